@@ -1,13 +1,14 @@
-//! `cargo xtask test`: the workspace's tests, several programs side by side, and a second look at failures.
+//! `cargo xtask test`: the workspace's tests, several programs side by side, and a second look at
+//! failures.
 //!
 //! Cargo runs one test program after the other. Most tests of mounts wait for a server, a kill or a
-//! timeout, and each has a network and a mount name space of its own. So [`SIDE_BY_SIDE`] programs run
-//! at once, the longest first.
+//! timeout, and each has a network and a mount name space of its own. So [`SIDE_BY_SIDE`] programs
+//! run at once, the longest first.
 //!
-//! A machine that is shared stands still for seconds. A test that fails, and then passes three times
-//! alone, is reported as unsteady: a fault to mend, and no reason to refuse a change. This never holds
-//! for a test that keeps data safe ([`GATES`]), for a program that died, or for more than
-//! [`UNSTEADY_MOST`] tests.
+//! A machine that is shared stands still for seconds. A test that fails, and then passes three
+//! times alone, is reported as unsteady: a fault to mend, and no reason to refuse a change. This
+//! never holds for a test that keeps data safe ([`GATES`]), for a program that died, or for more
+//! than [`UNSTEADY_MOST`] tests.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -65,7 +66,8 @@ struct Program {
 }
 
 impl Program {
-    /// The program that a line of `cargo test --no-run --message-format=json` tells of, if it tells of one.
+    /// The program that a line of `cargo test --no-run --message-format=json` tells of, if it tells
+    /// of one.
     fn built(line: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(line).ok()?;
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -89,8 +91,8 @@ impl Program {
         Some(Self { label: format!("-p {package} {kind}"), file, directory })
     }
 
-    /// The command that runs it. The tests of the binary itself need root and nfs-ganesha, which a plain
-    /// `cargo test` may lack: they are marked as ignored, and run here.
+    /// The command that runs it. The tests of the binary itself need root and nfs-ganesha, which a
+    /// plain `cargo test` may lack: they are marked as ignored, and run here.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
@@ -126,7 +128,8 @@ fn failed_tests(output: &str) -> Vec<String> {
     output.lines().filter_map(failed).collect()
 }
 
-/// Each failed test with its program, when all of them may be repeated; otherwise the reason against it.
+/// Each failed test with its program, when all of them may be repeated; otherwise the reason
+/// against it.
 fn repeatable(ended: Vec<Ended>) -> Result<Vec<(Program, String)>, String> {
     if let Some(died) = ended.iter().find(|e| e.died) {
         return Err(format!("{} died", died.program.label));
@@ -145,8 +148,8 @@ fn repeatable(ended: Vec<Ended>) -> Result<Vec<(Program, String)>, String> {
     Ok(all)
 }
 
-/// Runs the tests of `cargo test ARGS...`; arguments after `--` go to each test program. Examples in
-/// documentation are tested with `--workspace`.
+/// Runs the tests of `cargo test ARGS...`; arguments after `--` go to each test program. Examples
+/// in documentation are tested with `--workspace`.
 pub fn run(args: &[String]) -> ExitCode {
     match tests(args) {
         Ok(()) => ExitCode::SUCCESS,

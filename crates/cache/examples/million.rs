@@ -1,8 +1,9 @@
 //! Many cached names: memory per name, and how long look-ups take.
 //!
-//! `cargo run --release -p hither-cache --example million [NAMES]`. The names are in directories of a thousand, one of them
-//! holds a tenth of all. Memory is what the process takes more than before (resident pages), beside the cache's own count.
-//! Before that, the same names one by one with room for few of them, each look-up timed.
+//! `cargo run --release -p hither-cache --example million [NAMES]`. The names are in directories of
+//! a thousand, one of them holds a tenth of all. Memory is what the process takes more than before
+//! (resident pages), beside the cache's own count. Before that, the same names one by one with room
+//! for few of them, each look-up timed.
 
 use hither_cache::meta::{Meta, MetaOptions};
 use hither_vfs::model::Model;
@@ -60,7 +61,8 @@ impl Run {
     }
 }
 
-/// Takes in all names with room for a tenth of them: how long one answer takes to be kept while another has to go.
+/// Takes in all names with room for a tenth of them: how long one answer takes to be kept while
+/// another has to go.
 async fn evict(model: Arc<Model>, env: Env, cx: Cx, dirs: &[(Fh, usize)]) {
     let all: usize = dirs.iter().map(|(_, len)| len).sum();
     let options =

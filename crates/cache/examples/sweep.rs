@@ -1,16 +1,21 @@
-//! How much a disk cache of each size finds, with each policy: the cleaner's own code over profiles of reads, without a disk.
+//! How much a disk cache of each size finds, with each policy: the cleaner's own code over profiles
+//! of reads, without a disk.
 //!
-//! `cargo run --release -p hither-cache --example sweep` plays P4's three profiles (caches of 5 KB to 5 MB), a Zipf profile
-//! over 100,000 files of 10 GB, and the same with a scan of everything between, and prints a line of JSON for each policy and size.
-//! `... --example sweep FILE` plays the reads in FILE (`name bytes` a line, each a file read from end to end) with the sizes and
-//! policies that follow: `FILE lru 16777216 gdsf 16777216`; `bench/sweep-check.py` compares that with a mount.
+//! `cargo run --release -p hither-cache --example sweep` plays P4's three profiles (caches of 5 KB
+//! to 5 MB), a Zipf profile over 100,000 files of 10 GB, and the same with a scan of everything
+//! between, and prints a line of JSON for each policy and size. `... --example sweep FILE` plays
+//! the reads in FILE (`name bytes` a line, each a file read from end to end) with the sizes and
+//! policies that follow: `FILE lru 16777216 gdsf 16777216`; `bench/sweep-check.py` compares that
+//! with a mount.
 //!
 //! What the disk cache does is done to numbers, by `hither_cache::policy::model`.
 //!
-//! Beside the policies stand two that know the future. `belady` keeps what is read again soonest, whole files: a schedule that
-//! could be had, the best one if all files were of one size. `bound` is what no schedule exceeds (PFOO-L; Berger,
-//! Beckmann and Harchol-Balter, SIGMETRICS 2018): each stretch between two reads of a file takes its bytes × its length of the
-//! cache's bytes × all reads; the cheapest stretches are hits until that is used up. The best schedule is between the two.
+//! Beside the policies stand two that know the future. `belady` keeps what is read again soonest,
+//! whole files: a schedule that could be had, the best one if all files were of one size. `bound`
+//! is what no schedule exceeds (PFOO-L; Berger, Beckmann and Harchol-Balter, SIGMETRICS 2018): each
+//! stretch between two reads of a file takes its bytes × its length of the cache's bytes × all
+//! reads; the cheapest stretches are hits until that is used up. The best schedule is between the
+//! two.
 
 use hither_cache::policy::Policy;
 use hither_cache::policy::model::{
@@ -82,7 +87,8 @@ impl Profile {
         score
     }
 
-    /// No schedule has more hits, nor more bytes of hits, nor fewer calls; each is bounded by itself.
+    /// No schedule has more hits, nor more bytes of hits, nor fewer calls; each is bounded by
+    /// itself.
     fn bound(&self, next: &[usize], most: u64) -> Score {
         let stretches = || next.iter().enumerate().filter(|(_, later)| **later != usize::MAX);
         let room = |(at, later): (usize, &usize)| (self.size(at) + ENTRY) as u128 * (later - at) as u128;
@@ -148,7 +154,8 @@ impl Profile {
     }
 }
 
-/// P4's: ten files of 16 KB ten times, three of 1 MB, 440 KB and 188 KB ten times, and all of them four times, one after the other.
+/// P4's: ten files of 16 KB ten times, three of 1 MB, 440 KB and 188 KB ten times, and all of them
+/// four times, one after the other.
 fn profiles() -> [Profile; 3] {
     let (small, large) = (vec![16 << 10; 10], vec![1 << 20, 440 << 10, 188 << 10]);
     let both = [small.clone(), large.clone()].concat();
@@ -176,8 +183,8 @@ impl Random {
     }
 }
 
-/// Files whose sizes are linear, from 2 bytes to 200 KB, read in random order: the one of rank n in proportion to n^-0.9, whatever
-/// its size.
+/// Files whose sizes are linear, from 2 bytes to 200 KB, read in random order: the one of rank n in
+/// proportion to n^-0.9, whatever its size.
 /// With `scans`, everything is read once in between, so many times.
 fn zipf(files: u32, reads: usize, scans: usize) -> Profile {
     let mut random = Random(7);

@@ -1,29 +1,37 @@
 //! What was read of files, kept on a local disk for good.
 //!
-//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. A remote file has a sparse local file of its own length and a
-//! map of the blocks that are in it (`format`, `entry`); a directory of them is a shelf (`shelf`, `home`). Reads are answered from
-//! blocks that are here and ask below only for the others, once however many readers wait (`held`, `read`); what comes is handed
-//! up at once and written behind (`fill`); what was read in part is completed while nobody asks (`fillin`). Names and attributes pass through (`pass`) and are looked at on their way (`live`).
+//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. A remote file has a sparse
+//! local file of its own length and a map of the blocks that are in it (`format`, `entry`); a
+//! directory of them is a shelf (`shelf`, `home`). Reads are answered from blocks that are here and
+//! ask below only for the others, once however many readers wait (`held`, `read`); what comes is
+//! handed up at once and written behind (`fill`); what was read in part is completed while nobody
+//! asks (`fillin`). Names and attributes pass through (`pass`) and are looked at on their way
+//! (`live`).
 //!
 //! # Which bytes are answered
 //!
-//! 1. All that is here of a file stands under one *version*: change attribute and length. Bytes come under a version only if the
-//!    question for them was sent after an answer had told that version, and no other version was told before they came: they are
-//!    of that version or newer. When somebody is told that the file is still of that version, they are exactly that.
-//! 2. Another version in an answer that was asked for later drops all of the file. Answers asked for before the end of a
-//!    change of our own tell nothing; while such a change is running, all reads are passed on. What writes under a lease leave
-//!    as it is survives them (`own`).
-//! 3. Bytes that are here are answered only while the attributes that told the version hold (or were asked for since the
-//!    call's [`Cx::fresh_since`](hither_vfs::Cx)); otherwise the file's attributes are asked for first.
-//! 4. A file that changed less than `cache_age` ago is not kept: `change` may be made of a clock whose tick hides a second change.
-//!    It is measured by this machine's clock, which may be ahead of the server's by less than `cache_age`; or by how
-//!    long the version has been known here.
-//! 5. A block is in the map only after its bytes are on stable storage. After a start it is compared with its
-//!    checksum before its first use. What is damaged is dropped and fetched again.
-//! 6. Nothing on the disk says that a version is the present one: after a start each file's version is asked for before use.
+//! 1. All that is here of a file stands under one *version*: change attribute and length. Bytes
+//!    come under a version only if the question for them was sent after an answer had told that
+//!    version, and no other version was told before they came: they are of that version or newer.
+//!    When somebody is told that the file is still of that version, they are exactly that.
+//! 2. Another version in an answer that was asked for later drops all of the file. Answers asked
+//!    for before the end of a change of our own tell nothing; while such a change is running, all
+//!    reads are passed on. What writes under a lease leave as it is survives them (`own`).
+//! 3. Bytes that are here are answered only while the attributes that told the version hold (or
+//!    were asked for since the call's [`Cx::fresh_since`](hither_vfs::Cx)); otherwise the file's
+//!    attributes are asked for first.
+//! 4. A file that changed less than `cache_age` ago is not kept: `change` may be made of a clock
+//!    whose tick hides a second change. It is measured by this machine's clock, which may be ahead
+//!    of the server's by less than `cache_age`; or by how long the version has been known here.
+//! 5. A block is in the map only after its bytes are on stable storage. After a start it is
+//!    compared with its checksum before its first use. What is damaged is dropped and fetched
+//!    again.
+//! 6. Nothing on the disk says that a version is the present one: after a start each file's version
+//!    is asked for before use.
 //!
-//! A file is read only through opens: the server (or the layer above, [`OpenHow::known`](hither_vfs::OpenHow)) has allowed
-//! the opener to read it, whoever fetched the bytes.
+//! A file is read only through opens: the server (or the layer above,
+//! [`OpenHow::known`](hither_vfs::OpenHow)) has allowed the opener to read it, whoever fetched the
+//! bytes.
 //!
 //! When the disk is full, read-only or broken, reads are passed on, and it is tried again later.
 
@@ -87,9 +95,11 @@ pub struct DiskOptions {
     pub soft_bytes: u64,
     /// Above so much nothing is added, in bytes.
     pub hard_bytes: u64,
-    /// Above so much in the whole directory, parts that no mount uses and then all others give something up, in bytes.
+    /// Above so much in the whole directory, parts that no mount uses and then all others give
+    /// something up, in bytes.
     pub dir_soft_bytes: u64,
-    /// Above so much in the whole directory nothing is added, in bytes; `u64::MAX`: there is no limit.
+    /// Above so much in the whole directory nothing is added, in bytes; `u64::MAX`: there is no
+    /// limit.
     pub dir_hard_bytes: u64,
     /// What goes first.
     pub policy: Policy,
@@ -218,10 +228,11 @@ impl std::fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// A cache over `below` in `dir`, which several mounts may share; `identity` names the server and what of it is
-    /// mounted (handles of different identities are never mixed up). Whatever is wrong with the directory, there is a layer:
-    /// it goes on without keeping anything, says why ([`Disk::trouble`]), and looks now and then whether it can. So it does
-    /// while another daemon has the same identity in use. A directory that takes long to look through is waited for a
+    /// A cache over `below` in `dir`, which several mounts may share; `identity` names the server
+    /// and what of it is mounted (handles of different identities are never mixed up). Whatever is
+    /// wrong with the directory, there is a layer: it goes on without keeping anything, says why
+    /// ([`Disk::trouble`]), and looks now and then whether it can. So it does while another daemon
+    /// has the same identity in use. A directory that takes long to look through is waited for a
     /// moment only.
     pub async fn start(
         below: Arc<dyn Vfs>,
@@ -239,7 +250,8 @@ impl Disk {
         disk
     }
 
-    /// Whether the directory was taken into use, perhaps long after the start: [`Disk::memo`] is there from then on.
+    /// Whether the directory was taken into use, perhaps long after the start: [`Disk::memo`] is
+    /// there from then on.
     pub fn taken(&self) -> watch::Receiver<bool> {
         self.taken.subscribe()
     }

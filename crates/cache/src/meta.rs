@@ -1,50 +1,65 @@
-//! What is known of names, attributes, directories and small files, and answered from memory while it holds.
+//! What is known of names, attributes, directories and small files, and answered from memory while
+//! it holds.
 //!
-//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. Objects stand in a table by filehandle
-//! (`table`, `objects`), names in their directories (`names`); a walk goes as far as memory is valid and asks below once for the
-//! rest (`walk`); expired objects are asked about together (`again`); directories are listed from memory
-//! (`list`, `own`); what was known before a restart is asked about before it is used (`recall`, `remembered`); opens for reading may stay here (`opens`), unless one is to bring a lease (`tries`), and with them
-//! contents of small files (`contents`, `prefetch`).
+//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. Objects stand in a table by
+//! filehandle (`table`, `objects`), names in their directories (`names`); a walk goes as far as
+//! memory is valid and asks below once for the rest (`walk`); expired objects are asked about
+//! together (`again`); directories are listed from memory (`list`, `own`); what was known before a
+//! restart is asked about before it is used (`recall`, `remembered`); opens for reading may stay
+//! here (`opens`), unless one is to bring a lease (`tries`), and with them contents of small files
+//! (`contents`, `prefetch`).
 //!
 //! # Which answers are used
 //!
-//! Attributes are used until the end of the validity that came with them, or, for a call that asks for freshness
-//! ([`Cx::fresh_since`]), when their question was sent at or after that moment, or under a lease.
-//! A name is used for the time that its own answer gave it, and beyond that as long as its *label* holds: the directory's `change`
-//! as it was known before the name was asked for. When the directory's attributes come again with the same `change`,
-//! all labeled names, present and absent, hold as long as these attributes; with another `change` all names go. `change`
-//! values are taken to never come back; where they are made of a clock (`coarse_change`), equality proves nothing about a
-//! directory that changed a moment ago, and names learnt then are not renewed.
-//! Absence has limits beside that, which only a lease lifts. A name that was asked for is believed to be
-//! absent for `absent_max` after the answer, or after the directory's `change` came again unchanged. The
-//! absence of a name that nobody asked for follows from the listing of its directory, and is believed for
-//! `inferred_max`. Then the next look-up of such a name asks for the name and for the directory's
-//! attributes in one question. Other look-ups wait for its answer, which confirms all of them. A call
-//! that makes the name ([`Cx::makes_last`](hither_vfs::Cx::makes_last)) needs no confirmation.
-//! A name is answered only to a caller who is known to be allowed to search the directory: who was let in before while its
-//! attributes hold, or whose right came with them. Nothing is concluded from mode bits.
+//! Attributes are used until the end of the validity that came with them, or, for a call that asks
+//! for freshness ([`Cx::fresh_since`]), when their question was sent at or after that moment, or
+//! under a lease.
+//! A name is used for the time that its own answer gave it, and beyond that as long as its *label*
+//! holds: the directory's `change` as it was known before the name was asked for. When the
+//! directory's attributes come again with the same `change`, all labeled names, present and absent,
+//! hold as long as these attributes; with another `change` all names go. `change` values are taken
+//! to never come back; where they are made of a clock (`coarse_change`), equality proves nothing
+//! about a directory that changed a moment ago, and names learnt then are not renewed.
+//! Absence has limits beside that, which only a lease lifts. A name that was asked for is believed
+//! to be absent for `absent_max` after the answer, or after the directory's `change` came again
+//! unchanged. The absence of a name that nobody asked for follows from the listing of its
+//! directory, and is believed for `inferred_max`. Then the next look-up of such a name asks for the
+//! name and for the directory's attributes in one question. Other look-ups wait for its answer,
+//! which confirms all of them. A call that makes the name
+//! ([`Cx::makes_last`](hither_vfs::Cx::makes_last)) needs no confirmation.
+//! A name is answered only to a caller who is known to be allowed to search the directory: who was
+//! let in before while its attributes hold, or whose right came with them. Nothing is concluded
+//! from mode bits.
 //!
 //! # Which answers are kept
 //!
-//! Calls run side by side and their replies come in any order. Each question takes the number that a global sequence has when
-//! it is sent; each call of ours that changes an object marks it from before it is sent until its reply is taken in, and at
-//! that moment gives it a *barrier*: the sequence's next number.
-//! 1. An answer about an object is kept only if no call of ours is changing the object and the question's number is not below
-//!    the object's barrier: it was sent after every change of ours was done.
-//! 2. The reply of a change is kept only if that call was alone: no other change of the object was running when it began, none
-//!    ended or is running since. Otherwise the attributes expire.
+//! Calls run side by side and their replies come in any order. Each question takes the number that
+//! a global sequence has when it is sent; each call of ours that changes an object marks it from
+//! before it is sent until its reply is taken in, and at that moment gives it a *barrier*: the
+//! sequence's next number.
+//! 1. An answer about an object is kept only if no call of ours is changing the object and the
+//!    question's number is not below the object's barrier: it was sent after every change of ours
+//!    was done.
+//! 2. The reply of a change is kept only if that call was alone: no other change of the object was
+//!    running when it began, none ended or is running since. Otherwise the attributes expire.
 //! 3. Of two answers the one that was asked later stays.
-//! 4. Names that a call changes are taken from its reply unless another call changed the same name meanwhile; the
-//!    directory's `change` is followed from `before` to `after` over all changes of ours, whatever the order of their replies,
-//!    and a gap in that chain means that somebody else changed the directory: its names go. Where the server tells nothing (NQNFS), names
-//!    stay for the time they have, as somebody else's change would not be noticed sooner without ours either, and nothing renews them.
+//! 4. Names that a call changes are taken from its reply unless another call changed the same name
+//!    meanwhile; the directory's `change` is followed from `before` to `after` over all changes of
+//!    ours, whatever the order of their replies, and a gap in that chain means that somebody else
+//!    changed the directory: its names go. Where the server tells nothing (NQNFS), names stay for
+//!    the time they have, as somebody else's change would not be noticed sooner without ours
+//!    either, and nothing renews them.
 //! 5. An object that is dropped from memory leaves its barrier to those who come into its shard.
-//! 6. A change whose end is not seen (its caller gave up, the server did not answer) keeps the object out of memory for a minute.
-//! 7. A change of ours to an object that is not known makes all attributes expire that were asked for before it ended. So it is when a
-//!    name is removed or renamed that is bound to nothing we know of, that another call is changing, too, or whose directory
-//!    somebody else changed meanwhile, or may have, unless a lease on the object proves the name before and after the call.
+//! 6. A change whose end is not seen (its caller gave up, the server did not answer) keeps the
+//!    object out of memory for a minute.
+//! 7. A change of ours to an object that is not known makes all attributes expire that were asked
+//!    for before it ended. So it is when a name is removed or renamed that is bound to nothing we
+//!    know of, that another call is changing, too, or whose directory somebody else changed
+//!    meanwhile, or may have, unless a lease on the object proves the name before and after the
+//!    call.
 //! 8. An answer under a lease counts only if no lease was withdrawn since it was asked for.
-//! 9. Names that were asked for since a lease on their directory is known here hold under it, whatever was believed before.
+//! 9. Names that were asked for since a lease on their directory is known here hold under it,
+//!    whatever was believed before.
 //!
 //! What is asserted by these rules is checked by random histories of two clients in the tests.
 
@@ -93,8 +108,9 @@ use std::time::Duration;
 /// Credentials that are told apart at a time.
 const CREDS_MAX: usize = 4096;
 
-/// A name that nobody asked for is believed to be absent for so long after the server confirmed it. The
-/// kernel's client asks for each such name; a burst of look-ups within this time costs one question.
+/// A name that nobody asked for is believed to be absent for so long after the server confirmed it.
+/// The kernel's client asks for each such name; a burst of look-ups within this time costs one
+/// question.
 pub const INFERRED_MAX: Duration = Duration::from_secs(1);
 
 /// Whether small files are fetched before they are asked for.
@@ -132,26 +148,29 @@ pub struct MetaOptions {
     pub listing_bytes: u32,
     /// Expired objects that are asked about in one question; 1: no guesses.
     pub batch_objects: usize,
-    /// A directory is listed again, instead of asking about its entries one by one in a question, when so many of them have
-    /// expired: as many as one message asks about.
+    /// A directory is listed again, instead of asking about its entries one by one in a question,
+    /// when so many of them have expired: as many as one message asks about.
     pub worth_listing: usize,
-    /// Most time that a name holds since it was asked for, however long what it leads to does (`acdirmax`).
+    /// Most time that a name holds since it was asked for, however long what it leads to does
+    /// (`acdirmax`).
     pub names_max: Duration,
-    /// Most time that a name that was asked for is believed to be absent after a question has shown it (`acnegmax`).
+    /// Most time that a name that was asked for is believed to be absent after a question has shown
+    /// it (`acnegmax`).
     pub absent_max: Duration,
-    /// The same of a name that nobody asked for, which is absent because its directory is known as a whole.
+    /// The same of a name that nobody asked for, which is absent because its directory is known as
+    /// a whole.
     pub inferred_max: Duration,
     /// Which names may be answered from memory.
     pub lookup_cache: LookupCache,
-    /// Opens below leave no state at the server, and by name cost a question more than by handle (NFSv3): both questions
-    /// are then asked side by side.
+    /// Opens below leave no state at the server, and by name cost a question more than by handle
+    /// (NFSv3): both questions are then asked side by side.
     pub stateless_opens: bool,
     /// Whether `change` is made of a clock, whose tick may hide a change.
     pub coarse_change: bool,
     /// Opens ask for freshness (close-to-open): only leases spare their questions.
     pub fresh_opens: bool,
-    /// Nothing is concluded from an equal `change`: bytes and rights are used under the lease that they came under, and not when they are
-    /// from before it.
+    /// Nothing is concluded from an equal `change`: bytes and rights are used under the lease that
+    /// they came under, and not when they are from before it.
     pub strict: bool,
 }
 
@@ -191,7 +210,8 @@ pub struct Meta {
     leases: AtomicU64,
     /// When an answer last came under a lease.
     leased: AtomicU64,
-    /// Attributes that were asked for before this moment do not hold: a call of ours changed an object that nobody knows.
+    /// Attributes that were asked for before this moment do not hold: a call of ours changed an
+    /// object that nobody knows.
     fence: AtomicU64,
     creds: Mutex<(HashMap<Arc<Cred>, u32>, u32)>,
     flights: Flights,
@@ -263,7 +283,8 @@ impl Meta {
         }
     }
 
-    /// Number of a credential. Rights that were kept under a number that was given up are never found again.
+    /// Number of a credential. Rights that were kept under a number that was given up are never
+    /// found again.
     fn cred(&self, cred: &Arc<Cred>) -> u32 {
         let mut creds = self.creds.lock();
         if let Some(&n) = creds.0.get(cred) {
@@ -303,12 +324,14 @@ impl Meta {
         self.table.with(fh, |_, object| object.until & LEASE != 0 && object.holds(&when)).unwrap_or(false)
     }
 
-    /// What is known of an object holds by no lease any more; it is as good as if its time had passed.
+    /// What is known of an object holds by no lease any more; it is as good as if its time had
+    /// passed.
     fn lapse(&self, fh: &Fh) {
         let barrier = self.next_seq();
         let held = self.table.ensure(fh, |_, object| {
             object.barrier = object.barrier.max(barrier);
-            // What is held under it until now is known by `change` from now on, where the next one is bound to be another.
+            // What is held under it until now is known by `change` from now on, where the next one
+            // is bound to be another.
             let lasts = object.until & LEASE != 0 && !self.is_young(object) && !self.options.strict;
             let held = lasts.then(|| object.version());
             object.lapse();

@@ -1,18 +1,22 @@
 //! Which of the things that are kept goes first: `lru`, `s3-fifo`, `gdsf`.
 //!
-//! It knows nothing of files and disks: an [`Order`] holds items with a size, hears when one is used, and names the next one to go.
-//! It is a state machine without clock, randomness or locks, so that a simulation and the disk cache run the very same code. All
-//! items stand in one slab and are addressed by their [`Place`]; no call looks at more than a few of them, but for [`Order::iter`].
+//! It knows nothing of files and disks: an [`Order`] holds items with a size, hears when one is
+//! used, and names the next one to go. It is a state machine without clock, randomness or locks, so
+//! that a simulation and the disk cache run the very same code. All items stand in one slab and are
+//! addressed by their [`Place`]; no call looks at more than a few of them, but for [`Order::iter`].
 //!
 //! - `lru`: a list in the order of the last use (P0's cleaner, P4's cache).
-//! - `s3-fifo` (Yang and others, SOSP 2023): what is new enters a small queue, a tenth of the bytes; what was used again on its way
-//!   through it moves to the main queue, the rest goes, and is remembered for a while by a mark of four bytes: when it comes back it enters the
-//!   main queue at once. In the main queue each use is worth another round, three at most.
-//! - `gdsf` (Cherkasova, HPL-98-69): what costs least to fetch again for the room it takes goes first: its worth is
-//!   age + uses × calls / bytes, where the age is the worth of what went last. It weighs sizes, which P4 asks for.
+//! - `s3-fifo` (Yang and others, SOSP 2023): what is new enters a small queue, a tenth of the
+//!   bytes; what was used again on its way through it moves to the main queue, the rest goes, and
+//!   is remembered for a while by a mark of four bytes: when it comes back it enters the main queue
+//!   at once. In the main queue each use is worth another round, three at most.
+//! - `gdsf` (Cherkasova, HPL-98-69): what costs least to fetch again for the room it takes goes
+//!   first: its worth is age + uses × calls / bytes, where the age is the worth of what went last.
+//!   It weighs sizes, which P4 asks for.
 //!
-//! Admission is the same for all: a file that is read once, or cannot fit, displaces others up to a tenth of the soft limit
-//! ([`Order::may_displace`]). Without that rule one sequential read of a file larger than the cache removes everything.
+//! Admission is the same for all: a file that is read once, or cannot fit, displaces others up to a
+//! tenth of the soft limit ([`Order::may_displace`]). Without that rule one sequential read of a
+//! file larger than the cache removes everything.
 
 pub mod model;
 #[cfg(test)]
@@ -50,9 +54,9 @@ impl Policy {
         Self::ALL.into_iter().find(|policy| policy.name() == name)
     }
 
-    /// How many bytes are to be left when `bytes` are kept, more than `soft_bytes`, or when `short_bytes` are missing in the file
-    /// system; `None` when nothing needs to go. `lru` removes a tenth at a time, as P0's cleaner did; the others, which
-    /// judge each item anew, a hundredth.
+    /// How many bytes are to be left when `bytes` are kept, more than `soft_bytes`, or when
+    /// `short_bytes` are missing in the file system; `None` when nothing needs to go. `lru` removes
+    /// a tenth at a time, as P0's cleaner did; the others, which judge each item anew, a hundredth.
     pub fn goal(self, bytes: u64, soft_bytes: u64, short_bytes: u64) -> Option<u64> {
         let most = bytes.saturating_sub(soft_bytes).max(short_bytes);
         let part = if self == Self::Lru { 10 } else { 100 };
@@ -62,7 +66,8 @@ impl Policy {
 
 /// What can be kept in an order.
 pub trait Item {
-    /// A mark by which it is known when it comes back; nothing bad happens when two things have the same.
+    /// A mark by which it is known when it comes back; nothing bad happens when two things have the
+    /// same.
     fn mark(&self) -> u32;
 }
 
@@ -101,8 +106,9 @@ const SHARE_MIN: u64 = 2 * CALL_BYTES;
 /// Of a file so many times as large as the cache nothing is kept, if nothing else is said.
 const LARGEST: u64 = 16;
 
-/// Length of the largest file that a cache of `cache_bytes` keeps a part of, unless it is told another one. Even of a file
-/// that has the whole cache to itself less than a sixteenth would be found beyond that.
+/// Length of the largest file that a cache of `cache_bytes` keeps a part of, unless it is told
+/// another one. Even of a file that has the whole cache to itself less than a sixteenth would be
+/// found beyond that.
 pub const fn max_file_bytes(cache_bytes: u64) -> u64 {
     cache_bytes.saturating_mul(LARGEST)
 }
@@ -219,8 +225,8 @@ impl<T: Item> Order<T> {
         self.put(item, bytes, Kept { uses, main, younger: 0.0 })
     }
 
-    /// Takes back what was here before a restart, in the order of [`Order::iter`]; without `kept` in the order of their last use,
-    /// oldest first.
+    /// Takes back what was here before a restart, in the order of [`Order::iter`]; without `kept`
+    /// in the order of their last use, oldest first.
     pub fn restore(&mut self, item: T, bytes: u64, kept: Option<Kept>) -> Place {
         let first = Kept { uses: u8::from(self.policy == Policy::Gdsf), ..Kept::default() };
         let younger = |kept: Kept| if kept.younger.is_finite() { kept.younger.max(0.0) } else { 0.0 };
@@ -297,9 +303,10 @@ impl<T: Item> Order<T> {
         }
     }
 
-    /// Whether an item may take `more` bytes where others have to go for them. `whole_bytes` is its size when all of it is
-    /// here. Up to its share every item may. Beyond its share it may when it fits below the limit, was used again since it
-    /// came, and is not the next to go itself (`gdsf`). What does not go by itself always may.
+    /// Whether an item may take `more` bytes where others have to go for them. `whole_bytes` is its
+    /// size when all of it is here. Up to its share every item may. Beyond its share it may when it
+    /// fits below the limit, was used again since it came, and is not the next to go itself
+    /// (`gdsf`). What does not go by itself always may.
     ///
     /// # Panics
     /// It has left.
@@ -339,8 +346,8 @@ impl<T: Item> Order<T> {
         self.nodes[place.0 as usize].item.take().expect("places are given up with their items")
     }
 
-    /// The next one goes. Those of which `is_busy` says so are passed over, as if they had been used now, unless there are
-    /// many in a row. The place that it had, itself, and its size.
+    /// The next one goes. Those of which `is_busy` says so are passed over, as if they had been
+    /// used now, unless there are many in a row. The place that it had, itself, and its size.
     pub fn evict(&mut self, mut is_busy: impl FnMut(&T) -> bool) -> Option<(Place, T, u64)> {
         let mut place = self.next()?;
         for _ in 0..STEPS {

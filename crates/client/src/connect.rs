@@ -1,8 +1,9 @@
 //! From options to a file system: which version, which address.
 //!
-//! It knows nothing of how a version is spoken. Without `vers=` the newest that the server speaks is taken: 4.2,
-//! 4.1, 3. A server that speaks version 4 but does not show the path in its pseudo file system is asked with
-//! version 3 as well, as mount.nfs(8) does, because older servers export differently there.
+//! It knows nothing of how a version is spoken. Without `vers=` the newest that the server speaks
+//! is taken: 4.2, 4.1, 3. A server that speaks version 4 but does not show the path in its pseudo
+//! file system is asked with version 3 as well, as mount.nfs(8) does, because older servers export
+//! differently there.
 
 use crate::error::MountError;
 use crate::v4::{Delegated, V4};
@@ -34,7 +35,8 @@ pub struct Connected {
     pub rsize_bytes: u32,
     /// Most bytes of one WRITE.
     pub wsize_bytes: u32,
-    /// Which names may be remembered: what was asked for, and no absent ones where the server ignores case.
+    /// Which names may be remembered: what was asked for, and no absent ones where the server
+    /// ignores case.
     pub lookup_cache: LookupCache,
     /// What the mount counts.
     pub stats: Arc<Stats>,
@@ -66,9 +68,9 @@ impl std::fmt::Debug for Connected {
     }
 }
 
-/// Mounts `options.path`: negotiates the version unless `options.version` forces one, and tries the addresses in
-/// their order. Goes on trying for `options.retry` while the server is not there. Must be called inside a tokio
-/// runtime, in which the file system's tasks then live.
+/// Mounts `options.path`: negotiates the version unless `options.version` forces one, and tries the
+/// addresses in their order. Goes on trying for `options.retry` while the server is not there. Must
+/// be called inside a tokio runtime, in which the file system's tasks then live.
 ///
 /// # Errors
 /// What the user is told.

@@ -1,4 +1,5 @@
-//! From the protocols' words for failure to errno, and from a failed mount to one line for its user.
+//! From the protocols' words for failure to errno, and from a failed mount to one line for its
+//! user.
 //!
 //! It knows nothing of calls and sessions. There is one table per protocol version ([`nfs3`],
 //! [`nfs4`]), one for RPC ([`call`]), and [`MountError`] for everything that can go wrong before

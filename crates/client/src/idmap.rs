@@ -1,12 +1,12 @@
 //! Owners and groups between this machine's numbers and NFSv4's strings (RFC 8881 section 5.9).
 //!
-//! It knows nothing of attributes. A decimal string is its number; any other is `name@domain` and is looked
-//! up in the machine's user database when the domain is ours. What cannot be mapped is nobody. Look-ups may
-//! block for seconds (LDAP, NIS), so they run on blocking threads, and answers are kept for a while, absences
-//! as well.
+//! It knows nothing of attributes. A decimal string is its number; any other is `name@domain` and
+//! is looked up in the machine's user database when the domain is ours. What cannot be mapped is
+//! nobody. Look-ups may block for seconds (LDAP, NIS), so they run on blocking threads, and answers
+//! are kept for a while, absences as well.
 //!
-//! Numbers go out as decimal strings, as the Linux client does with AUTH_SYS (`nfs4_disable_idmapping=Y`); a
-//! server that refuses them with BADOWNER gets names from then on.
+//! Numbers go out as decimal strings, as the Linux client does with AUTH_SYS
+//! (`nfs4_disable_idmapping=Y`); a server that refuses them with BADOWNER gets names from then on.
 
 mod domain;
 #[cfg(test)]
@@ -94,7 +94,8 @@ impl IdMap {
         }
     }
 
-    /// The number of an owner string when that takes no look-up: it is a number, foreign, or remembered.
+    /// The number of an owner string when that takes no look-up: it is a number, foreign, or
+    /// remembered.
     pub fn known_id(&self, who: Who, owner: &Bytes) -> Option<u32> {
         match parse(owner, &self.domain) {
             Owner::Number(n) => Some(n),
@@ -160,8 +161,8 @@ enum Owner<'a> {
 }
 
 fn parse<'a>(owner: &'a [u8], domain: &str) -> Owner<'a> {
-    // A number does not begin with 0 (RFC 7530 section 5.9), and is never -1, which would leave an owner
-    // as it is in chown(2).
+    // A number does not begin with 0 (RFC 7530 section 5.9), and is never -1, which would leave an
+    // owner as it is in chown(2).
     let is_number =
         owner.iter().all(u8::is_ascii_digit) && (owner.len() == 1 || owner.first() != Some(&b'0'));
     let Ok(owner) = std::str::from_utf8(owner) else { return Owner::Foreign };

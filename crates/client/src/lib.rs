@@ -1,8 +1,9 @@
 //! An NFS server becomes a `Vfs`.
 //!
-//! It knows nothing of FUSE and of caches above it. Two protocol modules, [`v3`] and [`v4`], implement
-//! `hither_vfs::Vfs`, and [`nqnfs`] puts the first of them on another protocol; what they share (options, errors, validity of attributes, uncommitted writes, id mapping)
-//! stands beside them. [`connect`] negotiates the version and hands back the file system.
+//! It knows nothing of FUSE and of caches above it. Two protocol modules, [`v3`] and [`v4`],
+//! implement `hither_vfs::Vfs`, and [`nqnfs`] puts the first of them on another protocol; what they
+//! share (options, errors, validity of attributes, uncommitted writes, id mapping) stands beside
+//! them. [`connect`] negotiates the version and hands back the file system.
 
 mod connect;
 mod detach;

@@ -1,8 +1,8 @@
 //! The MOUNT protocol (RFC 1813 appendix I): a path becomes the root filehandle of an NFSv3 mount.
 //!
-//! It knows nothing of NFS. mountd's port comes from `mountport=` or rpcbind; each call makes a short-lived
-//! connection, since mountd may answer once a month. mountd walks the path itself, so any directory below an
-//! export may be mounted.
+//! It knows nothing of NFS. mountd's port comes from `mountport=` or rpcbind; each call makes a
+//! short-lived connection, since mountd may answer once a month. mountd walks the path itself, so
+//! any directory below an export may be mounted.
 
 use crate::error::{MountError, Service};
 use crate::options::Options;
@@ -102,7 +102,8 @@ pub(crate) async fn mount1(opts: &Options, addr: SocketAddr, machine: Bytes) -> 
 }
 
 impl Mounted {
-    /// Tells mountd that the mount has ended. Nothing depends on it: mountd's list is for administrators.
+    /// Tells mountd that the mount has ended. Nothing depends on it: mountd's list is for
+    /// administrators.
     pub async fn unmount(&self) {
         let told = self.mountd.call(&UmntArgs { dirpath: Opaque(self.path.clone()) }).await;
         if let Err(e) = told {
@@ -167,8 +168,9 @@ impl Mountd {
         Dec::all(&reply.body).map_err(|_| CallError::PeerMisbehaved("a reply cannot be decoded"))
     }
 
-    /// What a refusal means. mountd says "access denied" also for paths that are not exported at all, and some
-    /// servers list only what the asking client may have: a path outside the list does not exist for us.
+    /// What a refusal means. mountd says "access denied" also for paths that are not exported at
+    /// all, and some servers list only what the asking client may have: a path outside the list
+    /// does not exist for us.
     async fn refusal(&self, opts: &Options, status: Mountstat3) -> MountError {
         let (server, path) = (opts.server.clone(), opts.path.clone());
         let exports = self.call(&ExportArgs {}).await.ok().map(|list| list.0);
@@ -206,8 +208,8 @@ fn export_of<'a>(exports: &'a [Exportnode], path: &str) -> Option<&'a Exportnode
     exports.iter().filter(|e| contains(&e.dir)).max_by_key(|e| e.dir.len())
 }
 
-/// What to do about a refusal of `path` inside an export. Some servers (nfs-ganesha) refuse a path below an export in
-/// the same words whether it is missing or forbidden; the export itself exists.
+/// What to do about a refusal of `path` inside an export. Some servers (nfs-ganesha) refuse a path
+/// below an export in the same words whether it is missing or forbidden; the export itself exists.
 fn allowed_hint(export: &Exportnode, path: &str) -> String {
     let groups: Vec<String> = export.groups.iter().take(8).map(|g| lossy(g)).collect();
     let to = if groups.is_empty() { "everybody".to_owned() } else { groups.join(", ") };
@@ -273,7 +275,8 @@ mod tests {
         assert!(export_of(&exports[1..], "/srvx").is_none());
     }
 
-    /// A refused path below an export may be missing as well as forbidden; the export itself is there.
+    /// A refused path below an export may be missing as well as forbidden; the export itself is
+    /// there.
     #[test]
     fn a_refusal_below_an_export_names_both_reasons() {
         let e = export("/srv", &["10.0.0.0/8"]);

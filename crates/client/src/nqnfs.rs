@@ -1,13 +1,16 @@
 //! An NQNFS server (R. Macklem, "Not Quite NFS", 1994; docs/NQNFS.md) becomes a `Vfs`.
 //!
-//! It knows nothing of opens, hidden names, listings and uncommitted writes: those are the NFSv3 client's ([`crate::v3`]). NQNFS is
-//! NFS version 2 with leases, NFSv3 the same with more to say in each answer, so the NFSv3 client's questions become calls of
-//! NQNFS one by one ([`speak`]), and what NQNFS does not say the NFSv3 client asks for, as it does of servers that leave it out.
-//! A connection begins with HELLO ([`greeting`]), by which the server knows the client again after a lost connection.
+//! It knows nothing of opens, hidden names, listings and uncommitted writes: those are the NFSv3
+//! client's ([`crate::v3`]). NQNFS is NFS version 2 with leases, NFSv3 the same with more to say in
+//! each answer, so the NFSv3 client's questions become calls of NQNFS one by one ([`speak`]), and
+//! what NQNFS does not say the NFSv3 client asks for, as it does of servers that leave it out. A
+//! connection begins with HELLO ([`greeting`]), by which the server knows the client again after a
+//! lost connection.
 //!
-//! Leases for reading are asked for along with the calls that read ([`leases`]); what is not under one holds as long as it does in NFSv3
-//! (close-to-open). Nothing is delayed here under a lease for writing: every write is on stable storage when it is answered. One that is right only
-//! under such a lease ends with the server's life ([`held`]).
+//! Leases for reading are asked for along with the calls that read ([`leases`]); what is not under
+//! one holds as long as it does in NFSv3 (close-to-open). Nothing is delayed here under a lease for
+//! writing: every write is on stable storage when it is answered. One that is right only under such
+//! a lease ends with the server's life ([`held`]).
 
 mod convert;
 mod greeting;
@@ -31,9 +34,9 @@ use hither_vfs::Env;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Mounts `opts.path` with NQNFS. The addresses are tried in their order until one answers; there is no rpcbind: NQNFS is at
-/// `port=` (2049), and MOUNT at `mountport=` or the same. Must be called inside a tokio runtime, in which the file system's
-/// tasks then live.
+/// Mounts `opts.path` with NQNFS. The addresses are tried in their order until one answers; there
+/// is no rpcbind: NQNFS is at `port=` (2049), and MOUNT at `mountport=` or the same. Must be called
+/// inside a tokio runtime, in which the file system's tasks then live.
 ///
 /// # Errors
 /// See [`MountError`]; the last address's when none answers.

@@ -121,7 +121,8 @@ pub struct Options {
     pub attr_cache: AttrCache,
     /// `lookupcache=`.
     pub lookup_cache: LookupCache,
-    /// Delegations are asked for, and what they cover holds until they are recalled; not with `noac`.
+    /// Delegations are asked for, and what they cover holds until they are recalled; not with
+    /// `noac`.
     pub delegations: bool,
     /// `cto`/`nocto`.
     pub close_to_open: bool,
@@ -129,7 +130,8 @@ pub struct Options {
     pub sync: bool,
     /// `rdirplus`/`nordirplus`.
     pub readdirplus: bool,
-    /// `chain`/`nochain`: several names, objects and wishes in one compound; otherwise one name and no wishes.
+    /// `chain`/`nochain`: several names, objects and wishes in one compound; otherwise one name and
+    /// no wishes.
     pub chains: bool,
     /// `chain-max=`: most names in one compound; `None` goes by the server's limits.
     pub chain_max: Option<u32>,

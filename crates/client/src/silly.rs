@@ -1,9 +1,9 @@
 //! Names for files that were removed while open here.
 //!
-//! NFS before v4.1 with `OPEN4_RESULT_PRESERVE_UNLINKED` loses a file with its last name, open or not, so the
-//! client renames it instead and removes it at the last close (RFC 1813 section 4.8). The names have the
-//! form of other clients', `.nfs` and hexadecimal digits, because administrators clean up after
-//! crashed clients by that pattern.
+//! NFS before v4.1 with `OPEN4_RESULT_PRESERVE_UNLINKED` loses a file with its last name, open or
+//! not, so the client renames it instead and removes it at the last close (RFC 1813 section 4.8).
+//! The names have the form of other clients', `.nfs` and hexadecimal digits, because administrators
+//! clean up after crashed clients by that pattern.
 
 use hither_vfs::Name;
 

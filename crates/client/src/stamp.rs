@@ -1,10 +1,11 @@
 //! Stamps: how the repetition of an exclusive creation is recognised without a call more.
 //!
-//! The protocols' own way, a verifier, costs a SETATTR each time: servers keep it where the file's times belong. A stamp is an
-//! access time of this moment whose nanoseconds are random: the file is created GUARDED with it, and when a creation whose answer
-//! was lost finds the name taken, the file's access time tells whether it is ours. Only reading the file would
-//! change it meanwhile. Whether a server keeps access times to the nanosecond is found out with the first creation of a mount,
-//! which is made with a verifier and given a stamp afterwards.
+//! The protocols' own way, a verifier, costs a SETATTR each time: servers keep it where the file's
+//! times belong. A stamp is an access time of this moment whose nanoseconds are random: the file is
+//! created GUARDED with it, and when a creation whose answer was lost finds the name taken, the
+//! file's access time tells whether it is ours. Only reading the file would change it meanwhile.
+//! Whether a server keeps access times to the nanosecond is found out with the first creation of a
+//! mount, which is made with a verifier and given a stamp afterwards.
 
 use hither_vfs::{Env, Time};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,14 +1,15 @@
 //! An NFSv3 server (RFC 1813) becomes a `Vfs`.
 //!
-//! It knows nothing of FUSE or caches. NFSv3 has no opens: an open here is a check (ACCESS, whose reply brings the
-//! fresh attributes that close-to-open needs), an entry in a table, and the promise that uncommitted writes are
-//! stable before it ends. Files that are removed while open are renamed out of sight instead
-//! ([`crate::silly`]). Calls that change something run in tasks of their own ([`crate::detach`]), so an
-//! interrupted program leaves at once and the call still ends in order.
+//! It knows nothing of FUSE or caches. NFSv3 has no opens: an open here is a check (ACCESS, whose
+//! reply brings the fresh attributes that close-to-open needs), an entry in a table, and the
+//! promise that uncommitted writes are stable before it ends. Files that are removed while open are
+//! renamed out of sight instead ([`crate::silly`]). Calls that change something run in tasks of
+//! their own ([`crate::detach`]), so an interrupted program leaves at once and the call still ends
+//! in order.
 //!
-//! What the protocol lacks: byte-range locks are not taken at the server (`nolock`; the frontend keeps them
-//! local), and there are no extended attributes, no SEEK, ALLOCATE or COPY (`EOPNOTSUPP`), and no RENAME with flags
-//! (`EINVAL`).
+//! What the protocol lacks: byte-range locks are not taken at the server (`nolock`; the frontend
+//! keeps them local), and there are no extended attributes, no SEEK, ALLOCATE or COPY
+//! (`EOPNOTSUPP`), and no RENAME with flags (`EINVAL`).
 
 mod convert;
 mod io;
@@ -130,7 +131,8 @@ impl Vfs for V3 {
     }
 
     async fn read_many(&self, cx: &Cx, files: &[Fh], _: Option<&Fh>, max_bytes: u32) -> Starts {
-        // There are no leases that names could be covered by: the holder's attributes are worth no call.
+        // There are no leases that names could be covered by: the holder's attributes are worth no
+        // call.
         Starts { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }
     }
 

@@ -1,7 +1,8 @@
 //! NFSv4.1 and 4.2 (RFC 8881, RFC 7862): an NFS server becomes a `Vfs`.
 //!
-//! It knows nothing of FUSE and caches. [`V4`] is the face: each call becomes a task that does its work in compounds and
-//! goes on to its end even when the caller stops waiting. Below it, from the wire upwards:
+//! It knows nothing of FUSE and caches. [`V4`] is the face: each call becomes a task that does its
+//! work in compounds and goes on to its end even when the caller stops waiting. Below it, from the
+//! wire upwards:
 //!
 //! | module | what it is |
 //! |---|---|
@@ -15,10 +16,11 @@
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
 //! | `twice` | what became of a change whose reply was lost with its session |
 //!
-//! Exactly once: a call whose connection broke is repeated in its slot and answered from the server's reply cache.
-//! When the session itself is lost (the server restarted), the call is sent again in the new session, as by the
-//! Linux client: an exclusive create is recognised by its verifier; a REMOVE that then finds nothing succeeded; whether
-//! a LINK or RENAME was executed before is seen by the names (`twice`); a MKDIR or SYMLINK can report `EEXIST`.
+//! Exactly once: a call whose connection broke is repeated in its slot and answered from the
+//! server's reply cache. When the session itself is lost (the server restarted), the call is sent
+//! again in the new session, as by the Linux client: an exclusive create is recognised by its
+//! verifier; a REMOVE that then finds nothing succeeded; whether a LINK or RENAME was executed
+//! before is seen by the names (`twice`); a MKDIR or SYMLINK can report `EEXIST`.
 
 mod attrs;
 mod batch;
@@ -81,7 +83,8 @@ impl std::fmt::Debug for V4 {
 }
 
 impl V4 {
-    /// Mounts `options.path` from the server that `connect` leads to. `addr` is its address, for messages.
+    /// Mounts `options.path` from the server that `connect` leads to. `addr` is its address, for
+    /// messages.
     ///
     /// # Errors
     /// What the user is told; [`MountError::VersionNotSupported`] when another version may work.

@@ -3,10 +3,11 @@
 //!
 //! It knows nothing of protocols and holds no attributes, only how stable each object has proved.
 //! Like the Linux client, an object starts at `acregmin` (`acdirmin` for directories); whenever its
-//! time is over and it has not changed, the time doubles, up to `acregmax` (`acdirmax`); a change sets it
-//! back to the least. What is remembered per object (a tag, the `change` value, the present
-//! time) stands in a direct-mapped table of fixed size. When two busy objects share a slot they push
-//! each other out and both keep the least time: more questions to the server, never staler answers.
+//! time is over and it has not changed, the time doubles, up to `acregmax` (`acdirmax`); a change
+//! sets it back to the least. What is remembered per object (a tag, the `change` value, the present
+//! time) stands in a direct-mapped table of fixed size. When two busy objects share a slot they
+//! push each other out and both keep the least time: more questions to the server, never staler
+//! answers.
 //!
 //! Times count from the moment a question was *sent*: the answer was true at some moment after it.
 
@@ -36,8 +37,8 @@ pub struct ValidityRules {
 /// How stable one object has proved.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Hash of the filehandle. A collision of all 64 bits lends one object the other's time, which is
-    /// within the configured bounds all the same.
+    /// Hash of the filehandle. A collision of all 64 bits lends one object the other's time, which
+    /// is within the configured bounds all the same.
     tag: u64,
     change: u64,
     time: Duration,
@@ -58,8 +59,8 @@ impl ValidityRules {
         }
     }
 
-    /// The server is one that does not tell `a` from `A`: a name that was absent may be there as soon as another spelling
-    /// is created, so absence is not remembered (nor by the Linux client).
+    /// The server is one that does not tell `a` from `A`: a name that was absent may be there as
+    /// soon as another spelling is created, so absence is not remembered (nor by the Linux client).
     pub fn ignore_case(&self) {
         self.ignores_case.store(true, Ordering::Relaxed);
     }
@@ -92,8 +93,9 @@ impl ValidityRules {
         attrs
     }
 
-    /// How long a name stays absent that a question sent at `asked` did not find in directory `dir`:
-    /// as long as the directory's attributes would, and `acnegmax` at most. Nothing is remembered unless `lookupcache=all`.
+    /// How long a name stays absent that a question sent at `asked` did not find in directory
+    /// `dir`: as long as the directory's attributes would, and `acnegmax` at most. Nothing is
+    /// remembered unless `lookupcache=all`.
     pub fn missing(&self, dir: &Fh, asked: Instant) -> Validity {
         let (least, most) = self.bounds(FileKind::Directory);
         if self.lookup_cache() != LookupCache::All || most.is_zero() {
@@ -105,7 +107,8 @@ impl ValidityRules {
         if time.is_zero() { Validity::Once } else { Validity::Until(asked + time) }
     }
 
-    /// `change` of an object by the last answer that was stamped; `None` when nothing is remembered of it.
+    /// `change` of an object by the last answer that was stamped; `None` when nothing is remembered
+    /// of it.
     pub fn known_change(&self, fh: &Fh) -> Option<u64> {
         let (tag, shard, index) = self.place(fh);
         shard.lock()[index].filter(|slot| slot.tag == tag).map(|slot| slot.change)
@@ -118,8 +121,8 @@ impl ValidityRules {
         }
     }
 
-    /// Whether this is a directory that has not changed, as far as was told, for as long as its attributes held: they are asked for again
-    /// now.
+    /// Whether this is a directory that has not changed, as far as was told, for as long as its
+    /// attributes held: they are asked for again now.
     pub fn has_proved_stable(&self, fh: &Fh, now: Instant) -> bool {
         let (tag, shard, index) = self.place(fh);
         let known = shard.lock()[index].filter(|slot| slot.tag == tag && slot.directory);

@@ -1,25 +1,26 @@
 //! Writes that the server has acknowledged and may still lose.
 //!
-//! It knows nothing of NFS versions: a [`Wire`] sends one WRITE or COMMIT. After an UNSTABLE reply the bytes
-//! (refcounted) are kept with the write verifier until COMMIT returns the same verifier. When it returns another one,
-//! the server restarted in between: everything kept under other verifiers is written again, the last
-//! attempts with FILE_SYNC, which cannot be lost, and committed again. The state of one file is a pure state
-//! machine ([`log::Log`]); overlapping writes, second writes and truncations are put in order by range
-//! locks ([`ranges::Ranges`]).
+//! It knows nothing of NFS versions: a [`Wire`] sends one WRITE or COMMIT. After an UNSTABLE reply
+//! the bytes (refcounted) are kept with the write verifier until COMMIT returns the same verifier.
+//! When it returns another one, the server restarted in between: everything kept under other
+//! verifiers is written again, the last attempts with FILE_SYNC, which cannot be lost, and
+//! committed again. The state of one file is a pure state machine ([`log::Log`]); overlapping
+//! writes, second writes and truncations are put in order by range locks ([`ranges::Ranges`]).
 //!
 //! Bounded: at [`Limits::most_bytes`] kept by a mount, writers wait for a COMMIT of the file that
-//! keeps most; at half of it that COMMIT starts in the background; nothing is kept longer than [`Limits::most_age`] without
-//! a COMMIT being tried. Nothing is dropped to make room.
+//! keeps most; at half of it that COMMIT starts in the background; nothing is kept longer than
+//! [`Limits::most_age`] without a COMMIT being tried. Nothing is dropped to make room.
 //!
-//! Errors follow Linux's errseq: an error of a background COMMIT or second write is remembered by the
-//! file and reported once to every open that existed when it happened (at commit or close), or once to the next
-//! open when there was none. When the server *refuses* (no space, stale handle) the bytes are gone,
-//! as in Linux; when it only did not answer (`soft`), they stay kept and the next commit tries again,
-//! so a successful commit never hides a loss.
+//! Errors follow Linux's errseq: an error of a background COMMIT or second write is remembered by
+//! the file and reported once to every open that existed when it happened (at commit or close), or
+//! once to the next open when there was none. When the server *refuses* (no space, stale handle)
+//! the bytes are gone, as in Linux; when it only did not answer (`soft`), they stay kept and the
+//! next commit tries again, so a successful commit never hides a loss.
 //!
-//! Until lost data is written again, reads would show what the server has: the state before the write.
-//! [`Uncommitted::overlay`] puts kept bytes over such reads, but only those from before the last reconnection:
-//! without one the server has everything, and may have newer bytes of other clients.
+//! Until lost data is written again, reads would show what the server has: the state before the
+//! write. [`Uncommitted::overlay`] puts kept bytes over such reads, but only those from before the
+//! last reconnection: without one the server has everything, and may have newer bytes of other
+//! clients.
 
 mod errors;
 mod log;
@@ -186,9 +187,9 @@ impl Uncommitted {
         self.file(fh).errors.open()
     }
 
-    /// Writes and keeps what is not stable. Returns the bytes written (fewer than given when the server's disk
-    /// filled up on the way) and the attributes of the last reply. An interrupted caller leaves at once; its
-    /// write goes on.
+    /// Writes and keeps what is not stable. Returns the bytes written (fewer than given when the
+    /// server's disk filled up on the way) and the attributes of the last reply. An interrupted
+    /// caller leaves at once; its write goes on.
     ///
     /// # Errors
     /// What the server says; `EINTR`, `ETIMEDOUT` when the caller's patience ended.
@@ -216,25 +217,27 @@ impl Uncommitted {
         detached(cx, write).await
     }
 
-    /// Returns when all writes answered before the call are stable, and reports errors that this open has not
-    /// seen yet.
+    /// Returns when all writes answered before the call are stable, and reports errors that this
+    /// open has not seen yet.
     ///
     /// # Errors
-    /// An earlier or present failure to write; `EINTR`, `ETIMEDOUT` when the caller's patience ended.
+    /// An earlier or present failure to write; `EINTR`, `ETIMEDOUT` when the caller's patience
+    /// ended.
     pub async fn commit(&self, cx: &Cx, fh: &Fh, open: Option<&OpenMark>) -> Result<()> {
         let Some(file) = self.known(fh) else { return Ok(()) };
         if !file.log.lock().is_empty() {
             let (this, file) = (self.this(), file.clone());
-            // An interrupted caller is told so; what it would have been told waits for the next commit.
+            // An interrupted caller is told so; what it would have been told waits for the next
+            // commit.
             detached(cx, async move { this.flush(&file).await.map_err(|f| f.error().clone()) }).await?;
         }
         self.tidy(&file);
         file.errors.report(open)
     }
 
-    /// Brings what was written to stable storage before an operation that a later second write would spoil
-    /// (new times, owner or mode), as the Linux client does before SETATTR. Refusals wait with the file for the next
-    /// commit or close.
+    /// Brings what was written to stable storage before an operation that a later second write
+    /// would spoil (new times, owner or mode), as the Linux client does before SETATTR. Refusals
+    /// wait with the file for the next commit or close.
     ///
     /// # Errors
     /// The server did not answer.
@@ -272,7 +275,8 @@ impl Uncommitted {
         Finishing { owner: self.this(), file, _range: range }
     }
 
-    /// Takes the file's bytes from `size_bytes` on, for a change of its length: writes to them wait.
+    /// Takes the file's bytes from `size_bytes` on, for a change of its length: writes to them
+    /// wait.
     pub async fn truncating(&self, fh: &Fh, size_bytes: u64) -> Truncating {
         let file = self.file(fh);
         let range = file.ranges.lock(size_bytes, u64::MAX).await;
@@ -303,7 +307,8 @@ impl Uncommitted {
         read
     }
 
-    /// Length of a file that the server says is `size_bytes` long: lost writes that will be written again count.
+    /// Length of a file that the server says is `size_bytes` long: lost writes that will be written
+    /// again count.
     pub fn size(&self, fh: &Fh, size_bytes: u64) -> u64 {
         match self.known(fh) {
             Some(file) => size_bytes.max(file.log.lock().doubtful_end_bytes(self.wire.epoch())),
@@ -366,8 +371,8 @@ impl Uncommitted {
     fn tidy(&self, file: &Arc<File>) {
         let mut files = self.files.lock();
         let idle = file.errors.is_idle() && file.log.lock().is_empty();
-        // The map's and the caller's: nobody else is about to use it. A caller that held one more would only
-        // leave an empty entry behind, for the next one to find.
+        // The map's and the caller's: nobody else is about to use it. A caller that held one more
+        // would only leave an empty entry behind, for the next one to find.
         if idle && Arc::strong_count(file) <= 2 {
             files.remove(&file.fh);
         }
@@ -461,8 +466,8 @@ impl Uncommitted {
         outcome
     }
 
-    /// More than half of what may be kept is: the file that keeps most is committed in the background,
-    /// one at a time.
+    /// More than half of what may be kept is: the file that keeps most is committed in the
+    /// background, one at a time.
     fn relieve(&self) {
         if self.total.load(Ordering::Relaxed) <= self.limits.most_bytes / 2
             || self.relieving.swap(true, Ordering::Relaxed)
@@ -533,7 +538,8 @@ impl Uncommitted {
             let epoch = self.wire.epoch();
             match self.wire.write(&origin, &file.fh, at, part.clone(), stable).await {
                 Ok(reply) => {
-                    // Never more than was sent, whatever the server says; nothing at all is no progress.
+                    // Never more than was sent, whatever the server says; nothing at all is no
+                    // progress.
                     let bytes = reply.bytes.min(part.len() as u64);
                     if bytes == 0 {
                         return done_or(done, attr, Error::because(libc::EIO, "the server writes no bytes"));
@@ -657,7 +663,8 @@ impl File {
     }
 }
 
-/// A change of length in progress. Dropping it without [`Truncating::done`] leaves the kept writes as they are.
+/// A change of length in progress. Dropping it without [`Truncating::done`] leaves the kept writes
+/// as they are.
 pub struct Truncating {
     owner: Arc<Uncommitted>,
     file: Arc<File>,

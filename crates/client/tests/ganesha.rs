@@ -1,9 +1,9 @@
 //! The whole `Vfs` against a real server, without FUSE.
 //!
-//! Ignored unless told where: `HITHER_TEST_SERVER=10.91.0.1:/export cargo test -p hither-nfs --test ganesha --
-//! --ignored --test-threads 1`. The export must be writable by root (`no_root_squash`). `HITHER_TEST_VERS` forces
-//! a version (`4.1`, `4.2`, `3`). Tests of restarts need `HITHER_TEST_RESTART`, a command that kills the server the
-//! hard way and starts it again.
+//! Ignored unless told where: `HITHER_TEST_SERVER=10.91.0.1:/export cargo test -p hither-nfs --test
+//! ganesha -- --ignored --test-threads 1`. The export must be writable by root (`no_root_squash`).
+//! `HITHER_TEST_VERS` forces a version (`4.1`, `4.2`, `3`). Tests of restarts need
+//! `HITHER_TEST_RESTART`, a command that kills the server the hard way and starts it again.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are no tests to clippy")]
 
@@ -594,8 +594,8 @@ async fn sparse_copy_xattr_acl() {
     m.end().await;
 }
 
-/// The server is killed and started again in the middle of writes, with a lock held: nothing acknowledged by commit is
-/// lost, the lock is still ours, and everything goes on.
+/// The server is killed and started again in the middle of writes, with a lock held: nothing
+/// acknowledged by commit is lost, the lock is still ours, and everything goes on.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER and HITHER_TEST_RESTART"]
 async fn server_restart() {

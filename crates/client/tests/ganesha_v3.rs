@@ -1,9 +1,9 @@
 //! The whole `Vfs` interface against a real NFSv3 server, without FUSE.
 //!
-//! Needs a server that exports a directory read-write without root squash, and does nothing without:
-//! `HITHER_TEST_SERVER=host:/path cargo test -p hither-nfs --test ganesha_v3`. With
-//! `HITHER_TEST_CRASH='command'`, which must kill the server without warning and have it restarted, the
-//! crash test runs as well. Everything happens in a fresh directory of the export.
+//! Needs a server that exports a directory read-write without root squash, and does nothing
+//! without: `HITHER_TEST_SERVER=host:/path cargo test -p hither-nfs --test ganesha_v3`. With
+//! `HITHER_TEST_CRASH='command'`, which must kill the server without warning and have it restarted,
+//! the crash test runs as well. Everything happens in a fresh directory of the export.
 
 #![allow(clippy::unwrap_used)] // a failure is a failed test
 
@@ -227,7 +227,8 @@ async fn opens_obey_existence_and_permission() {
     assert_eq!(errno(fs.open(&other, at, &read(Create::No)).await), libc::EACCES);
     assert_eq!(fs.access(&other, &o.node.fh, Access::READ | Access::MODIFY).await.unwrap(), Access::empty());
     lab.close(&o).await;
-    // A file may be created for writing with a mode that forbids it, and stays usable through the open.
+    // A file may be created for writing with a mode that forbids it, and stays usable through the
+    // open.
     let n = name("readonly");
     let write = how(OpenAccess::all(), Create::IfMissing(mode(0o444)));
     let o = fs.open(&other, Where::name(&lab.dir, &n), &write).await.unwrap();
@@ -534,8 +535,9 @@ impl Lab {
     }
 }
 
-/// A file system mounted below the export on the server (`nohide`, `crossmnt`) is entered by its name, and its objects
-/// say that they are of another file system. `HITHER_TEST_CROSSING` names such a directory of the export.
+/// A file system mounted below the export on the server (`nohide`, `crossmnt`) is entered by its
+/// name, and its objects say that they are of another file system. `HITHER_TEST_CROSSING` names
+/// such a directory of the export.
 #[tokio::test(flavor = "multi_thread")]
 async fn server_side_mounts_are_crossed() {
     let Ok(below) = std::env::var("HITHER_TEST_CROSSING") else {
@@ -586,7 +588,8 @@ async fn failed_mounts_have_clear_lines() {
     let e = fail(Options { path: "/no/such/export".into(), ..opts.clone() }).await;
     assert!(matches!(e, MountError::NoSuchExport { .. }), "{e:?}");
     assert!(e.to_string().contains("/no/such/export") && e.to_string().contains(&opts.path), "{e}");
-    // Below an export. Ganesha does not say whether it is missing or forbidden, so the line must not either.
+    // Below an export. Ganesha does not say whether it is missing or forbidden, so the line must
+    // not either.
     let below = format!("{}/no/such", opts.path.trim_end_matches('/'));
     let e = fail(Options { path: below, ..opts.clone() }).await;
     assert!(matches!(e, MountError::AccessDenied { .. } | MountError::NoSuchExport { .. }), "{e:?}");
@@ -607,8 +610,8 @@ async fn failed_mounts_have_clear_lines() {
     assert!(matches!(e, MountError::NoSuchHost { .. }), "{e:?}");
 }
 
-/// The server is killed again and again while files are written; nothing acknowledged by commit is lost, reads
-/// meanwhile see the latest write, and nothing hangs.
+/// The server is killed again and again while files are written; nothing acknowledged by commit is
+/// lost, reads meanwhile see the latest write, and nothing hangs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_committed_is_lost_when_the_server_crashes() {
     let Ok(crash) = std::env::var("HITHER_TEST_CRASH") else {

@@ -32,7 +32,8 @@ pub(crate) struct OpenFile {
     pub lockers: Mutex<HashSet<LockOwner>>,
     /// First bytes that came along, until they were read.
     pub first: Mutex<Option<First>>,
-    /// So many writes of the file were made stable when somebody asked through this open, or before it: each open has to be told of errors.
+    /// So many writes of the file were made stable when somebody asked through this open, or before
+    /// it: each open has to be told of errors.
     pub committed: AtomicU64,
     /// Where its reads go, in mounts where they may go elsewhere; until the kernel has given it up.
     pub noted: Mutex<Option<Noted>>,

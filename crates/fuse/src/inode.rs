@@ -583,7 +583,8 @@ impl Inode {
         s.opened && !s.empty && s.pages.is_some()
     }
 
-    /// Whether contents that belong to `change`, and were asked for then, are still those of the file, as far as is known here.
+    /// Whether contents that belong to `change`, and were asked for then, are still those of the
+    /// file, as far as is known here.
     pub fn holds(&self, change: u64, asked: Moment) -> bool {
         let s = self.state.lock();
         s.modifying == 0 && s.modified <= asked && s.pages == Some(change)

@@ -318,8 +318,8 @@ fn an_open_that_is_looked_up_again_for_long_gets_its_file() {
     m.end();
 }
 
-/// A file that is replaced a second time, while the path of an open that was sent back is looked up, is not opened
-/// under its old handle: a second ESTALE would reach the program.
+/// A file that is replaced a second time, while the path of an open that was sent back is looked
+/// up, is not opened under its old handle: a second ESTALE would reach the program.
 /// Promise: 13
 #[test]
 fn replaced_file_is_looked_up_after_its_directory() {
@@ -343,7 +343,8 @@ fn replaced_file_is_looked_up_after_its_directory() {
     m.end();
 }
 
-/// Servers that fail an open in another way, because its file is being removed: the name is looked up again, once.
+/// Servers that fail an open in another way, because its file is being removed: the name is looked
+/// up again, once.
 /// Promise: 13
 #[test]
 fn open_that_the_server_fails_is_looked_up_again() {

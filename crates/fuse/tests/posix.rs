@@ -471,8 +471,8 @@ fn what_is_never_served_is_asked_for_once() {
     m.end();
 }
 
-/// The layer below keeps the hidden name of a removed file until it has closed the file: the directory is removed
-/// after that, however late the close begins.
+/// The layer below keeps the hidden name of a removed file until it has closed the file: the
+/// directory is removed after that, however late the close begins.
 /// Promise: 13
 #[test]
 fn directory_is_removed_after_close_of_removed_file() {

@@ -1,8 +1,9 @@
 //! `hither conflicts`: delayed writes of before a crash that could not be sent, and actions on
 //! them.
 //!
-//! They are files beside the journal (`hither_writeback::wal`), which are looked at and dropped here. Writing them is the daemon's work: it
-//! knows the file by its handle, whatever its name is now, and writes as who wrote.
+//! They are files beside the journal (`hither_writeback::wal`), which are looked at and dropped
+//! here. Writing them is the daemon's work: it knows the file by its handle, whatever its name is
+//! now, and writes as who wrote.
 
 use crate::cli::ConflictsCommand;
 use crate::control::{self, Ask};

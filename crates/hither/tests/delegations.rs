@@ -116,8 +116,8 @@ fn recalls(mnt: &Path) -> u64 {
     json["layers"]["leases"]["recalls"].as_u64().unwrap()
 }
 
-/// A client that has a file delegated for reading opens and writes it without a recall. What others do, here and on the server,
-/// recalls it as before.
+/// A client that has a file delegated for reading opens and writes it without a recall. What others
+/// do, here and on the server, recalls it as before.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -161,8 +161,9 @@ fn own_delegation_is_not_recalled_by_own_open() {
     two.unmount();
 }
 
-/// Whoever changes a file that others have delegated, by NFSv4, by NFSv3 or on the server, is not done before nobody
-/// shows the old one any more: not to open(2), not to stat(2), not in a descriptor that was there before.
+/// Whoever changes a file that others have delegated, by NFSv4, by NFSv3 or on the server, is not
+/// done before nobody shows the old one any more: not to open(2), not to stat(2), not in a
+/// descriptor that was there before.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]

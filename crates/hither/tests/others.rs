@@ -38,9 +38,10 @@ fn opened_to_write(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// Many times as many files are open as the server has descriptors, and each is written and read. Files that another client has
-/// removed go on as well; when they have all descriptors, further opens are refused after a while, and nothing that is open suffers.
-/// `HITHER_OPENS` is the number of opens, with a fifth of as many descriptors.
+/// Many times as many files are open as the server has descriptors, and each is written and read.
+/// Files that another client has removed go on as well; when they have all descriptors, further
+/// opens are refused after a while, and nothing that is open suffers. `HITHER_OPENS` is the number
+/// of opens, with a fifth of as many descriptors.
 /// Promise: S7a
 #[test]
 #[ignore = "needs root"]

@@ -1,23 +1,26 @@
 //! A directory of this machine becomes a [`Vfs`](hither_vfs::Vfs): the bottom of a server.
 //!
-//! It knows nothing of NFS, exports or clients: a caller is a uid, a gid and groups, and squashing was done above.
+//! It knows nothing of NFS, exports or clients: a caller is a uid, a gid and groups, and squashing
+//! was done above.
 //!
-//! Each call is one hop to a thread that may wait for the disk (`pool`), takes on the caller's file-system identity and lets the
-//! kernel decide what he may do; what needs no disk (attributes of a known object, bytes in the page cache) is done on
-//! the spot. Objects are found by handles of the kernel, wrapped so that nobody else can make them (`handle`), and names one
-//! component at a time below a descriptor (`names`), so nothing outside of the directory can be reached: there is no path to
-//! follow a symbolic link or `..` in, and the tree is a private mount without those below it, without devices and set-id
-//! programs. Nothing is cached but descriptors (`object`), and what a directory's `change` proves as long as it stays (`known`): what local programs do is seen
+//! Each call is one hop to a thread that may wait for the disk (`pool`), takes on the caller's
+//! file-system identity and lets the kernel decide what he may do; what needs no disk (attributes
+//! of a known object, bytes in the page cache) is done on the spot. Objects are found by handles of
+//! the kernel, wrapped so that nobody else can make them (`handle`), and names one component at a
+//! time below a descriptor (`names`), so nothing outside of the directory can be reached: there is
+//! no path to follow a symbolic link or `..` in, and the tree is a private mount without those
+//! below it, without devices and set-id programs. Nothing is cached but descriptors (`object`), and
+//! what a directory's `change` proves as long as it stays (`known`): what local programs do is seen
 //! with the next call. Large pieces of files in memory are passed on and not copied (`piped`).
 //!
-//! Modifying calls are on stable storage when they are answered ([`LocalOptions::stable`]), except unstable writes, which
-//! `commit` makes stable. An error of the disk while it writes back is told to one caller and changes [`Local::write_epoch`], from
-//! which a server makes its write verifier.
+//! Modifying calls are on stable storage when they are answered ([`LocalOptions::stable`]), except
+//! unstable writes, which `commit` makes stable. An error of the disk while it writes back is told
+//! to one caller and changes [`Local::write_epoch`], from which a server makes its write verifier.
 //!
-//! A handle opens the object for which it was given out, wherever that has been moved within the file system, as long as it exists.
-//! Since no handle can be made by others, a file needs no check of its place. A directory that a
-//! local program has moved out of the exported one is refused at the next call that names it
-//! (`place`), so that the tree below it is not given away.
+//! A handle opens the object for which it was given out, wherever that has been moved within the
+//! file system, as long as it exists. Since no handle can be made by others, a file needs no check
+//! of its place. A directory that a local program has moved out of the exported one is refused at
+//! the next call that names it (`place`), so that the tree below it is not given away.
 
 mod acl;
 mod attr;
@@ -75,8 +78,9 @@ pub use journaled::{JournalOptions, JournalStats, give_up_journal};
 /// How to serve a directory.
 #[derive(Debug, Clone)]
 pub struct LocalOptions {
-    /// Where the secret of the filehandles is kept, made when it does not exist; should not be reachable through the directory.
-    /// `None`: a new secret each time, so that handles end with the process.
+    /// Where the secret of the filehandles is kept, made when it does not exist; should not be
+    /// reachable through the directory. `None`: a new secret each time, so that handles end with
+    /// the process.
     pub state_dir: Option<PathBuf>,
     /// Number of the export: handles of one say nothing in another.
     pub export_id: u64,
@@ -84,19 +88,24 @@ pub struct LocalOptions {
     pub fsid: Option<(u64, u64)>,
     /// How long answers hold for the layer above; zero: for the call.
     pub validity: Duration,
-    /// Whether modifying calls are on stable storage when they are answered. Off only below a layer that sees to it.
+    /// Whether modifying calls are on stable storage when they are answered. Off only below a layer
+    /// that sees to it.
     pub stable: bool,
     /// Where stable writes become durable before they are where they belong; only with `stable`.
     pub journal: Option<JournalOptions>,
-    /// Whether nobody changes the directory but this process: then changes of directories are told as atomic.
+    /// Whether nobody changes the directory but this process: then changes of directories are told
+    /// as atomic.
     pub exclusive: bool,
-    /// Whether the owner of a file may change its length by handle whatever its permissions, as he may read and write it: NFSv3
-    /// clients send no more than the handle for what was opened before the permissions changed.
+    /// Whether the owner of a file may change its length by handle whatever its permissions, as he
+    /// may read and write it: NFSv3 clients send no more than the handle for what was opened before
+    /// the permissions changed.
     pub owner_may_resize: bool,
-    /// Whether a ctime may stand for several changes even where this file system and kernel are known to tell them apart.
+    /// Whether a ctime may stand for several changes even where this file system and kernel are
+    /// known to tell them apart.
     pub coarse_times: bool,
-    /// Whether all calls happen as this process, whoever asks: for a process without privileges that serves its own user only.
-    /// Without CAP_DAC_READ_SEARCH a filehandle is good as long as its object is among those that are known (`known_max`).
+    /// Whether all calls happen as this process, whoever asks: for a process without privileges
+    /// that serves its own user only. Without CAP_DAC_READ_SEARCH a filehandle is good as long as
+    /// its object is among those that are known (`known_max`).
     pub as_this_process: bool,
     /// Threads that wait for the disk.
     pub threads_max: usize,
@@ -165,7 +174,8 @@ struct Inner {
     pool: Pool,
     /// Few threads for writes that go to memory and the journal: woken once for many of them.
     lane: Pool,
-    /// One thread for changes with records, which are made one at a time: it waits for nobody, and is woken once for many of them.
+    /// One thread for changes with records, which are made one at a time: it waits for nobody, and
+    /// is woken once for many of them.
     changes: Pool,
     journal: Option<Journaled>,
     clone_block_bytes: Option<u32>,
@@ -187,7 +197,8 @@ struct Open {
 /// What a file system makes stable together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Metadata changes reach the disk in the order they were made: syncing the last object touched is enough (ext4, xfs).
+    /// Metadata changes reach the disk in the order they were made: syncing the last object touched
+    /// is enough (ext4, xfs).
     Total,
     /// Each object on its own.
     Each,
@@ -197,8 +208,9 @@ impl Local {
     /// Serves `dir`.
     ///
     /// # Errors
-    /// `ENOTDIR`, `ENOENT` and others of opening it; `EPERM` without the privileges to act for others; `EOPNOTSUPP` when its
-    /// file system has no handles; what reading or making the secret in the state directory meets.
+    /// `ENOTDIR`, `ENOENT` and others of opening it; `EPERM` without the privileges to act for
+    /// others; `EOPNOTSUPP` when its file system has no handles; what reading or making the secret
+    /// in the state directory meets.
     pub fn open(dir: &Path, options: LocalOptions, env: Env) -> Result<Self> {
         let at = |e: Error| Error::because(e.errno, format!("cannot serve {}", dir.display()));
         let inner =
@@ -210,13 +222,14 @@ impl Local {
         Ok(Self { inner })
     }
 
-    /// Changes when unstable writes may have been lost: a server answers it as its write verifier, so that clients send
-    /// again what they have not committed.
+    /// Changes when unstable writes may have been lost: a server answers it as its write verifier,
+    /// so that clients send again what they have not committed.
     pub fn write_epoch(&self) -> u64 {
         self.inner.write_epoch.load(Ordering::SeqCst)
     }
 
-    /// Calls with a name ([`Cx::call`]) of late that were made and are durable, as the journal tells, oldest first.
+    /// Calls with a name ([`Cx::call`]) of late that were made and are durable, as the journal
+    /// tells, oldest first.
     pub fn answered(&self) -> Vec<Answered> {
         self.inner.journal.as_ref().map(Journaled::answered).unwrap_or_default()
     }
@@ -440,7 +453,8 @@ impl Inner {
     /// Makes one object stable.
     fn sync_one(&self, worker: &mut Worker, object: &Object) -> Result<()> {
         let records = {
-            // Not between a write and its record: what is synced after it would be thought older than it.
+            // Not between a write and its record: what is synced after it would be thought older
+            // than it.
             let _order = object.order.lock();
             self.records_of(object)
         };
@@ -509,7 +523,8 @@ impl Inner {
         self.objects.room()
     }
 
-    /// Closes descriptors of other files when there are none for one more: who has a file open goes on using it.
+    /// Closes descriptors of other files when there are none for one more: who has a file open goes
+    /// on using it.
     fn make_room(&self) {
         if !self.objects.are_used_up() {
             return;

@@ -145,8 +145,9 @@ pub struct ServerLimits {
     pub record_max_bytes: usize,
     /// Calls of one connection at a time; more wait unread.
     pub calls_max: usize,
-    /// Calls of all connections of one address that are being answered, each for a second at most, so that many connections do not
-    /// get more than their part; more wait unread. An eighth is left to connections that took little time of late.
+    /// Calls of all connections of one address that are being answered, each for a second at most,
+    /// so that many connections do not get more than their part; more wait unread. An eighth is
+    /// left to connections that took little time of late.
     pub host_calls_max: usize,
     /// Connections, of which one address has half at most; for more, those end that are idle
     /// longest.

@@ -1,4 +1,5 @@
-//! Serves an empty file system in memory: the cost of the server alone, and a server without a disk to try clients on.
+//! Serves an empty file system in memory: the cost of the server alone, and a server without a disk
+//! to try clients on.
 //!
 //! `serve_model ADDR:PORT`, until it is interrupted.
 

@@ -1,7 +1,8 @@
 //! Who may use an export, and as whom.
 //!
-//! It knows neither files nor the syntax of exports(5): an export's [`Admit`] says from a client's address what it may do
-//! ([`Rights`]), and [`Rights::cred`] makes the identity under which a call runs of what the client claims to be.
+//! It knows neither files nor the syntax of exports(5): an export's [`Admit`] says from a client's
+//! address what it may do ([`Rights`]), and [`Rights::cred`] makes the identity under which a call
+//! runs of what the client claims to be.
 
 use hither_rpc::server::Caller;
 use hither_vfs::Cred;

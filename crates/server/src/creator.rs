@@ -1,7 +1,8 @@
 //! Owners that the creator of an object names.
 //!
-//! Only the superuser gives files away. A creation by somebody else that names an owner succeeds: the object belongs to its
-//! creator, as it does on the Linux server. The creator may name a group that he is a member of.
+//! Only the superuser gives files away. A creation by somebody else that names an owner succeeds:
+//! the object belongs to its creator, as it does on the Linux server. The creator may name a group
+//! that he is a member of.
 
 use hither_vfs::{Cred, SetAttr};
 

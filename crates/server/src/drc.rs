@@ -1,10 +1,11 @@
 //! The reply cache of NFSv3: a call that is sent again is answered again, not executed again.
 //!
-//! It knows nothing of procedures. A call is recognised by its client's address, its transaction id, its program and a checksum of
-//! its arguments, so that a transaction id that is used anew is no repetition. A client of NQNFS that has said who it is is told from
-//! others at its address. A repetition of a call that is still being
-//! executed waits for its reply. Entries go when there are too many, oldest first; those being executed stay. Layers below that keep
-//! changes in a journal keep the call's key with them, from which the cache is filled after a restart.
+//! It knows nothing of procedures. A call is recognised by its client's address, its transaction
+//! id, its program and a checksum of its arguments, so that a transaction id that is used anew is
+//! no repetition. A client of NQNFS that has said who it is is told from others at its address. A
+//! repetition of a call that is still being executed waits for its reply. Entries go when there are
+//! too many, oldest first; those being executed stay. Layers below that keep changes in a journal
+//! keep the call's key with them, from which the cache is filled after a restart.
 
 use bytes::Bytes;
 use hither_proto::xdr::{Dec, Enc};
@@ -15,8 +16,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use tokio::sync::watch;
 use twox_hash::XxHash3_64;
 
-/// Most replies that are remembered. At a hundred bytes each they are few megabytes; a client that sends a call again does
-/// so within a minute or two, in which a busy server executes about this many.
+/// Most replies that are remembered. At a hundred bytes each they are few megabytes; a client that
+/// sends a call again does so within a minute or two, in which a busy server executes about this
+/// many.
 const ENTRIES_MAX: usize = 65_536;
 /// Bytes of the arguments that the checksum covers: names and the first bytes of what is written.
 const SUM_BYTES: usize = 4096;

@@ -1,5 +1,6 @@
-//! Exclusive creation: the client's verifier is kept in the new file's times until the client sets its own, so that a creation
-//! that is sent again, even to a server that was restarted, is recognised (RFC 1813 section 3.3.8, RFC 8881 section 18.16.3).
+//! Exclusive creation: the client's verifier is kept in the new file's times until the client sets
+//! its own, so that a creation that is sent again, even to a server that was restarted, is
+//! recognised (RFC 1813 section 3.3.8, RFC 8881 section 18.16.3).
 
 use hither_vfs::{Attr, FileKind, Time};
 

@@ -4,12 +4,12 @@
 //! the caller tell the hosts of a netgroup and the addresses of a host when the exports are read,
 //! and the names of an address when a client comes.
 //!
-//! A line is a path and clients with options, `/srv 192.0.2.0/24(rw,no_root_squash) *.example.org(ro)`; `-ro,insecure` before
-//! clients sets their defaults; a backslash continues a line, `#` begins a comment, `"..."` and `\040` quote. Of the clients
-//! that match an address the most special counts, whatever their order: a host before a network, a smaller network before a
-//! larger, a pattern before a netgroup, a netgroup before everybody. A word that is not understood is
-//! an error with file and line: an export that is not what
-//! its owner thinks is worse than none.
+//! A line is a path and clients with options, `/srv 192.0.2.0/24(rw,no_root_squash)
+//! *.example.org(ro)`; `-ro,insecure` before clients sets their defaults; a backslash continues a
+//! line, `#` begins a comment, `"..."` and `\040` quote. Of the clients that match an address the
+//! most special counts, whatever their order: a host before a network, a smaller network before a
+//! larger, a pattern before a netgroup, a netgroup before everybody. A word that is not understood
+//! is an error with file and line: an export that is not what its owner thinks is worse than none.
 
 mod options;
 #[cfg(test)]
@@ -59,7 +59,8 @@ pub struct Client {
     pub rights: Rights,
     /// Where it is written.
     pub at: Place,
-    /// The word when it was options only, `(rw)`: for everybody, where often a client stands before a blank that is too much.
+    /// The word when it was options only, `(rw)`: for everybody, where often a client stands before
+    /// a blank that is too much.
     pub alone: Option<String>,
 }
 

@@ -1,8 +1,8 @@
 //! Filehandles on the wire: which export, and the handle of its `Vfs`.
 //!
-//! It knows nothing of what is in the latter; that it cannot be forged is the business of the layer that made it. In front
-//! stand four bytes: what kind of handle this is and the export's number, so that handles outlive restarts and changes of the
-//! exports.
+//! It knows nothing of what is in the latter; that it cannot be forged is the business of the layer
+//! that made it. In front stand four bytes: what kind of handle this is and the export's number, so
+//! that handles outlive restarts and changes of the exports.
 //!
 //! ```text
 //! 0x11 | number of the export, 3 bytes | handle of the Vfs        an object of an export
@@ -29,7 +29,8 @@ pub enum Handle {
 }
 
 impl Handle {
-    /// Reads a filehandle; `None` when no server of this kind made it. The `Vfs` handle is a copy, which may be kept.
+    /// Reads a filehandle; `None` when no server of this kind made it. The `Vfs` handle is a copy,
+    /// which may be kept.
     pub fn read(wire: &[u8]) -> Option<Self> {
         let (prefix, rest) = wire.split_at_checked(PREFIX_BYTES)?;
         let number = u32::from_be_bytes([0, prefix[1], prefix[2], prefix[3]]);

@@ -1,10 +1,12 @@
-//! A [`Vfs`](hither_vfs::Vfs) becomes an NFS server: NFSv3 with MOUNT, NFSv4.1 and 4.2, and on demand NQNFS, on one port.
+//! A [`Vfs`](hither_vfs::Vfs) becomes an NFS server: NFSv3 with MOUNT, NFSv4.1 and 4.2, and on
+//! demand NQNFS, on one port.
 //!
-//! It knows nothing of disks, caches or FUSE, and of sockets only what `hither-rpc` hands it. A call comes in with its RPC header
-//! read; [`Server`] finds the program, the program's module decodes the arguments, finds the export in the filehandle
-//! ([`handle`]), maps the caller to the identity that the export gives him ([`access`]), calls the export's `Vfs` and encodes the
-//! answer. What must be remembered between calls is in two places: the reply cache of NFSv3 (`drc`) and the state of
-//! NFSv4 (`v4`).
+//! It knows nothing of disks, caches or FUSE, and of sockets only what `hither-rpc` hands it. A
+//! call comes in with its RPC header read; [`Server`] finds the program, the program's module
+//! decodes the arguments, finds the export in the filehandle ([`handle`]), maps the caller to the
+//! identity that the export gives him ([`access`]), calls the export's `Vfs` and encodes the
+//! answer. What must be remembered between calls is in two places: the reply cache of NFSv3 (`drc`)
+//! and the state of NFSv4 (`v4`).
 //!
 //! Locks: all are leaves, never held across an await, except where a module says otherwise.
 

@@ -1,6 +1,7 @@
 //! MOUNT version 3 (RFC 1813 appendix I): a path becomes NFSv3's first filehandle.
 //!
-//! It knows nothing of NFS procedures. Nothing is remembered of who mounts what: lists of that kind are never true.
+//! It knows nothing of NFS procedures. Nothing is remembered of who mounts what: lists of that kind
+//! are never true.
 
 use crate::error::stat3;
 use crate::handle;

@@ -1,11 +1,13 @@
 //! The lock manager of NFSv3 (NLM): it has no locks, and says so at once.
 //!
-//! Without it a Linux client that was mounted without `nolock` waits for ever in its first lock. TEST, LOCK and their relatives
-//! are answered DENIED_NOLOCKS (ENOLCK for the program), UNLOCK, CANCEL and UNSHARE granted, as nothing is held. The asynchronous
-//! procedures (`_MSG`) get no result: the clients that use them ask rpcbind of their own machine for a program to be called, and go
-//! on after their own time limit.
+//! Without it a Linux client that was mounted without `nolock` waits for ever in its first lock.
+//! TEST, LOCK and their relatives are answered DENIED_NOLOCKS (ENOLCK for the program), UNLOCK,
+//! CANCEL and UNSHARE granted, as nothing is held. The asynchronous procedures (`_MSG`) get no
+//! result: the clients that use them ask rpcbind of their own machine for a program to be called,
+//! and go on after their own time limit.
 //!
-//! It knows neither exports nor files. NFS is offered over TCP alone, but some clients lock over UDP whatever NFS is mounted with.
+//! It knows neither exports nor files. NFS is offered over TCP alone, but some clients lock over
+//! UDP whatever NFS is mounted with.
 
 use bytes::Bytes;
 use hither_proto::nlm::{NlmArgs, NlmProc, NlmRes, NlmShareRes, NlmStat, PROGRAM, VERSIONS};

@@ -1,11 +1,13 @@
-//! NQNFS (R. Macklem, "Not Quite NFS", 1994) over a `Vfs`: arguments in, results out, a function for each procedure.
+//! NQNFS (R. Macklem, "Not Quite NFS", 1994) over a `Vfs`: arguments in, results out, a function
+//! for each procedure.
 //!
-//! It knows nothing of connections. Every call is bracketed in the lease table (`At::begin`): it waits until nobody caches
-//! what it contradicts, and the lease that was asked for along with it is granted in the same step. Whoever waits too long is told
-//! to try later. Everything is stable before it is answered: the protocol has no COMMIT.
+//! It knows nothing of connections. Every call is bracketed in the lease table (`At::begin`): it
+//! waits until nobody caches what it contradicts, and the lease that was asked for along with it is
+//! granted in the same step. Whoever waits too long is told to try later. Everything is stable
+//! before it is answered: the protocol has no COMMIT.
 //!
-//! Leases are granted on regular files. Directories are never leased: local programs could change them unseen. See
-//! docs/NQNFS.md for what the paper leaves open and what goes beyond it.
+//! Leases are granted on regular files. Directories are never leased: local programs could change
+//! them unseen. See docs/NQNFS.md for what the paper leaves open and what goes beyond it.
 
 mod change;
 pub(crate) mod clients;
@@ -179,7 +181,8 @@ pub(crate) async fn mount(server: &Arc<Server>, call: Incoming) -> Outcome {
     let request = Request::new(server, call.peer, call.caller);
     let args = hither_proto::mount::MntArgs { dirpath: args.dirpath };
     let status = match crate::mountd::mnt(&request, &args).await {
-        // Whether the client takes a long handle is not known here, and may be said on another connection.
+        // Whether the client takes a long handle is not known here, and may be said on another
+        // connection.
         MntRes::Granted(ok) => {
             WireFh::pack(&ok.fhandle).map_or(Fhstatus::Refused(Stat::IO.0), Fhstatus::Granted)
         }
@@ -282,11 +285,13 @@ struct Plan {
     op: Op,
     /// The lease to ask the table for.
     want: Option<Want>,
-    /// A write that is done under a lease that the client has, if it has one: possibly a delayed one.
+    /// A write that is done under a lease that the client has, if it has one: possibly a delayed
+    /// one.
     delayed: bool,
 }
 
-/// A call asks for a lease: what comes of it is noted, even if nobody waits for the answer any more.
+/// A call asks for a lease: what comes of it is noted, even if nobody waits for the answer any
+/// more.
 struct Asked<'a> {
     leases: &'a Arc<Leases>,
     client: ClientId,
@@ -355,7 +360,8 @@ impl<'a> At<'a> {
         wire.filter(|wire| self.c.long || !wire.is_long()).ok_or(Stat::STALE)
     }
 
-    /// Begins an operation on this object: waits until nobody caches what it contradicts, and gets the lease that is asked for.
+    /// Begins an operation on this object: waits until nobody caches what it contradicts, and gets
+    /// the lease that is asked for.
     async fn begin(&self, op: Op, lease: LeaseRequest) -> Result<(Attr, Begun), Stat> {
         self.begin_any(op, lease, false).await
     }
@@ -434,7 +440,8 @@ impl<'a> At<'a> {
                 return Err(Refusal::Expired);
             }
             let op = if delayed && inner.table.is_recovering() { Op::Push } else { op };
-            // A file for whose lease there is no room is used without one: to wait for room takes a term.
+            // A file for whose lease there is no room is used without one: to wait for room takes a
+            // term.
             let has_room = client.is_none_or(|client| inner.table.has_room(client, key));
             Ok(Access { client, file: key, op, lease: want.filter(|_| has_room), claim: None })
         });

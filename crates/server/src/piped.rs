@@ -23,7 +23,8 @@ pub(crate) fn payload(pipe: Box<dyn Pipe>) -> Box<dyn Piped> {
     Box::new(Payload(pipe))
 }
 
-/// Makes room for a payload of `len` bytes at the end of `before`, which ends in one without any; `after` begins with its padding.
+/// Makes room for a payload of `len` bytes at the end of `before`, which ends in one without any;
+/// `after` begins with its padding.
 pub(crate) fn around(before: &mut Enc, len: u32, after: &mut Enc) {
     before.patch_u32(before.len() - 4, len);
     after.raw(&[0; 3][..(len as usize).wrapping_neg() & 3]);

@@ -1,7 +1,8 @@
 //! What there is not enough of: descriptors, memory, room for opens and locks.
 //!
-//! Clients are told to come back while it may pass, and that it failed when it does not. The log hears of it once a minute, whoever
-//! asks how often. It is about the process, so there is one for all servers in it.
+//! Clients are told to come back while it may pass, and that it failed when it does not. The log
+//! hears of it once a minute, whoever asks how often. It is about the process, so there is one for
+//! all servers in it.
 
 use hither_vfs::Error;
 use parking_lot::Mutex;

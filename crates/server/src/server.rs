@@ -1,7 +1,7 @@
 //! The server: programs, and what their calls share.
 //!
-//! It knows no procedure. A call finds its program here and gets a [`Request`]: the exports as they are now, the client's
-//! address, and what it claims to be.
+//! It knows no procedure. A call finds its program here and gets a [`Request`]: the exports as they
+//! are now, the client's address, and what it claims to be.
 
 use crate::access::{ClientNames, Groups, GroupsOf, Rights};
 use crate::drc::ReplyCache;
@@ -46,7 +46,8 @@ pub struct Options {
     pub delegations_max: usize,
     /// NQNFS is offered, in this way.
     pub nqnfs: Option<NqnfsOptions>,
-    /// Where the names of clients are kept that may reclaim after a restart; `None`: nowhere, so they may not.
+    /// Where the names of clients are kept that may reclaim after a restart; `None`: nowhere, so
+    /// they may not.
     pub state_dir: Option<PathBuf>,
     /// A user's groups, for exports with `manage-gids`.
     pub groups: Option<Arc<GroupsOf>>,
@@ -142,7 +143,8 @@ impl Server {
         self.v4.leases.counts()
     }
 
-    /// Nobody is served any more: if nothing is held and no lease is out, the next server need not wait for anybody.
+    /// Nobody is served any more: if nothing is held and no lease is out, the next server need not
+    /// wait for anybody.
     pub fn end(&self) {
         self.v4.end();
         self.v4.leases.act(|inner, _| {
@@ -168,8 +170,9 @@ impl Server {
         }
     }
 
-    /// Calls that a life before made through an export, as its files' layer tells after a restart: when they are sent again, they
-    /// are answered and not made again. To be told before anybody is served.
+    /// Calls that a life before made through an export, as its files' layer tells after a restart:
+    /// when they are sent again, they are answered and not made again. To be told before anybody is
+    /// served.
     pub fn made_before(&self, export_path: &str, calls: &[Answered]) {
         let table = self.table();
         let Some(export) = table.exports().iter().find(|export| export.path == export_path) else { return };

@@ -1,8 +1,8 @@
 //! The exports of a server, and the directories that lead to them.
 //!
-//! It knows nothing of protocols. NFSv4 has one tree with one root (RFC 8881 section 7.3): where no export is, directories that
-//! exist nowhere else join the exports. A table never changes; a reload makes another one, whose exports have the same
-//! numbers because numbers are made of paths.
+//! It knows nothing of protocols. NFSv4 has one tree with one root (RFC 8881 section 7.3): where no
+//! export is, directories that exist nowhere else join the exports. A table never changes; a reload
+//! makes another one, whose exports have the same numbers because numbers are made of paths.
 
 use crate::access::{Admit, Rights};
 use crate::handle::NUMBERS;
@@ -26,7 +26,8 @@ pub struct ExportSpec {
     pub extra: Option<Arc<dyn Extra>>,
     /// Who may use it.
     pub admit: Arc<Admit>,
-    /// A number that changes when the files' layer has lost unstable data; `None`: it loses them only with the process.
+    /// A number that changes when the files' layer has lost unstable data; `None`: it loses them
+    /// only with the process.
     pub epoch: Option<Arc<Epoch>>,
     /// Who else changes the files.
     pub others: Others,
@@ -48,8 +49,8 @@ pub struct Covers {
     pub hidden: bool,
 }
 
-/// Who changes the files of an export besides the clients of this server. Files can be delegated to clients only when nobody does
-/// it unseen.
+/// Who changes the files of an export besides the clients of this server. Files can be delegated to
+/// clients only when nobody does it unseen.
 #[derive(Clone)]
 pub enum Others {
     /// Perhaps somebody, and nobody would tell.
@@ -118,7 +119,8 @@ impl Export {
         self.root.lock().as_ref() == Some(fh)
     }
 
-    /// File system numbers of different exports differ, so that clients do not take one for the other.
+    /// File system numbers of different exports differ, so that clients do not take one for the
+    /// other.
     pub fn fsid(&self, of: (u64, u64)) -> (u64, u64) {
         (of.0 ^ u64::from(self.number) << 40, of.1)
     }

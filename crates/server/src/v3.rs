@@ -1,10 +1,13 @@
 //! NFSv3 (RFC 1813) over a `Vfs`: arguments in, results out, a function for each procedure.
 //!
-//! It knows nothing of connections. Nothing is kept between calls but the replies of those that change something
-//! (`drc`); those of a life before are made up of what a journal tells (`remembered`): they say what was done, and no attributes. Weak cache consistency data say what an object was before a call only where the `Vfs` knows that nobody came in
-//! between; clients then trust what they know.
+//! It knows nothing of connections. Nothing is kept between calls but the replies of those that
+//! change something (`drc`); those of a life before are made up of what a journal tells
+//! (`remembered`): they say what was done, and no attributes. Weak cache consistency data say what
+//! an object was before a call only where the `Vfs` knows that nobody came in between; clients then
+//! trust what they know.
 //!
-//! Locks are not offered: clients mount with `nolock` (Linux) and lock among themselves; others are told by `nlm` that there are none.
+//! Locks are not offered: clients mount with `nolock` (Linux) and lock among themselves; others are
+//! told by `nlm` that there are none.
 
 mod change;
 mod convert;
@@ -55,7 +58,8 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     server.replies.once(key, run).await
 }
 
-/// The reply to a call of a life before, as far as the journal of an export tells; `None` when it was none of ours.
+/// The reply to a call of a life before, as far as the journal of an export tells; `None` when it
+/// was none of ours.
 pub(crate) fn remembered(server: &Server, export: &Export, was: &Answered) -> Option<(Key, Bytes)> {
     let key = Key::parse(&was.call)?;
     let (PROGRAM, VERSION, proc) = key.procedure() else { return None };
@@ -194,7 +198,8 @@ impl At {
         if at.rights.read_only { Err(Nfsstat3::ROFS) } else { Ok(at) }
     }
 
-    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result is dropped.
+    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result
+    /// is dropped.
     async fn for_change(&self, r: &Request, fh: &Fh) -> Result<Changing, Nfsstat3> {
         let v4 = &r.server.v4;
         if v4.may_be_delegated() {

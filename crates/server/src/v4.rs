@@ -1,9 +1,10 @@
 //! NFSv4.1 and 4.2 (RFC 8881, 7862, 8276) over a `Vfs`.
 //!
-//! It knows nothing of connections but that calls come on them and can go back. A compound is executed operation by operation
-//! ([`exec`]); a run of LOOKUPs is one walk of the `Vfs`. What clients hold is in [`clients`], [`session`] and [`state`]; what
-//! of it outlives a restart in [`stable`]. After a restart in which clients held something there is a grace period: they
-//! take it back before anybody else gets anything that could be in its way.
+//! It knows nothing of connections but that calls come on them and can go back. A compound is
+//! executed operation by operation ([`exec`]); a run of LOOKUPs is one walk of the `Vfs`. What
+//! clients hold is in [`clients`], [`session`] and [`state`]; what of it outlives a restart in
+//! [`stable`]. After a restart in which clients held something there is a grace period: they take
+//! it back before anybody else gets anything that could be in its way.
 //!
 //! NFSv4.0 is not offered. Files are delegated for reading and for writing ([`delegation`]).
 
@@ -57,9 +58,11 @@ use tokio::time::Instant;
 const ROOM_BYTES: usize = 512;
 /// Bytes of a result that says nothing but a status.
 const FAILURE_BYTES: usize = 8;
-/// Longest result of an operation that changes something: that of an OPEN with a delegation for writing has 116 bytes.
+/// Longest result of an operation that changes something: that of an OPEN with a delegation for
+/// writing has 116 bytes.
 const RESULT_OF_CHANGE_MAX_BYTES: usize = 128;
-/// By so much calls that wait for their turn prolong recovery at most; as delayed writes of NQNFS do.
+/// By so much calls that wait for their turn prolong recovery at most; as delayed writes of NQNFS
+/// do.
 const HELD_UP_MAX: Duration = Duration::from_secs(300);
 
 /// What NFSv4 remembers.
@@ -70,7 +73,8 @@ pub(crate) struct Nfs4 {
     stable: Stable,
     /// The server's name, and the scope of its filehandles and state.
     name: Bytes,
-    /// Who held something before the restart and has not said that there is nothing more to reclaim.
+    /// Who held something before the restart and has not said that there is nothing more to
+    /// reclaim.
     reclaimers: Mutex<HashSet<Bytes>>,
     /// Those of them who may have held delegations, and until when they may believe so.
     outstanding: Mutex<HashSet<Bytes>>,
@@ -158,13 +162,14 @@ impl Nfs4 {
         !self.is_past(&self.grace_end) && !self.reclaimers.lock().is_empty()
     }
 
-    /// Whether a moment has come until which clients may do something, and none of their calls waits here.
+    /// Whether a moment has come until which clients may do something, and none of their calls
+    /// waits here.
     fn is_past(&self, deadline: &Deadline) -> bool {
         deadline.is_past(self.pace.as_ref().is_some_and(|pace| pace.holds_up()))
     }
 
-    /// How fast calls are taken now. Clients of NFSv3 recover, too, and say nothing of it: with `stateless` the whole time of grace is
-    /// theirs.
+    /// How fast calls are taken now. Clients of NFSv3 recover, too, and say nothing of it: with
+    /// `stateless` the whole time of grace is theirs.
     pub(crate) fn pace(&self, stateless: bool) -> Option<&Pace> {
         let pace = self.pace.as_deref().filter(|pace| !pace.is_over())?;
         let recovering = (stateless && !self.is_past(&self.grace_end))
@@ -185,13 +190,14 @@ impl Nfs4 {
         None
     }
 
-    /// Whether somebody may still rely on a delegation of before the restart, so that nothing may be changed that he could have.
+    /// Whether somebody may still rely on a delegation of before the restart, so that nothing may
+    /// be changed that he could have.
     pub(crate) fn may_be_delegated(&self) -> bool {
         !self.is_past(&self.outstanding_end) && !self.outstanding.lock().is_empty()
     }
 
-    /// Whether somebody may still delay writes under a delegation of before the restart, so that nothing is to be read that he
-    /// could have.
+    /// Whether somebody may still delay writes under a delegation of before the restart, so that
+    /// nothing is to be read that he could have.
     pub(crate) fn may_be_dirty(&self) -> bool {
         self.outstanding_writes && self.may_be_delegated()
     }
@@ -206,7 +212,8 @@ impl Nfs4 {
         self.clients.closed(peer);
     }
 
-    /// Ends what clients hold that are silent for too long, and the grace period. Runs until it is dropped.
+    /// Ends what clients hold that are silent for too long, and the grace period. Runs until it is
+    /// dropped.
     pub async fn tend(&self, server: &Arc<Server>) {
         let mut every = tokio::time::interval((self.lease / 4).max(Duration::from_millis(100)));
         loop {
@@ -280,7 +287,8 @@ impl Nfs4 {
         }
     }
 
-    /// Nobody is served any more: clients that hold nothing have nothing to reclaim, so the next server waits for none of them.
+    /// Nobody is served any more: clients that hold nothing have nothing to reclaim, so the next
+    /// server waits for none of them.
     pub(crate) fn end(&self) {
         for client in self.clients.all() {
             if client.confirmed.load(Relaxed) && !client.holds_anything() {
@@ -478,7 +486,8 @@ async fn of_a_life_before(request: &Request, compound: &Compound, args: Sequence
     Outcome::Done(segments(reply))
 }
 
-/// A slot whose call is being executed; one that fails leaves it without a reply, not busy for ever.
+/// A slot whose call is being executed; one that fails leaves it without a reply, not busy for
+/// ever.
 struct Running {
     session: Arc<Session>,
     args: SequenceArgs,
@@ -513,7 +522,8 @@ struct Room {
 }
 
 impl Room {
-    /// Behind `used` bytes of a reply with limits `most`. A failure of the operation that follows has room, too.
+    /// Behind `used` bytes of a reply with limits `most`. A failure of the operation that follows
+    /// has room, too.
     fn after(used: usize, is_last: bool, most: (usize, usize), cached: bool) -> Self {
         let used = if is_last { used } else { used + FAILURE_BYTES };
         let cached_bytes = if cached { most.1.saturating_sub(used) } else { usize::MAX };
@@ -529,13 +539,15 @@ impl Room {
         }
     }
 
-    /// Bytes of data for an operation that returns as much as there is room for: results behind it have some as well.
+    /// Bytes of data for an operation that returns as much as there is room for: results behind it
+    /// have some as well.
     fn for_data(&self) -> usize {
         self.bytes.saturating_sub((self.bytes / 8).clamp(64, ROOM_BYTES))
     }
 }
 
-/// Executes operations up to the first that fails. `most`: bytes of a reply, and of one that is kept.
+/// Executes operations up to the first that fails. `most`: bytes of a reply, and of one that is
+/// kept.
 async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), args: &SequenceArgs) -> Reply {
     let mut results = Enc::new();
     // With results before it.

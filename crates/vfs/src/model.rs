@@ -2,8 +2,8 @@
 //! [`Vfs`] are compared with, and a server-less stand-in for tests of frontends.
 //!
 //! It knows nothing of disks, NFS or FUSE. All objects live in one table under one lock. Each call
-//! takes the lock, checks permissions as a server would (the superuser passes), changes the tree and
-//! returns fresh attributes. Only waiting for byte-range locks awaits. A test that holds the
+//! takes the lock, checks permissions as a server would (the superuser passes), changes the tree
+//! and returns fresh attributes. Only waiting for byte-range locks awaits. A test that holds the
 //! [`Model`] may call it directly, which plays "another client changed the server".
 
 mod locks;

@@ -21,11 +21,13 @@ pub trait Watch: Send + Sync + 'static {
     /// the file open.
     fn watch(&self, fh: &Fh, alone: bool) -> BoxFuture<Option<Watched>>;
 
-    /// Watches a file alone that was watched in company, for a caller that is about to change it through the `Vfs`. The error has
-    /// the file as it was watched before; or nothing, when somebody else opened or changed it meanwhile.
+    /// Watches a file alone that was watched in company, for a caller that is about to change it
+    /// through the `Vfs`. The error has the file as it was watched before; or nothing, when
+    /// somebody else opened or changed it meanwhile.
     fn watch_alone(&self, fh: &Fh, watched: Watched) -> BoxFuture<WatchedAlone>;
 
-    /// Names who is told of the handles of files that others want to change or have changed; the last one named counts.
+    /// Names who is told of the handles of files that others want to change or have changed; the
+    /// last one named counts.
     fn tell(&self, told: Arc<Told>);
 }
 

@@ -1,32 +1,42 @@
-//! New files, directories and links wait here: they are made on this machine at once, and at the server a little later, whole.
+//! New files, directories and links wait here: they are made on this machine at once, and at the
+//! server a little later, whole.
 //!
-//! For mounts whose user declares that nobody else uses them (`writeback=journal,exclusive,creates=here`). It lies above the delayed writes and knows
-//! nothing of them. What a program makes is an object of this layer, with a handle of this layer, in memory and in the journal; calls on
-//! it are answered here: writing, reading, attributes, renaming, removing (what is removed soon is never sent). When it has waited long
-//! enough, or somebody needs the server to have it, it is created there with all its bytes, mode and times, its
-//! directory first, several of a directory in one call, many calls side by side. From then on calls go down with the server's handle; the handle and the number that the layers above know
-//! stay as they are until this mount ends.
+//! For mounts whose user declares that nobody else uses them
+//! (`writeback=journal,exclusive,creates=here`). It lies above the delayed writes and knows nothing
+//! of them. What a program makes is an object of this layer, with a handle of this layer, in memory
+//! and in the journal; calls on it are answered here: writing, reading, attributes, renaming,
+//! removing (what is removed soon is never sent). When it has waited long enough, or somebody needs
+//! the server to have it, it is created there with all its bytes, mode and times, its directory
+//! first, several of a directory in one call, many calls side by side. From then on calls go down
+//! with the server's handle; the handle and the number that the layers above know stay as they are
+//! until this mount ends.
 //!
-//! - `table.rs`: what is here, and which handle stands for which. `begin.rs`: making. `change.rs`: what programs do to an object
-//!   that is here. `names.rs`: walking over what is here and what is there. `send.rs`: creating at the server. `vfs.rs`: the calls.
+//! - `table.rs`: what is here, and which handle stands for which. `begin.rs`: making. `change.rs`:
+//!   what programs do to an object that is here. `names.rs`: walking over what is here and what is
+//!   there. `send.rs`: creating at the server. `vfs.rs`: the calls.
 //!
-//! **What waits.** Regular files, directories and symbolic links without set-id bits, made by somebody for whom the server was seen to give objects the
-//! owner and group expected (one creation goes straight through for that), in a directory in which he may make them.
-//! A file waits as long as its bytes fit into one WRITE. Hard links, locks, extended attributes, other owners, other users' calls and whatever else
-//! is seldom done to a new file make it go to the server first.
+//! **What waits.** Regular files, directories and symbolic links without set-id bits, made by
+//! somebody for whom the server was seen to give objects the owner and group expected (one creation
+//! goes straight through for that), in a directory in which he may make them. A file waits as long
+//! as its bytes fit into one WRITE. Hard links, locks, extended attributes, other owners, other
+//! users' calls and whatever else is seldom done to a new file make it go to the server first.
 //!
-//! **Order.** An object goes after its directory, and after nothing else. A call that goes down sends those objects first that it is about;
-//! a listing sends everything that is in the directory. Times of a directory that a program sets while objects of it are
-//! here are set when the last of them has gone.
+//! **Order.** An object goes after its directory, and after nothing else. A call that goes down
+//! sends those objects first that it is about; a listing sends everything that is in the directory.
+//! Times of a directory that a program sets while objects of it are here are set when the last of
+//! them has gone.
 //!
-//! **Times.** What is made here has times of this machine's clock, moved by what the server's clock was seen to differ.
+//! **Times.** What is made here has times of this machine's clock, moved by what the server's clock
+//! was seen to differ.
 //!
-//! **Errors.** What may work later (ENOSPC and the like) stays here and is tried again; who closes, syncs or writes the file is told, and new
-//! objects are the server's to make as long as it lasts. What the server refuses for good is kept as a conflict and said in the log;
-//! calls on the object then fail with the server's error.
+//! **Errors.** What may work later (ENOSPC and the like) stays here and is tried again; who closes,
+//! syncs or writes the file is told, and new objects are the server's to make as long as it lasts.
+//! What the server refuses for good is kept as a conflict and said in the log; calls on the object
+//! then fail with the server's error.
 //!
-//! **Journal.** An object is acknowledged when its record is where a kill of this process does not reach it; `fsync` and `close` wait until it is
-//! durable. That the server has it is durable here before anything is done to it there.
+//! **Journal.** An object is acknowledged when its record is where a kill of this process does not
+//! reach it; `fsync` and `close` wait until it is durable. That the server has it is durable here
+//! before anything is done to it there.
 
 mod begin;
 mod change;
@@ -57,7 +67,8 @@ pub struct AheadOptions {
     pub max_bytes: u64,
     /// Most objects that wait: who makes one more waits for room.
     pub most: usize,
-    /// Most objects that are remembered under a handle of this layer; then new ones are made at the server.
+    /// Most objects that are remembered under a handle of this layer; then new ones are made at the
+    /// server.
     pub most_known: usize,
     /// Calls that create objects at the server at a time.
     pub at_once: usize,
@@ -119,8 +130,8 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// A layer over `below` in which nothing waits. `wal` is the journal that the delayed writes have as well. Must be called inside a tokio
-    /// runtime: a task looks after age.
+    /// A layer over `below` in which nothing waits. `wal` is the journal that the delayed writes
+    /// have as well. Must be called inside a tokio runtime: a task looks after age.
     pub fn new(below: Arc<dyn Vfs>, env: Env, options: AheadOptions, wal: Arc<Wal>) -> Arc<Self> {
         let this = Arc::new_cyclic(|this: &Weak<Self>| Self {
             below,
@@ -179,7 +190,8 @@ impl std::fmt::Debug for Ahead {
     }
 }
 
-/// Stands between the layers below and above when answers are withdrawn: those above know other handles.
+/// Stands between the layers below and above when answers are withdrawn: those above know other
+/// handles.
 struct Relay(Weak<Ahead>);
 
 impl Upcalls for Relay {

@@ -1,55 +1,68 @@
 //! Writes on their way: answered from memory, merged, sent later.
 //!
-//! It knows nothing of NFS: below is a [`Vfs`], which keeps what it acknowledged as unstable until it is committed. It
-//! promises what a local page cache promises, and what close-to-open needs: a write is answered at once and every
-//! read through this layer sees it; `commit` (fsync) and `close` return when everything is on stable storage, or with the
-//! reason why not.
+//! It knows nothing of NFS: below is a [`Vfs`], which keeps what it acknowledged as unstable until
+//! it is committed. It promises what a local page cache promises, and what close-to-open needs: a
+//! write is answered at once and every read through this layer sees it; `commit` (fsync) and
+//! `close` return when everything is on stable storage, or with the reason why not.
 //!
-//! **Sending.** Written bytes become dirty extents (`extents.rs`) under the open and credential of their writer. A
-//! chunk of `wsize_bytes` without gaps is sent at once, so that a sequential writer keeps several WRITEs in flight; the rest
-//! waits for fsync, close, age, lack of room, or a call that needs the server to have it. Overlapping
-//! versions of a byte reach the server one after the other. What is left at fsync or close and fits into one WRITE
-//! is written with `Stability::Stable`, which saves the COMMIT; what has gaps goes side by side, with one COMMIT behind it.
+//! **Sending.** Written bytes become dirty extents (`extents.rs`) under the open and credential of
+//! their writer. A chunk of `wsize_bytes` without gaps is sent at once, so that a sequential writer
+//! keeps several WRITEs in flight; the rest waits for fsync, close, age, lack of room, or a call
+//! that needs the server to have it. Overlapping versions of a byte reach the server one after the
+//! other. What is left at fsync or close and fits into one WRITE is written with
+//! `Stability::Stable`, which saves the COMMIT; what has gaps goes side by side, with one COMMIT
+//! behind it.
 //!
-//! **Room.** At most `dirty_max_bytes` for the mount; a file may have as much as is free (and at most `file_max_bytes`), so
-//! that n files at top speed leave 1/(n+1) free for others. A writer without room waits until something of its own file was
-//! sent; a file that has nothing here and finds no room is written through.
+//! **Room.** At most `dirty_max_bytes` for the mount; a file may have as much as is free (and at
+//! most `file_max_bytes`), so that n files at top speed leave 1/(n+1) free for others. A writer
+//! without room waits until something of its own file was sent; a file that has nothing here and
+//! finds no room is written through.
 //!
-//! **Order.** A change of length waits for what is in flight beyond it and voids what is dirty there; other changes of
-//! attributes, allocating, punching, copying, locks and `O_SYNC` writes send the file first, because a later WRITE
-//! would spoil their effect or because another client is meant to see it. Two handles of one file are two files here.
+//! **Order.** A change of length waits for what is in flight beyond it and voids what is dirty
+//! there; other changes of attributes, allocating, punching, copying, locks and `O_SYNC` writes
+//! send the file first, because a later WRITE would spoil their effect or because another client is
+//! meant to see it. Two handles of one file are two files here.
 //!
-//! **Attributes** that a file's creator sets wait for its last bytes (`owed.rs`), and all of that goes in one call
-//! (`finish.rs`) when it fits into one WRITE's worth of bytes: a small file costs its creation and that call.
+//! **Attributes** that a file's creator sets wait for its last bytes (`owed.rs`), and all of that
+//! goes in one call (`finish.rs`) when it fits into one WRITE's worth of bytes: a small file costs
+//! its creation and that call.
 //!
-//! **Errors.** A refusal that will not change (EACCES, EROFS, EFBIG, ESTALE and the like) drops the bytes, as Linux does.
-//! Anything else (ENOSPC, EDQUOT, EIO of a silent server) keeps them: they are tried again by every fsync, by writes and
-//! by themselves with growing pauses, until the open they were written through is closed, which drops them and
-//! says so. Either way the error is told once to each open of the file, at its next write, fsync or close; an fsync
-//! whose own try fails always says so. While bytes are kept like that, writes fail with the same error and take nothing, so
-//! that a full server looks full.
+//! **Errors.** A refusal that will not change (EACCES, EROFS, EFBIG, ESTALE and the like) drops the
+//! bytes, as Linux does. Anything else (ENOSPC, EDQUOT, EIO of a silent server) keeps them: they
+//! are tried again by every fsync, by writes and by themselves with growing pauses, until the open
+//! they were written through is closed, which drops them and says so. Either way the error is told
+//! once to each open of the file, at its next write, fsync or close; an fsync whose own try fails
+//! always says so. While bytes are kept like that, writes fail with the same error and take
+//! nothing, so that a full server looks full.
 //!
-//! **Journal** ([`Dirty::with_journal`]): a write is acknowledged when it is in a journal on the local disk, and leaves that when the server
-//! has it on stable storage; see `journal.rs` and [`crate::wal`].
+//! **Journal** ([`Dirty::with_journal`]): a write is acknowledged when it is in a journal on the
+//! local disk, and leaves that when the server has it on stable storage; see `journal.rs` and
+//! [`crate::wal`].
 //!
-//! **Gaps** (`fills_gaps`). Beyond the length that the server told under the right to write alone there is nothing but what is here, so a
-//! small gap between two pieces there goes as the zeros that it is read as, and both are one WRITE. Such a flight holds for that right only
-//! (`Cx::only_held`): refused, or without an answer, its pieces go again by themselves, for others may have written into the gap.
+//! **Gaps** (`fills_gaps`). Beyond the length that the server told under the right to write alone
+//! there is nothing but what is here, so a small gap between two pieces there goes as the zeros
+//! that it is read as, and both are one WRITE. Such a flight holds for that right only
+//! (`Cx::only_held`): refused, or without an answer, its pieces go again by themselves, for others
+//! may have written into the gap.
 //!
-//! **Lazy closes** (`lazy_close`): a close leaves what is not sent yet to age, and tells what is known to be wrong; see `lazy.rs`.
+//! **Lazy closes** (`lazy_close`): a close leaves what is not sent yet to age, and tells what is
+//! known to be wrong; see `lazy.rs`.
 //!
-//! **What is shown.** Size: the larger of the server's and the end of what is here. Times, while something is here: the
-//! moment of the last write by the local clock, valid for one answer only; the server will give its own. A question for
-//! the attributes of a file with little dirty data (`stat_flush_bytes`) therefore sends it first, at most once in
-//! `dirty_age`: who writes a file and looks at its times before closing it (git, tar) finds those that stay. Not when nobody is
-//! shown the times ([`Cx::times_unseen`](hither_vfs::Cx)): the kernel asks before each read(2) that follows a write(2), and who reads what he
-//! writes, as assemblers do, would be sent piece by piece.
-//! Change value: from the first local write on a value of this layer's own, a new one for each write. It stays when own
-//! data is sent, because the server's value moves then without anything new, and the kernel must not drop its pages for
-//! that. Once nothing of ours is under way, the server's value is remembered beside it; another one later is
-//! somebody else's change and is shown. A write by somebody else between two of ours cannot be told from ours, so each
-//! open after own data was sent is shown a different value than before: pages read earlier are not trusted
-//! by it. (Under a lease nobody else can write, and the value stays.)
+//! **What is shown.** Size: the larger of the server's and the end of what is here. Times, while
+//! something is here: the moment of the last write by the local clock, valid for one answer only;
+//! the server will give its own. A question for the attributes of a file with little dirty data
+//! (`stat_flush_bytes`) therefore sends it first, at most once in `dirty_age`: who writes a file
+//! and looks at its times before closing it (git, tar) finds those that stay. Not when nobody is
+//! shown the times ([`Cx::times_unseen`](hither_vfs::Cx)): the kernel asks before each read(2) that
+//! follows a write(2), and who reads what he writes, as assemblers do, would be sent piece by
+//! piece.
+//! Change value: from the first local write on a value of this layer's own, a new one for each
+//! write. It stays when own data is sent, because the server's value moves then without anything
+//! new, and the kernel must not drop its pages for that. Once nothing of ours is under way, the
+//! server's value is remembered beside it; another one later is somebody else's change and is
+//! shown. A write by somebody else between two of ours cannot be told from ours, so each open after
+//! own data was sent is shown a different value than before: pages read earlier are not trusted by
+//! it. (Under a lease nobody else can write, and the value stays.)
 
 mod alone;
 mod errors;
@@ -97,8 +110,8 @@ pub struct DirtyOptions {
     pub write_through: bool,
     /// Closing a file does not wait until it is sent (`close=lazy`).
     pub lazy_close: bool,
-    /// The same of files that the server has delegated for writing; with a journal, close and fsync of those wait for that alone
-    /// (`close=delegated`).
+    /// The same of files that the server has delegated for writing; with a journal, close and fsync
+    /// of those wait for that alone (`close=delegated`).
     pub delegated_close: bool,
     /// Bytes of one WRITE, at most; a chunk of them is sent at once.
     pub wsize_bytes: u32,
@@ -108,7 +121,8 @@ pub struct DirtyOptions {
     pub dirty_max_bytes: u64,
     /// Most bytes of one file.
     pub file_max_bytes: u64,
-    /// Most pieces of one file that are apart from each other: what they cost beside their bytes is bounded by this.
+    /// Most pieces of one file that are apart from each other: what they cost beside their bytes is
+    /// bounded by this.
     pub most_pieces: usize,
     /// WRITEs in flight for one file, whole chunks.
     pub flights_per_file: usize,
@@ -116,14 +130,17 @@ pub struct DirtyOptions {
     pub small_flights_per_file: usize,
     /// WRITEs in flight.
     pub flights: usize,
-    /// A question for the attributes of a file with no more dirty bytes than these sends them first; 0: never.
+    /// A question for the attributes of a file with no more dirty bytes than these sends them
+    /// first; 0: never.
     pub stat_flush_bytes: u64,
     /// Times and permissions that a file's creator sets wait for its last bytes.
     pub delay_attributes: bool,
-    /// Small gaps between bytes of a file that nobody else can change go as zeros with them: the layer below heeds `Cx::only_held`.
+    /// Small gaps between bytes of a file that nobody else can change go as zeros with them: the
+    /// layer below heeds `Cx::only_held`.
     pub fills_gaps: bool,
-    /// A copy of no more bytes than these is the caller's to make (`EOPNOTSUPP`): they come along with the open of its source and go along
-    /// with the end of its target, where the server's copy takes calls of its own; 0: the server makes all copies.
+    /// A copy of no more bytes than these is the caller's to make (`EOPNOTSUPP`): they come along
+    /// with the open of its source and go along with the end of its target, where the server's copy
+    /// takes calls of its own; 0: the server makes all copies.
     pub small_copy_bytes: u64,
     /// Nobody else writes, says the user: with a journal, fsync and close wait for that alone.
     pub exclusive: bool,
@@ -181,7 +198,8 @@ pub struct Dirty {
 }
 
 impl Dirty {
-    /// A layer over `below` with nothing written. Must be called inside a tokio runtime: a task looks after age.
+    /// A layer over `below` with nothing written. Must be called inside a tokio runtime: a task
+    /// looks after age.
     pub fn new(below: Arc<dyn Vfs>, env: Env, options: DirtyOptions) -> Arc<Self> {
         Self::with_journal(below, env, options, None)
     }
@@ -271,7 +289,8 @@ impl Dirty {
             if !s.is_idle() || s.lingers || s.forgotten {
                 return;
             }
-            // Whoever asked before it was kept last has his answer, and nothing of ours ended since.
+            // Whoever asked before it was kept last has his answer, and nothing of ours ended
+            // since.
             match s.view.ended == s.kept {
                 true => Keep::No,
                 false => {
@@ -379,8 +398,8 @@ impl Drop for Dirty {
 struct Relay(Weak<Dirty>);
 
 impl Upcalls for Relay {
-    /// Those above let go first (the kernel may have pages to write back), then what is dirty is sent and
-    /// committed: when this ends, a delegation may be returned.
+    /// Those above let go first (the kernel may have pages to write back), then what is dirty is
+    /// sent and committed: when this ends, a delegation may be returned.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
         let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         if let Some(file) = layer.known(fh) {

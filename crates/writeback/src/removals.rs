@@ -1,21 +1,28 @@
 //! Removals wait here: a name is gone for this mount at once, and at the server a little later.
 //!
-//! For mounts whose user declares that nobody else uses them (`writeback=journal,exclusive,creates=here`). It lies below the new objects that wait
-//! (`ahead`) and above the delayed writes. What a program removes is noted in the journal, is not found here any more, and is
-//! removed at the server right away, in many directories side by side; only the program does not wait for that.
+//! For mounts whose user declares that nobody else uses them
+//! (`writeback=journal,exclusive,creates=here`). It lies below the new objects that wait (`ahead`)
+//! and above the delayed writes. What a program removes is noted in the journal, is not found here
+//! any more, and is removed at the server right away, in many directories side by side; only the
+//! program does not wait for that.
 //!
-//! - `table.rs`: which names are gone. `remove.rs`: what may wait, and removing at the server. `vfs.rs`: the calls.
+//! - `table.rs`: which names are gone. `remove.rs`: what may wait, and removing at the server.
+//!   `vfs.rs`: the calls.
 //!
-//! **What waits.** Names of regular files that nobody has open and that have no other name, of symbolic links, and of directories in which the server has
-//! nothing but what waits here as well; in directories that the caller may change and that are not sticky. Everything else is the server's to do, and to refuse.
+//! **What waits.** Names of regular files that nobody has open and that have no other name, of
+//! symbolic links, and of directories in which the server has nothing but what waits here as well;
+//! in directories that the caller may change and that are not sticky. Everything else is the
+//! server's to do, and to refuse.
 //!
-//! **Order.** A directory is removed after everything in it. A call that makes or moves something under a name that is gone, that lists a directory or sets its attributes,
-//! waits until the server has removed what it is about.
+//! **Order.** A directory is removed after everything in it. A call that makes or moves something
+//! under a name that is gone, that lists a directory or sets its attributes, waits until the server
+//! has removed what it is about.
 //!
-//! **Errors.** What may work later is tried again, and meanwhile nothing new waits. What the server refuses for good is there again, and the log says so.
+//! **Errors.** What may work later is tried again, and meanwhile nothing new waits. What the server
+//! refuses for good is there again, and the log says so.
 //!
-//! **Journal.** A removal is acknowledged when its record is where a kill of this process does not reach it. After a crash a name is removed when it still
-//! leads to the object that it led to.
+//! **Journal.** A removal is acknowledged when its record is where a kill of this process does not
+//! reach it. After a crash a name is removed when it still leads to the object that it led to.
 
 mod remove;
 mod table;
@@ -78,7 +85,8 @@ pub struct Removals {
 }
 
 impl Removals {
-    /// A layer over `below` in which nothing waits. `wal` is the journal that the delayed writes have as well. Its calls need a tokio runtime.
+    /// A layer over `below` in which nothing waits. `wal` is the journal that the delayed writes
+    /// have as well. Its calls need a tokio runtime.
     pub fn new(below: Arc<dyn Vfs>, env: Env, options: RemovalsOptions, wal: Arc<Wal>) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| Self {
             below,

@@ -1,14 +1,18 @@
 //! A durable journal of delayed writes: a crash of the client loses nothing that was promised.
 //!
-//! It knows nothing of NFS. The layer of delayed writes appends each write before it acknowledges it, says what it is about to send
-//! and what the server told of the file since, and which records the server has on stable storage. After a crash [`Wal::open`] finds
-//! what is left, and [`Wal::recover`] puts it where it belongs when the file is as it was left, or keeps it as a named conflict.
+//! It knows nothing of NFS. The layer of delayed writes appends each write before it acknowledges
+//! it, says what it is about to send and what the server told of the file since, and which records
+//! the server has on stable storage. After a crash [`Wal::open`] finds what is left, and
+//! [`Wal::recover`] puts it where it belongs when the file is as it was left, or keeps it as a
+//! named conflict.
 //!
-//! - `record`: what is written; `log`: writing, syncing, giving room back; `place`: the directory, and what tests put in its place.
-//! - `scan`: what a crash left; `replay`: what becomes of it; `made`: objects that the server does not have; `conflict`: what could not be
-//!   written.
+//! - `record`: what is written; `log`: writing, syncing, giving room back; `place`: the directory,
+//!   and what tests put in its place.
+//! - `scan`: what a crash left; `replay`: what becomes of it; `made`: objects that the server does
+//!   not have; `conflict`: what could not be written.
 //!
-//! A journal's directory has `lock`, `source` (for humans), `works` (or `failed`, when writes went past it), `*.wal`, `conflicts/` and `aside-*/` with what was damaged.
+//! A journal's directory has `lock`, `source` (for humans), `works` (or `failed`, when writes went
+//! past it), `*.wal`, `conflicts/` and `aside-*/` with what was damaged.
 
 mod conflict;
 mod log;
@@ -123,8 +127,9 @@ pub struct WalStats {
 }
 
 impl Wal {
-    /// Takes the journal in `dir`, making it when it is missing, with what a crash left in it. It takes at most about `max_bytes` of
-    /// disk. `source` is what is mounted, and `of` which file system that is and in what protocol: a line each.
+    /// Takes the journal in `dir`, making it when it is missing, with what a crash left in it. It
+    /// takes at most about `max_bytes` of disk. `source` is what is mounted, and `of` which file
+    /// system that is and in what protocol: a line each.
     ///
     /// # Errors
     /// It cannot be used.
@@ -178,7 +183,8 @@ impl Wal {
         })
     }
 
-    /// Puts what a crash left where it belongs, or keeps it as conflicts; nothing may be written through `below` meanwhile.
+    /// Puts what a crash left where it belongs, or keeps it as conflicts; nothing may be written
+    /// through `below` meanwhile.
     ///
     /// # Errors
     /// What could not be put anywhere stays in the journal.
@@ -218,8 +224,8 @@ impl Wal {
         Ok(outcome)
     }
 
-    /// Keeps the bytes of a new file that the server refuses; path and time of its last change, in seconds since 1970, are for humans.
-    /// Blocks.
+    /// Keeps the bytes of a new file that the server refuses; path and time of its last change, in
+    /// seconds since 1970, are for humans. Blocks.
     pub(crate) fn keep_new(
         &self,
         fh: &Fh,
@@ -375,15 +381,16 @@ fn own(fh: &Fh) -> Fh {
     Fh(bytes::Bytes::copy_from_slice(&fh.0))
 }
 
-/// Whether the journal in a directory holds something that the server may not have; also one that cannot be read. Blocks.
+/// Whether the journal in a directory holds something that the server may not have; also one that
+/// cannot be read. Blocks.
 pub fn holds(dir: &Path) -> bool {
     let numbers = place::segments(dir).unwrap_or_default();
     let left = scan::scan(&numbers, |n| place::read_segment(dir, n));
     !numbers.is_empty() && left.map_or(true, |left| !left.is_empty() || left.damage.is_some())
 }
 
-/// Journals beside that in `dir` that hold something and that nobody uses, each with what was mounted (`source`) and which file system that
-/// is (`of`), as [`Wal::open`] was told. Blocks.
+/// Journals beside that in `dir` that hold something and that nobody uses, each with what was
+/// mounted (`source`) and which file system that is (`of`), as [`Wal::open`] was told. Blocks.
 pub fn left_beside(dir: &Path) -> Vec<(PathBuf, String, String)> {
     let beside = dir.parent().and_then(|all| std::fs::read_dir(all).ok()).into_iter().flatten().flatten();
     let others = beside.map(|entry| entry.path()).filter(|path| path != dir);

@@ -1,5 +1,5 @@
-//! Changes of our own: while one is running nothing is answered from here, and nothing of before is kept, except what writes under a
-//! lease leave as it is (`own`).
+//! Changes of our own: while one is running nothing is answered from here, and nothing of before is
+//! kept, except what writes under a lease leave as it is (`own`).
 
 use super::Disk;
 use super::live::Using;

@@ -1,9 +1,10 @@
 //! The cleaner: what goes when there is too much, or too little is free.
 //!
-//! It begins above the soft limit (its own, or that of the whole directory: `total`), or when the file system has less free than it should, and ends where the policy says
-//! ([`Policy::goal`](crate::policy::Policy::goal)). Entries leave the index one at a time, each under the lock for as long as it takes to
-//! look at a few, and their files are removed by those who may block; no reader waits for it. Files that are pinned are not in the
-//! order at all.
+//! It begins above the soft limit (its own, or that of the whole directory: `total`), or when the
+//! file system has less free than it should, and ends where the policy says
+//! ([`Policy::goal`](crate::policy::Policy::goal)). Entries leave the index one at a time, each
+//! under the lock for as long as it takes to look at a few, and their files are removed by those
+//! who may block; no reader waits for it. Files that are pinned are not in the order at all.
 
 use super::shelf::Shelf;
 use super::stats::add;
@@ -11,7 +12,8 @@ use std::sync::atomic::Ordering;
 
 /// Entries that leave before their files are removed.
 const TURN: u64 = 64;
-/// A file system that was short of space is so no longer when it has more than this part of what is kept to spare.
+/// A file system that was short of space is so no longer when it has more than this part of what is
+/// kept to spare.
 const SLACK_PART: u64 = 8;
 
 impl Shelf {

@@ -1,9 +1,10 @@
 //! One version of one remote file, as far as it is here: a data file and its map.
 //!
-//! A block is readable here as soon as its bytes are in the data file; its record goes to the map after they are on stable storage
-//! (`sync`). A block that is here is never written again, so whoever reads needs no lock while reading. A block known from the
-//! map alone is compared with its checksum before its first use. Files are never cut: an entry that is given up is removed by name,
-//! and who has it open may go on reading.
+//! A block is readable here as soon as its bytes are in the data file; its record goes to the map
+//! after they are on stable storage (`sync`). A block that is here is never written again, so
+//! whoever reads needs no lock while reading. A block known from the map alone is compared with its
+//! checksum before its first use. Files are never cut: an entry that is given up is removed by
+//! name, and who has it open may go on reading.
 
 use super::format::{BLOCK, HEADER, Header, Key, RECORD, Record, Version, names, records, sum};
 use super::io::{Io, IoFile};
@@ -72,7 +73,8 @@ impl Entry {
         let made = data.set_len(version.size).and_then(|()| io.create(&map_name));
         let made = made.and_then(|map| map.write_at(&header, 0));
         if let Err(e) = made {
-            // What is left of it is found and removed at the next start, if it cannot be removed now.
+            // What is left of it is found and removed at the next start, if it cannot be removed
+            // now.
             let _ = io.remove(&data_name);
             let _ = io.remove(&map_name);
             return Err(e);
@@ -80,13 +82,15 @@ impl Entry {
         Ok(Self::new(io, id, (fh.clone(), version), data, HEADER as u64, State::default()))
     }
 
-    /// Reads what the files of an entry say; `InvalidData` when they cannot be believed. `mend`: a torn end is cut off.
+    /// Reads what the files of an entry say; `InvalidData` when they cannot be believed. `mend`: a
+    /// torn end is cut off.
     pub fn load(io: &Arc<dyn Io>, key: Key, id: u64, mend: bool) -> io::Result<Self> {
         let (data_name, map_name) = names(key, id);
         let (data, map) = (io.open(&data_name)?, io.open(&map_name)?);
         let len = map.len()?;
         if len < HEADER as u64 {
-            // It was not on the disk yet when the power failed: nothing is wrong, there is just nothing.
+            // It was not on the disk yet when the power failed: nothing is wrong, there is just
+            // nothing.
             return Err(io::Error::new(ErrorKind::NotFound, "a map that was only begun"));
         }
         let mut header = [0; HEADER];
@@ -193,8 +197,8 @@ impl Entry {
         let sum = sum(data);
         self.data.write_at(data, at)?;
         let mut s = self.state.lock();
-        // Given up meanwhile: whoever did so has looked, or will look under this lock, at which blocks are here (a write that
-        // withholds the entry), so nothing may come after it.
+        // Given up meanwhile: whoever did so has looked, or will look under this lock, at which
+        // blocks are here (a write that withholds the entry), so nothing may come after it.
         if self.is_dead() {
             return Ok(false);
         }
@@ -204,8 +208,9 @@ impl Entry {
         Ok(true)
     }
 
-    /// The entry of a later version that differs from this one in blocks that are `touched` and beyond the end alone: it takes
-    /// the data file over. For one that was given up, and whose map was removed before.
+    /// The entry of a later version that differs from this one in blocks that are `touched` and
+    /// beyond the end alone: it takes the data file over. For one that was given up, and whose map
+    /// was removed before.
     pub fn heir(&self, id: u64, version: Version, touched: &BTreeSet<u64>) -> io::Result<Self> {
         let _no_puts = self.putting.lock();
         let _no_syncs = self.syncing.lock();
@@ -239,7 +244,8 @@ impl Entry {
         Ok(Self::new(&self.io, id, (self.fh.clone(), version), self.data.clone(), end, state))
     }
 
-    /// Makes what is here durable: first the bytes, then the records. After an error the entry is of no use.
+    /// Makes what is here durable: first the bytes, then the records. After an error the entry is
+    /// of no use.
     pub fn sync(&self) -> io::Result<()> {
         let mut end = self.syncing.lock();
         if self.is_dead() {

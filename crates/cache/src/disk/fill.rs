@@ -1,8 +1,10 @@
-//! Writing behind: blocks go to the disk after they were handed up, and become durable a little later.
+//! Writing behind: blocks go to the disk after they were handed up, and become durable a little
+//! later.
 //!
-//! One task takes blocks from the queue and writes them, another makes entries durable: both use threads for disk calls.
-//! The memory of the queue is bounded by a semaphore; who finds it exhausted does not add. An error of the disk drops the entry and
-//! stops adding for a while; the same task calls the cleaner, which no reader waits for.
+//! One task takes blocks from the queue and writes them, another makes entries durable: both use
+//! threads for disk calls. The memory of the queue is bounded by a semaphore; who finds it
+//! exhausted does not add. An error of the disk drops the entry and stops adding for a while; the
+//! same task calls the cleaner, which no reader waits for.
 
 use super::entry::Entry;
 use super::held::Held;
@@ -188,8 +190,8 @@ impl Disk {
         let admitted = shelf.admits(&entry, job.bytes.len() as u64);
         let put = admitted && shelf.put(&entry, job.block, &job.bytes)?;
         if held.is_dead() {
-            // Whoever ended the version dropped what there was, perhaps just before this was made; by a slow clock the next version may
-            // look like it.
+            // Whoever ended the version dropped what there was, perhaps just before this was made;
+            // by a slow clock the next version may look like it.
             shelf.forget(entry.key, Some(entry.id));
         }
         Ok(match (put, admitted) {
@@ -259,7 +261,8 @@ impl Disk {
         gone
     }
 
-    /// Returns when all that was on its way is on the disk, and durable a moment later, or after `within`.
+    /// Returns when all that was on its way is on the disk, and durable a moment later, or after
+    /// `within`.
     pub(super) async fn drain(&self, within: Duration) {
         let all = u32::try_from(self.options.queue_bytes / QUEUE_UNIT).unwrap_or(u32::MAX);
         let _no_more = self.passing.close();

@@ -1,10 +1,12 @@
 //! Fill-in: files that were read in part are completed while nothing else is asked for.
 //!
-//! When an open for reading ends and more than a tenth of the file is here, but not all, the file becomes a candidate, with its reader's
-//! credential. Fewest missing bytes go first, of equals the smaller file (P0, nfsfillind). A candidate's version is asked for, and
-//! what is missing of it is read below by handle, a few calls at a time: without an open, so that the server and the layers below
-//! have no state of it that a removal would meet. As soon as anybody asks for something, no further call is made
-//! until it has been quiet for a moment. What comes is taken as if a reader had asked for it.
+//! When an open for reading ends and more than a tenth of the file is here, but not all, the file
+//! becomes a candidate, with its reader's credential. Fewest missing bytes go first, of equals the
+//! smaller file (P0, nfsfillind). A candidate's version is asked for, and what is missing of it is
+//! read below by handle, a few calls at a time: without an open, so that the server and the layers
+//! below have no state of it that a removal would meet. As soon as anybody asks for something, no
+//! further call is made until it has been quiet for a moment. What comes is taken as if a reader
+//! had asked for it.
 
 use super::format::{BLOCK, Key};
 use super::held::{Came, Fetch, Held};

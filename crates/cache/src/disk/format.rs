@@ -1,10 +1,11 @@
 //! What stands in an entry's two files.
 //!
-//! `KEY-ID.d` holds the bytes of the remote file at their own offsets, holes where nothing was read; its length is the remote
-//! file's. `KEY-ID.m` is its map: a header that says of which file and version, then a log of records, one per block that is on
-//! stable storage with its checksum. Every part carries a checksum that the entry's random id is mixed into, so that
-//! neither a torn write nor a piece of another file passes for a record. The log ends at the first record that is not whole.
-//! Integers are little-endian.
+//! `KEY-ID.d` holds the bytes of the remote file at their own offsets, holes where nothing was
+//! read; its length is the remote file's. `KEY-ID.m` is its map: a header that says of which file
+//! and version, then a log of records, one per block that is on stable storage with its checksum.
+//! Every part carries a checksum that the entry's random id is mixed into, so that neither a torn
+//! write nor a piece of another file passes for a record. The log ends at the first record that is
+//! not whole. Integers are little-endian.
 
 use hither_vfs::Fh;
 use twox_hash::XxHash3_64;

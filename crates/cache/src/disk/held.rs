@@ -1,9 +1,11 @@
-//! What is here of one version of one file: its entry on disk, blocks in memory on their way there, and calls for more.
+//! What is here of one version of one file: its entry on disk, blocks in memory on their way there,
+//! and calls for more.
 //!
-//! A block is in one of four places and moves on in this order: nowhere, in a call below (`fetching`), in memory (`ready`), in the
-//! entry. Each step is taken under one lock, the next place before the last is left, so that a reader always finds it. Whoever
-//! wants a block that is nowhere starts a call; whoever wants one in a call waits for it. Calls run to their end, whoever started
-//! them. When the version is over, what comes is handed to those who wait and kept nowhere.
+//! A block is in one of four places and moves on in this order: nowhere, in a call below
+//! (`fetching`), in memory (`ready`), in the entry. Each step is taken under one lock, the next
+//! place before the last is left, so that a reader always finds it. Whoever wants a block that is
+//! nowhere starts a call; whoever wants one in a call waits for it. Calls run to their end, whoever
+//! started them. When the version is over, what comes is handed to those who wait and kept nowhere.
 
 use super::entry::{Entry, Have};
 use super::fill::Job;
@@ -166,8 +168,9 @@ impl Held {
             || inner.entry.as_ref().is_some_and(|e| e.have(block) != Have::No)
     }
 
-    /// Where each block of `first..=last` is. Blocks that are nowhere are put into calls of at most `most` blocks, to be made
-    /// by the caller. With `only_if_missing`, nothing happens and `None` is answered when any block is here.
+    /// Where each block of `first..=last` is. Blocks that are nowhere are put into calls of at most
+    /// `most` blocks, to be made by the caller. With `only_if_missing`, nothing happens and `None`
+    /// is answered when any block is here.
     pub fn places(
         &self,
         first: u64,
@@ -377,7 +380,8 @@ impl Disk {
         }
     }
 
-    /// Keeps bytes that came along with attributes of exactly this version, from the start of the file.
+    /// Keeps bytes that came along with attributes of exactly this version, from the start of the
+    /// file.
     pub(super) fn keep_first(&self, held: &Arc<Held>, data: &Data) {
         if !self.may_store() || data.len() as u64 > held.version.size {
             return;
@@ -411,8 +415,9 @@ impl Disk {
         tokio::time::timeout(ROOM_WITHIN, room).await.ok()?.ok()
     }
 
-    /// Returns when half the memory of the queue is free, or nothing can be added anyway, for those who read for the cache's sake
-    /// alone and faster than the disk writes. It takes nothing from readers, so several who wait may go on at once.
+    /// Returns when half the memory of the queue is free, or nothing can be added anyway, for those
+    /// who read for the cache's sake alone and faster than the disk writes. It takes nothing from
+    /// readers, so several who wait may go on at once.
     pub async fn roomy(&self) {
         let half = usize::try_from(self.options.queue_bytes / QUEUE_UNIT / 2).unwrap_or(usize::MAX);
         while self.queue.available_permits() < half && self.may_store() {

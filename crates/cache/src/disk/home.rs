@@ -1,8 +1,10 @@
 //! The cache directory: whose it is, and that only one daemon at a time uses a part of it.
 //!
-//! `DIR/hither-cache` marks it as ours. Each identity (a server and what of it is mounted) has a part of its own, `DIR/HASH/`,
-//! and a file `DIR/HASH.lock` that whoever uses the part holds locked (flock), and in which he says how much it takes. `DIR/HASH/format` says version and identity; a part
-//! that says something else is renamed to `DIR/HASH.aside-N` and a new one begun. A directory with other things in it is left alone.
+//! `DIR/hither-cache` marks it as ours. Each identity (a server and what of it is mounted) has a
+//! part of its own, `DIR/HASH/`, and a file `DIR/HASH.lock` that whoever uses the part holds locked
+//! (flock), and in which he says how much it takes. `DIR/HASH/format` says version and identity; a
+//! part that says something else is renamed to `DIR/HASH.aside-N` and a new one begun. A directory
+//! with other things in it is left alone.
 
 use super::format::Key;
 use super::total;

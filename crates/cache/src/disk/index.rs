@@ -1,6 +1,7 @@
 //! The entries of a shelf in memory: found by key, ordered by the cleaner's policy.
 //!
-//! About ninety bytes an entry: a slot in the order's slab, and five bytes in a hash table of places. It knows nothing of the disk.
+//! About ninety bytes an entry: a slot in the order's slab, and five bytes in a hash table of
+//! places. It knows nothing of the disk.
 
 use super::entry::Entry;
 use super::format::Key;
@@ -142,7 +143,8 @@ impl Index {
         self.bytes += bytes;
     }
 
-    /// Whether an entry may take so many bytes more where others have to go for them; see [`Order::may_displace`].
+    /// Whether an entry may take so many bytes more where others have to go for them; see
+    /// [`Order::may_displace`].
     pub fn may_displace(&self, key: Key, more: u64, whole_bytes: u64, soft_bytes: u64) -> bool {
         self.place(key).is_some_and(|place| self.order.may_displace(place, more, whole_bytes, soft_bytes))
     }
@@ -154,7 +156,8 @@ impl Index {
         }
     }
 
-    /// The entry that is to go next leaves; with the space it took. What somebody has open is passed over, up to 64 of them in a row.
+    /// The entry that is to go next leaves; with the space it took. What somebody has open is
+    /// passed over, up to 64 of them in a row.
     pub fn evict(&mut self) -> Option<(Slot, u64)> {
         let (place, slot, bytes) = self.order.evict(Slot::is_open)?;
         self.lose(slot.key, place);

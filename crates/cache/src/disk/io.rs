@@ -1,6 +1,8 @@
-//! The disk as the cache sees it: the lowest interface, through which tests inject faults and power cuts.
+//! The disk as the cache sees it: the lowest interface, through which tests inject faults and power
+//! cuts.
 //!
-//! Names are relative to one directory that belongs to the cache alone: `ab/name`, two levels. All calls block.
+//! Names are relative to one directory that belongs to the cache alone: `ab/name`, two levels. All
+//! calls block.
 
 use std::fs::File;
 use std::io;
@@ -52,7 +54,8 @@ pub(super) trait IoFile: Send + Sync + 'static {
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Returns when what was written is on stable storage, with the length.
     fn sync_data(&self) -> io::Result<()>;
-    /// The system begins to put what was written on the disk; without it that may take half a minute.
+    /// The system begins to put what was written on the disk; without it that may take half a
+    /// minute.
     fn write_soon(&self);
     /// The file itself, for others to read from.
     fn backing(&self) -> Option<Arc<File>>;
@@ -180,7 +183,8 @@ impl IoFile for RealFile {
     }
 
     fn write_soon(&self) {
-        // On Linux this begins to write what is dirty, and waits for nothing; the page that goes is not needed.
+        // On Linux this begins to write what is dirty, and waits for nothing; the page that goes is
+        // not needed.
         let _ = rustix::fs::fadvise(&*self.0, 0, None, rustix::fs::Advice::DontNeed);
     }
 

@@ -1,4 +1,5 @@
-//! What is known of a file that is in use: its version, how long that holds, and what is here under it.
+//! What is known of a file that is in use: its version, how long that holds, and what is here under
+//! it.
 
 use super::format::{Key, Version};
 use super::held::Held;
@@ -30,7 +31,8 @@ pub(super) struct State {
     pub changing: usize,
     /// Questions with lower numbers were sent before the end of a change of our own.
     pub barrier: u64,
-    /// What was asked for up to this moment does not say how long anything holds: somebody else may have had a lock then.
+    /// What was asked for up to this moment does not say how long anything holds: somebody else may
+    /// have had a lock then.
     pub doubted: Option<Instant>,
     pub known: Option<Known>,
     pub held: Option<Arc<Held>>,
@@ -164,7 +166,8 @@ impl Disk {
     pub(super) fn using(&self, fh: &Fh) -> Using {
         let mut lives = self.lives.lock();
         let live = lives.entry(fh.clone()).or_insert_with(|| {
-            // Its changes of before are forgotten: what was asked for before the last change to any file tells nothing.
+            // Its changes of before are forgotten: what was asked for before the last change to any
+            // file tells nothing.
             let state = State { barrier: self.fence.load(Ordering::Acquire), ..State::default() };
             Arc::new(Live { state: Mutex::new(state), ..Live::default() })
         });
@@ -190,7 +193,8 @@ impl Disk {
         Ticket { seq: self.ask(), withdrawals, at: Instant::now(), second_hand: false }
     }
 
-    /// Takes in attributes of a file in use, if any. What is held under them when they are believed.
+    /// Takes in attributes of a file in use, if any. What is held under them when they are
+    /// believed.
     pub(super) fn learn(&self, fh: &Fh, attrs: &Attrs, ticket: Ticket) -> Option<Arc<Held>> {
         let live = self.used(fh)?;
         self.learn_live(fh, &live, attrs, ticket)

@@ -1,8 +1,9 @@
 //! What the layers above want to find again after a restart: pieces of bytes, opaque here.
 //!
-//! Each set of pieces is a file `memo/NUMBER.n` of its own: the pieces first, then, when they are on stable storage, the header
-//! that makes it valid; then those before it are removed. So there is a whole one at any moment, or none at first. Every piece has a
-//! checksum that the file's random id and the piece's place are mixed into; a damaged piece is left out.
+//! Each set of pieces is a file `memo/NUMBER.n` of its own: the pieces first, then, when they are
+//! on stable storage, the header that makes it valid; then those before it are removed. So there is
+//! a whole one at any moment, or none at first. Every piece has a checksum that the file's random
+//! id and the piece's place are mixed into; a damaged piece is left out.
 
 use super::Disk;
 use super::io::Io;
@@ -126,7 +127,8 @@ fn parse(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, u64)> {
 }
 
 impl Disk {
-    /// The pieces that were given to [`Disk::set_memo`] last, perhaps by a daemon before; damaged ones are left out.
+    /// The pieces that were given to [`Disk::set_memo`] last, perhaps by a daemon before; damaged
+    /// ones are left out.
     pub async fn memo(&self) -> Vec<Vec<u8>> {
         let Some(shelf) = self.shelf() else { return Vec::new() };
         let found = self.blocking(move || read(&*shelf.io)).await.and_then(|found| found);
@@ -147,7 +149,8 @@ impl Disk {
         }
     }
 
-    /// Keeps pieces over a restart, in place of those before. Nothing happens while nothing is added to the cache.
+    /// Keeps pieces over a restart, in place of those before. Nothing happens while nothing is
+    /// added to the cache.
     pub async fn set_memo(&self, pieces: Vec<Vec<u8>>) {
         let (Some(shelf), true) = (self.shelf(), self.may_add()) else { return };
         let id = (self.env.random)();

@@ -1,15 +1,20 @@
 //! What is here of files that this mount writes, when nobody else can have written them.
 //!
-//! A write makes another version of its file, and an answer that tells the new version does not tell whether somebody else wrote
-//! besides: a WRITE and the attributes around it are not one step at the server, and change attributes are made of clocks, so that
-//! they do not tell how many changes there were (RFC 8881 section 5.8.1.4; NFSv3's attributes of before a WRITE, RFC 1813 section 2.6, are left
-//! out by nfs-ganesha 4.3 and Linux 6.1). So own writes drop what is here of a file (`changing`), except under a lease: as long as it is not withdrawn nobody else writes, and the first version told when all writes are over differs from the
-//! one before in the bytes that were written here and in nothing else.
+//! A write makes another version of its file, and an answer that tells the new version does not
+//! tell whether somebody else wrote besides: a WRITE and the attributes around it are not one step
+//! at the server, and change attributes are made of clocks, so that they do not tell how many
+//! changes there were (RFC 8881 section 5.8.1.4; NFSv3's attributes of before a WRITE, RFC 1813
+//! section 2.6, are left out by nfs-ganesha 4.3 and Linux 6.1). So own writes drop what is here of
+//! a file (`changing`), except under a lease: as long as it is not withdrawn nobody else writes,
+//! and the first version told when all writes are over differs from the one before in the bytes
+//! that were written here and in nothing else.
 //!
-//! From the beginning of a write under a lease the file's entry is withheld here: out of the shelf, its data still on the
-//! disk. Blocks that are written from then on are noted as touched. When a version is told under the same lease by an answer that was
-//! asked for after the end of all writes, the others are that version's; and when the file is kept under it (`live`), its entry is
-//! made of them. Whatever ends the lease ends this too, at once, and so does every change that is not a write.
+//! From the beginning of a write under a lease the file's entry is withheld here: out of the shelf,
+//! its data still on the disk. Blocks that are written from then on are noted as touched. When a
+//! version is told under the same lease by an answer that was asked for after the end of all
+//! writes, the others are that version's; and when the file is kept under it (`live`), its entry is
+//! made of them. Whatever ends the lease ends this too, at once, and so does every change that is
+//! not a write.
 
 use super::Disk;
 use super::entry::{Entry, Have, block_of};
@@ -80,7 +85,8 @@ impl Own {
         }
     }
 
-    /// A version was told of a file none of whose changes is running, by an answer that was asked for after their end.
+    /// A version was told of a file none of whose changes is running, by an answer that was asked
+    /// for after their end.
     pub fn told(&self, shelf: Option<&Shelf>, fh: &Fh, version: Version, valid: Validity) {
         let mut files = self.files.lock();
         let Some(kept) = files.get_mut(fh) else { return };
@@ -109,8 +115,8 @@ impl Own {
 }
 
 impl Disk {
-    /// A write of a file begins; its state is locked. What is here of the file is withheld if it can be used afterwards, or
-    /// goes.
+    /// A write of a file begins; its state is locked. What is here of the file is withheld if it
+    /// can be used afterwards, or goes.
     pub(super) fn withhold(&self, s: &State, fh: &Fh, range: FileRange) {
         let (first, last) = (block_of(range.start_bytes), block_of(range.end_bytes.saturating_sub(1)));
         let written = |entry: &Entry| {

@@ -1,4 +1,5 @@
-//! The calls, each passed on; attributes are looked at on their way up, and changes drop what is here of a file.
+//! The calls, each passed on; attributes are looked at on their way up, and changes drop what is
+//! here of a file.
 
 use super::Disk;
 use super::live::Ticket;
@@ -108,8 +109,9 @@ impl Disk {
         answers
     }
 
-    /// Starts of files that are here: nothing of them is read below, which tells each one's version, that the caller may read
-    /// it, and brings a lease where there are leases; the bytes are here if that is still the version.
+    /// Starts of files that are here: nothing of them is read below, which tells each one's
+    /// version, that the caller may read it, and brings a lease where there are leases; the bytes
+    /// are here if that is still the version.
     async fn starts_here(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let ticket = self.ticket();
         let mut answers = self.below.read_many(cx, files, holder, 0).await;
@@ -125,7 +127,8 @@ impl Disk {
     }
 
     async fn walk_on(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
-        // Bytes that are here already need not come again: whether they are still right is told by the attributes.
+        // Bytes that are here already need not come again: whether they are still right is told by
+        // the attributes.
         let spare = at.path.is_empty()
             && want.read_bytes > 0
             && want.access.intersects(Access::READ | Access::EXECUTE)
@@ -607,7 +610,8 @@ impl Vfs for Disk {
     }
 
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-        // Once, as the interface says; a second subscriber would be a mistake of who builds the stack.
+        // Once, as the interface says; a second subscriber would be a mistake of who builds the
+        // stack.
         let _ = self.above.set(upcalls);
     }
 

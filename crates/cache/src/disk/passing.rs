@@ -1,7 +1,8 @@
 //! Blocks that pass by: those of a large file that the cache does not keep.
 //!
-//! They were asked for ahead of a reader who has yet to come for them, so they stay in memory for a while: the last ones, as many
-//! as a part of the queue's memory holds, whatever files they are of. The room of a block in the queue stays taken.
+//! They were asked for ahead of a reader who has yet to come for them, so they stay in memory for a
+//! while: the last ones, as many as a part of the queue's memory holds, whatever files they are of.
+//! The room of a block in the queue stays taken.
 
 use super::fill::Job;
 use super::held::Held;
@@ -10,8 +11,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Of eight parts of the queue's memory so many. More than the window ahead of one reader, and less than half: those who wait
-/// for half of it ([`roomy`](super::Disk::roomy)) would wait for ever.
+/// Of eight parts of the queue's memory so many. More than the window ahead of one reader, and less
+/// than half: those who wait for half of it ([`roomy`](super::Disk::roomy)) would wait for ever.
 const PARTS: usize = 3;
 
 /// The last blocks that passed by.

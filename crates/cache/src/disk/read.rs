@@ -1,7 +1,8 @@
-//! Reads: from what is here as far as it holds, from below for the rest, and ahead of sequential readers.
+//! Reads: from what is here as far as it holds, from below for the rest, and ahead of sequential
+//! readers.
 //!
-//! The window ahead of a sequential reader doubles whenever the reader has to wait for a call all the same, so it comes to
-//! cover latency times bandwidth, whatever these are.
+//! The window ahead of a sequential reader doubles whenever the reader has to wait for a call all
+//! the same, so it comes to cover latency times bandwidth, whatever these are.
 
 use super::entry::{Entry, Have, block_of};
 use super::format::BLOCK;
@@ -18,7 +19,8 @@ use tokio::time::Instant;
 
 /// First window ahead, in bytes.
 const WINDOW: u64 = 512 << 10;
-/// Reads that are no farther apart than this are sequential: the kernel's own read-ahead comes out of order.
+/// Reads that are no farther apart than this are sequential: the kernel's own read-ahead comes out
+/// of order.
 const NEAR: u64 = 1 << 20;
 /// Tries to answer from here before the read is passed on.
 const TRIES: u32 = 4;

@@ -1,9 +1,10 @@
 //! The index of a shelf on disk, from an orderly end to the next start.
 //!
-//! `memo/index.x`: a header, then a record an entry in the order of the cleaner's policy, all under one checksum. It is written when
-//! nothing is added any more, and made invalid, durably, before anything else happens after a start: so it never tells of an earlier
-//! state. Without it every file of the directory is looked at. It says which entries there are and which go first; which bytes
-//! are valid is said by each entry's own map alone.
+//! `memo/index.x`: a header, then a record an entry in the order of the cleaner's policy, all under
+//! one checksum. It is written when nothing is added any more, and made invalid, durably, before
+//! anything else happens after a start: so it never tells of an earlier state. Without it every
+//! file of the directory is looked at. It says which entries there are and which go first; which
+//! bytes are valid is said by each entry's own map alone.
 
 use super::format::Key;
 use super::index::{Index, Slot};
@@ -90,7 +91,8 @@ pub(super) fn policy(io: &dyn Io) -> Option<Policy> {
     Policy::ALL.get(usize::from(head[8])).copied().filter(|_| head.starts_with(&MAGIC))
 }
 
-/// What was written, if it is whole: entries with their space, and what the policy knew of them if it was `policy`.
+/// What was written, if it is whole: entries with their space, and what the policy knew of them if
+/// it was `policy`.
 pub(super) fn read(io: &dyn Io, policy: Policy) -> Option<Vec<(Slot, u64, Option<Kept>)>> {
     let file = io.open(NAME).ok()?;
     let len = file.len().ok().filter(|len| (HEADER as u64..FILE_MAX).contains(len))?;

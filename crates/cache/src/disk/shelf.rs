@@ -1,9 +1,10 @@
-//! All entries of one cache directory: which there are, how much they take, which go first. All calls block, except
-//! [`Shelf::has`], [`Shelf::forget`] and where it is said.
+//! All entries of one cache directory: which there are, how much they take, which go first. All
+//! calls block, except [`Shelf::has`], [`Shelf::forget`] and where it is said.
 //!
-//! The index in memory comes from an orderly end before (`saved`), or is made of file names and sizes at the start; maps are read when
-//! their file is first asked for. There is one entry a filehandle: another version replaces it. Entries leave the index at once and
-//! the disk a little later.
+//! The index in memory comes from an orderly end before (`saved`), or is made of file names and
+//! sizes at the start; maps are read when their file is first asked for. There is one entry a
+//! filehandle: another version replaces it. Entries leave the index at once and the disk a little
+//! later.
 
 use super::entry::Entry;
 use super::format::{Key, Version, names, parse_name};
@@ -47,11 +48,12 @@ pub(super) struct Shelf {
     pub index: Mutex<Index>,
     makers: [Mutex<()>; LOCKS],
     trash: Mutex<Vec<String>>,
-    /// Entries that were here as a whole, every block compared with its checksum since the start or put since then: they need not
-    /// be compared again when they are looked at next.
+    /// Entries that were here as a whole, every block compared with its checksum since the start or
+    /// put since then: they need not be compared again when they are looked at next.
     whole: Mutex<HashSet<u64>>,
     pub cleaning: Mutex<()>,
-    /// What was kept when the file system was found short of space, less what was missing; `u64::MAX` when it is not short.
+    /// What was kept when the file system was found short of space, less what was missing;
+    /// `u64::MAX` when it is not short.
     pub tight_bytes: AtomicU64,
     /// Space that entries take which are not in the index because they are being written.
     withheld_bytes: AtomicU64,
@@ -158,21 +160,23 @@ impl Shelf {
         bytes >= self.limits.hard_bytes || self.total.get().is_some_and(|total| total.is_full(bytes))
     }
 
-    /// Whether there is room for `more` bytes without anything having to go for them. Does not block.
+    /// Whether there is room for `more` bytes without anything having to go for them. Does not
+    /// block.
     pub fn is_roomy(&self, more: u64) -> bool {
         let bytes = self.size().1.saturating_add(more);
         let all = self.total.get().is_none_or(|total| total.bytes(bytes) <= total.soft_bytes);
         bytes <= self.soft_bytes() && all
     }
 
-    /// So much is kept here before something has to go: a soft limit, or what the file system has room for.
+    /// So much is kept here before something has to go: a soft limit, or what the file system has
+    /// room for.
     fn soft_bytes(&self) -> u64 {
         let all = self.total.get().map_or(u64::MAX, |total| total.soft_bytes);
         self.limits.soft_bytes.min(all).min(self.tight_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether a block of an entry is taken in, or read past the cache: a large file that is read once does not push out what
-    /// is used. Does not block.
+    /// Whether a block of an entry is taken in, or read past the cache: a large file that is read
+    /// once does not push out what is used. Does not block.
     pub fn admits(&self, entry: &Entry, more: u64) -> bool {
         let whole_bytes = entry.version.size.saturating_add(ENTRY_COST);
         self.is_roomy(more) || self.index.lock().may_displace(entry.key, more, whole_bytes, self.soft_bytes())
@@ -314,7 +318,8 @@ impl Shelf {
         }
     }
 
-    /// Gives an entry up (that with `id`, or whichever there is). Who reads from it may go on. Does not block.
+    /// Gives an entry up (that with `id`, or whichever there is). Who reads from it may go on. Does
+    /// not block.
     pub fn forget(&self, key: Key, id: Option<u64>) -> bool {
         let Some(slot) = self.index.lock().remove(key, id) else { return false };
         self.gone(&slot);
@@ -330,8 +335,8 @@ impl Shelf {
         self.throw_away(slot.key, slot.id);
     }
 
-    /// Takes an entry out as [`Shelf::forget`] does, but its data stay on the disk, for [`Shelf::adopt`] or [`Shelf::discard`].
-    /// They take space all the while, `bytes` of it.
+    /// Takes an entry out as [`Shelf::forget`] does, but its data stay on the disk, for
+    /// [`Shelf::adopt`] or [`Shelf::discard`]. They take space all the while, `bytes` of it.
     pub fn withhold(&self, entry: &Entry, bytes: u64) -> bool {
         if self.limits.read_only || !self.forget(entry.key, Some(entry.id)) {
             return false;
@@ -354,7 +359,8 @@ impl Shelf {
         self.trash.lock().push(names(entry.key, entry.id).0);
     }
 
-    /// The data of an entry that was withheld are those of a later version, but for blocks that were `touched`.
+    /// The data of an entry that was withheld are those of a later version, but for blocks that
+    /// were `touched`.
     pub fn adopt(
         &self,
         (old, bytes): (&Entry, u64),

@@ -70,7 +70,8 @@ counters! {
     queue_full,
     /// Blocks that were not kept because the cache or its file system was full.
     refused_full,
-    /// Blocks that were not kept because their file is large, was read once and has its share of a full cache.
+    /// Blocks that were not kept because their file is large, was read once and has its share of a
+    /// full cache.
     refused_large,
     /// Entries that the cleaner removed.
     evictions,

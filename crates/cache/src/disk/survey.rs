@@ -24,8 +24,8 @@ pub struct DiskPart {
     pub check: Option<DiskCheck>,
 }
 
-/// Looks through a cache directory. With `check`, everything is compared with its checksum and what differs is dropped; otherwise
-/// nothing is changed.
+/// Looks through a cache directory. With `check`, everything is compared with its checksum and what
+/// differs is dropped; otherwise nothing is changed.
 ///
 /// # Errors
 /// It is no cache directory, or cannot be read: a line for the user.
@@ -87,8 +87,8 @@ fn look(dir: &Path, home: &Home, check: bool, env: &Env, part: &mut DiskPart) ->
     Ok(())
 }
 
-/// Drops everything that is not pinned from the parts of a cache directory that nobody uses; entries that went, and parts that
-/// are in use.
+/// Drops everything that is not pinned from the parts of a cache directory that nobody uses;
+/// entries that went, and parts that are in use.
 ///
 /// # Errors
 /// It is no cache directory, or cannot be read: a line for the user.

@@ -1,4 +1,5 @@
-//! What is answered from here is what the server has, however often the cache, the disk or the power fails.
+//! What is answered from here is what the server has, however often the cache, the disk or the
+//! power fails.
 
 mod belated;
 mod crash;

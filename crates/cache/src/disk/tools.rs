@@ -54,7 +54,8 @@ pub struct DiskRoom {
     pub soft_bytes: u64,
     /// Above so much nothing is added.
     pub hard_bytes: u64,
-    /// Space that all parts of the directory take, as far as one looks after that: where there is a limit for it.
+    /// Space that all parts of the directory take, as far as one looks after that: where there is a
+    /// limit for it.
     pub dir_bytes: Option<u64>,
     /// Above so much in the directory something goes.
     pub dir_soft_bytes: Option<u64>,
@@ -134,7 +135,8 @@ pub(super) fn told(shelf: &Shelf, entry: &Entry, used_s: u64) -> DiskEntry {
     }
 }
 
-/// Compares an entry with its checksums and drops it if it differs: blocks and bytes that were right, and whether it differed.
+/// Compares an entry with its checksums and drops it if it differs: blocks and bytes that were
+/// right, and whether it differed.
 pub(super) fn check_one(shelf: &Shelf, key: Key) -> (u64, u64, bool) {
     let before = shelf.has(key);
     let Some((entry, ..)) = shelf.look(key) else { return (0, 0, before) };
@@ -153,7 +155,8 @@ pub(super) fn check_one(shelf: &Shelf, key: Key) -> (u64, u64, bool) {
 }
 
 impl Disk {
-    /// Compares everything with its checksum and drops what differs. Takes as long as reading all of it does.
+    /// Compares everything with its checksum and drops what differs. Takes as long as reading all
+    /// of it does.
     pub async fn check(&self) -> DiskCheck {
         let Some(shelf) = self.shelf() else { return DiskCheck::default() };
         let mut report = DiskCheck::default();
@@ -166,8 +169,8 @@ impl Disk {
         report
     }
 
-    /// Compares everything with what the server has, as `cx` may read it; what differs is dropped. Takes as long as
-    /// reading all of it from the server does.
+    /// Compares everything with what the server has, as `cx` may read it; what differs is dropped.
+    /// Takes as long as reading all of it from the server does.
     pub async fn verify(&self, cx: &Cx) -> DiskVerify {
         let Some(shelf) = self.shelf() else { return DiskVerify::default() };
         let mut report = DiskVerify::default();
@@ -243,7 +246,8 @@ impl Disk {
             as u64
     }
 
-    /// From now on the cleaner leaves a file alone, whatever version of it is kept, or no longer does. Survives restarts.
+    /// From now on the cleaner leaves a file alone, whatever version of it is kept, or no longer
+    /// does. Survives restarts.
     ///
     /// # Errors
     /// There is no directory in use, or it cannot be written: a line for the user.
@@ -292,7 +296,8 @@ impl Disk {
         self.blocking(look).await.map_err(|e| e.to_string())
     }
 
-    /// Does something to the entries with these keys; how many that concerned. What is pinned does not go.
+    /// Does something to the entries with these keys; how many that concerned. What is pinned does
+    /// not go.
     ///
     /// # Errors
     /// A key that is none, no directory in use, or it cannot be written: a line for the user.

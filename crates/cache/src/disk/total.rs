@@ -1,14 +1,18 @@
-//! What all parts of a cache directory take together, and the limit that the mounts which share it keep it under.
+//! What all parts of a cache directory take together, and the limit that the mounts which share it
+//! keep it under.
 //!
-//! The lock file of each part (`home`) says how much the part takes, as its daemon last announced. Before a daemon takes more in than it has announced it
-//! announces that, and then looks at what the others have announced; when it is too much it goes back to what it had. So of two that grow at the same
-//! time both may be refused, and the directory never holds more than the limit. Announcements are in steps of a MiB, so that few blocks
-//! cost such a look.
+//! The lock file of each part (`home`) says how much the part takes, as its daemon last announced.
+//! Before a daemon takes more in than it has announced it announces that, and then looks at what
+//! the others have announced; when it is too much it goes back to what it had. So of two that grow
+//! at the same time both may be refused, and the directory never holds more than the limit.
+//! Announcements are in steps of a MiB, so that few blocks cost such a look.
 //!
-//! Above the soft limit parts that no daemon uses give way first, those that have not been used for longest before others (`unused`); what
-//! is too much then, each daemon gives up in proportion to what it has ([`Total::take_short`]).
+//! Above the soft limit parts that no daemon uses give way first, those that have not been used for
+//! longest before others (`unused`); what is too much then, each daemon gives up in proportion to
+//! what it has ([`Total::take_short`]).
 //!
-//! What is announced is not made durable: after a power cut it is what the daemon finds when it looks at its files. All calls block.
+//! What is announced is not made durable: after a power cut it is what the daemon finds when it
+//! looks at its files. All calls block.
 
 use parking_lot::Mutex;
 use std::ffi::OsString;
@@ -40,7 +44,8 @@ pub(super) fn announce(lock: &File, bytes: u64, cleaning: bool) -> io::Result<()
     lock.write_all_at(&out, 0)
 }
 
-/// What a lock file says: bytes, and whether the part is being cleaned. `None` when it says nothing that can be understood.
+/// What a lock file says: bytes, and whether the part is being cleaned. `None` when it says nothing
+/// that can be understood.
 pub(super) fn said(lock: &File) -> Option<(u64, bool)> {
     for _ in 0..TRIES {
         let mut out = [0; SAID];
@@ -69,7 +74,8 @@ pub(super) struct Total {
     others_bytes: AtomicU64,
     /// Something was refused since the last look.
     full: AtomicBool,
-    /// What is too much for the soft limit and nobody but those who use their parts can give up, until somebody begins to.
+    /// What is too much for the soft limit and nobody but those who use their parts can give up,
+    /// until somebody begins to.
     over_bytes: AtomicU64,
 }
 
@@ -132,7 +138,8 @@ impl Total {
         self.hard_bytes < u64::MAX
     }
 
-    /// Looks at the directory anew; our part takes so many bytes. Returns what all take, with no limit what ours does.
+    /// Looks at the directory anew; our part takes so many bytes. Returns what all take, with no
+    /// limit what ours does.
     pub fn settle(&self, bytes: u64) -> u64 {
         let mut s = self.state.lock();
         // A step more: blocks that were admitted may be on their way.
@@ -192,13 +199,14 @@ impl Total {
         self.full.load(Ordering::Relaxed) || self.bytes(bytes) >= self.hard_bytes
     }
 
-    /// So much is too much, after what others could do about it: what [`Total::take_short`] is to be a part of.
+    /// So much is too much, after what others could do about it: what [`Total::take_short`] is to
+    /// be a part of.
     pub fn set_over(&self, bytes: u64) {
         self.over_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// How much of our own `bytes` is to go: as large a part of what is too much as we have of all. Told once each time that
-    /// [`Total::set_over`] was called.
+    /// How much of our own `bytes` is to go: as large a part of what is too much as we have of all.
+    /// Told once each time that [`Total::set_over`] was called.
     pub fn take_short(&self, bytes: u64) -> u64 {
         let over = self.over_bytes.swap(0, Ordering::Relaxed);
         if over == 0 {

@@ -1,7 +1,9 @@
-//! Parts of a cache directory that no daemon uses: when the directory as a whole has too much, they give way first. Blocks.
+//! Parts of a cache directory that no daemon uses: when the directory as a whole has too much, they
+//! give way first. Blocks.
 //!
-//! Whoever cleans one has its lock for that moment, and says so in it: a mount that wants the part meanwhile waits, and so do others that
-//! find too much: what they use is not to go for what is on its way out elsewhere.
+//! Whoever cleans one has its lock for that moment, and says so in it: a mount that wants the part
+//! meanwhile waits, and so do others that find too much: what they use is not to go for what is on
+//! its way out elsewhere.
 
 use super::home::{self, Home, Unused};
 use super::io::RealIo;
@@ -23,7 +25,8 @@ const WAITS: u32 = 30;
 
 type Random = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// What is known of parts that have nothing to give: what they said, and when they were last used, when that was found.
+/// What is known of parts that have nothing to give: what they said, and when they were last used,
+/// when that was found.
 #[derive(Debug, Default)]
 pub(super) struct Emptied {
     parts: Mutex<HashMap<OsString, (u64, SystemTime)>>,
@@ -40,8 +43,8 @@ struct Given {
 }
 
 impl Emptied {
-    /// Makes room above the soft limit for all, of which our part takes `bytes()`; what is still too much then, for those to give up
-    /// who use their parts.
+    /// Makes room above the soft limit for all, of which our part takes `bytes()`; what is still
+    /// too much then, for those to give up who use their parts.
     pub fn make_room(
         &self,
         total: &Total,
@@ -66,7 +69,8 @@ impl Emptied {
         }
     }
 
-    /// Removes about `over` bytes from parts that nobody uses, as far as they have them. What is pinned stays.
+    /// Removes about `over` bytes from parts that nobody uses, as far as they have them. What is
+    /// pinned stays.
     fn clean(&self, total: &Total, over: u64, counters: &Arc<Counters>, random: &Random) -> Given {
         let (mut given, mut others) = (Given::default(), false);
         for name in total.others() {
@@ -125,7 +129,8 @@ fn clean_one(home: &Home, over: u64, counters: &Arc<Counters>, random: &Random) 
         tracing::debug!("disk cache: cannot look through {}: {e}", home.dir.display());
         (said, said, false)
     });
-    // Whoever takes it next takes that back: there is no moment at which it is ours without saying so.
+    // Whoever takes it next takes that back: there is no moment at which it is ours without saying
+    // so.
     let _ = total::announce(&home.lock, after, true);
     if let Ok(used) = used {
         let _ = home.lock.set_modified(used);

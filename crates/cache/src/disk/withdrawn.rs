@@ -1,7 +1,9 @@
-//! When leases were last withdrawn and files last changed from here, for attributes that somebody above has known for some time: whoever
-//! holds them may not have heard yet of what has passed here already.
+//! When leases were last withdrawn and files last changed from here, for attributes that somebody
+//! above has known for some time: whoever holds them may not have heard yet of what has passed here
+//! already.
 //!
-//! The moments of the last events are kept by file; of those before, the latest alone, which counts for all files.
+//! The moments of the last events are kept by file; of those before, the latest alone, which counts
+//! for all files.
 
 use hither_vfs::Fh;
 use std::collections::{HashMap, VecDeque};

@@ -1,10 +1,11 @@
 //! Asking again: expired objects together, in one question.
 //!
-//! A ring remembers in which order objects were used. When one that has expired is needed, those that were used after it
-//! last time will most likely be needed next: they are asked about in the same question, with the directories above them,
-//! whose names hold again when they have not changed. Where so many of them are in one
-//! directory, known as a whole and small, that a message of their own would be filled, the directory is listed instead,
-//! which brings the attributes of all its entries.
+//! A ring remembers in which order objects were used. When one that has expired is needed, those
+//! that were used after it last time will most likely be needed next: they are asked about in the
+//! same question, with the directories above them, whose names hold again when they have not
+//! changed. Where so many of them are in one directory, known as a whole and small, that a message
+//! of their own would be filled, the directory is listed instead, which brings the attributes of
+//! all its entries.
 
 use super::names::Id;
 use super::objects::When;
@@ -78,10 +79,11 @@ impl Ring {
 struct Plan {
     objects: Vec<Fh>,
     listings: Vec<Fh>,
-    /// Directories that the caller could search or list before a restart: what he may is asked as well.
+    /// Directories that the caller could search or list before a restart: what he may is asked as
+    /// well.
     proofs: Vec<Fh>,
-    /// Files remembered from before a restart whose bytes are near: they are opened, which says whether they are still the same,
-    /// that the caller may read them, and brings leases.
+    /// Files remembered from before a restart whose bytes are near: they are opened, which says
+    /// whether they are still the same, that the caller may read them, and brings leases.
     opens: Vec<Opening>,
 }
 
@@ -108,15 +110,16 @@ impl Meta {
         }
     }
 
-    /// Notes that an object is about to be needed whose time is over. (What holds for one call alone is worth no question about many.)
+    /// Notes that an object is about to be needed whose time is over. (What holds for one call
+    /// alone is worth no question about many.)
     pub(super) fn note_expired_use(&self, id: Id) {
         if self.table.with_id(id, |o| o.until != o.asked) == Some(true) {
             self.note_use(id);
         }
     }
 
-    /// Asks about objects whose time is over, and others that are likely to be needed next. Returns the answer about the first,
-    /// if it was asked about by itself.
+    /// Asks about objects whose time is over, and others that are likely to be needed next. Returns
+    /// the answer about the first, if it was asked about by itself.
     /// `opening`: the caller is going to open a file.
     pub(super) async fn ask_again(&self, cx: &Cx, old: &[Fh], opening: bool) -> Option<Result<Attrs>> {
         let plan = self.plan(cx, old, opening);
@@ -159,8 +162,9 @@ impl Meta {
         out
     }
 
-    /// Asks about the directories that are likely to be searched after this one, where absent names were
-    /// confirmed too long ago: the search of a name along a path of directories costs one question.
+    /// Asks about the directories that are likely to be searched after this one, where absent names
+    /// were confirmed too long ago: the search of a name along a path of directories costs one
+    /// question.
     pub(super) async fn confirm_others(&self, cx: &Cx, dir: Id) {
         if self.options.stateless_opens || self.options.batch_objects <= 1 {
             return;
@@ -233,7 +237,8 @@ impl Meta {
             }
         }
         let most_opens = self.opens_at_once(&when);
-        // A listing would tell what they are, and their opens would ask again. Of what holds it would tell nothing new.
+        // A listing would tell what they are, and their opens would ask again. Of what holds it
+        // would tell nothing new.
         let opens = |id: &&Id| opening && matches!(self.way(**id, cred, most_opens > 0), Way::Open(_));
         let old_ones = |id: &&Id| self.table.with_id(**id, |o| !o.holds(&when)).unwrap_or(false);
         let listable: Vec<Id> = wanted.iter().filter(|id| old_ones(id) && !opens(id)).copied().collect();
@@ -274,8 +279,8 @@ impl Meta {
         plan
     }
 
-    /// Adds an object and the directories above it, those first, as far as they have expired, or a right on them is only
-    /// remembered. (A file under a lease has not.)
+    /// Adds an object and the directories above it, those first, as far as they have expired, or a
+    /// right on them is only remembered. (A file under a lease has not.)
     fn with_those_above(
         &self,
         id: Id,

@@ -7,7 +7,8 @@ use super::objects::{Dir, Pending};
 use super::{Meta, stats};
 use hither_vfs::{Attrs, ChangeInfo, Error, Fh, Name, Node, Validity};
 
-/// For so long nothing is kept about an object after a change of our own whose end was not seen: it may still be on its way.
+/// For so long nothing is kept about an object after a change of our own whose end was not seen: it
+/// may still be on its way.
 const UNSETTLED_NANOS: u64 = 60_000_000_000;
 
 /// A change of an object by a call of ours, from before it is sent until its reply was taken in.
@@ -20,7 +21,8 @@ pub(super) struct Changing<'a> {
     ticket: Ticket,
     /// Hashes of the names that this call changes, for a directory.
     names: [Option<u64>; 2],
-    /// What it takes a name from is what that was known to lead to, whatever others do: a lease says so.
+    /// What it takes a name from is what that was known to lead to, whatever others do: a lease
+    /// says so.
     sure: bool,
     settled: bool,
 }
@@ -80,7 +82,8 @@ fn is_unknown(e: &Error) -> bool {
 }
 
 impl Changing<'_> {
-    /// The call ended: `attrs` are the object's afterwards, when they came along. `ours`: it was sent after this call began.
+    /// The call ended: `attrs` are the object's afterwards, when they came along. `ours`: it was
+    /// sent after this call began.
     pub fn done(self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
         self.end(outcome, false);
     }
@@ -113,8 +116,8 @@ impl Changing<'_> {
         meta.relieve();
     }
 
-    /// The call took a name from the object. What is left of it is not asked about by the way: a server answers a handle without a
-    /// name with an error, behind which it does not go on.
+    /// The call took a name from the object. What is left of it is not asked about by the way: a
+    /// server answers a handle without a name with an error, behind which it does not go on.
     pub fn removed(self) {
         self.end(Ok(None), true);
     }
@@ -136,8 +139,8 @@ impl Changing<'_> {
         });
     }
 
-    /// Notes whether the name that is taken leads to what it was known to: asked before the call and, before anything is kept of it,
-    /// after it.
+    /// Notes whether the name that is taken leads to what it was known to: asked before the call
+    /// and, before anything is kept of it, after it.
     pub fn sure(&mut self, sure: bool) {
         self.sure = sure;
     }
@@ -149,8 +152,9 @@ impl Changing<'_> {
         meta.table.with(&fh, |_, object| object.revoke());
     }
 
-    /// The call that changes names of a directory ended. Its changes of the directory, one after the other; none when
-    /// the server did not tell. Whether nobody else can have changed the directory since what is known of it was learnt.
+    /// The call that changes names of a directory ended. Its changes of the directory, one after
+    /// the other; none when the server did not tell. Whether nobody else can have changed the
+    /// directory since what is known of it was learnt.
     pub fn renamed(
         mut self,
         outcome: std::result::Result<&[&ChangeInfo], &Error>,
@@ -177,7 +181,8 @@ impl Changing<'_> {
             match outcome {
                 Ok(changes) => {
                     let (label, met) = advance(dir, changes, takes, last, now);
-                    // Whoever else changes it in the same tick of the server's clock leaves no trace in `change`.
+                    // Whoever else changes it in the same tick of the server's clock leaves no
+                    // trace in `change`.
                     dir.unproven |= meta.options.coarse_change && label.is_some();
                     if met == Met::OthersAndTook || met == Met::Untold && takes && !self.sure {
                         meta.raise_fence();
@@ -257,7 +262,8 @@ impl Meta {
         dir.listing = None;
     }
 
-    /// No call of ours is left to close the gap before changes of ours: somebody else changed the directory.
+    /// No call of ours is left to close the gap before changes of ours: somebody else changed the
+    /// directory.
     fn left_over(&self, dir: &mut Dir, now: Moment) {
         if dir.pending.iter().any(|p| p.takes) {
             self.raise_fence();
@@ -307,16 +313,18 @@ fn take_flying(dir: &mut Dir, names: [Option<u64>; 2]) -> [bool; 2] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Met {
     Nobody,
-    /// Somebody may have, who would be noticed without a change of ours as little: names hold for their time.
+    /// Somebody may have, who would be noticed without a change of ours as little: names hold for
+    /// their time.
     Untold,
     Others,
     /// And a call of ours took a name that may not have been bound to what we knew.
     OthersAndTook,
 }
 
-/// Follows the directory's `change` over a change of our own. Replies of calls that overlap come in any order: one that
-/// does not go on from where we are waits for its predecessor; when no call is left, somebody else's change is
-/// between. Returns the label under which the call's own names hold, and whom the changes met.
+/// Follows the directory's `change` over a change of our own. Replies of calls that overlap come in
+/// any order: one that does not go on from where we are waits for its predecessor; when no call is
+/// left, somebody else's change is between. Returns the label under which the call's own names
+/// hold, and whom the changes met.
 fn advance(
     dir: &mut Dir,
     changes: &[&ChangeInfo],

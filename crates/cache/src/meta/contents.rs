@@ -1,7 +1,8 @@
 //! Contents of small files, whole, each with the `change` it belongs to.
 //!
-//! Nothing here is valid by itself: bytes are used when somebody knows that the file's present `change` is theirs. The total is
-//! bounded; what was not used since the hand last passed goes first.
+//! Nothing here is valid by itself: bytes are used when somebody knows that the file's present
+//! `change` is theirs. The total is bounded; what was not used since the hand last passed goes
+//! first.
 
 use super::moment::Moment;
 use super::stats::{Counters, add};
@@ -25,7 +26,8 @@ pub(super) struct Contents {
 #[derive(Debug, Default)]
 struct State {
     files: HashMap<Fh, Held>,
-    /// Handles in order of arrival, with the number of the arrival: entries whose file went or came again are skipped.
+    /// Handles in order of arrival, with the number of the arrival: entries whose file went or came
+    /// again are skipped.
     queue: VecDeque<(Fh, u64)>,
     arrivals: u64,
     bytes: usize,
@@ -77,8 +79,8 @@ impl Contents {
         Self { state: Mutex::default(), most_bytes }
     }
 
-    /// Keeps a file that came whole with its attributes, asked for at that moment. `proves`: its `change` is good for longer than
-    /// these attributes. `guessed`: nobody asked for it.
+    /// Keeps a file that came whole with its attributes, asked for at that moment. `proves`: its
+    /// `change` is good for longer than these attributes. `guessed`: nobody asked for it.
     pub fn learn(
         &self,
         fh: &Fh,

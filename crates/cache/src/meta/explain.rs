@@ -1,7 +1,7 @@
 //! What is known of a path and how long that holds, for people; and why a question has to be asked.
 //!
-//! Nothing is asked and nothing changes here. A reason is found after it is decided to ask, from what memory says at that moment,
-//! and only for calls that keep an account.
+//! Nothing is asked and nothing changes here. A reason is found after it is decided to ask, from
+//! what memory says at that moment, and only for calls that keep an account.
 
 use super::Meta;
 use super::contents::Version;
@@ -16,9 +16,11 @@ const LOOKED_AT: usize = 256;
 /// How long something that is known may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Known {
-    /// When it was asked for, in milliseconds before now; `None`: a change of this client's own made it unknown.
+    /// When it was asked for, in milliseconds before now; `None`: a change of this client's own
+    /// made it unknown.
     pub asked_ms_ago: Option<u64>,
-    /// For how long it may still be used, in milliseconds; 0: it has to be asked again. `None`: until the server recalls it.
+    /// For how long it may still be used, in milliseconds; 0: it has to be asked again. `None`:
+    /// until the server recalls it.
     pub left_ms: Option<u64>,
 }
 
@@ -34,7 +36,8 @@ impl Known {
 pub struct KnownObject {
     /// Its name, for people; empty for the start of the path.
     pub name: String,
-    /// That the name leads here, or that it is absent; `None` for the start of the path, or when nothing is known of it.
+    /// That the name leads here, or that it is absent; `None` for the start of the path, or when
+    /// nothing is known of it.
     pub binding: Option<Known>,
     /// The name is known to be absent.
     pub absent: bool,
@@ -126,7 +129,8 @@ impl Meta {
         cx.because(|| self.why(cx, at, want));
     }
 
-    /// Notes why a listing is asked for: because it is too old, or what one of its entries is; otherwise it is not known.
+    /// Notes why a listing is asked for: because it is too old, or what one of its entries is;
+    /// otherwise it is not known.
     pub(super) fn because_listed(&self, cx: &Cx, dir: &Fh, when: &When) {
         cx.because(|| {
             let known = self.table.with(dir, |_, o| {

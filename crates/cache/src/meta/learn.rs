@@ -73,7 +73,8 @@ impl Meta {
         }
     }
 
-    /// Until when a name holds by itself that was asked for then, and leads to something that holds so long.
+    /// Until when a name holds by itself that was asked for then, and leads to something that holds
+    /// so long.
     pub(super) fn name_end(&self, valid: &Validity, asked: Moment) -> Moment {
         let most = nanos(self.options.names_max);
         match valid {
@@ -154,7 +155,8 @@ impl Meta {
         self.table.with(dir, |_, object| object.dir()?.label)?
     }
 
-    /// Keeps a name of `dir` that was asked for under `label`, and the caller's proven right to search.
+    /// Keeps a name of `dir` that was asked for under `label`, and the caller's proven right to
+    /// search.
     pub(super) fn learn_name(
         &self,
         cred: u32,
@@ -169,7 +171,8 @@ impl Meta {
             if !self.may_keep(object, ticket) {
                 return id;
             }
-            // An answer from before a change that we know by now tells nothing about names and rights after it.
+            // An answer from before a change that we know by now tells nothing about names and
+            // rights after it.
             if object.dir_mut().label != label {
                 return id;
             }
@@ -213,7 +216,8 @@ impl Meta {
     }
 
     #[expect(clippy::too_many_arguments, reason = "one call and all of its answer")]
-    /// Keeps everything that a walk from `base` brought. `label` is the base's when the question was sent.
+    /// Keeps everything that a walk from `base` brought. `label` is the base's when the question
+    /// was sent.
     pub(super) fn learn_trail(
         &self,
         cx: &Cx,
@@ -303,8 +307,9 @@ impl Meta {
         small.then(|| data.clone())
     }
 
-    /// Keeps what was just written, when it is all of a small file which nobody else changes before we are told: then it is
-    /// opened and read without a question. Its owner may read it when its mode says so.
+    /// Keeps what was just written, when it is all of a small file which nobody else changes before
+    /// we are told: then it is opened and read without a question. Its owner may read it when its
+    /// mode says so.
     pub(super) fn learn_written(&self, cx: &Cx, fh: &Fh, whole: Option<Data>, wrote: &Wrote) {
         let (Some(data), Some(attrs)) = (whole, &wrote.attrs) else { return };
         let len = data.len() as u64;
@@ -323,8 +328,8 @@ impl Meta {
         self.learn_owned(cx, fh, attrs, &ticket);
     }
 
-    /// What was written or made here under a lease its owner may read, if its mode says so: whoever has it otherwise is told of by
-    /// the lease's end.
+    /// What was written or made here under a lease its owner may read, if its mode says so: whoever
+    /// has it otherwise is told of by the lease's end.
     pub(super) fn learn_owned(&self, cx: &Cx, fh: &Fh, attrs: &Attrs, ticket: &Ticket) {
         let attr = &attrs.attr;
         if attrs.valid == Validity::Lease && attr.mode & 0o400 != 0 && attr.uid == cx.cred.uid {
@@ -332,7 +337,8 @@ impl Meta {
         }
     }
 
-    /// Keeps rights that were found under this `change`; they hold as long as the object's attributes.
+    /// Keeps rights that were found under this `change`; they hold as long as the object's
+    /// attributes.
     pub(super) fn learn_rights(
         &self,
         cred: &Arc<Cred>,
@@ -463,8 +469,8 @@ impl Meta {
         }
     }
 
-    /// Keeps that a directory that was just made has no names, and that who made it and owns it may do what the owner's bits
-    /// say.
+    /// Keeps that a directory that was just made has no names, and that who made it and owns it may
+    /// do what the owner's bits say.
     pub(super) fn learn_empty(&self, cx: &Cx, node: &Node, ticket: &Ticket) {
         let change = node.attrs.attr.change;
         let owner = cx.cred.uid == node.attrs.attr.uid && node.attrs.attr.mode & 0o500 == 0o500;

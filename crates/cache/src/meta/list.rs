@@ -9,7 +9,8 @@ use hither_vfs::{Access, Cx, DirEntry, DirPage, Fh, Name, Result};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// What one entry is taken to cost in a page, besides its name, with and without handle and attributes, in bytes.
+/// What one entry is taken to cost in a page, besides its name, with and without handle and
+/// attributes, in bytes.
 pub(super) const NODE_ENTRY_BYTES: usize = 160;
 const ENTRY_BYTES: usize = 32;
 /// A page is asked for with at least so many bytes, when memory can keep what is not wanted yet.
@@ -105,7 +106,8 @@ impl Meta {
         let bytes = if once { max_bytes } else { max_bytes.max(PAGE_BYTES) };
         let ticket = self.ticket();
         if cookie == 0 && !holds {
-            // The directory's own attributes in the same question: without them the listing would hold for nobody.
+            // The directory's own attributes in the same question: without them the listing would
+            // hold for nobody.
             let dirs = std::slice::from_ref(dir);
             let Some(answer) = self.below.list_many(cx, dirs, bytes).await.pop() else {
                 return self.below.readdir(cx, dir, cookie, verifier, bytes, true).await;
@@ -173,11 +175,13 @@ impl Meta {
         Some(DirPage { entries, verifier, eof })
     }
 
-    /// Entries of a directory whose names hold until then, from the first one on, as far as memory tells them.
+    /// Entries of a directory whose names hold until then, from the first one on, as far as memory
+    /// tells them.
     ///
-    /// Attributes do not hold as long as names under a lease do. A listing would bring all of them again, and for a few that would ask
-    /// for what is known; and what is told by the way, in a listing, never comes under a lease of its own. So a few come without
-    /// their objects: who wants those asks about them, about all together.
+    /// Attributes do not hold as long as names under a lease do. A listing would bring all of them
+    /// again, and for a few that would ask for what is known; and what is told by the way, in a
+    /// listing, never comes under a lease of its own. So a few come without their objects: who
+    /// wants those asks about them, about all together.
     pub(super) fn entries(
         &self,
         listed: &[Listed],
@@ -204,7 +208,8 @@ impl Meta {
         entries
     }
 
-    /// An entry of a directory whose names hold until then; without the object when its attributes do not hold.
+    /// An entry of a directory whose names hold until then; without the object when its attributes
+    /// do not hold.
     fn entry(&self, l: &Listed, nodes: bool, until: Moment, when: &When) -> Option<DirEntry> {
         let name = Name::new(l.name.clone()).ok()?;
         self.table.with_id(l.child, |object| {

@@ -1,4 +1,5 @@
-//! Moments as one number: nanoseconds since the layer began, so that a cached fact carries 8 bytes of time.
+//! Moments as one number: nanoseconds since the layer began, so that a cached fact carries 8 bytes
+//! of time.
 
 use std::time::Duration;
 use tokio::time::Instant;

@@ -1,8 +1,8 @@
 //! Names of one directory: bound to objects, or absent.
 //!
-//! The bytes of all names stand in one buffer, entries in one vector, and a hash table holds their numbers: about 60 bytes
-//! per name, and a directory of any size is dropped by giving back three blocks. Removed entries leave holes, which
-//! are squeezed out when they are the larger half.
+//! The bytes of all names stand in one buffer, entries in one vector, and a hash table holds their
+//! numbers: about 60 bytes per name, and a directory of any size is dropped by giving back three
+//! blocks. Removed entries leave holes, which are squeezed out when they are the larger half.
 
 use super::moment::Moment;
 use hashbrown::HashTable;
@@ -36,7 +36,8 @@ pub(super) struct Bound {
     pub child: Option<Id>,
     /// When the question was sent.
     pub asked: Moment,
-    /// For how long from then on the answer itself was given, in whole seconds: two bytes are enough for them.
+    /// For how long from then on the answer itself was given, in whole seconds: two bytes are
+    /// enough for them.
     pub valid_s: u16,
     /// Whether it holds as long as the directory's label.
     pub labeled: bool,
@@ -102,7 +103,8 @@ impl Names {
         Some(self.entries[at as usize].bound())
     }
 
-    /// Replaces what is known about a name; returns the entry's number. Names that no longer fit are not kept.
+    /// Replaces what is known about a name; returns the entry's number. Names that no longer fit
+    /// are not kept.
     pub fn put(&mut self, hasher: &RandomState, name: &[u8], bound: Bound) -> Option<u32> {
         let hash = hasher.hash_one(name);
         let found = self.index.find(hash, |&i| self.name(i) == name).copied();
@@ -217,7 +219,8 @@ impl Names {
         })
     }
 
-    /// The cookie behind which a position of the listing is, whether or not that name is still there.
+    /// The cookie behind which a position of the listing is, whether or not that name is still
+    /// there.
     pub fn cookie_before(&self, at: usize) -> Option<u64> {
         let number = *self.order.get(at.checked_sub(1)?)?;
         Some(self.entries[number as usize].cookie)

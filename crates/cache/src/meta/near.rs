@@ -1,5 +1,5 @@
-//! What a layer below has of files' contents without asking anybody: then they are not asked for, and opens go down
-//! to where the bytes are.
+//! What a layer below has of files' contents without asking anybody: then they are not asked for,
+//! and opens go down to where the bytes are.
 
 use super::Meta;
 use hither_vfs::{Fh, OpenHow, Opened};
@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 /// Opens that try whether the server grants leases.
 const PROBES: u32 = 3;
 
-/// A keeper of contents below. Calls return at once; answers are guesses that cost nothing but a question when wrong.
+/// A keeper of contents below. Calls return at once; answers are guesses that cost nothing but a
+/// question when wrong.
 pub trait Near: Send + Sync + 'static {
     /// Whether there is something of a file, of whatever version.
     fn has(&self, fh: &Fh) -> bool;
@@ -45,8 +46,9 @@ impl Meta {
         self.leased.load(Ordering::Relaxed) != 0 || self.probes.load(Ordering::Relaxed) < PROBES
     }
 
-    /// The same, where that spares questions: an open below may bring a lease, which spares more than the bytes cost. A server
-    /// that grants none at the first few opens is taken to grant none.
+    /// The same, where that spares questions: an open below may bring a lease, which spares more
+    /// than the bytes cost. A server that grants none at the first few opens is taken to grant
+    /// none.
     pub(super) fn is_near_enough(&self, fh: &Fh, fresh: bool) -> bool {
         if !self.is_near(fh) {
             return false;
@@ -54,7 +56,8 @@ impl Meta {
         !fresh || self.options.stateless_opens || !self.hopes_for_leases()
     }
 
-    /// An open that needs nothing from below is handed down all the same if the bytes are there: it comes back with them.
+    /// An open that needs nothing from below is handed down all the same if the bytes are there: it
+    /// comes back with them.
     pub(super) async fn brought_near(&self, mut opened: Opened, how: &OpenHow) -> Opened {
         let (fh, size) = (&opened.node.fh, opened.node.attrs.attr.size_bytes);
         if !self.is_near_whole(fh, size) {

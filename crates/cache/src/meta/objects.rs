@@ -8,7 +8,8 @@ use hither_vfs::{Access, Attr, FileKind, Time};
 use smallvec::SmallVec;
 use std::hash::RandomState;
 
-/// When a right was asked for that is only remembered from before a restart: it says what to ask about, nothing else.
+/// When a right was asked for that is only remembered from before a restart: it says what to ask
+/// about, nothing else.
 const REMEMBERED: Moment = 0;
 
 /// Rights of at most so many credentials are kept per object; the oldest goes.
@@ -218,11 +219,11 @@ pub(super) struct Dir {
     pub names: Names,
     /// The `change` under which labeled names hold.
     pub label: Option<u64>,
-    /// False after a change of our own that the server did not tell atomically: names hold for their time, but an equal
-    /// `change` proves nothing about them.
+    /// False after a change of our own that the server did not tell atomically: names hold for
+    /// their time, but an equal `change` proves nothing about them.
     pub unproven: bool,
-    /// A change of our own of which the server did not tell what it made of `change`: the next one that is seen may be just that, and
-    /// names hold for their time.
+    /// A change of our own of which the server did not tell what it made of `change`: the next one
+    /// that is seen may be just that, and names hold for their time.
     pub untold: bool,
     /// Until when labeled names hold, and when that was asked.
     pub until: Moment,
@@ -239,7 +240,8 @@ pub(super) struct Dir {
     /// When a file of the directory was last opened, and how often since the burst began.
     pub opened: (Moment, u32),
     pub prefetching: bool,
-    /// Names that were asked for before hold by themselves no longer: a lease on the directory was withdrawn then.
+    /// Names that were asked for before hold by themselves no longer: a lease on the directory was
+    /// withdrawn then.
     pub withdrawn: Moment,
 }
 
@@ -272,7 +274,8 @@ impl Dir {
 
     /// Takes note of the directory's attributes: its names hold as long, or are gone.
     pub fn confirm(&mut self, change: u64, until: Moment, asked: Moment) {
-        // Under a lease names hold although an equal `change` proves nothing about them, and no longer.
+        // Under a lease names hold although an equal `change` proves nothing about them, and no
+        // longer.
         let lease_is_over = self.until & LEASE != 0 && self.until != until;
         let expired_unproven = self.unproven && (lease_is_over || asked >= self.until);
         let ours = std::mem::take(&mut self.untold) && self.label.is_some();
@@ -299,8 +302,8 @@ impl Dir {
         self.withdrawn = now;
     }
 
-    /// Names were learnt that an equal `change` proves nothing about. `leased`: under the lease that the directory has now, if it has
-    /// one.
+    /// Names were learnt that an equal `change` proves nothing about. `leased`: under the lease
+    /// that the directory has now, if it has one.
     pub fn unprove(&mut self, leased: bool) {
         self.unproven = true;
         if !leased {
@@ -308,7 +311,8 @@ impl Dir {
         }
     }
 
-    /// What is known about a name, and how long and since when: see [`Answer`]. Absence has limits of its own.
+    /// What is known about a name, and how long and since when: see [`Answer`]. Absence has limits
+    /// of its own.
     pub fn answer(&self, hash: u64, name: &[u8], limits: Limits) -> Option<Answer> {
         let labeled = (self.until, self.asked);
         // Directories whose attributes hold for one call only renew nothing.
@@ -339,8 +343,8 @@ impl Dir {
         }
     }
 
-    /// Whether the absence of names that nobody asked for was last confirmed longer ago than their limit, while the
-    /// directory's attributes hold.
+    /// Whether the absence of names that nobody asked for was last confirmed longer ago than their
+    /// limit, while the directory's attributes hold.
     pub fn is_unconfirmed(&self, limits: Limits, when: &When) -> bool {
         let asked = self.listing.filter(|listing| listing.eof).map(|listing| listing.asked.max(self.asked));
         asked.is_some_and(|asked| {
@@ -435,7 +439,8 @@ impl Object {
         }
     }
 
-    /// Whether the attributes may be used now, for somebody who needs them asked at or after `fresh`.
+    /// Whether the attributes may be used now, for somebody who needs them asked at or after
+    /// `fresh`.
     pub fn holds(&self, when: &When) -> bool {
         if self.asked == 0 || self.asked < when.fence {
             return false;
@@ -466,16 +471,17 @@ impl Object {
         self.extra.as_mut()?.dir.as_deref_mut()
     }
 
-    /// Whether a name that was proven to lead here at that moment still does, because a lease has been held since: servers recall
-    /// it before a file gets another name (RFC 8881 section 10.4.4).
+    /// Whether a name that was proven to lead here at that moment still does, because a lease has
+    /// been held since: servers recall it before a file gets another name (RFC 8881 section
+    /// 10.4.4).
     pub fn keeps_name(&self, proven: Moment, when: &When) -> bool {
         let Some(extra) = &self.extra else { return false };
         let (asked, known) = extra.leased;
         self.until & LEASE != 0 && self.holds(when) && (proven == asked || proven >= known)
     }
 
-    /// Replaces the attributes. With another `change`, what belonged to the old one goes; `ours` when the
-    /// change is our own and rights stay. It is `now`.
+    /// Replaces the attributes. With another `change`, what belonged to the old one goes; `ours`
+    /// when the change is our own and rights stay. It is `now`.
     pub fn set_attr(&mut self, attr: Packed, (until, now): (Moment, Moment), asked: Moment, ours: bool) {
         let changed = self.asked == 0 || self.attr.change != attr.change;
         let same_mode = self.attr.same_owner_and_mode(&attr);
@@ -514,14 +520,16 @@ impl Object {
         }
     }
 
-    /// Whether something that was asked for then was asked for under the present lease, if there is one.
+    /// Whether something that was asked for then was asked for under the present lease, if there is
+    /// one.
     pub fn is_since_lease(&self, asked: Moment) -> bool {
         self.until & LEASE == 0 || self.extra.as_ref().is_some_and(|e| asked >= e.leased.1)
     }
 
-    /// Names are about to be learnt that were asked for then, under the directory's present `change`. Those that were asked for since its
-    /// lease is known here hold under that; what is there from before and does not, goes. (The lease is held without a question, so
-    /// no attributes would come under which names could hold again.)
+    /// Names are about to be learnt that were asked for then, under the directory's present
+    /// `change`. Those that were asked for since its lease is known here hold under that; what is
+    /// there from before and does not, goes. (The lease is held without a question, so no
+    /// attributes would come under which names could hold again.)
     pub fn cover_names(&mut self, asked: Moment) {
         let (until, label) = (self.until, Some(self.attr.change));
         if until & LEASE == 0 || !self.is_since_lease(asked) {
@@ -563,7 +571,8 @@ impl Object {
         }
     }
 
-    /// Whether the credential had these rights before a restart and was not heard of since: worth asking for, no more.
+    /// Whether the credential had these rights before a restart and was not heard of since: worth
+    /// asking for, no more.
     pub fn remembers(&self, cred: u32, want: Access) -> bool {
         let of = |r: &&Right| r.cred == cred && r.asked == REMEMBERED;
         let right = self.extra.as_ref().and_then(|e| e.rights.iter().find(of));
@@ -587,7 +596,8 @@ impl Object {
         (holds && all).then(|| Access::from_bits_truncate(u32::from(right.have)) & want)
     }
 
-    /// Takes attributes from before a restart: nobody may use them, but all that hangs on them holds if they come again.
+    /// Takes attributes from before a restart: nobody may use them, but all that hangs on them
+    /// holds if they come again.
     pub fn recall(&mut self, attr: Packed) {
         self.attr = attr;
         self.asked = FIRST - 1;

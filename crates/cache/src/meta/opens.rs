@@ -1,8 +1,9 @@
 //! Opens: passed down, or virtual while nothing is needed from below.
 //!
-//! An open for reading only of a file whose attributes are fresh and that the caller is known to be allowed to read needs
-//! nothing from the server: it gets a number here. The first call that needs more makes it real, once, with the rights of
-//! its opener. Before something of ours takes away what a later real open would need (a name, a right), it is made real.
+//! An open for reading only of a file whose attributes are fresh and that the caller is known to be
+//! allowed to read needs nothing from the server: it gets a number here. The first call that needs
+//! more makes it real, once, with the rights of its opener. Before something of ours takes away
+//! what a later real open would need (a name, a right), it is made real.
 
 use super::learn::{Found, Ticket};
 use super::moment::LEASE;
@@ -146,7 +147,8 @@ impl Meta {
         self.open_real(cx, Where::fh(fh), how).await
     }
 
-    /// What to ask before a file can be opened virtually, beside its attributes; `None` when it is not worth trying.
+    /// What to ask before a file can be opened virtually, beside its attributes; `None` when it is
+    /// not worth trying.
     fn question(&self, cx: &Cx, fh: &Fh, how: &OpenHow, right: Access, when: &When) -> Option<Want> {
         let cred = self.cred(&cx.cred);
         let any = when.any_age();
@@ -160,8 +162,9 @@ impl Meta {
             let read = read || near || self.contents.has(fh, o.version());
             (usual && lasts, small || near, may, read, o.until == 0)
         })?;
-        // What was read before under this `change` is in the kernel's memory, here or below: asking whether it is still that
-        // is enough. A small file comes whole in the same question, if its bytes are wanted.
+        // What was read before under this `change` is in the kernel's memory, here or below: asking
+        // whether it is still that is enough. A small file comes whole in the same question, if its
+        // bytes are wanted.
         // So does one that was changed here: the pages that the kernel has of it are taken for old.
         let wanted = (how.first_bytes > 0 || ours) && !read;
         let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
@@ -172,8 +175,8 @@ impl Meta {
         }
     }
 
-    /// An open for reading by a name: in the one question that it needs, the name is looked up as well. What it was bound to
-    /// before only says what else to ask.
+    /// An open for reading by a name: in the one question that it needs, the name is looked up as
+    /// well. What it was bound to before only says what else to ask.
     async fn open_named(&self, cx: &Cx, dir: &Fh, name: &Name, how: &OpenHow) -> Result<Opened> {
         let right = if how.execute { Access::EXECUTE } else { Access::READ };
         let when = self.when(cx).beginning();
@@ -222,7 +225,8 @@ impl Meta {
         }
     }
 
-    /// What a name is known to lead to, as freshly as the caller asks, or under a lease on that object.
+    /// What a name is known to lead to, as freshly as the caller asks, or under a lease on that
+    /// object.
     fn leads_still(&self, cx: &Cx, dir: &Fh, name: &Name) -> Option<Fh> {
         let when = &self.when(cx);
         let hash = self.table.hash(name.as_bytes());
@@ -409,7 +413,8 @@ impl Meta {
             self.learn_opened_name(cx, at, label, outcome.as_ref(), &ticket);
         }
         if let Some(cut) = cut {
-            // Another file may be behind the name by now: then this one's attributes are only unknown.
+            // Another file may be behind the name by now: then this one's attributes are only
+            // unknown.
             let same = outcome.as_ref().ok().filter(|o| Some(&o.node.fh) == target.as_ref());
             match &outcome {
                 Ok(_) => cut.done(Ok(same.map(|o| &o.node.attrs))),
@@ -459,8 +464,8 @@ impl Meta {
         Err(Error::new(errno))
     }
 
-    /// Whether a name leads to this object because a lease on that says so: nobody else gives it another name, or takes one from it, before
-    /// the lease is withdrawn.
+    /// Whether a name leads to this object because a lease on that says so: nobody else gives it
+    /// another name, or takes one from it, before the lease is withdrawn.
     pub(super) fn is_sure(&self, dir: &Fh, name: &Name, target: Option<&Fh>) -> bool {
         let hash = self.table.hash(name.as_bytes());
         let bound = self.table.with(dir, |_, o| o.dir()?.names.find(hash, name.as_bytes())).flatten();
@@ -482,7 +487,8 @@ impl Meta {
         Some((self.fh_of(bound.child?)?, bound.labeled))
     }
 
-    /// The open below of an open here, made now if there is none; with the first bytes that came along.
+    /// The open below of an open here, made now if there is none; with the first bytes that came
+    /// along.
     pub(super) async fn make_real(&self, id: OpenId, first_bytes: u32) -> Result<Real> {
         let open = self.opens.find(id)?;
         if let Some(real) = open.real.get() {
@@ -526,8 +532,8 @@ impl Meta {
         })?
     }
 
-    /// Before something of ours takes a name from a file: what is open only here is opened below, and
-    /// so are opens by handle from now on.
+    /// Before something of ours takes a name from a file: what is open only here is opened below,
+    /// and so are opens by handle from now on.
     pub(super) async fn losing_name(&self, fh: &Fh) {
         self.table.with(fh, |_, o| {
             if o.attr.kind() == FileKind::Regular {
@@ -541,7 +547,8 @@ impl Meta {
         self.table.with(fh, |_, o| o.extra.as_ref().is_some_and(|extra| extra.lost_name)) == Some(true)
     }
 
-    /// Before something of ours takes a name or right from a file: what is open only here is opened below.
+    /// Before something of ours takes a name or right from a file: what is open only here is opened
+    /// below.
     pub(super) async fn secure(&self, fh: &Fh) {
         for id in self.opens.virtuals(fh) {
             if let Err(e) = self.make_real(id, 0).await {
@@ -575,7 +582,8 @@ impl Meta {
         };
         self.table.with(fh, |_, o| {
             if o.attr.is_nameless() {
-                // With its last open the file is gone: what was asked for before is nobody's answer.
+                // With its last open the file is gone: what was asked for before is nobody's
+                // answer.
                 o.barrier = o.barrier.max(self.next_seq());
                 o.expire();
             }

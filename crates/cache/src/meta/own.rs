@@ -1,10 +1,11 @@
-//! Listings in an order of our own, of directories all of whose names are known although nobody listed them: those that
-//! were made here, or changed here since they were listed.
+//! Listings in an order of our own, of directories all of whose names are known although nobody
+//! listed them: those that were made here, or changed here since they were listed.
 //!
-//! The server's cookies of such names are not known, so the order is that of a hash of the names, and the hash is the cookie. Whoever
-//! goes on from such a cookie gets the names behind it, from memory or, when that has been lost, out of a new listing by
-//! the server put into the same order: so every name that is there all the time comes exactly once. A cookie of ours is
-//! known by 31 random bits, and by the verifier where the reader still has that.
+//! The server's cookies of such names are not known, so the order is that of a hash of the names,
+//! and the hash is the cookie. Whoever goes on from such a cookie gets the names behind it, from
+//! memory or, when that has been lost, out of a new listing by the server put into the same order:
+//! so every name that is there all the time comes exactly once. A cookie of ours is known by 31
+//! random bits, and by the verifier where the reader still has that.
 
 use super::list::{Listed, NODE_ENTRY_BYTES};
 use super::names::Id;
@@ -27,7 +28,8 @@ pub(super) struct Mark {
 impl Mark {
     /// A mark made of random bits.
     pub fn new(random: u64) -> Self {
-        // The highest bit is free: offsets in directories are signed. The next is set: small numbers are the server's.
+        // The highest bit is free: offsets in directories are signed. The next is set: small
+        // numbers are the server's.
         let high = (random << HASH_BITS & !(1 << 63)) | 1 << 62;
         Self { high, verifier: (random | 1).to_le_bytes() }
     }
@@ -48,7 +50,8 @@ impl Meta {
         (self.table.hash(name) >> (u64::BITS - HASH_BITS)) as u32
     }
 
-    /// A page of what is known, if that is everything. `after`: the name that was last; `None` from the start.
+    /// A page of what is known, if that is everything. `after`: the name that was last; `None` from
+    /// the start.
     pub(super) fn list_own(
         &self,
         cx: &Cx,
@@ -137,8 +140,8 @@ impl Meta {
     }
 }
 
-/// Keeps about `most` of the first, and all with the hash of the last; whether that is all. Of a name that was removed and made
-/// again between two pages the later one stays.
+/// Keeps about `most` of the first, and all with the hash of the last; whether that is all. Of a
+/// name that was removed and made again between two pages the later one stays.
 fn first(found: &mut Vec<(u32, DirEntry)>, most: usize) -> bool {
     found.sort_by(|a, b| (a.0, a.1.name.as_bytes()).cmp(&(b.0, b.1.name.as_bytes())));
     found.dedup_by(|later, kept| {

@@ -1,4 +1,5 @@
-//! The calls of [`Vfs`]: what is answered from memory, and what is passed down with memory kept true.
+//! The calls of [`Vfs`]: what is answered from memory, and what is passed down with memory kept
+//! true.
 
 use super::change::{Changing, Renamed};
 use super::names::Id;
@@ -36,7 +37,8 @@ impl Meta {
         made.map_err(|e| self.failed(dir, e))
     }
 
-    /// Several new names in a directory, and what became of each: as if they had been asked for side by side.
+    /// Several new names in a directory, and what became of each: as if they had been asked for
+    /// side by side.
     async fn make_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         let ticket = self.ticket();
         let changing: Vec<_> = new.iter().map(|one| self.renaming(dir, &[&one.name])).collect();
@@ -160,8 +162,8 @@ impl Meta {
         outcome.map_err(|e| self.failed(from.0, e))
     }
 
-    /// What became of the old and the new name in a rename that was told to have moved `node`; `believed`: what both led to before,
-    /// `certain` for the old one unless somebody else meddled.
+    /// What became of the old and the new name in a rename that was told to have moved `node`;
+    /// `believed`: what both led to before, `certain` for the old one unless somebody else meddled.
     fn both_names<'a>(
         &self,
         outcome: &Result<Moved>,
@@ -263,8 +265,8 @@ impl Meta {
     }
 }
 
-/// A rename ended; in one directory, the first of both calls is about both names. Whether nobody else can have changed the directory
-/// of the old name.
+/// A rename ended; in one directory, the first of both calls is about both names. Whether nobody
+/// else can have changed the directory of the old name.
 fn end_rename(
     (one, old, left): (Changing<'_>, &Name, Renamed<'_>),
     (other, new, right): (Option<Changing<'_>>, &Name, Renamed<'_>),
@@ -578,7 +580,8 @@ impl Vfs for Meta {
     ) -> Result<()> {
         let below = File { fh: file.fh, open: self.real(file).await? };
         self.below.lock(cx, below, owner, kind, range, wait).await?;
-        // Whoever takes a lock wants to see what its last holder wrote. Under a lease nobody else has written since it was known.
+        // Whoever takes a lock wants to see what its last holder wrote. Under a lease nobody else
+        // has written since it was known.
         if !self.is_leased(file.fh) {
             self.let_go(file.fh);
         }
@@ -636,7 +639,8 @@ impl Vfs for Meta {
     }
 
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-        // Once, as the interface says; a second subscriber would be a mistake of who builds the stack.
+        // Once, as the interface says; a second subscriber would be a mistake of who builds the
+        // stack.
         let _ = self.above.set(upcalls);
     }
 

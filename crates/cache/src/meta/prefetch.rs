@@ -1,11 +1,13 @@
-//! Small files fetched before they are asked for: when a second file of a directory is opened for reading, the others will most
-//! likely follow. In a directory with few bytes the first open is sign enough, as long as such guesses have proved right: its
-//! files come with the one question that the open needs anyway.
+//! Small files fetched before they are asked for: when a second file of a directory is opened for
+//! reading, the others will most likely follow. In a directory with few bytes the first open is
+//! sign enough, as long as such guesses have proved right: its files come with the one question
+//! that the open needs anyway.
 //!
-//! Under close-to-open an open has to ask the server in any case, and the answer may as well carry the bytes; so for callers who
-//! insist on fresh attributes, files are fetched ahead only where the server has been granting leases: what is fetched under one is
-//! opened without a question. The directory's own attributes come behind the files and prove that its names led to them
-//! when the leases were there.
+//! Under close-to-open an open has to ask the server in any case, and the answer may as well carry
+//! the bytes; so for callers who insist on fresh attributes, files are fetched ahead only where the
+//! server has been granting leases: what is fetched under one is opened without a question. The
+//! directory's own attributes come behind the files and prove that its names led to them when the
+//! leases were there.
 
 use super::moment::LEASE;
 use super::objects::When;
@@ -79,16 +81,16 @@ impl Meta {
         }
     }
 
-    /// Whether most of what was fetched ahead was read, or little was fetched yet: then the first open in a directory is sign
-    /// enough.
+    /// Whether most of what was fetched ahead was read, or little was fetched yet: then the first
+    /// open in a directory is sign enough.
     fn guesses_well(&self) -> bool {
         let fetched = self.counters.prefetched_bytes.load(Ordering::Relaxed);
         let used = self.counters.prefetch_used_bytes.load(Ordering::Relaxed);
         fetched.saturating_sub(used) <= UNREAD_BYTES.max(used)
     }
 
-    /// Files to fetch: this one and small ones of its directory that are not held; `None` when there is no burst, or another
-    /// call is fetching.
+    /// Files to fetch: this one and small ones of its directory that are not held; `None` when
+    /// there is no burst, or another call is fetching.
     fn neighbours(&self, fh: &Fh, when: &When) -> Option<Fetch> {
         let (me, parent) = self.table.with(fh, |id, o| (id, o.parent))?;
         if parent == u32::MAX {

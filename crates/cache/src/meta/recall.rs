@@ -1,9 +1,10 @@
 //! What survives a restart: names, attributes and rights as pieces of bytes, and back into memory.
 //!
-//! It knows nothing of where the pieces are kept. What comes back is taken for very old: attributes hold for nobody, names hold
-//! again when their directory's attributes come with the same `change`, rights only say what to ask for
-//! ([`remembered`](super::remembered)). So a wrong or outdated piece costs questions, and gives no wrong answer. Integers are
-//! little-endian; a piece that does not parse is dropped from there on.
+//! It knows nothing of where the pieces are kept. What comes back is taken for very old: attributes
+//! hold for nobody, names hold again when their directory's attributes come with the same `change`,
+//! rights only say what to ask for ([`remembered`](super::remembered)). So a wrong or outdated
+//! piece costs questions, and gives no wrong answer. Integers are little-endian; a piece that does
+//! not parse is dropped from there on.
 
 use super::names::{Bound, Id};
 use super::objects::{Listing, Object};
@@ -42,12 +43,13 @@ const KINDS: [FileKind; 7] = [
     FileKind::Fifo,
 ];
 
-/// Names of a directory, whether these are all, and what each is bound to: `None` when it is absent.
+/// Names of a directory, whether these are all, and what each is bound to: `None` when it is
+/// absent.
 type Lasting = (bool, Vec<(Vec<u8>, Option<Id>)>);
 
 impl Meta {
-    /// What is worth remembering over a restart, newest first, in at most about `most_bytes` bytes: pieces for
-    /// [`Meta::recall`]. Takes a while; blocks nobody for long.
+    /// What is worth remembering over a restart, newest first, in at most about `most_bytes` bytes:
+    /// pieces for [`Meta::recall`]. Takes a while; blocks nobody for long.
     pub fn remember(&self, most_bytes: usize) -> Vec<Vec<u8>> {
         let mut used: Vec<(u32, Id)> = Vec::new();
         for id in self.table.ids() {
@@ -113,8 +115,9 @@ impl Meta {
         }
     }
 
-    /// Takes back what [`Meta::remember`] gave before a restart, of the same file system below; the objects that were found
-    /// in it. Once, before the first call or soon after: what is known by now stays.
+    /// Takes back what [`Meta::remember`] gave before a restart, of the same file system below; the
+    /// objects that were found in it. Once, before the first call or soon after: what is known by
+    /// now stays.
     pub fn recall(&self, pieces: &[Vec<u8>]) -> u64 {
         let mut creds = Vec::new();
         let (mut count, mut used) = (0, Vec::new());
@@ -388,8 +391,8 @@ impl Reader<'_> {
 }
 
 impl super::objects::Dir {
-    /// The names that hold as long as the directory stays the same, and whether they are all; `None` when they are not worth
-    /// remembering.
+    /// The names that hold as long as the directory stays the same, and whether they are all;
+    /// `None` when they are not worth remembering.
     fn lasting(&self) -> Option<Lasting> {
         let settled = !self.unproven && self.pending.is_empty() && self.in_flight.is_empty();
         if !settled || self.names.len() > NAMES_MAX {

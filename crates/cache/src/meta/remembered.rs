@@ -1,9 +1,12 @@
-//! Asking about what is remembered from before a restart: directories with the rights on them, and files by opening them.
+//! Asking about what is remembered from before a restart: directories with the rights on them, and
+//! files by opening them.
 //!
-//! Nothing that is remembered is answered before the server has told the same `change` again ([`recall`](super::recall)). A right
-//! is worth a question, no more: it is asked for with the directory's attributes. A file that is whole on the local disk is
-//! opened where that spares a question later, because it brings a lease, or because opens do not ask: many in one question.
-//! Names under a lease are proven by attributes of their directory that were asked for after the lease was known here.
+//! Nothing that is remembered is answered before the server has told the same `change` again
+//! ([`recall`](super::recall)). A right is worth a question, no more: it is asked for with the
+//! directory's attributes. A file that is whole on the local disk is opened where that spares a
+//! question later, because it brings a lease, or because opens do not ask: many in one question.
+//! Names under a lease are proven by attributes of their directory that were asked for after the
+//! lease was known here.
 
 use super::names::Id;
 use super::objects::When;
@@ -11,9 +14,11 @@ use super::{Meta, stats};
 use hither_vfs::{Access, Attrs, Cx, DirPage, Error, Fh, FileKind, Result, Validity, bytes_prove_reading};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Files that are opened in one question: as many as one message to a Linux server holds with the attributes of a directory.
+/// Files that are opened in one question: as many as one message to a Linux server holds with the
+/// attributes of a directory.
 const FILES: usize = 11;
-/// So many questions are of one message; those that follow at once are twice as large each, up to so many doublings.
+/// So many questions are of one message; those that follow at once are twice as large each, up to
+/// so many doublings.
 const SINGLE: u64 = 3;
 const DOUBLINGS: u64 = 4;
 /// Questions this close are of one burst.
@@ -153,7 +158,8 @@ impl Meta {
         }
     }
 
-    /// A page of a directory that was known as a whole before a restart, when it and its entries turn out to be as they were.
+    /// A page of a directory that was known as a whole before a restart, when it and its entries
+    /// turn out to be as they were.
     pub(super) async fn list_remembered(
         &self,
         cx: &Cx,

@@ -1,9 +1,10 @@
 //! All objects by filehandle: sharded hash tables over slabs, within a bound of memory.
 //!
-//! A slot that is given to another object gets a new generation, so that names that still point to it find nothing.
-//! The memory bound is kept by a clock over the slots of each shard: an insertion beyond the bound moves the hand of a few
-//! shards by a few slots, taking what was not used since the hand last passed. So the work per insertion is bounded, and a
-//! directory goes with all its names at once.
+//! A slot that is given to another object gets a new generation, so that names that still point to
+//! it find nothing. The memory bound is kept by a clock over the slots of each shard: an insertion
+//! beyond the bound moves the hand of a few shards by a few slots, taking what was not used since
+//! the hand last passed. So the work per insertion is bounded, and a directory goes with all its
+//! names at once.
 
 use super::moment::Moment;
 use super::names::Id;
@@ -251,7 +252,8 @@ impl Table {
         out
     }
 
-    /// Drops a few objects when there is too much; returns how many. Called after something was added.
+    /// Drops a few objects when there is too much; returns how many. Called after something was
+    /// added.
     pub fn relieve(&self, now: Moment) -> u64 {
         let mut dropped = 0;
         for _ in 0..TRIES {
@@ -310,7 +312,8 @@ impl Table {
 
     fn place(&self, fh: &Fh) -> (u64, usize) {
         let hash = self.hasher.hash_one(&fh.0[..]);
-        // Not the bits that the hash tables use: the lowest for the place, the highest to tell entries apart.
+        // Not the bits that the hash tables use: the lowest for the place, the highest to tell
+        // entries apart.
         (hash, (hash >> 40) as usize % SHARDS)
     }
 }

@@ -757,8 +757,8 @@ async fn under_leases_a_page_of_small_files_is_fetched_ahead_of_its_opens() {
     let l = lab_with(MetaOptions { prefetch: Prefetch::Small, ..options() }, VALID).await;
     forest(&l).await;
     l.wire.lease(true);
-    // A question for each directory's listing and one for its files; at the beginning nobody knows that there are leases. When
-    // its time is over, one for all directories.
+    // A question for each directory's listing and one for its files; at the beginning nobody knows
+    // that there are leases. When its time is over, one for all directories.
     for (most, wait) in [(81, Duration::ZERO), (0, VALID), (1, Duration::ZERO)] {
         for d in 0..40 {
             let path = names(&format!("d{d}/none"));

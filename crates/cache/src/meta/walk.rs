@@ -11,7 +11,8 @@ use hither_vfs::{
     Where,
 };
 
-/// Walks below for one walk, at most: a path that is renamed all the time does not hold a caller for ever.
+/// Walks below for one walk, at most: a path that is renamed all the time does not hold a caller
+/// for ever.
 const ROUNDS: usize = 16;
 
 /// How far memory leads.
@@ -157,7 +158,8 @@ impl Meta {
         self.table.with_id(id, |o| super::handle(o))
     }
 
-    /// What a directory says about a name, to this caller. `below`: the directory was found by its own name.
+    /// What a directory says about a name, to this caller. `below`: the directory was found by its
+    /// own name.
     fn step(
         &self,
         dir: &Object,
@@ -204,15 +206,15 @@ impl Meta {
         }
     }
 
-    /// Whether the next look-up of a name that nobody asked for confirms all the others, by the attributes
-    /// of the directory or by a new listing.
+    /// Whether the next look-up of a name that nobody asked for confirms all the others, by the
+    /// attributes of the directory or by a new listing.
     fn confirms_all(&self, dir: &Object, limits: Limits, when: &When) -> bool {
         let unconfirmed = dir.dir().filter(|names| names.is_unconfirmed(limits, when));
         unconfirmed.is_some_and(|names| !names.unproven || self.wants_relisting(dir))
     }
 
-    /// A name that is absent for this call, and the end of its absence for others. A name whose absence was
-    /// confirmed within the limit counts as asked for from now on.
+    /// A name that is absent for this call, and the end of its absence for others. A name whose
+    /// absence was confirmed within the limit counts as asked for from now on.
     fn absent(&self, names: &Dir, answer: &Answer, when: &When) -> Step {
         let until = answer.absent_until(self.limits);
         if !answer.complete || until & LEASE != 0 || !when.fits(until, answer.asked) {
@@ -222,8 +224,8 @@ impl Meta {
         Step::Absent { until, complete: true, noted: (until > when.now).then_some(answer.asked) }
     }
 
-    /// Keeps the absence of a name that was looked up, unless an answer or a call of ours about the name
-    /// came between.
+    /// Keeps the absence of a name that was looked up, unless an answer or a call of ours about the
+    /// name came between.
     fn note_absent(&self, dir: &mut Dir, name: &Name, (asked, until): (Moment, Moment)) {
         let hash = self.table.hash(name.as_bytes());
         let busy = dir.in_flight.iter().any(|f| f.0 == hash);
@@ -286,7 +288,8 @@ impl Meta {
             }
             let exactly = known.last.is_some_and(|id| self.lacks_bytes(id, want));
             if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
-                // Names that were known: their directories, and what was used with them, in one question.
+                // Names that were known: their directories, and what was used with them, in one
+                // question.
                 again = true;
                 let opening = want.read_bytes > 0 || want.access.intersects(Access::READ | Access::EXECUTE);
                 self.ask_again(cx, &old, opening).await;
@@ -355,8 +358,8 @@ impl Meta {
         Ok(Trail::new(steps, Stop::Limit))
     }
 
-    /// Whether the bytes of a small file are wanted that nobody here has: asking for its attributes alone would only
-    /// be the first of two questions.
+    /// Whether the bytes of a small file are wanted that nobody here has: asking for its attributes
+    /// alone would only be the first of two questions.
     fn lacks_bytes(&self, id: Id, want: Want) -> bool {
         let small = u64::from(self.options.small_file_bytes);
         let file = self.table.with_id(id, |o| {
@@ -403,8 +406,9 @@ impl Meta {
         }
     }
 
-    /// Whether a look-up in a directory that is known as a whole brings its listing again. An equal `change`
-    /// proves nothing about a directory that was changed here; the listing confirms all absent names.
+    /// Whether a look-up in a directory that is known as a whole brings its listing again. An equal
+    /// `change` proves nothing about a directory that was changed here; the listing confirms all
+    /// absent names.
     fn wants_relisting(&self, dir: &Object) -> bool {
         let fits = |names: usize| names * NODE_ENTRY_BYTES <= self.options.listing_bytes as usize;
         let when = self.at_present();
@@ -453,7 +457,8 @@ impl Meta {
     }
 }
 
-/// Whether the listing of a directory is worth asking for: it is not known, and was not found to be big.
+/// Whether the listing of a directory is worth asking for: it is not known, and was not found to be
+/// big.
 fn wants_listing(dir: &Object) -> bool {
     dir.dir().is_none_or(|d| !d.is_complete() && d.tried != Some(d.label))
 }

@@ -1,7 +1,9 @@
-//! What changed so recently that the next change may have the same `change`, where servers make that of a clock.
+//! What changed so recently that the next change may have the same `change`, where servers make
+//! that of a clock.
 //!
-//! It knows nothing of what follows from that. Whether something is young is judged by the local clock and, where the server's is
-//! behind, by that one: changes of our own show it, because they have just been made.
+//! It knows nothing of what follows from that. Whether something is young is judged by the local
+//! clock and, where the server's is behind, by that one: changes of our own show it, because they
+//! have just been made.
 
 use super::Meta;
 use super::moment::Moment;
@@ -23,8 +25,8 @@ pub(super) struct ServerClock {
 }
 
 impl ServerClock {
-    /// Something that has just changed has this ctime. (A call that changed nothing after all shows an older one: the latest
-    /// counts.)
+    /// Something that has just changed has this ctime. (A call that changed nothing after all shows
+    /// an older one: the latest counts.)
     pub fn shown(&self, ctime_secs: i64, wall_secs: i64, now: Moment) {
         let (ahead, at) = (ctime_secs.saturating_sub(wall_secs), self.at.load(Ordering::Relaxed));
         if at == 0 || ahead >= self.ahead_secs.load(Ordering::Relaxed) || now > at.saturating_add(SHOWN_NANOS)
@@ -34,8 +36,8 @@ impl ServerClock {
         }
     }
 
-    /// Whether what has this ctime may have changed within the last seconds. What seems to come from the future may: the
-    /// server's clock is ahead.
+    /// Whether what has this ctime may have changed within the last seconds. What seems to come
+    /// from the future may: the server's clock is ahead.
     fn is_young(&self, ctime_secs: i64, wall_secs: i64) -> bool {
         let behind = self.ahead_secs.load(Ordering::Relaxed).min(0);
         ctime_secs.saturating_add(YOUNG_S) > wall_secs.saturating_add(behind)

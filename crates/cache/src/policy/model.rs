@@ -1,10 +1,11 @@
 //! The disk cache as numbers: which reads it answers, without a disk.
 //!
-//! What the cache does is done here to numbers: files in blocks of 64 KiB, 8 KiB more for an entry, the soft limit at nine tenths, no
-//! block beyond the hard one, missing blocks asked for in calls of at most 1 MiB. The order of what goes is the cache's own
-//! ([`Order`]), as is the admission of blocks. Reads come one after the other, and what was read is on the disk before the
-//! next. The cache counts a use for each open, of which a list of reads knows nothing: here a read that goes back in its file
-//! is a use, and one that goes on is not.
+//! What the cache does is done here to numbers: files in blocks of 64 KiB, 8 KiB more for an entry,
+//! the soft limit at nine tenths, no block beyond the hard one, missing blocks asked for in calls
+//! of at most 1 MiB. The order of what goes is the cache's own ([`Order`]), as is the admission of
+//! blocks. Reads come one after the other, and what was read is on the disk before the next. The
+//! cache counts a use for each open, of which a list of reads knows nothing: here a read that goes
+//! back in its file is a use, and one that goes on is not.
 
 use super::{Item, Order, Place, Policy, max_file_bytes};
 use std::collections::HashMap;
@@ -216,8 +217,9 @@ mod tests {
         }
     }
 
-    /// One sequential read of a file larger than the cache leaves the files there that are used, under every policy, in a
-    /// cache with room and in one that is full of files that were read once; and it leaves a part of itself.
+    /// One sequential read of a file larger than the cache leaves the files there that are used,
+    /// under every policy, in a cache with room and in one that is full of files that were read
+    /// once; and it leaves a part of itself.
     #[test]
     fn a_large_scan_leaves_hot_files() {
         for (policy, filled, len) in Policy::ALL.into_iter().flat_map(|policy| {
@@ -235,15 +237,16 @@ mod tests {
             let (hot, part) = found(&cache, 0..100, 200 * KB, 5000);
             assert!(hot >= 90 && part >= 2 * MIB, "{policy:?} {filled} {len}: {hot} hot files, {part} bytes");
             assert!(cache.bytes <= cache.hard);
-            // Small files that come afterwards take the room of the large one, or of what was read once.
+            // Small files that come afterwards take the room of the large one, or of what was read
+            // once.
             (2000..2100).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));
             let (hot, _) = found(&cache, 0..100, 200 * KB, 5000);
             assert!(hot >= 90 || policy == Policy::Lru, "{policy:?} {filled} {len}: {hot} hot files at last");
         }
     }
 
-    /// A file that fits and is read again is kept whole though others have to go for it; one that cannot fit never is, nor is
-    /// anything kept of one that is many times as large as the cache.
+    /// A file that fits and is read again is kept whole though others have to go for it; one that
+    /// cannot fit never is, nor is anything kept of one that is many times as large as the cache.
     #[test]
     fn what_is_read_again_is_kept_whole() {
         for policy in Policy::ALL {

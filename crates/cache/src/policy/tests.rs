@@ -1,4 +1,5 @@
-//! Each policy against what its definition says in as many words, with lists that are searched from end to end.
+//! Each policy against what its definition says in as many words, with lists that are searched from
+//! end to end.
 
 use super::*;
 use proptest::prelude::*;
@@ -275,8 +276,8 @@ fn marks_are_bounded_and_what_comes_back_is_known() {
     assert!(order.iter().any(|(place, _, kept)| place == back && kept.main));
 }
 
-/// A scan of things that come once pushes nothing out that is used, with `s3-fifo`; with `gdsf` not before the cache was turned over
-/// as often as they were used; with `lru` it does.
+/// A scan of things that come once pushes nothing out that is used, with `s3-fifo`; with `gdsf` not
+/// before the cache was turned over as often as they were used; with `lru` it does.
 #[test]
 fn scans() {
     for (policy, scan, survives) in [

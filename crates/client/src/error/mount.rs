@@ -115,7 +115,8 @@ pub enum MountError {
         /// Flavors that the server offers, joined by `:`.
         offered: String,
     },
-    /// The server has no such path, or hides it from this client: many servers do not tell the difference.
+    /// The server has no such path, or hides it from this client: many servers do not tell the
+    /// difference.
     #[error("{server}:{path}: no such export or directory for this client{}", exports_hint(exports.as_deref()))]
     NoSuchExport {
         /// Server as written.
@@ -226,8 +227,8 @@ impl MountError {
         )
     }
 
-    /// What a failed call to `service` at `addr` means for the mount of `server:path`. `what` is the
-    /// protocol and version that was spoken, such as `NFS version 3`.
+    /// What a failed call to `service` at `addr` means for the mount of `server:path`. `what` is
+    /// the protocol and version that was spoken, such as `NFS version 3`.
     pub fn from_call(
         server: &str,
         path: &str,

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// The domain of this machine: `Domain` in `/etc/idmapd.conf`, else that of the host's full name, else
-/// `localdomain`.
+/// The domain of this machine: `Domain` in `/etc/idmapd.conf`, else that of the host's full name,
+/// else `localdomain`.
 pub fn local_domain() -> String {
     let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();
     let host = read("/proc/sys/kernel/hostname");

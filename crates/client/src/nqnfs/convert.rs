@@ -1,7 +1,7 @@
 //! Between the words of NQNFS and those of NFSv3, in which the client above asks.
 //!
-//! Everything from the wire that could be used against the client is checked by the NFSv3 client's own conversion afterwards
-//! (types, times); what is checked here is what only NQNFS has.
+//! Everything from the wire that could be used against the client is checked by the NFSv3 client's
+//! own conversion afterwards (types, times); what is checked here is what only NQNFS has.
 
 use hither_proto::nfs3::{
     Diropargs3, Fattr3, Fh3, Ftype3, Nfsstat3, Nfstime3, PostOpAttr, Sattr3, SetTime, Specdata3,
@@ -47,8 +47,9 @@ pub(super) fn dirop(what: &Diropargs3) -> Result<Diropargs, Nfsstat3> {
     Ok(Diropargs { dir: fh(&what.dir)?, name: filename(&what.name)? })
 }
 
-/// The file's number. The wire has 32 bits of it, into which servers fold more: two files of one file system may have the same. The
-/// kernel keeps one set of pages for each number, so the handle has its say as well.
+/// The file's number. The wire has 32 bits of it, into which servers fold more: two files of one
+/// file system may have the same. The kernel keeps one set of pages for each number, so the handle
+/// has its say as well.
 pub(super) fn fileid(fid: u32, handle: &Fh) -> u64 {
     let hash = hash(&handle.bytes());
     (hash ^ hash << 32) >> 32 << 32 | u64::from(fid)
@@ -59,8 +60,8 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// An entry's cookie. Servers make those of the wire, which have 32 bits, of longer ones, and two entries may get the same: with the name they
-/// are told apart here.
+/// An entry's cookie. Servers make those of the wire, which have 32 bits, of longer ones, and two
+/// entries may get the same: with the name they are told apart here.
 pub(super) fn cookie3(cookie: u32, name: &[u8]) -> u64 {
     (hash(name) >> 33) << 32 | u64::from(cookie)
 }
@@ -106,7 +107,8 @@ fn ftype(f: &Fattr) -> Ftype3 {
     }
 }
 
-/// A device's number as 4.4BSD has it: eight bits of major number above eight of minor, and the rest of the minor on top.
+/// A device's number as 4.4BSD has it: eight bits of major number above eight of minor, and the
+/// rest of the minor on top.
 fn device(n: u32) -> Specdata3 {
     Specdata3 { specdata1: n >> 8 & 0xff, specdata2: n & 0xff | n >> 8 & !0xff }
 }

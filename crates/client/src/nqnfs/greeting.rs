@@ -1,8 +1,8 @@
 //! HELLO, the first call on each connection (docs/NQNFS.md, "Extensions").
 //!
-//! It is made while a connection is made, before anything else can be sent on it: a server that has seen another call takes the
-//! connection for a client of its own, and would send it no long handles. A server that does not know the procedure is spoken to
-//! as the paper has it.
+//! It is made while a connection is made, before anything else can be sent on it: a server that has
+//! seen another call takes the connection for a client of its own, and would send it no long
+//! handles. A server that does not know the procedure is spoken to as the paper has it.
 
 use super::held::Held;
 use hither_proto::nqnfs::{Asking, HelloArgs, HelloOk, NqProc, PROGRAM, Res, VERSION};

@@ -1,8 +1,11 @@
-//! WRITEs that are right only as long as a lease for writing keeps others from the file ([`hither_vfs::Cx::only_held`]).
+//! WRITEs that are right only as long as a lease for writing keeps others from the file
+//! ([`hither_vfs::Cx::only_held`]).
 //!
-//! A server refuses them when the lease has ended (NQNFS_EXPIRED), because it remembers whom it has shut out. One that has begun anew does
-//! not: what was sent to the old one must not be sent again to the new one, where it could come after others have used the file. So such
-//! WRITEs end before anything is sent on a connection to the new one, and there are none while leases of the old one may last.
+//! A server refuses them when the lease has ended (NQNFS_EXPIRED), because it remembers whom it has
+//! shut out. One that has begun anew does not: what was sent to the old one must not be sent again
+//! to the new one, where it could come after others have used the file. So such WRITEs end before
+//! anything is sent on a connection to the new one, and there are none while leases of the old one
+//! may last.
 
 use parking_lot::Mutex;
 use std::time::Duration;

@@ -1,18 +1,22 @@
 //! Leases for reading that a mount holds (section 4 of the paper), and how they go back.
 //!
-//! What may be cached, for how long, and what is answered to an eviction decides [`Holder`]; here are its clock, its messages, and what
-//! its files are called. A lease is asked for along with calls that read (LOOKUP, GETATTR, READ, ACCESS, READDIRLOOK), and by GETLEASE
-//! for a file that is open when its lease is about to end. While it is held, attributes that were told under it carry
+//! What may be cached, for how long, and what is answered to an eviction decides [`Holder`]; here
+//! are its clock, its messages, and what its files are called. A lease is asked for along with
+//! calls that read (LOOKUP, GETATTR, READ, ACCESS, READDIRLOOK), and by GETLEASE for a file that is
+//! open when its lease is about to end. While it is held, attributes that were told under it carry
 //! [`Validity::Lease`](hither_vfs::Validity), and the layer above asks no more.
 //!
-//! An eviction is answered in this order: no answer carries the lease any more, the layer above lets go (for at most
-//! [`WITHDRAW_TIMEOUT`]), VACATED. A lease that ends by itself lapses above: nobody is known to have changed anything.
+//! An eviction is answered in this order: no answer carries the lease any more, the layer above
+//! lets go (for at most [`WITHDRAW_TIMEOUT`]), VACATED. A lease that ends by itself lapses above:
+//! nobody is known to have changed anything.
 //!
-//! The paper's requests name the file that a call is about, but LOOKUP and READDIRLOOK bring leases on files that are known only from the
-//! answer. What may have overtaken such a grant is remembered ([`Recent`]): an eviction, its end, a change by this client.
+//! The paper's requests name the file that a call is about, but LOOKUP and READDIRLOOK bring leases
+//! on files that are known only from the answer. What may have overtaken such a grant is remembered
+//! ([`Recent`]): an eviction, its end, a change by this client.
 //!
-//! This client's own changes end no lease. But the server stops watching the file for local programs when its holder changes it, until
-//! the holder asks again: until then attributes hold as they do without a lease, and the next call that reads asks.
+//! This client's own changes end no lease. But the server stops watching the file for local
+//! programs when its holder changes it, until the holder asks again: until then attributes hold as
+//! they do without a lease, and the next call that reads asks.
 
 use super::convert;
 use crate::v3::wire::{Caller, Patience};
@@ -45,7 +49,8 @@ const EVICTED_AT_ONCE: usize = 10_000;
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same where it may have delayed writes, which are to come before: servers wait no longer.
 const WRITE_WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
-/// A lease for writing that was refused is not asked for again for so long: each write goes to the server.
+/// A lease for writing that was refused is not asked for again for so long: each write goes to the
+/// server.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// What may have overtaken a grant is remembered so often; before that, anything may have.
 pub(super) const RECENT_MAX: usize = 1024;
@@ -73,8 +78,8 @@ struct Inner {
     vacating: HashMap<FileKey, WireFh>,
     /// How often files are open.
     open: HashMap<FileKey, u32>,
-    /// Others use them so that nothing of them may be kept, as far as is known: taken back, or granted as non-caching, since the last
-    /// lease under which they could be.
+    /// Others use them so that nothing of them may be kept, as far as is known: taken back, or
+    /// granted as non-caching, since the last lease under which they could be.
     shared: HashSet<FileKey>,
     /// Leases for writing that the server refused lately.
     refused: HashMap<FileKey, Instant>,
@@ -95,7 +100,8 @@ struct Leased {
     unwatched: bool,
     /// It is a lease for writing.
     write: bool,
-    /// How often somebody was told that what he writes may wait, and how often until the lease was last granted.
+    /// How often somebody was told that what he writes may wait, and how often until the lease was
+    /// last granted.
     delays: u64,
     delays_renewed: u64,
 }
@@ -231,7 +237,8 @@ impl Leases {
             tokio::spawn(async move {
                 settled.await;
                 leases.act(|inner, now| {
-                    // What could not be sent is kept above, and sent as what is delayed without a lease.
+                    // What could not be sent is kept above, and sent as what is delayed without a
+                    // lease.
                     let more = inner.files.get(&key).is_some_and(|l| l.delays != delays);
                     inner.holder.pushed(now, key, 0, more);
                 });
@@ -298,8 +305,8 @@ impl Leases {
         Some(reply)
     }
 
-    /// Whether what is written to a file may be delayed, because it is leased for writing for some time yet. Whoever is told so
-    /// is asked for it in time.
+    /// Whether what is written to a file may be delayed, because it is leased for writing for some
+    /// time yet. Whoever is told so is asked for it in time.
     pub fn may_delay(self: &Arc<Self>, fh: &Fh) -> bool {
         let key = key_of(&fh.0);
         self.act(|inner, now| {
@@ -351,7 +358,8 @@ impl Leases {
         !inner.shared.is_empty() && inner.shared.contains(&key_of(&fh.0))
     }
 
-    /// Whether the server keeps others from a file until everything was written that is delayed here.
+    /// Whether the server keeps others from a file until everything was written that is delayed
+    /// here.
     pub fn is_for_writing(&self, fh: &Fh) -> bool {
         let inner = self.inner.lock();
         inner.holder.may_delay(self.ms(Instant::now()), key_of(&fh.0))
@@ -458,7 +466,8 @@ impl Leases {
         });
     }
 
-    /// Gives all up, within bounds, because the mount ends: nobody has to wait until they have ended.
+    /// Gives all up, within bounds, because the mount ends: nobody has to wait until they have
+    /// ended.
     pub async fn give_up(self: &Arc<Self>) {
         let files: Vec<WireFh> = {
             let mut inner = self.inner.lock();
@@ -524,7 +533,8 @@ impl Inner {
                 HolderAction::Renew { file, kind: Kind::Read } => todo.renew.push((file, Kind::Read)),
                 HolderAction::Renew { file, kind: Kind::Write } => match self.files.get(&file) {
                     Some(l) if l.delays != l.delays_renewed => todo.renew.push((file, Kind::Write)),
-                    // Nothing was written for a while: what is read next brings a lease for reading.
+                    // Nothing was written for a while: what is read next brings a lease for
+                    // reading.
                     _ => self.holder.push(now, file),
                 },
                 HolderAction::Push { file } => match self.files.get(&file) {
@@ -542,7 +552,8 @@ impl Inner {
                 HolderAction::Ended { file } => {
                     todo.lapsed.extend(self.files.remove(&file).map(|l| own(&l.wire)));
                 }
-                // What comes too late is written as what is delayed without a lease, and the layers above compare versions.
+                // What comes too late is written as what is delayed without a lease, and the layers
+                // above compare versions.
                 HolderAction::Lost { .. } | HolderAction::Invalidate { .. } => {}
             }
         }

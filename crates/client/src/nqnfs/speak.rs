@@ -1,15 +1,19 @@
 //! The questions of the NFSv3 client, asked by NQNFS.
 //!
-//! Each becomes one call, but for: ACCESS, which NQNFS answers with yes or no to everything at once (a no is followed by one
-//! call for each right); CREATE, below; FSINFO, which asks STATFS; PATHCONF and COMMIT, which ask nobody.
+//! Each becomes one call, but for: ACCESS, which NQNFS answers with yes or no to everything at once
+//! (a no is followed by one call for each right); CREATE, below; FSINFO, which asks STATFS;
+//! PATHCONF and COMMIT, which ask nobody.
 //!
-//! **CREATE** of NQNFS opens what is there. The NFSv3 client asks for creations that must not find anything, so each carries a
-//! stamp, much as in [`crate::stamp`]: an access time of the last second, at random. It comes back with the file that it created
-//! and with no other, also when the call is executed twice. Nothing that is there is changed: no length is sent along.
+//! **CREATE** of NQNFS opens what is there. The NFSv3 client asks for creations that must not find
+//! anything, so each carries a stamp, much as in [`crate::stamp`]: an access time of the last
+//! second, at random. It comes back with the file that it created and with no other, also when the
+//! call is executed twice. Nothing that is there is changed: no length is sent along.
 //!
-//! **WRITE** of what was delayed under a lease asks for none. Any other, and one for which the server says that the lease is gone, asks for
-//! one of no term. By that the server knows a new write from a delayed one: after a restart delayed writes come first. One that is right only
-//! under the lease ([`ONLY_HELD`]) is never asked for as a new one, nor sent to a server that does not know the lease.
+//! **WRITE** of what was delayed under a lease asks for none. Any other, and one for which the
+//! server says that the lease is gone, asks for one of no term. By that the server knows a new
+//! write from a delayed one: after a restart delayed writes come first. One that is right only
+//! under the lease ([`ONLY_HELD`]) is never asked for as a new one, nor sent to a server that does
+//! not know the lease.
 
 use super::convert::{self, Now};
 use super::greeting::Greeting;
@@ -25,8 +29,9 @@ use hither_vfs::{Cred, Upcalls};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A WRITE that is right only under the lease for writing that it was delayed under ([`hither_vfs::Cx::only_held`]). NQNFS has no such word, and all
-/// its writes are stable, so the question's says it.
+/// A WRITE that is right only under the lease for writing that it was delayed under
+/// ([`hither_vfs::Cx::only_held`]). NQNFS has no such word, and all its writes are stable, so the
+/// question's says it.
 pub(crate) const ONLY_HELD: nfs3::StableHow = nfs3::StableHow::DATA_SYNC;
 
 /// What NQNFS adds to a [`Caller`].
@@ -89,8 +94,9 @@ impl Nqnfs {
         Dec::all(&e.to_bytes()).map_err(|_| CallError::PeerMisbehaved("a reply cannot be used"))
     }
 
-    /// Leases are asked for from now on, and the layer above is told when they end. Not where a connection is a client and there
-    /// are several: what one of them is granted another could not give up.
+    /// Leases are asked for from now on, and the layer above is told when they end. Not where a
+    /// connection is a client and there are several: what one of them is granted another could not
+    /// give up.
     pub fn subscribe(&self, caller: &Arc<Caller>, upcalls: Arc<dyn Upcalls>) {
         let said = self.greeting.said();
         if said.is_some() || caller.client.nconnect() == 1 {
@@ -310,7 +316,8 @@ impl Turn<'_> {
             false => Err(Stat::EXPIRED),
         };
         if let Err(Stat::EXPIRED) = attr {
-            // A new one. One that was delayed comes so late that others may have used the file, and is not given up for that.
+            // A new one. One that was delayed comes so late that others may have used the file, and
+            // is not given up for that.
             attr = self.send(LeaseRequest::Write(0), args).await?;
         }
         Ok(self.wrote(changing, &file, count, attr))
@@ -361,7 +368,8 @@ impl Turn<'_> {
     async fn create(&self, a: &nfs3::CreateArgs) -> Result<Outcome<nfs3::CreateOk>, CallError> {
         let set = match &a.how {
             Createhow3::Unchecked(set) | Createhow3::Guarded(set) => *set,
-            // There is no verifier; the stamp does as well, and the client comes again with GUARDED.
+            // There is no verifier; the stamp does as well, and the client comes again with
+            // GUARDED.
             Createhow3::Exclusive(_) => return Ok(Err(Nfsstat3::NOTSUPP)),
         };
         if set.size.is_some_and(|size| size > 0) {
@@ -422,7 +430,8 @@ impl Turn<'_> {
         Ok(done.map(|()| nfs3::CreateOk { obj: None, obj_attributes: None, dir_wcc: Default::default() }))
     }
 
-    /// CREATE with the type in the mode and a device's number in the size (as 4.2BSD and its descendants have it).
+    /// CREATE with the type in the mode and a device's number in the size (as 4.2BSD and its
+    /// descendants have it).
     async fn mknod(&self, a: &nfs3::MknodArgs) -> Result<Outcome<nfs3::CreateOk>, CallError> {
         let device = |bits, d: &nfs3::Devicedata3| {
             let number = convert::device_number(&d.spec).ok_or(Nfsstat3::INVAL)?;

@@ -224,7 +224,8 @@ async fn a_server_without_extensions_gets_none() {
     assert_eq!(a.args.attributes.mtime, SERVER_TIME);
 }
 
-/// A file that was there comes back from CREATE as if it had been created; its access time is another one.
+/// A file that was there comes back from CREATE as if it had been created; its access time is
+/// another one.
 /// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn only_what_bears_the_stamp_was_created() {
@@ -266,7 +267,8 @@ async fn what_was_there_is_opened_as_it_is() {
     );
 }
 
-/// A server may have created the file and then ask for patience: the next CREATE finds it, and knows it.
+/// A server may have created the file and then ask for patience: the next CREATE finds it, and
+/// knows it.
 #[tokio::test(start_paused = true)]
 async fn a_stamp_outlives_a_busy_server() {
     let server = Server::new();
@@ -340,7 +342,8 @@ async fn a_lost_cookie_is_not_a_lost_directory() {
     assert_eq!(errno(9).await, libc::ESTALE);
 }
 
-/// Listings bring handles, whether attributes are wanted or not: the same file has the same number both ways.
+/// Listings bring handles, whether attributes are wanted or not: the same file has the same number
+/// both ways.
 /// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn a_file_has_one_number() {

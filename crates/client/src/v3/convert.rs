@@ -1,7 +1,7 @@
 //! Between the words of RFC 1813 and those of the `Vfs` interface.
 //!
-//! Everything from the wire is checked here: times with impossible nanoseconds, types that nobody knows and
-//! handles that are no handles do not get further.
+//! Everything from the wire is checked here: times with impossible nanoseconds, types that nobody
+//! knows and handles that are no handles do not get further.
 
 use hither_proto::nfs3::{self, Fattr3, Fh3, Ftype3, Nfstime3, Sattr3, WccData};
 use hither_vfs::{Attr, ChangeInfo, Error, Fh, FileKind, Result, SetAttr, SetTime, Time};
@@ -39,15 +39,15 @@ fn kind(t: Ftype3) -> Option<FileKind> {
     })
 }
 
-/// NFSv3 has no change attribute; ctime takes its place: the seconds (32 bits) above the nanoseconds (30
-/// bits), so that it grows as ctime does. Two changes within one tick of the server's clock look like
-/// one; RFC 1813 offers nothing better.
+/// NFSv3 has no change attribute; ctime takes its place: the seconds (32 bits) above the
+/// nanoseconds (30 bits), so that it grows as ctime does. Two changes within one tick of the
+/// server's clock look like one; RFC 1813 offers nothing better.
 pub(super) fn change(ctime: Nfstime3) -> u64 {
     (u64::from(ctime.seconds) << 30) | u64::from(ctime.nseconds & 0x3fff_ffff)
 }
 
-/// A directory's change around an operation. A server that says what was before promises that nothing
-/// came in between (RFC 1813 section 2.6).
+/// A directory's change around an operation. A server that says what was before promises that
+/// nothing came in between (RFC 1813 section 2.6).
 pub(super) fn change_info(wcc: &WccData) -> ChangeInfo {
     let after = wcc.after.as_ref().map(|a| change(a.ctime));
     let before = wcc.before.as_ref().map(|b| change(b.ctime));

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 type Part = (Data, bool);
 
 impl V3 {
-    /// Reads with the right that the open gave, so that a file stays readable whose mode changes while it is
-    /// open.
+    /// Reads with the right that the open gave, so that a file stays readable whose mode changes
+    /// while it is open.
     pub(super) async fn read_range(
         &self,
         cx: &Cx,
@@ -70,8 +70,8 @@ impl V3 {
         Ok((all, false))
     }
 
-    /// Reads one part completely: a server may answer with less than was asked for. Nothing at all is the end
-    /// of the file, whatever else the reply says.
+    /// Reads one part completely: a server may answer with less than was asked for. Nothing at all
+    /// is the end of the file, whatever else the reply says.
     async fn read_part(
         &self,
         cred: &Cred,

@@ -1,7 +1,9 @@
-//! Whether a directory will fit on one page: judged by how its last listing ended, else by its size.
+//! Whether a directory will fit on one page: judged by how its last listing ended, else by its
+//! size.
 //!
-//! A guess decides only between asking one question and two at once, so it may be wrong. What is remembered stands
-//! in a direct-mapped table of fixed size; directories that share a slot push each other out.
+//! A guess decides only between asking one question and two at once, so it may be wrong. What is
+//! remembered stands in a direct-mapped table of fixed size; directories that share a slot push
+//! each other out.
 
 use hither_vfs::{Attr, Fh, FileKind};
 use parking_lot::Mutex;
@@ -10,9 +12,9 @@ use std::hash::{BuildHasher, RandomState};
 /// Slots of the table: about 128 KiB. A power of two.
 const SLOTS: usize = 1 << 12;
 
-/// Bytes of a READDIRPLUS reply for each byte of a directory's size. An entry of READDIRPLUS takes some 180 bytes more
-/// than its name, where a disk takes 8 (ext4) to 32 more; but directories grow by blocks of which few are full, and
-/// most fill less than the half.
+/// Bytes of a READDIRPLUS reply for each byte of a directory's size. An entry of READDIRPLUS takes
+/// some 180 bytes more than its name, where a disk takes 8 (ext4) to 32 more; but directories grow
+/// by blocks of which few are full, and most fill less than the half.
 const PAGE_BYTES_PER_BYTE: u64 = 6;
 
 pub(super) struct ListingSizes {
@@ -65,8 +67,8 @@ impl ListingSizes {
         }
     }
 
-    /// Whether a page of at most `most_bytes` is likely to hold the whole directory. Never for a directory of which
-    /// nothing is known.
+    /// Whether a page of at most `most_bytes` is likely to hold the whole directory. Never for a
+    /// directory of which nothing is known.
     pub fn likely_whole(&self, fh: &Fh, most_bytes: u32) -> bool {
         let (tag, index) = self.place(fh);
         let Some(slot) = self.slots.lock()[index].filter(|s| s.tag == tag) else { return false };

@@ -51,15 +51,16 @@ impl V3 {
         attr.kind == FileKind::Regular && self.leases().is_some_and(|leases| leases.covers(fh, attr))
     }
 
-    /// The same attributes under a lease, unless they hold for one call only although directories hold longer (`lookupcache=none`): a name is
-    /// believed no longer than its directory.
+    /// The same attributes under a lease, unless they hold for one call only although directories
+    /// hold longer (`lookupcache=none`): a name is believed no longer than its directory.
     fn under_lease(&self, covered: bool, attrs: Attrs) -> Attrs {
         let may_last = attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE;
         let valid = if covered && may_last { Validity::Lease } else { attrs.valid };
         Attrs { valid, ..attrs }
     }
 
-    /// How long attributes hold that are under no lease, when others use the file at the same time: for the call that asks.
+    /// How long attributes hold that are under no lease, when others use the file at the same time:
+    /// for the call that asks.
     fn unshared(&self, fh: &Fh, attrs: Attrs) -> Attrs {
         let shared = attrs.valid != Validity::Lease && self.leases().is_some_and(|l| l.is_shared(fh));
         if shared { Attrs { valid: Validity::Once, ..attrs } } else { attrs }
@@ -153,7 +154,8 @@ impl V3 {
         if set.size_bytes.is_some_and(|s| s > self.caller.sizes.file_max_bytes) {
             return Err(Error::new(libc::EFBIG));
         }
-        // A length is set with the right that the open gave; modes and owners need the caller's own.
+        // A length is set with the right that the open gave; modes and owners need the caller's
+        // own.
         let open = file.open.and_then(|id| self.opens.find(id));
         let cred = match (&open, set.size_bytes) {
             (Some(open), Some(_)) => open.cred.clone(),
@@ -163,8 +165,9 @@ impl V3 {
         detached(cx, async move { this.apply(&cred, &fh, &set).await }).await
     }
 
-    /// SETATTR, in order with writes: a new length waits for those that it cuts off, other attributes for all to be
-    /// stable, since a second write would need the old mode and set the time again.
+    /// SETATTR, in order with writes: a new length waits for those that it cuts off, other
+    /// attributes for all to be stable, since a second write would need the old mode and set the
+    /// time again.
     pub(super) async fn apply(&self, cred: &Arc<Cred>, fh: &Fh, set: &SetAttr) -> Result<Attrs> {
         let truncating = match set.size_bytes {
             Some(size) => Some(self.writes.truncating(fh, size).await),

@@ -1,8 +1,9 @@
-//! Calls about many objects: side by side, a bounded number at a time, because NFSv3 has no compounds.
+//! Calls about many objects: side by side, a bounded number at a time, because NFSv3 has no
+//! compounds.
 //!
-//! READ and READDIRPLUS bring the attributes that GETATTR would. A server takes them after the data, so what somebody
-//! changed in between would hide behind them; the caller must not keep such an answer for longer than it is
-//! valid. See each call for how that is made sure.
+//! READ and READDIRPLUS bring the attributes that GETATTR would. A server takes them after the
+//! data, so what somebody changed in between would hide behind them; the caller must not keep such
+//! an answer for longer than it is valid. See each call for how that is made sure.
 
 use super::V3;
 use super::convert;
@@ -18,8 +19,8 @@ const CALLS_MOST: usize = 64;
 /// Most bytes that their replies may carry together.
 const REPLIES_MOST_BYTES: usize = 8 << 20;
 
-/// A bit that no `change` of this version has (62 bits of ctime): with it, attributes hold as long as they are valid, and
-/// differ from whatever the server says next.
+/// A bit that no `change` of this version has (62 bits of ctime): with it, attributes hold as long
+/// as they are valid, and differ from whatever the server says next.
 const NEVER_AGAIN: u64 = 1 << 63;
 
 impl V3 {
@@ -38,7 +39,8 @@ impl V3 {
         self.each(cx, objects, CALLS_MOST, one).await
     }
 
-    /// Rights with attributes that are not newer: those that come along are, unless they were known before.
+    /// Rights with attributes that are not newer: those that come along are, unless they were known
+    /// before.
     async fn prove(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<(Attrs, Access)> {
         let mut before = self.caller.rules.known_change(fh);
         for _ in 0..2 {
@@ -70,8 +72,8 @@ impl V3 {
         self.each(cx, dirs, side_by_side(max_bytes), one).await
     }
 
-    /// The start of a file. Its attributes must be those that were known before, so that nothing changed
-    /// while it was read; if not, it is read again.
+    /// The start of a file. Its attributes must be those that were known before, so that nothing
+    /// changed while it was read; if not, it is read again.
     async fn fetch(&self, cx: &Cx, fh: &Fh, max_bytes: u32) -> Result<Fetched> {
         if max_bytes == 0 {
             let (attrs, have) = self.prove(cx, fh, Access::READ).await?;

@@ -41,8 +41,8 @@ pub struct Mount3 {
     pub lookup_cache: LookupCache,
 }
 
-/// Mounts `opts.path` with NFSv3. The addresses are tried in their order until one answers. Must be called inside
-/// a tokio runtime, in which the file system's tasks then live.
+/// Mounts `opts.path` with NFSv3. The addresses are tried in their order until one answers. Must be
+/// called inside a tokio runtime, in which the file system's tasks then live.
 ///
 /// # Errors
 /// See [`MountError`]; the last address's when none answers.
@@ -92,7 +92,8 @@ async fn connect_to(
     }
 }
 
-/// `port=`, or rpcbind's answer. Who gives `mountport=` may have no rpcbind at all: then the well-known port.
+/// `port=`, or rpcbind's answer. Who gives `mountport=` may have no rpcbind at all: then the
+/// well-known port.
 async fn nfs_port(opts: &Options, addr: SocketAddr) -> Result<u16, MountError> {
     if let Some(port) = opts.port {
         return Ok(port);
@@ -237,7 +238,8 @@ fn sizes(opts: &Options, info: &FsinfoOk, name_max: Option<u32>) -> Sizes {
     }
 }
 
-/// A connection that was made again may lead to a server that has lost unstable writes: COMMIT finds out.
+/// A connection that was made again may lead to a server that has lost unstable writes: COMMIT
+/// finds out.
 async fn watch_reconnections(mut generations: watch::Receiver<Vec<u64>>, writes: Weak<Uncommitted>) {
     // The first connection of each is no reconnection.
     let again = |g: &Vec<u64>| g.iter().map(|n| n.saturating_sub(1)).sum::<u64>();

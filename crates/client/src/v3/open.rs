@@ -278,8 +278,8 @@ impl Opens {
         }
     }
 
-    /// The name for which the file was hidden is gone for good. False when the hidden one is not needed: the last open has ended
-    /// meanwhile, or the file is hidden under another one.
+    /// The name for which the file was hidden is gone for good. False when the hidden one is not
+    /// needed: the last open has ended meanwhile, or the file is hidden under another one.
     pub fn removed(&self, fh: &Fh, hidden: &Silly) -> bool {
         match self.tables.lock().files.get_mut(fh) {
             Some(file) if file.silly.as_ref() == Some(hidden) => {
@@ -321,10 +321,11 @@ impl V3 {
         }
     }
 
-    /// CREATE that must not find anything, and LOOKUP when it does: so `created` is true exactly when this
-    /// call created, and an existing file keeps its attributes. A frontend asks for this when it knows the
-    /// name to be absent, so CREATE comes first. Whatever CREATE fails with, an existing file may be opened:
-    /// on a read-only file system, or in a directory that the caller may not change.
+    /// CREATE that must not find anything, and LOOKUP when it does: so `created` is true exactly
+    /// when this call created, and an existing file keeps its attributes. A frontend asks for this
+    /// when it knows the name to be absent, so CREATE comes first. Whatever CREATE fails with, an
+    /// existing file may be opened: on a read-only file system, or in a directory that the caller
+    /// may not change.
     async fn open_or_create(
         &self,
         cx: &Cx,
@@ -395,9 +396,10 @@ impl V3 {
         Opened { node, open, created, dir, first: None, backing: None }
     }
 
-    /// May the caller open this file so? READ and ACCESS answer with fresh attributes, which is what close-to-open asks for at an
-    /// open. When the first bytes are read and the server gives them, that is the right to read; ACCESS is asked for other
-    /// rights, beside the READ, and behind it where that told nothing. The bytes count when READ has the attributes that the
+    /// May the caller open this file so? READ and ACCESS answer with fresh attributes, which is
+    /// what close-to-open asks for at an open. When the first bytes are read and the server gives
+    /// them, that is the right to read; ACCESS is asked for other rights, beside the READ, and
+    /// behind it where that told nothing. The bytes count when READ has the attributes that the
     /// open goes by, and those are `known` from before (see [`super::walk`] for the reason).
     async fn check_open(
         &self,
@@ -459,9 +461,9 @@ impl V3 {
         self.made(cred, dir, name, ok, asked).await
     }
 
-    /// CREATE that a retransmission cannot repeat: the server stores the verifier with the file (in its times, as
-    /// a rule), so attributes and times are set afterwards. A server without it gets GUARDED, as from the
-    /// Linux client.
+    /// CREATE that a retransmission cannot repeat: the server stores the verifier with the file (in
+    /// its times, as a rule), so attributes and times are set afterwards. A server without it gets
+    /// GUARDED, as from the Linux client.
     async fn create_exclusive(
         &self,
         cred: &Arc<Cred>,
@@ -502,8 +504,8 @@ impl V3 {
         Ok((node, change))
     }
 
-    /// The same at a server that keeps access times: one CREATE with all attributes, recognised by its stamp when it turns out to
-    /// have been executed before ([`crate::stamp`]).
+    /// The same at a server that keeps access times: one CREATE with all attributes, recognised by
+    /// its stamp when it turns out to have been executed before ([`crate::stamp`]).
     async fn create_stamped(
         &self,
         cred: &Arc<Cred>,
@@ -613,8 +615,8 @@ mod tests {
     use crate::v3::tests::server::{Server, cx, mount, name, root};
     use hither_rpc::Mode;
 
-    /// Of two hidden names of one file, as two removals at the same moment give it, one is enough; after the last
-    /// close none is.
+    /// Of two hidden names of one file, as two removals at the same moment give it, one is enough;
+    /// after the last close none is.
     #[tokio::test(start_paused = true)]
     async fn one_hidden_name_is_kept() {
         let fs = mount(&Server::new(), Mode::Hard, |_| {}).await;

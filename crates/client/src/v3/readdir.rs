@@ -1,7 +1,7 @@
 //! Directories: READDIRPLUS where entries with attributes are wanted and offered, else READDIR.
 //!
-//! A server that does not get on (no entries and no end, the cookie that was sent comes back, the same cookie twice)
-//! gets EIO, not an endless loop.
+//! A server that does not get on (no entries and no end, the cookie that was sent comes back, the
+//! same cookie twice) gets EIO, not an endless loop.
 
 use super::V3;
 use super::convert;
@@ -153,11 +153,11 @@ impl V3 {
                 Ok(raw) => return Ok(raw),
                 Err(Nfsstat3::NOTSUPP) if plus => self.no_readdirplus.store(true, Ordering::Relaxed),
                 Err(Nfsstat3::TOOSMALL) if bytes < most => bytes = bytes.saturating_mul(4).min(most),
-                // The directory has changed, says a server that verifies cookies; many take the cookie
-                // all the same when it comes without a verifier.
+                // The directory has changed, says a server that verifies cookies; many take the
+                // cookie all the same when it comes without a verifier.
                 Err(Nfsstat3::BAD_COOKIE) if verifier != [0; 8] => verifier = [0; 8],
-                // Something was removed while the server made the page (ganesha). No word of this procedure (RFC 1813 section 3.3.16), and for
-                // readdir(3) the end of the directory.
+                // Something was removed while the server made the page (ganesha). No word of this
+                // procedure (RFC 1813 section 3.3.16), and for readdir(3) the end of the directory.
                 Err(Nfsstat3::NOENT) if missing < MISSING_MAX => missing += 1,
                 Err(Nfsstat3::NOENT) => {
                     return Err(Error::because(

@@ -1,7 +1,8 @@
 //! Names that go away: REMOVE, RMDIR, RENAME, and the hiding of files that are open.
 //!
-//! A file whose name is removed while it is open here is renamed to a hidden name in the same directory, one that is replaced gets it as
-//! a second name before, and it is removed at its last close. Between the two, other clients see the hidden name, as with every NFSv3 client.
+//! A file whose name is removed while it is open here is renamed to a hidden name in the same
+//! directory, one that is replaced gets it as a second name before, and it is removed at its last
+//! close. Between the two, other clients see the hidden name, as with every NFSv3 client.
 
 use super::V3;
 use super::convert;
@@ -176,8 +177,9 @@ impl V3 {
         renamed
     }
 
-    /// Gives an open file a hidden name beside the one that it is about to lose, so that this one is never absent: neither for
-    /// others nor when this client dies in between. `None` where the server makes no second names.
+    /// Gives an open file a hidden name beside the one that it is about to lose, so that this one
+    /// is never absent: neither for others nor when this client dies in between. `None` where the
+    /// server makes no second names.
     async fn second_name(
         &self,
         cred: &Arc<Cred>,
@@ -217,7 +219,8 @@ impl V3 {
         silly::name(fileid.unwrap_or_else(|| random()), random() as u32)
     }
 
-    /// The name for which the file was hidden is gone for good: so is the file, when nobody has it open under that one.
+    /// The name for which the file was hidden is gone for good: so is the file, when nobody has it
+    /// open under that one.
     async fn gone(&self, fh: &Fh, hidden: &Silly) {
         while !self.opens.removed(fh, hidden) {
             match self.opens.claim(fh).await {
@@ -229,7 +232,8 @@ impl V3 {
         }
     }
 
-    /// Renames an open file to a hidden name. It is not removed at its last close before [`V3::gone`] was told.
+    /// Renames an open file to a hidden name. It is not removed at its last close before
+    /// [`V3::gone`] was told.
     async fn hide(
         &self,
         cred: &Arc<Cred>,
@@ -254,8 +258,8 @@ impl V3 {
         Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }
 
-    /// Removes a hidden file after its last close. A failure leaves a `.nfs...` file behind, which is what
-    /// administrators expect of crashed clients.
+    /// Removes a hidden file after its last close. A failure leaves a `.nfs...` file behind, which
+    /// is what administrators expect of crashed clients.
     pub(super) async fn remove_hidden(&self, silly: &Silly) {
         if let Err(e) = self.remove(&silly.cred, &silly.dir, &silly.name).await {
             tracing::warn!(name = ?silly.name, error = %e, "a removed file keeps its hidden name");

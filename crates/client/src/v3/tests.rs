@@ -1,4 +1,5 @@
-//! Conversations with a scripted server on virtual time: lost messages, busy servers, servers that misbehave.
+//! Conversations with a scripted server on virtual time: lost messages, busy servers, servers that
+//! misbehave.
 
 mod round_trips;
 pub(super) mod server;
@@ -62,8 +63,8 @@ async fn lost_calls_are_sent_again_with_the_same_xid() {
     assert_eq!(got[0].xid, got[1].xid);
 }
 
-/// A server without a reply cache executes a retransmitted REMOVE twice; its ENOENT reaches the program, as
-/// with the Linux client.
+/// A server without a reply cache executes a retransmitted REMOVE twice; its ENOENT reaches the
+/// program, as with the Linux client.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn a_repeated_remove_is_judged_by_the_server() {
@@ -172,8 +173,8 @@ async fn callers_are_named_in_their_calls() {
     assert_eq!(auth.gids.0, (100..116).collect::<Vec<_>>());
 }
 
-/// Round trips: opening a known name is LOOKUP and ACCESS, writing and closing WRITE and COMMIT, reading needs no
-/// check; a server that writes through needs no COMMIT.
+/// Round trips: opening a known name is LOOKUP and ACCESS, writing and closing WRITE and COMMIT,
+/// reading needs no check; a server that writes through needs no COMMIT.
 #[tokio::test(start_paused = true)]
 async fn no_call_is_needless() {
     let server = Server::new();
@@ -213,8 +214,8 @@ async fn a_server_of_few_words_is_enough() {
     assert!(!change.atomic);
 }
 
-/// The server restarts between WRITE and COMMIT and loses the bytes: they are written again, and readers see
-/// them meanwhile.
+/// The server restarts between WRITE and COMMIT and loses the bytes: they are written again, and
+/// readers see them meanwhile.
 /// Promise: 2
 #[tokio::test(start_paused = true)]
 async fn lost_writes_are_written_again() {
@@ -237,7 +238,8 @@ async fn lost_writes_are_written_again() {
     fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
 }
 
-/// A disk that fills up between WRITE and COMMIT: the error reaches fsync once, then close is quiet.
+/// A disk that fills up between WRITE and COMMIT: the error reaches fsync once, then close is
+/// quiet.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn late_errors_reach_the_program_once() {
@@ -254,8 +256,8 @@ async fn late_errors_reach_the_program_once() {
     fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
 }
 
-/// Times and modes are set after everything written is stable: a second write after them would need the old
-/// mode and change the time. A change of length needs no COMMIT.
+/// Times and modes are set after everything written is stable: a second write after them would need
+/// the old mode and change the time. A change of length needs no COMMIT.
 #[tokio::test(start_paused = true)]
 async fn attributes_are_set_after_writes() {
     let server = Server::new();
@@ -290,8 +292,8 @@ async fn sync_mounts_write_through() {
     assert_eq!(server.called(), ["WRITE"]);
 }
 
-/// An exclusive CREATE whose answer was lost is repeated with the same verifier; a server without exclusive
-/// creation gets a guarded one.
+/// An exclusive CREATE whose answer was lost is repeated with the same verifier; a server without
+/// exclusive creation gets a guarded one.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creation() {
@@ -459,8 +461,8 @@ async fn impossible_names_are_left_out() {
     assert_eq!(got.entries[0].name, name("good"));
 }
 
-/// Without READDIRPLUS the plain listing serves, and is asked for at once the next time; pages too small grow;
-/// a verifier that the server no longer accepts is left out.
+/// Without READDIRPLUS the plain listing serves, and is asked for at once the next time; pages too
+/// small grow; a verifier that the server no longer accepts is left out.
 #[tokio::test(start_paused = true)]
 async fn listings_adapt_to_the_server() {
     let server = Server::new();
@@ -485,7 +487,8 @@ async fn listings_adapt_to_the_server() {
     assert_eq!(got.entries.len(), 1);
 }
 
-/// What is removed while the server makes a page does not end the listing: it is asked for again, without attributes in the end.
+/// What is removed while the server makes a page does not end the listing: it is asked for again,
+/// without attributes in the end.
 #[tokio::test(start_paused = true)]
 async fn removals_do_not_end_a_listing() {
     let server = Server::new();
@@ -548,8 +551,9 @@ async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
     assert_eq!(server.called(), ["RENAME", "REMOVE"]);
 }
 
-/// An open file that is replaced has its hidden name before it loses the other one, which is there all the time; where the server makes no
-/// second names, it gets its own back only when nothing else has it.
+/// An open file that is replaced has its hidden name before it loses the other one, which is there
+/// all the time; where the server makes no second names, it gets its own back only when nothing
+/// else has it.
 /// Promise: 13
 #[tokio::test(start_paused = true)]
 async fn what_is_replaced_is_never_absent() {
@@ -595,7 +599,8 @@ async fn what_is_replaced_is_never_absent() {
     }
 }
 
-/// An open file that was hidden for a rename that failed, and cannot get its name back, is not removed at its close.
+/// An open file that was hidden for a rename that failed, and cannot get its name back, is not
+/// removed at its close.
 #[tokio::test(start_paused = true)]
 async fn a_rename_that_fails_removes_nothing() {
     let server = Server::new();
@@ -633,7 +638,8 @@ async fn a_rename_that_fails_removes_nothing() {
     );
 }
 
-/// Where the server keeps stamps, an exclusive creation is one CREATE, and a repetition that finds its own file succeeds.
+/// Where the server keeps stamps, an exclusive creation is one CREATE, and a repetition that finds
+/// its own file succeeds.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creation_by_stamps() {

@@ -1,15 +1,17 @@
 //! Whole paths: a LOOKUP for each name, and what is wished for beside the last one.
 //!
-//! NFSv3 has no compounds, so each name costs a round trip; everything that comes along is asked for side by side. A
-//! listing of the directory that holds the last name takes the place of that name's LOOKUP where it is likely to
-//! be whole ([`super::listing_sizes`]) and to decide about the name; else both are sent at once. READ or
-//! ACCESS follow as soon as the handle is known: bytes that a server gives tell of the right to read them, so only other rights, and
-//! files that need no READ, are asked about by ACCESS.
+//! NFSv3 has no compounds, so each name costs a round trip; everything that comes along is asked
+//! for side by side. A listing of the directory that holds the last name takes the place of that
+//! name's LOOKUP where it is likely to be whole ([`super::listing_sizes`]) and to decide about the
+//! name; else both are sent at once. READ or ACCESS follow as soon as the handle is known: bytes
+//! that a server gives tell of the right to read them, so only other rights, and files that need no
+//! READ, are asked about by ACCESS.
 //!
-//! What came along must belong to the attributes beside it. A server takes attributes *after* it has read data or
-//! entries, so somebody else's change in between would hide behind new attributes. Hence first bytes are kept only when
-//! READ's attributes are those that LOOKUP had brought before, and a directory keeps the attributes that it had before it was
-//! listed: what is newer than its attributes is found out at the next comparison, the contrary never.
+//! What came along must belong to the attributes beside it. A server takes attributes *after* it
+//! has read data or entries, so somebody else's change in between would hide behind new attributes.
+//! Hence first bytes are kept only when READ's attributes are those that LOOKUP had brought before,
+//! and a directory keeps the attributes that it had before it was listed: what is newer than its
+//! attributes is found out at the next comparison, the contrary never.
 
 use super::V3;
 use super::convert;
@@ -38,7 +40,8 @@ impl Last {
     }
 }
 
-/// Whether a READ tells all that is wanted of a file with this mode: the right to read it, and that nobody may execute it.
+/// Whether a READ tells all that is wanted of a file with this mode: the right to read it, and that
+/// nobody may execute it.
 fn bytes_tell(want: Access, mode: u32) -> bool {
     let more = want - Access::READ;
     want.contains(Access::READ)
@@ -80,7 +83,8 @@ impl V3 {
             let want = if i + 1 == at.path.len() { want } else { Want::default() };
             let Last { found, along, dir: after } = self.last_name(cx, dir, name, want).await;
             if i == 0 {
-                // What came after the name was looked up is good for it if it is also what was known before.
+                // What came after the name was looked up is good for it if it is also what was
+                // known before.
                 base = after.filter(|attrs| before == Some(attrs.attr.change));
             }
             trail.along = Along { base: base.clone(), ..along };
@@ -126,9 +130,9 @@ impl V3 {
         last
     }
 
-    /// Whether a whole listing without this name proves that a LOOKUP of it would fail. Not where other spellings
-    /// find a file as well: without regard to case as PATHCONF says it (for the root's file system), or in
-    /// another normal form, which only concerns names beyond ASCII.
+    /// Whether a whole listing without this name proves that a LOOKUP of it would fail. Not where
+    /// other spellings find a file as well: without regard to case as PATHCONF says it (for the
+    /// root's file system), or in another normal form, which only concerns names beyond ASCII.
     fn listed_if_present(&self, name: &Name) -> bool {
         self.exact_names && !name.may_be_unlisted()
     }
@@ -172,8 +176,9 @@ impl V3 {
         Last { found: Ok(Some(node)), along, ..Last::missing() }
     }
 
-    /// Rights and first bytes of a file with this mode, side by side, without a READ when `most_bytes` is 0. ACCESS is left out when READ tells
-    /// all that is wanted, and follows where that turns out to be otherwise.
+    /// Rights and first bytes of a file with this mode, side by side, without a READ when
+    /// `most_bytes` is 0. ACCESS is left out when READ tells all that is wanted, and follows where
+    /// that turns out to be otherwise.
     pub(super) async fn rights_and_start(
         &self,
         cx: &Cx,
@@ -248,7 +253,8 @@ impl V3 {
     }
 }
 
-/// The newest of several answers about one object. `change` is made of ctime here, so it can be compared.
+/// The newest of several answers about one object. `change` is made of ctime here, so it can be
+/// compared.
 pub(super) fn newest<const N: usize>(answers: [Option<Attr>; N]) -> Option<Attr> {
     answers.into_iter().flatten().max_by_key(|attr| attr.change)
 }

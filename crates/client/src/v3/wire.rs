@@ -1,10 +1,10 @@
 //! One NFSv3 procedure: credential, call, patience with a busy server, errno.
 //!
-//! It knows nothing of what procedures are for, except that WRITE and COMMIT serve the uncommitted writes.
-//! A call is retransmitted with the same xid after each timeout and on each new connection; servers recognise it
-//! in their reply cache. What a server without such a cache answers to a second REMOVE or MKDIR (ENOENT, EEXIST)
-//! reaches the program, as with the Linux client; only an exclusive CREATE is recognised by its
-//! verifier.
+//! It knows nothing of what procedures are for, except that WRITE and COMMIT serve the uncommitted
+//! writes. A call is retransmitted with the same xid after each timeout and on each new connection;
+//! servers recognise it in their reply cache. What a server without such a cache answers to a
+//! second REMOVE or MKDIR (ENOENT, EEXIST) reaches the program, as with the Linux client; only an
+//! exclusive CREATE is recognised by its verifier.
 
 use super::convert;
 use crate::detach::account;

@@ -1,7 +1,7 @@
 //! Attributes between the wire and the machine.
 //!
-//! It knows nothing of calls. What a server leaves out gets the value that does least harm; a type that is
-//! missing is the server's error.
+//! It knows nothing of calls. What a server leaves out gets the value that does least harm; a type
+//! that is missing is the server's error.
 
 use super::call::Answer;
 use super::core::Core;
@@ -43,7 +43,8 @@ pub(crate) const FS_ATTRS: Bitmap4 = Bitmap4::of(&[
     attr::MAXNAME,
 ]);
 
-/// The type in the machine's terms; named attributes and their directories look like files and directories.
+/// The type in the machine's terms; named attributes and their directories look like files and
+/// directories.
 pub(crate) fn kind(t: Ftype) -> Option<FileKind> {
     Some(match t {
         Ftype::REG | Ftype::NAMEDATTR => FileKind::Regular,
@@ -80,7 +81,8 @@ pub(crate) async fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
         atime: time(a.time_access),
         mtime: time(a.time_modify),
         ctime,
-        // A server without a change attribute does not exist by RFC 8881 section 5.6; its ctime will do.
+        // A server without a change attribute does not exist by RFC 8881 section 5.6; its ctime
+        // will do.
         change: a.change.unwrap_or_else(|| (ctime.secs as u64) << 30 | u64::from(ctime.nanos)),
     })
 }
@@ -147,8 +149,8 @@ impl Core {
         Ok(Node { fh, attrs })
     }
 
-    /// The attributes of `fh` in the machine's terms, as they look from here: with what was written and lost
-    /// by the server, and without the name that a removed open file has at the server.
+    /// The attributes of `fh` in the machine's terms, as they look from here: with what was written
+    /// and lost by the server, and without the name that a removed open file has at the server.
     pub async fn attr(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs) -> Answered<Attr> {
         let Some(mut attr) = to_attr(wire, &self.ids).await else {
             return Err(Error::because(libc::EIO, "the server gives no type for a file").into());

@@ -1,12 +1,15 @@
 //! Many creations or removals in a directory, in few compounds.
 //!
-//! It knows nothing of what an object takes: `whole` does. Objects are dealt into compounds as operations, request and reply allow, and the
-//! compounds are in flight at the same time. A server stops a compound at its first error: that is the outcome of one object, and
-//! what stands behind it goes in a compound of its own.
+//! It knows nothing of what an object takes: `whole` does. Objects are dealt into compounds as
+//! operations, request and reply allow, and the compounds are in flight at the same time. A server
+//! stops a compound at its first error: that is the outcome of one object, and what stands behind
+//! it goes in a compound of its own.
 //!
-//! **Several WRITEs.** Servers exist (Linux 6.1) that write the wrong bytes of a WRITE whose data does not begin where they expect it, and say that all
-//! is well. So before files with bytes share a compound the server writes two pieces to a file without a meaning, reads them back and removes it, all in one
-//! compound, once in each session. Where they are not what was written, there is one such file to a compound, and it comes first.
+//! **Several WRITEs.** Servers exist (Linux 6.1) that write the wrong bytes of a WRITE whose data
+//! does not begin where they expect it, and say that all is well. So before files with bytes share
+//! a compound the server writes two pieces to a file without a meaning, reads them back and removes
+//! it, all in one compound, once in each session. Where they are not what was written, there is one
+//! such file to a compound, and it comes first.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound, OVERHEAD_BYTES};
@@ -27,7 +30,8 @@ use tokio::task::JoinSet;
 
 /// Compounds of one batch in flight.
 const COMPOUNDS_AT_ONCE: usize = 8;
-/// Longest request of several objects. What was found out about several WRITEs holds for machines with pages of up to this.
+/// Longest request of several objects. What was found out about several WRITEs holds for machines
+/// with pages of up to this.
 const REQUEST_BYTES: u32 = 64 << 10;
 /// Most bytes of request and reply about one object, beside its handle, name and contents.
 const ONE_REQUEST_BYTES: u32 = 512;
@@ -38,7 +42,8 @@ const AROUND_REPLY_BYTES: u32 = 450;
 /// Most bytes of request and reply about a name that is removed.
 const REMOVAL_REQUEST_BYTES: u32 = 272;
 const REMOVAL_REPLY_BYTES: u32 = 32;
-/// Bytes before the pieces: they begin behind the first page of any machine with smaller pages, and not at the start of one.
+/// Bytes before the pieces: they begin behind the first page of any machine with smaller pages, and
+/// not at the start of one.
 const ZEROS_BYTES: usize = 16 << 10 | 4;
 /// Bytes of a piece.
 const PIECE_BYTES: usize = 256;
@@ -62,7 +67,8 @@ struct Deal {
 }
 
 impl Core {
-    /// See `Vfs::create_many`; `None` for what does not fit into one WRITE. Runs in a task of its own.
+    /// See `Vfs::create_many`; `None` for what does not fit into one WRITE. Runs in a task of its
+    /// own.
     pub async fn create_many(
         self: &Arc<Self>,
         cx: &Cx,
@@ -294,7 +300,8 @@ impl Core {
         removed
     }
 
-    /// Removing it takes nothing but REMOVE: nothing of it is open, about to be closed or delegated.
+    /// Removing it takes nothing but REMOVE: nothing of it is open, about to be closed or
+    /// delegated.
     fn is_simple(&self, one: &Removal) -> bool {
         one.target.as_ref().is_none_or(|fh| self.files.file(fh).is_none() && !self.delegations.holds(fh))
     }

@@ -1,13 +1,15 @@
 //! Bytes brought along: OPEN, GETATTR, READ and CLOSE of a file within one compound.
 //!
-//! It knows nothing of the compounds that carry them. READ and CLOSE use the current stateid, which OPEN sets (RFC
-//! 8881 section 16.2.3.1.2). The open belongs to an owner of its own: opens of one owner and file share a stateid, so a CLOSE
-//! could otherwise end, or be refused because of, an open of a program. Owners are reused when their compound is
-//! over; there are as many as such compounds were ever in flight at the same time.
+//! It knows nothing of the compounds that carry them. READ and CLOSE use the current stateid, which
+//! OPEN sets (RFC 8881 section 16.2.3.1.2). The open belongs to an owner of its own: opens of one
+//! owner and file share a stateid, so a CLOSE could otherwise end, or be refused because of, an
+//! open of a program. Owners are reused when their compound is over; there are as many as such
+//! compounds were ever in flight at the same time.
 //!
-//! GETATTR stands between OPEN and READ: the bytes may be newer than the attributes, never older. Whoever keeps both finds
-//! a different `change` with the next question and lets go of them; the other order would show old bytes under a
-//! new `change` for good. Bytes that do not even fit the size are dropped.
+//! GETATTR stands between OPEN and READ: the bytes may be newer than the attributes, never older.
+//! Whoever keeps both finds a different `change` with the next question and lets go of them; the
+//! other order would show old bytes under a new `change` for good. Bytes that do not even fit the
+//! size are dropped.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound};
@@ -137,7 +139,8 @@ impl Core {
     ) -> Answered<Read> {
         let got = read.data.len();
         if got as u64 != size_bytes.min(u64::from(max_bytes)) {
-            // More than was asked for, or another size than the attributes say: it was changed in between.
+            // More than was asked for, or another size than the attributes say: it was changed in
+            // between.
             return Err(Error::new(libc::EAGAIN).into());
         }
         // A copy: who keeps the bytes does not keep the whole reply.

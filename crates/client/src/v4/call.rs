@@ -1,15 +1,15 @@
 //! One compound, executed exactly once.
 //!
-//! It knows nothing of what operations mean. [`Core::compound`] takes a slot, puts SEQUENCE before the
-//! operations, and keeps at it until the server executed them: the connection layer repeats a request whose
-//! connection broke in the same slot under the same sequence number, so that the server's reply cache answers
-//! it; here a lost session is replaced (see `recover`), and DELAY and GRACE are waited out. Only then does the
-//! caller see results. It must run in a task of its own when it changes something ([`Core::detached`]): its
-//! slot may not be reused before the reply.
+//! It knows nothing of what operations mean. [`Core::compound`] takes a slot, puts SEQUENCE before
+//! the operations, and keeps at it until the server executed them: the connection layer repeats a
+//! request whose connection broke in the same slot under the same sequence number, so that the
+//! server's reply cache answers it; here a lost session is replaced (see `recover`), and DELAY and
+//! GRACE are waited out. Only then does the caller see results. It must run in a task of its own
+//! when it changes something ([`Core::detached`]): its slot may not be reused before the reply.
 //!
 //! A compound is repeated as a whole only when the operation that failed is its first that changes
-//! something, or comes before it; what fails after that is the caller's to judge. Nor is it repeated for a mere wish
-//! ([`Compound::wishes_from`]).
+//! something, or comes before it; what fails after that is the caller's to judge. Nor is it
+//! repeated for a mere wish ([`Compound::wishes_from`]).
 
 use super::core::Core;
 use super::fail::{Answered, Fail};
@@ -29,8 +29,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Bytes around the operations of a compound: RPC header with an AUTH_SYS credential, record mark, COMPOUND,
-/// SEQUENCE, PUTFH, and the small operations that go with a READ or WRITE.
+/// Bytes around the operations of a compound: RPC header with an AUTH_SYS credential, record mark,
+/// COMPOUND, SEQUENCE, PUTFH, and the small operations that go with a READ or WRITE.
 pub(crate) const OVERHEAD_BYTES: u32 = 2048;
 
 /// What to send.
@@ -41,8 +41,8 @@ pub(crate) struct Compound {
     ops: Vec<Op>,
     /// Index of the first operation that changes something; `usize::MAX` when none does.
     pivot: usize,
-    /// Operations up to this index may wait for DELAY and GRACE: nothing was changed before them, and they are no
-    /// wishes.
+    /// Operations up to this index may wait for DELAY and GRACE: nothing was changed before them,
+    /// and they are no wishes.
     patient: usize,
     /// Ask the server to keep the reply.
     cache: bool,
@@ -65,7 +65,8 @@ impl Compound {
         Self { label, ops: all, pivot, patient: pivot, cache }
     }
 
-    /// Whether the operation with which `answer` ends is the first that changes something, or before it.
+    /// Whether the operation with which `answer` ends is the first that changes something, or
+    /// before it.
     pub fn changed_nothing(&self, answer: &Answer) -> bool {
         answer.results.remaining() <= self.pivot
     }
@@ -173,7 +174,8 @@ impl Core {
         }
     }
 
-    /// Executes `c` in a session that is being set up or recovered. `Err` when that session is lost too.
+    /// Executes `c` in a session that is being set up or recovered. `Err` when that session is lost
+    /// too.
     pub async fn compound_in(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -241,7 +243,8 @@ impl Core {
                 Ok(ok) => {
                     guard.replied(true);
                     self.sequenced(session, &ok, asked);
-                    // Some servers (ganesha) say so in the operation that follows (RFC 8881 section 18.46.3).
+                    // Some servers (ganesha) say so in the operation that follows (RFC 8881 section
+                    // 18.46.3).
                     if results.status() == Nfsstat4::RETRY_UNCACHED_REP && !c.cache {
                         return Outcome::Again;
                     }
@@ -277,7 +280,8 @@ impl Core {
         Outcome::Failed(error::call(&e))
     }
 
-    /// A compound outside of sessions (EXCHANGE_ID and its kin), perhaps on one particular connection.
+    /// A compound outside of sessions (EXCHANGE_ID and its kin), perhaps on one particular
+    /// connection.
     pub async fn bare(
         &self,
         label: &'static str,
@@ -322,7 +326,8 @@ impl Core {
     }
 }
 
-/// Whether a reply that cannot be decoded at least begins with a successful SEQUENCE: its slot can be used again.
+/// Whether a reply that cannot be decoded at least begins with a successful SEQUENCE: its slot can
+/// be used again.
 fn sequence_succeeded(body: &Bytes) -> bool {
     let mut d = Dec::new(body);
     let mut first = || -> hither_proto::xdr::Result<OpRes> {

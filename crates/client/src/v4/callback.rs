@@ -1,7 +1,7 @@
 //! What the server asks of us: CB_COMPOUND on the session's connections (RFC 8881 section 20).
 //!
-//! It knows nothing of transport. CB_SEQUENCE keeps the last reply of each slot for repetitions. Recalls are answered at once;
-//! what follows is in `delegation`.
+//! It knows nothing of transport. CB_SEQUENCE keeps the last reply of each slot for repetitions.
+//! Recalls are answered at once; what follows is in `delegation`.
 
 use super::core::{Core, Phase};
 use super::mount::{CB_PROGRAM, CB_SLOTS};
@@ -185,8 +185,9 @@ impl Core {
         }
     }
 
-    /// What the holder of a write delegation knows: that the server has all there is, or how long the file is with what is on its way. Other
-    /// attributes that wait the server learns with the file, which goes back.
+    /// What the holder of a write delegation knows: that the server has all there is, or how long
+    /// the file is with what is on its way. Other attributes that wait the server learns with the
+    /// file, which goes back.
     fn delegated_attrs(self: &Arc<Self>, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
         let fh: Fh = own_fh(&args.fh);
         let (change, size) = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;

@@ -1,9 +1,10 @@
 //! CLOSE of many files in one compound.
 //!
-//! It knows nothing of why files are closed, nor what becomes of them afterwards. Nobody waits for a CLOSE: the program's
-//! close(2) has ended before it. So a file whose last open has ended waits a moment for others, and they are closed
-//! together. A file that is opened again meanwhile is not closed at all. Whatever a batch leaves undone (a refusal, a
-//! state that somebody else is at) is [`Core::release`]'s to do alone.
+//! It knows nothing of why files are closed, nor what becomes of them afterwards. Nobody waits for
+//! a CLOSE: the program's close(2) has ended before it. So a file whose last open has ended waits a
+//! moment for others, and they are closed together. A file that is opened again meanwhile is not
+//! closed at all. Whatever a batch leaves undone (a refusal, a state that somebody else is at) is
+//! [`Core::release`]'s to do alone.
 
 use super::call::Compound;
 use super::core::Core;
@@ -33,7 +34,8 @@ struct Waiting {
 }
 
 impl Core {
-    /// Closes `state` at the server together with others, if it needs closing and can wait for that.
+    /// Closes `state` at the server together with others, if it needs closing and can wait for
+    /// that.
     pub async fn close_soon(self: &Arc<Self>, state: &Arc<OpenState>) {
         let hidden = state.file.inner.lock().silly.is_some();
         let locked = !state.inner.lock().locks.is_empty();
@@ -64,7 +66,8 @@ impl Core {
         let _ = told.await;
     }
 
-    /// Closes a file that waits before its last name may go: by a handle without a name it could not be closed at some servers.
+    /// Closes a file that waits before its last name may go: by a handle without a name it could
+    /// not be closed at some servers.
     pub async fn close_first(self: &Arc<Self>, fh: &Fh) {
         if self.closer.waiting.lock().iter().any(|w| w.state.file.fh == *fh) {
             self.close_waiting().await;

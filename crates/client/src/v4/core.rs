@@ -1,8 +1,8 @@
-//! What all operations of a v4 mount share: the connection, the session of the moment, credentials, and the
-//! rule that work runs in tasks of its own.
+//! What all operations of a v4 mount share: the connection, the session of the moment, credentials,
+//! and the rule that work runs in tasks of its own.
 //!
-//! It knows nothing of single operations. A [`Phase`] says whether there is a session to work in; who finds
-//! none waits for the recovery that is under way, of which there is never more than one.
+//! It knows nothing of single operations. A [`Phase`] says whether there is a session to work in;
+//! who finds none waits for the recovery that is under way, of which there is never more than one.
 
 use super::bring::Owners;
 use super::call::interruptible;
@@ -89,7 +89,8 @@ pub(crate) struct Core {
     pub stop: CancellationToken,
     /// Operations of one compound that the server was found to take, below what its limits say.
     pub ops_limit: AtomicUsize,
-    /// Whether the server writes the right bytes of several WRITEs in a compound, and the session in which it was tried.
+    /// Whether the server writes the right bytes of several WRITEs in a compound, and the session
+    /// in which it was tried.
     pub several_writes: tokio::sync::Mutex<Option<(u64, bool)>>,
     /// Walks that the server did name by name only.
     pub refusals: AtomicUsize,
@@ -170,8 +171,8 @@ impl Core {
         }
     }
 
-    /// An error of session `epoch` means that `need` is needed. Nothing happens when that session has been
-    /// replaced already or is being replaced.
+    /// An error of session `epoch` means that `need` is needed. Nothing happens when that session
+    /// has been replaced already or is being replaced.
     pub fn session_lost(self: &Arc<Self>, epoch: u64, need: Need) {
         let mut lost = None;
         self.phase.send_if_modified(|phase| match phase {
@@ -193,8 +194,8 @@ impl Core {
         }
     }
 
-    /// The RPC credential of a caller. AUTH_SYS carries 16 groups; of more, the first 16 go, as with the
-    /// Linux client.
+    /// The RPC credential of a caller. AUTH_SYS carries 16 groups; of more, the first 16 go, as
+    /// with the Linux client.
     pub fn credential(&self, cred: &Arc<Cred>) -> Credential {
         let mut known = self.credentials.lock();
         if let Some(c) = known.get(cred) {
@@ -225,8 +226,8 @@ impl Core {
         Cx::new(Arc::new(Cred::root()))
     }
 
-    /// Runs `work` in a task of its own and waits for it as long as the caller and the mount's policy want:
-    /// a slot or an open is never lost because somebody stopped waiting.
+    /// Runs `work` in a task of its own and waits for it as long as the caller and the mount's
+    /// policy want: a slot or an open is never lost because somebody stopped waiting.
     pub async fn detached<T: Send + 'static>(
         &self,
         cx: &Cx,
@@ -261,8 +262,8 @@ impl Core {
         }
     }
 
-    /// Until when a caller waits, and what it is told then: its own deadline, or the major timeout of a soft
-    /// mount (`timeo` times `retrans` + 1).
+    /// Until when a caller waits, and what it is told then: its own deadline, or the major timeout
+    /// of a soft mount (`timeo` times `retrans` + 1).
     pub fn patience(&self, cx: &Cx) -> (Option<Instant>, Error) {
         let soft = match self.opts.recovery {
             Recovery::Hard => None,

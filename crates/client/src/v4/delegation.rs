@@ -1,16 +1,21 @@
-//! Delegations: files and directories whose attributes hold until the server says otherwise (RFC 8881 sections 10.4 and 10.9).
+//! Delegations: files and directories whose attributes hold until the server says otherwise (RFC
+//! 8881 sections 10.4 and 10.9).
 //!
-//! It knows nothing of callbacks' transport and of what is kept above. While a delegation is held, attributes that were asked
-//! for after it was granted carry [`Validity::Lease`]; the layer above is told through [`Upcalls`] before it is given
-//! back. Nobody gets a lease before somebody has subscribed to be told, nor with `noac`, and no delegation is asked for then.
+//! It knows nothing of callbacks' transport and of what is kept above. While a delegation is held,
+//! attributes that were asked for after it was granted carry [`Validity::Lease`]; the layer above
+//! is told through [`Upcalls`] before it is given back. Nobody gets a lease before somebody has
+//! subscribed to be told, nor with `noac`, and no delegation is asked for then.
 //!
-//! Delegations outlive the opens that brought them, up to [`HELD_MAX`]; beyond it the least recently used go back, many in one
-//! compound. A recall is answered at once; then, in this order: no answer carries the lease any more, the layer above lets go
-//! (for at most [`WITHDRAW_TIMEOUT`], or [`WRITE_WITHDRAW_TIMEOUT`] while it sends what it delayed) and locks that were decided here
-//! are taken at the server (`place`), what was written under a write delegation is committed, DELEGRETURN. A recall can
-//! overtake the reply that grants the delegation: it goes back all the same, and the recall is remembered until that reply comes.
+//! Delegations outlive the opens that brought them, up to [`HELD_MAX`]; beyond it the least
+//! recently used go back, many in one compound. A recall is answered at once; then, in this order:
+//! no answer carries the lease any more, the layer above lets go (for at most [`WITHDRAW_TIMEOUT`],
+//! or [`WRITE_WITHDRAW_TIMEOUT`] while it sends what it delayed) and locks that were decided here
+//! are taken at the server (`place`), what was written under a write delegation is committed,
+//! DELEGRETURN. A recall can overtake the reply that grants the delegation: it goes back all the
+//! same, and the recall is remembered until that reply comes.
 //!
-//! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts from the last renewal.
+//! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts
+//! from the last renewal.
 
 use super::call::{Answer, Compound};
 use super::core::Core;
@@ -33,7 +38,8 @@ pub(crate) const HELD_MAX: usize = 10_000;
 const EVICTED_AT_ONCE: usize = 40;
 /// How long the layer above may take to let go.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same where it may have delayed writes, which are to come before: servers take back what does not come.
+/// The same where it may have delayed writes, which are to come before: servers take back what does
+/// not come.
 const WRITE_WITHDRAW_TIMEOUT: Duration = Duration::from_secs(600);
 /// Recalls that are remembered before the delegation is known.
 const EARLY_MAX: usize = 256;
@@ -89,7 +95,8 @@ struct Delegation {
     directory: bool,
     /// How long the file may be when some of it is unsent at a close.
     limit_bytes: u64,
-    /// Locks may be decided under it: it was not recalled before it came, and is not from before a restart.
+    /// Locks may be decided under it: it was not recalled before it came, and is not from before a
+    /// restart.
     sure: bool,
     /// When the reply that granted it came: what is asked from then on was answered under it.
     since: Instant,
@@ -188,7 +195,8 @@ impl Delegations {
         self.held.lock().files.get(fh).filter(|d| d.write).map(|d| d.stateid)
     }
 
-    /// Whether `fh` is delegated for writing, so that its locks may be decided here; `Some(false)` while that is being found out.
+    /// Whether `fh` is delegated for writing, so that its locks may be decided here; `Some(false)`
+    /// while that is being found out.
     pub fn for_locks(&self, fh: &Fh) -> Option<bool> {
         let mut held = self.held.lock();
         held.files.get(fh).filter(|d| d.write && d.sure)?;
@@ -196,14 +204,16 @@ impl Delegations {
         Some(!self.suspect.load(Ordering::Acquire))
     }
 
-    /// No locks are decided under what is held now, nor under what the server gave before it said that it has lost all.
+    /// No locks are decided under what is held now, nor under what the server gave before it said
+    /// that it has lost all.
     pub fn doubt_all(&self) {
         let mut held = self.held.lock();
         held.files.values_mut().for_each(|d| d.sure = false);
         held.doubted = Some(Instant::now());
     }
 
-    /// Locks may be decided under the delegation that the reply to a question of `asked` brought, if it is still held.
+    /// Locks may be decided under the delegation that the reply to a question of `asked` brought,
+    /// if it is still held.
     pub fn confirm(&self, fh: &Fh, stateid: &Stateid, asked: Instant) {
         let mut held = self.held.lock();
         let late = held.doubted.is_some_and(|at| asked < at);
@@ -217,7 +227,8 @@ impl Delegations {
         self.lost.lock().contains(fh)
     }
 
-    /// Whether `fh` is held by `stateid`, so that what followed in the compound that brought it holds as long.
+    /// Whether `fh` is held by `stateid`, so that what followed in the compound that brought it
+    /// holds as long.
     fn is(&self, fh: &Fh, stateid: &Stateid) -> bool {
         let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
         subscribed && self.held.lock().files.get(fh).is_some_and(|d| d.stateid.other == stateid.other)
@@ -296,8 +307,8 @@ impl Delegations {
         }
     }
 
-    /// `change` and length of a file under a write delegation, for who asks the server: with what waits above. The first is `None` when that
-    /// cannot be told.
+    /// `change` and length of a file under a write delegation, for who asks the server: with what
+    /// waits above. The first is `None` when that cannot be told.
     pub fn written(&self, fh: &Fh) -> Option<(Option<u64>, u64)> {
         // Before: what arrives at the server meanwhile is in one of the two.
         let unsent = self.upcalls.get().map_or(Unsent::More, |above| above.unsent(fh));
@@ -305,7 +316,8 @@ impl Delegations {
         let d = held.files.get(fh).filter(|d| d.write)?;
         Some(match unsent {
             Unsent::Nothing => (d.granted, d.size_bytes),
-            // Any other than the one of the grant says so; this one is greater, whatever it is made of.
+            // Any other than the one of the grant says so; this one is greater, whatever it is made
+            // of.
             Unsent::Bytes { size_bytes } => (d.granted.and_then(|c| c.checked_add(1)), size_bytes),
             Unsent::More => (None, d.size_bytes),
         })
@@ -407,8 +419,9 @@ impl Core {
         self.give_back(back);
     }
 
-    /// The server wants one back. One that is not known goes back as well: perhaps the reply that grants it was lost, and the
-    /// server would wait for it; or that reply is under way, and then the delegation is not kept.
+    /// The server wants one back. One that is not known goes back as well: perhaps the reply that
+    /// grants it was lost, and the server would wait for it; or that reply is under way, and then
+    /// the delegation is not kept.
     pub fn recalled(self: &Arc<Self>, fh: &Fh, stateid: &Stateid) {
         if let Some(taken) = self.delegations.take_stateid(stateid) {
             return self.give_back(vec![taken]);
@@ -422,13 +435,15 @@ impl Core {
         self.give_back(vec![taken.unwrap_or(unknown)]);
     }
 
-    /// Whether attributes may hold under a lease: those that hold for one call only (`lookupcache=none`) do where directories hold no
-    /// longer, because a name is believed no longer than its directory.
+    /// Whether attributes may hold under a lease: those that hold for one call only
+    /// (`lookupcache=none`) do where directories hold no longer, because a name is believed no
+    /// longer than its directory.
     fn may_last(&self, attrs: &Attrs) -> bool {
         attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE
     }
 
-    /// Up to which length a file may be left unsent, when the server shows it to nobody else before it was given back here.
+    /// Up to which length a file may be left unsent, when the server shows it to nobody else before
+    /// it was given back here.
     pub fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
         let limit = self.delegations.limit_bytes(fh)?;
         let lease = self.lease.lock();
@@ -446,7 +461,8 @@ impl Core {
         attrs
     }
 
-    /// The lease on attributes that came in the compound that brought the delegation `granted`, behind its OPEN.
+    /// The lease on attributes that came in the compound that brought the delegation `granted`,
+    /// behind its OPEN.
     pub fn leased_by(&self, fh: &Fh, mut attrs: Attrs, granted: Option<Stateid>) -> Attrs {
         if self.may_last(&attrs) && granted.is_some_and(|stateid| self.delegations.is(fh, &stateid)) {
             attrs.valid = Validity::Lease;
@@ -482,8 +498,9 @@ impl Core {
         });
     }
 
-    /// Executes `ops`, which take the name of a file whose delegation is `held`, and returns that in the same compound: a
-    /// handle without a name may be of no use to return it by. Its results are taken off.
+    /// Executes `ops`, which take the name of a file whose delegation is `held`, and returns that
+    /// in the same compound: a handle without a name may be of no use to return it by. Its results
+    /// are taken off.
     pub async fn returning(
         self: &Arc<Self>,
         cx: &Cx,

@@ -1,11 +1,14 @@
-//! Delegations of directories: when one is asked for, and what the answer means (RFC 8881 sections 10.9 and 18.39).
+//! Delegations of directories: when one is asked for, and what the answer means (RFC 8881 sections
+//! 10.9 and 18.39).
 //!
-//! They are kept, recalled and returned as those of files are (`delegation`). GET_DIR_DELEGATION goes with questions that are asked
-//! anyway, before the attributes that it makes a lease of, and only for a directory that has proved to stay as it is: its attributes
-//! have held for their time and are asked for again. A server shows at the mount, behind the last operation that is needed, whether it
-//! has the operation at all; one that has not, or refuses it later, is asked no more, and one that gives none
-//! for long ([`REFUSALS_MAX`]) only now and then. Nothing is asked with `noac`, nor where calls have to see each change of
-//! local programs of the server at once: these are told of after the fact.
+//! They are kept, recalled and returned as those of files are (`delegation`). GET_DIR_DELEGATION
+//! goes with questions that are asked anyway, before the attributes that it makes a lease of, and
+//! only for a directory that has proved to stay as it is: its attributes have held for their time
+//! and are asked for again. A server shows at the mount, behind the last operation that is needed,
+//! whether it has the operation at all; one that has not, or refuses it later, is asked no more,
+//! and one that gives none for long ([`REFUSALS_MAX`]) only now and then. Nothing is asked with
+//! `noac`, nor where calls have to see each change of local programs of the server at once: these
+//! are told of after the fact.
 
 use super::call::{Answer, Compound};
 use super::core::Core;
@@ -118,8 +121,8 @@ impl Core {
         self.directories.offered.store(offered, Ordering::Relaxed);
     }
 
-    /// Takes the result of [`ask_op`], if that stood here in the compound: the delegation, when there is one. After an error what stood
-    /// behind it was not executed; it is not asked again.
+    /// Takes the result of [`ask_op`], if that stood here in the compound: the delegation, when
+    /// there is one. After an error what stood behind it was not executed; it is not asked again.
     pub fn take_directory(self: &Arc<Self>, fh: &Fh, answer: &mut Answer) -> Answered<Option<Stateid>> {
         if answer.results.peek_number() != Some(NfsOpnum4::GET_DIR_DELEGATION) {
             return Ok(None);
@@ -145,7 +148,8 @@ impl Core {
         Some(stateid)
     }
 
-    /// Attributes of a directory, with a delegation of it where the server gives one; `None`: to be asked for without.
+    /// Attributes of a directory, with a delegation of it where the server gives one; `None`: to be
+    /// asked for without.
     pub async fn getattr_held(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Option<Attrs>> {
         let _asking = self.asking();
         let ops = [Op::Putfh(wire_fh(fh)), ask_op(), Op::Getattr(super::attrs::NODE_ATTRS)];

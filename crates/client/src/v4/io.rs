@@ -1,8 +1,9 @@
-//! Bytes of files, and attributes: READ, WRITE, COMMIT, GETATTR, SETATTR, SEEK, ALLOCATE, DEALLOCATE, COPY.
+//! Bytes of files, and attributes: READ, WRITE, COMMIT, GETATTR, SETATTR, SEEK, ALLOCATE,
+//! DEALLOCATE, COPY.
 //!
-//! It knows nothing of names. Transfers longer than one READ or WRITE are cut and sent at once. Which stateid goes
-//! with an operation follows from the open; an operation that the server refuses because it does not know that state any
-//! more is repeated after the state was recovered.
+//! It knows nothing of names. Transfers longer than one READ or WRITE are cut and sent at once.
+//! Which stateid goes with an operation follows from the open; an operation that the server refuses
+//! because it does not know that state any more is repeated after the state was recovered.
 
 use super::attrs::{FS_ATTRS, NODE_ATTRS, to_fsstat};
 use super::call::{Answer, Compound};
@@ -23,7 +24,8 @@ use tokio::task::JoinSet;
 const STATE_TRIES: u32 = 5;
 
 impl Core {
-    /// Sends what `build` makes of the right stateid; repeats it when the server has lost the state behind it.
+    /// Sends what `build` makes of the right stateid; repeats it when the server has lost the state
+    /// behind it.
     pub async fn with_stateid(
         self: &Arc<Self>,
         cx: &Cx,
@@ -46,8 +48,8 @@ impl Core {
         }
     }
 
-    /// The same under the delegation for writing that the file has now, which the server refuses when it has ended, also after a restart:
-    /// see [`Cx::only_held`].
+    /// The same under the delegation for writing that the file has now, which the server refuses
+    /// when it has ended, also after a restart: see [`Cx::only_held`].
     async fn under_delegation(
         self: &Arc<Self>,
         cx: &Cx,
@@ -121,8 +123,8 @@ impl Core {
         }
     }
 
-    /// The end of writing a file in one compound: `piece` to stable storage, then `set`. `None` when that is not to be had
-    /// and it takes several steps: then nothing is known to be stable.
+    /// The end of writing a file in one compound: `piece` to stable storage, then `set`. `None`
+    /// when that is not to be had and it takes several steps: then nothing is known to be stable.
     pub async fn finish(
         self: &Arc<Self>,
         cx: &Cx,
@@ -131,8 +133,8 @@ impl Core {
         piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Answered<Option<Finished>> {
-        // One WRITE to a compound, right behind its PUTFH: of a second one the Linux 6.1 server writes the wrong bytes when its
-        // data does not begin at a page of its receive buffer.
+        // One WRITE to a compound, right behind its PUTFH: of a second one the Linux 6.1 server
+        // writes the wrong bytes when its data does not begin at a page of its receive buffer.
         let Some((at, data)) = piece else { return Ok(None) };
         let bytes = data.len();
         if bytes > self.facts().wsize as usize || set.size_bytes.is_some() {
@@ -316,8 +318,8 @@ impl Core {
         Error::new(libc::EOPNOTSUPP).into()
     }
 
-    /// Copies on the server, synchronously. What is copied is committed at once: its bytes are not here to be sent
-    /// again should the server lose them.
+    /// Copies on the server, synchronously. What is copied is committed at once: its bytes are not
+    /// here to be sent again should the server lose them.
     pub async fn copy(
         self: &Arc<Self>,
         cx: &Cx,
@@ -486,7 +488,8 @@ impl Core {
         origin.open.filter(|&id| self.files.entry(id).is_ok())
     }
 
-    /// As long as the mount's policy says. What is no longer waited for goes on: its slot is not lost.
+    /// As long as the mount's policy says. What is no longer waited for goes on: its slot is not
+    /// lost.
     async fn patiently<T: Send + 'static>(
         &self,
         send: impl Future<Output = Answered<T>> + Send + 'static,

@@ -1,9 +1,9 @@
 //! Keeping the lease and the connections of a session.
 //!
-//! It knows nothing of files. Every successful SEQUENCE renews the lease; when there was none for half of it, one is
-//! sent alone. A connection that was made anew is bound to the session, so that callbacks can come on it. The
-//! status bits of SEQUENCE replies are turned into what they ask for, each at most once in a while: servers
-//! repeat them until the matter is settled.
+//! It knows nothing of files. Every successful SEQUENCE renews the lease; when there was none for
+//! half of it, one is sent alone. A connection that was made anew is bound to the session, so that
+//! callbacks can come on it. The status bits of SEQUENCE replies are turned into what they ask for,
+//! each at most once in a while: servers repeat them until the matter is settled.
 
 use super::call::Compound;
 use super::core::{Core, Phase};
@@ -123,7 +123,8 @@ impl Core {
         }
     }
 
-    /// Makes `connection` one of the session's, for calls and callbacks. `Err` when the session is gone.
+    /// Makes `connection` one of the session's, for calls and callbacks. `Err` when the session is
+    /// gone.
     pub async fn bind(&self, session: &Arc<Session>, connection: usize) -> Result<(), Need> {
         let op = Op::BindConnToSession(BindConnToSessionArgs {
             sessionid: session.id,

@@ -1,7 +1,9 @@
-//! Listing directories: READDIR alone, for many directories at once, and as part of other compounds.
+//! Listing directories: READDIR alone, for many directories at once, and as part of other
+//! compounds.
 //!
-//! It knows nothing of walking. What a server sends is checked: a listing that does not advance is an error, names that
-//! no program could use are left out. [`Core::first_page`] reads the page that other compounds bring along.
+//! It knows nothing of walking. What a server sends is checked: a listing that does not advance is
+//! an error, names that no program could use are left out. [`Core::first_page`] reads the page that
+//! other compounds bring along.
 
 use super::attrs::{NODE_ATTRS, kind};
 use super::call::{Answer, Compound};
@@ -65,8 +67,8 @@ impl Core {
             answer.results.putfh()?;
             match answer.results.readdir() {
                 Ok(page) => break (page, answer),
-                // Something was removed while the server made the page. No word of this operation (RFC 8881 section 18.23.3), and for
-                // readdir(3) the end of the directory.
+                // Something was removed while the server made the page. No word of this operation
+                // (RFC 8881 section 18.23.3), and for readdir(3) the end of the directory.
                 Err(e) if e.status() == Some(Nfsstat4::NOENT) && missing < MISSING_MAX => missing += 1,
                 Err(e) if e.status() == Some(Nfsstat4::NOENT) => {
                     let why = "the server keeps answering \"no such file\" for a directory page";
@@ -126,7 +128,8 @@ impl Core {
             (Some(fh), None | Some(Nfsstat4::OK)) if nodes => self.node(fh, wire, asked).await.ok(),
             _ => None,
         };
-        // What stat(2) of the name says is the mounted file system's; readdir(3) shows what it covers.
+        // What stat(2) of the name says is the mounted file system's; readdir(3) shows what it
+        // covers.
         let fileid = wire.mounted_on_fileid.or(wire.fileid).unwrap_or(0);
         Some(DirEntry { name, cookie: entry.cookie, fileid, kind: wire.ftype.and_then(kind), node })
     }
@@ -143,8 +146,8 @@ impl Parts for Lists {
     const LABEL: &'static str = "READDIR";
     const OPS: usize = 3;
     const DIRECTORIES: bool = true;
-    // knfsd (Linux 6.1) garbles a reply with more than one long listing, whether it fails or not, and
-    // with it the connection.
+    // knfsd (Linux 6.1) garbles a reply with more than one long listing, whether it fails or not,
+    // and with it the connection.
     const MOST: usize = 1;
 
     fn reply_bytes(&self) -> u32 {
@@ -171,7 +174,8 @@ impl Parts for Lists {
 }
 
 impl Core {
-    /// The longest READDIR reply beside `others` bytes of other replies; `None` when it is not worth it.
+    /// The longest READDIR reply beside `others` bytes of other replies; `None` when it is not
+    /// worth it.
     pub fn listing_room(&self, max_response_bytes: u32, others_bytes: u32, wanted_bytes: u32) -> Option<u32> {
         let room = max_response_bytes.saturating_sub(others_bytes).min(READDIR_MAX_BYTES);
         let bytes = wanted_bytes.max(READDIR_MIN_BYTES).min(room);

@@ -1,9 +1,10 @@
 //! Byte-range locks: LOCK, LOCKT and LOCKU.
 //!
-//! It knows nothing of who the local owners are. A lock belongs to an [`OpenState`] and a `LockOwner`; what it
-//! covers is remembered, so that it can be claimed again. flock(2) locks are locks on the whole file under owners of
-//! their own. Whether the server is asked at all says `place`. Waiting is asking again, less and less often; a lock that is released
-//! here and a server that announces a free lock (CB_NOTIFY_LOCK) wake those who wait.
+//! It knows nothing of who the local owners are. A lock belongs to an [`OpenState`] and a
+//! `LockOwner`; what it covers is remembered, so that it can be claimed again. flock(2) locks are
+//! locks on the whole file under owners of their own. Whether the server is asked at all says
+//! `place`. Waiting is asking again, less and less often; a lock that is released here and a server
+//! that announces a free lock (CB_NOTIFY_LOCK) wake those who wait.
 
 use super::call::{Answer, Backoff, Compound};
 use super::core::Core;
@@ -103,9 +104,10 @@ impl Core {
         }
     }
 
-    /// Adds `needed` to the access of an open, once. flock(2) allows either kind of lock on every descriptor; LOCK
-    /// wants a stateid that was opened for writing, or for reading (RFC 8881 section 18.10.3). The further open lasts as
-    /// long as `entry`, so recovery opens the file again with both.
+    /// Adds `needed` to the access of an open, once. flock(2) allows either kind of lock on every
+    /// descriptor; LOCK wants a stateid that was opened for writing, or for reading (RFC 8881
+    /// section 18.10.3). The further open lasts as long as `entry`, so recovery opens the file
+    /// again with both.
     ///
     /// # Errors
     /// `EBADF`, which flock(2) names for NFS, when the opener has no right to that access.
@@ -119,7 +121,8 @@ impl Core {
         let cx = Cx::new(entry.state.cred.clone());
         let refused =
             || Error::because(libc::EBADF, "the file cannot be opened with the access that this lock needs");
-        // A server may not look at rights when an open of the same owner gets more access (nfs-ganesha).
+        // A server may not look at rights when an open of the same owner gets more access
+        // (nfs-ganesha).
         let right = Access::MODIFY;
         if needed == OpenAccess::WRITE
             && !self.access(&cx, &entry.state.file.fh, right).await?.contains(right)
@@ -363,7 +366,8 @@ fn lock_type(kind: LockKind, wait: LockWait) -> LockType {
     }
 }
 
-/// Length on the wire: all ones is "to the end". So is a range to the greatest offset that programs can name.
+/// Length on the wire: all ones is "to the end". So is a range to the greatest offset that programs
+/// can name.
 pub(crate) fn length(range: FileRange) -> u64 {
     match range.end_bytes {
         end if end > i64::MAX as u64 => u64::MAX,
@@ -380,8 +384,9 @@ fn conflict(denied: &LockDenied) -> LockConflict {
     LockConflict { kind, range: held_range(denied.offset, denied.length), pid: 0 }
 }
 
-/// The range of a lock that the server names. A lock to the end of the file has a length of all ones; nfs-ganesha says 0
-/// as fcntl(2) does. A range never ends before its first byte, whatever the server says.
+/// The range of a lock that the server names. A lock to the end of the file has a length of all
+/// ones; nfs-ganesha says 0 as fcntl(2) does. A range never ends before its first byte, whatever
+/// the server says.
 fn held_range(offset: u64, length: u64) -> FileRange {
     let start_bytes = offset.min(u64::MAX - 1);
     let end_bytes = if length == 0 { u64::MAX } else { start_bytes.saturating_add(length) };
@@ -392,7 +397,8 @@ fn held_range(offset: u64, length: u64) -> FileRange {
 mod tests {
     use super::*;
 
-    /// Every pair of numbers that a server can send names at least one byte, and the common ones the right bytes.
+    /// Every pair of numbers that a server can send names at least one byte, and the common ones
+    /// the right bytes.
     #[test]
     fn denied_ranges_are_never_empty() {
         let edges = [0, 1, 4096, i64::MAX as u64 - 1, i64::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];

@@ -1,10 +1,11 @@
 //! The same question about many objects, in few compounds.
 //!
-//! It knows nothing of what is asked: [`Parts`] says which operations each object takes and how its results are read.
-//! Objects are dealt into compounds as operations and reply size allow, and the compounds are in flight at the same
-//! time. A server stops a compound at its first error: that is the answer about one object, and what comes
-//! behind it is asked again in a compound of its own. A busy object (DELAY, GRACE) among many is answered
-//! `EAGAIN`, so that the others do not wait. A single object is waited for, as single calls are.
+//! It knows nothing of what is asked: [`Parts`] says which operations each object takes and how its
+//! results are read. Objects are dealt into compounds as operations and reply size allow, and the
+//! compounds are in flight at the same time. A server stops a compound at its first error: that is
+//! the answer about one object, and what comes behind it is asked again in a compound of its own. A
+//! busy object (DELAY, GRACE) among many is answered `EAGAIN`, so that the others do not wait. A
+//! single object is waited for, as single calls are.
 
 use super::attrs::NODE_ATTRS;
 use super::bring::{BRING_OPS, OPEN_OPS, Turn, bring_ops, open_ops};
@@ -34,7 +35,8 @@ pub(crate) trait Parts: Send + Sync + 'static {
     const OPS: usize;
     /// Most objects in one compound.
     const MOST: usize = usize::MAX;
-    /// Attributes come right behind PUTFH: for a directory a delegation may be asked for between the two.
+    /// Attributes come right behind PUTFH: for a directory a delegation may be asked for between
+    /// the two.
     const DIRECTORIES: bool = false;
 
     /// Most bytes of the reply about one object.
@@ -63,8 +65,8 @@ impl Core {
         Ok(self.many_and(cx, objects, None, parts).await?.0)
     }
 
-    /// The same, and then for the attributes of `last`, if one compound has room for everything: they are newer than all other
-    /// answers.
+    /// The same, and then for the attributes of `last`, if one compound has room for everything:
+    /// they are newer than all other answers.
     pub async fn many_and<P: Parts>(
         self: &Arc<Self>,
         cx: &Cx,
@@ -97,7 +99,8 @@ impl Core {
         Ok((out.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect(), None))
     }
 
-    /// Objects of one compound beside `others` operations, with `more` operations for each than are needed.
+    /// Objects of one compound beside `others` operations, with `more` operations for each than are
+    /// needed.
     async fn objects_at_once<P: Parts>(&self, parts: &P, others: usize, more: usize) -> Answered<usize> {
         let limits = self.ready().await?.limits;
         if !self.opts.chains {
@@ -110,7 +113,8 @@ impl Core {
         Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MOST).max(1))
     }
 
-    /// One compound after the other until there is an answer about each of `objects`; the last of them asks about `last`, too.
+    /// One compound after the other until there is an answer about each of `objects`; the last of
+    /// them asks about `last`, too.
     async fn some<P: Parts>(
         self: &Arc<Self>,
         cx: &Cx,
@@ -142,7 +146,8 @@ impl Core {
                     halvings += 1;
                     continue;
                 }
-                // knfsd (Linux 6.1) garbles a long reply in which a READDIR fails: one by one, then.
+                // knfsd (Linux 6.1) garbles a long reply in which a READDIR fails: one by one,
+                // then.
                 Err(Fail::Garbled) if at_once > 1 => {
                     at_once = 1;
                     continue;
@@ -185,7 +190,8 @@ impl Core {
 }
 
 impl Core {
-    /// The operations about `objects`, with wishes for delegations of directories among them as far as they fit.
+    /// The operations about `objects`, with wishes for delegations of directories among them as far
+    /// as they fit.
     fn ask_for<P: Parts>(self: &Arc<Self>, objects: &[Fh], parts: &P, ops: &mut Vec<Op>) -> Option<UnderWay> {
         let mut asking = None;
         let most = match &*self.phase.borrow() {
@@ -263,7 +269,8 @@ impl Parts for Proofs {
     }
 }
 
-/// Attributes of each file, proven to be one that the caller may open, with a delegation where the server gives one.
+/// Attributes of each file, proven to be one that the caller may open, with a delegation where the
+/// server gives one.
 pub(crate) struct Opens {
     /// Whose opens these are.
     pub turn: Arc<Turn>,

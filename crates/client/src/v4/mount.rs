@@ -1,8 +1,8 @@
-//! From an address to a mounted export: EXCHANGE_ID, CREATE_SESSION, RECLAIM_COMPLETE, and the walk from the
-//! server's root to the exported path in one compound.
+//! From an address to a mounted export: EXCHANGE_ID, CREATE_SESSION, RECLAIM_COMPLETE, and the walk
+//! from the server's root to the exported path in one compound.
 //!
-//! It knows nothing of what happens afterwards, but for the first two, which recovery uses again. Every failure
-//! becomes the line that the user of mount(8) sees.
+//! It knows nothing of what happens afterwards, but for the first two, which recovery uses again.
+//! Every failure becomes the line that the user of mount(8) sees.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Compound, OVERHEAD_BYTES};
@@ -34,8 +34,8 @@ pub(crate) const CB_SLOTS: u32 = 16;
 const IO_MAX_BYTES: u32 = 1 << 20;
 /// Slots asked for: calls in flight. The Linux client asks for 64; a FUSE mount has many threads.
 const SLOTS: u32 = 128;
-/// Operations of a compound asked for: a path of 30 names with three operations each. nfs-ganesha grants more than
-/// the 100 that it then takes.
+/// Operations of a compound asked for: a path of 30 names with three operations each. nfs-ganesha
+/// grants more than the 100 that it then takes.
 const OPS: u32 = 96;
 /// Longest time for each step of mounting.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -112,7 +112,8 @@ impl Core {
         Ok(confirmed && before == Some(ok.clientid))
     }
 
-    /// Makes a session for the client. The connection that carries the call serves callbacks as well.
+    /// Makes a session for the client. The connection that carries the call serves callbacks as
+    /// well.
     pub async fn create_session(
         self: &Arc<Self>,
         deadline: Option<Instant>,

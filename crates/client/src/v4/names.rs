@@ -1,9 +1,9 @@
 //! Names: creating, linking, renaming and removing.
 //!
-//! It knows nothing of open files but this: a file that is open here does not lose its last name at a server that
-//! would then forget it. Such a file is renamed to `.nfs…` in the same directory and removed after its last close
-//! ("silly rename"); a file that is about to be replaced gets such a name as a second link, so that the target
-//! name is never absent.
+//! It knows nothing of open files but this: a file that is open here does not lose its last name at
+//! a server that would then forget it. Such a file is renamed to `.nfs…` in the same directory and
+//! removed after its last close ("silly rename"); a file that is about to be replaced gets such a
+//! name as a second link, so that the target name is never absent.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound, interruptible};
@@ -207,8 +207,8 @@ impl Core {
         }
     }
 
-    /// Removes an empty directory. Nothing is left in it when the last close of a removed file has only just begun: its
-    /// hidden name goes first.
+    /// Removes an empty directory. Nothing is left in it when the last close of a removed file has
+    /// only just begun: its hidden name goes first.
     pub async fn rmdir(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
         let began = Instant::now();
         loop {
@@ -355,8 +355,8 @@ impl Core {
             }
             let held = replaced.filter(|_| hide.is_none()).and_then(|fh| self.delegations.take(fh));
             match self.rename_once(cx, from, to, replaced, hide, held).await {
-                // After the link for the replaced file was made, which some servers allow in their grace period, the compound is
-                // not repeated by itself.
+                // After the link for the replaced file was made, which some servers allow in their
+                // grace period, the compound is not repeated by itself.
                 Err(Fail::Nfs(status @ (Nfsstat4::DELAY | Nfsstat4::GRACE))) => {
                     let wait = if status == Nfsstat4::GRACE { grace.step() } else { delay.step() };
                     interruptible(Some(&cx.cancel), tokio::time::sleep(wait)).await?;
@@ -400,7 +400,8 @@ impl Core {
                     return Box::pin(self.rename_once(cx, from, to, None, None, None)).await;
                 }
                 Err(e) if answer.repeated && e.status() == Some(Nfsstat4::EXIST) => {
-                    // Nobody else chooses that name: all of it was executed before, or the link alone.
+                    // Nobody else chooses that name: all of it was executed before, or the link
+                    // alone.
                     let silly = Silly { dir: to.0.clone(), name: silly };
                     if self.renamed_before(cx, from, to, replaced).await? {
                         self.hidden(&file.fh, silly).await;

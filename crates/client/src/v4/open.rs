@@ -1,8 +1,9 @@
 //! OPEN, CLOSE and OPEN_DOWNGRADE.
 //!
-//! It knows nothing of reading and writing. An open by handle is one compound, and so is an open by path: the names
-//! before the last are looked up on the way. After each change [`Core::settle`] brings the server's view of a state in
-//! line with the local one; an open that its caller no longer wants is closed like any other.
+//! It knows nothing of reading and writing. An open by handle is one compound, and so is an open by
+//! path: the names before the last are looked up on the way. After each change [`Core::settle`]
+//! brings the server's view of a state in line with the local one; an open that its caller no
+//! longer wants is closed like any other.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound};
@@ -24,8 +25,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a CLOSE waits for the reply to an open that passed it, and how often: after that it means whatever the state is, and
-/// after as many rounds again it is given up.
+/// How long a CLOSE waits for the reply to an open that passed it, and how often: after that it
+/// means whatever the state is, and after as many rounds again it is given up.
 const OLD_WAIT: Duration = Duration::from_millis(5);
 const OLD_ROUNDS: u32 = 100;
 
@@ -61,7 +62,8 @@ impl Core {
                 self.open_by_name(cx, base, before, name, how, naming).await?
             }
         };
-        // A server's word that it made the file can be mistaken (another change of the directory), so its length counts, too.
+        // A server's word that it made the file can be mistaken (another change of the directory),
+        // so its length counts, too.
         let is_new = opened.created && opened.node.attrs.attr.size_bytes == 0;
         if how.truncate && !cuts_at_once(how) && !is_new {
             opened.node.attrs = self.cut_opened(cx, &opened, how).await?;
@@ -69,8 +71,9 @@ impl Core {
         Ok(opened)
     }
 
-    /// Cuts a file that was opened for it, now that nothing is left that could refuse the open. An open for reading alone
-    /// gives no right to cut (ganesha answers BAD_STATEID or OPENMODE): the file is cut by handle.
+    /// Cuts a file that was opened for it, now that nothing is left that could refuse the open. An
+    /// open for reading alone gives no right to cut (ganesha answers BAD_STATEID or OPENMODE): the
+    /// file is cut by handle.
     async fn cut_opened(self: &Arc<Self>, cx: &Cx, opened: &Opened, how: &OpenHow) -> Answered<Attrs> {
         let open = how.access.contains(OpenAccess::WRITE).then_some(opened.open);
         let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
@@ -87,14 +90,15 @@ impl Core {
         if how.create != Create::No {
             return Err(Error::because(libc::EINVAL, "creating needs a name").into());
         }
-        // Writes under way must not come after the cut, nor be sent again after a restart of the server.
+        // Writes under way must not come after the cut, nor be sent again after a restart of the
+        // server.
         let cut = match cuts_at_once(how) {
             true => Some(self.writes().truncating(fh, 0).await),
             false => None,
         };
         let state = self.files.begin(fh, &cx.cred).await;
-        // A CLOSE of the same owner that is on its way: side by side, a server may close what this OPEN is granted (ganesha
-        // does). No new one begins, because an open is under way.
+        // A CLOSE of the same owner that is on its way: side by side, a server may close what this
+        // OPEN is granted (ganesha does). No new one begins, because an open is under way.
         drop(state.closing.lock().await);
         let mut ops = vec![Op::Putfh(wire_fh(fh)), self.open_op(&state.owner, how, None, OpenClaim::Fh)];
         ops.extend(after_open(how));
@@ -205,8 +209,8 @@ impl Core {
             _ if cuts_at_once(how) => Some(self.writes().truncating(&fh, 0).await),
             _ => None,
         };
-        // Servers that cannot take both values atomically (ganesha) still show whether the open changed
-        // the directory; the Linux client goes by that as well.
+        // Servers that cannot take both values atomically (ganesha) still show whether the open
+        // changed the directory; the Linux client goes by that as well.
         let created = match how.create {
             Create::No => false,
             Create::IfMissing(_) => ok.cinfo.before != ok.cinfo.after,
@@ -215,7 +219,8 @@ impl Core {
         let allowed = match how.create {
             Create::IfMissing(_) => {
                 let found = told_right(how, &mut answer);
-                // Made by the first of two executions, it may have a mode that gives no right to read.
+                // Made by the first of two executions, it may have a mode that gives no right to
+                // read.
                 if created || repeated { Ok(()) } else { self.may_open(cx, &fh, how, found).await }
             }
             _ => Ok(()),
@@ -261,8 +266,8 @@ impl Core {
         Ok(Opened { node, open: id, created, dir, first, backing: None })
     }
 
-    /// The file that was opened here by this name and is still open is most likely meant again: its CLOSE must not pass this
-    /// OPEN, as for opens by handle.
+    /// The file that was opened here by this name and is still open is most likely meant again: its
+    /// CLOSE must not pass this OPEN, as for opens by handle.
     async fn guess(&self, dir: &Fh, name: &Name, cx: &Cx) -> Option<Arc<OpenState>> {
         let fh = self.files.by_name(dir, name)?;
         let state = self.files.try_begin(&fh, &cx.cred)?;
@@ -299,8 +304,9 @@ impl Core {
         })
     }
 
-    /// How to create. The first exclusive creation of a mount leaves it to the server to recognise a repetition and finds out
-    /// whether stamps are kept ([`crate::stamp`]); from then on a stamp does, which saves the SETATTR.
+    /// How to create. The first exclusive creation of a mount leaves it to the server to recognise
+    /// a repetition and finds out whether stamps are kept ([`crate::stamp`]); from then on a stamp
+    /// does, which saves the SETATTR.
     async fn create_how(&self, how: &OpenHow) -> Creation {
         match &how.create {
             Create::No => Creation::default(),
@@ -329,8 +335,8 @@ impl Core {
         }
     }
 
-    /// An exclusive creation found that the name exists. Was it sent before, without an answer, to a server that restarted, and
-    /// is the file the one that it made then?
+    /// An exclusive creation found that the name exists. Was it sent before, without an answer, to
+    /// a server that restarted, and is the file the one that it made then?
     async fn made_before(
         self: &Arc<Self>,
         cx: &Cx,
@@ -374,8 +380,8 @@ impl Core {
         (id, delegation)
     }
 
-    /// Reads what follows OPEN (and GETFH) in the reply; repeats alone what failed there. GETATTR stands before
-    /// READ: see `bring`.
+    /// Reads what follows OPEN (and GETFH) in the reply; repeats alone what failed there. GETATTR
+    /// stands before READ: see `bring`.
     async fn finish_open(
         self: &Arc<Self>,
         cx: &Cx,
@@ -408,8 +414,9 @@ impl Core {
         Ok((Node { fh: fh.clone(), attrs }, first))
     }
 
-    /// Whether the right that an open needs is there. What ACCESS could not tell in the open's compound (a delegation that is
-    /// being recalled: NFS4ERR_DELAY) is asked alone, and waited for as always.
+    /// Whether the right that an open needs is there. What ACCESS could not tell in the open's
+    /// compound (a delegation that is being recalled: NFS4ERR_DELAY) is asked alone, and waited for
+    /// as always.
     async fn may_open(
         self: &Arc<Self>,
         cx: &Cx,
@@ -472,7 +479,8 @@ impl Core {
             None => Ok(()),
         };
         if let Some(entry) = self.files.closed(id) {
-            // First: the CLOSE that ends the state then ends both, and no OPEN_DOWNGRADE goes before it.
+            // First: the CLOSE that ends the state then ends both, and no OPEN_DOWNGRADE goes
+            // before it.
             if let Further::Open(further) = entry.further.lock().await.end() {
                 let _ = Box::pin(self.end(&patient, further, together)).await;
             }
@@ -496,7 +504,8 @@ impl Core {
         });
     }
 
-    /// A use of `state` has ended: settles it with the server, and cleans up after the last use of the file.
+    /// A use of `state` has ended: settles it with the server, and cleans up after the last use of
+    /// the file.
     pub async fn release(self: &Arc<Self>, state: &Arc<OpenState>) {
         state.file.unused(state);
         if let Err(f) = self.settle(state).await {
@@ -558,8 +567,8 @@ impl Core {
             };
             match failed.status() {
                 Some(Nfsstat4::OLD_STATEID) if old < 2 * OLD_ROUNDS => {
-                    // An open by name has passed us and its reply is under way; or the server counts otherwise. An open that
-                    // is closed with this one is made again.
+                    // An open by name has passed us and its reply is under way; or the server
+                    // counts otherwise. An open that is closed with this one is made again.
                     old += 1;
                     current = self.files.naming.load(Ordering::SeqCst) == 0 || old >= OLD_ROUNDS;
                     tokio::time::sleep(OLD_WAIT).await;
@@ -603,9 +612,10 @@ struct Creation {
     stamp: Option<Stamp>,
 }
 
-/// The rights that the open of a file that exists needs and OPEN does not tell of: servers grant it for reading to whoever may
-/// execute the file, because a client that runs a program has to read it; and who opens for reading may not cut, which the
-/// SETATTR that does it lets an owner do all the same.
+/// The rights that the open of a file that exists needs and OPEN does not tell of: servers grant it
+/// for reading to whoever may execute the file, because a client that runs a program has to read
+/// it; and who opens for reading may not cut, which the SETATTR that does it lets an owner do all
+/// the same.
 fn right_to_open(how: &OpenHow) -> Option<u32> {
     let read = match how.execute {
         true => access::EXECUTE,
@@ -616,8 +626,8 @@ fn right_to_open(how: &OpenHow) -> Option<u32> {
     Some(read | cut).filter(|&right| right != 0)
 }
 
-/// Whether the file can be cut in the compound that opens it: nothing is asked there that could refuse the open, and an open
-/// that is refused must not have cut.
+/// Whether the file can be cut in the compound that opens it: nothing is asked there that could
+/// refuse the open, and an open that is refused must not have cut.
 fn cuts_at_once(how: &OpenHow) -> bool {
     how.truncate && right_to_open(how).is_none()
 }
@@ -640,8 +650,8 @@ fn after_open(how: &OpenHow) -> Vec<Op> {
     ops
 }
 
-/// What is left to set after an exclusive create: what the server could not set, and times that it used to keep
-/// the verifier (RFC 8881 section 18.16.3).
+/// What is left to set after an exclusive create: what the server could not set, and times that it
+/// used to keep the verifier (RFC 8881 section 18.16.3).
 fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> SetAttr {
     let done = |n: u32| attrset.has(n) && !later.has(n);
     if done(attr::MODE) {

@@ -1,24 +1,29 @@
-//! Where the locks of a file are: at the server, or here, under a delegation for writing (RFC 8881 sections 10.2 and 10.4.2).
+//! Where the locks of a file are: at the server, or here, under a delegation for writing (RFC 8881
+//! sections 10.2 and 10.4.2).
 //!
-//! It knows nothing of how a lock is taken at the server. Who holds a file delegated for writing knows that nobody else has it open or
-//! locked, so a lock between programs of this machine is decided against theirs and costs no message. [`Place`] is the file's, not
-//! a lock's: either the server has all locks that are held on it, or none.
+//! It knows nothing of how a lock is taken at the server. Who holds a file delegated for writing
+//! knows that nobody else has it open or locked, so a lock between programs of this machine is
+//! decided against theirs and costs no message. [`Place`] is the file's, not a lock's: either the
+//! server has all locks that are held on it, or none.
 //!
-//! - Server to here: when a lock is asked for, the file is delegated for sure, no lock of it is held and no call about one is under way.
-//!   A file with locks from before its delegation goes on with the server until they are released.
-//! - Here to server: before the delegation goes back ([`Core::hand_over`]), each lock is taken at the server; meanwhile all who ask
-//!   wait. Whoever finds the file here and its delegation gone hands it over himself, so it does not matter who comes first. A lock
-//!   that the server does not give is lost, as one that could not be claimed after a restart.
-//! - After a restart of the server the locks stay here if the delegation is given again and stays; else they are claimed there
-//!   ([`Core::claim_file`](super::core::Core)), like all others.
+//! - Server to here: when a lock is asked for, the file is delegated for sure, no lock of it is
+//!   held and no call about one is under way. A file with locks from before its delegation goes on
+//!   with the server until they are released.
+//! - Here to server: before the delegation goes back ([`Core::hand_over`]), each lock is taken at
+//!   the server; meanwhile all who ask wait. Whoever finds the file here and its delegation gone
+//!   hands it over himself, so it does not matter who comes first. A lock that the server does not
+//!   give is lost, as one that could not be claimed after a restart.
+//! - After a restart of the server the locks stay here if the delegation is given again and stays;
+//!   else they are claimed there ([`Core::claim_file`](super::core::Core)), like all others.
 //!
-//! A decision here is one critical section of `FileState::inner`, in which the delegation is looked at as well. A delegation is taken
-//! out of `Delegations` before that lock is taken to hand over: so a lock that was granted in time is there to be handed over,
-//! and none is granted afterwards. Not sure is whoever may have lost the lease, or was told that something was revoked:
-//! he waits until that is known.
+//! A decision here is one critical section of `FileState::inner`, in which the delegation is looked
+//! at as well. A delegation is taken out of `Delegations` before that lock is taken to hand over:
+//! so a lock that was granted in time is there to be handed over, and none is granted afterwards.
+//! Not sure is whoever may have lost the lease, or was told that something was revoked: he waits
+//! until that is known.
 //!
-//! Lock order: `FileState::inner`, then `OpenState::inner`, then `LockState::inner`; `Delegations` and the lease are leaves below the
-//! first. None is held while waiting.
+//! Lock order: `FileState::inner`, then `OpenState::inner`, then `LockState::inner`; `Delegations`
+//! and the lease are leaves below the first. None is held while waiting.
 
 use super::call::Compound;
 use super::core::{Core, going_away};
@@ -263,8 +268,8 @@ impl LockState {
 }
 
 impl Core {
-    /// Decides a call about the locks of `file` here, if that can be, or lets it go to the server. One that only releases is never
-    /// refused, so it needs no right.
+    /// Decides a call about the locks of `file` here, if that can be, or lets it go to the server.
+    /// One that only releases is never refused, so it needs no right.
     pub(super) async fn decide_lock<T>(
         self: &Arc<Self>,
         file: &Arc<FileState>,

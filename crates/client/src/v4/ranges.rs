@@ -1,6 +1,7 @@
 //! The byte ranges that a lock owner holds, as POSIX merges and splits them.
 //!
-//! It knows nothing of servers. Kept so that locks can be taken again after a server restart, and decided here (`place`).
+//! It knows nothing of servers. Kept so that locks can be taken again after a server restart, and
+//! decided here (`place`).
 
 use hither_vfs::{FileRange, LockConflict, LockKind};
 

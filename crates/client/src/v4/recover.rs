@@ -1,15 +1,16 @@
 //! After the session, the client or its state at the server was lost.
 //!
-//! It knows nothing of the calls that found out: they wait until it is over. One task at a time goes through what is
-//! needed (RFC 8881 section 8.4): a new session for the same clientid; when the server does not know the clientid
-//! any more, a new one of these too; then every open and lock is claimed again, as `CLAIM_PREVIOUS` and
-//! `reclaim` while the server's grace period lasts, else by opening and locking anew; RECLAIM_COMPLETE ends it.
-//! Whatever fails for lack of an answer or a good one is tried again, later and later.
+//! It knows nothing of the calls that found out: they wait until it is over. One task at a time
+//! goes through what is needed (RFC 8881 section 8.4): a new session for the same clientid; when
+//! the server does not know the clientid any more, a new one of these too; then every open and lock
+//! is claimed again, as `CLAIM_PREVIOUS` and `reclaim` while the server's grace period lasts, else
+//! by opening and locking anew; RECLAIM_COMPLETE ends it. Whatever fails for lack of an answer or a
+//! good one is tried again, later and later.
 //!
-//! A lock that could not be reclaimed in the grace period is taken anew only when the file's change attribute proves
-//! that nobody touched the file meanwhile; otherwise it is lost, and I/O on the file fails with `EIO`, as in the
-//! Linux client. A state that is lost alone (revoked by an administrator, for example) is opened again without
-//! disturbing other files.
+//! A lock that could not be reclaimed in the grace period is taken anew only when the file's change
+//! attribute proves that nobody touched the file meanwhile; otherwise it is lost, and I/O on the
+//! file fails with `EIO`, as in the Linux client. A state that is lost alone (revoked by an
+//! administrator, for example) is opened again without disturbing other files.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound};
@@ -80,7 +81,8 @@ pub(super) enum Via {
 }
 
 impl Core {
-    /// Recovers until there is a session with all state that can be had. `session` is the one that was lost.
+    /// Recovers until there is a session with all state that can be had. `session` is the one that
+    /// was lost.
     pub async fn recover(self: Arc<Self>, mut need: Need, mut session: Arc<Session>) {
         let mut backoff = Backoff::RECOVERY;
         tracing::info!(?need, "recovering");
@@ -197,8 +199,8 @@ impl Core {
         Ok(())
     }
 
-    /// A state was refused although the session is fine: claims it alone. `used` is the stateid that the server
-    /// does not want any more. `Ok` means: try again with what the state says now.
+    /// A state was refused although the session is fine: claims it alone. `used` is the stateid
+    /// that the server does not want any more. `Ok` means: try again with what the state says now.
     pub async fn state_lost(self: &Arc<Self>, state: &Arc<OpenState>, used: &Stateid) {
         let _alone = state.recovering.lock().await;
         if !state.is_current(used) || state.inner.lock().lost.is_some() {
@@ -306,7 +308,8 @@ impl Core {
         }
     }
 
-    /// Opens again what `state` stands for: how that went, and whether the file is as it was. `None`: it is not open.
+    /// Opens again what `state` stands for: how that went, and whether the file is as it was.
+    /// `None`: it is not open.
     async fn claim_open(
         self: &Arc<Self>,
         via: &Via,
@@ -457,8 +460,8 @@ fn is_too_late(status: Option<Nfsstat4>) -> bool {
     )
 }
 
-/// `delayed`: what was written may have waited at the server's restart. Nobody is to see the file before it has come, so the
-/// delegation is claimed too; the server wants it back then.
+/// `delayed`: what was written may have waited at the server's restart. Nobody is to see the file
+/// before it has come, so the delegation is claimed too; the server wants it back then.
 fn reopen(state: &OpenState, access: u32, how: Reclaim, delayed: bool) -> Compound {
     let delayed = delayed && access & open::SHARE_ACCESS_WRITE != 0;
     let (claim, want) = match how {

@@ -1,9 +1,10 @@
 //! A session and its slots (RFC 8881 section 2.10.6).
 //!
-//! It knows nothing of messages: who holds a [`SlotGuard`] may have one request in flight under the slot's
-//! sequence number, and says afterwards whether the server executed it. A slot whose request was sent stays
-//! taken until its reply arrives, whatever became of the caller: using it before would be a false retry. The
-//! number of usable slots follows the server's `sr_target_highest_slotid`; who finds none waits in line.
+//! It knows nothing of messages: who holds a [`SlotGuard`] may have one request in flight under the
+//! slot's sequence number, and says afterwards whether the server executed it. A slot whose request
+//! was sent stays taken until its reply arrives, whatever became of the caller: using it before
+//! would be a false retry. The number of usable slots follows the server's
+//! `sr_target_highest_slotid`; who finds none waits in line.
 
 use hither_proto::nfs4::Sessionid;
 use parking_lot::Mutex;
@@ -69,7 +70,8 @@ impl Session {
         Arc::new(Self { id, epoch, limits, slots: Mutex::new(slots) })
     }
 
-    /// Waits for a slot. Dropping the future, or the guard before [`SlotGuard::sent`], gives it back unused.
+    /// Waits for a slot. Dropping the future, or the guard before [`SlotGuard::sent`], gives it
+    /// back unused.
     pub async fn acquire(self: &Arc<Self>) -> Result<SlotGuard, SessionClosed> {
         let wait = {
             let mut slots = self.slots.lock();
@@ -88,7 +90,8 @@ impl Session {
         wait.await.map_err(|_| SessionClosed)
     }
 
-    /// Follows what SEQUENCE says: the highest slot the server wants used, and the highest it takes.
+    /// Follows what SEQUENCE says: the highest slot the server wants used, and the highest it
+    /// takes.
     pub fn adapt(self: &Arc<Self>, target_highest: u32, highest: u32) {
         let mut slots = self.slots.lock();
         slots.limit = target_highest.min(highest).saturating_add(1).clamp(1, self.limits.max_slots.max(1));
@@ -124,8 +127,8 @@ impl Session {
         self.hand_out(slots);
     }
 
-    /// Gives free slots to those who wait. A guard that its receiver no longer wants comes back here, so it is
-    /// dropped without the lock.
+    /// Gives free slots to those who wait. A guard that its receiver no longer wants comes back
+    /// here, so it is dropped without the lock.
     fn hand_out(self: &Arc<Self>, mut slots: parking_lot::MutexGuard<'_, Slots>) {
         let mut unwanted = Vec::new();
         while !slots.waiting.is_empty() {
@@ -187,7 +190,8 @@ impl SlotGuard {
         self.in_flight = true;
     }
 
-    /// The reply came. `executed` when SEQUENCE succeeded, which is when the sequence number moves on.
+    /// The reply came. `executed` when SEQUENCE succeeded, which is when the sequence number moves
+    /// on.
     pub fn replied(mut self, executed: bool) {
         self.in_flight = false;
         if executed {

@@ -1,7 +1,7 @@
 //! The end of a mount: everything is flushed and given back.
 //!
-//! It knows nothing of why. Whoever waits for the server is told that the mount goes away; what the server does not
-//! take back in time it drops when the lease ends.
+//! It knows nothing of why. Whoever waits for the server is told that the mount goes away; what the
+//! server does not take back in time it drops when the lease ends.
 
 use super::core::{Core, Phase};
 use hither_proto::nfs4::Op;
@@ -41,7 +41,8 @@ impl Core {
         flushed
     }
 
-    /// Gives back session and clientid, as far as the server answers, and ends all tasks and connections.
+    /// Gives back session and clientid, as far as the server answers, and ends all tasks and
+    /// connections.
     pub async fn leave(self: &Arc<Self>, within: Duration) {
         let session = match &*self.phase.borrow() {
             Phase::Ready(session) => Some(session.clone()),

@@ -1,20 +1,22 @@
 //! Which files are open, as this client and the server see it.
 //!
-//! It knows nothing of messages. A [`FileState`] is a file that is open here; it has an [`OpenState`] for each
-//! credential that opened it, which is what the server knows: one stateid, the union of the access of all opens
-//! it stands for. Each `OpenId` is an [`OpenEntry`] that counts in one of them. An open under way counts as well
-//! ([`Files::start`]), so that the state is not closed under it.
+//! It knows nothing of messages. A [`FileState`] is a file that is open here; it has an
+//! [`OpenState`] for each credential that opened it, which is what the server knows: one stateid,
+//! the union of the access of all opens it stands for. Each `OpenId` is an [`OpenEntry`] that
+//! counts in one of them. An open under way counts as well ([`Files::start`]), so that the state is
+//! not closed under it.
 //!
 //! Whether a file is open decides what becomes of it with its last name ([`Files::claim`]). From
 //! that decision until the server has removed the name, opens of the file by handle wait
 //! ([`Files::begin`]), so that none of them is granted for a file that is about to be lost. A close
 //! that has begun is waited for: the program that closed the file is told already.
 //!
-//! NFSv4.1 has no seqid serialisation of open-owners, so opens and closes of one file may pass each other. What is true
-//! then follows from the stateids alone: the same `other` with a greater seqid is newer; another `other` means that
-//! the old state is gone.
+//! NFSv4.1 has no seqid serialisation of open-owners, so opens and closes of one file may pass each
+//! other. What is true then follows from the stateids alone: the same `other` with a greater seqid
+//! is newer; another `other` means that the old state is gone.
 //!
-//! Lock order: `Files::table`, then `FileState::inner`, then `OpenState::inner`, then `LockState::inner`.
+//! Lock order: `Files::table`, then `FileState::inner`, then `OpenState::inner`, then
+//! `LockState::inner`.
 
 use super::lock::LockState;
 use super::names::Silly;
@@ -150,7 +152,8 @@ pub(crate) struct OpenEntry {
     closing: AtomicBool,
 }
 
-/// The open that gives an [`OpenEntry`] the access which its flock(2) locks need and it was not opened with.
+/// The open that gives an [`OpenEntry`] the access which its flock(2) locks need and it was not
+/// opened with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Further {
     /// No lock has needed one.
@@ -375,7 +378,8 @@ impl Files {
         Some(Claim::Alone(Removing { files: self, fh: fh.clone() }))
     }
 
-    /// One user less. After the last one the file is forgotten; what is left to do for it is returned.
+    /// One user less. After the last one the file is forgotten; what is left to do for it is
+    /// returned.
     pub fn leave(&self, file: &Arc<FileState>) -> Option<Leftover<'_>> {
         let mut table = self.table.lock();
         if file.users.fetch_sub(1, Ordering::Relaxed) > 1 {
@@ -394,8 +398,8 @@ impl Files {
         Some(Leftover { silly, _alone: Removing { files: self, fh: file.fh.clone() } })
     }
 
-    /// How long hidden names that are about to go may be waited for: a while when their files are closed already, a moment
-    /// when a close may just be beginning, not at all when there are none.
+    /// How long hidden names that are about to go may be waited for: a while when their files are
+    /// closed already, a moment when a close may just be beginning, not at all when there are none.
     pub fn hidden_names_go(&self) -> Duration {
         if self.going.load(Ordering::SeqCst) > 0 {
             return CLOSED_WAIT;
@@ -520,7 +524,8 @@ impl OpenState {
         if inner.stateid.is_some_and(|s| s.other == stateid.other) {
             inner.stateid = None;
             inner.held = 0;
-            // A lock that is held there went with it: its owner must hear of that, not go on without.
+            // A lock that is held there went with it: its owner must hear of that, not go on
+            // without.
             inner.locks.retain(|_, lock| {
                 let mut lock = lock.inner.lock();
                 lock.stateid = None;
@@ -552,8 +557,8 @@ impl OpenState {
         }
     }
 
-    /// The stateid for I/O: of the locks when exactly one owner has some at the server, else of the open. Sequence number 0
-    /// means "as it is now".
+    /// The stateid for I/O: of the locks when exactly one owner has some at the server, else of the
+    /// open. Sequence number 0 means "as it is now".
     ///
     /// # Errors
     /// `EIO` when the open or a lock was lost.

@@ -1,4 +1,5 @@
-//! Conversations with a server in memory, on virtual time: slots, recovery, interrupted calls, recalls.
+//! Conversations with a server in memory, on virtual time: slots, recovery, interrupted calls,
+//! recalls.
 
 mod batches;
 mod chains;
@@ -108,8 +109,8 @@ fn errno<T>(r: Result<T>) -> i32 {
     r.err().map_or(0, |e| e.errno)
 }
 
-/// After a server restart opens and locks are reclaimed before anything else is done, and what was not yet stable is
-/// written again.
+/// After a server restart opens and locks are reclaimed before anything else is done, and what was
+/// not yet stable is written again.
 /// Promise: 2, 16
 #[tokio::test(start_paused = true)]
 async fn restart_is_survived() {
@@ -134,8 +135,8 @@ async fn restart_is_survived() {
     t.check();
 }
 
-/// A request whose reply was lost with its connection is executed once: the repetition is answered from the
-/// server's reply cache.
+/// A request whose reply was lost with its connection is executed once: the repetition is answered
+/// from the server's reply cache.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn lost_reply_is_repeated_in_its_slot() {
@@ -156,8 +157,8 @@ async fn lost_reply_is_repeated_in_its_slot() {
     t.check();
 }
 
-/// A lease that ended while the link was down: files are opened anew, and a lock is taken anew only when nobody
-/// touched the file meanwhile; else I/O on it fails.
+/// A lease that ended while the link was down: files are opened anew, and a lock is taken anew only
+/// when nobody touched the file meanwhile; else I/O on it fails.
 /// Promise: 17
 #[tokio::test(start_paused = true)]
 async fn lost_lease() {
@@ -273,7 +274,8 @@ async fn delay_does_not_spin() {
     t.check();
 }
 
-/// Many calls over few slots, replies in any order, connections cut at any time: each is executed once.
+/// Many calls over few slots, replies in any order, connections cut at any time: each is executed
+/// once.
 #[tokio::test(start_paused = true)]
 async fn slots_under_stress() {
     let jitter = Conditions { jitter: Duration::from_millis(20), loss: 0.02, ..Conditions::default() };
@@ -312,8 +314,8 @@ async fn lease_is_renewed() {
     assert!((18..=22).contains(&(after - before)), "{before} {after}");
 }
 
-/// A dead server: a hard mount waits and goes on afterwards, a soft one gives up after `timeo` times `retrans` + 1,
-/// and an interrupted caller leaves.
+/// A dead server: a hard mount waits and goes on afterwards, a soft one gives up after `timeo`
+/// times `retrans` + 1, and an interrupted caller leaves.
 #[tokio::test(start_paused = true)]
 async fn dead_server() {
     for (recovery, errno_then) in [(Recovery::Soft, libc::EIO), (Recovery::Softerr, libc::ETIMEDOUT)] {
@@ -365,7 +367,8 @@ async fn recall() {
     t.check();
 }
 
-/// Opens of one user share a state: the second close of two closes it, the first only lowers its access.
+/// Opens of one user share a state: the second close of two closes it, the first only lowers its
+/// access.
 #[tokio::test(start_paused = true)]
 async fn downgrade_and_close() {
     let t = Test::new().await;
@@ -381,7 +384,8 @@ async fn downgrade_and_close() {
     t.check();
 }
 
-/// An open by a name that is being closed waits for that CLOSE: a server that sees them side by side may close both.
+/// An open by a name that is being closed waits for that CLOSE: a server that sees them side by
+/// side may close both.
 #[tokio::test(start_paused = true)]
 async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
     let t = Test::new().await;
@@ -426,7 +430,8 @@ async fn a_lock_goes_on_after_its_open_was_closed_at_the_server() {
     t.check();
 }
 
-/// An open that the server grants and that fails afterwards (no right to execute) is closed, by name and by handle.
+/// An open that the server grants and that fails afterwards (no right to execute) is closed, by
+/// name and by handle.
 #[tokio::test(start_paused = true)]
 async fn failure_after_the_open() {
     let t = Test::new().await;
@@ -459,7 +464,8 @@ async fn failure_after_the_open() {
     t.check();
 }
 
-/// Who may not read what exists cannot open it by creating it; what he creates he has open, whatever its permissions.
+/// Who may not read what exists cannot open it by creating it; what he creates he has open,
+/// whatever its permissions.
 /// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn creating_gives_no_right_to_what_exists() {
@@ -492,8 +498,9 @@ async fn shutdown_gives_everything_back() {
     t.check();
 }
 
-/// After the first exclusive creation, of which the server keeps the stamp, one costs a single compound; it is recognised when the
-/// server executed it, restarted, and gets it again, and another client's file is not taken for it.
+/// After the first exclusive creation, of which the server keeps the stamp, one costs a single
+/// compound; it is recognised when the server executed it, restarted, and gets it again, and
+/// another client's file is not taken for it.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creations_are_recognised_by_their_stamps() {
@@ -530,7 +537,8 @@ async fn exclusive_creations_are_recognised_by_their_stamps() {
     t.check();
 }
 
-/// Files that are closed at about the same time are closed in one compound; one that is opened again meanwhile stays open.
+/// Files that are closed at about the same time are closed in one compound; one that is opened
+/// again meanwhile stays open.
 #[tokio::test(start_paused = true)]
 async fn many_files_are_closed_together() {
     let t = Test::new().await;
@@ -561,7 +569,8 @@ async fn many_files_are_closed_together() {
     t.check();
 }
 
-/// All that is left of a file goes in one compound, bytes and attributes, with one WRITE right behind the handle.
+/// All that is left of a file goes in one compound, bytes and attributes, with one WRITE right
+/// behind the handle.
 #[tokio::test(start_paused = true)]
 async fn a_file_is_finished_in_one_compound() {
     let t = Test::new().await;

@@ -1,9 +1,10 @@
 //! What became of a change whose session was lost before its reply was here.
 //!
-//! It was sent again in another session, and the server refused it, perhaps because the first one had done it. The names say
-//! which: a new name that leads to the very file is proof for LINK; for RENAME the old name is gone and the new one leads to
-//! another object than before. A directory that exists is no proof of anything, since programs use mkdir(2) as a lock: MKDIR
-//! reports what the server said.
+//! It was sent again in another session, and the server refused it, perhaps because the first one
+//! had done it. The names say which: a new name that leads to the very file is proof for LINK; for
+//! RENAME the old name is gone and the new one leads to another object than before. A directory
+//! that exists is no proof of anything, since programs use mkdir(2) as a lock: MKDIR reports what
+//! the server said.
 
 use super::call::Compound;
 use super::core::Core;

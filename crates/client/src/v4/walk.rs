@@ -1,18 +1,19 @@
 //! Walking: a whole path in one compound, with what else is wanted of its end.
 //!
-//! It knows nothing of caches. Each name costs LOOKUP and GETATTR, whose attributes include the filehandle (attribute 19), so
-//! that no GETFH is needed; a server that leaves it out is asked with GETFH from then on. What else is wanted comes
-//! behind, except the listing: READDIR stands before the last LOOKUP, because it keeps the current filehandle and so comes
-//! even when the last name is absent.
+//! It knows nothing of caches. Each name costs LOOKUP and GETATTR, whose attributes include the
+//! filehandle (attribute 19), so that no GETFH is needed; a server that leaves it out is asked with
+//! GETFH from then on. What else is wanted comes behind, except the listing: READDIR stands before
+//! the last LOOKUP, because it keeps the current filehandle and so comes even when the last name is
+//! absent.
 //!
 //! ```text
 //! PUTFH GETATTR (LOOKUP GETATTR)... READDIR LOOKUP GETATTR ACCESS OPEN GETATTR READ CLOSE
 //! ```
 //!
-//! A server ends a compound at its first error. An error of LOOKUP is why the walk stops; one of READDIR costs a
-//! second compound without it; one of what stands behind the last name costs only that. A path that is too long for one
-//! compound goes in several, the wishes with the last. Limits come from the session, and from what the server
-//! refused before ([`Core::found_too_long`]).
+//! A server ends a compound at its first error. An error of LOOKUP is why the walk stops; one of
+//! READDIR costs a second compound without it; one of what stands behind the last name costs only
+//! that. A path that is too long for one compound goes in several, the wishes with the last. Limits
+//! come from the session, and from what the server refused before ([`Core::found_too_long`]).
 
 use super::attrs::NODE_ATTRS;
 use super::bring::{BRING_OPS, Turn, bring_ops};
@@ -38,7 +39,8 @@ const NAME_REPLY_BYTES: u32 = 1024;
 const NAME_REQUEST_BYTES: u32 = 320;
 /// A compound is not made shorter than this many operations.
 const OPS_MIN: usize = 5;
-/// After so many walks, one after the other, that failed as a chain and went well name by name, chains are not tried any more in this session.
+/// After so many walks, one after the other, that failed as a chain and went well name by name,
+/// chains are not tried any more in this session.
 const REFUSALS: usize = 3;
 
 /// A walk under way.
@@ -150,7 +152,8 @@ impl Core {
         self.ops_limit.fetch_min((ops / 2).max(OPS_MIN), Ordering::Relaxed);
     }
 
-    /// A walk has succeeded; where only name by name, the server is taken to refuse chains after a while.
+    /// A walk has succeeded; where only name by name, the server is taken to refuse chains after a
+    /// while.
     fn chain_ended(&self, walk: &Walk<'_>, chain: bool) {
         if chain {
             self.refusals.store(0, Ordering::Relaxed);
@@ -162,8 +165,8 @@ impl Core {
         }
     }
 
-    /// As many of the names that are left as one compound takes. Wishes go with the last, unless they alone would
-    /// cost a compound more.
+    /// As many of the names that are left as one compound takes. Wishes go with the last, unless
+    /// they alone would cost a compound more.
     async fn next_leg(&self, walk: &Walk<'_>) -> Answered<Leg> {
         let limits = self.ready().await?.limits;
         let left = &walk.path[walk.steps.len().min(walk.path.len())..];
@@ -214,7 +217,8 @@ impl Core {
         by_ops.min(by_request.min(by_reply).min(asked) as usize).max(usize::from(extra == 0))
     }
 
-    /// One compound of a walk. `Some` when the walk ends here; `None` when it goes on, if names are left.
+    /// One compound of a walk. `Some` when the walk ends here; `None` when it goes on, if names are
+    /// left.
     async fn walk_leg(self: &Arc<Self>, walk: &mut Walk<'_>, leg: Leg) -> Answered<Option<Stop>> {
         let (ops, needed) = leg.ops();
         let label = if leg.names.is_empty() { "GETATTR" } else { "LOOKUP" };

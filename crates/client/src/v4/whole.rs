@@ -1,9 +1,10 @@
-//! Whole objects in one compound: for each file OPEN that creates it, WRITE, SETATTR and CLOSE; CREATE for others. Which of them go together is
-//! for `batch` to say.
+//! Whole objects in one compound: for each file OPEN that creates it, WRITE, SETATTR and CLOSE;
+//! CREATE for others. Which of them go together is for `batch` to say.
 //!
-//! It knows nothing of what programs have open. As for bytes that are brought along (`bring`), WRITE and CLOSE use the current stateid, and the
-//! opens belong to an owner of their own. A creation is not recognised when it is sent again to a server that has lost the session: the caller
-//! finds the object there then (`EEXIST`), and knows what he wrote.
+//! It knows nothing of what programs have open. As for bytes that are brought along (`bring`),
+//! WRITE and CLOSE use the current stateid, and the opens belong to an owner of their own. A
+//! creation is not recognised when it is sent again to a server that has lost the session: the
+//! caller finds the object there then (`EEXIST`), and knows what he wrote.
 
 use super::attrs::NODE_ATTRS;
 use super::bring::Turn;
@@ -26,7 +27,8 @@ pub(crate) const CREATION_OPS: usize = 7;
 pub(crate) const AROUND_OPS: usize = 2;
 
 impl Core {
-    /// See `Vfs::create_whole`; `None` when the bytes do not fit into one WRITE. Runs in a task of its own.
+    /// See `Vfs::create_whole`; `None` when the bytes do not fit into one WRITE. Runs in a task of
+    /// its own.
     pub async fn create_whole(
         self: &Arc<Self>,
         cx: &Cx,
@@ -50,8 +52,8 @@ impl Core {
         new.len_bytes() <= self.facts().wsize as usize && new.set.size_bytes.is_none()
     }
 
-    /// Creates objects in one compound. Outcomes of those that the server came to, in their order, at least one: the last may be a failure, and what stands
-    /// behind it was not executed.
+    /// Creates objects in one compound. Outcomes of those that the server came to, in their order,
+    /// at least one: the last may be a failure, and what stands behind it was not executed.
     pub async fn create_some(
         self: &Arc<Self>,
         cx: &Cx,

@@ -1,8 +1,8 @@
 //! Extended attributes (RFC 8276) and ACLs.
 //!
-//! It knows nothing of what they mean. The server's extended attributes are Linux's `user.*`, without the prefix. The ACL
-//! is the value of `system.nfs4_acl`: the XDR of `fattr4_acl` as it is on the wire, which is what nfs4-acl-tools
-//! expect from the Linux client as well.
+//! It knows nothing of what they mean. The server's extended attributes are Linux's `user.*`,
+//! without the prefix. The ACL is the value of `system.nfs4_acl`: the XDR of `fattr4_acl` as it is
+//! on the wire, which is what nfs4-acl-tools expect from the Linux client as well.
 
 use super::attrs::NODE_ATTRS;
 use super::call::Compound;
@@ -94,8 +94,9 @@ impl Core {
         Ok(())
     }
 
-    /// Names of all attributes that [`Core::getxattr`] can read. A server that has ACLs need not have one of each file
-    /// (nfs-ganesha says it has them and gives none), and who copies a file fails at a name without a value (overlayfs).
+    /// Names of all attributes that [`Core::getxattr`] can read. A server that has ACLs need not
+    /// have one of each file (nfs-ganesha says it has them and gives none), and who copies a file
+    /// fails at a name without a value (overlayfs).
     pub async fn listxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Vec<Bytes>> {
         let acls = self.opts.acl && self.facts().acls;
         let mut names = Vec::new();
@@ -175,7 +176,8 @@ fn acl() -> Op {
     Op::Getattr(Bitmap4::of(&[attr::ACL]))
 }
 
-/// Whether getxattr(2) can name an attribute of the server: Linux takes names of 1 to 255 bytes that end at a NUL.
+/// Whether getxattr(2) can name an attribute of the server: Linux takes names of 1 to 255 bytes
+/// that end at a NUL.
 fn is_readable(name: &[u8]) -> bool {
     !name.is_empty() && USER.len() + name.len() <= NAME_MAX_BYTES && !name.contains(&0)
 }

@@ -33,7 +33,8 @@ fn secs(v: Validity, asked: Instant) -> u64 {
     v.left(asked).as_secs()
 }
 
-/// An unchanged file is asked about after 3, 6, 12, 24, 48, 60, 60... seconds; a change starts over.
+/// An unchanged file is asked about after 3, 6, 12, 24, 48, 60, 60... seconds; a change starts
+/// over.
 /// Promise: 8
 #[test]
 fn unchanged_objects_are_trusted_longer_up_to_the_maximum() {

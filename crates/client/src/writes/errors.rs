@@ -1,6 +1,7 @@
 //! Errors of delayed writes, told once to each open: Linux's errseq.
 //!
-//! It knows nothing of writes. A file counts its errors; each open has a mark, the count that it has seen.
+//! It knows nothing of writes. A file counts its errors; each open has a mark, the count that it
+//! has seen.
 
 use hither_vfs::{Error, Result};
 use parking_lot::Mutex;

@@ -3,8 +3,8 @@
 //! It knows nothing of calls, time or other files. Extents never overlap: a later write takes the
 //! place of what it covers. Each has the verifier its WRITE brought and a sequence number that
 //! grows with every write, so that a COMMIT is only believed about writes answered before it was
-//! sent. An extent whose verifier is not the one COMMIT returned was lost in a restart of the server
-//! (RFC 1813 section 3.3.21, RFC 8881 section 18.3) and stays until it was written again.
+//! sent. An extent whose verifier is not the one COMMIT returned was lost in a restart of the
+//! server (RFC 1813 section 3.3.21, RFC 8881 section 18.3) and stays until it was written again.
 
 use super::{Origin, Verifier};
 use bytes::Bytes;
@@ -12,8 +12,9 @@ use hither_vfs::Data;
 use std::collections::BTreeMap;
 
 /// Pieces shorter than this are copied instead of keeping the (possibly much larger) buffer alive
-/// that they are a part of: a frontend's buffer holds a request of the largest size, 1 MiB as a rule, so what is kept
-/// takes at most four times the memory it is counted for. Streams write in full buffers and are not copied.
+/// that they are a part of: a frontend's buffer holds a request of the largest size, 1 MiB as a
+/// rule, so what is kept takes at most four times the memory it is counted for. Streams write in
+/// full buffers and are not copied.
 const COPY_BELOW_BYTES: usize = 256 << 10;
 
 /// What an entry costs beside its bytes, roughly, for the bound on memory.
@@ -49,7 +50,8 @@ pub(super) struct Plan {
 #[derive(Debug, Default)]
 pub(super) struct Log {
     kept: BTreeMap<u64, Kept>,
-    /// Number of entries of each epoch: normally there is one epoch, which answers "is anything doubtful" without a look at them.
+    /// Number of entries of each epoch: normally there is one epoch, which answers "is anything
+    /// doubtful" without a look at them.
     epochs: BTreeMap<u64, usize>,
     bytes: u64,
     seq: u64,
@@ -89,8 +91,9 @@ impl Log {
         self.remove(start_bytes, end_bytes);
     }
 
-    /// A lost piece was written again and may be lost again: as [`Log::wrote`], but it keeps its place in
-    /// the order of writes. The caller holds the range, so what is kept there is what was sent.
+    /// A lost piece was written again and may be lost again: as [`Log::wrote`], but it keeps its
+    /// place in the order of writes. The caller holds the range, so what is kept there is what was
+    /// sent.
     pub fn resent(&mut self, start_bytes: u64, end_bytes: u64, verifier: Verifier, epoch: u64) {
         self.split_at(start_bytes);
         self.split_at(end_bytes);
@@ -113,8 +116,8 @@ impl Log {
         Some(Plan { through: self.seq, origin: first.origin.clone() })
     }
 
-    /// COMMIT returned `verifier`. What it made stable is forgotten; the ranges that the server lost
-    /// are returned, and stay kept.
+    /// COMMIT returned `verifier`. What it made stable is forgotten; the ranges that the server
+    /// lost are returned, and stay kept.
     pub fn committed(&mut self, plan: &Plan, verifier: Verifier) -> Vec<(u64, u64)> {
         let stable = |k: &Kept| k.seq <= plan.through && k.verifier == verifier;
         self.retain(|k| !stable(k));
@@ -131,8 +134,8 @@ impl Log {
         self.kept.values().any(|k| k.seq <= through)
     }
 
-    /// What of a range was written up to `through` under another verifier than `verifier`, as pieces
-    /// of at most `max_bytes`, adjacent ones joined.
+    /// What of a range was written up to `through` under another verifier than `verifier`, as
+    /// pieces of at most `max_bytes`, adjacent ones joined.
     pub fn lost_in(&self, range: (u64, u64), through: u64, verifier: Verifier, max_bytes: u64) -> Vec<Piece> {
         let mut out: Vec<Piece> = Vec::new();
         let lost = |k: &Kept| k.seq <= through && k.verifier != verifier;

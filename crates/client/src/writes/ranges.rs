@@ -2,9 +2,9 @@
 //!
 //! It knows nothing of what is done under them. Overlapping writes must reach the server one after
 //! the other, in the order of their calls, and a piece that is written again after a restart of the
-//! server must neither overtake nor follow a newer write of the same bytes. Ranges that do not overlap do not
-//! wait for each other. Whoever waits stands behind everyone who came before and overlaps, whether
-//! that one holds the lock or waits as well: nobody starves.
+//! server must neither overtake nor follow a newer write of the same bytes. Ranges that do not
+//! overlap do not wait for each other. Whoever waits stands behind everyone who came before and
+//! overlaps, whether that one holds the lock or waits as well: nobody starves.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(super) struct RangeGuard {
 }
 
 impl Ranges {
-    /// Waits until `start..end` is free of earlier holders. The place in the queue is taken at the call, not
-    /// when the future is first polled.
+    /// Waits until `start..end` is free of earlier holders. The place in the queue is taken at the
+    /// call, not when the future is first polled.
     pub fn lock(&self, start: u64, end: u64) -> impl Future<Output = RangeGuard> + Send + use<> {
         let mut queue = self.queue.lock();
         let id = queue.next;
@@ -54,7 +54,8 @@ impl Ranges {
         let guard = RangeGuard { queue: self.queue.clone(), id };
         async move {
             if !free {
-                // The sender lives in the entry until it is used, and the entry until the guard ends.
+                // The sender lives in the entry until it is used, and the entry until the guard
+                // ends.
                 let _ = woken.await;
             }
             guard

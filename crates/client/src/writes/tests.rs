@@ -189,8 +189,8 @@ fn cx() -> Cx {
     Cx::new(Arc::new(Cred::root()))
 }
 
-/// What the bound may be exceeded by: the bookkeeping of one batch of writes, of up to six calls of up to
-/// eight short WRITEs each, which is counted only when they are answered.
+/// What the bound may be exceeded by: the bookkeeping of one batch of writes, of up to six calls of
+/// up to eight short WRITEs each, which is counted only when they are answered.
 const SLACK_BYTES: u64 = 6 * 8 * 200;
 const LIMITS: Limits = Limits { most_bytes: 4000, most_age: Duration::from_secs(30) };
 
@@ -251,8 +251,8 @@ impl World {
         let mut tasks = JoinSet::new();
         let mut flying: Vec<FileRange> = Vec::new();
         for (range, stable) in writes {
-            // Whoever waits for room may be overtaken, so the order of overlapping writes is only that of
-            // their calls when there is room for all.
+            // Whoever waits for room may be overtaken, so the order of overlapping writes is only
+            // that of their calls when there is room for all.
             let overlaps = |r: &FileRange| r.start_bytes < range.end_bytes && range.start_bytes < r.end_bytes;
             if self.tight && flying.iter().any(overlaps) {
                 while tasks.join_next().await.transpose().expect("no write panics").is_some() {}
@@ -297,7 +297,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
     /// Random concurrent writes, commits, truncations and restarts, with loss of any part of what
-    /// is not stable: every acknowledged commit holds, reads see the latest write, memory is bounded.
+    /// is not stable: every acknowledged commit holds, reads see the latest write, memory is
+    /// bounded.
     #[test]
     fn nothing_committed_is_lost(
         steps in proptest::collection::vec(step(), 1..40),
@@ -367,7 +368,8 @@ async fn an_unseen_error_waits_for_the_next_open() {
     writes.close(&cx(), &fh(), open).await.unwrap();
 }
 
-/// With `soft`, silence fails the commit and keeps the bytes: the next commit may succeed, and then it is true.
+/// With `soft`, silence fails the commit and keeps the bytes: the next commit may succeed, and then
+/// it is true.
 /// Promise: 3
 #[tokio::test]
 async fn silence_loses_nothing() {

@@ -1,4 +1,5 @@
-//! Whole paths and many objects at once, first bytes, directories' attributes with changes, delegations.
+//! Whole paths and many objects at once, first bytes, directories' attributes with changes,
+//! delegations.
 
 use super::*;
 
@@ -7,8 +8,8 @@ fn calls(m: &Mount) -> u64 {
     m.connected.stats.snapshot().ops.iter().map(|op| op.ops).sum()
 }
 
-/// One compound brings the whole path, the directory's listing, rights and the first bytes, and leaves nothing open;
-/// an absent name comes with the listing, what is no file without bytes.
+/// One compound brings the whole path, the directory's listing, rights and the first bytes, and
+/// leaves nothing open; an absent name comes with the listing, what is no file without bytes.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn chains_with_wishes() {
@@ -114,7 +115,8 @@ async fn many_at_once() {
     m.end().await;
 }
 
-/// An open brings the first bytes with it, by name and by handle, and changes of a directory bring its attributes.
+/// An open brings the first bytes with it, by name and by handle, and changes of a directory bring
+/// its attributes.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn first_bytes_and_directories() {
@@ -170,8 +172,8 @@ impl Upcalls for Told {
     }
 }
 
-/// A delegation outlives its open as a lease on attributes, ends when another client writes, and nobody waits for its
-/// own delegations when it writes or removes.
+/// A delegation outlives its open as a lease on attributes, ends when another client writes, and
+/// nobody waits for its own delegations when it writes or removes.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn delegations_are_leases() {
@@ -225,8 +227,8 @@ async fn delegations_are_leases() {
     m.end().await;
 }
 
-/// What a cache above would keep: attributes under a lease, until withdrawn. Who puts something in says how many withdrawals of
-/// the file there had been when it asked.
+/// What a cache above would keep: attributes under a lease, until withdrawn. Who puts something in
+/// says how many withdrawals of the file there had been when it asked.
 #[derive(Default)]
 struct Cache(std::sync::Mutex<std::collections::HashMap<Fh, (u64, Option<Attr>)>>);
 

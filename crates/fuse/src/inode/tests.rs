@@ -237,8 +237,8 @@ fn numbers_of_other_file_systems_do_not_meet_the_roots() {
     assert_eq!(Ident { fsid: (1, 1), fileid: 0, realm: 0 }.ino(root), 1, "0 would hide the entry");
 }
 
-/// Where the server's clock is coarse, a write of this mount can leave the change value as it was. Bytes that
-/// were asked for before do not hold after it: an empty file would stay empty.
+/// Where the server's clock is coarse, a write of this mount can leave the change value as it was.
+/// Bytes that were asked for before do not hold after it: an empty file would stay empty.
 #[test]
 fn first_bytes_end_with_a_write() {
     let t = inodes();

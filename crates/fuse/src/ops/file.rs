@@ -161,7 +161,8 @@ impl Call {
         }
     }
 
-    /// How to open, with what the call's own look-ups brought: first bytes, and the moment since when they are new.
+    /// How to open, with what the call's own look-ups brought: first bytes, and the moment since
+    /// when they are new.
     fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, Cx, Option<First>) {
         let (mut how, mut cx, config) = (how(flags, Create::No), self.cx(), &self.session.config);
         let (strict, opens_ask) = (self.session.is_strict(inode), self.session.opens_ask(inode));
@@ -481,7 +482,8 @@ impl Call {
 /// Whether opening by name may fail so when opening the file that was found under it does not.
 fn may_be_another(e: &Error) -> bool {
     let another = [libc::ENOENT, libc::ENOTDIR, libc::EISDIR, libc::ELOOP, libc::ENXIO, libc::EINVAL];
-    // The directory may not be searched any more: that matters to a path, and not to a name in /proc/self/fd.
+    // The directory may not be searched any more: that matters to a path, and not to a name in
+    // /proc/self/fd.
     another.contains(&e.errno) || e.errno == libc::EACCES || may_be_gone(e)
 }
 

@@ -1,4 +1,5 @@
-//! What stands above the client: a metadata cache with delayed writes, once, or with `subtree=` once for each mode (`crate::stack::subtrees`).
+//! What stands above the client: a metadata cache with delayed writes, once, or with `subtree=`
+//! once for each mode (`crate::stack::subtrees`).
 
 use super::env;
 use crate::options::{Promise, Wanted};

@@ -1,16 +1,20 @@
-//! Parts of a mount with a consistency of their own: each mode has a stack of its own layers, as if it were a mount of its own, over one
-//! connection to the server.
+//! Parts of a mount with a consistency of their own: each mode has a stack of its own layers, as if
+//! it were a mount of its own, over one connection to the server.
 //!
-//! It knows nothing of modes and NFS. The rules (`rules`) give directories by their paths to stacks; whoever stands above
-//! sees one file system, in which each handle ends in a byte that says how the object was reached (its *place*), and each call goes to the stack of its
-//! handle (`vfs`). So nothing has to be remembered about an object, and nothing that one stack believes is ever answered to
-//! who reached the object through another: the same file with names in two subtrees is two objects here, as if there were two mounts.
-//! What a call changes through one stack the others are told of before it is answered, and how long the server's answers hold is said
-//! for each stack apart (`branch`).
+//! It knows nothing of modes and NFS. The rules (`rules`) give directories by their paths to
+//! stacks; whoever stands above sees one file system, in which each handle ends in a byte that says
+//! how the object was reached (its *place*), and each call goes to the stack of its handle (`vfs`).
+//! So nothing has to be remembered about an object, and nothing that one stack believes is ever
+//! answered to who reached the object through another: the same file with names in two subtrees is
+//! two objects here, as if there were two mounts. What a call changes through one stack the others
+//! are told of before it is answered, and how long the server's answers hold is said for each stack
+//! apart (`branch`).
 //!
-//! A name of which the rules say that it is a subtree belongs to the directory that it is in, and what it leads to to the subtree, as with
-//! a mount point. A walk stops there ([`Stop::Limit`](hither_vfs::Stop::Limit)), so that each stack is asked about its own only. Renames and hard links from
-//! one place to another fail with `EXDEV`: what the kernel keeps of a name would go along.
+//! A name of which the rules say that it is a subtree belongs to the directory that it is in, and
+//! what it leads to to the subtree, as with a mount point. A walk stops there
+//! ([`Stop::Limit`](hither_vfs::Stop::Limit)), so that each stack is asked about its own only.
+//! Renames and hard links from one place to another fail with `EXDEV`: what the kernel keeps of a
+//! name would go along.
 
 mod branch;
 mod rules;
@@ -71,7 +75,8 @@ impl Subtrees {
         Ok((self.rules.stack(at.place), at.fh))
     }
 
-    /// The handle, as this layer shows it, of an object that was reached by these names from the root.
+    /// The handle, as this layer shows it, of an object that was reached by these names from the
+    /// root.
     pub fn shown(&self, path: &[Name], fh: &Fh, is_directory: bool) -> Fh {
         let place = match path.split_last() {
             Some((_, dirs)) if !is_directory => self.rules.plain(self.place(dirs)),
@@ -80,7 +85,8 @@ impl Subtrees {
         tagged(place, fh)
     }
 
-    /// How many names of a path from the root, after the first `done`, one stack is asked about, and which stack the last of them may lead to.
+    /// How many names of a path from the root, after the first `done`, one stack is asked about,
+    /// and which stack the last of them may lead to.
     pub fn names_of_stack(&self, path: &[Name], done: usize) -> (usize, Option<usize>) {
         let (done, left) = path.split_at(done.min(path.len()));
         let mut place = self.place(done);
@@ -124,7 +130,8 @@ impl Subtrees {
         self.rules.stack(a) == self.rules.stack(b)
     }
 
-    /// Shows what was found as `name` in `dir` by the stack of `dir`. What it says of a subtree of another stack holds for nobody.
+    /// Shows what was found as `name` in `dir` by the stack of `dir`. What it says of a subtree of
+    /// another stack holds for nobody.
     fn show(&self, dir: Place, name: &Name, node: &mut Node) -> Place {
         let place = self.child(dir, name, node.attrs.attr.kind);
         if !self.same_stack(dir, place) {

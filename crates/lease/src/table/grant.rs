@@ -52,7 +52,8 @@ impl Table {
         }
     }
 
-    /// Whether a client's caching lease for reading can become one for writing now, and nobody is called back.
+    /// Whether a client's caching lease for reading can become one for writing now, and nobody is
+    /// called back.
     pub fn may_write_too(&self, now: Ms, client: ClientId, file: FileKey) -> bool {
         let Some((c, f)) = self.client(client).zip(self.file(file)) else { return false };
         let own = self.lease_at(c, f).filter(|&i| self.leases[i].cachable);

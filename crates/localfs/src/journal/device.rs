@@ -1,4 +1,5 @@
-//! The disk as the journal sees it: the lowest interface, through which tests tear writes and cut the power.
+//! The disk as the journal sees it: the lowest interface, through which tests tear writes and cut
+//! the power.
 
 use super::log::BLOCK_BYTES;
 use parking_lot::Mutex;
@@ -12,8 +13,9 @@ use std::time::Duration;
 /// How often, and with what pauses, a journal is tried that somebody uses.
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
-/// O_DSYNC. `OFlags::DSYNC` is O_SYNC on Linux, with which every append has the file's time written, too: a commit of the log of the
-/// file system that the journal is on, with all that it holds of others.
+/// O_DSYNC. `OFlags::DSYNC` is O_SYNC on Linux, with which every append has the file's time
+/// written, too: a commit of the log of the file system that the journal is on, with all that it
+/// holds of others.
 const DSYNC: OFlags = OFlags::from_bits_retain(libc::O_DSYNC.cast_unsigned());
 
 /// A file or block device. All calls block; offsets and lengths are multiples of a block.
@@ -34,7 +36,8 @@ pub struct RealDevice {
 }
 
 impl RealDevice {
-    /// Opens a journal; a file that does not exist is made, with all its blocks, when `size` is given.
+    /// Opens a journal; a file that does not exist is made, with all its blocks, when `size` is
+    /// given.
     pub fn open(path: &Path, size: Option<u64>) -> io::Result<Self> {
         let flags = OFlags::RDWR | DSYNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let create = if size.is_some() { OFlags::CREATE } else { OFlags::empty() };
@@ -78,7 +81,8 @@ impl RealDevice {
     }
 }
 
-/// Two servers with one journal would destroy what it holds. One that was just killed may take a moment to end.
+/// Two servers with one journal would destroy what it holds. One that was just killed may take a
+/// moment to end.
 fn lock(file: &File) -> io::Result<()> {
     use rustix::fs::{FlockOperation, flock};
     let (never, timer) = (Mutex::new(()), parking_lot::Condvar::new());
@@ -93,7 +97,8 @@ fn lock(file: &File) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::WouldBlock, "another server uses it"))
 }
 
-/// Writes every block once: a write into allocated but unwritten space is a change of metadata, and not one flush.
+/// Writes every block once: a write into allocated but unwritten space is a change of metadata, and
+/// not one flush.
 fn preallocate(file: &File, size: u64) -> io::Result<()> {
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size)?;
     let zeros = vec![0; (1 << 20) + BLOCK_BYTES];

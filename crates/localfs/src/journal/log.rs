@@ -1,21 +1,30 @@
-//! The journal's file: records in, and after a crash the same records out, as far as they were acknowledged.
+//! The journal's file: records in, and after a crash the same records out, as far as they were
+//! acknowledged.
 //!
-//! It knows nothing of what is in a record. The file has two headers, written in turn, and a ring of batches. A batch is what was
-//! appended while the one before was being written: one write that is durable when it returns, whoever of many callers waits for
-//! it (group commit). Each batch has its number, a checksum and the epoch of the journal; the first one that is missing, torn or
-//! of another epoch ends the journal. A batch does not wrap around: what does not fit at the end starts at the beginning.
+//! It knows nothing of what is in a record. The file has two headers, written in turn, and a ring
+//! of batches. A batch is what was appended while the one before was being written: one write that
+//! is durable when it returns, whoever of many callers waits for it (group commit). Each batch has
+//! its number, a checksum and the epoch of the journal; the first one that is missing, torn or of
+//! another epoch ends the journal. A batch does not wrap around: what does not fit at the end
+//! starts at the beginning.
 //!
-//! Room is given back by checkpoints: what was appended before is made stable where it belongs (`settle`), then a header with the new
-//! tail is written, then the room is used again. When there is no room, appending waits. A checkpoint that fails keeps everything: an
-//! error of the disk is told once and the next question may be answered well although data is lost.
-//! The checkpoint is tried again; the layer above then writes the records again ([`Log::scan`]).
+//! Room is given back by checkpoints: what was appended before is made stable where it belongs
+//! (`settle`), then a header with the new tail is written, then the room is used again. When there
+//! is no room, appending waits. A checkpoint that fails keeps everything: an error of the disk is
+//! told once and the next question may be answered well although data is lost. The checkpoint is
+//! tried again; the layer above then writes the records again ([`Log::scan`]).
 //!
-//! When the journal's own device fails, nothing that waits is acknowledged before a checkpoint says that it is
-//! stable where it belongs; from then on [`Log::failed`] tells the layer above to do without.
+//! When the journal's own device fails, nothing that waits is acknowledged before a checkpoint says
+//! that it is stable where it belongs; from then on [`Log::failed`] tells the layer above to do
+//! without.
 
+mod head;
 mod scan;
 
+pub use head::Owner;
+
 use super::device::Device;
+use head::Head;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use scan::each_record;
 use std::collections::VecDeque;
@@ -33,43 +42,20 @@ pub const BLOCK_BYTES: usize = 4096;
 const RING_AT: u64 = 2 * BLOCK_BYTES as u64;
 /// Smallest journal, in bytes.
 pub const SIZE_MIN_BYTES: u64 = 1 << 20;
-/// What a header starts with.
-const MAGIC: &[u8; 8] = b"hithjrn1";
 /// What a batch starts with.
 const BATCH_MAGIC: u64 = 0x6869_7468_6261_7463;
 /// Length of a batch's own header, in bytes.
 const BATCH_HEAD_BYTES: usize = 48;
-/// Length of a header without its checksum, in bytes.
-const HEAD_BYTES: usize = 96;
-/// The writer waits for as many records as the last batch had, at most for this part of the time that batch took, and
+/// The writer waits for as many records as the last batch had, at most for this part of the time
+/// that batch took, and
 const GATHER_PART: u32 = 4;
 /// at most so long.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// A checkpoint is begun at least so often while there is something to settle: before the kernel writes what is 30 seconds old back by itself, all
-/// at once.
+/// A checkpoint is begun at least so often while there is something to settle: before the kernel
+/// writes what is 30 seconds old back by itself, all at once.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(20);
 /// A checkpoint that failed is tried again after this time.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
-
-/// Whose journal it is: another's is not touched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
-    /// The machine (machine-id(5)).
-    pub host: [u8; 16],
-    /// The file system and export.
-    pub fs: [u8; 16],
-}
-
-/// Where the journal begins, as its newest header says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Head {
-    owner: Owner,
-    epoch: u64,
-    size: u64,
-    /// Counts headers.
-    generation: u64,
-    tail: Position,
-}
 
 /// A place in the journal: the batch there, and the first record in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,8 +123,8 @@ impl Found {
         Ok(Self { device, head })
     }
 
-    /// Hands all records since the last checkpoint to `each`, in order, with number and place on the device. Returns where the
-    /// journal ends.
+    /// Hands all records since the last checkpoint to `each`, in order, with number and place on
+    /// the device. Returns where the journal ends.
     fn read_all(&self, mut each: impl FnMut(u64, u64, &[u8]) -> io::Result<()>) -> io::Result<Position> {
         let mut here = self.head.tail;
         loop {
@@ -210,7 +196,8 @@ impl Found {
         Ok(Some(Batch { first_seq, payload: whole, room }))
     }
 
-    /// Reads all records, has what they say made stable by `settle`, and starts an empty journal that goes on counting.
+    /// Reads all records, has what they say made stable by `settle`, and starts an empty journal
+    /// that goes on counting.
     pub fn start(
         mut self,
         mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
@@ -244,38 +231,9 @@ fn checksum(head: &[u8], payload: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(head), payload)
 }
 
-impl Head {
-    fn write(&self, device: &dyn Device) -> io::Result<()> {
-        let mut out = Vec::with_capacity(BLOCK_BYTES);
-        out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&self.owner.host);
-        out.extend_from_slice(&self.owner.fs);
-        for n in [self.epoch, self.size, self.generation, self.tail.batch, self.tail.offset, self.tail.seq] {
-            out.extend_from_slice(&n.to_le_bytes());
-        }
-        out.resize(HEAD_BYTES, 0);
-        out.extend_from_slice(&XxHash3_64::oneshot(&out).to_le_bytes());
-        out.resize(BLOCK_BYTES, 0);
-        device.write_at(&out, self.generation % 2 * BLOCK_BYTES as u64)
-    }
-
-    fn parse(block: &[u8; BLOCK_BYTES]) -> Option<Self> {
-        let (head, rest) = block.split_at(HEAD_BYTES);
-        let sum = u64::from_le_bytes(*rest.first_chunk::<8>()?);
-        let rest = head.strip_prefix(MAGIC).filter(|_| XxHash3_64::oneshot(head) == sum)?;
-        let (host, rest) = rest.split_first_chunk::<16>()?;
-        let (fs, rest) = rest.split_first_chunk::<16>()?;
-        let mut words = rest.chunks_exact(8).map(|w| w.try_into().map_or(0, u64::from_le_bytes));
-        let mut next = || words.next();
-        let (epoch, size, generation) = (next()?, next()?, next()?);
-        let tail = Position { batch: next()?, offset: next()?, seq: next()? };
-        let sound = tail.offset >= RING_AT && tail.offset < size;
-        sound.then_some(Self { owner: Owner { host: *host, fs: *fs }, epoch, size, generation, tail })
-    }
-}
-
-/// Makes everything that was applied so far stable where it belongs. Records up to the number it is given are never read again.
-/// A call after one that failed must not rely on the disk having what was applied before.
+/// Makes everything that was applied so far stable where it belongs. Records up to the number it is
+/// given are never read again. A call after one that failed must not rely on the disk having what
+/// was applied before.
 pub type Settle = dyn Fn(u64) -> io::Result<()> + Send + Sync;
 
 /// Told once whether a record became durable; must not block.
@@ -308,7 +266,8 @@ struct Shared {
 
 struct State {
     head: Head,
-    /// Room for a batch's header; records appended and not taken by the writer, each with its length before it.
+    /// Room for a batch's header; records appended and not taken by the writer, each with its
+    /// length before it.
     pending: Vec<u8>,
     /// Number of the next record.
     next_seq: u64,
@@ -381,17 +340,19 @@ impl Log {
         Ok(Self { shared, durable, threads: Mutex::new(threads) })
     }
 
-    /// Appends a record, given in parts, and returns its number. Blocks while the journal is full. Nothing is promised
-    /// before [`Log::durable`].
+    /// Appends a record, given in parts, and returns its number. Blocks while the journal is full.
+    /// Nothing is promised before [`Log::durable`].
     pub fn append(&self, parts: &[&[u8]]) -> u64 {
         let seq = self.push(parts, None, |_| ());
         self.shared.work.notify_one();
         seq
     }
 
-    /// As [`Log::append`]; `then` is told by the writer when the record is durable (true) or it is not known that it ever
-    /// will be (false). One thread for all: cheaper than to be woken for oneself.
-    /// `numbered` is told its number before any checkpoint knows it; must not block. Call [`Log::see_to`] soon, when no lock is held.
+    /// As [`Log::append`]; `then` is told by the writer when the record is durable (true) or it is
+    /// not known that it ever will be (false). One thread for all: cheaper than to be woken for
+    /// oneself.
+    /// `numbered` is told its number before any checkpoint knows it; must not block. Call
+    /// [`Log::see_to`] soon, when no lock is held.
     pub fn append_then(&self, parts: &[&[u8]], then: Then, numbered: impl FnOnce(u64)) -> u64 {
         self.push(parts, Some(then), numbered)
     }
@@ -431,8 +392,9 @@ impl Log {
         seq
     }
 
-    /// Has what was appended written: by this thread, when it alone appends (to wake another for that takes longer than half of the
-    /// writing); by the writer when there are many, who then appends for all of them, or this thread has more to append (not `alone`).
+    /// Has what was appended written: by this thread, when it alone appends (to wake another for
+    /// that takes longer than half of the writing); by the writer when there are many, who then
+    /// appends for all of them, or this thread has more to append (not `alone`).
     pub fn see_to(&self, alone: bool) {
         let shared = &*self.shared;
         let mut state = shared.state.lock();
@@ -481,7 +443,8 @@ impl Log {
         self.shared.state.lock().pending_max() - 4
     }
 
-    /// Returns when a record, and all before it, are durable. `false`: the journal failed, and it is not known.
+    /// Returns when a record, and all before it, are durable. `false`: the journal failed, and it
+    /// is not known.
     pub async fn durable(&self, seq: u64) -> bool {
         let mut durable = self.durable.clone();
         let done = durable.wait_for(|&d| d >= seq || self.failed()).await;
@@ -499,7 +462,8 @@ impl Log {
         (state.used, state.head.size - RING_AT)
     }
 
-    /// Writes what is left and ends; with a last checkpoint, so that nothing has to be read at the next start.
+    /// Writes what is left and ends; with a last checkpoint, so that nothing has to be read at the
+    /// next start.
     pub fn close(&self, settle: bool) -> io::Result<()> {
         {
             let mut state = self.shared.state.lock();
@@ -552,7 +516,8 @@ impl State {
         (((self.head.size - RING_AT) / 4) as usize).min(4 << 20) - BATCH_HEAD_BYTES - BLOCK_BYTES
     }
 
-    /// Where a batch that takes `room` goes, and what it takes with what is skipped; `None` when there is none.
+    /// Where a batch that takes `room` goes, and what it takes with what is skipped; `None` when
+    /// there is none.
     fn place(&self, room: u64) -> Option<(u64, u64)> {
         let skip = if self.end.offset + room > self.head.size { self.head.size - self.end.offset } else { 0 };
         let offset = if skip > 0 { RING_AT } else { self.end.offset };
@@ -575,7 +540,8 @@ impl Shared {
     fn batch(&self, mut state: MutexGuard<'_, State>) -> bool {
         let mut asked = false;
         let place = loop {
-            // Anew each time: appending goes on while there is no room, and all that is pending then is this batch.
+            // Anew each time: appending goes on while there is no room, and all that is pending
+            // then is this batch.
             let room = room_of((state.pending.len() - BATCH_HEAD_BYTES) as u64).unwrap_or(u64::MAX);
             match state.place(room) {
                 Some((offset, taken)) => break Some((offset, taken, room)),
@@ -622,8 +588,9 @@ impl Shared {
         true
     }
 
-    /// Waits for records, and then a moment for more; `None` at the end. Whoever waited for the batch before comes again in a moment:
-    /// without this, callers in step divide into two halves that wait for each other.
+    /// Waits for records, and then a moment for more; `None` at the end. Whoever waited for the
+    /// batch before comes again in a moment: without this, callers in step divide into two halves
+    /// that wait for each other.
     fn gather(&self) -> Option<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         state.wake_at = None;
@@ -750,8 +717,8 @@ impl Shared {
                 Some((_, _, at)) => *at,
                 None => state.end,
             };
-            // Also of a batch that is still being written: what counts as settled must never be applied again, over what
-            // is done to the file from now on.
+            // Also of a batch that is still being written: what counts as settled must never be
+            // applied again, over what is done to the file from now on.
             state.head.tail = Position { seq: settled + 1, ..tail };
             state.head.generation += 1;
             state.head
@@ -762,8 +729,9 @@ impl Shared {
             return Err(e);
         }
         let mut state = self.state.lock();
-        // Not all that is settled: a batch that became durable while the header was written is where that header says that the journal
-        // begins. Written over, it would hide all that follows it from the next start. The next checkpoint gives its room back.
+        // Not all that is settled: a batch that became durable while the header was written is
+        // where that header says that the journal begins. Written over, it would hide all that
+        // follows it from the next start. The next checkpoint gives its room back.
         while state.live.front().is_some_and(|(.., at)| at.batch < head.tail.batch) {
             if let Some((_, taken, _)) = state.live.pop_front() {
                 state.used -= taken;

@@ -7,7 +7,8 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A disk in memory whose power fails in the middle of a write: some blocks of it are there and some are not.
+/// A disk in memory whose power fails in the middle of a write: some blocks of it are there and
+/// some are not.
 struct Cut {
     blocks: Mutex<Vec<u8>>,
     /// Writes until the power fails.
@@ -30,7 +31,8 @@ impl Cut {
     }
 }
 
-/// Moments that checkpoints wait for, so that batches end and the ring fills meanwhile, as they do on a busy machine.
+/// Moments that checkpoints wait for, so that batches end and the ring fills meanwhile, as they do
+/// on a busy machine.
 struct Delays {
     /// Longest, in microseconds.
     most: u64,
@@ -225,8 +227,8 @@ fn where_the_header_says_that_it_begins_nothing_is_written_over() {
     while device.begun.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
     }
-    // It is being written when the checkpoint that settles it says that the journal begins there, and is
-    // durable before that header is.
+    // It is being written when the checkpoint that settles it says that the journal begins there,
+    // and is durable before that header is.
     std::thread::scope(|scope| {
         let checkpoint = scope.spawn(|| log.checkpoint());
         while device.heads_begun.load(Ordering::SeqCst) == heads {
@@ -315,7 +317,8 @@ fn record(seed: u64, seq: u64) -> Vec<u8> {
     (0..len).map(|i| mix(seq ^ seed.rotate_left(7)).wrapping_add(i) as u8).collect()
 }
 
-/// Runs a world until the power fails or it ends, and looks at what is left. Returns how many records were read back.
+/// Runs a world until the power fails or it ends, and looks at what is left. Returns how many
+/// records were read back.
 async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     let what = format!("seed {seed}, cut {cut_after}");
     let delays = Delays::of(seed, 1_000);

@@ -1,15 +1,17 @@
 //! Attributes as the kernel tells them, and the `change` value made of them.
 //!
-//! `change` is ctime in nanoseconds. From Linux 6.13 on, ext4, xfs, btrfs and tmpfs give a file a new ctime with the first
-//! change after anybody asked for it (multigrain timestamps), so that what was answered never stays the same after a change.
-//! Elsewhere ctime advances with the timer tick, some milliseconds, and two changes within a tick look like one: there a
-//! ctime younger than [`SETTLE_NS`] is not answered as `change`; a number that is given out only once stands for
-//! it, and whoever asks later sees another change than there was, which costs him a reading and nothing else. The same is done while
-//! a change through us is going on: the kernel sets the time before the data. Numbers given out once have the top
-//! bit set, which no ctime has, and the one below it not ([`CHANGE_OF_SERVER`]).
+//! `change` is ctime in nanoseconds. From Linux 6.13 on, ext4, xfs, btrfs and tmpfs give a file a
+//! new ctime with the first change after anybody asked for it (multigrain timestamps), so that what
+//! was answered never stays the same after a change. Elsewhere ctime advances with the timer tick,
+//! some milliseconds, and two changes within a tick look like one: there a ctime younger than
+//! [`SETTLE_NS`] is not answered as `change`; a number that is given out only once stands for it,
+//! and whoever asks later sees another change than there was, which costs him a reading and nothing
+//! else. The same is done while a change through us is going on: the kernel sets the time before
+//! the data. Numbers given out once have the top bit set, which no ctime has, and the one below it
+//! not ([`CHANGE_OF_SERVER`]).
 //!
-//! What is left: a local program that writes through a memory map is seen when its page is first written, not with each store;
-//! and a clock that is set back may repeat a time.
+//! What is left: a local program that writes through a memory map is seen when its page is first
+//! written, not with each store; and a clock that is set back may repeat a time.
 
 use super::object::{Changes, Object};
 use hither_vfs::{Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, Error, FileKind, Result, Time, Validity};
@@ -51,7 +53,8 @@ pub(super) struct Before {
 
 impl Attributer {
     pub fn new(env: hither_vfs::Env, multigrain: bool, fsid: (u64, u64), dev: u64) -> Self {
-        // Not the numbers of an earlier run: they were counted from its time, and there were fewer than nanoseconds since.
+        // Not the numbers of an earlier run: they were counted from its time, and there were fewer
+        // than nanoseconds since.
         let once = AtomicU64::new(wall_ns(&env));
         let validity = std::time::Duration::ZERO;
         Self { multigrain, fsid, dev, validity, exclusive: false, once, env }
@@ -69,7 +72,8 @@ impl Attributer {
         self.finish(&object.changes, quiet, &stat, asked)
     }
 
-    /// As [`Attributer::attrs`], of attributes that were just taken of something that was just found.
+    /// As [`Attributer::attrs`], of attributes that were just taken of something that was just
+    /// found.
     pub fn new_found(&self, stat: &Statx, asked: Instant) -> Result<Attrs> {
         self.finish(&Changes::default(), Some(0), stat, asked)
     }

@@ -1,8 +1,9 @@
 //! How many descriptors objects have, and what is done when they become scarce.
 //!
-//! An object that is known has one, which holds the inode. Those to read and write with are kept beside it while there are plenty,
-//! and are opened anew for each use when there are not. Idle open objects are then forgotten as well (`object`). Files cannot be
-//! opened when all descriptors are those of objects that cannot be opened by handle, or are in use.
+//! An object that is known has one, which holds the inode. Those to read and write with are kept
+//! beside it while there are plenty, and are opened anew for each use when there are not. Idle open
+//! objects are then forgotten as well (`object`). Files cannot be opened when all descriptors are
+//! those of objects that cannot be opened by handle, or are in use.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;

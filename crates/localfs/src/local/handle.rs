@@ -1,12 +1,14 @@
 //! Filehandles that nobody else can make.
 //!
-//! A filehandle is a byte that says how the object is found, a byte with the type of the kernel's handle, the kernel's handle
-//! (inode number and generation, in the file system's own form: 8 bytes on ext4, 12 on xfs and tmpfs, 20 on btrfs), and 8 bytes of
-//! SipHash-2-4 over these, keyed with a secret and bound to the number of the export and the UUID of the file
-//! system. So a client has handles only of objects that were given out to it, or to somebody it got them from, and a handle
+//! A filehandle is a byte that says how the object is found, a byte with the type of the kernel's
+//! handle, the kernel's handle (inode number and generation, in the file system's own form: 8 bytes
+//! on ext4, 12 on xfs and tmpfs, 20 on btrfs), and 8 bytes of SipHash-2-4 over these, keyed with a
+//! secret and bound to the number of the export and the UUID of the file system. So a client has
+//! handles only of objects that were given out to it, or to somebody it got them from, and a handle
 //! says nothing in another export.
 //!
-//! The secret is in the state directory; who loses it makes all handles stale, who reads it can make handles.
+//! The secret is in the state directory; who loses it makes all handles stale, who reads it can
+//! make handles.
 
 use super::sys::KernelHandle;
 use hither_vfs::{Env, Error, Fh, Result};
@@ -67,7 +69,8 @@ impl Sealer {
     /// The kernel's handle in a filehandle.
     ///
     /// # Errors
-    /// `ESTALE` for one that was not made here: of another export, of another file system, with another secret, by somebody else.
+    /// `ESTALE` for one that was not made here: of another export, of another file system, with
+    /// another secret, by somebody else.
     pub fn open(&self, fh: &Fh) -> Result<KernelHandle> {
         let stale = || Error::new(libc::ESTALE);
         let split = fh.0.len().checked_sub(MAC_BYTES).ok_or_else(stale)?;
@@ -90,7 +93,8 @@ fn same(a: &[u8; MAC_BYTES], b: &[u8]) -> bool {
 /// The secret in `state_dir`, made when there is none.
 ///
 /// # Errors
-/// Those of the file system; `InvalidData` for a file that is no secret of ours or that others may read.
+/// Those of the file system; `InvalidData` for a file that is no secret of ours or that others may
+/// read.
 pub(super) fn secret(state_dir: &Path, env: &Env) -> io::Result<[u8; 16]> {
     let path = state_dir.join(KEY_FILE);
     let invalid = |why: &str| io::Error::new(ErrorKind::InvalidData, format!("{}: {why}", path.display()));

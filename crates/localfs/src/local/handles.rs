@@ -1,5 +1,5 @@
-//! How an object is found again by what a filehandle holds: by the kernel's handle, or where the file system has none by a
-//! number of [`Table`].
+//! How an object is found again by what a filehandle holds: by the kernel's handle, or where the
+//! file system has none by a number of [`Table`].
 
 use super::object::{Object, os, stat};
 use super::sys::{self, KernelHandle};
@@ -11,7 +11,8 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use std::ffi::CStr;
 use std::path::Path;
 
-/// Type of handles that are numbers of the table. One byte, and none that a file system's handle has.
+/// Type of handles that are numbers of the table. One byte, and none that a file system's handle
+/// has.
 const TABLE_KIND: i32 = 0xe7;
 /// Longest way of directories that are not held, from one that is.
 const WAY_MAX: usize = 500;
@@ -19,8 +20,8 @@ const WAY_MAX: usize = 500;
 /// The table for a file system without handles; `None` for one that has them.
 ///
 /// # Errors
-/// `EOPNOTSUPP` when it has no times of birth either, without which a file is not told from another one in the place of its inode;
-/// those of the state directory.
+/// `EOPNOTSUPP` when it has no times of birth either, without which a file is not told from another
+/// one in the place of its inode; those of the state directory.
 pub(super) fn table_for(
     top: BorrowedFd<'_>,
     fs_id: &[u8; 16],
@@ -84,7 +85,8 @@ impl Inner {
         Ok((self.numbered(table, identity, dir, name)?, found.stx_mnt_id as i32))
     }
 
-    /// Handle of what a descriptor stands for, and where a client may find it; a table has none of what is nowhere.
+    /// Handle of what a descriptor stands for, and where a client may find it; a table has none of
+    /// what is nowhere.
     pub(super) fn handle_of(
         &self,
         fd: BorrowedFd<'_>,
@@ -164,7 +166,8 @@ impl Inner {
         Err(stale())
     }
 
-    /// Notes what an object is after it was changed. Nothing to do where the file system has handles.
+    /// Notes what an object is after it was changed. Nothing to do where the file system has
+    /// handles.
     pub(super) fn renew(&self, object: &Object) -> Result<()> {
         let Some(table) = self.table.as_ref().filter(|_| object.kind != FileKind::Directory) else {
             return Ok(());
@@ -175,7 +178,8 @@ impl Inner {
         }
     }
 
-    /// Whether the last name of an object is about to go. Only asked of a file system without handles.
+    /// Whether the last name of an object is about to go. Only asked of a file system without
+    /// handles.
     pub(super) fn is_last(&self, dir: &Object, name: &CStr) -> bool {
         let Some(_) = &self.table else { return false };
         let found = rustix::fs::statx(dir.path(), name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);

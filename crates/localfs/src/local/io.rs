@@ -23,9 +23,9 @@ const XATTR_MAX_BYTES: usize = 65536;
 pub(super) type FileAt = (Fh, Option<OpenId>);
 
 impl Inner {
-    /// The object of a call and a descriptor to read or write it. With an open, the open decides about the right; else
-    /// the caller's permissions, and the owner may always, as with NFS servers: whoever opened a file goes on using it by
-    /// handle when its permissions change.
+    /// The object of a call and a descriptor to read or write it. With an open, the open decides
+    /// about the right; else the caller's permissions, and the owner may always, as with NFS
+    /// servers: whoever opened a file goes on using it by handle when its permissions change.
     pub(super) fn io(
         &self,
         worker: &mut Worker,
@@ -243,9 +243,10 @@ impl Inner {
         Ok(copied as u64)
     }
 
-    /// See [`hither_vfs::Extra::clone_range`]. The source's bytes are all in the page cache, whether a journal holds them or not, and the
-    /// file system writes them before it shares their blocks. What the journal has of the target is void before: a replay
-    /// must not bring it back over the clone.
+    /// See [`hither_vfs::Extra::clone_range`]. The source's bytes are all in the page cache,
+    /// whether a journal holds them or not, and the file system writes them before it shares their
+    /// blocks. What the journal has of the target is void before: a replay must not bring it back
+    /// over the clone.
     pub(super) fn clone_range(
         &self,
         worker: &mut Worker,
@@ -268,7 +269,8 @@ impl Inner {
         self.sync(worker, &[&object])
     }
 
-    /// The object of an extended attribute, and its path: there is no call by descriptor for descriptors without rights.
+    /// The object of an extended attribute, and its path: there is no call by descriptor for
+    /// descriptors without rights.
     fn xattr_at(&self, worker: &mut Worker, fh: &Fh, name: Option<&[u8]>) -> Result<(Arc<Object>, String)> {
         if let Some(name) = name {
             check_xattr_name(name)?;

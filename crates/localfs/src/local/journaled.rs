@@ -1,27 +1,32 @@
-//! Stable writes through a journal: durable with one sequential write for many, and where they belong later.
+//! Stable writes through a journal: durable with one sequential write for many, and where they
+//! belong later.
 //!
-//! A stable write goes to the page cache, and a record with its bytes to the journal; it is answered when the record is durable. The
-//! kernel writes back what it finds worth it, merged and sorted; what is overwritten or removed before is never written. Where the
-//! file system keeps the order of changes, removals, moves, links and attributes have records, too (`names`), and so have new files
-//! and directories (`stock`). Everything else (other new objects, lengths, commits of unstable writes) is made stable at once, as
-//! without a journal.
+//! A stable write goes to the page cache, and a record with its bytes to the journal; it is
+//! answered when the record is durable. The kernel writes back what it finds worth it, merged and
+//! sorted; what is overwritten or removed before is never written. Where the file system keeps the
+//! order of changes, removals, moves, links and attributes have records, too (`names`), and so have
+//! new files and directories (`stock`). Everything else (other new objects, lengths, commits of
+//! unstable writes) is made stable at once, as without a journal.
 //!
-//! The order in which bytes and records are made agrees for each file (`Object::order`), so that applying the records since the last
-//! checkpoint again, in order, gives the bytes that were acknowledged. Two rules keep that from bringing old bytes back over new
-//! ones: when a file was synced otherwise, a record says so before that is acknowledged, and earlier records of it are void; and
-//! before its length or its holes are changed, a file with records is synced, and that is recorded, first. A write that was never
-//! answered may be there or not, as ever.
+//! The order in which bytes and records are made agrees for each file (`Object::order`), so that
+//! applying the records since the last checkpoint again, in order, gives the bytes that were
+//! acknowledged. Two rules keep that from bringing old bytes back over new ones: when a file was
+//! synced otherwise, a record says so before that is acknowledged, and earlier records of it are
+//! void; and before its length or its holes are changed, a file with records is synced, and that is
+//! recorded, first. A write that was never answered may be there or not, as ever.
 //!
-//! When the journal's device fails, the file system is synced as a whole, a mark in the state directory says that the
-//! journal's records are void, and stable writes are synced one by one from then on. Until both have been done nothing
-//! that needs it is acknowledged.
+//! When the journal's device fails, the file system is synced as a whole, a mark in the state
+//! directory says that the journal's records are void, and stable writes are synced one by one from
+//! then on. Until both have been done nothing that needs it is acknowledged.
 //!
-//! An error of the disk below is told once, to whoever asks first. So once anybody was told of one, nothing that the journal holds
-//! is given back or declared void, and reads of it are answered from the journal, until it was
-//! written again without an error (`readback`) or the next start applies it.
+//! An error of the disk below is told once, to whoever asks first. So once anybody was told of one,
+//! nothing that the journal holds is given back or declared void, and reads of it are answered from
+//! the journal, until it was written again without an error (`readback`) or the next start applies
+//! it.
 //!
-//! What is left: a local program that changes the same bytes or the length of a file within the seconds between a stable write and
-//! the next checkpoint finds the client's bytes there after a power cut or the server's violent end.
+//! What is left: a local program that changes the same bytes or the length of a file within the
+//! seconds between a stable write and the next checkpoint finds the client's bytes there after a
+//! power cut or the server's violent end.
 
 mod answered;
 pub(super) mod fresh;
@@ -96,8 +101,8 @@ pub(super) struct Journaled {
     names: Option<Arc<Names>>,
     /// `None`: what is new is synced.
     stock: Option<Stock>,
-    /// Changes of names and attributes that were made again at the start, those that could not be, and those of the former that were
-    /// of something new.
+    /// Changes of names and attributes that were made again at the start, those that could not be,
+    /// and those of the former that were of something new.
     #[cfg(test)]
     pub redone: (u64, u64, u64),
     settled: Arc<AtomicU64>,
@@ -193,7 +198,8 @@ impl Journaled {
         if !ours && !found.is_empty().map_err(fail)? {
             return Err(fail(io::Error::new(ErrorKind::InvalidData, OF_ANOTHER)));
         }
-        // An empty journal of another begins anew: what that remembers of it must not be taken for ours.
+        // An empty journal of another begins anew: what that remembers of it must not be taken for
+        // ours.
         let found = if void || !ours { fresh().map_err(fail)? } else { found };
         let epoch = found.epoch();
         let parent = journal.path.parent().map(Path::to_path_buf);
@@ -220,7 +226,8 @@ impl Journaled {
                 }
                 let done = touched.settle(names.is_some());
                 let done = done.and_then(|()| names.as_ref().map_or(Ok(()), |names| names.settle()));
-                // Told here, it is not told to whoever makes everything stable when the journal fails.
+                // Told here, it is not told to whoever makes everything stable when the journal
+                // fails.
                 done.inspect_err(|_| touched.note_failure())?;
                 touched.sound()?;
                 calls.keep(upto)
@@ -347,7 +354,8 @@ impl Journaled {
 
     /// Makes everything stable where it belongs.
     fn sync_all(&self) -> Result<()> {
-        // By a descriptor that is also the checkpoint's: an error that is told here has to be noted.
+        // By a descriptor that is also the checkpoint's: an error that is told here has to be
+        // noted.
         sys::syncfs(self.touched.whole.as_fd()).inspect_err(|_| self.disk_failed())?;
         self.touched.sound().map_err(|_| {
             Error::because(
@@ -357,8 +365,8 @@ impl Journaled {
         })
     }
 
-    /// Does without the journal from now on: what was promised is made stable where it belongs first. `false`: that was
-    /// done before.
+    /// Does without the journal from now on: what was promised is made stable where it belongs
+    /// first. `false`: that was done before.
     fn abandon(&self) -> Result<bool> {
         let mut mode = self.mode.lock();
         if *mode == Mode::PassThrough {
@@ -386,8 +394,8 @@ impl Inner {
         journal.is_some_and(|j| len > 0 && j.is_on() && len as u64 + RECORD_HEAD_MAX <= j.record_max)
     }
 
-    /// A stable write through the journal: it is applied, and `then` is told when that is durable, or why it was not done.
-    /// `Ok((_, false))`: it was done, and the journal failed.
+    /// A stable write through the journal: it is applied, and `then` is told when that is durable,
+    /// or why it was not done. `Ok((_, false))`: it was done, and the journal failed.
     pub(super) fn journaled_write(
         &self,
         worker: &mut Worker,
@@ -424,8 +432,8 @@ impl Inner {
             Err(e) => return then(Err(e)),
         };
         if set_id || !modes.is_some_and(|modes| object.modes.still(modes)) {
-            // A write takes set-id bits away, and a record of its bytes, applied by the superuser, would not: it would leave them to
-            // bytes that they were never meant for.
+            // A write takes set-id bits away, and a record of its bytes, applied by the superuser,
+            // would not: it would leave them to bytes that they were never meant for.
             drop(order);
             return match self.sync_one(worker, &object) {
                 Ok(()) => {
@@ -506,7 +514,8 @@ impl Inner {
         journal.holds(object).then(|| object.journaled.load(Ordering::SeqCst))
     }
 
-    /// Says that the records of a file are void, because it was synced; returns when that is durable.
+    /// Says that the records of a file are void, because it was synced; returns when that is
+    /// durable.
     pub(super) fn void_records(&self, worker: &mut Worker, object: &Object, upto: u64) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
         // The sync that this is about may have gone well because another one was told what failed.
@@ -524,7 +533,8 @@ impl Inner {
         self.without_journal(worker)
     }
 
-    /// Before the length or holes of a file change: nothing in the journal would be applied to it after that. With `order` held.
+    /// Before the length or holes of a file change: nothing in the journal would be applied to it
+    /// after that. With `order` held.
     pub(super) fn quiesce(&self, worker: &mut Worker, object: &Object) -> Result<()> {
         match self.records_of(object) {
             Some(upto) => self.sync_with(worker, object, Some(upto)),
@@ -620,8 +630,8 @@ pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
     Ok(out)
 }
 
-/// Applies all records that are not void. Returns what changes of names go on with, where they have records, and how
-/// many were made again and could not be.
+/// Applies all records that are not void. Returns what changes of names go on with, where they have
+/// records, and how many were made again and could not be.
 fn apply_all(
     found: &Found,
     sealer: &Sealer,
@@ -701,8 +711,8 @@ fn remove(dir: &Path, name: &str) -> io::Result<()> {
 const OF_ANOTHER: &str = "it holds writes that a server with another state directory acknowledged: start that server once more \
      (--state-dir) and end it in an orderly way, or give them up (--journal-discard)";
 
-/// Fails when a journal other than `now` was in use and not closed: what it holds was acknowledged and may be nowhere else, and
-/// applied later it would overwrite what was written meanwhile.
+/// Fails when a journal other than `now` was in use and not closed: what it holds was acknowledged
+/// and may be nowhere else, and applied later it would overwrite what was written meanwhile.
 pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Result<()> {
     let Some(dir) = state_dir else { return Ok(()) };
     let was = match std::fs::read(dir.join(IN_USE_FILE)) {
@@ -723,7 +733,8 @@ pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Resu
     ))
 }
 
-/// Whether a journal was begun with this state directory, which knows its epoch; one of an earlier version knows its path.
+/// Whether a journal was begun with this state directory, which knows its epoch; one of an earlier
+/// version knows its path.
 fn is_ours(state_dir: Option<&Path>, journal: &JournalOptions, found: &Found) -> io::Result<bool> {
     let Some(dir) = state_dir else { return Ok(true) };
     if let Some(ours) = marked(state_dir, OURS_FILE)? {

@@ -1,15 +1,18 @@
-//! What is known of a directory as long as it does not change: handles of names, a listing that fits into one answer, and who may
-//! search and read it.
+//! What is known of a directory as long as it does not change: handles of names, a listing that
+//! fits into one answer, and who may search and read it.
 //!
-//! All of it is kept by the directory's `change` and asked of the kernel again when that is another one. A `change` that is a time of
-//! the kernel's is never given to two states of a directory where times are fine (`attr`), so names mean the same objects and the
-//! kernel would decide the same about a caller while it is the same: adding, removing and renaming entries change it, and so do changes of owner,
-//! permissions and access control lists. Attributes of objects are never kept.
+//! All of it is kept by the directory's `change` and asked of the kernel again when that is another
+//! one. A `change` that is a time of the kernel's is never given to two states of a directory where
+//! times are fine (`attr`), so names mean the same objects and the kernel would decide the same
+//! about a caller while it is the same: adding, removing and renaming entries change it, and so do
+//! changes of owner, permissions and access control lists. Attributes of objects are never kept.
 //!
-//! The kernel sets the time within a change, under the directory's lock, and the names that it has in memory after that, under the same lock. So what is
-//! found by name right behind the time may still be what was there before. Reading the directory takes the lock: what is found after that
-//! is what belongs to the time, or something newer, and then the time is another one by then. That is done at the second question about the same
-//! state, so that directories which change all the time cost nothing more.
+//! The kernel sets the time within a change, under the directory's lock, and the names that it has
+//! in memory after that, under the same lock. So what is found by name right behind the time may
+//! still be what was there before. Reading the directory takes the lock: what is found after that
+//! is what belongs to the time, or something newer, and then the time is another one by then. That
+//! is done at the second question about the same state, so that directories which change all the
+//! time cost nothing more.
 
 use super::Inner;
 use super::attr::is_lasting;
@@ -175,14 +178,16 @@ impl Object {
 }
 
 impl Inner {
-    /// Whether names of directories can be known: the times must be fine, and the handles the kernel's; and where mounts of others lie in
-    /// the tree, names change without their directories.
+    /// Whether names of directories can be known: the times must be fine, and the handles the
+    /// kernel's; and where mounts of others lie in the tree, names change without their
+    /// directories.
     fn knows_names(&self) -> bool {
         self.attributer.multigrain && self.table.is_none() && self.mount.is_none()
     }
 
-    /// What is known of a directory whose `change` was just this; from the second time on that it is asked for, what is found
-    /// from now on can be noted there. With `at_once` the first time does.
+    /// What is known of a directory whose `change` was just this; from the second time on that it
+    /// is asked for, what is found from now on can be noted there. With `at_once` the first time
+    /// does.
     pub(super) fn known(
         &self,
         worker: &mut Worker,
@@ -216,7 +221,8 @@ impl Inner {
         Some(known)
     }
 
-    /// Waits until changes of a directory's entries and rights that are going on have ended, by taking the kernel's lock.
+    /// Waits until changes of a directory's entries and rights that are going on have ended, by
+    /// taking the kernel's lock.
     fn wait_for_changes(&self, worker: &mut Worker, dir: &Object) -> Option<()> {
         // Their names change when somebody brings the key.
         if dir.stat().ok()?.stx_attributes.contains(StatxAttributes::ENCRYPTED) {

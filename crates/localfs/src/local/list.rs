@@ -1,7 +1,8 @@
 //! Listings.
 //!
-//! A cookie is the kernel's own position in the directory (`d_off` of getdents64(2)), which file systems keep stable while
-//! others come and go. The values 0, 1 and 2, which NFS reserves (RFC 8881 section 18.23.3), are shown as others.
+//! A cookie is the kernel's own position in the directory (`d_off` of getdents64(2)), which file
+//! systems keep stable while others come and go. The values 0, 1 and 2, which NFS reserves (RFC
+//! 8881 section 18.23.3), are shown as others.
 
 use super::Inner;
 use super::attr::file_kind;
@@ -21,7 +22,8 @@ const NODE_ENTRY_BYTES: usize = 160;
 const BUF_MAX_BYTES: usize = 64 << 10;
 /// Fewest: the longest entry fits.
 const BUF_MIN_BYTES: usize = 1 << 10;
-/// Stands in for the cookies 0, 1 and 2; no file system counts so far, hashes are below or at the very top.
+/// Stands in for the cookies 0, 1 and 2; no file system counts so far, hashes are below or at the
+/// very top.
 const RESERVED: u64 = 0x7fff_fff0_0000_0000;
 
 fn cookie_of(d_off: u64) -> u64 {

@@ -1,6 +1,7 @@
 //! Byte-range locks: a table in memory, per file, and in each file per owner.
 //!
-//! Local programs do not see them, and they end with the process: a server has its clients reclaim them.
+//! Local programs do not see them, and they end with the process: a server has its clients reclaim
+//! them.
 
 use hither_vfs::{Cx, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, Result};
 use parking_lot::Mutex;
@@ -123,7 +124,8 @@ impl Held {
     fn conflict(&self, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict> {
         let others = self.owners.iter().filter(|(o, _)| **o != owner);
         for (_, ranges) in others {
-            // The last that starts before the range's end, and those before it: disjoint, so ends descend as well.
+            // The last that starts before the range's end, and those before it: disjoint, so ends
+            // descend as well.
             for (&start, &(end, held)) in ranges.range(..range.end_bytes).rev() {
                 if end <= range.start_bytes {
                     break;
@@ -157,7 +159,8 @@ impl Held {
         ranges.insert(start, (end, kind));
     }
 
-    /// Gives up what `owner` holds in `range`, splitting locks at its edges. Returns whether there was any.
+    /// Gives up what `owner` holds in `range`, splitting locks at its edges. Returns whether there
+    /// was any.
     fn release(&mut self, owner: LockOwner, range: FileRange) -> bool {
         let Some(ranges) = self.owners.get_mut(&owner) else { return false };
         let touched: Vec<(u64, (u64, LockKind))> = ranges

@@ -1,6 +1,7 @@
 //! Names: finding, making, linking, removing, renaming.
 //!
-//! A name is looked up alone, below the descriptor of its directory, and not followed: there is no path that could lead out.
+//! A name is looked up alone, below the descriptor of its directory, and not followed: there is no
+//! path that could lead out.
 
 use super::journaled::names::{Change, Done};
 use super::known::SEARCH;
@@ -316,7 +317,8 @@ impl Inner {
         {
             let _changing = dir.changes.begin();
             let from = object.proc_name();
-            // Followed: from the entry in /proc to the object, and not further should that be a symbolic link.
+            // Followed: from the entry in /proc to the object, and not further should that be a
+            // symbolic link.
             let link = || {
                 rustix::fs::linkat(
                     self.proc_fd.as_fd(),
@@ -342,7 +344,8 @@ impl Inner {
         self.sealer.seal(&handle)
     }
 
-    /// An open object whose name goes gets its descriptor first: the kernel opens none without a name by its handle.
+    /// An open object whose name goes gets its descriptor first: the kernel opens none without a
+    /// name by its handle.
     fn hold_open(&self, worker: &mut Worker, fh: Option<&Fh>) -> Result<Option<Arc<Object>>> {
         let Some(fh) = fh.filter(|fh| self.objects.is_to_be_held(fh)) else { return Ok(None) };
         match self.resolve(worker, fh) {
@@ -517,8 +520,8 @@ fn stat_of(fd: &rustix::fd::OwnedFd) -> Result<rustix::fs::Statx> {
     stat(fd.as_fd())
 }
 
-/// Whether a handle is of a form that contains the inode number (FILEID_INO32_GEN of ext4, the 64-bit form of xfs), and
-/// contains this one.
+/// Whether a handle is of a form that contains the inode number (FILEID_INO32_GEN of ext4, the
+/// 64-bit form of xfs), and contains this one.
 fn says_ino(handle: &sys::KernelHandle, ino: u64) -> bool {
     match (handle.kind(), handle.bytes()) {
         (1, [a, b, c, d, ..]) => u64::from(u32::from_ne_bytes([*a, *b, *c, *d])) == ino,

@@ -1,9 +1,10 @@
-//! What is made under a name by one record of the journal: something durable that is in stock gets its owner, permissions, times, and the
-//! name.
+//! What is made under a name by one record of the journal: something durable that is in stock gets
+//! its owner, permissions, times, and the name.
 //!
-//! That is for regular files and directories where a directory hands nothing down to them. All others (symbolic links, devices, what
-//! inherits an ACL, a group, flags or a project), and all when there is nothing in stock, are made and synced by `names` and `open`;
-//! so is what fails here, for the answer to be the kernel's.
+//! That is for regular files and directories where a directory hands nothing down to them. All
+//! others (symbolic links, devices, what inherits an ACL, a group, flags or a project), and all
+//! when there is nothing in stock, are made and synced by `names` and `open`; so is what fails
+//! here, for the answer to be the kernel's.
 
 use super::Inner;
 use super::journaled::names::{Became, Change, Done};
@@ -130,7 +131,8 @@ impl Inner {
         }
     }
 
-    /// Whether the caller may make the name and what he makes inherits nothing: nothing is taken from stock in vain.
+    /// Whether the caller may make the name and what he makes inherits nothing: nothing is taken
+    /// from stock in vain.
     fn would_be_made(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Result<bool> {
         let name = c_name(name)?;
         let may = worker.caller(|| {

@@ -1,15 +1,17 @@
 //! Objects of the directory that are known: a descriptor each, kept as long as there is room.
 //!
-//! An object is found by its filehandle and holds an `O_PATH` descriptor, which pins the inode: the number is not used again
-//! while we have it. Regular files get descriptors for reading and writing as well, opened by the superuser when first needed
-//! and shared by all; who may use them is decided with each open and call. When descriptors are scarce (`descriptors`) they are opened
-//! for each use. Attributes and contents are asked of the kernel each time, so that what others do to the directory is seen at once; what is
-//! remembered of names is in `known`.
+//! An object is found by its filehandle and holds an `O_PATH` descriptor, which pins the inode: the
+//! number is not used again while we have it. Regular files get descriptors for reading and writing
+//! as well, opened by the superuser when first needed and shared by all; who may use them is
+//! decided with each open and call. When descriptors are scarce (`descriptors`) they are opened for
+//! each use. Attributes and contents are asked of the kernel each time, so that what others do to
+//! the directory is seen at once; what is remembered of names is in `known`.
 //!
-//! The objects that were not used for the longest time go (CLOCK). Open objects go only when descriptors are scarce: the table
-//! keeps the number of their opens, and the next call opens them by their handle. Open objects without a name stay until their last
-//! close, because the kernel opens no handle of theirs. Files with unsynced or journaled writes stay until they are synced: an error
-//! of the disk is reported only to those who had the file open when it happened.
+//! The objects that were not used for the longest time go (CLOCK). Open objects go only when
+//! descriptors are scarce: the table keeps the number of their opens, and the next call opens them
+//! by their handle. Open objects without a name stay until their last close, because the kernel
+//! opens no handle of theirs. Files with unsynced or journaled writes stay until they are synced:
+//! an error of the disk is reported only to those who had the file open when it happened.
 
 use super::descriptors::{Counted, Descriptors};
 use super::known::Known;
@@ -46,7 +48,8 @@ pub(super) struct Object {
     io: Mutex<Io>,
     /// Opens that were not closed. Changed under the lock of the table's shard.
     opens: AtomicU32,
-    /// Changes begun and ended through us: attributes that were taken while one was going on may be older than the data.
+    /// Changes begun and ended through us: attributes that were taken while one was going on may be
+    /// older than the data.
     pub changes: Changes,
     /// Changes of the owner or the permissions among them.
     pub modes: Changes,
@@ -128,7 +131,8 @@ impl Object {
         self.path.as_fd()
     }
 
-    /// A descriptor to read (or also to write) with, opened as whoever asks; `proc_fd` is /proc/self/fd.
+    /// A descriptor to read (or also to write) with, opened as whoever asks; `proc_fd` is
+    /// /proc/self/fd.
     pub fn reopen(&self, proc_fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
         let name = self.path.as_raw_fd().to_string();
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -224,7 +228,8 @@ impl Object {
         sys::access(self.path.as_fd(), bits)
     }
 
-    /// Whether this open object can do without a descriptor for a while. One that is watched alone cannot, nor one without a name.
+    /// Whether this open object can do without a descriptor for a while. One that is watched alone
+    /// cannot, nor one without a name.
     fn can_be_reopened(&self) -> bool {
         let watched = self.alone.load(Ordering::SeqCst);
         self.kind == FileKind::Regular && !watched && self.stat().is_ok_and(|stat| stat.stx_nlink > 0)
@@ -233,7 +238,8 @@ impl Object {
     /// Closes the descriptors for reading and writing. False when somebody is at work with one.
     pub fn close_io(&self) -> bool {
         let mut io = self.io.lock();
-        // Looked at with the lock: who writes has the descriptor before he says that it is unsynced.
+        // Looked at with the lock: who writes has the descriptor before he says that it is
+        // unsynced.
         let at_work = |fd: &Option<Arc<Counted>>| fd.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1);
         if at_work(&io.read) || at_work(&io.write) || self.unsynced.load(Ordering::SeqCst) {
             return false;
@@ -242,7 +248,8 @@ impl Object {
         true
     }
 
-    /// Closes the descriptor for writing; false when somebody is at work with it, or there are writes that were not synced.
+    /// Closes the descriptor for writing; false when somebody is at work with it, or there are
+    /// writes that were not synced.
     pub fn stop_writing(&self) -> bool {
         if self.unsynced.load(Ordering::SeqCst) {
             return false;
@@ -255,8 +262,8 @@ impl Object {
         true
     }
 
-    /// Closes the descriptor for reading: from then on there is the one for writing, while there is one. False when somebody is
-    /// at work with it.
+    /// Closes the descriptor for reading: from then on there is the one for writing, while there is
+    /// one. False when somebody is at work with it.
     pub fn stop_reading(&self) -> bool {
         let mut io = self.io.lock();
         if io.read.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1) || io.write.is_none() {
@@ -266,8 +273,8 @@ impl Object {
         true
     }
 
-    /// Closes descriptors for reading and writing that nobody used since the last call: a file open for writing
-    /// cannot be executed. Those of open files only when they are scarce.
+    /// Closes descriptors for reading and writing that nobody used since the last call: a file open
+    /// for writing cannot be executed. Those of open files only when they are scarce.
     fn rest(&self) {
         if self.unsynced.load(Ordering::SeqCst) {
             return;
@@ -284,8 +291,9 @@ impl Object {
         }
     }
 
-    /// Closes descriptors for reading and writing that nobody is at work with. Not of who has written what was not synced, and is to
-    /// be told of errors of the disk; what has records is synced by the journal, and by descriptors of its own.
+    /// Closes descriptors for reading and writing that nobody is at work with. Not of who has
+    /// written what was not synced, and is to be told of errors of the disk; what has records is
+    /// synced by the journal, and by descriptors of its own.
     pub fn close_idle(&self) {
         if !self.alone.load(Ordering::SeqCst) {
             self.close_io();
@@ -299,7 +307,8 @@ pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx> {
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, want).map_err(os)
 }
 
-/// Filehandles are scattered already: they end in an authenticator that nobody can choose (`handle`), and others are never in a table.
+/// Filehandles are scattered already: they end in an authenticator that nobody can choose
+/// (`handle`), and others are never in a table.
 type Scatter = BuildHasherDefault<LastBytes>;
 
 #[derive(Default)]
@@ -326,7 +335,8 @@ pub(super) struct Objects {
     /// The last record of the journal that is where it belongs.
     settled: Arc<AtomicU64>,
     descriptors: Arc<Descriptors>,
-    /// Whether this process can open an object with a name by its handle alone, wherever it was moved.
+    /// Whether this process can open an object with a name by its handle alone, wherever it was
+    /// moved.
     reopens: bool,
 }
 
@@ -403,7 +413,8 @@ impl Objects {
         Some(object)
     }
 
-    /// The object behind a descriptor whose filehandle is known; when there is one already, that one.
+    /// The object behind a descriptor whose filehandle is known; when there is one already, that
+    /// one.
     pub fn add(&self, fh: Fh, fd: OwnedFd, stat: &Statx) -> Result<Arc<Object>> {
         let kind = super::attr::kind(stat)?;
         let mut dropped = Vec::new();
@@ -487,7 +498,8 @@ impl Objects {
         }
     }
 
-    /// Whether removing a name may take an object from its opens unless its descriptor is held meanwhile.
+    /// Whether removing a name may take an object from its opens unless its descriptor is held
+    /// meanwhile.
     pub fn is_to_be_held(&self, fh: &Fh) -> bool {
         if self.gives_back() {
             return true;
@@ -525,8 +537,8 @@ impl Objects {
         self.shards.iter().map(|s| s.lock().known.len()).sum()
     }
 
-    /// Looks at some of the objects: closes what was not used, forgets what has no names. Returns files whose writes are
-    /// to be synced.
+    /// Looks at some of the objects: closes what was not used, forgets what has no names. Returns
+    /// files whose writes are to be synced.
     pub fn tidy(&self, each_max: usize) -> Vec<Arc<Object>> {
         let mut unsynced = Vec::new();
         let each_max = if self.are_scarce() { each_max * SCARCE_TIMES } else { each_max };
@@ -559,7 +571,8 @@ impl Shard {
         Some(object)
     }
 
-    /// Takes out an object that is not in use; with `open_ones`, also an open one that can be opened by its handle.
+    /// Takes out an object that is not in use; with `open_ones`, also an open one that can be
+    /// opened by its handle.
     fn evict(&mut self, settled: u64, open_ones: bool) -> Option<Arc<Object>> {
         for _ in 0..TRIES {
             if self.ring.is_empty() {

@@ -1,7 +1,9 @@
-//! Bytes that nobody copies: pages of a file in memory are moved into a pipe, and from there to whoever takes them.
+//! Bytes that nobody copies: pages of a file in memory are moved into a pipe, and from there to
+//! whoever takes them.
 //!
-//! They are the pages of the file and no copies, so what is written to it before they are taken may be seen in them, as in what a
-//! read finds that goes on at the same time. They are counted before anything is promised of them, and stay in the pipe when the file is cut.
+//! They are the pages of the file and no copies, so what is written to it before they are taken may
+//! be seen in them, as in what a read finds that goes on at the same time. They are counted before
+//! anything is promised of them, and stay in the pipe when the file is cut.
 
 use super::io::FileAt;
 use super::object::Object;
@@ -15,7 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Fewer are copied.
 const LEAST_BYTES: u64 = 16 << 10;
-/// Room of a pipe: what the kernel allows everybody (`/proc/sys/fs/pipe-max-size`), a page in each place.
+/// Room of a pipe: what the kernel allows everybody (`/proc/sys/fs/pipe-max-size`), a page in each
+/// place.
 const PIPE_BYTES: usize = 1 << 20;
 const PAGE_BYTES: u64 = 4096;
 /// Pipes that are kept for later, and that are on their way. Beyond that bytes are copied.
@@ -138,7 +141,8 @@ impl Inner {
         Some(ReadPiped { data: Box::new(pages), eof })
     }
 
-    /// The file of a call, when it is settled that the caller may read it: by an open, or because it is his own.
+    /// The file of a call, when it is settled that the caller may read it: by an open, or because
+    /// it is his own.
     pub(super) fn readable_now(&self, cred: &Cred, (fh, open): &FileAt) -> Option<Arc<Object>> {
         if let Some(open) = open {
             self.check_open(fh, *open, OpenAccess::READ).ok()?;

@@ -1,10 +1,11 @@
 //! Threads that wait for the disk in the caller's place and with the caller's identity.
 //!
-//! A thread of the pool has no capabilities but those that file systems ask for, and no umask. What it does for a caller happens
-//! within [`Worker::caller`], with his file-system uid, gid and groups, and without capabilities unless he is the superuser, as
-//! the kernel arranges for a file-system uid other than 0; what needs the superuser (opening by handle) within
-//! [`Worker::root`]. The identity is changed only when it differs from the one the thread has. A job that was begun is run to its
-//! end although nobody waits for it any more.
+//! A thread of the pool has no capabilities but those that file systems ask for, and no umask. What
+//! it does for a caller happens within [`Worker::caller`], with his file-system uid, gid and
+//! groups, and without capabilities unless he is the superuser, as the kernel arranges for a
+//! file-system uid other than 0; what needs the superuser (opening by handle) within
+//! [`Worker::root`]. The identity is changed only when it differs from the one the thread has. A
+//! job that was begun is run to its end although nobody waits for it any more.
 
 use super::object::os;
 use super::sys;
@@ -80,7 +81,8 @@ impl Drop for Alive<'_> {
 }
 
 impl Pool {
-    /// At most `threads_max` threads and `queue_max` jobs. Without `many_identities` everything happens as this process.
+    /// At most `threads_max` threads and `queue_max` jobs. Without `many_identities` everything
+    /// happens as this process.
     pub fn new(threads_max: usize, queue_max: usize, many_identities: bool, journal: Weak<Log>) -> Self {
         let shared = Shared {
             state: Mutex::default(),
@@ -98,7 +100,8 @@ impl Pool {
         self.shared.alive.clone()
     }
 
-    /// Runs `job` on a thread for `cred` and returns its answer. Waits while there are too many jobs.
+    /// Runs `job` on a thread for `cred` and returns its answer. Waits while there are too many
+    /// jobs.
     pub async fn run<T: Send + 'static>(
         &self,
         cred: Arc<Cred>,
@@ -216,7 +219,8 @@ pub(super) struct Worker {
     /// The name of the call whose change is made.
     pub call: Option<Bytes>,
     nobody: Arc<Cred>,
-    /// What the thread's file-system uid is; gid and groups are those of `whose`. `None`: not known.
+    /// What the thread's file-system uid is; gid and groups are those of `whose`. `None`: not
+    /// known.
     uid: Option<u32>,
     whose: Option<Arc<Cred>>,
     many_identities: bool,

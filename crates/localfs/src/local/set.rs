@@ -48,7 +48,8 @@ impl Inner {
         Ok(Done { result, object: Some(fh.clone()), touched: smallvec![object], change: Some(change) })
     }
 
-    /// Who may change the length; and who changes other things with it, so that it is not done by halves.
+    /// Who may change the length; and who changes other things with it, so that it is not done by
+    /// halves.
     fn check_size(&self, worker: &mut Worker, object: &Object, set: &SetAttr, may_write: bool) -> Result<()> {
         object.need_regular()?;
         let cred = worker.cred().clone();
@@ -64,7 +65,8 @@ impl Inner {
         self.check_ids(&cred, set)
     }
 
-    /// Whether attributes of a new object can be set by its maker: checked before, so that nothing is left half made.
+    /// Whether attributes of a new object can be set by its maker: checked before, so that nothing
+    /// is left half made.
     pub(super) fn check_new(&self, cred: &Cred, set: &SetAttr) -> Result<()> {
         if set.uid.is_some_and(|uid| uid != cred.uid && cred.uid != 0) {
             return Err(Error::new(libc::EPERM));
@@ -80,7 +82,8 @@ impl Inner {
         if set.gid.is_some_and(foreign) { Err(Error::new(libc::EPERM)) } else { Ok(()) }
     }
 
-    /// Sets attributes as the caller; the length without asking. Returns whether anything was to be set.
+    /// Sets attributes as the caller; the length without asking. Returns whether anything was to be
+    /// set.
     pub(super) fn apply(&self, worker: &mut Worker, object: &Arc<Object>, set: &SetAttr) -> Result<bool> {
         if *set == SetAttr::default() {
             return Ok(false);

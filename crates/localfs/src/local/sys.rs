@@ -1,5 +1,5 @@
-//! The system calls that no safe wrapper has: handles of the kernel, a thread's file-system identity, rights by descriptor,
-//! private mounts, leases of files, notes of changes.
+//! The system calls that no safe wrapper has: handles of the kernel, a thread's file-system
+//! identity, rights by descriptor, private mounts, leases of files, notes of changes.
 //!
 //! Thin: each function is one call, its errors are the kernel's errnos.
 
@@ -53,13 +53,14 @@ fn owned(ret: libc::c_long) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Handle of `name` in `dir` without following a symbolic link (of `dir` itself for an empty name), and the number of its mount.
+/// Handle of `name` in `dir` without following a symbolic link (of `dir` itself for an empty name),
+/// and the number of its mount.
 pub(super) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<(KernelHandle, i32)> {
     let mut handle = KernelHandle { len: HANDLE_MAX_BYTES as u32, kind: 0, raw: [0; HANDLE_MAX_BYTES] };
     let mut mount = 0;
     let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
-    // SAFETY: `handle` is laid out as the kernel's file_handle with room for `len` bytes, `name` ends in NUL, and all live
-    // through the call.
+    // SAFETY: `handle` is laid out as the kernel's file_handle with room for `len` bytes, `name`
+    // ends in NUL, and all live through the call.
     let ret = unsafe {
         libc::name_to_handle_at(
             dir.as_raw_fd(),
@@ -76,21 +77,23 @@ pub(super) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<(Kernel
 /// Opens the object behind a handle in the file system that `mount` is in.
 pub(super) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle, flags: i32) -> Result<OwnedFd> {
     let mut handle = *handle;
-    // SAFETY: `handle` is laid out as the kernel's file_handle, `len` of its bytes are there, and it lives through the call.
+    // SAFETY: `handle` is laid out as the kernel's file_handle, `len` of its bytes are there, and
+    // it lives through the call.
     let ret = unsafe {
         libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags | libc::O_CLOEXEC)
     };
     owned(ret.into())
 }
 
-/// Makes `uid` this thread's file-system user. The kernel takes the file-system capabilities away with user 0 and gives them
-/// back with it (capabilities(7)).
+/// Makes `uid` this thread's file-system user. The kernel takes the file-system capabilities away
+/// with user 0 and gives them back with it (capabilities(7)).
 pub(super) fn set_fs_uid(uid: u32) -> Result<()> {
     // The number that means "no change" to the kernel is nobody's.
     if uid == u32::MAX {
         return Err(Error::new(libc::EACCES));
     }
-    // SAFETY: changes nothing but this thread's credentials. The second call tells whether the first one worked.
+    // SAFETY: changes nothing but this thread's credentials. The second call tells whether the
+    // first one worked.
     let now = unsafe {
         libc::setfsuid(uid);
         libc::setfsuid(u32::MAX)
@@ -125,7 +128,8 @@ pub(super) fn set_groups(groups: &[u32]) -> Result<()> {
 
 /// Gives this thread a umask of its own: none.
 pub(super) fn own_umask() -> Result<()> {
-    // SAFETY: the thread's working directory and umask become its own; nothing in this process relies on their being shared.
+    // SAFETY: the thread's working directory and umask become its own; nothing in this process
+    // relies on their being shared.
     done(unsafe { libc::unshare(libc::CLONE_FS) }.into())?;
     rustix::process::umask(rustix::fs::Mode::empty());
     Ok(())
@@ -150,7 +154,8 @@ pub(super) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
     done(ret).map(drop)
 }
 
-/// A second, private mount of the tree at `dir`, without the mounts below it, on which devices and set-id bits mean nothing.
+/// A second, private mount of the tree at `dir`, without the mounts below it, on which devices and
+/// set-id bits mean nothing.
 pub(super) fn private_mount(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
     const OPEN_TREE_CLONE: libc::c_int = 1;
     let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC | libc::AT_EMPTY_PATH;
@@ -184,7 +189,8 @@ pub(super) fn fs_uuid(fd: BorrowedFd<'_>) -> Option<[u8; 16]> {
     (ret == 0 && out.first() == Some(&16) && uuid != [0; 16]).then_some(uuid)
 }
 
-/// Makes a range of `target` share the blocks of `source`, all or nothing; 0 bytes are those to the end of `source` (ioctl_ficlonerange(2)).
+/// Makes a range of `target` share the blocks of `source`, all or nothing; 0 bytes are those to the
+/// end of `source` (ioctl_ficlonerange(2)).
 pub(super) fn clone_range(
     (source, from): (BorrowedFd<'_>, u64),
     (target, to): (BorrowedFd<'_>, u64),
@@ -220,7 +226,8 @@ pub(super) fn read(fd: BorrowedFd<'_>, buf: &mut Vec<u8>, at: u64, len: usize, n
     Ok(got)
 }
 
-/// Whether all pages of a range of a file are in memory (cachestat(2), Linux 6.5); no when that cannot be told.
+/// Whether all pages of a range of a file are in memory (cachestat(2), Linux 6.5); no when that
+/// cannot be told.
 pub(super) fn is_cached(fd: BorrowedFd<'_>, at: u64, len: u64) -> bool {
     const CACHESTAT: libc::c_long = 451;
     const PAGE_BYTES: u64 = 4096;
@@ -232,8 +239,8 @@ pub(super) fn is_cached(fd: BorrowedFd<'_>, at: u64, len: u64) -> bool {
     ret == 0 && told[0] >= (at % PAGE_BYTES + len).div_ceil(PAGE_BYTES)
 }
 
-/// Writes all of `data` at `at`; with `sync`, it and all metadata are on stable storage then. Fewer bytes when the
-/// disk fills up in the middle.
+/// Writes all of `data` at `at`; with `sync`, it and all metadata are on stable storage then. Fewer
+/// bytes when the disk fills up in the middle.
 pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Result<u64> {
     let flags = if sync { libc::RWF_SYNC } else { 0 };
     let mut slices: Vec<IoSlice<'_>> = data.parts().iter().map(|p| IoSlice::new(p)).collect();
@@ -268,7 +275,8 @@ fn broken_lease() -> libc::c_int {
 /// Blocks the signals of leases in this thread; a descriptor to read them from.
 pub(super) fn lease_signals() -> Result<OwnedFd> {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is made by sigemptyset before it is used, and lives through the calls; only this thread's mask changes.
+    // SAFETY: the set is made by sigemptyset before it is used, and lives through the calls; only
+    // this thread's mask changes.
     let fd = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), broken_lease());
@@ -281,8 +289,8 @@ pub(super) fn lease_signals() -> Result<OwnedFd> {
     owned(fd.into())
 }
 
-/// Takes a lease for reading; `thread` gets a signal when somebody wants to write. `alone`: one for writing; also when somebody
-/// wants to read.
+/// Takes a lease for reading; `thread` gets a signal when somebody wants to write. `alone`: one for
+/// writing; also when somebody wants to read.
 pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t, alone: bool) -> Result<()> {
     const F_SETSIG: libc::c_int = 10;
     const F_SETOWN_EX: libc::c_int = 15;
@@ -290,7 +298,8 @@ pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t, alone: bool) -
     // struct f_owner_ex: type and number.
     let owner: [libc::c_int; 2] = [F_OWNER_TID, thread];
     let (fd, kind) = (fd.as_raw_fd(), if alone { libc::F_WRLCK } else { libc::F_RDLCK });
-    // SAFETY: `owner` is laid out as struct f_owner_ex and lives through the call; the other arguments are numbers.
+    // SAFETY: `owner` is laid out as struct f_owner_ex and lives through the call; the other
+    // arguments are numbers.
     let done = unsafe {
         libc::fcntl(fd, F_SETOWN_EX, owner.as_ptr()) == 0
             && libc::fcntl(fd, F_SETSIG, broken_lease()) == 0
@@ -305,7 +314,8 @@ pub(super) fn give_up_lease(fd: BorrowedFd<'_>) {
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
 }
 
-/// A queue of notes of what is changed and by which thread, which takes marks without a limit of their number.
+/// A queue of notes of what is changed and by which thread, which takes marks without a limit of
+/// their number.
 pub(super) fn fanotify() -> Result<OwnedFd> {
     let flags = libc::FAN_CLASS_NOTIF
         | libc::FAN_REPORT_FID
@@ -328,7 +338,8 @@ pub(super) fn fanotify_mark(queue: BorrowedFd<'_>, of: BorrowedFd<'_>, what: u64
     done(ret.into()).map(drop)
 }
 
-/// What notes of fanotify name a file by: its file system's identity, and length, type and bytes of its handle.
+/// What notes of fanotify name a file by: its file system's identity, and length, type and bytes of
+/// its handle.
 pub(super) fn file_key(of: BorrowedFd<'_>) -> Result<Box<[u8]>> {
     let mut fs = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: there is room for what the kernel writes.
@@ -345,14 +356,16 @@ pub(super) fn file_key(of: BorrowedFd<'_>) -> Result<Box<[u8]>> {
 pub(super) fn fsync(fd: BorrowedFd<'_>) -> Result<()> {
     let sync = || rustix::fs::fsync(fd).map_err(super::object::os);
     sync()?;
-    // One that is under way while a test switches the power off may be told that all went well: the next one is not.
+    // One that is under way while a test switches the power off may be told that all went well: the
+    // next one is not.
     #[cfg(test)]
     sync()?;
     Ok(())
 }
 
-/// Hands what was written to a part of a file (`len` 0: up to its end) to the disk and waits until the disk has it, which does not make it stable. An error that is
-/// told here is not told again to this descriptor.
+/// Hands what was written to a part of a file (`len` 0: up to its end) to the disk and waits until
+/// the disk has it, which does not make it stable. An error that is told here is not told again to
+/// this descriptor.
 pub(super) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
     let (Ok(at), Ok(len)) = (libc::off64_t::try_from(at), libc::off64_t::try_from(len)) else {
         return Err(Error::new(libc::EINVAL));
@@ -390,8 +403,8 @@ pub(super) fn syncfs(fd: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
-/// As if the power went: an ext4 file system keeps what is on disk, without what its log has in memory, and does nothing any
-/// more (`EXT4_IOC_SHUTDOWN` with `EXT4_GOING_FLAGS_NOLOGFLUSH`).
+/// As if the power went: an ext4 file system keeps what is on disk, without what its log has in
+/// memory, and does nothing any more (`EXT4_IOC_SHUTDOWN` with `EXT4_GOING_FLAGS_NOLOGFLUSH`).
 #[cfg(test)]
 pub(super) fn power_off(fs: BorrowedFd<'_>) -> Result<()> {
     const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;

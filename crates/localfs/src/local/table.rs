@@ -1,12 +1,16 @@
-//! Objects by numbers of ours, for file systems that have no handles (overlayfs as containers have it, for one).
+//! Objects by numbers of ours, for file systems that have no handles (overlayfs as containers have
+//! it, for one).
 //!
-//! An object is what has an inode number and a time of birth (a directory the former alone: overlayfs gives those on the way to what it copies
-//! up other times); it gets a number that no other object ever has, and the table remembers in which directories, and under which names, it was met. A number leads to the object as long as one of these
-//! names does. So what a local program moves is lost to who has only its handle, unless the object is still held;
-//! what is moved through the server is not.
+//! An object is what has an inode number and a time of birth (a directory the former alone:
+//! overlayfs gives those on the way to what it copies up other times); it gets a number that no
+//! other object ever has, and the table remembers in which directories, and under which names, it
+//! was met. A number leads to the object as long as one of these names does. So what a local
+//! program moves is lost to who has only its handle, unless the object is still held; what is moved
+//! through the server is not.
 //!
-//! Every record is written when it is made, so that the table survives this process, and is synced with new objects and at
-//! least every second: a power cut may lose the handles of what was first met in the last one.
+//! Every record is written when it is made, so that the table survives this process, and is synced
+//! with new objects and at least every second: a power cut may lose the handles of what was first
+//! met in the last one.
 
 use hither_vfs::{Env, Error, Result};
 use parking_lot::Mutex;
@@ -172,11 +176,12 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// The table in the state directory for an export, or a new one if that is of another root; without a state directory, one
-    /// that ends with the process.
+    /// The table in the state directory for an export, or a new one if that is of another root;
+    /// without a state directory, one that ends with the process.
     ///
     /// # Errors
-    /// Those of the state directory; `EBUSY` when another server uses it; `EIO` for a file that is no table.
+    /// Those of the state directory; `EBUSY` when another server uses it; `EIO` for a file that is
+    /// no table.
     pub fn open(state: Option<(&Path, u64)>, root: Root, env: &Env) -> Result<Self> {
         let fail = |path: &Path, e: io::Error| {
             let errno = if e.kind() == ErrorKind::ResourceBusy { libc::EBUSY } else { libc::EIO };
@@ -207,8 +212,8 @@ impl Table {
         self.id
     }
 
-    /// The number of an object that was met in a place. `now` tells what the object of a number is at present, if it is held: one
-    /// that is copied up by overlayfs gets another time of birth.
+    /// The number of an object that was met in a place. `now` tells what the object of a number is
+    /// at present, if it is held: one that is copied up by overlayfs gets another time of birth.
     ///
     /// # Errors
     /// `EIO` when the table cannot be kept.

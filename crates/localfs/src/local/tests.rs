@@ -1,4 +1,5 @@
-//! A served directory keeps its promises. They run as root, on the file system of the build and on a tmpfs.
+//! A served directory keeps its promises. They run as root, on the file system of the build and on
+//! a tmpfs.
 
 use super::*;
 use bytes::Bytes;

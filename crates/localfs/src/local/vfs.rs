@@ -596,7 +596,8 @@ impl Local {
         }
     }
 
-    /// A change that is stable when `act` returns, of an object that `which` tells: when the call has a name, it is known after a restart.
+    /// A change that is stable when `act` returns, of an object that `which` tells: when the call
+    /// has a name, it is known after a restart.
     async fn known<T: Send + 'static>(
         &self,
         cx: &Cx,

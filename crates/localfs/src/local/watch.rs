@@ -1,21 +1,25 @@
 //! Local programs that change files which a client caches are noticed.
 //!
-//! A watched file has a descriptor for reading with a lease of the kernel on it (fcntl(2), F_SETLEASE): whoever wants to open the
-//! file for writing, or to cut it, waits until the lease is given up, for at most /proc/sys/fs/lease-break-time seconds, and we
-//! get a signal. That is exact: while a lease is held nobody has the file open for writing, mapped files included. The lease does
-//! not cover what changes no bytes (permissions, times, names, links); the kernel tells of that right after it has happened
-//! (`notes`).
+//! A watched file has a descriptor for reading with a lease of the kernel on it (fcntl(2),
+//! F_SETLEASE): whoever wants to open the file for writing, or to cut it, waits until the lease is
+//! given up, for at most /proc/sys/fs/lease-break-time seconds, and we get a signal. That is exact:
+//! while a lease is held nobody has the file open for writing, mapped files included. The lease
+//! does not cover what changes no bytes (permissions, times, names, links); the kernel tells of
+//! that right after it has happened (`notes`).
 //!
-//! Who watches alone has a lease for writing: nobody else has the file open, and whoever opens it waits. It is on the descriptor that
-//! the directory itself reads and writes with, the only one there is: another would break the lease. So the object keeps it as
-//! long as the file is watched, and no other is opened.
+//! Who watches alone has a lease for writing: nobody else has the file open, and whoever opens it
+//! waits. It is on the descriptor that the directory itself reads and writes with, the only one
+//! there is: another would break the lease. So the object keeps it as long as the file is watched,
+//! and no other is opened.
 //!
-//! Directories have no such lease: of their names and attributes the kernel tells after the fact, and nobody is held up.
+//! Directories have no such lease: of their names and attributes the kernel tells after the fact,
+//! and nobody is held up.
 //!
 //! Nothing more is watched while descriptors are scarce.
 //!
-//! One thread for each directory takes both. The signal is sent to that thread alone, which has it blocked, so no other
-//! thread or program ever meets it. When the queue of either overflows everything that is watched counts as changed.
+//! One thread for each directory takes both. The signal is sent to that thread alone, which has it
+//! blocked, so no other thread or program ever meets it. When the queue of either overflows
+//! everything that is watched counts as changed.
 
 mod notes;
 
@@ -111,7 +115,8 @@ impl Watch for Local {
             let (of, handle) = (inner.clone(), fh.clone());
             let found = inner.pool.run(Arc::new(Cred::root()), move |worker| of.resolve(worker, &handle));
             match found.await {
-                // On this thread, as above, and at once: nobody is held up from one lease to the other.
+                // On this thread, as above, and at once: nobody is held up from one lease to the
+                // other.
                 Ok(object) => inner.hold_alone(&object, held),
                 Err(_) => Err(Some(held)),
             }
@@ -130,7 +135,8 @@ impl Watch for Local {
 }
 
 impl Inner {
-    /// A descriptor for reading of a directory, or of a file that nobody writes through us at the moment.
+    /// A descriptor for reading of a directory, or of a file that nobody writes through us at the
+    /// moment.
     fn descriptor_to_watch(&self, worker: &mut Worker, fh: &Fh) -> Result<Option<(Arc<Counted>, How)>> {
         let object = self.resolve(worker, fh)?;
         let how = match object.need_dir() {
@@ -166,8 +172,8 @@ impl Inner {
         only
     }
 
-    /// Takes a lease for writing in place of one for reading. In between, a local program can open the file: then there is no lease,
-    /// or `change` is another one.
+    /// Takes a lease for writing in place of one for reading. In between, a local program can open
+    /// the file: then there is no lease, or `change` is another one.
     fn hold_alone(self: &Arc<Self>, object: &Arc<Object>, held: Box<Held>) -> WatchedAlone {
         let watcher = held.watcher.clone();
         let change = || self.attrs(object).ok().map(|attrs| attrs.attr.change);
@@ -214,7 +220,8 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Watches what a descriptor for reading is open on; `None` when somebody has it open for writing or the file system cannot.
+    /// Watches what a descriptor for reading is open on; `None` when somebody has it open for
+    /// writing or the file system cannot.
     fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, fh: &Fh) -> Option<Held> {
         let of = match how {
             How::Read => Of::Bytes,
@@ -291,7 +298,8 @@ fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
 fn next_signal(signals: BorrowedFd<'_>) -> Option<(libc::c_int, i32)> {
     let mut raw = [0; size_of::<libc::signalfd_siginfo>()];
     let read = rustix::io::read(signals, &mut raw).ok()?;
-    // struct signalfd_siginfo: 32-bit numbers, of which the first is the signal and the sixth the descriptor.
+    // struct signalfd_siginfo: 32-bit numbers, of which the first is the signal and the sixth the
+    // descriptor.
     let word = |at: usize| raw.get(at..at + 4).and_then(|b| b.try_into().ok()).map(i32::from_ne_bytes);
     if read < raw.len() { None } else { Some((word(0)?, word(20)?)) }
 }

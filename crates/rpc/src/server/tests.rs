@@ -404,8 +404,8 @@ async fn slow_calls_give_their_turn_back() {
     assert!(begun.elapsed() <= 3 * HOST_TURN, "{:?}", begun.elapsed());
 }
 
-/// A neighbour at the address of a program with many connections and slow calls is answered at once: a part of the turns is left to
-/// connections that take little time.
+/// A neighbour at the address of a program with many connections and slow calls is answered at
+/// once: a part of the turns is left to connections that take little time.
 /// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn a_neighbour_of_slow_calls_is_answered_at_once() {
@@ -438,7 +438,8 @@ async fn a_neighbour_of_slow_calls_is_answered_at_once() {
     assert!(worst <= alone * 2, "{worst:?}");
 }
 
-/// Small calls on many connections of one address leave memory to a neighbour that has no other call under way.
+/// Small calls on many connections of one address leave memory to a neighbour that has no other
+/// call under way.
 /// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn small_calls_leave_memory_to_a_neighbour() {
@@ -465,7 +466,8 @@ async fn small_calls_leave_memory_to_a_neighbour() {
     assert!(service.running.load(Relaxed) > 100 && acceptor.memory_bytes() <= 4 << 20);
 }
 
-/// At a pace, a connection with many calls has its turn as often as one with few, and every call is answered.
+/// At a pace, a connection with many calls has its turn as often as one with few, and every call is
+/// answered.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn a_pace_is_shared_by_connections() {

@@ -84,8 +84,8 @@ fn words(line: &[u8]) -> Result<Vec<Word>, String> {
     Ok(out)
 }
 
-/// Whether a name fits a pattern with `*`, `?` and `[a-z]`; none of them stands for a dot's worth more than the pattern says: `*`
-/// and `?` match dots as well, as with exports(5) of today.
+/// Whether a name fits a pattern with `*`, `?` and `[a-z]`; none of them stands for a dot's worth
+/// more than the pattern says: `*` and `?` match dots as well, as with exports(5) of today.
 pub(super) fn fits(pattern: &[u8], name: &[u8]) -> bool {
     // Where to go on when a star has to take one byte more.
     let (mut p, mut n, mut star) = (0, 0, None::<(usize, usize)>);

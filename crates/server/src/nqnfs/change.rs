@@ -18,19 +18,21 @@ impl At<'_> {
         &self.c.r.server.nqnfs.writes[key(&self.fh).0[0] as usize % WRITE_LOCKS]
     }
 
-    /// Begins to change an object, and everything that is known of the change follows from [`Begun::done`].
+    /// Begins to change an object, and everything that is known of the change follows from
+    /// [`Begun::done`].
     async fn begin_change(&self) -> Result<Begun, Stat> {
         Ok(self.begin(Op::Write, LeaseRequest::None).await?.1)
     }
 
-    /// Names in this directory are about to change: nobody has it delegated by NFSv4, nor gets it. Clients of this protocol lease no
-    /// directories.
+    /// Names in this directory are about to change: nobody has it delegated by NFSv4, nor gets it.
+    /// Clients of this protocol lease no directories.
     async fn begin_entries(&self) -> Result<Changing, Stat> {
         let changing = self.c.leases().change_entries(None, &self.fh, PATIENCE_V3).await;
         changing.map_err(|_| Stat::TRYLATER)
     }
 
-    /// A name in this directory is about to lead elsewhere: nobody else caches the file or directory that it leads to, nor begins to.
+    /// A name in this directory is about to lead elsewhere: nobody else caches the file or
+    /// directory that it leads to, nor begins to.
     async fn begin_name(&self, name: &Name) -> Result<(Naming, Option<Begun>), Stat> {
         let mut naming = self.c.leases().naming();
         // What cannot be looked up has its failure from the operation itself.
@@ -108,7 +110,8 @@ pub(super) async fn create(c: &Caller<'_>, a: &Asking<CreateArgs>) -> Done<Dirop
         };
     }
     let at = dir.with(node.fh);
-    // An old file is cut, with what others have delayed; the lease that is asked for is on the new one as on the old.
+    // An old file is cut, with what others have delayed; the lease that is asked for is on the new
+    // one as on the old.
     let size = wanted.size_bytes.filter(|size| old || *size > 0);
     let op = if size.is_some() { Op::Write } else { Op::Read };
     let (mut attr, mut begun) = at.begin(op, a.lease).await?;
@@ -122,7 +125,8 @@ pub(super) async fn create(c: &Caller<'_>, a: &Asking<CreateArgs>) -> Done<Dirop
     Ok((begun.lease(revision), ok))
 }
 
-/// What CREATE makes: the type is in the mode, and a device's number in the size (as 4.2BSD and its descendants have it).
+/// What CREATE makes: the type is in the mode, and a device's number in the size (as 4.2BSD and its
+/// descendants have it).
 fn special(s: &Sattr) -> Special {
     let number = s.size as u32;
     let device = (number >> 8 & 0xff, number & 0xff | number >> 8 & !0xff);

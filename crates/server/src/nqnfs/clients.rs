@@ -1,9 +1,11 @@
 //! Clients of NQNFS, and the calls to them.
 //!
-//! It knows nothing of leases. A client that says HELLO is known by its address and the number that it chose, on all its
-//! connections and on those that take their place. One that does not is its connection: the protocol has nothing else by which two
-//! clients at one address could be told apart, and one taken for the other would read what the other has delayed. Evictions go
-//! out on the client's newest connection; what comes back does not matter, only Vacated does, and the lease table asks again.
+//! It knows nothing of leases. A client that says HELLO is known by its address and the number that
+//! it chose, on all its connections and on those that take their place. One that does not is its
+//! connection: the protocol has nothing else by which two clients at one address could be told
+//! apart, and one taken for the other would read what the other has delayed. Evictions go out on
+//! the client's newest connection; what comes back does not matter, only Vacated does, and the
+//! lease table asks again.
 
 use crate::handle;
 use hither_lease::ClientId;
@@ -91,7 +93,8 @@ impl Clients {
         Some(Known { id, long: one.long, named: one.name.is_some() })
     }
 
-    /// A connection says whose it is. False when it is somebody's already, or there are too many clients.
+    /// A connection says whose it is. False when it is somebody's already, or there are too many
+    /// clients.
     pub fn hello(&self, peer: &Arc<Peer>, args: &HelloArgs, long: bool) -> bool {
         let mut inner = self.inner.lock();
         let name = (peer.addr.ip(), args.client);
@@ -179,7 +182,8 @@ impl Inner {
     }
 
     fn add(&mut self, peer: &Arc<Peer>, name: Option<(IpAddr, u64)>, long: bool) -> Option<ClientId> {
-        // The last call of a connection may be answered after its end, and nobody would take it away again.
+        // The last call of a connection may be answered after its end, and nobody would take it
+        // away again.
         if peer.is_closed() {
             return None;
         }

@@ -17,7 +17,8 @@ const TYPES: [(FileKind, u32); 7] = [
 /// Preferred size of transfers.
 const BLOCK_BYTES: u32 = 8192;
 
-/// Status of an error: those of RFC 1094 and of the paper. What has none is an I/O error, as everywhere.
+/// Status of an error: those of RFC 1094 and of the paper. What has none is an I/O error, as
+/// everywhere.
 pub(super) fn stat(e: &Error) -> Stat {
     use hither_proto::nfs3::Nfsstat3 as S3;
     match crate::error::stat3(e) {
@@ -67,7 +68,8 @@ pub(super) fn fold(n: u64) -> u32 {
     (n ^ (n >> 32)) as u32
 }
 
-/// A device's number as 4.4BSD has it: eight bits of major number above eight of minor, and the rest of the minor on top.
+/// A device's number as 4.4BSD has it: eight bits of major number above eight of minor, and the
+/// rest of the minor on top.
 fn device((major, minor): (u32, u32)) -> u32 {
     (major & 0xff) << 8 | (minor & 0xff) | (minor & !0xff) << 8
 }

@@ -1,15 +1,17 @@
-//! What the lease table needs to serve NQNFS: which files its leases are about, numbers that outlive the server, and revisions
-//! that change with what others than this server's clients do.
+//! What the lease table needs to serve NQNFS: which files its leases are about, numbers that
+//! outlive the server, and revisions that change with what others than this server's clients do.
 //!
-//! It knows no procedure. Leases of NQNFS are in the one table of all leases ([`crate::v4::delegation`]), so whoever reads or
-//! changes a file by NFSv3 or NFSv4 makes them end as another client of NQNFS would.
+//! It knows no procedure. Leases of NQNFS are in the one table of all leases
+//! ([`crate::v4::delegation`]), so whoever reads or changes a file by NFSv3 or NFSv4 makes them end
+//! as another client of NQNFS would.
 //!
-//! **Numbers.** No lease is stored (section 4.1 of the paper). Stored are where revisions go on and whether leases may be out,
-//! for how long; a server that finds that they may be serves nothing but writes until they are over and write slack has passed.
+//! **Numbers.** No lease is stored (section 4.1 of the paper). Stored are where revisions go on and
+//! whether leases may be out, for how long; a server that finds that they may be serves nothing but
+//! writes until they are over and write slack has passed.
 //!
-//! **Revisions.** The table numbers what is changed through it. A local program changes files without it, so each answer
-//! compares the file's change attribute with the one that was seen under the present revision ([`Held::seen`]), unless the
-//! attributes may be older than that revision.
+//! **Revisions.** The table numbers what is changed through it. A local program changes files
+//! without it, so each answer compares the file's change attribute with the one that was seen under
+//! the present revision ([`Held::seen`]), unless the attributes may be older than that revision.
 
 use super::NqnfsOptions;
 use super::clients::Clients;
@@ -93,8 +95,9 @@ impl Short {
         self.options.term * 2
     }
 
-    /// How long a lease may be out after a restart that was asked for with this term: the usual time, or the longest as soon as somebody
-    /// asks for more than that. (Two numbers, so that no client makes the server write often.)
+    /// How long a lease may be out after a restart that was asked for with this term: the usual
+    /// time, or the longest as soon as somebody asks for more than that. (Two numbers, so that no
+    /// client makes the server write often.)
     pub fn outstanding_ms(&self, term: Term) -> u32 {
         let config = self.config();
         match term {
@@ -150,14 +153,16 @@ struct Lease {
     file: (u32, Fh),
     /// `None` as long as it is not granted.
     kind: Option<Kind>,
-    /// Calls under way that ask for it. The table may grant it to one that waits while others of the same client come and go.
+    /// Calls under way that ask for it. The table may grant it to one that waits while others of
+    /// the same client come and go.
     asking: u32,
     /// Its client has been told, or is about to be: it may cache.
     told: bool,
     watched: Option<Watched>,
 }
 
-/// What attributes of a file are compared with: the highest modify revision of all before they were read.
+/// What attributes of a file are compared with: the highest modify revision of all before they were
+/// read.
 #[derive(Clone, Copy)]
 pub(crate) struct Since(u64);
 
@@ -168,7 +173,8 @@ impl Since {
     }
 }
 
-/// Most clients and files that are remembered as late; then all are forgotten, and what they still write is written.
+/// Most clients and files that are remembered as late; then all are forgotten, and what they still
+/// write is written.
 const LATE_MAX: usize = 1 << 16;
 
 impl Held {
@@ -178,7 +184,8 @@ impl Held {
         self.leases.entry((client, key)).or_insert_with(new).asking += 1;
     }
 
-    /// The call that asked is over, or at least the table has answered it. To be followed by [`Held::settle`].
+    /// The call that asked is over, or at least the table has answered it. To be followed by
+    /// [`Held::settle`].
     pub fn answered(&mut self, client: ClientId, key: FileKey) {
         if let Some(lease) = self.leases.get_mut(&(client, key)) {
             lease.asking = lease.asking.saturating_sub(1);
@@ -239,8 +246,8 @@ impl Held {
         self.late.remove(&(client, key));
     }
 
-    /// Whether what a client writes comes after the end of its write lease. `held`: what the table says now; it may have ended the
-    /// lease and not told yet.
+    /// Whether what a client writes comes after the end of its write lease. `held`: what the table
+    /// says now; it may have ended the lease and not told yet.
     pub fn is_late(&self, client: ClientId, key: FileKey, held: Option<Kind>) -> bool {
         let had = self.leases.get(&(client, key)).and_then(|l| l.kind);
         let ends = had == Some(Kind::Write) && held != Some(Kind::Write);
@@ -270,11 +277,12 @@ impl Held {
         self.leases.get_mut(&(client, key)).and_then(|l| l.watched.take())
     }
 
-    /// A file's revision, now that it had this change attribute, read after `since`: another one than before if somebody
-    /// changed it unseen.
+    /// A file's revision, now that it had this change attribute, read after `since`: another one
+    /// than before if somebody changed it unseen.
     pub fn seen(&mut self, table: &mut Table, now: u64, key: FileKey, change: u64, since: Since) -> u64 {
         let revision = table.revision(key);
-        // What was read before a change through the table, or during one, is not what belongs to the revision.
+        // What was read before a change through the table, or during one, is not what belongs to
+        // the revision.
         if table.is_changing(key) || revision > since.0 {
             return revision;
         }

@@ -1,9 +1,11 @@
 //! READDIR and READDIRLOOK.
 //!
-//! Cookies of the protocol have 32 bits, those of a `Vfs` 64. Small ones are shifted by two, because READDIR begins with `.` and
-//! `..`, which have the cookies 1 and 2. Large ones (hashes, on most file systems) become numbers with the top bit set, made of a
-//! checksum; which cookie stands behind such a number is remembered for the entries that were sent last, and looked for from the
-//! directory's beginning otherwise. An entry whose checksum is that of another one that is remembered has the next number.
+//! Cookies of the protocol have 32 bits, those of a `Vfs` 64. Small ones are shifted by two,
+//! because READDIR begins with `.` and `..`, which have the cookies 1 and 2. Large ones (hashes, on
+//! most file systems) become numbers with the top bit set, made of a checksum; which cookie stands
+//! behind such a number is remembered for the entries that were sent last, and looked for from the
+//! directory's beginning otherwise. An entry whose checksum is that of another one that is
+//! remembered has the next number.
 
 use super::convert::{fold, stat};
 use super::leases::Since;
@@ -50,7 +52,8 @@ pub(super) struct Cookies {
 }
 
 impl Cookies {
-    /// The cookies on the wire of entries that are sent. Clients go on from any of them, also when it is gone then.
+    /// The cookies on the wire of entries that are sent. Clients go on from any of them, also when
+    /// it is gone then.
     fn remember(&self, dir: u64, entries: &[DirEntry], verifier: [u8; 8]) -> Vec<u32> {
         let mut inner = self.inner.lock();
         entries.iter().map(|e| Self::number(&mut inner, dir, e.cookie, verifier)).collect()
@@ -147,8 +150,8 @@ pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> 
     Ok((LeaseReply::None, ReaddirlookOk { entries: Chain(entries), eof: l.eof }))
 }
 
-/// An entry with what is known of it. A lease is given if that takes nothing from anybody; without one the attributes are what the
-/// server knows, and somebody may have delayed writes to the file.
+/// An entry with what is known of it. A lease is given if that takes nothing from anybody; without
+/// one the attributes are what the server knows, and somebody may have delayed writes to the file.
 async fn look(
     dir: &At<'_>,
     node: Node,
@@ -167,7 +170,8 @@ async fn look(
         if let Some(begun) = begun {
             rev = begun.revision;
             if let LeaseReply::Read(l) | LeaseReply::Write(l) = begun.lease(begun.revision) {
-                // Under a lease the name is believed as well: not when it led elsewhere before that was granted.
+                // Under a lease the name is believed as well: not when it led elsewhere before that
+                // was granted.
                 let there = super::read::walk(dir, &super::name(&name).ok()?).await;
                 if there.is_ok_and(|node| node.fh == at.fh) {
                     (cachable, granted) = (u32::from(l.cachable), l.duration);
@@ -267,7 +271,8 @@ mod tests {
             [a, b].map(|c| (c, [0; 8])).to_vec(),
             numbers.iter().map(|n| cookies.find(1, *n).unwrap()).collect::<Vec<_>>()
         );
-        // The same when they are listed again, in whatever order; another directory is another matter.
+        // The same when they are listed again, in whatever order; another directory is another
+        // matter.
         assert_eq!(cookies.remember(1, &[entry(b), entry(a)], [0; 8]), [numbers[1], numbers[0]]);
         assert_eq!(cookies.remember(2, &[entry(b)], [0; 8]), [numbers[0]]);
     }

@@ -33,12 +33,14 @@ pub(super) async fn lookup(c: &Caller<'_>, a: &Asking<LookupArgs>) -> Done<Looku
     for _ in 0..LOOKUP_ROUNDS {
         let file = dir.handle(&found.fh)?;
         let at = dir.with(found.fh.clone());
-        // Attributes are read, so delayed writes have to come first, whether a lease is asked for or not.
+        // Attributes are read, so delayed writes have to come first, whether a lease is asked for
+        // or not.
         let (attr, begun) = at.begin(Op::Read, LeaseRequest::Read(a.args.duration)).await?;
         let attr = at.wire(&attr, begun.revision);
         let lookup_lease = begun.lease(begun.revision);
         if lookup_lease != LeaseReply::None {
-            // Under a lease the name is believed as well: what was renamed before it was granted ended none.
+            // Under a lease the name is believed as well: what was renamed before it was granted
+            // ended none.
             let again = find(&dir, &a.args.name).await?;
             if again.fh != found.fh {
                 found = again;

@@ -1,6 +1,7 @@
-//! A running server under calls that nobody sane would make: sampled compounds and procedures with handles, stateids and sessions
-//! that exist, so that they get far, and with bytes changed. Each is answered, or its connection ends; afterwards the server serves,
-//! and holds nothing for clients that have gone. `HITHER_HOSTILE_CALLS` makes more of them.
+//! A running server under calls that nobody sane would make: sampled compounds and procedures with
+//! handles, stateids and sessions that exist, so that they get far, and with bytes changed. Each is
+//! answered, or its connection ends; afterwards the server serves, and holds nothing for clients
+//! that have gone. `HITHER_HOSTILE_CALLS` makes more of them.
 
 use super::{Client, Lab, Wire, model};
 use hither_proto::nfs3;

@@ -1,8 +1,8 @@
 //! READDIR and READDIRPLUS.
 //!
-//! The protocol's listings begin with `.` and `..`, which a `Vfs` leaves out: they have the cookies 1 and 2, and those of the
-//! `Vfs` are shifted by two. A caller who may read the directory but not search it gets the
-//! directory's own number for `..`.
+//! The protocol's listings begin with `.` and `..`, which a `Vfs` leaves out: they have the cookies
+//! 1 and 2, and those of the `Vfs` are shifted by two. A caller who may read the directory but not
+//! search it gets the directory's own number for `..`.
 
 use super::{At, is_delayed};
 use crate::error::stat3;
@@ -13,7 +13,8 @@ use hither_vfs::{Attr, DirPage, FileKind, Node};
 
 /// Longest listing that is sent.
 const REPLY_MAX_BYTES: u32 = 1 << 20;
-/// Bytes of a reply besides its entries: status, attributes, verifier, end of list, end of directory.
+/// Bytes of a reply besides its entries: status, attributes, verifier, end of list, end of
+/// directory.
 const HEAD_BYTES: usize = 4 + 88 + 8 + 4 + 4;
 /// Bytes of an entry besides its name: marker, number, length of the name, cookie.
 const ENTRY_BYTES: usize = 4 + 8 + 4 + 8;

@@ -1,8 +1,9 @@
 //! POSIX ACLs of the file system as ACLs of NFSv4, and back.
 //!
-//! It knows nothing of calls. The mapping is that of Linux' nfsd (draft-ietf-nfsv4-acl-mapping-05) in what a client is shown: what a POSIX ACL says can be said with
-//! entries that allow and deny, so a client gets the whole of it; of what a client sets, no more than POSIX ACLs can say is kept,
-//! and where that is less exact, less is allowed. Users and groups are numbers.
+//! It knows nothing of calls. The mapping is that of Linux' nfsd (draft-ietf-nfsv4-acl-mapping-05)
+//! in what a client is shown: what a POSIX ACL says can be said with entries that allow and deny,
+//! so a client gets the whole of it; of what a client sets, no more than POSIX ACLs can say is
+//! kept, and where that is less exact, less is allowed. Users and groups are numbers.
 
 use hither_proto::nfs4::{Ace, Nfsstat4, ace};
 use hither_vfs::{AclWho, PosixAcl, PosixAcls};
@@ -44,8 +45,9 @@ pub(super) fn to_wire(acls: &PosixAcls, mode: u32, is_dir: bool) -> Vec<Ace> {
     out
 }
 
-/// One who matches several entries of POSIX has the first kind that matches (owner, user by number, any group, other), and of groups those of all;
-/// here every entry before counts, so what a later one would add is denied first.
+/// One who matches several entries of POSIX has the first kind that matches (owner, user by number,
+/// any group, other), and of groups those of all; here every entry before counts, so what a later
+/// one would add is denied first.
 fn add(out: &mut Vec<Ace>, acl: &PosixAcl, is_dir: bool, flag: u32) {
     let most = acl.of(AclWho::Mask).unwrap_or(7);
     let owner = acl.of(AclWho::Owner).unwrap_or(0);
@@ -75,7 +77,8 @@ fn add(out: &mut Vec<Ace>, acl: &PosixAcl, is_dir: bool, flag: u32) {
         }
         push(ace::TYPE_ALLOW, 0, id.to_string(), mask_of(*bits, is_dir) | ANYONE);
     }
-    // One may be in several groups, and has what any of them has: all that allow come before those that deny.
+    // One may be in several groups, and has what any of them has: all that allow come before those
+    // that deny.
     push(ace::TYPE_ALLOW, by_number, "GROUP@".into(), mask_of(group, is_dir) | ANYONE);
     for (id, bits) in &groups {
         push(ace::TYPE_ALLOW, by_number, id.to_string(), mask_of(*bits, is_dir) | ANYONE);
@@ -113,7 +116,8 @@ struct Sums {
     owner: Sum,
     group: Sum,
     other: Sum,
-    /// What users and groups begin with that no entry has named yet: they may be in any group that was denied something.
+    /// What users and groups begin with that no entry has named yet: they may be in any group that
+    /// was denied something.
     unnamed: Sum,
     users: BTreeMap<u32, Sum>,
     groups: BTreeMap<u32, Sum>,
@@ -142,7 +146,8 @@ impl Sums {
                 sum.say(allow, mask);
                 let denied = sum.denied;
                 if !allow {
-                    // Anybody may be in it, but those who are in no group that is named: to them alone the entry of the others is.
+                    // Anybody may be in it, but those who are in no group that is named: to them
+                    // alone the entry of the others is.
                     self.named(false, denied);
                 }
             }
@@ -181,8 +186,9 @@ impl Sums {
 /// What a client sets.
 ///
 /// # Errors
-/// ATTRNOTSUPP: what POSIX ACLs cannot say (kinds of entries, flags, inheritance of something that is no directory, or by files alone);
-/// BADOWNER: somebody who is no number; INVAL: nobody is named who has access, as with an empty list.
+/// ATTRNOTSUPP: what POSIX ACLs cannot say (kinds of entries, flags, inheritance of something that
+/// is no directory, or by files alone); BADOWNER: somebody who is no number; INVAL: nobody is named
+/// who has access, as with an empty list.
 pub(super) fn from_wire(aces: &[Ace], is_dir: bool) -> Result<PosixAcls, Nfsstat4> {
     if aces.len() > ENTRIES_MAX {
         return Err(Nfsstat4::FBIG);
@@ -233,7 +239,8 @@ mod tests {
         PosixAcl { entries: entries.to_vec() }
     }
 
-    /// Whether NFSv4 (RFC 8881 section 6.2.1) gives somebody a permission: the first entry that speaks of a bit counts.
+    /// Whether NFSv4 (RFC 8881 section 6.2.1) gives somebody a permission: the first entry that
+    /// speaks of a bit counts.
     fn granted(aces: &[Ace], me: &dyn Fn(AclWho) -> bool, want: u32) -> bool {
         let mut left = want;
         for entry in aces.iter().filter(|a| a.flag & ace::FLAG_INHERIT_ONLY == 0) {
@@ -283,7 +290,8 @@ mod tests {
         acl(&entries)
     }
 
-    /// For one permission at a time: whoever asks, whatever the list, both say the same; and what came is set again as it was, up to the mask.
+    /// For one permission at a time: whoever asks, whatever the list, both say the same; and what
+    /// came is set again as it was, up to the mask.
     /// Promise: S8e
     #[test]
     fn both_kinds_of_lists_allow_the_same() {
@@ -311,7 +319,8 @@ mod tests {
                     posix(&one, is_owner, uid, in_group, gids, bit),
                     granted(&aces, &me, mask_of(bit, is_dir)),
                 );
-                // POSIX lets the owner have what his own entry says alone, NFSv4 looks at that first as well.
+                // POSIX lets the owner have what his own entry says alone, NFSv4 looks at that
+                // first as well.
                 assert_eq!(
                     here, there,
                     "{seed}: {one:?} {bit} {is_owner} {uid} {in_group} {gids:?} {aces:?}"

@@ -1,6 +1,7 @@
 //! Attributes between the `Vfs` interface and the wire, and which of them there are.
 //!
-//! It knows nothing of operations. Owners are decimal numbers, which all clients take with AUTH_SYS (RFC 8881 section 5.9).
+//! It knows nothing of operations. Owners are decimal numbers, which all clients take with AUTH_SYS
+//! (RFC 8881 section 5.9).
 
 use super::exec::Object;
 use crate::creator;
@@ -274,7 +275,8 @@ fn number(id: u32) -> nfs4::OwnerName {
 /// What SETATTR or a creation sets.
 ///
 /// # Errors
-/// ATTRNOTSUPP: not among `settable` nor known; INVAL: cannot be set; BADOWNER: an owner that is not a number.
+/// ATTRNOTSUPP: not among `settable` nor known; INVAL: cannot be set; BADOWNER: an owner that is
+/// not a number.
 pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAttr, Nfsstat4> {
     let mask = wire.mask();
     if !mask.is_subset(have.all()) {
@@ -302,7 +304,8 @@ pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAt
     })
 }
 
-/// What a creation sets, and the attributes that its reply says were set: no owner that the creator cannot give.
+/// What a creation sets, and the attributes that its reply says were set: no owner that the creator
+/// cannot give.
 ///
 /// # Errors
 /// As [`to_set`].

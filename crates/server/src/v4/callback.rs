@@ -1,7 +1,8 @@
-//! Calls to clients (RFC 8881 section 20): on the connections that they made, one at a time for each session.
+//! Calls to clients (RFC 8881 section 20): on the connections that they made, one at a time for
+//! each session.
 //!
-//! It knows nothing of why. A client that does not answer in time is no longer called until it binds a connection again; SEQUENCE
-//! tells it so.
+//! It knows nothing of why. A client that does not answer in time is no longer called until it
+//! binds a connection again; SEQUENCE tells it so.
 
 use super::session::Session;
 use bytes::Bytes;

@@ -1,8 +1,10 @@
-//! Clients of NFSv4: who they are, their sessions, and how long they have been silent (RFC 8881 sections 2.4, 8.3, 18.35, 18.36).
+//! Clients of NFSv4: who they are, their sessions, and how long they have been silent (RFC 8881
+//! sections 2.4, 8.3, 18.35, 18.36).
 //!
-//! It knows nothing of files. A client introduces itself with a name and a verifier that changes when it restarts; it is
-//! confirmed by its first session. A confirmed client that is silent for longer than its lease keeps what it holds out of
-//! courtesy, until somebody else wants it, or a day has passed, or room is needed.
+//! It knows nothing of files. A client introduces itself with a name and a verifier that changes
+//! when it restarts; it is confirmed by its first session. A confirmed client that is silent for
+//! longer than its lease keeps what it holds out of courtesy, until somebody else wants it, or a
+//! day has passed, or room is needed.
 
 use super::session::{Back, Session};
 use super::state::State;
@@ -164,8 +166,8 @@ impl Clients {
         self.sessions.lock().get(id).cloned()
     }
 
-    /// The confirmed client of another principal whose name an EXCHANGE_ID uses, which has to end first (RFC 8881 section
-    /// 18.35.4, item 3).
+    /// The confirmed client of another principal whose name an EXCHANGE_ID uses, which has to end
+    /// first (RFC 8881 section 18.35.4, item 3).
     ///
     /// # Errors
     /// That client lives: it has state or a session, and was heard of within its `lease`.
@@ -180,9 +182,10 @@ impl Clients {
         }
     }
 
-    /// Makes room for one more client of an address, among `max` of all. At the limit of the address, or
-    /// of all, the oldest client goes that holds nothing and has made no session, else the one that is
-    /// silent longest beyond its lease. A client that is known already needs no room.
+    /// Makes room for one more client of an address, among `max` of all. At the limit of the
+    /// address, or of all, the oldest client goes that holds nothing and has made no session, else
+    /// the one that is silent longest beyond its lease. A client that is known already needs no
+    /// room.
     pub fn make_room(&self, who: &Introduction, max: usize, lease: Duration) -> Result<(), Nfsstat4> {
         let host = who.host;
         let gone = {
@@ -394,7 +397,8 @@ mod tests {
         assert_eq!(clients.count(), 0);
     }
 
-    /// Whoever uses the name of a client of another principal waits while that client has a session and is heard of.
+    /// Whoever uses the name of a client of another principal waits while that client has a session
+    /// and is heard of.
     #[tokio::test(start_paused = true)]
     async fn collisions() {
         let clients = Clients::new(1, None);
@@ -415,7 +419,8 @@ mod tests {
         assert!(clients.by_id(first.id).is_none());
     }
 
-    /// An address that introduces clients without end fills its own part only, and those go first that made no session.
+    /// An address that introduces clients without end fills its own part only, and those go first
+    /// that made no session.
     /// Promise: S7
     #[tokio::test(start_paused = true)]
     async fn one_address_does_not_fill_the_table() {

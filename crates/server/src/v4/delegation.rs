@@ -1,22 +1,26 @@
-//! Delegations: files of which clients keep what they read without asking, or delay what they write (RFC 8881 section 10.4), and
-//! directories of which they keep the names (section 10.9), from the one lease table.
+//! Delegations: files of which clients keep what they read without asking, or delay what they write
+//! (RFC 8881 section 10.4), and directories of which they keep the names (section 10.9), from the
+//! one lease table.
 //!
-//! It knows nothing of operations on the wire. A delegation for reading says that nobody else changes the file, its attributes or its
-//! names, neither through this server (by NFSv3, by NFSv4) nor, where the files can be watched
-//! ([`Watch`](hither_vfs::Watch)), by a local program. The holder itself may change the file, as long as it can still be watched
-//! then ([`change`]), but a name that it removes recalls its own delegation. So every operation that changes a file asks first ([`Leases::change`]): what is
-//! delegated is recalled, and the operation waits a moment for it to come back, then its client is told to try later. A delegation
-//! for writing says that nobody else has the file open or looks at its bytes or attributes: whoever reads asks first as well
-//! ([`Leases::read`]), but for whoever wants nothing but attributes: for him the holder is asked, and keeps it ([`ask`]).
-//! Delegations whose holder does not answer end when the holder's own lease has surely ended, one for writing not while he still
-//! writes (`hither_lease`).
+//! It knows nothing of operations on the wire. A delegation for reading says that nobody else
+//! changes the file, its attributes or its names, neither through this server (by NFSv3, by NFSv4)
+//! nor, where the files can be watched ([`Watch`](hither_vfs::Watch)), by a local program. The
+//! holder itself may change the file, as long as it can still be watched then ([`change`]), but a
+//! name that it removes recalls its own delegation. So every operation that changes a file asks
+//! first ([`Leases::change`]): what is delegated is recalled, and the operation waits a moment for
+//! it to come back, then its client is told to try later. A delegation for writing says that nobody
+//! else has the file open or looks at its bytes or attributes: whoever reads asks first as well
+//! ([`Leases::read`]), but for whoever wants nothing but attributes: for him the holder is asked,
+//! and keeps it ([`ask`]). Delegations whose holder does not answer end when the holder's own lease
+//! has surely ended, one for writing not while he still writes (`hither_lease`).
 //!
-//! A file is delegated ([`give`]) only to a client that has answered a callback on the connection it has now; for reading, only
-//! while nobody has the file open for writing, and for writing, only while nobody else has it open. A directory is delegated for
-//! reading, and its holder may change it himself.
+//! A file is delegated ([`give`]) only to a client that has answered a callback on the connection
+//! it has now; for reading, only while nobody has the file open for writing, and for writing, only
+//! while nobody else has it open. A directory is delegated for reading, and its holder may change
+//! it himself.
 //!
-//! Locks: `inner`, then a client's `states`. What follows from a change of the table is done without the lock, and in this order:
-//! files are watched no longer, then those who waited go on.
+//! Locks: `inner`, then a client's `states`. What follows from a change of the table is done
+//! without the lock, and in this order: files are watched no longer, then those who waited go on.
 
 mod ask;
 mod change;
@@ -47,16 +51,19 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use twox_hash::XxHash3_64;
 
-/// How long an operation of NFSv4 waits for a recall: a few round trips. Longer would hold a slot that the holder may need.
+/// How long an operation of NFSv4 waits for a recall: a few round trips. Longer would hold a slot
+/// that the holder may need.
 pub(crate) const PATIENCE_V4: Duration = Duration::from_millis(250);
 /// The same for NFSv3, whose clients come back only after seconds.
 pub(crate) const PATIENCE_V3: Duration = Duration::from_secs(3);
-/// A client that says so often that it has no such delegation has none: the reply that granted it was lost for good.
+/// A client that says so often that it has no such delegation has none: the reply that granted it
+/// was lost for good.
 const UNKNOWN_MAX: u8 = 4;
-/// A file that was taken from its holders a second time is delegated to nobody for so long, and for twice as long after each
-/// further time.
+/// A file that was taken from its holders a second time is delegated to nobody for so long, and for
+/// twice as long after each further time.
 const QUIET_MS: u32 = 500;
-/// The longest such time: a file that is read and written in turn costs a recall in so many milliseconds.
+/// The longest such time: a file that is read and written in turn costs a recall in so many
+/// milliseconds.
 const QUIET_MAX_MS: u32 = 10_000;
 /// What the table allows clocks to differ by over a lease.
 pub(super) const SKEW: Duration = Duration::from_secs(3);
@@ -162,7 +169,8 @@ pub(crate) struct Leases {
     /// Recalls that were sent.
     recalls: AtomicU64,
     questions: Questions,
-    /// Operations under way that change what files names lead to, where nothing was delegated when they began.
+    /// Operations under way that change what files names lead to, where nothing was delegated when
+    /// they began.
     naming: AtomicUsize,
     /// It is recorded that files are delegated: 0, not; 1, for reading; 2, also for writing.
     marked: AtomicU8,
@@ -210,7 +218,8 @@ pub(crate) enum Refusal {
     Expired,
 }
 
-/// An operation that changes a file is under way: nobody gets a delegation of it until this is dropped.
+/// An operation that changes a file is under way: nobody gets a delegation of it until this is
+/// dropped.
 pub(crate) struct Changing {
     leases: Arc<Leases>,
     permit: Option<Permit>,
@@ -223,7 +232,8 @@ impl Drop for Changing {
 }
 
 impl Changing {
-    /// The operation is over. The file's modify revision now, if it can have been changed and anybody asks for revisions.
+    /// The operation is over. The file's modify revision now, if it can have been changed and
+    /// anybody asks for revisions.
     pub fn done(&mut self) -> Option<u64> {
         let permit = self.permit.take()?;
         // Otherwise nobody asks for modify revisions: change attributes are the file system's.
@@ -293,7 +303,8 @@ pub(crate) fn key(fh: &Fh) -> FileKey {
 }
 
 impl Leases {
-    /// At most `most` delegations to clients whose own lease lasts for `lease`, and leases of NQNFS as `short` says.
+    /// At most `most` delegations to clients whose own lease lasts for `lease`, and leases of NQNFS
+    /// as `short` says.
     ///
     /// # Errors
     /// What must not be lost cannot be made durable.
@@ -321,7 +332,8 @@ impl Leases {
             ..usual
         };
         let inner = Inner {
-            // What was held before a restart is taken back or over before anybody changes something: see `Nfs4::grace`.
+            // What was held before a restart is taken back or over before anybody changes
+            // something: see `Nfs4::grace`.
             table: Table::new(config, boot, 0),
             waiting: HashMap::new(),
             held: HashMap::new(),
@@ -438,7 +450,8 @@ impl Leases {
         self.begin_with(patience, |_| Ok(access)).await
     }
 
-    /// The same for an operation that depends on what the table says in the moment in which it begins.
+    /// The same for an operation that depends on what the table says in the moment in which it
+    /// begins.
     ///
     /// # Errors
     /// As [`Leases::begin`], and what `access` says.
@@ -473,8 +486,8 @@ impl Leases {
         }
     }
 
-    /// Whoever calls is about to read a file, or to open it for that: waits until nobody else delays writes to it. True when
-    /// somebody may have: what was read before is not to be used.
+    /// Whoever calls is about to read a file, or to open it for that: waits until nobody else
+    /// delays writes to it. True when somebody may have: what was read before is not to be used.
     ///
     /// # Errors
     /// Somebody still does: the client should come back.
@@ -666,7 +679,8 @@ impl Inner {
         while let Some(action) = self.table.poll_action() {
             match action {
                 Action::Reserve { end, epoch } => {
-                    // Without NQNFS nothing depends on these numbers being durable: revisions are not given to anybody.
+                    // Without NQNFS nothing depends on these numbers being durable: revisions are
+                    // not given to anybody.
                     if self.numbers.as_mut().is_none_or(|n| n.reserve(end, epoch)) {
                         self.table.reserved(end, epoch);
                     }

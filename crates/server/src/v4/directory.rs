@@ -1,8 +1,9 @@
 //! GET_DIR_DELEGATION (RFC 8881 section 18.39), and what waits for directories that are delegated.
 //!
-//! A directory is delegated like a file for reading, in the same table: until it is recalled nobody changes its names or attributes
-//! through the server but its holder, who learns what he did himself from the `change_info4` of his own operations. There are no
-//! notifications: whatever somebody else is about to do recalls it. Nothing of the objects in it is promised.
+//! A directory is delegated like a file for reading, in the same table: until it is recalled nobody
+//! changes its names or attributes through the server but its holder, who learns what he did
+//! himself from the `change_info4` of his own operations. There are no notifications: whatever
+//! somebody else is about to do recalls it. Nothing of the objects in it is promised.
 
 use super::delegation::{Changing, PATIENCE_V4, Wish};
 use super::exec::{Exec, Here, Object};
@@ -30,7 +31,8 @@ impl Exec<'_> {
         if self.attrs(&dir).await?.attr.kind != FileKind::Directory {
             return Err(Nfsstat4::NOTDIR);
         }
-        // It is nothing that could be taken back after a restart (RFC 8881 section 18.39 has no claim): whoever had one asks again.
+        // It is nothing that could be taken back after a restart (RFC 8881 section 18.39 has no
+        // claim): whoever had one asks again.
         let early = self.nfs.in_grace() || self.nfs.may_be_delegated() || !client.reclaim_done.load(Relaxed);
         if early || self.nfs.registry.is_full() {
             return Ok(UNAVAILABLE);
@@ -60,8 +62,8 @@ impl Exec<'_> {
         }))
     }
 
-    /// Waits until nobody else relies on the names of a directory in which an OPEN may make a file. `None`: the name is there, and
-    /// nothing is to be made under it.
+    /// Waits until nobody else relies on the names of a directory in which an OPEN may make a file.
+    /// `None`: the name is there, and nothing is to be made under it.
     pub(super) async fn for_new_name(
         &self,
         dir: &Object,
@@ -78,8 +80,8 @@ impl Exec<'_> {
         self.for_entries(dir).await.map(Some)
     }
 
-    /// Waits until nobody else relies on the names of a directory that are about to change, and nobody begins to until the result is
-    /// dropped.
+    /// Waits until nobody else relies on the names of a directory that are about to change, and
+    /// nobody begins to until the result is dropped.
     pub(super) async fn for_entries(&self, dir: &Object) -> Result<Changing, Nfsstat4> {
         if self.nfs.may_be_delegated() {
             return Err(Nfsstat4::GRACE);

@@ -1,8 +1,9 @@
 //! A compound while it is executed: where it is, and one operation after the other.
 //!
-//! It knows nothing of slots or replies. The current filehandle is an object of an export, with the caller's identity there, or a
-//! directory above the exports. Names that a walk has found ahead of their LOOKUPs wait in `ahead`; attributes that came with an
-//! object are used until an operation of this compound changes something.
+//! It knows nothing of slots or replies. The current filehandle is an object of an export, with the
+//! caller's identity there, or a directory above the exports. Names that a walk has found ahead of
+//! their LOOKUPs wait in `ahead`; attributes that came with an object are used until an operation
+//! of this compound changes something.
 
 use super::Nfs4;
 use super::acl;
@@ -99,7 +100,8 @@ pub(super) struct Exec<'a> {
     told: Option<Told>,
 }
 
-/// Whether an operation changes anything that would have to be undone. The results of these are short.
+/// Whether an operation changes anything that would have to be undone. The results of these are
+/// short.
 pub(super) fn changes(op: &Op) -> bool {
     matches!(
         op,
@@ -280,7 +282,8 @@ impl<'a> Exec<'a> {
         self.current.as_ref().ok_or(Nfsstat4::NOFILEHANDLE)
     }
 
-    /// The current object; `above` is the answer where directories above exports cannot have what is asked.
+    /// The current object; `above` is the answer where directories above exports cannot have what
+    /// is asked.
     pub fn object(&self, above: Nfsstat4) -> Result<Object, Nfsstat4> {
         match self.here()? {
             Here::Object(o) => Ok(o.clone()),
@@ -299,8 +302,9 @@ impl<'a> Exec<'a> {
         self.client.clone().ok_or(Nfsstat4::OP_NOT_IN_SESSION)
     }
 
-    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result is dropped. `opened`: the client
-    /// has the file open for writing, so nobody has it delegated since before a restart.
+    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result
+    /// is dropped. `opened`: the client has the file open for writing, so nobody has it delegated
+    /// since before a restart.
     pub async fn for_change(&self, o: &Object, opened: bool) -> Result<Changing, Nfsstat4> {
         if !opened && self.nfs.may_be_delegated() {
             return Err(Nfsstat4::GRACE);
@@ -308,14 +312,16 @@ impl<'a> Exec<'a> {
         self.nfs.leases.change(self.client.as_ref(), &o.fh, PATIENCE_V4).await
     }
 
-    /// Waits until nobody delays writes to what an operation is about to read, or to open, or has the holder's word for it.
+    /// Waits until nobody delays writes to what an operation is about to read, or to open, or has
+    /// the holder's word for it.
     async fn for_reading(&mut self, op: &Op) -> Result<(), Nfsstat4> {
         if !self.nfs.leases.may_be_delayed() && !self.nfs.may_be_dirty() {
             return Ok(());
         }
         let here = match (op, &self.current) {
             (Op::Open(a), Some(Here::Object(dir))) => {
-                // Before the operation: after it the client has the file open, whatever becomes of the rest.
+                // Before the operation: after it the client has the file open, whatever becomes of
+                // the rest.
                 if let OpenClaim::Null(wanted) = &a.claim
                     && let Ok(wanted) = Name::new(Bytes::copy_from_slice(wanted))
                 {
@@ -359,7 +365,8 @@ impl<'a> Exec<'a> {
         Ok(())
     }
 
-    /// Whether the client has the file open or delegated, so that nobody else delays writes to it since before a restart.
+    /// Whether the client has the file open or delegated, so that nobody else delays writes to it
+    /// since before a restart.
     fn is_user(&self, o: &Object) -> bool {
         let Some(client) = &self.client else { return false };
         let opened =
@@ -367,7 +374,8 @@ impl<'a> Exec<'a> {
         self.nfs.registry.file(&o.key()).is_some_and(opened) || self.nfs.leases.holds(client, &o.fh)
     }
 
-    /// The same for the file that a name leads to, which is about to lose the name, to get another one, or to be opened for writing.
+    /// The same for the file that a name leads to, which is about to lose the name, to get another
+    /// one, or to be opened for writing.
     pub async fn for_change_of(&self, dir: &Object, name: &Name, removes: bool) -> Result<Naming, Nfsstat4> {
         if self.nfs.may_be_delegated() {
             return Err(Nfsstat4::GRACE);
@@ -679,7 +687,8 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// The flavors, which are the same everywhere. That consumes the current filehandle (RFC 8881 section 2.6.3.1.1.8).
+    /// The flavors, which are the same everywhere. That consumes the current filehandle (RFC 8881
+    /// section 2.6.3.1.1.8).
     fn tell_flavors(&mut self) -> Result<SecinfoOk, Nfsstat4> {
         self.here()?;
         self.current = None;

@@ -18,7 +18,8 @@ use tokio::time::Instant;
 const COPY_AT_MOST: Duration = Duration::from_secs(2);
 
 impl Exec<'_> {
-    /// The open of the `Vfs` under which a stateid allows to use a file; `None`: without one, with the caller's own rights.
+    /// The open of the `Vfs` under which a stateid allows to use a file; `None`: without one, with
+    /// the caller's own rights.
     pub(super) fn open_for(
         &self,
         o: &Object,
@@ -50,7 +51,8 @@ impl Exec<'_> {
         if need.contains(OpenAccess::WRITE) && open.inner.lock().access & open::SHARE_ACCESS_WRITE == 0 {
             return Err(Nfsstat4::OPENMODE);
         }
-        // Clients read what they open for writing only, to complete pages; then the caller's own right counts.
+        // Clients read what they open for writing only, to complete pages; then the caller's own
+        // right counts.
         Ok(open.below(need))
     }
 
@@ -61,7 +63,8 @@ impl Exec<'_> {
         opens.iter().filter(|open| open.client.id == client.id).find_map(|open| open.below(need))
     }
 
-    /// Whether a stateid is one of a client's own on the file: then nobody else has it delegated since before a restart.
+    /// Whether a stateid is one of a client's own on the file: then nobody else has it delegated
+    /// since before a restart.
     pub(super) fn is_held(&self, o: &Object, id: &Stateid) -> bool {
         let found = |id: Stateid| self.nfs.registry.find(&*self.client().ok()?, &id).ok();
         match self.actual(id).ok().filter(|id| !id.is_special()).and_then(found) {
@@ -203,7 +206,8 @@ impl Exec<'_> {
         Ok(CopyOk { response, requirements })
     }
 
-    /// RFC 7862 section 15.13: all of the range or nothing, and durable with the answer, which has no verifier.
+    /// RFC 7862 section 15.13: all of the range or nothing, and durable with the answer, which has
+    /// no verifier.
     pub(super) async fn clone_range(&mut self, a: &CloneArgs) -> Result<(), Nfsstat4> {
         let to = self.object(Nfsstat4::WRONG_TYPE)?.writable()?;
         let from = self.saved_object()?;

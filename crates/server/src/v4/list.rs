@@ -1,6 +1,7 @@
 //! READDIR.
 //!
-//! Cookies 1 and 2 mean nothing in NFSv4 (RFC 8881 section 18.23.3), so those of the `Vfs` are shifted by two.
+//! Cookies 1 and 2 mean nothing in NFSv4 (RFC 8881 section 18.23.3), so those of the `Vfs` are
+//! shifted by two.
 
 use super::attrs::{OF_ENTRY, bare_entry};
 use super::delegation::{Look, PATIENCE_V4, Told};
@@ -19,7 +20,8 @@ use std::sync::Arc;
 const RESERVED: u64 = 2;
 /// Bytes of the result besides entries: verifier, end of list, end of directory.
 const HEAD_BYTES: usize = 8 + 4 + 4;
-/// Up to so many files that others may have delayed writes to, their holders are asked one after the other; of more, all are called back at once.
+/// Up to so many files that others may have delayed writes to, their holders are asked one after
+/// the other; of more, all are called back at once.
 const ASKED_MAX: usize = 8;
 /// Least that the `Vfs` is asked for.
 const PAGE_MIN_BYTES: u32 = 256;
@@ -66,8 +68,9 @@ impl Exec<'_> {
         list.finish(page.verifier, page.eof)
     }
 
-    /// Waits until nobody else delays writes to files in a listing with attributes, or, where these are few, has their holders' word in
-    /// `told`. True when somebody did: the listing is to be read anew.
+    /// Waits until nobody else delays writes to files in a listing with attributes, or, where these
+    /// are few, has their holders' word in `told`. True when somebody did: the listing is to be
+    /// read anew.
     async fn of_files_delayed(
         &self,
         entries: &[DirEntry],

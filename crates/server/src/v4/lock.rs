@@ -1,8 +1,9 @@
 //! LOCK, LOCKT and LOCKU, and what clients ask about stateids.
 //!
-//! The server's own table says who is in whose way, because the answer names the owner. The layer below is told as well, so that
-//! whoever else uses the files (local programs, another server) respects the locks. Clients that want to wait ask again; they are
-//! told when that is worth it (CB_NOTIFY_LOCK).
+//! The server's own table says who is in whose way, because the answer names the owner. The layer
+//! below is told as well, so that whoever else uses the files (local programs, another server)
+//! respects the locks. Clients that want to wait ask again; they are told when that is worth it
+//! (CB_NOTIFY_LOCK).
 
 use super::exec::{Exec, Object};
 use super::ranges::Held;
@@ -131,7 +132,8 @@ impl Exec<'_> {
             return Ok(Tried::InTheWay(held, holder));
         }
         if !file.ranges.lock().has_room() {
-            // No status of NFSv4.1 says that there are too many locks, and it is no use to come back.
+            // No status of NFSv4.1 says that there are too many locks, and it is no use to come
+            // back.
             return Err(Nfsstat4::SERVERFAULT.into());
         }
         self.take_below(o, locks, kind, range).await?;
@@ -275,7 +277,8 @@ impl Exec<'_> {
         };
         let file = &locks.open.file;
         let _order = file.order.lock().await;
-        // The owner may have locked again, under the same stateid: Linux frees it while the next process with that name locks.
+        // The owner may have locked again, under the same stateid: Linux frees it while the next
+        // process with that name locks.
         registry.find(&client, &id)?;
         if file.ranges.lock().holds(locks.number) {
             return Err(Nfsstat4::LOCKS_HELD);

@@ -1,7 +1,9 @@
-//! Operations on names and attributes: LOOKUP, ACCESS, READLINK, CREATE, REMOVE, RENAME, LINK, SETATTR.
+//! Operations on names and attributes: LOOKUP, ACCESS, READLINK, CREATE, REMOVE, RENAME, LINK,
+//! SETATTR.
 //!
-//! A run of LOOKUPs is one walk: operations that only look at what was found (GETFH, GETATTR, ACCESS, READDIR, VERIFY, SAVEFH) may
-//! stand between them, as clients that want to know a whole path send them.
+//! A run of LOOKUPs is one walk: operations that only look at what was found (GETFH, GETATTR,
+//! ACCESS, READDIR, VERIFY, SAVEFH) may stand between them, as clients that want to know a whole
+//! path send them.
 
 use super::acl;
 use super::attrs::{SETTABLE, SETTABLE_LATER, to_create, to_set};

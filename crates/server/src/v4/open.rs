@@ -1,7 +1,8 @@
 //! OPEN, CLOSE and OPEN_DOWNGRADE.
 //!
-//! The `Vfs` opens the file with the caller's rights; then share reservations are compared with those of others. An open-owner has
-//! one stateid for a file, however often he opens it: access and denials add up.
+//! The `Vfs` opens the file with the caller's rights; then share reservations are compared with
+//! those of others. An open-owner has one stateid for a file, however often he opens it: access and
+//! denials add up.
 
 use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_create};
 use super::delegation::{Changing, Naming, PATIENCE_V4, Wish};
@@ -108,8 +109,9 @@ impl Exec<'_> {
         };
         let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
         let at = if changes { at.writable()? } else { at };
-        // Whoever takes back an open changes no bytes. While leases of before the restart may be out none is granted, and what he
-        // writes has to wait for them; to take back what was held he must not, or the grace period would be over.
+        // Whoever takes back an open changes no bytes. While leases of before the restart may be
+        // out none is granted, and what he writes has to wait for them; to take back what was held
+        // he must not, or the grace period would be over.
         let early = matches!(a.claim, OpenClaim::Previous(_)) && self.nfs.leases.is_recovering();
         let writes = !early && (share & open::SHARE_ACCESS_WRITE != 0 || cuts(a));
         let mut changing = match &a.claim {
@@ -159,7 +161,8 @@ impl Exec<'_> {
         if writes && !changing.covers(&file.fh) {
             match self.for_change(&file, false).await {
                 Ok(itself) => changing.itself = Some(itself),
-                // It was not there before: somebody has opened it meanwhile, and is told when it is written.
+                // It was not there before: somebody has opened it meanwhile, and is told when it is
+                // written.
                 Err(_) if created && cut.is_none() => {}
                 Err(status) => return Err(status),
             }
@@ -170,7 +173,8 @@ impl Exec<'_> {
         scarcity::is_over();
         let mut file = file;
         if !writes && !early {
-            // Nobody is delegated the file for writing from here on: somebody may have been just before.
+            // Nobody is delegated the file for writing from here on: somebody may have been just
+            // before.
             match self.nfs.leases.read(self.client.as_ref(), &file.fh, PATIENCE_V4).await {
                 Ok(false) => {}
                 Ok(true) => file.known = None,
@@ -199,7 +203,8 @@ impl Exec<'_> {
         Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation })
     }
 
-    /// Fails unless an OPEN that may create finds its file in a read-only export and does not change it.
+    /// Fails unless an OPEN that may create finds its file in a read-only export and does not
+    /// change it.
     async fn exists_read_only(&self, dir: &Object, a: &OpenArgs) -> Result<(), Nfsstat4> {
         let OpenClaim::Null(wanted) = &a.claim else { return Err(Nfsstat4::INVAL) };
         let wanted = name(wanted)?;
@@ -215,8 +220,8 @@ impl Exec<'_> {
         }
     }
 
-    /// An open that is refused although it was registered: it was new and nobody has used it, or it goes on as it was with a
-    /// sequence number more.
+    /// An open that is refused although it was registered: it was new and nobody has used it, or it
+    /// goes on as it was with a sequence number more.
     async fn undo(&self, opened: &Arc<Open>) {
         let _order = opened.file.order.lock().await;
         if opened.stateid().seqid == 1 {
@@ -252,7 +257,8 @@ impl Exec<'_> {
         }
     }
 
-    /// Makes it durable that something is delegated, before anybody relies on it; false when that is not possible.
+    /// Makes it durable that something is delegated, before anybody relies on it; false when that
+    /// is not possible.
     pub(super) async fn may_delegate(&self, kind: Kind) -> bool {
         let leases = &self.nfs.leases;
         if leases.is_marked(kind) {
@@ -271,7 +277,8 @@ impl Exec<'_> {
         true
     }
 
-    /// How long a file may become before its holder has to write it: what it has, and his share of what is free.
+    /// How long a file may become before its holder has to write it: what it has, and his share of
+    /// what is free.
     async fn room_for(&self, file: &mut Object) -> u64 {
         let Ok(attrs) = self.attrs(file).await else { return 0 };
         let size_bytes = attrs.attr.size_bytes;
@@ -404,7 +411,8 @@ impl Exec<'_> {
         Ok((Got { opened, set, cut }, cinfo))
     }
 
-    /// A file that an exclusive creation finds: its own, when the verifier is in it. `None`: there is none any more.
+    /// A file that an exclusive creation finds: its own, when the verifier is in it. `None`: there
+    /// is none any more.
     async fn open_again(
         &self,
         dir: &Object,
@@ -427,7 +435,8 @@ impl Exec<'_> {
         Ok(Some(self.open_handle(&file, share, true).await?.opened))
     }
 
-    /// Opens the object itself. `held`: it was open before, or was just made, so its owner needs no right.
+    /// Opens the object itself. `held`: it was open before, or was just made, so its owner needs no
+    /// right.
     async fn open_handle(&self, file: &Object, share: u32, held: bool) -> Result<Got, Nfsstat4> {
         let vfs = &file.export.vfs;
         let at = Where::fh(&file.fh);
@@ -448,7 +457,8 @@ impl Exec<'_> {
         Ok(Got { opened, set: Bitmap4::EMPTY, cut: None })
     }
 
-    /// Adds an open to what the client holds; its stateid as this call made it, which is told to nobody else.
+    /// Adds an open to what the client holds; its stateid as this call made it, which is told to
+    /// nobody else.
     async fn register(
         &self,
         file: &Object,
@@ -551,7 +561,8 @@ impl Exec<'_> {
             inner.access = share;
             inner.deny = a.share_deny;
             inner.seqid = next(inner.seqid);
-            // Opens of the file below that are used for nothing any more; one that can do what is left stays.
+            // Opens of the file below that are used for nothing any more; one that can do what is
+            // left stays.
             let need = access(share);
             if let Some(exact) = inner.below.iter().position(|b| b.access == need) {
                 let keep = inner.below.swap_remove(exact);

@@ -1,11 +1,13 @@
 //! Byte-range locks of one file: who holds what, and who is in whose way.
 //!
-//! It knows nothing of stateids or clients: owners are numbers. Locks of one owner never overlap; a new one replaces what he held
-//! in its range, as POSIX has it, so that a part can be upgraded, downgraded or given up.
+//! It knows nothing of stateids or clients: owners are numbers. Locks of one owner never overlap; a
+//! new one replaces what he held in its range, as POSIX has it, so that a part can be upgraded,
+//! downgraded or given up.
 
 use hither_vfs::{FileRange, LockKind};
 
-/// Most locks of a file; a program that locks single bytes meets this end before the server's memory does.
+/// Most locks of a file; a program that locks single bytes meets this end before the server's
+/// memory does.
 const LOCKS_MAX: usize = if cfg!(test) { 256 } else { 16_384 };
 
 /// A lock.
@@ -42,7 +44,8 @@ impl Ranges {
     /// Takes a lock that [`Ranges::conflict`] allows.
     pub fn take(&mut self, owner: u64, kind: LockKind, mut range: FileRange) {
         self.release(owner, range);
-        // Neighbours of the same kind become one, so that locking byte by byte does not cost a lock each.
+        // Neighbours of the same kind become one, so that locking byte by byte does not cost a lock
+        // each.
         self.held.retain(|h| {
             let touches = h.range.end_bytes == range.start_bytes || h.range.start_bytes == range.end_bytes;
             let joins = h.owner == owner && h.kind == kind && touches;

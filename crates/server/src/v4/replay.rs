@@ -1,13 +1,15 @@
 //! Calls of sessions of a life before: what they did is answered again and not done again.
 //!
-//! A session ends with the server. Its client sends again what was not answered, in the same slot under the same number, before it learns
-//! that. Every operation that changes something has a name ([`CallId::op`]), which a layer with a journal keeps with what the
-//! operation did. When there are such names of a call, it is executed once more, in no session: what was done is answered as done, what
-//! only looks looks again, and the rest is done now, but for what needs opens and locks, which are gone: it has to wait for the client to
-//! take them back. A call of which nothing is known gets NFS4ERR_BADSESSION, as if there were no journal.
+//! A session ends with the server. Its client sends again what was not answered, in the same slot
+//! under the same number, before it learns that. Every operation that changes something has a name
+//! ([`CallId::op`]), which a layer with a journal keeps with what the operation did. When there are
+//! such names of a call, it is executed once more, in no session: what was done is answered as
+//! done, what only looks looks again, and the rest is done now, but for what needs opens and locks,
+//! which are gone: it has to wait for the client to take them back. A call of which nothing is
+//! known gets NFS4ERR_BADSESSION, as if there were no journal.
 //!
-//! These are not the persistent sessions of RFC 8881 section 2.10.6.5: those answer every call that was executed, whole and as it was
-//! answered first.
+//! These are not the persistent sessions of RFC 8881 section 2.10.6.5: those answer every call that
+//! was executed, whole and as it was answered first.
 
 use super::exec::{Exec, Here, Object};
 use super::names::wire_change;
@@ -27,9 +29,11 @@ use twox_hash::XxHash3_64;
 
 /// What names of operations begin with; those of NFSv3 begin with an address family.
 const TAG: u32 = 41;
-/// Bytes of a call that its checksum covers: enough to tell two calls apart, little enough for a WRITE of a megabyte.
+/// Bytes of a call that its checksum covers: enough to tell two calls apart, little enough for a
+/// WRITE of a megabyte.
 const SUM_BYTES: usize = 4096;
-/// Longest reply that is kept for one who asks a third time: with all calls that a journal tells of, 64 MiB.
+/// Longest reply that is kept for one who asks a third time: with all calls that a journal tells
+/// of, 64 MiB.
 const KEPT_MAX_BYTES: usize = 4096;
 
 /// A checksum of a call, and of who makes it.
@@ -176,7 +180,8 @@ pub(super) fn sequence(args: &SequenceArgs) -> OpRes {
 }
 
 impl Exec<'_> {
-    /// The same caller, for the change that the operation makes, by the name that it is known by after a restart.
+    /// The same caller, for the change that the operation makes, by the name that it is known by
+    /// after a restart.
     pub(super) fn named(&self, cx: &Cx) -> Cx {
         Cx { call: self.call.map(|call| call.op(self.at)), ..cx.clone() }
     }
@@ -195,7 +200,8 @@ impl Exec<'_> {
             Op::Delegreturn(_) => OpRes::Delegreturn(Ok(())),
             Op::Close(_) => OpRes::Close(Ok(Stateid::INVALID)),
             _ => match self.execute(op, rest).await {
-                // Whatever needs a client: he has to come with a session, and to take back what he held.
+                // Whatever needs a client: he has to come with a session, and to take back what he
+                // held.
                 result if result.status() == Nfsstat4::OP_NOT_IN_SESSION => {
                     OpRes::failed(op.number(), Nfsstat4::GRACE)
                 }
@@ -220,7 +226,8 @@ impl Exec<'_> {
             Op::Open(a) => {
                 let cinfo = self.some_change(&here).await;
                 self.go(Here::Object(Object { fh: did.fh.clone(), known: None, ..here }));
-                // No stateid of anything: the client finds that the server has restarted, and takes the open back.
+                // No stateid of anything: the client finds that the server has restarted, and takes
+                // the open back.
                 let stateid = Stateid { seqid: 1, other: self.nfs.registry.other() };
                 self.stateid = Some(stateid);
                 let (rflags, delegation) = (open::RESULT_LOCKTYPE_POSIX, OpenDelegation::None);

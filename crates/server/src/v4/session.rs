@@ -1,8 +1,10 @@
-//! Sessions: slots that execute each call exactly once (RFC 8881 section 2.10.6), and the way back to the client.
+//! Sessions: slots that execute each call exactly once (RFC 8881 section 2.10.6), and the way back
+//! to the client.
 //!
-//! It knows nothing of operations. A slot remembers the sequence number of its last call, a checksum of it and its reply. A call
-//! with the next number is new, one with the same number is a repetition. The reply of a call that asked for it is kept however
-//! it ended; others are kept when they are small, because that costs little and spares the client a doubt.
+//! It knows nothing of operations. A slot remembers the sequence number of its last call, a
+//! checksum of it and its reply. A call with the next number is new, one with the same number is a
+//! repetition. The reply of a call that asked for it is kept however it ended; others are kept when
+//! they are small, because that costs little and spares the client a doubt.
 
 use super::clients::Client;
 use bytes::Bytes;

@@ -1,4 +1,5 @@
-//! Operations that make and end clients and sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION and their opposites.
+//! Operations that make and end clients and sessions: EXCHANGE_ID, CREATE_SESSION,
+//! BIND_CONN_TO_SESSION and their opposites.
 
 use super::clients::{Introduction, Principal};
 use super::exec::Exec;
@@ -17,11 +18,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes of a call or reply beside the largest READ or WRITE.
 pub(super) const OVERHEAD_BYTES: u32 = 64 << 10;
-/// Bytes of the header of a reply: transaction id, direction, acceptance, an empty verifier, success.
+/// Bytes of the header of a reply: transaction id, direction, acceptance, an empty verifier,
+/// success.
 pub(super) const REPLY_HEADER_BYTES: usize = 24;
 /// Bytes of the header of a call whose credential is empty.
 const CALL_HEADER_BYTES: usize = 40;
-/// A call with less has no room for SEQUENCE (36 bytes) and one operation behind the compound's own 12 bytes.
+/// A call with less has no room for SEQUENCE (36 bytes) and one operation behind the compound's own
+/// 12 bytes.
 const REQUEST_MIN_BYTES: u32 = CALL_HEADER_BYTES as u32 + 12 + 36 + 4;
 /// The same of a reply, whose SEQUENCE takes 44 bytes.
 const RESPONSE_MIN_BYTES: u32 = REPLY_HEADER_BYTES as u32 + 12 + 44 + 8;
@@ -113,7 +116,8 @@ impl Exec<'_> {
         answer
     }
 
-    /// A CREATE_SESSION that is sent again because its connection was lost names the connection for callbacks.
+    /// A CREATE_SESSION that is sent again because its connection was lost names the connection for
+    /// callbacks.
     fn call_back_here(&self, answer: &Result<CreateSessionOk, Nfsstat4>) {
         let wanted = |ok: &&CreateSessionOk| ok.flags & create_session::CONN_BACK_CHAN != 0;
         let Some(ok) = answer.as_ref().ok().filter(wanted) else { return };

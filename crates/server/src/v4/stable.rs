@@ -1,8 +1,10 @@
-//! What NFSv4 remembers across restarts: the server's own name, and which clients may reclaim (RFC 8881 section 8.4.2.1).
+//! What NFSv4 remembers across restarts: the server's own name, and which clients may reclaim (RFC
+//! 8881 section 8.4.2.1).
 //!
-//! It knows nothing of sessions. A client's record is a file that holds the client's own name, called by a checksum of it; it is
-//! on stable storage before the client is told that it has nothing more to reclaim. Without a directory nothing is remembered:
-//! clients find that what they held is lost.
+//! It knows nothing of sessions. A client's record is a file that holds the client's own name,
+//! called by a checksum of it; it is on stable storage before the client is told that it has
+//! nothing more to reclaim. Without a directory nothing is remembered: clients find that what they
+//! held is lost.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -35,7 +37,8 @@ pub(crate) struct Stable {
 }
 
 impl Stable {
-    /// Opens the directory; makes it when it is not there. Also returns who held something at the end of the last run.
+    /// Opens the directory; makes it when it is not there. Also returns who held something at the
+    /// end of the last run.
     pub fn open(dir: Option<&Path>) -> io::Result<(Self, HashSet<Bytes>)> {
         let Some(dir) = dir else { return Ok((Self { dir: None }, HashSet::new())) };
         let clients = dir.join("clients");
@@ -120,7 +123,8 @@ impl Stable {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
 
-    /// Forgets a client. One that is not forgotten because the disk fails is one that may reclaim nothing the next time.
+    /// Forgets a client. One that is not forgotten because the disk fails is one that may reclaim
+    /// nothing the next time.
     pub fn forget(&self, owner: Bytes) {
         if self.dir.is_some() {
             let stable = self.clone();
@@ -145,8 +149,8 @@ fn file_name(owner: &[u8]) -> String {
     format!("{:016x}{:016x}", XxHash3_64::oneshot(owner), XxHash3_64::oneshot_with_seed(1, owner))
 }
 
-/// Writes a file so that it is there whole or as it was before, also after a loss of power. Of several who write one at the same
-/// time, each finds it written.
+/// Writes a file so that it is there whole or as it was before, also after a loss of power. Of
+/// several who write one at the same time, each finds it written.
 pub(crate) fn write_durably(dir: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     static WRITING: Mutex<()> = Mutex::new(());
     let _writing = WRITING.lock();

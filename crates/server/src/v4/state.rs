@@ -1,16 +1,19 @@
-//! What clients hold: opens with their share reservations, byte-range locks (RFC 8881 sections 8 and 9), and delegations.
+//! What clients hold: opens with their share reservations, byte-range locks (RFC 8881 sections 8
+//! and 9), and delegations.
 //!
-//! It knows nothing of operations on the wire. A stateid is a number of the server, the same for all changes of one open or one
-//! owner's locks on a file; its sequence number grows with each. A file with opens has an entry that knows them all, so that
-//! share reservations and locks of different clients meet there. The opens of the `Vfs` below live as long as a call uses
-//! them, even when the client closes the file meanwhile.
+//! It knows nothing of operations on the wire. A stateid is a number of the server, the same for
+//! all changes of one open or one owner's locks on a file; its sequence number grows with each. A
+//! file with opens has an entry that knows them all, so that share reservations and locks of
+//! different clients meet there. The opens of the `Vfs` below live as long as a call uses them,
+//! even when the client closes the file meanwhile.
 //!
-//! Calls of one client run side by side, and some clients give a stateid up while they ask for its owner's next lock. So what a
-//! file's state becomes is decided in its `order`, one call at a time: who changes it looks his stateid up there (again), and
-//! takes the sequence number that he answers there.
+//! Calls of one client run side by side, and some clients give a stateid up while they ask for its
+//! owner's next lock. So what a file's state becomes is decided in its `order`, one call at a time:
+//! who changes it looks his stateid up there (again), and takes the sequence number that he answers
+//! there.
 //!
-//! Locks: `Registry::files`, then a file's `opens` or `lockers`, then a client's `states`, then `Registry::states`; a file's `order` is
-//! held across awaits and taken first.
+//! Locks: `Registry::files`, then a file's `opens` or `lockers`, then a client's `states`, then
+//! `Registry::states`; a file's `order` is held across awaits and taken first.
 
 use super::clients::Client;
 use super::delegation::Delegation;
@@ -60,8 +63,8 @@ pub(crate) struct FileState {
     pub ranges: Mutex<Ranges>,
     /// Who asked for a lock that somebody has, and wants to be told.
     pub waiters: Mutex<Vec<Waiter>>,
-    /// Changes of opens and locks, one after the other, from the look at the stateid to the new one; the table here and the
-    /// layer below change together.
+    /// Changes of opens and locks, one after the other, from the look at the stateid to the new
+    /// one; the table here and the layer below change together.
     pub order: tokio::sync::Mutex<()>,
 }
 
@@ -293,7 +296,8 @@ impl Registry {
         }
     }
 
-    /// Ends an open and the locks under it, with the file's `order` held. Returns the locks' owners, to be told to the layer below.
+    /// Ends an open and the locks under it, with the file's `order` held. Returns the locks'
+    /// owners, to be told to the layer below.
     pub fn close(&self, open: &Arc<Open>) -> Vec<Arc<Locks>> {
         let below = {
             let mut inner = open.inner.lock();
@@ -329,8 +333,8 @@ impl Registry {
     /// Removes the entry of a file that nobody has open.
     fn forget_file(&self, file: &Arc<FileState>) {
         let mut files = self.files.lock();
-        // Only the open that ends holds it; whoever else does has found it and is about to use it. A second entry beside that one
-        // would know nothing of its opens and locks.
+        // Only the open that ends holds it; whoever else does has found it and is about to use it.
+        // A second entry beside that one would know nothing of its opens and locks.
         let is_this = files.get(&file.key).and_then(Weak::upgrade).is_some_and(|f| Arc::ptr_eq(&f, file));
         if is_this && file.opens.lock().is_empty() && Arc::strong_count(file) == 1 {
             files.remove(&file.key);

@@ -264,8 +264,8 @@ async fn orderly_end_leaves_no_grace() {
     }
 }
 
-/// While leases of NQNFS from before a restart may be out, files that were open for writing are taken back: the grace period does
-/// not wait. Nothing is written before those leases are over.
+/// While leases of NQNFS from before a restart may be out, files that were open for writing are
+/// taken back: the grace period does not wait. Nothing is written before those leases are over.
 #[tokio::test(start_paused = true)]
 async fn what_was_held_is_given_back_although_leases_may_be_out() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());

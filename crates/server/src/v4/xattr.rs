@@ -1,4 +1,5 @@
-//! Extended attributes (RFC 8276): those of the name space `user.`, whose prefix is not on the wire.
+//! Extended attributes (RFC 8276): those of the name space `user.`, whose prefix is not on the
+//! wire.
 
 use super::exec::{Exec, Object};
 use super::names::wire_change;

@@ -1,4 +1,5 @@
-//! A layer that counts the calls that pass, and can make each take its time on both ways, as a network does.
+//! A layer that counts the calls that pass, and can make each take its time on both ways, as a
+//! network does.
 
 use crate::*;
 use async_trait::async_trait;
@@ -19,7 +20,8 @@ pub struct Wire {
     lease: Mutex<Option<tokio::time::Instant>>,
     /// Whether directories are, too.
     pub directories: Mutex<bool>,
-    /// Leases come with questions about an object itself, and not by the way, when it is made or in the listing of its directory.
+    /// Leases come with questions about an object itself, and not by the way, when it is made or in
+    /// the listing of its directory.
     pub itself: Mutex<bool>,
     /// Opens that are refused a lease before one is granted.
     refused: Mutex<Option<usize>>,
@@ -31,11 +33,13 @@ pub struct Wire {
     pub vague: Mutex<bool>,
     /// As with NQNFS: nobody tells what a change made of the directory.
     pub silent: Mutex<bool>,
-    /// `change` of directories is at most this, as if what changed them afterwards had come in one tick of a clock.
+    /// `change` of directories is at most this, as if what changed them afterwards had come in one
+    /// tick of a clock.
     pub tick: Mutex<u64>,
     /// As with NFSv3: nobody tells which object a rename moved.
     pub blind: Mutex<bool>,
-    /// As with NFSv3: `change` of files is made of their time, and finishing a file takes a call for each step.
+    /// As with NFSv3: `change` of files is made of their time, and finishing a file takes a call
+    /// for each step.
     pub plain: Mutex<bool>,
 }
 

@@ -20,7 +20,8 @@ const SETGID: u32 = 0o2000;
 const MAY_MAKE: u32 = 0o300;
 /// What a journal must still take, in bytes, so that an object may begin in it.
 const ROOM_BYTES: u64 = 64 << 10;
-/// Further bytes that a name costs in a directory's length are not shown; a directory's own length is this.
+/// Further bytes that a name costs in a directory's length are not shown; a directory's own length
+/// is this.
 const DIRECTORY_BYTES: u64 = 4096;
 
 /// An object that was made here.
@@ -228,7 +229,8 @@ impl Ahead {
         patient(cx, wait).await
     }
 
-    /// The server has made an object: whether its owner and group are as expected, and what its clock says.
+    /// The server has made an object: whether its owner and group are as expected, and what its
+    /// clock says.
     pub(super) async fn learn(&self, cx: &Cx, dir: &Fh, made: &Attrs) {
         let key = (cx.cred.uid, cx.cred.gid);
         if self.table().trusted.contains(&key) {
@@ -242,7 +244,8 @@ impl Ahead {
         let mut t = self.table();
         let since = (self.env.wall)().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
         let theirs = i128::from(made.attr.ctime.secs) * 1_000_000_000 + i128::from(made.attr.ctime.nanos);
-        // The reply is some time on its way, and their clock ticks: what is less than that is no difference.
+        // The reply is some time on its way, and their clock ticks: what is less than that is no
+        // difference.
         let took = made.asked.elapsed().as_nanos() as i128;
         let ahead = theirs - (since.as_nanos() as i128 - took / 2);
         if t.trusted.is_empty() && ahead.abs() > took.max(20_000_000) {

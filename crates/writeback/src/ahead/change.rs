@@ -1,7 +1,8 @@
 //! What programs do to an object that is here.
 //!
-//! Whoever is not its maker, and whatever is not done here, makes it go to the server first: the calls say `None` then. What was tried and
-//! failed may be at the server in part: nothing of it changes here until it is there whole, or removed there.
+//! Whoever is not its maker, and whatever is not done here, makes it go to the server first: the
+//! calls say `None` then. What was tried and failed may be at the server in part: nothing of it
+//! changes here until it is there whole, or removed there.
 
 use super::Ahead;
 use super::table::{Body, Object, Open, Owed, Status, Table};
@@ -15,7 +16,8 @@ use hither_vfs::{
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What one did to an object that is here: the answer, and the record that must be in the journal before it is given.
+/// What one did to an object that is here: the answer, and the record that must be in the journal
+/// before it is given.
 type Done<T> = Option<(T, u64)>;
 
 impl Object {
@@ -62,7 +64,8 @@ impl Object {
 }
 
 impl Ahead {
-    /// Acts on an object that is here, for its maker; `None`: it is the server's to answer, once it has it.
+    /// Acts on an object that is here, for its maker; `None`: it is the server's to answer, once it
+    /// has it.
     fn on_here<T>(&self, cx: &Cx, fh: &Fh, act: impl FnOnce(&mut Table) -> Option<T>) -> Result<Option<T>> {
         let mut t = self.table();
         let mine = match t.status(fh) {
@@ -81,7 +84,8 @@ impl Ahead {
         }
     }
 
-    /// Waits until everything that was done to an object is durable here; true when the server has to be asked for that.
+    /// Waits until everything that was done to an object is durable here; true when the server has
+    /// to be asked for that.
     pub(super) async fn durable(&self, fh: &Fh) -> Result<bool> {
         let last = match self.table().status(fh) {
             Status::Here(object) => {
@@ -337,7 +341,8 @@ impl Ahead {
         ticket.seq
     }
 
-    /// Times that were set before something was made, moved or removed in a directory are not its times any more.
+    /// Times that were set before something was made, moved or removed in a directory are not its
+    /// times any more.
     pub(super) fn owes_nothing(&self, t: &mut Table, dir: &Fh) {
         if let Some(Owed { ticket, .. }) = t.owed.remove(dir) {
             self.wal.log().append(Record::of(&t.as_recorded(dir), Event::Gone));
@@ -445,7 +450,8 @@ impl Ahead {
         (info, ticket.seq)
     }
 
-    /// Whether the caller may change names in a directory, as far as that is known without a refusal to pass on.
+    /// Whether the caller may change names in a directory, as far as that is known without a
+    /// refusal to pass on.
     async fn may_change(&self, cx: &Cx, dir: &Fh) -> Result<bool> {
         let real = match self.table().status(dir) {
             Status::Here(o) => {

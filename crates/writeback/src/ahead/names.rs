@@ -1,7 +1,7 @@
 //! Walking over what is here and what is at the server.
 //!
-//! A name that is here is not at the server, or is on its way there. What is found below may have been asked for before an object arrived:
-//! then the walk is made again.
+//! A name that is here is not at the server, or is on its way there. What is found below may have
+//! been asked for before an object arrived: then the walk is made again.
 
 use super::Ahead;
 use super::table::{Body, Status, Table};
@@ -12,7 +12,8 @@ use hither_vfs::{
 /// How often a walk is made again before it is taken as it is.
 const TRIES: u32 = 16;
 
-/// What is known here of a path: all of it; or what somebody else than its maker asks for, which goes to the server first.
+/// What is known here of a path: all of it; or what somebody else than its maker asks for, which
+/// goes to the server first.
 type Here = std::result::Result<Trail, Fh>;
 
 impl Ahead {
@@ -87,7 +88,8 @@ impl Ahead {
         Ok(trail)
     }
 
-    /// Where a walk begins among what is here, if it does: an object and the steps up to it, and the names left.
+    /// Where a walk begins among what is here, if it does: an object and the steps up to it, and
+    /// the names left.
     fn start_here<'a>(&self, t: &Table, at: Where<'a>) -> Option<(Fh, Vec<Node>, &'a [Name])> {
         let step = |fh: &Fh| {
             let mut node = Node { fh: fh.clone(), attrs: t.here.get(fh)?.attrs() };

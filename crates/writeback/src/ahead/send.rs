@@ -23,7 +23,8 @@ const BACKOFF_MOST: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// What its owner needs to open a file again.
 const OWNER_BITS: u32 = 0o600;
-/// Most objects, and bytes, that go to the server in one call: what somebody waits for may be among them.
+/// Most objects, and bytes, that go to the server in one call: what somebody waits for may be among
+/// them.
 pub(super) const BATCH_OBJECTS: usize = 32;
 pub(super) const BATCH_BYTES: usize = 256 << 10;
 
@@ -74,8 +75,8 @@ impl Ahead {
         })
     }
 
-    /// Begins to create those of these objects that are here, several of a directory in one call; those that are on their way now, with what
-    /// to follow them by.
+    /// Begins to create those of these objects that are here, several of a directory in one call;
+    /// those that are on their way now, with what to follow them by.
     pub(super) fn start(&self, objects: &[Fh]) -> Vec<(Fh, watch::Receiver<u32>)> {
         let mut batches: Vec<(Fh, Vec<Fh>)> = Vec::new();
         let mut going = Vec::with_capacity(objects.len());

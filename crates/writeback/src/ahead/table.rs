@@ -96,8 +96,8 @@ pub(super) struct Open {
     pub below: Option<Result<OpenId, i32>>,
 }
 
-/// Times that programs were shown before an object, or the last one in a directory, was sent. They stay until a program changes
-/// something.
+/// Times that programs were shown before an object, or the last one in a directory, was sent. They
+/// stay until a program changes something.
 #[derive(Debug, Clone, Copy)]
 struct Shown {
     /// Of a directory or link: that of a file is set at the server.
@@ -142,7 +142,8 @@ pub(super) struct Table {
     pub bytes: u64,
     /// Moves when an object arrives at the server, or is made, moved or removed here.
     pub generation: u64,
-    /// When something was last made, moved or removed here in a directory that is at the server, and how often.
+    /// When something was last made, moved or removed here in a directory that is at the server,
+    /// and how often.
     touched: HashMap<Fh, (Time, u64)>,
     pub owed: HashMap<Fh, Owed>,
     /// Never longer than [`SHOWN_MOST`]; the oldest go first.
@@ -235,8 +236,8 @@ impl Table {
         self.ours.get(fh).unwrap_or(fh).clone()
     }
 
-    /// The handle by which the journal is to know a directory: that of the server when it has one, because what says which that is may have
-    /// left the journal.
+    /// The handle by which the journal is to know a directory: that of the server when it has one,
+    /// because what says which that is may have left the journal.
     pub fn as_recorded(&self, seen: &Fh) -> Fh {
         match self.known.get(seen) {
             Some(Known { real: Ok(real), .. }) => real.clone(),
@@ -335,7 +336,8 @@ impl Table {
         }
     }
 
-    /// An object that was here is at the server, or was refused there. `as_made`: as its attributes tell, nothing was done to it there since.
+    /// An object that was here is at the server, or was refused there. `as_made`: as its attributes
+    /// tell, nothing was done to it there since.
     pub fn ended(&mut self, fh: &Fh, real: Result<&Node, i32>, as_made: bool) -> Option<Object> {
         let theirs = real.ok().filter(|_| as_made).map(|node| node.attrs.attr.ctime);
         let real = real.map(|node| (Fh(Bytes::copy_from_slice(&node.fh.0)), node.attrs.attr.fileid));

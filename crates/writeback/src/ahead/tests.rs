@@ -1,4 +1,5 @@
-//! New objects over the model: what waits, what goes, what a crash leaves, and random histories against a server without any of it.
+//! New objects over the model: what waits, what goes, what a crash leaves, and random histories
+//! against a server without any of it.
 
 use super::*;
 use crate::dirty::tests::gate::Gate;
@@ -135,7 +136,8 @@ impl Stack {
         read(&*self.ahead, fh).await
     }
 
-    /// The daemon is killed in this moment: what the next one makes of the journal, and the bytes of conflicts.
+    /// The daemon is killed in this moment: what the next one makes of the journal, and the bytes
+    /// of conflicts.
     async fn crash(&self) -> (Outcome, Vec<Vec<u8>>) {
         let dir = Temporary::new();
         std::fs::create_dir_all(&dir.0).unwrap();
@@ -302,7 +304,8 @@ async fn names_change_here() {
     assert_eq!(all, ["/b", "/b/c", "/b/c/old"]);
 }
 
-/// Whoever lists a directory finds everything, and what others than the maker ask is the server's to answer.
+/// Whoever lists a directory finds everything, and what others than the maker ask is the server's
+/// to answer.
 /// Promise: 6g
 #[tokio::test]
 async fn lists_and_other_users_send_first() {
@@ -362,7 +365,8 @@ async fn times_of_directories_are_set_when_all_is_there() {
     }
 }
 
-/// The times that programs were shown do not move when objects are sent, and do when a program changes something.
+/// The times that programs were shown do not move when objects are sent, and do when a program
+/// changes something.
 /// Promise: 6g
 #[tokio::test]
 async fn sending_moves_no_times() {
@@ -511,7 +515,8 @@ async fn a_directory_is_synced_to_the_journal() {
     assert_eq!((s.ahead.stats().ahead_objects, s.gate.calls("commit")), (3, 0), "the server is not asked");
 }
 
-/// The journal tells of a rename before it tells of the end of what was there: a crash between the two leaves one of them.
+/// The journal tells of a rename before it tells of the end of what was there: a crash between the
+/// two leaves one of them.
 /// Promise: 6g
 #[tokio::test]
 async fn a_rename_over_something_is_there_as_a_whole() {
@@ -529,8 +534,8 @@ async fn a_rename_over_something_is_there_as_a_whole() {
     assert!(find(s.gate.below(), &s.root, "new").await.is_none());
 }
 
-/// What says which handle a directory has at the server may have left the journal before what is made in it, and what says that an object was made
-/// before its bytes.
+/// What says which handle a directory has at the server may have left the journal before what is
+/// made in it, and what says that an object was made before its bytes.
 /// Promise: 6g
 #[tokio::test]
 async fn the_journal_does_not_need_what_has_left_it() {

@@ -85,7 +85,8 @@ impl Ahead {
         Ok(opened)
     }
 
-    /// Splits what can be answered here from what has to be asked for below, and puts the answers together again.
+    /// Splits what can be answered here from what has to be asked for below, and puts the answers
+    /// together again.
     async fn each<T, F>(
         &self,
         cx: &Cx,

@@ -1,6 +1,7 @@
 //! Calls that no delayed write may overtake or fall behind.
 //!
-//! It knows nothing of what they do. Writes wait outside for as long as one runs; what it makes void is held back and dropped.
+//! It knows nothing of what they do. Writes wait outside for as long as one runs; what it makes
+//! void is held back and dropped.
 
 use super::Dirty;
 use super::file::{File as Delayed, State};
@@ -64,7 +65,8 @@ pub(super) enum First {
 }
 
 impl Dirty {
-    /// Runs a call that no write may overtake or fall behind; `told` are the attributes that its answer brings.
+    /// Runs a call that no write may overtake or fall behind; `told` are the attributes that its
+    /// answer brings.
     pub(super) async fn alone<T>(
         &self,
         file: &Arc<Delayed>,
@@ -106,7 +108,8 @@ impl Dirty {
             self.with(file, |s| {
                 s.extents.cut(size);
                 s.journal.void(size, u64::MAX);
-                // With it, and not after the wait: this cut explains nothing any more, and the file would be somebody else's.
+                // With it, and not after the wait: this cut explains nothing any more, and the file
+                // would be somebody else's.
                 if let Some(attrs) = told(answer) {
                     s.journal.saw(attrs);
                 }

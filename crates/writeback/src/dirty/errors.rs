@@ -1,7 +1,7 @@
 //! Errors of delayed writes, told once to each open: Linux's errseq.
 //!
-//! It knows nothing of writes. A file counts its errors; each open has a mark, the count that it has seen. An error that
-//! nobody was told of is the next open's to report.
+//! It knows nothing of writes. A file counts its errors; each open has a mark, the count that it
+//! has seen. An error that nobody was told of is the next open's to report.
 
 use hither_vfs::{Error, OpenAccess, OpenId, Result};
 use std::collections::HashMap;

@@ -1,17 +1,20 @@
 //! Bytes of one file that were written here and are not at the server yet: a pure state machine.
 //!
-//! It knows nothing of time beyond the instants it is given, of errors and of who waits. Bytes are *dirty* until a flight
-//! takes them, and *in flight* until it lands; what is written over bytes in flight is dirty again and is not taken
-//! before that flight landed, so that of each byte the versions reach the server in the order of their writing. Dirty
-//! pieces never overlap one another, nor do flights.
+//! It knows nothing of time beyond the instants it is given, of errors and of who waits. Bytes are
+//! *dirty* until a flight takes them, and *in flight* until it lands; what is written over bytes in
+//! flight is dirty again and is not taken before that flight landed, so that of each byte the
+//! versions reach the server in the order of their writing. Dirty pieces never overlap one another,
+//! nor do flights.
 //!
-//! Big writes are kept as the buffers they came in; small ones are copied into buffers that grow, so that a
-//! thousand appends are one piece, and a small write does not keep a large message alive. `runs` are the maximal
-//! dirty ranges without gaps; those of a whole chunk are worth sending at once.
+//! Big writes are kept as the buffers they came in; small ones are copied into buffers that grow,
+//! so that a thousand appends are one piece, and a small write does not keep a large message alive.
+//! `runs` are the maximal dirty ranges without gaps; those of a whole chunk are worth sending at
+//! once.
 //!
-//! To say "everything written until now", an *epoch* is sealed ([`Extents::seal`]): bytes of sealed epochs are not
-//! merged with later ones, and each epoch counts its bytes. What replaces dirty bytes of an older epoch belongs to that epoch:
-//! whoever waits for the older ones waits until these, or newer ones in their place, are at the server.
+//! To say "everything written until now", an *epoch* is sealed ([`Extents::seal`]): bytes of sealed
+//! epochs are not merged with later ones, and each epoch counts its bytes. What replaces dirty
+//! bytes of an older epoch belongs to that epoch: whoever waits for the older ones waits until
+//! these, or newer ones in their place, are at the server.
 
 use super::file::Origin;
 use bytes::{Bytes, BytesMut};
@@ -24,7 +27,8 @@ use tokio::time::Instant;
 const SMALL_BYTES: usize = 32 << 10;
 /// A buffer of merged small writes grows to this.
 const MERGED_BYTES: usize = 256 << 10;
-/// A gap up to this is cheaper as zeros than as the end of a WRITE. None has room for a block, so no hole of the file is lost.
+/// A gap up to this is cheaper as zeros than as the end of a WRITE. None has room for a block, so
+/// no hole of the file is lost.
 const GAP_BYTES: u64 = (4 << 10) - 1;
 
 static ZEROS: [u8; GAP_BYTES as usize] = [0; GAP_BYTES as usize];
@@ -106,8 +110,8 @@ pub(super) struct Rules {
     pub flush_to: u64,
     /// Nothing from this offset on.
     pub hold_from: u64,
-    /// From this offset on the file has nothing but what is here, and nobody else can change that before it is sent: small gaps may be sent as
-    /// the zeros that they are read as.
+    /// From this offset on the file has nothing but what is here, and nobody else can change that
+    /// before it is sent: small gaps may be sent as the zeros that they are read as.
     pub zero_from: u64,
 }
 
@@ -261,7 +265,8 @@ impl Extents {
         self.epochs.values().next().map(|e| e.since)
     }
 
-    /// Ends the present epoch and returns it: it and those before are all that was written until now.
+    /// Ends the present epoch and returns it: it and those before are all that was written until
+    /// now.
     pub fn seal(&mut self) -> u64 {
         if self.epochs.contains_key(&self.epoch) {
             self.epoch += 1;
@@ -308,7 +313,8 @@ impl Extents {
         self.dirty.range(first..end).map(|(_, piece)| piece.epoch).min()
     }
 
-    /// Writes into, or behind, the piece that holds or touches `at`, when that is a buffer of ours of the same origin.
+    /// Writes into, or behind, the piece that holds or touches `at`, when that is a buffer of ours
+    /// of the same origin.
     fn merge(&mut self, at: u64, data: &Data, origin: &Origin, epoch: u64) -> bool {
         let len = data.len() as u64;
         let Some((&start, piece)) = self.dirty.range(..=at).next_back() else { return false };
@@ -470,8 +476,8 @@ impl Extents {
         self.next_start(rules).is_some()
     }
 
-    /// As [`Extents::take`], from the start of all that is dirty and not from where the last flight ended: what fits into one flight
-    /// leaves nothing behind.
+    /// As [`Extents::take`], from the start of all that is dirty and not from where the last flight
+    /// ended: what fits into one flight leaves nothing behind.
     pub fn take_whole(&mut self, rules: Rules) -> Option<Flight> {
         self.cursor = 0;
         self.take(rules)
@@ -517,7 +523,8 @@ impl Extents {
         Some(Flight { id, start_bytes: start, data, origin, last: alone && self.dirty_bytes == 0, filled })
     }
 
-    /// The end of what may go in one flight with the run from `start` to `end`: further runs that are due, behind gaps that may be filled.
+    /// The end of what may go in one flight with the run from `start` to `end`: further runs that
+    /// are due, behind gaps that may be filled.
     fn over_gaps(&self, start: u64, mut end: u64, until: u64, rules: Rules) -> u64 {
         for (&from, &to) in self.runs.range(end..) {
             let small = end >= rules.zero_from && from - end <= GAP_BYTES;
@@ -567,7 +574,8 @@ impl Extents {
         None
     }
 
-    /// Where bytes begin that are to be flushed: from where the last flight ended upwards, then from the start.
+    /// Where bytes begin that are to be flushed: from where the last flight ended upwards, then
+    /// from the start.
     fn flush_start(&self, rules: Rules) -> Option<u64> {
         if !self.epochs.range(..=rules.flush_to).any(|(_, e)| e.dirty_bytes > 0) {
             return None;
@@ -583,8 +591,9 @@ impl Extents {
         None
     }
 
-    /// A flight ended: its first `sent_bytes` are at the server or given up. The rest is dirty again, except where
-    /// something newer is. True when no other flight was in the air in the meantime.
+    /// A flight ended: its first `sent_bytes` are at the server or given up. The rest is dirty
+    /// again, except where something newer is. True when no other flight was in the air in the
+    /// meantime.
     pub fn landed(&mut self, id: u64, sent_bytes: u64) -> bool {
         let Some(i) = self.flights.iter().position(|f| f.id == id) else { return false };
         let flight = self.flights.swap_remove(i);

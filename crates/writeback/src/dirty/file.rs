@@ -1,7 +1,7 @@
 //! One file with delayed writes: its bytes, opens, errors, and what is shown of it.
 //!
-//! It knows nothing of how bytes are sent. [`View`] decides which attributes are shown while the server does not have
-//! everything; see the layer's documentation for the reasons.
+//! It knows nothing of how bytes are sent. [`View`] decides which attributes are shown while the
+//! server does not have everything; see the layer's documentation for the reasons.
 
 use super::errors::Errors;
 use super::extents::{Extents, Rules};
@@ -32,7 +32,8 @@ pub(super) struct File {
     pub state: Mutex<State>,
     /// A WRITE ended, or room was made in some other way.
     pub changed: Notify,
-    /// Held shared while bytes are written, alone by calls that no write may overtake or fall behind.
+    /// Held shared while bytes are written, alone by calls that no write may overtake or fall
+    /// behind.
     pub gate: Arc<RwLock<()>>,
 }
 
@@ -71,9 +72,11 @@ pub(super) struct State {
     pub nameless_since: u64,
     /// Opens by handle under way.
     pub opening: usize,
-    /// Length of the file when its unsent bytes were dropped with its last name. Nothing opens it any more.
+    /// Length of the file when its unsent bytes were dropped with its last name. Nothing opens it
+    /// any more.
     pub abandoned_bytes: Option<u64>,
-    /// A call that may take its last name is under way, and no program uses it: nothing is sent meanwhile.
+    /// A call that may take its last name is under way, and no program uses it: nothing is sent
+    /// meanwhile.
     pub losing_name: bool,
     /// No longer in the layer's table: look it up again.
     pub forgotten: bool,
@@ -151,7 +154,8 @@ impl File {
 }
 
 impl State {
-    /// Every open was closed by its program and waits here for its bytes; no other one is under way.
+    /// Every open was closed by its program and waits here for its bytes; no other one is under
+    /// way.
     pub fn is_left(&self) -> bool {
         self.lazy > 0 && self.opening == 0 && self.errors.opens() <= self.lazy
     }
@@ -167,7 +171,8 @@ impl State {
         self.failing.is_none().then_some(rules)
     }
 
-    /// The same for who holds the right that keeps others from the file: beyond the length that the server told under it there is nothing.
+    /// The same for who holds the right that keeps others from the file: beyond the length that the
+    /// server told under it there is nothing.
     pub fn rules_alone(&self) -> Option<Rules> {
         let size =
             self.view.server.as_ref().filter(|a| a.valid == Validity::Lease).map(|a| a.attr.size_bytes);
@@ -183,7 +188,8 @@ impl State {
         epoch
     }
 
-    /// Attributes that were on their way wait again, under newer ones: what was written before those goes before them.
+    /// Attributes that were on their way wait again, under newer ones: what was written before
+    /// those goes before them.
     pub fn owed_failed(&mut self) {
         self.owed.failed();
         self.seal();
@@ -205,15 +211,15 @@ impl State {
             && self.view.through == 0
     }
 
-    /// Whether bytes that were asked for then are the file's: nothing of ours is here, under way, or younger than the
-    /// question.
+    /// Whether bytes that were asked for then are the file's: nothing of ours is here, under way,
+    /// or younger than the question.
     pub fn is_plain(&self, asked: Instant) -> bool {
         let settled = self.extents.is_clean() && self.view.through == 0;
         settled && self.abandoned_bytes.is_none() && self.view.own.is_none_or(|own| asked > own.at)
     }
 
-    /// Attributes as they are shown; `fresh` is a change value never shown before. True when the times are the server's
-    /// and stay.
+    /// Attributes as they are shown; `fresh` is a change value never shown before. True when the
+    /// times are the server's and stay.
     pub fn show(&mut self, attrs: &mut Attrs, fresh: u64) -> bool {
         if !self.view.replace_older(attrs) {
             self.journal.saw(attrs);
@@ -281,7 +287,8 @@ pub(super) struct View {
     pub server: Option<Attrs>,
     /// Change value shown in place of the server's.
     alias: Option<u64>,
-    /// The server's change value that stands for the same contents; `None` when own writes moved it.
+    /// The server's change value that stands for the same contents; `None` when own writes moved
+    /// it.
     base: Option<u64>,
     /// Somebody else may have written between two writes of ours.
     uncertain: bool,
@@ -306,7 +313,8 @@ struct Own {
 }
 
 impl View {
-    /// Of two answers the newer one is shown, also when the older one comes last; true if this was the older one.
+    /// Of two answers the newer one is shown, also when the older one comes last; true if this was
+    /// the older one.
     fn replace_older(&self, attrs: &mut Attrs) -> bool {
         let Some(newer) = self.server.as_ref().filter(|s| s.asked > attrs.asked) else { return false };
         *attrs = newer.clone();
@@ -332,7 +340,8 @@ impl View {
         if self.server.as_ref().is_none_or(|s| s.asked <= attrs.asked) {
             self.learn(attrs);
         }
-        // The state that a write of ours left, as its own reply told, is no older than any other answer.
+        // The state that a write of ours left, as its own reply told, is no older than any other
+        // answer.
         let exact = self.base == Some(change);
         let theirs = bytes.clean && (settled || exact);
         self.dress(attrs, bytes, !theirs);
@@ -364,8 +373,8 @@ impl View {
         }
     }
 
-    /// The file is opened: who opens must not take pages for right that were read before a write of ours beside
-    /// which somebody else may have written.
+    /// The file is opened: who opens must not take pages for right that were read before a write of
+    /// ours beside which somebody else may have written.
     pub fn opened(&mut self, clean: bool, fresh: u64) {
         if std::mem::take(&mut self.uncertain) {
             self.alias = if clean { None } else { Some(fresh) };
@@ -377,8 +386,8 @@ impl View {
         self.alias = Some(fresh);
     }
 
-    /// A write or other change of ours ended at `now` and left at least `size_bytes`. `alone`: no other one of ours
-    /// was under way meanwhile.
+    /// A write or other change of ours ended at `now` and left at least `size_bytes`. `alone`: no
+    /// other one of ours was under way meanwhile.
     pub fn changed(&mut self, now: Instant, size_bytes: u64, attrs: Option<&Attrs>, alone: bool) {
         self.ended += 1;
         let leased = |a: &Attrs| a.valid == Validity::Lease;

@@ -1,10 +1,13 @@
-//! The last load of a file: the bytes that are left, and the attributes that waited for them, in one call.
+//! The last load of a file: the bytes that are left, and the attributes that waited for them, in
+//! one call.
 //!
-//! It knows nothing of when that is. A load is the last when nothing of the file is in flight, everything that is dirty is to be
-//! sent, has one origin, no gaps, and fits into one WRITE: then it goes with the attributes, stable, with no COMMIT to follow. Bytes
-//! with gaps go like all others, many WRITEs in flight and one COMMIT. A modification time goes after all bytes that were written
-//! before it and after a commit of what the layer below still keeps: a second write would spoil it. Permissions and access times
-//! wait for no bytes: a writer who never stops, or bytes that a full server does not take, do not keep them from the server.
+//! It knows nothing of when that is. A load is the last when nothing of the file is in flight,
+//! everything that is dirty is to be sent, has one origin, no gaps, and fits into one WRITE: then
+//! it goes with the attributes, stable, with no COMMIT to follow. Bytes with gaps go like all
+//! others, many WRITEs in flight and one COMMIT. A modification time goes after all bytes that were
+//! written before it and after a commit of what the layer below still keeps: a second write would
+//! spoil it. Permissions and access times wait for no bytes: a writer who never stops, or bytes
+//! that a full server does not take, do not keep them from the server.
 
 use super::extents::{Extents, Flight, Rules};
 use super::file::{File, State};
@@ -29,7 +32,8 @@ impl State {
         self.owed.is_due() && !self.extents.is_flying() && !self.extents.has_work(rules)
     }
 
-    /// Whether there is something to send now. Nothing goes beside a modification time: what is written later would spoil it.
+    /// Whether there is something to send now. Nothing goes beside a modification time: what is
+    /// written later would spoil it.
     pub fn has_load(&self) -> bool {
         if self.losing_name {
             return false;
@@ -38,7 +42,8 @@ impl State {
         self.owed.is_pressing() || !self.owed.holds() && self.rules().is_some_and(work)
     }
 
-    /// What to send next. `alone`: nobody else can change the file before it is sent, or it is refused.
+    /// What to send next. `alone`: nobody else can change the file before it is sent, or it is
+    /// refused.
     pub fn load(&mut self, alone: bool) -> Option<Load> {
         if self.losing_name {
             return None;
@@ -90,7 +95,8 @@ impl Dirty {
         let at = At { fh: &file.fh, open };
         let last = flight.is_none() && owed.set.mtime.is_some();
         if last && std::mem::take(&mut file.state.lock().unstable) {
-            // What cannot be committed is for the program's fsync or close to tell; the attributes are set all the same.
+            // What cannot be committed is for the program's fsync or close to tell; the attributes
+            // are set all the same.
             if let Err(e) = self.commit_journaled(&cx, file, open).await {
                 let mut s = file.state.lock();
                 s.unstable = true;

@@ -1,10 +1,12 @@
 //! Sending what was written: workers, flights, waiting for them, room, and age.
 //!
-//! It knows nothing of the calls above. A file has up to a handful of workers, tasks that take a chunk, send it and look for
-//! more; each WRITE needs one of the mount's slots, which are given out first come first served. What is taken is decided
-//! when the slot is there, so bytes merge for as long as they wait. A worker that finds more to do starts another
-//! one: a flush spreads by itself, a file with nothing to send has no task. A file may have more than one worker
-//! only as long as it has fewer than there are slots free, so that a few files that the server does not answer for leave slots for the next.
+//! It knows nothing of the calls above. A file has up to a handful of workers, tasks that take a
+//! chunk, send it and look for more; each WRITE needs one of the mount's slots, which are given out
+//! first come first served. What is taken is decided when the slot is there, so bytes merge for as
+//! long as they wait. A worker that finds more to do starts another one: a flush spreads by itself,
+//! a file with nothing to send has no task. A file may have more than one worker only as long as it
+//! has fewer than there are slots free, so that a few files that the server does not answer for
+//! leave slots for the next.
 
 use super::extents::Flight;
 use super::file::{Failing, File, Names, State};
@@ -37,7 +39,8 @@ pub(super) enum Room {
 }
 
 impl Dirty {
-    /// Changes a file's state and keeps the sum of all bytes; whoever waits for room looks again when there are fewer.
+    /// Changes a file's state and keeps the sum of all bytes; whoever waits for room looks again
+    /// when there are fewer.
     pub(super) fn with<R>(&self, file: &File, change: impl FnOnce(&mut State) -> R) -> R {
         self.with_room(file, 0, change)
     }
@@ -63,8 +66,8 @@ impl Dirty {
         out
     }
 
-    /// Room for `len` bytes more. A file may have as much as is free, so that however many files are
-    /// written at top speed, a share stays free for the next.
+    /// Room for `len` bytes more. A file may have as much as is free, so that however many files
+    /// are written at top speed, a share stays free for the next.
     pub(super) fn room(&self, file: &File, len: u64) -> Room {
         let s = file.state.lock();
         if let Some(failing) = &s.failing {
@@ -112,8 +115,8 @@ impl Dirty {
         }
     }
 
-    /// Begins to send a file for lack of room, unless chunks of it are being sent anyway: what a sequential writer wrote last
-    /// is to become a whole chunk.
+    /// Begins to send a file for lack of room, unless chunks of it are being sent anyway: what a
+    /// sequential writer wrote last is to become a whole chunk.
     fn relieve(&self, file: &Arc<File>) -> bool {
         let (idle, place) = {
             let mut s = file.state.lock();
@@ -146,8 +149,8 @@ impl Dirty {
         }
     }
 
-    /// Sends everything written until now and waits for it. What the server refused for good is recorded with the
-    /// file; what may work later is kept.
+    /// Sends everything written until now and waits for it. What the server refused for good is
+    /// recorded with the file; what may work later is kept.
     ///
     /// # Errors
     /// The reason why bytes are kept.
@@ -155,7 +158,8 @@ impl Dirty {
         self.flush_and(file, reason, stable, true).await
     }
 
-    /// The same for who needs the bytes only: attributes that cannot be set are for fsync and close to tell.
+    /// The same for who needs the bytes only: attributes that cannot be set are for fsync and close
+    /// to tell.
     pub(super) async fn flush_bytes(&self, file: &Arc<File>, reason: Reason, stable: bool) -> Result<()> {
         self.flush_and(file, reason, stable, false).await
     }
@@ -178,7 +182,8 @@ impl Dirty {
         self.pump(file);
         file.when(|s| match (s.extents.is_done(target), s.owed.is_done(owed)) {
             (true, true) => Some(Ok(())),
-            // Not before the bytes are there: what the server takes is not kept from it by what it does not.
+            // Not before the bytes are there: what the server takes is not kept from it by what it
+            // does not.
             (true, false) if s.owed.trouble().is_some() => {
                 Some(s.owed.trouble().filter(|_| attrs).map_or(Ok(()), |e| Err(e.clone())))
             }
@@ -286,7 +291,8 @@ impl Dirty {
         self.options.fills_gaps && self.wal.is_none()
     }
 
-    /// A flight with filled gaps was not sent, or nobody knows: perhaps the right to fill them has ended. What was written goes by itself.
+    /// A flight with filled gaps was not sent, or nobody knows: perhaps the right to fill them has
+    /// ended. What was written goes by itself.
     fn not_filled(&self, file: &Arc<File>, id: u64) {
         self.with(file, |s| {
             s.keeps_gaps = true;
@@ -302,7 +308,8 @@ impl Dirty {
         let fresh = self.next_change();
         let now = Instant::now();
         let refused = is_final(e.errno) && flight.is_some();
-        // A handle is stale after the last name: nobody misses the bytes of a file that no program uses.
+        // A handle is stale after the last name: nobody misses the bytes of a file that no program
+        // uses.
         let gone = e.errno == libc::ESTALE && file.state.lock().is_leaving();
         let lost = refused && !gone;
         let retry_at = self.with(file, |s| {

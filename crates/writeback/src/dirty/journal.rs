@@ -1,9 +1,11 @@
 //! What of a file is in the journal of delayed writes, and when it may leave it.
 //!
-//! It knows nothing of the journal's files (`wal`). Of each byte that was written here and is not known to be on the server's stable
-//! storage, it knows which record holds its newest version. A flight takes bytes of records up to a number; when it lands,
-//! those of them that were not written again meanwhile have arrived, and are stable when the WRITE was, or when a commit that
-//! began after it succeeded. A record of which nothing is left is dead; when the oldest ones of a file are, the journal is told.
+//! It knows nothing of the journal's files (`wal`). Of each byte that was written here and is not
+//! known to be on the server's stable storage, it knows which record holds its newest version. A
+//! flight takes bytes of records up to a number; when it lands, those of them that were not written
+//! again meanwhile have arrived, and are stable when the WRITE was, or when a commit that began
+//! after it succeeded. A record of which nothing is left is dead; when the oldest ones of a file
+//! are, the journal is told.
 //!
 //! What is appended under the lock of the file's state is in the order in which it happened.
 
@@ -67,14 +69,17 @@ pub(super) struct Tracks {
     landings: u64,
     retired: u64,
     base: Option<Base>,
-    /// States that the server told last: replies overtake each other, and which is the file's is not known.
+    /// States that the server told last: replies overtake each other, and which is the file's is
+    /// not known.
     recent: VecDeque<Base>,
     /// Changes of names or attributes that are on their way, or whose end was not seen.
     touching: u32,
-    /// When the last of them ended, until a later question tells a state: its change attribute has moved, its bytes have not.
+    /// When the last of them ended, until a later question tells a state: its change attribute has
+    /// moved, its bytes have not.
     touched: Option<Instant>,
     fileid: u64,
-    /// Writes that went past the journal and may not be on stable storage, and how many of them are.
+    /// Writes that went past the journal and may not be on stable storage, and how many of them
+    /// are.
     past: (u64, u64),
     /// It has none any more: nobody can find it after a crash.
     nameless: bool,
@@ -193,7 +198,8 @@ impl Tracks {
         self.note(Event::Sent { start_bytes, end_bytes: u64::MAX, upto: self.last })
     }
 
-    /// A flight ended: its first bytes arrived, or are given up (`lost`). True when something waits for a commit.
+    /// A flight ended: its first bytes arrived, or are given up (`lost`). True when something waits
+    /// for a commit.
     pub fn landed(&mut self, id: u64, bytes: u64, lost: bool, attrs: Option<&Attrs>) -> bool {
         let Some(Flying { start, end, upto, stable, .. }) = self.flights.remove(&id) else { return false };
         let end = end.min(start + bytes);
@@ -221,7 +227,8 @@ impl Tracks {
         !stable && !lost && !self.is_empty()
     }
 
-    /// Number of the last landing, and of writes that went past: a commit that begins now is about all up to them.
+    /// Number of the last landing, and of writes that went past: a commit that begins now is about
+    /// all up to them.
     pub fn landings(&self) -> (u64, u64) {
         (self.landings, self.past.0)
     }
@@ -245,7 +252,8 @@ impl Tracks {
         }
     }
 
-    /// Names or attributes of the file are about to be changed; [`Tracks::was_touched`] follows when they were, or were not.
+    /// Names or attributes of the file are about to be changed; [`Tracks::was_touched`] follows
+    /// when they were, or were not.
     pub fn touch(&mut self) {
         self.touching += 1;
         if !self.is_empty() {
@@ -253,13 +261,15 @@ impl Tracks {
         }
     }
 
-    /// That is over; bytes that are written from now on are to know of it as long as no state is told.
+    /// That is over; bytes that are written from now on are to know of it as long as no state is
+    /// told.
     pub fn was_touched(&mut self) {
         self.touching = self.touching.saturating_sub(1);
         self.touched = Some(Instant::now());
     }
 
-    /// The last name of the file was removed here. What was written to a file without a name is not wanted after a crash.
+    /// The last name of the file was removed here. What was written to a file without a name is not
+    /// wanted after a crash.
     pub fn lost_its_names(&mut self) {
         self.nameless = true;
         self.void(0, u64::MAX);
@@ -318,9 +328,11 @@ impl Tracks {
     fn told(&mut self) {
         let Some((wal, _)) = self.to.clone() else { return };
         let mut dead: BTreeMap<u64, u64> = BTreeMap::new();
-        // Records die about in the order of their writing; those in the middle go when it is their turn.
+        // Records die about in the order of their writing; those in the middle go when it is their
+        // turn.
         while let Some(first) = self.held.first_entry() {
-            // What is on its way explains what becomes of the file as long as nobody has heard of it.
+            // What is on its way explains what becomes of the file as long as nobody has heard of
+            // it.
             let seq = *first.key();
             let flies = self.flights.values().any(|f| f.low <= seq && seq <= f.upto);
             if first.get().bytes > 0 || flies {
@@ -368,8 +380,8 @@ impl Dirty {
             && (self.options.exclusive || self.may_wait(fh))
     }
 
-    /// Waits until a write that was taken is where a kill of this process does not reach it. When the journal fails in that moment, the
-    /// server has it.
+    /// Waits until a write that was taken is where a kill of this process does not reach it. When
+    /// the journal fails in that moment, the server has it.
     pub(super) async fn journaled(&self, file: &Arc<File>, ticket: Option<Ticket>) -> Result<()> {
         let (Some(wal), Some(ticket)) = (&self.wal, ticket) else { return Ok(()) };
         if wal.log().written(ticket.seq).await.is_ok() {
@@ -381,7 +393,8 @@ impl Dirty {
         self.commit_below(file).await
     }
 
-    /// Waits until everything that was written to a file is durable in the journal; false when it will not be.
+    /// Waits until everything that was written to a file is durable in the journal; false when it
+    /// will not be.
     pub(super) async fn durable_here(&self, file: &Arc<File>) -> bool {
         let Some(wal) = self.wal.as_ref().filter(|_| self.commits_locally(&file.fh)) else { return false };
         if self.lazy.load(Relaxed) >= LAZY_MOST {
@@ -416,8 +429,8 @@ impl Dirty {
         self.announced(noted).await;
     }
 
-    /// The same where it must not be forgotten either: what a power cut leaves of the journal would say that bytes are missing which
-    /// a caller was told are there, or gone.
+    /// The same where it must not be forgotten either: what a power cut leaves of the journal would
+    /// say that bytes are missing which a caller was told are there, or gone.
     pub(super) async fn noted_for_good(&self, file: &File) {
         let (Some(wal), (first, Some(noted))) = (&self.wal, {
             let s = file.state.lock();
@@ -452,7 +465,8 @@ impl Dirty {
         Ok(())
     }
 
-    /// Before a change that is not journaled and goes over what was written: everything of the file is at the server, stable.
+    /// Before a change that is not journaled and goes over what was written: everything of the file
+    /// is at the server, stable.
     pub(super) async fn leave_journal(&self, file: &Arc<File>) -> Result<()> {
         let left = !file.state.lock().journal.is_empty();
         if left {
@@ -482,7 +496,8 @@ impl Dirty {
         closed
     }
 
-    /// Changes names or attributes of files by a call that tells nothing of them. Of a call that does not end here the outcome is not seen.
+    /// Changes names or attributes of files by a call that tells nothing of them. Of a call that
+    /// does not end here the outcome is not seen.
     pub(super) async fn touching<T>(&self, files: &[Option<&Fh>], call: impl Future<Output = T>) -> T {
         let known = |fh: &Fh| self.known(fh).filter(|_| self.wal.is_some());
         let files: Vec<_> = files.iter().flatten().filter_map(|fh| known(fh)).collect();
@@ -500,7 +515,8 @@ impl Dirty {
         done
     }
 
-    /// What became of a file by a call that told nothing of it: what is written from now on is written to that.
+    /// What became of a file by a call that told nothing of it: what is written from now on is
+    /// written to that.
     pub(super) async fn look_what_it_is(&self, file: &File) {
         if self.wal.is_none() {
             return;
@@ -538,7 +554,8 @@ impl Dirty {
         }
     }
 
-    /// Whether a file has no name at the server, as it says now: it may have had more than were known here.
+    /// Whether a file has no name at the server, as it says now: it may have had more than were
+    /// known here.
     async fn has_no_name(&self, file: &File) -> bool {
         let at = At { fh: &file.fh, open: file.state.lock().errors.first_open() };
         match self.below.getattr(&self.own_cx().fresh(Instant::now()), at).await {
@@ -584,7 +601,8 @@ impl Dirty {
         }
     }
 
-    /// Waits until everything that was written to a file is durable in the journal, or at the server when that has failed.
+    /// Waits until everything that was written to a file is durable in the journal, or at the
+    /// server when that has failed.
     pub(super) async fn durable_somewhere(&self, file: &Arc<File>) -> Result<()> {
         if self.durable_here(file).await {
             return Ok(());
@@ -621,7 +639,8 @@ impl Dirty {
         committed
     }
 
-    /// Commits what arrived, so that it leaves the journal; sends everything when that is getting full or has failed.
+    /// Commits what arrived, so that it leaves the journal; sends everything when that is getting
+    /// full or has failed.
     async fn make_room(&self) {
         let Some(wal) = &self.wal else { return };
         if wal.is_half_full() || !wal.log().works() {

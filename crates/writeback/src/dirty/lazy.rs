@@ -1,10 +1,12 @@
 //! Closes that do not wait, and waiting for everything.
 //!
-//! It knows nothing of how bytes are sent. A file that is closed lazily keeps its open below until all of it is sent: because of its
-//! age, by [`Dirty::sync`], by the fsync of another open or at the end of the mount. Nobody is there to be told of
-//! errors: they are logged, counted, and told to the next open of the file. What a full or silent server does not take is kept and tried
-//! again until it does. A file that loses its last name meanwhile is not sent any more. At most [`LAZY_MOST`] opens are kept like that: who
-//! closes one more waits, as without lazy closes; with `exclusive` he is told then that it did not work, and what he wrote is kept all the same.
+//! It knows nothing of how bytes are sent. A file that is closed lazily keeps its open below until
+//! all of it is sent: because of its age, by [`Dirty::sync`], by the fsync of another open or at
+//! the end of the mount. Nobody is there to be told of errors: they are logged, counted, and told
+//! to the next open of the file. What a full or silent server does not take is kept and tried again
+//! until it does. A file that loses its last name meanwhile is not sent any more. At most
+//! [`LAZY_MOST`] opens are kept like that: who closes one more waits, as without lazy closes; with
+//! `exclusive` he is told then that it did not work, and what he wrote is kept all the same.
 
 use super::Dirty;
 use super::file::{File, Names};
@@ -27,8 +29,9 @@ enum Turn {
 }
 
 impl Dirty {
-    /// Whether nobody misses what a file was written for as long as the server has delegated it: its recall sends it first
-    /// ([`Upcalls::withdraw`](hither_vfs::Upcalls)). What is longer than the server has promised room for does not wait.
+    /// Whether nobody misses what a file was written for as long as the server has delegated it:
+    /// its recall sends it first ([`Upcalls::withdraw`](hither_vfs::Upcalls)). What is longer than
+    /// the server has promised room for does not wait.
     pub(super) fn may_wait(&self, fh: &Fh) -> bool {
         if !self.options.delegated_close {
             return false;
@@ -37,8 +40,8 @@ impl Dirty {
         self.known(fh).is_none_or(|file| file.state.lock().extents.end_bytes() <= most)
     }
 
-    /// Before a call that takes a name of a file: its delegation goes back with that, and by its other names others may look at the file
-    /// then. What has no other is not sent.
+    /// Before a call that takes a name of a file: its delegation goes back with that, and by its
+    /// other names others may look at the file then. What has no other is not sent.
     pub(super) async fn flush_delegated(&self, cx: &Cx, target: Option<&Fh>) -> Result<()> {
         let Some(file) = target.filter(|fh| self.may_wait(fh)).and_then(|fh| self.known(fh)) else {
             return Ok(());
@@ -90,7 +93,8 @@ impl Dirty {
         let deaf = self.options.lazy_close || self.options.exclusive || self.options.delegated_close;
         let told = {
             let mut s = file.state.lock();
-            // Where close(2) has not waited for the server nobody hears it: it is left to the next open.
+            // Where close(2) has not waited for the server nobody hears it: it is left to the next
+            // open.
             let told = if deaf { Ok(()) } else { s.errors.report(Some(open)) };
             s.errors.close(open);
             told
@@ -104,8 +108,9 @@ impl Dirty {
         flushed.and(told).and(closed)
     }
 
-    /// The program has closed `open`; what it wrote is still here. Nobody hears what this returns: what went wrong until now is the
-    /// next open's to tell as well. False when there are too many already, and nothing was done.
+    /// The program has closed `open`; what it wrote is still here. Nobody hears what this returns:
+    /// what went wrong until now is the next open's to tell as well. False when there are too many
+    /// already, and nothing was done.
     pub(super) fn close_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) -> bool {
         let more = |lazy| (lazy < LAZY_MOST || self.options.exclusive).then_some(lazy + 1);
         if self.lazy.fetch_update(Relaxed, Relaxed, more).is_err() {
@@ -126,7 +131,8 @@ impl Dirty {
         true
     }
 
-    /// Files that have no name here any more and are closed; below there may be a hidden name of each until it is closed there, too.
+    /// Files that have no name here any more and are closed; below there may be a hidden name of
+    /// each until it is closed there, too.
     pub(super) fn leaving(&self) -> Vec<Arc<File>> {
         if self.lazy.load(Relaxed) == 0 {
             return Vec::new();
@@ -187,8 +193,9 @@ impl Dirty {
         }
     }
 
-    /// Drops the unsent bytes of `open`, when the file has no name left and no program can come to it: it has no more opens than the
-    /// `ending` ones, none is under way, and every question that may have found it by its name has its answer. False when that is not so.
+    /// Drops the unsent bytes of `open`, when the file has no name left and no program can come to
+    /// it: it has no more opens than the `ending` ones, none is under way, and every question that
+    /// may have found it by its name has its answer. False when that is not so.
     async fn abandon_nameless(&self, file: &Arc<File>, open: OpenId, ending: usize) -> bool {
         file.when(|s| (!s.extents.is_flying_of(open)).then_some(())).await;
         {
@@ -207,10 +214,12 @@ impl Dirty {
         true
     }
 
-    /// Sends everything written until now, of all files, closed or not, and returns when it is on stable storage.
+    /// Sends everything written until now, of all files, closed or not, and returns when it is on
+    /// stable storage.
     ///
     /// # Errors
-    /// The first reason why something is not, and losses that nobody was told of; the other files are sent all the same.
+    /// The first reason why something is not, and losses that nobody was told of; the other files
+    /// are sent all the same.
     pub async fn sync(&self) -> Result<()> {
         let files: Vec<_> = self.files.read().values().cloned().collect();
         let mut running = JoinSet::new();
@@ -236,8 +245,8 @@ impl Dirty {
         flushed.and(committed).and(known)
     }
 
-    /// Makes stable what is below. Asks the layer below in any case: it has nothing to do when there is nothing, and waits
-    /// when another commit is under way.
+    /// Makes stable what is below. Asks the layer below in any case: it has nothing to do when
+    /// there is nothing, and waits when another commit is under way.
     pub(super) async fn commit_below(&self, file: &Arc<File>) -> Result<()> {
         file.state.lock().unstable = false;
         let committed = self.commit_journaled(&self.own_cx(), file, None).await;

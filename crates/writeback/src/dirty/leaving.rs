@@ -1,9 +1,10 @@
 //! Files whose names are taken while opens of them begin or end.
 //!
-//! It knows nothing of how bytes are sent. A file that every program has closed, and that waits here for its bytes to be sent
-//! (`lazy.rs`), is still open at the layer below. When it loses a name, that layer need not keep it under a hidden one
-//! ([`Cx::target_unused`](hither_vfs::Cx)). An open under way counts as a use. Its bytes are dropped when its last name
-//! is gone and nothing can come to it any more; who still holds its handle then is told that it is stale.
+//! It knows nothing of how bytes are sent. A file that every program has closed, and that waits
+//! here for its bytes to be sent (`lazy.rs`), is still open at the layer below. When it loses a
+//! name, that layer need not keep it under a hidden one ([`Cx::target_unused`](hither_vfs::Cx)). An
+//! open under way counts as a use. Its bytes are dropped when its last name is gone and nothing can
+//! come to it any more; who still holds its handle then is told that it is stale.
 
 use super::Dirty;
 use super::file::File;
@@ -23,8 +24,8 @@ enum What {
     Nothing,
 }
 
-/// A file that no program uses loses a name. Nothing of it is sent while this lives, unless a recall asks for it: the call
-/// that takes the name may wait for that.
+/// A file that no program uses loses a name. Nothing of it is sent while this lives, unless a
+/// recall asks for it: the call that takes the name may wait for that.
 pub(super) struct Losing {
     layer: Arc<Dirty>,
     file: Arc<File>,

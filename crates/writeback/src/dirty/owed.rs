@@ -1,19 +1,23 @@
 //! Attributes that a program set and the server does not have yet: they go with the last bytes.
 //!
-//! It knows nothing of how they are sent. Only the one who created the file, as long as the open that created it lasts and the file is
-//! his by the server's own word, and only what the server is certain to grant to a file's owner, may wait: times that
-//! every server can keep, and permissions that take nothing away from anybody and have no set-id or sticky bits. So what tar(1) and
-//! cp(1) set on the files they make costs no call of its own. What takes rights away, gives the file to somebody else,
-//! changes its length or asks for the server's time as modification time is never delayed; nor is what changes nothing, unless something goes
-//! to the server anyway.
+//! It knows nothing of how they are sent. Only the one who created the file, as long as the open
+//! that created it lasts and the file is his by the server's own word, and only what the server is
+//! certain to grant to a file's owner, may wait: times that every server can keep, and permissions
+//! that take nothing away from anybody and have no set-id or sticky bits. So what tar(1) and cp(1)
+//! set on the files they make costs no call of its own. What takes rights away, gives the file to
+//! somebody else, changes its length or asks for the server's time as modification time is never
+//! delayed; nor is what changes nothing, unless something goes to the server anyway.
 //!
-//! In a program's order: bytes written later make a modification time that was set before void, and are not sent beside it;
-//! setting attributes again goes over what waits, and then bytes written in between are sent before; whatever else needs the
-//! server to have the file ([`super`], "Order") sends these, too. Permissions and access times have no order to bytes: when they are
-//! to be sent and bytes are in the way of a modification time, they go alone, side by side with those, and so
-//! they do for whoever needs them (`pay.rs`). With the first fsync or close the creator's privilege ends.
+//! In a program's order: bytes written later make a modification time that was set before void, and
+//! are not sent beside it; setting attributes again goes over what waits, and then bytes written in
+//! between are sent before; whatever else needs the server to have the file ([`super`], "Order")
+//! sends these, too. Permissions and access times have no order to bytes: when they are to be sent
+//! and bytes are in the way of a modification time, they go alone, side by side with those, and so
+//! they do for whoever needs them (`pay.rs`). With the first fsync or close the creator's privilege
+//! ends.
 //!
-//! What the server has got is remembered: an answer to a question from before may lack it ([`Landed`]).
+//! What the server has got is remembered: an answer to a question from before may lack it
+//! ([`Landed`]).
 
 use hither_vfs::{Attrs, Cred, Error, OpenId, SetAttr, SetTime, Time, Validity};
 use std::sync::Arc;
@@ -39,7 +43,8 @@ pub(super) struct Owed {
     number: u64,
 }
 
-/// Attributes that were set at the server by a call of ours that ended at that moment: answers to questions from before may be older.
+/// Attributes that were set at the server by a call of ours that ended at that moment: answers to
+/// questions from before may be older.
 #[derive(Debug, Default)]
 struct Landed {
     set: SetAttr,
@@ -62,7 +67,8 @@ pub(super) struct Owing {
     holds: bool,
     /// What is on its way is not to be sent again: nobody is left who would hear of it.
     given_up: bool,
-    /// The last try failed for now: it is of no use to try again before that moment. Bytes know nothing of it.
+    /// The last try failed for now: it is of no use to try again before that moment. Bytes know
+    /// nothing of it.
     trouble: Option<(Error, Instant)>,
     backoff: Option<Duration>,
     /// Number of the last change that waited, and of the last one that does no more.
@@ -76,7 +82,8 @@ impl Owing {
         self.creator = Some(Creator { cred, open });
     }
 
-    /// An open is closed, or what was done through it until now is to be at the server: nothing new waits.
+    /// An open is closed, or what was done through it until now is to be at the server: nothing new
+    /// waits.
     pub fn closed(&mut self, open: OpenId) {
         if self.creator.as_ref().is_some_and(|c| c.open == open) {
             self.creator = None;
@@ -107,7 +114,8 @@ impl Owing {
         }
     }
 
-    /// The last try failed for now; `first` and `most` bound how long it is of no use. Returns the moment of the next one.
+    /// The last try failed for now; `first` and `most` bound how long it is of no use. Returns the
+    /// moment of the next one.
     pub fn troubled(&mut self, e: Error, now: Instant, first: Duration, most: Duration) -> Instant {
         let pause = self.backoff.map_or(first, |b| (b * 2).min(most));
         self.backoff = Some(pause);
@@ -159,8 +167,8 @@ impl Owing {
         self.waiting.as_ref().map(|o| o.since)
     }
 
-    /// The part of `set` that has to be sent, when all of it may wait; `now` are the attributes as they are shown, `dirty` tells
-    /// whether bytes are to be sent anyway.
+    /// The part of `set` that has to be sent, when all of it may wait; `now` are the attributes as
+    /// they are shown, `dirty` tells whether bytes are to be sent anyway.
     pub fn may_wait(&self, cred: &Arc<Cred>, set: &SetAttr, now: &Attrs, dirty: bool) -> Option<SetAttr> {
         let creator = self.creator.as_ref()?;
         let attr = &now.attr;
@@ -263,7 +271,8 @@ impl Owing {
         self.sent.clone()
     }
 
-    /// What is to be sent now and has no order to bytes: without the modification time, which waits on.
+    /// What is to be sent now and has no order to bytes: without the modification time, which waits
+    /// on.
     pub fn take_free(&mut self) -> Option<Owed> {
         if !self.is_free() {
             return None;
@@ -357,7 +366,8 @@ impl Owing {
         self.holds
     }
 
-    /// A call of its own sets `set` now: what waits of the same attributes is older. Returns it, for [`Owing::restore`].
+    /// A call of its own sets `set` now: what waits of the same attributes is older. Returns it,
+    /// for [`Owing::restore`].
     pub fn withdraw(&mut self, set: &SetAttr) -> Option<Owed> {
         let owed = self.waiting.as_mut()?;
         let (by, since, at) = (owed.by.clone(), owed.since, owed.at);

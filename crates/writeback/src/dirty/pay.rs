@@ -1,8 +1,9 @@
 //! When attributes wait, and when they no longer may.
 //!
-//! It knows nothing of which may wait (`owed.rs`) and of how they are sent (`finish.rs`). What waits is shown to everybody on this
-//! machine, and permissions that wait only add rights: so a question is put right afterwards, a call that the server allows
-//! is right as it is, and only what it might refuse for lack of them needs them there. Then the permissions of that one file go, by
+//! It knows nothing of which may wait (`owed.rs`) and of how they are sent (`finish.rs`). What
+//! waits is shown to everybody on this machine, and permissions that wait only add rights: so a
+//! question is put right afterwards, a call that the server allows is right as it is, and only what
+//! it might refuse for lack of them needs them there. Then the permissions of that one file go, by
 //! themselves, without its bytes and without those of others.
 //!
 //! | Call | What it does | Why |
@@ -67,7 +68,8 @@ impl Dirty {
     /// Sends permissions that wait, before somebody is asked what may be done with the file.
     ///
     /// # Errors
-    /// Why they are not there yet; the caller's interruption. A refusal for good is told by fsync or close.
+    /// Why they are not there yet; the caller's interruption. A refusal for good is told by fsync
+    /// or close.
     pub(super) async fn pay_mode(&self, cx: &Cx, fh: &Fh) -> Result<()> {
         match self.known(fh).filter(|file| self.urge(file)) {
             Some(file) => patient(cx, Self::paid(&file)).await,
@@ -113,7 +115,8 @@ impl Dirty {
         .await
     }
 
-    /// Opens a file below; when the server refuses for want of permissions that wait here, it gets them and is asked again.
+    /// Opens a file below; when the server refuses for want of permissions that wait here, it gets
+    /// them and is asked again.
     pub(super) async fn open_paid(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         let since = Instant::now();
         let refused = match self.below.open(cx, at, how).await {

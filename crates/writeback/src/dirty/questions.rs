@@ -1,9 +1,11 @@
-//! Which questions are under way, so that a file is remembered for as long as an older answer may come.
+//! Which questions are under way, so that a file is remembered for as long as an older answer may
+//! come.
 //!
-//! It knows nothing of what is asked. Questions are numbered; a file that is done with while some are open is kept until those have
-//! ended, and no longer, unless something of ours ended in between. (An answer that was given before a file got its last bytes and
-//! attributes, and that comes after, is put right by what the file remembers.) When too many files are kept for questions that do not
-//! end, those questions are told to ask again, and the files go.
+//! It knows nothing of what is asked. Questions are numbered; a file that is done with while some
+//! are open is kept until those have ended, and no longer, unless something of ours ended in
+//! between. (An answer that was given before a file got its last bytes and attributes, and that
+//! comes after, is put right by what the file remembers.) When too many files are kept for
+//! questions that do not end, those questions are told to ask again, and the files go.
 
 use super::Dirty;
 use super::file::File;
@@ -141,11 +143,12 @@ impl Drop for Question<'_> {
     }
 }
 
-/// How often one asks before the answer is taken as it comes: each time thousands of files were closed in between.
+/// How often one asks before the answer is taken as it comes: each time thousands of files were
+/// closed in between.
 pub(super) const TRIES: u32 = 8;
 
-/// Asks, with `$cx` or one like it that wants newer answers, until the answer can be put right with what is remembered; gives
-/// the question, which is to live until that is done, and the answer.
+/// Asks, with `$cx` or one like it that wants newer answers, until the answer can be put right with
+/// what is remembered; gives the question, which is to live until that is done, and the answer.
 macro_rules! ask {
     ($layer:expr, $cx:ident => $call:expr) => {{
         let mut newer: Option<Cx> = None;

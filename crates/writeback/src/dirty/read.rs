@@ -1,8 +1,9 @@
 //! Reading: what is here over what the server has.
 //!
-//! It knows nothing of how bytes are sent. What is here is looked at before the layer below is asked: bytes that are sent in the
-//! meantime are then in both, never in neither. A range that is wholly here, or lies beyond the server's end as far as that is
-//! certain, needs no call; all gaps together need one.
+//! It knows nothing of how bytes are sent. What is here is looked at before the layer below is
+//! asked: bytes that are sent in the meantime are then in both, never in neither. A range that is
+//! wholly here, or lies beyond the server's end as far as that is certain, needs no call; all gaps
+//! together need one.
 
 use super::Dirty;
 use bytes::Bytes;

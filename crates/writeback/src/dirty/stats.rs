@@ -13,7 +13,8 @@ pub(super) enum Reason {
     Age,
     /// Lack of room.
     Pressure,
-    /// Another call needed the server to have them: attributes, locks, copies, holes, stable writes.
+    /// Another call needed the server to have them: attributes, locks, copies, holes, stable
+    /// writes.
     Order,
     /// A delegation was recalled.
     Recall,

@@ -1,4 +1,5 @@
-//! Delayed writes over the model: counts, order, errors, room, and random histories against plain files.
+//! Delayed writes over the model: counts, order, errors, room, and random histories against plain
+//! files.
 
 mod failures;
 mod finish;
@@ -291,7 +292,8 @@ async fn shutdown_sends_everything() {
     assert_eq!((s.below(&f.0).await.len() as u64, s.below(&g.0).await.len() as u64), (100, 3 * MIB));
 }
 
-/// Bytes far from each other are sent when there are too many pieces of them, however few bytes they are.
+/// Bytes far from each other are sent when there are too many pieces of them, however few bytes
+/// they are.
 #[tokio::test(start_paused = true)]
 async fn the_number_of_pieces_is_bounded() {
     let s = Stack::new(DirtyOptions { most_pieces: 64, ..Default::default() }).await;

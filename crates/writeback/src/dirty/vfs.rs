@@ -74,7 +74,8 @@ impl Dirty {
         (opened.first, opened.backing) = (None, None);
     }
 
-    /// A file was cut by an open that did not know which it would be: bytes from before may have come after.
+    /// A file was cut by an open that did not know which it would be: bytes from before may have
+    /// come after.
     async fn cut_again(&self, cx: &Cx, opened: &mut Opened) -> Result<()> {
         let fh = &opened.node.fh;
         let touched = |s: &State| !s.extents.is_clean() || s.owed.is_mtime_near();
@@ -226,7 +227,8 @@ impl Dirty {
     }
 }
 
-/// What was tried before a call and failed is the call's to find out, unless nobody waits for it any more.
+/// What was tried before a call and failed is the call's to find out, unless nobody waits for it
+/// any more.
 fn unless_interrupted(e: Error) -> Result<()> {
     match e.errno {
         libc::EINTR | libc::ETIMEDOUT => Err(e),

@@ -6,8 +6,8 @@ use tokio::time::sleep_until;
 /// Runs `call` in a task of its own and waits for it as long as the caller wants to.
 ///
 /// # Errors
-/// The call's own; `EINTR` when the caller was interrupted and `ETIMEDOUT` when its deadline passed, in
-/// which cases the call goes on.
+/// The call's own; `EINTR` when the caller was interrupted and `ETIMEDOUT` when its deadline
+/// passed, in which cases the call goes on.
 pub(super) async fn detached<T: Send + 'static>(
     cx: &Cx,
     call: impl Future<Output = Result<T>> + Send + 'static,

@@ -46,8 +46,9 @@ impl Dirty {
                     self.journaled(file, ticket).await?;
                     self.pump(file);
                     if !self.options.exclusive && !self.below.may_delay(&file.fh) {
-                        // The right to delay was taken back in between, and who took it may not have waited for these bytes. What
-                        // cannot be sent is kept, and told, like all that was delayed.
+                        // The right to delay was taken back in between, and who took it may not
+                        // have waited for these bytes. What cannot be sent is kept, and told, like
+                        // all that was delayed.
                         let _ = patient(cx, self.flush_bytes(file, Reason::Recall, false)).await;
                     }
                     return Ok(Wrote { bytes: len, attrs });

@@ -21,7 +21,8 @@ const ROOM_BYTES: u64 = 64 << 10;
 const STICKY: u32 = 0o1000;
 /// Bytes of a page of names that is looked at to see whether a directory is empty.
 const PAGE_BYTES: u32 = 32 << 10;
-/// Names of a directory that are removed at the server in one call: what somebody waits for may be among them, or behind them.
+/// Names of a directory that are removed at the server in one call: what somebody waits for may be
+/// among them, or behind them.
 const BATCH_NAMES: usize = 64;
 
 impl Removals {
@@ -87,7 +88,8 @@ impl Removals {
             }
         }
         let node = match target {
-            // While something is removed from a directory, less is known of its names than of what they lead to.
+            // While something is removed from a directory, less is known of its names than of what
+            // they lead to.
             Some(fh) => {
                 let attrs = self.below.getattr(cx, File { fh, open: None }).await?;
                 Node { fh: fh.clone(), attrs }
@@ -146,8 +148,9 @@ impl Removals {
         }
     }
 
-    /// Removes names of a directory at the server, however long that takes: one call after the other, because who sees several changes of a directory at
-    /// once cannot tell that nobody else has made one.
+    /// Removes names of a directory at the server, however long that takes: one call after the
+    /// other, because who sees several changes of a directory at once cannot tell that nobody else
+    /// has made one.
     async fn work_on(&self, dir: Fh) {
         let mut pause = BACKOFF_FIRST;
         loop {
@@ -172,7 +175,8 @@ impl Removals {
         }
     }
 
-    /// Tries to remove names that one caller removed at the server; those of which that is not decided.
+    /// Tries to remove names that one caller removed at the server; those of which that is not
+    /// decided.
     async fn remove(&self, dir: &Fh, names: Vec<(Name, Gone)>) -> Vec<Name> {
         let outcomes = match self.try_to_remove(dir, &names).await {
             Ok(outcomes) => outcomes,

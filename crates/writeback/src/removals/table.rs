@@ -10,7 +10,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Names that have gone at the server too and are remembered, so that an older answer is not believed.
+/// Names that have gone at the server too and are remembered, so that an older answer is not
+/// believed.
 const ENDED_MOST: usize = 4096;
 
 /// A name that is gone here.
@@ -35,7 +36,8 @@ pub(super) type Place = (Fh, Name);
 #[derive(Debug)]
 pub(super) struct Table {
     gone: HashMap<Fh, HashMap<Name, Gone>>,
-    /// Names that nobody has tried to remove at the server since they were put here, by directory; a directory is here as long as somebody works on it.
+    /// Names that nobody has tried to remove at the server since they were put here, by directory;
+    /// a directory is here as long as somebody works on it.
     queues: HashMap<Fh, VecDeque<Name>>,
     count: usize,
     /// Names that could not be removed for now.
@@ -92,7 +94,8 @@ impl Table {
         self.gone.contains_key(dir)
     }
 
-    /// Whether something of that file system is gone from a directory, and the same caller removed it.
+    /// Whether something of that file system is gone from a directory, and the same caller removed
+    /// it.
     pub fn has_removed(&self, dir: &Fh, cred: &Cred, fsid: (u64, u64)) -> bool {
         let is = |gone: &Gone| *gone.cred == *cred && gone.fsid == fsid;
         self.gone.get(dir).is_some_and(|names| names.values().any(is))
@@ -110,8 +113,9 @@ impl Table {
         fresh
     }
 
-    /// The next names in the queue that one caller removed, at most `most`; a directory in which something waits comes first or not at all. None:
-    /// the work on the directory ends, unless it is `kept`.
+    /// The next names in the queue that one caller removed, at most `most`; a directory in which
+    /// something waits comes first or not at all. None: the work on the directory ends, unless it
+    /// is `kept`.
     pub fn dequeue(&mut self, dir: &Fh, most: usize, kept: bool) -> Vec<(Name, Gone)> {
         let mut next: Vec<(Name, Gone)> = Vec::new();
         let Some(queue) = self.queues.get_mut(dir) else { return next };
@@ -165,7 +169,8 @@ impl Table {
         Some(gone)
     }
 
-    /// Whether what was found, by a walk that began when the generation was `since`, may be from before a name of it went.
+    /// Whether what was found, by a walk that began when the generation was `since`, may be from
+    /// before a name of it went.
     pub fn is_late(&self, since: u64, at: Where<'_>, trail: &Trail) -> bool {
         if since == self.generation {
             return false;

@@ -1,5 +1,5 @@
-//! Removals over the model: what waits and what does not, what is seen meanwhile, and what a crash leaves. Random histories are with those of
-//! new objects.
+//! Removals over the model: what waits and what does not, what is seen meanwhile, and what a crash
+//! leaves. Random histories are with those of new objects.
 
 use super::*;
 use crate::ahead::tests::{Temporary, copy_journal, cx, env, find, mode, name, read, recover};
@@ -134,7 +134,8 @@ async fn a_tree_goes_from_below() {
     );
 }
 
-/// What the server has to decide, or has to remember for somebody, it does itself, and the caller waits for that.
+/// What the server has to decide, or has to remember for somebody, it does itself, and the caller
+/// waits for that.
 /// Promise: 6g
 #[tokio::test]
 async fn what_is_in_use_is_the_servers_to_remove() {
@@ -327,7 +328,8 @@ async fn an_answer_from_before_is_not_believed() {
     assert!(!t.is_late(since, Where { base: &s.root, path: &other }, &old), "it is not about that name");
 }
 
-/// What was removed while the server was busy with the first name goes in one call, and each name has its own outcome.
+/// What was removed while the server was busy with the first name goes in one call, and each name
+/// has its own outcome.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn names_of_a_directory_go_together() {
@@ -365,7 +367,8 @@ async fn names_of_a_directory_go_together() {
     assert_eq!((s.layer.stats().removals_refused, s.layer.wal.log().stats().live_records), (1, 0));
 }
 
-/// What waits in a directory goes before it, however many names are removed beside it, and what others removed goes in a call of theirs.
+/// What waits in a directory goes before it, however many names are removed beside it, and what
+/// others removed goes in a call of theirs.
 /// Promise: 6g
 #[tokio::test]
 async fn a_directory_is_not_removed_beside_what_is_in_it() {

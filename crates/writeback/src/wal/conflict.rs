@@ -1,7 +1,9 @@
-//! Bytes that were written here and could not be put where they belong: kept, named, until somebody decides.
+//! Bytes that were written here and could not be put where they belong: kept, named, until somebody
+//! decides.
 //!
-//! It knows nothing of why. A conflict is a directory with `about.json` and `data`, a file with the bytes at their offsets and holes
-//! elsewhere. It appears at once and whole, by a rename, and is durable then.
+//! It knows nothing of why. A conflict is a directory with `about.json` and `data`, a file with the
+//! bytes at their offsets and holes elsewhere. It appears at once and whole, by a rename, and is
+//! durable then.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File};
@@ -81,8 +83,9 @@ impl Conflicts {
         Self { dir: journal.join("conflicts") }
     }
 
-    /// Keeps bytes under a name, or under one like it when another conflict has that; `fill` writes them to the file it gets. The very
-    /// same one, found again after another crash, stays as it is. The name.
+    /// Keeps bytes under a name, or under one like it when another conflict has that; `fill` writes
+    /// them to the file it gets. The very same one, found again after another crash, stays as it
+    /// is. The name.
     pub fn keep(
         &self,
         name: &str,

@@ -1,10 +1,12 @@
 //! The journal's files while they are written: appending, becoming durable, giving room back.
 //!
-//! It knows nothing of what the records say. Records are appended to segments of some 16 MiB by one thread, which takes all that
-//! came together meanwhile; [`Log::written`] ends when a record is where a kill of the process does not reach it (the kernel has it),
-//! [`Log::durable`] when a power cut does not either: another thread syncs, for all who wait at once, and by itself a second later.
-//! A record with bytes is dead when the layer above says so; segments are removed from the front as long as nothing in them lives.
-//! When the device fails nothing is acknowledged any more until [`Log::restart`] finds that nothing lives and begins anew.
+//! It knows nothing of what the records say. Records are appended to segments of some 16 MiB by one
+//! thread, which takes all that came together meanwhile; [`Log::written`] ends when a record is
+//! where a kill of the process does not reach it (the kernel has it), [`Log::durable`] when a power
+//! cut does not either: another thread syncs, for all who wait at once, and by itself a second
+//! later. A record with bytes is dead when the layer above says so; segments are removed from the
+//! front as long as nothing in them lives. When the device fails nothing is acknowledged any more
+//! until [`Log::restart`] finds that nothing lives and begins anew.
 
 use super::place::{Place, Segment};
 use super::record::{Record, SEGMENT_HEAD_BYTES, padding, segment_head};
@@ -70,7 +72,8 @@ struct State {
     pending: Vec<(Ticket, Record)>,
     /// All there are, the one being written last.
     segments: VecDeque<Room>,
-    /// Segments whose names are to go, each when the record beside it is durable: what makes it useless may be that one.
+    /// Segments whose names are to go, each when the record beside it is durable: what makes it
+    /// useless may be that one.
     removing: Vec<(u64, u64)>,
     /// Records were taken to be written.
     writing: bool,
@@ -173,8 +176,8 @@ impl Log {
         Ok(Self { shared, progress: receiver, threads: Mutex::new(threads) })
     }
 
-    /// Appends a record; one with bytes lives until [`Log::dead`]. Never waits: nothing is promised before
-    /// [`Log::written`].
+    /// Appends a record; one with bytes lives until [`Log::dead`]. Never waits: nothing is promised
+    /// before [`Log::written`].
     pub fn append(&self, record: Record) -> Ticket {
         let (len, lives) = (record.room_bytes(), !record.data.is_empty());
         let mut state = self.shared.state.lock();
@@ -297,8 +300,9 @@ impl Log {
         }
     }
 
-    /// After a failure, when nothing lives: removes what there is and takes records again. False when something lives, and when the
-    /// disk does not let go of the old records: the next mount would take them for what is left. Blocks.
+    /// After a failure, when nothing lives: removes what there is and takes records again. False
+    /// when something lives, and when the disk does not let go of the old records: the next mount
+    /// would take them for what is left. Blocks.
     pub fn restart(&self) -> bool {
         let old = {
             let state = self.shared.state.lock();
@@ -343,7 +347,8 @@ impl Log {
         self.shared.place.set_failed(false)
     }
 
-    /// Ends the threads; what was appended is written and synced. When nothing lives, nothing stays.
+    /// Ends the threads; what was appended is written and synced. When nothing lives, nothing
+    /// stays.
     pub fn close(&self) {
         self.shared.state.lock().closed = true;
         self.shared.work.notify_all();

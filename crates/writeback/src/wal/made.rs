@@ -1,7 +1,9 @@
-//! New objects that wait here: making them at the server, also when that was tried before, and what a crash left of them.
+//! New objects that wait here: making them at the server, also when that was tried before, and what
+//! a crash left of them.
 //!
-//! It knows nothing of how they are kept while a mount runs. A name that exists already is taken for an earlier try of this
-//! client when what is there could be that: a directory, the same link, a file in which nothing stands but bytes of ours and zeros.
+//! It knows nothing of how they are kept while a mount runs. A name that exists already is taken
+//! for an earlier try of this client when what is there could be that: a directory, the same link,
+//! a file in which nothing stands but bytes of ours and zeros.
 
 use super::log::Ticket;
 use super::record::{Attributes, Event, Record, What};
@@ -62,8 +64,8 @@ impl New {
     }
 }
 
-/// Makes objects of one maker in a directory at the server; outcomes in their order: the server's errors, `EEXIST` when something else has
-/// the name.
+/// Makes objects of one maker in a directory at the server; outcomes in their order: the server's
+/// errors, `EEXIST` when something else has the name.
 pub(crate) async fn put(below: &dyn Vfs, dir: &Fh, new: &[(Name, New)]) -> Vec<Result<Node>> {
     let Some((_, first)) = new.first() else { return Vec::new() };
     let cx = Cx::new(first.cred.clone());
@@ -175,8 +177,8 @@ pub(super) struct Remade {
 struct Bodies(HashMap<Fh, FileLeft>);
 
 impl One {
-    /// Makes what the server does not have: directories from above, then what is in them; then the times of directories. What cannot be
-    /// made is kept as a conflict.
+    /// Makes what the server does not have: directories from above, then what is in them; then the
+    /// times of directories. What cannot be made is kept as a conflict.
     ///
     /// # Errors
     /// What can neither be made nor kept stays in the journal.

@@ -1,4 +1,5 @@
-//! Where a journal's segments are: the lowest interface, through which tests tear writes and fill the disk.
+//! Where a journal's segments are: the lowest interface, through which tests tear writes and fill
+//! the disk.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::{DirBuilder, File};
@@ -20,7 +21,8 @@ pub trait Place: Send + Sync + 'static {
     fn remove(&self, number: u64) -> io::Result<()>;
     /// Makes durable which segments there are.
     fn sync_names(&self) -> io::Result<()>;
-    /// Writes go past it from now on: what a crash leaves in it is not all there is; or that is over. Durable on return.
+    /// Writes go past it from now on: what a crash leaves in it is not all there is; or that is
+    /// over. Durable on return.
     fn set_failed(&self, failed: bool) -> io::Result<()>;
 }
 
@@ -41,7 +43,8 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// Makes the directory when it is missing, only for us, and locks it; `WouldBlock` when somebody else has it.
+    /// Makes the directory when it is missing, only for us, and locks it; `WouldBlock` when
+    /// somebody else has it.
     pub fn open(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         private(path)?;

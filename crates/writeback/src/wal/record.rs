@@ -1,8 +1,9 @@
 //! What is in a journal of delayed writes: records, and their bytes.
 //!
-//! It knows nothing of files and of when something is written. A record has a head (magic, number, how far the journal was durable
-//! when it was made, length, kind, checksum) and a payload, padded to eight bytes. The checksum is keyed with a number of its segment
-//! that nobody outside knows: bytes of a program that look like a record are none.
+//! It knows nothing of files and of when something is written. A record has a head (magic, number,
+//! how far the journal was durable when it was made, length, kind, checksum) and a payload, padded
+//! to eight bytes. The checksum is keyed with a number of its segment that nobody outside knows:
+//! bytes of a program that look like a record are none.
 
 use hither_vfs::{Attrs, Cred, Data, Fh, Time};
 use std::hash::Hasher;
@@ -91,24 +92,27 @@ pub enum Event {
     },
     /// The server told a state of the file.
     State(Base),
-    /// Everything up to that record is on the server's stable storage, or given up with the program's knowledge.
+    /// Everything up to that record is on the server's stable storage, or given up with the
+    /// program's knowledge.
     Retire(u64),
-    /// What was written before this to a range no longer counts: the file was cut, or something else is there.
+    /// What was written before this to a range no longer counts: the file was cut, or something
+    /// else is there.
     Void {
         /// First byte.
         start_bytes: u64,
         /// One past the last.
         end_bytes: u64,
     },
-    /// This client is about to change names or attributes of the file: its change attribute moves, its bytes do not. Of an object that
-    /// the server does not have: it is about to be created there.
+    /// This client is about to change names or attributes of the file: its change attribute moves,
+    /// its bytes do not. Of an object that the server does not have: it is about to be created
+    /// there.
     Touched,
     /// An object was made that the server does not have; its name follows.
     Made(New),
     /// It has another name now, in that directory; the name follows.
     Moved(Fh),
-    /// Attributes of such an object were set, or of a directory in which such objects are: those times that are to be its own when
-    /// they are at the server.
+    /// Attributes of such an object were set, or of a directory in which such objects are: those
+    /// times that are to be its own when they are at the server.
     Set(Attributes),
     /// The server has it now, under this handle.
     There(Fh),
@@ -179,7 +183,8 @@ pub struct Record {
     pub fh: Fh,
     /// What happened.
     pub event: Event,
-    /// The bytes of [`Event::Data`], the name of [`Event::Made`], [`Event::Moved`] and [`Event::Removed`].
+    /// The bytes of [`Event::Data`], the name of [`Event::Made`], [`Event::Moved`] and
+    /// [`Event::Removed`].
     pub data: Data,
 }
 

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 const AT_ONCE: usize = 16;
 
 impl One {
-    /// Removes what still has its name, directories after what is in them. Of a damaged journal nothing is removed.
+    /// Removes what still has its name, directories after what is in them. Of a damaged journal
+    /// nothing is removed.
     pub(super) async fn remove_all(self: &Arc<Self>, left: &mut Left, damaged: bool) {
         let mut all: Vec<(Fh, RemovedLeft)> = left.removed.drain().collect();
         all.sort_by_key(|(_, one)| one.place);

@@ -1,13 +1,17 @@
 //! After a crash: what the journal holds goes to the server, or is kept as a conflict.
 //!
-//! It knows nothing of how the journal is read. A file whose attributes are what some reply told while the journal was written is as
-//! this client left it, and gets its bytes. Others may differ because of WRITEs that were on their way when the client died: those are
-//! in the journal as sent. Then the server's bytes are compared: a file is taken for this client's work alone when a range that was
-//! sent, and of which nobody has heard, is there whole, the length is one that such WRITEs make, and every byte where ours belong is one of
-//! ours, or lies behind the former end of the file, is zero, and nothing is known to have arrived there. A file that ends where this client was
-//! about to cut it off is explained by that. The bytes that an overwrite was to replace are not known here: when some of them are still there,
-//! and others not, somebody else may have written them, unless the user has promised that there is nobody (`exclusive`). Whatever cannot
-//! be judged is a conflict. Nothing is decided twice: a file's fate is durable in the journal before its records go.
+//! It knows nothing of how the journal is read. A file whose attributes are what some reply told
+//! while the journal was written is as this client left it, and gets its bytes. Others may differ
+//! because of WRITEs that were on their way when the client died: those are in the journal as sent.
+//! Then the server's bytes are compared: a file is taken for this client's work alone when a range
+//! that was sent, and of which nobody has heard, is there whole, the length is one that such WRITEs
+//! make, and every byte where ours belong is one of ours, or lies behind the former end of the
+//! file, is zero, and nothing is known to have arrived there. A file that ends where this client
+//! was about to cut it off is explained by that. The bytes that an overwrite was to replace are not
+//! known here: when some of them are still there, and others not, somebody else may have written
+//! them, unless the user has promised that there is nobody (`exclusive`). Whatever cannot be judged
+//! is a conflict. Nothing is decided twice: a file's fate is durable in the journal before its
+//! records go.
 
 use super::conflict::{About, Conflicts, Range, name_of};
 use super::log::Log;
@@ -174,8 +178,9 @@ impl One {
         done
     }
 
-    /// Whether what had arrived before the file was in the state in which it is, at that record, is what is there: since then
-    /// nobody has changed it, but between two replies somebody else may have.
+    /// Whether what had arrived before the file was in the state in which it is, at that record, is
+    /// what is there: since then nobody has changed it, but between two replies somebody else may
+    /// have.
     async fn still_there(
         &self,
         target: &Target,
@@ -217,7 +222,8 @@ impl One {
         let sizes = file.states.keys().any(|s| s.size_bytes == now.size_bytes)
             || unheard.iter().any(|s| s.start_bytes < now.size_bytes && now.size_bytes <= s.end_bytes);
         let floor = floor(file).unwrap_or(0);
-        // Where nobody else writes, what is not ours may be what a WRITE was to replace, unless that has arrived.
+        // Where nobody else writes, what is not ours may be what a WRITE was to replace, unless
+        // that has arrived.
         let ours = if self.r.exclusive { seen.plausible } else { seen.ours };
         let explained = cut.is_some() || (seen.evident && sizes && now.size_bytes >= floor);
         match ours && explained {
@@ -331,7 +337,8 @@ impl One {
         Ok(file)
     }
 
-    /// Writes everything, stable. It is in the journal as sent before, for the case that this is cut off, too.
+    /// Writes everything, stable. It is in the journal as sent before, for the case that this is
+    /// cut off, too.
     async fn write(&self, target: &Target, file: &FileLeft) -> Result<u64> {
         let image = file.image();
         let (mut last, mut bytes) = (0, 0);

@@ -1,8 +1,9 @@
 //! What a journal of delayed writes holds after a crash.
 //!
-//! It knows nothing of the server. Records are read in order until one is missing or torn. What comes after such a place was never
-//! promised to be durable when no whole record behind it says so: a power cut leaves pages of the end in any order. When one does say
-//! so, the journal is damaged: everything whole is handed out, and nothing of it may be taken for all there is.
+//! It knows nothing of the server. Records are read in order until one is missing or torn. What
+//! comes after such a place was never promised to be durable when no whole record behind it says
+//! so: a power cut leaves pages of the end in any order. When one does say so, the journal is
+//! damaged: everything whole is handed out, and nothing of it may be taken for all there is.
 
 use super::record::{
     ALIGN_BYTES, Attributes, Base, Event, New, Parsed, Removed, SEGMENT_HEAD_BYTES, SegmentHead, parse,
@@ -68,7 +69,8 @@ pub struct FileLeft {
     pub pieces: VecDeque<Piece>,
     /// In the order of sending.
     pub sent: Vec<Sent>,
-    /// States that the server told since the first of the pieces was written, and after which record.
+    /// States that the server told since the first of the pieces was written, and after which
+    /// record.
     pub states: HashMap<Base, u64>,
     /// What arrived at the server, in the order of the replies.
     pub landed: Vec<Landed>,
@@ -149,7 +151,8 @@ pub struct Left {
 /// # Errors
 /// Those of `read`; a segment of another version.
 pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::Result<Left> {
-    // What was to be removed is removed from the front: what lies before a gap is left over from that.
+    // What was to be removed is removed from the front: what lies before a gap is left over from
+    // that.
     let first = (1..numbers.len()).rev().find(|i| numbers[i - 1] + 1 != numbers[*i]).unwrap_or(0);
     let mut reading = Reading::default();
     for &number in &numbers[first..] {
@@ -268,7 +271,8 @@ impl Reading {
     fn damage(&self, gap: Gap) -> Option<String> {
         let durable = self.events[gap.events..].iter().map(|(_, _, p)| p.durable).max()?;
         let mut seqs = self.events[gap.events..].iter().map(|(_, _, p)| p.seq);
-        // Without anything before it, the first whole record says what is missing: everything before that.
+        // Without anything before it, the first whole record says what is missing: everything
+        // before that.
         let missing = if gap.events == 0 { seqs.next()?.saturating_sub(1) } else { gap.seq };
         let Gap { segment, at, .. } = gap;
         (durable >= missing && missing > 0)
@@ -300,7 +304,8 @@ impl Left {
         }
     }
 
-    /// What became of an object that was made here; the record itself when it is about something else.
+    /// What became of an object that was made here; the record itself when it is about something
+    /// else.
     fn apply_made(&mut self, segment: u64, parsed: Parsed) -> Option<Parsed> {
         let place = (parsed.seq, segment);
         let name = || Name::new(parsed.name.clone()).ok();

@@ -1,4 +1,5 @@
-//! The journal of delayed writes: what a crash at any byte leaves, damage, and giving room back. The disk is simulated.
+//! The journal of delayed writes: what a crash at any byte leaves, damage, and giving room back.
+//! The disk is simulated.
 
 use super::log::Log;
 use super::place::{Place, Segment};
@@ -178,7 +179,8 @@ fn expect(written: &[(u8, u64, Vec<u8>)]) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
     all
 }
 
-/// Cut at each byte of the whole journal, what is left are the first records, whole: never an error, never a byte that was not written.
+/// Cut at each byte of the whole journal, what is left are the first records, whole: never an
+/// error, never a byte that was not written.
 /// Promise: 6c
 #[tokio::test]
 async fn torn_at_every_byte_the_first_records_are_left() {
@@ -202,8 +204,8 @@ async fn torn_at_every_byte_the_first_records_are_left() {
     assert_eq!(counts.len(), 21, "each number of records was left by some cut: {counts:?}");
 }
 
-/// A byte that changed on the disk takes no other with it: what had been durable is told to be damaged, and whatever is handed out
-/// was written.
+/// A byte that changed on the disk takes no other with it: what had been durable is told to be
+/// damaged, and whatever is handed out was written.
 /// Promise: 6d
 #[tokio::test]
 async fn a_flipped_byte_is_noticed() {
@@ -288,7 +290,8 @@ async fn retired_and_void_bytes_are_not_left() {
     assert_eq!(ranges, [(0, 30, 2), (40, 45, end.seq), (60, 100, 2)]);
 }
 
-/// Segments go when nothing in them lives, from the first on; after a failure with nothing alive it begins anew.
+/// Segments go when nothing in them lives, from the first on; after a failure with nothing alive it
+/// begins anew.
 /// Promise: 6f
 #[tokio::test]
 async fn room_is_given_back_in_order() {
@@ -317,7 +320,8 @@ async fn room_is_given_back_in_order() {
     assert!(memory.copy().is_empty(), "nothing lives, nothing stays");
 }
 
-/// What another record replaced stays until that one is durable: a power cut in between would lose both.
+/// What another record replaced stays until that one is durable: a power cut in between would lose
+/// both.
 /// Promise: 6c
 #[tokio::test]
 async fn what_was_replaced_stays_until_its_successor_is_durable() {
@@ -348,7 +352,8 @@ async fn nobody_waits_for_the_disk_for_ever() {
     }
 }
 
-/// After a failure it is begun anew only when the old records are gone: the next mount would take them for what is left.
+/// After a failure it is begun anew only when the old records are gone: the next mount would take
+/// them for what is left.
 /// Promise: 6f
 #[tokio::test]
 async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {

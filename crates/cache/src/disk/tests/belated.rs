@@ -12,7 +12,8 @@ async fn lock(l: &Lab, o: &Opened) {
         .unwrap();
 }
 
-/// Who holds a lock sees what was written under the one before, also when somebody had asked just before that.
+/// Who holds a lock sees what was written under the one before, also when somebody had asked just
+/// before that.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
@@ -39,7 +40,8 @@ async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
     }
 }
 
-/// Somebody above may believe attributes a moment longer than this layer, which has seen newer ones pass.
+/// Somebody above may believe attributes a moment longer than this layer, which has seen newer ones
+/// pass.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {

@@ -1,4 +1,5 @@
-//! Power cuts and kills at random moments: the shelf opens, and everything it then says it has is right.
+//! Power cuts and kills at random moments: the shelf opens, and everything it then says it has is
+//! right.
 
 use super::sim::Sim;
 use crate::disk::entry::Have;
@@ -90,7 +91,8 @@ fn work(shelf: &Shelf, io: &Sim, r: &mut Random, present: &mut HashMap<u64, u64>
     }
 }
 
-/// Everything that the shelf has of any version ever is what that version had; returns how many blocks there are.
+/// Everything that the shelf has of any version ever is what that version had; returns how many
+/// blocks there are.
 fn check(shelf: &Shelf, present: &HashMap<u64, u64>) -> u64 {
     let mut right = 0;
     for i in 0..FILES {
@@ -109,7 +111,8 @@ fn check(shelf: &Shelf, present: &HashMap<u64, u64>) -> u64 {
     right
 }
 
-/// A daemon ends as it should, perhaps not quite: the next one has what it had, in the same order. The disk afterwards.
+/// A daemon ends as it should, perhaps not quite: the next one has what it had, in the same order.
+/// The disk afterwards.
 fn after_an_orderly_end(shelf: &Shelf, io: &Arc<Sim>, r: &mut Random, policy: Policy) -> Arc<Sim> {
     // What is known of the use of what: it survives an orderly end only.
     shelf.keys().into_iter().filter(|_| r.below(2) == 0).for_each(|key| _ = shelf.index.lock().used(key, 5));
@@ -138,7 +141,8 @@ fn after_an_orderly_end(shelf: &Shelf, io: &Arc<Sim>, r: &mut Random, policy: Po
     io
 }
 
-/// 1,500 moments: the map never names a block whose bytes are not there, whatever was lost, and none of another version.
+/// 1,500 moments: the map never names a block whose bytes are not there, whatever was lost, and
+/// none of another version.
 /// Promise: 11a
 #[test]
 fn power_cuts_and_kills_at_any_point_lose_blocks_but_never_give_wrong_ones() {

@@ -41,7 +41,8 @@ impl Drop for Dir {
     }
 }
 
-/// A cache of which it is known whether it has its directory, however long that took: a mount waits for a moment only.
+/// A cache of which it is known whether it has its directory, however long that took: a mount waits
+/// for a moment only.
 async fn started(
     below: Arc<dyn Vfs>,
     dir: &Dir,
@@ -140,7 +141,8 @@ async fn a_real_directory_keeps_files_and_lends_them() {
     assert!(survey(&std::env::temp_dir(), false, &env_at(7)).is_err());
 }
 
-/// Any bit, any length, any foreign content, in any file: never a wrong byte, and the cache goes on.
+/// Any bit, any length, any foreign content, in any file: never a wrong byte, and the cache goes
+/// on.
 /// Promise: 11a
 #[tokio::test]
 async fn damage_is_detected_and_mended() {
@@ -238,8 +240,8 @@ async fn fill_up(l: &Lab, first: u64, n: u64) {
     }
 }
 
-/// A limit for the directory: what nobody uses goes first, whoever of those who look at the same time cleans it, then something of
-/// everybody; it is never exceeded.
+/// A limit for the directory: what nobody uses goes first, whoever of those who look at the same
+/// time cleans it, then something of everybody; it is never exceeded.
 /// Promise: 11a
 #[tokio::test]
 async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
@@ -266,14 +268,16 @@ async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
     fill_up(&a, 200, 8).await;
     let before = bytes(&a);
     assert!(before > 8 * MIB);
-    // Together 14; with 4 more of another one there is too much, and the old part has something to give.
+    // Together 14; with 4 more of another one there is too much, and the old part has something to
+    // give.
     let b = of_other(&model, &dir, b"server:/b", shared.clone()).await;
     fill_up(&b, 300, 4).await;
     let total = |l: &Lab| l.disk.shelf().unwrap().total.get().unwrap().bytes(bytes(l));
     until("the unused part gives way", || total(&a).max(total(&b)) <= 16 * MIB).await;
     assert!(a.disk.stats().evictions > 0 || b.disk.stats().evictions > 0);
     assert_eq!(bytes(&a), before, "nothing goes of what is used");
-    // Then all that are used give something up. (What is not scheduled meanwhile does so when the other takes in more.)
+    // Then all that are used give something up. (What is not scheduled meanwhile does so when the
+    // other takes in more.)
     let mut first = 400;
     while bytes(&a) == before {
         fill_up(&b, first, 10).await;
@@ -371,7 +375,8 @@ async fn directories_that_are_not_ours_are_refused_or_set_aside() {
     assert!(std::fs::read(part.join("format")).unwrap().starts_with(b"hither disk cache, version 1"));
 }
 
-/// The power fails while a cache directory is made: there is nothing yet, and nothing to complain of.
+/// The power fails while a cache directory is made: there is nothing yet, and nothing to complain
+/// of.
 /// Promise: 11a
 #[tokio::test]
 async fn a_directory_that_was_only_begun_is_begun_again() {

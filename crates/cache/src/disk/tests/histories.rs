@@ -1,7 +1,8 @@
-//! Random histories: readers and a writer behind one cache, another client straight at the server, power cuts and restarts.
+//! Random histories: readers and a writer behind one cache, another client straight at the server,
+//! power cuts and restarts.
 //!
-//! Of every byte read: it was in the file at some moment since the open began (the open asked the server) and since the end of
-//! the last write of this client that was over before the read began.
+//! Of every byte read: it was in the file at some moment since the open began (the open asked the
+//! server) and since the end of the last write of this client that was over before the read began.
 
 use super::*;
 use parking_lot::Mutex;
@@ -104,14 +105,15 @@ async fn reader(disk: Arc<Disk>, w: Arc<World>, mut r: Random) -> u64 {
 
 async fn own_writer(disk: Arc<Disk>, w: Arc<World>, i: usize, r: (u64, u64, u64)) {
     write(&*disk, &w, i, r).await;
-    // Whoever begins after the end sees this or newer. Only one writer here at a time, and the other client's are noted
-    // at once: the present contents are not older than this write.
+    // Whoever begins after the end sees this or newer. Only one writer here at a time, and the
+    // other client's are noted at once: the present contents are not older than this write.
     let now = w.note(i).await;
     let mut t = w.files[i].1.lock();
     t.floor = t.floor.max(now);
 }
 
-/// Another client writes; where there are leases, the server takes ours back first, and may give another at once.
+/// Another client writes; where there are leases, the server takes ours back first, and may give
+/// another at once.
 async fn foreign_write(w: &World, wire: &Wire, i: usize, leased: bool, r: (u64, u64, u64)) {
     if leased {
         wire.lease(false);

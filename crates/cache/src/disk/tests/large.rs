@@ -28,8 +28,8 @@ impl Lab {
     }
 }
 
-/// Files that are used stay under every policy, the large one keeps a part, each byte is asked for once, and the simulation
-/// says the same.
+/// Files that are used stay under every policy, the large one keeps a part, each byte is asked for
+/// once, and the simulation says the same.
 #[tokio::test(start_paused = true)]
 async fn a_large_scan_leaves_hot_files() {
     for (policy, len) in Policy::ALL.into_iter().flat_map(|p| [(p, 12 * MIB), (p, 5 * MIB)]) {

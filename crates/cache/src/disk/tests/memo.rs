@@ -24,7 +24,8 @@ fn a_power_cut_or_kill_at_any_point_leaves_the_set_before_or_the_new_one() {
             if outcome.is_ok() && !cut && seed % 2 == 1 {
                 assert_eq!(found, set(round), "seed {seed}, round {round}");
             }
-            // A power cut may take a name that was not yet durable: then what is found is an older set, or none.
+            // A power cut may take a name that was not yet durable: then what is found is an older
+            // set, or none.
             let known = found.is_empty() || (1..=round).any(|n| found == set(n));
             assert!(known, "seed {seed}, round {round}");
             if seed % 2 == 1 && !last.is_empty() {

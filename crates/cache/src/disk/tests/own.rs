@@ -1,4 +1,5 @@
-//! What is here of a file survives writes of this mount when nobody else can have written, and not otherwise.
+//! What is here of a file survives writes of this mount when nobody else can have written, and not
+//! otherwise.
 
 use super::*;
 
@@ -209,8 +210,8 @@ async fn what_is_withheld_goes_with_the_end() {
     assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
 }
 
-/// A block whose bytes are on their way to the disk when the entry is given up does not come into it afterwards: whoever gave it up
-/// has looked at which blocks a write touches.
+/// A block whose bytes are on their way to the disk when the entry is given up does not come into
+/// it afterwards: whoever gave it up has looked at which blocks a write touches.
 #[test]
 fn a_block_on_its_way_does_not_come_into_an_entry_that_was_given_up() {
     for given_up in [false, true] {

@@ -1,8 +1,9 @@
-//! A million cached files on a real disk: how long a start takes, how much memory, how long the cleaner works, and what readers
-//! feel of it.
+//! A million cached files on a real disk: how long a start takes, how much memory, how long the
+//! cleaner works, and what readers feel of it.
 //!
-//! `HITHER_ENTRIES=1000000 HITHER_SCALE_DIR=/var/tmp cargo test --release -p hither-cache --lib a_million -- --ignored --nocapture`
-//! prints a line of JSON (about 8 KiB of disk a file, and minutes to make them).
+//! `HITHER_ENTRIES=1000000 HITHER_SCALE_DIR=/var/tmp cargo test --release -p hither-cache --lib
+//! a_million -- --ignored --nocapture` prints a line of JSON (about 8 KiB of disk a file, and
+//! minutes to make them).
 
 use crate::disk::format::Version;
 use crate::disk::io::{Io, IoFile, Listed, RealIo};

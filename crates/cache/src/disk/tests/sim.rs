@@ -1,4 +1,5 @@
-//! A disk in memory that loses what was not made durable when its power is cut, and fails on request.
+//! A disk in memory that loses what was not made durable when its power is cut, and fails on
+//! request.
 
 use crate::disk::io::{Io, IoFile, Listed};
 use parking_lot::Mutex;
@@ -123,7 +124,8 @@ impl Sim {
         self.0.lock().capacity = bytes;
     }
 
-    /// The disk as it is found after the power was cut now: of what was not durable, any part in any order.
+    /// The disk as it is found after the power was cut now: of what was not durable, any part in
+    /// any order.
     pub fn after_power_cut(&self) -> Arc<Self> {
         let mut s = self.0.lock();
         let mut out =

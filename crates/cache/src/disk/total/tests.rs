@@ -63,7 +63,8 @@ fn two_share_a_limit_and_who_comes_later_is_seen() {
     b.set_over(2 * MIB);
     assert_eq!((a.take_short(6 * MIB), b.take_short(4 * MIB)), (12 * MIB / 10 + 1, 8 * MIB / 10 + 1));
     assert_eq!(a.take_short(6 * MIB), 0, "once");
-    // It gives some up: after it has looked, the other one may have it, but for the step that it may be taking.
+    // It gives some up: after it has looked, the other one may have it, but for the step that it
+    // may be taking.
     assert_eq!(a.settle(2 * MIB), 6 * MIB);
     assert!(b.admit(7 * MIB) && !b.admit(7 * MIB + 1));
     assert_eq!(said(&a.lock), Some((3 * MIB, false)));

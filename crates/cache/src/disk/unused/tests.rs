@@ -65,7 +65,8 @@ fn make_room(emptied: &Emptied, total: &Total, bytes: u64) -> u64 {
     emptied.make_room(total, || bytes, &Arc::default(), &random())
 }
 
-/// While somebody else cleans a part that nobody uses, nothing goes of what is used; but not for ever.
+/// While somebody else cleans a part that nobody uses, nothing goes of what is used; but not for
+/// ever.
 #[test]
 fn what_somebody_else_makes_room_for_is_waited_for() {
     let dir = Dir::new("else");
@@ -87,7 +88,8 @@ fn what_somebody_else_makes_room_for_is_waited_for() {
     assert_eq!(total::said(&other.lock), Some((0, true)));
 }
 
-/// A part that has more than goes in one turn gives all of that before anything goes of what is used.
+/// A part that has more than goes in one turn gives all of that before anything goes of what is
+/// used.
 #[test]
 fn a_part_gives_turn_by_turn() {
     let dir = Dir::new("turns");
@@ -101,7 +103,8 @@ fn a_part_gives_turn_by_turn() {
     assert_eq!(make_room(&emptied, &total, 100 * MIB), 99 * MIB, "there is no more");
 }
 
-/// A part that had nothing but pinned files is looked at again when it was used since, though it has as much.
+/// A part that had nothing but pinned files is looked at again when it was used since, though it
+/// has as much.
 #[test]
 fn what_is_no_longer_pinned_goes() {
     let dir = Dir::new("pins");

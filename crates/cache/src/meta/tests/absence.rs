@@ -4,7 +4,8 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A server with the directory `d`, which the cache knows as a whole: it was listed, or made by a call of its own.
+/// A server with the directory `d`, which the cache knows as a whole: it was listed, or made by a
+/// call of its own.
 async fn whole(options: MetaOptions, made_here: bool) -> (Lab, Fh) {
     let l = lab_with(options, VALID).await;
     let dir = match made_here {
@@ -38,8 +39,8 @@ fn cases() -> impl Iterator<Item = (MetaOptions, bool)> {
     })
 }
 
-/// A second after the directory was last confirmed, the look-up of a name that nobody asked for finds
-/// another client's file. Its one question confirms all other names for another second.
+/// A second after the directory was last confirmed, the look-up of a name that nobody asked for
+/// finds another client's file. Its one question confirms all other names for another second.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn unasked_names_of_others_appear() {
@@ -65,8 +66,8 @@ async fn unasked_names_of_others_appear() {
     }
 }
 
-/// A name that was looked up is believed to be absent as long as the directory's attributes hold, also
-/// where the answer followed from the listing.
+/// A name that was looked up is believed to be absent as long as the directory's attributes hold,
+/// also where the answer followed from the listing.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn asked_absence_lives_on() {
@@ -142,7 +143,8 @@ async fn one_confirmation_serves_a_burst() {
     assert_eq!(l.wire.take(), "walk 1");
 }
 
-/// The search for a name along a path of directories costs a look-up and one question about the others.
+/// The search for a name along a path of directories costs a look-up and one question about the
+/// others.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn a_search_path_is_confirmed_at_once() {
@@ -167,8 +169,8 @@ async fn a_search_path_is_confirmed_at_once() {
     }
 }
 
-/// The look-up of a call that makes the name asks nothing, because the server decides. Its answer holds
-/// for that call alone.
+/// The look-up of a call that makes the name asks nothing, because the server decides. Its answer
+/// holds for that call alone.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn a_name_about_to_be_made_is_not_asked_for() {

@@ -1,10 +1,13 @@
-//! Random histories: two clients with a cache each, two programs on each, and somebody without a cache, all on one server
-//! behind slow wires. Every answer is compared with what was true, and when.
+//! Random histories: two clients with a cache each, two programs on each, and somebody without a
+//! cache, all on one server behind slow wires. Every answer is compared with what was true, and
+//! when.
 //!
 //! What is checked, for each name and each object's attributes that an answer tells:
-//! - it was true at some moment that is not longer ago than validities reach (an open under close-to-open: since the open began);
+//! - it was true at some moment that is not longer ago than validities reach (an open under
+//!   close-to-open: since the open began);
 //! - it is not older than the last change of it by this client that was done before the call began;
-//! - that a name is absent, which no program of this client has asked for yet, was true a second ago or later.
+//! - that a name is absent, which no program of this client has asked for yet, was true a second
+//!   ago or later.
 
 use super::*;
 use proptest::prelude::*;
@@ -45,7 +48,8 @@ enum Op {
     ChmodDir(usize, bool),
     /// What is known is written down as it is, whatever is under way.
     Remember,
-    /// The client's daemon ends, when nothing is under way, and another begins with what was written down last.
+    /// The client's daemon ends, when nothing is under way, and another begins with what was
+    /// written down last.
     Restart,
 }
 
@@ -195,7 +199,8 @@ impl World {
         }
     }
 
-    /// Fails unless something was so at a moment from `since` on that the caller must not have forgotten.
+    /// Fails unless something was so at a moment from `since` on that the caller must not have
+    /// forgotten.
     fn check(&self, call: &Call, since: Instant, key: &Key, what: &str, is: impl Fn(&Truth) -> bool) {
         let chronicle = self.chronicle.lock();
         let floor = call.floors.get(key).copied().unwrap_or(0);

@@ -26,7 +26,8 @@ async fn finds(l: &Lab, path: &str) -> bool {
     matches!(walk(&*l.meta, &l.cx, &l.top, path).await.stop, Stop::Complete)
 }
 
-/// Whatever is believed of the names is asked for again after the withdrawal, also what would have held for a while by itself.
+/// Whatever is believed of the names is asked for again after the withdrawal, also what would have
+/// held for a while by itself.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn names_under_a_lease_hold_until_it_is_withdrawn() {
@@ -80,7 +81,8 @@ async fn own_changes_leave_names_under_a_lease() {
     }
 }
 
-/// Where an equal `change` proves nothing, names of before a lease do not hold under it, nor those from under it after it.
+/// Where an equal `change` proves nothing, names of before a lease do not hold under it, nor those
+/// from under it after it.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn what_proves_nothing_is_not_kept_beyond_the_lease() {
@@ -120,8 +122,8 @@ async fn listed_with_objects(l: &Lab, dir: &Fh) -> Vec<String> {
     names
 }
 
-/// Attributes of a few entries that have run out are no reason to list again what is known, nor would that bring leases on them; those
-/// of many are.
+/// Attributes of a few entries that have run out are no reason to list again what is known, nor
+/// would that bring leases on them; those of many are.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
@@ -164,8 +166,8 @@ async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
     }
 }
 
-/// What came along with the lease, before it was known here, does not hold under it where an equal `change` proves nothing. What is
-/// listed or looked up again does, and not beyond it.
+/// What came along with the lease, before it was known here, does not hold under it where an equal
+/// `change` proves nothing. What is listed or looked up again does, and not beyond it.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
@@ -207,8 +209,8 @@ async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
     }
 }
 
-/// An answer of before the lease that arrives when that is known already, and with an equal `change`, does not come to hold under it
-/// by what is asked for later.
+/// An answer of before the lease that arrives when that is known already, and with an equal
+/// `change`, does not come to hold under it by what is asked for later.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_belated_listing_does_not_hold_under_a_lease() {
@@ -239,7 +241,8 @@ async fn a_belated_listing_does_not_hold_under_a_lease() {
     assert_eq!(listed(&l, &c).await, ["h"]);
 }
 
-/// Who takes a lock asks nothing about a file that nobody else can have changed, and about every other.
+/// Who takes a lock asks nothing about a file that nobody else can have changed, and about every
+/// other.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_lock_leaves_what_is_known_under_a_lease() {

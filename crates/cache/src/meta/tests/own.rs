@@ -100,7 +100,8 @@ async fn cookies_of_the_server_are_passed_on() {
     }
     let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 2000, true).await.unwrap();
     let mut seen: Vec<_> = page.entries.iter().map(|e| e.name.clone()).collect();
-    // A name of our own between two pages: memory has no order any more, the reader has the server's.
+    // A name of our own between two pages: memory has no order any more, the reader has the
+    // server's.
     make_file(&*l.meta, &l.cx, &d, "zzz", "").await;
     let rest = rest(&l, &d, (page.entries.last().unwrap().cookie, page.verifier), 2000).await;
     seen.extend(rest.keys().map(|n| name(n)));
@@ -119,7 +120,8 @@ async fn a_reader_finds_its_place_when_somebody_else_lists_anew() {
         let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 900, true).await.unwrap();
         let mut seen: Vec<_> = page.entries.iter().map(|e| e.name.clone()).collect();
         assert_eq!(seen.len(), 5);
-        // One of those seen goes, one comes, and the directory is listed from below in its new order.
+        // One of those seen goes, one comes, and the directory is listed from below in its new
+        // order.
         l.meta.unlink(&l.cx, &d, &name(removed), None).await.unwrap();
         make_file(&*l.meta, &l.cx, &d, "new", "").await;
         tokio::time::advance(VALID).await;
@@ -185,7 +187,8 @@ async fn what_was_removed_is_not_asked_about_by_the_way() {
     assert_eq!(linked.attr.nlink, 1);
 }
 
-/// A server that says nothing of the directory when a name in it is changed: what is known of the others holds for its time, and no longer.
+/// A server that says nothing of the directory when a name in it is changed: what is known of the
+/// others holds for its time, and no longer.
 #[tokio::test(start_paused = true)]
 async fn own_changes_that_are_not_told_leave_names_their_time() {
     let l = lab().await;
@@ -235,8 +238,8 @@ async fn own_changes_that_are_not_told_leave_names_their_time() {
     assert_eq!((look("a"), look("e")), (Some(0), Some(1)));
 }
 
-/// The first page of a large directory, as a look-up brings it along, takes away nothing that is believed of the rest; a whole listing does, also when it
-/// comes in pages.
+/// The first page of a large directory, as a look-up brings it along, takes away nothing that is
+/// believed of the rest; a whole listing does, also when it comes in pages.
 #[tokio::test(start_paused = true)]
 async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
     let l = lab_with(MetaOptions { listing_bytes: 4096, ..options() }, VALID).await;
@@ -262,7 +265,8 @@ async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
     assert!(!page.eof && page.entries.len() < 100);
     l.meta.learn_page(&l.cx, &d, 0, &page, l.meta.label(&d), &ticket);
     assert_eq!(known(), 300, "after a part of the listing");
-    // What somebody else has removed is not on a whole listing, which comes while the directory looks as before.
+    // What somebody else has removed is not on a whole listing, which comes while the directory
+    // looks as before.
     l.model.unlink(&l.cx, &d, &name("150"), None).await.unwrap();
     let (mut cookie, mut pages) = (0, 0);
     loop {
@@ -281,7 +285,8 @@ async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
     assert_eq!(known(), 300);
 }
 
-/// Whoever removes a name that a lease proves takes nothing else from anybody; of any other nobody knows which object lost it.
+/// Whoever removes a name that a lease proves takes nothing else from anybody; of any other nobody
+/// knows which object lost it.
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_a_lease_makes_sure_of_leaves_the_rest_known() {
     for leased in [true, false] {

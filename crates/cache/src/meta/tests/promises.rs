@@ -5,14 +5,16 @@ use hither_vfs::bytes_prove_reading;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Wall clocks of the cache are an hour ahead of the server's: nothing looks as if it had just been changed.
+/// Wall clocks of the cache are an hour ahead of the server's: nothing looks as if it had just been
+/// changed.
 fn late() -> Env {
     let inner = env();
     let wall = inner.wall.clone();
     Env { wall: Arc::new(move || wall() + HOUR), ..inner }
 }
 
-/// A name in a listing from memory holds no longer than its directory, even where the file's attributes are newer.
+/// A name in a listing from memory holds no longer than its directory, even where the file's
+/// attributes are newer.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn listed_names_hold_as_long_as_their_directory() {
@@ -33,7 +35,8 @@ async fn listed_names_hold_as_long_as_their_directory() {
     }
 }
 
-/// Names have a limit of their own (`acdirmax`), however long attributes of files hold (`acregmax`).
+/// Names have a limit of their own (`acdirmax`), however long attributes of files hold
+/// (`acregmax`).
 /// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn names_have_a_limit_of_their_own() {
@@ -51,7 +54,8 @@ async fn names_have_a_limit_of_their_own() {
     }));
 }
 
-/// What somebody else changes in the tick of the server's clock in which we did leaves no trace in `change`.
+/// What somebody else changes in the tick of the server's clock in which we did leaves no trace in
+/// `change`.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
@@ -105,8 +109,8 @@ async fn bytes_do_not_overrule_the_answer_about_rights() {
     assert_eq!(l.wire.take(), "");
 }
 
-/// Where an equal `change` is no proof (`strict`), bytes and rights from before a lease are asked for under it, once. What only holds for
-/// the call that asked is told to no other.
+/// Where an equal `change` is no proof (`strict`), bytes and rights from before a lease are asked
+/// for under it, once. What only holds for the call that asked is told to no other.
 /// Promise: 8d
 #[tokio::test(start_paused = true)]
 async fn what_is_from_before_a_lease_is_asked_for_under_it() {
@@ -130,7 +134,8 @@ async fn what_is_from_before_a_lease_is_asked_for_under_it() {
     }
 }
 
-/// A rename moves what the server has under that name, whatever was believed to be there; `blind`: and it does not say what that is.
+/// A rename moves what the server has under that name, whatever was believed to be there; `blind`:
+/// and it does not say what that is.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn a_rename_moves_what_is_there() {
@@ -165,7 +170,8 @@ async fn a_rename_moves_what_is_there() {
     }
 }
 
-/// A lease that has ended by itself costs a question about the attributes, and what is here of the contents is used if they are the same.
+/// A lease that has ended by itself costs a question about the attributes, and what is here of the
+/// contents is used if they are the same.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
@@ -189,8 +195,9 @@ async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
     assert_eq!(l.wire.take(), "getattr 1");
 }
 
-/// Who replaces a file without waiting for its lease, as a local program of the server does, may do so before it is opened under that lease: then the open
-/// file is gone when it is read. The next open finds what has the name now, however long names are believed.
+/// Who replaces a file without waiting for its lease, as a local program of the server does, may do
+/// so before it is opened under that lease: then the open file is gone when it is read. The next
+/// open finds what has the name now, however long names are believed.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
@@ -216,8 +223,8 @@ async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
     }
 }
 
-/// What this client wrote whole under a lease it opens and reads without a question, if the file's mode lets its owner; when the lease
-/// was withdrawn the server is asked.
+/// What this client wrote whole under a lease it opens and reads without a question, if the file's
+/// mode lets its owner; when the lease was withdrawn the server is asked.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn what_was_written_under_a_lease_is_here() {
@@ -248,7 +255,8 @@ async fn what_was_written_under_a_lease_is_here() {
     }
 }
 
-/// A part of a file, and one that another call of ours changes meanwhile, are not taken for all of it.
+/// A part of a file, and one that another call of ours changes meanwhile, are not taken for all of
+/// it.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn what_was_written_in_part_is_not_taken_for_all() {
@@ -268,8 +276,9 @@ async fn what_was_written_in_part_is_not_taken_for_all() {
     assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "txyz");
 }
 
-/// What came under a lease is right for as long as it is held, however often attributes are asked for, also where an equal `change` proves nothing
-/// of what has just changed. When the lease ends by itself an equal `change` proves it from then on, if that was long after.
+/// What came under a lease is right for as long as it is held, however often attributes are asked
+/// for, also where an equal `change` proves nothing of what has just changed. When the lease ends
+/// by itself an equal `change` proves it from then on, if that was long after.
 #[tokio::test(start_paused = true)]
 async fn what_came_under_a_lease_is_right_until_it_ends() {
     for old in [true, false] {

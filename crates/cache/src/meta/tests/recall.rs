@@ -1,4 +1,5 @@
-//! What is remembered over a restart spares questions, and is told to nobody before the server has confirmed it.
+//! What is remembered over a restart spares questions, and is told to nobody before the server has
+//! confirmed it.
 
 use super::*;
 
@@ -65,7 +66,8 @@ async fn what_changed_meanwhile_is_asked_for_anew() {
     assert!(matches!(walk(&*meta, &l.cx, &l.top, "a/b/c/g").await.stop, Stop::Missing(_)));
 }
 
-/// A server with a file below a directory of this mode. Two of them differ in nothing else, not even in `change`.
+/// A server with a file below a directory of this mode. Two of them differ in nothing else, not
+/// even in `change`.
 async fn server(bits: u32) -> (Arc<Model>, Fh) {
     let model = Arc::new(Model::new(env(), VALID, 1 << 40));
     let cx = root_cx();
@@ -176,8 +178,9 @@ async fn ten_thousand_files_are_confirmed_in_a_few_dozen_questions() {
     assert!(questions <= 24, "{questions}");
 }
 
-/// A shell's `*/f` after a restart: the listing of the top brings the attributes of its directories, and what remains, rights on them and
-/// files in them, comes many at a time, though each path was only walked once before.
+/// A shell's `*/f` after a restart: the listing of the top brings the attributes of its
+/// directories, and what remains, rights on them and files in them, comes many at a time, though
+/// each path was only walked once before.
 #[tokio::test(start_paused = true)]
 async fn paths_below_a_directory_that_was_listed_are_confirmed_together() {
     // With listings that nobody asked for and without; a directory in one page and in many.

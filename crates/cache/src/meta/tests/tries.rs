@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A file that was read here before, and that nobody had a lease on: one question was asked about it.
+/// A file that was read here before, and that nobody had a lease on: one question was asked about
+/// it.
 async fn known_file(options: MetaOptions) -> (Lab, Fh) {
     let l = lab_with(options, VALID).await;
     tree(&l).await;
@@ -19,8 +20,9 @@ async fn again(l: &Lab, fh: &Fh) -> String {
     l.wire.take()
 }
 
-/// A file that was refused a lease at first, and is opened again and again, is asked about by an open every now and then, one
-/// call for one, until the server grants a lease: then nothing is asked.
+/// A file that was refused a lease at first, and is opened again and again, is asked about by an
+/// open every now and then, one call for one, until the server grants a lease: then nothing is
+/// asked.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_refused_is_asked_for_again() {
     let (l, fh) = known_file(options()).await;
@@ -72,7 +74,8 @@ async fn no_lease_is_asked_for_what_others_change() {
     }
 }
 
-/// A server that grants nothing is soon asked no more, whatever files there are; one whose opens leave no state never is.
+/// A server that grants nothing is soon asked no more, whatever files there are; one whose opens
+/// leave no state never is.
 #[tokio::test(start_paused = true)]
 async fn servers_that_grant_nothing_are_left_alone() {
     for (stateless_opens, most) in [(false, 64), (true, 0)] {

@@ -191,8 +191,8 @@ pub(super) fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Attributes that came with a lease hold until it ends; a lease that is held is not asked for again until a third of it is left. Who
-/// is not told when it ends gets none.
+/// Attributes that came with a lease hold until it ends; a lease that is held is not asked for
+/// again until a third of it is left. Who is not told when it ends gets none.
 #[tokio::test(start_paused = true)]
 async fn a_lease_comes_along_and_covers_what_follows() {
     let server = Server::new();
@@ -213,7 +213,8 @@ async fn a_lease_comes_along_and_covers_what_follows() {
     assert!(t.told.lapsed.lock().is_empty());
 }
 
-/// The term counts from when the call was sent, not from when it was answered. What is not open is not asked for again by itself.
+/// The term counts from when the call was sent, not from when it was answered. What is not open is
+/// not asked for again by itself.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_ends_by_itself_in_time() {
@@ -285,8 +286,8 @@ async fn a_lease_of_an_open_file_is_renewed() {
     assert_eq!(t.told.lapsed.lock().len(), 1);
 }
 
-/// An eviction withdraws first, for a while, and is then answered by VACATED. Meanwhile nothing is asked for, and nothing that comes
-/// is under a lease; afterwards it is as before.
+/// An eviction withdraws first, for a while, and is then answered by VACATED. Meanwhile nothing is
+/// asked for, and nothing that comes is under a lease; afterwards it is as before.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn an_eviction_withdraws_before_it_is_answered() {
@@ -308,8 +309,8 @@ async fn an_eviction_withdraws_before_it_is_answered() {
     }
 }
 
-/// An eviction can overtake the answer that grants the lease, of a file that was known and of one that was not; and so can the answer to
-/// VACATED. None of these leases is taken.
+/// An eviction can overtake the answer that grants the lease, of a file that was known and of one
+/// that was not; and so can the answer to VACATED. None of these leases is taken.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_overtaken_is_void() {
@@ -348,7 +349,8 @@ async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
     assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
 }
 
-/// A file that this client changes is watched by the server no more: until it is asked again, attributes hold as without a lease.
+/// A file that this client changes is watched by the server no more: until it is asked again,
+/// attributes hold as without a lease.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn after_a_change_of_its_own_it_asks_again() {
@@ -379,7 +381,8 @@ async fn after_a_change_of_its_own_it_asks_again() {
     assert!(matches!(late.await.unwrap(), Validity::Until(_)));
 }
 
-/// LOOKUP and listings bring leases on what they find; directories and what was granted none have none.
+/// LOOKUP and listings bring leases on what they find; directories and what was granted none have
+/// none.
 #[tokio::test(start_paused = true)]
 async fn names_bring_leases() {
     let t = leasing(Duration::ZERO).await;
@@ -394,7 +397,8 @@ async fn names_bring_leases() {
     assert_eq!(t.told.withdrawn.lock()[0].0, fh(handle(5)));
 }
 
-/// With `noac` nothing is kept and no lease asked for; nor where each of several connections is another client.
+/// With `noac` nothing is kept and no lease asked for; nor where each of several connections is
+/// another client.
 #[tokio::test(start_paused = true)]
 async fn leases_that_are_of_no_use_are_not_asked_for() {
     let (noac, two) =
@@ -426,7 +430,8 @@ async fn the_end_of_a_mount_gives_leases_up() {
     assert_eq!(t.server.vacated(), 1);
 }
 
-/// Calls of the server that are none of NQNFS's, and evictions of files that nobody knows, harm nobody.
+/// Calls of the server that are none of NQNFS's, and evictions of files that nobody knows, harm
+/// nobody.
 #[tokio::test(start_paused = true)]
 async fn strange_calls_of_the_server_do_no_harm() {
     let t = leasing(Duration::ZERO).await;

@@ -45,8 +45,8 @@ fn refusing(call: &NqCall) -> NqReply {
     }
 }
 
-/// Nothing is delayed without a lease for writing, a lease for reading is none, and under one a delayed WRITE asks for nothing and what it
-/// leaves holds as long as the lease.
+/// Nothing is delayed without a lease for writing, a lease for reading is none, and under one a
+/// delayed WRITE asks for nothing and what it leaves holds as long as the lease.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn writes_wait_under_a_lease_for_writing_only() {
@@ -85,8 +85,8 @@ async fn a_new_file_comes_with_a_lease() {
     assert_eq!(t.written(), []);
 }
 
-/// An eviction has what was delayed sent before it is answered; from then on nothing is delayed, and nothing of the file kept, until
-/// there is another lease.
+/// An eviction has what was delayed sent before it is answered; from then on nothing is delayed,
+/// and nothing of the file kept, until there is another lease.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn what_was_delayed_comes_before_the_lease_goes() {
@@ -122,7 +122,8 @@ async fn a_write_that_comes_too_late_is_written_all_the_same() {
     assert_eq!(t.written(), [LeaseRequest::None, LeaseRequest::Write(0)]);
 }
 
-/// Under a lease that is not for caching every write goes to the server, without asking again before it ends.
+/// Under a lease that is not for caching every write goes to the server, without asking again
+/// before it ends.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn nothing_waits_where_others_write_too() {
@@ -144,8 +145,8 @@ async fn nothing_waits_where_others_write_too() {
     assert!(t.ask_to_delay().await && !t.is_shared(), "until it has ended");
 }
 
-/// A lease is renewed as long as something is written; what is delayed is asked for before one ends that cannot be renewed, and
-/// nothing is delayed then.
+/// A lease is renewed as long as something is written; what is delayed is asked for before one ends
+/// that cannot be renewed, and nothing is delayed then.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn what_is_delayed_is_sent_before_the_lease_ends() {
@@ -172,7 +173,8 @@ async fn what_is_delayed_is_sent_before_the_lease_ends() {
     assert!(!t.ask_to_delay().await, "the server has refused");
 }
 
-/// A file that is open and not written to any more is not kept from others, nor from local programs, for longer than the term.
+/// A file that is open and not written to any more is not kept from others, nor from local
+/// programs, for longer than the term.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn who_does_not_write_keeps_no_lease_for_writing() {
@@ -188,8 +190,9 @@ async fn who_does_not_write_keeps_no_lease_for_writing() {
     assert!(!t.may_delay(), "a lease for reading");
 }
 
-/// What is right only while others are kept from the file is written under the lease or not at all: not without one, not when the server says that
-/// it is over, and not by a server that has begun anew and does not know that it is.
+/// What is right only while others are kept from the file is written under the lease or not at all:
+/// not without one, not when the server says that it is over, and not by a server that has begun
+/// anew and does not know that it is.
 #[tokio::test(start_paused = true)]
 async fn what_needs_the_lease_is_written_under_it_or_not_at_all() {
     let t = leasing(Duration::ZERO).await;

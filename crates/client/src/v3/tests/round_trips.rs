@@ -1,5 +1,5 @@
-//! What each call costs: calls by name, and round trips on virtual time. What comes along belongs to the attributes
-//! beside it, also when somebody changes things meanwhile.
+//! What each call costs: calls by name, and round trips on virtual time. What comes along belongs
+//! to the attributes beside it, also when somebody changes things meanwhile.
 
 use super::server::{Act, Server, cx, mount, name, root};
 use super::{V3, hard};
@@ -64,7 +64,8 @@ fn tree() -> Arc<Server> {
     server
 }
 
-/// A bare walk is one LOOKUP and one round trip a name, and stops where there is nothing to go on with.
+/// A bare walk is one LOOKUP and one round trip a name, and stops where there is nothing to go on
+/// with.
 #[tokio::test(start_paused = true)]
 async fn a_walk_is_one_lookup_a_name() {
     let server = tree();
@@ -85,7 +86,8 @@ async fn a_walk_is_one_lookup_a_name() {
     }
 }
 
-/// The base's attributes come along when they were the same before: whatever was found then holds as long as they do.
+/// The base's attributes come along when they were the same before: whatever was found then holds
+/// as long as they do.
 #[tokio::test(start_paused = true)]
 async fn a_walk_brings_the_attributes_of_its_base() {
     let server = tree();
@@ -123,7 +125,8 @@ async fn chains_are_bounded_by_options() {
     }
 }
 
-/// READ and ACCESS go out together once the handle is known: one round trip more, whatever is wished for.
+/// READ and ACCESS go out together once the handle is known: one round trip more, whatever is
+/// wished for.
 #[tokio::test(start_paused = true)]
 async fn first_bytes_and_rights_come_side_by_side() {
     let server = tree();
@@ -133,7 +136,8 @@ async fn first_bytes_and_rights_come_side_by_side() {
     assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "LOOKUP", "ACCESS", "READ"], 4));
     assert_eq!(bytes(trail.along.first), Some((b"content".to_vec(), true)));
     assert_eq!(trail.along.access, Some(Access::all()));
-    // A directory has no bytes, an empty file needs no READ, and nobody knows the right to one unasked.
+    // A directory has no bytes, an empty file needs no READ, and nobody knows the right to one
+    // unasked.
     let (trail, calls, _) = cost(&server, walk(&fs, "d", want)).await;
     assert_eq!(calls, ["LOOKUP", "ACCESS"]);
     assert!(trail.along.first.is_none());
@@ -153,7 +157,8 @@ async fn first_bytes_and_rights_come_side_by_side() {
     assert_eq!(trail.along.access, Some(Access::all()));
 }
 
-/// A listing that will be whole takes the place of the last LOOKUP, whether the name is there or not.
+/// A listing that will be whole takes the place of the last LOOKUP, whether the name is there or
+/// not.
 #[tokio::test(start_paused = true)]
 async fn a_whole_listing_replaces_a_lookup() {
     let server = tree();
@@ -176,7 +181,8 @@ async fn a_whole_listing_replaces_a_lookup() {
     assert!(matches!(trail.unwrap().stop, Stop::Missing(_)));
 }
 
-/// A directory that is too large for the page, or of which nothing is known, is listed and searched at once.
+/// A directory that is too large for the page, or of which nothing is known, is listed and searched
+/// at once.
 #[tokio::test(start_paused = true)]
 async fn a_partial_listing_comes_beside_the_lookup() {
     let server = tree();
@@ -200,7 +206,8 @@ async fn a_partial_listing_comes_beside_the_lookup() {
     assert!(trail.unwrap().along.listing.is_some_and(|l| l.eof));
 }
 
-/// A wrong guess costs a LOOKUP afterwards, once: how the listing ended is remembered until the directory changes.
+/// A wrong guess costs a LOOKUP afterwards, once: how the listing ended is remembered until the
+/// directory changes.
 #[tokio::test(start_paused = true)]
 async fn a_wrong_guess_is_made_once() {
     let server = tree();
@@ -236,8 +243,8 @@ async fn a_wrong_guess_is_made_once() {
     assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "READDIRPLUS"], 3));
 }
 
-/// Whether a name is absent, the server's own LOOKUP decides where other spellings may match, where names
-/// are hidden, where nobody says, and in other file systems than the root's.
+/// Whether a name is absent, the server's own LOOKUP decides where other spellings may match, where
+/// names are hidden, where nobody says, and in other file systems than the root's.
 #[tokio::test(start_paused = true)]
 async fn absence_is_confirmed_where_names_match_otherwise() {
     let want = Want { listing_bytes: 32 << 10, ..Want::default() };
@@ -286,7 +293,8 @@ async fn listings_that_fail_do_no_harm() {
     assert!(trail.along.listing.is_none() && !calls.contains(&"READDIRPLUS") && !calls.contains(&"READDIR"));
 }
 
-/// Somebody writes the file between LOOKUP and READ: the bytes are left out, the attributes are the new ones.
+/// Somebody writes the file between LOOKUP and READ: the bytes are left out, the attributes are the
+/// new ones.
 #[tokio::test(start_paused = true)]
 async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
     let server = tree();
@@ -304,8 +312,8 @@ async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
     let trail = walk(&fs, "d/e/f", want).await;
     assert!(trail.along.first.is_none(), "{:?}", trail.along.first);
     assert_eq!(trail.steps[2].attrs.attr.size_bytes, 14);
-    // Around ACCESS and READ of an open by handle, in whatever order they are served; then once more, since the change
-    // may be older than the bytes; then all agree.
+    // Around ACCESS and READ of an open by handle, in whatever order they are served; then once
+    // more, since the change may be older than the bytes; then all agree.
     for (proc, content) in [(Proc3::ACCESS, "one"), (Proc3::READ, "three")] {
         let writer = Arc::downgrade(&server);
         server.script(move |call, n| {
@@ -327,8 +335,8 @@ async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
     }
 }
 
-/// A server takes attributes after contents, and somebody always comes in between. No answer pairs old contents with new
-/// attributes: what is compared with the server later must differ.
+/// A server takes attributes after contents, and somebody always comes in between. No answer pairs
+/// old contents with new attributes: what is compared with the server later must differ.
 #[tokio::test(start_paused = true)]
 async fn old_contents_never_have_new_attributes() {
     let server = tree();
@@ -371,8 +379,8 @@ async fn a_mount_is_one_round_trip() {
     assert_eq!((calls, trips), (vec!["FSINFO", "GETATTR", "PATHCONF"], 2));
 }
 
-/// Opening with first bytes: READ tells of the right to read as well; ACCESS where there is nothing to read, or where other rights are wanted,
-/// in the same round trip.
+/// Opening with first bytes: READ tells of the right to read as well; ACCESS where there is nothing
+/// to read, or where other rights are wanted, in the same round trip.
 #[tokio::test(start_paused = true)]
 async fn an_open_brings_the_first_bytes() {
     let server = tree();
@@ -408,8 +416,8 @@ async fn an_open_brings_the_first_bytes() {
     }
 }
 
-/// A READ says nothing of the right to read where the mode gives its bytes to those who may execute only, or to an owner who may not read,
-/// and when it is refused: then ACCESS decides.
+/// A READ says nothing of the right to read where the mode gives its bytes to those who may execute
+/// only, or to an owner who may not read, and when it is refused: then ACCESS decides.
 #[tokio::test(start_paused = true)]
 async fn bytes_are_not_always_the_right_to_them() {
     let server = tree();
@@ -471,7 +479,8 @@ async fn bytes_are_not_always_the_right_to_them() {
     assert!(trail.along.access == Some(Access::READ) && trail.along.first.is_none());
 }
 
-/// Many objects: one call each, as many side by side as may be, in order; attributes come with READ and READDIRPLUS.
+/// Many objects: one call each, as many side by side as may be, in order; attributes come with READ
+/// and READDIRPLUS.
 #[tokio::test(start_paused = true)]
 async fn many_objects_need_one_call_each() {
     let server = Server::new();
@@ -515,7 +524,8 @@ async fn one_slow_answer_does_not_stop_the_rest() {
     assert!(took < Duration::from_millis(100) + 3 * ROUND_TRIP, "{took:?}");
 }
 
-/// Files longer than a READ come whole or not at all beyond it, and always with their own attributes.
+/// Files longer than a READ come whole or not at all beyond it, and always with their own
+/// attributes.
 #[tokio::test(start_paused = true)]
 async fn long_starts_belong_to_their_attributes() {
     let server = Server::new();
@@ -543,8 +553,9 @@ async fn long_starts_belong_to_their_attributes() {
     assert_eq!(got.files.into_iter().next().unwrap().unwrap().attrs.attr.size_bytes, 5);
 }
 
-/// Listings bring the directories' attributes. Those are made to differ from any later ones unless they were seen
-/// before the listing, too: a name that appeared between the server's two steps would else stay hidden.
+/// Listings bring the directories' attributes. Those are made to differ from any later ones unless
+/// they were seen before the listing, too: a name that appeared between the server's two steps
+/// would else stay hidden.
 #[tokio::test(start_paused = true)]
 async fn many_listings_need_one_call_each() {
     let server = tree();

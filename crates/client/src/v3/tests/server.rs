@@ -1,5 +1,5 @@
-//! A small NFSv3 server on the simulated network: files and directories, and a script that may answer any call
-//! in another way.
+//! A small NFSv3 server on the simulated network: files and directories, and a script that may
+//! answer any call in another way.
 
 use crate::v3::V3;
 use crate::{Options, testing};
@@ -103,8 +103,8 @@ impl Server {
         server
     }
 
-    /// From now on `script` is asked about each call, with the number of calls of the same procedure so
-    /// far.
+    /// From now on `script` is asked about each call, with the number of calls of the same
+    /// procedure so far.
     pub fn script(&self, script: impl FnMut(&Call3, usize) -> Act + Send + 'static) {
         let mut s = self.state.lock();
         s.script = Box::new(script);
@@ -126,8 +126,8 @@ impl Server {
         self.state.lock().case_insensitive = yes;
     }
 
-    /// From now on somebody changes each file and directory between the moment when its contents are taken for a reply
-    /// and that of the attributes.
+    /// From now on somebody changes each file and directory between the moment when its contents
+    /// are taken for a reply and that of the attributes.
     pub fn torn(&self, torn: bool) {
         self.state.lock().torn = torn;
     }

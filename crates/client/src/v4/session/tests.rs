@@ -28,7 +28,8 @@ async fn sequence_numbers() {
     assert_eq!(s.acquire().await.unwrap().seqid(), 2);
 }
 
-/// A request that was sent keeps its slot even when its sender is gone; one that was not gives it back.
+/// A request that was sent keeps its slot even when its sender is gone; one that was not gives it
+/// back.
 #[tokio::test]
 async fn abandoned_request_keeps_its_slot() {
     let s = session(2);

@@ -1,4 +1,5 @@
-//! Several creations in one compound: how they are dealt, and what becomes of each when the compound ends early or its session is lost.
+//! Several creations in one compound: how they are dealt, and what becomes of each when the
+//! compound ends early or its session is lost.
 
 use super::*;
 use NfsOpnum4 as N;
@@ -91,7 +92,8 @@ async fn the_limits_of_the_session_are_kept() {
     t.is_clean().await;
 }
 
-/// A server that writes wrong bytes of a second WRITE gets one to a message, whatever else goes with it; nobody's file is ever wrong.
+/// A server that writes wrong bytes of a second WRITE gets one to a message, whatever else goes
+/// with it; nobody's file is ever wrong.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn one_write_to_a_message_where_the_server_takes_no_more() {
@@ -111,7 +113,8 @@ async fn one_write_to_a_message_where_the_server_takes_no_more() {
     t.is_clean().await;
 }
 
-/// The server stops at one of them: those before it are there, those behind it go again, and it has its own error.
+/// The server stops at one of them: those before it are there, those behind it go again, and it has
+/// its own error.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn an_error_in_the_middle_is_that_ones_alone() {
@@ -142,7 +145,8 @@ async fn an_error_in_the_middle_is_that_ones_alone() {
     t.check();
 }
 
-/// The reply is lost: the session's slot has it. The session is lost as well: what was executed is there, as the caller then finds out.
+/// The reply is lost: the session's slot has it. The session is lost as well: what was executed is
+/// there, as the caller then finds out.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn a_lost_reply_makes_nothing_twice() {
@@ -227,7 +231,8 @@ async fn each_name_has_an_outcome_of_its_own() {
         assert_eq!(t.remove(&["a", "b", "c"]).await, [Ok(()); 3], "{status:?}");
         assert_eq!(t.server.lock().files.len(), 0);
     }
-    // The session is lost with the reply: all names were removed, and nobody is told that there were none.
+    // The session is lost with the reply: all names were removed, and nobody is told that there
+    // were none.
     fill().await;
     t.server.lock().lose_session = Some(N::REMOVE);
     let net = t.net.clone();

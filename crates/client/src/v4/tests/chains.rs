@@ -1,4 +1,5 @@
-//! Chains of names and questions about many objects, what they bring along, and delegations as leases.
+//! Chains of names and questions about many objects, what they bring along, and delegations as
+//! leases.
 
 pub mod directories;
 
@@ -68,7 +69,8 @@ async fn a_path_and_all_wishes_in_one_compound() {
     t.check();
 }
 
-/// An absent last name comes with the listing; what is no file, or may not be read, without bytes; no second compound.
+/// An absent last name comes with the listing; what is no file, or may not be read, without bytes;
+/// no second compound.
 #[tokio::test(start_paused = true)]
 async fn wishes_that_cannot_be_had_cost_nothing() {
     let t = tree(|_| {}, &["a"], &["f"]).await;
@@ -115,8 +117,8 @@ async fn what_was_opened_in_passing_is_closed() {
     t.check();
 }
 
-/// Limits of the session, limits that the server does not tell, and `chain-max` and `nochain` cut paths into pieces; what the
-/// server refuses is learnt.
+/// Limits of the session, limits that the server does not tell, and `chain-max` and `nochain` cut
+/// paths into pieces; what the server refuses is learnt.
 #[tokio::test(start_paused = true)]
 async fn chains_split_at_limits() {
     let names: Vec<String> = (0..40).map(|i| format!("d{i}")).collect();
@@ -156,7 +158,8 @@ async fn chains_split_at_limits() {
     }
 }
 
-/// A server that fails chains for no reason that lies in the path is asked name by name, and after a few times so from the start.
+/// A server that fails chains for no reason that lies in the path is asked name by name, and after
+/// a few times so from the start.
 #[tokio::test(start_paused = true)]
 async fn refused_chains_are_walked_name_by_name() {
     let path = ["a", "b", "c"];
@@ -188,7 +191,8 @@ async fn getfh_where_it_is_needed() {
     }
 }
 
-/// A reply that the server did not keep (RETRY_UNCACHED_REP) is had by asking again; what it opened is closed.
+/// A reply that the server did not keep (RETRY_UNCACHED_REP) is had by asking again; what it opened
+/// is closed.
 #[tokio::test(start_paused = true)]
 async fn a_lost_reply_that_was_not_kept() {
     let t = tree(|_| {}, &["a"], &["f"]).await;
@@ -256,8 +260,8 @@ async fn many_objects_in_few_compounds() {
     t.check();
 }
 
-/// A question about one object waits for a busy server, whichever operation is refused, as a single call does:
-/// a program that lists a directory or opens a file waits for its answer.
+/// A question about one object waits for a busy server, whichever operation is refused, as a single
+/// call does: a program that lists a directory or opens a file waits for its answer.
 #[tokio::test(start_paused = true)]
 async fn single_objects_are_waited_for() {
     let t = tree(|_| {}, &["d"], &["f"]).await;
@@ -364,8 +368,8 @@ impl Test {
     }
 }
 
-/// A delegation is a lease on attributes until it is recalled; the recall is answered at once, the layer above lets go first,
-/// then it is returned.
+/// A delegation is a lease on attributes until it is recalled; the recall is answered at once, the
+/// layer above lets go first, then it is returned.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn a_recall_withdraws_before_it_returns() {
@@ -388,8 +392,8 @@ async fn a_recall_withdraws_before_it_returns() {
     }
 }
 
-/// What is written under a delegation for writing may wait; its recall waits for that as long as it takes. After a restart of the server
-/// it is claimed, and goes back.
+/// What is written under a delegation for writing may wait; its recall waits for that as long as it
+/// takes. After a restart of the server it is claimed, and goes back.
 /// Promise: 6a', S10c
 #[tokio::test(start_paused = true)]
 async fn what_was_delayed_comes_before_the_file_is_returned() {
@@ -453,8 +457,9 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     assert_eq!(t.v4.delegated_bytes(&g.node.fh), None);
 }
 
-/// What is right only as long as others are kept from a file goes under its delegation, to stable storage, and is refused when that has
-/// ended, also by a server that has restarted or whose lease has ended: it is never sent by the open in its place.
+/// What is right only as long as others are kept from a file goes under its delegation, to stable
+/// storage, and is refused when that has ended, also by a server that has restarted or whose lease
+/// has ended: it is never sent by the open in its place.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_holds_under_a_delegation_only_is_written_under_it_or_not() {
@@ -506,8 +511,8 @@ async fn no_lease_without_somebody_to_tell() {
     assert!(matches!(t.walk(&["f"], WANT).await.steps[0].attrs.valid, Validity::Until(_)));
 }
 
-/// Delegations stay after the last close, go back in batches when there are too many, with a removal in its compound, and all
-/// at the end.
+/// Delegations stay after the last close, go back in batches when there are too many, with a
+/// removal in its compound, and all at the end.
 #[tokio::test(start_paused = true)]
 async fn delegations_are_kept_and_bounded() {
     let names: Vec<String> = (0..130).map(|i| format!("f{i}")).collect();

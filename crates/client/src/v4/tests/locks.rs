@@ -1,4 +1,5 @@
-//! Locks of files that are delegated for writing: decided here, and at the server before the delegation goes back.
+//! Locks of files that are delegated for writing: decided here, and at the server before the
+//! delegation goes back.
 
 use super::chains::{Told, leased};
 use super::*;
@@ -58,7 +59,8 @@ impl Test {
     }
 }
 
-/// A thousand locks and unlocks are no message under a delegation for writing, and two thousand without.
+/// A thousand locks and unlocks are no message under a delegation for writing, and two thousand
+/// without.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn locks_of_what_is_delegated_cost_nothing() {
@@ -80,7 +82,8 @@ async fn locks_of_what_is_delegated_cost_nothing() {
     }
 }
 
-/// Owners of this machine are in each other's way as at the server: of whatever open, user, and kind of lock.
+/// Owners of this machine are in each other's way as at the server: of whatever open, user, and
+/// kind of lock.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn owners_here_exclude_each_other() {
@@ -162,7 +165,8 @@ async fn who_waits_is_woken() {
     assert_eq!(t.lock_calls(), 0);
 }
 
-/// All locks are at the server before a recalled delegation is returned, and who waited or asks from then on waits and asks there.
+/// All locks are at the server before a recalled delegation is returned, and who waited or asks
+/// from then on waits and asks there.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_recall_takes_the_locks_to_the_server_first() {
@@ -215,14 +219,16 @@ async fn a_recall_takes_the_locks_to_the_server_first() {
     let before = t.lock_calls();
     assert_eq!(t.take(&again, ME, Write, ALL).await, 0);
     assert_eq!(t.take(&f, OTHER, Write, ALL).await, libc::EAGAIN);
-    // Also where the delegation is not recalled but goes with others, and under the owner's name of before.
+    // Also where the delegation is not recalled but goes with others, and under the owner's name of
+    // before.
     t.v4.core.give_back(t.v4.core.delegations.take_all_but(0));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((t.lock_calls(), t.held_there()), (before + 1, 1));
     t.check();
 }
 
-/// A lock that the server does not give when the delegation ends is lost: I/O fails until its owner unlocks. The others are kept.
+/// A lock that the server does not give when the delegation ends is lost: I/O fails until its owner
+/// unlocks. The others are kept.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_cannot_be_handed_over_is_lost() {
@@ -268,7 +274,8 @@ async fn a_forgotten_open_is_made_again_for_its_locks() {
     t.check();
 }
 
-/// What is locked at the server already goes on there until it is released, also when the delegation comes while a LOCK is under way.
+/// What is locked at the server already goes on there until it is released, also when the
+/// delegation comes while a LOCK is under way.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn locks_of_before_the_delegation_stay_at_the_server() {
@@ -307,7 +314,8 @@ async fn locks_of_before_the_delegation_stay_at_the_server() {
     t.check();
 }
 
-/// After a restart of the server locks stay here if the delegation does, and are claimed there in the grace period if not.
+/// After a restart of the server locks stay here if the delegation does, and are claimed there in
+/// the grace period if not.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_restart_leaves_no_lock_behind() {
@@ -343,7 +351,8 @@ async fn a_restart_leaves_no_lock_behind() {
     }
 }
 
-/// A delegation that the server has revoked takes its locks with it; nothing is decided under it while that is being found out.
+/// A delegation that the server has revoked takes its locks with it; nothing is decided under it
+/// while that is being found out.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn what_was_held_under_a_revoked_delegation_is_lost() {
@@ -374,8 +383,8 @@ async fn what_was_held_under_a_revoked_delegation_is_lost() {
     t.check();
 }
 
-/// A client that may have lost its lease decides nothing; what it had it still has if the server says so, or takes it anew if nobody
-/// has touched the file.
+/// A client that may have lost its lease decides nothing; what it had it still has if the server
+/// says so, or takes it anew if nobody has touched the file.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn nothing_is_decided_without_a_lease() {
@@ -413,8 +422,8 @@ async fn nothing_is_decided_without_a_lease() {
     }
 }
 
-/// Many owners, each of whom is alone while he has the lock, and a delegation that comes and goes: nobody is ever beside another, and
-/// nothing stays behind.
+/// Many owners, each of whom is alone while he has the lock, and a delegation that comes and goes:
+/// nobody is ever beside another, and nothing stays behind.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn nobody_is_ever_beside_another() {
@@ -454,9 +463,10 @@ async fn nobody_is_ever_beside_another() {
     t.check();
 }
 
-/// flock(2) gives either kind of lock on every descriptor; the server wants an open for writing or for reading below it. The
-/// file is opened again, once; the lock is kept over the end of another open, of a delegation and of the server, and ends
-/// with its descriptor, as does the further open. fcntl(2) has no such locks.
+/// flock(2) gives either kind of lock on every descriptor; the server wants an open for writing or
+/// for reading below it. The file is opened again, once; the lock is kept over the end of another
+/// open, of a delegation and of the server, and ends with its descriptor, as does the further open.
+/// fcntl(2) has no such locks.
 /// Promise: 16
 #[tokio::test(start_paused = true)]
 async fn flock_opens_with_the_missing_access() {
@@ -499,7 +509,8 @@ async fn flock_opens_with_the_missing_access() {
     }
 }
 
-/// The lock of a descriptor whose opener has no right to the access it needs fails as flock(2) says, and asks again later.
+/// The lock of a descriptor whose opener has no right to the access it needs fails as flock(2)
+/// says, and asks again later.
 /// Promise: 16
 #[tokio::test(start_paused = true)]
 async fn flock_without_the_right_is_ebadf() {

@@ -33,7 +33,8 @@ fn cutting() -> Vec<(bool, OpenHow)> {
     all
 }
 
-/// Who is refused has cut nothing, whatever the open asks for and however the file is named; who is not has cut it.
+/// Who is refused has cut nothing, whatever the open asks for and however the file is named; who is
+/// not has cut it.
 /// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn a_refused_open_cuts_nothing() {
@@ -66,8 +67,8 @@ async fn a_refused_open_cuts_nothing() {
     t.check();
 }
 
-/// A cut that the server refuses leaves the bytes that were not committed yet as they are: they are sent again when the
-/// server restarts.
+/// A cut that the server refuses leaves the bytes that were not committed yet as they are: they are
+/// sent again when the server restarts.
 #[tokio::test(start_paused = true)]
 async fn a_cut_that_is_refused_makes_no_bytes_void() {
     let t = Test::new().await;
@@ -88,7 +89,8 @@ async fn a_cut_that_is_refused_makes_no_bytes_void() {
     t.check();
 }
 
-/// A file that the server made is cut for nobody; one that it says it made although it was there is.
+/// A file that the server made is cut for nobody; one that it says it made although it was there
+/// is.
 #[tokio::test(start_paused = true)]
 async fn a_new_file_needs_no_cut() {
     let t = Test::new().await;
@@ -103,7 +105,8 @@ async fn a_new_file_needs_no_cut() {
     t.check();
 }
 
-/// ACCESS that has to wait (a delegation being recalled) is waited for, and refuses nothing by itself.
+/// ACCESS that has to wait (a delegation being recalled) is waited for, and refuses nothing by
+/// itself.
 #[tokio::test(start_paused = true)]
 async fn an_open_waits_for_its_right() {
     let t = Test::new().await;
@@ -134,8 +137,8 @@ async fn an_open_waits_for_its_right() {
     t.check();
 }
 
-/// The CLOSE of a refused open that the server finds old is sent again for the state as it is; a server that goes on saying so is
-/// left alone.
+/// The CLOSE of a refused open that the server finds old is sent again for the state as it is; a
+/// server that goes on saying so is left alone.
 #[tokio::test(start_paused = true)]
 async fn a_refused_open_ends_whatever_its_close_is_told() {
     let t = Test::new().await;

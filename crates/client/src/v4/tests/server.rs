@@ -1,7 +1,7 @@
 //! A small NFSv4.2 server in memory: one directory, strict about slots, with faults to order.
 //!
-//! It executes each request at most once and notes as a violation what a client must never do: a sequence number
-//! out of order, or a new request in a slot whose last one was not answered.
+//! It executes each request at most once and notes as a violation what a client must never do: a
+//! sequence number out of order, or a new request in a slot whose last one was not answered.
 
 mod back;
 mod locks;
@@ -64,7 +64,8 @@ pub struct State {
     pub told: Vec<(Option<u64>, Option<u64>)>,
     /// Operations of each compound executed, SEQUENCE left out.
     pub compounds: Vec<Vec<NfsOpnum4>>,
-    /// Most operations that the server says it takes, and that it takes without saying so (RESOURCE).
+    /// Most operations that the server says it takes, and that it takes without saying so
+    /// (RESOURCE).
     pub max_ops: u32,
     pub really_takes: usize,
     /// Of a second WRITE in a compound it writes the wrong bytes.

@@ -1,4 +1,5 @@
-//! What stands below all stacks, as each of them sees it: how long its answers hold, and what the others have changed.
+//! What stands below all stacks, as each of them sees it: how long its answers hold, and what the
+//! others have changed.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -106,8 +107,8 @@ impl Branch {
         &*self.trunk.below
     }
 
-    /// A call through this branch has changed an object, or may have: what the others know of it holds no longer. (The server tells a
-    /// client nothing of its own changes.)
+    /// A call through this branch has changed an object, or may have: what the others know of it
+    /// holds no longer. (The server tells a client nothing of its own changes.)
     fn changed(&self, fh: &Fh) {
         for (number, hearer) in self.trunk.hearers() {
             if number != self.number {

@@ -1,7 +1,8 @@
 //! Which directory belongs to which stack, by its path.
 //!
-//! A place is what has to be known of an object to say where the objects below it belong. Most are *plain*: of a stack, with no rule
-//! further below. The others are directories on the way to a rule.
+//! A place is what has to be known of an object to say where the objects below it belong. Most are
+//! *plain*: of a stack, with no rule further below. The others are directories on the way to a
+//! rule.
 
 use hither_vfs::Name;
 use std::collections::BTreeMap;
@@ -42,8 +43,9 @@ struct Branching {
 }
 
 impl Rules {
-    /// Of the stacks 0 to `stacks` - 1 the first is the root's, and each of `rules` gives a directory to one, with all that no longer
-    /// rule gives to another. `None` when there are more directories above rules than can be told apart.
+    /// Of the stacks 0 to `stacks` - 1 the first is the root's, and each of `rules` gives a
+    /// directory to one, with all that no longer rule gives to another. `None` when there are more
+    /// directories above rules than can be told apart.
     pub fn new(stacks: usize, rules: &[(Vec<Name>, usize)]) -> Option<Self> {
         let mut root = Branching::default();
         for (path, stack) in rules {

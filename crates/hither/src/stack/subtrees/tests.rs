@@ -1,4 +1,5 @@
-//! Three modes over one server that another client changes: what each answers, and how often it asks.
+//! Three modes over one server that another client changes: what each answers, and how often it
+//! asks.
 
 use super::*;
 use bytes::Bytes;
@@ -270,8 +271,9 @@ async fn nothing_moves_from_one_place_to_another() {
     }
 }
 
-/// Random changes of another client, directories that go from one subtree into another and links among them: what is strict is never stale, an
-/// open of the rest is not, and what is frozen stays what it was seen to be.
+/// Random changes of another client, directories that go from one subtree into another and links
+/// among them: what is strict is never stale, an open of the rest is not, and what is frozen stays
+/// what it was seen to be.
 /// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn no_promise_is_weaker_than_its_own() {

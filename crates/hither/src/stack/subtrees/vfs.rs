@@ -16,8 +16,8 @@ struct Together<'a> {
 }
 
 impl Subtrees {
-    /// How many names of a path the stack of its base is asked about: all of them, or up to one that may be a subtree of another stack, which
-    /// is told as well.
+    /// How many names of a path the stack of its base is asked about: all of them, or up to one
+    /// that may be a subtree of another stack, which is told as well.
     fn own(&self, at: &At<'_>, path: &[Name]) -> (usize, bool) {
         let mut place = at.place;
         let other = path.iter().position(|name| {
@@ -49,7 +49,8 @@ impl Subtrees {
         }
     }
 
-    /// What a stack listed of a directory at `place`. Of a subtree of another stack only the name is shown.
+    /// What a stack listed of a directory at `place`. Of a subtree of another stack only the name
+    /// is shown.
     fn page(&self, place: super::Place, mut page: DirPage) -> DirPage {
         for entry in &mut page.entries {
             let Some(node) = &mut entry.node else { continue };
@@ -67,7 +68,8 @@ impl Subtrees {
         last.is_some_and(|node| self.at(&node.fh).is_ok_and(|below| !self.same_stack(at.place, below.place)))
     }
 
-    /// The way to a subtree of another stack: what that one says of the directory, which has its name as long as the first one believes.
+    /// The way to a subtree of another stack: what that one says of the directory, which has its
+    /// name as long as the first one believes.
     fn entered(&self, mut trail: Trail, attrs: Attrs, named: Validity, asked: Instant, more: bool) -> Trail {
         if let Some(node) = trail.steps.last_mut() {
             let valid = match (named, attrs.valid) {
@@ -162,7 +164,8 @@ impl Subtrees {
         out
     }
 
-    /// Whether what has one name may have the other: nothing that is kept of it would be believed longer, or shorter.
+    /// Whether what has one name may have the other: nothing that is kept of it would be believed
+    /// longer, or shorter.
     fn may_move(&self, from: (&At<'_>, &Name), to: (&At<'_>, &Name)) -> Result<()> {
         let same = self.same_stack(from.0.place, to.0.place)
             && self.rules.child(from.0.place, from.1) == self.rules.child(to.0.place, to.1);

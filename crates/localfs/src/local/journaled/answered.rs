@@ -1,9 +1,11 @@
-//! Calls that were made, as those who sent them call them, so that they are not made again after a restart.
+//! Calls that were made, as those who sent them call them, so that they are not made again after a
+//! restart.
 //!
-//! The record of a change has the name of its call ([`hither_vfs::Cx::call`]) before it: both are durable together. A call that was made
-//! stable otherwise has a record of its own. When a checkpoint gives records back, the calls in them go to a small file in the state
-//! directory first, the newest ones only, and not those of long ago. It belongs to one epoch of the journal: one that was discarded or
-//! given up answers for nothing.
+//! The record of a change has the name of its call ([`hither_vfs::Cx::call`]) before it: both are
+//! durable together. A call that was made stable otherwise has a record of its own. When a
+//! checkpoint gives records back, the calls in them go to a small file in the state directory
+//! first, the newest ones only, and not those of long ago. It belongs to one epoch of the journal:
+//! one that was discarded or given up answers for nothing.
 
 use super::fresh::{self, Fresh};
 use super::names::Look;
@@ -24,7 +26,8 @@ use twox_hash::XxHash3_64;
 const FILE: &str = "journal-replies";
 /// What it starts with; the journal's epoch follows.
 const MAGIC: &[u8; 8] = b"hithrpl1";
-/// Most calls that are kept. A client sends a call again that it got no answer to: few thousand are on their way at a time.
+/// Most calls that are kept. A client sends a call again that it got no answer to: few thousand are
+/// on their way at a time.
 pub(in crate::local) const CALLS_MAX: usize = 16_384;
 /// How long before a crash a call may have been made. A client sends it again every minute or so.
 const AGE_MAX: Duration = Duration::from_secs(600);
@@ -43,14 +46,16 @@ pub(in crate::local) struct Calls {
 
 #[derive(Default)]
 struct Inner {
-    /// With the numbers of their records (0: those of a life before) and when they were made; oldest first.
+    /// With the numbers of their records (0: those of a life before) and when they were made;
+    /// oldest first.
     all: VecDeque<(u64, Instant, Answered)>,
     /// The file has all up to this record.
     kept: u64,
 }
 
 impl Calls {
-    /// Those that a journal and the files beside it tell of. With all that a killed server changed applied and synced.
+    /// Those that a journal and the files beside it tell of. With all that a killed server changed
+    /// applied and synced.
     pub fn of(found: &Found, dir: Option<&Path>, look: &Look<'_>) -> io::Result<Self> {
         let epoch = found.epoch();
         let now = Instant::now();
@@ -101,8 +106,8 @@ impl Calls {
         push(&mut self.inner.lock().all, (seq, Instant::now(), call));
     }
 
-    /// Keeps those with records up to `upto`, which are about to be given back. Where there is no room this is only said: no file
-    /// depends on it.
+    /// Keeps those with records up to `upto`, which are about to be given back. Where there is no
+    /// room this is only said: no file depends on it.
     pub fn keep(&self, upto: u64) -> io::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let (raw, last) = {
@@ -151,7 +156,8 @@ fn encode<'a>(epoch: u64, calls: impl Iterator<Item = &'a Answered>) -> Vec<u8> 
     out
 }
 
-/// The calls in the file; none when there is no file of this epoch, or it is damaged: it is a help and no promise.
+/// The calls in the file; none when there is no file of this epoch, or it is damaged: it is a help
+/// and no promise.
 fn read(dir: &Path, epoch: u64) -> io::Result<Vec<Answered>> {
     let mut raw = Vec::new();
     match File::open(dir.join(FILE)) {

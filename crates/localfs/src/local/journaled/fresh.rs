@@ -1,11 +1,15 @@
-//! Calls whose changes were made and whose records are not durable yet, for a server that is killed while the machine goes on.
+//! Calls whose changes were made and whose records are not durable yet, for a server that is killed
+//! while the machine goes on.
 //!
-//! What a killed server had changed is in the kernel's memory, and so is what it wrote to a file that is never synced: before a change
-//! what it will be ([`Fresh::begun`]), then that it was made or failed. The next server takes the calls that were made for
-//! answered, without a record. Of one that was begun only, a look at its names tells, unless others were begun at the same names.
-//! The file is of one boot of the machine and one epoch of the journal: after a power cut, which takes the changes with it, it says nothing.
+//! What a killed server had changed is in the kernel's memory, and so is what it wrote to a file
+//! that is never synced: before a change what it will be ([`Fresh::begun`]), then that it was made
+//! or failed. The next server takes the calls that were made for answered, without a record. Of one
+//! that was begun only, a look at its names tells, unless others were begun at the same names. The
+//! file is of one boot of the machine and one epoch of the journal: after a power cut, which takes
+//! the changes with it, it says nothing.
 //!
-//! A change without a record is named when it was made only: between the two the server can be killed as well.
+//! A change without a record is named when it was made only: between the two the server can be
+//! killed as well.
 
 use super::names::{Change, Look};
 use super::{answered, keep};
@@ -48,7 +52,8 @@ enum State {
 }
 
 impl Fresh {
-    /// Opens the file, and says which calls were made; `boot` names this boot of the machine. `None`: there is no room for it.
+    /// Opens the file, and says which calls were made; `boot` names this boot of the machine.
+    /// `None`: there is no room for it.
     pub(in crate::local) fn open(
         dir: &Path,
         epoch: u64,

@@ -1,19 +1,22 @@
 //! Changes of names and attributes through the journal.
 //!
-//! A change is made in the file system at once, without a sync; then the mark, a small file of the same file system, gets the
-//! change's number as its modification time; then a record of what was done goes to the journal, and the answer waits for that. One
-//! change at a time does these three. ext4's own log keeps the order in which names and inodes were changed, so what a
-//! power cut leaves is all changes up to one of them, and the mark says up to which. Records up to the mark are done and
-//! are left alone: made again, a removal could meet the file that was moved to the name later. Those after it were lost
-//! and are made again in their order; only of the first of them it is not known, and a look at its names tells: a file that is not at
-//! the name any more was removed or moved.
+//! A change is made in the file system at once, without a sync; then the mark, a small file of the
+//! same file system, gets the change's number as its modification time; then a record of what was
+//! done goes to the journal, and the answer waits for that. One change at a time does these three.
+//! ext4's own log keeps the order in which names and inodes were changed, so what a power cut
+//! leaves is all changes up to one of them, and the mark says up to which. Records up to the mark
+//! are done and are left alone: made again, a removal could meet the file that was moved to the
+//! name later. Those after it were lost and are made again in their order; only of the first of
+//! them it is not known, and a look at its names tells: a file that is not at the name any more was
+//! removed or moved.
 //!
-//! Every object in a record has a durable inode already: new ones are out of `stock`; what makes others (and what has no record) is synced as without a journal, which
-//! makes all that came before it durable, too; and while such a change is under way others are synced as well, so that nothing that was
-//! acknowledged stands on something that may be lost.
+//! Every object in a record has a durable inode already: new ones are out of `stock`; what makes
+//! others (and what has no record) is synced as without a journal, which makes all that came before
+//! it durable, too; and while such a change is under way others are synced as well, so that nothing
+//! that was acknowledged stands on something that may be lost.
 //!
-//! What is left: a name made by a local program that has not reached the disk can be lost with a power cut, and what clients did
-//! with it then cannot be done again; the log says so.
+//! What is left: a name made by a local program that has not reached the disk can be lost with a
+//! power cut, and what clients did with it then cannot be done again; the log says so.
 
 use super::super::handle::Sealer;
 use super::super::object::{Object, os};
@@ -131,8 +134,8 @@ impl Drop for Unsynced {
 }
 
 impl Names {
-    /// The mark of a journal in one of `places`, whichever is on the file system `dev`. With its number, when it is there and
-    /// of this epoch.
+    /// The mark of a journal in one of `places`, whichever is on the file system `dev`. With its
+    /// number, when it is there and of this epoch.
     pub fn find(places: &[PathBuf], dev: u64, epoch: u64) -> io::Result<Option<(OwnedFd, u64)>> {
         for place in places.iter().filter(|place| is_on(place, dev)) {
             let mut file = match File::open(place.join(MARK_FILE)) {
@@ -227,7 +230,8 @@ impl Inner {
         self.names_journal()?.0.stock.as_ref()
     }
 
-    /// A change without a record begins; it ends, durable, when the result is dropped. `None` where there are no records.
+    /// A change without a record begins; it ends, durable, when the result is dropped. `None` where
+    /// there are no records.
     pub(in crate::local) fn unsynced(&self) -> Option<Unsynced> {
         self.names_journal().map(|(_, names)| names.begin_unsynced())
     }
@@ -519,7 +523,8 @@ pub(super) struct Redo<'a> {
     pub names: &'a Names,
     /// Up to which number the file system has them.
     pub kept: u64,
-    /// How many were made again, how many could not be, and how many of the former were of something new.
+    /// How many were made again, how many could not be, and how many of the former were of
+    /// something new.
     pub count: (u64, u64, u64),
 }
 
@@ -573,7 +578,8 @@ impl Look<'_> {
         }
     }
 
-    /// Whether a change that was begun was made, by its names. To be asked of one that nobody else was at.
+    /// Whether a change that was begun was made, by its names. To be asked of one that nobody else
+    /// was at.
     pub fn was_made(&self, change: &Change) -> Result<bool> {
         let at = |(dir, name): (&Fh, &Bytes)| match self.open(dir, OFlags::DIRECTORY)? {
             Some(dir) => self.at(&dir, name),
@@ -718,7 +724,8 @@ impl Became {
     }
 }
 
-/// The mark, if it can be relied on; an error when it cannot, and changes up to number `last` (0: none) are in the journal.
+/// The mark, if it can be relied on; an error when it cannot, and changes up to number `last` (0:
+/// none) are in the journal.
 pub(super) fn checked(mark: Option<(OwnedFd, u64)>, last: u64) -> io::Result<Option<(OwnedFd, u64)>> {
     match mark {
         Some((mark, number)) if number < NUMBER_MAX => Ok(Some((mark, number))),

@@ -1,8 +1,9 @@
 //! Bytes of records, written again at the start.
 //!
-//! A file that does not take them any more, because somebody made it immutable since or executes it, keeps nobody from being served: its
-//! bytes go to a file of their own in the state directory, at their offsets, and the log says so. When the file has them
-//! already, as after a server that was killed, that one goes again.
+//! A file that does not take them any more, because somebody made it immutable since or executes
+//! it, keeps nobody from being served: its bytes go to a file of their own in the state directory,
+//! at their offsets, and the log says so. When the file has them already, as after a server that
+//! was killed, that one goes again.
 
 use super::super::handle::Sealer;
 use super::super::sys;

@@ -1,16 +1,18 @@
 //! Files and directories that are durable already and wait for a name.
 //!
-//! The handle of a new object names an inode, and an inode that a power cut takes away does not come back with its number. So new
-//! objects are made and synced ahead of need, many with one sync, where no client can see them; what a client then makes is one of
-//! them, with its owner and permissions, moved to its name (`local::new`). That changes names and attributes of what is durable, and
-//! is one record of the journal (`names::Change::Make`).
+//! The handle of a new object names an inode, and an inode that a power cut takes away does not
+//! come back with its number. So new objects are made and synced ahead of need, many with one sync,
+//! where no client can see them; what a client then makes is one of them, with its owner and
+//! permissions, moved to its name (`local::new`). That changes names and attributes of what is
+//! durable, and is one record of the journal (`names::Change::Make`).
 //!
-//! The place is a directory beside the mark. It is reached through the mount that is served, because nothing can be moved from one
-//! mount to another; and whoever makes something moves it himself, with his own rights, so that the kernel decides whether he may:
-//! everybody may write to the directory, and nobody can reach it, because the one above it is the superuser's alone.
+//! The place is a directory beside the mark. It is reached through the mount that is served,
+//! because nothing can be moved from one mount to another; and whoever makes something moves it
+//! himself, with his own rights, so that the kernel decides whether he may: everybody may write to
+//! the directory, and nobody can reach it, because the one above it is the superuser's alone.
 //!
-//! What is left there by a life before is removed at the start, when the journal was applied and is empty; at an orderly end nothing
-//! is left.
+//! What is left there by a life before is removed at the start, when the journal was applied and is
+//! empty; at an orderly end nothing is left.
 
 use super::super::handle::Sealer;
 use super::super::object::{os, stat};
@@ -35,14 +37,17 @@ use std::time::Duration;
 const OUTER: &str = "journal-new";
 /// The directory in it.
 const INNER: &str = "stock";
-/// Its group: files that have it, too, were given the group of their directory (mount option `grpid`).
+/// Its group: files that have it, too, were given the group of their directory (mount option
+/// `grpid`).
 const GROUP: u32 = 65534;
-/// How many are kept in the beginning, by kind (in tests few, so that others are made all the time), and
+/// How many are kept in the beginning, by kind (in tests few, so that others are made all the
+/// time), and
 const FIRST: [usize; KINDS] = if cfg!(test) { [4, 2] } else { [64, 16] };
 /// at most, when they were all taken before there were others.
 const MOST: [usize; KINDS] = if cfg!(test) { [8, 4] } else { [2048, 256] };
 const KINDS: usize = 2;
-/// How long somebody waits for others to be made; then what he makes is synced. Tests count on those that are made.
+/// How long somebody waits for others to be made; then what he makes is synced. Tests count on
+/// those that are made.
 const WAIT_MAX: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
 /// How long no others are made when that failed.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -100,8 +105,8 @@ pub(in crate::local) struct Taken {
 }
 
 impl Stock {
-    /// Makes the place in the first of `places` that is on the file system `dev` of the directory `top`, and begins to fill it. `None`,
-    /// which the log explains, where that cannot be.
+    /// Makes the place in the first of `places` that is on the file system `dev` of the directory
+    /// `top`, and begins to fill it. `None`, which the log explains, where that cannot be.
     pub(super) fn open(
         places: &[PathBuf],
         dev: u64,
@@ -165,7 +170,8 @@ impl Stock {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// One of a kind, durable, perhaps with these permissions. Waits a little for others when there is none; `None` when there is none even then.
+    /// One of a kind, durable, perhaps with these permissions. Waits a little for others when there
+    /// is none; `None` when there is none even then.
     pub fn take(&self, kind: Kind, mode: u32) -> Option<Taken> {
         let shared = &self.shared;
         let mut state = shared.state.lock();
@@ -408,10 +414,11 @@ fn is_below(path: &Path, dir: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether what is made in a directory of ext4 inherits nothing from it: no default ACL, no flag (ioctl_iflags(2)), no encryption, no
-/// project.
+/// Whether what is made in a directory of ext4 inherits nothing from it: no default ACL, no flag
+/// (ioctl_iflags(2)), no encryption, no project.
 pub(in crate::local) fn is_plain(dir: BorrowedFd<'_>) -> Result<bool> {
-    /// FS_EXTENT_FL, FS_INDEX_FL, FS_TOPDIR_FL, FS_INLINE_DATA_FL: how the directory itself is kept.
+    /// FS_EXTENT_FL, FS_INDEX_FL, FS_TOPDIR_FL, FS_INLINE_DATA_FL: how the directory itself is
+    /// kept.
     const OF_ITSELF: u32 = 0x0008_0000 | 0x0000_1000 | 0x0002_0000 | 0x1000_0000;
     let flags = rustix::fs::ioctl_getflags(dir).map_err(os)?.bits();
     let mut value: [u8; 0] = [];

@@ -16,15 +16,18 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Files that a checkpoint goes through one by one, if a part of all descriptors suffices for them; with more, the file system as a whole is synced.
+/// Files that a checkpoint goes through one by one, if a part of all descriptors suffices for them;
+/// with more, the file system as a whole is synced.
 const LISTED_MAX: usize = 4096;
 const LISTED_MIN: usize = 256;
 const DESCRIPTORS_PART: u64 = 8;
 /// Of the others, so many are known.
 const OTHERS_MAX: usize = 16384;
-/// A checkpoint takes so long at most for handing bytes to the disk little by little, for each file where the log is committed once, and
+/// A checkpoint takes so long at most for handing bytes to the disk little by little, for each file
+/// where the log is committed once, and
 const UNHURRIED: Duration = Duration::from_secs(10);
-/// so many of a file at a time, or this part of a large one. All of them are gone through again when that took longer than this.
+/// so many of a file at a time, or this part of a large one. All of them are gone through again
+/// when that took longer than this.
 const PIECE_BYTES: u64 = 16 << 10;
 const PIECES_MAX: u64 = 1 << 16;
 const SHORT: Duration = Duration::from_millis(250);
@@ -55,7 +58,8 @@ struct Files {
     listed: Vec<(Arc<Object>, Arc<OwnedFd>)>,
     /// Others, as far as they are known.
     others: Vec<Weak<Object>>,
-    /// There are others; in the beginning, those that records were applied to, unless all was synced after that.
+    /// There are others; in the beginning, those that records were applied to, unless all was
+    /// synced after that.
     more: bool,
 }
 
@@ -109,9 +113,10 @@ impl Touched {
         }
     }
 
-    /// Hands what was written to these files to the disk, a little at a time: whatever else has to wait for that disk, an append to a
-    /// journal on it above all, waits behind a few requests and not behind all. Not when the journal fills up. Again while it takes long: what
-    /// is written meanwhile is to be few, too.
+    /// Hands what was written to these files to the disk, a little at a time: whatever else has to
+    /// wait for that disk, an append to a journal on it above all, waits behind a few requests and
+    /// not behind all. Not when the journal fills up. Again while it takes long: what is written
+    /// meanwhile is to be few, too.
     fn write_back(&self, files: &Files) -> io::Result<()> {
         let until = Instant::now() + UNHURRIED;
         loop {
@@ -167,8 +172,9 @@ impl Touched {
         let _ = self.log.set(Arc::downgrade(log));
     }
 
-    /// Syncs them, and nothing else if they are not too many: what others write to the file system is not ours to wait for. `logged`: a
-    /// log keeps the order of changes on disk, and is made durable after this; then it is enough that the disk has the bytes by then.
+    /// Syncs them, and nothing else if they are not too many: what others write to the file system
+    /// is not ours to wait for. `logged`: a log keeps the order of changes on disk, and is made
+    /// durable after this; then it is enough that the disk has the bytes by then.
     pub fn settle(&self, logged: bool) -> io::Result<()> {
         let files = std::mem::take(&mut *self.files.lock());
         let others = files.others.iter().filter_map(Weak::upgrade);
@@ -197,16 +203,18 @@ impl Touched {
         Ok(())
     }
 
-    /// Whether times may be in no log yet although a change set them (mount option `lazytime`): the file's own sync writes them.
+    /// Whether times may be in no log yet although a change set them (mount option `lazytime`): the
+    /// file's own sync writes them.
     fn keeps_times_back(&self) -> bool {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         stat(self.whole.as_fd())
             .map_or(true, |stat| is_lazy(&mounts, (stat.stx_dev_major, stat.stx_dev_minor)))
     }
 
-    /// Has the disk take all bytes of these files, a little at a time while there is no hurry, and commits nothing: sizes, times and
-    /// where the bytes are go with the log. A sync of each file, or of all at once, would be a commit behind hundreds of writes, and whoever
-    /// changes what a commit is writing waits for it.
+    /// Has the disk take all bytes of these files, a little at a time while there is no hurry, and
+    /// commits nothing: sizes, times and where the bytes are go with the log. A sync of each file,
+    /// or of all at once, would be a commit behind hundreds of writes, and whoever changes what a
+    /// commit is writing waits for it.
     fn hand_over(&self, listed: &[(Arc<Object>, Arc<OwnedFd>)]) -> io::Result<()> {
         let mut begun = false;
         for (at, (object, fd)) in listed.iter().enumerate() {
@@ -269,7 +277,8 @@ impl Touched {
     }
 }
 
-/// Whether a file system is mounted with `lazytime`, as mountinfo (proc(5)) says; one that is not there may be.
+/// Whether a file system is mounted with `lazytime`, as mountinfo (proc(5)) says; one that is not
+/// there may be.
 fn is_lazy(mounts: &str, (major, minor): (u32, u32)) -> bool {
     let device = format!("{major}:{minor}");
     let mut found = mounts.lines().filter(|line| line.split(' ').nth(2) == Some(&device)).peekable();

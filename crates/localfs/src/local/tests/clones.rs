@@ -157,8 +157,8 @@ async fn where_blocks_cannot_be_shared_there_is_no_clone() {
     assert_eq!(disk.serve().clone_block_bytes(), None);
 }
 
-/// What only the journal holds of the source is in the clone, what it holds of the target from before does not come back over it, and what
-/// was written later is there.
+/// What only the journal holds of the source is in the clone, what it holds of the target from
+/// before does not come back over it, and what was written later is there.
 /// Promise: S8d
 #[tokio::test]
 async fn a_clone_is_there_after_a_power_cut() {

@@ -13,7 +13,8 @@ async fn text_of(l: &Local, f: &Opened) -> Bytes {
     l.read(&root(), file, 0, 100).await.unwrap().data.into_bytes()
 }
 
-/// Opens without a name keep their descriptors. When there is none for one more, nothing more is opened.
+/// Opens without a name keep their descriptors. When there is none for one more, nothing more is
+/// opened.
 /// Promise: S7a
 #[tokio::test]
 async fn an_open_file_without_a_name_takes_a_descriptor() {
@@ -66,8 +67,9 @@ struct Kept {
     name: Option<String>,
 }
 
-/// Ten times as many files are open as there are descriptors. Each can be read, written, cut, renamed, and removed by clients.
-/// `HITHER_OPENS` is the number of opens, with a fifth of as many descriptors.
+/// Ten times as many files are open as there are descriptors. Each can be read, written, cut,
+/// renamed, and removed by clients. `HITHER_OPENS` is the number of opens, with a fifth of as many
+/// descriptors.
 /// Promise: S7a
 #[tokio::test]
 async fn idle_opens_give_descriptors_back() {

@@ -112,7 +112,8 @@ async fn what_is_damaged_says_nothing_and_the_oldest_go() {
     assert!(!made.iter().any(|one| one.call[..] == 1_u64.to_le_bytes()));
 }
 
-/// The calls of a server that was killed before a record was durable: those that a journal lost are known all the same.
+/// The calls of a server that was killed before a record was durable: those that a journal lost are
+/// known all the same.
 /// Promise: S8c
 #[tokio::test]
 async fn what_was_made_without_a_record_is_known_after_a_kill_and_not_after_a_power_cut() {

@@ -84,7 +84,8 @@ async fn forged_handles_are_stale() {
         let known = fh == good;
         assert_eq!(l.getattr(&cx, File { fh: &fh, open: None }).await.is_ok(), known, "{len}");
     }
-    // The kernel's handle of a file beside the directory, in the same file system, with all but the secret right.
+    // The kernel's handle of a file beside the directory, in the same file system, with all but the
+    // secret right.
     let there = rustix::fs::open(outside.path("secret"), OFlags::PATH, Mode::empty()).unwrap();
     let (handle, _) = sys::name_to_handle(there.as_fd(), c"").unwrap();
     let forger = Sealer::new(&[0; 16], 0, &fs_id(l.inner.top.as_fd()).unwrap());

@@ -82,7 +82,8 @@ async fn one(l: &Local, cx: &Cx, expected: &mut Expected, dice: u64) {
     expected.bytes[at as usize..end].copy_from_slice(&bytes);
 }
 
-/// What a power cut may do: of the bytes that the journal answers for, some are not where they belong.
+/// What a power cut may do: of the bytes that the journal answers for, some are not where they
+/// belong.
 fn damage(dir: &Dir, state: &Dir, l: Local, names: &HashMap<Fh, String>, seed: u64) -> usize {
     let owner = l.inner.journal.as_ref().unwrap().owner();
     drop(l);
@@ -231,7 +232,8 @@ async fn what_is_no_journal_of_this_directory_is_refused() {
     assert!(with_journal(&dir, &state, 2, false).unwrap_err().to_string().contains("no journal"));
 }
 
-/// Records are applied only with the state directory that they were written with: its secret opens their handles.
+/// Records are applied only with the state directory that they were written with: its secret opens
+/// their handles.
 /// Promise: S9
 #[tokio::test]
 async fn journal_with_records_is_its_state_directorys() {
@@ -282,7 +284,8 @@ async fn a_removal_is_not_made_again_under_what_was_moved_there() {
     assert!(!dir.path("b").exists());
 }
 
-/// What a write takes away, applying it again would not: such a write has no record, and its file is as it was left.
+/// What a write takes away, applying it again would not: such a write has no record, and its file
+/// is as it was left.
 /// Promise: S8b
 #[tokio::test]
 async fn set_id_bits_that_a_write_took_away_do_not_come_back() {

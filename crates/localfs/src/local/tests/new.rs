@@ -1,4 +1,5 @@
-//! What is new comes out of stock, and nobody can tell but by how fast it is. On a real ext4, in an image.
+//! What is new comes out of stock, and nobody can tell but by how fast it is. On a real ext4, in an
+//! image.
 
 use super::clones::Disk;
 use super::journaled::mix;
@@ -196,7 +197,8 @@ async fn many_at_once_are_all_different_and_nobody_sees_the_others() {
             tokio::spawn(async move {
                 let (mut all, cx) = (Vec::new(), cx(1000 + client as u32, 1000, &[]));
                 for i in 0..60 {
-                    // Half of the names are made by two of them at a time: one is told that it is there.
+                    // Half of the names are made by two of them at a time: one is told that it is
+                    // there.
                     let last = name(&format!("{}-{i}", if i % 2 == 0 { client / 2 } else { client + 100 }));
                     let made = match mix(client / 2 * 1000 + i) % 3 {
                         0 => l.mkdir(&cx, &base, &last, &mode(0o700)).await,

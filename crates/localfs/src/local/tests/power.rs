@@ -1,8 +1,9 @@
 //! Power cuts on a real ext4: what was acknowledged is there, and nothing is done twice.
 //!
-//! The file system is in an image. At a cut it stops with what is on its disk (what its log has in memory is lost), and a copy of the image
-//! is mounted instead, as after a boot. Several clients change names, attributes and bytes until then; of each, one call may be
-//! under way, which may have happened or not.
+//! The file system is in an image. At a cut it stops with what is on its disk (what its log has in
+//! memory is lost), and a copy of the image is mounted instead, as after a boot. Several clients
+//! change names, attributes and bytes until then; of each, one call may be under way, which may
+//! have happened or not.
 
 use super::journaled::mix;
 use super::*;
@@ -173,7 +174,8 @@ impl Truth {
         whole.apply(op);
         let mut all = vec![whole];
         if let Op::Cut(name, size) = op {
-            // ext4 cuts a file by halves: the rest of the last block is zero before the length is another one.
+            // ext4 cuts a file by halves: the rest of the last block is zero before the length is
+            // another one.
             let (mut half, size) = (self.clone(), *size as usize);
             let bytes = &mut half.at(name).bytes;
             let end = size.next_multiple_of(4096).min(bytes.len());
@@ -397,7 +399,8 @@ fn settle_all_the_time(l: &Arc<Local>) -> (Arc<AtomicBool>, tokio::task::JoinHan
     (is_over, tokio::task::spawn_blocking(settle))
 }
 
-/// Lives of a server, each of them ended by a cut or, every fourth, a kill that leaves the file system whole but for the mark.
+/// Lives of a server, each of them ended by a cut or, every fourth, a kill that leaves the file
+/// system whole but for the mark.
 async fn lives(rounds: u64, seed: u64) {
     let Some(mut disk) = Disk::new() else { return };
     let mut truths: Vec<Truth> = vec![Truth::default(); CLIENTS];

@@ -90,7 +90,8 @@ async fn files_that_were_written_and_read_are_watched_soon() {
     panic!("it cannot be watched");
 }
 
-/// What changes no bytes is told after it has happened; two who watch one file are both told, also when one stops.
+/// What changes no bytes is told after it has happened; two who watch one file are both told, also
+/// when one stops.
 /// Promise: S10a
 #[tokio::test]
 async fn attributes_and_names_are_told() {
@@ -130,7 +131,8 @@ async fn readers_are_not_told() {
     assert!(told.try_recv().is_err());
 }
 
-/// Whoever watches alone writes and reads on, with a journal and without; others wait to read, and are told of.
+/// Whoever watches alone writes and reads on, with a journal and without; others wait to read, and
+/// are told of.
 /// Promise: S10a
 #[tokio::test]
 async fn who_watches_alone_goes_on_and_readers_wait() {
@@ -181,8 +183,9 @@ async fn put_by_handle(l: &Local, fh: &Fh, bytes: &'static [u8]) {
     l.write(&root(), f, 0, Bytes::from_static(bytes).into(), Stability::Stable).await.unwrap();
 }
 
-/// Whatever changes the names in a watched directory, or its attributes, is told after it has happened; nobody is held up, and what
-/// happens to the objects in it, or is done through the directory itself, is not told.
+/// Whatever changes the names in a watched directory, or its attributes, is told after it has
+/// happened; nobody is held up, and what happens to the objects in it, or is done through the
+/// directory itself, is not told.
 /// Promise: S10b
 #[tokio::test]
 async fn changes_of_directories_are_told() {
@@ -226,7 +229,8 @@ async fn changes_of_directories_are_told() {
     assert!(told.try_recv().is_err(), "it is watched no longer");
 }
 
-/// Who watches alone, turned from company: the own open for writing waits for nobody, and local programs wait as before.
+/// Who watches alone, turned from company: the own open for writing waits for nobody, and local
+/// programs wait as before.
 /// Promise: S10a
 #[tokio::test]
 async fn own_writes_go_on_while_a_file_is_watched() {
@@ -292,7 +296,8 @@ async fn a_reader_keeps_others_from_watching_alone() {
     writer.await.unwrap().unwrap();
 }
 
-/// Local programs write again and again while a file turns from being watched in company to alone: no write is missed.
+/// Local programs write again and again while a file turns from being watched in company to alone:
+/// no write is missed.
 /// Promise: S10a
 #[tokio::test]
 #[expect(clippy::disallowed_methods, reason = "a local program pauses in real time")]

@@ -1,8 +1,9 @@
 //! What the kernel tells of changes that open no file: of attributes, names, the end of a file.
 //!
-//! fanotify(7) tells the thread that made each change, so what the pool did on somebody's behalf is left out: whoever serves the
-//! directory has asked for the leases that are in its way before. It needs CAP_SYS_ADMIN, and a file system with handles. Otherwise
-//! there is inotify(7), which tells of our own changes as well, and a lease is given up now and then for nothing.
+//! fanotify(7) tells the thread that made each change, so what the pool did on somebody's behalf is
+//! left out: whoever serves the directory has asked for the leases that are in its way before. It
+//! needs CAP_SYS_ADMIN, and a file system with handles. Otherwise there is inotify(7), which tells
+//! of our own changes as well, and a lease is given up now and then for nothing.
 
 use super::super::object::os;
 use super::super::pool::Threads;
@@ -132,7 +133,8 @@ impl Notes {
         }
     }
 
-    /// Takes back a mark of what a descriptor is open on. The kernel may refuse: when the file is gone, its mark is.
+    /// Takes back a mark of what a descriptor is open on. The kernel may refuse: when the file is
+    /// gone, its mark is.
     pub fn remove(&self, on: BorrowedFd<'_>, mark: &Mark) {
         match (self, mark) {
             (Self::Fanotify { fd, marks, .. }, Mark::Fanotify(key, what)) => {
@@ -182,7 +184,8 @@ impl Notes {
                         each(Note::Any);
                         continue;
                     }
-                    // A directory is told of the attributes of what is in it as well, which are none of its own.
+                    // A directory is told of the attributes of what is in it as well, which are
+                    // none of its own.
                     if event.file_name().is_some() && event.events().contains(inotify::ReadFlags::ATTRIB) {
                         continue;
                     }
@@ -226,7 +229,8 @@ struct Event<'a> {
     key: Option<&'a [u8]>,
 }
 
-/// The notes in what was read: each begins with its length, and ends with the identity of the file (fanotify(7)).
+/// The notes in what was read: each begins with its length, and ends with the identity of the file
+/// (fanotify(7)).
 fn events(mut read: &[u8]) -> impl Iterator<Item = Event<'_>> {
     std::iter::from_fn(move || {
         let bytes = |at: usize| read.get(at..at + 4).and_then(|b| b.try_into().ok());

@@ -1,4 +1,5 @@
-//! Clients that recover at a pace: what was delayed comes before anybody reads, however long it waits for its turn.
+//! Clients that recover at a pace: what was delayed comes before anybody reads, however long it
+//! waits for its turn.
 
 use super::*;
 
@@ -7,8 +8,9 @@ async fn pause() {
     tokio::time::sleep(Duration::from_millis(500)).await;
 }
 
-/// A call every second; sixteen writes and, from as many connections that flood the server, others between them: from one delayed write to the next
-/// it is longer than the write slack, and the last comes long after the leases have ended.
+/// A call every second; sixteen writes and, from as many connections that flood the server, others
+/// between them: from one delayed write to the next it is longer than the write slack, and the last
+/// comes long after the leases have ended.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn delayed_writes_that_wait_for_their_turn_come_first() {

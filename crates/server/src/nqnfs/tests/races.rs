@@ -1,4 +1,5 @@
-//! Several calls of one client side by side, and what the client, the server and local programs do at the wrong moment.
+//! Several calls of one client side by side, and what the client, the server and local programs do
+//! at the wrong moment.
 
 use super::*;
 use crate::nqnfs::leases::Held;
@@ -13,7 +14,8 @@ async fn seconds(s: f64) {
     tokio::time::sleep(Duration::from_secs_f64(s)).await;
 }
 
-/// A lease that the table gives to a call that waits is noted, whatever else its client has asked meanwhile.
+/// A lease that the table gives to a call that waits is noted, whatever else its client has asked
+/// meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_noted_although_other_calls_of_its_client_end_while_it_is_waited_for() {
     let lab = Lab::new(&model(), 1, None);
@@ -104,7 +106,8 @@ async fn read_renewing(c: &mut Client, file: WireFh) -> LeaseReply {
     read.into_result().unwrap().0
 }
 
-/// A lease that its client knows of does not end because its file cannot be watched any more: the client is asked for it.
+/// A lease that its client knows of does not end because its file cannot be watched any more: the
+/// client is asked for it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_cannot_be_watched_any_more_is_called_back() {
     let watcher = Arc::new(Watcher::default());
@@ -147,7 +150,8 @@ async fn a_file_that_cannot_be_watched_is_not_leased() {
     assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
 
-/// What a local program changes between the look at the file and the watch is not taken for what was looked at.
+/// What a local program changes between the look at the file and the watch is not taken for what
+/// was looked at.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_changes_before_it_is_watched_is_not_cached() {
     use hither_vfs::Vfs;
@@ -240,7 +244,8 @@ impl Alone {
     }
 }
 
-/// Attributes that were read during a change through the table, or before it, are not somebody else's doing.
+/// Attributes that were read during a change through the table, or before it, are not somebody
+/// else's doing.
 #[test]
 fn writes_of_the_holder_side_by_side_do_not_take_its_lease() {
     let mut a = Alone::new(Kind::Write);
@@ -309,7 +314,8 @@ fn a_write_is_late_as_soon_as_the_table_has_ended_its_lease() {
     assert!(!a.held.is_late(HOLDER, key, a.table.held(HOLDER, key)));
 }
 
-/// Whoever may not read a file gets no lease for reading it, for which those who write would have to wait.
+/// Whoever may not read a file gets no lease for reading it, for which those who write would have
+/// to wait.
 #[tokio::test(start_paused = true)]
 async fn those_who_may_not_read_get_no_lease() {
     let lab = Lab::new(&model(), 1, None);
@@ -346,7 +352,8 @@ async fn calls_of_different_clients_are_no_repetitions() {
     assert_eq!(a.read(f).await.unwrap().0, b"samesame");
 }
 
-/// Where the table of leases is full, files are used without one, and nobody waits; who has a lease renews it.
+/// Where the table of leases is full, files are used without one, and nobody waits; who has a lease
+/// renews it.
 /// Promise: S16
 #[tokio::test(start_paused = true)]
 async fn full_table_grants_no_lease() {

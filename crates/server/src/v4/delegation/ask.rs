@@ -1,18 +1,23 @@
-//! What the holder of a delegation for writing knows of its file: CB_GETATTR (RFC 8881 sections 10.4.3 and 20.1).
+//! What the holder of a delegation for writing knows of its file: CB_GETATTR (RFC 8881 sections
+//! 10.4.3 and 20.1).
 //!
-//! It knows nothing of who asks, and of operations. Whoever wants only attributes of such a file does not take it from its holder
-//! ([`Leases::look`]): the holder tells `change` and length. A `change` that is the one which he was told first under the delegation says that the
-//! server has all there is, so the file's own attributes are true; a greater one, that he has more, and then his length is shown, and a
-//! time and a `change` of our own. A holder who says anything else, or nothing for [`ANSWER_WITHIN`], has the file recalled.
+//! It knows nothing of who asks, and of operations. Whoever wants only attributes of such a file
+//! does not take it from its holder ([`Leases::look`]): the holder tells `change` and length. A
+//! `change` that is the one which he was told first under the delegation says that the server has
+//! all there is, so the file's own attributes are true; a greater one, that he has more, and then
+//! his length is shown, and a time and a `change` of our own. A holder who says anything else, or
+//! nothing for [`ANSWER_WITHIN`], has the file recalled.
 //!
-//! That time and that `change` are given out once, each greater than those before. The `change` is of a range that no file's own
-//! is in (`CHANGE_OF_SERVER`), and the time, which is all that clients of NFSv3 have, is later than the file's own: nothing that a client keeps
-//! under the one or the other is ever proved by them. (RFC 8881 would have the file's `change` plus one, which
-//! the file could get by itself later, with other bytes.) The time is that of the question, less what the file system's clock may be behind: so what the file gets
-//! with the bytes is not before it, but where those were on their way already.
+//! That time and that `change` are given out once, each greater than those before. The `change` is
+//! of a range that no file's own is in (`CHANGE_OF_SERVER`), and the time, which is all that
+//! clients of NFSv3 have, is later than the file's own: nothing that a client keeps under the one
+//! or the other is ever proved by them. (RFC 8881 would have the file's `change` plus one, which
+//! the file could get by itself later, with other bytes.) The time is that of the question, less
+//! what the file system's clock may be behind: so what the file gets with the bytes is not before
+//! it, but where those were on their way already.
 //!
-//! An answer is older than a write that its holder acknowledges while it travels. So those who ask while a question is out share the
-//! next one, and never that.
+//! An answer is older than a write that its holder acknowledges while it travels. So those who ask
+//! while a question is out share the next one, and never that.
 
 use super::{Delegation, Leases, id, key};
 use crate::handle;
@@ -25,9 +30,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// How long whoever wants attributes waits for a holder: some round trips. He waits as long for the recall, if that has to be.
+/// How long whoever wants attributes waits for a holder: some round trips. He waits as long for the
+/// recall, if that has to be.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// Most questions that are out: one of a client that does not answer is out until the call is given up.
+/// Most questions that are out: one of a client that does not answer is out until the call is given
+/// up.
 const MOST: usize = 64;
 /// What a file system's clock may be behind: two timer ticks at 100 Hz.
 const BEHIND_NS: i128 = 20_000_000;
@@ -84,7 +91,8 @@ impl Questions {
             room: Arc::new(Semaphore::new(MOST)),
             sent: AtomicU64::new(0),
             env: env.clone(),
-            // Not the numbers of a life before: they were counted from its time, and there were fewer than nanoseconds since.
+            // Not the numbers of a life before: they were counted from its time, and there were
+            // fewer than nanoseconds since.
             next_change: AtomicU64::new(wall as u64),
             last_ns: Mutex::new(i128::MIN),
         }
@@ -92,8 +100,8 @@ impl Questions {
 }
 
 impl Leases {
-    /// Whoever calls wants a file's attributes and nothing else: what he is to be shown. Waits for the holder's word, or else until
-    /// nobody delays writes to the file ([`Leases::read`]).
+    /// Whoever calls wants a file's attributes and nothing else: what he is to be shown. Waits for
+    /// the holder's word, or else until nobody delays writes to the file ([`Leases::read`]).
     ///
     /// # Errors
     /// As [`Leases::read`].
@@ -190,7 +198,8 @@ impl Leases {
         (attr.mtime, attr.ctime) = (time, time);
     }
 
-    /// A client is told a file's `change`: what it has of the file is no older, if the file is delegated to it.
+    /// A client is told a file's `change`: what it has of the file is no older, if the file is
+    /// delegated to it.
     pub fn told_holder(&self, client: &Client, fh: &Fh, change: u64) {
         if self.writers.load(SeqCst) == 0 {
             return;

@@ -1,7 +1,8 @@
 //! How operations that change a file or its names begin: nobody else may cache what they change.
 //!
-//! A holder's own delegation for reading stays when its file can still be watched while the holder changes it: not when a local
-//! program has the file open. A delegation of a file whose name its holder removes is recalled.
+//! A holder's own delegation for reading stays when its file can still be watched while the holder
+//! changes it: not when a local program has the file open. A delegation of a file whose name its
+//! holder removes is recalled.
 
 use super::{Changing, Delegation, Inner, Leases, Life, Naming, id, key};
 use crate::table::Export;
@@ -14,8 +15,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 impl Leases {
-    /// Whoever calls is about to change a file: waits until nobody else caches it, for at most `patience`. A client keeps its own
-    /// delegation for reading as long as no local program uses the file.
+    /// Whoever calls is about to change a file: waits until nobody else caches it, for at most
+    /// `patience`. A client keeps its own delegation for reading as long as no local program uses
+    /// the file.
     ///
     /// # Errors
     /// Somebody still does: the client should come back.
@@ -47,7 +49,8 @@ impl Leases {
         (reads && !d.is_recalled()).then_some(d)
     }
 
-    /// As [`Leases::change`], for what a delegation for reading of the client's own is in the way of as well.
+    /// As [`Leases::change`], for what a delegation for reading of the client's own is in the way
+    /// of as well.
     async fn change_all(
         self: &Arc<Self>,
         client: Option<&Arc<Client>>,
@@ -55,7 +58,8 @@ impl Leases {
         patience: Duration,
     ) -> Result<Changing, Nfsstat4> {
         let access = |inner: &Inner| {
-            // That of a directory is in nobody's own way: the reply tells its holder whether others changed it.
+            // That of a directory is in nobody's own way: the reply tells its holder whether others
+            // changed it.
             let reads =
                 |id| inner.held.get(&(id, key)).is_some_and(|d| d.kind() == Kind::Read && !d.directory);
             let client = client.map(|c| id(c)).filter(|id| !reads(*id));
@@ -81,8 +85,8 @@ impl Leases {
         }
     }
 
-    /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches the file or directory that it
-    /// leads to.
+    /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches
+    /// the file or directory that it leads to.
     ///
     /// # Errors
     /// As [`Leases::change`].
@@ -112,7 +116,8 @@ impl Leases {
         Ok(naming)
     }
 
-    /// Names are about to lead elsewhere: nobody gets a delegation of anything until the result is dropped.
+    /// Names are about to lead elsewhere: nobody gets a delegation of anything until the result is
+    /// dropped.
     pub(crate) fn naming(self: &Arc<Self>) -> Naming {
         self.naming.fetch_add(1, SeqCst);
         Naming { leases: self.clone(), file: None }
@@ -120,7 +125,8 @@ impl Leases {
 }
 
 impl Delegation {
-    /// Whether the file stays watched while its holder changes it: from then on no local program can read it unnoticed either.
+    /// Whether the file stays watched while its holder changes it: from then on no local program
+    /// can read it unnoticed either.
     pub(super) async fn watch_alone(&self) -> bool {
         let Some(watch) = &self.watch else { return true };
         let mut alone = self.alone.lock().await;

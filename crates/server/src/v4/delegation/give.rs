@@ -1,7 +1,8 @@
 //! Who is given a delegation, and when not.
 //!
-//! It knows nothing of recalls. What is granted is in the table first; then those who use the file already are looked for. Whoever
-//! opens a file does it the other way round (the open is known, then the table is asked), so one of the two sees the other.
+//! It knows nothing of recalls. What is granted is in the table first; then those who use the file
+//! already are looked for. Whoever opens a file does it the other way round (the open is known,
+//! then the table is asked), so one of the two sees the other.
 
 use super::ask::Asking;
 use super::{Delegation, Leases, Life, id, key};
@@ -29,8 +30,8 @@ pub(crate) struct Wish {
 }
 
 impl Leases {
-    /// Delegates a file that a client has just opened, or a directory that it asks for, if that is possible now. One that is taken back may be
-    /// [recalled](Delegation::is_recalled) at once.
+    /// Delegates a file that a client has just opened, or a directory that it asks for, if that is
+    /// possible now. One that is taken back may be [recalled](Delegation::is_recalled) at once.
     pub async fn grant(
         self: &Arc<Self>,
         registry: &Registry,
@@ -45,7 +46,8 @@ impl Leases {
         let Some(session) = session else { return refused("the client cannot be called") };
         if !session.back_is_proven() {
             session.prove_back(wish.minor);
-            // What was held before a restart is given back at once, lest the client must drop all that it keeps.
+            // What was held before a restart is given back at once, lest the client must drop all
+            // that it keeps.
             if !wish.reclaim {
                 return refused("the client has not answered a call yet");
             }
@@ -60,8 +62,8 @@ impl Leases {
         let Some(d) = d else {
             return refused("other clients use the file, or it is delegated to the client already");
         };
-        // From here on whoever wants to open the file has to wait for us, if that is in the way; those who have it open already are
-        // seen.
+        // From here on whoever wants to open the file has to wait for us, if that is in the way;
+        // those who have it open already are seen.
         let file = registry.file(&d.file);
         let used = file.is_some_and(|f| {
             f.opens.lock().iter().any(|o| match wish.kind {
@@ -79,7 +81,8 @@ impl Leases {
             let failed = watched.is_none();
             *d.watched.lock() = watched;
             if failed && wish.reclaim && wish.kind == Kind::Write {
-                // What was delayed before the restart is to come, although a local program has the file open.
+                // What was delayed before the restart is to come, although a local program has the
+                // file open.
                 self.act(|inner, now| inner.table.recall(now, d.holder(), d.key));
                 return Some(d);
             }
@@ -92,7 +95,8 @@ impl Leases {
         Some(d)
     }
 
-    /// Makes a delegation for reading one for writing, with a new sequence number in its stateid, when nobody else uses the file.
+    /// Makes a delegation for reading one for writing, with a new sequence number in its stateid,
+    /// when nobody else uses the file.
     async fn upgrade(self: &Arc<Self>, registry: &Registry, d: Arc<Delegation>) -> Option<Arc<Delegation>> {
         if !d.watch_alone().await {
             return refused("local programs use the file");
@@ -183,7 +187,8 @@ impl Leases {
         })
     }
 
-    /// How many bytes each of those who may have a delegation can write before the room is gone, when so many are free.
+    /// How many bytes each of those who may have a delegation can write before the room is gone,
+    /// when so many are free.
     pub fn share_of(&self, free_bytes: u64) -> u64 {
         free_bytes / self.most.max(1) as u64
     }

@@ -137,8 +137,8 @@ async fn who_gets_one() {
     assert_eq!(a.give_back(&fh, of_a).await, Err(Nfsstat4::BAD_STATEID));
 }
 
-/// Each operation that changes a file, its attributes or its names recalls what others hold, is told to come back, and goes on
-/// when it is returned.
+/// Each operation that changes a file, its attributes or its names recalls what others hold, is
+/// told to come back, and goes on when it is returned.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn changes_recall() {
@@ -185,7 +185,8 @@ async fn changes_recall() {
     }
 }
 
-/// Also those of NFSv3, which wait for longer before they are told to come back; the file that a rename replaces counts.
+/// Also those of NFSv3, which wait for longer before they are told to come back; the file that a
+/// rename replaces counts.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn changes_by_nfsv3_recall() {
@@ -247,8 +248,8 @@ async fn the_holder_himself() {
     assert_eq!(a.status(vec![Op::putfh(&fh), claim]).await, Nfsstat4::BAD_STATEID);
 }
 
-/// A client opens and writes a file that it has delegated for reading: nothing is recalled and nobody waits, also while others
-/// read it. Who else writes it recalls the delegation.
+/// A client opens and writes a file that it has delegated for reading: nothing is recalled and
+/// nobody waits, also while others read it. Who else writes it recalls the delegation.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn own_delegation_for_reading_is_kept() {
@@ -278,7 +279,8 @@ async fn own_delegation_for_reading_is_kept() {
     assert_eq!(a.wire.recalls(), [id]);
 }
 
-/// A delegation for reading becomes one for writing when its holder opens the file for writing and nobody else uses it.
+/// A delegation for reading becomes one for writing when its holder opens the file for writing and
+/// nobody else uses it.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn own_delegation_becomes_one_for_writing() {
@@ -291,7 +293,8 @@ async fn own_delegation_becomes_one_for_writing() {
     assert_eq!(now.stateid, Stateid { seqid: id.seqid + 1, other: id.other });
     assert_eq!(a.wire.recalls(), []);
     assert_eq!(a.test(id).await, Nfsstat4::OLD_STATEID);
-    // Who looks has to wait: what the holder was told first is not what it may have made of the file since.
+    // Who looks has to wait: what the holder was told first is not what it may have made of the
+    // file since.
     assert_eq!(b.open_as("f", READ, None).await.unwrap_err(), Nfsstat4::DELAY);
     a.wire.listening(Duration::from_millis(50)).await;
     assert_eq!(a.wire.recalls(), [now.stateid]);
@@ -299,7 +302,8 @@ async fn own_delegation_becomes_one_for_writing() {
     b.open_as("f", READ, None).await.unwrap();
 }
 
-/// A file that a local program has open cannot be watched any more when its holder changes it: the delegation is recalled first.
+/// A file that a local program has open cannot be watched any more when its holder changes it: the
+/// delegation is recalled first.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn own_delegation_is_kept_while_the_file_is_watched() {
@@ -318,8 +322,8 @@ async fn own_delegation_is_kept_while_the_file_is_watched() {
     }
 }
 
-/// Who is silent loses his delegations when his lease has surely ended, not before; who is there and returns nothing loses them,
-/// too. Both are told until they have said that they know.
+/// Who is silent loses his delegations when his lease has surely ended, not before; who is there
+/// and returns nothing loses them, too. Both are told until they have said that they know.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn what_is_not_returned_is_revoked() {
@@ -368,7 +372,8 @@ async fn a_new_life_of_the_holder_ends_them() {
     assert!(!lab.server.v4.leases.any());
 }
 
-/// After a restart nobody changes anything before those who had something delegated are back, or cannot believe it any more.
+/// After a restart nobody changes anything before those who had something delegated are back, or
+/// cannot believe it any more.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn a_restart_gives_delegations_back() {
@@ -445,7 +450,8 @@ impl Watch for Watcher {
     }
 }
 
-/// What a local program is about to change is recalled, and it waits until nobody watches the file any more.
+/// What a local program is about to change is recalled, and it waits until nobody watches the file
+/// any more.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn local_programs_recall() {
@@ -477,8 +483,8 @@ async fn local_programs_recall() {
     assert_eq!(callable(&lab, "holder").await.delegation("f").await, None);
 }
 
-/// What each of several clients reads, from its own memory as long as it holds a delegation, is never older than the last write
-/// that was acknowledged before.
+/// What each of several clients reads, from its own memory as long as it holds a delegation, is
+/// never older than the last write that was acknowledged before.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn nothing_stale_is_ever_read() {

@@ -1,4 +1,5 @@
-//! Clients that recover at a pace: who waits for his turn longer than his lease and the time of grace loses nothing.
+//! Clients that recover at a pace: who waits for his turn longer than his lease and the time of
+//! grace loses nothing.
 
 use super::*;
 
@@ -37,8 +38,9 @@ async fn recover(wire: crate::tests::Wire, n: usize, held: Vec<Fh>, began: Insta
     (c, began.elapsed())
 }
 
-/// Twelve clients with twelve files each, at three calls a second: the last has waited three times as long as leases and the time of grace last. One that
-/// held nothing floods the server all the time, and gets no file that others may still take back.
+/// Twelve clients with twelve files each, at three calls a second: the last has waited three times
+/// as long as leases and the time of grace last. One that held nothing floods the server all the
+/// time, and gets no file that others may still take back.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_his_turn_loses_nothing() {
@@ -103,7 +105,8 @@ async fn who_waits_for_his_turn_loses_nothing() {
     flooded.abort();
 }
 
-/// Who does not come back ends the time of grace as ever, also when others call all the time: five minutes later at most.
+/// Who does not come back ends the time of grace as ever, also when others call all the time: five
+/// minutes later at most.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn nobody_prolongs_the_time_of_grace_for_ever() {

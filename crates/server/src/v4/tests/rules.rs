@@ -1,5 +1,5 @@
-//! Rules of RFC 8881 that clients other than Linux' meet: names and lists of any length, limits of channels, lost replies of
-//! CREATE_SESSION, owners, read-only exports.
+//! Rules of RFC 8881 that clients other than Linux' meet: names and lists of any length, limits of
+//! channels, lost replies of CREATE_SESSION, owners, read-only exports.
 
 use super::*;
 use crate::access::{Rights, Squash};
@@ -23,7 +23,8 @@ async fn client(lab: &Lab, name: &'static str) -> Client {
     c
 }
 
-/// Names, link texts, owners and lists may have any length on the wire: what is too long has a status.
+/// Names, link texts, owners and lists may have any length on the wire: what is too long has a
+/// status.
 /// Promise: S13
 #[tokio::test]
 async fn long_values_have_statuses() {
@@ -69,8 +70,8 @@ async fn long_values_have_statuses() {
     assert_eq!(status(&mut c, vec![Op::Putrootfh; 2000]).await, Nfsstat4::TOO_MANY_OPS);
 }
 
-/// Bitmaps and tags have no limit in RFC 8881. Attributes with too great numbers are unknown: ignored in a question, refused in a
-/// change; a tag comes back.
+/// Bitmaps and tags have no limit in RFC 8881. Attributes with too great numbers are unknown:
+/// ignored in a question, refused in a change; a tag comes back.
 /// Promise: S13
 #[tokio::test]
 async fn long_bitmaps_and_tags_are_taken() {
@@ -135,7 +136,8 @@ async fn long_values_of_nfsv3_have_statuses() {
     assert_eq!(wire.call(&link).await.status(), nfs3::Nfsstat3::NAMETOOLONG);
 }
 
-/// SECINFO_NO_NAME consumes the current filehandle, with its stateid, when it succeeds; it has the parent's errors of LOOKUPP.
+/// SECINFO_NO_NAME consumes the current filehandle, with its stateid, when it succeeds; it has the
+/// parent's errors of LOOKUPP.
 /// Promise: S13
 #[tokio::test]
 async fn secinfo_consumes_the_filehandle() {
@@ -204,7 +206,8 @@ async fn introduce(wire: &mut crate::tests::Wire, name: &str) -> ExchangeIdOk {
     wire.call(&Compound::new(1, vec![Op::ExchangeId(args)])).await.results().exchange_id().unwrap()
 }
 
-/// CREATE_SESSION is executed once for each sequence number, failures included (RFC 8881 section 18.36.4).
+/// CREATE_SESSION is executed once for each sequence number, failures included (RFC 8881 section
+/// 18.36.4).
 /// Promise: S13
 #[tokio::test]
 async fn sessions_are_made_once() {
@@ -270,7 +273,8 @@ async fn small_sessions_work_to_the_byte() {
     }
 }
 
-/// A client of another principal with the same name ends the first only when that has no state and no session.
+/// A client of another principal with the same name ends the first only when that has no state and
+/// no session.
 /// Promise: S13
 #[tokio::test]
 async fn collisions_of_names() {
@@ -304,7 +308,8 @@ async fn collisions_of_names() {
     assert_eq!(late.unwrap_err(), Nfsstat4::STALE_CLIENTID, "its record is gone at once");
 }
 
-/// Only the superuser names other owners of what he makes; the creations of others succeed as the Linux server's do.
+/// Only the superuser names other owners of what he makes; the creations of others succeed as the
+/// Linux server's do.
 /// Promise: S13
 #[tokio::test]
 async fn creations_that_name_owners() {
@@ -427,7 +432,8 @@ async fn creating_opens_of_read_only_exports() {
     }
 }
 
-/// A file has so many locks; the one beyond fails at once, and others than the program that took them go on.
+/// A file has so many locks; the one beyond fails at once, and others than the program that took
+/// them go on.
 /// Promise: S13
 #[tokio::test]
 async fn a_lock_too_many_fails() {

@@ -1,4 +1,5 @@
-//! Calls of one client that run side by side on one file's state. Each needs the stateid as the other leaves it.
+//! Calls of one client that run side by side on one file's state. Each needs the stateid as the
+//! other leaves it.
 
 use super::*;
 use crate::tests::Wire;
@@ -90,8 +91,8 @@ async fn is_free(lab: &Lab, fh: &Fh, somebody: &'static str) -> bool {
     b.lock(fh, open, "q", (0, 10)).await.is_ok()
 }
 
-/// What Linux does when one process closes and the next one opens: FREE_STATEID of a lock-owner leaves together with a LOCK of the
-/// new owner, which has the same name.
+/// What Linux does when one process closes and the next one opens: FREE_STATEID of a lock-owner
+/// leaves together with a LOCK of the new owner, which has the same name.
 /// Promise: S11
 #[tokio::test]
 async fn a_lock_is_not_freed_with_what_its_owner_had_before() {
@@ -135,7 +136,8 @@ async fn a_lock_after_its_owner_was_freed_is_a_new_one() {
     assert!(is_free(&lab, &fh, "c").await, "nothing of it is left");
 }
 
-/// A LOCKU that waits does not unlock for whoever was the owner when it came: the stateid may be gone by then.
+/// A LOCKU that waits does not unlock for whoever was the owner when it came: the stateid may be
+/// gone by then.
 /// Promise: S11
 #[tokio::test]
 async fn an_unlock_behind_the_end_of_its_stateid_is_refused() {
@@ -199,7 +201,8 @@ async fn an_open_behind_the_last_close_excludes_others() {
     assert_eq!(d.open("f", "y", RW, 0).await.unwrap_err(), Nfsstat4::SHARE_DENIED);
 }
 
-/// Each OPEN of an owner answers a sequence number of its own, without gaps: Linux waits seconds for one that it misses.
+/// Each OPEN of an owner answers a sequence number of its own, without gaps: Linux waits seconds
+/// for one that it misses.
 /// Promise: S11
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn opens_and_closes_of_one_owner_side_by_side() {

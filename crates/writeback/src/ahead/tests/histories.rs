@@ -1,4 +1,5 @@
-//! Random histories: the same calls on a mount with waiting objects and on a server alone; kills in between.
+//! Random histories: the same calls on a mount with waiting objects and on a server alone; kills in
+//! between.
 
 use super::*;
 
@@ -136,7 +137,8 @@ fn any(random: &mut Random) -> Call {
     }
 }
 
-/// Whether a rename means the same to everybody: what its callers check before is not the layer's to find.
+/// Whether a rename means the same to everybody: what its callers check before is not the layer's
+/// to find.
 fn is_plain(call: &Call) -> bool {
     match call {
         Call::Rename(from, to) => {

@@ -45,7 +45,8 @@ async fn objects_of_a_directory_go_together() {
     assert_eq!(now, [1, 1, 2, BATCH_OBJECTS], "the first large one came with the one left over");
 }
 
-/// One of them is refused, one has to wait, one is there although nobody was told: the others are there, and these as if they had gone alone.
+/// One of them is refused, one has to wait, one is there although nobody was told: the others are
+/// there, and these as if they had gone alone.
 /// Promise: 6g
 #[tokio::test]
 async fn each_has_an_outcome_of_its_own() {

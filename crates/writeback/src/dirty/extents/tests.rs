@@ -180,7 +180,8 @@ fn compare(x: &Extents, r: &Reference) {
     assert_eq!(x.oldest().is_some(), oldest.is_some());
 }
 
-/// Who waits for an epoch waits for what took the place of its bytes: neither version is at the server before.
+/// Who waits for an epoch waits for what took the place of its bytes: neither version is at the
+/// server before.
 #[test]
 fn what_is_written_over_waits_with_the_old() {
     let now = Instant::now();
@@ -205,8 +206,8 @@ fn what_is_written_over_waits_with_the_old() {
     x.check();
 }
 
-/// Small gaps behind the server's end go as zeros with what is around them, in one flight; nothing else does, and what does not arrive waits
-/// without them.
+/// Small gaps behind the server's end go as zeros with what is around them, in one flight; nothing
+/// else does, and what does not arrive waits without them.
 #[test]
 fn small_gaps_behind_the_servers_end_are_filled() {
     let now = Instant::now();
@@ -254,8 +255,8 @@ fn small_gaps_behind_the_servers_end_are_filled() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..Default::default() })]
 
-    /// Whatever happens in whatever order: the newest of each byte is shown and in the end sent, what is counted is there, and
-    /// no two versions of a byte are under way at a time.
+    /// Whatever happens in whatever order: the newest of each byte is shown and in the end sent,
+    /// what is counted is there, and no two versions of a byte are under way at a time.
     #[test]
     fn extents_are_what_was_written(ops in vec(op(), 1..60)) {
         let now = Instant::now();

@@ -38,7 +38,8 @@ pub fn mode(mode: u32) -> SetAttr {
     SetAttr { mode: Some(mode), ..SetAttr::default() }
 }
 
-/// What tar(1) does to a file costs one call beside its creation, and everything is at the server after fsync.
+/// What tar(1) does to a file costs one call beside its creation, and everything is at the server
+/// after fsync.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn bytes_and_attributes_go_together() {
@@ -63,8 +64,8 @@ async fn bytes_and_attributes_go_together() {
     assert_eq!((s.gate.finishes(), s.gate.calls("setattr")), (1, 1));
 }
 
-/// Pages here and there (a database) are sent side by side, and made stable by one COMMIT: two round trips, however many they are.
-/// With attributes that waited there is a third.
+/// Pages here and there (a database) are sent side by side, and made stable by one COMMIT: two
+/// round trips, however many they are. With attributes that waited there is a third.
 #[tokio::test(start_paused = true)]
 async fn scattered_bytes_go_side_by_side() {
     for owes in [false, true] {
@@ -86,7 +87,8 @@ async fn scattered_bytes_go_side_by_side() {
         s.gate.open_all();
         commit.await.unwrap().unwrap();
         assert_eq!((s.gate.calls("write") as u64, s.gate.stable_writes()), (pages, 0));
-        // With attributes the bytes are committed before, and the second commit finds nothing that it would have to send.
+        // With attributes the bytes are committed before, and the second commit finds nothing that
+        // it would have to send.
         assert_eq!(s.gate.log().iter().filter(|op| *op == "commit").count(), 1 + usize::from(owes));
         assert_eq!((s.gate.finishes(), s.gate.calls("setattr")), (usize::from(owes), usize::from(owes)));
         let all = s.below(&f.0).await;
@@ -151,7 +153,8 @@ async fn bytes_written_later_are_newer() {
     assert_ne!(s.theirs(&f.0).await.mtime, LONG_AGO);
 }
 
-/// What takes a right away is not delayed, nor what somebody else sets, nor what is set on a file that was there before.
+/// What takes a right away is not delayed, nor what somebody else sets, nor what is set on a file
+/// that was there before.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_could_be_refused_or_matters_is_not_delayed() {
@@ -228,7 +231,8 @@ async fn attributes_of_large_files_come_last() {
     assert!(log[last("write")..last("setattr")].contains(&"commit".to_owned()), "{log:?}");
 }
 
-/// Attributes that the server refuses are told by fsync, once; those that it does not answer for are tried again.
+/// Attributes that the server refuses are told by fsync, once; those that it does not answer for
+/// are tried again.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn refused_attributes_are_told() {
@@ -298,7 +302,8 @@ async fn what_waited_does_not_come_after_what_did_not() {
     assert_eq!((theirs.mode, theirs.mtime), (0o640, LONG_AGO));
 }
 
-/// An answer from before a file got its attributes and was closed, and that comes after, is not shown as it is.
+/// An answer from before a file got its attributes and was closed, and that comes after, is not
+/// shown as it is.
 #[tokio::test(start_paused = true)]
 async fn late_answers_show_what_was_set() {
     for closed in [false, true] {
@@ -339,7 +344,8 @@ async fn after_fsync_nothing_waits() {
     assert_eq!(s.theirs(&f.0).await.mode, 0o644);
 }
 
-/// Attributes that are set while older ones are about to be sent come after the bytes that were written in between.
+/// Attributes that are set while older ones are about to be sent come after the bytes that were
+/// written in between.
 #[tokio::test(start_paused = true)]
 async fn bytes_written_before_are_sent_before() {
     let s = Stack::new(DirtyOptions::default()).await;

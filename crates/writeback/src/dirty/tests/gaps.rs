@@ -5,7 +5,8 @@ use gate::Verdict;
 use hither_vfs::Validity;
 use tokio::time::Instant;
 
-/// A file with nothing in it at the server, as a lease says, and two pieces with a gap between them here.
+/// A file with nothing in it at the server, as a lease says, and two pieces with a gap between them
+/// here.
 async fn gappy(leased: bool, delegated: bool, fills_gaps: bool) -> (Stack, (Fh, OpenId)) {
     let s = Stack::new(DirtyOptions { fills_gaps, stat_flush_bytes: 0, ..Default::default() }).await;
     let f = s.open("f").await;
@@ -37,7 +38,8 @@ async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
     }
 }
 
-/// When the right has ended before the WRITE arrived, nothing is written that no program wrote: others may have used the gap.
+/// When the right has ended before the WRITE arrived, nothing is written that no program wrote:
+/// others may have used the gap.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_gap_is_not_filled_when_the_right_has_ended() {
@@ -57,7 +59,8 @@ async fn a_gap_is_not_filled_when_the_right_has_ended() {
     assert_eq!(s.close(&f).await.ok(), Some(()), "nobody is told of it");
 }
 
-/// What nobody else can write is read without a question, gaps and all, and its length is no reason to send it.
+/// What nobody else can write is read without a question, gaps and all, and its length is no reason
+/// to send it.
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_read_without_a_question_where_nobody_else_can_write() {
     let s = Stack::new(DirtyOptions::default()).await;

@@ -1,5 +1,5 @@
-//! A layer between the one under test and the model: counts calls, holds them back, fails them, cuts writes short and
-//! delays them.
+//! A layer between the one under test and the model: counts calls, holds them back, fails them,
+//! cuts writes short and delays them.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -67,7 +67,8 @@ impl Gate {
         self.state.lock().delegated = delegated;
     }
 
-    /// What the next questions whether a write may be delayed are answered with, and whether that is granted when it is asked for.
+    /// What the next questions whether a write may be delayed are answered with, and whether that
+    /// is granted when it is asked for.
     pub fn may_delay(&self, answers: &[bool], grants: bool) {
         let mut s = self.state.lock();
         (s.may_delay, s.grants) = (answers.iter().rev().copied().collect(), grants);
@@ -125,7 +126,8 @@ impl Gate {
         self.state.lock().fail.insert(op, errno);
     }
 
-    /// Fails the creation or removal of a file; 0 stops that. `there`: it is made or removed although nobody is told.
+    /// Fails the creation or removal of a file; 0 stops that. `there`: it is made or removed
+    /// although nobody is told.
     pub fn fail_name(&self, name: &Name, errno: i32, there: bool) {
         self.state.lock().fail_names.insert(name.clone(), (errno, there));
     }

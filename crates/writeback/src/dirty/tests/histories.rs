@@ -1,5 +1,5 @@
-//! Random histories on virtual time against a plain vector of bytes: reads see every write at once, whatever the server
-//! does, and what fsync or close acknowledged is at the server.
+//! Random histories on virtual time against a plain vector of bytes: reads see every write at once,
+//! whatever the server does, and what fsync or close acknowledged is at the server.
 
 use super::gate::Verdict;
 use super::*;

@@ -1,4 +1,5 @@
-//! Delayed writes with a journal: what is in it when, what a crash leaves, and what becomes of that at the server.
+//! Delayed writes with a journal: what is in it when, what a crash leaves, and what becomes of that
+//! at the server.
 
 mod cuts;
 mod own;
@@ -48,7 +49,8 @@ struct Journaled {
     wal: Arc<Wal>,
 }
 
-/// Nothing is sent because it is old: what is here and what is at the server does not depend on how long a test takes.
+/// Nothing is sent because it is old: what is here and what is at the server does not depend on how
+/// long a test takes.
 fn options(exclusive: bool) -> DirtyOptions {
     let dirty_age = Duration::from_secs(3600);
     DirtyOptions { exclusive, delay_attributes: false, dirty_age, ..DirtyOptions::default() }
@@ -73,7 +75,8 @@ impl Journaled {
         self.wal.stats().journal_bytes
     }
 
-    /// The daemon is killed in this moment: the journal as it is now, read by the next one, and `meanwhile` at the server.
+    /// The daemon is killed in this moment: the journal as it is now, read by the next one, and
+    /// `meanwhile` at the server.
     async fn crash(&self, exclusive: bool, meanwhile: impl AsyncFnOnce(&Stack)) -> (Outcome, Vec<Vec<u8>>) {
         self.crash_as(self.memory.killed(), exclusive, meanwhile).await
     }
@@ -189,7 +192,8 @@ straight! {
     fn shutdown() -> Result<()>;
 }
 
-/// An acknowledged write that nobody sent is there after a crash; fsync and close empty the journal.
+/// An acknowledged write that nobody sent is there after a crash; fsync and close empty the
+/// journal.
 /// Promise: 6c
 #[tokio::test]
 async fn what_was_acknowledged_is_there_after_a_crash() {
@@ -213,7 +217,8 @@ async fn what_was_acknowledged_is_there_after_a_crash() {
     assert_eq!(outcome, Outcome::default());
 }
 
-/// With `exclusive` fsync, close and O_SYNC wait for the journal, and a crash right after loses nothing of it.
+/// With `exclusive` fsync, close and O_SYNC wait for the journal, and a crash right after loses
+/// nothing of it.
 /// Promise: 6e
 #[tokio::test]
 async fn exclusive_calls_wait_for_the_journal_only() {
@@ -269,7 +274,8 @@ async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
     until("it leaves the journal when the server has it", async || j.bytes() == 0).await;
 }
 
-/// A WRITE that was executed and not answered explains what it changed; the rest of the file is written.
+/// A WRITE that was executed and not answered explains what it changed; the rest of the file is
+/// written.
 /// Promise: 6d
 #[tokio::test]
 async fn what_was_on_its_way_explains_the_file() {
@@ -297,8 +303,8 @@ async fn what_was_on_its_way_explains_the_file() {
     }
 }
 
-/// What somebody else wrote is not written over: before and after this client's own writes arrived, in the range of ours, and when
-/// the file was cut or removed.
+/// What somebody else wrote is not written over: before and after this client's own writes arrived,
+/// in the range of ours, and when the file was cut or removed.
 /// Promise: 6d, 6e
 #[tokio::test]
 async fn what_somebody_else_did_is_never_undone() {
@@ -353,8 +359,8 @@ async fn what_somebody_else_did_is_never_undone() {
     }
 }
 
-/// Bytes that had arrived, and that somebody else has written over since, stay written over, even when this client saw the change, and
-/// whatever the user has promised.
+/// Bytes that had arrived, and that somebody else has written over since, stay written over, even
+/// when this client saw the change, and whatever the user has promised.
 /// Promise: 6d, 6e
 #[tokio::test]
 async fn bytes_that_arrived_are_not_written_twice_over_others() {
@@ -371,7 +377,8 @@ async fn bytes_that_arrived_are_not_written_twice_over_others() {
     }
 }
 
-/// What an fsync found on the local disk is not given up by a close when the server takes nothing more, however many closes wait.
+/// What an fsync found on the local disk is not given up by a close when the server takes nothing
+/// more, however many closes wait.
 /// Promise: 6e
 #[tokio::test]
 async fn what_is_stable_here_is_not_given_up_by_a_close() {
@@ -408,7 +415,8 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     panic!("waited in vain: {what}");
 }
 
-/// A journal that failed does not know what was written after that: nothing of it goes over newer bytes that were fsynced.
+/// A journal that failed does not know what was written after that: nothing of it goes over newer
+/// bytes that were fsynced.
 /// Promise: 6d
 #[tokio::test]
 async fn what_went_past_a_failed_journal_is_not_written_over() {
@@ -432,7 +440,8 @@ async fn what_went_past_a_failed_journal_is_not_written_over() {
     assert!(kept.is_empty() || written.windows(kept.len()).any(|part| part == kept), "{outcome:?}");
 }
 
-/// A WRITE in the middle of what a program wrote fails, and is repeated: everything leaves the journal.
+/// A WRITE in the middle of what a program wrote fails, and is repeated: everything leaves the
+/// journal.
 /// Promise: 6f
 #[tokio::test]
 async fn a_flight_that_failed_leaves_no_trace() {
@@ -462,8 +471,8 @@ async fn a_flight_that_failed_leaves_no_trace() {
     assert_eq!((j.bytes(), j.wal.stats().journal_files), (0, 0));
 }
 
-/// A conflict stays until somebody decides: another one of the same file after another crash does not take its place, and the very
-/// same one is not kept twice.
+/// A conflict stays until somebody decides: another one of the same file after another crash does
+/// not take its place, and the very same one is not kept twice.
 /// Promise: 6d
 #[tokio::test]
 async fn a_conflict_is_never_replaced_by_another_one() {
@@ -506,7 +515,8 @@ async fn a_conflict_is_never_replaced_by_another_one() {
     drop(f);
 }
 
-/// A file with a name that this client does not know of is not given up when the one it knows is removed here.
+/// A file with a name that this client does not know of is not given up when the one it knows is
+/// removed here.
 /// Promise: 6c
 #[tokio::test]
 async fn a_file_with_another_name_stays_journaled() {
@@ -534,7 +544,8 @@ async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
     assert_eq!(j.wal.stats().journal_local_commits, before);
 }
 
-/// A damaged journal stays where it is until everything that is whole of it is kept: a mount that fails before finds it again.
+/// A damaged journal stays where it is until everything that is whole of it is kept: a mount that
+/// fails before finds it again.
 /// Promise: 6d
 #[tokio::test]
 async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
@@ -605,7 +616,8 @@ async fn what_became_void_does_not_come_back() {
     assert_eq!(outcome, Outcome::default(), "a file that was removed here is nobody's conflict");
 }
 
-/// When the local disk is full, writes wait for the server; when it is not any more, the journal is used again.
+/// When the local disk is full, writes wait for the server; when it is not any more, the journal is
+/// used again.
 /// Promise: 6f
 #[tokio::test]
 async fn without_the_local_disk_writes_wait_for_the_server() {
@@ -627,7 +639,8 @@ async fn without_the_local_disk_writes_wait_for_the_server() {
     assert_eq!((j.bytes(), j.s.below(&f.0).await.len()), (100, 300));
 }
 
-/// A refusal for good and a close that gives up take the bytes out of the journal: the program was told.
+/// A refusal for good and a close that gives up take the bytes out of the journal: the program was
+/// told.
 /// Promise: 6f
 #[tokio::test]
 async fn what_was_given_up_leaves_the_journal() {
@@ -645,9 +658,11 @@ async fn what_was_given_up_leaves_the_journal() {
     assert_eq!(j.bytes(), 0);
 }
 
-/// Random programs and random moments: what was acknowledged is at the server after the crash, whichever of the WRITEs that were on
-/// their way arrived, or is kept; no byte is there that nobody wrote.
-/// A length that was acknowledged is known to be ours, in whatever moment after it the daemon is killed.
+/// Random programs and random moments: what was acknowledged is at the server after the crash,
+/// whichever of the WRITEs that were on their way arrived, or is kept; no byte is there that nobody
+/// wrote.
+/// A length that was acknowledged is known to be ours, in whatever moment after it the daemon is
+/// killed.
 #[tokio::test]
 async fn what_is_left_of_a_cut_file_is_sent() {
     for round in 0..300 {

@@ -11,7 +11,8 @@ async fn long() {
     tokio::time::sleep(3 * DirtyOptions::default().dirty_age).await;
 }
 
-/// A close waits for nothing, the bytes stay readable, and go when they are old enough; the open below ends after them.
+/// A close waits for nothing, the bytes stay readable, and go when they are old enough; the open
+/// below ends after them.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_lazy_close_waits_for_nothing() {
@@ -48,7 +49,8 @@ async fn sync_waits_for_everything() {
     s.close(&b).await.unwrap();
 }
 
-/// A full server is tried until there is room, with nobody waiting; `sync` says that it is full as long as it is.
+/// A full server is tried until there is room, with nobody waiting; `sync` says that it is full as
+/// long as it is.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_full_server_gets_it_later() {
@@ -87,7 +89,8 @@ async fn the_next_open_is_told() {
     s.close(&next).await.unwrap();
 }
 
-/// What was refused before the close is not told by it, since nobody hears what comes of a close that does not wait.
+/// What was refused before the close is not told by it, since nobody hears what comes of a close
+/// that does not wait.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn what_failed_before_the_close_is_the_next_opens_too() {
@@ -118,7 +121,8 @@ async fn what_is_removed_is_not_sent() {
     assert!(s.dirty.files.read().is_empty());
 }
 
-/// A directory from which files have gone, and at the server not yet, can be removed: that is waited for, and for nothing else.
+/// A directory from which files have gone, and at the server not yet, can be removed: that is
+/// waited for, and for nothing else.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_directory_waits_for_what_leaves_it() {
@@ -200,7 +204,8 @@ fn delegated() -> DirtyOptions {
     DirtyOptions { delegated_close: true, dirty_age: Duration::from_secs(3600), ..DirtyOptions::default() }
 }
 
-/// A close waits for nothing while the file is delegated; its recall waits until everything is there and stable.
+/// A close waits for nothing while the file is delegated; its recall waits until everything is
+/// there and stable.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn what_is_delegated_waits_until_it_is_recalled() {
@@ -226,8 +231,8 @@ async fn what_is_delegated_waits_until_it_is_recalled() {
     assert_eq!(s.gate.calls("close"), 1);
 }
 
-/// Whoever asks the server for the length of a delegated file is told that of all that was acknowledged, on its way or not; what else waits
-/// is not told.
+/// Whoever asks the server for the length of a delegated file is told that of all that was
+/// acknowledged, on its way or not; what else waits is not told.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_told() {
@@ -259,8 +264,8 @@ async fn what_waits_is_told() {
     assert_eq!(s.gate.upcalls().unsent(&g.0), Unsent::More, "permissions wait");
 }
 
-/// What may not wait is there when the write returns, and what may is not; also when the right to wait is taken back while a write is
-/// taken. Who is asked for what waits sends it.
+/// What may not wait is there when the write returns, and what may is not; also when the right to
+/// wait is taken back while a write is taken. Who is asked for what waits sends it.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn nothing_waits_without_the_right_to() {
@@ -326,7 +331,8 @@ async fn what_is_not_delegated_does_not_wait() {
     assert_eq!(s.below(&f.0).await, b"closed");
 }
 
-/// A call that takes a name gives the delegation back: what others may see by another name is sent before, and nothing else.
+/// A call that takes a name gives the delegation back: what others may see by another name is sent
+/// before, and nothing else.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn names_that_go_send_what_has_others() {

@@ -30,7 +30,8 @@ async fn lose(s: &Stack, fh: &Fh, replaced: bool) {
     }
 }
 
-/// An open that found the file before it lost its name reads what was written, whatever else happens meanwhile.
+/// An open that found the file before it lost its name reads what was written, whatever else
+/// happens meanwhile.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn open_under_way_keeps_bytes() {
@@ -102,7 +103,8 @@ async fn late_answer_tells_length() {
     }
 }
 
-/// While a file that lost its bytes with its last name is still open below, nothing opens it, and it is as long as it was.
+/// While a file that lost its bytes with its last name is still open below, nothing opens it, and
+/// it is as long as it was.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn dropped_bytes_are_never_read_as_none() {
@@ -124,7 +126,8 @@ async fn dropped_bytes_are_never_read_as_none() {
     assert!(s.dirty.files.read().is_empty());
 }
 
-/// The layer below is told that no program uses a file that loses its name; nothing is sent before the outcome is known.
+/// The layer below is told that no program uses a file that loses its name; nothing is sent before
+/// the outcome is known.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn unused_file_needs_no_hidden_name() {

@@ -237,7 +237,8 @@ async fn old_answers_do_not_shorten_a_file() {
     assert_eq!(attrs(&s, &f).await.attr.size_bytes, 0);
 }
 
-/// An answer from before bytes were sent, that comes after a newer one: nothing of it is shown, neither attributes nor bytes.
+/// An answer from before bytes were sent, that comes after a newer one: nothing of it is shown,
+/// neither attributes nor bytes.
 #[tokio::test(start_paused = true)]
 async fn the_newest_answer_is_shown_whichever_comes_last() {
     let s = Stack::new(no_stat_flush()).await;
@@ -324,7 +325,8 @@ async fn the_change_value_moves_with_contents() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(change().await, second);
 
-    // Whoever opens must not take the pages of before for right: another client may have written between two of our WRITEs.
+    // Whoever opens must not take the pages of before for right: another client may have written
+    // between two of our WRITEs.
     let opened = s.dirty.open(&cx(), Where::fh(&f.0), &OpenHow { create: Create::No, ..how(false) }).await;
     let opened = opened.unwrap();
     assert!(opened.node.attrs.attr.change != second);
@@ -351,7 +353,8 @@ async fn the_change_value_moves_with_contents() {
     assert!(change().await != before);
 }
 
-/// A lock protects what was written under it: the server has it before the lock is gone, and before one is taken.
+/// A lock protects what was written under it: the server has it before the lock is gone, and before
+/// one is taken.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn locks_send_first() {
@@ -587,7 +590,8 @@ async fn a_descriptor_for_reading_cannot_write() {
     assert_eq!(s.below(&f.0).await.len(), 10);
 }
 
-/// Small copies are the caller's: no call, not even for bytes that are not sent yet. Larger ones are the server's.
+/// Small copies are the caller's: no call, not even for bytes that are not sent yet. Larger ones
+/// are the server's.
 #[tokio::test(start_paused = true)]
 async fn small_copies_are_left_to_the_caller() {
     let s = Stack::new(DirtyOptions { small_copy_bytes: 1000, ..Default::default() }).await;

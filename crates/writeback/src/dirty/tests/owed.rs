@@ -1,4 +1,5 @@
-//! Attributes that wait: what may, whom they keep waiting, in which order they come, and what becomes of refusals.
+//! Attributes that wait: what may, whom they keep waiting, in which order they come, and what
+//! becomes of refusals.
 
 use super::finish::{LONG_AGO, mode, times};
 use super::gate::Verdict;
@@ -21,7 +22,8 @@ fn only(access: Time) -> SetAttr {
     SetAttr { atime: Some(SetTime::To(access)), ..SetAttr::default() }
 }
 
-/// A stream of whole chunks that never ends keeps neither permissions nor times from the server for longer than bytes may wait.
+/// A stream of whole chunks that never ends keeps neither permissions nor times from the server for
+/// longer than bytes may wait.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_writer_who_never_stops_keeps_nothing_back() {
@@ -72,7 +74,8 @@ async fn a_full_server_gets_permissions() {
     assert_eq!((theirs.mtime, theirs.size_bytes), (LONG_AGO, 5));
 }
 
-/// Who opens a file waits for its permissions at most: not for its bytes, and for nothing of other files.
+/// Who opens a file waits for its permissions at most: not for its bytes, and for nothing of other
+/// files.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn opens_wait_for_no_bytes_and_no_other_file() {
@@ -103,7 +106,8 @@ async fn opens_wait_for_no_bytes_and_no_other_file() {
     }
 }
 
-/// Every call that the server may refuse for lack of permissions, or that comes after them, finds them there.
+/// Every call that the server may refuse for lack of permissions, or that comes after them, finds
+/// them there.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn calls_that_need_permissions_find_them() {
@@ -213,7 +217,8 @@ async fn what_is_not_certain_is_sent_at_once() {
     assert_eq!(s.dirty.stats().attributes_merged, 1);
 }
 
-/// Permissions that wait again, because the call that was to replace them failed, are there for whoever needs them.
+/// Permissions that wait again, because the call that was to replace them failed, are there for
+/// whoever needs them.
 #[tokio::test(start_paused = true)]
 async fn what_was_withdrawn_is_paid_as_well() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -229,7 +234,8 @@ async fn what_was_withdrawn_is_paid_as_well() {
     assert_eq!(s.theirs(&f.0).await.mode, 0o666);
 }
 
-/// The times that a program sees do not change when they are sent, nor go back when it writes again.
+/// The times that a program sees do not change when they are sent, nor go back when it writes
+/// again.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn times_are_shown_as_they_will_be() {
@@ -286,7 +292,8 @@ async fn a_refusal_takes_nothing_along() {
     assert_eq!((theirs.mode, theirs.mtime, theirs.size_bytes), (0o600, LONG_AGO, 5));
 }
 
-/// A file is kept for the questions that were open when it was closed, not for those that came later.
+/// A file is kept for the questions that were open when it was closed, not for those that came
+/// later.
 #[tokio::test(start_paused = true)]
 async fn overlapping_questions_keep_no_file_for_ever() {
     let s = Arc::new(Stack::new(DirtyOptions::default()).await);
@@ -317,7 +324,8 @@ async fn overlapping_questions_keep_no_file_for_ever() {
     later.await.unwrap();
 }
 
-/// However many files are closed while a question is open: memory is bounded, and the answer is right.
+/// However many files are closed while a question is open: memory is bounded, and the answer is
+/// right.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_takes_long_is_asked_again() {
     let s = Arc::new(Stack::new(DirtyOptions::default()).await);
@@ -346,7 +354,8 @@ async fn a_question_that_takes_long_is_asked_again() {
     assert!(s.dirty.files.read().is_empty());
 }
 
-/// Attributes that cannot be set for now keep no bytes from the server, and no writer from writing; fsync and close tell of them.
+/// Attributes that cannot be set for now keep no bytes from the server, and no writer from writing;
+/// fsync and close tell of them.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn attributes_that_fail_keep_no_bytes() {
@@ -389,7 +398,8 @@ async fn attributes_that_fail_are_tried_again() {
     s.commit(&f).await.unwrap();
 }
 
-/// A truncation that is refused leaves the times that wait as they are; one that succeeds makes them void, by whichever call.
+/// A truncation that is refused leaves the times that wait as they are; one that succeeds makes
+/// them void, by whichever call.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn only_cuts_that_succeed_make_times_void() {
@@ -438,7 +448,8 @@ async fn late_refusals_are_asked_again() {
     late.await.unwrap().unwrap();
 }
 
-/// Whoever opens a file is told of his own refusal, not of why somebody else's attributes could not be set.
+/// Whoever opens a file is told of his own refusal, not of why somebody else's attributes could not
+/// be set.
 #[tokio::test(start_paused = true)]
 async fn nobody_is_told_of_others_trouble() {
     let s = Stack::new(DirtyOptions::default()).await;

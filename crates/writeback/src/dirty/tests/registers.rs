@@ -1,8 +1,10 @@
-//! Attributes are registers: whoever asks sees what was set last, however calls overlap on their way to the server and back.
+//! Attributes are registers: whoever asks sees what was set last, however calls overlap on their
+//! way to the server and back.
 //!
-//! Programs make files as tar(1) and rsync(1) do, over this layer, the cache below it and a wire on which each message takes its
-//! time both ways; the server's clock is coarse, so that several changes have one time. Others ask in all ways at any moment. An
-//! answer may be any value that was the last one at some moment of the question.
+//! Programs make files as tar(1) and rsync(1) do, over this layer, the cache below it and a wire on
+//! which each message takes its time both ways; the server's clock is coarse, so that several
+//! changes have one time. Others ask in all ways at any moment. An answer may be any value that was
+//! the last one at some moment of the question.
 
 use super::*;
 use hither_cache::meta::{Meta, MetaOptions};
@@ -139,7 +141,8 @@ impl World {
         });
     }
 
-    /// Makes a file, does this and that to it, closes it at some time after close(2), and goes on by name.
+    /// Makes a file, does this and that to it, closes it at some time after close(2), and goes on
+    /// by name.
     async fn program(self: &Arc<Self>, file: &str, rng: &mut Dice) {
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let how = OpenHow { create: Create::Exclusive(set), ..how(false) };

@@ -1,4 +1,5 @@
-//! Delegations of directories: asked for by the way, of what stays as it is, where the server has them.
+//! Delegations of directories: asked for by the way, of what stays as it is, where the server has
+//! them.
 
 use super::*;
 use hither_proto::nfs4::{Bitmap4, DirDelegation, GetDirDelegationOk};
@@ -14,8 +15,8 @@ pub fn granted(stateid: Stateid) -> GetDirDelegationOk {
     })
 }
 
-/// A mount at whose server the directories `d` and `e` and the file `f` are. `directories`: whether delegations of directories are
-/// given; `None`: it does not have the operation.
+/// A mount at whose server the directories `d` and `e` and the file `f` are. `directories`: whether
+/// delegations of directories are given; `None`: it does not have the operation.
 async fn at_server(directories: Option<bool>) -> (Test, Arc<Told>) {
     let t = tree(|s| s.directories = directories, &["d", "e"], &["f"]).await;
     let told = Arc::new(Told { server: t.server.clone(), ..Told::default() });
@@ -36,8 +37,9 @@ impl Test {
     }
 }
 
-/// A directory that is asked about again because its time is over brings its delegation in the same compound, and holds from that
-/// answer on until the delegation is recalled; what changes, or is asked about early, does not.
+/// A directory that is asked about again because its time is over brings its delegation in the same
+/// compound, and holds from that answer on until the delegation is recalled; what changes, or is
+/// asked about early, does not.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn what_has_proved_stable_is_held() {

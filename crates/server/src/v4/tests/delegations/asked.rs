@@ -1,4 +1,5 @@
-//! Attributes of files that are delegated for writing: their holder is asked (CB_GETATTR), and keeps the file.
+//! Attributes of files that are delegated for writing: their holder is asked (CB_GETATTR), and
+//! keeps the file.
 
 use super::*;
 use hither_vfs::CHANGE_OF_SERVER;
@@ -29,7 +30,8 @@ impl Client {
         r.getattr().unwrap()
     }
 
-    /// How often the server has asked, and how many delegations it has recalled, since the last time.
+    /// How often the server has asked, and how many delegations it has recalled, since the last
+    /// time.
     fn asked(&mut self) -> (usize, usize) {
         let asked = self.wire.called.iter().filter(|op| matches!(op, CbOp::Getattr(_))).count();
         let recalled: std::collections::HashSet<_> =
@@ -80,7 +82,8 @@ async fn what_is_not_modified_is_the_files_own() {
     assert_eq!((counts.writing, counts.reading, counts.getattrs, counts.recalls), (1, 0, 2, 0));
 }
 
-/// What a holder has modified has his length, and a `change` and times that only grow and never come back.
+/// What a holder has modified has his length, and a `change` and times that only grow and never
+/// come back.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_is_modified_is_never_taken_for_anything_else() {
@@ -143,7 +146,8 @@ async fn what_is_modified_is_never_taken_for_anything_else() {
     assert_eq!(lab.server.delegations().writing, 0);
 }
 
-/// A holder who says nothing of use, or nothing in time, has the file recalled, as long as nobody knows better.
+/// A holder who says nothing of use, or nothing in time, has the file recalled, as long as nobody
+/// knows better.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn who_does_not_answer_is_recalled() {
@@ -209,7 +213,8 @@ async fn nobody_gets_an_answer_of_before_he_asked() {
     assert_eq!(holder.asked(), (2, 0));
 }
 
-/// Clients of NFSv3 are shown the holder's length, and a time that they have seen with nothing else.
+/// Clients of NFSv3 are shown the holder's length, and a time that they have seen with nothing
+/// else.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn looks_by_nfsv3_ask() {
@@ -238,7 +243,8 @@ async fn looks_by_nfsv3_ask() {
     assert_eq!(wire.call(&get()).await.into_result().unwrap().size, 8);
 }
 
-/// In a listing, holders of few files are asked, and of many files none: these are called back together.
+/// In a listing, holders of few files are asked, and of many files none: these are called back
+/// together.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn holders_of_many_files_in_a_listing_are_not_asked() {

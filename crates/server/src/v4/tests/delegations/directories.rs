@@ -1,4 +1,5 @@
-//! Delegations of directories: their names stay as they are until somebody else wants to change them.
+//! Delegations of directories: their names stay as they are until somebody else wants to change
+//! them.
 
 use super::*;
 use crate::Options;
@@ -66,7 +67,8 @@ impl Client {
     }
 }
 
-/// A server with the directory `d`, in which there are `f` and `g` and the directory `e`; and the handle of `d`.
+/// A server with the directory `d`, in which there are `f` and `g` and the directory `e`; and the
+/// handle of `d`.
 async fn with_directory() -> (Lab, Fh) {
     let (lab, _) = lab().await;
     let mut maker = lab.client("maker of d").await;
@@ -103,8 +105,8 @@ async fn who_gets_one_of_a_directory() {
     assert!(a.of_directory(in_d(ask())).await.is_some(), "it may ask again");
 }
 
-/// There are no more at a time than the server was told, files and directories together; one that delegates nothing says that it
-/// does not know of it.
+/// There are no more at a time than the server was told, files and directories together; one that
+/// delegates nothing says that it does not know of it.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn there_are_no_more_than_agreed() {
@@ -124,8 +126,9 @@ async fn there_are_no_more_than_agreed() {
     }
 }
 
-/// Each operation that changes names in a directory, or its attributes, recalls what others hold, is told to come back, and goes
-/// on when it is returned. The holder's own go on at once and leave it to him.
+/// Each operation that changes names in a directory, or its attributes, recalls what others hold,
+/// is told to come back, and goes on when it is returned. The holder's own go on at once and leave
+/// it to him.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn changes_of_a_directory_recall() {
@@ -181,7 +184,8 @@ async fn changes_of_a_directory_recall() {
     assert_eq!(holder.test(id).await, Nfsstat4::OK);
 }
 
-/// Who removes a directory that he has delegated is not held up by that, and is asked for it afterwards.
+/// Who removes a directory that he has delegated is not held up by that, and is asked for it
+/// afterwards.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_removed_directory_is_recalled_from_its_remover() {
@@ -194,7 +198,8 @@ async fn a_removed_directory_is_recalled_from_its_remover() {
     assert_eq!(holder.wire.recalls(), [id]);
 }
 
-/// What leaves the names as they are recalls nothing: looks, other directories, and opens with O_CREAT of what is there.
+/// What leaves the names as they are recalls nothing: looks, other directories, and opens with
+/// O_CREAT of what is there.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn other_operations_do_not_recall() {
@@ -253,7 +258,8 @@ async fn changes_of_a_directory_by_nfsv3_recall() {
     assert_eq!(wire.call(&mkdir).await.status(), nfs3::Nfsstat3::OK);
 }
 
-/// Who does not answer loses it when his lease has surely ended, and is told so until he has said that he knows.
+/// Who does not answer loses it when his lease has surely ended, and is told so until he has said
+/// that he knows.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_is_not_returned_is_revoked() {
@@ -279,8 +285,8 @@ async fn a_directory_that_is_not_returned_is_revoked() {
     assert_eq!(holder.flags().await & seq4_status::RECALLABLE_STATE_REVOKED, 0);
 }
 
-/// After a restart nobody changes names before those who may rely on them have come back, or cannot any more. There is nothing to take
-/// back: whoever is back asks anew.
+/// After a restart nobody changes names before those who may rely on them have come back, or cannot
+/// any more. There is nothing to take back: whoever is back asks anew.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_restart_ends_those_of_directories() {
@@ -358,8 +364,9 @@ async fn local_changes_of_a_directory_recall() {
     }
 }
 
-/// What each of several clients knows of the names, from its own memory as long as it holds a delegation, is never older than the last
-/// change that was acknowledged before, its own changes included.
+/// What each of several clients knows of the names, from its own memory as long as it holds a
+/// delegation, is never older than the last change that was acknowledged before, its own changes
+/// included.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn no_stale_name_is_ever_believed() {

@@ -17,7 +17,8 @@ fn write(id: Stateid, bytes: &'static [u8]) -> Op {
     Op::write(id, 0, StableHow::FILE_SYNC, Bytes::from_static(bytes))
 }
 
-/// Only who is alone with a file gets one; the holder goes on using the file as he likes, and keeps it when he closes it.
+/// Only who is alone with a file gets one; the holder goes on using the file as he likes, and keeps
+/// it when he closes it.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn who_may_delay() {
@@ -58,7 +59,8 @@ async fn who_may_delay() {
     assert_eq!(a.status(vec![Op::putfh(&fh), write(id, b"x")]).await, Nfsstat4::BAD_STATEID);
 }
 
-/// Whoever looks at a file, or opens it in any way, waits until what its holder has delayed is there.
+/// Whoever looks at a file, or opens it in any way, waits until what its holder has delayed is
+/// there.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn looks_recall() {
@@ -154,7 +156,8 @@ async fn looks_by_nfsv3_recall() {
     }
 }
 
-/// A holder who returns nothing loses it when his lease has surely ended; what he delayed comes too late.
+/// A holder who returns nothing loses it when his lease has surely ended; what he delayed comes too
+/// late.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn who_does_not_return_it_loses_it() {
@@ -186,7 +189,8 @@ async fn who_does_not_return_it_loses_it() {
     }
 }
 
-/// After a restart nobody reads a file before those who may have delayed writes are back, or cannot have any more.
+/// After a restart nobody reads a file before those who may have delayed writes are back, or cannot
+/// have any more.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn a_restart_waits_for_what_was_delayed() {
@@ -236,7 +240,8 @@ async fn a_restart_waits_for_what_was_delayed() {
 /// A client that delays what it writes as long as it may.
 struct Delayer {
     c: Client,
-    /// The delegation, whether it is for writing, the file as the client has it, and whether the server lacks it.
+    /// The delegation, whether it is for writing, the file as the client has it, and whether the
+    /// server lacks it.
     held: Option<(Stateid, bool, Bytes, bool)>,
     /// `change` when it was granted for writing.
     granted: u64,
@@ -440,8 +445,8 @@ impl World {
     }
 }
 
-/// Clients that keep and delay, one of NFSv3, and local programs: whatever is read, from memory, from the server or on its disk, is
-/// what was written last.
+/// Clients that keep and delay, one of NFSv3, and local programs: whatever is read, from memory,
+/// from the server or on its disk, is what was written last.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn nothing_that_is_delayed_is_missed() {
@@ -469,7 +474,8 @@ async fn nothing_that_is_delayed_is_missed() {
         let mut w =
             World { random, model, fh, file, watched, told, clients, acknowledged, counts, known, looks: 0 };
         for step in 0..300 {
-            // A file that is taken from its holders again and again is given to nobody for some seconds; then who comes first gets it.
+            // A file that is taken from its holders again and again is given to nobody for some
+            // seconds; then who comes first gets it.
             let rests = w.pick(6) == 0;
             if rests {
                 for i in 0..3 {

@@ -1,4 +1,5 @@
-//! What a file lost is not put back: cuts and holes, ours and others', and what of the journal survives a power cut.
+//! What a file lost is not put back: cuts and holes, ours and others', and what of the journal
+//! survives a power cut.
 
 use super::*;
 
@@ -15,7 +16,8 @@ async fn two_chunks_with(options: DirtyOptions) -> (Journaled, (Fh, OpenId)) {
     (j, f)
 }
 
-/// Bytes that arrived and are missing, or zero, are no proof that they never arrived: somebody else has cut the file, or made a hole.
+/// Bytes that arrived and are missing, or zero, are no proof that they never arrived: somebody else
+/// has cut the file, or made a hole.
 /// Promise: 6d
 #[tokio::test]
 async fn what_somebody_else_cut_stays_cut() {
@@ -68,7 +70,8 @@ async fn what_was_cut_here_stays_cut_after_a_power_cut() {
     }
 }
 
-/// What the answer to a cut told of the file is in the journal as soon as that it was cut: bytes that wait are not a conflict then.
+/// What the answer to a cut told of the file is in the journal as soon as that it was cut: bytes
+/// that wait are not a conflict then.
 /// Promise: 6d
 #[tokio::test]
 async fn a_file_that_was_just_cut_is_nobody_elses() {
@@ -85,7 +88,8 @@ async fn a_file_that_was_just_cut_is_nobody_elses() {
     }
 }
 
-/// What the retirement of earlier bytes said may be lost together with a later cut: the cut is made durable all the same.
+/// What the retirement of earlier bytes said may be lost together with a later cut: the cut is made
+/// durable all the same.
 #[tokio::test]
 async fn a_cut_is_durable_when_what_came_before_was() {
     let dirty_age = DirtyOptions::default().dirty_age;
@@ -122,7 +126,8 @@ async fn a_cut_that_nobody_has_heard_of_is_ours() {
     }
 }
 
-/// A cut of ours that was answered is over: somebody else who cuts the file to the same length later has done that himself.
+/// A cut of ours that was answered is over: somebody else who cuts the file to the same length
+/// later has done that himself.
 /// Promise: 6d
 #[tokio::test]
 async fn a_cut_that_was_answered_explains_nothing_later() {

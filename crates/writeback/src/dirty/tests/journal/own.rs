@@ -1,4 +1,5 @@
-//! What this client itself did to a file besides writing to it is not taken for somebody else's work.
+//! What this client itself did to a file besides writing to it is not taken for somebody else's
+//! work.
 
 use super::super::finish::{mode, times};
 use super::*;
@@ -71,7 +72,8 @@ impl Did {
     }
 }
 
-/// Nothing but this client has done anything to the file: what it wrote afterwards, and nobody has sent yet, gets there.
+/// Nothing but this client has done anything to the file: what it wrote afterwards, and nobody has
+/// sent yet, gets there.
 /// Promise: 6d
 #[tokio::test]
 async fn what_was_done_here_before_a_write_is_nobody_elses() {
@@ -94,7 +96,8 @@ async fn what_was_done_here_before_a_write_is_nobody_elses() {
     }
 }
 
-/// A change of names or attributes that is on its way while the first bytes are written is ours, too.
+/// A change of names or attributes that is on its way while the first bytes are written is ours,
+/// too.
 /// Promise: 6d
 #[tokio::test]
 async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
