@@ -20,12 +20,13 @@ use std::time::Instant;
 use serde_json::Value;
 
 /// Packages and test programs that keep data safe: one failure there is a failure.
-const GATES: [&str; 12] = [
+const GATES: [&str; 13] = [
     "-p hither-cache ",
     "-p hither-localfs ",
     "-p hither-writeback ",
     "-p hither-lease ",
     "-p hither-vfs ",
+    "-p hither --bin hither ",
     "-p hither --test campaign ",
     "-p hither --test crashes ",
     "-p hither --test crashes_write ",

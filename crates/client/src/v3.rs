@@ -40,8 +40,9 @@ use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat,
     LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
-    Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want,
-    Where, Wrote, XattrMode, create_in_steps, create_many_in_steps, finish_in_steps, remove_many_in_steps,
+    Realm, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs,
+    Want, Where, Wrote, XattrMode, create_in_steps, create_many_in_steps, finish_in_steps,
+    remove_many_in_steps,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -112,6 +113,10 @@ impl Vfs for V3 {
 
     fn is_shared(&self, fh: &Fh) -> bool {
         self.leases().is_some_and(|leases| leases.is_shared(fh))
+    }
+
+    fn realm(&self, _fh: &Fh) -> Realm {
+        Realm::default()
     }
 
     async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {

@@ -63,8 +63,8 @@ use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished,
     FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId,
-    Opened, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls,
-    Vfs, Want, Where, Wrote, XattrMode, create_in_steps, finish_in_steps,
+    Opened, Read, Realm, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail,
+    Upcalls, Vfs, Want, Where, Wrote, XattrMode, create_in_steps, finish_in_steps,
 };
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -187,6 +187,22 @@ impl Vfs for V4 {
 
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
         self.core.delegated_bytes(fh)
+    }
+
+    fn may_delay(&self, _fh: &Fh) -> bool {
+        true
+    }
+
+    async fn ask_to_delay(&self, _cx: &Cx, _fh: &Fh) -> bool {
+        true
+    }
+
+    fn is_shared(&self, _fh: &Fh) -> bool {
+        false
+    }
+
+    fn realm(&self, _fh: &Fh) -> Realm {
+        Realm::default()
     }
 
     fn peek(&self, _: &Cx, _: Where<'_>) -> Option<Trail> {

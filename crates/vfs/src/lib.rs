@@ -15,6 +15,7 @@ mod attr;
 mod beside;
 mod cx;
 mod data;
+mod delegate;
 mod error;
 mod extra;
 mod handle;

@@ -1,10 +1,10 @@
-//! A file system in memory with the semantics of POSIX: the reference that other implementations of
-//! [`Vfs`] are compared with, and a server-less stand-in for tests of frontends.
+//! A file system in memory with the semantics of POSIX, which other implementations of [`Vfs`] are
+//! compared with.
 //!
-//! It knows nothing of disks, NFS or FUSE. All objects live in one table under one lock. Each call
-//! takes the lock, checks permissions as a server would (the superuser passes), changes the tree
-//! and returns fresh attributes. Only waiting for byte-range locks awaits. A test that holds the
-//! [`Model`] may call it directly, which plays "another client changed the server".
+//! It stands in for a server in tests. All objects live in one table under one lock. Each call
+//! takes the lock, checks the caller's permissions as a server does, and returns fresh attributes.
+//! Only byte-range locks wait. A test that calls the [`Model`] directly plays another client of the
+//! server.
 
 mod locks;
 mod object;
@@ -253,6 +253,8 @@ fn wall(env: &Env) -> Time {
 
 #[async_trait]
 impl Vfs for Model {
+    crate::without_leases!();
+
     async fn root(&self, _cx: &Cx) -> Result<Node> {
         Ok(self.node(&self.state.lock(), ROOT))
     }

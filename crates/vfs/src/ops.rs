@@ -456,7 +456,8 @@ pub enum XattrMode {
 /// changes something runs to its end even when its caller stopped waiting.
 ///
 /// Object-safe by `async_trait`: one box a call, about 30 ns against at least a system call each.
-/// There are no default methods: a layer that forgets an operation must not compile.
+/// There are no default methods: a layer that forgets an operation must not compile. It lists the
+/// calls that it only passes on ([`delegate!`](crate::delegate)).
 #[async_trait]
 pub trait Vfs: Send + Sync + 'static {
     /// The root directory.
@@ -469,32 +470,22 @@ pub trait Vfs: Send + Sync + 'static {
     /// Up to which length in bytes a file may be left unsent when it is closed, because no other
     /// client sees it before [`Upcalls::withdraw`] of it has ended: a delegation for writing, and
     /// its limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
-    fn delegated_bytes(&self, _fh: &Fh) -> Option<u64> {
-        None
-    }
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64>;
 
     /// Whether writes to a file may be delayed above before they are written here, where other
     /// clients would have to be kept from the file meanwhile. The layer notes that writes are
     /// delayed, so that [`Upcalls::settle`] asks for them in time. Never waits.
-    fn may_delay(&self, _fh: &Fh) -> bool {
-        true
-    }
+    fn may_delay(&self, fh: &Fh) -> bool;
 
     /// The same, and asks for the right if it is not there.
-    async fn ask_to_delay(&self, _cx: &Cx, _fh: &Fh) -> bool {
-        true
-    }
+    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool;
 
     /// Whether other clients use the file so that nothing of it may be kept: each read and write
     /// has to come here. Never waits.
-    fn is_shared(&self, _fh: &Fh) -> bool {
-        false
-    }
+    fn is_shared(&self, fh: &Fh) -> bool;
 
     /// The part of the mount that an object was found in. Never waits.
-    fn realm(&self, _fh: &Fh) -> Realm {
-        Realm::default()
-    }
+    fn realm(&self, fh: &Fh) -> Realm;
 
     /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was
     /// learnt.

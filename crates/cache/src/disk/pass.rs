@@ -8,10 +8,10 @@ use super::stats::add;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, Backing, ChangeInfo, Create, Creation, Cx, Data, DirPage, Error, Fh, File, FileRange,
-    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess,
-    OpenHow, OpenId, Opened, Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts,
-    Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, Backing, ChangeInfo, Create, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished,
+    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId,
+    Opened, Read, Removal, RenameFlags, Result, Seek, SetAttr, Stability, Starts, Stop, Trail, Upcalls, Vfs,
+    Want, Where, Wrote, XattrMode,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -292,36 +292,14 @@ impl Disk {
 
 #[async_trait]
 impl Vfs for Disk {
-    async fn root(&self, cx: &Cx) -> Result<Node> {
-        self.below.root(cx).await
-    }
-
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        self.below.delegated_bytes(fh)
-    }
-
-    fn may_delay(&self, fh: &Fh) -> bool {
-        self.below.may_delay(fh)
-    }
-
-    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
-        self.below.ask_to_delay(cx, fh).await
-    }
-
-    fn is_shared(&self, fh: &Fh) -> bool {
-        self.below.is_shared(fh)
-    }
-
-    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
-        self.below.peek(cx, at)
-    }
+    hither_vfs::delegate!(self.below;
+        root, peek, delegated_bytes, may_delay, ask_to_delay, is_shared, realm, parent, access,
+        readlink, create_whole, create_many, mkdir, mknod, symlink, rmdir, statfs, getxattr,
+        listxattr,
+    );
 
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
         self.walk_on(cx, at, want).await
-    }
-
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
-        self.below.parent(cx, dir).await
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
@@ -395,14 +373,6 @@ impl Vfs for Disk {
         Ok(attrs)
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
-        self.below.access(cx, fh, want).await
-    }
-
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
-        self.below.readlink(cx, fh).await
-    }
-
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         self.open_file(cx, at, how).await
     }
@@ -448,26 +418,6 @@ impl Vfs for Disk {
         self.below.commit(cx, self.down_if_any(file)?).await
     }
 
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
-        self.below.create_whole(cx, dir, name, set, data).await
-    }
-
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        self.below.create_many(cx, dir, new).await
-    }
-
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
-        self.below.mkdir(cx, dir, name, set).await
-    }
-
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
-        self.below.mknod(cx, dir, name, what, set).await
-    }
-
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
-        self.below.symlink(cx, dir, name, target, set).await
-    }
-
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         let ticket = self.ticket();
         let made = self.below.link(cx, fh, dir, name).await?;
@@ -480,10 +430,6 @@ impl Vfs for Disk {
             self.secure(fh).await;
         }
         self.below.unlink(cx, dir, name, target).await
-    }
-
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
-        self.below.rmdir(cx, dir, name).await
     }
 
     async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
@@ -522,22 +468,10 @@ impl Vfs for Disk {
         Ok(page)
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
-        self.below.statfs(cx, fh).await
-    }
-
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
-        self.below.getxattr(cx, fh, name).await
-    }
-
     async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
         // It may be an access control list.
         self.secure(fh).await;
         self.below.setxattr(cx, fh, name, value, mode).await
-    }
-
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
-        self.below.listxattr(cx, fh).await
     }
 
     async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {

@@ -7,7 +7,7 @@ use super::{Meta, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished, FsStat,
+    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Fh, File, FileKind, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId, Opened,
     Read, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs, Want,
     Where, Wrote, XattrMode, bytes_prove_reading,
@@ -296,27 +296,16 @@ fn end_rename(
 
 #[async_trait]
 impl Vfs for Meta {
+    hither_vfs::delegate!(self.below;
+        delegated_bytes, may_delay, ask_to_delay, is_shared, realm, statfs, getxattr, listxattr,
+        shutdown,
+    );
+
     async fn root(&self, cx: &Cx) -> Result<Node> {
         let ticket = self.ticket();
         let node = self.below.root(cx).await?;
         self.learn_attrs(&node.fh, &node.attrs, &ticket);
         Ok(node)
-    }
-
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        self.below.delegated_bytes(fh)
-    }
-
-    fn may_delay(&self, fh: &Fh) -> bool {
-        self.below.may_delay(fh)
-    }
-
-    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
-        self.below.ask_to_delay(cx, fh).await
-    }
-
-    fn is_shared(&self, fh: &Fh) -> bool {
-        self.below.is_shared(fh)
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
@@ -540,14 +529,6 @@ impl Vfs for Meta {
         Ok(page)
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
-        self.below.statfs(cx, fh).await
-    }
-
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
-        self.below.getxattr(cx, fh, name).await
-    }
-
     async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
         self.secure(fh).await;
         let changing = self.changing(fh);
@@ -555,10 +536,6 @@ impl Vfs for Meta {
         // It may be an access control list.
         changing.done_rights(outcome.as_ref().map(|()| None));
         outcome
-    }
-
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
-        self.below.listxattr(cx, fh).await
     }
 
     async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
@@ -642,9 +619,5 @@ impl Vfs for Meta {
         // Once, as the interface says; a second subscriber would be a mistake of who builds the
         // stack.
         let _ = self.above.set(upcalls);
-    }
-
-    async fn shutdown(&self, cx: &Cx) -> Result<()> {
-        self.below.shutdown(cx).await
     }
 }

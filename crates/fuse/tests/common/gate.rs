@@ -283,21 +283,10 @@ macro_rules! pass_on {
                 self.remembered(cx, at).or_else(|| self.below.peek(cx, at))
             }
 
-            async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
-                self.below.getattr_many(cx, objects).await
-            }
-
-            async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
-                self.below.prove_many(cx, objects, want).await
-            }
-
-            async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts {
-                self.below.read_many(cx, files, holder, max).await
-            }
-
-            async fn list_many(&self, cx: &Cx, dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>> {
-                self.below.list_many(cx, dirs, max).await
-            }
+            hither_vfs::delegate!(self.below;
+                delegated_bytes, may_delay, ask_to_delay, is_shared, realm, getattr_many, prove_many,
+                read_many, list_many,
+            );
 
             async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
                 create_many_in_steps(self, cx, dir, new).await

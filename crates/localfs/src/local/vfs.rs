@@ -26,6 +26,8 @@ fn owned(file: File<'_>) -> super::io::FileAt {
 
 #[async_trait]
 impl Vfs for Local {
+    hither_vfs::without_leases!();
+
     async fn root(&self, _cx: &Cx) -> Result<Node> {
         self.inner.node(&self.inner.root)
     }

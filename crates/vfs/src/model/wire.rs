@@ -187,9 +187,8 @@ macro_rules! pass_on {
                 out
             }
 
-            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
-                self.below.peek(cx, at)
-            }
+            crate::without_leases!();
+            crate::delegate!(self.below; peek);
 
             fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
                 let _ = self.upcalls.set(upcalls);

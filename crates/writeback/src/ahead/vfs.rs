@@ -119,16 +119,14 @@ impl Ahead {
 
 #[async_trait]
 impl Vfs for Ahead {
+    // Nobody else uses what is mounted: none of it is asked.
+    hither_vfs::without_leases!();
+
     async fn root(&self, cx: &Cx) -> Result<Node> {
         let mut node = self.below.root(cx).await?;
         self.wal.is_root(&node.fh);
         self.table().show_node(&mut node);
         Ok(node)
-    }
-
-    fn delegated_bytes(&self, _fh: &Fh) -> Option<u64> {
-        // Nobody else uses what is mounted: this is not asked.
-        None
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {

@@ -238,16 +238,17 @@ fn unless_interrupted(e: Error) -> Result<()> {
 
 #[async_trait]
 impl Vfs for Dirty {
+    hither_vfs::delegate!(self.below;
+        may_delay, ask_to_delay, is_shared, realm, parent, readlink, mkdir, mknod, symlink, statfs,
+        test_lock,
+    );
+
     async fn root(&self, cx: &Cx) -> Result<Node> {
         self.below.root(cx).await.inspect(|root| self.is_root(&root.fh))
     }
 
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
         self.below.delegated_bytes(fh).filter(|_| self.may_wait(fh))
-    }
-
-    fn is_shared(&self, fh: &Fh) -> bool {
-        self.below.is_shared(fh)
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
@@ -280,10 +281,6 @@ impl Vfs for Dirty {
             trail.along.access = None;
         }
         Ok(trail)
-    }
-
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
-        self.below.parent(cx, dir).await
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
@@ -364,10 +361,6 @@ impl Vfs for Dirty {
     async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
         self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
         self.below.access(cx, fh, want).await
-    }
-
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
-        self.below.readlink(cx, fh).await
     }
 
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
@@ -501,18 +494,6 @@ impl Vfs for Dirty {
         self.make_many(cx, dir, new).await
     }
 
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
-        self.below.mkdir(cx, dir, name, set).await
-    }
-
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
-        self.below.mknod(cx, dir, name, what, set).await
-    }
-
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
-        self.below.symlink(cx, dir, name, target, set).await
-    }
-
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
         let asking = self.asking();
@@ -600,10 +581,6 @@ impl Vfs for Dirty {
         Ok(page)
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
-        self.below.statfs(cx, fh).await
-    }
-
     async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
         self.pay_mode(cx, fh).await.or_else(unless_interrupted)?;
         self.below.getxattr(cx, fh, name).await
@@ -657,17 +634,6 @@ impl Vfs for Dirty {
             this.below.unlock(&own, File { fh: &delayed.fh, open }, owner, range).await
         })
         .await
-    }
-
-    async fn test_lock(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        owner: LockOwner,
-        kind: LockKind,
-        range: FileRange,
-    ) -> Result<Option<LockConflict>> {
-        self.below.test_lock(cx, file, owner, kind, range).await
     }
 
     async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {

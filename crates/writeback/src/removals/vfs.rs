@@ -47,18 +47,16 @@ impl Removals {
 
 #[async_trait]
 impl Vfs for Removals {
+    hither_vfs::delegate!(self.below;
+        delegated_bytes, may_delay, ask_to_delay, is_shared, realm, access, readlink, read, write,
+        finish, statfs, getxattr, setxattr, listxattr, removexattr, lock, unlock, test_lock, seek,
+        allocate, deallocate, copy,
+    );
+
     async fn root(&self, cx: &Cx) -> Result<Node> {
         let mut node = self.below.root(cx).await?;
         self.table().show(&node.fh, &mut node.attrs);
         Ok(node)
-    }
-
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        self.below.delegated_bytes(fh)
-    }
-
-    fn is_shared(&self, fh: &Fh) -> bool {
-        self.below.is_shared(fh)
     }
 
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
@@ -125,14 +123,6 @@ impl Vfs for Removals {
         self.below.setattr(cx, file, set).await
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
-        self.below.access(cx, fh, want).await
-    }
-
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
-        self.below.readlink(cx, fh).await
-    }
-
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         self.free(cx, at, !matches!(how.create, Create::No)).await?;
         // Before it is open: it is not removed meanwhile.
@@ -164,31 +154,6 @@ impl Vfs for Removals {
         let closed = self.below.close(cx, fh, open).await;
         self.table().closed(fh);
         closed
-    }
-
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
-        self.below.read(cx, file, offset_bytes, len_bytes).await
-    }
-
-    async fn write(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        offset_bytes: u64,
-        data: Data,
-        stability: Stability,
-    ) -> Result<Wrote> {
-        self.below.write(cx, file, offset_bytes, data, stability).await
-    }
-
-    async fn finish(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        piece: Option<(u64, Data)>,
-        set: &SetAttr,
-    ) -> Result<Finished> {
-        self.below.finish(cx, file, piece, set).await
     }
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
@@ -297,77 +262,6 @@ impl Vfs for Removals {
     ) -> Result<DirPage> {
         self.settled_in(cx, dir).await?;
         self.below.readdir(cx, dir, cookie, verifier, max_bytes, nodes).await
-    }
-
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
-        self.below.statfs(cx, fh).await
-    }
-
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
-        self.below.getxattr(cx, fh, name).await
-    }
-
-    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
-        self.below.setxattr(cx, fh, name, value, mode).await
-    }
-
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
-        self.below.listxattr(cx, fh).await
-    }
-
-    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
-        self.below.removexattr(cx, fh, name).await
-    }
-
-    async fn lock(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        owner: LockOwner,
-        kind: LockKind,
-        range: FileRange,
-        wait: LockWait,
-    ) -> Result<()> {
-        self.below.lock(cx, file, owner, kind, range, wait).await
-    }
-
-    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
-        self.below.unlock(cx, file, owner, range).await
-    }
-
-    async fn test_lock(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        owner: LockOwner,
-        kind: LockKind,
-        range: FileRange,
-    ) -> Result<Option<LockConflict>> {
-        self.below.test_lock(cx, file, owner, kind, range).await
-    }
-
-    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
-        self.below.seek(cx, file, offset_bytes, what).await
-    }
-
-    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
-        self.below.allocate(cx, file, range).await
-    }
-
-    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
-        self.below.deallocate(cx, file, range).await
-    }
-
-    async fn copy(
-        &self,
-        cx: &Cx,
-        from: File<'_>,
-        from_offset_bytes: u64,
-        to: File<'_>,
-        to_offset_bytes: u64,
-        len_bytes: u64,
-    ) -> Result<u64> {
-        self.below.copy(cx, from, from_offset_bytes, to, to_offset_bytes, len_bytes).await
     }
 
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {

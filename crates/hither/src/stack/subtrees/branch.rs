@@ -173,6 +173,11 @@ impl Branch {
 
 #[async_trait]
 impl Vfs for Branch {
+    hither_vfs::delegate!(self.trunk.below;
+        delegated_bytes, may_delay, ask_to_delay, is_shared, realm, access, readlink, close, read,
+        commit, statfs, getxattr, listxattr, lock, unlock, test_lock, seek,
+    );
+
     async fn root(&self, cx: &Cx) -> Result<Node> {
         Ok(self.node(self.below().root(cx).await?))
     }
@@ -180,22 +185,6 @@ impl Vfs for Branch {
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         let asked = Instant::now();
         Some(self.trail(self.below().peek(cx, at)?, asked))
-    }
-
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        self.below().delegated_bytes(fh)
-    }
-
-    fn may_delay(&self, fh: &Fh) -> bool {
-        self.below().may_delay(fh)
-    }
-
-    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
-        self.below().ask_to_delay(cx, fh).await
-    }
-
-    fn is_shared(&self, fh: &Fh) -> bool {
-        self.below().is_shared(fh)
     }
 
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
@@ -239,14 +228,6 @@ impl Vfs for Branch {
         Ok(self.attrs(done?))
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
-        self.below().access(cx, fh, want).await
-    }
-
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
-        self.below().readlink(cx, fh).await
-    }
-
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         let opened = self.below().open(cx, at, how).await;
         match &opened {
@@ -257,14 +238,6 @@ impl Vfs for Branch {
         let opened = opened?;
         let dir = opened.dir.map(|dir| self.info(dir));
         Ok(Opened { node: self.node(opened.node), dir, ..opened })
-    }
-
-    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
-        self.below().close(cx, fh, open).await
-    }
-
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
-        self.below().read(cx, file, offset_bytes, len_bytes).await
     }
 
     async fn write(
@@ -291,10 +264,6 @@ impl Vfs for Branch {
         self.changed(file.fh);
         let Finished { wrote, set } = done?;
         Ok(Finished { wrote: self.wrote(wrote), set })
-    }
-
-    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
-        self.below().commit(cx, file).await
     }
 
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
@@ -371,59 +340,16 @@ impl Vfs for Branch {
         Ok(self.page(self.below().readdir(cx, dir, cookie, verifier, max_bytes, nodes).await?))
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
-        self.below().statfs(cx, fh).await
-    }
-
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
-        self.below().getxattr(cx, fh, name).await
-    }
-
     async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
         let done = self.below().setxattr(cx, fh, name, value, mode).await;
         self.changed(fh);
         done
     }
 
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
-        self.below().listxattr(cx, fh).await
-    }
-
     async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
         let done = self.below().removexattr(cx, fh, name).await;
         self.changed(fh);
         done
-    }
-
-    async fn lock(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        owner: LockOwner,
-        kind: LockKind,
-        range: FileRange,
-        wait: LockWait,
-    ) -> Result<()> {
-        self.below().lock(cx, file, owner, kind, range, wait).await
-    }
-
-    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
-        self.below().unlock(cx, file, owner, range).await
-    }
-
-    async fn test_lock(
-        &self,
-        cx: &Cx,
-        file: File<'_>,
-        owner: LockOwner,
-        kind: LockKind,
-        range: FileRange,
-    ) -> Result<Option<LockConflict>> {
-        self.below().test_lock(cx, file, owner, kind, range).await
-    }
-
-    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
-        self.below().seek(cx, file, offset_bytes, what).await
     }
 
     async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {

@@ -83,6 +83,11 @@ impl Gate {
         &*self.below
     }
 
+    /// The server without the gate.
+    pub fn server(&self) -> Arc<dyn Vfs> {
+        self.below.clone()
+    }
+
     /// Holds calls of a kind (`walk`), or their answers (`walk answer`), back from now on.
     pub fn shut(&self, op: &'static str) {
         self.state.lock().shut.insert(op);
@@ -327,25 +332,9 @@ macro_rules! pass_on {
                 self.state.lock().delegated.then_some(1000)
             }
 
-            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
-                self.below.peek(cx, at)
-            }
-
-            async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
-                self.below.getattr_many(cx, objects).await
-            }
-
-            async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
-                self.below.prove_many(cx, objects, want).await
-            }
-
-            async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts {
-                self.below.read_many(cx, files, holder, max).await
-            }
-
-            async fn list_many(&self, cx: &Cx, dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>> {
-                self.below.list_many(cx, dirs, max).await
-            }
+            delegate!(self.below;
+                peek, is_shared, realm, getattr_many, prove_many, read_many, list_many,
+            );
 
             async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
                 self.state.lock().batches.push(new.len());

@@ -8,6 +8,7 @@ use super::gate::Verdict;
 use super::*;
 use crate::wal::tests::Memory;
 use crate::wal::{Outcome, Wal};
+use hither_vfs::{FileRange, RenameFlags, XattrMode};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tokio::time::Instant;
@@ -103,7 +104,7 @@ impl Journaled {
         }
         meanwhile(&self.s).await;
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
-        let below = Arc::new(Below(self.s.gate.clone()));
+        let below = self.s.gate.server();
         let outcome = wal.recover(below, left, "here", exclusive, 1 << 20).await.unwrap();
         let kept = wal.conflicts();
         let mut all = Vec::new();
@@ -123,73 +124,6 @@ impl Journaled {
         );
         (outcome, all)
     }
-}
-
-/// The server without the gate.
-struct Below(Arc<Gate>);
-
-macro_rules! straight {
-    ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty;)*) => {
-        #[async_trait::async_trait]
-        impl Vfs for Below {
-            $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> $out { self.0.below().$op(cx, $($arg),*).await })*
-            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<hither_vfs::Trail> { self.0.below().peek(cx, at) }
-            fn subscribe(&self, _: Arc<dyn Upcalls>) {}
-        }
-    };
-}
-
-use hither_vfs::*;
-straight! {
-    fn root() -> Result<Node>;
-    fn walk(at: Where<'_>, want: Want) -> Result<Trail>;
-    fn getattr(file: hither_vfs::File<'_>) -> Result<Attrs>;
-    fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>;
-    fn prove_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>;
-    fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts;
-    fn list_many(dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>>;
-    fn setattr(file: hither_vfs::File<'_>, set: &SetAttr) -> Result<Attrs>;
-    fn access(fh: &Fh, want: Access) -> Result<Access>;
-    fn parent(dir: &Fh) -> Result<Node>;
-    fn readlink(fh: &Fh) -> Result<Bytes>;
-    fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>;
-    fn close(fh: &Fh, open: OpenId) -> Result<()>;
-    fn read(file: hither_vfs::File<'_>, at: u64, len: u32) -> Result<Read>;
-    fn write(file: hither_vfs::File<'_>, at: u64, data: Data, stability: Stability) -> Result<Wrote>;
-    fn finish(file: hither_vfs::File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Result<Finished>;
-    fn commit(file: hither_vfs::File<'_>) -> Result<()>;
-    fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>;
-    fn create_many(dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
-    fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;
-    fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>;
-    fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>;
-    fn link(fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
-    fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>;
-    fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>;
-    fn remove_many(dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
-    fn rename(
-        from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags
-    ) -> Result<Moved>;
-    fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> Result<DirPage>;
-    fn statfs(fh: &Fh) -> Result<FsStat>;
-    fn getxattr(fh: &Fh, name: &[u8]) -> Result<Bytes>;
-    fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()>;
-    fn listxattr(fh: &Fh) -> Result<Vec<Bytes>>;
-    fn removexattr(fh: &Fh, name: &[u8]) -> Result<()>;
-    fn lock(
-        file: hither_vfs::File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait
-    ) -> Result<()>;
-    fn unlock(file: hither_vfs::File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
-    fn test_lock(
-        file: hither_vfs::File<'_>, owner: LockOwner, kind: LockKind, range: FileRange
-    ) -> Result<Option<LockConflict>>;
-    fn seek(file: hither_vfs::File<'_>, at: u64, what: Seek) -> Result<u64>;
-    fn allocate(file: hither_vfs::File<'_>, range: FileRange) -> Result<()>;
-    fn deallocate(file: hither_vfs::File<'_>, range: FileRange) -> Result<()>;
-    fn copy(
-        from: hither_vfs::File<'_>, from_at: u64, to: hither_vfs::File<'_>, to_at: u64, len: u64
-    ) -> Result<u64>;
-    fn shutdown() -> Result<()>;
 }
 
 /// An acknowledged write that nobody sent is there after a crash; fsync and close empty the
@@ -485,7 +419,7 @@ async fn a_conflict_is_never_replaced_by_another_one() {
             // A clean end in between: numbers begin anew.
             let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
             assert!(left.files.is_empty());
-            let below = Arc::new(Below(j.s.gate.clone()));
+            let below = j.s.gate.server();
             let dirty = Dirty::with_journal(below, env(), options(false), Some(wal.clone()));
             dirty.root(&cx()).await.unwrap();
             wal.close();
@@ -499,7 +433,7 @@ async fn a_conflict_is_never_replaced_by_another_one() {
         let at = At { fh: &f.0, open: None };
         j.s.gate.below().write(&cx(), at, 500, pattern(n + 10, 10).into(), Stability::Stable).await.unwrap();
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
-        let below = Arc::new(Below(j.s.gate.clone()));
+        let below = j.s.gate.server();
         let outcome = wal.recover(below, left, "here", false, 1 << 20).await.unwrap();
         assert_eq!((outcome.files, outcome.kept.len()), (0, 1));
         kept.push(outcome.kept[0].0.clone());
@@ -569,7 +503,7 @@ async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
         wal.close();
     }
     let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
-    let below = Arc::new(Below(j.s.gate.clone()));
+    let below = j.s.gate.server();
     let outcome = wal.recover(below, left, "here", true, 1 << 20).await.unwrap();
     assert_eq!((outcome.files, outcome.kept.len(), wal.conflicts().count()), (0, 1, 1));
     wal.close();

@@ -174,7 +174,7 @@ async fn a_replay_that_was_cut_off_goes_on() {
         j.s.write(&f, 0, pattern(1, 4 * 4096)).await.unwrap();
         let dir = Temporary::of(&j.memory.copy());
         // The first WRITEs pass, and then the daemon is killed.
-        let gate = Gate::new(Arc::new(Below(j.s.gate.clone())));
+        let gate = Gate::new(j.s.gate.server());
         gate.decide(Box::new(move |at, _| match at < arrived * 4096 {
             true => Verdict::Pass(Duration::ZERO),
             false => Verdict::Pass(Duration::from_secs(3600)),
@@ -188,7 +188,7 @@ async fn a_replay_that_was_cut_off_goes_on() {
         wal.close();
         drop(wal);
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
-        let below = Arc::new(Below(j.s.gate.clone()));
+        let below = j.s.gate.server();
         let outcome = wal.recover(below, left, "here", true, 4096).await.unwrap();
         assert_eq!(outcome.kept, [], "{arrived}");
         assert_eq!(j.s.below(&f.0).await, pattern(1, 4 * 4096));
