@@ -1,10 +1,9 @@
-//! A file system in memory with the semantics of POSIX, which other implementations of [`Vfs`] are
-//! compared with.
+//! A file system in memory with the semantics of POSIX: the reference for other implementations of
+//! [`Vfs`].
 //!
-//! It stands in for a server in tests. All objects live in one table under one lock. Each call
-//! takes the lock, checks the caller's permissions as a server does, and returns fresh attributes.
-//! Only byte-range locks wait. A test that calls the [`Model`] directly plays another client of the
-//! server.
+//! It stands in for a server in tests. All objects live in one table under one lock. Each call takes
+//! the lock, checks the caller's permissions as a server does, and returns fresh attributes. A test
+//! that calls the [`Model`] directly plays another client of the server.
 
 mod locks;
 mod object;
