@@ -1,5 +1,4 @@
-//! A file system in memory with the semantics of POSIX: the reference for other implementations of
-//! [`Vfs`].
+//! A file system in memory with POSIX semantics: the reference for implementations of [`Vfs`].
 //!
 //! It stands in for a server in tests. All objects live in one table under one lock. Each call takes
 //! the lock, checks the caller's permissions as a server does, and returns fresh attributes. A test
