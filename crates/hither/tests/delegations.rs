@@ -117,7 +117,7 @@ fn recalls(mnt: &Path) -> u64 {
 }
 
 /// A client that has a file delegated for reading opens and writes it without a recall. What others
-/// do, here and on the server, recalls it as before.
+/// do, here and on the server, recall it as before.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -129,7 +129,7 @@ fn own_delegation_is_not_recalled_by_own_open() {
         fs::write(two.server.export(&format!("f{n}")), "old").unwrap();
     }
     let f = |n: u32| two.a.join(format!("f{n}"));
-    // A client that can be called has files delegated; what was changed just now is not.
+    // A client that can be called has files delegated, but not one that was changed just now.
     until_delegated(&two.a, &two.a.join("first"), &two.server.export("first"));
     std::thread::sleep(Duration::from_millis(100));
     for n in 0..count {
@@ -151,7 +151,7 @@ fn own_delegation_is_not_recalled_by_own_open() {
         times[times.len() - 1]
     );
     assert_eq!(recalls(&two.a), before, "{times:?}");
-    // Somebody else reads what was written, and a local program writes.
+    // Another client reads the new bytes, and a local program writes.
     assert_eq!(read(&two.b.join("f0")), "new");
     fs::write(two.server.export("f1"), "local").unwrap();
     assert_eq!(read(&f(1)), "local");
@@ -161,9 +161,9 @@ fn own_delegation_is_not_recalled_by_own_open() {
     two.unmount();
 }
 
-/// Whoever changes a file that others have delegated, by NFSv4, by NFSv3 or on the server, is not
-/// done before nobody shows the old one any more: not to open(2), not to stat(2), not in a
-/// descriptor that was there before.
+/// A change of a file that others have delegated, by NFSv4, by NFSv3 or on the server, ends only
+/// when no client shows the old file any more: not to open(2), not to stat(2), not in a descriptor
+/// that was there before.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]

@@ -71,7 +71,7 @@ fn crossmnt_leads_into_mounts() {
         assert_eq!(errno(fs::rename(mnt.join("f"), mnt.join("m/f"))), libc::EXDEV);
         assert_eq!(errno(fs::hard_link(mnt.join("f"), mnt.join("m/f"))), libc::EXDEV);
         assert_eq!(errno(fs::remove_dir(mnt.join("m"))), busy(version));
-        // Names that the client has in memory do not hide what is mounted.
+        // Names that the client has in memory do not hide a mount.
         assert_eq!(fs::read_to_string(mnt.join("deep/late/old/f")).unwrap(), "old");
         mount_tmpfs(&server.export("deep/late"));
         wait_for("the server to see the mount", 60, || server.complaints().contains("have changed"));

@@ -340,8 +340,8 @@ macro_rules! delegate {
     };
 }
 
-/// What a [`Vfs`](crate::Vfs) without leases answers to questions about them, inside its `impl`:
-/// writes may wait, nobody else is known, and all objects belong to one realm.
+/// The answers of a [`Vfs`](crate::Vfs) without leases to questions about them, inside its `impl`:
+/// writes may wait, no other client is known, and all objects belong to one realm.
 #[macro_export]
 macro_rules! without_leases {
     () => {

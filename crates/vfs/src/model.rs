@@ -1,8 +1,8 @@
 //! A file system in memory with POSIX semantics: the reference for implementations of [`Vfs`].
 //!
-//! It stands in for a server in tests. All objects live in one table under one lock. Each call takes
-//! the lock, checks the caller's permissions as a server does, and returns fresh attributes. A test
-//! that calls the [`Model`] directly plays another client of the server.
+//! It stands in for a server in tests. All objects live in one table under one lock. Each call
+//! checks the caller's permissions as a server does, and returns fresh attributes. A test that
+//! calls the [`Model`] directly plays another client of the server.
 
 mod locks;
 mod object;

@@ -26,8 +26,8 @@ pub trait Watch: Send + Sync + 'static {
     /// somebody else opened or changed it meanwhile.
     fn watch_alone(&self, fh: &Fh, watched: Watched) -> BoxFuture<WatchedAlone>;
 
-    /// Names who is told of the handles of files that others want to change or have changed; the
-    /// last one named counts.
+    /// Names the listener for handles of files that others want to change or have changed. The last
+    /// one named counts.
     fn tell(&self, told: Arc<Told>);
 }
 

@@ -117,7 +117,7 @@ impl Call {
         }
         let expected = hints.expected(tid, dir.id, name, &cx.cred);
         if let Some(hint) = &expected {
-            // What this very call asked for is good enough for it, however short it holds.
+            // An answer to this very call is good enough for it, however short it holds.
             let began = since.map_or(hint.began, |since| since.max(hint.began));
             if let Some(trail) = vfs.peek(&cx.fresh(began), at) {
                 return self.found(dir, name, &trail, asked).await;

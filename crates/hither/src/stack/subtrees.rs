@@ -2,16 +2,15 @@
 //! it were a mount of its own, over one connection to the server.
 //!
 //! It knows nothing of modes and NFS. The rules (`rules`) give directories by their paths to
-//! stacks; whoever stands above sees one file system, in which each handle ends in a byte that says
-//! how the object was reached (its *place*), and each call goes to the stack of its handle (`vfs`).
-//! So nothing has to be remembered about an object, and nothing that one stack believes is ever
-//! answered to who reached the object through another: the same file with names in two subtrees is
-//! two objects here, as if there were two mounts. What a call changes through one stack the others
-//! are told of before it is answered, and how long the server's answers hold is said for each stack
-//! apart (`branch`).
+//! stacks. The layer above sees one file system. Each handle ends in a byte that says how the
+//! object was reached (its *place*), and each call goes to the stack of its handle (`vfs`). So
+//! nothing has to be remembered about an object, and no call is answered by the knowledge of
+//! another stack than its own. The same file with names in two subtrees is two objects here, as if
+//! there were two mounts. A change through one stack is told to the others before it is answered.
+//! Each stack has its own rule for how long the server's answers hold (`branch`).
 //!
-//! A name of which the rules say that it is a subtree belongs to the directory that it is in, and
-//! what it leads to to the subtree, as with a mount point. A walk stops there
+//! The name of a subtree belongs to the directory that it is in, and the object behind the name
+//! belongs to the subtree, as with a mount point. A walk stops there
 //! ([`Stop::Limit`](hither_vfs::Stop::Limit)), so that each stack is asked about its own only.
 //! Renames and hard links from one place to another fail with `EXDEV`: what the kernel keeps of a
 //! name would go along.
@@ -118,7 +117,7 @@ impl Subtrees {
         (self.rules.stack(other.place) == self.rules.stack(at.place)).then_some(other.fh)
     }
 
-    /// Where what was found as `name` in `dir` is: only directories are subtrees.
+    /// The place of the object that was found as `name` in `dir`: only directories are subtrees.
     fn child(&self, dir: Place, name: &Name, kind: FileKind) -> Place {
         match kind {
             FileKind::Directory => self.rules.child(dir, name),
@@ -130,8 +129,8 @@ impl Subtrees {
         self.rules.stack(a) == self.rules.stack(b)
     }
 
-    /// Shows what was found as `name` in `dir` by the stack of `dir`. What it says of a subtree of
-    /// another stack holds for nobody.
+    /// Shows the object that the stack of `dir` found as `name` in it. Its attributes of a subtree
+    /// of another stack hold for no caller.
     fn show(&self, dir: Place, name: &Name, node: &mut Node) -> Place {
         let place = self.child(dir, name, node.attrs.attr.kind);
         if !self.same_stack(dir, place) {

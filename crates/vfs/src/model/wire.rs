@@ -31,9 +31,9 @@ pub struct Wire {
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Whether changes of directories are told without the promise that they are atomic.
     pub vague: Mutex<bool>,
-    /// As with NQNFS: nobody tells what a change made of the directory.
+    /// As with NQNFS: no reply has the directory's attributes after a change.
     pub silent: Mutex<bool>,
-    /// `change` of directories is at most this, as if what changed them afterwards had come in one
+    /// `change` of directories is at most this, as if later changes had come in one
     /// tick of a clock.
     pub tick: Mutex<u64>,
     /// As with NFSv3: nobody tells which object a rename moved.

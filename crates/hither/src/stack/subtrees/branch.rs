@@ -112,7 +112,7 @@ impl Branch {
     fn changed(&self, fh: &Fh) {
         for (number, hearer) in self.trunk.hearers() {
             if number != self.number {
-                // What is known is dropped at once; the kernel's pages go by themselves.
+                // The caches drop it at once; the kernel's pages go by themselves.
                 drop(hearer.withdraw(fh));
             }
         }
@@ -152,7 +152,7 @@ impl Branch {
         page
     }
 
-    /// What a walk that was begun at `asked` brought.
+    /// The trail of a walk that was begun at `asked`.
     fn trail(&self, trail: Trail, asked: Instant) -> Trail {
         let Trail { steps, stop, along } = trail;
         let stop = match (stop, self.keep) {

@@ -1,6 +1,6 @@
 //! Which directory belongs to which stack, by its path.
 //!
-//! A place is what has to be known of an object to say where the objects below it belong. Most are
+//! A place is the knowledge of an object that decides where the objects below it belong. Most are
 //! *plain*: of a stack, with no rule further below. The others are directories on the way to a
 //! rule.
 

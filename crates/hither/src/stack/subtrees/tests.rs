@@ -180,7 +180,7 @@ fn the_longest_rule_counts_and_plain_places_are_one() {
         "deep/er/strict/not/x",
     ];
     assert_eq!(stacks.map(|path| rules.stack(of(path))), [0, 0, 0, 1, 1, 2, 0, 2, 0]);
-    // What has no rule below is of one place in each stack; what has is by itself.
+    // Paths with no rule below share one place in each stack; others have a place of their own.
     assert_eq!((of("x"), of("strict/a"), of("x/strict")), (of("deep/x/y"), of("deep/er/strict/z"), of("x")));
     assert!(of("deep") != of("x") && of("deep") != of("deep/er") && of("deep/er/strict") != of("strict"));
     let many: Vec<_> = (0..300).map(|n| (names(&format!("d{n}/e")), 1)).collect();
@@ -204,7 +204,7 @@ async fn each_mode_asks_as_often_as_it_has_to() {
     lab.opened("plain/f").await;
     assert_eq!(lab.wire.total(), 1, "close-to-open asks at the open");
     lab.here("strict/f").await;
-    assert_eq!(lab.wire.total(), 2, "what is strict asks for its directory and for the name");
+    assert_eq!(lab.wire.total(), 2, "a strict part asks for its directory and for the name");
     for dir in ["frozen", "strict", "plain"] {
         lab.write_there(&format!("{dir}/f"), "22").await;
     }
@@ -272,8 +272,8 @@ async fn nothing_moves_from_one_place_to_another() {
 }
 
 /// Random changes of another client, directories that go from one subtree into another and links
-/// among them: what is strict is never stale, an open of the rest is not, and what is frozen stays
-/// what it was seen to be.
+/// among them: strict parts are never stale, nor is an open of the rest, and frozen parts stay as
+/// they were first seen.
 /// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn no_promise_is_weaker_than_its_own() {

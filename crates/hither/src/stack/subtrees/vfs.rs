@@ -29,7 +29,7 @@ impl Subtrees {
         (other.map_or(path.len(), |other| other + 1), other.is_some())
     }
 
-    /// Shows what a stack found on the way from `at`. The last place is returned.
+    /// Shows the objects that a stack found on the way from `at`. The last place is returned.
     fn show_steps(&self, at: &At<'_>, path: &[Name], trail: &mut Trail) {
         let mut place = at.place;
         let dirs = path.len().saturating_sub(1);
@@ -49,8 +49,8 @@ impl Subtrees {
         }
     }
 
-    /// What a stack listed of a directory at `place`. Of a subtree of another stack only the name
-    /// is shown.
+    /// A page that a stack listed of a directory at `place`. Of a subtree of another stack only the
+    /// name is shown.
     fn page(&self, place: super::Place, mut page: DirPage) -> DirPage {
         for entry in &mut page.entries {
             let Some(node) = &mut entry.node else { continue };
@@ -68,8 +68,8 @@ impl Subtrees {
         last.is_some_and(|node| self.at(&node.fh).is_ok_and(|below| !self.same_stack(at.place, below.place)))
     }
 
-    /// The way to a subtree of another stack: what that one says of the directory, which has its
-    /// name as long as the first one believes.
+    /// The way to a subtree of another stack: that stack's attributes of the directory. The first
+    /// stack decides how long the directory keeps its name.
     fn entered(&self, mut trail: Trail, attrs: Attrs, named: Validity, asked: Instant, more: bool) -> Trail {
         if let Some(node) = trail.steps.last_mut() {
             let valid = match (named, attrs.valid) {
@@ -127,7 +127,7 @@ impl Subtrees {
         Ok(trail)
     }
 
-    /// The last directory on a path that goes through several stacks, and what is left from there.
+    /// The last directory on a path that goes through several stacks, and the rest of the path.
     async fn last_dir<'p>(&self, cx: &Cx, base: &Fh, mut path: &'p [Name]) -> Result<(Fh, &'p [Name])> {
         let mut base = base.clone();
         loop {
@@ -147,7 +147,7 @@ impl Subtrees {
         }
     }
 
-    /// The objects of a question by their stacks. What is no handle is left out.
+    /// The objects of a question by their stacks. Bytes that are no handle are left out.
     fn sorted(&self, objects: &[Fh]) -> SmallVec<[Together<'_>; 2]> {
         let mut out: SmallVec<[Together<'_>; 2]> = SmallVec::new();
         for (i, fh) in objects.iter().enumerate() {
@@ -164,8 +164,8 @@ impl Subtrees {
         out
     }
 
-    /// Whether what has one name may have the other: nothing that is kept of it would be believed
-    /// longer, or shorter.
+    /// Whether an object of one name may have the other: no knowledge of it would hold longer, or
+    /// shorter.
     fn may_move(&self, from: (&At<'_>, &Name), to: (&At<'_>, &Name)) -> Result<()> {
         let same = self.same_stack(from.0.place, to.0.place)
             && self.rules.child(from.0.place, from.1) == self.rules.child(to.0.place, to.1);
