@@ -116,8 +116,8 @@ fn recalls(mnt: &Path) -> u64 {
     json["layers"]["leases"]["recalls"].as_u64().unwrap()
 }
 
-/// A client that has a file delegated for reading opens and writes it without a recall. What others
-/// do, here and on the server, recall it as before.
+/// A client that has a file delegated for reading opens and writes it without a recall. Calls of
+/// others, here and on the server, recall it as before.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
