@@ -86,7 +86,8 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     let limits = ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
         connections_max: args.max_connections as usize,
-        memory_max_bytes: (args.max_memory as usize) << 20,
+        // The allocator and the connections themselves take an eighth beside calls and replies.
+        memory_max_bytes: ((args.max_memory as usize) << 20) / 8 * 7,
         ..ServerLimits::default()
     };
     let acceptor = Arc::new(Acceptor::new(server.clone(), limits));

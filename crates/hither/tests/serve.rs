@@ -704,7 +704,7 @@ fn rpcbind_knows_the_ports() {
     server.kill();
     assert_eq!(registered(), all);
     server.serve();
-    let lines = || server.said().matches("rpcbind tells").count();
+    let lines = || server.said().matches("rpcbind gives").count();
     wait_for("registrations", 60, || lines() == 2);
     assert_eq!(registered(), all);
     assert_eq!(server.stop(), 0, "{}", server.complaints());

@@ -233,5 +233,5 @@ async fn unserved_export_is_let_go() {
 async fn exports_inside_need_a_directory_to_cover() {
     let specs = vec![spec("/srv", &model(), true, None), spec("/srv/a", &model(), true, None)];
     let said = Table::new(specs).unwrap_err().to_string();
-    assert!(said.contains("/srv is exported and so is /srv/a"), "{said}");
+    assert!(said.contains("/srv and /srv/a inside it are both exported"), "{said}");
 }
