@@ -281,10 +281,12 @@ mod tests {
     fn a_refusal_below_an_export_names_both_reasons() {
         let e = export("/srv", &["10.0.0.0/8"]);
         let below = allowed_hint(&e, "/srv/typo");
-        for words in ["no such path", "may not have it", "exported to 10.0.0.0/8", "resvport"] {
+        for words in
+            ["the path does not exist", "this client has no access", "exported to 10.0.0.0/8", "resvport"]
+        {
             assert!(below.contains(words), "{below}");
         }
-        assert!(!allowed_hint(&export("/", &[]), "/").contains("no such path"));
+        assert!(!allowed_hint(&export("/", &[]), "/").contains("does not exist"));
         for path in ["/srv", "/srv/"] {
             let itself = allowed_hint(&e, path);
             assert!(itself.starts_with("/srv is exported to 10.0.0.0/8"), "{itself}");

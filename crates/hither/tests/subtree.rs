@@ -26,6 +26,15 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::Ganesha("4.2"), Kind::Ganesha("3"), Kind::Delegating];
 
+impl Kind {
+    /// A frozen file stays as it was first seen. A delegation that is recalled takes its bytes along,
+    /// and they are read again.
+    fn frozen(self, seen: &str, first: &str, newest: &str) {
+        let read_again = matches!(self, Self::Delegating) && seen == newest;
+        assert!(read_again || seen == first, "{self:?}: {seen}");
+    }
+}
+
 enum Server {
     Ganesha(Ganesha),
     Hither(Serve),
@@ -162,7 +171,7 @@ fn each_subtree_keeps_its_mode() {
         for file in ["rest/f", "deep/er/f", "queue/in/f"] {
             assert_eq!(read(&a.join(file)), "22", "{kind:?}: {file}");
         }
-        assert_eq!(read(&frozen), "1", "{kind:?}: what was seen once stays");
+        kind.frozen(&read(&frozen), "1", "22");
         common::wait_for("the end of the bound", 6, || read(&a.join("seconds/f")) == "22");
         two.unmount();
     }
@@ -284,7 +293,7 @@ fn a_file_with_names_in_several_subtrees() {
             assert_eq!(fs::metadata(&queue).unwrap().len(), i as u64, "{kind:?}");
             assert_eq!(read(&queue), bytes, "{kind:?}");
             assert_eq!(read(&rest), bytes, "{kind:?}");
-            assert_eq!(read(&datasets), "1", "{kind:?}");
+            kind.frozen(&read(&datasets), "1", &bytes);
         }
         for (i, by) in [&rest, &queue, &datasets].into_iter().cycle().take(9).enumerate() {
             let bytes = "own".repeat(i + 1);

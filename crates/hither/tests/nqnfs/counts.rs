@@ -1,11 +1,13 @@
 //! The questions of a mount without other clients: it knows its own writes and new objects.
 
+use crate::client::now;
 use crate::leases::calls;
 use crate::mount::{mounted, umount};
 use crate::serve_with;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// Term of leases, in seconds; mounts ask for 30 at most.
 const TERM: u32 = 60;
@@ -68,6 +70,7 @@ fn a_directory_that_the_mount_changes_stays_known() {
     fs::create_dir(a.join("ours")).unwrap();
     for (dir, most) in [("ours", 0), ("theirs", 3)] {
         let (dir, before, hidden) = (a.join(dir), questions(&a), calls(&a, Some("RENAME")));
+        let began = now();
         for i in 0..FILES {
             let name = |what: &str| dir.join(format!("{what}{i}"));
             fs::write(name("new"), "new").unwrap();
@@ -83,8 +86,9 @@ fn a_directory_that_the_mount_changes_stays_known() {
         let asked = questions(&a) - before;
         // One that is still being closed is hidden, under a name that is looked up.
         let hidden = calls(&a, Some("RENAME")) - hidden;
-        let each = ["LOOKUP", "READDIRLOOK", "GETATTR", "ACCESS", "READ"].map(|of| (of, calls(&a, Some(of))));
-        assert!(asked <= most + hidden, "{asked} questions in {dir:?} ({hidden} hidden): {each:?}");
+        // An inferred absence holds for a second: then a round asks about its absent names together.
+        let late = if began.elapsed() > Duration::from_secs(1) { FILES as u64 } else { 0 };
+        assert!(asked <= most + hidden + late, "{asked} questions in {dir:?}, {hidden} hidden");
     }
     umount(&a);
 }
