@@ -27,8 +27,8 @@ enum Kind {
 const KINDS: [Kind; 3] = [Kind::Ganesha("4.2"), Kind::Ganesha("3"), Kind::Delegating];
 
 impl Kind {
-    /// A frozen file stays as it was first seen. A delegation that is recalled takes its bytes along,
-    /// and they are read again.
+    /// A frozen file stays as it was first seen. A delegation that is recalled takes its bytes
+    /// along, and they are read again.
     fn frozen(self, seen: &str, first: &str, newest: &str) {
         let read_again = matches!(self, Self::Delegating) && seen == newest;
         assert!(read_again || seen == first, "{self:?}: {seen}");

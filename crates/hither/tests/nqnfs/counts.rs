@@ -86,7 +86,8 @@ fn a_directory_that_the_mount_changes_stays_known() {
         let asked = questions(&a) - before;
         // One that is still being closed is hidden, under a name that is looked up.
         let hidden = calls(&a, Some("RENAME")) - hidden;
-        // An inferred absence holds for a second: then a round asks about its absent names together.
+        // An inferred absence holds for a second: then a round asks about its absent names
+        // together.
         let late = if began.elapsed() > Duration::from_secs(1) { FILES as u64 } else { 0 };
         assert!(asked <= most + hidden + late, "{asked} questions in {dir:?}, {hidden} hidden");
     }
