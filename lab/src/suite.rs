@@ -318,7 +318,8 @@ fn tools_dir(lab: &Lab) -> PathBuf {
     lab.run.parent().unwrap_or(&lab.run).join("tools")
 }
 
-/// Builds the programs that these suites need, once. Outside the namespace: inside is no network.
+/// Builds the programs that these suites need, once for all laboratories. Outside the namespace:
+/// inside is no network.
 fn install_tools(lab: &Lab, suites: &[String]) -> Res<()> {
     let dir = tools_dir(lab);
     for (name, version) in TOOLS.iter().filter(|(n, _)| suites.iter().any(|s| s == n)) {
@@ -327,9 +328,12 @@ fn install_tools(lab: &Lab, suites: &[String]) -> Res<()> {
             continue;
         }
         println!("building {name} {version} from crates.io...");
+        std::fs::create_dir_all(&dir)?;
         sh(&format!(
-            "cargo install --quiet --locked --root '{d}' --target-dir '{d}/build' {name}@{version} && touch '{}'",
-            stamp.display(),
+            "exec 9>'{d}/lock'; flock 9; [ ! -e '{stamp}' ] || exit 0
+             cargo install --quiet --locked --root '{d}' --target-dir '{d}/build' {name}@{version}
+             touch '{stamp}'",
+            stamp = stamp.display(),
             d = dir.display()
         ))?;
     }
