@@ -44,8 +44,12 @@ impl Parts {
         disk: impl AsyncFnOnce(Arc<dyn Vfs>) -> Option<Arc<Disk>>,
     ) -> (Self, Option<Arc<Disk>>) {
         let Some(rules) = w.rules().filter(|_| !w.subtrees.is_empty()) else {
-            let disk = disk(below.client.clone()).await;
-            let client = disk.clone().map_or_else(|| below.client.clone(), |disk| disk as Arc<dyn Vfs>);
+            let client = match keep(w) {
+                frozen @ Keep::Frozen { .. } => Trunk::new(below.client.clone()).branch(frozen),
+                _ => below.client.clone(),
+            };
+            let disk = disk(client.clone()).await;
+            let client = disk.clone().map_or(client, |disk| disk as Arc<dyn Vfs>);
             let own = Part::new(w, 1, &below, client, disk.as_ref());
             return (Self { own, others: Vec::new(), subtrees: None }, disk);
         };
@@ -162,11 +166,11 @@ impl Part {
 }
 
 fn keep(w: &Wanted) -> Keep {
+    let (most, absent) = (w.attr_cache.regular_max, w.attr_cache.negative_max);
     match w.promise() {
         Promise::CloseToOpen | Promise::NoCloseToOpen | Promise::Nothing => Keep::Told,
-        Promise::Bounded(_) | Promise::Frozen => {
-            Keep::For { most: w.attr_cache.regular_max, absent: w.attr_cache.negative_max }
-        }
+        Promise::Bounded(_) => Keep::For { most, absent },
+        Promise::Frozen => Keep::Frozen { most, absent },
         Promise::Strict => Keep::Once,
     }
 }

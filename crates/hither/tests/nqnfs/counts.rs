@@ -55,41 +55,72 @@ fn what_a_mount_writes_it_knows() {
     umount(&a);
 }
 
+/// Files of a pass.
+const FILES: usize = 30;
+
+/// A directory of the server with files that the mount did not make.
+fn fill_with_old(dir: &Path) {
+    fs::create_dir(dir).unwrap();
+    for i in 0..FILES {
+        fs::write(dir.join(format!("old{i}")), "old").unwrap();
+    }
+}
+
+/// Makes and removes files, and looks at them and at absent names.
+fn change_and_look(dir: &Path, has_old: bool) {
+    for i in 0..FILES {
+        let name = |what: &str| dir.join(format!("{what}{i}"));
+        fs::write(name("new"), "new").unwrap();
+        fs::write(name("gone"), "gone").unwrap();
+        fs::remove_file(name("gone")).unwrap();
+        assert!(!name("gone").exists() && !name("absent").exists());
+        assert_eq!(fs::metadata(name("new")).unwrap().len(), 3);
+        assert_eq!(fs::read(name("new")).unwrap(), b"new");
+        if has_old {
+            assert_eq!(fs::metadata(name("old")).unwrap().len(), 3);
+        }
+    }
+}
+
+/// Questions and renames of a mount until now.
+struct Counted {
+    asked: u64,
+    hidden: u64,
+}
+
+impl Counted {
+    fn now(mnt: &Path) -> Self {
+        Self { asked: questions(mnt), hidden: calls(mnt, Some("RENAME")) }
+    }
+}
+
 /// Names in a directory that the mount made, and absent ones, cost no question; nor do those of one
 /// that it has listed and goes on changing. A removal does not make it forget the rest.
 #[test]
 #[ignore = "needs root"]
 fn a_directory_that_the_mount_changes_stays_known() {
-    const FILES: usize = 30;
+    const PASSES: usize = 20;
     let server = serve_with(TERM);
-    fs::create_dir(server.export("theirs")).unwrap();
-    for i in 0..FILES {
-        fs::write(server.export("theirs").join(format!("old{i}")), "old").unwrap();
-    }
+    (0..PASSES).for_each(|pass| fill_with_old(&server.export(&format!("theirs{pass}"))));
     let a = mounted(&server, "a", ALONE);
-    fs::create_dir(a.join("ours")).unwrap();
     for (dir, most) in [("ours", 0), ("theirs", 3)] {
-        let (dir, before, hidden) = (a.join(dir), questions(&a), calls(&a, Some("RENAME")));
-        let began = now();
-        for i in 0..FILES {
-            let name = |what: &str| dir.join(format!("{what}{i}"));
-            fs::write(name("new"), "new").unwrap();
-            fs::write(name("gone"), "gone").unwrap();
-            fs::remove_file(name("gone")).unwrap();
-            assert!(!name("gone").exists() && !name("absent").exists());
-            assert_eq!(fs::metadata(name("new")).unwrap().len(), 3);
-            assert_eq!(fs::read(name("new")).unwrap(), b"new");
-            if most > 0 {
-                assert_eq!(fs::metadata(name("old")).unwrap().len(), 3);
+        // An inferred absence holds for a second: a pass that took longer proves nothing.
+        let in_time = (0..PASSES).any(|pass| {
+            let dir = a.join(format!("{dir}{pass}"));
+            let began = now();
+            if most == 0 {
+                fs::create_dir(&dir).unwrap();
             }
-        }
-        let asked = questions(&a) - before;
-        // One that is still being closed is hidden, under a name that is looked up.
-        let hidden = calls(&a, Some("RENAME")) - hidden;
-        // An inferred absence holds for a second: then a round asks about its absent names
-        // together.
-        let late = if began.elapsed() > Duration::from_secs(1) { FILES as u64 } else { 0 };
-        assert!(asked <= most + hidden + late, "{asked} questions in {dir:?}, {hidden} hidden");
+            let before = Counted::now(&a);
+            change_and_look(&dir, most > 0);
+            let in_time = began.elapsed() < Duration::from_secs(1);
+            let Counted { asked, hidden } = Counted::now(&a);
+            // A name that is still being closed is hidden, under a name that is looked up.
+            let (asked, hidden) = (asked - before.asked, hidden - before.hidden);
+            assert!(!in_time || asked <= most + hidden, "{asked} questions in {dir:?}, {hidden} hidden");
+            in_time
+        });
+        assert!(in_time, "no pass took less than a second");
     }
     umount(&a);
 }

@@ -10,27 +10,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long answers hold that are under no lease.
+/// How long answers hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     /// As the layer below says.
     Told,
-    /// For so long since they were asked for.
+    /// For so long since they were asked for, or until their lease ends.
     For {
         /// Attributes and names.
         most: Duration,
         /// That a name is absent.
         absent: Duration,
     },
-    /// For the call that asked.
+    /// For so long since they were asked for, whatever becomes of leases.
+    Frozen {
+        /// Attributes and names.
+        most: Duration,
+        /// That a name is absent.
+        absent: Duration,
+    },
+    /// For the call that asked, or until their lease ends.
     Once,
 }
 
 /// The layer below all stacks.
 pub struct Trunk {
     below: Arc<dyn Vfs>,
-    hearers: RwLock<Vec<(usize, Arc<dyn Upcalls>)>>,
+    hearers: RwLock<Vec<Heard>>,
     branches: AtomicUsize,
+}
+
+/// A branch, and the layer above it.
+#[derive(Clone)]
+struct Heard {
+    number: usize,
+    frozen: bool,
+    hearer: Arc<dyn Upcalls>,
 }
 
 /// The same for one stack.
@@ -63,7 +78,7 @@ impl Trunk {
         Arc::new(Branch { trunk: self.clone(), number, keep })
     }
 
-    fn hearers(&self) -> Vec<(usize, Arc<dyn Upcalls>)> {
+    fn hearers(&self) -> Vec<Heard> {
         self.hearers.read().clone()
     }
 }
@@ -72,33 +87,40 @@ impl Trunk {
 struct Hearer(std::sync::Weak<Trunk>);
 
 impl Hearer {
-    fn tell(&self, what: impl Fn(&dyn Upcalls) -> BoxFuture<()>) -> BoxFuture<()> {
+    fn tell(&self, what: impl Fn(&Heard) -> BoxFuture<()>) -> BoxFuture<()> {
         let Some(trunk) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
-        all(trunk.hearers().iter().map(|(_, hearer)| what(&**hearer)).collect())
+        all(trunk.hearers().iter().map(what).collect())
     }
 }
 
 impl Upcalls for Hearer {
+    /// A frozen branch keeps its answers, and sends its delayed data before the lease is returned.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
-        self.tell(|hearer| hearer.withdraw(fh))
+        self.tell(|heard| match heard.frozen {
+            true => heard.hearer.settle(fh),
+            false => heard.hearer.withdraw(fh),
+        })
     }
 
     fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
-        self.tell(|hearer| hearer.lapse(files))
+        self.tell(|heard| match heard.frozen {
+            true => Box::pin(std::future::ready(())),
+            false => heard.hearer.lapse(files),
+        })
     }
 
     fn settle(&self, fh: &Fh) -> BoxFuture<()> {
-        self.tell(|hearer| hearer.settle(fh))
+        self.tell(|heard| heard.hearer.settle(fh))
     }
 
     fn unsent(&self, fh: &Fh) -> Unsent {
         let Some(trunk) = self.0.upgrade() else { return Unsent::More };
         let hearers = trunk.hearers();
-        hearers.iter().fold(Unsent::Nothing, |sum, (_, hearer)| sum.and(hearer.unsent(fh)))
+        hearers.iter().fold(Unsent::Nothing, |sum, heard| sum.and(heard.hearer.unsent(fh)))
     }
 
     fn withdraw_all(&self) -> BoxFuture<()> {
-        self.tell(|hearer| hearer.withdraw_all())
+        self.tell(|heard| heard.hearer.withdraw_all())
     }
 }
 
@@ -110,22 +132,21 @@ impl Branch {
     /// A call through this branch has changed an object, or may have: what the others know of it
     /// holds no longer. (The server tells a client nothing of its own changes.)
     fn changed(&self, fh: &Fh) {
-        for (number, hearer) in self.trunk.hearers() {
-            if number != self.number {
-                // The caches drop it at once; the kernel's pages go by themselves.
-                drop(hearer.withdraw(fh));
-            }
+        for heard in self.trunk.hearers().iter().filter(|heard| heard.number != self.number) {
+            // The caches drop it at once; the kernel's pages go by themselves.
+            drop(heard.hearer.withdraw(fh));
         }
     }
 
     fn attrs(&self, mut attrs: Attrs) -> Attrs {
-        if let Validity::Until(told) = attrs.valid {
-            attrs.valid = match self.keep {
-                Keep::Told => Validity::Until(told),
-                Keep::For { most, .. } => Validity::Until(attrs.asked + most),
-                Keep::Once => Validity::Once,
-            };
-        }
+        attrs.valid = match (attrs.valid, self.keep) {
+            (Validity::Until(_), Keep::For { most, .. })
+            | (Validity::Until(_) | Validity::Lease, Keep::Frozen { most, .. }) => {
+                Validity::Until(attrs.asked + most)
+            }
+            (Validity::Until(_), Keep::Once) => Validity::Once,
+            (told, _) => told,
+        };
         attrs
     }
 
@@ -156,7 +177,8 @@ impl Branch {
     fn trail(&self, trail: Trail, asked: Instant) -> Trail {
         let Trail { steps, stop, along } = trail;
         let stop = match (stop, self.keep) {
-            (Stop::Missing(Validity::Until(_)), Keep::For { most, absent }) => {
+            (Stop::Missing(Validity::Until(_)), Keep::For { most, absent })
+            | (Stop::Missing(Validity::Until(_) | Validity::Lease), Keep::Frozen { most, absent }) => {
                 Stop::Missing(Validity::Until(asked + most.min(absent)))
             }
             (Stop::Missing(Validity::Until(_)), Keep::Once) => Stop::Missing(Validity::Once),
@@ -379,7 +401,8 @@ impl Vfs for Branch {
     }
 
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-        self.trunk.hearers.write().push((self.number, upcalls));
+        let frozen = matches!(self.keep, Keep::Frozen { .. });
+        self.trunk.hearers.write().push(Heard { number: self.number, frozen, hearer: upcalls });
     }
 
     /// The last branch takes the trunk along.

@@ -74,7 +74,7 @@ impl Lab {
         };
         let stacks = vec![
             stack(Keep::Told, Asks::AtOpens),
-            stack(Keep::For { most: FOR_EVER, absent: FOR_EVER }, Asks::WhenOver),
+            stack(Keep::Frozen { most: FOR_EVER, absent: FOR_EVER }, Asks::WhenOver),
             stack(Keep::Once, Asks::Always),
         ];
         let all = Subtrees::new(rules(), stacks);
@@ -105,7 +105,15 @@ impl Lab {
         self.model.mkdir(&cx(), &dir, &last, &mode(0o755)).await.unwrap();
     }
 
+    /// A lease of a file ends because another client wants to change it.
+    async fn recall(&self, path: &str) {
+        if let (Some(node), Some(upcalls)) = (self.there(path).await, self.wire.upcalls.get()) {
+            upcalls.withdraw(&node.fh).await;
+        }
+    }
+
     async fn write_there(&self, path: &str, text: &str) {
+        self.recall(path).await;
         let (dir, last) = self.dir_there(path).await;
         write(&*self.model, &dir, &last, text).await;
     }
@@ -119,6 +127,7 @@ impl Lab {
     }
 
     async fn link_there(&self, of: &str, at: &str) -> Result<()> {
+        self.recall(of).await;
         let (fh, (dir, last)) = (self.there(of).await.unwrap().fh, self.dir_there(at).await);
         self.model.link(&cx(), &fh, &dir, &last).await.map(drop)
     }
@@ -216,6 +225,31 @@ async fn each_mode_asks_as_often_as_it_has_to() {
     assert_eq!(lab.opened("frozen/f").await, 1);
 }
 
+/// The end of a lease, by a recall or by itself, takes nothing from a frozen part.
+/// Promise: 8e
+#[tokio::test(start_paused = true)]
+async fn frozen_parts_outlive_leases() {
+    let lab = Lab::new().await;
+    lab.wire.lease(true);
+    lab.write_there("frozen/f", "1").await;
+    let fh = lab.here("frozen/f").await.unwrap().fh;
+    let file = lab.there("frozen/f").await.unwrap().fh;
+    let upcalls = lab.wire.upcalls.get().unwrap();
+    for end in 0..3 {
+        assert_eq!(lab.opened("frozen/f").await, 1, "after end {end}");
+        lab.write_there("frozen/f", "22").await;
+        match end {
+            0 => upcalls.withdraw(&file).await,
+            1 => upcalls.lapse(std::slice::from_ref(&file)).await,
+            _ => upcalls.withdraw_all().await,
+        }
+        tokio::time::advance(VALID * 100).await;
+        let told = lab.all.getattr(&cx(), File { fh: &fh, open: None }).await.unwrap();
+        assert_eq!(told.attr.size_bytes, 1, "after end {end}");
+    }
+    assert_eq!(lab.opened("frozen/f").await, 1);
+}
+
 /// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn what_is_under_a_lease_ends_with_a_change_made_through_another_name() {
@@ -286,6 +320,8 @@ async fn no_promise_is_weaker_than_its_own() {
             (random % n as u64) as usize
         };
         let lab = Lab::new().await;
+        // With leases on files, as from a server that delegates, and without.
+        lab.wire.lease(seed % 2 == 0);
         let dirs = ["frozen", "strict", "plain", "deep/er/strict", "deep/er/strict/not", "deep/er"];
         let (mut frozen, mut held) = (std::collections::BTreeMap::new(), std::collections::BTreeSet::new());
         for step in 0..60 {
