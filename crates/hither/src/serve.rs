@@ -86,8 +86,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     let limits = ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
         connections_max: args.max_connections as usize,
-        // The allocator and the connections themselves take an eighth beside calls and replies.
-        memory_max_bytes: ((args.max_memory as usize) << 20) / 8 * 7,
+        memory_max_bytes: for_calls(args.max_memory as usize),
         ..ServerLimits::default()
     };
     let acceptor = Arc::new(Acceptor::new(server.clone(), limits));
@@ -177,6 +176,14 @@ async fn in_background<T: Send + 'static>(
         Ok(done) => done,
         Err(e) => std::panic::resume_unwind(e.into_panic()),
     }
+}
+
+/// The part of `max_mib` for calls and replies, in bytes. The allocator keeps freed buffers for ten
+/// milliseconds: at the speed of memory that is some 20 MiB.
+fn for_calls(max_mib: usize) -> usize {
+    const FREED_MAX_BYTES: usize = 32 << 20;
+    let max_bytes = max_mib << 20;
+    max_bytes - (max_bytes / 4).min(FREED_MAX_BYTES)
 }
 
 /// Calls of a life before are answered when they come again, not made again.
