@@ -1,4 +1,5 @@
-# hither: `make demo` shows it, `make test` tests it. Both install missing packages (Debian, Ubuntu; as root).
+# hither: `make demo` shows it, `make test` tests it. Both install missing packages (Debian, Ubuntu;
+# as root).
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 CARGO ?= $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
@@ -32,7 +33,8 @@ check: toolchain
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
 	$(CARGO) xtask tidy
 
-# All tests of all crates, several programs side by side (xtask/src/test.rs). Those of crates/hither need root and nfs-ganesha.
+# All tests of all crates, several programs side by side (xtask/src/test.rs). Those of crates/hither
+# need root and nfs-ganesha.
 unit: packages
 	$(CARGO) xtask test --workspace
 

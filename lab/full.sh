@@ -1,6 +1,7 @@
 #!/bin/bash
-# The suites and scenarios that `make test` leaves out: the Linux kernel's server and client as well, every version, every fault.
-# `full.sh all` runs each suite at full length on every server and version, which takes hours.
+# The suites and scenarios that `make test` leaves out: also the Linux kernel's server and client,
+# every version, every fault. `full.sh all` runs each suite at full length on every server and
+# version, which takes hours.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = all ]; then
@@ -11,9 +12,9 @@ scenario --server ganesha,knfsd --vers 4.2,3 all
 END
   exit
 fi
-# `hither serve` with a client that is not ours and with ours, faults and histories, other servers with our client. The guest's
-# kernel is older than what FUSE offers at its best. Its clock ticks a hundred times a second, and NFSv3 tells versions of a file
-# apart by its times: there are no histories with NFSv3 on its server.
+# `hither serve` with the kernel's client and ours, faults and histories, other servers with our
+# client. The guest's kernel lacks newer features of FUSE. Its clock ticks a hundred times a second,
+# and NFSv3 tells versions of a file apart by its times: so its server has no histories with NFSv3.
 lab/lanes.sh full 3 <<'END'
 suite --quick --server hither --vers 4.2 --client kernel sqlite posix git fsx pjdfstest
 suite --quick --server hither --vers 3 --client kernel sqlite posix git fsx pjdfstest
