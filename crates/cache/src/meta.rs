@@ -1,67 +1,76 @@
-//! What is known of names, attributes, directories and small files, and answered from memory while
-//! it holds.
+//! The metadata cache: names, attributes, directories and small files, answered from memory.
 //!
-//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. Objects stand in a table by
-//! filehandle (`table`, `objects`), names in their directories (`names`); a walk goes as far as
-//! memory is valid and asks below once for the rest (`walk`); expired objects are asked about
-//! together (`again`); directories are listed from memory (`list`, `own`); what was known before a
-//! restart is asked about before it is used (`recall`, `remembered`); opens for reading may stay
-//! here (`opens`), unless one is to bring a lease (`tries`), and with them contents of small files
-//! (`contents`, `prefetch`).
+//! This module knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. A *request* is a call
+//! to the layer below. A *local change* is a call through this layer that changes an object.
+//!
+//! - `table` and `objects` keep objects by filehandle, `names` keeps the names of a directory.
+//! - `walk` follows a path in memory, and sends one request for the rest.
+//! - `again` revalidates expired objects in batches.
+//! - `list` and `own` list directories from memory.
+//! - `recall` and `remembered` keep the metadata over a restart, and revalidate it before its use.
+//! - `opens` answers opens for reading without a request. `tries` sends some of them to the server,
+//!   to get leases.
+//! - `contents` keeps the bytes of small files, `prefetch` fetches them ahead.
 //!
 //! # Which answers are used
 //!
-//! Attributes are used until the end of the validity that came with them, or, for a call that asks
-//! for freshness ([`Cx::fresh_since`]), when their question was sent at or after that moment, or
-//! under a lease.
-//! A name is used for the time that its own answer gave it, and beyond that as long as its *label*
-//! holds: the directory's `change` as it was known before the name was asked for. When the
-//! directory's attributes come again with the same `change`, all labeled names, present and absent,
-//! hold as long as these attributes; with another `change` all names go. `change` values are taken
-//! to never come back; where they are made of a clock (`coarse_change`), equality proves nothing
-//! about a directory that changed a moment ago, and names learnt then are not renewed.
-//! Absence has limits beside that, which only a lease lifts. A name that was asked for is believed
-//! to be absent for `absent_max` after the answer, or after the directory's `change` came again
-//! unchanged. The absence of a name that nobody asked for follows from the listing of its
-//! directory, and is believed for `inferred_max`. Then the next look-up of such a name asks for the
-//! name and for the directory's attributes in one question. Other look-ups wait for its answer,
-//! which confirms all of them. A call that makes the name
-//! ([`Cx::makes_last`](hither_vfs::Cx::makes_last)) needs no confirmation.
-//! A name is answered only to a caller who is known to be allowed to search the directory: who was
-//! let in before while its attributes hold, or whose right came with them. Nothing is concluded
-//! from mode bits.
+//! Attributes are used until the end of the validity that came with them, or under a lease. A call
+//! may ask for freshness ([`Cx::fresh_since`]). For such a call, attributes without a lease hold
+//! only if their request was sent at or after that moment.
+//!
+//! A name is used for the validity of its own answer. After that, the name is used as long as its
+//! *label* holds: the directory's `change` as it was known before the request for the name. New
+//! attributes of the directory decide about all labeled names, present and absent. With the same
+//! `change`, labeled names hold as long as these attributes. With another `change`, all names are
+//! dropped. The cache assumes that a `change` value never returns. Some servers make `change` from
+//! a clock (`coarse_change`). An equal `change` then proves nothing about a directory that changed
+//! a moment ago, and names learned in that time are not renewed.
+//!
+//! Absence has further limits, which only a lease lifts. A requested name is believed absent for
+//! `absent_max` after its answer, or after the directory's `change` came again unchanged. An
+//! inferred absence follows from the complete listing of a directory. It is believed for
+//! `inferred_max`. The next look-up of such a name then sends one request for the name and for the
+//! directory's attributes. Other look-ups wait for its answer, which confirms all inferred absences
+//! of the directory. A call that makes the name ([`Cx::makes_last`](hither_vfs::Cx::makes_last))
+//! needs no confirmation.
+//!
+//! A name is answered only to a caller that may search the directory. The cache knows this right
+//! from an earlier request of that caller, while the directory's attributes hold, or from a right
+//! that came with them. Nothing is concluded from mode bits.
 //!
 //! # Which answers are kept
 //!
-//! Calls run side by side and their replies come in any order. Each question takes the number that
-//! a global sequence has when it is sent; each call of ours that changes an object marks it from
-//! before it is sent until its reply is taken in, and at that moment gives it a *barrier*: the
-//! sequence's next number.
-//! 1. An answer about an object is kept only if no call of ours is changing the object and the
-//!    question's number is not below the object's barrier: it was sent after every change of ours
-//!    was done.
-//! 2. The reply of a change is kept only if that call was alone: no other change of the object was
-//!    running when it began, none ended or is running since. Otherwise the attributes expire.
-//! 3. Of two answers the one that was asked later stays.
-//! 4. Names that a call changes are taken from its reply unless another call changed the same name
-//!    meanwhile; the directory's `change` is followed from `before` to `after` over all changes of
-//!    ours, whatever the order of their replies, and a gap in that chain means that somebody else
-//!    changed the directory: its names go. Where the server tells nothing (NQNFS), names stay for
-//!    the time they have, as somebody else's change would not be noticed sooner without ours
-//!    either, and nothing renews them.
-//! 5. An object that is dropped from memory leaves its barrier to those who come into its shard.
-//! 6. A change whose end is not seen (its caller gave up, the server did not answer) keeps the
-//!    object out of memory for a minute.
-//! 7. A change of ours to an object that is not known makes all attributes expire that were asked
-//!    for before it ended. So it is when a name is removed or renamed that is bound to nothing we
-//!    know of, that another call is changing, too, or whose directory somebody else changed
-//!    meanwhile, or may have, unless a lease on the object proves the name before and after the
-//!    call.
-//! 8. An answer under a lease counts only if no lease was withdrawn since it was asked for.
-//! 9. Names that were asked for since a lease on their directory is known here hold under it,
-//!    whatever was believed before.
+//! Calls run concurrently, and their replies arrive in any order. Each request takes the current
+//! number of a global sequence. Each local change marks its object from before the request until
+//! its reply is processed. At that moment the object gets a *barrier*: the next number of the
+//! sequence.
 //!
-//! What is asserted by these rules is checked by random histories of two clients in the tests.
+//! 1. An answer about an object is kept under two conditions. No local change of the object is
+//!    running, and the request's number is not below the object's barrier. Such a request was sent
+//!    after every local change had ended.
+//! 2. The reply of a local change is kept only if that change was alone. No other change of the
+//!    object was running when it began, and none has ended or begun since. Otherwise the attributes
+//!    expire.
+//! 3. Of two answers, the answer to the later request stays.
+//! 4. The names that a local change affects are taken from its reply, unless another local change
+//!    affected the same name meanwhile. The directory's `change` is followed from `before` to
+//!    `after` over all local changes, in any order of replies. A gap in that chain is a change by
+//!    another client: the directory's names are dropped. A server may report neither value (NQNFS).
+//!    Names then keep their remaining validity, and nothing renews them. Without a local change, a
+//!    change by another client would not be noticed sooner.
+//! 5. An object that is dropped from memory leaves its barrier to the later objects of its shard.
+//! 6. A local change may end unseen, because its caller gave up or the server did not answer. The
+//!    object is then not cached for a minute.
+//! 7. A local change of an unknown object expires all attributes that were requested before it
+//!    ended. So does the removal or rename of a name that is bound to no known object, or that
+//!    another local change affects. So does the removal or rename of a name if another client
+//!    changed the directory, or may have changed it. The exception is a lease on the object that
+//!    proves the name before and after the call.
+//! 8. An answer under a lease counts only if no lease was withdrawn since its request.
+//! 9. Names that were requested after a directory's lease is known hold under that lease,
+//!    regardless of earlier answers.
+//!
+//! Random histories of two clients check these rules in the tests.
 
 mod again;
 mod change;
@@ -105,35 +114,35 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// Credentials that are told apart at a time.
+/// Most credentials that are told apart at a time.
 const CREDS_MAX: usize = 4096;
 
-/// A name that nobody asked for is believed to be absent for so long after the server confirmed it.
-/// The kernel's client asks for each such name; a burst of look-ups within this time costs one
-/// question.
+/// Longest time that an inferred absence is believed after the server confirmed it. The Linux NFS
+/// client sends a request for each such name; a burst of look-ups within this time costs one
+/// request.
 pub const INFERRED_MAX: Duration = Duration::from_secs(1);
 
-/// Whether small files are fetched before they are asked for.
+/// Whether small files are fetched ahead of their use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefetch {
     /// Never.
     Off,
-    /// Those of a directory in which a second file is opened.
+    /// The small files of a directory, when a second file of it is opened.
     Small,
 }
 
-/// Which names may be answered from memory (nfs(5), `lookupcache`).
+/// Which names are answered from memory (nfs(5), `lookupcache`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookupCache {
-    /// Present and absent ones.
+    /// Present and absent names.
     All,
-    /// Present ones.
+    /// Present names.
     Positive,
-    /// None.
+    /// No names.
     None,
 }
 
-/// How much is kept, and what is asked for unasked.
+/// Options of the metadata cache.
 #[derive(Debug, Clone)]
 pub struct MetaOptions {
     /// Memory for names and attributes, in bytes.
@@ -142,35 +151,37 @@ pub struct MetaOptions {
     pub contents_bytes: usize,
     /// Whether small files are fetched ahead.
     pub prefetch: Prefetch,
-    /// Files up to this size are small, in bytes.
+    /// Largest size of a small file, in bytes.
     pub small_file_bytes: u32,
-    /// The listing that is asked for with the first walk into a directory, in bytes; 0: none.
+    /// Size of the listing that is requested with the first walk into a directory, in bytes; 0: no
+    /// listing.
     pub listing_bytes: u32,
-    /// Expired objects that are asked about in one question; 1: no guesses.
+    /// Most expired objects in one request; 1: only the needed object.
     pub batch_objects: usize,
-    /// A directory is listed again, instead of asking about its entries one by one in a question,
-    /// when so many of them have expired: as many as one message asks about.
+    /// Number of expired entries from which on a directory is listed instead of revalidating each
+    /// entry: as many as one message holds.
     pub worth_listing: usize,
-    /// Most time that a name holds since it was asked for, however long what it leads to does
+    /// Longest validity of a name after its request, even if its object holds for longer
     /// (`acdirmax`).
     pub names_max: Duration,
-    /// Most time that a name that was asked for is believed to be absent after a question has shown
-    /// it (`acnegmax`).
+    /// Longest time that a requested name is believed absent after a request confirmed it
+    /// (`acnegmax`).
     pub absent_max: Duration,
-    /// The same of a name that nobody asked for, which is absent because its directory is known as
-    /// a whole.
+    /// Longest time that an inferred absence is believed: the name was never requested, and the
+    /// complete listing of its directory lacks it.
     pub inferred_max: Duration,
-    /// Which names may be answered from memory.
+    /// Which names are answered from memory.
     pub lookup_cache: LookupCache,
-    /// Opens below leave no state at the server, and by name cost a question more than by handle
-    /// (NFSv3): both questions are then asked side by side.
+    /// Opens leave no state at the server, and an open by name costs one request more than an open
+    /// by filehandle (NFSv3). The look-up and the open are then sent concurrently.
     pub stateless_opens: bool,
-    /// Whether `change` is made of a clock, whose tick may hide a change.
+    /// Whether the server makes `change` from a clock: two changes within one tick have the same
+    /// `change`.
     pub coarse_change: bool,
-    /// Opens ask for freshness (close-to-open): only leases spare their questions.
+    /// Opens ask for freshness (close-to-open): only leases save their requests.
     pub fresh_opens: bool,
-    /// Nothing is concluded from an equal `change`: bytes and rights are used under the lease that
-    /// they came under, and not when they are from before it.
+    /// An equal `change` proves nothing. Bytes and rights are used only under the lease that was
+    /// held when they were requested.
     pub strict: bool,
 }
 
@@ -196,7 +207,7 @@ impl Default for MetaOptions {
     }
 }
 
-/// The cache.
+/// The metadata cache.
 pub struct Meta {
     below: Arc<dyn Vfs>,
     options: MetaOptions,
@@ -204,14 +215,14 @@ pub struct Meta {
     limits: Limits,
     clock: Clock,
     table: table::Table,
-    /// Orders questions and changes of our own.
+    /// Orders requests and local changes.
     seq: AtomicU64,
-    /// Grows when all leases are lost.
+    /// The epoch of leases: it grows when all leases are lost.
     leases: AtomicU64,
-    /// When an answer last came under a lease.
+    /// When the last answer under a lease arrived.
     leased: AtomicU64,
-    /// Attributes that were asked for before this moment do not hold: a call of ours changed an
-    /// object that nobody knows.
+    /// Attributes requested before this moment do not hold: a local change affected an unknown
+    /// object.
     fence: AtomicU64,
     creds: Mutex<(HashMap<Arc<Cred>, u32>, u32)>,
     flights: Flights,
@@ -224,11 +235,11 @@ pub struct Meta {
     counters: Counters,
     above: OnceLock<Arc<dyn Upcalls>>,
     near: OnceLock<Arc<dyn Near>>,
-    /// Opens that tried whether the server grants leases.
+    /// Opens that probed whether the server grants leases.
     probes: AtomicU32,
-    /// Opens that asked for a lease where a question would have done.
+    /// Opens that replaced a revalidation, to get a lease.
     tries: AtomicU32,
-    /// Questions that opened many remembered files.
+    /// Requests that opened many remembered files.
     openings: remembered::Openings,
 }
 
@@ -239,7 +250,7 @@ impl std::fmt::Debug for Meta {
 }
 
 impl Meta {
-    /// A cache over `below`, whose upcalls it takes.
+    /// A cache over `below`. The cache subscribes to the upcalls of `below`.
     pub fn new(below: Arc<dyn Vfs>, options: MetaOptions, env: Env) -> Arc<Self> {
         let meta = Arc::new(Self {
             table: table::Table::new(options.memory_bytes),
@@ -274,7 +285,7 @@ impl Meta {
         meta
     }
 
-    /// What was counted.
+    /// The counters and the memory in use.
     pub fn stats(&self) -> MetaStats {
         MetaStats {
             memory_bytes: (self.table.memory_bytes() + self.contents.memory_bytes()) as u64,
@@ -283,8 +294,7 @@ impl Meta {
         }
     }
 
-    /// Number of a credential. Rights that were kept under a number that was given up are never
-    /// found again.
+    /// Number of a credential. Rights under a dropped number are never found again.
     fn cred(&self, cred: &Arc<Cred>) -> u32 {
         let mut creds = self.creds.lock();
         if let Some(&n) = creds.0.get(cred) {
@@ -299,13 +309,13 @@ impl Meta {
         n
     }
 
-    /// Something of ours changed an object, nobody knows which.
+    /// Expires all attributes: a local change affected an unknown object.
     fn raise_fence(&self) {
         self.fence.fetch_max(self.clock.now(), Ordering::AcqRel);
         stats::add(&self.counters.fences, 1);
     }
 
-    /// Nothing known about an object's attributes and contents holds any more.
+    /// Drops the contents of an object, and expires its attributes and names.
     fn let_go(&self, fh: &Fh) {
         self.contents.drop_file(fh, &self.counters);
         let barrier = self.next_seq();
@@ -318,20 +328,19 @@ impl Meta {
         });
     }
 
-    /// Whether what is known of an object holds under a lease.
+    /// Whether the object's attributes hold under a lease.
     fn is_leased(&self, fh: &Fh) -> bool {
         let when = self.at_present();
         self.table.with(fh, |_, object| object.until & LEASE != 0 && object.holds(&when)).unwrap_or(false)
     }
 
-    /// What is known of an object holds by no lease any more; it is as good as if its time had
-    /// passed.
+    /// Ends the lease on an object; its attributes and contents are kept as expired.
     fn lapse(&self, fh: &Fh) {
         let barrier = self.next_seq();
         let held = self.table.ensure(fh, |_, object| {
             object.barrier = object.barrier.max(barrier);
-            // What is held under it until now is known by `change` from now on, where the next one
-            // is bound to be another.
+            // Contents held under the lease are bound to their `change` from now on. The object is
+            // old enough that the next change has another `change` value.
             let lasts = object.until & LEASE != 0 && !self.is_young(object) && !self.options.strict;
             let held = lasts.then(|| object.version());
             object.lapse();
@@ -343,12 +352,12 @@ impl Meta {
     }
 }
 
-/// The handle of an object.
+/// The filehandle of an object.
 fn handle(object: &Object) -> Fh {
     Fh(Bytes::copy_from_slice(object.fh.raw()))
 }
 
-/// Hears the layer below without keeping the cache alive.
+/// Subscriber to the layer below that does not keep the cache alive.
 struct Hearer(Weak<Meta>);
 
 impl Upcalls for Hearer {

@@ -1,11 +1,10 @@
-//! Asking again: expired objects together, in one question.
+//! Revalidates expired objects in batches.
 //!
-//! A ring remembers in which order objects were used. When one that has expired is needed, those
-//! that were used after it last time will most likely be needed next: they are asked about in the
-//! same question, with the directories above them, whose names hold again when they have not
-//! changed. Where so many of them are in one directory, known as a whole and small, that a message
-//! of their own would be filled, the directory is listed instead, which brings the attributes of
-//! all its entries.
+//! A ring records the order in which objects are used. When an expired object is needed, the
+//! objects used after it last time will most likely be needed next. The same request asks about
+//! them and about the directories above them. Names of an unchanged directory then hold again. If a
+//! directory would fill a message with its expired entries, and is small and completely known, it
+//! is listed instead. The listing brings the attributes of all its entries.
 
 use super::names::Id;
 use super::objects::When;
@@ -16,20 +15,20 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Uses that are remembered: a power of two.
+/// Uses in the ring: a power of two.
 const RING: usize = 1 << 15;
-/// Uses after the one in question that are looked at.
+/// Uses in the ring after that of the needed object that are examined.
 const AHEAD: u32 = 512;
-/// The same after a restart, when everything is to be asked about.
+/// The same after a restart, when all objects need revalidation.
 const REMEMBERED_AHEAD: u32 = 4096;
-/// A use this recent is not noted again.
+/// An object used within so many uses is not recorded again.
 const RECENT: u32 = 64;
-/// Directories that are listed in one question, and the most names that each has.
+/// Most directories listed in one request, and most names in each of them.
 const LISTINGS: usize = 24;
 const LISTED_NAMES: usize = 400;
-/// Directories whose absent names are confirmed beside a look-up in one.
+/// Most directories whose inferred absences are confirmed together with a look-up.
 const CONFIRMED: usize = 64;
-/// Directories above an object that are looked at.
+/// Most levels of directories above an object that are examined.
 const ABOVE: usize = 16;
 
 /// Order of use.
@@ -55,7 +54,7 @@ impl Ring {
         at
     }
 
-    /// What was used after a position, next first, and then shortly before.
+    /// Objects used after a position, in that order, and then those used shortly before it.
     fn after(&self, at: u32, ahead: u32) -> Vec<Id> {
         let slots = self.slots.lock();
         let next = self.next.load(Ordering::Relaxed);
@@ -63,7 +62,8 @@ impl Ring {
         if known as usize >= RING || slots.is_empty() {
             return Vec::new();
         }
-        // What is used again soon keeps its older place: it may have been used after all the same.
+        // An object that is used again soon keeps its older position. So an earlier position may
+        // belong to a later use.
         let before = (1..RECENT).map(|d| at.wrapping_sub(d));
         (1..known.min(ahead))
             .map(|d| at.wrapping_add(d))
@@ -74,16 +74,16 @@ impl Ring {
     }
 }
 
-/// What to ask about.
+/// The parts of a batch.
 #[derive(Default)]
 struct Plan {
     objects: Vec<Fh>,
     listings: Vec<Fh>,
-    /// Directories that the caller could search or list before a restart: what he may is asked as
-    /// well.
+    /// Directories that the caller could search or list before a restart: the rights are requested
+    /// with the attributes.
     proofs: Vec<Fh>,
-    /// Files remembered from before a restart whose bytes are near: they are opened, which says
-    /// whether they are still the same, that the caller may read them, and brings leases.
+    /// Files restored after a restart whose bytes are on the local disk. An open revalidates such a
+    /// file, proves the caller's right to read it, and may bring a lease.
     opens: Vec<Opening>,
 }
 
@@ -94,13 +94,13 @@ impl Plan {
 }
 
 impl Meta {
-    /// Notes that an object was used before a restart, after those that were noted before it.
+    /// Records a use before a restart, after the uses recorded so far.
     pub(super) fn remember_use(&self, id: Id) {
         let at = self.ring.push(id);
         self.table.with_id(id, |o| o.used = at);
     }
 
-    /// Notes that an object was used.
+    /// Records a use.
     pub(super) fn note_use(&self, id: Id) {
         let next = self.ring.next.load(Ordering::Relaxed);
         let recent = self.table.with_id(id, |o| next.wrapping_sub(o.used) < RECENT);
@@ -110,17 +110,17 @@ impl Meta {
         }
     }
 
-    /// Notes that an object is about to be needed whose time is over. (What holds for one call
-    /// alone is worth no question about many.)
+    /// Records a coming use of an expired object. Attributes that hold for one call only are not
+    /// worth a batch.
     pub(super) fn note_expired_use(&self, id: Id) {
         if self.table.with_id(id, |o| o.until != o.asked) == Some(true) {
             self.note_use(id);
         }
     }
 
-    /// Asks about objects whose time is over, and others that are likely to be needed next. Returns
-    /// the answer about the first, if it was asked about by itself.
-    /// `opening`: the caller is going to open a file.
+    /// Revalidates expired objects, with others that are likely to be needed next. Returns the
+    /// answer about the first object, if the batch asked for it by itself. `opening`: the caller is
+    /// going to open a file.
     pub(super) async fn ask_again(&self, cx: &Cx, old: &[Fh], opening: bool) -> Option<Result<Attrs>> {
         let plan = self.plan(cx, old, opening);
         let many = plan.objects.len() + plan.listings.len() + plan.proofs.len() + plan.opens.len();
@@ -138,7 +138,7 @@ impl Meta {
         first.filter(|_| plan.objects.first() == old.first())
     }
 
-    /// Attributes of many objects; the answer about the first.
+    /// Requests the attributes of many objects; returns the answer about the first.
     async fn ask_objects(&self, cx: &Cx, objects: &[Fh]) -> Option<Result<Attrs>> {
         let first = objects.first()?;
         let ticket = self.ticket();
@@ -162,9 +162,8 @@ impl Meta {
         out
     }
 
-    /// Asks about the directories that are likely to be searched after this one, where absent names
-    /// were confirmed too long ago: the search of a name along a path of directories costs one
-    /// question.
+    /// Confirms the inferred absences of the directories that are likely to be searched next. So
+    /// the search of a name along a path of directories costs one request.
     pub(super) async fn confirm_others(&self, cx: &Cx, dir: Id) {
         if self.options.stateless_opens || self.options.batch_objects <= 1 {
             return;
@@ -177,7 +176,7 @@ impl Meta {
         self.note_use(dir);
         let mut others: Vec<Id> = Vec::new();
         for id in self.ring.after(used, AHEAD) {
-            // A file's use is one of its directory.
+            // The use of a file counts for its directory.
             let above = self.table.with_id(id, |o| o.parent).unwrap_or(u32::MAX);
             let above = self.table.with_slot(above, |id, _| id);
             let is_due = |id: &Id| *id != dir && self.table.with_id(*id, |o| due(o)) == Some(true);
@@ -213,7 +212,7 @@ impl Meta {
         }
     }
 
-    /// Chooses what to ask about: `old` in any case.
+    /// Chooses the parts of the batch. `old` is always included.
     fn plan(&self, cx: &Cx, old: &[Fh], opening: bool) -> Plan {
         let when = self.when(cx).any_age();
         let most = self.options.batch_objects.max(1);
@@ -237,8 +236,8 @@ impl Meta {
             }
         }
         let most_opens = self.opens_at_once(&when);
-        // A listing would tell what they are, and their opens would ask again. Of what holds it
-        // would tell nothing new.
+        // Opens are left out of listings: a listing would bring the attributes that the open brings
+        // again. Valid objects are left out: a listing would bring nothing new about them.
         let opens = |id: &&Id| opening && matches!(self.way(**id, cred, most_opens > 0), Way::Open(_));
         let old_ones = |id: &&Id| self.table.with_id(**id, |o| !o.holds(&when)).unwrap_or(false);
         let listable: Vec<Id> = wanted.iter().filter(|id| old_ones(id) && !opens(id)).copied().collect();
@@ -267,7 +266,7 @@ impl Meta {
         if plan.is_empty() {
             plan.objects.extend(old.first().cloned());
         }
-        // A second question only for what is needed now.
+        // A second request is sent only for needed objects.
         if !plan.listings.is_empty() {
             plan.objects.retain(|fh| old.contains(fh));
             plan.opens.retain(|open| old.contains(&open.fh));
@@ -279,8 +278,9 @@ impl Meta {
         plan
     }
 
-    /// Adds an object and the directories above it, those first, as far as they have expired, or a
-    /// right on them is only remembered. (A file under a lease has not.)
+    /// Adds the expired directories above an object and then the object, if it has expired. A
+    /// directory also counts as expired while a right on it is only remembered. A file under a
+    /// lease is not added.
     fn with_those_above(
         &self,
         id: Id,
@@ -310,7 +310,7 @@ impl Meta {
         wanted[start..].reverse();
     }
 
-    /// The directory worth listing for each of the objects that has one.
+    /// The directory to list for each object that has one worth listing.
     fn groups(&self, cx: &Cx, wanted: &[Id], when: &When) -> HashMap<Id, Id> {
         let cred = self.cred(&cx.cred);
         let mut by_parent: HashMap<u32, Vec<Id>> = HashMap::new();
@@ -369,7 +369,7 @@ impl Meta {
         }
     }
 
-    /// Asks about one object and keeps the answer.
+    /// Requests the attributes of one object and stores the answer.
     pub(super) async fn ask_attrs(&self, cx: &Cx, below: File<'_>) -> Result<Attrs> {
         let ticket = self.ticket();
         stats::add(&self.counters.attr_misses, 1);

@@ -1,4 +1,4 @@
-//! Changes of our own: what they do to what is known, while they run and when their reply comes.
+//! Local changes: their effect on the cache while they run and when their reply arrives.
 
 use super::learn::Ticket;
 use super::moment::Moment;
@@ -7,37 +7,36 @@ use super::objects::{Dir, Pending};
 use super::{Meta, stats};
 use hither_vfs::{Attrs, ChangeInfo, Error, Fh, Name, Node, Validity};
 
-/// For so long nothing is kept about an object after a change of our own whose end was not seen: it
-/// may still be on its way.
+/// After a local change with an unseen end, the object is not cached for so long: the change may
+/// still be on its way.
 const UNSETTLED_NANOS: u64 = 60_000_000_000;
 
-/// A change of an object by a call of ours, from before it is sent until its reply was taken in.
+/// A local change of an object, from before its request until its reply is processed.
 #[must_use]
 pub(super) struct Changing<'a> {
     meta: &'a Meta,
     pub fh: Fh,
-    /// No other call was changing it when this one began.
+    /// No other local change of the object was running when this one began.
     alone: bool,
     ticket: Ticket,
-    /// Hashes of the names that this call changes, for a directory.
+    /// Hashes of the names that the call changes in a directory.
     names: [Option<u64>; 2],
-    /// What it takes a name from is what that was known to lead to, whatever others do: a lease
-    /// says so.
+    /// A lease proves that the removed name led to the known object, regardless of other clients.
     sure: bool,
     settled: bool,
 }
 
-/// What a call did to a name.
+/// The effect of a call on a name.
 pub(super) enum Renamed<'a> {
     /// The name is bound to this object now.
     To(&'a Node),
-    /// The name is bound to a known object whose attributes are not known.
+    /// The name is bound to a known object whose attributes are unknown.
     Moved(Id),
-    /// The same, if nobody else has changed the directory that the object was in.
+    /// The same, if no other client changed the directory that the object was in.
     Believed(Id),
     /// The name is absent now.
     Gone,
-    /// Nobody knows.
+    /// The binding of the name is unknown.
     Unknown,
 }
 
@@ -76,14 +75,13 @@ impl Meta {
     }
 }
 
-/// Whether a failed call may still be executed, or have been.
+/// Whether a failed call may have been executed, or may still be.
 fn is_unknown(e: &Error) -> bool {
     matches!(e.errno, libc::EINTR | libc::EIO | libc::ETIMEDOUT | libc::ECANCELED)
 }
 
 impl Changing<'_> {
-    /// The call ended: `attrs` are the object's afterwards, when they came along. `ours`: it was
-    /// sent after this call began.
+    /// The call ended. `outcome` has the attributes of the object after the call, if they arrived.
     pub fn done(self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
         self.end(outcome, false);
     }
@@ -116,13 +114,13 @@ impl Changing<'_> {
         meta.relieve();
     }
 
-    /// The call took a name from the object. What is left of it is not asked about by the way: a
-    /// server answers a handle without a name with an error, behind which it does not go on.
+    /// The call removed a name of the object. Batches do not revalidate the remaining object: a
+    /// server answers a filehandle without a name with an error, and stops the compound there.
     pub fn removed(self) {
         self.end(Ok(None), true);
     }
 
-    /// The call changed nothing after all.
+    /// The call changed nothing.
     pub fn nothing(mut self) {
         self.settled = true;
         let (names, meta) = (self.names, self.meta);
@@ -139,22 +137,22 @@ impl Changing<'_> {
         });
     }
 
-    /// Notes whether the name that is taken leads to what it was known to: asked before the call
-    /// and, before anything is kept of it, after it.
+    /// Records whether a lease proves the binding of the removed name. Asked before the call, and
+    /// again after it before the reply is processed.
     pub fn sure(&mut self, sure: bool) {
         self.sure = sure;
     }
 
-    /// As [`Changing::done`], when the rights on the object may be others now.
+    /// Like [`Changing::done`], for a call that may have changed the rights on the object.
     pub fn done_rights(self, outcome: std::result::Result<Option<&Attrs>, &Error>) {
         let (meta, fh) = (self.meta, self.fh.clone());
         self.done(outcome);
         meta.table.with(&fh, |_, object| object.revoke());
     }
 
-    /// The call that changes names of a directory ended. Its changes of the directory, one after
-    /// the other; none when the server did not tell. Whether nobody else can have changed the
-    /// directory since what is known of it was learnt.
+    /// The call that changes names of a directory ended. `outcome` has the successive changes of
+    /// the directory; none when the server did not report them. Returns whether no other client can
+    /// have changed the directory since its names were learned.
     pub fn renamed(
         mut self,
         outcome: std::result::Result<&[&ChangeInfo], &Error>,
@@ -174,14 +172,14 @@ impl Changing<'_> {
             let dir = object.dir_mut();
             let meddled = take_flying(dir, self.names);
             if takes && outcome.is_ok() && meddled.contains(&true) {
-                // What the name was bound to when it was taken is anybody's guess.
+                // The removed name may have been bound to an unknown object.
                 meta.raise_fence();
             }
             let (mut believed, mut others, mut kept, mut followed) = (false, false, false, None);
             match outcome {
                 Ok(changes) => {
                     let (label, met) = advance(dir, changes, takes, last, now);
-                    // Whoever else changes it in the same tick of the server's clock leaves no
+                    // Another client's change in the same tick of the server's clock leaves no
                     // trace in `change`.
                     dir.unproven |= meta.options.coarse_change && label.is_some();
                     if met == Met::OthersAndTook || met == Met::Untold && takes && !self.sure {
@@ -199,7 +197,7 @@ impl Changing<'_> {
                     followed = label;
                 }
                 Err(e) if is_unknown(e) => dir.reset(None, now),
-                // Nothing was changed; what was believed about the names may be wrong.
+                // The failed call changed nothing. The cached facts about the names may be wrong.
                 Err(e) => {
                     believed = names.iter().all(|(name, _)| !meta.belies(dir, name, e));
                     if !believed {
@@ -208,7 +206,7 @@ impl Changing<'_> {
                 }
             }
             if last && !dir.pending.is_empty() {
-                // Others waited for a predecessor that was none of ours.
+                // Local changes waited for a predecessor of another client.
                 others = true;
                 meta.left_over(dir, now);
             }
@@ -216,7 +214,7 @@ impl Changing<'_> {
                 object.attr.change = label;
             }
             if others {
-                // They may have changed rights, too.
+                // Another client may also have changed rights.
                 object.revoke();
             }
             let attrs = outcome.ok().and_then(|c| c.last()).and_then(|change| change.attrs.as_ref());
@@ -236,7 +234,8 @@ impl Changing<'_> {
 }
 
 impl Meta {
-    /// Puts in what a call of ours bound its names to, except where another one meddled.
+    /// Stores the bindings that a local change made, except where another local change affected the
+    /// name.
     fn bind(
         &self,
         dir: &mut Dir,
@@ -255,15 +254,15 @@ impl Meta {
         }
     }
 
-    /// Forgets what is known about a name, and that everything is known.
+    /// Drops the binding of a name, and the completeness of the listing.
     pub(super) fn doubt(&self, dir: &mut Dir, name: &Name) {
         dir.names.remove(&self.table.hasher, name.as_bytes());
         dir.names.unlist();
         dir.listing = None;
     }
 
-    /// No call of ours is left to close the gap before changes of ours: somebody else changed the
-    /// directory.
+    /// No local change is left that could close the gap before the pending ones: another client
+    /// changed the directory.
     fn left_over(&self, dir: &mut Dir, now: Moment) {
         if dir.pending.iter().any(|p| p.takes) {
             self.raise_fence();
@@ -272,7 +271,7 @@ impl Meta {
         dir.reset(None, now);
     }
 
-    /// Whether an error shows that what is known about a name is not so.
+    /// Whether an error contradicts the known binding of a name.
     fn belies(&self, dir: &Dir, name: &Name, e: &Error) -> bool {
         let answer = dir.answer(self.table.hash(name.as_bytes()), name.as_bytes(), self.limits);
         match (e.errno, answer) {
@@ -283,7 +282,7 @@ impl Meta {
         }
     }
 
-    /// The binding that a call of ours made.
+    /// The binding that a local change made.
     fn bound(&self, what: &Renamed<'_>, ticket: &Ticket) -> Option<Bound> {
         let (child, asked, valid) = match what {
             Renamed::To(node) => {
@@ -300,7 +299,8 @@ impl Meta {
     }
 }
 
-/// Takes the names of a call out of those in flight; whether another call meddled with each.
+/// Removes the names of a call from those in flight. Returns for each name whether another local
+/// change affected it.
 fn take_flying(dir: &mut Dir, names: [Option<u64>; 2]) -> [bool; 2] {
     names.map(|hash| {
         let Some(hash) = hash else { return false };
@@ -309,22 +309,23 @@ fn take_flying(dir: &mut Dir, names: [Option<u64>; 2]) -> [bool; 2] {
     })
 }
 
-/// Who else changed a directory between changes of ours.
+/// Changes of a directory by other clients between local changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Met {
     Nobody,
-    /// Somebody may have, who would be noticed without a change of ours as little: names hold for
-    /// their time.
+    /// Another client may have changed the directory. Without a local change, that would be noticed
+    /// no sooner, so names keep their validity.
     Untold,
     Others,
-    /// And a call of ours took a name that may not have been bound to what we knew.
+    /// Another client changed the directory, and a local change removed a name that may have been
+    /// bound to another object.
     OthersAndTook,
 }
 
-/// Follows the directory's `change` over a change of our own. Replies of calls that overlap come in
-/// any order: one that does not go on from where we are waits for its predecessor; when no call is
-/// left, somebody else's change is between. Returns the label under which the call's own names
-/// hold, and whom the changes met.
+/// Follows the directory's `change` over a local change. Replies of overlapping calls arrive in any
+/// order. A reply that does not continue from the present label waits for its predecessor. If no
+/// call is left, another client's change lies between. Returns the label under which the call's own
+/// names hold, and the detected changes of other clients.
 fn advance(
     dir: &mut Dir,
     changes: &[&ChangeInfo],
@@ -358,7 +359,8 @@ fn advance(
         return (dir.label, Met::Nobody);
     }
     let met = if dir.pending.iter().any(|p| p.takes) { Met::OthersAndTook } else { Met::Others };
-    // The newest of what is left is what the names of this call hold under, if nothing was between.
+    // The names of this call hold under the last remaining change, if it is the only one and
+    // atomic.
     let label = (dir.pending.len() == 1 && change.atomic).then_some(change.after);
     dir.pending.clear();
     dir.reset(label, now);
@@ -366,7 +368,7 @@ fn advance(
 }
 
 impl Drop for Changing<'_> {
-    /// The caller stopped waiting; the call goes on below, nobody knows how long.
+    /// The caller stopped waiting. The call continues below for an unknown time.
     fn drop(&mut self) {
         if self.settled {
             return;

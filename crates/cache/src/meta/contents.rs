@@ -1,8 +1,8 @@
-//! Contents of small files, whole, each with the `change` it belongs to.
+//! Contents of small files, complete, each with the `change` it belongs to.
 //!
-//! Nothing here is valid by itself: bytes are used when somebody knows that the file's present
-//! `change` is theirs. The total is bounded; what was not used since the hand last passed goes
-//! first.
+//! Contents have no validity of their own: the caller compares them with the file's present
+//! version. The total size is bounded. Files that were not used since the clock hand last passed
+//! are dropped first.
 
 use super::moment::Moment;
 use super::stats::{Counters, add};
@@ -11,9 +11,9 @@ use hither_vfs::{Attr, Fh, FileKind, Read};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 
-/// What one file costs beside its bytes.
+/// Memory per file besides its bytes.
 const FILE_BYTES: usize = 200;
-/// Files that the hand passes for one that comes.
+/// Files that the hand passes per insertion.
 const STEPS: usize = 32;
 
 /// The files.
@@ -26,19 +26,19 @@ pub(super) struct Contents {
 #[derive(Debug, Default)]
 struct State {
     files: HashMap<Fh, Held>,
-    /// Handles in order of arrival, with the number of the arrival: entries whose file went or came
-    /// again are skipped.
+    /// Filehandles in order of arrival, with the number of the arrival. Entries of dropped or
+    /// replaced files are skipped.
     queue: VecDeque<(Fh, u64)>,
     arrivals: u64,
     bytes: usize,
 }
 
-/// Which state of a file: its `change`, and when that was asked for.
+/// A version of a file: its `change`, and the request time of that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Version {
     pub change: u64,
     pub asked: Moment,
-    /// When the lease was asked for that is held on it: nobody else has changed it since.
+    /// When the present lease was requested: no other client has changed the file since.
     pub leased: Option<Moment>,
 }
 
@@ -46,11 +46,11 @@ pub(super) struct Version {
 struct Held {
     data: Bytes,
     version: Version,
-    /// Whether another answer with the same `change` proves that these are still the contents.
+    /// Whether a later answer with the same `change` proves these contents.
     proves: bool,
     arrival: u64,
     referenced: bool,
-    /// Fetched by a guess, and not read yet.
+    /// Prefetched, and not read yet.
     guessed: bool,
 }
 
@@ -74,13 +74,14 @@ impl State {
 }
 
 impl Contents {
-    /// Room for so many bytes.
+    /// A store of at most `most_bytes` bytes.
     pub fn new(most_bytes: usize) -> Self {
         Self { state: Mutex::default(), most_bytes }
     }
 
-    /// Keeps a file that came whole with its attributes, asked for at that moment. `proves`: its
-    /// `change` is good for longer than these attributes. `guessed`: nobody asked for it.
+    /// Stores a file that arrived complete with its attributes, requested at that moment. `proves`:
+    /// its `change` remains good after these attributes expire. `guessed`: the file was prefetched.
+    /// Returns whether the file was stored.
     pub fn learn(
         &self,
         fh: &Fh,
@@ -94,7 +95,7 @@ impl Contents {
         if !whole || len > small_bytes as usize || len + FILE_BYTES > self.most_bytes {
             return false;
         }
-        // A copy: the bytes are a slice of a reply that may be much larger.
+        // A copy: the received bytes are a slice of a reply that may be much larger.
         let mut data = Vec::with_capacity(len);
         read.data.parts().iter().for_each(|part| data.extend_from_slice(part));
         let mut s = self.state.lock();
@@ -112,7 +113,7 @@ impl Contents {
         true
     }
 
-    /// Makes room, a bounded piece of work.
+    /// Drops files while the store is too large; the work per call is bounded.
     pub fn relieve(&self, counters: &Counters) {
         let mut s = self.state.lock();
         let slack = s.files.len() * 2 + STEPS;
@@ -134,7 +135,7 @@ impl Contents {
         }
     }
 
-    /// The contents of a file in this state.
+    /// The contents of this version of a file.
     pub fn find(&self, fh: &Fh, version: Version, counters: &Counters) -> Option<Bytes> {
         let mut s = self.state.lock();
         let held = s.files.get_mut(fh).filter(|held| held.is(version))?;
@@ -145,19 +146,20 @@ impl Contents {
         Some(held.data.clone())
     }
 
-    /// Whether the contents in this state are here.
+    /// Whether the store has this version of a file.
     pub fn has(&self, fh: &Fh, version: Version) -> bool {
         self.state.lock().files.get(fh).is_some_and(|held| held.is(version))
     }
 
-    /// The contents in this state are those of its `change`, whoever answers it from now on.
+    /// Binds the contents of this version to its `change`: a later answer with the same `change`
+    /// proves them.
     pub fn prove(&self, fh: &Fh, version: Version) {
         if let Some(held) = self.state.lock().files.get_mut(fh) {
             held.proves |= held.is(version);
         }
     }
 
-    /// Forgets a file.
+    /// Drops a file.
     pub fn drop_file(&self, fh: &Fh, counters: &Counters) {
         let mut s = self.state.lock();
         if !s.files.is_empty() {
@@ -165,7 +167,7 @@ impl Contents {
         }
     }
 
-    /// Memory in use.
+    /// Memory in use, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.state.lock().bytes
     }

@@ -1,7 +1,8 @@
-//! What is known of a path and how long that holds, for people; and why a question has to be asked.
+//! Explains the cache to people: the known facts about a path with their validity, and the reason
+//! of a request.
 //!
-//! Nothing is asked and nothing changes here. A reason is found after it is decided to ask, from
-//! what memory says at that moment, and only for calls that keep an account.
+//! This module sends no requests and changes nothing. A reason is found after the decision to send
+//! a request, from the memory at that moment, and only for calls that keep an account.
 
 use super::Meta;
 use super::contents::Version;
@@ -10,53 +11,52 @@ use super::objects::{Dir, When};
 use hither_vfs::{Access, Cx, Fh, FileKind, Name, Want, Where, Why};
 use std::time::Duration;
 
-/// Entries of a listing in which the one is looked for that is too old.
+/// Most entries of a listing that are searched for an expired one.
 const LOOKED_AT: usize = 256;
 
-/// How long something that is known may be used.
+/// Age and remaining validity of a cached fact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Known {
-    /// When it was asked for, in milliseconds before now; `None`: a change of this client's own
-    /// made it unknown.
+    /// Age of the request, in milliseconds; `None`: a local change expired the fact.
     pub asked_ms_ago: Option<u64>,
-    /// For how long it may still be used, in milliseconds; 0: it has to be asked again. `None`:
-    /// until the server recalls it.
+    /// Remaining validity, in milliseconds; 0: expired. `None`: valid until the server recalls the
+    /// lease.
     pub left_ms: Option<u64>,
 }
 
 impl Known {
-    /// Whether it may be used now, by a call that takes what holds.
+    /// Whether a call without freshness may use the fact now.
     pub fn holds(&self) -> bool {
         self.left_ms != Some(0)
     }
 }
 
-/// What is known of one object on a path.
+/// The cached facts about one object on a path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct KnownObject {
-    /// Its name, for people; empty for the start of the path.
+    /// The name, for people; empty for the start of the path.
     pub name: String,
-    /// That the name leads here, or that it is absent; `None` for the start of the path, or when
-    /// nothing is known of it.
+    /// Validity of the binding or absence of the name; `None` for the start of the path, or when
+    /// the name is unknown.
     pub binding: Option<Known>,
     /// The name is known to be absent.
     pub absent: bool,
-    /// Its handle.
+    /// Filehandle.
     #[serde(skip)]
     pub fh: Option<Fh>,
-    /// Its attributes.
+    /// Validity of the attributes.
     pub attributes: Option<Known>,
-    /// Type.
+    /// File type.
     pub kind: Option<&'static str>,
-    /// Length.
+    /// Size, in bytes.
     pub size_bytes: u64,
-    /// Version.
+    /// The change attribute.
     pub change: u64,
-    /// Names that are known in it, absent ones included.
+    /// Known names in the directory, absent ones included.
     pub names: u64,
-    /// All of its names are known, so that any other is absent.
+    /// All names of the directory are known, so that any other name is absent.
     pub complete: bool,
-    /// All of its bytes are held in memory, as of its attributes.
+    /// All bytes of the file are in memory, in the version of its attributes.
     pub contents: bool,
 }
 
@@ -73,7 +73,8 @@ fn kind_name(kind: FileKind) -> &'static str {
 }
 
 impl Meta {
-    /// What is known of `root` and of each name below it, as far as memory leads, whatever its age.
+    /// The cached facts about `root` and each name below it, of any age, as far as the path is
+    /// known.
     pub fn explain(&self, root: &Fh, path: &[Name]) -> Vec<KnownObject> {
         let when = self.when(&Cx::new(std::sync::Arc::new(hither_vfs::Cred::root())));
         let mut out = vec![self.explain_object(root, &when)];
@@ -89,7 +90,7 @@ impl Meta {
                 next = self.explain_object(fh, &when);
             }
             next.name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            // A name whose object was dropped from memory is not known.
+            // A name is unknown when its object was dropped from memory.
             let answer = answer.filter(|a| a.child.is_none() || child.is_some());
             next.binding = answer.map(|a| known(a.asked, a.until, &when));
             next.absent = answer.is_some_and(|a| a.child.is_none());
@@ -124,13 +125,13 @@ impl Meta {
         about
     }
 
-    /// Notes why a walk below is needed.
+    /// Records the reason of a walk below.
     pub(super) fn because(&self, cx: &Cx, at: Where<'_>, want: Want) {
         cx.because(|| self.why(cx, at, want));
     }
 
-    /// Notes why a listing is asked for: because it is too old, or what one of its entries is;
-    /// otherwise it is not known.
+    /// Records the reason of a listing request: the listing or one of its entries is too old.
+    /// Otherwise the reason is not recorded.
     pub(super) fn because_listed(&self, cx: &Cx, dir: &Fh, when: &When) {
         cx.because(|| {
             let known = self.table.with(dir, |_, o| {
@@ -188,7 +189,7 @@ impl Meta {
     }
 }
 
-/// Why an answer that is known will not do.
+/// The reason for which a known answer cannot be used.
 fn too_old(asked: Moment, until: Moment, when: &When) -> Why {
     let ago = Duration::from_nanos(when.now.saturating_sub(asked));
     match until {

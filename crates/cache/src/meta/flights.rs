@@ -1,34 +1,34 @@
-//! Questions on their way: who would ask the same waits for the answer instead.
+//! Requests on their way. A call that would send the same request waits for the answer instead.
 
 use hither_vfs::{Cx, Error, Fh, Name, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use tokio::sync::watch;
 
-/// A walk: from where, and which names.
+/// A walk: its start, and its names.
 pub(super) type Key = (Fh, Vec<Name>);
 
-/// Questions on their way.
+/// The requests on their way.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     flying: Mutex<HashMap<Key, watch::Receiver<()>>>,
 }
 
-/// A question of our own; over when dropped.
+/// A request of this call, registered until it is dropped.
 pub(super) struct Flight<'a> {
     flights: &'a Flights,
     key: Option<Key>,
     _landed: watch::Sender<()>,
 }
 
-/// Somebody else's question.
+/// The same request of another call.
 pub(super) struct Landing(watch::Receiver<()>);
 
 impl Landing {
-    /// Waits for its answer, or its end.
+    /// Waits until the request has ended, with or without an answer.
     pub async fn wait(mut self, cx: &Cx) -> Result<()> {
         tokio::select! {
-            // The sender never sends: it is dropped at the end.
+            // The sender never sends a value: it is dropped when the request ends.
             _ = self.0.changed() => Ok(()),
             () = cx.cancel.cancelled() => Err(Error::new(libc::EINTR)),
         }
@@ -36,7 +36,7 @@ impl Landing {
 }
 
 impl Flights {
-    /// Asks, unless somebody is asking the same already. `alone`: asks in any case.
+    /// Registers a request, or returns the one on its way. `alone`: sends a request in any case.
     pub fn board(&self, key: &Key, alone: bool) -> std::result::Result<Flight<'_>, Landing> {
         let (landed, watched) = watch::channel(());
         let mut flying = self.flying.lock();

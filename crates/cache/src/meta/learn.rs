@@ -1,6 +1,6 @@
-//! What is kept of an answer from below, and when nothing is.
+//! Stores answers from the layer below, and decides which are not stored.
 //!
-//! The rule is in the module's own documentation ([`meta`](super), "Which answers are kept").
+//! The rules are in the documentation of [`meta`](super), "Which answers are kept".
 
 use super::moment::{LEASE, Moment, nanos};
 use super::names::{Bound, Id, whole_seconds};
@@ -13,10 +13,10 @@ use hither_vfs::{
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The coarsest clock that servers stamp with, and some.
+/// The coarsest clock of servers' timestamps, with a margin, in nanoseconds.
 const TICK_NANOS: u64 = 20_000_000;
 
-/// Taken before a question is sent: which changes of our own the answer knows.
+/// Taken before a request is sent: it decides which local changes the answer includes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket {
     pub seq: u64,
@@ -24,7 +24,7 @@ pub(super) struct Ticket {
     leases: u64,
 }
 
-/// The binding that a question brought.
+/// The binding that an answer brought.
 pub(super) struct Found<'a> {
     pub name: &'a Name,
     /// The object; `None` when the name is absent.
@@ -34,7 +34,7 @@ pub(super) struct Found<'a> {
 }
 
 impl Meta {
-    /// To be taken before asking below.
+    /// Takes a ticket before a request below.
     pub(super) fn ticket(&self) -> Ticket {
         Ticket {
             seq: self.seq.load(Ordering::Acquire),
@@ -43,7 +43,7 @@ impl Meta {
         }
     }
 
-    /// The next number of the sequence: tickets taken before are older.
+    /// The next number of the sequence. Tickets taken before have lower numbers.
     pub(super) fn next_seq(&self) -> u64 {
         self.seq.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -52,7 +52,7 @@ impl Meta {
         When { fresh: cx.fresh_since.map(|at| self.clock.of(at)), ..self.at_present() }
     }
 
-    /// Now, for nobody who insists on freshness.
+    /// The present moment, for calls that ask for no freshness.
     pub(super) fn at_present(&self) -> When {
         When {
             now: self.clock.now(),
@@ -63,7 +63,7 @@ impl Meta {
         }
     }
 
-    /// End of a validity.
+    /// The moment at which a validity ends.
     pub(super) fn end(&self, ticket: &Ticket, valid: &Validity, asked: Moment) -> Moment {
         match valid {
             Validity::Once => asked,
@@ -73,8 +73,7 @@ impl Meta {
         }
     }
 
-    /// Until when a name holds by itself that was asked for then, and leads to something that holds
-    /// so long.
+    /// The end of a name's own validity, from the validity of its object and the request time.
     pub(super) fn name_end(&self, valid: &Validity, asked: Moment) -> Moment {
         let most = nanos(self.options.names_max);
         match valid {
@@ -83,7 +82,7 @@ impl Meta {
         }
     }
 
-    /// Attributes that come with a name say how long both hold.
+    /// Limits the validity of attributes that arrive with a name to that of the name.
     pub(super) fn name_holds(&self, attrs: &mut Attrs) {
         if let (Validity::Until(end), Some(most)) =
             (attrs.valid, attrs.asked.checked_add(self.options.names_max))
@@ -92,7 +91,7 @@ impl Meta {
         }
     }
 
-    /// The validity that ends so.
+    /// The validity that ends at this moment.
     pub(super) fn validity(&self, until: Moment, now: Moment) -> Validity {
         match until {
             u if u & LEASE != 0 => Validity::Lease,
@@ -101,7 +100,7 @@ impl Meta {
         }
     }
 
-    /// Whether an answer to a question may be kept.
+    /// Whether the answer to a request may be stored.
     pub(super) fn may_keep(&self, object: &Object, ticket: &Ticket) -> bool {
         let unsettled = object.extra.as_ref().is_some_and(|e| self.clock.now() < e.unsettled_until);
         let ok = object.modifying == 0 && ticket.seq >= object.barrier && !unsettled;
@@ -111,7 +110,7 @@ impl Meta {
         ok
     }
 
-    /// Keeps attributes; returns the object's number in any case.
+    /// Stores attributes; returns the object's id in any case.
     pub(super) fn learn_attrs(&self, fh: &Fh, attrs: &Attrs, ticket: &Ticket) -> Id {
         let id = self.table.ensure(fh, |id, object| {
             if self.may_keep(object, ticket) {
@@ -123,7 +122,7 @@ impl Meta {
         id
     }
 
-    /// Puts attributes into an object, unless newer ones are there.
+    /// Puts attributes into an object, unless it has newer ones.
     pub(super) fn store_attrs(&self, object: &mut Object, attrs: &Attrs, ticket: &Ticket, ours: bool) {
         let asked = self.clock.of(attrs.asked);
         let Some(packed) = self.table.pack(&attrs.attr) else { return };
@@ -155,7 +154,7 @@ impl Meta {
         self.table.with(dir, |_, object| object.dir()?.label)?
     }
 
-    /// Keeps a name of `dir` that was asked for under `label`, and the caller's proven right to
+    /// Stores a name of `dir` that was requested under `label`, and the caller's proven right to
     /// search.
     pub(super) fn learn_name(
         &self,
@@ -171,8 +170,8 @@ impl Meta {
             if !self.may_keep(object, ticket) {
                 return id;
             }
-            // An answer from before a change that we know by now tells nothing about names and
-            // rights after it.
+            // The directory has changed since the request: the answer proves nothing about its
+            // names and rights now.
             if object.dir_mut().label != label {
                 return id;
             }
@@ -199,7 +198,8 @@ impl Meta {
         self.relieve();
     }
 
-    /// Puts a name into a directory, within bounds. Something new has no place in the listing.
+    /// Stores a name in a directory, within the memory bound. A new name has no position in the
+    /// listing.
     pub(super) fn put_name(&self, dir: &mut super::objects::Dir, name: &Name, bound: Bound) {
         if bound.child.is_some() && dir.listing.is_some() {
             let hash = self.table.hash(name.as_bytes());
@@ -216,8 +216,8 @@ impl Meta {
     }
 
     #[expect(clippy::too_many_arguments, reason = "one call and all of its answer")]
-    /// Keeps everything that a walk from `base` brought. `label` is the base's when the question
-    /// was sent.
+    /// Stores all parts of the answer to a walk from `base`. `label` is the label of `base` at the
+    /// time of the request.
     pub(super) fn learn_trail(
         &self,
         cx: &Cx,
@@ -267,7 +267,7 @@ impl Meta {
         }
     }
 
-    /// Keeps rights and first bytes of the last step of a walk.
+    /// Stores the rights and first bytes that came with the last step of a walk.
     fn learn_along(&self, cx: &Cx, node: &Node, wanted: Access, trail: &Trail, ticket: &Ticket) {
         let under = (&node.fh, node.attrs.attr.change);
         if let Some(have) = trail.along.access {
@@ -282,7 +282,7 @@ impl Meta {
         }
     }
 
-    /// Keeps the contents of a small file that came whole with these attributes.
+    /// Stores the contents of a small file that arrived complete with these attributes.
     pub(super) fn learn_contents(
         &self,
         fh: &Fh,
@@ -301,15 +301,14 @@ impl Meta {
         kept
     }
 
-    /// What is written, when it can be all of a small file.
+    /// The written data, if it can be all of a small file.
     pub(super) fn whole(&self, offset_bytes: u64, data: &Data) -> Option<Data> {
         let small = offset_bytes == 0 && data.len() <= self.options.small_file_bytes as usize;
         small.then(|| data.clone())
     }
 
-    /// Keeps what was just written, when it is all of a small file which nobody else changes before
-    /// we are told: then it is opened and read without a question. Its owner may read it when its
-    /// mode says so.
+    /// Stores written data that is all of a small file under a lease. The file can then be opened
+    /// and read without a request. The owner may read the file if its mode allows that.
     pub(super) fn learn_written(&self, cx: &Cx, fh: &Fh, whole: Option<Data>, wrote: &Wrote) {
         let (Some(data), Some(attrs)) = (whole, &wrote.attrs) else { return };
         let len = data.len() as u64;
@@ -317,7 +316,7 @@ impl Meta {
             return;
         }
         let ticket = self.ticket();
-        // These attributes were kept: no other call of ours was changing the file beside this one.
+        // The attributes of this write were stored: no other local change of the file was running.
         let (asked, change) = (self.clock.of(attrs.asked), attrs.attr.change);
         let alone =
             self.table.with(fh, |_, o| o.until & LEASE != 0 && o.asked == asked && o.attr.change == change);
@@ -328,8 +327,8 @@ impl Meta {
         self.learn_owned(cx, fh, attrs, &ticket);
     }
 
-    /// What was written or made here under a lease its owner may read, if its mode says so: whoever
-    /// has it otherwise is told of by the lease's end.
+    /// Stores the owner's right to read a file that was written or created here under a lease, if
+    /// the mode allows that. The lease ends before another client can change the mode.
     pub(super) fn learn_owned(&self, cx: &Cx, fh: &Fh, attrs: &Attrs, ticket: &Ticket) {
         let attr = &attrs.attr;
         if attrs.valid == Validity::Lease && attr.mode & 0o400 != 0 && attr.uid == cx.cred.uid {
@@ -337,7 +336,7 @@ impl Meta {
         }
     }
 
-    /// Keeps rights that were found under this `change`; they hold as long as the object's
+    /// Stores rights that were found under this `change`. They hold as long as the object's
     /// attributes.
     pub(super) fn learn_rights(
         &self,
@@ -355,7 +354,7 @@ impl Meta {
         });
     }
 
-    /// Keeps a page of a listing that was asked for under `label`, with the objects in it.
+    /// Stores a page of a listing that was requested under `label`, with its objects.
     pub(super) fn learn_page(
         &self,
         cx: &Cx,
@@ -390,7 +389,7 @@ impl Meta {
                 _ if label.is_none() => false,
                 _ if cookie == 0 => {
                     match dir.unproven && page.eof {
-                        // A name that was believed to be there is gone, if it is not on it.
+                        // A name believed present is dropped, if the complete page lacks it.
                         true => dir.names.keep_absent(&self.table.hasher),
                         false => dir.names.unlist(),
                     }
@@ -457,7 +456,7 @@ impl Meta {
             dir.names.unlist();
         } else if page.eof {
             if dir.unproven {
-                // As where all is on one page.
+                // The same as for a listing of one page.
                 dir.names.keep_listed(&self.table.hasher);
             }
             dir.names.settle(&self.table.hasher);
@@ -469,8 +468,8 @@ impl Meta {
         }
     }
 
-    /// Keeps that a directory that was just made has no names, and that who made it and owns it may
-    /// do what the owner's bits say.
+    /// Stores that a newly created directory is empty, and that its creator, as the owner, has the
+    /// rights of the owner's mode bits.
     pub(super) fn learn_empty(&self, cx: &Cx, node: &Node, ticket: &Ticket) {
         let change = node.attrs.attr.change;
         let owner = cx.cred.uid == node.attrs.attr.uid && node.attrs.attr.mode & 0o500 == 0o500;
@@ -496,7 +495,7 @@ impl Meta {
         });
     }
 
-    /// Whether names may be answered from memory for their time.
+    /// Whether names are answered from memory during their validity.
     pub(super) fn trusts_names(&self, absent: bool) -> bool {
         match self.options.lookup_cache {
             LookupCache::All => true,

@@ -1,4 +1,4 @@
-//! Listings: from memory while they hold, else pages from below, which fill memory as they come.
+//! Listings: from memory while they hold, otherwise in pages from below, which are stored.
 
 use super::Meta;
 use super::moment::{LEASE, Moment};
@@ -9,16 +9,16 @@ use hither_vfs::{Access, Cx, DirEntry, DirPage, Fh, Name, Result};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// What one entry is taken to cost in a page, besides its name, with and without handle and
-/// attributes, in bytes.
+/// Assumed size of an entry in a page without its name, in bytes: with filehandle and attributes,
+/// and without them.
 pub(super) const NODE_ENTRY_BYTES: usize = 160;
 const ENTRY_BYTES: usize = 32;
-/// A page is asked for with at least so many bytes, when memory can keep what is not wanted yet.
+/// Smallest page to request, in bytes, when memory can keep the entries not wanted yet.
 const PAGE_BYTES: u32 = 64 << 10;
-/// Readers whose places in listings are remembered.
+/// Most readers whose positions in listings are remembered.
 const READERS: usize = 64;
 
-/// Where readers of listings are: directory, cookie, position.
+/// Positions of readers of listings: directory, cookie, position.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<VecDeque<(Id, u64, usize)>>);
 
@@ -39,7 +39,7 @@ impl Readers {
     }
 }
 
-/// An entry as memory has it.
+/// A listing entry in memory.
 pub(super) struct Listed {
     pub at: usize,
     pub name: Vec<u8>,
@@ -106,8 +106,8 @@ impl Meta {
         let bytes = if once { max_bytes } else { max_bytes.max(PAGE_BYTES) };
         let ticket = self.ticket();
         if cookie == 0 && !holds {
-            // The directory's own attributes in the same question: without them the listing would
-            // hold for nobody.
+            // The same request asks for the directory's own attributes: without them the listing
+            // would not hold.
             let dirs = std::slice::from_ref(dir);
             let Some(answer) = self.below.list_many(cx, dirs, bytes).await.pop() else {
                 return self.below.readdir(cx, dir, cookie, verifier, bytes, true).await;
@@ -124,7 +124,7 @@ impl Meta {
         Ok(page)
     }
 
-    /// A page from memory, if the caller may list the directory and what is known holds.
+    /// A page from memory, if the caller may list the directory and its names hold.
     pub(super) fn list_known(
         &self,
         cx: &Cx,
@@ -175,13 +175,12 @@ impl Meta {
         Some(DirPage { entries, verifier, eof })
     }
 
-    /// Entries of a directory whose names hold until then, from the first one on, as far as memory
-    /// tells them.
+    /// Entries of a directory whose names hold until `until`, up to the first one that is unknown.
     ///
-    /// Attributes do not hold as long as names under a lease do. A listing would bring all of them
-    /// again, and for a few that would ask for what is known; and what is told by the way, in a
-    /// listing, never comes under a lease of its own. So a few come without their objects: who
-    /// wants those asks about them, about all together.
+    /// Attributes may expire before names under a lease do. A new listing would bring the
+    /// attributes of all entries, most of them known. Attributes in a listing never come under a
+    /// lease of their own. So a few entries are returned without their objects. A caller that needs
+    /// these revalidates them in one batch.
     pub(super) fn entries(
         &self,
         listed: &[Listed],
@@ -203,13 +202,13 @@ impl Meta {
             }
             entries.push(entry);
         }
-        // They will be needed in this order.
+        // The caller will need these objects in this order.
         bare.iter().for_each(|(_, child)| self.note_expired_use(*child));
         entries
     }
 
-    /// An entry of a directory whose names hold until then; without the object when its attributes
-    /// do not hold.
+    /// An entry of a directory whose names hold until `until`. The object is left out when its
+    /// attributes have expired.
     fn entry(&self, l: &Listed, nodes: bool, until: Moment, when: &When) -> Option<DirEntry> {
         let name = Name::new(l.name.clone()).ok()?;
         self.table.with_id(l.child, |object| {
@@ -246,7 +245,7 @@ impl Meta {
     }
 }
 
-/// What fits of a page that was asked for larger.
+/// Cuts a larger page to the requested size.
 fn cut(mut page: DirPage, max_bytes: u32, nodes: bool) -> DirPage {
     let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
     let mut bytes = 0;

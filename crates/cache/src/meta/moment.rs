@@ -1,5 +1,4 @@
-//! Moments as one number: nanoseconds since the layer began, so that a cached fact carries 8 bytes
-//! of time.
+//! Moments as one number: nanoseconds since the layer began. A cached fact carries 8 bytes of time.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -7,13 +6,13 @@ use tokio::time::Instant;
 /// Nanoseconds since the layer began, at least [`FIRST`]. 0 is "never".
 pub(super) type Moment = u64;
 
-/// The beginning. What lies before it is older than any question.
+/// The moment at which the layer began. Smaller numbers are older than any request.
 pub(super) const FIRST: Moment = 2;
 
-/// The bit that makes the end of a validity a lease; the rest is the number of the lease's epoch.
+/// The bit that marks the end of a validity as a lease. The other bits are the lease's epoch.
 pub(super) const LEASE: u64 = 1 << 63;
 
-/// A length of time as moments count it.
+/// A duration in nanoseconds.
 pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -35,7 +34,7 @@ impl Clock {
         self.of(Instant::now())
     }
 
-    /// The moment of an instant; everything before the beginning is the beginning.
+    /// The moment of an instant. Instants before the beginning map to the beginning.
     pub fn of(&self, at: Instant) -> Moment {
         let since = at.saturating_duration_since(self.base).as_nanos();
         FIRST + u64::try_from(since).map_or(LEASE / 2, |nanos| nanos.min(LEASE / 2))

@@ -1,8 +1,9 @@
 //! Names of one directory: bound to objects, or absent.
 //!
-//! The bytes of all names stand in one buffer, entries in one vector, and a hash table holds their
-//! numbers: about 60 bytes per name, and a directory of any size is dropped by giving back three
-//! blocks. Removed entries leave holes, which are squeezed out when they are the larger half.
+//! One buffer holds the bytes of all names, one vector the entries, and a hash table the entry
+//! numbers. A name takes about 60 bytes. A directory of any size is dropped by freeing three
+//! blocks. Removed entries leave holes; the vectors are rebuilt when more than half of the entries
+//! are holes.
 
 use super::moment::Moment;
 use hashbrown::HashTable;
@@ -10,14 +11,14 @@ use std::hash::{BuildHasher, RandomState};
 
 /// The name is known to be absent.
 const ABSENT: u8 = 1;
-/// Learnt under the directory's label: holds as long as that does.
+/// Learned under the directory's label: the name holds as long as the label.
 const LABELED: u8 = 2;
-/// Nobody refers to this entry any more.
+/// A removed entry.
 const DEAD: u8 = 4;
 /// `cookie` is the server's.
 const HAS_COOKIE: u8 = 8;
 
-/// Number of an object in the table, with the generation of its slot.
+/// Slot of an object in the table, with the generation of the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Id {
     pub slot: u32,
@@ -29,26 +30,25 @@ impl Id {
     pub const NONE: Id = Id { slot: u32::MAX, generation: 0 };
 }
 
-/// What is known about a name.
+/// The known binding of a name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bound {
     /// The object; `None` when the name is absent.
     pub child: Option<Id>,
-    /// When the question was sent.
+    /// When the request was sent.
     pub asked: Moment,
-    /// For how long from then on the answer itself was given, in whole seconds: two bytes are
-    /// enough for them.
+    /// Validity of the answer itself, from the request on, in whole seconds. Two bytes hold it.
     pub valid_s: u16,
-    /// Whether it holds as long as the directory's label.
+    /// Whether the name holds as long as the directory's label.
     pub labeled: bool,
-    /// The server's cookie after this entry, when it came from a listing.
+    /// The server's cookie after this entry, when the entry came from a listing.
     pub cookie: Option<u64>,
 }
 
 /// A second, in nanoseconds.
 const SECOND: u64 = 1_000_000_000;
 
-/// The whole seconds from a question to the end of its answer.
+/// The whole seconds from a request to the end of its validity.
 pub(super) fn whole_seconds(asked: Moment, until: Moment) -> u16 {
     u16::try_from(until.saturating_sub(asked) / SECOND).unwrap_or(u16::MAX)
 }
@@ -85,26 +85,26 @@ impl Entry {
     }
 }
 
-/// The names, and the order of a listing.
+/// The names, and the order of the listing.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     bytes: Vec<u8>,
     entries: Vec<Entry>,
     index: HashTable<u32>,
     dead: u32,
-    /// Numbers of entries in the server's order, from the start of the directory.
+    /// Entry numbers in the server's order, from the start of the directory.
     order: Vec<u32>,
 }
 
 impl Names {
-    /// What is known about a name.
+    /// The binding of a name, if known.
     pub fn find(&self, hash: u64, name: &[u8]) -> Option<Bound> {
         let at = *self.index.find(hash, |&i| self.name(i) == name)?;
         Some(self.entries[at as usize].bound())
     }
 
-    /// Replaces what is known about a name; returns the entry's number. Names that no longer fit
-    /// are not kept.
+    /// Stores the binding of a name; returns the entry number. `None` without storing it
+    /// when the name is over 255 bytes long or a number overflows.
     pub fn put(&mut self, hasher: &RandomState, name: &[u8], bound: Bound) -> Option<u32> {
         let hash = hasher.hash_one(name);
         let found = self.index.find(hash, |&i| self.name(i) == name).copied();
@@ -133,7 +133,7 @@ impl Names {
         };
         let child = bound.child.unwrap_or(Id::NONE);
         let entry = &mut self.entries[number as usize];
-        // A listed name keeps its place when it is looked up.
+        // A listed name keeps its cookie when an answer without a cookie replaces its binding.
         let kept = (entry.flags & (ABSENT | HAS_COOKIE) == HAS_COOKIE && bound.child.is_some())
             .then_some(entry.cookie);
         let cookie = bound.cookie.or(kept);
@@ -141,7 +141,7 @@ impl Names {
         entry.valid_s = bound.valid_s;
         entry.slot = child.slot;
         entry.generation = child.generation;
-        // Where a name was in the listing stays known when it goes.
+        // The cookie stays when the name is removed: it still marks a position of the listing.
         entry.cookie = cookie.unwrap_or(entry.cookie);
         entry.flags = 0;
         for (on, flag) in
@@ -152,7 +152,7 @@ impl Names {
         Some(number)
     }
 
-    /// Forgets a name: nothing is known about it.
+    /// Drops the binding of a name.
     pub fn remove(&mut self, hasher: &RandomState, name: &[u8]) {
         let hash = hasher.hash_one(name);
         let Self { index, entries, bytes, .. } = self;
@@ -166,7 +166,7 @@ impl Names {
         }
     }
 
-    /// Rebuilds everything without the holes.
+    /// Rebuilds all parts without the holes.
     fn squeeze(&mut self, hasher: &RandomState) {
         let old = std::mem::take(self);
         let mut moved = vec![u32::MAX; old.entries.len()];
@@ -178,17 +178,17 @@ impl Names {
         self.order = old.order.iter().map(|&i| moved[i as usize]).filter(|&i| i != u32::MAX).collect();
     }
 
-    /// Forgets the order of the listing.
+    /// Drops the order of the listing.
     pub fn unlist(&mut self) {
         self.order = Vec::new();
     }
 
-    /// Notes that an entry comes next in the listing.
+    /// Appends an entry to the order of the listing.
     pub fn list(&mut self, number: u32) {
         self.order.push(number);
     }
 
-    /// Forgets the names that are neither in the listing nor known to be absent.
+    /// Drops the present names that are not in the listing.
     pub fn keep_listed(&mut self, hasher: &RandomState) {
         let mut others = vec![true; self.entries.len()];
         self.order.iter().for_each(|&i| others[i as usize] = false);
@@ -200,7 +200,7 @@ impl Names {
         others.iter().for_each(|name| self.remove(hasher, name));
     }
 
-    /// Forgets the names that are not known to be absent, and the order of the listing.
+    /// Drops the present names, and the order of the listing.
     pub fn keep_absent(&mut self, hasher: &RandomState) {
         let old = std::mem::take(self);
         let absent = old.entries.iter().filter(|e| e.flags & (DEAD | ABSENT) == ABSENT);
@@ -209,7 +209,7 @@ impl Names {
         }
     }
 
-    /// Entries of the listing from a position on: those that are (still) there.
+    /// Entries of the listing from a position on, without removed names.
     pub fn listed(&self, from: usize) -> impl Iterator<Item = (usize, &[u8], Bound)> {
         let rest = self.order.get(from..).unwrap_or_default();
         rest.iter().enumerate().filter_map(move |(i, &number)| {
@@ -219,14 +219,14 @@ impl Names {
         })
     }
 
-    /// The cookie behind which a position of the listing is, whether or not that name is still
-    /// there.
+    /// The cookie that precedes a position of the listing, even if the name of that cookie was
+    /// removed.
     pub fn cookie_before(&self, at: usize) -> Option<u64> {
         let number = *self.order.get(at.checked_sub(1)?)?;
         Some(self.entries[number as usize].cookie)
     }
 
-    /// All names that are there, in no order.
+    /// All present names, in no order.
     pub fn present(&self) -> impl Iterator<Item = (&[u8], Id)> {
         let here = |e: &&Entry| e.flags & (ABSENT | DEAD) == 0;
         self.entries.iter().filter(here).map(|e| {
@@ -235,13 +235,13 @@ impl Names {
         })
     }
 
-    /// All that is known.
+    /// All known names, present and absent.
     pub fn all(&self) -> impl Iterator<Item = (&[u8], Bound)> {
         let known = self.entries.iter().filter(|e| e.flags & DEAD == 0);
         known.map(|e| (name_of(&self.bytes, e), e.bound()))
     }
 
-    /// Gives back what the vectors hold in reserve.
+    /// Frees the spare capacity of the vectors.
     pub fn settle(&mut self, hasher: &RandomState) {
         self.bytes.shrink_to_fit();
         self.entries.shrink_to_fit();
@@ -250,12 +250,12 @@ impl Names {
         self.index.shrink_to_fit(|&i| hasher.hash_one(name_of(bytes, &entries[i as usize])));
     }
 
-    /// Number of names.
+    /// Number of known names, present and absent.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Memory in use.
+    /// Memory in use, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.bytes.capacity()
             + self.entries.capacity() * size_of::<Entry>()

@@ -1,4 +1,4 @@
-//! One object as it is kept: packed attributes, times, and what only some objects have.
+//! One cached object: packed attributes, times, and the parts that only some objects have.
 
 use super::contents::Version;
 use super::moment::{FIRST, LEASE, Moment};
@@ -8,18 +8,18 @@ use hither_vfs::{Access, Attr, FileKind, Time};
 use smallvec::SmallVec;
 use std::hash::RandomState;
 
-/// When a right was asked for that is only remembered from before a restart: it says what to ask
-/// about, nothing else.
+/// The request time of a right remembered from before a restart. Such a right selects requests; it
+/// answers nothing.
 const REMEMBERED: Moment = 0;
 
-/// Rights of at most so many credentials are kept per object; the oldest goes.
+/// Most credentials per object with known rights; the oldest is dropped first.
 const RIGHTS_MAX: usize = 16;
 
 /// Attributes in 88 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Packed {
     pub size_bytes: u64,
-    /// Space in use; device numbers for devices, which take no space.
+    /// Space in use; the device number of a device, which takes no space.
     used: u64,
     fileid: u64,
     pub change: u64,
@@ -29,7 +29,7 @@ pub(super) struct Packed {
     nlink: u32,
     /// Number of the file system in the table.
     fsid: u16,
-    /// Permission bits, and the kind above them.
+    /// Permission bits in the low 12 bits, the kind above them.
     mode: u16,
 }
 
@@ -44,7 +44,7 @@ const KINDS: [FileKind; 7] = [
 ];
 
 impl Packed {
-    /// Packs attributes; `fsid` is the number of their file system.
+    /// Packs attributes. `fsid` is the table's number of their file system.
     pub fn new(attr: &Attr, fsid: u16) -> Self {
         let kind = KINDS.iter().position(|&k| k == attr.kind).unwrap_or(0) as u16;
         let device = matches!(attr.kind, FileKind::BlockDevice | FileKind::CharDevice);
@@ -66,19 +66,20 @@ impl Packed {
         }
     }
 
-    /// A name of it was removed, the last one as far as is known.
+    /// Counts the removal of a name. The count becomes 0 for a directory and for the last known
+    /// name.
     pub fn lost_a_name(&mut self) {
         if self.kind() == FileKind::Directory || self.nlink <= 1 {
             self.nlink = 0;
         }
     }
 
-    /// Whether it had no name any more.
+    /// Whether the object has no name any more.
     pub fn is_nameless(&self) -> bool {
         self.nlink == 0
     }
 
-    /// The attributes; `fsid` is their file system.
+    /// Unpacks the attributes. `fsid` is their file system.
     pub fn attr(&self, fsid: (u64, u64)) -> Attr {
         let kind = self.kind();
         let device = matches!(kind, FileKind::BlockDevice | FileKind::CharDevice);
@@ -124,7 +125,7 @@ impl Packed {
     }
 }
 
-/// A filehandle, in place while it is as short as servers' usual ones.
+/// A filehandle, stored inline up to the usual length of servers.
 #[derive(Debug, Clone)]
 pub(super) enum Handle {
     Short(u8, [u8; 38]),
@@ -151,102 +152,104 @@ impl Handle {
     }
 }
 
-/// What one credential may do.
+/// The rights of one credential.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Right {
     /// Number of the credential.
     cred: u32,
-    /// Which rights are known, and which of them are granted.
+    /// The rights that are known, and the granted rights among them.
     known: u8,
     have: u8,
-    /// They hold at least until then, and as long as the object's attributes do.
+    /// The rights hold at least until this moment, and as long as the object's attributes hold.
     until: Moment,
-    /// When the question was sent.
+    /// When the request was sent.
     asked: Moment,
 }
 
-/// What only some objects have.
+/// The parts that only some objects have.
 #[derive(Debug, Default)]
 pub(super) struct Extra {
     rights: SmallVec<[Right; 2]>,
-    /// When the present lease was asked for, and when it was known here.
+    /// When the present lease was requested, and when its reply arrived.
     pub leased: (Moment, Moment),
     /// Target of a symbolic link, with the `change` it belongs to.
     pub target: Option<(u64, Bytes)>,
-    /// Nothing is kept until then: something of our own may still be on its way to the server.
+    /// Nothing is cached until this moment: a local change may still be on its way to the server.
     pub unsettled_until: Moment,
-    /// The `change` under which contents were read through here: the frontend may have them.
+    /// The `change` under which contents were read through this layer: the frontend may have cached
+    /// them.
     pub read_change: Option<u64>,
-    /// A name was taken from the file here. The layer below may keep it under a hidden name, for as
-    /// long as it is open there.
+    /// A local change removed a name of the file. The layer below may keep the file under a
+    /// silly-rename name as long as it is open there.
     pub lost_name: bool,
     pub questions: Questions,
     pub dir: Option<Box<Dir>>,
 }
 
-/// Questions in a row, before opens of a file, that were asked while its `change` was this.
+/// Consecutive revalidations before opens of a file, under one `change`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Questions {
     pub change: u64,
     pub count: u32,
 }
 
-/// A listing from its start.
+/// A listing from the start of the directory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listing {
     pub verifier: [u8; 8],
-    /// Whether it reaches the end.
+    /// Whether the listing reaches the end.
     pub eof: bool,
     /// Cookie after the last entry.
     pub next: u64,
-    /// When its first page was asked for.
+    /// When the first page was requested.
     pub asked: Moment,
 }
 
-/// A change of our own that a directory's label has not followed yet.
+/// A local change that a directory's label has not followed yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pending {
     pub before: u64,
     pub after: u64,
     pub atomic: bool,
-    /// It took a name from an object.
+    /// The change removed a name from an object.
     pub takes: bool,
 }
 
-/// What is known about the names of a directory.
+/// The known names of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Dir {
     pub names: Names,
     /// The `change` under which labeled names hold.
     pub label: Option<u64>,
-    /// False after a change of our own that the server did not tell atomically: names hold for
-    /// their time, but an equal `change` proves nothing about them.
+    /// Whether an equal `change` proves nothing about the names: the server reported a local change
+    /// as not atomic, or names were learned right after a change. Names keep their validity.
     pub unproven: bool,
-    /// A change of our own of which the server did not tell what it made of `change`: the next one
-    /// that is seen may be just that, and names hold for their time.
+    /// Whether the server did not report the effect of a local change on `change`. The next
+    /// `change` may be its result, so names keep their validity.
     pub untold: bool,
-    /// Until when labeled names hold, and when that was asked.
+    /// When labeled names expire, and when the attributes for that were requested.
     pub until: Moment,
     pub asked: Moment,
     /// When this label was first seen.
     pub label_seen: Moment,
     pub listing: Option<Listing>,
-    /// The label under which a listing was wished for and did not come whole.
+    /// The label under which a listing was requested and did not arrive complete.
     pub tried: Option<Option<u64>>,
-    /// Changes of our own whose predecessors' replies have not come yet.
+    /// Local changes that wait for the reply of their predecessor.
     pub pending: SmallVec<[Pending; 2]>,
-    /// Hashes of names that calls of ours are changing, and whether another call meddled.
+    /// Hashes of the names that running local changes affect, and whether a second call affects the
+    /// same name.
     pub in_flight: SmallVec<[(u64, bool); 2]>,
-    /// When a file of the directory was last opened, and how often since the burst began.
+    /// When a file of the directory was last opened, and the number of opens since the burst began.
     pub opened: (Moment, u32),
     pub prefetching: bool,
-    /// Names that were asked for before hold by themselves no longer: a lease on the directory was
-    /// withdrawn then.
+    /// When a lease on the directory was withdrawn. A name requested before that has no validity of
+    /// its own any more.
     pub withdrawn: Moment,
 }
 
 impl Dir {
-    /// Forgets all names; what is learnt from now on holds under `label`.
+    /// Drops all names. Names learned from now on hold under `label`.
     pub fn reset(&mut self, label: Option<u64>, seen: Moment) {
         self.names = Names::default();
         self.listing = None;
@@ -258,7 +261,7 @@ impl Dir {
         self.asked = 0;
     }
 
-    /// Forgets the order of the names, which something new does not fit into.
+    /// Drops the order of the listing, because a new name has no position in it.
     pub fn unlist(&mut self) {
         self.names.unlist();
         if let Some(listing) = &mut self.listing {
@@ -267,15 +270,15 @@ impl Dir {
         }
     }
 
-    /// Whether every name that is not known is absent, as long as the label holds.
+    /// Whether every unknown name is absent while the label holds.
     pub fn is_complete(&self) -> bool {
         self.listing.is_some_and(|l| l.eof)
     }
 
-    /// Takes note of the directory's attributes: its names hold as long, or are gone.
+    /// Processes new attributes of the directory: its names hold as long as these, or are dropped.
     pub fn confirm(&mut self, change: u64, until: Moment, asked: Moment) {
-        // Under a lease names hold although an equal `change` proves nothing about them, and no
-        // longer.
+        // Unproven names hold under a lease although an equal `change` proves nothing. They are
+        // dropped with that lease.
         let lease_is_over = self.until & LEASE != 0 && self.until != until;
         let expired_unproven = self.unproven && (lease_is_over || asked >= self.until);
         let ours = std::mem::take(&mut self.untold) && self.label.is_some();
@@ -289,21 +292,21 @@ impl Dir {
         }
     }
 
-    /// Names hold by no lease any more: they are as good as if their time had passed.
+    /// Ends the lease on the names: they are kept as expired.
     pub fn lapse(&mut self) {
         if self.until & LEASE != 0 {
             self.until = self.asked + 1;
         }
     }
 
-    /// Nothing is believed of the names before the directory's attributes have come again.
+    /// Expires all names until the directory's attributes arrive again.
     pub fn withdraw(&mut self, now: Moment) {
         self.lapse();
         self.withdrawn = now;
     }
 
-    /// Names were learnt that an equal `change` proves nothing about. `leased`: under the lease
-    /// that the directory has now, if it has one.
+    /// Marks the names: an equal `change` proves nothing about them. `leased`: the names were
+    /// requested under the directory's present lease, or the directory has no lease.
     pub fn unprove(&mut self, leased: bool) {
         self.unproven = true;
         if !leased {
@@ -311,11 +314,11 @@ impl Dir {
         }
     }
 
-    /// What is known about a name, and how long and since when: see [`Answer`]. Absence has limits
-    /// of its own.
+    /// The known answer about a name, with its validity and request time (see [`Answer`]). Absence
+    /// has limits of its own.
     pub fn answer(&self, hash: u64, name: &[u8], limits: Limits) -> Option<Answer> {
         let labeled = (self.until, self.asked);
-        // Directories whose attributes hold for one call only renew nothing.
+        // Attributes that hold for one call only renew nothing.
         let renews = !self.unproven && self.until > self.asked;
         match self.names.find(hash, name) {
             Some(bound) => {
@@ -343,8 +346,7 @@ impl Dir {
         }
     }
 
-    /// Whether the absence of names that nobody asked for was last confirmed longer ago than their
-    /// limit, while the directory's attributes hold.
+    /// Whether inferred absences are past their limit while the directory's attributes still hold.
     pub fn is_unconfirmed(&self, limits: Limits, when: &When) -> bool {
         let asked = self.listing.filter(|listing| listing.eof).map(|listing| listing.asked.max(self.asked));
         asked.is_some_and(|asked| {
@@ -352,7 +354,7 @@ impl Dir {
         })
     }
 
-    /// Puts a name.
+    /// Stores a name; returns its entry number.
     pub fn put(&mut self, hasher: &RandomState, name: &[u8], bound: Bound) -> Option<u32> {
         self.names.put(hasher, name, bound)
     }
@@ -363,30 +365,30 @@ fn later(a: Moment, b: Moment) -> Moment {
     a.max(b)
 }
 
-/// How long names are believed to be absent after a question has shown it.
+/// How long absences are believed after a request confirmed them, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// A name that was asked for.
+    /// Limit for a requested name.
     pub asked_nanos: u64,
-    /// A name that nobody asked for: the directory is known as a whole.
+    /// Limit for an inferred absence.
     pub inferred_nanos: u64,
 }
 
-/// The end of an absence that was true when it was asked for; a lease has no limit.
+/// The end of an absence that was confirmed at `asked`. A lease lifts the limit.
 pub(super) fn limited(until: Moment, asked: Moment, limit_nanos: u64) -> Moment {
     if until & LEASE == 0 { until.min(asked.saturating_add(limit_nanos)) } else { until }
 }
 
-/// What a directory says about a name.
+/// The answer of a directory about one name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer {
-    /// The object; `None` when absent.
+    /// The object; `None` when the name is absent.
     pub child: Option<Id>,
     pub until: Moment,
     pub asked: Moment,
-    /// Absent because the whole directory is known.
+    /// The absence is inferred from the complete listing.
     pub complete: bool,
-    /// It holds again when the directory's attributes turn out to be the same.
+    /// Equal attributes of the directory renew the answer.
     pub renewable: bool,
 }
 
@@ -398,24 +400,24 @@ impl Answer {
     }
 }
 
-/// One object.
+/// One cached object.
 #[derive(Debug)]
 pub(super) struct Object {
     pub fh: Handle,
     pub attr: Packed,
-    /// When the question for the attributes was sent; 0 when there are none.
+    /// When the attributes were requested; 0 when there are none.
     pub asked: Moment,
-    /// Until when they hold.
+    /// When the attributes expire.
     pub until: Moment,
-    /// Answers to questions before this number in the sequence are not kept.
+    /// Answers to requests with a lower sequence number are not kept.
     pub barrier: u64,
     pub extra: Option<Box<Extra>>,
     pub generation: u32,
-    /// Slot of a directory that it was seen in, for guesses only.
+    /// Slot of a directory that contained the object; used for guesses only.
     pub parent: u32,
-    /// Position of its last use in the ring.
+    /// Position of the last use in the ring.
     pub used: u32,
-    /// Calls of ours that are changing it.
+    /// Running local changes of the object.
     pub modifying: u16,
     pub live: bool,
     pub referenced: bool,
@@ -439,8 +441,7 @@ impl Object {
         }
     }
 
-    /// Whether the attributes may be used now, for somebody who needs them asked at or after
-    /// `fresh`.
+    /// Whether the attributes are valid now, and fresh enough for the call of `when`.
     pub fn holds(&self, when: &When) -> bool {
         if self.asked == 0 || self.asked < when.fence {
             return false;
@@ -448,7 +449,7 @@ impl Object {
         when.fits(self.until, self.asked)
     }
 
-    /// The state that its contents are in.
+    /// The version of the object's contents.
     pub fn version(&self) -> Version {
         let leased = self.extra.as_ref().filter(|_| self.until & LEASE != 0).map(|e| e.leased.0);
         Version { change: self.attr.change, asked: self.asked, leased }
@@ -466,22 +467,22 @@ impl Object {
         self.extra().dir.get_or_insert_default()
     }
 
-    /// The directory's part when there is one.
+    /// The names of the directory, if any are known.
     pub fn known_dir(&mut self) -> Option<&mut Dir> {
         self.extra.as_mut()?.dir.as_deref_mut()
     }
 
-    /// Whether a name that was proven to lead here at that moment still does, because a lease has
-    /// been held since: servers recall it before a file gets another name (RFC 8881 section
-    /// 10.4.4).
+    /// Whether a binding proven at `proven` still holds because of a lease held since then. Servers
+    /// recall the lease before a file gets another name (RFC 8881 section 10.4.4).
     pub fn keeps_name(&self, proven: Moment, when: &When) -> bool {
         let Some(extra) = &self.extra else { return false };
         let (asked, known) = extra.leased;
         self.until & LEASE != 0 && self.holds(when) && (proven == asked || proven >= known)
     }
 
-    /// Replaces the attributes. With another `change`, what belonged to the old one goes; `ours`
-    /// when the change is our own and rights stay. It is `now`.
+    /// Replaces the attributes. Another `change` drops the link target of the old one, and the
+    /// rights. `ours`: a local change made the new attributes; rights stay if owner and mode are
+    /// the same. `now` is the present moment.
     pub fn set_attr(&mut self, attr: Packed, (until, now): (Moment, Moment), asked: Moment, ours: bool) {
         let changed = self.asked == 0 || self.attr.change != attr.change;
         let same_mode = self.attr.same_owner_and_mode(&attr);
@@ -504,13 +505,13 @@ impl Object {
         }
     }
 
-    /// The attributes no longer hold.
+    /// Expires the attributes.
     pub fn expire(&mut self) {
         self.until = 0;
         self.asked = self.asked.min(FIRST - 1);
     }
 
-    /// The attributes no longer hold by a lease.
+    /// Ends the lease on the attributes and names.
     pub fn lapse(&mut self) {
         if self.until & LEASE != 0 {
             self.until = self.asked + 1;
@@ -520,16 +521,15 @@ impl Object {
         }
     }
 
-    /// Whether something that was asked for then was asked for under the present lease, if there is
-    /// one.
+    /// Whether a request at `asked` was sent under the present lease. True without a lease.
     pub fn is_since_lease(&self, asked: Moment) -> bool {
         self.until & LEASE == 0 || self.extra.as_ref().is_some_and(|e| asked >= e.leased.1)
     }
 
-    /// Names are about to be learnt that were asked for then, under the directory's present
-    /// `change`. Those that were asked for since its lease is known here hold under that; what is
-    /// there from before and does not, goes. (The lease is held without a question, so no
-    /// attributes would come under which names could hold again.)
+    /// Prepares for names that were requested at `asked`, under the directory's present `change`.
+    /// Names requested after the lease is known hold under that lease. Older names without the
+    /// lease are dropped: no request is due while the lease lasts, so no attributes would renew
+    /// them.
     pub fn cover_names(&mut self, asked: Moment) {
         let (until, label) = (self.until, Some(self.attr.change));
         if until & LEASE == 0 || !self.is_since_lease(asked) {
@@ -542,7 +542,7 @@ impl Object {
         }
     }
 
-    /// Notes rights that a question brought. `until`: they hold at least so long.
+    /// Stores rights from an answer. The rights hold at least until `until`.
     pub fn grant(&mut self, cred: u32, known: Access, have: Access, until: Moment, asked: Moment) {
         let (known, have) = (known.bits() as u8, have.bits() as u8);
         let rights = &mut self.extra().rights;
@@ -562,7 +562,7 @@ impl Object {
         rights.push(Right { cred, known, have: have & known, until, asked });
     }
 
-    /// Notes rights that the credential had before a restart.
+    /// Stores rights that the credential had before a restart.
     pub fn remember(&mut self, cred: u32, have: Access) {
         let rights = &mut self.extra().rights;
         if rights.len() < RIGHTS_MAX && !rights.iter().any(|r| r.cred == cred) {
@@ -571,21 +571,21 @@ impl Object {
         }
     }
 
-    /// Whether the credential had these rights before a restart and was not heard of since: worth
-    /// asking for, no more.
+    /// Whether the credential had these rights before a restart, and no answer has come since. Such
+    /// a right is worth a request, and answers nothing.
     pub fn remembers(&self, cred: u32, want: Access) -> bool {
         let of = |r: &&Right| r.cred == cred && r.asked == REMEMBERED;
         let right = self.extra.as_ref().and_then(|e| e.rights.iter().find(of));
         right.is_some_and(|r| u32::from(r.have) & want.bits() == want.bits())
     }
 
-    /// Rights that somebody was granted, by credential, to be remembered.
+    /// All granted rights, by credential number.
     pub fn granted(&self) -> impl Iterator<Item = (u32, Access)> {
         let rights = self.extra.iter().flat_map(|e| e.rights.iter());
         rights.map(|r| (r.cred, Access::from_bits_truncate(u32::from(r.have)))).filter(|r| !r.1.is_empty())
     }
 
-    /// Which of `want` the credential has; `None` when that is not known for all of them.
+    /// The granted rights among `want`; `None` unless all of `want` are known.
     pub fn rights(&self, cred: u32, want: Access, when: &When) -> Option<Access> {
         let of = |r: &&Right| r.cred == cred && r.asked != REMEMBERED;
         let right = self.extra.as_ref()?.rights.iter().find(of)?;
@@ -596,27 +596,27 @@ impl Object {
         (holds && all).then(|| Access::from_bits_truncate(u32::from(right.have)) & want)
     }
 
-    /// Takes attributes from before a restart: nobody may use them, but all that hangs on them
-    /// holds if they come again.
+    /// Restores attributes from before a restart as expired. Equal attributes of the server make
+    /// the names, rights and contents that depend on them valid again.
     pub fn recall(&mut self, attr: Packed) {
         self.attr = attr;
         self.asked = FIRST - 1;
         self.until = FIRST;
     }
 
-    /// Whether nothing was heard of it since a restart, or since it expired before its time.
+    /// Whether no answer about the object has come since a restart or an early expiry.
     pub fn is_remembered(&self) -> bool {
         self.asked == FIRST - 1
     }
 
-    /// Forgets what anybody may do.
+    /// Drops the rights of all credentials.
     pub fn revoke(&mut self) {
         if let Some(extra) = &mut self.extra {
             extra.rights.clear();
         }
     }
 
-    /// Memory beside the slot itself.
+    /// Memory in use besides the slot itself, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let long = if let Handle::Long(raw) = &self.fh { raw.len() } else { 0 };
         let Some(extra) = &self.extra else { return long };
@@ -627,22 +627,23 @@ impl Object {
     }
 }
 
-/// The moment of a question, and how new answers must be.
+/// The moment of a call, and the age of answers that it accepts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct When {
     pub now: Moment,
-    /// Answers must have been asked at or after this moment.
+    /// Answers must have been requested at or after this moment.
     pub fresh: Option<Moment>,
-    /// When the call began: what was asked since is good for it, however short it holds.
+    /// When the call began. An answer requested since then fits the call, even if it expired at
+    /// once.
     pub since: Option<Moment>,
     /// The present epoch of leases.
     pub leases: u64,
-    /// Attributes that were asked for before do not hold.
+    /// Attributes requested before this moment do not hold.
     pub fence: Moment,
 }
 
 impl When {
-    /// Whether something valid until then holds now.
+    /// Whether a validity with this end holds now.
     pub fn valid(&self, until: Moment) -> bool {
         match until & LEASE {
             0 => self.now < until,
@@ -650,7 +651,7 @@ impl When {
         }
     }
 
-    /// Whether an answer will do.
+    /// Whether the call accepts an answer with this end of validity and request time.
     pub fn fits(&self, until: Moment, asked: Moment) -> bool {
         match self.fresh {
             Some(fresh) => asked >= fresh || until & LEASE != 0 && self.valid(until),
@@ -658,12 +659,12 @@ impl When {
         }
     }
 
-    /// Whether an answer was asked on behalf of this very call, or as late.
+    /// Whether an answer was requested for this call or later.
     pub fn just_asked(&self, asked: Moment) -> bool {
         self.fresh.or(self.since).is_some_and(|since| asked >= since)
     }
 
-    /// The same, for a call that begins now.
+    /// The same for a call that begins now.
     pub fn beginning(&self) -> When {
         When { since: Some(self.now), ..*self }
     }

@@ -1,9 +1,9 @@
-//! Opens: passed down, or virtual while nothing is needed from below.
+//! Opens: sent below, or virtual while they need nothing from below.
 //!
-//! An open for reading only of a file whose attributes are fresh and that the caller is known to be
-//! allowed to read needs nothing from the server: it gets a number here. The first call that needs
-//! more makes it real, once, with the rights of its opener. Before something of ours takes away
-//! what a later real open would need (a name, a right), it is made real.
+//! A virtual open gets a number of this layer and sends no request. Such an open is for reading
+//! only. The file's attributes are fresh, and the caller is known to have the right to read. The
+//! first call that needs an open below makes it real, once, with the credential of its opener. An
+//! open also becomes real before a local change removes a name or right that it would need later.
 
 use super::learn::{Found, Ticket};
 use super::moment::LEASE;
@@ -25,22 +25,22 @@ pub(super) struct Open {
     cred: Arc<Cred>,
     execute: bool,
     reads: bool,
-    /// The open below, once there is one.
+    /// The open below, if it exists.
     real: OnceLock<OpenId>,
     making: tokio::sync::Mutex<()>,
 }
 
-/// An open below, and what came with it when it was made.
+/// An open below, and the data that its reply brought.
 pub(super) struct Real {
     pub id: OpenId,
     pub first: Option<Read>,
     pub backing: Option<Backing>,
-    /// `change` of the file that these belong to.
+    /// `change` of the file that the data belongs to.
     pub change: Option<u64>,
 }
 
 impl Real {
-    /// One that was made before.
+    /// An open that was made before.
     fn of(id: OpenId) -> Self {
         Self { id, first: None, backing: None, change: None }
     }
@@ -50,7 +50,7 @@ impl Real {
 #[derive(Debug, Default)]
 pub(super) struct Opens {
     all: Mutex<HashMap<OpenId, Arc<Open>>>,
-    /// Opens that have none below, by file.
+    /// Virtual opens, by file.
     virtuals: Mutex<HashMap<Fh, Vec<OpenId>>>,
     next: AtomicU64,
 }
@@ -96,7 +96,8 @@ impl Opens {
     }
 }
 
-/// An open in the place of a question: without bytes that the question would not have brought.
+/// An open that replaces a revalidation: it requests no bytes that the revalidation would not
+/// request.
 fn instead_of(want: &Want, how: &OpenHow) -> OpenHow {
     let first_bytes = if want.read_bytes == 0 { 0 } else { how.first_bytes };
     OpenHow { first_bytes, ..how.clone() }
@@ -110,7 +111,7 @@ impl Meta {
             return self.open_changing(cx, at, how).await;
         }
         match at.path {
-            // A file that lost a name here may be kept by opens below alone.
+            // Opens below may be the only ones that keep a file that lost a name here.
             [] if self.lost_name(at.base) => return self.open_real(cx, at, how).await,
             [] => return self.open_reading(cx, at.base, how).await,
             [name] => return self.open_named(cx, at.base, name, how).await,
@@ -147,8 +148,8 @@ impl Meta {
         self.open_real(cx, Where::fh(fh), how).await
     }
 
-    /// What to ask before a file can be opened virtually, beside its attributes; `None` when it is
-    /// not worth trying.
+    /// The request that makes a virtual open possible, in addition to the attributes; `None` when
+    /// it is not worth trying.
     fn question(&self, cx: &Cx, fh: &Fh, how: &OpenHow, right: Access, when: &When) -> Option<Want> {
         let cred = self.cred(&cx.cred);
         let any = when.any_age();
@@ -162,10 +163,10 @@ impl Meta {
             let read = read || near || self.contents.has(fh, o.version());
             (usual && lasts, small || near, may, read, o.until == 0)
         })?;
-        // What was read before under this `change` is in the kernel's memory, here or below: asking
-        // whether it is still that is enough. A small file comes whole in the same question, if its
-        // bytes are wanted.
-        // So does one that was changed here: the pages that the kernel has of it are taken for old.
+        // Bytes read before under this `change` are in the kernel, in this layer or below:
+        // revalidation is enough. If the bytes of a small file are wanted, the same request reads
+        // all of it. The same holds for a small file that was changed here: the kernel discards its
+        // pages of that file.
         let wanted = (how.first_bytes > 0 || ours) && !read;
         let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
         match usual && (may && read || small) {
@@ -175,8 +176,8 @@ impl Meta {
         }
     }
 
-    /// An open for reading by a name: in the one question that it needs, the name is looked up as
-    /// well. What it was bound to before only says what else to ask.
+    /// An open for reading by a name. The one request that it needs also looks up the name. The
+    /// known binding only selects the rest of the request.
     async fn open_named(&self, cx: &Cx, dir: &Fh, name: &Name, how: &OpenHow) -> Result<Opened> {
         let right = if how.execute { Access::EXECUTE } else { Access::READ };
         let when = self.when(cx).beginning();
@@ -200,7 +201,7 @@ impl Meta {
                 return self.agreed(cx, &known, fh, opened).await;
             }
             None => {
-                // Its first bytes need not come from afar.
+                // The first bytes are in a layer below.
                 let first_bytes = if self.is_near(&known) { 0 } else { how.first_bytes };
                 let how = OpenHow { first_bytes, ..how.clone() };
                 return self.open_real(cx, Where::name(dir, name), &how).await;
@@ -212,7 +213,8 @@ impl Meta {
         }
     }
 
-    /// An open by the handle that a name was known to lead to, if the name still does.
+    /// The result of an open by the filehandle that a name was known to lead to, if the name still
+    /// leads to it.
     async fn agreed(&self, cx: &Cx, known: &Fh, now: Result<Fh>, opened: Result<Opened>) -> Result<Opened> {
         match now {
             Ok(fh) if fh == *known => opened,
@@ -225,14 +227,14 @@ impl Meta {
         }
     }
 
-    /// What a name is known to lead to, as freshly as the caller asks, or under a lease on that
-    /// object.
+    /// The object that a name is known to lead to, as fresh as the caller asks, or under a lease on
+    /// the object.
     fn leads_still(&self, cx: &Cx, dir: &Fh, name: &Name) -> Option<Fh> {
         let when = &self.when(cx);
         let hash = self.table.hash(name.as_bytes());
         let cred = self.cred(&cx.cred);
         let answer = self.table.with(dir, |_, o| {
-            // Who was let in before: whether he still is shows when he looks the name up.
+            // The caller had this right before. The look-up of the name checks it again.
             let may = o.rights(cred, Access::LOOKUP, &When { now: 0, ..when.any_age() });
             (may == Some(Access::LOOKUP)).then(|| o.dir()?.answer(hash, name.as_bytes(), self.limits))?
         })??;
@@ -246,7 +248,8 @@ impl Meta {
         })?
     }
 
-    /// Asks what a name leads to, with what is wanted of that; `known` is what it led to before.
+    /// Requests the binding of a name, with `want` of its object. `known`: the object that the name
+    /// led to before.
     async fn ask_name(&self, cx: &Cx, dir: &Fh, name: &Name, known: &Fh, want: Want) -> Result<Fh> {
         let at = Where::name(dir, name);
         let aside = self.options.stateless_opens && want != Want::default();
@@ -262,18 +265,18 @@ impl Meta {
             (_, Some(node)) => Ok(node.fh),
             (Stop::Missing(_), None) => Err(Error::new(libc::ENOENT)),
             (Stop::NotDirectory | Stop::Symlink, None) => Err(Error::new(libc::ENOTDIR)),
-            (_, None) => Err(Error::because(libc::EIO, "a walk of one name brought nothing")),
+            (_, None) => Err(Error::because(libc::EIO, "the walk of one name returned no step")),
         }
     }
 
-    /// An open that needs nothing from below.
+    /// A virtual open, if nothing is needed from below.
     fn open_virtual(&self, cx: &Cx, fh: &Fh, how: &OpenHow, right: Access, when: &When) -> Option<Opened> {
         let cred = self.cred(&cx.cred);
         let attrs = self.table.with(fh, |_, o| {
             let may = o.rights(cred, right, &when.any_age()) == Some(right);
-            // Attributes that hold for one call only are asked for again with every read.
+            // Attributes that hold for one call only would be requested again with every read.
             let lasts = when.valid(o.until);
-            // A file without a name is kept by opens below alone.
+            // Opens below are the only ones that keep a file without a name.
             let named = o.attr.kind() == FileKind::Regular && !o.attr.is_nameless();
             (o.holds(when) && may && lasts && named).then(|| self.attrs_of(o, when))
         })??;
@@ -291,7 +294,7 @@ impl Meta {
         Some(Opened { node, open, created: false, dir: None, first, backing: None })
     }
 
-    /// Opens below something that exists, for nothing but what it is.
+    /// Opens an existing object below, without truncating it.
     async fn open_real(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         let label = self.label(at.base);
         let ticket = self.ticket();
@@ -302,7 +305,7 @@ impl Meta {
         Ok(self.adopt(cx, opened, how))
     }
 
-    /// Keeps what an open by name, which created nothing, tells of the name.
+    /// Stores the binding of a name from an open by that name that created nothing.
     fn learn_opened_name(
         &self,
         cx: &Cx,
@@ -351,7 +354,7 @@ impl Meta {
         }
     }
 
-    /// Gives an open from below a number here.
+    /// Registers an open below as an open of this layer.
     fn adopt(&self, cx: &Cx, opened: Opened, how: &OpenHow) -> Opened {
         let open = self.opens.add(Open {
             fh: opened.node.fh.clone(),
@@ -364,7 +367,7 @@ impl Meta {
         Opened { open, ..opened }
     }
 
-    /// Opens that create, cut or write.
+    /// Opens that create, truncate or write.
     async fn open_changing(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         let parent;
         let mut at = at;
@@ -381,7 +384,7 @@ impl Meta {
             && cx.fresh_since.is_some()
             && let Some(fh) = self.leads_still(cx, at.base, name)
         {
-            // The call's own look-ups have just said so.
+            // The look-ups of this call have just returned that binding.
             proven = fh;
             at = Where::fh(&proven);
         }
@@ -413,8 +416,8 @@ impl Meta {
             self.learn_opened_name(cx, at, label, outcome.as_ref(), &ticket);
         }
         if let Some(cut) = cut {
-            // Another file may be behind the name by now: then this one's attributes are only
-            // unknown.
+            // The name may lead to another file by now. The attributes of the known file then
+            // expire.
             let same = outcome.as_ref().ok().filter(|o| Some(&o.node.fh) == target.as_ref());
             match &outcome {
                 Ok(_) => cut.done(Ok(same.map(|o| &o.node.attrs))),
@@ -464,8 +467,8 @@ impl Meta {
         Err(Error::new(errno))
     }
 
-    /// Whether a name leads to this object because a lease on that says so: nobody else gives it
-    /// another name, or takes one from it, before the lease is withdrawn.
+    /// Whether a lease on the object proves that a name leads to it. Other clients cannot rename or
+    /// remove it before the lease is withdrawn.
     pub(super) fn is_sure(&self, dir: &Fh, name: &Name, target: Option<&Fh>) -> bool {
         let hash = self.table.hash(name.as_bytes());
         let bound = self.table.with(dir, |_, o| o.dir()?.names.find(hash, name.as_bytes())).flatten();
@@ -480,15 +483,14 @@ impl Meta {
         self.named(dir, name).map(|(fh, _)| fh)
     }
 
-    /// The same, and whether it is so as long as the directory is as it was when that was learnt.
+    /// The same, and whether the binding holds as long as the directory's label.
     pub(super) fn named(&self, dir: &Fh, name: &Name) -> Option<(Fh, bool)> {
         let hash = self.table.hash(name.as_bytes());
         let bound = self.table.with(dir, |_, o| o.dir()?.names.find(hash, name.as_bytes()))??;
         Some((self.fh_of(bound.child?)?, bound.labeled))
     }
 
-    /// The open below of an open here, made now if there is none; with the first bytes that came
-    /// along.
+    /// The open below of an open of this layer. A new open below returns the first bytes with it.
     pub(super) async fn make_real(&self, id: OpenId, first_bytes: u32) -> Result<Real> {
         let open = self.opens.find(id)?;
         if let Some(real) = open.real.get() {
@@ -513,7 +515,7 @@ impl Meta {
         let real = *open.real.get_or_init(|| opened.open);
         self.opens.not_virtual(&open.fh, id);
         if self.opens.find(id).is_err() {
-            // Closed meanwhile.
+            // The open was closed meanwhile.
             let _ = self.below.close(&cx, &open.fh, real).await;
             return Err(Error::new(libc::EBADF));
         }
@@ -521,7 +523,7 @@ impl Meta {
         Ok(Real { id: real, first: opened.first, backing: opened.backing, change })
     }
 
-    /// The attributes that an open is known to be allowed under, if they hold.
+    /// The attributes under which the open is known to be allowed, if they hold.
     fn known_open(&self, open: &Open) -> Option<hither_vfs::Attrs> {
         let when = self.when(&Cx::new(open.cred.clone()));
         let cred = self.cred(&open.cred);
@@ -532,8 +534,8 @@ impl Meta {
         })?
     }
 
-    /// Before something of ours takes a name from a file: what is open only here is opened below,
-    /// and so are opens by handle from now on.
+    /// Called before a local change removes a name of a file. Makes the virtual opens of the file
+    /// real; later opens by filehandle are sent below.
     pub(super) async fn losing_name(&self, fh: &Fh) {
         self.table.with(fh, |_, o| {
             if o.attr.kind() == FileKind::Regular {
@@ -547,17 +549,17 @@ impl Meta {
         self.table.with(fh, |_, o| o.extra.as_ref().is_some_and(|extra| extra.lost_name)) == Some(true)
     }
 
-    /// Before something of ours takes a name or right from a file: what is open only here is opened
-    /// below.
+    /// Called before a local change removes a name or right of a file. Makes the virtual opens
+    /// real.
     pub(super) async fn secure(&self, fh: &Fh) {
         for id in self.opens.virtuals(fh) {
             if let Err(e) = self.make_real(id, 0).await {
-                tracing::debug!(?fh, "an open could not be kept: {e}");
+                tracing::debug!(?fh, "a virtual open could not be opened below: {e}");
             }
         }
     }
 
-    /// The address below of an open file; a virtual open is made real.
+    /// The open below of an open file; a virtual open becomes real.
     pub(super) async fn real(&self, file: File<'_>) -> Result<Option<OpenId>> {
         match file.open {
             Some(id) => Ok(Some(self.make_real(id, 0).await?.id)),
@@ -565,7 +567,7 @@ impl Meta {
         }
     }
 
-    /// The same for calls that can do without an open.
+    /// The same for calls that work without an open.
     pub(super) fn real_if_any(&self, file: File<'_>) -> Result<Option<OpenId>> {
         match file.open {
             Some(id) => Ok(self.opens.find(id)?.real.get().copied()),
@@ -582,8 +584,8 @@ impl Meta {
         };
         self.table.with(fh, |_, o| {
             if o.attr.is_nameless() {
-                // With its last open the file is gone: what was asked for before is nobody's
-                // answer.
+                // The last open of the file is closed, so the file is gone. Earlier requests no
+                // longer answer for it.
                 o.barrier = o.barrier.max(self.next_seq());
                 o.expire();
             }
@@ -604,7 +606,7 @@ impl Meta {
             let known = self.table.with(file.fh, |_, o| o.version());
             let old = known.is_some_and(|version| self.contents.has(file.fh, version));
             if old && open.real.get().is_none() {
-                // The time of the attributes is over: ask whether the contents are still these.
+                // The attributes have expired: revalidate the contents.
                 self.attrs(cx, file, File { fh: file.fh, open: None }).await?;
                 if let Some(read) = self.read_held(cx, file.fh, at, len) {
                     return Ok(read);
@@ -625,7 +627,7 @@ impl Meta {
         Ok(read)
     }
 
-    /// Notes that contents of the present `change` were handed up.
+    /// Records that contents of the present `change` were returned.
     fn note_read(&self, fh: &Fh) {
         self.table.with(fh, |_, o| {
             if o.asked != 0 {
@@ -635,7 +637,7 @@ impl Meta {
         });
     }
 
-    /// Bytes of a file that is held whole, while its attributes hold.
+    /// Bytes of a file that is completely in memory, while its attributes hold.
     fn read_held(&self, cx: &Cx, fh: &Fh, at: u64, len: u32) -> Option<Read> {
         let when = self.when(cx).any_age();
         let version = self.table.with(fh, |_, o| o.holds(&when).then(|| o.version()))??;

@@ -1,11 +1,12 @@
-//! Listings in an order of our own, of directories all of whose names are known although nobody
-//! listed them: those that were made here, or changed here since they were listed.
+//! Listings in an order of this layer. They serve directories with all names known but without a
+//! valid listing of the server: directories created here, or changed here since they were listed.
 //!
-//! The server's cookies of such names are not known, so the order is that of a hash of the names,
-//! and the hash is the cookie. Whoever goes on from such a cookie gets the names behind it, from
-//! memory or, when that has been lost, out of a new listing by the server put into the same order:
-//! so every name that is there all the time comes exactly once. A cookie of ours is known by 31
-//! random bits, and by the verifier where the reader still has that.
+//! The server's cookies of such names are unknown. So the order is that of a hash of the names, and
+//! the cookie contains the hash. A reader that continues from such a cookie gets the names after
+//! it. They come from memory. If memory has lost them, they come from a new listing by the server,
+//! sorted into the same order. So each name that stays in the directory is listed exactly once. A
+//! cookie of this layer is recognised by 31 random bits. If the reader still has the verifier, that
+//! is compared too.
 
 use super::list::{Listed, NODE_ENTRY_BYTES};
 use super::names::Id;
@@ -13,12 +14,12 @@ use super::objects::When;
 use super::{Meta, stats};
 use hither_vfs::{Access, Cx, DirEntry, DirPage, Fh, Result};
 
-/// Larger directories are listed by the server: sorting them takes time.
+/// The server lists directories with more names: sorting them here takes time.
 const NAMES_MAX: usize = 10_000;
 /// Bits of the hash in a cookie.
 const HASH_BITS: u32 = 32;
 
-/// What tells cookies and verifiers of ours.
+/// Marks of the cookies and verifiers of this layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     high: u64,
@@ -28,8 +29,8 @@ pub(super) struct Mark {
 impl Mark {
     /// A mark made of random bits.
     pub fn new(random: u64) -> Self {
-        // The highest bit is free: offsets in directories are signed. The next is set: small
-        // numbers are the server's.
+        // The highest bit is 0, because offsets in directories are signed. The next bit is 1,
+        // because small cookies are the server's.
         let high = (random << HASH_BITS & !(1 << 63)) | 1 << 62;
         Self { high, verifier: (random | 1).to_le_bytes() }
     }
@@ -38,7 +39,7 @@ impl Mark {
         self.high | u64::from(hash)
     }
 
-    /// The hash of the name that was last, if a reader goes on from a cookie of ours.
+    /// The hash of the last listed name, if the cookie is one of this layer.
     pub fn place(&self, cookie: u64, verifier: [u8; 8]) -> Option<u32> {
         let ours = cookie >> HASH_BITS == self.high >> HASH_BITS;
         (ours && (verifier == self.verifier || verifier == [0; 8])).then_some(cookie as u32)
@@ -50,8 +51,8 @@ impl Meta {
         (self.table.hash(name) >> (u64::BITS - HASH_BITS)) as u32
     }
 
-    /// A page of what is known, if that is everything. `after`: the name that was last; `None` from
-    /// the start.
+    /// A page from memory, if all names are known. It begins after the hash `after`; `None`: at the
+    /// start.
     pub(super) fn list_own(
         &self,
         cx: &Cx,
@@ -79,7 +80,7 @@ impl Meta {
         })??;
         names.sort_unstable_by_key(|n| n.0);
         if after.is_none() && names.windows(2).any(|two| two[0].0 == two[1].0) {
-            // A reader could not stop between the two.
+            // A reader could not stop between two names with the same hash.
             return None;
         }
         let mut bytes = 0;
@@ -103,7 +104,8 @@ impl Meta {
         Some(DirPage { entries, verifier: self.mark.verifier, eof })
     }
 
-    /// The same from below, when memory has lost what it had at the beginning of the listing.
+    /// The same from a new listing by the server, when memory has lost the names since the listing
+    /// began.
     pub(super) async fn list_in_order(
         &self,
         cx: &Cx,
@@ -140,8 +142,9 @@ impl Meta {
     }
 }
 
-/// Keeps about `most` of the first, and all with the hash of the last; whether that is all. Of a
-/// name that was removed and made again between two pages the later one stays.
+/// Keeps about the first `most` entries, with all entries that share the last hash. Returns whether
+/// no entry was dropped. If a name was removed and created again between two pages, its later entry
+/// stays.
 fn first(found: &mut Vec<(u32, DirEntry)>, most: usize) -> bool {
     found.sort_by(|a, b| (a.0, a.1.name.as_bytes()).cmp(&(b.0, b.1.name.as_bytes())));
     found.dedup_by(|later, kept| {

@@ -1,5 +1,4 @@
-//! The calls of [`Vfs`]: what is answered from memory, and what is passed down with memory kept
-//! true.
+//! The calls of [`Vfs`]: answers from memory, and requests below that keep the memory consistent.
 
 use super::change::{Changing, Renamed};
 use super::names::Id;
@@ -15,7 +14,7 @@ use hither_vfs::{
 use std::sync::Arc;
 
 impl Meta {
-    /// A new name in a directory, and what became of it.
+    /// Makes a name in a directory.
     async fn make<F>(&self, dir: &Fh, name: &Name, call: F) -> Result<Made>
     where
         F: Future<Output = Result<Made>>,
@@ -25,7 +24,7 @@ impl Meta {
         self.made(dir, name, changing, made)
     }
 
-    /// The call that makes a name ended.
+    /// Processes the result of a call that makes a name.
     fn made(&self, dir: &Fh, name: &Name, changing: Changing<'_>, mut made: Result<Made>) -> Result<Made> {
         match &made {
             Ok(made) => changing.renamed(Ok(&[&made.dir]), &[(name, Renamed::To(&made.node))]),
@@ -37,8 +36,7 @@ impl Meta {
         made.map_err(|e| self.failed(dir, e))
     }
 
-    /// Several new names in a directory, and what became of each: as if they had been asked for
-    /// side by side.
+    /// Makes several names in a directory, with the same effect on memory as concurrent calls.
     async fn make_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         let ticket = self.ticket();
         let changing: Vec<_> = new.iter().map(|one| self.renaming(dir, &[&one.name])).collect();
@@ -53,7 +51,7 @@ impl Meta {
         out
     }
 
-    /// A name that goes, and what became of it. `target`: what it was bound to.
+    /// Removes a name. `target`: the object that the name is believed to be bound to.
     async fn take<F>(&self, dir: &Fh, name: &Name, target: Option<Fh>, call: F) -> Result<ChangeInfo>
     where
         F: Future<Output = Result<ChangeInfo>>,
@@ -66,7 +64,7 @@ impl Meta {
         self.taken(dir, name, (gone, changing), outcome)
     }
 
-    /// Several names that go, and what became of each.
+    /// Removes several names.
     async fn take_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         let known: Vec<_> =
             gone.iter().map(|one| one.target.clone().or_else(|| self.child_of(dir, &one.name))).collect();
@@ -84,7 +82,7 @@ impl Meta {
         ended.map(|((one, changing), outcome)| self.taken(dir, &one.name, changing, outcome)).collect()
     }
 
-    /// The call that takes a name ended.
+    /// Processes the result of a call that removes a name.
     fn taken(
         &self,
         dir: &Fh,
@@ -105,7 +103,7 @@ impl Meta {
         outcome.map_err(|e| self.failed(dir, e))
     }
 
-    /// A change of a file, whose attributes come with the outcome.
+    /// Changes a file. `attrs` takes the attributes from the result.
     async fn change<T, F>(&self, fh: &Fh, call: F, attrs: impl Fn(&T) -> Option<&Attrs>) -> Result<T>
     where
         F: Future<Output = Result<T>>,
@@ -162,8 +160,9 @@ impl Meta {
         outcome.map_err(|e| self.failed(from.0, e))
     }
 
-    /// What became of the old and the new name in a rename that was told to have moved `node`;
-    /// `believed`: what both led to before, `certain` for the old one unless somebody else meddled.
+    /// The effect of a rename on the old and the new name. `node`: the moved object that the server
+    /// reported. `believed`: the objects that both names led to before. `certain`: the old binding
+    /// holds unless another client changed the directory.
     fn both_names<'a>(
         &self,
         outcome: &Result<Moved>,
@@ -176,7 +175,7 @@ impl Meta {
             fh.and_then(|fh| self.table.find(fh)).map_or(Renamed::Unknown, how)
         };
         let [moved, target] = believed;
-        // Two names of one object stay both.
+        // Both names of one object remain.
         let nothing = matches!(outcome, Ok(m) if m.from.before == m.from.after && m.to.before == m.to.after);
         let stay = nothing || moved.is_some() && moved == target;
         let left = match (stay, exchange) {
@@ -225,7 +224,7 @@ impl Meta {
         stats::add(&self.counters.access_misses, 1);
         let all = Access::all();
         if !holds {
-            // With the attributes, for as long as which the answer may be kept.
+            // The request includes the attributes: the answer is kept as long as they hold.
             let want_all = Want { access: all, ..Want::default() };
             let trail = self.ask_walk(cx, Where::fh(fh), want_all).await?;
             if let Some(have) = trail.along.access {
@@ -265,15 +264,15 @@ impl Meta {
     }
 }
 
-/// A rename ended; in one directory, the first of both calls is about both names. Whether nobody
-/// else can have changed the directory of the old name.
+/// Processes the result of a rename. Within one directory, `one` is the change of both names.
+/// Returns whether no other client can have changed the directory of the old name.
 fn end_rename(
     (one, old, left): (Changing<'_>, &Name, Renamed<'_>),
     (other, new, right): (Option<Changing<'_>>, &Name, Renamed<'_>),
     outcome: &Result<Moved>,
 ) -> bool {
     match (outcome, other) {
-        // Two steps, or one that is told twice.
+        // Unequal change pairs are two steps; an equal pair is one step reported twice.
         (Ok(m), None) if (m.from.before, m.from.after) == (m.to.before, m.to.after) => {
             one.renamed(Ok(&[&m.to]), &[(old, left), (new, right)])
         }
@@ -349,7 +348,7 @@ impl Vfs for Meta {
             self.learn_attrs(fh, &attrs, &ticket);
             Ok(attrs)
         });
-        let none = || Err(hither_vfs::Error::because(libc::EIO, "fewer answers than questions"));
+        let none = || Err(hither_vfs::Error::because(libc::EIO, "fewer answers than requested objects"));
         known.into_iter().map(|k| k.map_or_else(|| answers.next().unwrap_or_else(none), Ok)).collect()
     }
 
@@ -533,7 +532,7 @@ impl Vfs for Meta {
         self.secure(fh).await;
         let changing = self.changing(fh);
         let outcome = self.below.setxattr(cx, fh, name, value, mode).await;
-        // It may be an access control list.
+        // The attribute may be an access control list.
         changing.done_rights(outcome.as_ref().map(|()| None));
         outcome
     }
@@ -557,8 +556,8 @@ impl Vfs for Meta {
     ) -> Result<()> {
         let below = File { fh: file.fh, open: self.real(file).await? };
         self.below.lock(cx, below, owner, kind, range, wait).await?;
-        // Whoever takes a lock wants to see what its last holder wrote. Under a lease nobody else
-        // has written since it was known.
+        // The new holder of a lock must see the data of the previous holder. Under a lease, no
+        // other client has written since the lease is known.
         if !self.is_leased(file.fh) {
             self.let_go(file.fh);
         }
@@ -616,8 +615,7 @@ impl Vfs for Meta {
     }
 
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-        // Once, as the interface says; a second subscriber would be a mistake of who builds the
-        // stack.
+        // A second subscriber would be a mistake of the caller; it is ignored.
         let _ = self.above.set(upcalls);
     }
 }

@@ -1,13 +1,12 @@
-//! Small files fetched before they are asked for: when a second file of a directory is opened for
-//! reading, the others will most likely follow. In a directory with few bytes the first open is
-//! sign enough, as long as such guesses have proved right: its files come with the one question
+//! Fetches small files ahead of their use. When a second file of a directory is opened for reading,
+//! its other files will most likely follow. In a directory with few bytes, the first open is
+//! enough, as long as most prefetched bytes were read. Its files then come with the one request
 //! that the open needs anyway.
 //!
-//! Under close-to-open an open has to ask the server in any case, and the answer may as well carry
-//! the bytes; so for callers who insist on fresh attributes, files are fetched ahead only where the
-//! server has been granting leases: what is fetched under one is opened without a question. The
-//! directory's own attributes come behind the files and prove that its names led to them when the
-//! leases were there.
+//! Under close-to-open, an open needs a request in any case, and the answer may carry the bytes. So
+//! for callers that ask for freshness, files are fetched ahead only while the server grants leases.
+//! A file fetched under a lease is opened without a request. The attributes of the directory follow
+//! the files in the same request. They prove that its names led to the files under these leases.
 
 use super::moment::LEASE;
 use super::objects::When;
@@ -15,33 +14,34 @@ use super::{Meta, Prefetch, stats};
 use hither_vfs::{Access, Cx, Fh, File, FileKind, Validity, Why, bytes_prove_reading};
 use std::sync::atomic::Ordering;
 
-/// Opens in one directory within this time are a burst.
+/// Longest time between two opens of one burst in a directory, in nanoseconds.
 const BURST_NANOS: u64 = 10_000_000_000;
-/// A server that granted a lease within this time will most likely grant another.
+/// A server that granted a lease within this time, in nanoseconds, will most likely grant another.
 const LATELY_NANOS: u64 = 60_000_000_000;
 /// Most files and bytes of one fetch.
 const FILES: usize = 256;
 const BYTES: u64 = 4 << 20;
-/// The same for a fetch at the first open in a directory.
+/// Most files and bytes of a fetch at the first open in a directory.
 const FIRST_FILES: usize = 16;
 const FIRST_BYTES: u64 = 256 << 10;
-/// Guesses are bold until so many bytes were fetched and not read.
+/// Unread prefetched bytes up to which the first open in a directory starts a fetch.
 const UNREAD_BYTES: u64 = 4 << 20;
-/// A READ is never for less.
+/// Smallest size of a READ, in bytes.
 const READ_BYTES: u64 = 4096;
 
-/// What to fetch.
+/// A planned fetch.
 struct Fetch {
-    /// The directory's slot, and its handle.
+    /// The directory's slot, and its filehandle.
     slot: u32,
     dir: Fh,
     files: Vec<Fh>,
-    /// The longest of them.
+    /// Size of the longest file, in bytes.
     longest_bytes: u64,
 }
 
 impl Meta {
-    /// Before `fh` is opened for reading: fetches it with its neighbours if this is a burst.
+    /// Fetches `fh` with its neighbours before it is opened for reading, if the open is part of a
+    /// burst.
     pub(super) async fn prefetch(&self, cx: &Cx, fh: &Fh) {
         let when = self.when(cx);
         let leased = self.leased.load(Ordering::Relaxed);
@@ -53,7 +53,8 @@ impl Meta {
         let _fetching = Fetching { meta: self, slot };
         let ticket = self.ticket();
         let holder = cx.fresh_since.map(|_| &dir);
-        // As many as fit into one reply; a file that has grown meanwhile is not kept.
+        // A short READ length lets more files fit into one reply. A file that has grown meanwhile
+        // is not stored.
         let most = u32::try_from(longest_bytes.max(READ_BYTES)).unwrap_or(u32::MAX);
         cx.because(|| Why::Ahead);
         let fetched = self.below.read_many(cx, &files, holder, most).await;
@@ -73,7 +74,7 @@ impl Meta {
         }
         match &fetched.holder {
             Some(attrs) => drop(self.learn_attrs(&dir, attrs, &ticket)),
-            // Too many for one message: then the names are proven by another.
+            // The files filled the message. A second request then proves the names.
             None if holder.is_some() && leased => {
                 drop(self.ask_attrs(cx, File { fh: &dir, open: None }).await)
             }
@@ -81,16 +82,16 @@ impl Meta {
         }
     }
 
-    /// Whether most of what was fetched ahead was read, or little was fetched yet: then the first
-    /// open in a directory is sign enough.
+    /// Whether most prefetched bytes were read, or few bytes were prefetched yet. The first open in
+    /// a directory then starts a fetch.
     fn guesses_well(&self) -> bool {
         let fetched = self.counters.prefetched_bytes.load(Ordering::Relaxed);
         let used = self.counters.prefetch_used_bytes.load(Ordering::Relaxed);
         fetched.saturating_sub(used) <= UNREAD_BYTES.max(used)
     }
 
-    /// Files to fetch: this one and small ones of its directory that are not held; `None` when
-    /// there is no burst, or another call is fetching.
+    /// Files to fetch: `fh` and the small files of its directory that are not in memory. `None`
+    /// when the open is in no burst, or another call is fetching.
     fn neighbours(&self, fh: &Fh, when: &When) -> Option<Fetch> {
         let (me, parent) = self.table.with(fh, |id, o| (id, o.parent))?;
         if parent == u32::MAX {
@@ -126,7 +127,7 @@ impl Meta {
             });
             let Some(Some((fh, size))) = small else { continue };
             if bytes + size > most_bytes || files.len() >= most_files {
-                // All of a directory at the first open, or none.
+                // At the first open, all files of the directory are fetched or none.
                 mine &= !first;
                 break;
             }
@@ -143,7 +144,7 @@ impl Meta {
     }
 }
 
-/// One fetch at a time in a directory; over when dropped.
+/// Marks the only running fetch of a directory; ends when dropped.
 struct Fetching<'a> {
     meta: &'a Meta,
     slot: u32,

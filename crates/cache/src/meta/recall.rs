@@ -1,10 +1,10 @@
-//! What survives a restart: names, attributes and rights as pieces of bytes, and back into memory.
+//! Metadata over a restart: names, attributes and rights, written as pieces of bytes and read back.
 //!
-//! It knows nothing of where the pieces are kept. What comes back is taken for very old: attributes
-//! hold for nobody, names hold again when their directory's attributes come with the same `change`,
-//! rights only say what to ask for ([`remembered`](super::remembered)). So a wrong or outdated
-//! piece costs questions, and gives no wrong answer. Integers are little-endian; a piece that does
-//! not parse is dropped from there on.
+//! This module knows nothing of the storage of the pieces. Restored metadata counts as very old.
+//! Attributes are expired. Names hold again when their directory's attributes arrive with the same
+//! `change`. Rights only select requests ([`remembered`](super::remembered)). So a wrong or
+//! outdated piece costs requests, and gives no wrong answer. Integers are little-endian. A piece
+//! that does not parse is dropped from that position on.
 
 use super::names::{Bound, Id};
 use super::objects::{Listing, Object};
@@ -14,20 +14,20 @@ use hither_vfs::{Access, Attr, Cred, Fh, FileKind, Name, Time};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A piece is closed when it is this long, in bytes.
+/// Length from which on a piece is closed, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
-/// Directories with more names are remembered without them.
+/// Directories with more names are written without their names.
 const NAMES_MAX: usize = 100_000;
 /// Longest filehandle, in bytes (RFC 8881 section 3.2).
 const FH_MAX: usize = 128;
-/// Most supplementary groups of a credential that is remembered.
+/// Most supplementary groups of a credential that is written.
 const GROUPS_MAX: usize = 64;
 
-/// First byte of a piece.
+/// First byte of a piece: its kind.
 const CREDS: u8 = 1;
 const OBJECTS: u8 = 2;
 
-/// What is said of an object besides its attributes.
+/// Flags of an object: used lately, has a link target, has names, the names are complete.
 const USED: u8 = 1;
 const TARGET: u8 = 2;
 const NAMES: u8 = 4;
@@ -43,13 +43,12 @@ const KINDS: [FileKind; 7] = [
     FileKind::Fifo,
 ];
 
-/// Names of a directory, whether these are all, and what each is bound to: `None` when it is
-/// absent.
+/// Whether the names of a directory are complete, and each name with its object; `None`: absent.
 type Lasting = (bool, Vec<(Vec<u8>, Option<Id>)>);
 
 impl Meta {
-    /// What is worth remembering over a restart, newest first, in at most about `most_bytes` bytes:
-    /// pieces for [`Meta::recall`]. Takes a while; blocks nobody for long.
+    /// Writes the metadata as pieces for [`Meta::recall`], the last used objects first, in about
+    /// `most_bytes` bytes. Takes a while, but blocks no other call for long.
     pub fn remember(&self, most_bytes: usize) -> Vec<Vec<u8>> {
         let mut used: Vec<(u32, Id)> = Vec::new();
         for id in self.table.ids() {
@@ -108,16 +107,16 @@ impl Meta {
             match fh {
                 // Absent.
                 None => out.push(0),
-                // Dropped meanwhile: nothing is known of it.
+                // The object was dropped meanwhile: nothing is known of it.
                 Some(None) => out.push(u8::MAX),
                 Some(Some(fh)) => put_bytes(out, &fh),
             }
         }
     }
 
-    /// Takes back what [`Meta::remember`] gave before a restart, of the same file system below; the
-    /// objects that were found in it. Once, before the first call or soon after: what is known by
-    /// now stays.
+    /// Restores the pieces of [`Meta::remember`], written before a restart over the same file
+    /// system below. Returns the number of restored objects. Called once, before the first call or
+    /// soon after: newer facts in memory stay.
     pub fn recall(&self, pieces: &[Vec<u8>]) -> u64 {
         let mut creds = Vec::new();
         let (mut count, mut used) = (0, Vec::new());
@@ -138,7 +137,7 @@ impl Meta {
                 _ => {}
             }
         }
-        // Newest first in the pieces.
+        // The pieces begin with the last used object.
         used.iter().rev().for_each(|id| self.remember_use(*id));
         self.relieve();
         stats::add(&self.counters.recalled_objects, count);
@@ -174,7 +173,7 @@ impl Meta {
                     dir.put(&self.table.hasher, name.as_bytes(), bound);
                 }
                 if complete {
-                    // In no order that the server knows: cookies may not survive its restarts.
+                    // The order is unknown to the server: cookies may not survive its restarts.
                     dir.listing = Some(Listing { verifier: [0; 8], eof: true, next: u64::MAX, asked: 0 });
                 }
                 dir.names.settle(&self.table.hasher);
@@ -193,7 +192,7 @@ impl Meta {
     }
 }
 
-/// Credentials get numbers as they come.
+/// Numbers the credentials in the order of their first use.
 struct Writer {
     creds: HashMap<u32, Arc<Cred>>,
     numbers: HashMap<u32, u16>,
@@ -235,7 +234,7 @@ impl Writer {
     }
 }
 
-/// At most 255 bytes behind their number.
+/// Writes a length byte, then at most 255 bytes.
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(255)];
     out.push(bytes.len() as u8);
@@ -258,14 +257,14 @@ fn put_attr(out: &mut Vec<u8>, attr: &Attr) {
     }
 }
 
-/// One object as it was written.
+/// One object read from a piece.
 struct One {
     fh: Fh,
     attr: Attr,
     used: bool,
     rights: Vec<(u16, Access)>,
     target: Option<Bytes>,
-    /// With names: whether these are all.
+    /// Whether the names are complete; `None` for an object without names.
     complete: Option<bool>,
     names: Vec<(Name, Option<Fh>)>,
 }
@@ -391,8 +390,8 @@ impl Reader<'_> {
 }
 
 impl super::objects::Dir {
-    /// The names that hold as long as the directory stays the same, and whether they are all;
-    /// `None` when they are not worth remembering.
+    /// The names that hold under the directory's label, and whether they are complete. `None` when
+    /// they are not worth writing.
     fn lasting(&self) -> Option<Lasting> {
         let settled = !self.unproven && self.pending.is_empty() && self.in_flight.is_empty();
         if !settled || self.names.len() > NAMES_MAX {
@@ -411,10 +410,10 @@ impl super::objects::Dir {
         (complete || !names.is_empty()).then_some((complete && all, names))
     }
 
-    /// Names are to be put that hold if the directory is still as it was under `label`.
+    /// Prepares for restored names, which hold if the directory still has the `change` of `label`.
     fn recall(&mut self, label: u64) {
         self.reset(Some(label), 0);
-        // Renewed by equal attributes, and for nobody before.
+        // Equal attributes renew the names; until then they are expired.
         (self.until, self.asked) = (1, 0);
     }
 }

@@ -1,12 +1,12 @@
-//! Asking about what is remembered from before a restart: directories with the rights on them, and
-//! files by opening them.
+//! Revalidates metadata restored after a restart: directories together with their rights, and files
+//! by opening them.
 //!
-//! Nothing that is remembered is answered before the server has told the same `change` again
-//! ([`recall`](super::recall)). A right is worth a question, no more: it is asked for with the
-//! directory's attributes. A file that is whole on the local disk is opened where that spares a
-//! question later, because it brings a lease, or because opens do not ask: many in one question.
-//! Names under a lease are proven by attributes of their directory that were asked for after the
-//! lease was known here.
+//! Restored metadata is used only after the server has returned the same `change` again
+//! ([`recall`](super::recall)). A restored right only selects requests: it is requested with the
+//! directory's attributes. A file that is complete on the local disk is opened where the open saves
+//! a later request. It does so if it brings a lease, or if opens need no request. One request opens
+//! many files. Names under a lease are proven by attributes of their directory, requested after the
+//! lease is known.
 
 use super::names::Id;
 use super::objects::When;
@@ -14,14 +14,14 @@ use super::{Meta, stats};
 use hither_vfs::{Access, Attrs, Cx, DirPage, Error, Fh, FileKind, Result, Validity, bytes_prove_reading};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Files that are opened in one question: as many as one message to a Linux server holds with the
-/// attributes of a directory.
+/// Files opened in one message: as many as fit into a message to a Linux server with the attributes
+/// of a directory.
 const FILES: usize = 11;
-/// So many questions are of one message; those that follow at once are twice as large each, up to
-/// so many doublings.
+/// The first requests of a burst open one message of files. Each later request opens twice as many
+/// files as the one before, up to so many doublings.
 const SINGLE: u64 = 3;
 const DOUBLINGS: u64 = 4;
-/// Questions this close are of one burst.
+/// Longest time between two requests of one burst, in nanoseconds.
 const BURST_NANOS: u64 = 10_000_000_000;
 
 /// A file to open, and the directory that it was seen in.
@@ -30,17 +30,17 @@ pub(super) struct Opening {
     pub parent: Option<Id>,
 }
 
-/// How to ask about an object.
+/// The way to revalidate an object.
 pub(super) enum Way {
-    /// For its attributes.
+    /// By its attributes.
     Ask,
-    /// And for rights.
+    /// By its attributes and rights.
     Prove,
-    /// By opening it.
+    /// By opening it; with the directory that it was seen in.
     Open(Option<Id>),
 }
 
-/// How often many files were opened lately.
+/// Recent requests that opened many files.
 #[derive(Debug, Default)]
 pub(super) struct Openings {
     count: AtomicU64,
@@ -48,7 +48,7 @@ pub(super) struct Openings {
 }
 
 impl Meta {
-    /// How many remembered files may be opened in the next question; 0 when that is worth nothing.
+    /// Most restored files to open in the next request; 0 when opening saves nothing.
     pub(super) fn opens_at_once(&self, when: &When) -> usize {
         if self.near.get().is_none() {
             return 0;
@@ -60,7 +60,7 @@ impl Meta {
         if worth { FILES << count.saturating_sub(SINGLE - 1).min(DOUBLINGS) } else { 0 }
     }
 
-    /// How an object is to be asked about.
+    /// The way to revalidate this object.
     pub(super) fn way(&self, id: Id, cred: u32, opens: bool) -> Way {
         let found = self.table.with_id(id, |o| {
             let remembered = o.is_remembered();
@@ -79,7 +79,7 @@ impl Meta {
         }
     }
 
-    /// Attributes of objects and the caller's rights on them, from below.
+    /// Requests the attributes of objects and the caller's rights on them.
     pub(super) async fn ask_proofs(
         &self,
         cx: &Cx,
@@ -105,7 +105,7 @@ impl Meta {
         answers
     }
 
-    /// Opens files, which says what they are and may bring leases, and proves their names.
+    /// Opens files below. That brings their attributes, may bring leases, and proves their names.
     pub(super) async fn ask_opens(&self, cx: &Cx, opens: Vec<Opening>) {
         if opens.is_empty() {
             return;
@@ -146,7 +146,7 @@ impl Meta {
         }
     }
 
-    /// Attributes of directories: newer than leases that came before.
+    /// Requests the attributes of directories, after the leases on their files have arrived.
     async fn prove_names(&self, cx: &Cx, dirs: &[Fh]) {
         let ticket = self.ticket();
         let answers = self.below.getattr_many(cx, dirs).await;
@@ -158,8 +158,8 @@ impl Meta {
         }
     }
 
-    /// A page of a directory that was known as a whole before a restart, when it and its entries
-    /// turn out to be as they were.
+    /// A page of a directory that was completely known before a restart, if the directory and its
+    /// entries turn out to be unchanged.
     pub(super) async fn list_remembered(
         &self,
         cx: &Cx,

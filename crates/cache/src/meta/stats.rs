@@ -1,16 +1,17 @@
-//! What the cache counts.
+//! Counters of the metadata cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a [`Meta`](super::Meta) since it began; `memory_bytes` is the present value.
+        /// Counters of a [`Meta`](super::Meta) since its start. `memory_bytes` and `objects` are
+        /// present values.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         pub struct MetaStats {
             $($(#[$doc])* pub $name: u64,)*
-            /// Memory that names, attributes and contents take now, in bytes.
+            /// Memory of names, attributes and contents now, in bytes.
             pub memory_bytes: u64,
-            /// Objects that are known now.
+            /// Objects in memory now.
             pub objects: u64,
         }
 
@@ -30,59 +31,59 @@ macro_rules! counters {
 counters! {
     /// Names answered from memory.
     name_hits,
-    /// Names asked below.
+    /// Names requested below.
     name_misses,
     /// Absent names answered from memory.
     negative_hits,
-    /// Of these, because the whole directory is known.
+    /// Absent names answered because the listing of the directory is complete.
     complete_hits,
     /// Attributes answered from memory.
     attr_hits,
-    /// Attributes asked below.
+    /// Attributes requested below.
     attr_misses,
     /// Pages of listings answered from memory.
     listing_hits,
-    /// Pages of listings asked below.
+    /// Pages of listings requested below.
     listing_misses,
     /// Rights answered from memory.
     access_hits,
-    /// Rights asked below.
+    /// Rights requested below.
     access_misses,
     /// Walks sent below.
     walks,
-    /// Walks that waited for another's answer instead of asking.
+    /// Walks that waited for the answer of another walk.
     shared_walks,
-    /// Questions below about many expired objects at once.
+    /// Requests below about many expired objects.
     batches,
-    /// Objects in them.
+    /// Objects in these requests.
     batched_objects,
-    /// Directories among them that were listed, with the attributes of all their entries.
+    /// Directories in these requests that were listed with the attributes of all entries.
     batched_listings,
-    /// Objects that were remembered over a restart.
+    /// Objects restored after a restart.
     recalled_objects,
-    /// Files remembered over a restart that were opened many in a question.
+    /// Files restored after a restart that were opened in batches.
     reopened_files,
     /// Small files fetched ahead of their use.
     prefetched_files,
-    /// Their bytes.
+    /// Bytes of small files fetched ahead of their use.
     prefetched_bytes,
-    /// Bytes of them that were read later.
+    /// Prefetched bytes that were read later.
     prefetch_used_bytes,
-    /// Bytes of them that were dropped unread.
+    /// Prefetched bytes that were dropped unread.
     prefetch_wasted_bytes,
-    /// Opens that were answered here, nothing sent.
+    /// Opens answered without a request.
     virtual_opens,
-    /// Of these, those that had to be made real later.
+    /// Opens answered without a request that needed an open below later.
     virtual_made_real,
     /// Opens sent below.
     real_opens,
-    /// Reads answered from contents held here.
+    /// Reads answered from contents in memory.
     content_hits,
-    /// Objects dropped to stay within the memory allowed.
+    /// Objects dropped to stay within the memory bound.
     evictions,
-    /// Times that all attributes expired, because a call changed an object that was not known.
+    /// Times that all attributes expired because a local change affected an unknown object.
     fences,
-    /// Answers not kept because something of our own changed the object meanwhile.
+    /// Answers that were not kept because a local change affected the object meanwhile.
     overtaken,
 }
 

@@ -1,10 +1,10 @@
 //! All objects by filehandle: sharded hash tables over slabs, within a bound of memory.
 //!
-//! A slot that is given to another object gets a new generation, so that names that still point to
-//! it find nothing. The memory bound is kept by a clock over the slots of each shard: an insertion
-//! beyond the bound moves the hand of a few shards by a few slots, taking what was not used since
-//! the hand last passed. So the work per insertion is bounded, and a directory goes with all its
-//! names at once.
+//! A reused slot gets a new generation, so that a stale [`Id`] of the slot finds nothing. A clock
+//! over the slots of each shard keeps the memory bound. An insertion beyond the bound moves the
+//! hands of a few shards by a few slots. The hand drops each object that was not used since its
+//! last pass. So the work per insertion is bounded. A directory is dropped with all its names at
+//! once.
 
 use super::moment::Moment;
 use super::names::Id;
@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const SHARDS: usize = 64;
 /// Slots that are allocated at once.
 const CHUNK: usize = 128;
-/// Memory of a slot with its share of the hash table.
+/// Memory of a slot with its share of the hash table, in bytes.
 const SLOT_BYTES: usize = size_of::<Object>() + 8;
-/// Slots that the hand of one shard passes for one insertion, and shards that are looked at.
+/// Slots that a shard's hand passes per insertion, and shards per insertion.
 const STEPS: usize = 16;
 const TRIES: usize = 4;
 
@@ -47,7 +47,7 @@ struct Shard {
     chunks: Vec<Vec<Object>>,
     free: Vec<u32>,
     hand: usize,
-    /// The highest barrier of objects that were dropped: what returns starts with it.
+    /// The highest barrier of the dropped objects: new objects of the shard start with it.
     floor: u64,
 }
 
@@ -81,7 +81,7 @@ impl Shard {
                     self.chunks.push(Vec::with_capacity(CHUNK));
                 }
                 let new = Object::new(raw, 0, self.floor);
-                self.chunks.last_mut().expect("a chunk with room was just made sure of").push(new);
+                self.chunks.last_mut().expect("the last chunk has room").push(new);
                 i
             }
         };
@@ -92,7 +92,7 @@ impl Shard {
         i
     }
 
-    /// Takes an object out of its slot; returns the memory it had.
+    /// Removes an object from its slot; returns the memory that it used, in bytes.
     fn remove(&mut self, hasher: &RandomState, i: u32) -> usize {
         let hash = hasher.hash_one(self.at(i).fh.raw());
         if let Ok(found) = self.index.find_entry(hash, |&j| j == i) {
@@ -112,7 +112,7 @@ impl Shard {
 }
 
 impl Table {
-    /// A table of at most about so much memory.
+    /// A table of about `most_bytes` bytes of memory.
     pub fn new(most_bytes: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -125,7 +125,7 @@ impl Table {
         }
     }
 
-    /// Memory in use.
+    /// Memory in use, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.memory_bytes.load(Ordering::Relaxed)
     }
@@ -135,12 +135,12 @@ impl Table {
         self.objects.load(Ordering::Relaxed)
     }
 
-    /// Most memory that names of one directory may take.
+    /// Most memory for the names of one directory, in bytes.
     pub fn directory_most_bytes(&self) -> usize {
         self.most_bytes / 2
     }
 
-    /// Numbers of all objects.
+    /// The ids of all objects.
     pub fn ids(&self) -> Vec<Id> {
         let mut out = Vec::with_capacity(self.objects());
         for (number, shard) in self.shards.iter().enumerate() {
@@ -155,12 +155,12 @@ impl Table {
         out
     }
 
-    /// Number of an object.
+    /// The id of an object.
     pub fn find(&self, fh: &Fh) -> Option<Id> {
         self.with(fh, |id, _| id)
     }
 
-    /// Acts on an object that is known.
+    /// Calls `f` on a known object.
     pub fn with<R>(&self, fh: &Fh, f: impl FnOnce(Id, &mut Object) -> R) -> Option<R> {
         let (hash, shard) = self.place(fh);
         let mut guard = self.shards[shard].lock();
@@ -168,7 +168,7 @@ impl Table {
         Some(self.act(&mut guard, shard, i, f))
     }
 
-    /// Acts on an object, which is new when it was not known.
+    /// Calls `f` on an object, which is added if it is unknown.
     pub fn ensure<R>(&self, fh: &Fh, f: impl FnOnce(Id, &mut Object) -> R) -> R {
         let (hash, shard) = self.place(fh);
         let mut guard = self.shards[shard].lock();
@@ -183,7 +183,7 @@ impl Table {
         self.act(&mut guard, shard, i, f)
     }
 
-    /// Acts on the object of a number, if it is still the same.
+    /// Calls `f` on the object of an id, if its slot was not reused.
     pub fn with_id<R>(&self, id: Id, f: impl FnOnce(&mut Object) -> R) -> Option<R> {
         let shard = id.slot as usize % SHARDS;
         let i = id.slot / SHARDS as u32;
@@ -198,7 +198,7 @@ impl Table {
         Some(self.act(&mut guard, shard, i, |_, object| f(object)))
     }
 
-    /// Looks at the object of a number, if it is still the same, without using it.
+    /// Reads the object of an id, if its slot was not reused, without marking it as used.
     pub fn peek_id<R>(&self, id: Id, f: impl FnOnce(&Object) -> R) -> Option<R> {
         let guard = self.shards[id.slot as usize % SHARDS].lock();
         let i = id.slot / SHARDS as u32;
@@ -206,7 +206,7 @@ impl Table {
         (object.live && object.generation == id.generation).then(|| f(object))
     }
 
-    /// The object in a slot, whatever it is by now: for guesses.
+    /// Calls `f` on the present object of a slot, of any generation. Used for guesses.
     pub fn with_slot<R>(&self, slot: u32, f: impl FnOnce(Id, &mut Object) -> R) -> Option<R> {
         let shard = slot as usize % SHARDS;
         let i = slot / SHARDS as u32;
@@ -217,7 +217,7 @@ impl Table {
         Some(self.act(&mut guard, shard, i, f))
     }
 
-    /// Forgets an object; calls of ours that change it keep its place.
+    /// Drops an object. An object with a running local change only expires.
     pub fn forget(&self, fh: &Fh, barrier: u64) {
         let (hash, shard) = self.place(fh);
         let mut guard = self.shards[shard].lock();
@@ -252,8 +252,8 @@ impl Table {
         out
     }
 
-    /// Drops a few objects when there is too much; returns how many. Called after something was
-    /// added.
+    /// Drops a few objects when the memory bound is exceeded; returns their number. Called after
+    /// each addition.
     pub fn relieve(&self, now: Moment) -> u64 {
         let mut dropped = 0;
         for _ in 0..TRIES {
@@ -281,7 +281,7 @@ impl Table {
         dropped
     }
 
-    /// Packs attributes; `None` when there are more file systems than can be numbered.
+    /// Packs attributes; `None` when there are more than 65,536 file systems.
     pub fn pack(&self, attr: &Attr) -> Option<Packed> {
         if let Some(&n) = self.file_systems.read().1.get(&attr.fsid) {
             return Some(Packed::new(attr, n));
@@ -312,8 +312,8 @@ impl Table {
 
     fn place(&self, fh: &Fh) -> (u64, usize) {
         let hash = self.hasher.hash_one(&fh.0[..]);
-        // Not the bits that the hash tables use: the lowest for the place, the highest to tell
-        // entries apart.
+        // Neither the lowest nor the highest bits. The hash tables use the lowest bits for the
+        // position, and the highest bits to tell entries apart.
         (hash, (hash >> 40) as usize % SHARDS)
     }
 }

@@ -1,27 +1,29 @@
-//! Opens that ask for a lease where a question would do.
+//! Opens that ask for a lease where a revalidation would do.
 //!
-//! A known file is opened by asking whether it is still as it was ([`opens`](super::opens)), which
-//! brings no lease: servers grant them with opens. One that was refused, because somebody still had
-//! the file open for writing or it had just been taken from somebody, would be refused for good. So
-//! of the questions that find a file unchanged, some are asked by opening it below, which takes as
-//! many round trips and a close that nobody waits for. They become rarer, up to a point (`hither
-//! serve` gives no delegation of a file that its journal has not settled yet, which takes 20 s),
-//! and end for a server that has granted nothing.
+//! A known file is opened by revalidating its attributes ([`opens`](super::opens)). That brings no
+//! lease: servers grant leases with opens. The server may have refused a lease for a temporary
+//! reason: another client had the file open for writing, or had just lost its lease. Without a new
+//! open, the file would never get a lease. So some revalidations of an unchanged file are replaced
+//! by an open below. Such an open takes as many round trips, and a close that nothing waits for.
+//!
+//! These opens become rarer, up to a point: `hither serve` gives no delegation of a file until its
+//! journal has settled the file, which takes 20 s. The opens end for a server that has granted
+//! nothing.
 
 use super::Meta;
 use hither_vfs::Fh;
 use std::sync::atomic::Ordering;
 
-/// The first question in a row that is asked by an open; then when there were twice as many, and at
-/// last one of so many.
+/// The number of the consecutive revalidation that first becomes an open. The distance then
+/// doubles, up to one open in `EVERY` revalidations.
 const FIRST: u32 = 4;
 const EVERY: u32 = 64;
-/// So many such opens are sent to a server that has not granted a lease: nfs-ganesha, and `hither
-/// serve` unless told otherwise, never do.
+/// Most such opens to a server that has not granted a lease. nfs-ganesha never grants one, and
+/// `hither serve` does so only when configured.
 const TRIES: u32 = 64;
 
 impl Meta {
-    /// Whether the question that is due before a file is opened is to be asked by opening it.
+    /// Whether the revalidation before an open of the file is replaced by an open below.
     pub(super) fn asks_for_lease(&self, fh: &Fh) -> bool {
         let (granted, tries) = (&self.leased, &self.tries);
         let hopeless = granted.load(Ordering::Relaxed) == 0 && tries.load(Ordering::Relaxed) >= TRIES;

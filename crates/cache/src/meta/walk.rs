@@ -1,4 +1,4 @@
-//! Walking: from memory as far as it holds, then one question for the rest.
+//! Walks: from memory as far as it holds, then one request for the rest.
 
 use super::contents::Version;
 use super::list::NODE_ENTRY_BYTES;
@@ -11,21 +11,21 @@ use hither_vfs::{
     Where,
 };
 
-/// Walks below for one walk, at most: a path that is renamed all the time does not hold a caller
-/// for ever.
+/// Most requests below for one walk. A path that is renamed all the time does not hold a caller for
+/// ever.
 const ROUNDS: usize = 16;
 
-/// How far memory leads.
+/// The part of a path that memory answers.
 pub(super) struct Progress {
-    /// Nodes that hold.
+    /// Valid nodes.
     pub steps: Vec<Node>,
-    /// Why it ended; `None` when somebody has to be asked.
+    /// Why the walk ended; `None` when a request is needed.
     pub stop: Option<Stop>,
-    /// Whether memory knows the rest, but too long ago: what to ask again.
+    /// Objects to revalidate, when memory knows the rest of the path but some of it has expired.
     pub again: Option<Vec<Fh>>,
-    /// The end of the path, when memory knows it, then.
+    /// In that case, the object at the end of the path, if known.
     pub last: Option<Id>,
-    /// The directory whose listing alone says that the name is absent, confirmed too long ago.
+    /// The directory of an inferred absence that was confirmed too long ago.
     pub unconfirmed: Option<Id>,
 }
 
@@ -35,7 +35,7 @@ impl Progress {
     }
 }
 
-/// What memory says about one name.
+/// The state of one name in memory.
 enum Step {
     Child {
         id: Id,
@@ -44,21 +44,21 @@ enum Step {
     },
     Absent {
         until: Moment,
-        /// The absence follows from the listing of the directory.
+        /// The absence is inferred from the complete listing of the directory.
         complete: bool,
-        /// When that was confirmed, if the name is one that was asked for from now on.
+        /// When the absence was confirmed, if the name counts as requested from now on.
         noted: Option<Moment>,
     },
-    /// Known once, and true if the directory has not changed.
+    /// The absence has expired, and holds again if the directory is unchanged.
     OldAbsent,
-    /// Nobody asked for the name, and the directory was last confirmed too long ago.
+    /// The absence is inferred, and the directory was confirmed too long ago.
     Unconfirmed,
     Stop(Stop),
     Unknown,
 }
 
 impl Meta {
-    /// Attributes of an object, if they hold and are fresh enough.
+    /// Attributes of an object, if they are valid and fresh enough.
     pub(super) fn known_attrs(&self, fh: &Fh, when: &When) -> Option<Attrs> {
         let (id, attrs) = self.table.with(fh, |id, o| (id, o.holds(when).then(|| self.attrs_of(o, when))))?;
         let attrs = attrs?;
@@ -132,7 +132,7 @@ impl Meta {
                 Some(Some(node)) if old.is_none() => out.steps.push(node),
                 Some(Some(_)) => {}
                 Some(None) => self.must_ask(&mut old, id),
-                // Dropped meanwhile.
+                // The object was dropped meanwhile.
                 None => return out,
             }
             dir = id;
@@ -153,12 +153,12 @@ impl Meta {
         old.extend(fh.filter(|fh| old.last() != Some(fh)));
     }
 
-    /// The handle of an object.
+    /// The filehandle of an object.
     pub(super) fn fh_of(&self, id: Id) -> Option<Fh> {
         self.table.with_id(id, |o| super::handle(o))
     }
 
-    /// What a directory says about a name, to this caller. `below`: the directory was found by its
+    /// The state of a name in a directory, for this caller. `below`: the directory was found by its
     /// own name.
     fn step(
         &self,
@@ -177,7 +177,7 @@ impl Meta {
             };
         }
         let Some(names) = dir.dir() else { return Step::Unknown };
-        // A right that is only too old is proven again with the directory's attributes.
+        // An expired right is proven again with the directory's attributes.
         let may = |when: &When| dir.rights(cred, Access::LOOKUP, when) == Some(Access::LOOKUP);
         let always = When { now: 0, ..when.any_age() };
         if !may(when) && !may(&always) && !dir.remembers(cred, Access::LOOKUP) {
@@ -200,21 +200,21 @@ impl Meta {
             _ if !(holds || trusted && answer.renewable) => Step::Unknown,
             Some(id) => Step::Child { id, until: answer.until, holds },
             None if holds => self.absent(names, &answer, when),
-            // The directory's own time is not over: one question about both.
+            // The directory's attributes are valid: one request asks for the name and for them.
             None if when.valid(names.until) => Step::Unknown,
             None => Step::OldAbsent,
         }
     }
 
-    /// Whether the next look-up of a name that nobody asked for confirms all the others, by the
-    /// attributes of the directory or by a new listing.
+    /// Whether the next look-up of an inferred absence confirms all the others, by the attributes
+    /// of the directory or by a new listing.
     fn confirms_all(&self, dir: &Object, limits: Limits, when: &When) -> bool {
         let unconfirmed = dir.dir().filter(|names| names.is_unconfirmed(limits, when));
         unconfirmed.is_some_and(|names| !names.unproven || self.wants_relisting(dir))
     }
 
-    /// A name that is absent for this call, and the end of its absence for others. A name whose
-    /// absence was confirmed within the limit counts as asked for from now on.
+    /// A name that is absent for this call, and the end of its absence for other calls. A name with
+    /// an inferred absence confirmed within the limit counts as requested from now on.
     fn absent(&self, names: &Dir, answer: &Answer, when: &When) -> Step {
         let until = answer.absent_until(self.limits);
         if !answer.complete || until & LEASE != 0 || !when.fits(until, answer.asked) {
@@ -224,8 +224,8 @@ impl Meta {
         Step::Absent { until, complete: true, noted: (until > when.now).then_some(answer.asked) }
     }
 
-    /// Keeps the absence of a name that was looked up, unless an answer or a call of ours about the
-    /// name came between.
+    /// Stores the absence of a looked-up name, unless an answer or a local change of the name came
+    /// between.
     fn note_absent(&self, dir: &mut Dir, name: &Name, (asked, until): (Moment, Moment)) {
         let hash = self.table.hash(name.as_bytes());
         let busy = dir.in_flight.iter().any(|f| f.0 == hash);
@@ -236,13 +236,13 @@ impl Meta {
         self.put_name(dir, name, Bound { child: None, asked, valid_s, labeled, cookie: None });
     }
 
-    /// An object found by a name that holds until then, when its attributes hold.
+    /// The node of an object found by a name that holds until `until`, if its attributes hold.
     fn node_of(&self, object: &Object, until: Moment, when: &When) -> Option<Node> {
         if !object.holds(when) {
             return None;
         }
         let mut attrs = self.attrs_of(object, when);
-        // A name is not covered by a lease on the object.
+        // A lease on the object does not cover the name.
         let both = if object.until & LEASE != 0 { until } else { object.until.min(until) };
         if object.until & LEASE == 0 || until & LEASE == 0 {
             attrs.valid = self.validity(both, when.now);
@@ -288,8 +288,8 @@ impl Meta {
             }
             let exactly = known.last.is_some_and(|id| self.lacks_bytes(id, want));
             if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
-                // Names that were known: their directories, and what was used with them, in one
-                // question.
+                // All names were known: one request revalidates their directories and the objects
+                // used with them.
                 again = true;
                 let opening = want.read_bytes > 0 || want.access.intersects(Access::READ | Access::EXECUTE);
                 self.ask_again(cx, &old, opening).await;
@@ -299,7 +299,7 @@ impl Meta {
                 Some((id, fh)) => match self.flights.board(&(fh, Vec::new()), waited) {
                     Ok(flight) => Some((id, flight)),
                     Err(landing) => {
-                        // The question that is on its way may confirm this name, too.
+                        // The request on its way may confirm this name, too.
                         waited = true;
                         landing.wait(cx).await?;
                         continue;
@@ -332,7 +332,7 @@ impl Meta {
             drop((flight, confirming));
             let trail = match found {
                 Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
-                    // What was known is gone: from the start and from nobody's memory, once.
+                    // A known object is gone: walk once more from the start, without memory.
                     stale = true;
                     steps.clear();
                     continue;
@@ -341,7 +341,7 @@ impl Meta {
                 Err(e) => return Ok(Trail::new(steps, Stop::Failed(e))),
                 Ok(trail) => trail,
             };
-            // What holds for this call alone is worth no question about many.
+            // Attributes that hold for this call only are not worth a batch.
             let kept = trail.steps.last().filter(|node| node.attrs.valid != Validity::Once);
             if let Some(id) = kept.and_then(|node| self.table.find(&node.fh)) {
                 self.note_use(id);
@@ -358,8 +358,8 @@ impl Meta {
         Ok(Trail::new(steps, Stop::Limit))
     }
 
-    /// Whether the bytes of a small file are wanted that nobody here has: asking for its attributes
-    /// alone would only be the first of two questions.
+    /// Whether the caller wants the bytes of a small file that neither this layer nor one below
+    /// has. A request for the attributes alone would only be the first of two requests.
     fn lacks_bytes(&self, id: Id, want: Want) -> bool {
         let small = u64::from(self.options.small_file_bytes);
         let file = self.table.with_id(id, |o| {
@@ -371,7 +371,7 @@ impl Meta {
         want.read_bytes > 0 && file.flatten().is_some_and(lacks)
     }
 
-    /// Asks below, once, and keeps the answer.
+    /// Sends one request below, possibly with a listing, and stores the answer.
     pub(super) async fn ask_walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
         let mut asked = want;
         if at.path.len() == 1 {
@@ -385,7 +385,7 @@ impl Meta {
         self.ask_exactly(cx, at, asked).await
     }
 
-    /// The same, without a listing that nobody wished for.
+    /// The same without an additional listing.
     pub(super) async fn ask_exactly(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
         let label = self.label(at.base);
         let mut asked = want;
@@ -406,8 +406,8 @@ impl Meta {
         }
     }
 
-    /// Whether a look-up in a directory that is known as a whole brings its listing again. An equal
-    /// `change` proves nothing about a directory that was changed here; the listing confirms all
+    /// Whether a look-up in a completely known directory requests its listing again. An equal
+    /// `change` proves nothing about a directory that was changed here. The listing confirms all
     /// absent names.
     fn wants_relisting(&self, dir: &Object) -> bool {
         let fits = |names: usize| names * NODE_ENTRY_BYTES <= self.options.listing_bytes as usize;
@@ -419,7 +419,7 @@ impl Meta {
             })
     }
 
-    /// Takes note of an error: a handle that is stale is forgotten with everything about it.
+    /// Processes an error: a stale object is dropped with all its names and contents.
     pub(super) fn failed(&self, fh: &Fh, e: Error) -> Error {
         if e.errno == libc::ESTALE {
             self.contents.drop_file(fh, &self.counters);
@@ -428,7 +428,7 @@ impl Meta {
         e
     }
 
-    /// Adds to a walk from memory what is known of the wishes; nobody is asked for them.
+    /// Adds known rights and bytes to a walk answered from memory; sends no request for them.
     fn with_along(&self, cx: &Cx, mut trail: Trail, want: Want) -> Trail {
         let Some(node) = trail.steps.last().filter(|_| matches!(trail.stop, Stop::Complete)) else {
             return trail;
@@ -446,7 +446,7 @@ impl Meta {
         trail
     }
 
-    /// The first bytes of a file that is held whole as it is under these attributes.
+    /// The first bytes of a file that is completely in memory, in the version of these attributes.
     pub(super) fn held_start(&self, fh: &Fh, attrs: &Attrs, most_bytes: u32) -> Option<Read> {
         let version = Version { change: attrs.attr.change, asked: self.clock.of(attrs.asked), leased: None };
         let same = |v: &Version| (v.change, v.asked) == (version.change, version.asked);
@@ -457,8 +457,8 @@ impl Meta {
     }
 }
 
-/// Whether the listing of a directory is worth asking for: it is not known, and was not found to be
-/// big.
+/// Whether the listing of a directory is worth a request: it is unknown, and was not found to be
+/// too long.
 fn wants_listing(dir: &Object) -> bool {
     dir.dir().is_none_or(|d| !d.is_complete() && d.tried != Some(d.label))
 }

@@ -1,9 +1,9 @@
-//! What changed so recently that the next change may have the same `change`, where servers make
-//! that of a clock.
+//! Recent changes, after which the next change may have the same `change`. This concerns servers
+//! that make `change` from a clock.
 //!
-//! It knows nothing of what follows from that. Whether something is young is judged by the local
-//! clock and, where the server's is behind, by that one: changes of our own show it, because they
-//! have just been made.
+//! This module knows nothing of the consequences. The age of an object is judged by the local
+//! clock. If the server's clock is behind, the server's clock counts. Local changes show the
+//! difference, because they have just been made.
 
 use super::Meta;
 use super::moment::Moment;
@@ -11,22 +11,23 @@ use super::objects::Object;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::SystemTime;
 
-/// An object whose ctime is this young may change again without its `change` telling.
+/// Age below which another change of an object may leave `change` as it is, in seconds after its
+/// ctime.
 const YOUNG_S: i64 = 5;
-/// For so long the server's clock is believed to be as far from ours as it was.
+/// For so long a measured clock difference is used, in nanoseconds.
 const SHOWN_NANOS: u64 = 600_000_000_000;
 
-/// How far the server's clock is ahead of ours.
+/// How far the server's clock is ahead of the local clock.
 #[derive(Debug, Default)]
 pub(super) struct ServerClock {
     ahead_secs: AtomicI64,
-    /// When that was shown; 0: never.
+    /// When the difference was measured; 0: never.
     at: AtomicU64,
 }
 
 impl ServerClock {
-    /// Something that has just changed has this ctime. (A call that changed nothing after all shows
-    /// an older one: the latest counts.)
+    /// Takes the ctime of an object that has just been changed. A call that changed nothing shows
+    /// an older ctime, so the largest difference counts.
     pub fn shown(&self, ctime_secs: i64, wall_secs: i64, now: Moment) {
         let (ahead, at) = (ctime_secs.saturating_sub(wall_secs), self.at.load(Ordering::Relaxed));
         if at == 0 || ahead >= self.ahead_secs.load(Ordering::Relaxed) || now > at.saturating_add(SHOWN_NANOS)
@@ -36,8 +37,8 @@ impl ServerClock {
         }
     }
 
-    /// Whether what has this ctime may have changed within the last seconds. What seems to come
-    /// from the future may: the server's clock is ahead.
+    /// Whether an object with this ctime may have changed within the last seconds. A ctime in the
+    /// future counts as recent: the server's clock is ahead.
     fn is_young(&self, ctime_secs: i64, wall_secs: i64) -> bool {
         let behind = self.ahead_secs.load(Ordering::Relaxed).min(0);
         ctime_secs.saturating_add(YOUNG_S) > wall_secs.saturating_add(behind)
@@ -45,7 +46,7 @@ impl ServerClock {
 }
 
 impl Meta {
-    /// Whether the next change may have the same `change` value.
+    /// Whether the next change of the object may have the same `change` value.
     pub(super) fn is_young(&self, object: &Object) -> bool {
         self.options.coarse_change
             && object.asked != 0
@@ -63,7 +64,7 @@ impl Meta {
 mod tests {
     use super::*;
 
-    /// Whichever clock is behind.
+    /// A recent change is recognised, whichever clock is behind.
     /// Promise: 8
     #[test]
     fn what_has_just_changed_is_young() {
