@@ -1,4 +1,4 @@
-//! How often the layer below is asked, and that nothing is answered that does not hold.
+//! Number of requests to the layer below, and validity of all answers.
 
 mod absence;
 mod histories;
@@ -90,7 +90,7 @@ async fn lab() -> Lab {
     lab_with(options(), VALID).await
 }
 
-/// As another client: straight at the server.
+/// Makes a directory; on the model, it stands for another client.
 async fn make_dir(v: &dyn Vfs, cx: &Cx, dir: &Fh, n: &str) -> Fh {
     v.mkdir(cx, dir, &name(n), &mode(0o755)).await.unwrap().node.fh
 }
@@ -147,7 +147,7 @@ async fn a_path_costs_one_walk_and_then_nothing() {
     assert_eq!(l.wire.take(), "walk 1");
     let again = peek(&l, &l.cx, "a/b/c/f").unwrap();
     assert_eq!(again.steps.last(), trail.steps.last());
-    // The listing came along: siblings and absent names are known.
+    // The walk brought the listing: siblings and absent names are known.
     assert!(peek(&l, &l.cx, "a/b/c/g").is_some());
     assert!(matches!(peek(&l, &l.cx, "a/b/c/nothing").unwrap().stop, Stop::Missing(_)));
     assert!(matches!(peek(&l, &l.cx, "a/b/c/f/below").unwrap().stop, Stop::NotDirectory));
@@ -214,7 +214,7 @@ async fn a_warm_open_asks_once_under_close_to_open_and_not_at_all_without() {
     assert_eq!(l.wire.take(), "getattr 1");
     assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "one");
     assert_eq!(l.wire.take(), "");
-    // Another client's version.
+    // Another client writes a new version.
     make_file(&*l.model, &l.cx, &walk(&*l.model, &l.cx, &l.top, "a/b/c").await.steps[2].fh, "f", "other")
         .await;
     tokio::time::advance(Duration::from_secs(1)).await;
@@ -233,7 +233,7 @@ async fn read_named(v: &dyn Vfs, cx: &Cx, dir: &Fh, n: &str) -> Result<(Fh, Stri
     Ok((fh, String::from_utf8(text.to_vec()).unwrap()))
 }
 
-/// As another client rotates logs.
+/// Another client rotates a log.
 async fn rotate(l: &Lab, dir: &Fh, n: &str, text: &str) -> Fh {
     let (from, to) = (name(n), name(&format!("{n}.1")));
     l.model.rename(&l.cx, (dir, &from), (dir, &to), None, RenameFlags::empty()).await.unwrap();
@@ -262,12 +262,12 @@ async fn a_warm_open_by_name_asks_once_and_follows_the_name() {
         assert_eq!(l.wire.take(), moved);
         assert_eq!(opened.node.fh, new);
         l.meta.close(&l.cx, &new, opened.open).await.unwrap();
-        // A look-up that must be as new as the open is answered.
+        // A look-up that must be as fresh as the open is answered from memory.
         let again = l.meta.peek(&fresh, Where::name(&c, &name("f"))).unwrap();
         assert_eq!(again.steps[0].fh, new);
         assert_eq!(read_named(&*l.meta, &fresh, &c, "f.1").await.unwrap().1, "one");
         assert_eq!(read_all(&*l.meta, &fresh, &old).await.unwrap(), "one");
-        // And gone.
+        // Another client removes the name.
         l.model.unlink(&l.cx, &c, &name("f"), None).await.unwrap();
         tokio::time::advance(Duration::from_secs(1)).await;
         let fresh = l.cx.fresh(Instant::now());
@@ -323,7 +323,7 @@ async fn a_name_is_covered_by_a_lease_that_was_held_when_it_was_proven() {
     let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
     read_named(&*l.meta, &l.cx, &c, "f").await.unwrap();
     tokio::time::advance(Duration::from_secs(1)).await;
-    // The lease comes without the name: whether it is still the file's is not known.
+    // The lease comes without the name: another client may have renamed the file.
     l.wire.lease(true);
     let fh = l.meta.child_of(&c, &name("f")).unwrap();
     let fresh = l.cx.fresh(Instant::now());
@@ -373,7 +373,7 @@ async fn under_a_lease_nothing_is_asked_until_it_is_withdrawn() {
     assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
     read_all(&*l.meta, &fresh, &fh).await.unwrap();
     assert_ne!(l.wire.take(), "");
-    // All at once.
+    // All leases are withdrawn at once.
     assert!(l.meta.peek(&fresh, Where::fh(&fh)).is_some());
     l.wire.upcalls.get().unwrap().withdraw_all().await;
     assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
@@ -438,7 +438,7 @@ async fn nobody_is_told_names_or_contents_that_he_may_not_see() {
     assert!(matches!(walk(&*l.meta, &me, &l.top, "a/b/c/f").await.stop, Stop::Complete));
     assert!(peek(&l, &me, "a/b/c/f").is_some());
     assert_eq!(read_all(&*l.meta, &me, fh).await.unwrap_err().errno, libc::EACCES);
-    // Taken away here: at once.
+    // The right is removed here: the change is visible at once.
     l.meta.setattr(&l.cx, File { fh: b, open: None }, &mode(0o700)).await.unwrap();
     assert!(peek(&l, &me, "a/b/c/f").is_none());
     let trail = walk(&*l.meta, &me, &l.top, "a/b/c/f").await;
@@ -455,7 +455,7 @@ async fn own_changes_keep_a_directory_known() {
     l.meta.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
     l.meta.rename(&l.cx, (&c, &name("f")), (&c, &name("h")), None, RenameFlags::empty()).await.unwrap();
     l.wire.take();
-    // The directory's names hold; the renamed file's attributes came along.
+    // The directory's names hold; the rename brought the attributes of the file.
     for (path, here) in [("f", false), ("g", false), ("h", true), ("new", true), ("never", false)] {
         let trail = walk(&*l.meta, &l.cx, &c, path).await;
         assert_eq!(matches!(trail.stop, Stop::Complete), here, "{path}");
@@ -588,7 +588,7 @@ async fn what_holds_for_one_call_is_not_kept() {
         l.meta.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
         assert_eq!(l.wire.take(), "getattr 1");
     }
-    // But it satisfies who asked for it.
+    // The answer serves the call that requested it.
     let fresh = l.cx.fresh(Instant::now());
     walk(&*l.meta, &fresh, &l.top, "a/b/c/f").await;
     assert!(peek(&l, &fresh, "a/b/c/f").is_some());
@@ -680,7 +680,7 @@ async fn a_stale_handle_is_walked_again() {
     let l = lab().await;
     tree(&l).await;
     walk(&*l.meta, &l.cx, &l.top, "a/b").await;
-    // Somebody replaces the directory; the names in it were never asked for.
+    // Another client replaces the directory; the names in it were never requested.
     let top = [name("a"), name("old")];
     l.model.rename(&l.cx, (&l.top, &top[0]), (&l.top, &top[1]), None, RenameFlags::empty()).await.unwrap();
     let a = make_dir(&*l.model, &l.cx, &l.top, "a").await;
@@ -731,10 +731,10 @@ async fn a_directory_that_was_just_made_is_known_to_be_empty() {
     let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 1 << 20, true).await.unwrap();
     assert_eq!((page.entries.len(), page.eof), (19, true));
     assert_eq!(l.wire.take(), "");
-    // Another user's rights are asked for.
+    // Another user's rights are requested.
     l.meta.readdir(&user(7), &d, 0, [0; 8], 1 << 20, true).await.unwrap();
     assert_ne!(l.wire.take(), "");
-    // Somebody else's name is found when the directory's time is over.
+    // Another client's name is found when the directory has expired.
     make_file(&*l.model, &l.cx, &d, "theirs", "").await;
     tokio::time::advance(VALID).await;
     assert!(matches!(walk(&*l.meta, &l.cx, &d, "theirs").await.stop, Stop::Complete));
@@ -757,8 +757,8 @@ async fn under_leases_a_page_of_small_files_is_fetched_ahead_of_its_opens() {
     let l = lab_with(MetaOptions { prefetch: Prefetch::Small, ..options() }, VALID).await;
     forest(&l).await;
     l.wire.lease(true);
-    // A question for each directory's listing and one for its files; at the beginning nobody knows
-    // that there are leases. When its time is over, one for all directories.
+    // One request for the listing of each directory and one for its files. The first opens do not
+    // know of leases yet. After expiry, one request for all directories.
     for (most, wait) in [(81, Duration::ZERO), (0, VALID), (1, Duration::ZERO)] {
         for d in 0..40 {
             let path = names(&format!("d{d}/none"));
@@ -789,7 +789,7 @@ async fn a_file_that_was_only_listed_is_brought_in_one_question_after_its_time()
         l.wire.take();
         let cx = l.cx.fresh(Instant::now());
         let want = Want { read_bytes: 65536, ..Default::default() };
-        // As the kernel does: the look-up for any age, the open as new as that.
+        // As in the kernel client: a look-up of any age, and an open as fresh as that.
         let trail = l.meta.walk(&l.cx, Where { base: &l.top, path: &names("a/b/c/g") }, want).await.unwrap();
         let (dir, fh) = (trail.steps[2].fh.clone(), trail.steps[3].fh.clone());
         assert_eq!(read_named(&*l.meta, &cx, &dir, "g").await.unwrap(), (fh, "two".into()));

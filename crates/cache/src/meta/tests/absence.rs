@@ -1,11 +1,11 @@
-//! Names that nobody asked for: how long they are believed to be absent, and the cost.
+//! Inferred absences: how long they are believed, and their cost.
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A server with the directory `d`, which the cache knows as a whole: it was listed, or made by a
-/// call of its own.
+/// A server with the directory `d`, of which the cache knows all names: the cache listed it or made
+/// it.
 async fn whole(options: MetaOptions, made_here: bool) -> (Lab, Fh) {
     let l = lab_with(options, VALID).await;
     let dir = match made_here {
@@ -39,8 +39,8 @@ fn cases() -> impl Iterator<Item = (MetaOptions, bool)> {
     })
 }
 
-/// A second after the directory was last confirmed, the look-up of a name that nobody asked for
-/// finds another client's file. Its one question confirms all other names for another second.
+/// A second after the directory was last confirmed, the look-up of a never requested name finds
+/// another client's file. Its one request confirms all other names for another second.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn unasked_names_of_others_appear() {
@@ -66,8 +66,8 @@ async fn unasked_names_of_others_appear() {
     }
 }
 
-/// A name that was looked up is believed to be absent as long as the directory's attributes hold,
-/// also where the answer followed from the listing.
+/// A looked-up name is believed absent as long as the directory's attributes hold. This includes
+/// answers inferred from the listing.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn asked_absence_lives_on() {
@@ -85,7 +85,8 @@ async fn asked_absence_lives_on() {
     }
 }
 
-/// `acnegmax` limits both kinds, from the last question on that confirmed the directory.
+/// `acnegmax` limits both kinds of absence. The time counts from the last request that confirmed
+/// the directory.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn absence_has_its_own_limit() {
@@ -114,7 +115,7 @@ async fn absence_has_its_own_limit() {
     assert_eq!(l.wire.take(), "walk 2");
 }
 
-/// Look-ups that come at the same time wait for one question.
+/// Concurrent look-ups wait for one request.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn one_confirmation_serves_a_burst() {
@@ -143,8 +144,8 @@ async fn one_confirmation_serves_a_burst() {
     assert_eq!(l.wire.take(), "walk 1");
 }
 
-/// The search for a name along a path of directories costs a look-up and one question about the
-/// others.
+/// The search for a name along a path of directories costs a look-up and one request for the other
+/// directories.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn a_search_path_is_confirmed_at_once() {
@@ -169,8 +170,8 @@ async fn a_search_path_is_confirmed_at_once() {
     }
 }
 
-/// The look-up of a call that makes the name asks nothing, because the server decides. Its answer
-/// holds for that call alone.
+/// The look-up of a call that makes the name sends no request, because the server decides. Its
+/// answer holds for that call alone.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn a_name_about_to_be_made_is_not_asked_for() {
@@ -190,7 +191,7 @@ async fn a_name_about_to_be_made_is_not_asked_for() {
     }
 }
 
-/// A directory that is held needs no confirmation.
+/// A directory under a lease needs no confirmation.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
 async fn leases_confirm_absence() {

@@ -1,13 +1,13 @@
-//! Random histories: two clients with a cache each, two programs on each, and somebody without a
-//! cache, all on one server behind slow wires. Every answer is compared with what was true, and
-//! when.
+//! Random histories. Two clients with a cache each run two programs each. A third client has no
+//! cache. All use one server behind slow wires. Every answer is compared with the true states over
+//! time.
 //!
-//! What is checked, for each name and each object's attributes that an answer tells:
-//! - it was true at some moment that is not longer ago than validities reach (an open under
-//!   close-to-open: since the open began);
-//! - it is not older than the last change of it by this client that was done before the call began;
-//! - that a name is absent, which no program of this client has asked for yet, was true a second
-//!   ago or later.
+//! The checks for each answered name and attribute:
+//! - The answer was true at some moment within the longest validity. For an open under
+//!   close-to-open, the moment lies after the start of the open.
+//! - The answer is not older than the last change of it by this client that ended before the call.
+//! - The absence of a name that no program of this client has requested yet was true within the
+//!   last second.
 
 use super::*;
 use proptest::prelude::*;
@@ -46,10 +46,10 @@ enum Op {
     Link((usize, usize), (usize, usize)),
     Chmod(usize, usize, bool),
     ChmodDir(usize, bool),
-    /// What is known is written down as it is, whatever is under way.
+    /// Writes the metadata at any moment, also during other calls.
     Remember,
-    /// The client's daemon ends, when nothing is under way, and another begins with what was
-    /// written down last.
+    /// The client's daemon ends while no call is running. A new daemon begins with the metadata
+    /// that was written last.
     Restart,
 }
 
@@ -61,12 +61,12 @@ struct History {
     silent: bool,
     prefetch: bool,
     stateless: bool,
-    /// All bytes are said to be near.
+    /// The layer below claims to have all bytes.
     near: bool,
     steps: Vec<(usize, Op)>,
 }
 
-/// What of an object's attributes is compared.
+/// The compared attributes of an object.
 type Told = (u64, u64, u32, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -82,14 +82,14 @@ enum Key {
     Object(Fh),
 }
 
-/// All that was true, and since when.
+/// All true states, each with its start.
 #[derive(Default)]
 struct Chronicle {
     truths: Vec<(Instant, Truth)>,
 }
 
 tokio::task_local! {
-    /// Truths that the present call brought about.
+    /// The states that the present call created.
     static MINE: RefCell<Vec<usize>>;
 }
 
@@ -104,7 +104,7 @@ fn told(attr: &Attr) -> Told {
     (attr.change, attr.size_bytes, attr.mode, attr.nlink)
 }
 
-/// What is true now; `before` names those that may live on without a name.
+/// The present true state; `before` names files that may still exist without a name.
 fn look(model: &Model, top: &Fh, before: Option<&Truth>) -> Truth {
     let (cx, mut truth) = (root_cx(), Truth::default());
     let mut todo: Vec<_> = before.iter().flat_map(|t| t.bytes.keys().cloned()).collect();
@@ -134,12 +134,12 @@ impl Chronicle {
         Some(self.truths.len() - 1)
     }
 
-    /// What a change changed.
+    /// The keys that a change affected.
     fn changed(&self, at: usize) -> Vec<Key> {
         let (old, new) = (&self.truths[at - 1].1, &self.truths[at].1);
         let mut keys = Vec::new();
         for fh in old.attrs.keys().chain(new.attrs.keys()) {
-            // That the last close of a removed file makes it vanish is no change of it.
+            // The end of a removed file with its last close is no change of it.
             let removed = old.attrs.get(fh).is_some_and(|a| a.3 == 0) && !new.attrs.contains_key(fh);
             if old.attrs.get(fh) != new.attrs.get(fh) && !removed {
                 keys.push(Key::Object(fh.clone()));
@@ -155,7 +155,7 @@ impl Chronicle {
     }
 }
 
-/// The start of a call: what it must know.
+/// The start of a call, and the oldest state that it may return.
 struct Call {
     began: Instant,
     client: usize,
@@ -163,7 +163,7 @@ struct Call {
 }
 
 impl Call {
-    /// Nobody is told longer than this ago that a name is absent which nobody asked for.
+    /// Oldest moment at which the absence of a never requested name must have been true.
     fn unasked(&self) -> Instant {
         self.began.checked_sub(INFERRED_MAX).unwrap_or(self.began)
     }
@@ -171,9 +171,9 @@ impl Call {
 
 struct World {
     chronicle: Arc<Mutex<Chronicle>>,
-    /// Per client: since which truth it must know a fact.
+    /// Per client: the oldest state of each fact that it may return.
     floors: Mutex<[BTreeMap<Key, usize>; 3]>,
-    /// Per client: names that its programs asked for, or made or removed.
+    /// Per client: names that its programs requested, made or removed.
     asked: Mutex<[BTreeSet<(Fh, Name)>; 3]>,
     top: Fh,
 }
@@ -183,7 +183,7 @@ impl World {
         Call { began: Instant::now(), client, floors: self.floors.lock()[client].clone() }
     }
 
-    /// A program asked for a name, or did something about it. Whether it is the first.
+    /// A program requested or changed a name. Returns whether it is the first time.
     fn ask(&self, client: usize, dir: &Fh, name: &Name) -> bool {
         self.asked.lock()[client].insert((dir.clone(), name.clone()))
     }
@@ -199,8 +199,8 @@ impl World {
         }
     }
 
-    /// Fails unless something was so at a moment from `since` on that the caller must not have
-    /// forgotten.
+    /// Fails unless `is` was true at a moment from `since` on, in a state that the caller may
+    /// return.
     fn check(&self, call: &Call, since: Instant, key: &Key, what: &str, is: impl Fn(&Truth) -> bool) {
         let chronicle = self.chronicle.lock();
         let floor = call.floors.get(key).copied().unwrap_or(0);
@@ -250,7 +250,7 @@ impl World {
     }
 }
 
-/// What a client's programs call: its daemon, and what of that would survive it.
+/// A client's daemon, and its metadata that would survive the daemon.
 struct Machine {
     meta: tokio::sync::RwLock<Option<Arc<Meta>>>,
     saved: Mutex<Vec<Vec<u8>>>,
@@ -269,7 +269,7 @@ impl Machine {
     }
 }
 
-/// Says that it has everything.
+/// A layer that claims to have all bytes.
 struct Everything;
 
 impl Near for Everything {
@@ -282,7 +282,7 @@ impl Near for Everything {
     }
 }
 
-/// A program.
+/// A program of a client.
 struct Program {
     world: Arc<World>,
     client: usize,
@@ -300,7 +300,7 @@ impl Program {
         call.began.checked_sub(VALID).unwrap_or(call.began)
     }
 
-    /// Looks a path up, as the frontend does: from memory if possible.
+    /// Looks a path up like the frontend: from memory if possible.
     async fn find(&self, cx: &Cx, call: &Call, path: &[Name], since: Instant) -> Option<Trail> {
         let at = Where { base: &self.world.top, path };
         let known = self.vfs.peek(cx, at);
@@ -419,7 +419,7 @@ impl Program {
         Some(())
     }
 
-    /// A name may be told only to who could search its directory.
+    /// Only a caller that could search the directory may get a name in it.
     fn check_searched(&self, call: &Call, trail: &Trail) {
         let found = trail.steps.len() + usize::from(matches!(trail.stop, Stop::Missing(_)));
         let dirs = std::iter::once(&self.world.top).chain(trail.steps.iter().map(|n| &n.fh));
@@ -435,7 +435,7 @@ impl Program {
         above.map_or(&self.world.top, |node| &node.fh).clone()
     }
 
-    /// Opens for writing by a cached name: what is opened must be under the name now.
+    /// Opens for writing by a cached name. The opened file must be bound to the name now.
     async fn write_named(&self, d: usize, n: usize, byte: u8) -> Option<()> {
         let (cx, call) = (root_cx(), self.world.begin(self.client));
         let path = path_of(d, n);
@@ -473,7 +473,7 @@ impl Program {
                 break;
             }
         }
-        // A listing of several pages may show each name as it was at any moment of it.
+        // A listing of several pages may show each name as it was at any moment of the listing.
         for n in NAMES.map(name) {
             self.world.check_name(&call, self.oldest(&call), &dir, &n, found.get(&n), "listing");
         }
@@ -493,7 +493,7 @@ impl Program {
         let opened = match named {
             false => self.vfs.open(&cx, Where::fh(&fh), &READ).await.ok()?,
             true => {
-                // As with a name that a kernel has cached: nobody looks it up before.
+                // As with a name in the kernel's cache: the open has no look-up before it.
                 let (parent, last) = (self.parent(&trail, &path), &path[path.len() - 1]);
                 let opened = self.vfs.open(&cx, Where::name(&parent, last), &READ).await.ok()?;
                 fh = opened.node.fh.clone();
@@ -580,7 +580,7 @@ async fn play(history: History) {
                 let known = daemon.clone().map(|meta| meta as Arc<dyn Vfs>);
                 let vfs = known.unwrap_or_else(|| machine.wire.clone());
                 let me = Program { world: world.clone(), client, machine: machine.clone(), vfs };
-                // Nobody calls a daemon that ends.
+                // No call reaches a daemon that ends.
                 let _daemon = (!matches!(op, Op::Restart)).then_some(daemon);
                 MINE.scope(RefCell::default(), async {
                     me.run(&op).await;

@@ -21,13 +21,12 @@ async fn listed(l: &Lab, dir: &Fh) -> Vec<String> {
     names
 }
 
-/// What a walk says, from memory or not.
+/// Whether a walk finds the path, from memory or not.
 async fn finds(l: &Lab, path: &str) -> bool {
     matches!(walk(&*l.meta, &l.cx, &l.top, path).await.stop, Stop::Complete)
 }
 
-/// Whatever is believed of the names is asked for again after the withdrawal, also what would have
-/// held for a while by itself.
+/// After the withdrawal all names are requested again, even names with validity left.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn names_under_a_lease_hold_until_it_is_withdrawn() {
@@ -42,7 +41,7 @@ async fn names_under_a_lease_hold_until_it_is_withdrawn() {
     assert!(matches!(absent.stop, Stop::Missing(Validity::Lease)));
     assert_eq!(listed(&l, &c).await, ["f", "g"]);
     assert_eq!(l.wire.take(), "");
-    // As a client does: first it is withdrawn, then somebody else may do what he waits for.
+    // As in the client: the lease is withdrawn first, then the waiting client makes its changes.
     l.wire.lease(false);
     l.wire.upcalls.get().unwrap().withdraw(&c).await;
     make_dir(&*l.model, &l.cx, &c, "none").await;
@@ -55,7 +54,8 @@ async fn names_under_a_lease_hold_until_it_is_withdrawn() {
     assert_eq!(listed(&l, &c).await, ["f", "none"]);
 }
 
-/// A mount's own changes are known to be the only ones, where `change` is made of a clock, too.
+/// Under a lease, local changes are known to be the only ones, even if `change` is made from a
+/// clock.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn own_changes_leave_names_under_a_lease() {
@@ -65,7 +65,7 @@ async fn own_changes_leave_names_under_a_lease() {
         tokio::time::advance(VALID * 10).await;
         l.meta.mkdir(&l.cx, &c, &name("new"), &mode(0o755)).await.unwrap();
         l.meta.unlink(&l.cx, &c, &name("g"), None).await.unwrap();
-        // The directory's new attributes do not come along here.
+        // The replies do not bring the directory's new attributes.
         assert!(finds(&l, "a/b/c").await);
         l.wire.take();
         tokio::time::advance(VALID * 10).await;
@@ -81,8 +81,8 @@ async fn own_changes_leave_names_under_a_lease() {
     }
 }
 
-/// Where an equal `change` proves nothing, names of before a lease do not hold under it, nor those
-/// from under it after it.
+/// Where an equal `change` proves nothing, names from before a lease do not hold under it. Names
+/// from under the lease do not hold after it.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn what_proves_nothing_is_not_kept_beyond_the_lease() {
@@ -90,7 +90,7 @@ async fn what_proves_nothing_is_not_kept_beyond_the_lease() {
         let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
         let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
         make_file(&*l.model, &l.cx, &c, "g", "two").await;
-        // Whatever happens from here on happens in one tick.
+        // All following changes happen in one tick.
         *l.wire.tick.lock() = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
         *l.wire.directories.lock() = true;
         l.wire.lease(under);
@@ -109,7 +109,7 @@ async fn what_proves_nothing_is_not_kept_beyond_the_lease() {
     }
 }
 
-/// A page with the objects as far as they come along: `name` with its object, `-name` without.
+/// A page with its objects: `name` with its object, `-name` without.
 async fn listed_with_objects(l: &Lab, dir: &Fh) -> Vec<String> {
     let page = l.meta.readdir(&l.cx, dir, 0, [0; 8], 1 << 20, true).await.unwrap();
     assert!(page.eof);
@@ -122,8 +122,8 @@ async fn listed_with_objects(l: &Lab, dir: &Fh) -> Vec<String> {
     names
 }
 
-/// Attributes of a few entries that have run out are no reason to list again what is known, nor
-/// would that bring leases on them; those of many are.
+/// Expired attributes of a few entries do not cause a new listing, which would bring no leases on
+/// them. Those of many entries do.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
@@ -144,14 +144,14 @@ async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
             assert_eq!(l.wire.take(), "", "{made_here}: {names:?}");
             assert!(names.contains(&"-new".into()), "{made_here}: {names:?}");
         }
-        // Who wants them asks about all of them, and then they are under leases.
+        // A caller that needs the attributes revalidates all of them, and they are under leases.
         assert!(finds(&l, "a/b/c/new").await && finds(&l, "a/b/c/g").await);
         assert_eq!(l.wire.take(), if made_here { "getattr 1" } else { "getattr_many 1" });
         tokio::time::advance(VALID * 2).await;
         assert_eq!(listed_with_objects(&l, &c).await, ["f", "g", "new"]);
         assert!(finds(&l, "a/b/c/new").await);
         assert_eq!(l.wire.take(), "", "{made_here}");
-        // Many are worth a listing.
+        // Many expired entries are worth a listing.
         for i in 0..30 {
             make_dir(&*l.model, &l.cx, &new, &format!("{i}")).await;
         }
@@ -166,8 +166,8 @@ async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
     }
 }
 
-/// What came along with the lease, before it was known here, does not hold under it where an equal
-/// `change` proves nothing. What is listed or looked up again does, and not beyond it.
+/// Names that arrived with the lease, before it was known, do not hold under it where an equal
+/// `change` proves nothing. Names listed or looked up again do, and not beyond the lease.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
@@ -181,7 +181,7 @@ async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
         let l = Lab { model, wire, meta, top, cx };
         let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
         make_file(&*l.model, &l.cx, &c, "g", "two").await;
-        // Whatever happens from here on happens in one tick.
+        // All following changes happen in one tick.
         *l.wire.tick.lock() = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
         *l.wire.directories.lock() = true;
         l.wire.lease(true);
@@ -209,15 +209,15 @@ async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
     }
 }
 
-/// An answer of before the lease that arrives when that is known already, and with an equal
-/// `change`, does not come to hold under it by what is asked for later.
+/// An answer from before the lease arrives after the lease is known, with an equal `change`. Later
+/// requests do not make it hold under the lease.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_belated_listing_does_not_hold_under_a_lease() {
     let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
     let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
     make_file(&*l.model, &l.cx, &c, "g", "two").await;
-    // Whatever happens from here on happens in one tick.
+    // All following changes happen in one tick.
     let tick = l.model.getattr(&l.cx, File { fh: &c, open: None }).await.unwrap().attr.change;
     *l.wire.tick.lock() = tick;
     let ticket = l.meta.ticket();
@@ -241,8 +241,7 @@ async fn a_belated_listing_does_not_hold_under_a_lease() {
     assert_eq!(listed(&l, &c).await, ["h"]);
 }
 
-/// Who takes a lock asks nothing about a file that nobody else can have changed, and about every
-/// other.
+/// A lock revalidates its file, unless a lease proves that no other client has changed it.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_lock_leaves_what_is_known_under_a_lease() {

@@ -3,7 +3,7 @@
 use super::*;
 use std::collections::BTreeMap;
 
-/// Goes on with a listing as a reader does; how often each name came.
+/// Continues a listing like a reader; returns how often each name came.
 async fn rest(l: &Lab, dir: &Fh, mut at: (u64, [u8; 8]), most_bytes: u32) -> BTreeMap<String, usize> {
     let mut seen = BTreeMap::new();
     loop {
@@ -37,7 +37,7 @@ async fn what_was_made_here_is_listed_without_a_question() {
         let seen = rest(&l, &d, (0, [0; 8]), most_bytes).await;
         assert_eq!((seen.len(), seen.values().max()), (100, Some(&1)), "{most_bytes}");
     }
-    // Also a directory that was listed and then changed here.
+    // A directory that was listed and then changed here is also listed from memory.
     assert_eq!(l.wire.take(), "");
     tokio::time::advance(VALID).await;
     rest(&l, &d, (0, [0; 8]), 1 << 20).await;
@@ -66,14 +66,14 @@ async fn a_reader_in_the_middle_of_an_own_listing_misses_nothing_and_sees_nothin
         match how {
             // Memory has lost the directory.
             0 => l.meta.table.forget(&d, l.meta.next_seq()),
-            // Somebody else adds a name, and the time is over.
+            // Another client adds a name, and the directory expires.
             1 => {
                 make_file(&*l.model, &l.cx, &d, "theirs", "").await;
                 tokio::time::advance(VALID).await;
             }
-            // The reader does not know the verifier any more.
+            // The reader has lost the verifier.
             2 => at.1 = [0; 8],
-            // What was seen is removed meanwhile, and more is added.
+            // The listed names are removed meanwhile, and new ones are added.
             _ => {
                 for (i, n) in seen.keys().enumerate() {
                     l.meta.unlink(&l.cx, &d, &name(n), None).await.unwrap();
@@ -100,8 +100,8 @@ async fn cookies_of_the_server_are_passed_on() {
     }
     let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 2000, true).await.unwrap();
     let mut seen: Vec<_> = page.entries.iter().map(|e| e.name.clone()).collect();
-    // A name of our own between two pages: memory has no order any more, the reader has the
-    // server's.
+    // A local change adds a name between two pages. Memory loses the order; the reader has the
+    // cookies of the server.
     make_file(&*l.meta, &l.cx, &d, "zzz", "").await;
     let rest = rest(&l, &d, (page.entries.last().unwrap().cookie, page.verifier), 2000).await;
     seen.extend(rest.keys().map(|n| name(n)));
@@ -120,8 +120,8 @@ async fn a_reader_finds_its_place_when_somebody_else_lists_anew() {
         let page = l.meta.readdir(&l.cx, &d, 0, [0; 8], 900, true).await.unwrap();
         let mut seen: Vec<_> = page.entries.iter().map(|e| e.name.clone()).collect();
         assert_eq!(seen.len(), 5);
-        // One of those seen goes, one comes, and the directory is listed from below in its new
-        // order.
+        // One listed name is removed, a new one is added, and the directory is listed from below in
+        // its new order.
         l.meta.unlink(&l.cx, &d, &name(removed), None).await.unwrap();
         make_file(&*l.meta, &l.cx, &d, "new", "").await;
         tokio::time::advance(VALID).await;
@@ -139,11 +139,11 @@ async fn what_was_written_here_is_read_back_with_one_question() {
     let l = lab().await;
     let d = make_dir(&*l.meta, &l.cx, &l.top, "made").await;
     let fh = make_file(&*l.meta, &l.cx, &d, "f", "text").await;
-    // Its attributes are not known any more, as after overlapping changes.
+    // The attributes are unknown, as after overlapping changes.
     l.meta.let_go(&fh);
     tokio::time::advance(Duration::from_secs(1)).await;
     l.wire.take();
-    // The kernel has pages and wants no bytes; then it finds that the pages are old.
+    // The kernel has pages and wants no bytes. Then it finds its pages outdated.
     let how = OpenHow { first_bytes: 0, ..READ };
     let fresh = l.cx.fresh(Instant::now());
     let opened = l.meta.open(&fresh, Where::name(&d, &name("f")), &how).await.unwrap();
@@ -180,15 +180,15 @@ async fn what_was_removed_is_not_asked_about_by_the_way() {
         6,
         "five that have their names and the one with another"
     );
-    // Who asks is told the truth.
+    // A request for a removed file gets the true answer.
     let gone = l.meta.getattr(&l.cx, File { fh: &files[0], open: None }).await.unwrap_err();
     assert_eq!(gone.errno, libc::ESTALE);
     let linked = l.meta.getattr(&l.cx, File { fh: &files[3], open: None }).await.unwrap();
     assert_eq!(linked.attr.nlink, 1);
 }
 
-/// A server that says nothing of the directory when a name in it is changed: what is known of the
-/// others holds for its time, and no longer.
+/// The server does not report the directory's `change` when a name in it changes. The other names
+/// keep their validity, and nothing renews them.
 #[tokio::test(start_paused = true)]
 async fn own_changes_that_are_not_told_leave_names_their_time() {
     let l = lab().await;
@@ -207,10 +207,10 @@ async fn own_changes_that_are_not_told_leave_names_their_time() {
     l.meta.unlink(&l.cx, &d, &name("b"), None).await.unwrap();
     assert_eq!(look("b"), Some(0));
     assert_eq!(l.wire.take(), "unlink 1");
-    // The directory's new `change` is taken for what our changes made of it, and proves nothing.
+    // The directory's new `change` counts as the result of the local changes, and proves nothing.
     l.meta.getattr(&l.cx, File { fh: &d, open: None }).await.unwrap();
     l.wire.take();
-    // That the caller may search it is asked once more.
+    // The caller's right to search is requested once more.
     walk(&*l.meta, &l.cx, &l.top, "d/a").await;
     assert_eq!((l.wire.take(), look("absent")), ("walk 1".into(), Some(0)));
     make_file(&*l.model, &l.cx, &d, "theirs", "").await;
@@ -218,7 +218,7 @@ async fn own_changes_that_are_not_told_leave_names_their_time() {
     tokio::time::advance(VALID).await;
     assert_eq!((look("absent"), look("c")), (None, None), "their time is over");
     assert!(walk(&*l.meta, &l.cx, &l.top, "d/c").await.steps.len() < 2);
-    // What a listing does not show is not there any more, although it was believed to be.
+    // A name believed present is dropped, if the listing lacks it.
     new("e").await.unwrap();
     l.model.unlink(&l.cx, &d, &name("a"), None).await.unwrap();
     tokio::time::advance(Duration::from_millis(1)).await;
@@ -238,8 +238,8 @@ async fn own_changes_that_are_not_told_leave_names_their_time() {
     assert_eq!((look("a"), look("e")), (Some(0), Some(1)));
 }
 
-/// The first page of a large directory, as a look-up brings it along, takes away nothing that is
-/// believed of the rest; a whole listing does, also when it comes in pages.
+/// The first page of a large directory, brought by a look-up, drops none of the other names. A
+/// complete listing does, also in several pages.
 #[tokio::test(start_paused = true)]
 async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
     let l = lab_with(MetaOptions { listing_bytes: 4096, ..options() }, VALID).await;
@@ -265,8 +265,8 @@ async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
     assert!(!page.eof && page.entries.len() < 100);
     l.meta.learn_page(&l.cx, &d, 0, &page, l.meta.label(&d), &ticket);
     assert_eq!(known(), 300, "after a part of the listing");
-    // What somebody else has removed is not on a whole listing, which comes while the directory
-    // looks as before.
+    // A complete listing lacks a name that another client removed. The directory's `change` is the
+    // same as before.
     l.model.unlink(&l.cx, &d, &name("150"), None).await.unwrap();
     let (mut cookie, mut pages) = (0, 0);
     loop {
@@ -285,8 +285,8 @@ async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
     assert_eq!(known(), 300);
 }
 
-/// Whoever removes a name that a lease proves takes nothing else from anybody; of any other nobody
-/// knows which object lost it.
+/// The removal of a name proven by a lease expires no other object. The removal of any other name
+/// expires all, because the object that lost it is unknown.
 #[tokio::test(start_paused = true)]
 async fn a_removal_that_a_lease_makes_sure_of_leaves_the_rest_known() {
     for leased in [true, false] {

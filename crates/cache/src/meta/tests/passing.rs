@@ -1,4 +1,4 @@
-//! Calls that mostly pass.
+//! Calls that are mostly sent below.
 
 use super::*;
 

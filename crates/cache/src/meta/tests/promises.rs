@@ -1,12 +1,11 @@
-//! How long answers are said to hold, and what proves nothing.
+//! The validity of answers, and answers that prove nothing.
 
 use super::*;
 use hither_vfs::bytes_prove_reading;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Wall clocks of the cache are an hour ahead of the server's: nothing looks as if it had just been
-/// changed.
+/// The wall clock of the cache is an hour ahead of the server's: no object looks recently changed.
 fn late() -> Env {
     let inner = env();
     let wall = inner.wall.clone();
@@ -35,7 +34,7 @@ async fn listed_names_hold_as_long_as_their_directory() {
     }
 }
 
-/// Names have a limit of their own (`acdirmax`), however long attributes of files hold
+/// Names have a limit of their own (`acdirmax`), even if attributes of files hold longer
 /// (`acregmax`).
 /// Promise: 8
 #[tokio::test(start_paused = true)]
@@ -54,8 +53,8 @@ async fn names_have_a_limit_of_their_own() {
     }));
 }
 
-/// What somebody else changes in the tick of the server's clock in which we did leaves no trace in
-/// `change`.
+/// Another client's change leaves no trace in `change`, if a local change was made in the same tick
+/// of the server's clock.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
 async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
@@ -79,7 +78,7 @@ async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
     assert!(matches!(walk(&*l.meta, &l.cx, &c, "theirs").await.stop, Stop::Complete));
 }
 
-/// Servers give bytes to owners and to whoever may execute a file.
+/// Servers return bytes to the owner of a file and to users that may execute it.
 /// Promise: 20
 #[test]
 fn bytes_prove_the_right_to_read_of_ordinary_modes_only() {
@@ -91,7 +90,7 @@ fn bytes_prove_the_right_to_read_of_ordinary_modes_only() {
     }
 }
 
-/// What the server says about rights counts for more than the bytes that it gave.
+/// The server's answer about rights overrules the returned bytes.
 /// Promise: 20
 #[tokio::test(start_paused = true)]
 async fn bytes_do_not_overrule_the_answer_about_rights() {
@@ -109,8 +108,8 @@ async fn bytes_do_not_overrule_the_answer_about_rights() {
     assert_eq!(l.wire.take(), "");
 }
 
-/// Where an equal `change` is no proof (`strict`), bytes and rights from before a lease are asked
-/// for under it, once. What only holds for the call that asked is told to no other.
+/// Where an equal `change` is no proof (`strict`), bytes and rights from before a lease are
+/// requested under it, once. An answer that holds for one call only is used for no other.
 /// Promise: 8d
 #[tokio::test(start_paused = true)]
 async fn what_is_from_before_a_lease_is_asked_for_under_it() {
@@ -128,14 +127,14 @@ async fn what_is_from_before_a_lease_is_asked_for_under_it() {
         l.wire.take();
         assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "one");
         assert_eq!(l.wire.take().is_empty(), !strict);
-        // Under the lease they are known now.
+        // Now the bytes and rights are known under the lease.
         read_all(&*l.meta, &l.cx, &fh).await.unwrap();
         assert_eq!(l.wire.take(), "", "strict: {strict}");
     }
 }
 
-/// A rename moves what the server has under that name, whatever was believed to be there; `blind`:
-/// and it does not say what that is.
+/// A rename moves the object that the server has under that name, even if the cache believed
+/// another one. `blind`: the server does not report the moved object.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn a_rename_moves_what_is_there() {
@@ -156,29 +155,29 @@ async fn a_rename_moves_what_is_there() {
             let none = RenameFlags::empty();
             let moved = l.meta.rename(&l.cx, (&c, &name("f")), (to, &name("h")), None, none).await.unwrap();
             assert_eq!(moved.object, (!blind).then_some(other.clone()));
-            // The attributes of what was believed to be renamed are known again.
+            // The attributes of the object believed moved are known again.
             l.meta.getattr(&l.cx, File { fh: &f, open: None }).await.unwrap();
             l.meta.access(&l.cx, to, Access::LOOKUP).await.unwrap();
             let trail = walk(&*l.meta, &l.cx, to, "h").await;
             let case = format!("blind {blind}, across {across}, changed before {changed_before}");
             assert_eq!(trail.steps.last().map(|n| &n.fh), Some(&other), "{case}");
 
-            // Where nobody else meddles, it is known without being told.
+            // If no other client changes the directory, the moved object is known without a report.
             let moved = l.meta.rename(&l.cx, (to, &name("h")), (to, &name("i")), None, none).await.unwrap();
             assert_eq!(moved.object, Some(other), "{case}");
         }
     }
 }
 
-/// A lease that has ended by itself costs a question about the attributes, and what is here of the
-/// contents is used if they are the same.
+/// A lease that lapsed costs one request for the attributes. The cached contents are used if the
+/// attributes are the same.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
     let l = lab().await;
     tree(&l).await;
     let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
-    // Long after it changed, so that an equal version proves it the same.
+    // The file changed long ago, so an equal version proves it unchanged.
     tokio::time::advance(VALID * 10).await;
     l.wire.lease(true);
     let fresh = || l.cx.fresh(Instant::now());
@@ -188,16 +187,16 @@ async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
     assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "one");
     assert_eq!(l.wire.take(), "");
     lapse().await;
-    // It is good for who asked for it.
+    // The answer serves the call that requested it.
     tokio::time::advance(Duration::from_millis(1)).await;
     assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
     assert_eq!(read_all(&*l.meta, &fresh(), &fh).await.unwrap(), "one");
     assert_eq!(l.wire.take(), "getattr 1");
 }
 
-/// Who replaces a file without waiting for its lease, as a local program of the server does, may do
-/// so before it is opened under that lease: then the open file is gone when it is read. The next
-/// open finds what has the name now, however long names are believed.
+/// A local program of the server may replace a file without waiting for its lease. If that happens
+/// before an open under the lease, the read of the open file fails with ESTALE. The next open finds
+/// the new file under the name, even while the old binding is valid.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
@@ -223,8 +222,8 @@ async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
     }
 }
 
-/// What this client wrote whole under a lease it opens and reads without a question, if the file's
-/// mode lets its owner; when the lease was withdrawn the server is asked.
+/// A file that this client wrote completely under a lease is opened and read without a request, if
+/// the mode allows the owner to read. After the lease is withdrawn, the open sends a request.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn what_was_written_under_a_lease_is_here() {
@@ -255,8 +254,8 @@ async fn what_was_written_under_a_lease_is_here() {
     }
 }
 
-/// A part of a file, and one that another call of ours changes meanwhile, are not taken for all of
-/// it.
+/// A partial write does not count as the complete file. Nor does a write that overlaps another
+/// local change.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn what_was_written_in_part_is_not_taken_for_all() {
@@ -276,9 +275,9 @@ async fn what_was_written_in_part_is_not_taken_for_all() {
     assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "txyz");
 }
 
-/// What came under a lease is right for as long as it is held, however often attributes are asked
-/// for, also where an equal `change` proves nothing of what has just changed. When the lease ends
-/// by itself an equal `change` proves it from then on, if that was long after.
+/// Contents that arrived under a lease are valid as long as it is held. Repeated requests for
+/// attributes do not end that, even if an equal `change` proves nothing about a recent change.
+/// After the lease has lapsed, an equal `change` proves the contents, if the change was long ago.
 #[tokio::test(start_paused = true)]
 async fn what_came_under_a_lease_is_right_until_it_ends() {
     for old in [true, false] {
@@ -295,7 +294,7 @@ async fn what_came_under_a_lease_is_right_until_it_ends() {
         l.meta.readdir(&l.cx.fresh(Instant::now()), &l.top, 0, [0; 8], 1 << 20, true).await.unwrap();
         assert_eq!(again().await, "", "although it was listed since");
         if old {
-            // Each look at the wall's clock moves it.
+            // Each read of the wall clock advances it.
             for _ in 0..6000 {
                 (l.meta.env.wall)();
             }

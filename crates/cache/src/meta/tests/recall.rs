@@ -1,9 +1,9 @@
-//! What is remembered over a restart spares questions, and is told to nobody before the server has
-//! confirmed it.
+//! Metadata restored after a restart saves requests. It is not used before the server has confirmed
+//! it.
 
 use super::*;
 
-/// Another daemon with what this one knew, on a wire of its own.
+/// Another daemon with the metadata of the first one, on a wire of its own.
 fn restarted(l: &Lab, options: MetaOptions, near: Option<Arc<dyn Near>>) -> (Arc<Wire>, Arc<Meta>) {
     let wire = Wire::new(l.model.clone());
     let meta = Meta::new(wire.clone(), options, env());
@@ -33,13 +33,13 @@ async fn a_remembered_path_is_asked_about_as_a_whole_and_then_known() {
     let before = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
     walk(&*l.meta, &l.cx, &l.top, "a/b/c/g").await;
     let (wire, meta) = restarted(&l, options(), None);
-    // Nothing is told before it was asked about.
+    // Nothing is answered from restored metadata without a request.
     assert!(meta.peek(&l.cx, Where { base: &l.top, path: &names("a/b/c/f") }).is_none());
     assert!(meta.peek(&l.cx, Where { base: &l.top, path: &names("a/b/c/nothing") }).is_none());
     let after = walk(&*meta, &l.cx, &l.top, "a/b/c/f").await;
     assert_eq!(wire.take(), "getattr_many 1, prove_many 1");
     assert_eq!(before.steps.last().unwrap().fh, after.steps.last().unwrap().fh);
-    // What was known beside it came with the same questions, and absent names are known again.
+    // The same requests brought the other names of the directory, and confirmed its absent names.
     assert!(walk(&*meta, &l.cx, &l.top, "a/b/c/g").await.steps.len() == 4);
     assert!(matches!(walk(&*meta, &l.cx, &l.top, "a/b/c/nothing").await.stop, Stop::Missing(_)));
     assert_eq!(wire.take(), "");
@@ -53,7 +53,7 @@ async fn what_changed_meanwhile_is_asked_for_anew() {
     let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
     let (c, f) = (trail.steps[2].fh.clone(), trail.steps[3].fh.clone());
     let pieces = l.meta.remember(1 << 20);
-    // Another file takes the name, and a new one comes.
+    // Another file takes the name, and a new file is created.
     let g = walk(&*l.meta, &l.cx, &l.top, "a/b/c/g").await.steps[3].fh.clone();
     l.model.rename(&l.cx, (&c, &name("g")), (&c, &name("f")), None, RenameFlags::empty()).await.unwrap();
     make_file(&*l.model, &l.cx, &c, "new", "three").await;
@@ -66,8 +66,8 @@ async fn what_changed_meanwhile_is_asked_for_anew() {
     assert!(matches!(walk(&*meta, &l.cx, &l.top, "a/b/c/g").await.stop, Stop::Missing(_)));
 }
 
-/// A server with a file below a directory of this mode. Two of them differ in nothing else, not
-/// even in `change`.
+/// A server with a file below a directory of this mode. Two such servers differ in nothing else,
+/// not even in `change`.
 async fn server(bits: u32) -> (Arc<Model>, Fh) {
     let model = Arc::new(Model::new(env(), VALID, 1 << 40));
     let cx = root_cx();
@@ -89,14 +89,14 @@ async fn remembered_rights_are_asked_for_and_nobody_elses_are_used() {
     let wire = Wire::new(model.clone());
     let meta = Meta::new(wire.clone(), options(), env());
     assert!(meta.recall(&pieces) > 0);
-    // A user that was never here walks as always.
+    // A user unknown before the restart walks as usual.
     assert_eq!(walk(&*meta, &other, &top, "p/f").await.steps.len(), 2);
     assert_eq!(wire.take(), "walk 1");
-    // He who was is not believed either: his rights are asked for.
+    // A user known before the restart is not trusted either: the rights are requested.
     assert_eq!(walk(&*meta, &may, &top, "p/f").await.steps.len(), 2);
     let asked = wire.take();
     assert!(asked.contains("prove_many 1"), "{asked}");
-    // What the server says now counts, even where `change` tells no difference.
+    // The server's present answer counts, even if `change` is equal.
     let (strict, strict_top) = server(0o700).await;
     assert_eq!(strict_top, top);
     tokio::time::advance(Duration::from_secs(100)).await;
@@ -124,7 +124,7 @@ async fn remembered_files_are_opened_together_where_that_brings_leases() {
         let cx = l.cx.fresh(Instant::now());
         let opened = meta.open(&cx, Where::name(&c, &name(file)), &OpenHow { first_bytes: 0, ..READ }).await;
         let asked = wire.take();
-        // The bytes come from the layer below, in an open that costs nothing there.
+        // The bytes come from the layer below. The open costs no request there.
         assert!(opened.is_ok() && (asked.is_empty() || asked == "open 1"), "{asked}");
     }
 }
@@ -178,12 +178,12 @@ async fn ten_thousand_files_are_confirmed_in_a_few_dozen_questions() {
     assert!(questions <= 24, "{questions}");
 }
 
-/// A shell's `*/f` after a restart: the listing of the top brings the attributes of its
-/// directories, and what remains, rights on them and files in them, comes many at a time, though
-/// each path was only walked once before.
+/// A shell's `*/f` after a restart. The listing of the top brings the attributes of its
+/// directories. The rights on these and the files in them come in batches, although each path was
+/// only walked once before.
 #[tokio::test(start_paused = true)]
 async fn paths_below_a_directory_that_was_listed_are_confirmed_together() {
-    // With listings that nobody asked for and without; a directory in one page and in many.
+    // With listings ahead of their use and without; a directory of one page and of many.
     for (dirs, ahead, most) in [(60, true, 12), (200, true, 30), (60, false, 12), (200, false, 30)] {
         below_a_listing(dirs, ahead, most).await;
     }

@@ -1,9 +1,8 @@
-//! Which opens ask for a lease where a question would do.
+//! Opens that ask for a lease where a revalidation would do.
 
 use super::*;
 
-/// A file that was read here before, and that nobody had a lease on: one question was asked about
-/// it.
+/// A file that was read here before, without a lease. One revalidation was sent for it.
 async fn known_file(options: MetaOptions) -> (Lab, Fh) {
     let l = lab_with(options, VALID).await;
     tree(&l).await;
@@ -13,16 +12,15 @@ async fn known_file(options: MetaOptions) -> (Lab, Fh) {
     (l, fh)
 }
 
-/// Opens and reads the file at a moment of its own; what that sent.
+/// Opens and reads the file at a moment of its own; returns the requests.
 async fn again(l: &Lab, fh: &Fh) -> String {
     tokio::time::advance(Duration::from_millis(1)).await;
     assert_eq!(read_all(&*l.meta, &l.cx.fresh(Instant::now()), fh).await.unwrap(), "one");
     l.wire.take()
 }
 
-/// A file that was refused a lease at first, and is opened again and again, is asked about by an
-/// open every now and then, one call for one, until the server grants a lease: then nothing is
-/// asked.
+/// A file is refused a lease at first, and is opened repeatedly. Some of its revalidations are
+/// replaced by opens, one for one, until the server grants a lease. Then no request is sent.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_refused_is_asked_for_again() {
     let (l, fh) = known_file(options()).await;
@@ -58,7 +56,8 @@ async fn names_are_opened_for_a_lease() {
     assert_eq!(sent, ["walk 1", "walk 1", "open 1", "", "", "", "", ""]);
 }
 
-/// A file that each question finds changed is not worth a lease, which would be taken at once.
+/// A file that each revalidation finds changed is not worth a lease, which would be recalled at
+/// once.
 #[tokio::test(start_paused = true)]
 async fn no_lease_is_asked_for_what_others_change() {
     let (l, fh) = known_file(options()).await;
@@ -74,8 +73,8 @@ async fn no_lease_is_asked_for_what_others_change() {
     }
 }
 
-/// A server that grants nothing is soon asked no more, whatever files there are; one whose opens
-/// leave no state never is.
+/// A server that grants no lease soon gets no more such opens, for any file. A server without state
+/// for opens gets none.
 #[tokio::test(start_paused = true)]
 async fn servers_that_grant_nothing_are_left_alone() {
     for (stateless_opens, most) in [(false, 64), (true, 0)] {
