@@ -1,22 +1,24 @@
-//! Which of the things that are kept goes first: `lru`, `s3-fifo`, `gdsf`.
+//! Eviction policies: `lru`, `s3-fifo`, `gdsf`.
 //!
-//! It knows nothing of files and disks: an [`Order`] holds items with a size, hears when one is
-//! used, and names the next one to go. It is a state machine without clock, randomness or locks, so
-//! that a simulation and the disk cache run the very same code. All items stand in one slab and are
-//! addressed by their [`Place`]; no call looks at more than a few of them, but for [`Order::iter`].
+//! This module knows nothing of files and disks. An [`Order`] holds items with a size, records
+//! their uses, and selects the next item to evict. It is a state machine without clock, randomness
+//! or locks. A simulation and the disk cache therefore run the same code. All items are in one
+//! slab, addressed by their [`Place`]. No call examines more than a few items, except
+//! [`Order::iter`].
 //!
 //! - `lru`: a list in the order of the last use (P0's cleaner, P4's cache).
-//! - `s3-fifo` (Yang and others, SOSP 2023): what is new enters a small queue, a tenth of the
-//!   bytes; what was used again on its way through it moves to the main queue, the rest goes, and
-//!   is remembered for a while by a mark of four bytes: when it comes back it enters the main queue
-//!   at once. In the main queue each use is worth another round, three at most.
-//! - `gdsf` (Cherkasova, HPL-98-69): what costs least to fetch again for the room it takes goes
-//!   first: its worth is age + uses × calls / bytes, where the age is the worth of what went last.
-//!   It weighs sizes, which P4 asks for.
+//! - `s3-fifo` (Yang and others, SOSP 2023): a new item enters a small queue, a tenth of the bytes.
+//!   If it was used again before it reaches the end of that queue, it moves to the main queue.
+//!   Otherwise it is evicted, and a mark of four bytes remembers it for a while. An item with a
+//!   mark enters the main queue at once. In the main queue each use is worth another round, three
+//!   at most.
+//! - `gdsf` (Cherkasova, HPL-98-69): the item with the least worth is evicted first. The worth is
+//!   age + uses × calls / bytes: the cost to fetch the item again for the space it takes. The age
+//!   is the worth of the last evicted item. The policy weighs sizes, which P4 asks for.
 //!
-//! Admission is the same for all: a file that is read once, or cannot fit, displaces others up to a
-//! tenth of the soft limit ([`Order::may_displace`]). Without that rule one sequential read of a
-//! file larger than the cache removes everything.
+//! Admission is the same for all policies. A file that is read once, or cannot fit, displaces
+//! others only up to a tenth of the soft limit ([`Order::may_displace`]). Without that rule, one
+//! sequential read of a file larger than the cache removes everything.
 
 pub mod model;
 #[cfg(test)]
@@ -24,23 +26,24 @@ mod tests;
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
-/// How the next one to go is chosen.
+/// How the next item to evict is selected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Policy {
-    /// What was not used for longest.
+    /// The least recently used item.
     #[default]
     Lru,
-    /// What was not used again soon after it came, then what was not used since its last round.
+    /// The oldest item that was not used again soon after its insertion, then one not used since
+    /// its last round.
     S3Fifo,
-    /// What is least worth its room.
+    /// The item with the least worth for its size.
     Gdsf,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Lru, Self::S3Fifo, Self::Gdsf];
 
-    /// As an option spells it.
+    /// Name of the policy as an option value.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
@@ -49,14 +52,14 @@ impl Policy {
         }
     }
 
-    /// The one of this name.
+    /// The policy of this name.
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.name() == name)
     }
 
-    /// How many bytes are to be left when `bytes` are kept, more than `soft_bytes`, or when
-    /// `short_bytes` are missing in the file system; `None` when nothing needs to go. `lru` removes
-    /// a tenth at a time, as P0's cleaner did; the others, which judge each item anew, a hundredth.
+    /// Bytes to keep, when `bytes` exceed `soft_bytes` or the file system lacks `short_bytes`.
+    /// `None` when no eviction is needed. `lru` removes a tenth at a time, as P0's cleaner did. The
+    /// other policies judge each item anew, and remove a hundredth.
     pub fn goal(self, bytes: u64, soft_bytes: u64, short_bytes: u64) -> Option<u64> {
         let most = bytes.saturating_sub(soft_bytes).max(short_bytes);
         let part = if self == Self::Lru { 10 } else { 100 };
@@ -64,68 +67,66 @@ impl Policy {
     }
 }
 
-/// What can be kept in an order.
+/// An item of an order.
 pub trait Item {
-    /// A mark by which it is known when it comes back; nothing bad happens when two things have the
-    /// same.
+    /// A mark that recognises an item when it returns. Two items may have the same mark.
     fn mark(&self) -> u32;
 }
 
-/// Where an item stands, until it leaves.
+/// Position of an item in the slab, until it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place(u32);
 
-/// What is known of an item's use, to find it again after a restart.
+/// The recorded use of an item, to restore it after a restart.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Kept {
-    /// How often it was used, or is still worth a round.
+    /// Number of uses, or of remaining rounds.
     pub uses: u8,
-    /// It is in the main queue (`s3-fifo`).
+    /// The item is in the main queue (`s3-fifo`).
     pub main: bool,
-    /// How much younger it is than what goes next (`gdsf`).
+    /// By how much its base exceeds the present age (`gdsf`).
     pub younger: f64,
 }
 
 /// No place.
 const NONE: u32 = u32::MAX;
-/// Items that are passed over, or moved on, for one that goes.
+/// Most items that are skipped or moved for one eviction.
 const STEPS: usize = 64;
-/// The small queue's part of the bytes.
+/// The small queue's part of the bytes: one in so many.
 const SMALL_PART: u64 = 10;
-/// Uses that count in the main queue.
+/// Most uses that count in the main queue.
 const ROUNDS: u8 = 3;
-/// So many marks are kept at least.
+/// Least number of marks kept.
 const MARKS_MIN: usize = 1024;
 /// Bytes that one call fetches.
 const CALL_BYTES: u64 = 1 << 20;
 
-/// A file may take this part of the soft limit from others at its first pass.
+/// Part of the soft limit that a file may displace at its first pass: one in so many.
 const SHARE_PART: u64 = 10;
-/// Its share in a small cache, in bytes: two calls.
+/// The least such share, in bytes: two calls.
 const SHARE_MIN: u64 = 2 * CALL_BYTES;
-/// Of a file so many times as large as the cache nothing is kept, if nothing else is said.
+/// Default ratio of the largest cached file to the cache.
 const LARGEST: u64 = 16;
 
-/// Length of the largest file that a cache of `cache_bytes` keeps a part of, unless it is told
-/// another one. Even of a file that has the whole cache to itself less than a sixteenth would be
-/// found beyond that.
+/// Length of the largest file that a cache of `cache_bytes` keeps a part of, by default. Of a
+/// longer file that has the whole cache to itself, reads would find less than a sixteenth.
 pub const fn max_file_bytes(cache_bytes: u64) -> u64 {
     cache_bytes.saturating_mul(LARGEST)
 }
 
-/// Lists of an order. Only the first two are linked.
+/// Lists of an order. Only the first two are linked lists.
 const NEW: u8 = 0;
 const MAIN: u8 = 1;
-/// By worth.
+/// Sorted by worth.
 const RANKED: u8 = 2;
-/// Does not go.
+/// Not evicted.
 const ASIDE: u8 = 3;
 
 #[derive(Debug)]
 struct Node<T> {
     item: Option<T>,
     bytes: u64,
-    /// The age when it was last used (`gdsf`).
+    /// The age at the last use (`gdsf`).
     base: f64,
     older: u32,
     newer: u32,
@@ -142,7 +143,7 @@ struct List {
 
 const EMPTY: List = List { oldest: NONE, newest: NONE, bytes: 0 };
 
-/// Items, and which of them goes next.
+/// Items in the order of their eviction.
 #[derive(Debug)]
 pub struct Order<T> {
     policy: Policy,
@@ -157,7 +158,7 @@ pub struct Order<T> {
 }
 
 impl<T: Item> Order<T> {
-    /// An empty one.
+    /// An empty order.
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
@@ -172,7 +173,7 @@ impl<T: Item> Order<T> {
         }
     }
 
-    /// Room for so many items more.
+    /// Reserves space for so many more items.
     pub fn reserve(&mut self, items: usize) {
         self.nodes.reserve_exact(items);
     }
@@ -182,7 +183,7 @@ impl<T: Item> Order<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -195,38 +196,38 @@ impl<T: Item> Order<T> {
     /// The item at a place.
     ///
     /// # Panics
-    /// It has left.
+    /// If the item was removed.
     pub fn at(&self, place: Place) -> &T {
-        self.nodes[place.0 as usize].item.as_ref().expect("places are given up with their items")
+        self.nodes[place.0 as usize].item.as_ref().expect("a place is valid until its item is removed")
     }
 
-    /// The same, to change it. Its mark must stay.
+    /// The item at a place, for changes. Its mark must stay the same.
     ///
     /// # Panics
-    /// It has left.
+    /// If the item was removed.
     pub fn at_mut(&mut self, place: Place) -> &mut T {
-        self.nodes[place.0 as usize].item.as_mut().expect("places are given up with their items")
+        self.nodes[place.0 as usize].item.as_mut().expect("a place is valid until its item is removed")
     }
 
-    /// How often an item was used, as far as that counts.
+    /// Number of uses of an item, as far as the policy counts them.
     pub fn uses(&self, place: Place) -> u8 {
         self.nodes[place.0 as usize].uses
     }
 
-    /// Size of an item.
+    /// Size of an item, in bytes.
     pub fn bytes(&self, place: Place) -> u64 {
         self.nodes[place.0 as usize].bytes
     }
 
-    /// Takes in something new.
+    /// Adds a new item.
     pub fn insert(&mut self, item: T, bytes: u64) -> Place {
         let main = self.policy == Policy::S3Fifo && self.marked.remove(&item.mark());
         let uses = u8::from(self.policy == Policy::Gdsf);
         self.put(item, bytes, Kept { uses, main, younger: 0.0 })
     }
 
-    /// Takes back what was here before a restart, in the order of [`Order::iter`]; without `kept`
-    /// in the order of their last use, oldest first.
+    /// Adds an item from before a restart, in the order of [`Order::iter`]. Without `kept`, in the
+    /// order of the last use, oldest first.
     pub fn restore(&mut self, item: T, bytes: u64, kept: Option<Kept>) -> Place {
         let first = Kept { uses: u8::from(self.policy == Policy::Gdsf), ..Kept::default() };
         let younger = |kept: Kept| if kept.younger.is_finite() { kept.younger.max(0.0) } else { 0.0 };
@@ -263,7 +264,7 @@ impl<T: Item> Order<T> {
         Place(i)
     }
 
-    /// An item was used.
+    /// Records a use of an item.
     pub fn used(&mut self, place: Place) {
         let (i, queue) = (place.0, self.nodes[place.0 as usize].queue);
         let age = self.age;
@@ -285,7 +286,7 @@ impl<T: Item> Order<T> {
         }
     }
 
-    /// An item has another size.
+    /// Changes the size of an item.
     pub fn resize(&mut self, place: Place, bytes: u64) {
         let (i, queue) = (place.0, self.nodes[place.0 as usize].queue);
         match queue {
@@ -303,13 +304,13 @@ impl<T: Item> Order<T> {
         }
     }
 
-    /// Whether an item may take `more` bytes where others have to go for them. `whole_bytes` is its
-    /// size when all of it is here. Up to its share every item may. Beyond its share it may when it
-    /// fits below the limit, was used again since it came, and is not the next to go itself
-    /// (`gdsf`). What does not go by itself always may.
+    /// Whether an item may take `more` bytes by evicting others. `whole_bytes` is its complete
+    /// size. Every item may take its share. Beyond its share, an item must fit below the limit and
+    /// must have been used again since its insertion. With `gdsf`, it must not be the next item to
+    /// evict. An item that is set aside always may.
     ///
     /// # Panics
-    /// It has left.
+    /// If the item was removed.
     pub fn may_displace(&self, place: Place, more: u64, whole_bytes: u64, soft_bytes: u64) -> bool {
         let node = &self.nodes[place.0 as usize];
         if node.queue == ASIDE || node.bytes.saturating_add(more) <= (soft_bytes / SHARE_PART).max(SHARE_MIN)
@@ -324,7 +325,7 @@ impl<T: Item> Order<T> {
         again && whole_bytes <= soft_bytes
     }
 
-    /// From now on an item does not go by itself, or does again.
+    /// Excludes an item from eviction, or includes it again.
     pub fn set_aside(&mut self, place: Place, aside: bool) {
         let (i, queue) = (place.0, self.nodes[place.0 as usize].queue);
         if aside && queue != ASIDE {
@@ -335,19 +336,19 @@ impl<T: Item> Order<T> {
         }
     }
 
-    /// An item leaves for a reason of its own.
+    /// Removes an item.
     ///
     /// # Panics
-    /// It has left before.
+    /// If the item was removed before.
     pub fn remove(&mut self, place: Place) -> T {
         self.unlink(place.0);
         self.len -= 1;
         self.free.push(place.0);
-        self.nodes[place.0 as usize].item.take().expect("places are given up with their items")
+        self.nodes[place.0 as usize].item.take().expect("a place is valid until its item is removed")
     }
 
-    /// The next one goes. Those of which `is_busy` says so are passed over, as if they had been
-    /// used now, unless there are many in a row. The place that it had, itself, and its size.
+    /// Evicts the next item. Items for which `is_busy` is true are skipped as if used now, but only
+    /// a limited number in a row. Returns the former place, the item, and its size.
     pub fn evict(&mut self, mut is_busy: impl FnMut(&T) -> bool) -> Option<(Place, T, u64)> {
         let mut place = self.next()?;
         for _ in 0..STEPS {
@@ -374,14 +375,14 @@ impl<T: Item> Order<T> {
         let queue = self.nodes[i as usize].queue;
         self.unlink(i);
         if queue == RANKED {
-            // As young as if it had come now.
+            // As young as a new item.
             let age = self.age.max(rank(&self.nodes[i as usize]));
             self.nodes[i as usize].base = age;
         }
         self.link(i, queue);
     }
 
-    /// The next one to go, after those before it were moved on.
+    /// The next item to evict, after items before it were moved.
     fn next(&mut self) -> Option<Place> {
         match self.policy {
             Policy::Lru => Some(self.lists[0].oldest).filter(|i| *i != NONE).map(Place),
@@ -467,7 +468,7 @@ impl<T: Item> Order<T> {
         }
     }
 
-    /// All items with their places, in the order in which [`Order::restore`] wants them.
+    /// All items with their places, in the order that [`Order::restore`] needs.
     pub fn iter(&self) -> impl Iterator<Item = (Place, &T, Kept)> {
         let aside = self.nodes.iter().zip(0..).filter(|(n, _)| n.queue == ASIDE && n.item.is_some());
         let listed = self.lists.iter().flat_map(|list| self.along(*list));
@@ -486,7 +487,7 @@ impl<T: Item> Order<T> {
     }
 }
 
-/// What a node is worth (`gdsf`). Never negative: its bits stand in the same order.
+/// The worth of a node (`gdsf`). It is never negative, so its bits have the same order.
 fn rank<T>(node: &Node<T>) -> f64 {
     let bytes = node.bytes.max(1);
     node.base + f64::from(node.uses) * bytes.div_ceil(CALL_BYTES) as f64 / bytes as f64

@@ -1,38 +1,39 @@
-//! The disk cache as numbers: which reads it answers, without a disk.
+//! A model of the disk cache: the reads that it answers, without a disk.
 //!
-//! What the cache does is done here to numbers: files in blocks of 64 KiB, 8 KiB more for an entry,
-//! the soft limit at nine tenths, no block beyond the hard one, missing blocks asked for in calls
-//! of at most 1 MiB. The order of what goes is the cache's own ([`Order`]), as is the admission of
-//! blocks. Reads come one after the other, and what was read is on the disk before the next. The
-//! cache counts a use for each open, of which a list of reads knows nothing: here a read that goes
-//! back in its file is a use, and one that goes on is not.
+//! The model follows the cache in numbers. Files have blocks of 64 KiB, and 8 KiB more for an
+//! entry. The soft limit is nine tenths of the hard one. No block is stored beyond the hard limit.
+//! Missing blocks are requested in calls of at most 1 MiB. The order of eviction ([`Order`]) and
+//! the admission of blocks are the cache's own code. Reads are sequential, and the bytes of a read
+//! are on the disk before the next one. The cache counts a use for each open. A list of reads has
+//! no opens. So a read that goes back in its file counts as a use, and a read that continues does
+//! not.
 
 use super::{Item, Order, Place, Policy, max_file_bytes};
 use std::collections::HashMap;
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: u64 = 64 << 10;
-/// Bytes that an entry takes besides its blocks.
+/// Bytes of an entry besides its blocks.
 pub const ENTRY_BYTES: u64 = 8 << 10;
-/// Most bytes that are asked for at a time.
+/// Most bytes per call.
 pub const CALL_BYTES: u64 = 1 << 20;
-/// As many as P4's client asked for at a time.
+/// Most bytes per call of P4's client.
 pub const P4_CALL_BYTES: u64 = 8 << 10;
 
-/// What a cache did.
+/// Counters of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Score {
-    /// Reads of which all bytes were here.
+    /// Reads with all bytes in the cache.
     pub hits: u64,
-    /// Bytes that were here.
+    /// Bytes read from the cache.
     pub hit_bytes: u64,
-    /// Bytes that were asked for.
+    /// Bytes requested.
     pub fetched_bytes: u64,
-    /// Calls of at most 1 MiB for what was missing.
+    /// Calls of at most 1 MiB for missing bytes.
     pub calls: u64,
-    /// The same of at most 8 KiB.
+    /// Calls of at most 8 KiB for missing bytes.
     pub calls_8k: u64,
-    /// Files that went.
+    /// Evicted files.
     pub evictions: u64,
 }
 
@@ -44,7 +45,7 @@ impl Item for Numbered {
     }
 }
 
-/// What is kept of a file.
+/// The cached part of a file.
 struct Kept {
     place: Place,
     here: Vec<bool>,
@@ -52,7 +53,7 @@ struct Kept {
     reached: u64,
 }
 
-/// A disk cache, as numbers.
+/// A model of a disk cache.
 pub struct Model {
     order: Order<Numbered>,
     kept: HashMap<u32, Kept>,
@@ -62,24 +63,25 @@ pub struct Model {
     score: Score,
 }
 
-/// Bytes of a block of a file of that length.
+/// Bytes of a block in a file of this length.
 fn block_bytes(size: u64, block: u64) -> u64 {
     BLOCK_BYTES.min(size.saturating_sub(block * BLOCK_BYTES))
 }
 
 impl Model {
-    /// An empty one of at most `bytes`.
+    /// An empty cache of at most `bytes` bytes.
     pub fn new(policy: Policy, bytes: u64) -> Self {
         let (soft, score) = (bytes / 10 * 9, Score::default());
         Self { order: Order::new(policy), kept: HashMap::new(), bytes: 0, soft, hard: bytes, score }
     }
 
-    /// What it did until now.
+    /// The counters so far.
     pub fn score(&self) -> &Score {
         &self.score
     }
 
-    /// Reads `len` bytes from `from` on of a file of `size` bytes. Whether all of them were here.
+    /// Reads `len` bytes at `from` of a file of `size` bytes. Returns whether all of them were
+    /// cached.
     pub fn read(&mut self, file: u32, size: u64, from: u64, len: u64) -> bool {
         let to = from.saturating_add(len).min(size);
         let blocks = if from < to { from / BLOCK_BYTES..to.div_ceil(BLOCK_BYTES) } else { 0..0 };
@@ -106,7 +108,7 @@ impl Model {
         missing.is_empty()
     }
 
-    /// Keeps what was written: blocks that are written in part and were not here are not.
+    /// Caches written data. A partly written block is not added.
     pub fn wrote(&mut self, file: u32, size: u64, from: u64, len: u64) {
         let to = from.saturating_add(len);
         let whole = |block: &u64| {
@@ -117,7 +119,7 @@ impl Model {
         self.put(file, size, to, &blocks);
     }
 
-    /// Somebody removed or changed it.
+    /// Drops a file that was removed or changed.
     pub fn forget(&mut self, file: u32) {
         if let Some(kept) = self.kept.remove(&file) {
             self.bytes -= self.order.bytes(kept.place);
@@ -201,7 +203,7 @@ mod tests {
 
     const KB: u64 = 1000;
 
-    /// Files of which all bytes are here, and bytes of one file.
+    /// Number of completely cached files in `files`, and cached bytes of the file `large`.
     fn found(cache: &Model, files: std::ops::Range<u32>, size: u64, large: u32) -> (usize, u64) {
         let whole = |file: &u32| {
             let blocks = size.div_ceil(BLOCK_BYTES) as usize;
@@ -217,9 +219,9 @@ mod tests {
         }
     }
 
-    /// One sequential read of a file larger than the cache leaves the files there that are used,
-    /// under every policy, in a cache with room and in one that is full of files that were read
-    /// once; and it leaves a part of itself.
+    /// One sequential read of a file larger than the cache keeps the used files, under every
+    /// policy. This holds with free space and in a cache full of files that were read once. A part
+    /// of the large file is also cached.
     #[test]
     fn a_large_scan_leaves_hot_files() {
         for (policy, filled, len) in Policy::ALL.into_iter().flat_map(|policy| {
@@ -237,16 +239,17 @@ mod tests {
             let (hot, part) = found(&cache, 0..100, 200 * KB, 5000);
             assert!(hot >= 90 && part >= 2 * MIB, "{policy:?} {filled} {len}: {hot} hot files, {part} bytes");
             assert!(cache.bytes <= cache.hard);
-            // Small files that come afterwards take the room of the large one, or of what was read
-            // once.
+            // Small files read afterwards take the space of the large file, or of files that were
+            // read once.
             (2000..2100).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));
             let (hot, _) = found(&cache, 0..100, 200 * KB, 5000);
             assert!(hot >= 90 || policy == Policy::Lru, "{policy:?} {filled} {len}: {hot} hot files at last");
         }
     }
 
-    /// A file that fits and is read again is kept whole though others have to go for it; one that
-    /// cannot fit never is, nor is anything kept of one that is many times as large as the cache.
+    /// A file that fits and is read again is cached completely, although others are evicted for it.
+    /// A file that cannot fit is never cached completely. A file many times as large as the cache
+    /// is not cached.
     #[test]
     fn what_is_read_again_is_kept_whole() {
         for policy in Policy::ALL {

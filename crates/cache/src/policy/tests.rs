@@ -1,5 +1,5 @@
-//! Each policy against what its definition says in as many words, with lists that are searched from
-//! end to end.
+//! Each policy compared with its definition, written plainly with lists that are searched end to
+//! end.
 
 use super::*;
 use proptest::prelude::*;
@@ -15,13 +15,13 @@ impl Item for Thing {
 
 #[derive(Debug, Clone, Copy)]
 enum Act {
-    /// The thing is used, or comes.
+    /// The thing is used, or inserted.
     Use(u32, u64),
     Resize(u32, u64),
     Remove(u32),
     Aside(u32, bool),
     Evict,
-    /// Everything is written down and read again.
+    /// The order is written and read back.
     Restart,
 }
 
@@ -37,7 +37,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// A thing as the definitions see it.
+/// A thing in the definitions.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     thing: u32,
@@ -48,7 +48,7 @@ struct Known {
     main: bool,
 }
 
-/// All things, oldest of each queue first.
+/// All things, the oldest of each queue first.
 #[derive(Debug, Default)]
 struct Plain {
     all: Vec<Known>,
@@ -114,7 +114,7 @@ impl Plain {
             Policy::Gdsf => {
                 let worth = |k: &&Known| Self::worth(k);
                 let least = self.all.iter().filter(may).map(|k| worth(&k)).min_by(f64::total_cmp)?;
-                // Of equals any may go: the caller looks at the worth.
+                // Things of equal worth may be evicted in any order: the caller compares the worth.
                 self.age = self.age.max(least);
                 None
             }
@@ -163,7 +163,7 @@ fn restarted(order: &Order<Thing>, plain: &mut Plain) -> Order<Thing> {
         }
     }
     aside.into_iter().for_each(|to| again.set_aside(to, true));
-    // What is not kept: marks of what went. Ages begin at nothing again.
+    // A restart loses the marks of evicted things. Ages begin at zero again.
     plain.marks.clear();
     let age = std::mem::take(&mut plain.age);
     plain.all.iter_mut().for_each(|k| k.base = (k.base - age).max(0.0));
@@ -226,7 +226,7 @@ proptest! {
             prop_assert_eq!(order.len(), plain.all.len());
             prop_assert_eq!(order.iter().count(), plain.all.len());
         }
-        // What is set aside never goes, everything else does.
+        // A thing set aside is never evicted; all others are.
         let aside = plain.all.iter().filter(|k| k.aside).count();
         while order.evict(|_| false).is_some() {}
         prop_assert_eq!(order.len(), aside);
@@ -276,8 +276,8 @@ fn marks_are_bounded_and_what_comes_back_is_known() {
     assert!(order.iter().any(|(place, _, kept)| place == back && kept.main));
 }
 
-/// A scan of things that come once pushes nothing out that is used, with `s3-fifo`; with `gdsf` not
-/// before the cache was turned over as often as they were used; with `lru` it does.
+/// A scan of things used once. `s3-fifo` keeps the used things. `gdsf` keeps them until the cache
+/// was turned over as often as they were used. `lru` evicts them.
 #[test]
 fn scans() {
     for (policy, scan, survives) in [
@@ -323,7 +323,7 @@ fn goals() {
     assert_eq!(Policy::of("fifo"), None);
 }
 
-/// A slot and what finds it: what a million of them take is bounded by this.
+/// The size of a slot bounds the memory of a million items.
 #[test]
 fn memory() {
     assert!(size_of::<Node<Thing>>() <= 40);
