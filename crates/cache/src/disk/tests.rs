@@ -1,5 +1,5 @@
-//! What is answered from here is what the server has, however often the cache, the disk or the
-//! power fails.
+//! Reads through the cache return the server's bytes, even if the cache, the disk or the power
+//! fails.
 
 mod belated;
 mod crash;
@@ -24,10 +24,10 @@ use tokio::time::Instant;
 const VALID: Duration = Duration::from_secs(3);
 const MIB: u64 = 1 << 20;
 
-/// A clock that begins `s` seconds after 1970, and goes on a millisecond a look besides.
+/// A clock that begins `s` seconds after 1970, and advances a further millisecond at each read.
 pub(super) fn env_at(s: u64) -> Env {
     let (ticks, began) = (AtomicU64::new(s * 1000), Instant::now());
-    // Daemons that follow one another must not draw the same numbers.
+    // Successive daemons must not draw the same numbers.
     static RANDOM: AtomicU64 = AtomicU64::new(99);
     Env {
         random: Arc::new(|| RANDOM.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
@@ -107,7 +107,7 @@ impl Lab {
         (wire, disk)
     }
 
-    /// Another daemon, later, on the same disk.
+    /// Starts another daemon later, on the same disk.
     async fn restart(&mut self, options: DiskOptions) {
         self.disk.drain(Duration::from_secs(60)).await;
         self.io = self.io.after_kill();
@@ -136,7 +136,7 @@ impl Lab {
         self.disk.close(&self.cx, &o.node.fh, o.open).await.unwrap();
     }
 
-    /// Opens, reads all in pieces, closes.
+    /// Opens a file, reads it in pieces, and closes it.
     async fn cat(&self, fh: &Fh, piece: u32) -> Bytes {
         let o = self.open(fh).await;
         let file = File { fh, open: Some(o.open) };
@@ -303,7 +303,7 @@ async fn a_sequential_reader_finds_bytes_before_it_asks() {
     let s = l.disk.stats();
     assert_eq!(s.fetched_bytes, data.len() as u64, "nothing twice, nothing beyond the end");
     assert!(s.ahead_fetches > 20 && s.misses < 5, "{s:?}");
-    // 24 MiB in 128 KiB pieces, one after the other, would wait 192 times.
+    // 24 MiB in 128 KiB pieces without read-ahead would wait 192 times.
     assert!(s.shared_fetches < 60, "{s:?}");
 }
 
@@ -342,7 +342,7 @@ async fn an_open_of_what_is_known_and_here_asks_nobody() {
     assert_eq!(l.wire.take(), "open 1, seek 1");
     l.close(o).await;
     assert_eq!(l.wire.take(), "close 1");
-    // Of another version nothing is here: the server is asked.
+    // Blocks of another version are not cached: the server is asked.
     let other = Attrs { attr: Attr { change: known.attr.change + 1, ..known.attr.clone() }, ..known };
     let how = OpenHow { known: Some(other), ..READ };
     let o = l.disk.open(&l.cx, Where::fh(&fh), &how).await.unwrap();
@@ -351,7 +351,7 @@ async fn an_open_of_what_is_known_and_here_asks_nobody() {
     l.close(o).await;
 }
 
-/// Whoever knows attributes under a lease hears of a withdrawal after it has passed here.
+/// A layer above with attributes under a lease processes the withdrawal after this layer.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_was_known_under_a_lease_is_not_believed_after_its_withdrawal() {
@@ -409,7 +409,7 @@ async fn files_that_are_young_small_or_large_are_passed_on() {
     let (small, large) = (l.file("s", &pattern(1, 999)).await, l.file("l", &pattern(1, 200_001)).await);
     assert_eq!(l.cat(&small, 4096).await.len(), 999);
     assert_eq!(l.cat(&large, 65536).await.len(), 200_001);
-    // The server's clock is ten seconds behind ours.
+    // The server's clock is ten seconds behind the local clock.
     let model = Arc::new(Model::new(env_at(99_990), VALID, 1 << 40));
     let (wire, disk) = Lab::stack(&model, &l.io, options, Duration::ZERO);
     let top = disk.root(&l.cx).await.unwrap().fh;
@@ -505,7 +505,7 @@ async fn read_only_uses_what_is_there_and_adds_nothing() {
     l.settle().await;
     let s = l.disk.stats();
     assert_eq!((s.entries, s.stored_bytes), (1, 0));
-    // Not even what is of no use any more goes: somebody else may look after the directory.
+    // Even outdated files stay: another process may manage the directory.
     let files = || io::Io::list(&*l.io).unwrap().len();
     assert_eq!(files(), 2);
     l.file("a", &pattern(3, 300_000)).await;
@@ -520,7 +520,7 @@ async fn an_answer_of_before_an_own_write_tells_nothing_after_it() {
     let fh = l.file("f", &pattern(1, 100_000)).await;
     let o = l.open(&fh).await;
     assert_eq!(l.read(&o, 0, 100_000).await.len(), 100_000);
-    // Asked before the write; the reply is slow.
+    // The request was sent before the write; the reply is slow.
     let late = l.disk.ticket();
     let old = l.model.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
     let w = l.disk.open(&l.cx, Where::fh(&fh), &OpenHow { create: Create::No, ..writing() }).await.unwrap();
@@ -528,7 +528,7 @@ async fn an_answer_of_before_an_own_write_tells_nothing_after_it() {
     l.disk.write(&l.cx, file, 100_000, Bytes::from_static(b"more").into(), Stability::Stable).await.unwrap();
     assert!(l.disk.learn(&fh, &old, late).is_none());
     assert_eq!(l.read(&o, 100_000, 10).await, "more");
-    // Nor when everything was closed in between, nor when somebody above still believes it.
+    // The answer is also ignored after all opens were closed, and if a layer above still uses it.
     l.close(o).await;
     l.close(w).await;
     let using = l.disk.using(&fh);

@@ -1,8 +1,8 @@
-//! Answers that come late, or by way of somebody who has had them for some time.
+//! Answers that arrive late, or from a layer above that has had them for some time.
 
 use super::*;
 
-/// A range lock of everything, for reading.
+/// A read lock of the whole range.
 async fn lock(l: &Lab, o: &Opened) {
     let file = File { fh: &o.node.fh, open: Some(o.open) };
     let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
@@ -12,8 +12,8 @@ async fn lock(l: &Lab, o: &Opened) {
         .unwrap();
 }
 
-/// Who holds a lock sees what was written under the one before, also when somebody had asked just
-/// before that.
+/// The holder of a lock sees the data written under the previous lock, even if a request was sent
+/// just before.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
@@ -32,7 +32,7 @@ async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
         lock(&l, &o).await;
         l.disk.learn(&fh, &answer, late);
         assert!(l.read(&o, 0, 100_000).await == new);
-        // What is asked for from then on holds.
+        // Answers to later requests are valid.
         l.settle().await;
         l.wire.take();
         assert!(l.read(&o, 0, 100_000).await == new && l.wire.take().is_empty());
@@ -40,8 +40,8 @@ async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
     }
 }
 
-/// Somebody above may believe attributes a moment longer than this layer, which has seen newer ones
-/// pass.
+/// A layer above may use attributes a moment longer than this layer, which has already seen newer
+/// ones.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {
@@ -64,7 +64,7 @@ async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {
     l.close(o).await;
 }
 
-/// The end of a change of our own is remembered when nobody has the file open any more.
+/// The end of a local change is remembered after the last close of the file.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
 async fn what_was_known_before_an_own_write_is_not_believed_after_the_close() {

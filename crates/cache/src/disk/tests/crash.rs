@@ -1,4 +1,4 @@
-//! Power cuts and kills at random moments: the shelf opens, and everything it then says it has is
+//! Power cuts and kills at random moments. The shelf opens, and all blocks that it reports are
 //! right.
 
 use super::sim::Sim;
@@ -35,7 +35,7 @@ fn version(i: u64, change: u64) -> Version {
     Version { change, size: BLOCK * (1 + (i + change) % 3) + (change * 777) % BLOCK }
 }
 
-/// What is in a block of a version of a file.
+/// The content of a block in a version of a file.
 fn content(i: u64, v: Version, block: u64) -> Vec<u8> {
     let seed = i.wrapping_mul(0x9e37_79b9) ^ v.change.wrapping_mul(0x85eb_ca6b) ^ (block << 40);
     let word = |k: u64| (seed ^ k).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
@@ -50,7 +50,7 @@ fn shelf(io: Arc<Sim>, policy: Policy) -> std::io::Result<Shelf> {
     Shelf::open(io, limits, Arc::new(Counters::default()), random)
 }
 
-/// Works until the disk goes off; returns what was durable at the end, as (file, version, blocks).
+/// Works until the disk is off. `present` receives the last `change` of each file.
 fn work(shelf: &Shelf, io: &Sim, r: &mut Random, present: &mut HashMap<u64, u64>) {
     let mut now_s = 0;
     let mut open = Vec::new();
@@ -60,7 +60,7 @@ fn work(shelf: &Shelf, io: &Sim, r: &mut Random, present: &mut HashMap<u64, u64>
         let change = *present.entry(i).or_insert(1);
         let v = version(i, change);
         match r.below(12) {
-            // Somebody changed the file.
+            // Another client changed the file.
             0 => drop(present.insert(i, change + 1)),
             1 => drop(shelf.forget(Key::of(&handle(i)), None)),
             2 => shelf.empty_trash(),
@@ -91,8 +91,7 @@ fn work(shelf: &Shelf, io: &Sim, r: &mut Random, present: &mut HashMap<u64, u64>
     }
 }
 
-/// Everything that the shelf has of any version ever is what that version had; returns how many
-/// blocks there are.
+/// Every block of the shelf matches the content of its version; returns the number of blocks.
 fn check(shelf: &Shelf, present: &HashMap<u64, u64>) -> u64 {
     let mut right = 0;
     for i in 0..FILES {
@@ -111,10 +110,10 @@ fn check(shelf: &Shelf, present: &HashMap<u64, u64>) -> u64 {
     right
 }
 
-/// A daemon ends as it should, perhaps not quite: the next one has what it had, in the same order.
-/// The disk afterwards.
+/// A daemon ends in order, possibly with a power cut during the end. The next daemon has the same
+/// entries, in the same order. Returns the disk afterwards.
 fn after_an_orderly_end(shelf: &Shelf, io: &Arc<Sim>, r: &mut Random, policy: Policy) -> Arc<Sim> {
-    // What is known of the use of what: it survives an orderly end only.
+    // The recorded use of entries survives an orderly shutdown only.
     shelf.keys().into_iter().filter(|_| r.below(2) == 0).for_each(|key| _ = shelf.index.lock().used(key, 5));
     let told = |shelf: &Shelf| -> Vec<_> {
         let index = shelf.index.lock();
@@ -133,7 +132,7 @@ fn after_an_orderly_end(shelf: &Shelf, io: &Arc<Sim>, r: &mut Random, policy: Po
     if !cut {
         assert_eq!(told(&again), told(shelf));
     }
-    // Names that were removed may come back with the power; who looks at all files finds them.
+    // Removed names may return after a power cut; a scan of all files finds them.
     drop(again);
     saved::invalidate(&*io).unwrap();
     let again = self::shelf(io.clone(), policy).unwrap();
@@ -141,8 +140,8 @@ fn after_an_orderly_end(shelf: &Shelf, io: &Arc<Sim>, r: &mut Random, policy: Po
     io
 }
 
-/// 1,500 moments: the map never names a block whose bytes are not there, whatever was lost, and
-/// none of another version.
+/// 1,500 moments. After any loss, the map never names a block with missing bytes, or one of another
+/// version.
 /// Promise: 11a
 #[test]
 fn power_cuts_and_kills_at_any_point_lose_blocks_but_never_give_wrong_ones() {

@@ -1,4 +1,4 @@
-//! Files that were read in part are completed while nobody asks, and only then.
+//! Partly read files are completed while the link is idle, and only then.
 
 use super::*;
 use crate::disk::Fill;
@@ -55,7 +55,7 @@ async fn a_file_that_was_read_faster_than_the_disk_takes_it_is_whole_soon_after(
     assert!(!l.wire.take().contains("read"));
 }
 
-/// All at once, answers in order.
+/// Runs all futures concurrently; returns their results in order.
 async fn futures_in_order<F: Future<Output = Bytes>>(all: Vec<F>) -> Vec<Bytes> {
     let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
     let mut out: Vec<Option<Bytes>> = all.iter().map(|_| None).collect();
@@ -105,7 +105,7 @@ async fn whoever_asks_for_something_stops_it() {
         pass(0.1).await;
     }
     assert_eq!(l.disk.stats().filled_bytes, 0, "nobody was quiet");
-    // Quiet: it begins; somebody asks: it ends with what is under way.
+    // Fill-in begins while the link is quiet. Another call stops it after the running reads.
     while l.disk.stats().filled_bytes == 0 {
         pass(0.02).await;
     }

@@ -1,8 +1,9 @@
-//! Random histories: readers and a writer behind one cache, another client straight at the server,
+//! Random histories: readers and a writer behind one cache, another client directly at the server,
 //! power cuts and restarts.
 //!
-//! Of every byte read: it was in the file at some moment since the open began (the open asked the
-//! server) and since the end of the last write of this client that was over before the read began.
+//! Every byte read was in the file at some moment since the open began, because the open asked the
+//! server. It also was in the file since the end of this client's last write that ended before the
+//! read began.
 
 use super::*;
 use parking_lot::Mutex;
@@ -20,10 +21,11 @@ impl Random {
     }
 }
 
-/// All contents a file ever had, and since when; and how the client's own writes fence them.
+/// All contents that a file ever had, with their start, and the limit set by the client's own
+/// writes.
 struct Truth {
     contents: Vec<(Instant, Vec<u8>)>,
-    /// Contents of before this index may not be seen any more by calls that begin now.
+    /// Calls that begin now may not see contents below this index.
     floor: usize,
 }
 
@@ -44,7 +46,7 @@ impl World {
         t.contents.len() - 1
     }
 
-    /// Every byte was so at a moment since `since`, not before `floor`.
+    /// Every byte was in the file at a moment since `since`, and not before content `floor`.
     fn check(&self, i: usize, since: Instant, floor: usize, at: u64, read: &Read, asked: u32) -> u64 {
         let t = self.files[i].1.lock();
         let end = |k: usize| t.contents.get(k + 1).map_or(Instant::now(), |next| next.0);
@@ -80,7 +82,7 @@ async fn write(v: &dyn Vfs, w: &World, i: usize, r: (u64, u64, u64)) {
     v.close(&w.cx, fh, o.open).await.unwrap();
 }
 
-/// One open with a few reads, some of them beside each other.
+/// One open with a few reads, each at the end of the last one or at a random offset.
 async fn reader(disk: Arc<Disk>, w: Arc<World>, mut r: Random) -> u64 {
     let i = r.below(w.files.len() as u64) as usize;
     let fh = w.files[i].0.clone();
@@ -94,7 +96,7 @@ async fn reader(disk: Arc<Disk>, w: Arc<World>, mut r: Random) -> u64 {
         next = at + u64::from(len);
         let floor = w.files[i].1.lock().floor.max(opened_floor);
         let read = disk.read(&w.cx, File { fh: &fh, open: Some(o.open) }, at, len).await.unwrap();
-        // A write whose reply is still on its way has happened.
+        // A write may have happened although its reply is still on its way.
         w.note(i).await;
         all += w.check(i, since, floor, at, &read, len);
         tokio::time::sleep(Duration::from_millis(r.below(3000))).await;
@@ -105,15 +107,16 @@ async fn reader(disk: Arc<Disk>, w: Arc<World>, mut r: Random) -> u64 {
 
 async fn own_writer(disk: Arc<Disk>, w: Arc<World>, i: usize, r: (u64, u64, u64)) {
     write(&*disk, &w, i, r).await;
-    // Whoever begins after the end sees this or newer. Only one writer here at a time, and the
-    // other client's are noted at once: the present contents are not older than this write.
+    // A later call sees this write or newer data. Only one writer runs here at a time, and the
+    // other client's writes are noted at once. So the present contents are not older than this
+    // write.
     let now = w.note(i).await;
     let mut t = w.files[i].1.lock();
     t.floor = t.floor.max(now);
 }
 
-/// Another client writes; where there are leases, the server takes ours back first, and may give
-/// another at once.
+/// Another client writes. With leases, the server withdraws this client's lease first, and may
+/// grant another at once.
 async fn foreign_write(w: &World, wire: &Wire, i: usize, leased: bool, r: (u64, u64, u64)) {
     if leased {
         wire.lease(false);
@@ -161,7 +164,7 @@ async fn history(seed: u64, leased: bool) -> (u64, u64, u64, u64) {
                 2 if leased => {
                     let (i, how) = (r.below(3) as usize, (r.below(99), r.below(SIZE), r.below(SIZE)));
                     own_writer(disk.clone(), w.clone(), i, how).await;
-                    // Before anybody has asked.
+                    // Before any request.
                     if r.below(2) == 0 {
                         foreign_write(&w, &wire, i, leased, (r.below(99), r.below(SIZE), r.below(SIZE)))
                             .await;

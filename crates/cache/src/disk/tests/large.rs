@@ -1,4 +1,4 @@
-//! A large file that is read once, in a cache of files that are used.
+//! A large file that is read once, in a cache of files in use.
 
 use super::*;
 use crate::policy::Policy;
@@ -12,7 +12,8 @@ fn limits(policy: Policy) -> DiskOptions {
 }
 
 impl Lab {
-    /// Bytes of these files that are found here, by the model's number of each.
+    /// Reads these files; returns the bytes found in the cache and in the model. The model has a
+    /// number for each file.
     async fn read_all(&self, files: &[(u32, Fh, u64)], played: &mut model::Model) -> (u64, u64) {
         let before = (self.disk.stats().hit_bytes, played.score().hit_bytes);
         for (number, fh, len) in files {
@@ -22,14 +23,14 @@ impl Lab {
                 played.read(*number, *len, at, 128 << 10);
             }
         }
-        // The cleaner has ended.
+        // The cleaner has finished.
         tokio::time::sleep(Duration::from_secs(2)).await;
         (self.disk.stats().hit_bytes - before.0, played.score().hit_bytes - before.1)
     }
 }
 
-/// Files that are used stay under every policy, the large one keeps a part, each byte is asked for
-/// once, and the simulation says the same.
+/// Used files stay under every policy, the large file keeps a part, each byte is requested once,
+/// and the simulation agrees.
 #[tokio::test(start_paused = true)]
 async fn a_large_scan_leaves_hot_files() {
     for (policy, len) in Policy::ALL.into_iter().flat_map(|p| [(p, 12 * MIB), (p, 5 * MIB)]) {
@@ -57,7 +58,7 @@ async fn a_large_scan_leaves_hot_files() {
     }
 }
 
-/// What is pinned is taken in whatever its length; what it leaves is for the others.
+/// A pinned file is cached at any length. The rest of the space is for the other files.
 #[tokio::test(start_paused = true)]
 async fn a_pinned_large_file_is_kept_whole() {
     let l = Lab::new(limits(Policy::S3Fifo)).await;
@@ -69,7 +70,7 @@ async fn a_pinned_large_file_is_kept_whole() {
     l.read_all(&others, &mut played).await;
     let large = l.file("large", &pattern(9, 5 * MIB)).await;
     l.disk.shelf().unwrap().pin(&[format::Key::of(&large)], true);
-    // At the hard limit nothing comes in until the cleaner was there.
+    // At the hard limit nothing is added until the cleaner has run.
     for _ in 0..3 {
         l.cat(&large, 128 << 10).await;
         l.settle().await;
@@ -79,7 +80,7 @@ async fn a_pinned_large_file_is_kept_whole() {
     assert!(l.disk.stats().entry_bytes <= 8 * MIB);
 }
 
-/// Blocks that are not kept wait for their reader in memory, and give it back.
+/// Refused blocks wait for their reader in memory, and then free it.
 #[tokio::test(start_paused = true)]
 async fn what_passes_by_gives_its_memory_back() {
     let l = Lab::new(DiskOptions { queue_bytes: 4 * MIB, ..limits(Policy::Lru) }).await;

@@ -1,4 +1,4 @@
-//! Pieces for the layers above survive whatever happens, as a whole or not at all.
+//! Pieces for the layers above survive all failures, as a complete set or not at all.
 
 use super::sim::Sim;
 use super::*;
@@ -24,8 +24,8 @@ fn a_power_cut_or_kill_at_any_point_leaves_the_set_before_or_the_new_one() {
             if outcome.is_ok() && !cut && seed % 2 == 1 {
                 assert_eq!(found, set(round), "seed {seed}, round {round}");
             }
-            // A power cut may take a name that was not yet durable: then what is found is an older
-            // set, or none.
+            // A power cut may lose a name that was not yet durable. The found set is then an older
+            // one, or none.
             let known = found.is_empty() || (1..=round).any(|n| found == set(n));
             assert!(known, "seed {seed}, round {round}");
             if seed % 2 == 1 && !last.is_empty() {
@@ -43,7 +43,7 @@ async fn pieces_are_found_after_a_restart_and_none_are_written_while_nothing_may
     l.disk.set_memo(set(1)).await;
     l.restart(options()).await;
     assert_eq!(l.disk.memo().await, set(1));
-    // They are no entries of the cache, and the cleaner has nothing to do with them.
+    // The pieces are no entries of the cache, and the cleaner does not evict them.
     assert_eq!(l.disk.stats().entries, 0);
     l.restart(DiskOptions { read_only: true, ..options() }).await;
     assert_eq!(l.disk.memo().await, set(1));

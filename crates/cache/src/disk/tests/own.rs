@@ -1,5 +1,4 @@
-//! What is here of a file survives writes of this mount when nobody else can have written, and not
-//! otherwise.
+//! Cached blocks survive writes of this mount only if no other client can have written the file.
 
 use super::*;
 
@@ -15,7 +14,7 @@ impl Lab {
         self.disk.close(&self.cx, fh, o.open).await.unwrap();
     }
 
-    /// The server takes a lease back, as it does before anybody else writes.
+    /// The server withdraws a lease, as it does before another client writes.
     async fn withdraw(&self, fh: &Fh) {
         self.wire.lease(false);
         self.wire.upcalls.get().unwrap().withdraw(fh).await;
@@ -27,7 +26,7 @@ impl Lab {
         self.model.write(&self.cx, file, at, data.clone().into(), Stability::Stable).await.unwrap();
     }
 
-    /// A file that is wholly here, under a lease.
+    /// A file that is completely cached, under a lease.
     async fn leased(n: &str, data: &Bytes) -> (Self, Fh) {
         let l = Self::new(options()).await;
         l.wire.lease(true);
@@ -59,7 +58,7 @@ async fn what_a_write_leaves_as_it_is_stays_here_under_a_lease() {
     // Blocks 2, 4 and 5.
     let s = l.disk.stats();
     assert_eq!((s.kept_over_writes, s.fetched_bytes), (2, old.len() as u64 + 3 * BLOCK), "{}", l.wire.take());
-    // What was here before the writes is here after a restart; what came since as well.
+    // Blocks from before the writes and from after them survive a restart.
     l.restart(options()).await;
     assert_eq!(l.cat(&fh, 100_000).await, now);
     assert_eq!((l.disk.stats().misses, l.disk.stats().damaged), (0, 0), "{}", l.wire.take());
@@ -129,7 +128,7 @@ async fn without_a_lease_nothing_is_kept() {
     assert_eq!(l.cat(&fh, 100_000).await, old);
     let new = pattern(2, 10);
     l.write(&fh, 0, &new).await;
-    // Too late.
+    // The new lease comes too late.
     l.wire.lease(true);
     assert_eq!(l.cat(&fh, 100_000).await, changed(&old, 0, &new));
     assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
@@ -163,7 +162,7 @@ async fn an_answer_that_is_not_under_the_lease_proves_nothing() {
     let (l, fh) = Lab::leased("f", &old).await;
     let (ours, theirs) = (pattern(2, 10), pattern(3, 50_000));
     l.write(&fh, 0, &ours).await;
-    // The client does not trust its leases any more, and does not know yet which are lost.
+    // The client no longer trusts its leases, and does not know yet which are lost.
     l.wire.lease(false);
     l.foreign(&fh, 2 * BLOCK, &theirs).await;
     let now = changed(&changed(&old, 0, &ours), 2 * BLOCK as usize, &theirs);
@@ -210,8 +209,8 @@ async fn what_is_withheld_goes_with_the_end() {
     assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
 }
 
-/// A block whose bytes are on their way to the disk when the entry is given up does not come into
-/// it afterwards: whoever gave it up has looked at which blocks a write touches.
+/// A block on its way to the disk does not enter an entry that was dropped meanwhile. The call that
+/// dropped the entry has already read the blocks that a write touches.
 #[test]
 fn a_block_on_its_way_does_not_come_into_an_entry_that_was_given_up() {
     for given_up in [false, true] {
@@ -230,7 +229,7 @@ fn a_block_on_its_way_does_not_come_into_an_entry_that_was_given_up() {
     }
 }
 
-/// What is withheld takes space like anything else, and not for ever.
+/// Withheld data count as used space, and are dropped after a time.
 #[tokio::test(start_paused = true)]
 async fn what_is_withheld_counts_and_goes_when_nobody_reads_it() {
     let old = pattern(1, 10 * BLOCK);
@@ -244,7 +243,7 @@ async fn what_is_withheld_counts_and_goes_when_nobody_reads_it() {
     l.settle().await;
     assert_eq!((l.disk.stats().entry_bytes, l.disk.own.len()), (0, 0));
     assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
-    // The same when somebody does: it is counted once.
+    // The same with a reader: the data are counted once.
     assert_eq!(l.cat(&fh, 100_000).await.len(), old.len());
     l.settle().await;
     l.write(&fh, 0, &pattern(3, 100)).await;

@@ -1,9 +1,9 @@
-//! A million cached files on a real disk: how long a start takes, how much memory, how long the
-//! cleaner works, and what readers feel of it.
+//! A million cached files on a real disk: the time and memory of a start, the time of the cleaner,
+//! and its effect on readers.
 //!
 //! `HITHER_ENTRIES=1000000 HITHER_SCALE_DIR=/var/tmp cargo test --release -p hither-cache --lib
-//! a_million -- --ignored --nocapture` prints a line of JSON (about 8 KiB of disk a file, and
-//! minutes to make them).
+//! a_million -- --ignored --nocapture` prints a line of JSON. It takes about 8 KiB of disk per
+//! file, and minutes to create the files.
 
 use crate::disk::format::Version;
 use crate::disk::io::{Io, IoFile, Listed, RealIo};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A directory that is not made durable: only how many files there are is of interest.
+/// A directory that is never synced: only the number of files matters.
 struct Hasty(RealIo);
 
 struct HastyFile(Arc<dyn IoFile>);
@@ -96,7 +96,7 @@ fn memory(field: &str) -> u64 {
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Opens and reads cached files at random until it is over; how long each took.
+/// Opens and reads random cached files until `until` is true; returns the sorted durations.
 fn reads(shelf: &Shelf, count: u64, until: impl Fn(u64) -> bool) -> Vec<Duration> {
     let (mut took, mut random) = (Vec::new(), 0x9e37_79b9_7f4a_7c15_u64);
     while !until(took.len() as u64) {
@@ -107,7 +107,7 @@ fn reads(shelf: &Shelf, count: u64, until: impl Fn(u64) -> bool) -> Vec<Duration
             assert_eq!(entry.read_verified(0).unwrap().len() as u64, SIZE);
             took.push(began.elapsed());
         }
-        // A reader that is not the disk's only user.
+        // A reader that shares the disk with others.
         std::thread::yield_now();
     }
     took.sort_unstable();
@@ -140,7 +140,7 @@ fn a_million_files() {
         }
     }
     let before = memory("VmRSS:");
-    // After a crash: every file is looked at.
+    // After a crash, all files are scanned.
     let began = Instant::now();
     let looked = shelf(&io, u64::MAX, Policy::Lru);
     let scan = began.elapsed();
@@ -151,7 +151,7 @@ fn a_million_files() {
     drop(looked);
     let mut lines = Vec::new();
     for policy in Policy::ALL {
-        // After an orderly end: the index is read.
+        // After an orderly shutdown, the index is read.
         let began = Instant::now();
         let all = shelf(&io, u64::MAX, policy);
         let (start, rss) = (began.elapsed(), memory("VmRSS:"));
@@ -159,7 +159,7 @@ fn a_million_files() {
         assert!(entries > 0);
         all.save();
         drop(all);
-        // A tenth goes, beside a reader.
+        // A tenth is evicted while a reader is running.
         let cleaned = shelf(&io, bytes - bytes / 10, policy);
         cleaned.clean(200);
         let quiet = reads(&cleaned, count, |n| n >= 20_000);

@@ -1,5 +1,4 @@
-//! A disk in memory that loses what was not made durable when its power is cut, and fails on
-//! request.
+//! A disk in memory. A power cut loses the data that were not made durable. Errors can be injected.
 
 use crate::disk::io::{Io, IoFile, Listed};
 use parking_lot::Mutex;
@@ -8,14 +7,14 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-/// What is lost or kept of a write in pieces.
+/// Unit in which a write is lost or kept.
 const SECTOR: usize = 512;
 
 #[derive(Default)]
 struct Inode {
     now: Vec<u8>,
     durable: Vec<u8>,
-    /// Since it was last made durable, in order.
+    /// Changes since the last sync, in order.
     pending: Vec<Change>,
     touched_s: u64,
 }
@@ -44,11 +43,11 @@ struct State {
     off: bool,
     fail: Option<i32>,
     capacity: u64,
-    /// What happens while the next write is under way.
+    /// A function to run during the next write.
     meanwhile: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// The disk.
+/// The simulated disk.
 pub struct Sim(Arc<Mutex<State>>);
 
 struct SimFile(Arc<Mutex<State>>, u64);
@@ -61,7 +60,7 @@ impl State {
         self.random
     }
 
-    /// Before each call. `Err` also when the power is cut in this very call.
+    /// Called before each call. Fails after the power cut, and if this call cuts the power.
     fn step(&mut self) -> io::Result<()> {
         if self.off {
             return Err(io::Error::from_raw_os_error(libc::EIO));
@@ -115,7 +114,7 @@ impl Sim {
         self.0.lock().off
     }
 
-    /// From now on calls that write fail, or do not.
+    /// Makes the following calls that write fail, or succeed again.
     pub fn fail(&self, errno: Option<i32>) {
         self.0.lock().fail = errno;
     }
@@ -124,8 +123,8 @@ impl Sim {
         self.0.lock().capacity = bytes;
     }
 
-    /// The disk as it is found after the power was cut now: of what was not durable, any part in
-    /// any order.
+    /// The disk after a power cut now: any part of the data that were not durable is there, in any
+    /// order.
     pub fn after_power_cut(&self) -> Arc<Self> {
         let mut s = self.0.lock();
         let mut out =
@@ -151,7 +150,7 @@ impl Sim {
                     (0, _) => {}
                     (1 | 2, change) => apply(&mut bytes, &change),
                     (_, Change::Len(len)) => apply(&mut bytes, &Change::Len(len)),
-                    // Some sectors of it, some with what was in them before, some with nonsense.
+                    // Some sectors of the write, some with their old content, some with garbage.
                     (_, Change::Write(at, data)) => {
                         for (i, piece) in data.chunks(SECTOR).enumerate() {
                             let mut piece = piece.to_vec();
@@ -172,7 +171,7 @@ impl Sim {
         Arc::new(Self(Arc::new(Mutex::new(out))))
     }
 
-    /// The disk as a killed process leaves it: the kernel still has all that was written.
+    /// The disk after the process was killed: the kernel still has all written data.
     pub fn after_kill(&self) -> Arc<Self> {
         let mut s = self.0.lock();
         let mut out =
@@ -190,7 +189,7 @@ impl Sim {
 }
 
 impl Sim {
-    /// This happens while the next write is under way.
+    /// Runs a function during the next write.
     pub fn meanwhile(&self, what: impl FnOnce() + Send + 'static) {
         self.0.lock().meanwhile = Some(Box::new(what));
     }
@@ -231,7 +230,7 @@ impl Io for Sim {
         s.step_writing()?;
         let ino = s.names.remove(from).ok_or(ErrorKind::NotFound)?;
         s.names.insert(to.to_string(), ino);
-        // After a power cut both names may be there, or none: more than real disks do.
+        // After a power cut both names may exist, or none. Real disks do less.
         s.pending_names.push(NameChange::Add(to.to_string(), ino));
         s.pending_names.push(NameChange::Remove(from.to_string()));
         Ok(())
@@ -294,7 +293,7 @@ impl IoFile for SimFile {
         }
         let mut s = self.0.lock();
         let step = s.step_writing();
-        // When the power is cut in the middle of a write, part of it may have happened.
+        // A power cut during a write may leave a part of it.
         let change = Change::Write(at, data.to_vec());
         if step.is_ok() || s.off {
             let inode = s.inode(self.1);

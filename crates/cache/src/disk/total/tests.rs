@@ -1,4 +1,4 @@
-//! A limit that several keep together.
+//! A limit kept by several daemons.
 
 use super::*;
 
@@ -57,14 +57,14 @@ fn two_share_a_limit_and_who_comes_later_is_seen() {
     assert!(!b.admit(4 * MIB + 1) && b.is_full(4 * MIB));
     assert!(!a.admit(6 * MIB + 1), "the other one is seen though nobody looked for it");
     assert!(a.admit(6 * MIB), "what was admitted stays so");
-    // Above the soft limit by two; by what each has.
+    // 2 MiB above the soft limit, shared by size.
     assert_eq!((a.settle(6 * MIB), b.settle(4 * MIB)), (10 * MIB, 10 * MIB));
     a.set_over(2 * MIB);
     b.set_over(2 * MIB);
     assert_eq!((a.take_short(6 * MIB), b.take_short(4 * MIB)), (12 * MIB / 10 + 1, 8 * MIB / 10 + 1));
     assert_eq!(a.take_short(6 * MIB), 0, "once");
-    // It gives some up: after it has looked, the other one may have it, but for the step that it
-    // may be taking.
+    // One part shrinks and checks the directory. Then the other part may have that space, except
+    // the step that the first may be adding.
     assert_eq!(a.settle(2 * MIB), 6 * MIB);
     assert!(b.admit(7 * MIB) && !b.admit(7 * MIB + 1));
     assert_eq!(said(&a.lock), Some((3 * MIB, false)));
@@ -80,14 +80,14 @@ fn who_has_no_limit_says_what_he_has() {
     assert!(a.admit(50 * MIB) && !a.is_full(50 * MIB));
     assert!(!b.admit(1));
     assert_eq!((a.settle(50 * MIB), b.settle(0)), (50 * MIB, 50 * MIB));
-    // One that says nothing counts nothing until it is measured.
+    // A part without an announcement counts as empty until it is measured.
     let old = File::create(dir.0.join("3.lock")).unwrap();
     b.settle(0);
     assert_eq!(b.silent(), ["3.lock"]);
     announce(&File::options().write(true).open(dir.0.join("3.lock")).unwrap(), 9, false).unwrap();
     assert_eq!((b.settle(0), b.silent().len()), (50 * MIB + 9, 0));
     drop(old);
-    // Those that were not used for longest come first.
+    // The least recently used parts come first.
     let at = |name: &str, s: u64| {
         let file = File::options().write(true).open(dir.0.join(name)).unwrap();
         file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(s)).unwrap();
@@ -97,7 +97,7 @@ fn who_has_no_limit_says_what_he_has() {
     assert_eq!(b.others(), ["3.lock", "1.lock"]);
 }
 
-/// However several grow at the same time, they never have more than the limit.
+/// The parts that grow at the same time never exceed the limit together.
 /// Promise: 11a
 #[test]
 fn the_limit_holds_whoever_grows_at_the_same_time() {

@@ -1,4 +1,4 @@
-//! Parts that nobody uses give way before those that somebody uses, whoever cleans them.
+//! Unused parts are reduced before parts in use, regardless of the daemon that cleans them.
 
 use super::super::format::Version;
 use super::super::tests::env_at;
@@ -39,7 +39,7 @@ impl Dir {
         home.lock_path
     }
 
-    /// What is ours: `bytes` of a directory that is to have a MiB.
+    /// The daemon's own part: `bytes` in a directory with a soft limit of 1 MiB.
     fn own(&self, bytes: u64) -> Total {
         let path = self.0.join("own.lock");
         let lock = File::options().create(true).truncate(false).read(true).write(true).open(&path).unwrap();
@@ -65,8 +65,7 @@ fn make_room(emptied: &Emptied, total: &Total, bytes: u64) -> u64 {
     emptied.make_room(total, || bytes, &Arc::default(), &random())
 }
 
-/// While somebody else cleans a part that nobody uses, nothing goes of what is used; but not for
-/// ever.
+/// While another daemon cleans an unused part, parts in use are not reduced. The wait is limited.
 #[test]
 fn what_somebody_else_makes_room_for_is_waited_for() {
     let dir = Dir::new("else");
@@ -88,8 +87,8 @@ fn what_somebody_else_makes_room_for_is_waited_for() {
     assert_eq!(total::said(&other.lock), Some((0, true)));
 }
 
-/// A part that has more than goes in one turn gives all of that before anything goes of what is
-/// used.
+/// A part may have more than is evicted in one turn. It gives all of that before parts in use are
+/// reduced.
 #[test]
 fn a_part_gives_turn_by_turn() {
     let dir = Dir::new("turns");
@@ -103,8 +102,8 @@ fn a_part_gives_turn_by_turn() {
     assert_eq!(make_room(&emptied, &total, 100 * MIB), 99 * MIB, "there is no more");
 }
 
-/// A part that had nothing but pinned files is looked at again when it was used since, though it
-/// has as much.
+/// A part with only pinned files is examined again if it was used since, even if its size is the
+/// same.
 #[test]
 fn what_is_no_longer_pinned_goes() {
     let dir = Dir::new("pins");
