@@ -1,39 +1,45 @@
-//! What was read of files, kept on a local disk for good.
+//! The disk cache: file contents on a local disk, kept over restarts.
 //!
-//! It knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. A remote file has a sparse
-//! local file of its own length and a map of the blocks that are in it (`format`, `entry`); a
-//! directory of them is a shelf (`shelf`, `home`). Reads are answered from blocks that are here and
-//! ask below only for the others, once however many readers wait (`held`, `read`); what comes is
-//! handed up at once and written behind (`fill`); what was read in part is completed while nobody
-//! asks (`fillin`). Names and attributes pass through (`pass`) and are looked at on their way
-//! (`live`).
+//! This module knows nothing of NFS and FUSE: it is a [`Vfs`] over a [`Vfs`]. A *local change* is a
+//! change of a file by a call through this layer.
+//!
+//! - `format` and `entry`: a cached file is a sparse local file of the same length, with a map of
+//!   its cached blocks.
+//! - `shelf` and `home`: a directory of cached files.
+//! - `held` and `read`: reads are answered from cached blocks, and request only the others from
+//!   below, once for all waiting readers.
+//! - `fill`: fetched bytes are returned at once, and written to the disk behind the read.
+//! - `fillin`: partly read files are completed while the link is idle.
+//! - `pass`: names and attributes pass through to the layer below. `live` learns the versions of
+//!   open files from them.
 //!
 //! # Which bytes are answered
 //!
-//! 1. All that is here of a file stands under one *version*: change attribute and length. Bytes
-//!    come under a version only if the question for them was sent after an answer had told that
-//!    version, and no other version was told before they came: they are of that version or newer.
-//!    When somebody is told that the file is still of that version, they are exactly that.
-//! 2. Another version in an answer that was asked for later drops all of the file. Answers asked
-//!    for before the end of a change of our own tell nothing; while such a change is running, all
-//!    reads are passed on. What writes under a lease leave as it is survives them (`own`).
-//! 3. Bytes that are here are answered only while the attributes that told the version hold (or
-//!    were asked for since the call's [`Cx::fresh_since`](hither_vfs::Cx)); otherwise the file's
-//!    attributes are asked for first.
-//! 4. A file that changed less than `cache_age` ago is not kept: `change` may be made of a clock
-//!    whose tick hides a second change. It is measured by this machine's clock, which may be ahead
-//!    of the server's by less than `cache_age`; or by how long the version has been known here.
-//! 5. A block is in the map only after its bytes are on stable storage. After a start it is
-//!    compared with its checksum before its first use. What is damaged is dropped and fetched
+//! 1. All cached blocks of a file belong to one *version*: change attribute and length. Bytes are
+//!    stored under a version only if their request followed an answer with that version. No other
+//!    version may have arrived before the bytes. Such bytes are of that version or newer. A later
+//!    answer with the same version proves that they are exactly of that version.
+//! 2. Another version in a later answer drops all blocks of the file. Answers to requests from
+//!    before the end of a local change are ignored. While a local change is running, all reads are
+//!    sent below. Blocks that writes under a lease leave unchanged are kept (`own`).
+//! 3. Cached bytes are answered only while the attributes with their version are valid, or were
+//!    requested since the call's [`Cx::fresh_since`](hither_vfs::Cx). Otherwise the file's
+//!    attributes are requested first.
+//! 4. A file that changed less than `cache_age` ago is not cached: a server may make `change` from
+//!    a clock whose tick hides a second change. The local clock measures the age; it may be ahead
+//!    of the server's clock by less than `cache_age`. The time since the version was first seen
+//!    counts too.
+//! 5. A block enters the map only after its bytes are on stable storage. After a start, a block is
+//!    compared with its checksum before its first use. Damaged blocks are dropped and fetched
 //!    again.
-//! 6. Nothing on the disk says that a version is the present one: after a start each file's version
-//!    is asked for before use.
+//! 6. The disk does not prove that a version is the present one: after a start, each file's version
+//!    is requested before its use.
 //!
-//! A file is read only through opens: the server (or the layer above,
-//! [`OpenHow::known`](hither_vfs::OpenHow)) has allowed the opener to read it, whoever fetched the
-//! bytes.
+//! A file is read only through opens. The server, or the layer above
+//! ([`OpenHow::known`](hither_vfs::OpenHow)), has allowed the opener to read it, regardless of the
+//! reader that fetched the bytes.
 //!
-//! When the disk is full, read-only or broken, reads are passed on, and it is tried again later.
+//! When the disk is full, read-only or broken, reads are sent below, and the cache retries later.
 
 mod changing;
 mod clean;
@@ -85,54 +91,53 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
-/// Unit of the memory that is on its way to the disk, in bytes.
+/// Unit of the memory for blocks on their way to the disk, in bytes.
 const QUEUE_UNIT: u64 = 4 << 10;
 
-/// How much is kept, and what.
+/// Options of the disk cache.
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
-    /// Above so much the cleaner removes what the policy says, in bytes.
+    /// Size above which the cleaner evicts files, in bytes.
     pub soft_bytes: u64,
-    /// Above so much nothing is added, in bytes.
+    /// Size above which nothing is added, in bytes.
     pub hard_bytes: u64,
-    /// Above so much in the whole directory, parts that no mount uses and then all others give
-    /// something up, in bytes.
+    /// Size of the whole directory above which unused parts, and then all others, give up files, in
+    /// bytes.
     pub dir_soft_bytes: u64,
-    /// Above so much in the whole directory nothing is added, in bytes; `u64::MAX`: there is no
-    /// limit.
+    /// Size of the whole directory above which nothing is added, in bytes; `u64::MAX`: no limit.
     pub dir_hard_bytes: u64,
-    /// What goes first.
+    /// Which files are evicted first.
     pub policy: Policy,
-    /// So much stays free in the file system of the cache, in bytes.
+    /// Space that stays free in the file system of the cache, in bytes.
     pub min_free_bytes: u64,
-    /// Smaller files are not kept, in bytes.
+    /// Smaller files are not cached, in bytes.
     pub cache_min_file: u64,
-    /// Larger files are not kept, in bytes.
+    /// Larger files are not cached, in bytes.
     pub cache_max_file: u64,
-    /// Files that changed less long ago are not kept.
+    /// Files that changed within this time are not cached.
     pub cache_age: Duration,
-    /// What is there is used; nothing is added or removed.
+    /// Cached files are used; nothing is added or removed.
     pub read_only: bool,
     /// Memory for bytes on their way to the disk and ahead of readers, in bytes.
     pub queue_bytes: u64,
-    /// Most bytes asked for in one call below; a multiple of 64 KiB.
+    /// Most bytes requested in one call below; a multiple of 64 KiB.
     pub fetch_bytes: u64,
-    /// Farthest ahead of a sequential reader, in bytes.
+    /// Longest read-ahead of a sequential reader, in bytes.
     pub ahead_max_bytes: u64,
-    /// After an error of the disk, so long nothing is added.
+    /// Time without additions after a disk error.
     pub retry: Duration,
-    /// Whether files that were read in part are completed.
+    /// When partly read files are completed.
     pub fill: Fill,
 }
 
-/// When files that were read in part are completed.
+/// When partly read files are completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fill {
     /// Never.
     Off,
-    /// When nobody asks for anything else.
+    /// While the link is idle.
     Idle,
-    /// Always, with so many bytes a second.
+    /// Always, at this rate in bytes per second.
     Rate(u64),
 }
 
@@ -158,25 +163,26 @@ impl Default for DiskOptions {
     }
 }
 
-/// The cache.
+/// The disk cache.
 pub struct Disk {
     me: Weak<Disk>,
     below: Arc<dyn Vfs>,
     options: DiskOptions,
     env: Env,
-    /// `None` while another daemon has the directory.
+    /// `None` while the directory is not in use, for example because another daemon has it.
     shelf: RwLock<Option<Arc<Shelf>>>,
     lives: Mutex<HashMap<Fh, Arc<Live>>>,
     opens: opens::Opens,
     own: own::Own,
-    /// Orders questions and the ends of changes of our own.
+    /// Orders requests and the ends of local changes.
     seq: AtomicU64,
-    /// The end of the last change of our own to any file.
+    /// The end of the last local change of any file.
     fence: AtomicU64,
-    /// Leases that were withdrawn: answers asked for before are not under a lease.
+    /// Number of withdrawn leases. Answers to requests from before a withdrawal are not under a
+    /// lease.
     withdrawals: AtomicU64,
     withdrawn: Mutex<withdrawn::Moments>,
-    /// The ends of changes of our own.
+    /// The ends of local changes.
     changed: Mutex<withdrawn::Moments>,
     queue: Arc<Semaphore>,
     passing: passing::Passing,
@@ -185,37 +191,38 @@ pub struct Disk {
     candidates: fillin::Candidates,
     emptied: unused::Emptied,
     began: Instant,
-    /// When somebody last asked for something that needed the link, in milliseconds since it began.
+    /// When a call last needed the link, in milliseconds since the start.
     asked_ms: AtomicU64,
-    /// Someone stopped this layer: nothing is added.
+    /// This layer was shut down: nothing is added.
     ended: AtomicBool,
-    /// Bounds what is asked of the pool of threads for disk calls.
+    /// Bounds the disk calls in the thread pool.
     pool: Semaphore,
     counters: Arc<Counters>,
     above: OnceLock<Arc<dyn Upcalls>>,
-    /// Held as long as the directory is ours.
+    /// Held while this daemon uses the directory.
     lock: Mutex<Option<home::Home>>,
-    /// Whether it was taken into use.
+    /// Whether the directory was taken into use.
     taken: watch::Sender<bool>,
     /// Why the directory is not in use.
     off: Mutex<Option<String>>,
 }
 
-/// Disk calls at a time.
+/// Most concurrent disk calls.
 const POOL: usize = 32;
 /// How long a mount waits for its cache directory.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How soon a part is tried again that somebody has for a moment only, perhaps to clean it.
+/// Time until the next attempt, when another daemon has the part for a moment only, as while
+/// cleaning.
 const SOON: Duration = Duration::from_millis(200);
-/// Where more files than about so many have to be looked at, it does not wait at all.
+/// About the most files to scan for which a mount waits.
 const FILES_WAITED_FOR: u64 = 50_000;
 
-/// Whether a directory could be taken into use.
+/// Whether a directory was taken into use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Taken {
-    /// Yes, or nobody wants it any more.
+    /// Yes, or this layer has ended.
     Yes,
-    /// Not now, but most likely in a moment.
+    /// Not now, but probably in a moment.
     Soon,
     /// No.
     No,
@@ -228,12 +235,11 @@ impl std::fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// A cache over `below` in `dir`, which several mounts may share; `identity` names the server
-    /// and what of it is mounted (handles of different identities are never mixed up). Whatever is
-    /// wrong with the directory, there is a layer: it goes on without keeping anything, says why
-    /// ([`Disk::trouble`]), and looks now and then whether it can. So it does while another daemon
-    /// has the same identity in use. A directory that takes long to look through is waited for a
-    /// moment only.
+    /// A cache over `below` in `dir`, which several mounts may share. `identity` names the server
+    /// and the mounted export; filehandles of different identities are kept apart. A layer is
+    /// returned even if the directory is unusable or another daemon uses the same identity. It then
+    /// works without caching, gives the reason in [`Disk::trouble`], and retries from time to time.
+    /// The call waits only a moment for a directory that takes long to scan.
     pub async fn start(
         below: Arc<dyn Vfs>,
         dir: &Path,
@@ -243,20 +249,20 @@ impl Disk {
     ) -> Arc<Self> {
         let disk = Self::new(below, None, options, env);
         let (dir, identity) = (dir.to_path_buf(), identity.to_vec());
-        *disk.off.lock() = Some("the cache directory is being looked through".into());
+        *disk.off.lock() = Some("the cache directory is being scanned".into());
         let (told, mut settled) = watch::channel(false);
         tokio::spawn(Self::settle(disk.me.clone(), dir, identity, disk.options.retry, told));
         let _ = tokio::time::timeout(PATIENCE, settled.wait_for(|done| *done)).await;
         disk
     }
 
-    /// Whether the directory was taken into use, perhaps long after the start: [`Disk::memo`] is
-    /// there from then on.
+    /// Whether the directory was taken into use, possibly long after the start. [`Disk::memo`]
+    /// works from then on.
     pub fn taken(&self) -> watch::Receiver<bool> {
         self.taken.subscribe()
     }
 
-    /// Tries to take the directory until that is settled.
+    /// Tries to take the directory until it is taken or this layer ends.
     async fn settle(
         me: Weak<Self>,
         dir: PathBuf,
@@ -286,7 +292,7 @@ impl Disk {
         }
     }
 
-    /// Takes the directory into use, if it can be; blocks. `first`: it was not tried before.
+    /// Takes the directory into use, if possible; blocks. `first`: this is the first attempt.
     fn take(&self, dir: &Path, identity: &[u8], told: &watch::Sender<bool>, first: bool) -> Taken {
         let why = match self.try_take(dir, identity, told) {
             Ok(true) => {
@@ -295,7 +301,7 @@ impl Disk {
                 tracing::info!(?before, "disk cache: {} is in use", dir.display());
                 return Taken::Yes;
             }
-            // Whoever cleans it says so a moment after he has it.
+            // The daemon that cleans the directory announces it only after taking the lock.
             Ok(false) if first || home::Home::is_being_cleaned(dir, identity) => return Taken::Soon,
             Ok(false) => {
                 format!("cache directory {}: in use by another mount of the same export", dir.display())
@@ -304,7 +310,7 @@ impl Disk {
         };
         let mut off = self.off.lock();
         if off.as_ref() != Some(&why) {
-            tracing::warn!("{why}; going on without a disk cache");
+            tracing::warn!("{why}; continuing without a disk cache");
             *off = Some(why);
         }
         if self.is_ended() { Taken::Yes } else { Taken::No }
@@ -314,8 +320,8 @@ impl Disk {
         let Some(home) = home::Home::open(dir, identity, &self.env)? else { return Ok(false) };
         let io = Arc::new(io::RealIo { dir: home.dir.clone() });
         if saved::policy(&*io).is_none() && home.file_count() > FILES_WAITED_FOR {
-            tracing::info!("disk cache: {} was not left in order: looking at all files", dir.display());
-            // Nobody waits for that.
+            tracing::info!("disk cache: {} was not shut down properly: scanning all files", dir.display());
+            // The mount does not wait for the scan.
             told.send_replace(true);
         }
         let shelf = self.shelf_in(io);
@@ -334,12 +340,12 @@ impl Disk {
         Ok(true)
     }
 
-    /// Why nothing is added now, in a line for the user; `None` when all is well.
+    /// Why nothing is added now, in a line for the user; `None` when the cache works.
     pub fn trouble(&self) -> Option<String> {
         let off = self.off.lock().clone();
         off.or_else(|| self.trouble.line(self.options.retry)).or_else(|| {
             let full = !self.options.read_only && self.shelf.read().is_some() && !self.may_store();
-            full.then(|| "the disk cache, or the file system that it is in, is full".into())
+            full.then(|| "the disk cache or its file system is full".into())
         })
     }
 
@@ -422,7 +428,7 @@ impl Disk {
         self.shelf.read().clone()
     }
 
-    /// Whether something can be added now.
+    /// Whether files can be added now.
     fn is_on(&self) -> bool {
         self.shelf.read().is_some() && !self.trouble.is_on(self.options.retry) && !self.is_ended()
     }
@@ -431,7 +437,7 @@ impl Disk {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The number of a question that is sent now.
+    /// The number of a request that is sent now.
     fn ask(&self) -> u64 {
         self.seq.fetch_add(1, Ordering::AcqRel)
     }
@@ -440,7 +446,7 @@ impl Disk {
         (self.env.wall)().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
-    /// Runs a disk call where it may block.
+    /// Runs a disk call on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
@@ -461,21 +467,21 @@ impl crate::meta::Near for Disk {
 }
 
 impl Disk {
-    /// What is known of a file is under no lease any more.
+    /// Ends the lease on a file.
     fn lease_ends(&self, fh: &Fh) {
-        // Noted before it is counted, as `learn_known` wants.
+        // Recorded before it is counted, as `learn_known` requires.
         self.withdrawn.lock().note(fh, Instant::now());
         self.withdrawals.fetch_add(1, Ordering::AcqRel);
         let live = self.lives.lock().get(fh).cloned();
         if let Some(live) = live {
             live.expire();
         }
-        // Behind it: what begins later finds no lease.
+        // After the count: a later write finds no lease.
         self.own_ends(Some(fh));
     }
 }
 
-/// Passes upcalls on, and lets go of what stood under a lease.
+/// Subscriber to the layer below: passes upcalls on, and ends leases.
 struct Hearer(Weak<Disk>);
 
 impl Upcalls for Hearer {

@@ -1,11 +1,11 @@
 //! Caches: layers between a frontend and the server, each a `Vfs` over a `Vfs`.
 //!
-//! It knows nothing of NFS and FUSE.
+//! This crate knows nothing of NFS and FUSE.
 //!
-//! - [`meta`] answers questions about names, attributes, directories and small files from memory
-//!   while its answers hold.
-//! - [`disk`] keeps the bytes of files on a local disk.
-//! - [`policy`] says which files leave the disk first.
+//! - [`meta`] keeps names, attributes, directories and small files in memory, and answers from them
+//!   while they are valid.
+//! - [`disk`] keeps file contents on a local disk.
+//! - [`policy`] selects the files that leave the disk first.
 
 #![forbid(unsafe_code)]
 

@@ -199,7 +199,7 @@ fn a_program_chooses_what_goes() {
     choose("1", "0");
     assert_eq!(counter(shown, "entries"), 0);
     sh(&format!("echo nonsense | $HITHER cache evict --keys {shown}"))
-        .fails(2, &format!("hither: the daemon of {shown} refuses: 'nonsense' is no key"));
+        .fails(2, &format!("hither: the daemon of {shown} refuses: 'nonsense' is not a key"));
     umount(shown);
 }
 
@@ -336,7 +336,7 @@ fn trouble(mnt: &str) -> String {
 #[track_caller]
 fn told_once(ganesha: &Ganesha) {
     let log = std::fs::read_to_string(ganesha.dir.path().join("log")).unwrap();
-    let words = ["going on without adding to it", "the disk works again"];
+    let words = ["continuing without adding to it", "the disk works again"];
     let told = log.lines().filter_map(|line| words.iter().position(|words| line.contains(words)));
     let told: Vec<usize> = told.collect();
     assert!(!told.is_empty() && told.iter().enumerate().all(|(i, what)| *what == i % 2), "{log}");

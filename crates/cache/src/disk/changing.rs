@@ -1,5 +1,5 @@
-//! Changes of our own: while one is running nothing is answered from here, and nothing of before is
-//! kept, except what writes under a lease leave as it is (`own`).
+//! Local changes. While one is running, no read is answered from the cache, and earlier blocks of
+//! the file are dropped. Blocks that writes under a lease leave unchanged are kept (`own`).
 
 use super::Disk;
 use super::live::Using;
@@ -10,10 +10,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A change whose end was not seen may still happen for so long.
+/// Time in which a change with an unseen end may still happen.
 const UNSEEN: Duration = Duration::from_secs(60);
 
-/// A change that is running. Dropped without [`Changing::done`], its end was not seen.
+/// A running change. Dropped without [`Changing::done`], its end was not seen.
 pub(super) struct Changing {
     disk: Weak<Disk>,
     using: Option<Arc<Using>>,
@@ -21,7 +21,7 @@ pub(super) struct Changing {
 }
 
 impl Changing {
-    /// `written`: the change is a write of these bytes and nothing else.
+    /// Begins a change. `written`: the change writes these bytes and nothing else.
     pub fn begin(disk: &Disk, using: Using, fh: &Fh, written: Option<FileRange>) -> Self {
         {
             let mut s = using.state.lock();
@@ -41,7 +41,7 @@ impl Changing {
         Self { disk: disk.me.clone(), using: Some(Arc::new(using)), fh: fh.clone() }
     }
 
-    /// The change is over as its outcome says.
+    /// Ends the change with its outcome.
     pub fn done<T>(mut self, outcome: &Result<T>) {
         let seen = match outcome {
             Ok(_) => true,

@@ -1,23 +1,24 @@
-//! The cleaner: what goes when there is too much, or too little is free.
+//! The cleaner: evicts entries when the cache is too large or too little space is free.
 //!
-//! It begins above the soft limit (its own, or that of the whole directory: `total`), or when the
-//! file system has less free than it should, and ends where the policy says
+//! It starts above the soft limit of the shelf or of the whole directory (`total`). It also starts
+//! when the file system has less free space than required. It stops at the goal of the policy
 //! ([`Policy::goal`](crate::policy::Policy::goal)). Entries leave the index one at a time, each
-//! under the lock for as long as it takes to look at a few, and their files are removed by those
-//! who may block; no reader waits for it. Files that are pinned are not in the order at all.
+//! under the lock for a short time. Threads that may block remove their files; no reader waits for
+//! that. Pinned files are not in the order.
 
 use super::shelf::Shelf;
 use super::stats::add;
 use std::sync::atomic::Ordering;
 
-/// Entries that leave before their files are removed.
+/// Entries evicted before their files are removed.
 const TURN: u64 = 64;
-/// A file system that was short of space is so no longer when it has more than this part of what is
-/// kept to spare.
+/// Free space beyond the required one that ends a shortage, as a part of the cache size: one in so
+/// many.
 const SLACK_PART: u64 = 8;
 
 impl Shelf {
-    /// Removes at most `most` entries, if it is time; how many went. One at a time cleans.
+    /// Evicts at most `most` entries, if a limit is exceeded; returns their number. Only one caller
+    /// at a time cleans.
     pub fn clean(&self, most: u64) -> u64 {
         let Some(_alone) = self.cleaning.try_lock() else { return 0 };
         if !self.is_to_clean() {
@@ -60,7 +61,7 @@ impl Shelf {
         let taken = index.bytes() + self.withheld();
         let next = if index.goal.is_some_and(|goal| taken > goal) { index.evict() } else { None };
         let Some((slot, bytes)) = next else {
-            // As few as wanted, or nothing is left that may go.
+            // The goal is reached, or no entry may be evicted.
             index.goal = None;
             return None;
         };

@@ -1,10 +1,10 @@
-//! One version of one remote file, as far as it is here: a data file and its map.
+//! One cached version of one remote file: a data file and its map.
 //!
-//! A block is readable here as soon as its bytes are in the data file; its record goes to the map
-//! after they are on stable storage (`sync`). A block that is here is never written again, so
-//! whoever reads needs no lock while reading. A block known from the map alone is compared with its
-//! checksum before its first use. Files are never cut: an entry that is given up is removed by
-//! name, and who has it open may go on reading.
+//! A block is readable as soon as its bytes are in the data file. Its record enters the map after
+//! they are on stable storage (`sync`). A present block is never written again, so a reader needs
+//! no lock while reading. A block known only from the map is compared with its checksum before its
+//! first use. Files are never truncated. A dropped entry is removed by name, and readers that have
+//! it open may continue.
 
 use super::format::{BLOCK, HEADER, Header, Key, RECORD, Record, Version, names, records, sum};
 use super::io::{Io, IoFile};
@@ -16,12 +16,12 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a block is here.
+/// Whether a block is present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Have {
     /// No.
     No,
-    /// Yes, if its checksum says so.
+    /// Yes, if its checksum matches.
     Unverified,
     /// Yes.
     Verified,
@@ -35,9 +35,9 @@ pub(super) struct Entry {
     io: Arc<dyn Io>,
     data: Arc<dyn IoFile>,
     state: Mutex<State>,
-    /// One at a time appends to the map.
+    /// End of the map. One caller at a time appends.
     syncing: Mutex<u64>,
-    /// Held while a block is put: none is when the entry was given up and this is free.
+    /// Held while a block is put. When the entry is dead and this lock is free, no put is running.
     putting: Mutex<()>,
     /// No further block is taken.
     dead: AtomicBool,
@@ -63,7 +63,7 @@ fn damaged(what: &'static str) -> io::Error {
 }
 
 impl Entry {
-    /// Makes the files of a new entry.
+    /// Creates the files of a new entry.
     pub fn create(io: &Arc<dyn Io>, id: u64, fh: &Fh, version: Version) -> io::Result<Self> {
         let key = Key::of(fh);
         let header = Header { id, fh: fh.clone(), version };
@@ -73,8 +73,7 @@ impl Entry {
         let made = data.set_len(version.size).and_then(|()| io.create(&map_name));
         let made = made.and_then(|map| map.write_at(&header, 0));
         if let Err(e) = made {
-            // What is left of it is found and removed at the next start, if it cannot be removed
-            // now.
+            // The next start finds and removes any file that cannot be removed now.
             let _ = io.remove(&data_name);
             let _ = io.remove(&map_name);
             return Err(e);
@@ -82,35 +81,35 @@ impl Entry {
         Ok(Self::new(io, id, (fh.clone(), version), data, HEADER as u64, State::default()))
     }
 
-    /// Reads what the files of an entry say; `InvalidData` when they cannot be believed. `mend`: a
-    /// torn end is cut off.
+    /// Reads the files of an entry; `InvalidData` when they are damaged. `mend`: cuts off a torn
+    /// end of the map.
     pub fn load(io: &Arc<dyn Io>, key: Key, id: u64, mend: bool) -> io::Result<Self> {
         let (data_name, map_name) = names(key, id);
         let (data, map) = (io.open(&data_name)?, io.open(&map_name)?);
         let len = map.len()?;
         if len < HEADER as u64 {
-            // It was not on the disk yet when the power failed: nothing is wrong, there is just
-            // nothing.
-            return Err(io::Error::new(ErrorKind::NotFound, "a map that was only begun"));
+            // The header was not on the disk when the power failed: the entry is empty, not
+            // damaged.
+            return Err(io::Error::new(ErrorKind::NotFound, "a map with an incomplete header"));
         }
         let mut header = [0; HEADER];
         map.read_at(&mut header, 0)?;
-        let header = Header::decode(&header).ok_or_else(|| damaged("a map without a whole header"))?;
+        let header = Header::decode(&header).ok_or_else(|| damaged("a map with a damaged header"))?;
         if header.id != id || Key::of(&header.fh) != key {
             return Err(damaged("a map of another entry"));
         }
         let version = header.version;
         if data.len()? != version.size {
-            return Err(damaged("data of another length than the map says"));
+            return Err(damaged("a data file with another length than in the map"));
         }
-        // A block is recorded once: what is longer is no log of ours.
+        // Each block is recorded once, so a longer log is damaged.
         let most = version.blocks().saturating_mul(RECORD as u64);
         let mut log = vec![0; len.saturating_sub(HEADER as u64).min(most) as usize];
         map.read_at(&mut log, HEADER as u64)?;
         let known = records(&log, id, version);
         let end = (HEADER + known.len() * RECORD) as u64;
         if end != len && mend {
-            // A torn end: what is appended later must follow the whole records.
+            // A torn end: later records must follow the last whole one.
             map.set_len(end)?;
         }
         let blocks = known.iter().map(|r| (r.block, Block { sum: r.sum, verified: false })).collect();
@@ -141,17 +140,17 @@ impl Entry {
         }
     }
 
-    /// Takes no further block.
+    /// Stops taking blocks.
     pub fn kill(&self) {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Whether it was given up.
+    /// Whether the entry was dropped.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Whether a block is here.
+    /// Whether a block is present.
     pub fn have(&self, block: u64) -> Have {
         match self.state.lock().blocks.get(&block) {
             None => Have::No,
@@ -160,34 +159,34 @@ impl Entry {
         }
     }
 
-    /// The first of at most `count` blocks from `first` on that is not here and verified.
+    /// The first of at most `count` blocks from `first` on that is not present and verified.
     pub fn verified_until(&self, first: u64, count: u64) -> u64 {
         let s = self.state.lock();
         (first..first + count).find(|b| !s.blocks.get(b).is_some_and(|b| b.verified)).unwrap_or(first + count)
     }
 
-    /// Number of blocks here.
+    /// Number of present blocks.
     pub fn block_count(&self) -> u64 {
         self.state.lock().blocks.len() as u64
     }
 
-    /// Whether all blocks are here.
+    /// Whether all blocks are present.
     pub fn is_complete(&self) -> bool {
         self.block_count() == self.version.blocks()
     }
 
-    /// Whether there are blocks whose records are not in the map.
+    /// Whether some present blocks have no record in the map.
     pub fn is_unsynced(&self) -> bool {
         !self.state.lock().unsynced.is_empty()
     }
 
-    /// Bytes that are here.
+    /// Bytes of the present blocks.
     pub fn bytes(&self) -> u64 {
         let s = self.state.lock();
         s.blocks.keys().map(|b| self.version.extent(*b).1 as u64).sum()
     }
 
-    /// Takes a block; tells whether it was new. One caller at a time.
+    /// Stores a block; returns whether it was new. One caller at a time.
     pub fn put(&self, block: u64, data: &[u8]) -> io::Result<bool> {
         let _putting = self.putting.lock();
         let (at, len) = self.version.extent(block);
@@ -197,8 +196,9 @@ impl Entry {
         let sum = sum(data);
         self.data.write_at(data, at)?;
         let mut s = self.state.lock();
-        // Given up meanwhile: whoever did so has looked, or will look under this lock, at which
-        // blocks are here (a write that withholds the entry), so nothing may come after it.
+        // The entry was dropped meanwhile. The call that dropped it (a write that withholds the
+        // entry) has read the present blocks under this lock, or will. So no block may be added
+        // later.
         if self.is_dead() {
             return Ok(false);
         }
@@ -208,9 +208,9 @@ impl Entry {
         Ok(true)
     }
 
-    /// The entry of a later version that differs from this one in blocks that are `touched` and
-    /// beyond the end alone: it takes the data file over. For one that was given up, and whose map
-    /// was removed before.
+    /// The entry of a later version that takes over this entry's data file. The version may differ
+    /// only in `touched` blocks and beyond the end. This entry must be dead, and its map already
+    /// removed.
     pub fn heir(&self, id: u64, version: Version, touched: &BTreeSet<u64>) -> io::Result<Self> {
         let _no_puts = self.putting.lock();
         let _no_syncs = self.syncing.lock();
@@ -244,8 +244,8 @@ impl Entry {
         Ok(Self::new(&self.io, id, (self.fh.clone(), version), self.data.clone(), end, state))
     }
 
-    /// Makes what is here durable: first the bytes, then the records. After an error the entry is
-    /// of no use.
+    /// Makes the present blocks durable: first the bytes, then the records. After an error the
+    /// entry is useless.
     pub fn sync(&self) -> io::Result<()> {
         let mut end = self.syncing.lock();
         if self.is_dead() {
@@ -256,19 +256,19 @@ impl Entry {
             return Ok(());
         }
         if let Err(e) = self.data.sync_data() {
-            // Not durable, and not known to be missing.
+            // The bytes may be durable or not.
             self.broken.store(true, Ordering::Release);
             return Err(e);
         }
         let mut log = Vec::with_capacity(unsynced.len() * RECORD);
         unsynced.iter().for_each(|r| log.extend(r.encode(self.id)));
-        // Opened for each time: a descriptor an entry is enough to keep.
+        // The map is opened for each sync: one descriptor per entry is enough.
         match self.io.open(&names(self.key, self.id).1) {
             Ok(map) => {
                 map.write_at(&log, *end)?;
                 map.write_soon();
             }
-            // The cleaner was here.
+            // The cleaner removed the entry.
             Err(e) if e.kind() == ErrorKind::NotFound && self.is_dead() => return Ok(()),
             Err(e) => return Err(e),
         }
@@ -276,14 +276,14 @@ impl Entry {
         Ok(())
     }
 
-    /// Bytes of blocks that are all verified.
+    /// Bytes of verified blocks.
     pub fn read(&self, at: u64, len: usize) -> io::Result<Bytes> {
         let mut buf = vec![0; len];
         self.data.read_at(&mut buf, at)?;
         Ok(buf.into())
     }
 
-    /// The same when it needs no disk.
+    /// The same from memory; `None` when the read needs the disk.
     pub fn read_now(&self, at: u64, len: usize) -> Option<Bytes> {
         let mut buf = vec![0; len];
         self.data.read_at_now(&mut buf, at).ok()?;
@@ -293,7 +293,7 @@ impl Entry {
     /// A block, compared with its checksum; `InvalidData` when it differs.
     pub fn read_verified(&self, block: u64) -> io::Result<Bytes> {
         let expected = self.state.lock().blocks.get(&block).map(|b| b.sum);
-        let expected = expected.ok_or_else(|| damaged("a block that is not here"))?;
+        let expected = expected.ok_or_else(|| damaged("a block that is not in the entry"))?;
         let (at, len) = self.version.extent(block);
         let bytes = self.read(at, len)?;
         if sum(&bytes) != expected {
@@ -309,33 +309,33 @@ impl Entry {
         Ok(bytes)
     }
 
-    /// Blocks here, in order.
+    /// The present blocks, in order.
     pub fn blocks(&self) -> Vec<u64> {
         let mut all: Vec<_> = self.state.lock().blocks.keys().copied().collect();
         all.sort_unstable();
         all
     }
 
-    /// Whether all of it is here and was compared.
+    /// Whether all blocks are present and verified.
     pub fn is_whole(&self) -> bool {
         let verified = self.state.lock().verified;
         verified == self.version.blocks() && verified > 0
     }
 
-    /// Its blocks were compared before.
+    /// Marks all blocks as verified: they were compared before.
     pub fn trust(&self) {
         let mut s = self.state.lock();
         s.blocks.values_mut().for_each(|b| b.verified = true);
         s.verified = s.blocks.len() as u64;
     }
 
-    /// The data file when all of it is here and was compared.
+    /// The data file, when all blocks are present and verified.
     pub fn backing(&self) -> Option<Arc<std::fs::File>> {
         self.is_whole().then(|| self.data.backing()).flatten()
     }
 }
 
-/// The block that holds an offset.
+/// The block that contains an offset.
 pub(super) fn block_of(at: u64) -> u64 {
     at / BLOCK
 }

@@ -1,10 +1,10 @@
-//! Writing behind: blocks go to the disk after they were handed up, and become durable a little
-//! later.
+//! Writing behind: blocks are written to the disk after they were returned to the reader, and
+//! become durable a little later.
 //!
-//! One task takes blocks from the queue and writes them, another makes entries durable: both use
-//! threads for disk calls. The memory of the queue is bounded by a semaphore; who finds it
-//! exhausted does not add. An error of the disk drops the entry and stops adding for a while; the
-//! same task calls the cleaner, which no reader waits for.
+//! One task takes blocks from the queue and writes them. Another task makes entries durable. Both
+//! use threads for disk calls. A semaphore bounds the memory of the queue; when it is exhausted,
+//! blocks are not added. A disk error drops the entry and stops additions for a while. The writing
+//! task also calls the cleaner, for which no reader waits.
 
 use super::entry::Entry;
 use super::held::Held;
@@ -23,16 +23,18 @@ use tokio::time::Instant;
 
 /// Blocks written in one turn.
 const BATCH: usize = 64;
-/// Entries are made durable so long after they were written, together.
+/// Interval at which written entries are made durable together.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
-/// Entries that the writer removes for a batch, which brings fewer; the rest is removed beside it.
+/// Entries that the writer evicts per batch, more than a batch adds. The syncing task evicts the
+/// rest.
 const CLEAN_TURN: u64 = 128;
-/// Between such turns beside it: readers use the same disk.
+/// Pause between such turns of the syncing task: readers use the same disk.
 const CLEAN_EVERY: Duration = Duration::from_millis(10);
-/// Entries that wait to be made durable (two open files each); the writer helps above this.
+/// Entries waiting to become durable (two open files each) above which the writer makes them
+/// durable.
 const UNSYNCED_MAX: usize = 128;
 
-/// A block on its way.
+/// A block on its way to the disk.
 pub(super) struct Job {
     pub held: Arc<Held>,
     pub block: u64,
@@ -40,48 +42,48 @@ pub(super) struct Job {
     pub room: OwnedSemaphorePermit,
 }
 
-/// How the attempt to put a block ended.
+/// Result of an attempt to store a block.
 pub(super) enum Put {
-    /// The entry took it.
+    /// The entry took the block.
     Kept(Arc<Entry>),
-    /// Its file has its share.
+    /// The file already has its share of a full cache.
     Refused,
-    /// It is there, or there is no room, or its version is over.
+    /// The block is present, or there is no room, or the version has ended.
     No,
 }
 
-/// Whether the disk fails.
+/// The state of disk errors.
 #[derive(Debug, Default)]
 pub(super) struct Trouble {
     since: Mutex<Option<(Instant, String)>>,
     told: AtomicBool,
-    /// The file system has less free than it should.
+    /// The file system has less free space than required.
     low: AtomicBool,
 }
 
 impl Trouble {
-    /// Counts an error, tells of the first, and stops adding.
+    /// Counts an error, logs the first one, and stops additions.
     pub fn note(&self, counters: &Counters, e: &io::Error) {
         add(&counters.errors, 1);
         *self.since.lock() = Some((Instant::now(), e.to_string()));
         if !self.told.swap(true, Ordering::AcqRel) {
-            tracing::warn!("disk cache: {e}; going on without adding to it, trying again now and then");
+            tracing::warn!("disk cache: {e}; continuing without adding to it, with retries");
         }
     }
 
-    /// Whether nothing is to be added now.
+    /// Whether additions are stopped now.
     pub fn is_on(&self, retry: Duration) -> bool {
         self.since.lock().as_ref().is_some_and(|(since, _)| since.elapsed() < retry)
     }
 
-    /// What is wrong, for the user.
+    /// The error, for the user.
     pub fn line(&self, retry: Duration) -> Option<String> {
         let since = self.since.lock();
         let (_, what) = since.as_ref().filter(|(since, _)| since.elapsed() < retry)?;
         Some(format!("the disk of the cache fails: {what}"))
     }
 
-    /// Whether the file system has less free than it should.
+    /// Whether the file system has less free space than required.
     pub fn is_low(&self) -> bool {
         self.low.load(Ordering::Relaxed)
     }
@@ -98,7 +100,7 @@ impl Trouble {
 #[derive(Default)]
 struct Unsynced(Mutex<HashMap<u64, Arc<Entry>>>);
 
-/// Works until the cache is gone.
+/// Runs until the cache is dropped.
 pub(super) async fn run(disk: Weak<Disk>, mut jobs: mpsc::UnboundedReceiver<Job>) {
     let unsynced = Arc::new(Unsynced::default());
     let syncer = tokio::spawn(sync_now_and_then(disk.clone(), unsynced.clone()));
@@ -123,7 +125,7 @@ async fn sync_now_and_then(disk: Weak<Disk>, unsynced: Arc<Unsynced>) {
         let Some(disk) = disk.upgrade() else { return };
         let (worked, unsynced) = (disk.clone(), unsynced.clone());
         let Ok(mut cleaned) = disk.blocking(move || worked.tidy(&unsynced)).await else { return };
-        // No longer than until it is time to make things durable again.
+        // At most until the next sync is due.
         let until = Instant::now() + SYNC_EVERY;
         while cleaned == CLEAN_TURN && Instant::now() < until {
             tokio::time::sleep(CLEAN_EVERY).await;
@@ -136,7 +138,7 @@ async fn sync_now_and_then(disk: Weak<Disk>, unsynced: Arc<Unsynced>) {
 }
 
 impl Disk {
-    /// Whether what comes from below is to be put on the disk.
+    /// Whether fetched bytes are to be written to the disk.
     pub(super) fn may_store(&self) -> bool {
         !self.options.read_only
             && self.is_on()
@@ -169,11 +171,11 @@ impl Disk {
         if unsynced.0.lock().len() >= UNSYNCED_MAX {
             self.sync_all(&shelf, unsynced);
         }
-        // What is over comes in small turns: the queue waits meanwhile.
+        // The cleaner works in small turns: the queue waits meanwhile.
         self.clean(&shelf, CLEAN_TURN);
     }
 
-    /// Puts a block, if its file may have more.
+    /// Stores a block, if its file may have more.
     pub(super) fn put_job(&self, shelf: &Shelf, job: &Job) -> io::Result<Put> {
         let held = &job.held;
         let entry = match held.entry().filter(|e| !e.is_dead()) {
@@ -190,8 +192,8 @@ impl Disk {
         let admitted = shelf.admits(&entry, job.bytes.len() as u64);
         let put = admitted && shelf.put(&entry, job.block, &job.bytes)?;
         if held.is_dead() {
-            // Whoever ended the version dropped what there was, perhaps just before this was made;
-            // by a slow clock the next version may look like it.
+            // The call that ended the version dropped its entry, possibly just before this one was
+            // created. With a slow clock, the next version may look the same.
             shelf.forget(entry.key, Some(entry.id));
         }
         Ok(match (put, admitted) {
@@ -217,10 +219,10 @@ impl Disk {
             match entry.sync() {
                 Ok(()) => worked = true,
                 Err(e) => {
-                    // Nobody knows which of its bytes are on the disk.
+                    // The entry may have lost bytes.
                     shelf.forget(entry.key, Some(entry.id));
                     self.trouble.note(&self.counters, &e);
-                    // The others may be durable yet.
+                    // The others may still become durable.
                     unsynced.0.lock().extend(todo);
                     return;
                 }
@@ -240,7 +242,7 @@ impl Disk {
         self.clean(&shelf, CLEAN_TURN)
     }
 
-    /// Sees to what the whole directory takes.
+    /// Keeps the limits of the whole directory.
     fn share(&self, shelf: &Shelf) {
         let Some(total) = shelf.total.get() else { return };
         let bytes = || shelf.size().1;
@@ -251,7 +253,7 @@ impl Disk {
         self.shelf().map_or(0, |shelf| self.clean(&shelf, CLEAN_TURN))
     }
 
-    /// How many entries went, at most so many.
+    /// Evicts at most `most` entries; returns their number.
     fn clean(&self, shelf: &Shelf, most: u64) -> u64 {
         if self.options.read_only {
             return 0;
@@ -261,13 +263,13 @@ impl Disk {
         gone
     }
 
-    /// Returns when all that was on its way is on the disk, and durable a moment later, or after
-    /// `within`.
+    /// Returns when all queued blocks are on the disk and durable, or the wait for the queue
+    /// exceeds `within`.
     pub(super) async fn drain(&self, within: Duration) {
         let all = u32::try_from(self.options.queue_bytes / QUEUE_UNIT).unwrap_or(u32::MAX);
         let _no_more = self.passing.close();
         if tokio::time::timeout(within, self.queue.acquire_many(all)).await.is_err() {
-            tracing::debug!("disk cache: not all was written before the end");
+            tracing::debug!("disk cache: some queued blocks were not written before the shutdown");
         }
         let Some(shelf) = self.shelf() else { return };
         let sync = move || {

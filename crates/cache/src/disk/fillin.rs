@@ -1,12 +1,12 @@
-//! Fill-in: files that were read in part are completed while nothing else is asked for.
+//! Fill-in: partly read files are completed while the link is idle.
 //!
-//! When an open for reading ends and more than a tenth of the file is here, but not all, the file
-//! becomes a candidate, with its reader's credential. Fewest missing bytes go first, of equals the
-//! smaller file (P0, nfsfillind). A candidate's version is asked for, and what is missing of it is
-//! read below by handle, a few calls at a time: without an open, so that the server and the layers
-//! below have no state of it that a removal would meet. As soon as anybody asks for something, no
-//! further call is made until it has been quiet for a moment. What comes is taken as if a reader
-//! had asked for it.
+//! When an open for reading ends, its file may become a candidate, with the reader's credential.
+//! More than a tenth of the file must be cached, but not all of it. The candidate with the fewest
+//! missing bytes is completed first; of equals, the smaller file (P0, nfsfillind). The version of a
+//! candidate is requested. Its missing blocks are read below by filehandle, a few calls at a time.
+//! No open is used, so the server and the layers below have no state that a removal of the file
+//! would meet. A call that needs the link stops further calls until the link has been quiet for a
+//! moment. Fetched blocks are stored as if a reader had requested them.
 
 use super::format::{BLOCK, Key};
 use super::held::{Came, Fetch, Held};
@@ -22,20 +22,20 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Candidates; of more, those with most missing go.
+/// Most candidates; beyond that, those with the most missing bytes are dropped.
 const CANDIDATES: usize = 1024;
-/// A file is a candidate when more than this part of it is here: P0's 10 %.
+/// A file is a candidate when more than this part of it is cached: P0's 10 %.
 const PART: u64 = 10;
-/// It is idle when nobody asked for so long.
+/// The link is idle after so long without a call.
 const QUIET: Duration = Duration::from_millis(500);
-/// How often that is looked at.
+/// Interval at which idleness is checked.
 const TICK: Duration = Duration::from_millis(250);
-/// Calls at a time.
+/// Concurrent calls.
 const AT_ONCE: usize = 4;
-/// A file is left alone when it takes more than this part of what may be kept.
+/// A file is not completed if it exceeds this part of the cache: one in so many.
 const SHARE: u64 = 2;
 
-/// Missing bytes, length, file: the order in which candidates are completed.
+/// Missing bytes, length, key: the order in which candidates are completed.
 type Rank = (u64, u64, Key);
 
 /// Files to be completed.
@@ -69,21 +69,21 @@ impl Candidates {
         Some((rank, candidate))
     }
 
-    /// How many there are.
+    /// Number of candidates.
     pub fn len(&self) -> usize {
         self.0.lock().0.len()
     }
 }
 
-/// How an attempt ended.
+/// Result of an attempt.
 enum Outcome {
-    /// All is here, or it is of no use to go on.
+    /// The file is complete, or completing it is of no use.
     Over,
-    /// Somebody else asks, or there is no room: later.
+    /// Another call needs the link, or there is no room: retry later.
     Later,
 }
 
-/// Works until the cache is gone.
+/// Runs until the cache is dropped.
 pub(super) async fn run(disk: Weak<Disk>) {
     loop {
         tokio::time::sleep(TICK).await;
@@ -103,7 +103,7 @@ pub(super) async fn run(disk: Weak<Disk>) {
 }
 
 impl Disk {
-    /// Somebody asks for something that needs the link.
+    /// Records that a call needs the link.
     pub(super) fn needs_link(&self) {
         let now = self.began.elapsed().as_millis() as u64;
         self.asked_ms.store(now, Ordering::Relaxed);
@@ -120,12 +120,12 @@ impl Disk {
             Fill::Idle => self.is_quiet(),
             Fill::Rate(_) => true,
         };
-        // What the cleaner would have to make room for is not worth it.
+        // Blocks that would need an eviction are not worth it.
         let room = || self.shelf().is_some_and(|shelf| shelf.is_roomy(BLOCK));
         now && self.may_store() && room()
     }
 
-    /// An open ended: perhaps its file is worth completing.
+    /// Considers the file of a closed open as a candidate.
     pub(super) fn consider(&self, open: &Open) {
         if self.options.fill == Fill::Off || !open.reads || !self.may_store() {
             return;
@@ -134,7 +134,7 @@ impl Disk {
         let entry = held.entry().filter(|entry| !entry.is_dead());
         let (size, waiting) = (held.version.size, held.waiting_bytes());
         let here = entry.as_ref().map_or(0, |entry| entry.bytes()).saturating_add(waiting);
-        // What was read faster than the disk takes it was read all the same.
+        // Bytes that were read faster than the disk writes count as read.
         let known = here.max(open.taken_bytes.load(Ordering::Relaxed));
         if here > 0 && here < size && known.saturating_mul(PART) > size && self.is_worth(size) {
             let candidate = Candidate { fh: open.fh.clone(), cred: open.cred.clone() };
@@ -156,7 +156,7 @@ impl Disk {
         let Some(held) = self.learn(&candidate.fh, &attrs, ticket) else { return Outcome::Over };
         held.look(self).await;
         if !held.entry().is_some_and(|entry| !entry.is_dead() && !entry.is_complete()) {
-            // Complete, or dropped, or another version by now.
+            // The entry is complete, or dropped, or has another version.
             return Outcome::Over;
         }
         let outcome = self.read_missing(&cx, &candidate.fh, &held, using.arc()).await;
@@ -177,7 +177,8 @@ impl Disk {
                 let go_on = !held.is_dead() && self.may_fill();
                 let room = if go_on { self.room_in_time(&start, held.version).await } else { None };
                 let Some(room) = room else {
-                    // What was promised to other readers is withdrawn: they ask themselves.
+                    // Other readers wait for these calls: after the cancellation they make their
+                    // own.
                     std::iter::once(start).chain(starts).for_each(|start| self.cancel(held, start));
                     return Outcome::Later;
                 };
@@ -208,7 +209,7 @@ impl Disk {
     }
 }
 
-/// Waits for the oldest call; whether its bytes came.
+/// Waits for the oldest call; returns whether its bytes arrived.
 async fn ended_well(running: &mut VecDeque<Arc<Fetch>>) -> bool {
     let Some(fetch) = running.pop_front() else { return true };
     match fetch.first_block().await {

@@ -1,16 +1,16 @@
-//! What stands in an entry's two files.
+//! Format of an entry's two files.
 //!
-//! `KEY-ID.d` holds the bytes of the remote file at their own offsets, holes where nothing was
-//! read; its length is the remote file's. `KEY-ID.m` is its map: a header that says of which file
-//! and version, then a log of records, one per block that is on stable storage with its checksum.
-//! Every part carries a checksum that the entry's random id is mixed into, so that neither a torn
-//! write nor a piece of another file passes for a record. The log ends at the first record that is
-//! not whole. Integers are little-endian.
+//! `KEY-ID.d` holds the bytes of the remote file at their own offsets, with holes for missing
+//! blocks; its length is the remote file's. `KEY-ID.m` is its map: a header with the file and
+//! version, then a log of records. Each block on stable storage has one record, with its checksum.
+//! Every part has a checksum that includes the entry's random id. So neither a torn write nor a
+//! piece of another file passes for a record. The log ends at the first incomplete record. Integers
+//! are little-endian.
 
 use hither_vfs::Fh;
 use twox_hash::XxHash3_64;
 
-/// Bytes that are valid or not together, and have one checksum.
+/// Bytes of a block: the unit of validity and of checksums.
 pub(super) const BLOCK: u64 = 64 << 10;
 /// First bytes of a map; the last one is the version.
 const MAGIC: [u8; 8] = *b"hitherM\x01";
@@ -21,17 +21,17 @@ pub(super) const RECORD: usize = 32;
 /// Longest filehandle, in bytes (RFC 8881 section 3.2).
 const FH_MAX: usize = 128;
 
-/// Under which an entry is found: a hash of the filehandle. The handle itself is compared too.
+/// Key of an entry: a hash of the filehandle. The filehandle itself is compared too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Key(pub u64, pub u64);
 
 impl Key {
-    /// In 32 hexadecimal digits.
+    /// The key as 32 hexadecimal digits.
     pub fn hex(self) -> String {
         format!("{:016x}{:016x}", self.0, self.1)
     }
 
-    /// The key of such digits.
+    /// The key of 32 hexadecimal digits; `None` for other strings.
     pub fn of_hex(digits: &str) -> Option<Self> {
         let part = |s: Option<&str>| u64::from_str_radix(s?, 16).ok();
         let is_hex = digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -43,7 +43,7 @@ impl Key {
     }
 }
 
-/// Which state of a file.
+/// A version of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Version {
     /// The change attribute.
@@ -58,14 +58,14 @@ impl Version {
         self.size.div_ceil(BLOCK)
     }
 
-    /// Offset of a block and its length.
+    /// Offset and length of a block.
     pub fn extent(&self, block: u64) -> (u64, usize) {
         let at = block.saturating_mul(BLOCK);
         (at, self.size.saturating_sub(at).min(BLOCK) as usize)
     }
 }
 
-/// What a map says first.
+/// Header of a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     pub id: u64,
@@ -73,7 +73,7 @@ pub(super) struct Header {
     pub version: Version,
 }
 
-/// A block on stable storage.
+/// Record of a block on stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record {
     pub block: u64,
@@ -94,7 +94,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl Header {
-    /// `None` when the handle is too long to be one.
+    /// `None` when the filehandle is too long.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let fh = &self.fh.0;
         if fh.len() > FH_MAX {
@@ -114,7 +114,7 @@ impl Header {
         Some(out)
     }
 
-    /// `None` when it is not whole, or of another kind.
+    /// `None` when the header is damaged or of another format.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..HEADER)?;
         let check = XxHash3_64::oneshot(&bytes[..HEADER - 8]);
@@ -150,7 +150,7 @@ impl Record {
     }
 }
 
-/// The records of a log up to the first that is not whole or makes no sense.
+/// The records of a log up to the first one that is incomplete or beyond the end of the file.
 pub(super) fn records(log: &[u8], id: u64, version: Version) -> Vec<Record> {
     let whole = log.chunks_exact(RECORD).map_while(|r| Record::decode(r, id));
     whole.take_while(|r| r.block < version.blocks()).collect()
@@ -162,7 +162,7 @@ pub(super) fn names(key: Key, id: u64) -> (String, String) {
     (format!("{stem}.d"), format!("{stem}.m"))
 }
 
-/// Key and id of a name, and whether it is the map's; `None` for names that are none of ours.
+/// Key and id of a file name, and whether it is a map; `None` for other names.
 pub(super) fn parse_name(name: &str) -> Option<(Key, u64, bool)> {
     let (_, file) = name.split_once('/')?;
     let (stem, suffix) = file.rsplit_once('.')?;

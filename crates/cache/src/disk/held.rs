@@ -1,11 +1,12 @@
-//! What is here of one version of one file: its entry on disk, blocks in memory on their way there,
-//! and calls for more.
+//! One version of one file: its entry on disk, blocks in memory on their way there, and calls for
+//! more.
 //!
-//! A block is in one of four places and moves on in this order: nowhere, in a call below
-//! (`fetching`), in memory (`ready`), in the entry. Each step is taken under one lock, the next
-//! place before the last is left, so that a reader always finds it. Whoever wants a block that is
-//! nowhere starts a call; whoever wants one in a call waits for it. Calls run to their end, whoever
-//! started them. When the version is over, what comes is handed to those who wait and kept nowhere.
+//! A block is in one of four places, and moves in this order: nowhere, in a call below
+//! (`fetching`), in memory (`ready`), in the entry. Each move happens under one lock, and the block
+//! enters the next place before it leaves the last one. So a reader always finds it. A reader that
+//! needs a block that is nowhere starts a call. A reader that needs a block in a call waits for it.
+//! A call runs to its end, even if the reader that started it is gone. When the version has ended,
+//! fetched blocks go to the waiting readers and are stored nowhere.
 
 use super::entry::{Entry, Have};
 use super::fill::Job;
@@ -22,10 +23,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-/// How long a call that nobody waits for waits for room.
+/// How long a call without a waiting reader waits for memory.
 const ROOM_WITHIN: Duration = Duration::from_secs(5);
 
-/// How often those look who wait for the queue to empty.
+/// Interval at which waiting calls check for free queue memory.
 const ROOMY_EVERY: Duration = Duration::from_millis(20);
 
 /// One version of a file.
@@ -34,7 +35,7 @@ pub(super) struct Held {
     pub version: Version,
     dead: AtomicBool,
     inner: Mutex<Inner>,
-    /// One looks on the disk, the others wait.
+    /// One caller searches the disk; the others wait.
     looking: tokio::sync::Mutex<()>,
 }
 
@@ -43,7 +44,7 @@ struct Inner {
     fetching: HashMap<u64, Arc<Fetch>>,
     ready: HashMap<u64, Bytes>,
     entry: Option<Arc<Entry>>,
-    /// The disk was looked at.
+    /// The disk was searched.
     looked: bool,
 }
 
@@ -54,24 +55,24 @@ pub(super) struct Fetch {
     done: watch::Receiver<Option<Came>>,
 }
 
-/// How a call below ended.
+/// The result of a call below.
 #[derive(Debug, Clone)]
 pub(super) enum Came {
-    /// A buffer each block.
+    /// One buffer per block.
     Blocks(Arc<[Bytes]>),
-    /// Not as many bytes as the version has: it is another one.
+    /// Not as many bytes as the version has: the file has another version.
     Odd,
-    /// It failed.
+    /// The call failed.
     Failed(Error),
 }
 
 impl Fetch {
-    /// The first block, when the call has ended.
+    /// The first block, after the call has ended.
     pub async fn first_block(&self) -> Result<Bytes, Came> {
         self.block(self.first).await
     }
 
-    /// The block, when the call has ended.
+    /// A block, after the call has ended.
     pub async fn block(&self, block: u64) -> Result<Bytes, Came> {
         let mut done = self.done.clone();
         let Ok(came) = done.wait_for(Option::is_some).await else { return Err(Came::Odd) };
@@ -85,14 +86,14 @@ impl Fetch {
     }
 }
 
-/// A call that is to be made.
+/// A call to be made.
 pub(super) struct Start {
     fetch: Arc<Fetch>,
     told: watch::Sender<Option<Came>>,
 }
 
 impl Start {
-    /// The blocks that it is for.
+    /// The blocks of the call.
     pub fn blocks(&self) -> std::ops::Range<u64> {
         self.fetch.first..self.fetch.first + self.fetch.count
     }
@@ -102,9 +103,9 @@ impl Start {
 pub(super) enum Place {
     /// In memory.
     Ready(Bytes),
-    /// On disk, in this entry: the file may have another one a moment later.
+    /// On disk, in this entry. The file may have another entry a moment later.
     Disk(Arc<Entry>),
-    /// On its way.
+    /// In a call below.
     Coming(Arc<Fetch>),
 }
 
@@ -119,7 +120,7 @@ impl Held {
         }
     }
 
-    /// The version is over.
+    /// Ends the version.
     pub fn kill(&self) {
         self.dead.store(true, Ordering::Release);
     }
@@ -128,7 +129,7 @@ impl Held {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// The entry on disk, if it is known here.
+    /// The entry on disk, if it was found.
     pub fn entry(&self) -> Option<Arc<Entry>> {
         self.inner.lock().entry.clone()
     }
@@ -137,7 +138,7 @@ impl Held {
         self.inner.lock().entry = Some(entry.clone());
     }
 
-    /// The entry is of no use any more.
+    /// Removes a useless entry.
     pub fn drop_entry(&self, entry: &Arc<Entry>) {
         let mut inner = self.inner.lock();
         if inner.entry.as_ref().is_some_and(|e| Arc::ptr_eq(e, entry)) {
@@ -145,7 +146,7 @@ impl Held {
         }
     }
 
-    /// A block has left memory: it is in the entry, or given up.
+    /// Removes a block from memory: it is in the entry, or was given up.
     pub fn unready(&self, block: u64) {
         self.inner.lock().ready.remove(&block);
     }
@@ -155,22 +156,22 @@ impl Held {
         self.inner.lock().ready.values().map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// Whether there is nothing here at all.
+    /// Whether there is no entry and no block.
     pub fn is_bare(&self) -> bool {
         let inner = self.inner.lock();
         inner.entry.is_none() && inner.ready.is_empty() && inner.fetching.is_empty()
     }
 
-    /// Whether a block is here or on its way.
+    /// Whether a block is present or in a call.
     fn has(inner: &Inner, block: u64) -> bool {
         inner.ready.contains_key(&block)
             || inner.fetching.contains_key(&block)
             || inner.entry.as_ref().is_some_and(|e| e.have(block) != Have::No)
     }
 
-    /// Where each block of `first..=last` is. Blocks that are nowhere are put into calls of at most
-    /// `most` blocks, to be made by the caller. With `only_if_missing`, nothing happens and `None`
-    /// is answered when any block is here.
+    /// The place of each block of `first..=last`. Blocks that are nowhere are put into calls of at
+    /// most `most` blocks, which the caller must make. With `only_if_missing`, returns `None`
+    /// without a change when any block is present or in a call.
     pub fn places(
         &self,
         first: u64,
@@ -227,7 +228,7 @@ impl Held {
         Start { fetch, told }
     }
 
-    /// Takes a block that came with other answers into memory; `false` when it is here already.
+    /// Stores a block in memory that came with another answer; `false` when it is already present.
     fn take_ready(&self, block: u64, bytes: &Bytes) -> bool {
         let mut inner = self.inner.lock();
         if self.is_dead() || inner.ready.contains_key(&block) {
@@ -240,12 +241,12 @@ impl Held {
         true
     }
 
-    /// Looks on the disk once, and again when something was put there meanwhile.
+    /// Searches the disk once, and again after an entry was added there.
     pub async fn look(&self, disk: &Disk) {
         let Some(shelf) = disk.shelf() else { return };
         let is_there = || shelf.has(Key::of(&self.fh)) || disk.own.has(&self.fh, self.version);
         let wanted = || {
-            // Before the lock: others are taken there.
+            // Called before the lock of `inner` is taken: it takes other locks.
             let there = is_there();
             let inner = self.inner.lock();
             inner.entry.is_none() && (!inner.looked || there)
@@ -274,7 +275,7 @@ impl Held {
 }
 
 impl Disk {
-    /// Makes a call below, in a task of its own. `room`: memory that was set aside for its blocks.
+    /// Makes a call below, in a task of its own. `room`: memory reserved for its blocks.
     pub(super) fn fetch(
         &self,
         cx: &Cx,
@@ -298,7 +299,7 @@ impl Disk {
         });
     }
 
-    /// The same by handle alone, for nobody who waits.
+    /// The same by filehandle without an open, with no waiting reader.
     pub(super) fn fetch_unopened(
         &self,
         cx: &Cx,
@@ -347,7 +348,7 @@ impl Disk {
         }
     }
 
-    /// What came goes into memory and towards the disk, as far as there is room.
+    /// Puts fetched blocks into memory and into the queue to the disk, as far as there is room.
     fn arrived(&self, held: &Arc<Held>, fetch: &Fetch, came: &Came, room: Option<OwnedSemaphorePermit>) {
         let mut jobs = Vec::new();
         if let Came::Blocks(blocks) = came
@@ -371,7 +372,7 @@ impl Disk {
         for job in jobs {
             if !dead {
                 inner.ready.insert(job.block, job.bytes.clone());
-                // Fails only when this layer has ended.
+                // Fails only after this layer has ended.
                 let _ = self.jobs.send(job);
             }
         }
@@ -380,8 +381,7 @@ impl Disk {
         }
     }
 
-    /// Keeps bytes that came along with attributes of exactly this version, from the start of the
-    /// file.
+    /// Stores bytes from the start of the file that came with attributes of exactly this version.
     pub(super) fn keep_first(&self, held: &Arc<Held>, data: &Data) {
         if !self.may_store() || data.len() as u64 > held.version.size {
             return;
@@ -394,7 +394,7 @@ impl Disk {
                 add(&self.counters.queue_full, 1);
                 return;
             };
-            // Not a slice of a reply with many other things in it.
+            // A copy: the slice would keep a larger reply in memory.
             let bytes = Bytes::copy_from_slice(&bytes);
             if held.take_ready(block, &bytes) {
                 let _ = self.jobs.send(Job { held: held.clone(), block, bytes, room });
@@ -402,22 +402,22 @@ impl Disk {
         }
     }
 
-    /// Room for the blocks of a call ahead of its reader.
+    /// Reserves memory for the blocks of a call ahead of its reader.
     pub(super) fn room_for(&self, start: &Start, version: Version) -> Option<OwnedSemaphorePermit> {
         let all: usize = start.blocks().map(|b| units(version.extent(b).1)).sum();
         self.queue.clone().try_acquire_many_owned(all as u32).ok()
     }
 
-    /// The same, when there is some soon.
+    /// The same, waiting a limited time for free memory.
     pub(super) async fn room_in_time(&self, start: &Start, version: Version) -> Option<OwnedSemaphorePermit> {
         let all: usize = start.blocks().map(|b| units(version.extent(b).1)).sum();
         let room = self.queue.clone().acquire_many_owned(all as u32);
         tokio::time::timeout(ROOM_WITHIN, room).await.ok()?.ok()
     }
 
-    /// Returns when half the memory of the queue is free, or nothing can be added anyway, for those
-    /// who read for the cache's sake alone and faster than the disk writes. It takes nothing from
-    /// readers, so several who wait may go on at once.
+    /// Returns when half the queue memory is free, or nothing can be added. For callers that read
+    /// only to fill the cache, faster than the disk writes. It reserves nothing, so several waiting
+    /// callers may continue at once.
     pub async fn roomy(&self) {
         let half = usize::try_from(self.options.queue_bytes / QUEUE_UNIT / 2).unwrap_or(usize::MAX);
         while self.queue.available_permits() < half && self.may_store() {
@@ -425,7 +425,7 @@ impl Disk {
         }
     }
 
-    /// Calls that are not made after all.
+    /// Cancels a call that is not made.
     pub(super) fn cancel(&self, held: &Arc<Held>, start: Start) {
         self.arrived(held, &start.fetch, &Came::Odd, None);
         let _ = start.told.send(Some(Came::Failed(Error::new(libc::EAGAIN))));
@@ -437,7 +437,7 @@ fn units(bytes: usize) -> usize {
     bytes.div_ceil(QUEUE_UNIT as usize)
 }
 
-/// Cuts data into blocks; copies only blocks that stand in more than one buffer.
+/// Splits data into blocks; copies only blocks that span several buffers.
 fn split(data: &Data, block: usize) -> Vec<Bytes> {
     let mut out = Vec::with_capacity(data.len().div_ceil(block));
     let mut partial = BytesMut::new();

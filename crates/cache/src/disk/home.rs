@@ -1,10 +1,11 @@
-//! The cache directory: whose it is, and that only one daemon at a time uses a part of it.
+//! The cache directory: its owner, and the lock that lets only one daemon at a time use a part of
+//! it.
 //!
-//! `DIR/hither-cache` marks it as ours. Each identity (a server and what of it is mounted) has a
-//! part of its own, `DIR/HASH/`, and a file `DIR/HASH.lock` that whoever uses the part holds locked
-//! (flock), and in which he says how much it takes. `DIR/HASH/format` says version and identity; a
-//! part that says something else is renamed to `DIR/HASH.aside-N` and a new one begun. A directory
-//! with other things in it is left alone.
+//! `DIR/hither-cache` marks a cache directory. Each identity (a server and the mounted export) has
+//! a part, `DIR/HASH/`, and a lock file, `DIR/HASH.lock`. The daemon that uses the part holds the
+//! lock (flock), and announces its size in that file. `DIR/HASH/format` has the version and the
+//! identity. A part with another content there is renamed to `DIR/HASH.aside-N`, and a new one is
+//! begun. A directory with other files is left alone.
 
 use super::format::Key;
 use super::total;
@@ -17,19 +18,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// In the cache directory.
+/// Mark of a cache directory.
 const MARK: &str = "hither-cache";
-/// In each part.
+/// Format file of a part.
 const FORMAT: &str = "format";
-/// In each part: files that the cleaner leaves alone, a line each.
+/// Pin file of a part: files that the cleaner does not evict, one per line.
 const PINS: &str = "pins";
 
-/// What a file is called until all of it is on the disk.
+/// Extension of a file until all of it is on the disk.
 const NEW: &str = "new";
-/// Directories whose files are counted for all.
+/// Number of subdirectories whose files are counted as a sample.
 const SUBS_COUNTED: usize = 4;
 
-/// Why a directory cannot be the cache.
+/// Why a directory cannot be used as the cache.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DiskError(String);
@@ -40,27 +41,27 @@ impl DiskError {
     }
 }
 
-/// A part of the cache directory, ours while this lives.
+/// A part of the cache directory, locked by this daemon while this value lives.
 #[derive(Debug)]
 pub(super) struct Home {
     pub dir: PathBuf,
-    /// Its lock file, locked; it says how much the part takes (`total`).
+    /// The locked lock file; it holds the announced size of the part (`total`).
     pub lock: Arc<File>,
     pub lock_path: PathBuf,
 }
 
-/// Whether a part is there for those to clean who do not use it.
+/// Whether a part can be cleaned by a daemon that does not use it.
 pub(super) enum Unused {
-    /// Yes, and taken for that.
+    /// Yes; the part is locked.
     Yes(Home),
-    /// Somebody else is at it.
+    /// Another daemon is cleaning the part.
     Cleaned,
-    /// No: it is in use, or none of this version.
+    /// No: the part is in use, or not of this version.
     No,
 }
 
 impl Home {
-    /// Takes the part of an identity; `None` when somebody else has it.
+    /// Locks the part of an identity; `None` when another process has it.
     pub fn open(dir: &Path, identity: &[u8], env: &Env) -> Result<Option<Self>, DiskError> {
         let unusable = |e: io::Error| DiskError::unusable(dir, &e);
         private(dir)?;
@@ -76,7 +77,7 @@ impl Home {
             Err(std::fs::TryLockError::Error(e)) => return Err(unusable(e)),
         }
         if let Some((bytes, true)) = total::said(&lock) {
-            // Somebody has cleaned it.
+            // A cleaner left its flag.
             let _ = total::announce(&lock, bytes, false);
         }
         let part = dir.join(&hash);
@@ -98,7 +99,7 @@ impl Home {
         Ok(Some(Self { dir: part, lock: Arc::new(lock), lock_path }))
     }
 
-    /// Takes the part that a lock file is of, if nobody has it and it is one of this version.
+    /// Locks the part of a lock file, if no process has it and it is of this version.
     pub fn unused(dir: &Path, lock_name: &OsStr) -> Unused {
         let lock_path = dir.join(lock_name);
         let Ok(lock) = File::options().read(true).write(true).open(&lock_path) else { return Unused::No };
@@ -114,7 +115,8 @@ impl Home {
         }
         let part = lock_path.with_extension("");
         if !part.exists() {
-            // Somebody has removed it by hand; its lock file may be in use by then, and stays.
+            // A user has removed the part. The lock file stays, because a process may be opening
+            // it.
             let _ = total::announce(&lock, 0, false);
         }
         let identity = std::fs::read(part.join(FORMAT)).ok().and_then(|text| identity_of(&text));
@@ -124,7 +126,7 @@ impl Home {
         }
     }
 
-    /// Whether the part of an identity is taken by somebody who only cleans it.
+    /// Whether a process that only cleans has locked the part of an identity.
     pub fn is_being_cleaned(dir: &Path, identity: &[u8]) -> bool {
         let lock = File::open(dir.join(format!("{}.lock", hash_of(identity))));
         lock.ok().and_then(|lock| total::said(&lock)).is_some_and(|(_, cleaning)| cleaning)
@@ -132,7 +134,8 @@ impl Home {
 }
 
 impl Home {
-    /// About how many files there are: keys are hashes, so that one directory is like the others.
+    /// Approximate number of files. Keys are hashes, so subdirectories have about the same number
+    /// of files.
     pub fn file_count(&self) -> u64 {
         let count = |dir: &Path| std::fs::read_dir(dir).map_or(0, |all| all.count() as u64);
         let subs = std::fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|sub| sub.path());
@@ -142,14 +145,14 @@ impl Home {
     }
 }
 
-/// Makes the directory, or checks that it is ours alone.
+/// Creates the directory, or checks that only this user has access.
 fn private(dir: &Path) -> Result<(), DiskError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|e| DiskError::unusable(dir, &e))?;
     let meta = std::fs::symlink_metadata(dir).map_err(|e| DiskError::unusable(dir, &e))?;
     let shown = dir.display();
     if !meta.is_dir() {
-        return Err(DiskError(format!("cache directory {shown}: is no directory; give another one")));
+        return Err(DiskError(format!("cache directory {shown}: is not a directory; give another one")));
     }
     let me = rustix::process::geteuid().as_raw();
     if meta.uid() != me {
@@ -159,7 +162,7 @@ fn private(dir: &Path) -> Result<(), DiskError> {
         )));
     }
     if meta.mode() & 0o077 != 0 {
-        return Err(DiskError(format!("cache directory {shown}: others may use it; chmod 700 {shown}")));
+        return Err(DiskError(format!("cache directory {shown}: others have access; chmod 700 {shown}")));
     }
     Ok(())
 }
@@ -170,9 +173,9 @@ fn mark(dir: &Path) -> Result<(), DiskError> {
         return Ok(());
     }
     let mut others = std::fs::read_dir(dir).map_err(unusable)?;
-    // The mark itself, when the power failed before it had its name.
+    // The unfinished mark of an attempt that a power cut ended.
     let begun = Path::new(MARK).with_extension(NEW);
-    // Journals of delayed writes are beside caches, and may be there first.
+    // Journals of delayed writes lie beside caches, and may exist first.
     let ours =
         |name: &std::ffi::OsStr| name == "lost+found" || name == "journal" || name == begun.as_os_str();
     if others.any(|e| e.is_ok_and(|e| !ours(&e.file_name()))) {
@@ -188,7 +191,7 @@ fn mark(dir: &Path) -> Result<(), DiskError> {
 pub(super) fn identities(dir: &Path) -> Result<Vec<Vec<u8>>, DiskError> {
     let unusable = |e: io::Error| DiskError::unusable(dir, &e);
     if !dir.join(MARK).exists() {
-        return Err(DiskError(format!("cache directory {}: there is no disk cache in it", dir.display())));
+        return Err(DiskError(format!("cache directory {}: it contains no disk cache", dir.display())));
     }
     let mut out = Vec::new();
     for part in std::fs::read_dir(dir).map_err(unusable)? {
@@ -234,7 +237,7 @@ fn state_of(part: &Path, format: &[u8]) -> io::Result<State> {
         }
         Err(_) => {}
     }
-    // It is made first of all, so a part that has nothing else was begun when the power failed.
+    // The format file is created first: a part without other files was begun when the power failed.
     let begun = Path::new(FORMAT).with_extension(NEW);
     match std::fs::read_dir(part) {
         Ok(mut all) => {
@@ -255,7 +258,7 @@ fn begin(part: &Path, format: &[u8]) -> io::Result<()> {
     write_whole(&part.join(FORMAT), format)
 }
 
-/// All of it or nothing, on stable storage.
+/// Writes all bytes or none to stable storage.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension(NEW);
     let mut file = File::create(&temporary)?;
@@ -270,14 +273,14 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Files that are pinned in a part; what is not understood is left out.
+/// The pinned files of a part; invalid lines are left out.
 pub(super) fn read_pins(part: &Path) -> Vec<Key> {
     let text = std::fs::read_to_string(part.join(PINS)).unwrap_or_default();
     let hex = |s: &str| u64::from_str_radix(s, 16).ok();
     text.lines().filter_map(|line| Some(Key(hex(line.get(..16)?)?, hex(line.get(16..)?)?))).collect()
 }
 
-/// Notes which files are pinned.
+/// Writes the pinned files of a part.
 pub(super) fn write_pins(part: &Path, pins: &[Key]) -> io::Result<()> {
     let text: String = pins.iter().map(|key| format!("{:016x}{:016x}\n", key.0, key.1)).collect();
     write_whole(&part.join(PINS), text.as_bytes())

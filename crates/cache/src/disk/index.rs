@@ -1,7 +1,7 @@
-//! The entries of a shelf in memory: found by key, ordered by the cleaner's policy.
+//! The index of a shelf in memory: entries by key, ordered by the cleaner's policy.
 //!
-//! About ninety bytes an entry: a slot in the order's slab, and five bytes in a hash table of
-//! places. It knows nothing of the disk.
+//! An entry takes about ninety bytes: a slot in the order's slab, and five bytes in a hash table of
+//! places. This module knows nothing of the disk.
 
 use super::entry::Entry;
 use super::format::Key;
@@ -9,19 +9,20 @@ use crate::policy::{Item, Kept, Order, Place, Policy};
 use hashbrown::HashTable;
 use std::sync::{Arc, Weak};
 
-/// What is known of an entry without looking at its files.
+/// An entry as known without its files.
 pub(super) struct Slot {
     pub key: Key,
     pub id: u64,
-    /// Of the space it takes, the data file's: all of the remote file, or less.
+    /// Space of the data file, in bytes: the length of the remote file, or less.
     pub data_bytes: u64,
-    /// When it was last used, in seconds since 1970.
+    /// Time of the last use, in seconds since 1970.
     pub used_s: u64,
     pub entry: Weak<Entry>,
 }
 
 impl Slot {
-    /// Whether somebody has it open. That it waits to be made durable does not count.
+    /// Whether the entry is in use by a reader. The reference of an unsynced entry in the sync
+    /// queue does not count.
     pub fn is_open(&self) -> bool {
         let open = |e: Arc<Entry>| Arc::strong_count(&e) > 1 + usize::from(e.is_unsynced());
         self.entry.strong_count() > 0 && self.entry.upgrade().is_some_and(open)
@@ -37,15 +38,16 @@ impl Item for Slot {
 pub(super) struct Index {
     order: Order<Slot>,
     places: HashTable<Place>,
-    /// Handles are the server's: it shall not choose where they stand.
+    /// The server chooses filehandles. The seed keeps the server from choosing their position in
+    /// the table.
     seed: u64,
     bytes: u64,
-    /// The cleaner is on its way down to so many bytes.
+    /// Size to which the cleaner is reducing the shelf, in bytes.
     pub goal: Option<u64>,
 }
 
 fn hash(key: Key, seed: u64) -> u64 {
-    // The key is a hash already; the product spreads the seed over the bits that the table uses.
+    // The key is already a hash. The product spreads the seed over the bits that the table uses.
     (key.0 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ key.1.rotate_left((seed & 63) as u32)
 }
 
@@ -54,7 +56,7 @@ impl Index {
         Self { order: Order::new(policy), places: HashTable::new(), seed, bytes: 0, goal: None }
     }
 
-    /// Room for so many entries more.
+    /// Reserves space for so many more entries.
     pub fn reserve(&mut self, entries: usize) {
         self.order.reserve(entries);
         let (order, seed) = (&self.order, self.seed);
@@ -69,7 +71,7 @@ impl Index {
         self.order.len()
     }
 
-    /// Space that all entries take.
+    /// Space of all entries, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -86,19 +88,19 @@ impl Index {
         self.place(key).map(|place| self.order.at_mut(place))
     }
 
-    /// Space an entry takes, and how often it was used as far as that counts.
+    /// Space of an entry, and its number of uses as far as the policy counts them.
     pub fn size_and_uses(&self, key: Key) -> Option<(u64, u8)> {
         self.place(key).map(|place| (self.order.bytes(place), self.order.uses(place)))
     }
 
-    /// Takes in a new entry; the key has none.
+    /// Adds a new entry; the key must have none.
     pub fn insert(&mut self, slot: Slot, bytes: u64) {
         let key = slot.key;
         let place = self.order.insert(slot, bytes);
         self.add(key, place, bytes);
     }
 
-    /// Takes in an entry of before, in the order that [`Order::restore`] wants.
+    /// Adds an entry from before a restart, in the order that [`Order::restore`] needs.
     pub fn restore(&mut self, slot: Slot, bytes: u64, kept: Option<Kept>) {
         let key = slot.key;
         let place = self.order.restore(slot, bytes, kept);
@@ -111,7 +113,7 @@ impl Index {
         self.bytes += bytes;
     }
 
-    /// Takes out the entry of a key (that with `id`, or whichever there is).
+    /// Removes the entry of a key. With `id`, removes only the entry with that id.
     pub fn remove(&mut self, key: Key, id: Option<u64>) -> Option<Slot> {
         let place = self.place(key)?;
         if id.is_some_and(|id| id != self.order.at(place).id) {
@@ -128,14 +130,14 @@ impl Index {
         }
     }
 
-    /// Notes that an entry is used now; when it was before, in seconds since 1970.
+    /// Records a use now; returns the time of the previous use, in seconds since 1970.
     pub fn used(&mut self, key: Key, now_s: u64) -> Option<u64> {
         let place = self.place(key)?;
         self.order.used(place);
         Some(std::mem::replace(&mut self.order.at_mut(place).used_s, now_s))
     }
 
-    /// An entry takes so many bytes more.
+    /// Adds to the size of an entry.
     pub fn grow(&mut self, key: Key, id: u64, bytes: u64) {
         let Some(place) = self.place(key).filter(|place| self.order.at(*place).id == id) else { return };
         self.order.at_mut(place).data_bytes += bytes;
@@ -143,21 +145,20 @@ impl Index {
         self.bytes += bytes;
     }
 
-    /// Whether an entry may take so many bytes more where others have to go for them; see
-    /// [`Order::may_displace`].
+    /// Whether an entry may grow by `more` bytes by evicting others; see [`Order::may_displace`].
     pub fn may_displace(&self, key: Key, more: u64, whole_bytes: u64, soft_bytes: u64) -> bool {
         self.place(key).is_some_and(|place| self.order.may_displace(place, more, whole_bytes, soft_bytes))
     }
 
-    /// From now on the cleaner leaves an entry alone, or does so no longer.
+    /// Excludes an entry from eviction, or includes it again.
     pub fn set_aside(&mut self, key: Key, aside: bool) {
         if let Some(place) = self.place(key) {
             self.order.set_aside(place, aside);
         }
     }
 
-    /// The entry that is to go next leaves; with the space it took. What somebody has open is
-    /// passed over, up to 64 of them in a row.
+    /// Evicts the next entry; returns it with its space. Open entries are skipped, up to 64 in a
+    /// row.
     pub fn evict(&mut self) -> Option<(Slot, u64)> {
         let (place, slot, bytes) = self.order.evict(Slot::is_open)?;
         self.lose(slot.key, place);
@@ -165,7 +166,7 @@ impl Index {
         Some((slot, bytes))
     }
 
-    /// All entries with their space, in the order that [`Index::restore`] wants.
+    /// All entries with their space, in the order that [`Index::restore`] needs.
     pub fn iter(&self) -> impl Iterator<Item = (&Slot, u64, Kept)> {
         self.order.iter().map(|(place, slot, kept)| (slot, self.order.bytes(place), kept))
     }

@@ -1,8 +1,7 @@
-//! The disk as the cache sees it: the lowest interface, through which tests inject faults and power
-//! cuts.
+//! The disk interface of the cache: the lowest interface, where tests inject faults and power cuts.
 //!
-//! Names are relative to one directory that belongs to the cache alone: `ab/name`, two levels. All
-//! calls block.
+//! Names are relative to a directory that only the cache uses: `ab/name`, two levels. All calls
+//! block.
 
 use std::fs::File;
 use std::io;
@@ -10,33 +9,33 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A file that was found.
+/// A file in a listing.
 #[derive(Debug, Clone)]
 pub(super) struct Listed {
     pub name: String,
-    /// Space it takes on the disk.
+    /// Space on the disk, in bytes.
     pub used_bytes: u64,
-    /// When its contents changed or it was touched, in seconds since 1970.
+    /// Modification time, in seconds since 1970.
     pub touched_s: u64,
 }
 
 /// A directory.
 pub(super) trait Io: Send + Sync + 'static {
-    /// A new file; fails when there is one.
+    /// Creates a file; fails when it exists.
     fn create(&self, name: &str) -> io::Result<Arc<dyn IoFile>>;
-    /// A file that exists.
+    /// Opens an existing file.
     fn open(&self, name: &str) -> io::Result<Arc<dyn IoFile>>;
-    /// Removes a file; whoever has it open keeps it.
+    /// Removes a file; readers that have it open may continue.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Gives a file another name, which no file has.
+    /// Renames a file to a name that no file has.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// All files.
+    /// Lists all files.
     fn list(&self) -> io::Result<Vec<Listed>>;
-    /// Names of the files in one directory; none when it is not there.
+    /// Names of the files in one directory; none when the directory does not exist.
     fn list_in(&self, dir: &str) -> io::Result<Vec<String>>;
-    /// Sets the time that [`Listed::touched_s`] tells.
+    /// Sets the time in [`Listed::touched_s`].
     fn touch(&self, name: &str, at_s: u64) -> io::Result<()>;
-    /// Free space of the file system.
+    /// Free space of the file system, in bytes.
     fn free_bytes(&self) -> io::Result<u64>;
 }
 
@@ -44,20 +43,20 @@ pub(super) trait Io: Send + Sync + 'static {
 pub(super) trait IoFile: Send + Sync + 'static {
     /// Fills the buffer from an offset; `UnexpectedEof` when the file ends before.
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
-    /// The same when it needs no disk: `WouldBlock` otherwise.
+    /// The same from memory; `WouldBlock` when the read needs the disk.
     fn read_at_now(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
-    /// Writes all.
+    /// Writes all bytes.
     fn write_at(&self, data: &[u8], at: u64) -> io::Result<()>;
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Cuts or lengthens.
+    /// Truncates or extends the file.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Returns when what was written is on stable storage, with the length.
+    /// Returns when the written bytes and the length are on stable storage.
     fn sync_data(&self) -> io::Result<()>;
-    /// The system begins to put what was written on the disk; without it that may take half a
-    /// minute.
+    /// Starts write-back of the written bytes. Without this call, write-back may start half a
+    /// minute later.
     fn write_soon(&self);
-    /// The file itself, for others to read from.
+    /// The file itself, for other readers.
     fn backing(&self) -> Option<Arc<File>>;
 }
 
@@ -161,7 +160,7 @@ impl IoFile for RealFile {
         let mut bufs = [io::IoSliceMut::new(buf)];
         match rustix::io::preadv2(&*self.0, &mut bufs, at, rustix::io::ReadWriteFlags::NOWAIT) {
             Ok(n) if n == len => Ok(()),
-            // Only the start is in memory, or this file system cannot tell.
+            // Only the first bytes are in memory, or the file system does not support the flag.
             _ => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
@@ -183,8 +182,7 @@ impl IoFile for RealFile {
     }
 
     fn write_soon(&self) {
-        // On Linux this begins to write what is dirty, and waits for nothing; the page that goes is
-        // not needed.
+        // On Linux this starts write-back without waiting. The page that it drops is not needed.
         let _ = rustix::fs::fadvise(&*self.0, 0, None, rustix::fs::Advice::DontNeed);
     }
 

@@ -1,22 +1,22 @@
-//! Which bytes of a file are on the local disk, for people.
+//! Cached ranges of a file, for people.
 
 use super::format::{BLOCK, Key};
 use super::tools::told;
 use super::{Disk, DiskEntry};
 use hither_vfs::Fh;
 
-/// What is kept of one file, and where in it.
+/// A cached file with its cached ranges.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct DiskRanges {
     /// The entry.
     #[serde(flatten)]
     pub entry: DiskEntry,
-    /// From and to where, in bytes; in order, apart from each other.
+    /// Start and end of each range, in bytes; sorted and not adjacent.
     pub ranges: Vec<(u64, u64)>,
 }
 
 impl Disk {
-    /// What is kept of a file; the entry's use is not noted.
+    /// The cached ranges of a file; does not count as a use of the entry.
     pub async fn kept(&self, fh: &Fh) -> Option<DiskRanges> {
         let (shelf, key) = (self.shelf()?, Key::of(fh));
         let look = move || {

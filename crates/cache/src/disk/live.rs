@@ -1,5 +1,4 @@
-//! What is known of a file that is in use: its version, how long that holds, and what is here under
-//! it.
+//! State of a file in use: its version, the validity of that, and the cached blocks under it.
 
 use super::format::{Key, Version};
 use super::held::Held;
@@ -17,28 +16,28 @@ use tokio::time::Instant;
 #[derive(Default)]
 pub(super) struct Live {
     pub state: Mutex<State>,
-    /// One asks whether the file is still the same; the others wait for the answer.
+    /// One caller revalidates the file; the others wait for the answer.
     asking: tokio::sync::Mutex<()>,
-    /// Opens that nobody below knows of.
+    /// Opens that have none below.
     pub virtuals: Mutex<Vec<OpenId>>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Opens, changes and calls that refer to it.
+    /// Opens, changes and calls that refer to the file.
     users: usize,
-    /// Changes of our own that are running.
+    /// Running local changes.
     pub changing: usize,
-    /// Questions with lower numbers were sent before the end of a change of our own.
+    /// Requests with lower numbers were sent before the end of a local change.
     pub barrier: u64,
-    /// What was asked for up to this moment does not say how long anything holds: somebody else may
-    /// have had a lock then.
+    /// Answers to requests up to this moment have no validity: another client may have held a lock
+    /// then.
     pub doubted: Option<Instant>,
     pub known: Option<Known>,
     pub held: Option<Arc<Held>>,
 }
 
-/// The version that was told last.
+/// The last reported version.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub version: Version,
@@ -49,12 +48,12 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Whether it holds until a lease is withdrawn.
+    /// Whether the version is valid until a lease is withdrawn.
     pub fn is_leased(&self) -> bool {
         self.valid == Validity::Lease
     }
 
-    /// Whether it may be used for a call that began at `began`.
+    /// Whether the version is valid for a call that began at `began`.
     fn holds(&self, cx: &Cx, began: Instant) -> bool {
         let fresh = cx.fresh_since.is_none_or(|since| self.asked >= since);
         match self.valid {
@@ -66,18 +65,18 @@ impl Known {
     }
 }
 
-/// A question, as answers are judged by.
+/// The moment of a request, by which its answer is judged.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket {
     seq: u64,
     withdrawals: u64,
     at: Instant,
-    /// Nobody was asked: the answer is one that somebody above has had for some time.
+    /// No request was sent: a layer above has had the answer for some time.
     second_hand: bool,
 }
 
 impl Ticket {
-    /// When the question was sent.
+    /// When the request was sent.
     pub fn at(&self) -> Instant {
         self.at
     }
@@ -117,32 +116,32 @@ impl Drop for Using {
 }
 
 impl Live {
-    /// What is held and whether the attributes that told its version hold for a call.
+    /// The cached version, and whether its attributes are valid for a call.
     pub fn held(&self, cx: &Cx, began: Instant) -> Option<(Arc<Held>, bool)> {
         let s = self.state.lock();
         let (held, known) = (s.held.as_ref()?, s.known.as_ref()?);
         Some((held.clone(), known.holds(cx, began)))
     }
 
-    /// What is held, however long ago that was right.
+    /// The cached version, of any age.
     pub fn here(&self) -> Option<Arc<Held>> {
         self.state.lock().held.clone()
     }
 
-    /// The attributes hold no longer.
+    /// Expires the attributes.
     pub fn expire(&self) {
         if let Some(known) = &mut self.state.lock().known {
             known.valid = Validity::Once;
         }
     }
 
-    /// Nor do those that come in answer to questions of up to now.
+    /// Expires the attributes, and those from all requests up to now.
     pub fn doubt(&self) {
         self.state.lock().doubted = Some(Instant::now());
         self.expire();
     }
 
-    /// The attributes hold no longer if they stand under a lease.
+    /// Expires the attributes if they are under a lease.
     pub fn expire_lease(&self) {
         if let Some(known) = &mut self.state.lock().known
             && known.valid == Validity::Lease
@@ -151,7 +150,7 @@ impl Live {
         }
     }
 
-    /// Nothing is known any more, because something does not fit.
+    /// Drops the version, because bytes did not match it.
     pub fn distrust(&self, held: &Arc<Held>) {
         held.kill();
         let mut s = self.state.lock();
@@ -162,12 +161,12 @@ impl Live {
 }
 
 impl Disk {
-    /// Uses a file.
+    /// References a file.
     pub(super) fn using(&self, fh: &Fh) -> Using {
         let mut lives = self.lives.lock();
         let live = lives.entry(fh.clone()).or_insert_with(|| {
-            // Its changes of before are forgotten: what was asked for before the last change to any
-            // file tells nothing.
+            // Earlier changes of the file are forgotten. So answers to requests from before the
+            // last change of any file are ignored.
             let state = State { barrier: self.fence.load(Ordering::Acquire), ..State::default() };
             Arc::new(Live { state: Mutex::new(state), ..Live::default() })
         });
@@ -176,33 +175,34 @@ impl Disk {
         Using { disk: self.me.clone(), fh: fh.clone(), live }
     }
 
-    /// The same if somebody else does.
+    /// The file's state, if it is in use.
     pub(super) fn used(&self, fh: &Fh) -> Option<Arc<Live>> {
         self.lives.lock().get(fh).cloned()
     }
 
-    /// For a question that is sent now.
+    /// A ticket for a request that is sent now.
     pub(super) fn ticket(&self) -> Ticket {
         self.needs_link();
         self.ticket_quietly()
     }
 
-    /// The same for one that makes way for others, or that nobody is asked.
+    /// The same for a request that yields to others, or without a request.
     pub(super) fn ticket_quietly(&self) -> Ticket {
         let withdrawals = self.withdrawals.load(Ordering::Acquire);
         Ticket { seq: self.ask(), withdrawals, at: Instant::now(), second_hand: false }
     }
 
-    /// Takes in attributes of a file in use, if any. What is held under them when they are
-    /// believed.
+    /// Processes attributes of a file, if it is in use. Returns the cached version if the
+    /// attributes are accepted.
     pub(super) fn learn(&self, fh: &Fh, attrs: &Attrs, ticket: Ticket) -> Option<Arc<Held>> {
         let live = self.used(fh)?;
         self.learn_live(fh, &live, attrs, ticket)
     }
 
-    /// The same for attributes that somebody above has known for some time.
+    /// The same for attributes that a layer above has known for some time.
     pub(super) fn learn_known(&self, fh: &Fh, live: &Live, attrs: &Attrs) -> Option<Arc<Held>> {
-        // What the ticket does not count is noted by now; what comes from now on it will miss.
+        // Events that the ticket does not count are recorded by now. The ticket detects later
+        // events.
         let ticket = Ticket { second_hand: true, ..self.ticket_quietly() };
         for events in [&self.withdrawn, &self.changed] {
             if events.lock().since(fh).is_some_and(|at| attrs.asked <= at) {
@@ -219,7 +219,7 @@ impl Disk {
         }
         let version = Version { change: attr.change, size: attr.size_bytes };
         let mut s = live.state.lock();
-        // Looked at under the lock: a withdrawal is counted first, and then waits for the lock.
+        // Read under the lock: a withdrawal is counted first, and then waits for the lock.
         let lost = ticket.withdrawals != self.withdrawals.load(Ordering::Acquire);
         let doubted = s.doubted.is_some_and(|at| attrs.asked <= at);
         let valid = match attrs.valid {
@@ -231,7 +231,7 @@ impl Disk {
             return None;
         }
         if let Some(k) = s.known.as_ref().filter(|k| ticket.second_hand && k.asked > attrs.asked) {
-            // Here something newer has passed, of which whoever hands them down has not heard yet.
+            // This layer has seen a newer answer that the layer above has not processed yet.
             return s.held.clone().filter(|_| k.version == version);
         }
         if s.known.as_ref().is_none_or(|k| ticket.seq >= k.seq) {
@@ -263,7 +263,7 @@ impl Disk {
         s.held.clone()
     }
 
-    /// Whether the file is one that is kept.
+    /// Whether the file is to be cached.
     fn is_to_keep(&self, fh: &Fh, attr: &Attr, first_seen: Option<Instant>) -> bool {
         let o = &self.options;
         let Some(shelf) = self.shelf() else { return false };
@@ -280,12 +280,12 @@ impl Disk {
         old || first_seen.is_some_and(|at| at.elapsed() >= o.cache_age)
     }
 
-    /// Drops what is kept of a file, now.
+    /// Drops the entry of a file.
     pub(super) fn forget(&self, fh: &Fh) -> bool {
         self.shelf().is_some_and(|shelf| shelf.forget(Key::of(fh), None))
     }
 
-    /// Asks whether a file is still the same, unless that was asked since `began`.
+    /// Revalidates a file, unless that happened since `began`.
     pub(super) async fn revalidate(
         &self,
         cx: &Cx,
@@ -303,19 +303,19 @@ impl Disk {
         }
         add(&self.counters.revalidations, 1);
         let ticket = self.ticket();
-        // Not older than the call: what is known below will not do.
+        // At least as fresh as the call: attributes cached below are not enough.
         let cx = cx.fresh(cx.fresh_since.map_or(began, |since| since.max(began)));
         let attrs = self.below.getattr(&cx, File { fh, open }).await?;
         self.learn_live(fh, live, &attrs, ticket);
         Ok(())
     }
 
-    /// A change of ours to a file begins.
+    /// Begins a local change of a file.
     pub(super) fn changing(&self, fh: &Fh) -> changing::Changing {
         changing::Changing::begin(self, self.using(fh), fh, None)
     }
 
-    /// The same for a write.
+    /// Begins a write of a file.
     pub(super) fn writing(&self, fh: &Fh, written: FileRange) -> changing::Changing {
         changing::Changing::begin(self, self.using(fh), fh, Some(written))
     }

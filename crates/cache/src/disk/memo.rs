@@ -1,9 +1,10 @@
-//! What the layers above want to find again after a restart: pieces of bytes, opaque here.
+//! Pieces of bytes that the layers above keep over a restart; opaque to this module.
 //!
-//! Each set of pieces is a file `memo/NUMBER.n` of its own: the pieces first, then, when they are
-//! on stable storage, the header that makes it valid; then those before it are removed. So there is
-//! a whole one at any moment, or none at first. Every piece has a checksum that the file's random
-//! id and the piece's place are mixed into; a damaged piece is left out.
+//! Each set of pieces is a file `memo/NUMBER.n`. The pieces are written first. When they are on
+//! stable storage, the header is written, which makes the file valid. Then the older files are
+//! removed. So there is a complete set at any moment after the first one. Every piece has a
+//! checksum that includes the file's random id and the piece's position. A damaged piece is left
+//! out.
 
 use super::Disk;
 use super::io::Io;
@@ -13,11 +14,11 @@ use twox_hash::XxHash3_64;
 
 /// First bytes of a header; the last one is the version.
 const MAGIC: [u8; 8] = *b"hitherN\x01";
-/// Magic, id, number of pieces, length of everything, checksum.
+/// Length of a header, in bytes: magic, id, number of pieces, total length, checksum.
 const HEADER: usize = 40;
-/// Before each piece: length and checksum.
+/// Length of the frame before each piece, in bytes: length and checksum.
 const FRAME: usize = 12;
-/// A longer file is none of ours, in bytes.
+/// Largest valid file, in bytes.
 const FILE_MAX: u64 = 1 << 30;
 
 /// The directory.
@@ -33,7 +34,7 @@ fn number_of(name_: &str) -> Option<u64> {
     (name(number) == name_).then_some(number)
 }
 
-/// Numbers of the files that there are, newest first.
+/// Numbers of the files, newest first.
 fn numbers(io: &dyn Io) -> io::Result<Vec<u64>> {
     let mut all: Vec<u64> = io.list_in(DIR)?.iter().filter_map(|name| number_of(name)).collect();
     all.sort_unstable_by_key(|n| std::cmp::Reverse(*n));
@@ -54,7 +55,7 @@ fn header(id: u64, pieces: usize, len: u64) -> Vec<u8> {
     out
 }
 
-/// Writes a set and removes those before.
+/// Writes a set and removes the older ones.
 pub(super) fn write(io: &dyn Io, pieces: &[Vec<u8>], id: u64) -> io::Result<()> {
     let before = numbers(io)?;
     let number = before.first().map_or(1, |n| n.wrapping_add(1));
@@ -74,18 +75,18 @@ pub(super) fn write(io: &dyn Io, pieces: &[Vec<u8>], id: u64) -> io::Result<()> 
     };
     let written = write();
     if written.is_err() {
-        // What is left of it has no header that fits; it is overlooked, and removed with the next.
+        // The remaining file has no valid header. It is ignored, and removed with the next set.
         let _ = io.remove(&name(number));
         return written;
     }
     for old in before {
-        // It is found again and removed with the next.
+        // A file that stays is removed with the next set.
         let _ = io.remove(&name(old));
     }
     Ok(())
 }
 
-/// The newest set, and how many of its pieces are damaged.
+/// The newest set, and the number of its damaged pieces.
 pub(super) fn read(io: &dyn Io) -> io::Result<(Vec<Vec<u8>>, u64)> {
     for number in numbers(io)? {
         let file = io.open(&name(number))?;
@@ -127,8 +128,8 @@ fn parse(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, u64)> {
 }
 
 impl Disk {
-    /// The pieces that were given to [`Disk::set_memo`] last, perhaps by a daemon before; damaged
-    /// ones are left out.
+    /// The pieces last given to [`Disk::set_memo`], possibly by an earlier daemon. Damaged pieces
+    /// are left out.
     pub async fn memo(&self) -> Vec<Vec<u8>> {
         let Some(shelf) = self.shelf() else { return Vec::new() };
         let found = self.blocking(move || read(&*shelf.io)).await.and_then(|found| found);
@@ -149,19 +150,19 @@ impl Disk {
         }
     }
 
-    /// Keeps pieces over a restart, in place of those before. Nothing happens while nothing is
-    /// added to the cache.
+    /// Stores pieces over a restart, replacing the former ones. Does nothing while the cache takes
+    /// no additions.
     pub async fn set_memo(&self, pieces: Vec<Vec<u8>>) {
         let (Some(shelf), true) = (self.shelf(), self.may_add()) else { return };
         let id = (self.env.random)();
         let written = self.blocking(move || write(&*shelf.io, &pieces, id)).await.and_then(|done| done);
         if let Err(e) = written {
-            // They are missed at the next start, no more.
+            // The next start then begins without them.
             tracing::debug!("disk cache: names and attributes cannot be kept: {e}");
         }
     }
 
-    /// Whether the directory may be written to, apart from how much is in it.
+    /// Whether the directory may be written, regardless of its size.
     fn may_add(&self) -> bool {
         !self.options.read_only && self.is_on() && !self.trouble.is_low()
     }
@@ -191,7 +192,7 @@ mod tests {
             file[at] ^= 1 << bit;
             if let Some((found, damaged)) = parse(&file) {
                 prop_assert!(damaged > 0);
-                // All that was found was there, in this order.
+                // All found pieces were written, in this order.
                 let mut all = pieces.iter();
                 prop_assert!(found.iter().all(|one| all.any(|p| p == one)));
             }

@@ -1,4 +1,4 @@
-//! Opens of this layer: each has one below, or gets it when something is missing here.
+//! Opens of this layer: each has an open below, or gets one when bytes are missing.
 
 use super::live::{Live, Using};
 use hither_vfs::{Cred, Error, Fh, OpenId, Result};
@@ -20,23 +20,23 @@ pub(super) struct Open {
     /// Held for reading by calls below under this open, for writing by its close.
     pub busy: Arc<RwLock<()>>,
     pub closed: AtomicBool,
-    /// Bytes handed up.
+    /// Bytes returned to the reader.
     pub taken_bytes: AtomicU64,
     pub ahead: Mutex<Ahead>,
     pub live: Arc<Live>,
     pub _using: Using,
 }
 
-/// How a reader goes through a file.
+/// Read-ahead state of an open.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// Where a sequential reader goes on.
+    /// Offset of the next sequential read.
     pub next: u64,
     /// Sequential reads so far.
     pub run: u32,
-    /// How far ahead is asked, in bytes.
+    /// Length of the read-ahead window, in bytes.
     pub window: u64,
-    /// Up to where it was asked.
+    /// End of the requested range.
     pub upto: u64,
 }
 

@@ -1,20 +1,19 @@
-//! What is here of files that this mount writes, when nobody else can have written them.
+//! Cached blocks of files that this mount writes while no other client can write them.
 //!
-//! A write makes another version of its file, and an answer that tells the new version does not
-//! tell whether somebody else wrote besides: a WRITE and the attributes around it are not one step
-//! at the server, and change attributes are made of clocks, so that they do not tell how many
-//! changes there were (RFC 8881 section 5.8.1.4; NFSv3's attributes of before a WRITE, RFC 1813
-//! section 2.6, are left out by nfs-ganesha 4.3 and Linux 6.1). So own writes drop what is here of
-//! a file (`changing`), except under a lease: as long as it is not withdrawn nobody else writes,
-//! and the first version told when all writes are over differs from the one before in the bytes
-//! that were written here and in nothing else.
+//! A write makes another version of its file. An answer with the new version does not show whether
+//! another client wrote besides. A WRITE and the attributes around it are not one step at the
+//! server. Change attributes made from clocks do not show the number of changes (RFC 8881 section
+//! 5.8.1.4). nfs-ganesha 4.3 and Linux 6.1 leave out NFSv3's attributes from before a WRITE (RFC
+//! 1813 section 2.6). So local writes drop the cached blocks of a file (`changing`), except under a
+//! lease. Until a lease is withdrawn, no other client writes. So the first version after all writes
+//! differs from the one before only in the bytes written here.
 //!
-//! From the beginning of a write under a lease the file's entry is withheld here: out of the shelf,
-//! its data still on the disk. Blocks that are written from then on are noted as touched. When a
-//! version is told under the same lease by an answer that was asked for after the end of all
-//! writes, the others are that version's; and when the file is kept under it (`live`), its entry is
-//! made of them. Whatever ends the lease ends this too, at once, and so does every change that is
-//! not a write.
+//! From the start of a write under a lease, the file's entry is withheld: it leaves the shelf, and
+//! its data stay on the disk. Blocks written from then on are recorded as touched. A later answer
+//! may report a version under the same lease. If its request was sent after the end of all writes,
+//! the untouched blocks are of that version. When the file is cached under that version (`live`),
+//! its entry is made of these blocks. The end of the lease ends this at once, as does every change
+//! that is not a write.
 
 use super::Disk;
 use super::entry::{Entry, Have, block_of};
@@ -29,40 +28,40 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Files that are withheld at a time.
+/// Most files withheld at a time.
 const FILES_MAX: usize = 256;
-/// Their part of what may be kept.
+/// Part of the soft limit that withheld files may take: one in so many.
 const PART: u64 = 16;
-/// How long after its last write a file is withheld, waiting for somebody to read it.
+/// How long after its last write a file is withheld, waiting for a reader.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// One file.
+/// A withheld file.
 struct Kept {
     entry: Arc<Entry>,
     bytes: u64,
     touched: BTreeSet<u64>,
-    /// Where the file ends after the writes so far.
+    /// End of the file after the writes so far.
     end: u64,
-    /// The version that the untouched blocks are of, when it was told after the last write.
+    /// The version of the untouched blocks, if it was reported after the last write.
     told: Option<Version>,
-    /// When it was last written.
+    /// When the file was last written.
     since: Instant,
 }
 
-/// All of them.
+/// All withheld files.
 #[derive(Default)]
 pub(super) struct Own {
     files: Mutex<HashMap<Fh, Kept>>,
 }
 
 impl Own {
-    /// Files withheld now.
+    /// Number of withheld files.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.files.lock().len()
     }
 
-    /// What is withheld of a file goes.
+    /// Drops the withheld data of a file.
     pub fn drop_file(&self, shelf: Option<&Shelf>, fh: &Fh) {
         let kept = self.files.lock().remove(fh);
         if let (Some(kept), Some(shelf)) = (kept, shelf) {
@@ -70,14 +69,14 @@ impl Own {
         }
     }
 
-    /// What nobody has written or told of for long goes: its file may never be read again.
+    /// Drops files that were not written for long: they may never be read again.
     pub fn drop_old(&self, shelf: &Shelf) {
         let old = |_: &Fh, kept: &mut Kept| kept.since.elapsed() >= KEPT_FOR;
         let all: Vec<_> = self.files.lock().extract_if(old).collect();
         all.iter().for_each(|(_, kept)| shelf.discard(&kept.entry, kept.bytes));
     }
 
-    /// All that is withheld goes.
+    /// Drops all withheld data.
     pub fn drop_all(&self, shelf: Option<&Shelf>) {
         let all = std::mem::take(&mut *self.files.lock());
         if let Some(shelf) = shelf {
@@ -85,8 +84,8 @@ impl Own {
         }
     }
 
-    /// A version was told of a file none of whose changes is running, by an answer that was asked
-    /// for after their end.
+    /// Processes a reported version of a file without running changes; the request was sent after
+    /// their end.
     pub fn told(&self, shelf: Option<&Shelf>, fh: &Fh, version: Version, valid: Validity) {
         let mut files = self.files.lock();
         let Some(kept) = files.get_mut(fh) else { return };
@@ -115,8 +114,8 @@ impl Own {
 }
 
 impl Disk {
-    /// A write of a file begins; its state is locked. What is here of the file is withheld if it
-    /// can be used afterwards, or goes.
+    /// A write of a file begins; its state is locked. Withholds the entry of the file if it can be
+    /// used afterwards; otherwise leaves it to be dropped.
     pub(super) fn withhold(&self, s: &State, fh: &Fh, range: FileRange) {
         let (first, last) = (block_of(range.start_bytes), block_of(range.end_bytes.saturating_sub(1)));
         let written = |entry: &Entry| {
@@ -126,7 +125,7 @@ impl Disk {
         let here = s.held.as_ref().and_then(|held| held.entry());
         let mut files = self.own.files.lock();
         if let Some(kept) = files.get_mut(fh) {
-            // The lease is still the one of the first write.
+            // The lease is still that of the first write.
             (kept.told, kept.since) = (None, Instant::now());
             kept.end = kept.end.max(range.end_bytes);
             kept.touched.extend(written(&kept.entry));
@@ -149,7 +148,7 @@ impl Disk {
         }
     }
 
-    /// The entry of a version, made of what was withheld; blocks.
+    /// The entry of a version, made of the withheld data; blocks.
     pub(super) fn inherit(&self, shelf: &Shelf, fh: &Fh, version: Version) -> Option<Arc<Entry>> {
         let kept = self.own.take(fh, version)?;
         match shelf.adopt((&kept.entry, kept.bytes), version, &kept.touched, self.now_s()) {
@@ -165,7 +164,7 @@ impl Disk {
         }
     }
 
-    /// A lease was withdrawn, after which nothing may be concluded from it.
+    /// A lease was withdrawn: nothing may be concluded from it any more.
     pub(super) fn own_ends(&self, fh: Option<&Fh>) {
         let shelf = self.shelf();
         match fh {
@@ -174,7 +173,7 @@ impl Disk {
         }
     }
 
-    /// Before a write: what is here of its file is looked up on the disk if it might be withheld.
+    /// Called before a write: searches the disk for the entry of the file, if it may be withheld.
     pub(super) async fn before_write(&self, fh: &Fh) {
         let Some(live) = self.used(fh) else { return };
         let held = {

@@ -1,5 +1,5 @@
-//! The calls, each passed on; attributes are looked at on their way up, and changes drop what is
-//! here of a file.
+//! The calls of [`Vfs`], each sent below. The cache learns versions from returned attributes, and
+//! changes drop the cached blocks of a file.
 
 use super::Disk;
 use super::live::Ticket;
@@ -18,11 +18,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{OnceCell, RwLock};
 
-/// How long an orderly end waits for what is on its way to the disk.
+/// How long an orderly shutdown waits for queued blocks.
 const DRAIN: Duration = Duration::from_secs(5);
 
 impl Disk {
-    /// The same file below; an open that has none there gets it.
+    /// The same file for the layer below; a virtual open becomes real.
     async fn down<'a>(&self, file: File<'a>) -> Result<File<'a>> {
         let open = match file.open {
             Some(id) => Some(self.real(&*self.opens.find(id)?).await?),
@@ -31,7 +31,7 @@ impl Disk {
         Ok(File { fh: file.fh, open })
     }
 
-    /// The same for calls that can do without an open.
+    /// The same for calls that work without an open.
     fn down_if_any<'a>(&self, file: File<'a>) -> Result<File<'a>> {
         let open = match file.open {
             Some(id) => self.opens.find(id)?.real.get().copied(),
@@ -40,7 +40,7 @@ impl Disk {
         Ok(File { fh: file.fh, open })
     }
 
-    /// Before a right or the last name of a file goes: what is open only here is opened below.
+    /// Called before a right or the last name of a file is removed: makes its virtual opens real.
     async fn secure(&self, fh: &Fh) {
         let Some(live) = self.used(fh) else { return };
         let ids = live.virtuals.lock().clone();
@@ -48,7 +48,7 @@ impl Disk {
             if let Ok(open) = self.opens.find(id)
                 && let Err(e) = self.real(&open).await
             {
-                tracing::debug!(?fh, "an open could not be kept: {e}");
+                tracing::debug!(?fh, "a virtual open could not be opened below: {e}");
             }
         }
     }
@@ -63,7 +63,7 @@ impl Disk {
         self.learn_nodes(page.entries.iter().filter_map(|e| e.node.as_ref()), ticket);
     }
 
-    /// A write: of some bytes and nothing else.
+    /// A write of these bytes and nothing else.
     async fn write_range<T>(
         &self,
         fh: &Fh,
@@ -78,7 +78,7 @@ impl Disk {
         outcome
     }
 
-    /// A change to a file's bytes.
+    /// A change of a file's bytes.
     async fn change<T>(&self, fh: &Fh, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.needs_link();
         let changing = self.changing(fh);
@@ -87,7 +87,7 @@ impl Disk {
         outcome
     }
 
-    /// First bytes that came with attributes of a file are kept.
+    /// Stores the first bytes that came with the attributes of a file.
     fn keep_along(&self, fh: &Fh, attrs: &Attrs, read: &Read, ticket: Ticket) {
         let _using = self.using(fh);
         if let Some(held) = self.learn(fh, attrs, ticket)
@@ -109,9 +109,9 @@ impl Disk {
         answers
     }
 
-    /// Starts of files that are here: nothing of them is read below, which tells each one's
-    /// version, that the caller may read it, and brings a lease where there are leases; the bytes
-    /// are here if that is still the version.
+    /// The first bytes of cached files. The request below asks for no bytes. It returns each
+    /// version, proves the caller's right to read, and may bring a lease. The bytes come from the
+    /// cache if the version is unchanged.
     async fn starts_here(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
         let ticket = self.ticket();
         let mut answers = self.below.read_many(cx, files, holder, 0).await;
@@ -127,8 +127,7 @@ impl Disk {
     }
 
     async fn walk_on(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
-        // Bytes that are here already need not come again: whether they are still right is told by
-        // the attributes.
+        // Cached bytes are not requested again: the attributes show whether they are valid.
         let spare = at.path.is_empty()
             && want.read_bytes > 0
             && want.access.intersects(Access::READ | Access::EXECUTE)
@@ -186,7 +185,7 @@ impl Disk {
         (id, live)
     }
 
-    /// An open that nobody below hears of.
+    /// An open without a request below.
     async fn open_virtual(&self, cx: &Cx, fh: &Fh, how: &OpenHow, known: &Attrs) -> Option<Opened> {
         if !self.is_on_disk(fh) {
             return None;
@@ -224,7 +223,7 @@ impl Disk {
         let outcome = self.below.open(cx, at, &below).await;
         if let Some(cut) = cut {
             cut.done(&outcome);
-            // They tell of the time after the cut.
+            // The attributes were taken after the truncation.
             ticket = self.ticket();
         }
         let mut opened = outcome?;
@@ -269,7 +268,7 @@ impl Disk {
             let _alone = open.busy.write().await;
             return self.close_real(cx, fh, &open).await;
         }
-        // Nobody waits for them: what was only read has nothing to tell at its close.
+        // No caller waits for the close of a file that was only read: it reports nothing.
         let (disk, cx) = (self.me.upgrade(), Cx::new(cx.cred.clone()));
         tokio::spawn(async move {
             let _alone = open.busy.write().await;
@@ -347,7 +346,7 @@ impl Vfs for Disk {
         };
         let Starts { files: new, holder } = self.starts_below(cx, &absent, holder, max_bytes).await;
         let mut new = new.into_iter();
-        let lost = || Err(Error::because(libc::EIO, "fewer answers than questions"));
+        let lost = || Err(Error::because(libc::EIO, "fewer answers than requested files"));
         let all = is_here.iter().map(|here| if *here { known.next() } else { new.next() });
         Starts { files: all.map(|one| one.unwrap_or_else(lost)).collect(), holder }
     }
@@ -469,7 +468,7 @@ impl Vfs for Disk {
     }
 
     async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
-        // It may be an access control list.
+        // The attribute may be an access control list.
         self.secure(fh).await;
         self.below.setxattr(cx, fh, name, value, mode).await
     }
@@ -489,7 +488,7 @@ impl Vfs for Disk {
         wait: LockWait,
     ) -> Result<()> {
         self.below.lock(cx, self.down(file).await?, owner, kind, range, wait).await?;
-        // Whoever takes a lock wants to see what its last holder wrote.
+        // The new holder of a lock must see the data of the previous holder.
         if let Some(live) = self.used(file.fh) {
             live.doubt();
         }
@@ -544,8 +543,7 @@ impl Vfs for Disk {
     }
 
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-        // Once, as the interface says; a second subscriber would be a mistake of who builds the
-        // stack.
+        // A second subscriber would be a mistake of the caller; it is ignored.
         let _ = self.above.set(upcalls);
     }
 
@@ -556,7 +554,7 @@ impl Vfs for Disk {
         if let Some(shelf) = self.shelf() {
             let _ = self.blocking(move || shelf.save()).await;
         }
-        // The next daemon may have the directory at once.
+        // Another daemon may take the directory at once.
         *self.shelf.write() = None;
         *self.lock.lock() = None;
         self.below.shutdown(cx).await

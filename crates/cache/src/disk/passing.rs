@@ -1,8 +1,8 @@
-//! Blocks that pass by: those of a large file that the cache does not keep.
+//! Refused blocks: blocks of a large file that the cache does not store.
 //!
-//! They were asked for ahead of a reader who has yet to come for them, so they stay in memory for a
-//! while: the last ones, as many as a part of the queue's memory holds, whatever files they are of.
-//! The room of a block in the queue stays taken.
+//! They were requested ahead of a reader that has yet to read them. So the last of them stay in
+//! memory for a while, of all files together, within a part of the queue's memory. A refused block
+//! keeps its reserved memory in the queue.
 
 use super::fill::Job;
 use super::held::Held;
@@ -11,11 +11,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Of eight parts of the queue's memory so many. More than the window ahead of one reader, and less
-/// than half: those who wait for half of it ([`roomy`](super::Disk::roomy)) would wait for ever.
+/// Part of the queue's memory, in eighths. It is more than the window ahead of one reader. It is
+/// less than half: calls that wait for half of the queue ([`roomy`](super::Disk::roomy)) would wait
+/// for ever.
 const PARTS: usize = 3;
 
-/// The last blocks that passed by.
+/// The last refused blocks.
 pub(super) struct Passing {
     inner: Mutex<Inner>,
     /// Most memory, in units of the queue.
@@ -26,11 +27,11 @@ pub(super) struct Passing {
 struct Inner {
     blocks: VecDeque<(Weak<Held>, u64, OwnedSemaphorePermit)>,
     units: usize,
-    /// So many want all memory back.
+    /// Number of callers that want all memory back.
     closed: usize,
 }
 
-/// Nothing passes by as long as this is kept.
+/// Keeps refused blocks out of memory until dropped.
 pub(super) struct Closed<'a>(&'a Passing);
 
 impl Drop for Closed<'_> {
@@ -40,17 +41,17 @@ impl Drop for Closed<'_> {
 }
 
 impl Passing {
-    /// Of a queue of so many units.
+    /// For a queue of so many units.
     pub fn new(queue_units: usize) -> Self {
         Self { inner: Mutex::default(), most: queue_units / 8 * PARTS }
     }
 
-    /// Memory that they take, in units of the queue.
+    /// Memory of the refused blocks, in units of the queue.
     pub fn units(&self) -> usize {
         self.inner.lock().units
     }
 
-    /// Takes a block that was refused.
+    /// Stores a refused block.
     pub fn take(&self, job: Job) {
         let mut inner = self.inner.lock();
         inner.units += job.room.num_permits();
@@ -60,7 +61,7 @@ impl Passing {
         Self::shrink(&mut inner, most);
     }
 
-    /// Lets all of them go, and those that come as long as the answer is kept.
+    /// Drops all refused blocks, and new ones until the result is dropped.
     pub fn close(&self) -> Closed<'_> {
         let mut inner = self.inner.lock();
         inner.closed += 1;

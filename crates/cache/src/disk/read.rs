@@ -1,8 +1,8 @@
-//! Reads: from what is here as far as it holds, from below for the rest, and ahead of sequential
+//! Reads: from the cache as far as it is valid, from below for the rest, and ahead of sequential
 //! readers.
 //!
-//! The window ahead of a sequential reader doubles whenever the reader has to wait for a call all
-//! the same, so it comes to cover latency times bandwidth, whatever these are.
+//! The read-ahead window doubles whenever the reader still has to wait for a call. So the window
+//! reaches the product of latency and bandwidth.
 
 use super::entry::{Entry, Have, block_of};
 use super::format::BLOCK;
@@ -17,22 +17,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
-/// First window ahead, in bytes.
+/// First read-ahead window, in bytes.
 const WINDOW: u64 = 512 << 10;
-/// Reads that are no farther apart than this are sequential: the kernel's own read-ahead comes out
-/// of order.
+/// Largest distance of sequential reads, in bytes: the kernel's own read-ahead arrives out of
+/// order.
 const NEAR: u64 = 1 << 20;
-/// Tries to answer from here before the read is passed on.
+/// Attempts to answer from the cache before the read is sent below.
 const TRIES: u32 = 4;
 
 enum Served {
-    /// The answer; whether the reader had to wait for a call below.
+    /// The answer, and whether the reader waited for a call below.
     Yes(Read, bool),
-    /// The attributes hold no longer.
+    /// The attributes have expired.
     Expired,
-    /// Something changed meanwhile.
+    /// The file or its entry changed meanwhile.
     Again,
-    /// A call below failed: its error may be another reader's.
+    /// A call of another reader failed; its error may not apply to this reader.
     Failed,
 }
 
@@ -88,7 +88,7 @@ impl Disk {
         }
         let end = at.saturating_add(u64::from(len)).min(size);
         if !holds && end - at < u64::from(len) {
-            // Whether the file ends there is not known any more.
+            // The end of the file is no longer certain.
             return Ok(Served::Expired);
         }
         let (first, last) = (block_of(at), block_of(end - 1));
@@ -124,7 +124,7 @@ impl Disk {
                     }
                 }
                 Place::Disk(entry) => {
-                    // One lock saw all of them, so there is no other entry among them.
+                    // All places were read under one lock, so all of them are in the same entry.
                     let run = places[i..].iter().take_while(|p| matches!(p, Place::Disk(_))).count();
                     let from = at.max(block * BLOCK);
                     let to = end.min((block + run as u64) * BLOCK);
@@ -150,7 +150,7 @@ impl Disk {
         add(&c.shared_fetches, u64::from(waited && !asked));
     }
 
-    /// Bytes of blocks that an entry has; `None` when it does not, after all.
+    /// Bytes of blocks in an entry; `None` when they cannot be read.
     async fn on_disk(&self, held: &Arc<Held>, entry: &Arc<Entry>, from: u64, to: u64) -> Option<Bytes> {
         let (first, last) = (block_of(from), block_of(to - 1));
         let verified = entry.verified_until(first, last - first + 1) > last;
@@ -172,7 +172,7 @@ impl Disk {
             }
             Err(e) => {
                 held.drop_entry(entry);
-                // Of one that was given up others may have the file by now.
+                // The data file of a dead entry may belong to another entry by now.
                 if let Some(shelf) = self.shelf().filter(|_| !entry.is_dead()) {
                     shelf.damaged(entry.key, entry.id, &e);
                 }
@@ -181,7 +181,7 @@ impl Disk {
         }
     }
 
-    /// Asks ahead of a sequential reader who has read `at..end`.
+    /// Reads ahead of a sequential reader that has read `at..end`.
     fn ahead(&self, cx: &Cx, open: &Arc<Open>, held: &Arc<Held>, at: u64, end: u64, waited: bool) {
         if end <= at || !self.may_store() || self.options.ahead_max_bytes == 0 {
             return;
@@ -205,7 +205,7 @@ impl Disk {
             };
             let from = a.upto.max(a.next);
             let goal = (a.next + a.window).min(held.version.size);
-            // Not in crumbs.
+            // Avoids small calls.
             if goal <= from || (goal - from < (a.window / 2).min(unit) && goal < held.version.size) {
                 return;
             }
@@ -243,7 +243,7 @@ impl Disk {
         open.real.get_or_try_init(make).await.copied()
     }
 
-    /// The first bytes of a file of exactly these attributes, when they are here.
+    /// The first bytes of a file with exactly these attributes, if they are cached.
     pub(super) async fn first_here(&self, held: &Arc<Held>, attrs: &Attrs, most: u32) -> Option<Read> {
         let size = attrs.attr.size_bytes;
         if held.version.size != size || held.version.change != attrs.attr.change {
@@ -261,13 +261,13 @@ impl Disk {
         Some(Read { data: bytes.into(), eof: to == size })
     }
 
-    /// Whether something of a file is on the disk, of whatever version.
+    /// Whether the file has an entry, of any version.
     pub(super) fn is_on_disk(&self, fh: &Fh) -> bool {
         self.shelf().is_some_and(|shelf| shelf.has(format::Key::of(fh)))
     }
 }
 
-/// Reads `from..to`, comparing every block that it touches with its checksum.
+/// Reads `from..to`, comparing every touched block with its checksum.
 fn verify(entry: &Entry, from: u64, to: u64) -> io::Result<Bytes> {
     let mut out = Vec::with_capacity((to - from) as usize);
     for block in block_of(from)..=block_of(to - 1) {
@@ -279,7 +279,7 @@ fn verify(entry: &Entry, from: u64, to: u64) -> io::Result<Bytes> {
     Ok(out.into())
 }
 
-/// The part of a block's bytes that is in a range.
+/// The part of a block's bytes within a range.
 fn cut(bytes: &Bytes, block: u64, at_bytes: u64, end_bytes: u64) -> Bytes {
     let start = block * BLOCK;
     let to = (end_bytes - start).min(bytes.len() as u64) as usize;

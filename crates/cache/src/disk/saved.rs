@@ -1,10 +1,10 @@
-//! The index of a shelf on disk, from an orderly end to the next start.
+//! The saved index of a shelf, from an orderly shutdown to the next start.
 //!
-//! `memo/index.x`: a header, then a record an entry in the order of the cleaner's policy, all under
-//! one checksum. It is written when nothing is added any more, and made invalid, durably, before
-//! anything else happens after a start: so it never tells of an earlier state. Without it every
-//! file of the directory is looked at. It says which entries there are and which go first; which
-//! bytes are valid is said by each entry's own map alone.
+//! `memo/index.x` has a header, then one record per entry in the order of the cleaner's policy, all
+//! under one checksum. It is written when no more entries are added. A start makes it invalid,
+//! durably, before any other change. So the file never describes an earlier state. Without it, all
+//! files of the directory are scanned. It has the entries and their order of eviction. Only each
+//! entry's own map tells which blocks are valid.
 
 use super::format::Key;
 use super::index::{Index, Slot};
@@ -14,15 +14,15 @@ use std::io::{self, ErrorKind};
 use std::sync::Weak;
 use twox_hash::XxHash3_64;
 
-/// The file.
+/// Name of the file.
 pub(super) const NAME: &str = "memo/index.x";
 /// First bytes; the last one is the version.
 const MAGIC: [u8; 8] = *b"hitherX\x01";
-/// Magic, policy, number of entries, checksum.
+/// Length of the header, in bytes: magic, policy, number of entries, checksum.
 const HEADER: usize = 32;
 /// Length of a record, in bytes.
 const RECORD: usize = 64;
-/// A longer file is none of ours, in bytes.
+/// Largest valid file, in bytes.
 const FILE_MAX: u64 = 8 << 30;
 
 fn encode(slot: &Slot, bytes: u64, kept: Kept) -> [u8; RECORD] {
@@ -59,7 +59,7 @@ fn header(policy: Policy, count: u64, body: &[u8]) -> [u8; HEADER] {
     out
 }
 
-/// Writes the index, in place of one before.
+/// Writes the index, replacing the former one.
 pub(super) fn write(io: &dyn Io, index: &Index) -> io::Result<()> {
     let mut body = Vec::with_capacity(index.len() * RECORD);
     index.iter().for_each(|(slot, bytes, kept)| body.extend(encode(slot, bytes, kept)));
@@ -74,7 +74,7 @@ pub(super) fn write(io: &dyn Io, index: &Index) -> io::Result<()> {
     file.sync_data()
 }
 
-/// Makes what was written of no use, durably.
+/// Makes the saved index invalid, durably.
 pub(super) fn invalidate(io: &dyn Io) -> io::Result<()> {
     let file = match io.open(NAME) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -84,15 +84,15 @@ pub(super) fn invalidate(io: &dyn Io) -> io::Result<()> {
     file.sync_data()
 }
 
-/// The policy of the mount that wrote it.
+/// The policy of the mount that saved the index.
 pub(super) fn policy(io: &dyn Io) -> Option<Policy> {
     let mut head = [0; HEADER];
     io.open(NAME).ok()?.read_at(&mut head, 0).ok()?;
     Policy::ALL.get(usize::from(head[8])).copied().filter(|_| head.starts_with(&MAGIC))
 }
 
-/// What was written, if it is whole: entries with their space, and what the policy knew of them if
-/// it was `policy`.
+/// The saved index, if it is complete: entries with their space, and their recorded use if the
+/// policy was `policy`.
 pub(super) fn read(io: &dyn Io, policy: Policy) -> Option<Vec<(Slot, u64, Option<Kept>)>> {
     let file = io.open(NAME).ok()?;
     let len = file.len().ok().filter(|len| (HEADER as u64..FILE_MAX).contains(len))?;

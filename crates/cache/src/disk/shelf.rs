@@ -1,10 +1,9 @@
-//! All entries of one cache directory: which there are, how much they take, which go first. All
-//! calls block, except [`Shelf::has`], [`Shelf::forget`] and where it is said.
+//! All entries of one part of a cache directory: their index, size and eviction. All calls block,
+//! except [`Shelf::has`], [`Shelf::forget`] and calls documented as not blocking.
 //!
-//! The index in memory comes from an orderly end before (`saved`), or is made of file names and
-//! sizes at the start; maps are read when their file is first asked for. There is one entry a
-//! filehandle: another version replaces it. Entries leave the index at once and the disk a little
-//! later.
+//! The index in memory is read from the last orderly shutdown (`saved`), or built from file names
+//! and sizes at the start. A map is read at the first use of its entry. A filehandle has one entry:
+//! another version replaces it. Entries leave the index at once, and the disk a little later.
 
 use super::entry::Entry;
 use super::format::{Key, Version, names, parse_name};
@@ -22,24 +21,24 @@ use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// What an entry takes besides its blocks, in bytes: two inodes and a map.
+/// Space of an entry besides its blocks, in bytes: two inodes and a map.
 const ENTRY_COST: u64 = 8 << 10;
-/// Entries that are remembered as compared; more are compared again.
+/// Most entries remembered as verified; after that, entries are compared again.
 const WHOLE_MAX: usize = 1 << 18;
-/// Locks over makers and loaders of entries.
+/// Locks for creating and loading entries.
 const LOCKS: usize = 16;
-/// The time of an entry's last use is noted on the disk when it was noted so long ago.
+/// Interval after which the time of an entry's last use is written to the disk again, in seconds.
 const TOUCH_EVERY_S: u64 = 60;
 
-/// How much may be kept.
+/// Limits of a shelf.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub soft_bytes: u64,
     pub hard_bytes: u64,
     pub min_free_bytes: u64,
-    /// What goes first.
+    /// Which entries are evicted first.
     pub policy: Policy,
-    /// Nothing on the disk is touched.
+    /// Nothing on the disk is changed.
     pub read_only: bool,
 }
 
@@ -48,29 +47,29 @@ pub(super) struct Shelf {
     pub index: Mutex<Index>,
     makers: [Mutex<()>; LOCKS],
     trash: Mutex<Vec<String>>,
-    /// Entries that were here as a whole, every block compared with its checksum since the start or
-    /// put since then: they need not be compared again when they are looked at next.
+    /// Complete entries with every block verified since the start, or stored since then. They are
+    /// not compared again at their next load.
     whole: Mutex<HashSet<u64>>,
     pub cleaning: Mutex<()>,
-    /// What was kept when the file system was found short of space, less what was missing;
-    /// `u64::MAX` when it is not short.
+    /// Size at the last shortage of space in the file system, less the missing bytes; `u64::MAX`
+    /// without a shortage.
     pub tight_bytes: AtomicU64,
-    /// Space that entries take which are not in the index because they are being written.
+    /// Space of entries outside the index, because they are being written.
     withheld_bytes: AtomicU64,
-    /// Files that the cleaner leaves alone.
+    /// Files that the cleaner does not evict.
     pins: Mutex<HashSet<Key>>,
     pub limits: Limits,
-    /// What the directory takes that this is a part of.
+    /// Total size of the directory that contains this shelf.
     pub total: OnceLock<Total>,
     pub counters: Arc<Counters>,
     random: Arc<dyn Fn() -> u64 + Send + Sync>,
 }
 
-/// Space that one file of an entry takes, and when it was touched.
+/// Space of one file of an entry, and its modification time.
 type Half = (u64, u64);
 
 impl Shelf {
-    /// Finds what is in a directory. Names that are none of ours are left alone.
+    /// Opens the entries in a directory. Files with other names are left alone.
     pub fn open(
         io: Arc<dyn Io>,
         limits: Limits,
@@ -108,7 +107,7 @@ impl Shelf {
         Ok(shelf)
     }
 
-    /// Looks at all files.
+    /// Scans all files.
     fn scan(&self) -> io::Result<()> {
         let mut halves: HashMap<(Key, u64), [Option<Half>; 2]> = HashMap::new();
         for file in self.io.list()? {
@@ -121,7 +120,7 @@ impl Shelf {
         for ((key, id), halves) in halves {
             match halves {
                 [Some((data, _)), Some((map, used_s))] => whole.push((used_s, key, id, data, map)),
-                // A crash left half of it.
+                // A crash left half of the entry.
                 _ => self.throw_away(key, id),
             }
         }
@@ -138,7 +137,7 @@ impl Shelf {
         Ok(())
     }
 
-    /// Writes down what there is, for a quick start; nothing may be added or removed any more.
+    /// Saves the index for a quick start. No entry may be added or removed afterwards.
     pub fn save(&self) {
         if self.limits.read_only {
             return;
@@ -146,7 +145,7 @@ impl Shelf {
         self.empty_trash();
         let written = saved::write(&*self.io, &self.index.lock());
         if let Err(e) = written {
-            // Then all files are looked at.
+            // The next start then scans all files.
             tracing::debug!("disk cache: the index cannot be written: {e}");
         }
         if let Some(total) = self.total.get() {
@@ -154,56 +153,54 @@ impl Shelf {
         }
     }
 
-    /// Whether nothing more may come in. Does not block.
+    /// Whether nothing more may be added. Does not block.
     pub fn is_full(&self) -> bool {
         let bytes = self.size().1;
         bytes >= self.limits.hard_bytes || self.total.get().is_some_and(|total| total.is_full(bytes))
     }
 
-    /// Whether there is room for `more` bytes without anything having to go for them. Does not
-    /// block.
+    /// Whether `more` bytes can be added without eviction. Does not block.
     pub fn is_roomy(&self, more: u64) -> bool {
         let bytes = self.size().1.saturating_add(more);
         let all = self.total.get().is_none_or(|total| total.bytes(bytes) <= total.soft_bytes);
         bytes <= self.soft_bytes() && all
     }
 
-    /// So much is kept here before something has to go: a soft limit, or what the file system has
-    /// room for.
+    /// Size above which entries are evicted: a soft limit, or the space of the file system.
     fn soft_bytes(&self) -> u64 {
         let all = self.total.get().map_or(u64::MAX, |total| total.soft_bytes);
         self.limits.soft_bytes.min(all).min(self.tight_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether a block of an entry is taken in, or read past the cache: a large file that is read
-    /// once does not push out what is used. Does not block.
+    /// Whether a block of an entry is stored. A large file that is read once does not evict used
+    /// files. Does not block.
     pub fn admits(&self, entry: &Entry, more: u64) -> bool {
         let whole_bytes = entry.version.size.saturating_add(ENTRY_COST);
         self.is_roomy(more) || self.index.lock().may_displace(entry.key, more, whole_bytes, self.soft_bytes())
     }
 
-    /// Entries, and bytes they take.
+    /// Number of entries, and their space in bytes.
     pub fn size(&self) -> (u64, u64) {
         let index = self.index.lock();
         (index.len() as u64, index.bytes() + self.withheld())
     }
 
-    /// Space that is taken outside the index.
+    /// Space of entries outside the index, in bytes.
     pub fn withheld(&self) -> u64 {
         self.withheld_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether there is something of a file, of whatever version.
+    /// Whether a file has an entry, of any version.
     pub fn has(&self, key: Key) -> bool {
         self.index.lock().get(key).is_some()
     }
 
-    /// Whether there is, most likely, all of a file of this length.
+    /// Whether a file of this length is most likely complete.
     pub fn has_all(&self, key: Key, size_bytes: u64) -> bool {
         self.index.lock().get(key).is_some_and(|slot| slot.data_bytes >= size_bytes)
     }
 
-    /// The entry of a version of a file. One of another version goes.
+    /// The entry of a version of a file. An entry of another version is dropped.
     pub fn find(&self, fh: &Fh, version: Version, now_s: u64) -> Option<Arc<Entry>> {
         let key = Key::of(fh);
         let _making = self.makers[key.0 as usize % LOCKS].lock();
@@ -215,7 +212,7 @@ impl Shelf {
         }
         let before_s = self.index.lock().used(key, now_s)?;
         if !self.limits.read_only && now_s >= before_s.saturating_add(TOUCH_EVERY_S) {
-            // The order of use survives a restart; nothing is lost when it does not.
+            // The order of use survives a restart. If the touch fails, only the order is lost.
             let _ = self.io.touch(&names(key, entry.id).1, now_s);
         }
         Some(entry)
@@ -251,15 +248,15 @@ impl Shelf {
                 None
             }
             Err(e) => {
-                // Out of descriptors or memory, or the disk fails: it may be all right.
+                // Out of descriptors or memory, or a disk error: the entry may be intact.
                 add(&self.counters.errors, 1);
-                tracing::debug!("disk cache: cannot look at {}: {e}", names(key, id).0);
+                tracing::debug!("disk cache: cannot load {}: {e}", names(key, id).0);
                 None
             }
         }
     }
 
-    /// An entry that cannot be believed or read goes.
+    /// Drops an entry that is damaged or cannot be read.
     pub fn damaged(&self, key: Key, id: u64, e: &io::Error) {
         if e.kind() == ErrorKind::InvalidData || e.kind() == ErrorKind::UnexpectedEof {
             add(&self.counters.damaged, 1);
@@ -271,7 +268,7 @@ impl Shelf {
         self.forget(key, Some(id));
     }
 
-    /// The entry of a version of a file, made if need be.
+    /// The entry of a version of a file, created if necessary.
     pub fn create(&self, fh: &Fh, version: Version, now_s: u64) -> io::Result<Arc<Entry>> {
         let key = Key::of(fh);
         let _making = self.makers[key.0 as usize % LOCKS].lock();
@@ -290,7 +287,7 @@ impl Shelf {
         Ok(entry)
     }
 
-    /// Takes a block into an entry, if there is room; tells whether it did.
+    /// Stores a block in an entry, if there is room; returns whether it did.
     pub fn put(&self, entry: &Entry, block: u64, data: &[u8]) -> io::Result<bool> {
         let bytes = self.size().1 + data.len() as u64;
         let admitted = || self.total.get().is_none_or(|total| total.admit(bytes));
@@ -307,7 +304,7 @@ impl Shelf {
         Ok(true)
     }
 
-    /// Remembers an entry that is whole and was compared.
+    /// Remembers an entry that is complete and verified.
     pub fn note_whole(&self, entry: &Entry) {
         if entry.is_whole() {
             let mut whole = self.whole.lock();
@@ -318,15 +315,15 @@ impl Shelf {
         }
     }
 
-    /// Gives an entry up (that with `id`, or whichever there is). Who reads from it may go on. Does
-    /// not block.
+    /// Drops the entry of a key. With `id`, drops only the entry with that id. Readers of the entry
+    /// may continue. Does not block.
     pub fn forget(&self, key: Key, id: Option<u64>) -> bool {
         let Some(slot) = self.index.lock().remove(key, id) else { return false };
         self.gone(&slot);
         true
     }
 
-    /// What has left the index leaves the disk.
+    /// Removes the files of an entry that has left the index.
     pub fn gone(&self, slot: &Slot) {
         if let Some(entry) = slot.entry.upgrade() {
             entry.kill();
@@ -335,8 +332,8 @@ impl Shelf {
         self.throw_away(slot.key, slot.id);
     }
 
-    /// Takes an entry out as [`Shelf::forget`] does, but its data stay on the disk, for
-    /// [`Shelf::adopt`] or [`Shelf::discard`]. They take space all the while, `bytes` of it.
+    /// Removes an entry like [`Shelf::forget`], but keeps its data on the disk for [`Shelf::adopt`]
+    /// or [`Shelf::discard`]. The data still take `bytes` of space.
     pub fn withhold(&self, entry: &Entry, bytes: u64) -> bool {
         if self.limits.read_only || !self.forget(entry.key, Some(entry.id)) {
             return false;
@@ -345,7 +342,7 @@ impl Shelf {
         let mut trash = self.trash.lock();
         let before = trash.len();
         trash.retain(|name| *name != data);
-        // Else somebody has just emptied it.
+        // If the name is missing, another thread has just emptied the trash.
         let withheld = trash.len() < before;
         if withheld {
             self.withheld_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -353,14 +350,14 @@ impl Shelf {
         withheld
     }
 
-    /// The data of an entry that was withheld go.
+    /// Removes the data of a withheld entry.
     pub fn discard(&self, entry: &Entry, bytes: u64) {
         self.withheld_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.trash.lock().push(names(entry.key, entry.id).0);
     }
 
-    /// The data of an entry that was withheld are those of a later version, but for blocks that
-    /// were `touched`.
+    /// Turns the data of a withheld entry into an entry of a later version, without the `touched`
+    /// blocks.
     pub fn adopt(
         &self,
         (old, bytes): (&Entry, u64),
@@ -369,9 +366,9 @@ impl Shelf {
         now_s: u64,
     ) -> io::Result<Arc<Entry>> {
         let _making = self.makers[old.key.0 as usize % LOCKS].lock();
-        // What came under the later version meanwhile is less.
+        // An entry created under the later version meanwhile has fewer blocks.
         self.forget(old.key, None);
-        // The map of before goes first: it must not be found with the data.
+        // The old map is removed first: it must not be found with the new data.
         self.empty_trash();
         let id = (self.random)();
         let entry = Arc::new(old.heir(id, version, touched)?);
@@ -382,7 +379,7 @@ impl Shelf {
         Ok(entry)
     }
 
-    /// A new entry, in place of whatever its key had.
+    /// Adds a new entry, replacing any entry of its key.
     fn take_in(&self, slot: Slot, bytes: u64) {
         let key = slot.key;
         let pins = self.pins.lock();
@@ -402,13 +399,13 @@ impl Shelf {
         self.trash.lock().extend([map, data]);
     }
 
-    /// Removes the files of entries that were given up.
+    /// Removes the files of dropped entries.
     pub fn empty_trash(&self) {
         let names = std::mem::take(&mut *self.trash.lock());
         for name in names {
             match self.io.remove(&name) {
                 Err(e) if e.kind() != ErrorKind::NotFound => {
-                    // It is found again at the next start, and its version is compared then.
+                    // The next start finds the file again, and its version is compared then.
                     tracing::debug!("disk cache: cannot remove {name}: {e}");
                 }
                 _ => {}
@@ -416,12 +413,12 @@ impl Shelf {
         }
     }
 
-    /// Whether the cleaner leaves a file alone.
+    /// Whether the cleaner does not evict a file.
     pub fn is_pinned(&self, key: Key) -> bool {
         self.pins.lock().contains(&key)
     }
 
-    /// Pins files or lets them go; all pins afterwards.
+    /// Pins or unpins files; returns all pins.
     pub fn pin(&self, keys: &[Key], pinned: bool) -> Vec<Key> {
         let mut pins = self.pins.lock();
         for key in keys {
@@ -435,9 +432,9 @@ impl Shelf {
         pins.iter().copied().collect()
     }
 
-    /// All entries as the index knows them.
+    /// All entries as known in the index.
     pub fn slots(&self) -> Vec<DiskSlot> {
-        // Nothing is made of it under the locks that readers need.
+        // Readers need these locks: the strings are built after their release.
         let known: Vec<_> = {
             let pins = self.pins.lock();
             let index = self.index.lock();
@@ -457,7 +454,7 @@ impl Shelf {
         known.into_iter().map(told).collect()
     }
 
-    /// The pins of before.
+    /// Sets the pins from before a restart.
     pub fn set_pins(&self, all: Vec<Key>) {
         let mut pins = self.pins.lock();
         let mut index = self.index.lock();
@@ -465,22 +462,22 @@ impl Shelf {
         *pins = all.into_iter().collect();
     }
 
-    /// Whether the file system has as much free as it should.
+    /// Whether the file system has the required free space.
     pub fn is_space_left(&self) -> bool {
         self.io.free_bytes().is_ok_and(|free| free >= self.limits.min_free_bytes)
     }
 
-    /// All keys, for those who go through everything.
+    /// All keys.
     pub fn keys(&self) -> Vec<Key> {
         self.index.lock().iter().map(|(slot, ..)| slot.key).collect()
     }
 
-    /// The entry of a key, if somebody uses it.
+    /// The entry of a key, if it is loaded.
     pub fn in_use(&self, key: Key) -> Option<Arc<Entry>> {
         self.index.lock().get(key)?.entry.upgrade()
     }
 
-    /// An entry for looking at.
+    /// An entry for inspection, with its space and last use.
     pub fn look(&self, key: Key) -> Option<(Arc<Entry>, u64, u64)> {
         let _making = self.makers[key.0 as usize % LOCKS].lock();
         let entry = self.load(key)?;
@@ -489,11 +486,11 @@ impl Shelf {
         Some((entry, bytes, index.get(key)?.used_s))
     }
 
-    /// Names of files that belong to no entry of the index, as a test wants to know.
+    /// Names of files that belong to no entry of the index.
     #[cfg(test)]
     pub fn strays(&self) -> Vec<String> {
         let known: HashSet<_> = self.index.lock().iter().map(|(s, ..)| (s.key, s.id)).collect();
-        let all = self.io.list().expect("a disk that works");
+        let all = self.io.list().expect("the disk can be listed");
         let stray = |name: &String| parse_name(name).is_none_or(|(k, id, _)| !known.contains(&(k, id)));
         all.into_iter().map(|l| l.name).filter(|name| name != saved::NAME).filter(stray).collect()
     }

@@ -1,22 +1,22 @@
-//! What the cache on disk counts.
+//! Counters of the disk cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a [`Disk`](super::Disk) since it began; the last five are present values.
+        /// Counters of a [`Disk`](super::Disk) since its start; the last five are present values.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         pub struct DiskStats {
             $($(#[$doc])* pub $name: u64,)*
-            /// Files that are here now, whole or in part.
+            /// Cached files now, complete or partial.
             pub entries: u64,
-            /// Space they take, in bytes.
+            /// Space of the cached files, in bytes.
             pub entry_bytes: u64,
             /// Bytes in memory on their way to the disk.
             pub queue_bytes: u64,
-            /// Files that wait to be completed.
+            /// Files waiting to be completed.
             pub fill_waiting: u64,
-            /// 1 while nothing is kept: the directory is in use by another, or the disk failed.
+            /// 1 while nothing is cached: another daemon uses the directory, or the disk failed.
             pub off: u64,
         }
 
@@ -34,60 +34,60 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Reads that asked for nothing below: what they wanted was here or on its way.
+    /// Reads without a request below: their bytes were cached or on their way.
     hits,
-    /// Bytes answered from what was here.
+    /// Bytes answered from the cache.
     hit_bytes,
     /// Reads that needed bytes from below.
     misses,
-    /// Bytes of their answers that came from below.
+    /// Bytes of these reads that came from below.
     miss_bytes,
-    /// Reads of files that are not kept here (too young, too small, too large), passed on.
+    /// Reads of files that are not cached (too young, too small, too large), sent below.
     passed_reads,
-    /// Calls below for bytes.
+    /// READ calls below.
     fetches,
-    /// Bytes that they brought.
+    /// Bytes that these calls returned.
     fetched_bytes,
-    /// Of these calls, those ahead of a sequential reader.
+    /// Calls ahead of a sequential reader.
     ahead_fetches,
-    /// Files that were completed because nothing else was asked for.
+    /// Files completed while the link was idle.
     filled_files,
-    /// Bytes asked for to complete files.
+    /// Bytes requested to complete files.
     filled_bytes,
-    /// Files whose other blocks were kept over writes of this mount, under a lease.
+    /// Files whose unchanged blocks were kept over writes of this mount, under a lease.
     kept_over_writes,
-    /// Readers that waited for another's call instead of asking.
+    /// Readers that waited for the call of another reader.
     shared_fetches,
-    /// Questions whether the file is still the same, because the time of its attributes was over.
+    /// Requests for attributes of a file because its attributes had expired.
     revalidations,
-    /// Opens that were answered without asking.
+    /// Opens answered without a request.
     virtual_opens,
-    /// Of these, those that had to be made below later.
+    /// Opens answered without a request that needed an open below later.
     virtual_made_real,
     /// Bytes written to the disk.
     stored_bytes,
-    /// Blocks that were not kept because too many were on their way to the disk.
+    /// Blocks not cached because too many were on their way to the disk.
     queue_full,
-    /// Blocks that were not kept because the cache or its file system was full.
+    /// Blocks not cached because the cache or its file system was full.
     refused_full,
-    /// Blocks that were not kept because their file is large, was read once and has its share of a
-    /// full cache.
+    /// Blocks not cached because their file is large, was read once and has its share of a full
+    /// cache.
     refused_large,
-    /// Entries that the cleaner removed.
+    /// Entries evicted by the cleaner.
     evictions,
-    /// Space that they took, in bytes.
+    /// Space of the evicted entries, in bytes.
     evicted_bytes,
     /// Entries dropped because the file had changed.
     dropped_by_change,
-    /// Entries dropped because of a change of our own.
+    /// Entries dropped because of a local change.
     dropped_by_write,
     /// Entries dropped because a checksum or map was wrong.
     damaged,
-    /// Errors of the disk.
+    /// Disk errors.
     errors,
 }
 
-/// Counts.
+/// Adds to a counter.
 pub(super) fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }

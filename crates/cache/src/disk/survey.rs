@@ -1,4 +1,4 @@
-//! What is in a cache directory, for tools that run beside the daemons. Blocks.
+//! Surveys a cache directory, for tools that run besides the daemons. All calls block.
 
 use super::home::{self, DiskError, Home};
 use super::io;
@@ -11,24 +11,24 @@ use hither_vfs::Env;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A part of a cache directory: what is kept of one identity.
+/// A part of a cache directory: the files of one identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPart {
-    /// The identity that its mounts gave.
+    /// The identity given by its mounts.
     pub identity: Vec<u8>,
-    /// A daemon uses it: it has to be asked for the rest.
+    /// A daemon uses the part; the other fields must be requested from that daemon.
     pub in_use: bool,
-    /// What is kept.
+    /// The cached files.
     pub entries: Vec<DiskEntry>,
-    /// What the checksums say, when that was asked for.
+    /// Result of the comparison with the checksums, when it was requested.
     pub check: Option<DiskCheck>,
 }
 
-/// Looks through a cache directory. With `check`, everything is compared with its checksum and what
-/// differs is dropped; otherwise nothing is changed.
+/// Surveys a cache directory. With `check`, compares all blocks with their checksums and drops
+/// entries that differ; otherwise changes nothing.
 ///
 /// # Errors
-/// It is no cache directory, or cannot be read: a line for the user.
+/// The directory is no cache directory, or cannot be read: a line for the user.
 pub fn survey(dir: &Path, check: bool, env: &Env) -> Result<Vec<DiskPart>, DiskError> {
     let mut parts = Vec::new();
     for identity in home::identities(dir)? {
@@ -42,14 +42,15 @@ pub fn survey(dir: &Path, check: bool, env: &Env) -> Result<Vec<DiskPart>, DiskE
     Ok(parts)
 }
 
-/// Who shares the directory counts with what a part takes.
+/// Announces the size of the part to the daemons that share the directory.
 fn say(home: &Home, shelf: &Shelf) {
     if !shelf.limits.read_only {
         let _ = total::announce(&home.lock, shelf.size().1, false);
     }
 }
 
-/// Nothing goes by itself; what a mount knows of the use of files is kept for it.
+/// Limits without eviction. The policy is that of the saved index, so that its records of use
+/// survive.
 fn limits(io: &dyn io::Io, read_only: bool) -> Limits {
     let (soft_bytes, hard_bytes, min_free_bytes) = (u64::MAX, u64::MAX, 0);
     Limits {
@@ -65,7 +66,7 @@ fn look(dir: &Path, home: &Home, check: bool, env: &Env, part: &mut DiskPart) ->
     let io = Arc::new(io::RealIo { dir: home.dir.clone() });
     let limits = limits(&*io, !check);
     if check {
-        // Everything is looked at, not what somebody wrote down about it.
+        // The check scans all files instead of the saved index.
         saved::invalidate(&*io).map_err(|e| DiskError::unusable(dir, &e))?;
     }
     let shelf = Shelf::open(io, limits, Arc::new(Counters::default()), env.random.clone());
@@ -87,11 +88,11 @@ fn look(dir: &Path, home: &Home, check: bool, env: &Env, part: &mut DiskPart) ->
     Ok(())
 }
 
-/// Drops everything that is not pinned from the parts of a cache directory that nobody uses;
-/// entries that went, and parts that are in use.
+/// Drops all entries that are not pinned, from the parts without a daemon. Returns the number of
+/// dropped entries, and of parts in use.
 ///
 /// # Errors
-/// It is no cache directory, or cannot be read: a line for the user.
+/// The directory is no cache directory, or cannot be read: a line for the user.
 pub fn evict_all(dir: &Path, env: &Env) -> Result<(u64, u64), DiskError> {
     let (mut gone, mut in_use) = (0, 0);
     for identity in home::identities(dir)? {

@@ -1,4 +1,4 @@
-//! Looking through what is kept, for people: lists, checksums, comparison with the server, pins.
+//! Tools for people: lists, checksums, comparison with the server, pins.
 
 use super::entry::Entry;
 use super::format::{BLOCK, Key, Version, sum};
@@ -7,110 +7,109 @@ use super::{Disk, home};
 use hither_vfs::{Cx, Fh, File};
 use std::sync::Arc;
 
-/// What is kept of one file.
+/// A cached file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct DiskEntry {
-    /// Under which it is found, in hexadecimal.
+    /// Key of the entry, in hexadecimal.
     pub key: String,
     /// Filehandle in hexadecimal.
     pub filehandle: String,
     /// Change attribute of the version.
     pub change: u64,
-    /// Length of the remote file.
+    /// Length of the remote file, in bytes.
     pub size_bytes: u64,
-    /// How much of it is here.
+    /// Cached bytes of it.
     pub cached_bytes: u64,
-    /// When it was last used, in seconds since 1970.
+    /// Time of the last use, in seconds since 1970.
     pub used_s: u64,
-    /// The cleaner leaves it alone.
+    /// The cleaner does not evict the entry.
     pub pinned: bool,
 }
 
-/// What is known of an entry without looking at the disk: enough to choose what goes.
+/// An entry as known without the disk: enough to choose entries to evict.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct DiskSlot {
-    /// Under which it is found, in hexadecimal.
+    /// Key of the entry, in hexadecimal.
     pub key: String,
-    /// Space it takes.
+    /// Space of the entry, in bytes.
     pub disk_bytes: u64,
-    /// When it was last used, in seconds since 1970.
+    /// Time of the last use, in seconds since 1970.
     pub used_s: u64,
-    /// How often it was used, as far as the policy counts.
+    /// Number of uses, as far as the policy counts them.
     pub uses: u8,
-    /// The cleaner leaves it alone.
+    /// The cleaner does not evict the entry.
     pub pinned: bool,
-    /// Somebody has it open.
+    /// The entry is open.
     pub open: bool,
 }
 
-/// How much may be kept, and how much is.
+/// Limits of the cache, and its present size.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct DiskRoom {
     /// The cleaner's policy.
     pub policy: &'static str,
-    /// Space that all entries take.
+    /// Space of all entries, in bytes.
     pub entry_bytes: u64,
-    /// Above so much the cleaner works.
+    /// Size above which the cleaner works, in bytes.
     pub soft_bytes: u64,
-    /// Above so much nothing is added.
+    /// Size above which nothing is added, in bytes.
     pub hard_bytes: u64,
-    /// Space that all parts of the directory take, as far as one looks after that: where there is a
-    /// limit for it.
+    /// Space of all parts of the directory, in bytes; `None` without a limit for the directory.
     pub dir_bytes: Option<u64>,
-    /// Above so much in the directory something goes.
+    /// Size of the directory above which entries are evicted, in bytes.
     pub dir_soft_bytes: Option<u64>,
-    /// Above so much in the directory nothing is added.
+    /// Size of the directory above which nothing is added, in bytes.
     pub dir_hard_bytes: Option<u64>,
-    /// Free in the file system.
+    /// Free space in the file system, in bytes.
     pub free_bytes: u64,
-    /// Below so much the cleaner works.
+    /// Free space below which the cleaner works, in bytes.
     pub min_free_bytes: u64,
-    /// Files that changed within so many seconds are not kept.
+    /// Files that changed within so many seconds are not cached.
     pub age_s: u64,
-    /// Shorter files are not kept.
+    /// Shorter files are not cached, in bytes.
     pub min_file_bytes: u64,
-    /// Longer files are not kept.
+    /// Longer files are not cached, in bytes.
     pub max_file_bytes: u64,
 }
 
-/// What is done to entries that are named by their keys.
+/// An action on entries given by their keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyAct {
-    /// They go.
+    /// Evicts them.
     Evict,
-    /// They stay.
+    /// Pins them.
     Pin,
-    /// They no longer stay.
+    /// Unpins them.
     Unpin,
 }
 
-/// What [`Disk::check`] found.
+/// Result of [`Disk::check`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DiskCheck {
-    /// Entries looked at.
+    /// Entries checked.
     pub entries: u64,
     /// Blocks compared with their checksums.
     pub blocks: u64,
-    /// Their bytes.
+    /// Bytes compared with their checksums.
     pub bytes: u64,
-    /// Entries that were damaged, and dropped.
+    /// Entries that were damaged and dropped.
     pub damaged: u64,
 }
 
-/// What [`Disk::verify`] found.
+/// Result of [`Disk::verify`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DiskVerify {
-    /// Entries looked at.
+    /// Entries checked.
     pub entries: u64,
-    /// Of these, those whose file has changed or gone at the server: they would not be used.
+    /// Entries with a file that has changed or is gone at the server. They would not be used.
     pub outdated: u64,
-    /// Those that could not be compared: damaged here, or not readable there.
+    /// Entries that could not be compared: damaged in the cache, or not readable at the server.
     pub unknown: u64,
     /// Blocks compared with the server's bytes.
     pub blocks: u64,
-    /// Their bytes.
+    /// Bytes compared with the server's bytes.
     pub bytes: u64,
-    /// Entries that differ although the server says that the file is unchanged. They were dropped.
+    /// Entries that differ although the server reports the file as unchanged. They were dropped.
     pub wrong: u64,
 }
 
@@ -135,8 +134,8 @@ pub(super) fn told(shelf: &Shelf, entry: &Entry, used_s: u64) -> DiskEntry {
     }
 }
 
-/// Compares an entry with its checksums and drops it if it differs: blocks and bytes that were
-/// right, and whether it differed.
+/// Compares an entry with its checksums, and drops it if it differs. Returns the matching blocks,
+/// their bytes, and whether the entry differed.
 pub(super) fn check_one(shelf: &Shelf, key: Key) -> (u64, u64, bool) {
     let before = shelf.has(key);
     let Some((entry, ..)) = shelf.look(key) else { return (0, 0, before) };
@@ -155,8 +154,8 @@ pub(super) fn check_one(shelf: &Shelf, key: Key) -> (u64, u64, bool) {
 }
 
 impl Disk {
-    /// Compares everything with its checksum and drops what differs. Takes as long as reading all
-    /// of it does.
+    /// Compares all blocks with their checksums and drops entries that differ. Takes as long as
+    /// reading all of them.
     pub async fn check(&self) -> DiskCheck {
         let Some(shelf) = self.shelf() else { return DiskCheck::default() };
         let mut report = DiskCheck::default();
@@ -169,8 +168,8 @@ impl Disk {
         report
     }
 
-    /// Compares everything with what the server has, as `cx` may read it; what differs is dropped.
-    /// Takes as long as reading all of it from the server does.
+    /// Compares all blocks with the server's bytes, as far as `cx` may read them, and drops entries
+    /// that differ. Takes as long as reading all of them from the server.
     pub async fn verify(&self, cx: &Cx) -> DiskVerify {
         let Some(shelf) = self.shelf() else { return DiskVerify::default() };
         let mut report = DiskVerify::default();
@@ -195,7 +194,7 @@ impl Disk {
         report
     }
 
-    /// Whether the file is still of the entry's version, before and after its bytes were compared.
+    /// Whether the file still has the entry's version, before and after its bytes were compared.
     async fn compare(&self, cx: &Cx, entry: &Arc<Entry>, report: &mut DiskVerify) -> Option<bool> {
         let version = async || {
             let cx = cx.fresh(tokio::time::Instant::now());
@@ -224,7 +223,7 @@ impl Disk {
         Some(true)
     }
 
-    /// What is kept, in no order.
+    /// All entries, in no order.
     pub async fn list(&self) -> Vec<DiskEntry> {
         let Some(shelf) = self.shelf() else { return Vec::new() };
         let all = move || {
@@ -234,23 +233,23 @@ impl Disk {
         self.blocking(all).await.unwrap_or_default()
     }
 
-    /// Drops what is kept of a file; tells whether there was anything.
+    /// Drops the entry of a file; returns whether there was one.
     pub fn evict(&self, fh: &Fh) -> bool {
         self.shelf().is_some_and(|shelf| shelf.forget(Key::of(fh), None))
     }
 
-    /// Drops everything that is not pinned; how many entries that were.
+    /// Drops all entries that are not pinned; returns their number.
     pub fn evict_all(&self) -> u64 {
         let Some(shelf) = self.shelf() else { return 0 };
         shelf.keys().into_iter().filter(|key| !shelf.is_pinned(*key) && shelf.forget(*key, None)).count()
             as u64
     }
 
-    /// From now on the cleaner leaves a file alone, whatever version of it is kept, or no longer
-    /// does. Survives restarts.
+    /// Pins or unpins a file: the cleaner does not evict any version of a pinned file. Pins survive
+    /// restarts.
     ///
     /// # Errors
-    /// There is no directory in use, or it cannot be written: a line for the user.
+    /// The cache directory is not in use, or cannot be written: a line for the user.
     pub async fn pin(&self, fh: &Fh, pinned: bool) -> Result<(), String> {
         let shelf = self.shelf().ok_or("the disk cache is not in use")?;
         let dir = self.lock.lock().as_ref().map(|home| home.dir.clone());
@@ -260,16 +259,16 @@ impl Disk {
         self.blocking(write).await.map_err(|e| e.to_string())?
     }
 
-    /// All entries as far as memory knows them, those that go next first.
+    /// All entries as known in memory, in the order of their eviction.
     pub async fn slots(&self) -> Vec<DiskSlot> {
         let Some(shelf) = self.shelf() else { return Vec::new() };
         self.blocking(move || shelf.slots()).await.unwrap_or_default()
     }
 
-    /// Limits, and how far away they are.
+    /// The limits, and the present sizes.
     ///
     /// # Errors
-    /// There is no directory in use: a line for the user.
+    /// The cache directory is not in use: a line for the user.
     pub async fn room(&self) -> Result<DiskRoom, String> {
         let shelf = self.shelf().ok_or("the disk cache is not in use")?;
         let o = &self.options;
@@ -296,15 +295,15 @@ impl Disk {
         self.blocking(look).await.map_err(|e| e.to_string())
     }
 
-    /// Does something to the entries with these keys; how many that concerned. What is pinned does
-    /// not go.
+    /// Acts on the entries with these keys; returns their number. Pinned entries are not evicted.
     ///
     /// # Errors
-    /// A key that is none, no directory in use, or it cannot be written: a line for the user.
+    /// A key is invalid, or the cache directory is not in use or cannot be written: a line for the
+    /// user.
     pub async fn by_key(&self, act: KeyAct, keys: &[String]) -> Result<u64, String> {
         let shelf = self.shelf().ok_or("the disk cache is not in use")?;
         let dir = self.lock.lock().as_ref().map(|home| home.dir.clone());
-        let parsed = keys.iter().map(|key| Key::of_hex(key).ok_or_else(|| format!("'{key}' is no key")));
+        let parsed = keys.iter().map(|key| Key::of_hex(key).ok_or_else(|| format!("'{key}' is not a key")));
         let mut keys = parsed.collect::<Result<Vec<_>, _>>()?;
         let work = move || {
             keys.retain(|key| shelf.has(*key));
@@ -320,10 +319,10 @@ impl Disk {
         self.blocking(work).await.map_err(|e| e.to_string())?
     }
 
-    /// The object at the end of a path of names, as this layer's file system has it.
+    /// The object at the end of a path of names, looked up in the layer below.
     ///
     /// # Errors
-    /// Those of looking it up.
+    /// The errors of the look-up.
     pub async fn resolve(&self, cx: &Cx, path: &[hither_vfs::Name]) -> hither_vfs::Result<Fh> {
         hither_vfs::resolve(&*self.below, cx, path).await
     }

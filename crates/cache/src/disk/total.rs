@@ -1,18 +1,17 @@
-//! What all parts of a cache directory take together, and the limit that the mounts which share it
-//! keep it under.
+//! The total size of a cache directory, and the limit that the sharing mounts keep.
 //!
-//! The lock file of each part (`home`) says how much the part takes, as its daemon last announced.
-//! Before a daemon takes more in than it has announced it announces that, and then looks at what
-//! the others have announced; when it is too much it goes back to what it had. So of two that grow
-//! at the same time both may be refused, and the directory never holds more than the limit.
-//! Announcements are in steps of a MiB, so that few blocks cost such a look.
+//! The lock file of each part (`home`) has the size that its daemon last announced. A daemon
+//! announces a larger size before it exceeds its last announcement. Then it reads the announcements
+//! of the others. If the sum exceeds the limit, the daemon returns to its former announcement. So
+//! both of two daemons that grow at the same time may be refused, and the directory never exceeds
+//! the limit. Announcements are multiples of 1 MiB, so that few blocks need such a check.
 //!
-//! Above the soft limit parts that no daemon uses give way first, those that have not been used for
-//! longest before others (`unused`); what is too much then, each daemon gives up in proportion to
-//! what it has ([`Total::take_short`]).
+//! Above the soft limit, parts without a daemon are reduced first, the least recently used before
+//! others (`unused`). Each daemon gives up its proportional part of the remaining excess
+//! ([`Total::take_short`]).
 //!
-//! What is announced is not made durable: after a power cut it is what the daemon finds when it
-//! looks at its files. All calls block.
+//! Announcements are not durable: after a power cut, the daemon announces the size of the files
+//! that it finds. All calls block.
 
 use parking_lot::Mutex;
 use std::ffi::OsString;
@@ -24,16 +23,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use twox_hash::XxHash3_64;
 
-/// First bytes of a lock file that says something; the last one is the version.
+/// First bytes of an announcement in a lock file; the last one is the version.
 const MAGIC: [u8; 8] = *b"hitherU\x01";
-/// Magic, bytes, whether it is being cleaned by somebody who does not use it, checksum.
+/// Length of an announcement, in bytes: magic, size, whether the part is being cleaned, checksum.
 const SAID: usize = 32;
-/// What is announced is a multiple of this, in bytes.
+/// Announcements are multiples of this, in bytes.
 const STEP: u64 = 1 << 20;
-/// How often one looks again whose look fell into somebody's writing.
+/// Most attempts to read an announcement that is being written.
 const TRIES: u32 = 100;
 
-/// Announces for a part, in its lock file.
+/// Announces the size of a part in its lock file.
 pub(super) fn announce(lock: &File, bytes: u64, cleaning: bool) -> io::Result<()> {
     let mut out = [0; SAID];
     out[..8].copy_from_slice(&MAGIC);
@@ -44,8 +43,8 @@ pub(super) fn announce(lock: &File, bytes: u64, cleaning: bool) -> io::Result<()
     lock.write_all_at(&out, 0)
 }
 
-/// What a lock file says: bytes, and whether the part is being cleaned. `None` when it says nothing
-/// that can be understood.
+/// The announcement in a lock file: size in bytes, and whether the part is being cleaned. `None`
+/// when there is no valid one.
 pub(super) fn said(lock: &File) -> Option<(u64, bool)> {
     for _ in 0..TRIES {
         let mut out = [0; SAID];
@@ -59,38 +58,38 @@ pub(super) fn said(lock: &File) -> Option<(u64, bool)> {
     None
 }
 
-/// The sum, as one daemon sees and keeps it.
+/// The total as one daemon sees it.
 #[derive(Debug)]
 pub(super) struct Total {
     /// The cache directory.
     pub dir: PathBuf,
-    /// Name of our own lock file in it.
+    /// Name of the daemon's own lock file in the directory.
     name: OsString,
     lock: Arc<File>,
     pub soft_bytes: u64,
     pub hard_bytes: u64,
     state: Mutex<State>,
-    /// Of the others, as they were when they were last looked at.
+    /// Size of the other parts at the last check, in bytes.
     others_bytes: AtomicU64,
-    /// Something was refused since the last look.
+    /// A block was refused since the last check.
     full: AtomicBool,
-    /// What is too much for the soft limit and nobody but those who use their parts can give up,
-    /// until somebody begins to.
+    /// Excess over the soft limit that only the daemons can give up, in bytes; 0 after
+    /// [`Total::take_short`].
     over_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     announced: u64,
-    /// Something was announced.
+    /// A size was announced.
     begun: bool,
     others: Vec<(OsString, File)>,
-    /// When a name in the directory last came or went, as it was when they were looked for.
+    /// Modification time of the directory at the last search for lock files.
     dir_changed: Option<(i64, i64)>,
 }
 
 impl Total {
-    /// For the part that `lock` is the lock file of, which takes `bytes`.
+    /// The total for the part with this lock file, which has a size of `bytes`.
     pub fn new(lock: Arc<File>, path: &Path, limits: (u64, u64), bytes: u64) -> Self {
         let total = Self {
             dir: path.parent().map(Path::to_path_buf).unwrap_or_default(),
@@ -107,7 +106,7 @@ impl Total {
         total
     }
 
-    /// Whether our part, which takes less now, may take `bytes`.
+    /// Whether this daemon's part, which is smaller now, may grow to `bytes`.
     pub fn admit(&self, bytes: u64) -> bool {
         let mut s = self.state.lock();
         if bytes <= s.announced {
@@ -116,7 +115,7 @@ impl Total {
         let before = s.announced;
         for next in [bytes.next_multiple_of(STEP), bytes] {
             if !self.is_limited() {
-                // Others may have a limit.
+                // Other daemons may have a limit.
                 let _ = announce(&self.lock, next, false);
                 s.announced = next;
                 return true;
@@ -133,19 +132,19 @@ impl Total {
         false
     }
 
-    /// Whether there is a limit for all.
+    /// Whether the directory has a limit.
     pub fn is_limited(&self) -> bool {
         self.hard_bytes < u64::MAX
     }
 
-    /// Looks at the directory anew; our part takes so many bytes. Returns what all take, with no
-    /// limit what ours does.
+    /// Checks the directory again; this daemon's part has a size of `bytes`. Returns the total
+    /// size; without a limit, the size of this part.
     pub fn settle(&self, bytes: u64) -> u64 {
         let mut s = self.state.lock();
-        // A step more: blocks that were admitted may be on their way.
+        // One step more, for admitted blocks on their way.
         let next = bytes.saturating_add(STEP).next_multiple_of(STEP);
         if next < s.announced || bytes > s.announced || !s.begun {
-            // There may be more than was announced; it is there all the same.
+            // The part may be larger than announced; its files exist already.
             s.announced = if bytes > s.announced || !s.begun { bytes } else { next };
             s.begun = true;
             let _ = announce(&self.lock, s.announced, false);
@@ -153,7 +152,8 @@ impl Total {
         if !self.is_limited() {
             return bytes;
         }
-        // The time of the directory has a grain, in which a name may have come unseen.
+        // The modification time of the directory has a granularity: a new name within one tick goes
+        // unnoticed.
         s.dir_changed = None;
         let others = self.look(&mut s).unwrap_or_else(|| self.others_bytes.load(Ordering::Relaxed));
         let all = others.saturating_add(bytes);
@@ -161,7 +161,7 @@ impl Total {
         all
     }
 
-    /// What the others take; `None` when the directory cannot be looked at.
+    /// Size of the other parts, in bytes; `None` when the directory cannot be read.
     fn look(&self, s: &mut State) -> Option<u64> {
         let at = std::fs::metadata(&self.dir).ok()?;
         let changed = Some((at.mtime(), at.mtime_nsec()));
@@ -189,46 +189,45 @@ impl Total {
         Ok(out)
     }
 
-    /// What all take, with `bytes` of our own, as far as is known.
+    /// The last known total size, with `bytes` of this part.
     pub fn bytes(&self, bytes: u64) -> u64 {
         self.others_bytes.load(Ordering::Relaxed).saturating_add(bytes)
     }
 
-    /// Whether nothing more may come in, with `bytes` of our own; does not block.
+    /// Whether nothing more may be added, with `bytes` of this part; does not block.
     pub fn is_full(&self, bytes: u64) -> bool {
         self.full.load(Ordering::Relaxed) || self.bytes(bytes) >= self.hard_bytes
     }
 
-    /// So much is too much, after what others could do about it: what [`Total::take_short`] is to
-    /// be a part of.
+    /// Sets the excess that remains after the reduction of unused parts, for [`Total::take_short`].
     pub fn set_over(&self, bytes: u64) {
         self.over_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// How much of our own `bytes` is to go: as large a part of what is too much as we have of all.
-    /// Told once each time that [`Total::set_over`] was called.
+    /// How many of this part's `bytes` are to be evicted: its proportional part of the excess.
+    /// Returns it once per call of [`Total::set_over`].
     pub fn take_short(&self, bytes: u64) -> u64 {
         let over = self.over_bytes.swap(0, Ordering::Relaxed);
         if over == 0 {
             return 0;
         }
         let part = u128::from(over) * u128::from(bytes) / u128::from(self.bytes(bytes).max(1));
-        // Rounded up, so that it ends.
+        // Rounded up, so that the excess reaches zero.
         u64::try_from(part).unwrap_or(u64::MAX).saturating_add(1).min(bytes)
     }
 
-    /// The last word of our part, which takes so many bytes.
+    /// The last announcement of this part.
     pub fn leave(&self, bytes: u64) {
         let _ = announce(&self.lock, bytes, false);
     }
 
-    /// Lock files of other parts that say nothing.
+    /// Lock files of other parts without a valid announcement.
     pub fn silent(&self) -> Vec<OsString> {
         let s = self.state.lock();
         s.others.iter().filter(|(_, lock)| said(lock).is_none()).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Lock files of other parts, those first whose part has not been used for longest.
+    /// Lock files of other parts, the least recently used part first.
     pub fn others(&self) -> Vec<OsString> {
         let s = self.state.lock();
         let at = |lock: &File| lock.metadata().map(|m| (m.mtime(), m.mtime_nsec())).unwrap_or_default();

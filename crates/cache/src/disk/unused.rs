@@ -1,9 +1,9 @@
-//! Parts of a cache directory that no daemon uses: when the directory as a whole has too much, they
-//! give way first. Blocks.
+//! Parts of a cache directory without a daemon. They are reduced first when the directory exceeds
+//! its soft limit. All calls block.
 //!
-//! Whoever cleans one has its lock for that moment, and says so in it: a mount that wants the part
-//! meanwhile waits, and so do others that find too much: what they use is not to go for what is on
-//! its way out elsewhere.
+//! The daemon that cleans a part holds its lock for that moment, and announces it in the lock file.
+//! A mount that needs the part waits meanwhile. So do other daemons that find an excess: they must
+//! not give up files for an excess that is being removed elsewhere.
 
 use super::home::{self, Home, Unused};
 use super::io::RealIo;
@@ -18,33 +18,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
-/// Entries that leave a part in one turn.
+/// Most entries evicted from a part in one turn.
 const TURN: u64 = 4096;
-/// So often in a row one waits for somebody else who cleans, and may not go on.
+/// Most consecutive waits for another daemon that cleans, because that daemon may hang.
 const WAITS: u32 = 30;
 
 type Random = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// What is known of parts that have nothing to give: what they said, and when they were last used,
-/// when that was found.
+/// Parts that have nothing to give: their announcement and their last use, at that time.
 #[derive(Debug, Default)]
 pub(super) struct Emptied {
     parts: Mutex<HashMap<OsString, (u64, SystemTime)>>,
-    /// How often in a row it was somebody else's turn.
+    /// Consecutive waits for another daemon.
     waited: AtomicU32,
 }
 
-/// What parts that nobody uses have given.
+/// The reduction of unused parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Given {
     bytes: u64,
-    /// They will give more, here or to somebody else who is at it.
+    /// More will follow, by this daemon or another one that is cleaning.
     more: bool,
 }
 
 impl Emptied {
-    /// Makes room above the soft limit for all, of which our part takes `bytes()`; what is still
-    /// too much then, for those to give up who use their parts.
+    /// Reduces unused parts while the total exceeds the soft limit; this daemon's part has a size
+    /// of `bytes()`. Returns the excess that remains for the daemons to give up in their own parts.
     pub fn make_room(
         &self,
         total: &Total,
@@ -62,15 +61,14 @@ impl Emptied {
             return 0;
         }
         match self.clean(total, first, counters, random) {
-            // As it is now: somebody else may have been at it in between.
+            // Measured again: another daemon may have reduced parts meanwhile.
             Given { bytes: 0, more: false } => over(),
-            // What gave something may have more when there is too much again.
+            // A part that was reduced may have more when there is an excess again.
             _ => 0,
         }
     }
 
-    /// Removes about `over` bytes from parts that nobody uses, as far as they have them. What is
-    /// pinned stays.
+    /// Evicts about `over` bytes from unused parts, as far as they have them. Pinned files stay.
     fn clean(&self, total: &Total, over: u64, counters: &Arc<Counters>, random: &Random) -> Given {
         let (mut given, mut others) = (Given::default(), false);
         for name in total.others() {
@@ -94,7 +92,7 @@ impl Emptied {
             given.bytes += before - after;
             given.more |= more;
             let mut all = self.parts.lock();
-            // What gave something may have more: it is asked again next time.
+            // A part that was reduced may have more: it is examined again next time.
             if before == after {
                 all.insert(name, (after, used))
             } else {
@@ -110,7 +108,7 @@ impl Emptied {
     }
 }
 
-/// Sizes of parts that say nothing, because nobody has used them since there are sizes.
+/// Announces the sizes of parts without an announcement, left by a version without announcements.
 fn measure(total: &Total, counters: &Arc<Counters>, random: &Random) {
     for name in total.silent() {
         if let Unused::Yes(home) = Home::unused(&total.dir, &name) {
@@ -119,18 +117,18 @@ fn measure(total: &Total, counters: &Arc<Counters>, random: &Random) {
     }
 }
 
-/// What a part had, and has, and whether it has more to give.
+/// Cleans a part. Returns its size before and after, and whether it can be reduced further.
 fn clean_one(home: &Home, over: u64, counters: &Arc<Counters>, random: &Random) -> (u64, u64, bool) {
     let said = total::said(&home.lock).map_or(0, |(bytes, _)| bytes);
-    // The order of use is that of these times.
+    // These times order the parts by their use.
     let used = home.lock.metadata().and_then(|m| m.modified());
     let _ = total::announce(&home.lock, said, true);
     let (before, after, more) = clean_shelf(home, over, counters, random).unwrap_or_else(|e| {
-        tracing::debug!("disk cache: cannot look through {}: {e}", home.dir.display());
+        tracing::debug!("disk cache: cannot clean {}: {e}", home.dir.display());
         (said, said, false)
     });
-    // Whoever takes it next takes that back: there is no moment at which it is ours without saying
-    // so.
+    // The next owner resets the cleaning flag. So the part is never locked by a cleaner without the
+    // flag.
     let _ = total::announce(&home.lock, after, true);
     if let Ok(used) = used {
         let _ = home.lock.set_modified(used);

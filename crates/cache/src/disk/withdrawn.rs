@@ -1,15 +1,15 @@
-//! When leases were last withdrawn and files last changed from here, for attributes that somebody
-//! above has known for some time: whoever holds them may not have heard yet of what has passed here
-//! already.
+//! Moments of the last lease withdrawals and local changes, by file. They judge attributes that a
+//! layer above has known for some time. That layer may not have processed an event that this layer
+//! has already seen.
 //!
-//! The moments of the last events are kept by file; of those before, the latest alone, which counts
-//! for all files.
+//! The moments of the last events are kept by file. Of the earlier events, only the latest moment
+//! is kept, which counts for all files.
 
 use hither_vfs::Fh;
 use std::collections::{HashMap, VecDeque};
 use tokio::time::Instant;
 
-/// Events that are remembered by their files.
+/// Events that are kept by file.
 const MOST: usize = 1024;
 
 /// Events of one kind.
@@ -21,11 +21,12 @@ pub(super) struct Moments {
 }
 
 impl Moments {
-    /// One of a file.
+    /// Records an event of a file.
     pub fn note(&mut self, fh: &Fh, at: Instant) {
         self.last.insert(fh.clone(), at);
         if let Some((_, last)) = self.order.back_mut().filter(|(last, _)| last == fh) {
-            // One after the other to one file, as writes are: others are not forgotten for them.
+            // Consecutive events of one file, such as writes, do not displace events of other
+            // files.
             *last = at;
             return;
         }
@@ -40,12 +41,12 @@ impl Moments {
         }
     }
 
-    /// One of everything.
+    /// Records an event of all files.
     pub fn note_all(&mut self, at: Instant) {
         *self = Self { of_all: Some(at), ..Self::default() };
     }
 
-    /// The last one that may concern a file.
+    /// The last event that may concern a file.
     pub fn since(&self, fh: &Fh) -> Option<Instant> {
         self.last.get(fh).copied().max(self.of_all)
     }
@@ -67,7 +68,7 @@ mod tests {
         assert_eq!(all.since(&fh(1)), None);
         (0..MOST).for_each(|n| all.note(&fh(n), at(n)));
         assert_eq!((all.since(&fh(7)), all.since(&fh(MOST))), (Some(at(7)), None));
-        // Twice: the later one counts, also when the earlier one goes.
+        // Of two events the later one counts, also after the earlier one was dropped.
         all.note(&fh(0), at(MOST));
         assert_eq!((all.since(&fh(0)), all.since(&fh(MOST))), (Some(at(MOST)), Some(at(0))));
         (MOST + 1..=MOST + 10).for_each(|n| all.note(&fh(n), at(n)));

@@ -1,4 +1,4 @@
-//! Real directories: whose they are, what is wrong in them, and disks that are full.
+//! Real directories: owners, damage, and full disks.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -41,8 +41,7 @@ impl Drop for Dir {
     }
 }
 
-/// A cache of which it is known whether it has its directory, however long that took: a mount waits
-/// for a moment only.
+/// A cache after the attempt to take its directory. The mount itself waits only for a moment.
 async fn started(
     below: Arc<dyn Vfs>,
     dir: &Dir,
@@ -51,7 +50,7 @@ async fn started(
     at_s: u64,
 ) -> Arc<Disk> {
     let disk = Disk::start(below, &dir.0, identity, options, env_at(at_s)).await;
-    let looks = || disk.off.lock().as_ref().is_some_and(|why| why.contains("is being looked through"));
+    let looks = || disk.off.lock().as_ref().is_some_and(|why| why.contains("is being scanned"));
     until("it was looked through", || !looks()).await;
     disk
 }
@@ -108,7 +107,7 @@ async fn a_real_directory_keeps_files_and_lends_them() {
         assert_eq!(bytes, data, "who holds it keeps it");
         l.close(o).await;
         assert_eq!(l.cat(&fh, 65536).await, data);
-        // Its end waits for the disk, but not for long.
+        // The shutdown waits for the disk for a limited time.
         l.settle().await;
         l.disk.shutdown(&l.cx).await.unwrap();
     }
@@ -141,8 +140,8 @@ async fn a_real_directory_keeps_files_and_lends_them() {
     assert!(survey(&std::env::temp_dir(), false, &env_at(7)).is_err());
 }
 
-/// Any bit, any length, any foreign content, in any file: never a wrong byte, and the cache goes
-/// on.
+/// Flipped bits, truncation and foreign content in any file never cause a wrong byte, and the cache
+/// continues.
 /// Promise: 11a
 #[tokio::test]
 async fn damage_is_detected_and_mended() {
@@ -212,7 +211,7 @@ async fn one_daemon_an_identity() {
     assert_eq!(second.disk.stats().entries, 1);
 }
 
-/// Another export's cache in the same directory; its server is the same.
+/// The cache of another export of the same server, in the same directory.
 async fn of_other(model: &Arc<Model>, dir: &Dir, identity: &[u8], options: DiskOptions) -> Lab {
     let wire = Wire::new(model.clone());
     let disk = started(wire.clone(), dir, identity, options, 100_000).await;
@@ -220,7 +219,7 @@ async fn of_other(model: &Arc<Model>, dir: &Dir, identity: &[u8], options: DiskO
     Lab { model: model.clone(), wire, disk, io: Sim::new(1), top, cx: root_cx() }
 }
 
-/// Waits in real time, for what is done once a second.
+/// Waits in real time for an event that happens once a second.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..5000 {
         if holds() {
@@ -231,7 +230,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     panic!("waited in vain: {what}");
 }
 
-/// Files of `n` MiB in a cache.
+/// Caches `n` files of 1 MiB.
 async fn fill_up(l: &Lab, first: u64, n: u64) {
     for i in first..first + n {
         let fh = l.file(&format!("f{i}"), &pattern(i, MIB)).await;
@@ -240,8 +239,8 @@ async fn fill_up(l: &Lab, first: u64, n: u64) {
     }
 }
 
-/// A limit for the directory: what nobody uses goes first, whoever of those who look at the same
-/// time cleans it, then something of everybody; it is never exceeded.
+/// A limit for the directory. Unused parts are reduced first, by any of the daemons that check at
+/// the same time. Then every daemon gives up a part. The limit is never exceeded.
 /// Promise: 11a
 #[tokio::test]
 async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
@@ -249,7 +248,7 @@ async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
     let hard = 20 * MIB;
     let shared = DiskOptions { dir_soft_bytes: 16 * MIB, dir_hard_bytes: hard, ..options() };
     let bytes = |l: &Lab| l.disk.stats().entry_bytes;
-    // It was used before there was anything said of sizes.
+    // The part was used before sizes were announced.
     let old = of_other(&model, &dir, b"server:/old", options()).await;
     fill_up(&old, 100, 6).await;
     let pinned =
@@ -268,16 +267,16 @@ async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
     fill_up(&a, 200, 8).await;
     let before = bytes(&a);
     assert!(before > 8 * MIB);
-    // Together 14; with 4 more of another one there is too much, and the old part has something to
-    // give.
+    // Together 14 MiB. With 4 MiB of another mount the limit is exceeded, and the old part is
+    // reduced.
     let b = of_other(&model, &dir, b"server:/b", shared.clone()).await;
     fill_up(&b, 300, 4).await;
     let total = |l: &Lab| l.disk.shelf().unwrap().total.get().unwrap().bytes(bytes(l));
     until("the unused part gives way", || total(&a).max(total(&b)) <= 16 * MIB).await;
     assert!(a.disk.stats().evictions > 0 || b.disk.stats().evictions > 0);
     assert_eq!(bytes(&a), before, "nothing goes of what is used");
-    // Then all that are used give something up. (What is not scheduled meanwhile does so when the
-    // other takes in more.)
+    // Then all parts in use are reduced. A daemon that is not scheduled meanwhile does so when the
+    // other one adds more.
     let mut first = 400;
     while bytes(&a) == before {
         fill_up(&b, first, 10).await;
@@ -302,7 +301,7 @@ async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
     }
 }
 
-/// Parts that were removed by hand, as `rm -r` does it, take nothing any more.
+/// Parts removed by a user with `rm -r` no longer count.
 #[tokio::test]
 async fn what_was_removed_by_hand_does_not_count() {
     let (dir, model) = (Dir::new(), model());
@@ -326,7 +325,7 @@ async fn what_was_removed_by_hand_does_not_count() {
     assert_eq!(l.disk.stats().entries, 1);
 }
 
-/// Somebody cleans a part when its mount comes: it waits for that moment.
+/// A mount waits while another daemon cleans its part.
 #[tokio::test]
 async fn a_part_that_is_being_cleaned_is_waited_for() {
     let (dir, model) = (Dir::new(), model());
@@ -375,8 +374,8 @@ async fn directories_that_are_not_ours_are_refused_or_set_aside() {
     assert!(std::fs::read(part.join("format")).unwrap().starts_with(b"hither disk cache, version 1"));
 }
 
-/// The power fails while a cache directory is made: there is nothing yet, and nothing to complain
-/// of.
+/// The power fails while a cache directory is created: the directory is empty, and that is no
+/// error.
 /// Promise: 11a
 #[tokio::test]
 async fn a_directory_that_was_only_begun_is_begun_again() {
@@ -398,7 +397,7 @@ async fn a_directory_that_was_only_begun_is_begun_again() {
     assert!(names.all(|name| !name.to_string_lossy().contains("aside")));
 }
 
-/// A file system of 1 MiB fills up in the middle: reads go on, nothing wrong is kept.
+/// A file system of 1 MiB fills up: reads continue, and no wrong data are kept.
 #[tokio::test]
 async fn a_full_file_system() {
     if !rustix::process::geteuid().is_root() {
@@ -413,7 +412,7 @@ async fn a_full_file_system() {
         eprintln!("may not mount a small file system");
         return;
     }
-    // However long it takes, it is not tried again.
+    // The long retry time excludes a second attempt.
     let l = real(&model, &dir, DiskOptions { retry: Duration::from_secs(3600), ..options() }).await;
     let mut all = Vec::new();
     for i in 0..8u64 {
