@@ -156,7 +156,7 @@ impl Held {
         self.inner.lock().ready.values().map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// Whether there is no entry and no block.
+    /// Whether there is no entry, no block in memory and no running call.
     pub fn is_bare(&self) -> bool {
         let inner = self.inner.lock();
         inner.entry.is_none() && inner.ready.is_empty() && inner.fetching.is_empty()

@@ -1,4 +1,4 @@
-//! Surveys a cache directory, for tools that run besides the daemons. All calls block.
+//! Surveys a cache directory, for tools that run beside the daemons. All calls block.
 
 use super::home::{self, DiskError, Home};
 use super::io;

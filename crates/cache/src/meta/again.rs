@@ -21,7 +21,7 @@ const RING: usize = 1 << 15;
 const AHEAD: u32 = 512;
 /// The same after a restart, when all objects need revalidation.
 const REMEMBERED_AHEAD: u32 = 4096;
-/// An object used within so many uses is not recorded again.
+/// An object among the last so many uses is not recorded again.
 const RECENT: u32 = 64;
 /// Most directories listed in one request, and most names in each of them.
 const LISTINGS: usize = 24;

@@ -165,8 +165,8 @@ impl Meta {
         })?;
         // Bytes read before under this `change` are in the kernel, in this layer or below:
         // revalidation is enough. If the bytes of a small file are wanted, the same request reads
-        // all of it. The same holds for a small file that was changed here: the kernel discards its
-        // pages of that file.
+        // all of it. The same holds for a small file that was changed here: the kernel treats its
+        // pages of that file as outdated.
         let wanted = (how.first_bytes > 0 || ours) && !read;
         let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
         match usual && (may && read || small) {
