@@ -1,15 +1,15 @@
-//! A sequential journal in which changes become durable before they are where they belong (P3's
-//! reliable write cache).
+//! A sequential journal: changes become durable in the journal first, and in the file system later
+//! (P3's reliable write cache).
 //!
-//! It knows nothing of NFS. What it does: a changing call is applied to the file system at once but
-//! not synced, so that the page cache is the merged and sorted state that reads see; a record of it
-//! is appended to the journal; the call is answered when the record is durable, which is one
-//! sequential write for all calls that came together. Now and then a checkpoint syncs the file
-//! system and gives the journal's room back; overwritten and removed data never reaches the disk
-//! below. After a crash the records since the last checkpoint are applied again to whatever the
-//! file system kept.
+//! The journal knows nothing of NFS. A changing call is applied to the file system at once, without
+//! a sync. So the page cache is the merged and sorted state that reads see. A record of the change
+//! is appended to the journal. The call is answered when the record is durable. One sequential
+//! write makes the records of all concurrent calls durable. A checkpoint syncs the file system from
+//! time to time and frees the space of the journal. Data that is overwritten or removed before its
+//! write-back never reaches the disk below. After a crash the records since the last checkpoint are
+//! applied again to the state that the file system kept.
 //!
-//! [`Log`] is the journal's file.
+//! [`Log`] is the file of the journal.
 
 mod device;
 mod log;

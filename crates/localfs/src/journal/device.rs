@@ -1,5 +1,5 @@
-//! The disk as the journal sees it: the lowest interface, through which tests tear writes and cut
-//! the power.
+//! The disk below the journal. This is the lowest interface: tests tear writes and cut the power in
+//! it.
 
 use super::log::BLOCK_BYTES;
 use parking_lot::Mutex;
@@ -10,34 +10,34 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often, and with what pauses, a journal is tried that somebody uses.
+/// Number of attempts to lock a journal that another process uses, and the pause between two
+/// attempts.
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
-/// O_DSYNC. `OFlags::DSYNC` is O_SYNC on Linux, with which every append has the file's time
-/// written, too: a commit of the log of the file system that the journal is on, with all that it
-/// holds of others.
+/// O_DSYNC. `OFlags::DSYNC` is O_SYNC on Linux. With O_SYNC every append also writes the times of
+/// the file. That commits the log of the file system that holds the journal, with the changes of
+/// other files in that log.
 const DSYNC: OFlags = OFlags::from_bits_retain(libc::O_DSYNC.cast_unsigned());
 
-/// A file or block device. All calls block; offsets and lengths are multiples of a block.
+/// A file or block device. All calls block. Offsets and lengths are multiples of a block.
 pub trait Device: Send + Sync + 'static {
     /// Fills the buffer; `UnexpectedEof` at the end.
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()>;
-    /// Writes all; it is on stable storage when this returns.
+    /// Writes all bytes. They are on stable storage when the call returns.
     fn write_at(&self, data: &[u8], at: u64) -> io::Result<()>;
     /// Length in bytes.
     fn size(&self) -> io::Result<u64>;
 }
 
-/// A real one, past the page cache where that is possible.
+/// A real device. I/O bypasses the page cache where the file system supports O_DIRECT.
 pub struct RealDevice {
     file: File,
-    /// Memory as O_DIRECT wants it.
+    /// Memory aligned for O_DIRECT.
     aligned: Mutex<Vec<u8>>,
 }
 
 impl RealDevice {
-    /// Opens a journal; a file that does not exist is made, with all its blocks, when `size` is
-    /// given.
+    /// Opens a journal. With `size` (in bytes), a missing file is created with all its blocks.
     pub fn open(path: &Path, size: Option<u64>) -> io::Result<Self> {
         let flags = OFlags::RDWR | DSYNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let create = if size.is_some() { OFlags::CREATE } else { OFlags::empty() };
@@ -61,7 +61,7 @@ impl RealDevice {
         Ok(Self { file, aligned: Mutex::default() })
     }
 
-    /// Whether there is nothing where a journal begins: zeros, or no bytes at all.
+    /// Whether the header area is blank: zeros, or no bytes at all.
     pub fn is_blank(&self) -> io::Result<bool> {
         let mut start = [0; 2 * BLOCK_BYTES];
         match self.read_at(&mut start, 0) {
@@ -81,8 +81,8 @@ impl RealDevice {
     }
 }
 
-/// Two servers with one journal would destroy what it holds. One that was just killed may take a
-/// moment to end.
+/// Locks the journal: two servers with one journal would destroy its records. A server that was
+/// just killed may take a moment to end.
 fn lock(file: &File) -> io::Result<()> {
     use rustix::fs::{FlockOperation, flock};
     let (never, timer) = (Mutex::new(()), parking_lot::Condvar::new());
@@ -97,8 +97,8 @@ fn lock(file: &File) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::WouldBlock, "another server uses it"))
 }
 
-/// Writes every block once: a write into allocated but unwritten space is a change of metadata, and
-/// not one flush.
+/// Writes every block once. A write into allocated but unwritten space changes metadata, and needs
+/// more than one flush.
 fn preallocate(file: &File, size: u64) -> io::Result<()> {
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size)?;
     let zeros = vec![0; (1 << 20) + BLOCK_BYTES];

@@ -1,22 +1,23 @@
-//! The journal's file: records in, and after a crash the same records out, as far as they were
-//! acknowledged.
+//! The file of the journal: it stores records and returns them after a crash. All acknowledged
+//! records are returned.
 //!
-//! It knows nothing of what is in a record. The file has two headers, written in turn, and a ring
-//! of batches. A batch is what was appended while the one before was being written: one write that
-//! is durable when it returns, whoever of many callers waits for it (group commit). Each batch has
-//! its number, a checksum and the epoch of the journal; the first one that is missing, torn or of
-//! another epoch ends the journal. A batch does not wrap around: what does not fit at the end
-//! starts at the beginning.
+//! The log knows nothing of the contents of a record. The file has two headers, written in turn,
+//! and a ring of batches. A batch holds the records that were appended while the previous batch was
+//! written. A batch is one write and is durable when the write returns; many callers may wait for
+//! one batch (group commit). Each batch has its number, a checksum and the epoch of the journal.
+//! The first batch that is missing, torn or of another epoch ends the journal. A batch does not
+//! wrap around: a batch that does not fit at the end starts at the beginning.
 //!
-//! Room is given back by checkpoints: what was appended before is made stable where it belongs
-//! (`settle`), then a header with the new tail is written, then the room is used again. When there
-//! is no room, appending waits. A checkpoint that fails keeps everything: an error of the disk is
-//! told once and the next question may be answered well although data is lost. The checkpoint is
-//! tried again; the layer above then writes the records again ([`Log::scan`]).
+//! Checkpoints free the space of records. First `settle` makes the changes of all earlier records
+//! stable in the file system below. Then a header with the new tail is written, and then the space
+//! is used again. When the ring is full, appending waits. A failed checkpoint keeps all records:
+//! the kernel reports an error of the disk once, and the next sync may succeed although data is
+//! lost. The checkpoint is tried again. The layer above then writes the records again
+//! ([`Log::scan`]).
 //!
-//! When the journal's own device fails, nothing that waits is acknowledged before a checkpoint says
-//! that it is stable where it belongs; from then on [`Log::failed`] tells the layer above to do
-//! without.
+//! When the device of the journal fails, the callbacks of waiting records get `false`. The layer
+//! above makes their changes stable in the file system below before it acknowledges them. From then
+//! on [`Log::failed`] tells the layer above to do without the journal.
 
 mod head;
 mod scan;
@@ -38,26 +39,26 @@ use twox_hash::XxHash3_64;
 
 /// Unit of writing, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
-/// Where the ring begins: after the two headers.
+/// Offset of the ring: after the two headers.
 const RING_AT: u64 = 2 * BLOCK_BYTES as u64;
 /// Smallest journal, in bytes.
 pub const SIZE_MIN_BYTES: u64 = 1 << 20;
-/// What a batch starts with.
+/// The first word of a batch.
 const BATCH_MAGIC: u64 = 0x6869_7468_6261_7463;
-/// Length of a batch's own header, in bytes.
+/// Length of the header of a batch, in bytes.
 const BATCH_HEAD_BYTES: usize = 48;
-/// The writer waits for as many records as the last batch had, at most for this part of the time
-/// that batch took, and
+/// The writer waits until as many records are pending as the last batch had. The wait takes at most
+/// the write time of the last batch divided by this number.
 const GATHER_PART: u32 = 4;
-/// at most so long.
+/// The longest wait of the writer for more records.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// A checkpoint is begun at least so often while there is something to settle: before the kernel
-/// writes what is 30 seconds old back by itself, all at once.
+/// The longest time between checkpoints while records are not settled. It is shorter than the 30
+/// seconds after which the kernel writes old dirty pages back by itself, all at once.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(20);
-/// A checkpoint that failed is tried again after this time.
+/// The pause before a failed checkpoint is tried again.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
-/// A place in the journal: the batch there, and the first record in it.
+/// A place in the journal: the batch at the place, and the first record in the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     batch: u64,
@@ -65,13 +66,13 @@ pub struct Position {
     seq: u64,
 }
 
-/// Why a journal cannot be used.
+/// The reasons why a journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Neither header is one.
+    /// Neither block holds a valid header.
     #[error("no journal")]
     None,
-    /// It belongs to another machine, file system or export.
+    /// The journal belongs to another machine, file system or export.
     #[error("the journal of another machine or file system")]
     Foreign,
     /// The device fails, or is too small.
@@ -79,14 +80,14 @@ pub enum OpenError {
     Io(#[from] io::Error),
 }
 
-/// A journal that was found, to be read before it is written again.
+/// A journal that was found. Its records are read before it is written again.
 pub struct Found {
     device: Arc<dyn Device>,
     head: Head,
 }
 
 impl Found {
-    /// Makes an empty journal of the device, whatever was on it.
+    /// Formats the device as an empty journal. Existing contents are lost.
     pub fn format(device: Arc<dyn Device>, owner: Owner, epoch: u64) -> io::Result<Self> {
         let size = device.size()? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         if size < SIZE_MIN_BYTES {
@@ -123,8 +124,8 @@ impl Found {
         Ok(Self { device, head })
     }
 
-    /// Hands all records since the last checkpoint to `each`, in order, with number and place on
-    /// the device. Returns where the journal ends.
+    /// Hands all records since the last checkpoint to `each`, in order, with the number and the
+    /// offset on the device. Returns the end of the journal.
     fn read_all(&self, mut each: impl FnMut(u64, u64, &[u8]) -> io::Result<()>) -> io::Result<Position> {
         let mut here = self.head.tail;
         loop {
@@ -152,17 +153,18 @@ impl Found {
         }
     }
 
-    /// Hands all records since the last checkpoint to `each`, in order, and changes nothing.
+    /// Hands all records since the last checkpoint to `each`, in order. Changes nothing.
     pub fn read(&self, mut each: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
         self.read_all(|seq, _, record| each(seq, record)).map(drop)
     }
 
-    /// A number of this journal that no other has had, since it was made empty.
+    /// The number of this journal, from the moment at which it was formatted. No other journal has
+    /// it.
     pub fn epoch(&self) -> u64 {
         self.head.epoch
     }
 
-    /// The batch at a place when it is the one expected there, whole.
+    /// The batch at `here`; `None` unless the expected batch is there and whole.
     fn batch_at(&self, here: Position) -> io::Result<Option<Batch>> {
         if here.offset + BLOCK_BYTES as u64 > self.head.size {
             return Ok(None);
@@ -196,8 +198,8 @@ impl Found {
         Ok(Some(Batch { first_seq, payload: whole, room }))
     }
 
-    /// Reads all records, has what they say made stable by `settle`, and starts an empty journal
-    /// that goes on counting.
+    /// Reads all records and has `settle` make their changes stable. Then starts an empty journal.
+    /// Record numbers continue.
     pub fn start(
         mut self,
         mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
@@ -217,11 +219,12 @@ impl Found {
 struct Batch {
     first_seq: u64,
     payload: Vec<u8>,
-    /// Bytes it takes in the ring.
+    /// Bytes that the batch takes in the ring.
     room: u64,
 }
 
-/// Bytes that a batch with so long a payload takes in the ring; `None` when that cannot be.
+/// Bytes that a batch with a payload of `len` bytes takes in the ring; `None` when the sum
+/// overflows.
 fn room_of(len: u64) -> Option<u64> {
     let block = BLOCK_BYTES as u64;
     len.checked_add(BATCH_HEAD_BYTES as u64 + block - 1).map(|n| n / block * block)
@@ -231,12 +234,12 @@ fn checksum(head: &[u8], payload: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(head), payload)
 }
 
-/// Makes everything that was applied so far stable where it belongs. Records up to the number it is
-/// given are never read again. A call after one that failed must not rely on the disk having what
-/// was applied before.
+/// Makes all changes applied so far stable in the file system below. The argument is a record
+/// number. Records up to that number are never read again. After a failed call, the next call must
+/// not assume that the disk has the changes applied before.
 pub type Settle = dyn Fn(u64) -> io::Result<()> + Send + Sync;
 
-/// Told once whether a record became durable; must not block.
+/// Called once with whether a record became durable; must not block.
 pub type Then = Box<dyn FnOnce(bool) + Send>;
 
 /// A journal in use.
@@ -249,13 +252,13 @@ pub struct Log {
 struct Shared {
     device: Arc<dyn Device>,
     state: Mutex<State>,
-    /// There is something to write.
+    /// Signals that records are pending.
     work: Condvar,
-    /// There is room: in the ring, or for appending.
+    /// Signals free space in the ring, or room to append.
     room: Condvar,
-    /// A checkpoint is wanted.
+    /// Signals that a checkpoint is wanted.
     wanted: Condvar,
-    /// Something became durable, or never will.
+    /// Signals that records became durable, or never will.
     done: Condvar,
     durable: watch::Sender<u64>,
     settle: Arc<Settle>,
@@ -266,31 +269,33 @@ struct Shared {
 
 struct State {
     head: Head,
-    /// Room for a batch's header; records appended and not taken by the writer, each with its
-    /// length before it.
+    /// Space for the header of a batch, then the records that the writer has not taken. Each record
+    /// follows its length.
     pending: Vec<u8>,
     /// Number of the next record.
     next_seq: u64,
     /// Number of the first record in `pending`.
     pending_seq: u64,
-    /// Who waits for which of the pending records.
+    /// The callbacks of the pending records.
     waiting: Vec<Then>,
-    /// The writer works, or gathers so many records: it need not be woken before.
+    /// Set while the writer works (`u64::MAX`), or gathers this many records. Fewer records need
+    /// not wake it.
     wake_at: Option<u64>,
-    /// Records of the last batch, and how long it took to write it.
+    /// Number of records of the last batch, and the time of its write.
     last: (u64, Duration),
-    /// A caller of [`Log::see_to`] writes in the writer's place.
+    /// A caller of [`Log::see_to`] writes in place of the writer.
     leading: bool,
-    /// The memory of the batch before.
+    /// The memory of the previous batch.
     spare: Vec<u8>,
-    /// Where the next batch goes.
+    /// Position of the next batch.
     end: Position,
-    /// Batches since the tail: last record, and room with what was skipped before it.
+    /// Batches since the tail: the last record, the bytes taken with the bytes skipped before the
+    /// batch, and the position.
     live: VecDeque<(u64, u64, Position)>,
     used: u64,
-    /// Somebody waits for a checkpoint.
+    /// The writer waits for a checkpoint.
     hurry: bool,
-    /// A checkpoint failed, or [`Log::keep_all`] was called: no room is given back.
+    /// A checkpoint failed, or [`Log::keep_all`] was called: no space is freed.
     stuck: bool,
     /// Calls of [`Log::keep_all`].
     kept_all: u64,
@@ -341,18 +346,18 @@ impl Log {
     }
 
     /// Appends a record, given in parts, and returns its number. Blocks while the journal is full.
-    /// Nothing is promised before [`Log::durable`].
+    /// The record may be lost until [`Log::durable`] returns.
     pub fn append(&self, parts: &[&[u8]]) -> u64 {
         let seq = self.push(parts, None, |_| ());
         self.shared.work.notify_one();
         seq
     }
 
-    /// As [`Log::append`]; `then` is told by the writer when the record is durable (true) or it is
-    /// not known that it ever will be (false). One thread for all: cheaper than to be woken for
-    /// oneself.
-    /// `numbered` is told its number before any checkpoint knows it; must not block. Call
-    /// [`Log::see_to`] soon, when no lock is held.
+    /// As [`Log::append`], with callbacks. The writer calls `then` with `true` when the record is
+    /// durable, and with `false` when it is unknown whether the record ever will be. One thread
+    /// calls all callbacks: that is cheaper than to wake a thread for each record. `numbered` is
+    /// called with the number of the record before any checkpoint knows the record; it must not
+    /// block. Call [`Log::see_to`] soon, when no lock is held.
     pub fn append_then(&self, parts: &[&[u8]], then: Then, numbered: impl FnOnce(u64)) -> u64 {
         self.push(parts, Some(then), numbered)
     }
@@ -363,7 +368,7 @@ impl Log {
         let mut state = shared.state.lock();
         let most = state.pending_max();
         while !state.is_empty() && state.pending.len() + len + 4 > most && !self.failed() {
-            // Whoever appended that may not have seen to it yet.
+            // The thread that appended the pending records may not have called `see_to` yet.
             shared.work.notify_one();
             shared.room.wait(&mut state);
         }
@@ -382,7 +387,7 @@ impl Log {
             state.pending.extend_from_slice(part);
         }
         state.waiting.extend(then);
-        // A writer that gathers is woken by the last one it waits for.
+        // The last record that a gathering writer waits for wakes it.
         let enough = |count| state.next_seq - state.pending_seq >= count;
         let wake = state.wake_at.is_some_and(|count| enough(count) || state.pending.len() >= most / 2);
         drop(state);
@@ -392,9 +397,10 @@ impl Log {
         seq
     }
 
-    /// Has what was appended written: by this thread, when it alone appends (to wake another for
-    /// that takes longer than half of the writing); by the writer when there are many, who then
-    /// appends for all of them, or this thread has more to append (not `alone`).
+    /// Has the appended records written. This thread writes when it appends alone: to wake the
+    /// writer takes more than half of the time of the write. The writer writes when many threads
+    /// append, or when this thread has more to append (not `alone`). A batch of the writer then
+    /// holds the records of all.
     pub fn see_to(&self, alone: bool) {
         let shared = &*self.shared;
         let mut state = shared.state.lock();
@@ -428,42 +434,43 @@ impl Log {
         durable()
     }
 
-    /// The last record that was settled: it, and all before it, are stable where they belong.
+    /// The last settled record. The changes of this record and of all earlier ones are stable in
+    /// the file system below.
     pub fn settled(&self) -> Arc<AtomicU64> {
         self.shared.settled.clone()
     }
 
-    /// Whether a checkpoint should not take its time: the ring is half full, or it is over.
+    /// Whether a checkpoint should hurry: the ring is half full, or the journal is closed.
     pub fn pressed(&self) -> Arc<AtomicBool> {
         self.shared.pressed.clone()
     }
 
-    /// Longest record.
+    /// Longest record, in bytes.
     pub fn record_max(&self) -> usize {
         self.shared.state.lock().pending_max() - 4
     }
 
-    /// Returns when a record, and all before it, are durable. `false`: the journal failed, and it
-    /// is not known.
+    /// Returns when a record and all earlier records are durable. `false`: the journal failed, and
+    /// it is unknown whether the record is durable.
     pub async fn durable(&self, seq: u64) -> bool {
         let mut durable = self.durable.clone();
         let done = durable.wait_for(|&d| d >= seq || self.failed()).await;
         done.is_ok_and(|d| *d >= seq)
     }
 
-    /// Whether the journal's device failed: nothing that is appended becomes durable any more.
+    /// Whether the device of the journal failed. Records appended after that never become durable.
     pub fn failed(&self) -> bool {
         self.shared.failed.load(Ordering::SeqCst)
     }
 
-    /// Bytes of the ring in use, and all.
+    /// Bytes of the ring in use, and size of the ring in bytes.
     pub fn used(&self) -> (u64, u64) {
         let state = self.shared.state.lock();
         (state.used, state.head.size - RING_AT)
     }
 
-    /// Writes what is left and ends; with a last checkpoint, so that nothing has to be read at the
-    /// next start.
+    /// Writes the pending records and ends. With `settle`, a last checkpoint leaves no records for
+    /// the next start.
     pub fn close(&self, settle: bool) -> io::Result<()> {
         {
             let mut state = self.shared.state.lock();
@@ -477,18 +484,18 @@ impl Log {
             let _ = thread.join();
         }
         let settled = if settle { self.shared.checkpoint() } else { Ok(()) };
-        // What is appended from now on is never written.
+        // Records appended after this are never written.
         self.shared.end(Vec::new());
         settled
     }
 
-    /// Whether the writer waits for room.
+    /// Whether the writer waits for space.
     #[cfg(test)]
     pub fn waits_for_room(&self) -> bool {
         self.shared.state.lock().hurry
     }
 
-    /// A checkpoint now.
+    /// Makes a checkpoint now.
     #[cfg(test)]
     pub fn checkpoint(&self) -> io::Result<()> {
         self.shared.checkpoint()
@@ -502,7 +509,7 @@ impl Drop for Log {
 }
 
 impl State {
-    /// Whether nothing is pending.
+    /// Whether no record is pending.
     fn is_empty(&self) -> bool {
         self.pending.len() == BATCH_HEAD_BYTES
     }
@@ -511,23 +518,23 @@ impl State {
         self.used > (self.head.size - RING_AT) / 2
     }
 
-    /// Most bytes that wait: no batch takes more than a quarter of the ring.
+    /// Most bytes that may be pending: no batch takes more than a quarter of the ring.
     fn pending_max(&self) -> usize {
         (((self.head.size - RING_AT) / 4) as usize).min(4 << 20) - BATCH_HEAD_BYTES - BLOCK_BYTES
     }
 
-    /// Where a batch that takes `room` goes, and what it takes with what is skipped; `None` when
-    /// there is none.
+    /// Offset for a batch that takes `room` bytes, and the bytes that it takes with the skipped
+    /// ones; `None` when the ring lacks the space.
     fn place(&self, room: u64) -> Option<(u64, u64)> {
         let skip = if self.end.offset + room > self.head.size { self.head.size - self.end.offset } else { 0 };
         let offset = if skip > 0 { RING_AT } else { self.end.offset };
-        // The ring is never filled wholly: a full one would look like an empty one.
+        // The ring is never filled wholly: a full ring would look like an empty one.
         (self.used + skip + room < self.head.size - RING_AT).then_some((offset, skip + room))
     }
 }
 
 impl Shared {
-    /// The writer: takes what has come together and makes it durable.
+    /// The writer thread: takes the pending records and makes them durable.
     fn write(&self) {
         while let Some(state) = self.gather() {
             if !self.batch(state) {
@@ -536,18 +543,18 @@ impl Shared {
         }
     }
 
-    /// Makes what is pending durable and says so to who waits. `false`: the journal failed.
+    /// Makes the pending records durable and calls their callbacks. `false`: the journal failed.
     fn batch(&self, mut state: MutexGuard<'_, State>) -> bool {
         let mut asked = false;
         let place = loop {
-            // Anew each time: appending goes on while there is no room, and all that is pending
-            // then is this batch.
+            // Computed again in each turn: records are appended during the wait, and this batch
+            // holds all pending records.
             let room = room_of((state.pending.len() - BATCH_HEAD_BYTES) as u64).unwrap_or(u64::MAX);
             match state.place(room) {
                 Some((offset, taken)) => break Some((offset, taken, room)),
-                // Only checkpoints make room, and there are none any more.
+                // Only checkpoints free space, and none will come any more.
                 None if state.closed || self.failed.load(Ordering::SeqCst) => break None,
-                // The checkpoint that this waited for failed.
+                // The checkpoint that this batch waited for failed.
                 None if state.stuck && asked && !state.hurry => break None,
                 None => {
                     asked = true;
@@ -570,7 +577,7 @@ impl Shared {
         let mut buf = take_frame(&mut state, number);
         state.pending_seq = last + 1;
         drop(state);
-        // Appending goes on meanwhile: that is the next batch.
+        // The next batch is appended meanwhile.
         self.room.notify_all();
         finish_frame(&mut buf);
         let began = Instant::now();
@@ -588,9 +595,9 @@ impl Shared {
         true
     }
 
-    /// Waits for records, and then a moment for more; `None` at the end. Whoever waited for the
-    /// batch before comes again in a moment: without this, callers in step divide into two halves
-    /// that wait for each other.
+    /// Waits for records, and then a moment for more; `None` at the end. The callers that waited
+    /// for the last batch append again in a moment. Without this pause, callers in step divide into
+    /// two halves that wait for each other.
     fn gather(&self) -> Option<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         state.wake_at = None;
@@ -609,11 +616,11 @@ impl Shared {
             }
         }
         state.wake_at = Some(u64::MAX);
-        // A caller who wrote in this place may have found that the journal fails.
+        // A caller that wrote in place of the writer may have found that the journal fails.
         if state.is_empty() || self.failed.load(Ordering::SeqCst) { None } else { Some(state) }
     }
 
-    /// A batch is durable: `at.seq` is its last record.
+    /// Notes a durable batch; `at.seq` is its last record.
     fn written(&self, at: Position, (taken, room): (u64, u64), last: (u64, Duration), spare: Vec<u8>) {
         let mut state = self.state.lock();
         state.last = last;
@@ -629,7 +636,7 @@ impl Shared {
         if half {
             self.pressed.store(true, Ordering::SeqCst);
         }
-        // With the lock, so that nobody looks before and waits after it.
+        // Under the lock: otherwise a waiter could look before this and wait after it.
         self.durable.send_replace(at.seq);
         drop(state);
         self.done.notify_all();
@@ -645,9 +652,10 @@ impl Shared {
         self.end(waiting);
     }
 
-    /// Nothing becomes durable any more: says so to all who wait.
+    /// No further record becomes durable: calls all waiting callbacks with `false`.
     fn end(&self, mut waiting: Vec<Then>) {
-        // With the lock, so that nobody looks before and waits after it. Whoever waits looks again.
+        // Under the lock: otherwise a waiter could look before this and wait after it. Each waiter
+        // looks again.
         let mut state = self.state.lock();
         self.failed.store(true, Ordering::SeqCst);
         self.durable.send_modify(|_| ());
@@ -658,7 +666,7 @@ impl Shared {
         self.done.notify_all();
     }
 
-    /// Makes checkpoints when they are wanted.
+    /// The checkpoint thread: makes checkpoints when they are wanted.
     fn check(&self) {
         loop {
             let was_stuck = {
@@ -696,11 +704,11 @@ impl Shared {
         }
     }
 
-    /// Settles all that was appended, and gives its room back.
+    /// Settles all appended records, and frees their space.
     fn checkpoint(&self) -> io::Result<()> {
         let (settled, kept_all) = {
             let state = self.state.lock();
-            // What has a number was applied.
+            // The change of each numbered record was applied.
             (state.next_seq - 1, state.kept_all)
         };
         let done = (self.settle)(settled);
@@ -717,21 +725,22 @@ impl Shared {
                 Some((_, _, at)) => *at,
                 None => state.end,
             };
-            // Also of a batch that is still being written: what counts as settled must never be
-            // applied again, over what is done to the file from now on.
+            // This also covers a batch that is still being written. A settled record must never be
+            // applied again over later changes of the file.
             state.head.tail = Position { seq: settled + 1, ..tail };
             state.head.generation += 1;
             state.head
         };
         if let Err(e) = head.write(&*self.device) {
-            // The other header is good; a second attempt would be made over that one.
+            // The other header is good, and a second attempt would overwrite it.
             self.fail(&e.to_string(), Vec::new());
             return Err(e);
         }
         let mut state = self.state.lock();
-        // Not all that is settled: a batch that became durable while the header was written is
-        // where that header says that the journal begins. Written over, it would hide all that
-        // follows it from the next start. The next checkpoint gives its room back.
+        // Not all settled batches are freed. A batch may have become durable while the header was
+        // written, and this header names it as the beginning of the journal. If it were
+        // overwritten, the next start would miss all batches after it. The next checkpoint frees
+        // its space.
         while state.live.front().is_some_and(|(.., at)| at.batch < head.tail.batch) {
             if let Some((_, taken, _)) = state.live.pop_front() {
                 state.used -= taken;
@@ -745,7 +754,7 @@ impl Shared {
     }
 }
 
-/// Takes what is pending, as a batch that lacks its checksum.
+/// Takes the pending records as a batch without checksum.
 fn take_frame(state: &mut State, number: u64) -> Vec<u8> {
     let mut next = std::mem::take(&mut state.spare);
     next.clear();
@@ -759,7 +768,7 @@ fn take_frame(state: &mut State, number: u64) -> Vec<u8> {
     buf
 }
 
-/// Makes it whole, and whole blocks long.
+/// Adds the checksum and pads the batch to whole blocks.
 fn finish_frame(buf: &mut Vec<u8>) {
     let (head, payload) = buf.split_at(BATCH_HEAD_BYTES);
     let sum = checksum(&head[..BATCH_HEAD_BYTES - 8], payload);

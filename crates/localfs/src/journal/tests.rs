@@ -1,4 +1,4 @@
-//! What was acknowledged is there after any power cut, and nothing that was not appended.
+//! All acknowledged records survive any power cut, and no others appear.
 
 use super::log::BLOCK_BYTES;
 use super::*;
@@ -7,14 +7,14 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A disk in memory whose power fails in the middle of a write: some blocks of it are there and
-/// some are not.
+/// A disk in memory whose power fails in the middle of a write: some blocks of the write are
+/// stored, others are not.
 struct Cut {
     blocks: Mutex<Vec<u8>>,
-    /// Writes until the power fails.
+    /// Number of writes until the power fails.
     left: AtomicU64,
     seed: u64,
-    /// What comes in between while a header is written.
+    /// Delays of header writes.
     delays: Delays,
 }
 
@@ -31,10 +31,9 @@ impl Cut {
     }
 }
 
-/// Moments that checkpoints wait for, so that batches end and the ring fills meanwhile, as they do
-/// on a busy machine.
+/// Delays of checkpoints. Meanwhile batches end and the ring fills, as on a busy machine.
 struct Delays {
-    /// Longest, in microseconds.
+    /// Longest delay, in microseconds.
     most: u64,
     seed: u64,
     count: AtomicU64,
@@ -45,7 +44,7 @@ impl Delays {
         Self { most: 0, seed: 0, count: AtomicU64::new(0) }
     }
 
-    /// In two of three worlds.
+    /// Delays in two of three worlds.
     fn of(seed: u64, most: u64) -> Self {
         Self { most: if seed.is_multiple_of(3) { 0 } else { most }, seed, ..Self::none() }
     }
@@ -109,11 +108,11 @@ impl Device for Cut {
 struct Held {
     disk: Cut,
     is_held: AtomicBool,
-    /// Batches that were begun.
+    /// Number of batch writes that began.
     begun: AtomicU64,
     heads_fail: AtomicBool,
     heads_held: AtomicBool,
-    /// Headers that were begun.
+    /// Number of header writes that began.
     heads_begun: AtomicU64,
 }
 
@@ -178,7 +177,8 @@ async fn what_counts_as_settled_is_never_read_again() {
     while device.begun.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
     }
-    // One is being written, the other waits; both were applied, so the checkpoint settles them.
+    // The first record is being written, the second waits. Both were applied, so the checkpoint
+    // settles them.
     let second = log.append(&[b"two"]);
     log.checkpoint().unwrap();
     let settled = log.settled().load(Ordering::SeqCst);
@@ -193,7 +193,7 @@ async fn what_counts_as_settled_is_never_read_again() {
         [third],
         "{first} and {second} would be applied over what came after they counted as settled"
     );
-    // Numbers go on behind all of them.
+    // Record numbers continue after all of them.
     drop(log);
     let mut seen = Vec::new();
     let again = Found::open(device.disk.again(), OWNER).unwrap();
@@ -222,13 +222,13 @@ fn where_the_header_says_that_it_begins_nothing_is_written_over() {
     let heads = device.heads_begun.load(Ordering::SeqCst);
     device.is_held.store(true, Ordering::SeqCst);
     device.heads_held.store(true, Ordering::SeqCst);
-    // A batch of more than one block: the ring is never filled to its last one.
+    // A batch of more than one block: the ring is never filled to its last block.
     let first = log.append(&[&[7; 3 * BLOCK_BYTES]]);
     while device.begun.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
     }
-    // It is being written when the checkpoint that settles it says that the journal begins there,
-    // and is durable before that header is.
+    // The checkpoint settles the batch while it is being written, and names it as the beginning of
+    // the journal. The batch is durable before that header is.
     std::thread::scope(|scope| {
         let checkpoint = scope.spawn(|| log.checkpoint());
         while device.heads_begun.load(Ordering::SeqCst) == heads {
@@ -239,7 +239,7 @@ fn where_the_header_says_that_it_begins_nothing_is_written_over() {
         device.heads_held.store(false, Ordering::SeqCst);
         checkpoint.join().unwrap().unwrap();
     });
-    // There is no other checkpoint: the ring is filled as far as it goes.
+    // No other checkpoint succeeds, so the ring fills up.
     fails.store(true, Ordering::SeqCst);
     let acked = (first + 1..).take_while(|_| log.wait_durable(log.append(&[b"more"]))).last().unwrap();
     drop(log);
@@ -251,7 +251,7 @@ fn where_the_header_says_that_it_begins_nothing_is_written_over() {
 fn what_is_appended_while_the_journal_is_full_has_room_of_its_own() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
     let (calls, is_held) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(true)));
-    // The first checkpoint waits, and there is no second one.
+    // The first checkpoint waits, and the second one fails.
     let settle: Arc<Settle> = {
         let (calls, is_held) = (calls.clone(), is_held.clone());
         Arc::new(move |_| {
@@ -265,7 +265,7 @@ fn what_is_appended_while_the_journal_is_full_has_room_of_its_own() {
         })
     };
     let log = Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), settle).unwrap();
-    // Batches of one block, until another would fill it.
+    // Appends batches of one block, until another one would fill the ring.
     let is_full = || log.used().0 + BLOCK_BYTES as u64 >= log.used().1;
     while !is_full() {
         assert!(log.wait_durable(log.append(&[b"one block"])));
@@ -307,7 +307,7 @@ async fn a_header_that_cannot_be_written_is_a_failure_of_the_journal() {
 
 const OWNER: Owner = Owner { host: [1; 16], fs: [2; 16] };
 
-/// What record `seq` of a world says.
+/// The bytes of record `seq` in a world.
 fn record(seed: u64, seq: u64) -> Vec<u8> {
     let len = match mix(seed.wrapping_add(seq)) % 8 {
         0 => mix(seq) % 60_000,
@@ -317,8 +317,8 @@ fn record(seed: u64, seq: u64) -> Vec<u8> {
     (0..len).map(|i| mix(seq ^ seed.rotate_left(7)).wrapping_add(i) as u8).collect()
 }
 
-/// Runs a world until the power fails or it ends, and looks at what is left. Returns how many
-/// records were read back.
+/// Runs a world until the power fails or it ends, and checks the records that are left. Returns the
+/// number of records that were read back, and whether the journal failed.
 async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     let what = format!("seed {seed}, cut {cut_after}");
     let delays = Delays::of(seed, 1_000);
@@ -330,7 +330,7 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
         let (applied, settled) = (applied.clone(), settled.clone());
         let delays = Delays::of(seed, 20_000);
         Arc::new(move |_| {
-            // What is applied while it settles is not settled.
+            // Changes applied during a checkpoint are not settled by it.
             let so_far = applied.load(Ordering::SeqCst);
             delays.wait();
             settled.store(so_far, Ordering::SeqCst);
@@ -369,7 +369,7 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
         next.is_none_or(|next| next - count <= settled + 1),
         "records were lost before they were settled ({what})"
     );
-    // It goes on where it ended.
+    // The journal continues at its end.
     let seq = log.append(&[b"more"]);
     assert!(seq >= end.min(seq));
     assert!(log.durable(seq).await);

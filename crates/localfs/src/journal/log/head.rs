@@ -1,6 +1,7 @@
-//! The header of a journal's file: its owner, and where the records begin.
+//! The header of a journal file: the owner of the journal, and the place where the records begin.
 //!
-//! It knows nothing of records. Two headers are written in turn, so that one of them is whole.
+//! The header knows nothing of records. The two headers are written in turn, so one of them is
+//! always whole.
 
 use super::{BLOCK_BYTES, Position, RING_AT};
 use crate::journal::device::Device;
@@ -12,7 +13,7 @@ const MAGIC: &[u8; 8] = b"hithjrn1";
 /// Length of a header without its checksum, in bytes.
 const HEAD_BYTES: usize = 96;
 
-/// Whose journal it is: another's is not touched.
+/// The owner of a journal. A journal of another owner is not touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// The machine (machine-id(5)).
@@ -21,7 +22,7 @@ pub struct Owner {
     pub fs: [u8; 16],
 }
 
-/// Where the journal begins, as its newest header says.
+/// The place where the journal begins, according to its newest header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub owner: Owner,
@@ -33,7 +34,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Writes it over the older of the two headers.
+    /// Writes this header over the older of the two headers.
     pub fn write(&self, device: &dyn Device) -> io::Result<()> {
         let mut out = Vec::with_capacity(BLOCK_BYTES);
         out.extend_from_slice(MAGIC);
@@ -48,7 +49,7 @@ impl Head {
         device.write_at(&out, self.generation % 2 * BLOCK_BYTES as u64)
     }
 
-    /// The header in a block, if one is there and whole.
+    /// The header in a block; `None` unless the block holds a whole header.
     pub fn parse(block: &[u8; BLOCK_BYTES]) -> Option<Self> {
         let (head, rest) = block.split_at(HEAD_BYTES);
         let sum = u64::from_le_bytes(*rest.first_chunk::<8>()?);

@@ -1,4 +1,4 @@
-//! Reading a journal that is in use: where its records are while the disk below fails.
+//! Reads a journal in use: finds the bytes of records while the disk below fails.
 
 use super::{BATCH_HEAD_BYTES, BLOCK_BYTES, Found, Head, Log, Position};
 use std::io::{self, ErrorKind};
@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind};
 pub type Records = Vec<(u64, Vec<u8>)>;
 
 impl Found {
-    /// Whether no record has come since the last checkpoint.
+    /// Whether the journal has no record since the last checkpoint.
     pub fn is_empty(&self) -> io::Result<bool> {
         let mut count = 0;
         self.read_all(|_, _, _| {
@@ -19,18 +19,18 @@ impl Found {
 }
 
 impl Log {
-    /// The disk below fails: no room is given back until a checkpoint that begins after this call
-    /// succeeds.
+    /// The disk below fails. The journal frees no space until a checkpoint succeeds that begins
+    /// after this call.
     pub fn keep_all(&self) {
         let mut state = self.shared.state.lock();
         state.stuck = true;
         state.kept_all += 1;
     }
 
-    /// Hands all durable records to `each`, in order, with number and place on the device: from a
-    /// place that an earlier call returned on, else since the last checkpoint. Only after
-    /// [`Log::keep_all`], else the room may be used again meanwhile. Returns where the next call
-    /// goes on, and the records that are not durable yet.
+    /// Hands all durable records to `each`, in order, with the number and the offset on the device.
+    /// Starts at `from`, which an earlier call returned, or at the last checkpoint. Call
+    /// [`Log::keep_all`] first. Otherwise the journal may use the space again meanwhile. Returns
+    /// the position for the next call, and the records that are not durable yet.
     ///
     /// # Errors
     /// Those of the device; `InvalidData` when a durable record cannot be read.
@@ -42,7 +42,7 @@ impl Log {
         let shared = &*self.shared;
         let (found, durable, pending_seq, pending) = {
             let mut state = shared.state.lock();
-            // A batch that is being written is neither pending nor durable.
+            // A batch in flight to the device is neither pending nor durable.
             while *self.durable.borrow() + 1 < state.pending_seq && !self.failed() {
                 shared.done.wait(&mut state);
             }
@@ -65,7 +65,7 @@ impl Log {
         Ok((end, left))
     }
 
-    /// Bytes of a record, at a place that [`Log::scan`] told.
+    /// `len` bytes of a record at `at`, an offset on the device that [`Log::scan`] handed out.
     ///
     /// # Errors
     /// Those of the device.
@@ -81,8 +81,8 @@ impl Log {
     }
 }
 
-/// Hands the records of a batch to `each`, with number and place in it. Returns the number of the
-/// next record.
+/// Hands the records of a batch to `each`, with the number of the record and its offset in the
+/// payload. Returns the number of the next record.
 pub(super) fn each_record(
     payload: &[u8],
     first_seq: u64,
