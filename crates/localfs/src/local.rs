@@ -1,26 +1,28 @@
-//! A directory of this machine becomes a [`Vfs`](hither_vfs::Vfs): the bottom of a server.
+//! Serves a directory of this machine as a [`Vfs`](hither_vfs::Vfs): the bottom of a server.
 //!
-//! It knows nothing of NFS, exports or clients: a caller is a uid, a gid and groups, and squashing
-//! was done above.
+//! The module knows nothing of NFS, exports or clients. A caller is a uid, a gid and groups; the
+//! layer above has squashed them.
 //!
-//! Each call is one hop to a thread that may wait for the disk (`pool`), takes on the caller's
-//! file-system identity and lets the kernel decide what he may do; what needs no disk (attributes
-//! of a known object, bytes in the page cache) is done on the spot. Objects are found by handles of
-//! the kernel, wrapped so that nobody else can make them (`handle`), and names one component at a
-//! time below a descriptor (`names`), so nothing outside of the directory can be reached: there is
-//! no path to follow a symbolic link or `..` in, and the tree is a private mount without those
-//! below it, without devices and set-id programs. Nothing is cached but descriptors (`object`), and
-//! what a directory's `change` proves as long as it stays (`known`): what local programs do is seen
-//! with the next call. Large pieces of files in memory are passed on and not copied (`piped`).
+//! Each call is one hop to a thread that may wait for the disk (`pool`). The thread takes on the
+//! file system identity of the caller, and the kernel checks the permissions. Calls that need no
+//! disk (attributes of a known object, bytes in the page cache) are answered at once. Objects are
+//! found by kernel handles inside filehandles that only this server can make (`handle`). Names are
+//! looked up one component at a time below a descriptor (`names`). So no call reaches an object
+//! outside of the directory: there is no path in which a symbolic link or `..` could be followed.
+//! The tree is a private mount without the mounts below it, without devices and set-id programs.
+//! The module caches only descriptors (`object`), and facts that hold while the `change` of a
+//! directory stays the same (`known`). So changes by local programs are seen by the next call.
+//! Large pieces of cached files are passed on and not copied (`piped`).
 //!
-//! Modifying calls are on stable storage when they are answered ([`LocalOptions::stable`]), except
-//! unstable writes, which `commit` makes stable. An error of the disk while it writes back is told
-//! to one caller and changes [`Local::write_epoch`], from which a server makes its write verifier.
+//! Changes are on stable storage when their calls are answered ([`LocalOptions::stable`]). Unstable
+//! writes are the exception; `commit` makes them stable. One caller gets an error of the disk
+//! during write-back. The error also changes [`Local::write_epoch`], from which a server makes its
+//! write verifier.
 //!
-//! A handle opens the object for which it was given out, wherever that has been moved within the
-//! file system, as long as it exists. Since no handle can be made by others, a file needs no check
-//! of its place. A directory that a local program has moved out of the exported one is refused at
-//! the next call that names it (`place`), so that the tree below it is not given away.
+//! A filehandle opens its object as long as the object exists, even after a move within the file
+//! system. Clients cannot forge filehandles, so the place of a file needs no check. A directory
+//! that a local program moved out of the exported one is refused at the next call that names it
+//! (`place`). So the tree below it is not given away.
 
 mod acl;
 mod attr;
@@ -64,56 +66,57 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use table::Table;
 
-/// How often descriptors that nobody uses are looked for.
+/// The time between two searches for unused descriptors.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// Objects looked at then, in each part of the table.
+/// Objects that a search looks at in each shard of the table.
 const TIDY_EACH: usize = 64;
-/// Threads that apply writes to memory; more than one because one may have to wait for a page.
+/// Threads that apply writes to the page cache. There is more than one because a thread may have to
+/// wait for a page.
 const LANE_THREADS: usize = 4;
 
 pub use covered::CoveredDir;
 pub use descriptors::Descriptors;
 pub use journaled::{JournalOptions, JournalStats, give_up_journal};
 
-/// How to serve a directory.
+/// Options of a served directory.
 #[derive(Debug, Clone)]
 pub struct LocalOptions {
-    /// Where the secret of the filehandles is kept, made when it does not exist; should not be
-    /// reachable through the directory. `None`: a new secret each time, so that handles end with
-    /// the process.
+    /// The directory that keeps the secret of the filehandles, created when it is missing. It
+    /// should not be reachable through the served directory. `None`: a new secret at each start, so
+    /// filehandles end with the process.
     pub state_dir: Option<PathBuf>,
-    /// Number of the export: handles of one say nothing in another.
+    /// Number of the export. Filehandles of one export are not valid in another.
     pub export_id: u64,
-    /// File-system number for clients; `None`: made of the file system's own.
+    /// File system number for clients; `None`: derived from the id of the file system.
     pub fsid: Option<(u64, u64)>,
-    /// How long answers hold for the layer above; zero: for the call.
+    /// How long the layer above may use answers; zero: for the call only.
     pub validity: Duration,
-    /// Whether modifying calls are on stable storage when they are answered. Off only below a layer
-    /// that sees to it.
+    /// Whether changes are on stable storage when their calls are answered. Set this to false only
+    /// below a layer that makes changes stable itself.
     pub stable: bool,
-    /// Where stable writes become durable before they are where they belong; only with `stable`.
+    /// The journal in which stable writes become durable first; only with `stable`.
     pub journal: Option<JournalOptions>,
-    /// Whether nobody changes the directory but this process: then changes of directories are told
+    /// Whether this process alone changes the directory. Then changes of directories are reported
     /// as atomic.
     pub exclusive: bool,
-    /// Whether the owner of a file may change its length by handle whatever its permissions, as he
-    /// may read and write it: NFSv3 clients send no more than the handle for what was opened before
-    /// the permissions changed.
+    /// Whether the owner of a file may change its length by handle whatever its permissions, as the
+    /// owner may read and write it. An NFSv3 client sends only the handle for a file that it opened
+    /// before the permissions changed.
     pub owner_may_resize: bool,
-    /// Whether a ctime may stand for several changes even where this file system and kernel are
-    /// known to tell them apart.
+    /// Whether one ctime may stand for several changes, even on a file system and kernel with
+    /// multigrain timestamps.
     pub coarse_times: bool,
-    /// Whether all calls happen as this process, whoever asks: for a process without privileges
-    /// that serves its own user only. Without CAP_DAC_READ_SEARCH a filehandle is good as long as
-    /// its object is among those that are known (`known_max`).
+    /// Whether all calls run with the identity of this process, whichever caller asks. This is for
+    /// a process without privileges that serves only its own user. Without CAP_DAC_READ_SEARCH a
+    /// filehandle is valid while its object is among the known ones (`known_max`).
     pub as_this_process: bool,
     /// Threads that wait for the disk.
     pub threads_max: usize,
-    /// Calls that wait for a thread; more wait outside.
+    /// Calls that wait for a thread; further calls wait before the queue.
     pub queue_max: usize,
-    /// Descriptors kept of objects that are not open; no more than a quarter of all.
+    /// Descriptors kept of objects that are not open; at most a quarter of all descriptors.
     pub known_max: usize,
-    /// Descriptors of objects, which several directories may share.
+    /// The budget of descriptors, which several directories may share.
     pub descriptors: Arc<Descriptors>,
 }
 
@@ -150,17 +153,18 @@ impl std::fmt::Debug for Local {
 }
 
 struct Inner {
-    /// The directory, readable: names a file system and mount to the kernel.
+    /// The served directory, open for reading: names the file system and the mount to the kernel.
     top: OwnedFd,
     top_id: (u64, u64),
     /// Whether the directory is not the root of its file system.
     is_subtree: bool,
-    /// Set when `top` is a mount of our own; otherwise mounts are not crossed, by number.
+    /// `None` when `top` is a private mount. Otherwise the number of the mount, and other mounts
+    /// are not entered.
     mount: Option<i32>,
     /// /proc/self/fd.
     proc_fd: OwnedFd,
     sealer: Sealer,
-    /// Stands in for the handles of a file system that has none.
+    /// Replaces the handles of a file system that has none.
     table: Option<Table>,
     attributer: Attributer,
     objects: Objects,
@@ -172,10 +176,10 @@ struct Inner {
     next_open: AtomicU64,
     locks: locks::LockTable,
     pool: Pool,
-    /// Few threads for writes that go to memory and the journal: woken once for many of them.
+    /// A few threads for writes to the page cache and the journal. One wake-up serves many writes.
     lane: Pool,
-    /// One thread for changes with records, which are made one at a time: it waits for nobody, and
-    /// is woken once for many of them.
+    /// One thread for changes with records, which are made one at a time. The thread waits for no
+    /// other, and one wake-up serves many changes.
     changes: Pool,
     journal: Option<Journaled>,
     clone_block_bytes: Option<u32>,
@@ -184,23 +188,23 @@ struct Inner {
     options: LocalOptions,
     write_epoch: AtomicU64,
     watcher: watch::Slot,
-    /// Whether an error of the disk was met; told once in the log.
+    /// Whether an error of the disk occurred; the log reports it once.
     failed: AtomicBool,
 }
 
-/// An open file, whose object is in the table of descriptors or is opened again by its handle.
+/// An open file. Its object is in the table of objects, or is opened again by its filehandle.
 struct Open {
     fh: Fh,
     access: OpenAccess,
 }
 
-/// What a file system makes stable together.
+/// The order in which a file system makes changes stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Metadata changes reach the disk in the order they were made: syncing the last object touched
-    /// is enough (ext4, xfs).
+    /// Metadata changes reach the disk in the order in which they were made. So a sync of the last
+    /// touched object is enough (ext4, xfs).
     Total,
-    /// Each object on its own.
+    /// Each object needs its own sync.
     Each,
 }
 
@@ -208,9 +212,10 @@ impl Local {
     /// Serves `dir`.
     ///
     /// # Errors
-    /// `ENOTDIR`, `ENOENT` and others of opening it; `EPERM` without the privileges to act for
-    /// others; `EOPNOTSUPP` when its file system has no handles; what reading or making the secret
-    /// in the state directory meets.
+    /// `ENOTDIR`, `ENOENT` and others of opening the directory; `EPERM` without the privileges to
+    /// act for other users; `EOPNOTSUPP` when its file system has neither handles nor birth times,
+    /// or when its handles are too long; errors of reading or making the secret in the state
+    /// directory.
     pub fn open(dir: &Path, options: LocalOptions, env: Env) -> Result<Self> {
         let at = |e: Error| Error::because(e.errno, format!("cannot serve {}", dir.display()));
         let inner =
@@ -222,19 +227,19 @@ impl Local {
         Ok(Self { inner })
     }
 
-    /// Changes when unstable writes may have been lost: a server answers it as its write verifier,
-    /// so that clients send again what they have not committed.
+    /// A number that changes when unstable writes may have been lost. A server uses it as its write
+    /// verifier, so clients send uncommitted writes again.
     pub fn write_epoch(&self) -> u64 {
         self.inner.write_epoch.load(Ordering::SeqCst)
     }
 
-    /// Calls with a name ([`Cx::call`]) of late that were made and are durable, as the journal
-    /// tells, oldest first.
+    /// Recent calls with a name ([`Cx::call`]) that were made and are durable according to the
+    /// journal, oldest first.
     pub fn answered(&self) -> Vec<Answered> {
         self.inner.journal.as_ref().map(Journaled::answered).unwrap_or_default()
     }
 
-    /// How the journal does, if there is one.
+    /// The state of the journal; `None` without a journal.
     pub fn journal_stats(&self) -> Option<JournalStats> {
         self.inner.journal.as_ref().map(Journaled::stats)
     }
@@ -249,7 +254,7 @@ impl Local {
         self.inner.objects.len()
     }
 
-    /// Runs a job with the caller's identity at hand.
+    /// Runs a job on a thread that can take on the identity of the caller.
     async fn run<T: Send + 'static>(
         &self,
         cx: &Cx,
@@ -372,7 +377,7 @@ impl Inner {
             let fd = self.open_handle(&handle, libc::O_PATH | libc::O_NOFOLLOW);
             let fd = fd.map_err(|e| match e.errno {
                 libc::ENOENT | libc::EINVAL => Error::new(libc::ESTALE),
-                // A process without privileges reaches by handle only what it still holds.
+                // A process without privileges can open by handle only objects that it still holds.
                 libc::EPERM if self.options.as_this_process => Error::new(libc::ESTALE),
                 _ => e,
             })?;
@@ -406,13 +411,14 @@ impl Inner {
         Ok(Node { fh: object.fh.clone(), attrs: self.attrs(object)? })
     }
 
-    /// What was just made, whatever somebody else has done to its name since.
+    /// The node of an object that was just made, even if another program has removed its name
+    /// since.
     fn new_node(&self, object: &Arc<Object>) -> Result<Node> {
         self.renew(object)?;
         Ok(Node { fh: object.fh.clone(), attrs: self.attributer.attrs(object)? })
     }
 
-    /// `EBADF` unless an open is one of this file for this use.
+    /// `EBADF` unless `open` is an open of this file with this access.
     fn check_open(&self, fh: &Fh, open: OpenId, access: OpenAccess) -> Result<()> {
         match self.opens.lock().get(&open.0) {
             Some(open) if open.fh == *fh && open.access.contains(access) => Ok(()),
@@ -420,7 +426,7 @@ impl Inner {
         }
     }
 
-    /// The object of an open; `EBADF` unless it is one of this file for this use.
+    /// The object of an open; `EBADF` unless `open` is an open of this file with this access.
     fn find_open(
         &self,
         worker: &mut Worker,
@@ -432,7 +438,7 @@ impl Inner {
         self.resolve(worker, fh)
     }
 
-    /// Makes changes of objects stable, the last one touched last.
+    /// Makes changes of objects stable. The object touched last is the last one in `touched`.
     fn sync(&self, worker: &mut Worker, touched: &[&Object]) -> Result<()> {
         if !self.options.stable {
             return Ok(());
@@ -453,15 +459,15 @@ impl Inner {
     /// Makes one object stable.
     fn sync_one(&self, worker: &mut Worker, object: &Object) -> Result<()> {
         let records = {
-            // Not between a write and its record: what is synced after it would be thought older
-            // than it.
+            // The lock keeps this from running between a write and its record. Otherwise the sync
+            // would count as older than the write that it covered.
             let _order = object.order.lock();
             self.records_of(object)
         };
         self.sync_with(worker, object, records)
     }
 
-    /// The same, when its records are known.
+    /// The same, when the number of the last record of the object is known.
     fn sync_with(&self, worker: &mut Worker, object: &Object, records: Option<u64>) -> Result<()> {
         let told = |done: Result<()>| done.inspect_err(|e| self.disk_failed(e));
         worker.root(|| match object.kind {
@@ -473,13 +479,13 @@ impl Inner {
                 let fd = object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY);
                 told(sys::fsync(fd.inspect_err(|e| self.lost(e))?.as_fd()))
             }
-            // They cannot be opened without consequences.
+            // An open of these kinds of objects would have side effects.
             _ => told(rustix::fs::syncfs(&self.top).map_err(os)),
         })?;
         records.map_or(Ok(()), |upto| self.void_records(worker, object, upto))
     }
 
-    /// Somebody is told that the disk could not keep something: others will not be.
+    /// One caller got an error of the disk. The kernel does not report it to others.
     fn disk_failed(&self, e: &Error) {
         if let Some(journal) = &self.journal {
             journal.disk_failed();
@@ -487,7 +493,7 @@ impl Inner {
         self.lost(e);
     }
 
-    /// The disk could not keep something.
+    /// Notes that the disk lost data.
     fn lost(&self, e: &Error) {
         self.write_epoch.fetch_add(1, Ordering::SeqCst);
         if !self.failed.swap(true, Ordering::Relaxed) {
@@ -504,7 +510,7 @@ impl Inner {
         }
     }
 
-    /// Syncs what nobody has asked to be synced.
+    /// Syncs writes that no client has committed.
     fn sync_late(&self, object: &Object) {
         object.unsynced.store(false, Ordering::SeqCst);
         if let Some(fd) = object.io_now(true)
@@ -514,17 +520,16 @@ impl Inner {
         }
     }
 
-    /// Sees to it that there is a descriptor for one more file.
+    /// Makes sure that a descriptor for one more file is available.
     ///
     /// # Errors
-    /// `EMFILE`: there is none, and no other file can do without its own.
+    /// `EMFILE`: all descriptors are in use, and no other file can release its own.
     fn room(&self) -> Result<()> {
         self.make_room();
         self.objects.room()
     }
 
-    /// Closes descriptors of other files when there are none for one more: who has a file open goes
-    /// on using it.
+    /// Closes descriptors of other files when none is left for one more. Open files remain usable.
     fn make_room(&self) {
         if !self.objects.are_used_up() {
             return;
@@ -541,7 +546,7 @@ impl Inner {
     }
 }
 
-/// A thread of its own, which ends with the directory.
+/// Starts the thread that closes unused descriptors. It ends with the directory.
 fn tidy_now_and_then(inner: Weak<Inner>) {
     let tidy = move || {
         let (never, timer) = (Mutex::new(()), parking_lot::Condvar::new());
@@ -585,7 +590,7 @@ fn secret(options: &LocalOptions, env: &Env) -> Result<[u8; 16]> {
     })
 }
 
-/// What tells the file system from all others, as far as it can be told.
+/// An id that distinguishes the file system from all others, as far as possible.
 fn fs_id(fd: BorrowedFd<'_>) -> Result<[u8; 16]> {
     if let Some(uuid) = sys::fs_uuid(fd) {
         return Ok(uuid);
@@ -605,9 +610,9 @@ fn made_fsid(fs_id: &[u8; 16]) -> (u64, u64) {
     (half(0), half(8))
 }
 
-/// Whether a directory is the root of its file system; "no" when that cannot be told.
+/// Whether a directory is the root of its file system; `false` when that is unknown.
 fn is_fs_root(dir: BorrowedFd<'_>, id: (u64, u64)) -> bool {
-    // The inode number of roots: 2 on ext2 to ext4, 256 on btrfs, 1 on tmpfs; xfs has no fixed one.
+    // The inode number of roots: 2 on ext2 to ext4, 256 on btrfs, 1 on tmpfs. Xfs has no fixed one.
     let Ok(fs) = rustix::fs::fstatfs(dir) else { return false };
     matches!(
         (FsKind::of(fs.f_type as u64), id.1),
@@ -615,7 +620,7 @@ fn is_fs_root(dir: BorrowedFd<'_>, id: (u64, u64)) -> bool {
     )
 }
 
-/// File systems with properties that matter.
+/// File systems that need different treatment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FsKind {
     Ext,
@@ -626,7 +631,7 @@ enum FsKind {
 }
 
 impl FsKind {
-    /// By magic number (statfs(2)).
+    /// The kind for a magic number (statfs(2)).
     fn of(magic: u64) -> Self {
         match magic {
             0xef53 => Self::Ext,
@@ -641,20 +646,20 @@ impl FsKind {
         if matches!(self, Self::Ext | Self::Xfs) { Order::Total } else { Order::Each }
     }
 
-    /// Whether its times are multigrain: these four since Linux 6.13.
+    /// Whether the timestamps are multigrain: on these four since Linux 6.13.
     fn multigrain(self) -> bool {
         self != Self::Other && kernel_version() >= (6, 13)
     }
 }
 
-/// Whether files can share blocks: tried with a file that never has a name.
+/// Whether files can share blocks. This is tried with a file that never has a name.
 fn shares_blocks(dir: BorrowedFd<'_>) -> bool {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let tried = rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR).map_err(os);
     tried.and_then(|file| sys::clone_range((file.as_fd(), 0), (file.as_fd(), 0), 0)).is_ok()
 }
 
-/// Whether an ext4 file system has a log of its own: ext2, and ext4 without one, order nothing.
+/// Whether an ext4 file system has a log. Ext2, and ext4 without a log, keep no order.
 fn has_log(dev: u64) -> bool {
     let number = format!("/sys/dev/block/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
     let device = std::fs::read_link(number).ok();
@@ -670,7 +675,7 @@ fn kernel_version() -> (u32, u32) {
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
 }
 
-/// Attributes of `name` in `dir`, which is not followed.
+/// Attributes of `name` in `dir`, without following a symbolic link.
 fn stat_name(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Statx> {
     let want = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     rustix::fs::statx(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, want).map_err(os)

@@ -1,4 +1,4 @@
-//! POSIX ACLs of the file system: the extended attributes in which the kernel shows and takes them.
+//! POSIX ACLs of the file system. The kernel reads and writes them as extended attributes.
 
 use super::Inner;
 use super::journaled::names::Done;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 const ACCESS: &str = "system.posix_acl_access";
 pub(super) const DEFAULT: &str = "system.posix_acl_default";
-/// Longest value (`XATTR_SIZE_MAX`).
+/// Longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_MAX_BYTES: usize = 65536;
 
-/// Whether objects of the file system of a directory can have ACLs.
+/// Whether objects in the file system of a directory can have ACLs.
 pub(super) fn are_there(dir: BorrowedFd<'_>) -> bool {
     let tried = rustix::fs::fgetxattr(dir, ACCESS, &mut [0_u8; 0][..]);
     matches!(tried, Ok(_) | Err(Errno::NODATA | Errno::RANGE))
@@ -33,7 +33,8 @@ impl Inner {
         })
     }
 
-    /// A change without a record: it is synced, and with it all that has one.
+    /// Sets ACLs. The change has no record; its sync also makes all earlier changes with records
+    /// durable.
     pub(super) fn set_acls(&self, worker: &mut Worker, fh: &Fh, acls: &PosixAcls) -> Result<Done<Attrs>> {
         let object = self.with_acls(worker, fh)?;
         self.need_uncovered(&object)?;
@@ -67,7 +68,7 @@ impl Inner {
     }
 }
 
-/// There is no call by descriptor for descriptors without rights.
+/// The path of an object in /proc. The calls by descriptor reject `O_PATH` descriptors.
 fn path(object: &Object) -> String {
     format!("/proc/self/fd/{}", object.proc_name())
 }

@@ -1,17 +1,18 @@
-//! Attributes as the kernel tells them, and the `change` value made of them.
+//! Attributes from the kernel, and the `change` value made of them.
 //!
-//! `change` is ctime in nanoseconds. From Linux 6.13 on, ext4, xfs, btrfs and tmpfs give a file a
-//! new ctime with the first change after anybody asked for it (multigrain timestamps), so that what
-//! was answered never stays the same after a change. Elsewhere ctime advances with the timer tick,
-//! some milliseconds, and two changes within a tick look like one: there a ctime younger than
-//! [`SETTLE_NS`] is not answered as `change`; a number that is given out only once stands for it,
-//! and whoever asks later sees another change than there was, which costs him a reading and nothing
-//! else. The same is done while a change through us is going on: the kernel sets the time before
-//! the data. Numbers given out once have the top bit set, which no ctime has, and the one below it
-//! not ([`CHANGE_OF_SERVER`]).
+//! `change` is ctime in nanoseconds. Since Linux 6.13, ext4, xfs, btrfs and tmpfs have multigrain
+//! timestamps: the first change after a query of the ctime gives the file a new ctime. So an
+//! answered `change` never stays the same after a change.
 //!
-//! What is left: a local program that writes through a memory map is seen when its page is first
-//! written, not with each store; and a clock that is set back may repeat a time.
+//! Elsewhere ctime advances with the timer tick, some milliseconds, and two changes within a tick
+//! look like one. There a ctime younger than [`SETTLE_NS`] is not answered as `change`. A number
+//! that is given out only once replaces it. A later query then sees a change that did not happen.
+//! That costs the client one needless read, and nothing else. The same happens while a change
+//! through this server is in progress: the kernel sets the time before the data. Numbers given out
+//! once have the top bit set, which no ctime has, and the next bit clear ([`CHANGE_OF_SERVER`]).
+//!
+//! Two gaps remain. A write of a local program through a memory map is seen at the first write to
+//! its page, not at each store. And a clock that is set back may repeat a time.
 
 use super::object::{Changes, Object};
 use hither_vfs::{Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, Error, FileKind, Result, Time, Validity};
@@ -19,27 +20,28 @@ use rustix::fs::{FileType, Statx, StatxTimestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
-/// Two timer ticks at 100 Hz: a ctime as old as that will not be given to another change.
+/// Two timer ticks at 100 Hz: a ctime of this age is not given to another change.
 const SETTLE_NS: u64 = 20_000_000;
 /// Marks numbers that stand for no ctime.
 const ONCE: u64 = 1 << 63;
 
-/// Whether a `change` is the time of the kernel's and stays while nothing changes.
+/// Whether a `change` is a ctime of the kernel, which stays the same until the next change.
 pub(super) fn is_lasting(change: u64) -> bool {
     change & ONCE == 0
 }
 
 /// Makes attributes.
 pub(super) struct Attributer {
-    /// Whether a ctime that was seen is not given to another change.
+    /// Whether the file system has multigrain timestamps: a ctime that was queried is not given to
+    /// another change.
     pub multigrain: bool,
-    /// File-system number for clients.
+    /// File system number for clients.
     pub fsid: (u64, u64),
     /// Device number of the exported directory.
     pub dev: u64,
-    /// How long answers hold.
+    /// How long answers are valid.
     pub validity: std::time::Duration,
-    /// Whether nobody changes the directory but us.
+    /// Whether this process alone changes the directory.
     pub exclusive: bool,
     once: AtomicU64,
     env: hither_vfs::Env,
@@ -53,8 +55,9 @@ pub(super) struct Before {
 
 impl Attributer {
     pub fn new(env: hither_vfs::Env, multigrain: bool, fsid: (u64, u64), dev: u64) -> Self {
-        // Not the numbers of an earlier run: they were counted from its time, and there were fewer
-        // than nanoseconds since.
+        // The counter starts at the wall time, so it does not repeat numbers of an earlier run.
+        // Those were counted from the start of that run, and fewer numbers were given out than
+        // nanoseconds have passed.
         let once = AtomicU64::new(wall_ns(&env));
         let validity = std::time::Duration::ZERO;
         Self { multigrain, fsid, dev, validity, exclusive: false, once, env }
@@ -65,15 +68,14 @@ impl Attributer {
         self.attrs_since(object, Instant::now())
     }
 
-    /// The same, of what was asked for at that moment or later.
+    /// The same, for a question that was asked at `asked`.
     pub fn attrs_since(&self, object: &Object, asked: Instant) -> Result<Attrs> {
         let quiet = object.changes.quiet();
         let stat = object.stat()?;
         self.finish(&object.changes, quiet, &stat, asked)
     }
 
-    /// As [`Attributer::attrs`], of attributes that were just taken of something that was just
-    /// found.
+    /// As [`Attributer::attrs`], from the statx result of an object that was just found.
     pub fn new_found(&self, stat: &Statx, asked: Instant) -> Result<Attrs> {
         self.finish(&Changes::default(), Some(0), stat, asked)
     }
@@ -124,14 +126,15 @@ impl Attributer {
         })
     }
 
-    /// Notes `change` of a directory; to be called before the change begins.
+    /// Notes `change` of a directory; to be called before a change begins.
     pub fn before(&self, dir: &Object) -> Result<Before> {
         let quiet = dir.changes.quiet();
         let attrs = self.attrs(dir)?;
         Ok(Before { change: attrs.attr.change, quiet })
     }
 
-    /// The directory's change, when the one change that was begun since `before` has ended.
+    /// The change of the directory, to be called after the one change that began since `before` has
+    /// ended.
     pub fn change_info(&self, dir: &Object, before: &Before) -> Result<ChangeInfo> {
         let attrs = self.attrs(dir)?;
         let alone = before.quiet.is_some_and(|begun| dir.changes.still(begun + 1));
@@ -165,7 +168,7 @@ pub(super) fn kind(stat: &Statx) -> Result<FileKind> {
     file_kind(FileType::from_raw_mode(stat.stx_mode.into())).ok_or_else(|| Error::new(libc::EIO))
 }
 
-/// Type of an object; `None` when the kernel does not tell.
+/// Type of an object; `None` when the kernel does not know it.
 pub(super) fn file_kind(kind: FileType) -> Option<FileKind> {
     Some(match kind {
         FileType::RegularFile => FileKind::Regular,

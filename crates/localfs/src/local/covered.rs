@@ -1,10 +1,9 @@
-//! Covered directories: something else lies over them on this machine, a mount or an export of its
-//! own.
+//! Covered directories: on this machine a mount, or an export of its own, lies over them.
 //!
 //! The private mount shows the directory below. Programs of this machine do not see that directory,
-//! so clients must not write to it: it shows no entries, its names do not exist, changes fail with
-//! `EROFS`, and it cannot be removed or renamed (`EBUSY`). The layer above decides whether a client
-//! crosses into the file system on top.
+//! so clients must not write to it. It shows no entries, and its names do not exist. Changes fail
+//! with `EROFS`, and it cannot be removed or renamed (`EBUSY`). The layer above decides whether a
+//! client crosses into the file system on top.
 
 use super::handles::stale;
 use super::object::{Object, os};
@@ -23,7 +22,7 @@ pub(super) struct CoveredDirs {
     dirs: RwLock<HashSet<Fh>>,
 }
 
-/// A directory that is covered.
+/// A covered directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoveredDir {
     /// Its filehandle.
@@ -33,8 +32,8 @@ pub struct CoveredDir {
 }
 
 impl Local {
-    /// Covers the directories at these paths below the exported one, and no others. In the order of
-    /// `paths`; an error where no directory is. Blocks.
+    /// Covers the directories at these paths below the exported one, and no others. Returns the
+    /// results in the order of `paths`; an error where no directory exists. Blocks.
     pub fn cover(&self, paths: &[Vec<Name>]) -> Vec<Result<CoveredDir>> {
         let found: Vec<_> = paths.iter().map(|path| self.inner.directory_at(path)).collect();
         let covered = &self.inner.covered;
@@ -60,7 +59,7 @@ impl Inner {
         self.covered.any.load(Ordering::Acquire) && self.covered.dirs.read().contains(fh)
     }
 
-    /// `EROFS` for a directory that is covered.
+    /// `EROFS` for a covered directory.
     pub(super) fn need_uncovered(&self, object: &Object) -> Result<()> {
         match self.is_covered(&object.fh) {
             true => Err(Error::because(libc::EROFS, "something else is mounted over the directory")),
@@ -68,7 +67,7 @@ impl Inner {
         }
     }
 
-    /// `EBUSY` when a name leads to a directory that is covered.
+    /// `EBUSY` when a name leads to a covered directory.
     pub(super) fn need_no_mount_point(&self, found: Option<&Fh>) -> Result<()> {
         match found.is_some_and(|fh| self.is_covered(fh)) {
             true => Err(Error::because(libc::EBUSY, "something is mounted over the directory")),

@@ -1,15 +1,15 @@
-//! How many descriptors objects have, and what is done when they become scarce.
+//! Counts the descriptors of objects, and defines when they are scarce.
 //!
-//! An object that is known has one, which holds the inode. Those to read and write with are kept
-//! beside it while there are plenty, and are opened anew for each use when there are not. Idle open
-//! objects are then forgotten as well (`object`). Files cannot be opened when all descriptors are
-//! those of objects that cannot be opened by handle, or are in use.
+//! Each known object has a descriptor that holds the inode. While descriptors are plentiful, an
+//! object also keeps descriptors for reading and writing. When descriptors are scarce, those are
+//! opened anew for each use, and idle open objects are forgotten as well (`object`). No file can be
+//! opened when every descriptor is in use, or belongs to an object that cannot be opened by handle.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Descriptors of objects, of all directories that a process serves together.
+/// The count of object descriptors, shared by all directories that a process serves.
 #[derive(Debug)]
 pub struct Descriptors {
     held: AtomicUsize,
@@ -17,33 +17,33 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// At most about so many.
+    /// At most about `max` descriptors.
     pub fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { held: AtomicUsize::new(0), max })
     }
 
-    /// How many there are.
+    /// Number of descriptors now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// How many there may be.
+    /// Largest number of descriptors.
     pub fn max(&self) -> usize {
         self.max
     }
 
-    /// Whether those that can be opened again are to be closed.
+    /// Whether descriptors that can be opened again are to be closed.
     pub(super) fn are_scarce(&self) -> bool {
         self.held() >= self.max / 2
     }
 
-    /// Whether there are none for one more file.
+    /// Whether no descriptor is left for one more file.
     pub(super) fn are_gone(&self) -> bool {
         self.held() >= self.max
     }
 }
 
-/// A descriptor that is counted.
+/// A counted descriptor.
 #[derive(Debug)]
 pub(super) struct Counted {
     fd: OwnedFd,

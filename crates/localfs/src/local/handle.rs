@@ -1,14 +1,19 @@
-//! Filehandles that nobody else can make.
+//! Filehandles that only this server can make.
 //!
-//! A filehandle is a byte that says how the object is found, a byte with the type of the kernel's
-//! handle, the kernel's handle (inode number and generation, in the file system's own form: 8 bytes
-//! on ext4, 12 on xfs and tmpfs, 20 on btrfs), and 8 bytes of SipHash-2-4 over these, keyed with a
-//! secret and bound to the number of the export and the UUID of the file system. So a client has
-//! handles only of objects that were given out to it, or to somebody it got them from, and a handle
-//! says nothing in another export.
+//! A filehandle has four parts:
 //!
-//! The secret is in the state directory; who loses it makes all handles stale, who reads it can
-//! make handles.
+//! - a byte that says how the object is found
+//! - a byte with the type of the kernel handle
+//! - the kernel handle: inode number and generation, in the format of the file system (8 bytes on
+//!   ext4, 12 on xfs and tmpfs, 20 on btrfs)
+//! - 8 bytes of SipHash-2-4 over these, keyed with a secret and bound to the number of the export
+//!   and the UUID of the file system
+//!
+//! So a client has filehandles only of objects that the server gave to it or to another client. A
+//! filehandle is not valid in another export.
+//!
+//! The secret is in the state directory. Without the secret all filehandles are stale. A program
+//! that reads the secret can make filehandles.
 
 use super::sys::KernelHandle;
 use hither_vfs::{Env, Error, Fh, Result};
@@ -21,15 +26,15 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// First byte of a handle that contains the kernel's.
+/// First byte of a filehandle that contains a kernel handle.
 const KERNEL: u8 = 1;
-/// Length of the authenticator.
+/// Length of the authenticator, in bytes.
 const MAC_BYTES: usize = 8;
-/// Longest filehandle: NFSv3's (RFC 1813 section 2.4).
+/// Longest filehandle in bytes: that of NFSv3 (RFC 1813 section 2.4).
 const FH_MAX_BYTES: usize = 64;
-/// Name of the secret in the state directory.
+/// Name of the file in the state directory with the secret.
 const KEY_FILE: &str = "handle-key";
-/// What the secret's file starts with.
+/// The first bytes of that file.
 const KEY_MAGIC: &[u8; 8] = b"hithkey1";
 
 /// Makes and checks filehandles.
@@ -38,7 +43,7 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    /// For one export of one file system.
+    /// A sealer for one export of one file system.
     pub fn new(key: &[u8; 16], export_id: u64, fs_id: &[u8; 16]) -> Self {
         let mut keyed = SipHasher24::new_with_key(key);
         keyed.write(&export_id.to_be_bytes());
@@ -52,7 +57,7 @@ impl Sealer {
         hasher.finish().to_be_bytes()
     }
 
-    /// Filehandle with the kernel's handle; `None` when that one is too long.
+    /// Filehandle with a kernel handle; `None` when the kernel handle is too long.
     pub fn seal(&self, handle: &KernelHandle) -> Option<Fh> {
         let kind = u8::try_from(handle.kind()).ok()?;
         let mut out: SmallVec<[u8; FH_MAX_BYTES]> = SmallVec::from_slice(&[KERNEL, kind]);
@@ -66,11 +71,11 @@ impl Sealer {
         (out.len() <= FH_MAX_BYTES).then(|| Fh(bytes::Bytes::copy_from_slice(&out)))
     }
 
-    /// The kernel's handle in a filehandle.
+    /// The kernel handle in a filehandle.
     ///
     /// # Errors
-    /// `ESTALE` for one that was not made here: of another export, of another file system, with
-    /// another secret, by somebody else.
+    /// `ESTALE` for a filehandle that this sealer did not make: of another export, another file
+    /// system, another secret, or forged.
     pub fn open(&self, fh: &Fh) -> Result<KernelHandle> {
         let stale = || Error::new(libc::ESTALE);
         let split = fh.0.len().checked_sub(MAC_BYTES).ok_or_else(stale)?;
@@ -85,16 +90,16 @@ impl Sealer {
     }
 }
 
-/// Compares without telling by the time it takes where the difference is.
+/// Compares in constant time, so the time does not tell where the difference is.
 fn same(a: &[u8; MAC_BYTES], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
 }
 
-/// The secret in `state_dir`, made when there is none.
+/// The secret in `state_dir`, created when it is missing.
 ///
 /// # Errors
-/// Those of the file system; `InvalidData` for a file that is no secret of ours or that others may
-/// read.
+/// Those of the file system; `InvalidData` for a file that holds no secret of this program, or that
+/// others may read.
 pub(super) fn secret(state_dir: &Path, env: &Env) -> io::Result<[u8; 16]> {
     let path = state_dir.join(KEY_FILE);
     let invalid = |why: &str| io::Error::new(ErrorKind::InvalidData, format!("{}: {why}", path.display()));
@@ -122,7 +127,7 @@ pub(super) fn secret(state_dir: &Path, env: &Env) -> io::Result<[u8; 16]> {
     file.write_all(KEY_MAGIC)?;
     file.write_all(&key)?;
     file.sync_all()?;
-    // Another server may have made one meanwhile: the first one counts.
+    // Another server may have created one meanwhile: the first one is used.
     let linked = std::fs::hard_link(&new, &path);
     std::fs::remove_file(&new)?;
     match linked {
@@ -133,7 +138,7 @@ pub(super) fn secret(state_dir: &Path, env: &Env) -> io::Result<[u8; 16]> {
     Ok(key)
 }
 
-/// Makes the state directory when there is none; only its owner may look into it.
+/// Creates the state directory when it is missing. Only its owner may read it.
 pub(super) fn make_state_dir(dir: &Path) -> io::Result<()> {
     match rustix::fs::mkdir(dir, Mode::RWXU) {
         Err(rustix::io::Errno::EXIST) => Ok(()),

@@ -1,5 +1,5 @@
-//! How an object is found again by what a filehandle holds: by the kernel's handle, or where the
-//! file system has none by a number of [`Table`].
+//! Finds the object of a filehandle again: by its kernel handle, or on a file system without
+//! handles by its number in a [`Table`].
 
 use super::object::{Object, os, stat};
 use super::sys::{self, KernelHandle};
@@ -11,17 +11,16 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use std::ffi::CStr;
 use std::path::Path;
 
-/// Type of handles that are numbers of the table. One byte, and none that a file system's handle
-/// has.
+/// Type of handles that are numbers of the table. It fits in one byte, and no file system uses it.
 const TABLE_KIND: i32 = 0xe7;
-/// Longest way of directories that are not held, from one that is.
+/// Longest chain of directories that are not held, up to one that is held.
 const WAY_MAX: usize = 500;
 
-/// The table for a file system without handles; `None` for one that has them.
+/// The table for a file system without handles; `None` when the file system has handles.
 ///
 /// # Errors
-/// `EOPNOTSUPP` when it has no times of birth either, without which a file is not told from another
-/// one in the place of its inode; those of the state directory.
+/// `EOPNOTSUPP` when the file system has no birth times either. Without them a file cannot be told
+/// from a later file with the same inode number. Also the errors of the state directory.
 pub(super) fn table_for(
     top: BorrowedFd<'_>,
     fs_id: &[u8; 16],
@@ -41,13 +40,13 @@ pub(super) fn table_for(
     Table::open(state, Root { fs_id: *fs_id, ino: stat.stx_ino }, env).map(Some)
 }
 
-/// The number of the mount that a descriptor is in.
+/// The number of the mount of a descriptor.
 pub(super) fn mount_of(fd: BorrowedFd<'_>) -> Result<i32> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map_err(os)?;
     Ok(stat.stx_mnt_id as i32)
 }
 
-/// Whether this process may open what it knows by the kernel's handle alone.
+/// Whether this process may open objects by kernel handle.
 pub(super) fn can_be_opened(top: BorrowedFd<'_>) -> bool {
     let handle = sys::name_to_handle(top, c"");
     handle.is_ok_and(|(handle, _)| sys::open_by_handle(top, &handle, libc::O_PATH).is_ok())
@@ -66,7 +65,7 @@ fn handle_of_number(number: u64) -> Result<KernelHandle> {
     KernelHandle::new(TABLE_KIND, &number.to_le_bytes()).ok_or_else(stale)
 }
 
-/// The filehandle of the served directory itself; `None` when the file system's is too long.
+/// The filehandle of the served directory; `None` when the handle of the file system is too long.
 pub(super) fn of_root(table: Option<&Table>, top: BorrowedFd<'_>, sealer: &Sealer) -> Result<Option<Fh>> {
     let handle = match table {
         None => sys::name_to_handle(top, c"")?.0,
@@ -76,7 +75,8 @@ pub(super) fn of_root(table: Option<&Table>, top: BorrowedFd<'_>, sealer: &Seale
 }
 
 impl Inner {
-    /// Handle of a name in a directory, not followed, and the number of its mount.
+    /// Handle of a name in a directory, without following a symbolic link, and the number of its
+    /// mount.
     pub(super) fn handle_at(&self, dir: &Object, name: &CStr) -> Result<(KernelHandle, i32)> {
         let Some(table) = &self.table else { return sys::name_to_handle(dir.path(), name) };
         let want = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID;
@@ -85,8 +85,8 @@ impl Inner {
         Ok((self.numbered(table, identity, dir, name)?, found.stx_mnt_id as i32))
     }
 
-    /// Handle of what a descriptor stands for, and where a client may find it; a table has none of
-    /// what is nowhere.
+    /// Handle of the object of a descriptor. `met` is the place where a client may find the object;
+    /// a table has no handle for an object without a place.
     pub(super) fn handle_of(
         &self,
         fd: BorrowedFd<'_>,
@@ -98,7 +98,7 @@ impl Inner {
         self.numbered(table, identity, dir, name)
     }
 
-    /// The filehandle of a directory that was found above another one.
+    /// The filehandle of a directory that was found as the parent of another one.
     pub(super) fn handle_of_holder(&self, fd: BorrowedFd<'_>) -> Result<Fh> {
         let handle = match &self.table {
             None => sys::name_to_handle(fd, c"")?.0,
@@ -115,7 +115,7 @@ impl Inner {
         handle_of_number(table.number(identity, met, |number| self.held_identity(number))?)
     }
 
-    /// What the object of a number is at present, if it is held.
+    /// The present identity of the object with this number; `None` unless the object is held.
     fn held_identity(&self, number: u64) -> Option<Identity> {
         let fh = self.sealer.seal(&handle_of_number(number).ok()?)?;
         Identity::of(&self.objects.find(&fh)?.stat().ok()?)
@@ -125,10 +125,10 @@ impl Inner {
         number_of(&self.sealer.open(fh)?).ok_or_else(stale)
     }
 
-    /// Opens the object of a handle. To be called as the superuser.
+    /// Opens the object of a handle. Runs as the superuser.
     ///
     /// # Errors
-    /// `ESTALE` or `ENOENT` when it is not there any more.
+    /// `ESTALE` or `ENOENT` when the object is gone.
     pub(super) fn open_handle(&self, handle: &KernelHandle, flags: i32) -> Result<OwnedFd> {
         let Some(table) = &self.table else {
             return sys::open_by_handle(self.top.as_fd(), handle, flags);
@@ -166,7 +166,7 @@ impl Inner {
         Err(stale())
     }
 
-    /// Notes what an object is after it was changed. Nothing to do where the file system has
+    /// Notes the identity of an object after it was changed. Does nothing on a file system with
     /// handles.
     pub(super) fn renew(&self, object: &Object) -> Result<()> {
         let Some(table) = self.table.as_ref().filter(|_| object.kind != FileKind::Directory) else {
@@ -178,20 +178,21 @@ impl Inner {
         }
     }
 
-    /// Whether the last name of an object is about to go. Only asked of a file system without
-    /// handles.
+    /// Whether the last name of an object is about to be removed. Always `false` on a file system
+    /// with handles.
     pub(super) fn is_last(&self, dir: &Object, name: &CStr) -> bool {
         let Some(_) = &self.table else { return false };
         let found = rustix::fs::statx(dir.path(), name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
         found.is_ok_and(|s| s.stx_nlink <= 1 || s.stx_mode & 0o170_000 == 0o040_000)
     }
 
-    /// A name of an object went; with `last`, the object with it.
+    /// A name of an object was removed; with `last`, the object is gone too.
     pub(super) fn unnamed(&self, fh: Option<&Fh>, dir: &Object, name: &[u8], last: bool) {
         let (Some(table), Some(fh)) = (&self.table, fh) else { return };
         let noted = self.number(&dir.fh).and_then(|dir| table.unnamed(self.number(fh)?, (dir, name), last));
         if let Err(e) = noted {
-            // The name leads nowhere, or to another object, which is seen when it is tried.
+            // The name now leads nowhere, or to another object. The next use of the filehandle
+            // finds that.
             tracing::debug!("the table of filehandles: {e}");
         }
     }
