@@ -1,4 +1,4 @@
-//! Contents: reading, writing, making stable, holes, copies; and extended attributes.
+//! File contents: reads, writes, commits, holes and copies; and extended attributes.
 
 use super::descriptors::Counted;
 use super::object::{Object, os};
@@ -14,18 +14,19 @@ use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Most bytes copied in one call, so that no thread is away for long.
+/// Most bytes copied in one call. The limit keeps a thread from being busy for long.
 const COPY_MAX_BYTES: u64 = 16 << 20;
-/// Largest extended attribute, and list of them, in bytes (`XATTR_SIZE_MAX`).
+/// Largest extended attribute, and largest list of names, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_MAX_BYTES: usize = 65536;
 
-/// A file of a call, owned.
+/// The file of a call, owned.
 pub(super) type FileAt = (Fh, Option<OpenId>);
 
 impl Inner {
     /// The object of a call and a descriptor to read or write it. With an open, the open decides
-    /// about the right; else the caller's permissions, and the owner may always, as with NFS
-    /// servers: whoever opened a file goes on using it by handle when its permissions change.
+    /// about the access. Without one, the permissions of the caller decide. The owner always has
+    /// access, as with other NFS servers: a client goes on using an open file by handle after its
+    /// permissions change.
     pub(super) fn io(
         &self,
         worker: &mut Worker,
@@ -59,7 +60,7 @@ impl Inner {
         }
         worker.caller(|| match access.contains(OpenAccess::WRITE) {
             true => object.access(2),
-            // Who may execute a file may have its bytes.
+            // A caller that may execute a file may read its bytes.
             false => object.access(4).or_else(|e| object.access(1).map_err(|_| e)),
         })
     }
@@ -69,7 +70,8 @@ impl Inner {
         self.read_object((&object, fd.as_fd()), at, len, false)
     }
 
-    /// The first bytes of a file with the attributes they belong to.
+    /// The first bytes of a file and the attributes that belong to them. `EAGAIN` when the file
+    /// changed during the read.
     pub(super) fn start(&self, worker: &mut Worker, fh: Fh, max_bytes: u32) -> Result<Fetched> {
         let object = self.resolve(worker, &fh)?;
         let attrs = self.attrs(&object)?;
@@ -80,22 +82,22 @@ impl Inner {
         }
     }
 
-    /// Reads when no disk is needed and the right is settled: `None` otherwise.
+    /// Reads if neither the disk nor a check of permissions is needed; `None` otherwise.
     pub(super) fn read_now(&self, cred: &Cred, file: &FileAt, at: u64, len: u32) -> Option<Read> {
         let object = self.readable_now(cred, file)?;
         let fd = object.io_now(false)?;
         self.read_object((&object, fd.as_fd()), at, len, true).ok()
     }
 
-    /// Reads up to `len` bytes, past the journal ([`Inner::read_object`]); with `now`, `EAGAIN`
-    /// when the disk is needed.
+    /// Reads up to `len` bytes at `at`, without a look at the journal ([`Inner::read_object`]).
+    /// With `now`, `EAGAIN` when the disk is needed.
     pub(super) fn read_fd(&self, fd: BorrowedFd<'_>, at: u64, len: u32, now: bool) -> Result<Read> {
         let len = len as usize;
         let size = size_of(fd)?;
         if at >= size || len == 0 {
             return Ok(Read { data: Data::default(), eof: at >= size });
         }
-        // Not more room than there are bytes.
+        // The buffer is no larger than the rest of the file.
         let mut buf = Vec::with_capacity(len.min(usize::try_from(size - at).unwrap_or(len)));
         let whole = buf.capacity().min(len);
         while buf.len() < whole {
@@ -109,12 +111,12 @@ impl Inner {
             }
         }
         let end = at + buf.len() as u64;
-        // A file that was cut meanwhile ends where nothing more came.
+        // The file was truncated during the read: it ends after the last byte that was read.
         let eof = buf.len() < whole || end >= size_of(fd)?;
         Ok(Read { data: Bytes::from(buf).into(), eof })
     }
 
-    /// Writes, past the journal.
+    /// Writes without the journal.
     pub(super) fn write(
         &self,
         worker: &mut Worker,
@@ -129,10 +131,10 @@ impl Inner {
         }
         let stable = stability == Stability::Stable && self.options.stable;
         if stable {
-            // If there is one that has failed, it must be known to be void before this is answered.
+            // A failed journal must be known to be void before this write is answered.
             self.without_failed_journal(worker)?;
         }
-        // With a journal the whole file is synced, so that its records are void.
+        // With a journal the whole file is synced, which voids its records.
         let sync = stable && self.journal.is_none();
         let bytes = {
             let _changing = object.changes.begin();
@@ -162,9 +164,9 @@ impl Inner {
         self.commit_object(worker, &object)
     }
 
-    /// Makes what was written stable.
+    /// Makes written data stable.
     pub(super) fn commit_object(&self, worker: &mut Worker, object: &Object) -> Result<()> {
-        // Before the disk is asked: what is written from now on is not covered.
+        // The flag is cleared before the sync: the sync does not cover later writes.
         let unsynced = object.unsynced.swap(false, Ordering::SeqCst);
         let synced = self.sync_one(worker, object);
         if synced.is_err() && unsynced {
@@ -182,13 +184,13 @@ impl Inner {
             Seek::Data => SeekFrom::Data(at),
             Seek::Hole => SeekFrom::Hole(at),
         };
-        // The descriptor's position is used for nothing else.
+        // Only this function uses the position of the descriptor.
         let found = rustix::fs::seek(&*fd, pos).map_err(os);
         self.need_sound(&object, fd.as_fd())?;
         found
     }
 
-    /// Reserves a range, or with `punch` makes a hole of it.
+    /// Reserves a range; with `punch`, makes a hole of the range.
     pub(super) fn space(
         &self,
         worker: &mut Worker,
@@ -243,9 +245,9 @@ impl Inner {
         Ok(copied as u64)
     }
 
-    /// See [`hither_vfs::Extra::clone_range`]. The source's bytes are all in the page cache,
-    /// whether a journal holds them or not, and the file system writes them before it shares their
-    /// blocks. What the journal has of the target is void before: a replay must not bring it back
+    /// See [`hither_vfs::Extra::clone_range`]. The bytes of the source are all in the page cache,
+    /// with or without a journal. The file system writes them back before it shares their blocks.
+    /// Records of the target are void before the clone. Otherwise a replay would write their bytes
     /// over the clone.
     pub(super) fn clone_range(
         &self,
@@ -269,8 +271,8 @@ impl Inner {
         self.sync(worker, &[&object])
     }
 
-    /// The object of an extended attribute, and its path: there is no call by descriptor for
-    /// descriptors without rights.
+    /// The object of an extended attribute, and its path. The calls by descriptor reject `O_PATH`
+    /// descriptors.
     fn xattr_at(&self, worker: &mut Worker, fh: &Fh, name: Option<&[u8]>) -> Result<(Arc<Object>, String)> {
         if let Some(name) = name {
             check_xattr_name(name)?;
@@ -318,7 +320,7 @@ impl Inner {
         }
         let mut buf = Vec::with_capacity(XATTR_MAX_BYTES);
         worker.caller(|| {
-            // The kernel asks for no right to list; what is listed could be read.
+            // listxattr(2) checks no permission, so this checks for read permission.
             object.access(4)?;
             rustix::fs::listxattr(&path, rustix::buffer::spare_capacity(&mut buf)).map_err(os)
         })?;

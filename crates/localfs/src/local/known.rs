@@ -1,18 +1,18 @@
-//! What is known of a directory as long as it does not change: handles of names, a listing that
-//! fits into one answer, and who may search and read it.
+//! Cached facts about a directory that hold until it changes: handles of names, a listing that fits
+//! into one answer, and the callers that may search and read it.
 //!
-//! All of it is kept by the directory's `change` and asked of the kernel again when that is another
-//! one. A `change` that is a time of the kernel's is never given to two states of a directory where
-//! times are fine (`attr`), so names mean the same objects and the kernel would decide the same
-//! about a caller while it is the same: adding, removing and renaming entries change it, and so do
-//! changes of owner, permissions and access control lists. Attributes of objects are never kept.
+//! All facts belong to one value of the directory's `change`. When `change` differs, the kernel is
+//! asked again. With multigrain timestamps the kernel never gives one `change` to two states of a
+//! directory (`attr`). So while `change` stays the same, each name means the same object, and the
+//! kernel would grant a caller the same access. New, removed and renamed entries change it, and so
+//! do changes of owner, permissions and ACLs. Attributes of objects are never cached here.
 //!
-//! The kernel sets the time within a change, under the directory's lock, and the names that it has
-//! in memory after that, under the same lock. So what is found by name right behind the time may
-//! still be what was there before. Reading the directory takes the lock: what is found after that
-//! is what belongs to the time, or something newer, and then the time is another one by then. That
-//! is done at the second question about the same state, so that directories which change all the
-//! time cost nothing more.
+//! During a change the kernel holds the lock of the directory. It sets the ctime first, and updates
+//! the names in its memory afterwards. So a look-up right after the new ctime may still find the
+//! old object. A read of the directory takes the lock. A look-up after that read finds the object
+//! that belongs to the ctime, or a newer one; then the ctime is newer as well. The directory is
+//! read at the second question about the same state. So directories that change all the time cost
+//! nothing more.
 
 use super::Inner;
 use super::attr::is_lasting;
@@ -26,22 +26,22 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of all that is known of directories, about.
+/// Approximate limit of all cached facts, in bytes.
 const KNOWN_MAX_BYTES: usize = 64 << 20;
-/// What a name costs besides its own bytes.
+/// Memory for a name besides its own bytes.
 const NAME_BYTES: usize = 160;
-/// Callers whose rights in a directory are known.
+/// Callers whose access to a directory is cached.
 const CALLERS_MAX: usize = 8;
-/// Entries of a listing that is answered without another thread.
+/// Most entries of a listing that is answered without another thread.
 const ENTRIES_AT_ONCE: usize = 512;
-/// A place for one entry.
+/// Space for one entry.
 const ENTRY_MAX_BYTES: usize = 1 << 10;
 
-/// May search; may read.
+/// Access bits: search and read.
 pub(super) const SEARCH: u8 = 1;
 pub(super) const READ: u8 = 4;
 
-/// What is known of directories, in bytes.
+/// Bytes of all cached facts.
 #[derive(Default)]
 pub(super) struct Budget(Arc<AtomicUsize>);
 
@@ -52,21 +52,21 @@ impl Budget {
     }
 }
 
-/// What is known of one state of a directory.
+/// The cached facts about one state of a directory.
 pub(super) struct Known {
     change: u64,
-    /// Nothing that was begun before this time was noted is going on any more.
+    /// All changes that began before this ctime was noted have ended.
     settled: AtomicBool,
     names: Mutex<HashMap<Name, Fh>>,
     listing: OnceLock<Vec<Listed>>,
     callers: Mutex<Vec<(Arc<Cred>, u8)>>,
-    /// Whether somebody has used it since the last look.
+    /// Whether a call has used the facts since the last check.
     used: AtomicBool,
     bytes: AtomicUsize,
     all: Arc<AtomicUsize>,
 }
 
-/// An entry of a listing; with its handle, unless the name led elsewhere.
+/// An entry of a listing, with the handle of its object if that was found.
 pub(super) struct Listed {
     pub entry: DirEntry,
     pub fh: Option<Fh>,
@@ -92,7 +92,7 @@ impl Known {
         }
     }
 
-    /// Room for more; false when there is none.
+    /// Reserves memory; `false` when the limit is reached.
     fn takes(&self, bytes: usize) -> bool {
         let taken = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes <= KNOWN_MAX_BYTES;
         match taken {
@@ -107,19 +107,20 @@ impl Known {
         self.names.lock().get(name).cloned()
     }
 
-    /// Notes what was found under a name as a caller, who may search the directory then.
+    /// Caches the object that a caller found under a name. The look-up shows that the caller may
+    /// search the directory.
     pub fn note(&self, name: &Name, fh: &Fh, cred: &Arc<Cred>) {
         self.grant(cred, SEARCH);
         let mut names = self.names.lock();
         if !names.contains_key(name) && self.takes(NAME_BYTES + name.as_bytes().len()) {
-            // The name that came is a piece of a message.
+            // The given name is a piece of a message, so the cache keeps a copy.
             if let Ok(name) = Name::new(bytes::Bytes::copy_from_slice(name.as_bytes())) {
                 names.insert(name, fh.clone());
             }
         }
     }
 
-    /// Notes what the kernel has let a caller do.
+    /// Notes an access that the kernel granted to a caller.
     pub fn grant(&self, cred: &Arc<Cred>, bits: u8) {
         let mut callers = self.callers.lock();
         match callers.iter_mut().find(|(c, _)| same(c, cred)) {
@@ -133,16 +134,16 @@ impl Known {
         }
     }
 
-    /// Whether the kernel has let a caller do all of this.
+    /// Whether the kernel has granted a caller all of `bits`.
     pub fn may(&self, cred: &Arc<Cred>, bits: u8) -> bool {
         self.callers.lock().iter().any(|(c, has)| has & bits == bits && same(c, cred))
     }
 
-    /// Keeps a whole listing.
+    /// Caches a whole listing.
     pub fn list(&self, listing: Vec<Listed>) {
         let bytes = listing.iter().map(|l| NAME_BYTES + l.entry.name.as_bytes().len()).sum();
         if self.listing.get().is_none() && self.takes(bytes) {
-            // Whoever came first has the same.
+            // If another thread set the listing first, it is the same listing.
             let _ = self.listing.set(listing);
         }
     }
@@ -158,7 +159,7 @@ fn same(a: &Arc<Cred>, b: &Arc<Cred>) -> bool {
 }
 
 impl Object {
-    /// What is known of the directory in this state and is settled.
+    /// The cached facts about this state of the directory, if they are settled.
     fn known_at(&self, change: u64) -> Option<Arc<Known>> {
         let known = self.known.lock().clone()?;
         if known.change != change || !known.settled.load(Ordering::Acquire) {
@@ -168,7 +169,7 @@ impl Object {
         Some(known)
     }
 
-    /// Forgets what nobody has used since the last call.
+    /// Drops facts that were not used since the last call.
     pub(super) fn forget_unused(&self) {
         let mut known = self.known.lock();
         if known.as_ref().is_some_and(|k| !k.used.swap(false, Ordering::Relaxed)) {
@@ -178,16 +179,15 @@ impl Object {
 }
 
 impl Inner {
-    /// Whether names of directories can be known: the times must be fine, and the handles the
-    /// kernel's; and where mounts of others lie in the tree, names change without their
-    /// directories.
+    /// Whether names of directories can be cached. The file system must have multigrain timestamps
+    /// and kernel handles. The tree must be a private mount: other mounts in the tree change names
+    /// without a change of their directories.
     fn knows_names(&self) -> bool {
         self.attributer.multigrain && self.table.is_none() && self.mount.is_none()
     }
 
-    /// What is known of a directory whose `change` was just this; from the second time on that it
-    /// is asked for, what is found from now on can be noted there. With `at_once` the first time
-    /// does.
+    /// The cached facts about a directory with this `change`. The first call for a `change` returns
+    /// `None` unless `at_once` is set. From the second call on, new facts can be added.
     pub(super) fn known(
         &self,
         worker: &mut Worker,
@@ -221,10 +221,10 @@ impl Inner {
         Some(known)
     }
 
-    /// Waits until changes of a directory's entries and rights that are going on have ended, by
-    /// taking the kernel's lock.
+    /// Waits until all current changes of entries and permissions of a directory have ended. The
+    /// wait is for the kernel's lock of the directory.
     fn wait_for_changes(&self, worker: &mut Worker, dir: &Object) -> Option<()> {
-        // Their names change when somebody brings the key.
+        // Names in an encrypted directory change when the key is added.
         if dir.stat().ok()?.stx_attributes.contains(StatxAttributes::ENCRYPTED) {
             return None;
         }
@@ -235,7 +235,7 @@ impl Inner {
         first.is_none_or(|entry| entry.is_ok()).then_some(())
     }
 
-    /// A walk along names that are all known, without another thread. `None`: not all are.
+    /// A walk along cached names, without another thread. `None`: some names are not cached.
     pub(super) fn walk_known(&self, cx: &Cx, at: Where<'_>, want: Want) -> Option<Trail> {
         if want != Want::default() || at.path.is_empty() {
             return None;
@@ -263,7 +263,8 @@ impl Inner {
         Some(trail)
     }
 
-    /// A whole listing with nodes that are all known, without another thread. `None`: not all are.
+    /// A whole cached listing with nodes, without another thread. `None`: some facts are not
+    /// cached.
     pub(super) fn page_known(&self, cx: &Cx, dir: &Fh, cookie: u64, max_bytes: u32) -> Option<DirPage> {
         if cookie != 0 {
             return None;
@@ -297,7 +298,7 @@ impl Listed {
         }
     }
 
-    /// The entry with what is known of its object now.
+    /// The entry with the present attributes of its object.
     pub fn with(&self, node: Node) -> DirEntry {
         let attr = &node.attrs.attr;
         DirEntry { fileid: attr.fileid, kind: Some(attr.kind), node: Some(node), ..self.entry.clone() }

@@ -1,8 +1,8 @@
 //! Listings.
 //!
-//! A cookie is the kernel's own position in the directory (`d_off` of getdents64(2)), which file
-//! systems keep stable while others come and go. The values 0, 1 and 2, which NFS reserves (RFC
-//! 8881 section 18.23.3), are shown as others.
+//! A cookie is the position of the kernel in the directory (`d_off` of getdents64(2)). File systems
+//! keep it stable while other entries are added and removed. NFS reserves the values 0, 1 and 2
+//! (RFC 8881 section 18.23.3), so other values represent them.
 
 use super::Inner;
 use super::attr::file_kind;
@@ -14,16 +14,16 @@ use rustix::fd::AsFd;
 use rustix::fs::{OFlags, RawDir, SeekFrom};
 use std::sync::Arc;
 
-/// What one entry is taken to cost in a page, besides its name, in bytes.
+/// Assumed size of an entry in a page without its name, in bytes.
 const ENTRY_BYTES: usize = 32;
-/// The same with handle and attributes.
+/// The same for an entry with handle and attributes.
 const NODE_ENTRY_BYTES: usize = 160;
-/// Most bytes read of a directory at once.
+/// Most bytes of a directory that are read at once.
 const BUF_MAX_BYTES: usize = 64 << 10;
-/// Fewest: the longest entry fits.
+/// Fewest bytes of a buffer: the longest entry fits.
 const BUF_MIN_BYTES: usize = 1 << 10;
-/// Stands in for the cookies 0, 1 and 2; no file system counts so far, hashes are below or at the
-/// very top.
+/// Represents the cookies 0, 1 and 2. No file system counts positions up to this value; hashes are
+/// below it or at the very top.
 const RESERVED: u64 = 0x7fff_fff0_0000_0000;
 
 fn cookie_of(d_off: u64) -> u64 {
@@ -34,7 +34,7 @@ fn d_off_of(cookie: u64) -> u64 {
     if cookie & !3 == RESERVED { cookie & 3 } else { cookie }
 }
 
-/// Whether a whole listing with nodes is one page.
+/// Whether a whole listing with nodes fits into one page.
 pub(super) fn fits(listing: &[Listed], max_bytes: u32) -> bool {
     let bytes: usize = listing.iter().map(|l| NODE_ENTRY_BYTES + l.entry.name.as_bytes().len()).sum();
     bytes <= max_bytes as usize
@@ -53,14 +53,14 @@ impl Inner {
         self.page(worker, &dir, cookie, max_bytes, nodes)
     }
 
-    /// The first page, with attributes of the directory from before.
+    /// The first page, with attributes that the directory had before it was read.
     pub(super) fn list(&self, worker: &mut Worker, dir: &Fh, max_bytes: u32) -> Result<(Attrs, DirPage)> {
         let dir = self.resolve(worker, dir)?;
         let attrs = self.attrs(&dir)?;
         Ok((attrs, self.page(worker, &dir, 0, max_bytes, true)?))
     }
 
-    /// A part of a directory that the caller may read.
+    /// A page of the entries of a directory that the caller may read.
     pub(super) fn page(
         &self,
         worker: &mut Worker,
@@ -112,7 +112,7 @@ impl Inner {
             if bytes > max_bytes as usize && !entries.is_empty() {
                 break false;
             }
-            // A name that no client could use is not shown.
+            // Leaves out a name that no client could use.
             let Ok(name) = Name::new(name.to_vec()) else { continue };
             entries.push(DirEntry {
                 name,
@@ -124,7 +124,7 @@ impl Inner {
         };
         if nodes {
             for entry in &mut entries {
-                // It may have gone meanwhile.
+                // The entry may have been removed meanwhile.
                 entry.node = self.glance(worker, dir, &entry.name).ok();
                 if let Some(node) = &entry.node {
                     entry.fileid = node.attrs.attr.fileid;
@@ -141,7 +141,7 @@ impl Inner {
         Ok(DirPage { entries, verifier: [0; 8], eof })
     }
 
-    /// A listing that is known, with what its objects are now.
+    /// A cached listing, with the present attributes of its objects.
     fn listed(&self, worker: &mut Worker, dir: &Object, listing: &[Listed]) -> DirPage {
         let mut node = |listed: &Listed| match &listed.fh {
             Some(fh) => self.glance_at(worker, dir, &listed.entry.name, fh),
@@ -149,7 +149,7 @@ impl Inner {
         };
         let entries = listing.iter().map(|listed| match node(listed) {
             Ok(node) => listed.with(node),
-            // It may have gone meanwhile.
+            // The entry may have been removed meanwhile.
             Err(_) => listed.entry.clone(),
         });
         DirPage { entries: entries.collect(), verifier: [0; 8], eof: true }

@@ -1,7 +1,7 @@
 //! Byte-range locks: a table in memory, per file, and in each file per owner.
 //!
-//! Local programs do not see them, and they end with the process: a server has its clients reclaim
-//! them.
+//! Local programs do not see these locks. The locks end with the process, and clients of a server
+//! reclaim them.
 
 use hither_vfs::{Cx, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, Result};
 use parking_lot::Mutex;
@@ -32,10 +32,10 @@ impl LockTable {
         self.files.lock().entry(fh.clone()).or_default().clone()
     }
 
-    /// Forgets a file without locks that nobody waits for.
+    /// Drops the entry of a file without locks and waiters.
     fn let_go(&self, fh: &Fh, file: Arc<FileLocks>) {
         let mut files = self.files.lock();
-        // Two: the table's and this one.
+        // Two references: the table's and this one.
         if Arc::strong_count(&file) == 2 && file.held.lock().owners.is_empty() {
             files.remove(fh);
         }
@@ -60,7 +60,7 @@ impl LockTable {
         taken
     }
 
-    /// Gives up locks in a range.
+    /// Releases the locks of an owner in a range.
     pub fn unlock(&self, fh: &Fh, owner: LockOwner, range: FileRange) {
         let Some(file) = self.files.lock().get(fh).cloned() else { return };
         if file.held.lock().release(owner, range) {
@@ -69,7 +69,7 @@ impl LockTable {
         self.let_go(fh, file);
     }
 
-    /// A lock of somebody else that stands in the way.
+    /// A lock of another owner that conflicts.
     pub fn test(&self, fh: &Fh, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict> {
         let file = self.files.lock().get(fh).cloned()?;
         let conflict = file.held.lock().conflict(owner, kind, range);
@@ -94,7 +94,7 @@ impl FileLocks {
             {
                 let mut held = self.held.lock();
                 if held.conflict(owner, kind, range).is_none() {
-                    // A smaller right may let somebody else go on.
+                    // A change to a read lock may let a waiter go on.
                     if held.release(owner, range) && kind == LockKind::Read {
                         self.released.notify_waiters();
                     }
@@ -124,8 +124,8 @@ impl Held {
     fn conflict(&self, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict> {
         let others = self.owners.iter().filter(|(o, _)| **o != owner);
         for (_, ranges) in others {
-            // The last that starts before the range's end, and those before it: disjoint, so ends
-            // descend as well.
+            // Starts at the last range that begins before the end of `range`, and goes backwards.
+            // The ranges are disjoint, so their ends descend as well.
             for (&start, &(end, held)) in ranges.range(..range.end_bytes).rev() {
                 if end <= range.start_bytes {
                     break;
@@ -139,7 +139,7 @@ impl Held {
         None
     }
 
-    /// Adds a range that the owner holds nothing in, joined with neighbours of its kind.
+    /// Adds a range in which the owner holds no lock. Joins it with neighbours of its kind.
     fn add(&mut self, owner: LockOwner, kind: LockKind, range: FileRange) {
         let ranges = self.owners.entry(owner).or_default();
         let (mut start, mut end) = (range.start_bytes, range.end_bytes);
@@ -159,8 +159,8 @@ impl Held {
         ranges.insert(start, (end, kind));
     }
 
-    /// Gives up what `owner` holds in `range`, splitting locks at its edges. Returns whether there
-    /// was any.
+    /// Releases the locks of `owner` in `range`, and splits locks at its edges. Returns whether
+    /// there were any.
     fn release(&mut self, owner: LockOwner, range: FileRange) -> bool {
         let Some(ranges) = self.owners.get_mut(&owner) else { return false };
         let touched: Vec<(u64, (u64, LockKind))> = ranges

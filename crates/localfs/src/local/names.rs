@@ -1,7 +1,7 @@
-//! Names: finding, making, linking, removing, renaming.
+//! Names: look-up, creation, link, removal and rename.
 //!
-//! A name is looked up alone, below the descriptor of its directory, and not followed: there is no
-//! path that could lead out.
+//! A name is looked up alone, below the descriptor of its directory, without following a symbolic
+//! link. So no path can lead out of the directory.
 
 use super::journaled::names::{Change, Done};
 use super::known::SEARCH;
@@ -19,10 +19,11 @@ use smallvec::smallvec;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
-/// How often something is made or looked up again when its name comes and goes.
+/// Number of attempts to make or look up an object while its name comes and goes.
 const TRIES: usize = 8;
 
-/// How a name is opened: for its own sake, without following it, without leaving the directory.
+/// Flags to open a name: no symbolic link is followed, and the look-up stays below the directory.
+/// `crosses`: mounts may be entered.
 pub(super) fn resolve_flags(crosses: bool) -> ResolveFlags {
     let flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     if crosses { flags } else { flags | ResolveFlags::NO_XDEV }
@@ -37,12 +38,12 @@ pub(super) fn c_name(name: &Name) -> Result<CString> {
 }
 
 impl Inner {
-    /// How names are resolved. In a mount of our own there is nothing to cross.
+    /// Flags for a name. A private mount contains no other mounts.
     pub(super) fn resolve_flags(&self) -> ResolveFlags {
         resolve_flags(self.mount.is_none())
     }
 
-    /// The object under a name, as the caller; `None` when there is none.
+    /// The object under a name, looked up as the caller; `None` when the name does not exist.
     pub(super) fn lookup(
         &self,
         worker: &mut Worker,
@@ -60,7 +61,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// As [`Inner::lookup`], in a directory whose `change` was just this: by what is known of it.
+    /// As [`Inner::lookup`], with cached facts about a directory that has this `change`.
     fn find_again(
         &self,
         worker: &mut Worker,
@@ -82,7 +83,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// The same, with its attributes.
+    /// The same, with the attributes of the object.
     fn find_node(
         &self,
         worker: &mut Worker,
@@ -94,7 +95,8 @@ impl Inner {
         for _ in 0..TRIES {
             let Some(object) = found else { return Ok(None) };
             match self.node(&object) {
-                // Its last name went since: there is nothing now, or another one.
+                // The last name of the object was removed since. Now the name is free, or leads to
+                // another object.
                 Err(e) if e.errno == libc::ESTALE => found = self.lookup(worker, dir, name)?,
                 node => return Ok(Some((object, node?))),
             }
@@ -102,7 +104,7 @@ impl Inner {
         Err(Error::because(libc::EBUSY, "a name came and went while it was looked up"))
     }
 
-    /// The object under a name, as whoever this thread acts for.
+    /// The object under a name, with the present identity of the thread.
     fn find_name(&self, dir: &Object, name: &Name) -> Result<Option<Arc<Object>>> {
         let missing = |e: Error| if e.errno == libc::ENOENT { Ok(None) } else { Err(e) };
         let raw = c_name(name)?;
@@ -125,7 +127,7 @@ impl Inner {
         }
     }
 
-    /// The object behind an `O_PATH` descriptor, and where a client may find it.
+    /// The object behind an `O_PATH` descriptor. `met` is the place where a client may find it.
     pub(super) fn adopt(
         &self,
         fd: rustix::fd::OwnedFd,
@@ -139,7 +141,7 @@ impl Inner {
         self.objects.add(fh, fd, &stat)
     }
 
-    /// Walks a path, noting each step.
+    /// Walks a path and notes each step.
     pub(super) fn steps(&self, worker: &mut Worker, at: &Path) -> Result<(Vec<Arc<Object>>, Trail)> {
         let base = self.resolve(worker, &at.base)?;
         if at.path.is_empty() {
@@ -231,7 +233,7 @@ impl Inner {
                 }
                 match worker.caller(|| self.find_name(&dir, name))? {
                     Some(made) => break made,
-                    // Somebody else has removed it.
+                    // Another program has removed the object.
                     None if tries < TRIES => tries += 1,
                     None => {
                         return Err(Error::because(libc::EBUSY, "a name was removed whenever it was made"));
@@ -253,7 +255,7 @@ impl Inner {
 
     pub(super) fn mkdir(&self, worker: &mut Worker, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let mode = set.mode.unwrap_or(0o777);
-        // mkdir(2) leaves set-id bits out.
+        // mkdir(2) ignores set-id bits.
         let rest = SetAttr { mode: (mode & 0o6000 != 0).then_some(mode), size_bytes: None, ..set.clone() };
         self.make(worker, dir, name, &rest, |dir| {
             rustix::fs::mkdirat(dir.path(), name.as_bytes(), Mode::from_raw_mode(mode & 0o1777))
@@ -317,8 +319,8 @@ impl Inner {
         {
             let _changing = dir.changes.begin();
             let from = object.proc_name();
-            // Followed: from the entry in /proc to the object, and not further should that be a
-            // symbolic link.
+            // The flag resolves the entry in /proc to the object. If the object is a symbolic link,
+            // that link is not followed.
             let link = || {
                 rustix::fs::linkat(
                     self.proc_fd.as_fd(),
@@ -330,26 +332,27 @@ impl Inner {
             };
             worker.caller(|| link().map_err(os))?;
         }
-        // Where it is met counts.
+        // The table notes the new place of the object.
         self.fh_at(worker, &dir, name);
         let result = Made { node: self.new_node(&object)?, dir: self.attributer.change_info(&dir, &before)? };
         let fh = object.fh.clone();
         Ok(Done { result, object: Some(fh), touched: smallvec![object, dir], change: Some(change) })
     }
 
-    /// What is under a name: for the record, and to be forgotten when that was its last name.
+    /// The handle of the object under a name. The record of the change needs it, and so does the
+    /// check whether that was its last name.
     fn fh_at(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Option<Fh> {
         let name = c_name(name).ok()?;
         let (handle, _) = worker.caller(|| self.handle_at(dir, &name)).ok()?;
         self.sealer.seal(&handle)
     }
 
-    /// An open object whose name goes gets its descriptor first: the kernel opens none without a
-    /// name by its handle.
+    /// Resolves the object under a name before the name is removed, if the object must be held. The
+    /// kernel cannot open an object without a name by its handle.
     fn hold_open(&self, worker: &mut Worker, fh: Option<&Fh>) -> Result<Option<Arc<Object>>> {
         let Some(fh) = fh.filter(|fh| self.objects.is_to_be_held(fh)) else { return Ok(None) };
         match self.resolve(worker, fh) {
-            // A local program was faster, or moved it out: the removal tells.
+            // A local program removed the object first, or moved it out. The removal reports that.
             Err(e) if e.errno == libc::ESTALE => Ok(None),
             held => held.map(Some),
         }
@@ -412,7 +415,7 @@ impl Inner {
         self.need_no_mount_point(replaced.as_ref())?;
         let _held = self.hold_open(worker, replaced.as_ref())?;
         let last = moved != replaced && self.is_last(&to_dir, &c_name(to.1)?);
-        // Between two names of one file nothing happens.
+        // A rename between two names of one file does nothing.
         let plain = !flags.contains(RenameFlags::EXCHANGE) && moved != replaced;
         let change = moved.clone().filter(|_| plain).map(|moved| Change::Rename {
             from: (from_dir.fh.clone(), owned(from.1)),
@@ -442,7 +445,7 @@ impl Inner {
         Ok(Done { result, object, touched, change })
     }
 
-    /// Has what was moved, and what was there, found where they are.
+    /// Updates the places of the moved and of the replaced object in the table.
     fn moved(
         &self,
         (moved, from_dir, from): (Option<&Fh>, &Object, &Name),
@@ -456,7 +459,8 @@ impl Inner {
         }
         self.unnamed(moved, from_dir, from.as_bytes(), false);
         self.unnamed(replaced, to_dir, to.as_bytes(), last && !exchange);
-        // As they are met again; whoever moves them on meanwhile tells of it himself.
+        // The table notes the places when it looks them up. A thread that moves an object on
+        // meanwhile updates the table itself.
         let _ = self.handle_at(to_dir, &c_name(to)?);
         if exchange {
             let _ = self.handle_at(from_dir, &c_name(from)?);
@@ -473,7 +477,7 @@ impl Inner {
         Ok(target.into_bytes().into())
     }
 
-    /// What a listing tells of a name, without keeping a descriptor of it.
+    /// The node under a name for a listing. The object gets no descriptor.
     pub(super) fn glance(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Result<Node> {
         let asked = tokio::time::Instant::now();
         let raw = c_name(name)?;
@@ -490,7 +494,8 @@ impl Inner {
             if says_ino(&handle, stat.stx_ino) {
                 return Ok(Node { fh, attrs: self.attributer.new_found(&stat, asked)? });
             }
-            // The name may mean another object by now: both of one descriptor.
+            // The name may mean another object by now, so handle and attributes come from one
+            // descriptor.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let fd = rustix::fs::openat2(dir.path(), &raw, flags, Mode::empty(), self.resolve_flags());
             let fd = fd.map_err(os)?;
@@ -502,7 +507,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// As [`Inner::glance`], at an object whose handle is known.
+    /// As [`Inner::glance`], for an object whose handle is known.
     pub(super) fn glance_at(&self, worker: &mut Worker, dir: &Object, name: &Name, fh: &Fh) -> Result<Node> {
         if let Some(object) = self.objects.find(fh) {
             return self.node(&object);
@@ -520,8 +525,8 @@ fn stat_of(fd: &rustix::fd::OwnedFd) -> Result<rustix::fs::Statx> {
     stat(fd.as_fd())
 }
 
-/// Whether a handle is of a form that contains the inode number (FILEID_INO32_GEN of ext4, the
-/// 64-bit form of xfs), and contains this one.
+/// Whether a handle has a format that contains the inode number (FILEID_INO32_GEN of ext4, the
+/// 64-bit format of xfs), and contains `ino`.
 fn says_ino(handle: &sys::KernelHandle, ino: u64) -> bool {
     match (handle.kind(), handle.bytes()) {
         (1, [a, b, c, d, ..]) => u64::from(u32::from_ne_bytes([*a, *b, *c, *d])) == ino,
@@ -530,7 +535,7 @@ fn says_ino(handle: &sys::KernelHandle, ino: u64) -> bool {
     }
 }
 
-/// An address, owned: what a job takes along.
+/// An owned address, for jobs.
 pub(super) struct Path {
     pub base: Fh,
     pub path: Vec<Name>,
@@ -542,7 +547,7 @@ impl From<Where<'_>> for Path {
     }
 }
 
-/// Whether a call is still wanted: what only reads need not be begun otherwise.
+/// `EINTR` when a call was cancelled. A call that only reads is then not begun.
 pub(super) fn wanted(cx: &Cx) -> Result<()> {
     if cx.cancel.is_cancelled() { Err(Error::new(libc::EINTR)) } else { Ok(()) }
 }

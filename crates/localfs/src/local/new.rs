@@ -1,10 +1,10 @@
-//! What is made under a name by one record of the journal: something durable that is in stock gets
-//! its owner, permissions, times, and the name.
+//! Makes an object under a name with one record of the journal. A durable object from the stock
+//! gets its owner, permissions, times, and the name.
 //!
-//! That is for regular files and directories where a directory hands nothing down to them. All
-//! others (symbolic links, devices, what inherits an ACL, a group, flags or a project), and all
-//! when there is nothing in stock, are made and synced by `names` and `open`; so is what fails
-//! here, for the answer to be the kernel's.
+//! This serves regular files and directories whose parent directory passes no properties on to
+//! them. `names` and `open` make and sync all other objects: symbolic links, devices, objects that
+//! inherit an ACL, a group, flags or a project, and all objects while the stock is empty. They also
+//! repeat a call that fails here, so that the answer is the kernel's.
 
 use super::Inner;
 use super::journaled::names::{Became, Change, Done};
@@ -18,19 +18,19 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Timestamps, Uid};
 use smallvec::smallvec;
 use std::sync::Arc;
 
-/// What there is to do for something new.
+/// The next step for a new object.
 pub(super) enum Begun {
-    /// Nothing: it was there.
+    /// No step: the file existed.
     Opened(Box<Opened>),
-    /// To give it its name.
+    /// The object gets its name.
     Ready(Ready),
-    /// To make it in another way.
+    /// The object is made in another way.
     Otherwise,
-    /// To begin again where it may wait.
+    /// The call begins again on a thread that may wait.
     Waits,
 }
 
-/// What became of it.
+/// The result.
 pub(super) enum Got {
     Opened(Opened),
     Made(Made, Arc<Object>),
@@ -38,7 +38,7 @@ pub(super) enum Got {
     Waits,
 }
 
-/// Something that lacks only its name.
+/// An object that lacks only its name.
 pub(super) struct Ready {
     taken: Taken,
     object: Arc<Object>,
@@ -48,12 +48,13 @@ pub(super) struct Ready {
 }
 
 impl Inner {
-    /// Whether something new may be in stock.
+    /// Whether new objects may come from the stock.
     pub(super) fn has_stock(&self) -> bool {
         self.stock().is_some()
     }
 
-    /// Begins an open that makes a file if need be; `waits`: may wait for the disk and for others.
+    /// Begins an open that creates a missing file. `waits`: may wait for the disk and for other
+    /// calls.
     pub(super) fn begin_open(
         &self,
         worker: &mut Worker,
@@ -69,7 +70,7 @@ impl Inner {
             Create::No => return Ok(Begun::Otherwise),
             Create::Exclusive(set) => set,
             Create::IfMissing(set) => match self.lookup(worker, &dir, name)? {
-                // It is synced.
+                // The truncation of an existing file is synced.
                 Some(_) if how.truncate => return Ok(Begun::Otherwise),
                 Some(object) => {
                     return Ok(Begun::Opened(Box::new(self.open_existing(worker, &object, how)?)));
@@ -81,7 +82,7 @@ impl Inner {
         self.begin(worker, (dir, name), (Kind::File, set), waits)
     }
 
-    /// Begins to make a file or a directory in `dir`; `waits`: may wait for others.
+    /// Begins to make a file or a directory in `dir`. `waits`: may wait for other calls.
     pub(super) fn begin_in(
         &self,
         worker: &mut Worker,
@@ -105,7 +106,7 @@ impl Inner {
         self.check_new(worker.cred(), set)?;
         let usual = if kind == Kind::File { 0o666 } else { 0o777 };
         let mode = set.mode.unwrap_or(usual) & 0o7777;
-        // The kernel moves a directory only for who may write to it, whoever has it.
+        // The kernel moves a directory only for a caller that may write to it, even for its owner.
         let fixed = kind == Kind::Directory && mode & 0o200 == 0 && worker.cred().uid != 0;
         if fixed || mode & 0o6000 != 0 || set.size_bytes.is_some_and(|size| size > 0) {
             return Ok(Begun::Otherwise);
@@ -131,8 +132,8 @@ impl Inner {
         }
     }
 
-    /// Whether the caller may make the name and what he makes inherits nothing: nothing is taken
-    /// from stock in vain.
+    /// Whether the caller may make the name, and the new object inherits nothing. Otherwise an
+    /// object from the stock would be taken in vain.
     fn would_be_made(&self, worker: &mut Worker, dir: &Object, name: &Name) -> Result<bool> {
         let name = c_name(name)?;
         let may = worker.caller(|| {
@@ -148,7 +149,7 @@ impl Inner {
         })
     }
 
-    /// Gives something from stock all but its name.
+    /// Gives an object from the stock all its attributes. It lacks only the name.
     fn dress(
         &self,
         worker: &mut Worker,
@@ -177,7 +178,7 @@ impl Inner {
         })
     }
 
-    /// Gives something its name, as the caller.
+    /// Gives an object its name, as the caller.
     pub(super) fn place(&self, worker: &mut Worker, ready: Ready) -> Result<Done<Got>> {
         let Ready { mut taken, object, became, dir, name } = ready;
         let before = self.attributer.before(&dir)?;
