@@ -1,17 +1,18 @@
-//! Objects of the directory that are known: a descriptor each, kept as long as there is room.
+//! Known objects of the directory: each has a descriptor, which is kept while there is space.
 //!
-//! An object is found by its filehandle and holds an `O_PATH` descriptor, which pins the inode: the
-//! number is not used again while we have it. Regular files get descriptors for reading and writing
-//! as well, opened by the superuser when first needed and shared by all; who may use them is
-//! decided with each open and call. When descriptors are scarce (`descriptors`) they are opened for
-//! each use. Attributes and contents are asked of the kernel each time, so that what others do to
-//! the directory is seen at once; what is remembered of names is in `known`.
+//! An object is found by its filehandle. It holds an `O_PATH` descriptor, which pins the inode, so
+//! the inode number is not used again meanwhile. Regular files also get descriptors for reading and
+//! writing. The superuser opens them at the first use, and all calls share them. Each open and call
+//! checks the permissions of its caller. When descriptors are scarce (`descriptors`), they are
+//! opened for each use. Attributes and contents come from the kernel each time, so changes by local
+//! programs are seen at once. Names are cached in `known`.
 //!
-//! The objects that were not used for the longest time go (CLOCK). Open objects go only when
-//! descriptors are scarce: the table keeps the number of their opens, and the next call opens them
-//! by their handle. Open objects without a name stay until their last close, because the kernel
-//! opens no handle of theirs. Files with unsynced or journaled writes stay until they are synced:
-//! an error of the disk is reported only to those who had the file open when it happened.
+//! The objects that were not used for the longest time are evicted (CLOCK). Open objects are
+//! evicted only when descriptors are scarce: the table keeps the number of their opens, and the
+//! next call opens them by their handle. Open objects without a name stay until their last close,
+//! because the kernel cannot open their handle. Files with unsynced or journaled writes stay until
+//! they are synced: the kernel reports an error of the disk only to descriptors that were open when
+//! it happened.
 
 use super::descriptors::{Counted, Descriptors};
 use super::known::Known;
@@ -26,16 +27,16 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Parts of the table, each with its own lock.
+/// Shards of the table, each with its own lock.
 const SHARDS: usize = 16;
-/// Objects looked at to find one that may go.
+/// Objects that an eviction looks at to find one.
 const TRIES: usize = 16;
-/// Objects that go for one that comes.
+/// Most objects evicted for one new object.
 const DROPPED_MAX: usize = 2;
-/// So many times as many are looked at now and then when descriptors are scarce.
+/// While descriptors are scarce, `tidy` looks at this many times as many objects.
 const SCARCE_TIMES: usize = 64;
 
-/// Errno of rustix as ours.
+/// An error from an errno of rustix.
 pub(super) fn os(e: rustix::io::Errno) -> Error {
     Error::new(e.raw_os_error())
 }
@@ -46,29 +47,28 @@ pub(super) struct Object {
     pub kind: FileKind,
     path: Counted,
     io: Mutex<Io>,
-    /// Opens that were not closed. Changed under the lock of the table's shard.
+    /// Opens that were not closed. Changed under the lock of the shard.
     opens: AtomicU32,
-    /// Changes begun and ended through us: attributes that were taken while one was going on may be
+    /// Changes through this server that began and ended. Attributes read during a change may be
     /// older than the data.
     pub changes: Changes,
-    /// Changes of the owner or the permissions among them.
+    /// Those of the changes that set owner or permissions.
     pub modes: Changes,
-    /// Whether there are writes that were not synced.
+    /// Whether there are unsynced writes.
     pub unsynced: AtomicBool,
-    /// Held while bytes and their record are made, so that their orders agree.
+    /// Held while bytes are written and their record is made, so both have the same order.
     pub order: Mutex<()>,
     /// The last record in the journal with bytes of this file; 0: none.
     pub journaled: AtomicU64,
-    /// The last record when bytes without a record were last written.
+    /// The number of the last record of this file at the last write without a record.
     pub bare: AtomicU64,
-    /// A descriptor that is told of failures to write its pages back, opened before records were
-    /// made.
+    /// A descriptor that reports failed write-backs, opened before records were made.
     pub probe: Mutex<Option<Arc<OwnedFd>>>,
-    /// Whether it is among those that the next checkpoint syncs.
+    /// Whether the next checkpoint syncs this object.
     pub listed: AtomicBool,
-    /// Whether somebody watches it alone: no descriptor is opened then.
+    /// Whether a watch holds a write lease on the object. Then no other descriptor is opened.
     pub alone: AtomicBool,
-    /// What is known of a directory's names.
+    /// Cached facts about the names of a directory.
     pub known: Mutex<Option<Arc<Known>>>,
     used: AtomicBool,
 }
@@ -94,19 +94,19 @@ impl Changes {
         Changing(self)
     }
 
-    /// Number of changes begun, when none is going on.
+    /// Number of changes begun; `None` while a change is in progress.
     pub fn quiet(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::SeqCst);
         (self.begun.load(Ordering::SeqCst) == ended).then_some(ended)
     }
 
-    /// Whether no change was begun since there were so many.
+    /// Whether no change has begun since `begun` were counted.
     pub fn still(&self, begun: u64) -> bool {
         self.begun.load(Ordering::SeqCst) == begun
     }
 }
 
-/// A change that is going on.
+/// A change in progress.
 pub(super) struct Changing<'a>(&'a Changes);
 
 impl Drop for Changing<'_> {
@@ -121,7 +121,7 @@ impl Object {
         self.opens.load(Ordering::SeqCst) > 0
     }
 
-    /// Attributes as the kernel has them now.
+    /// Present attributes from the kernel.
     pub fn stat(&self) -> Result<Statx> {
         stat(self.path.as_fd())
     }
@@ -131,7 +131,7 @@ impl Object {
         self.path.as_fd()
     }
 
-    /// A descriptor to read (or also to write) with, opened as whoever asks; `proc_fd` is
+    /// A descriptor opened with `flags` and with the present identity of the thread. `proc_fd` is
     /// /proc/self/fd.
     pub fn reopen(&self, proc_fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
         let name = self.path.as_raw_fd().to_string();
@@ -144,13 +144,13 @@ impl Object {
         self.path.as_raw_fd().to_string()
     }
 
-    /// A descriptor without rights of what another one is open on.
+    /// An `O_PATH` descriptor of the object of `fd`.
     pub fn path_of(fd: &OwnedFd, proc_fd: BorrowedFd<'_>) -> Result<OwnedFd> {
         let name = fd.as_raw_fd().to_string();
         rustix::fs::openat(proc_fd, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(os)
     }
 
-    /// Keeps a descriptor for writing unless there is one, or they are scarce.
+    /// Keeps a descriptor for writing, unless the object has one or descriptors are scarce.
     pub fn keep_io(&self, fd: OwnedFd) {
         if !self.path.among().are_scarce() {
             self.io.lock().write.get_or_insert(Arc::new(self.counted(fd)));
@@ -161,7 +161,7 @@ impl Object {
         Counted::new(fd, self.path.among())
     }
 
-    /// A descriptor of a regular file for reading or writing, if there is one.
+    /// The kept descriptor of a regular file for reading or writing, if any.
     pub fn io_now(&self, write: bool) -> Option<Arc<Counted>> {
         let mut io = self.io.lock();
         io.used = true;
@@ -171,27 +171,27 @@ impl Object {
         }
     }
 
-    /// A descriptor of a regular file for reading or writing. To be called as the superuser.
+    /// A descriptor of a regular file for reading or writing. Runs as the superuser.
     ///
     /// # Errors
-    /// `EISDIR` and `EINVAL` for what is no regular file; those of open(2).
+    /// `EISDIR` and `EINVAL` unless this is a regular file; those of open(2).
     pub fn io(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
         if let Some(fd) = self.io_now(write) {
-            // One for writing that is read by is kept as that alone.
+            // A descriptor for writing that serves a read stays in its slot alone.
             return Ok(fd);
         }
         let fd = self.io_once(proc_fd, write)?;
-        // Whoever writes needs it until that is synced.
+        // A writer needs its descriptor until the data is synced.
         if !write && self.path.among().are_scarce() {
             return Ok(fd);
         }
         let mut io = self.io.lock();
-        // The first one stays: it is the one that errors of the disk will be reported to.
+        // The first descriptor stays: the kernel reports errors of the disk to it.
         let slot = if write { &mut io.write } else { &mut io.read };
         Ok(slot.get_or_insert(fd).clone())
     }
 
-    /// As [`Object::io`], and it is kept only if it was there before.
+    /// As [`Object::io`], but a newly opened descriptor is not kept.
     pub fn io_once(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
         self.need_regular()?;
         if let Some(fd) = self.io_now(write) {
@@ -201,7 +201,7 @@ impl Object {
         Ok(Arc::new(self.counted(self.reopen(proc_fd, flags)?)))
     }
 
-    /// For an open: whether the file can be read, or also written.
+    /// The same for an open: shows that the file can be read, or also written.
     pub fn io_to_open(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
         match self.path.among().are_scarce() {
             true => self.io_once(proc_fd, write),
@@ -223,23 +223,23 @@ impl Object {
         if self.kind == FileKind::Directory { Ok(()) } else { Err(Error::new(libc::ENOTDIR)) }
     }
 
-    /// Whether the caller has all of `bits` (rwx as 4, 2, 1).
+    /// Fails unless the present identity of the thread has all of `bits` (rwx as 4, 2, 1).
     pub fn access(&self, bits: u32) -> Result<()> {
         sys::access(self.path.as_fd(), bits)
     }
 
-    /// Whether this open object can do without a descriptor for a while. One that is watched alone
-    /// cannot, nor one without a name.
+    /// Whether this open object can do without a descriptor for a while. An object under a write
+    /// lease cannot, nor can an object without a name.
     fn can_be_reopened(&self) -> bool {
         let watched = self.alone.load(Ordering::SeqCst);
         self.kind == FileKind::Regular && !watched && self.stat().is_ok_and(|stat| stat.stx_nlink > 0)
     }
 
-    /// Closes the descriptors for reading and writing. False when somebody is at work with one.
+    /// Closes the descriptors for reading and writing; `false` when a call uses one, or writes are
+    /// unsynced.
     pub fn close_io(&self) -> bool {
         let mut io = self.io.lock();
-        // Looked at with the lock: who writes has the descriptor before he says that it is
-        // unsynced.
+        // Checked under the lock: a writer takes the descriptor before it sets `unsynced`.
         let at_work = |fd: &Option<Arc<Counted>>| fd.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1);
         if at_work(&io.read) || at_work(&io.write) || self.unsynced.load(Ordering::SeqCst) {
             return false;
@@ -248,8 +248,7 @@ impl Object {
         true
     }
 
-    /// Closes the descriptor for writing; false when somebody is at work with it, or there are
-    /// writes that were not synced.
+    /// Closes the descriptor for writing; `false` when a call uses it, or writes are unsynced.
     pub fn stop_writing(&self) -> bool {
         if self.unsynced.load(Ordering::SeqCst) {
             return false;
@@ -262,8 +261,8 @@ impl Object {
         true
     }
 
-    /// Closes the descriptor for reading: from then on there is the one for writing, while there is
-    /// one. False when somebody is at work with it.
+    /// Closes the descriptor for reading. From then on the descriptor for writing serves reads,
+    /// while it is open. `false` when a call uses it, or there is no descriptor for writing.
     pub fn stop_reading(&self) -> bool {
         let mut io = self.io.lock();
         if io.read.as_ref().is_some_and(|fd| Arc::strong_count(fd) > 1) || io.write.is_none() {
@@ -273,8 +272,9 @@ impl Object {
         true
     }
 
-    /// Closes descriptors for reading and writing that nobody used since the last call: a file open
-    /// for writing cannot be executed. Those of open files only when they are scarce.
+    /// Closes descriptors for reading and writing that were not used since the last call: a file
+    /// that is open for writing cannot be executed. Those of open files are closed only when
+    /// descriptors are scarce.
     fn rest(&self) {
         if self.unsynced.load(Ordering::SeqCst) {
             return;
@@ -291,9 +291,9 @@ impl Object {
         }
     }
 
-    /// Closes descriptors for reading and writing that nobody is at work with. Not of who has
-    /// written what was not synced, and is to be told of errors of the disk; what has records is
-    /// synced by the journal, and by descriptors of its own.
+    /// Closes descriptors for reading and writing that no call uses. Files with unsynced writes
+    /// keep theirs, because those get errors of the disk. The journal syncs files with records, by
+    /// descriptors of its own.
     pub fn close_idle(&self) {
         if !self.alone.load(Ordering::SeqCst) {
             self.close_io();
@@ -301,14 +301,14 @@ impl Object {
     }
 }
 
-/// Attributes of what a descriptor stands for.
+/// Attributes of the object of a descriptor.
 pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx> {
     let want = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, want).map_err(os)
 }
 
-/// Filehandles are scattered already: they end in an authenticator that nobody can choose
-/// (`handle`), and others are never in a table.
+/// A hash of filehandles. A filehandle ends in an authenticator that nobody can choose (`handle`),
+/// so its last bytes are scattered already. Forged filehandles are never in a table.
 type Scatter = BuildHasherDefault<LastBytes>;
 
 #[derive(Default)]
@@ -328,15 +328,14 @@ impl Hasher for LastBytes {
     fn write_usize(&mut self, _: usize) {}
 }
 
-/// All objects that are known.
+/// All known objects.
 pub(super) struct Objects {
     shards: [Mutex<Shard>; SHARDS],
     shard_max: usize,
-    /// The last record of the journal that is where it belongs.
+    /// The last settled record of the journal.
     settled: Arc<AtomicU64>,
     descriptors: Arc<Descriptors>,
-    /// Whether this process can open an object with a name by its handle alone, wherever it was
-    /// moved.
+    /// Whether this process can open an object by its handle alone, wherever the object was moved.
     reopens: bool,
 }
 
@@ -345,22 +344,22 @@ struct Shard {
     known: HashMap<Fh, Arc<Object>, Scatter>,
     /// The number of opens of each open object that is not in `known`.
     away: HashMap<Fh, u32, Scatter>,
-    /// All of `known`, and some that went already, from the longest known on.
+    /// All of `known`, and some evicted objects, the longest known first.
     ring: VecDeque<Fh>,
 }
 
 impl Objects {
-    /// At most about so many objects that are not open.
+    /// At most about `max` objects that are not open.
     pub fn new(max: usize, settled: Arc<AtomicU64>, descriptors: Arc<Descriptors>, reopens: bool) -> Self {
         let max = max.min(descriptors.max() / 4);
         let shard_max = (max / SHARDS).max(4);
         Self { shards: Default::default(), shard_max, settled, descriptors, reopens }
     }
 
-    /// Another file is to be opened, or held for another reason.
+    /// Frees a descriptor for one more file, if necessary.
     ///
     /// # Errors
-    /// `EMFILE`: there are no descriptors for it.
+    /// `EMFILE`: no descriptor is left for it.
     pub fn room(&self) -> Result<()> {
         for shard in &self.shards {
             if !self.descriptors.are_gone() {
@@ -372,22 +371,22 @@ impl Objects {
         if self.descriptors.are_gone() { Err(Error::new(libc::EMFILE)) } else { Ok(()) }
     }
 
-    /// Whether there are none for one more use.
+    /// Whether no descriptor is left for one more use.
     pub fn are_used_up(&self) -> bool {
         self.descriptors.are_gone()
     }
 
-    /// Whether idle open objects give their descriptors back.
+    /// Whether idle open objects release their descriptors.
     fn gives_back(&self) -> bool {
         self.reopens && self.are_scarce()
     }
 
-    /// Whether those that can be opened again are to be closed.
+    /// Whether descriptors that can be opened again are to be closed.
     pub fn are_scarce(&self) -> bool {
         self.descriptors.are_scarce()
     }
 
-    /// Some of the objects, others each time.
+    /// Up to `each_max` objects of each shard, others at each call.
     pub fn some(&self, each_max: usize) -> impl Iterator<Item = Arc<Object>> {
         self.shards.iter().flat_map(move |shard| {
             let mut shard = shard.lock();
@@ -396,13 +395,13 @@ impl Objects {
         })
     }
 
-    /// Has a descriptor counted.
+    /// Counts a descriptor.
     pub fn counted(&self, fd: OwnedFd) -> Counted {
         Counted::new(fd, &self.descriptors)
     }
 
     fn shard(&self, fh: &Fh) -> &Mutex<Shard> {
-        // Other bits than those by which the shard's own table goes.
+        // These bits differ from those that the table of the shard uses.
         &self.shards[(Scatter::default().hash_one(fh) >> 32) as usize % SHARDS]
     }
 
@@ -413,8 +412,8 @@ impl Objects {
         Some(object)
     }
 
-    /// The object behind a descriptor whose filehandle is known; when there is one already, that
-    /// one.
+    /// The object of a descriptor with this filehandle. If the object is known already, returns the
+    /// known one.
     pub fn add(&self, fh: Fh, fd: OwnedFd, stat: &Statx) -> Result<Arc<Object>> {
         let kind = super::attr::kind(stat)?;
         let mut dropped = Vec::new();
@@ -426,7 +425,8 @@ impl Objects {
                 drop(shard);
                 return Ok(object);
             }
-            // More than one new, lest open objects of before the scarcity stay.
+            // More than one is evicted per new object. Otherwise open objects from before the
+            // scarcity would stay.
             while shard.known.len() >= self.shard_max && dropped.len() < DROPPED_MAX {
                 match shard.evict(self.settled.load(Ordering::SeqCst), self.gives_back()) {
                     Some(object) => dropped.push(object),
@@ -455,7 +455,7 @@ impl Objects {
             shard.ring.push_back(fh);
             object
         };
-        // Closed without the lock: the last descriptor of an unlinked file frees its blocks.
+        // Closed without the lock: the last close of an unlinked file frees its blocks.
         drop(dropped);
         Ok(object)
     }
@@ -463,7 +463,7 @@ impl Objects {
     /// Counts an open, until [`Objects::close`].
     pub fn open(&self, object: &Arc<Object>) -> Arc<Object> {
         let mut shard = self.shard(&object.fh).lock();
-        // It may have gone between being found and being opened.
+        // The object may have been evicted between the look-up and the open.
         let known = match shard.known.get(&object.fh) {
             Some(known) => known.clone(),
             None => {
@@ -476,7 +476,7 @@ impl Objects {
         known
     }
 
-    /// Counts a close, and forgets an object that has no names.
+    /// Counts a close, and drops an object without names.
     pub fn close(&self, fh: &Fh) {
         let closed = {
             let mut shard = self.shard(fh).lock();
@@ -498,8 +498,8 @@ impl Objects {
         }
     }
 
-    /// Whether removing a name may take an object from its opens unless its descriptor is held
-    /// meanwhile.
+    /// Whether an object must be held while one of its names is removed. Otherwise its opens might
+    /// lose it.
     pub fn is_to_be_held(&self, fh: &Fh) -> bool {
         if self.gives_back() {
             return true;
@@ -508,14 +508,14 @@ impl Objects {
         shard.away.contains_key(fh) || shard.known.get(fh).is_some_and(|object| object.is_open())
     }
 
-    /// Forgets an object without names, unless it is open.
+    /// Drops an object without names, unless it is open.
     pub fn forget_if_gone(&self, object: &Arc<Object>) {
         if object.stat().is_ok_and(|s| s.stx_nlink == 0) {
             self.forget(object);
         }
     }
 
-    /// Forgets an object unless it is open.
+    /// Drops an object unless it is open.
     pub fn forget(&self, object: &Arc<Object>) {
         let mut shard = self.shard(&object.fh).lock();
         if object.is_open() {
@@ -527,17 +527,17 @@ impl Objects {
         drop(gone);
     }
 
-    /// Whether all that the journal has of a file is where it belongs.
+    /// Whether all records of a file are settled.
     pub fn is_settled(&self, object: &Object) -> bool {
         object.journaled.load(Ordering::SeqCst) <= self.settled.load(Ordering::SeqCst)
     }
 
-    /// Number of objects known.
+    /// Number of known objects.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|s| s.lock().known.len()).sum()
     }
 
-    /// Looks at some of the objects: closes what was not used, forgets what has no names. Returns
+    /// Looks at some objects: closes unused descriptors and drops objects without names. Returns
     /// files whose writes are to be synced.
     pub fn tidy(&self, each_max: usize) -> Vec<Arc<Object>> {
         let mut unsynced = Vec::new();
@@ -563,7 +563,7 @@ impl Objects {
 }
 
 impl Shard {
-    /// The longest known object goes to the end; `None` when it is not known any more.
+    /// Moves the longest known object to the end; `None` when it was evicted already.
     fn turn(&mut self) -> Option<Arc<Object>> {
         let fh = self.ring.pop_front()?;
         let object = self.known.get(&fh)?.clone();
@@ -571,8 +571,8 @@ impl Shard {
         Some(object)
     }
 
-    /// Takes out an object that is not in use; with `open_ones`, also an open one that can be
-    /// opened by its handle.
+    /// Evicts an object that is not in use. With `open_ones`, this may be an open object that can
+    /// be opened by its handle.
     fn evict(&mut self, settled: u64, open_ones: bool) -> Option<Arc<Object>> {
         for _ in 0..TRIES {
             if self.ring.is_empty() {
@@ -580,9 +580,10 @@ impl Shard {
             }
             let Some(object) = self.turn() else { continue };
             let used = object.used.swap(false, Ordering::Relaxed);
-            // Two here: the table's and this one. Whoever else has it is at work with it.
+            // Two references: the table's and this one. A further reference is a call that uses the
+            // object.
             let busy = Arc::strong_count(&object) > 2 || object.is_open() && !open_ones;
-            // Who has records is told of when the file is synced otherwise.
+            // An object with records stays, so that a sync of the file can void them.
             let recorded = object.journaled.load(Ordering::SeqCst) > settled;
             if used || busy || recorded || object.unsynced.load(Ordering::SeqCst) {
                 continue;

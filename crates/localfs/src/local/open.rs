@@ -1,4 +1,4 @@
-//! Opening and closing.
+//! Open and close.
 
 use super::names::{Path, c_name};
 use super::object::{Object, os};
@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How often an open that creates is tried again when the name comes and goes.
+/// Number of attempts of an open that creates a file while its name comes and goes.
 const TRIES: usize = 8;
 
 impl Inner {
@@ -66,7 +66,7 @@ impl Inner {
             self.room()?;
         }
         let object = self.objects.open(object);
-        // From here on the open is counted: it is taken back when anything fails.
+        // The open is counted from this line on. It is taken back when a later step fails.
         let opened = self.opened(worker, &object, how, writes);
         if opened.is_err() {
             self.objects.close(&object.fh);
@@ -91,7 +91,8 @@ impl Inner {
         let mut first = None;
         if how.first_bytes > 0 && how.access.contains(OpenAccess::READ) {
             first = self.read_object((object, fd.as_fd()), 0, how.first_bytes, false).ok();
-            // They belong to the attributes: not when it changed meanwhile.
+            // The bytes must belong to the attributes, so they are dropped when the file changed
+            // meanwhile.
             if self.node(object)?.attrs.attr.change != node.attrs.attr.change {
                 first = None;
             }
@@ -130,7 +131,7 @@ impl Inner {
             if let Some(unsynced) = &mut unsynced {
                 unsynced.dirty = true;
             }
-            // The descriptor of the object itself is one without rights.
+            // The object keeps an `O_PATH` descriptor.
             let path = Object::path_of(&fd, self.proc_fd.as_fd())?;
             let object = self.adopt(path, Some((dir, &c_name(name)?)))?;
             object.keep_io(fd);
@@ -183,7 +184,7 @@ impl Inner {
         if self.opens.lock().remove(&id.0).is_none() {
             return Err(Error::new(libc::EBADF));
         }
-        // An object that is not known was synced before it went.
+        // An object that is not known was synced before its eviction.
         let unsynced = self.objects.find(fh).filter(|object| object.unsynced.load(Ordering::SeqCst));
         let synced = match unsynced.filter(|_| self.options.stable) {
             Some(object) => self.commit_object(worker, &object),
@@ -198,7 +199,7 @@ impl Inner {
         self.rights(worker, &object, want)
     }
 
-    /// Which of the rights in `want` the caller has.
+    /// Those rights in `want` that the caller has.
     pub(super) fn rights(&self, worker: &mut Worker, object: &Object, want: Access) -> Result<Access> {
         let is_dir = object.kind == FileKind::Directory;
         let write = match is_dir {

@@ -1,9 +1,9 @@
-//! Bytes that nobody copies: pages of a file in memory are moved into a pipe, and from there to
-//! whoever takes them.
+//! Reads without a copy: cached pages of a file are moved into a pipe, and from there to the reader
+//! of the pipe.
 //!
-//! They are the pages of the file and no copies, so what is written to it before they are taken may
-//! be seen in them, as in what a read finds that goes on at the same time. They are counted before
-//! anything is promised of them, and stay in the pipe when the file is cut.
+//! The pipe holds the pages of the file, not copies. So it may show a write that happens before the
+//! pages leave the pipe, as a concurrent read may. The bytes are counted before the answer promises
+//! them, and they stay in the pipe when the file is truncated.
 
 use super::io::FileAt;
 use super::object::Object;
@@ -15,13 +15,13 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Fewer are copied.
+/// Shorter reads are copied.
 const LEAST_BYTES: u64 = 16 << 10;
-/// Room of a pipe: what the kernel allows everybody (`/proc/sys/fs/pipe-max-size`), a page in each
-/// place.
+/// Size of a pipe: the kernel's limit for all users (`/proc/sys/fs/pipe-max-size`). Each slot holds
+/// one page.
 const PIPE_BYTES: usize = 1 << 20;
 const PAGE_BYTES: u64 = 4096;
-/// Pipes that are kept for later, and that are on their way. Beyond that bytes are copied.
+/// Most idle pipes that are kept, and most pipes in flight. Beyond these limits bytes are copied.
 const IDLE_MAX: usize = 32;
 const OUT_MAX: usize = 256;
 
@@ -30,7 +30,7 @@ const OUT_MAX: usize = 256;
 pub(super) struct Pipes {
     idle: Mutex<Vec<Ends>>,
     out: AtomicUsize,
-    /// There are none to be had of that size.
+    /// The kernel refused a pipe of this size.
     refused: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ struct Ends {
 
 /// Pages in a pipe.
 struct Pages {
-    /// Until it goes back.
+    /// Set until the pipe is returned.
     ends: Option<Ends>,
     len: usize,
     pipes: Arc<Pipes>,
@@ -67,7 +67,7 @@ impl Pipe for Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         self.pipes.out.fetch_sub(1, Ordering::Relaxed);
-        // What nobody took must not be there for the next one.
+        // A pipe with unread bytes must not be used again.
         if let Some(ends) = self.ends.take().filter(|ends| rustix::io::ioctl_fionread(&ends.from) == Ok(0)) {
             let mut idle = self.pipes.idle.lock();
             if idle.len() < IDLE_MAX {
@@ -141,8 +141,8 @@ impl Inner {
         Some(ReadPiped { data: Box::new(pages), eof })
     }
 
-    /// The file of a call, when it is settled that the caller may read it: by an open, or because
-    /// it is his own.
+    /// The file of a call, if it is certain that the caller may read it: by an open, or as its
+    /// owner.
     pub(super) fn readable_now(&self, cred: &Cred, (fh, open): &FileAt) -> Option<Arc<Object>> {
         if let Some(open) = open {
             self.check_open(fh, *open, OpenAccess::READ).ok()?;

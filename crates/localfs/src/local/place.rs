@@ -2,12 +2,12 @@
 //!
 //! Local programs can move a directory out of the exported one while clients use it. So each call
 //! that names a directory by handle checks its place first. In a private mount that check is one
-//! look-up of `..`: the kernel walks the tree in memory, without races with renames, and refuses
-//! `..` of a directory that is not below the mount's root (since Linux 4.3). Without a private
+//! look-up of `..`: the kernel walks the tree in memory, without races with renames. It refuses
+//! `..` of a directory that is not below the root of the mount (since Linux 4.3). Without a private
 //! mount each directory on the way up is opened.
 //!
-//! Files are not checked: their handles cannot be made by others, and a file may have names in
-//! several directories.
+//! Files are not checked: clients cannot forge their handles, and a file may have names in several
+//! directories.
 
 use super::object::{Object, os, stat};
 use super::pool::Worker;
@@ -26,8 +26,9 @@ impl Inner {
         self.objects.find(fh).filter(|object| self.check_place(object).is_ok())
     }
 
-    /// `ESTALE` when a known directory is not below the exported one any more, as the caller of the
-    /// thread. A directory whose parent this process may not search counts as in its place.
+    /// `ESTALE` when a known directory is no longer below the exported one; checked with the
+    /// present identity of the thread. A directory whose parent this process may not search counts
+    /// as in its place.
     pub(super) fn check_place(&self, object: &Object) -> Result<()> {
         if !self.may_be_moved_out(object) {
             return Ok(());
@@ -38,7 +39,7 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::check_place`] in a job: the superuser decides where the caller may not search.
+    /// As [`Inner::check_place`], in a job. The superuser checks when the caller may not search.
     pub(super) fn check_place_in(&self, worker: &mut Worker, object: &Object) -> Result<()> {
         if !self.may_be_moved_out(object) {
             return Ok(());
@@ -53,7 +54,8 @@ impl Inner {
         self.is_subtree && object.kind == FileKind::Directory && object.fh != self.root.fh
     }
 
-    /// `ESTALE` unless a directory is below the exported one; `EACCES` when that cannot be told.
+    /// `ESTALE` unless a directory is below the exported one; `EACCES` when that cannot be
+    /// determined.
     pub(super) fn check_below(&self, dir: BorrowedFd<'_>) -> Result<()> {
         if self.mount.is_some() {
             return self.climb(dir);
@@ -83,7 +85,8 @@ impl Inner {
         Err(moved_out())
     }
 
-    /// The directory that holds a directory, as the caller; `ENOENT` for the exported one.
+    /// The directory that holds a directory, looked up as the caller; `ENOENT` for the exported
+    /// one.
     pub(super) fn parent_of(&self, worker: &mut Worker, dir: &Fh) -> Result<Node> {
         let dir = self.resolve(worker, dir)?;
         dir.need_dir()?;
@@ -94,7 +97,7 @@ impl Inner {
             return Err(Error::new(libc::ESTALE));
         }
         let up = worker.caller(|| open_parent(dir.path())).map_err(|e| match e.errno {
-            // Out of the private mount.
+            // The parent is outside of the private mount.
             libc::ENOENT => moved_out(),
             _ => e,
         })?;

@@ -1,11 +1,11 @@
-//! Threads that wait for the disk in the caller's place and with the caller's identity.
+//! Threads that wait for the disk in place of the caller, with the identity of the caller.
 //!
-//! A thread of the pool has no capabilities but those that file systems ask for, and no umask. What
-//! it does for a caller happens within [`Worker::caller`], with his file-system uid, gid and
-//! groups, and without capabilities unless he is the superuser, as the kernel arranges for a
-//! file-system uid other than 0; what needs the superuser (opening by handle) within
-//! [`Worker::root`]. The identity is changed only when it differs from the one the thread has. A
-//! job that was begun is run to its end although nobody waits for it any more.
+//! A thread of the pool has only the capabilities that file systems check, and no umask. Work for a
+//! caller runs within [`Worker::caller`], with the caller's file-system uid, gid and groups. The
+//! kernel disables these capabilities for a file-system uid other than 0, so only the superuser has
+//! them. Work that needs the superuser (an open by handle) runs within [`Worker::root`]. The thread
+//! changes its identity only when the new one differs. A job that has begun runs to its end, even
+//! if its caller was cancelled.
 
 use super::object::os;
 use super::sys;
@@ -19,11 +19,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
-/// A thread without work ends after so long.
+/// A thread without work ends after this time.
 const IDLE: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
-/// Gives the answer of a job; dropped, it is an error.
+/// Sends the answer of a job. When it is dropped without a call, the caller gets an error.
 pub(super) type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// The threads.
@@ -38,7 +38,8 @@ struct Shared {
     threads_max: usize,
     many_identities: bool,
     alive: Arc<Threads>,
-    /// What jobs appended to it is seen to behind each of them, when they hold no locks any more.
+    /// The journal. After each job, when the job holds no locks, [`Log::see_to`] has its records
+    /// written.
     journal: Weak<Log>,
 }
 
@@ -50,17 +51,17 @@ struct State {
     closed: bool,
 }
 
-/// Numbers of threads that are alive.
+/// Ids of living threads.
 #[derive(Default)]
 pub(super) struct Threads(Mutex<HashSet<libc::pid_t>>);
 
 impl Threads {
-    /// Whether this is one of them.
+    /// Whether `thread` is one of them.
     pub fn has(&self, thread: libc::pid_t) -> bool {
         self.0.lock().contains(&thread)
     }
 
-    /// Adds the calling thread, until what is returned is dropped.
+    /// Adds the calling thread until the result is dropped.
     fn enter(&self) -> Alive<'_> {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.0.lock().insert(thread);
@@ -68,7 +69,7 @@ impl Threads {
     }
 }
 
-/// The calling thread is among them until this is dropped.
+/// The calling thread is in the set until this is dropped.
 struct Alive<'a> {
     threads: &'a Threads,
     thread: libc::pid_t,
@@ -81,8 +82,8 @@ impl Drop for Alive<'_> {
 }
 
 impl Pool {
-    /// At most `threads_max` threads and `queue_max` jobs. Without `many_identities` everything
-    /// happens as this process.
+    /// A pool of at most `threads_max` threads and `queue_max` jobs. Without `many_identities` all
+    /// jobs run with the identity of this process.
     pub fn new(threads_max: usize, queue_max: usize, many_identities: bool, journal: Weak<Log>) -> Self {
         let shared = Shared {
             state: Mutex::default(),
@@ -95,13 +96,12 @@ impl Pool {
         Self { shared: Arc::new(shared), room: Arc::new(Semaphore::new(queue_max.max(1))) }
     }
 
-    /// Its threads, now and later.
+    /// The living threads of this pool. The set is kept up to date.
     pub fn threads(&self) -> Arc<Threads> {
         self.shared.alive.clone()
     }
 
-    /// Runs `job` on a thread for `cred` and returns its answer. Waits while there are too many
-    /// jobs.
+    /// Runs `job` on a thread for `cred` and returns its answer. Waits while the queue is full.
     pub async fn run<T: Send + 'static>(
         &self,
         cred: Arc<Cred>,
@@ -113,13 +113,13 @@ impl Pool {
             worker.caller = cred;
             let result = job(worker);
             drop(room);
-            // Whoever asked may have gone.
+            // The caller may have been cancelled.
             let _ = answer.send(result);
         }))?;
         answered.await.map_err(|_| closed())?
     }
 
-    /// As [`Pool::run`], for a job that has its answer given later, by whoever knows it then.
+    /// As [`Pool::run`], for a job whose answer another thread may send later.
     pub async fn run_then<T: Send + 'static>(
         &self,
         cred: Arc<Cred>,
@@ -133,7 +133,7 @@ impl Pool {
                 worker,
                 Box::new(move |result| {
                     drop(room);
-                    // Whoever asked may have gone.
+                    // The caller may have been cancelled.
                     let _ = answer.send(result);
                 }),
             );
@@ -156,7 +156,7 @@ impl Pool {
         let spawned = std::thread::Builder::new().name("hither-local".into()).spawn(move || serve(&shared));
         match spawned {
             Ok(_) => state.threads += 1,
-            // Those that are there will do it.
+            // The existing threads run the job.
             Err(_) if state.threads > 0 => {}
             Err(e) => {
                 state.jobs.pop_back();
@@ -185,13 +185,15 @@ fn serve(shared: &Shared) {
     loop {
         if let Some(job) = state.jobs.pop_front() {
             parking_lot::MutexGuard::unlocked(&mut state, || {
-                // A job that panics is a bug of ours: its caller gets an error, the others go on.
+                // A panic of a job is a bug in this program. Its caller gets an error, and other
+                // jobs continue.
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&mut worker))).is_err() {
                     tracing::error!("a call of the local directory panicked");
                 }
                 worker.caller = worker.nobody.clone();
                 if let Some(journal) = shared.journal.upgrade() {
-                    // Not by this thread while jobs wait for it: they would be written one by one.
+                    // This thread does not write records while jobs wait for it. Otherwise records
+                    // would be written one by one.
                     let alone = shared.state.lock().jobs.is_empty();
                     journal.see_to(alone);
                 }
@@ -212,19 +214,18 @@ fn serve(shared: &Shared) {
     state.threads -= 1;
 }
 
-/// A thread of the pool, with the identity it has at the moment.
+/// A thread of the pool, with its present identity.
 pub(super) struct Worker {
-    /// On whose behalf the job is.
+    /// The caller of the job.
     caller: Arc<Cred>,
-    /// The name of the call whose change is made.
+    /// The name of the call whose change is being made.
     pub call: Option<Bytes>,
     nobody: Arc<Cred>,
-    /// What the thread's file-system uid is; gid and groups are those of `whose`. `None`: not
-    /// known.
+    /// The file-system uid of the thread; gid and groups are those of `whose`. `None`: unknown.
     uid: Option<u32>,
     whose: Option<Arc<Cred>>,
     many_identities: bool,
-    /// Why the thread is not fit to act for anybody.
+    /// The reason why the thread cannot act for a caller.
     unfit: Option<Error>,
 }
 
@@ -236,18 +237,18 @@ impl Worker {
         Self { caller: nobody.clone(), call: None, nobody, uid: None, whose: None, many_identities, unfit }
     }
 
-    /// Whose call this is.
+    /// The caller of the job.
     pub fn cred(&self) -> &Arc<Cred> {
         &self.caller
     }
 
-    /// Does something as the caller.
+    /// Runs `act` as the caller.
     pub fn caller<T>(&mut self, act: impl FnOnce() -> Result<T>) -> Result<T> {
         self.become_caller()?;
         act()
     }
 
-    /// Does something as the superuser.
+    /// Runs `act` as the superuser.
     pub fn root<T>(&mut self, act: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.many_identities {
             self.set_uid(0)?;
@@ -268,7 +269,7 @@ impl Worker {
             .as_ref()
             .is_some_and(|w| Arc::ptr_eq(w, &cred) || (w.gid == cred.gid && w.groups == cred.groups));
         if !same {
-            // As nobody in particular if this fails half-way.
+            // If this fails half-way, the identity counts as unknown.
             self.whose = None;
             sys::set_groups(&cred.groups)?;
             sys::set_fs_gid(cred.gid)?;
@@ -287,7 +288,8 @@ impl Worker {
     }
 }
 
-/// Leaves the thread the capabilities that file systems ask for, and those to change its identity.
+/// Keeps the capabilities that file systems check and those to change the identity. Drops all
+/// others.
 fn drop_capabilities() -> Result<()> {
     let keep = CapabilitySet::CHOWN
         | CapabilitySet::DAC_OVERRIDE

@@ -1,4 +1,4 @@
-//! Changing attributes, and who may.
+//! Changes of attributes, and their permission checks.
 
 use super::journaled::names::{Became, Change, Done};
 use super::object::{Object, os};
@@ -48,8 +48,8 @@ impl Inner {
         Ok(Done { result, object: Some(fh.clone()), touched: smallvec![object], change: Some(change) })
     }
 
-    /// Who may change the length; and who changes other things with it, so that it is not done by
-    /// halves.
+    /// Checks the permission to change the length, and the permissions for the other attributes.
+    /// Thus a call does not fail after a part of its changes.
     fn check_size(&self, worker: &mut Worker, object: &Object, set: &SetAttr, may_write: bool) -> Result<()> {
         object.need_regular()?;
         let cred = worker.cred().clone();
@@ -65,8 +65,8 @@ impl Inner {
         self.check_ids(&cred, set)
     }
 
-    /// Whether attributes of a new object can be set by its maker: checked before, so that nothing
-    /// is left half made.
+    /// Whether the maker of a new object may set these attributes. The check comes first, so that
+    /// no half-made object is left.
     pub(super) fn check_new(&self, cred: &Cred, set: &SetAttr) -> Result<()> {
         if set.uid.is_some_and(|uid| uid != cred.uid && cred.uid != 0) {
             return Err(Error::new(libc::EPERM));
@@ -82,13 +82,13 @@ impl Inner {
         if set.gid.is_some_and(foreign) { Err(Error::new(libc::EPERM)) } else { Ok(()) }
     }
 
-    /// Sets attributes as the caller; the length without asking. Returns whether anything was to be
-    /// set.
+    /// Sets attributes as the caller. The length needs no further check. Returns whether `set` had
+    /// any attribute.
     pub(super) fn apply(&self, worker: &mut Worker, object: &Arc<Object>, set: &SetAttr) -> Result<bool> {
         if *set == SetAttr::default() {
             return Ok(false);
         }
-        // The numbers that mean "no change" to the kernel.
+        // The kernel takes this number as "no change".
         if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
             return Err(Error::new(libc::EINVAL));
         }
@@ -114,7 +114,7 @@ impl Inner {
         Ok(true)
     }
 
-    /// Cuts or lengthens a file as the caller, who was found to have the right to.
+    /// Truncates or extends a file as the caller, whose permission was checked before.
     pub(super) fn resize(&self, worker: &mut Worker, object: &Object, size: u64) -> Result<()> {
         if size > i64::MAX as u64 {
             return Err(Error::new(libc::EFBIG));
@@ -141,12 +141,12 @@ impl Inner {
     }
 }
 
-/// As the kernel is told it; `None`: as it is.
+/// The time in the form of utimensat(2); `None`: no change.
 pub(super) fn time(set: Option<SetTime>) -> Timespec {
     match set {
         None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
         Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-        // Out of range for the kernel is out of range for the caller: it answers EINVAL.
+        // Nanoseconds are clamped: two larger values mean UTIME_NOW and UTIME_OMIT to the kernel.
         Some(SetTime::To(t)) => Timespec { tv_sec: t.secs, tv_nsec: t.nanos.min(999_999_999).into() },
     }
 }

@@ -1,17 +1,17 @@
-//! The system calls that no safe wrapper has: handles of the kernel, a thread's file-system
-//! identity, rights by descriptor, private mounts, leases of files, notes of changes.
+//! System calls without a safe wrapper: kernel handles, the file-system identity of a thread,
+//! permission checks by descriptor, private mounts, file leases, and notifications of changes.
 //!
-//! Thin: each function is one call, its errors are the kernel's errnos.
+//! The module is thin: each function is one call, and its errors are the kernel's errnos.
 
 use hither_vfs::{Data, Error, Result};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ffi::{CStr, CString};
 use std::io::IoSlice;
 
-/// Longest handle that the kernel makes (`MAX_HANDLE_SZ`), in bytes.
+/// Longest kernel handle (`MAX_HANDLE_SZ`), in bytes.
 const HANDLE_MAX_BYTES: usize = 128;
 
-/// A handle as the kernel's file systems make it (name_to_handle_at(2)).
+/// A kernel handle (name_to_handle_at(2)).
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct KernelHandle {
@@ -21,19 +21,19 @@ pub(super) struct KernelHandle {
 }
 
 impl KernelHandle {
-    /// From its parts; `None` when too long.
+    /// A handle from its parts; `None` when `bytes` is too long.
     pub fn new(kind: i32, bytes: &[u8]) -> Option<Self> {
         let mut raw = [0; HANDLE_MAX_BYTES];
         raw.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(Self { len: bytes.len() as libc::c_uint, kind, raw })
     }
 
-    /// The file system's own type.
+    /// The handle type of the file system.
     pub fn kind(&self) -> i32 {
         self.kind
     }
 
-    /// What is in it.
+    /// The bytes of the handle.
     pub fn bytes(&self) -> &[u8] {
         self.raw.get(..self.len as usize).unwrap_or_default()
     }
@@ -49,12 +49,12 @@ fn done(ret: libc::c_long) -> Result<libc::c_long> {
 
 fn owned(ret: libc::c_long) -> Result<OwnedFd> {
     let fd = done(ret)?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor for this call.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Handle of `name` in `dir` without following a symbolic link (of `dir` itself for an empty name),
-/// and the number of its mount.
+/// Handle of `name` in `dir` (of `dir` itself for an empty name), and the number of its mount. A
+/// symbolic link is not followed.
 pub(super) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<(KernelHandle, i32)> {
     let mut handle = KernelHandle { len: HANDLE_MAX_BYTES as u32, kind: 0, raw: [0; HANDLE_MAX_BYTES] };
     let mut mount = 0;
@@ -74,26 +74,26 @@ pub(super) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<(Kernel
     Ok((handle, mount))
 }
 
-/// Opens the object behind a handle in the file system that `mount` is in.
+/// Opens the object behind a handle in the file system of `mount`.
 pub(super) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle, flags: i32) -> Result<OwnedFd> {
     let mut handle = *handle;
-    // SAFETY: `handle` is laid out as the kernel's file_handle, `len` of its bytes are there, and
-    // it lives through the call.
+    // SAFETY: `handle` is laid out as the kernel's file_handle with `len` valid bytes, and lives
+    // through the call.
     let ret = unsafe {
         libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags | libc::O_CLOEXEC)
     };
     owned(ret.into())
 }
 
-/// Makes `uid` this thread's file-system user. The kernel takes the file-system capabilities away
-/// with user 0 and gives them back with it (capabilities(7)).
+/// Makes `uid` the file-system user of this thread. The kernel removes the file-system capabilities
+/// with a user other than 0, and restores them with user 0 (capabilities(7)).
 pub(super) fn set_fs_uid(uid: u32) -> Result<()> {
-    // The number that means "no change" to the kernel is nobody's.
+    // The kernel takes this number as "no change". No user has it.
     if uid == u32::MAX {
         return Err(Error::new(libc::EACCES));
     }
-    // SAFETY: changes nothing but this thread's credentials. The second call tells whether the
-    // first one worked.
+    // SAFETY: changes only the credentials of this thread. The second call shows whether the first
+    // one succeeded.
     let now = unsafe {
         libc::setfsuid(uid);
         libc::setfsuid(u32::MAX)
@@ -101,7 +101,7 @@ pub(super) fn set_fs_uid(uid: u32) -> Result<()> {
     if now as u32 == uid { Ok(()) } else { Err(refused()) }
 }
 
-/// Makes `gid` this thread's file-system group.
+/// Makes `gid` the file-system group of this thread.
 pub(super) fn set_fs_gid(gid: u32) -> Result<()> {
     if gid == u32::MAX {
         return Err(Error::new(libc::EACCES));
@@ -118,15 +118,15 @@ fn refused() -> Error {
     Error::because(libc::EACCES, "this process may not act for other users (CAP_SETUID, CAP_SETGID)")
 }
 
-/// Sets this thread's supplementary groups.
+/// Sets the supplementary groups of this thread.
 pub(super) fn set_groups(groups: &[u32]) -> Result<()> {
-    // The system call, not the function of libc: that one changes all threads.
+    // The system call is used because the libc function changes all threads.
     // SAFETY: the pointer and length are those of a slice of gid_t that lives through the call.
     let ret = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
     done(ret).map(drop)
 }
 
-/// Gives this thread a umask of its own: none.
+/// Gives this thread its own umask, of zero.
 pub(super) fn own_umask() -> Result<()> {
     // SAFETY: the thread's working directory and umask become its own; nothing in this process
     // relies on their being shared.
@@ -135,31 +135,32 @@ pub(super) fn own_umask() -> Result<()> {
     Ok(())
 }
 
-/// Whether this thread's file-system identity has all of `bits` (rwx as 4, 2, 1) on an object.
+/// Fails unless the file-system identity of this thread has all of `bits` (rwx as 4, 2, 1) on an
+/// object.
 pub(super) fn access(fd: BorrowedFd<'_>, bits: u32) -> Result<()> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_EACCESS;
-    // SAFETY: the path ends in NUL; plain numbers otherwise.
+    // SAFETY: the path ends in NUL; the other arguments are numbers.
     let ret = unsafe {
         libc::syscall(libc::SYS_faccessat2, fd.as_raw_fd(), c"".as_ptr(), bits as libc::c_int, flags)
     };
     done(ret).map(drop)
 }
 
-/// Permission bits of any object by descriptor. `ENOSYS` before Linux 6.6.
+/// Sets the permission bits of any object by descriptor. `ENOSYS` before Linux 6.6.
 pub(super) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
-    // SAFETY: the path ends in NUL; plain numbers otherwise.
+    // SAFETY: the path ends in NUL; the other arguments are numbers.
     let ret = unsafe {
         libc::syscall(libc::SYS_fchmodat2, fd.as_raw_fd(), c"".as_ptr(), mode, libc::AT_EMPTY_PATH)
     };
     done(ret).map(drop)
 }
 
-/// A second, private mount of the tree at `dir`, without the mounts below it, on which devices and
-/// set-id bits mean nothing.
+/// A second, private mount of the tree at `dir`, without the mounts below it. On it, devices and
+/// set-id bits have no effect, and symbolic links are not followed.
 pub(super) fn private_mount(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
     const OPEN_TREE_CLONE: libc::c_int = 1;
     let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC | libc::AT_EMPTY_PATH;
-    // SAFETY: the path ends in NUL; plain numbers otherwise.
+    // SAFETY: the path ends in NUL; the other arguments are numbers.
     let tree = owned(unsafe { libc::syscall(libc::SYS_open_tree, dir.as_raw_fd(), c"".as_ptr(), flags) })?;
     // struct mount_attr: set, clear, propagation, userns_fd. NOSUID, NODEV, NOSYMFOLLOW.
     let attr: [u64; 4] = [0x2 | 0x4 | 0x0020_0000, 0, 0, 0];
@@ -178,7 +179,7 @@ pub(super) fn private_mount(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
     Ok(tree)
 }
 
-/// The file system's own UUID; `None` when it has none or cannot tell (before Linux 6.9).
+/// The UUID of the file system; `None` when it has none, and before Linux 6.9.
 pub(super) fn fs_uuid(fd: BorrowedFd<'_>) -> Option<[u8; 16]> {
     const FS_IOC_GETFSUUID: u32 = 0x8011_1500;
     // struct fsuuid2: length, then 16 bytes.
@@ -189,8 +190,8 @@ pub(super) fn fs_uuid(fd: BorrowedFd<'_>) -> Option<[u8; 16]> {
     (ret == 0 && out.first() == Some(&16) && uuid != [0; 16]).then_some(uuid)
 }
 
-/// Makes a range of `target` share the blocks of `source`, all or nothing; 0 bytes are those to the
-/// end of `source` (ioctl_ficlonerange(2)).
+/// Makes a range of `target` share the blocks of `source`, all or nothing. A length of 0 reaches to
+/// the end of `source` (ioctl_ficlonerange(2)).
 pub(super) fn clone_range(
     (source, from): (BorrowedFd<'_>, u64),
     (target, to): (BorrowedFd<'_>, u64),
@@ -205,29 +206,29 @@ pub(super) fn clone_range(
     // SAFETY: the call reads struct file_clone_range, which lives through it.
     let ret = unsafe { libc::ioctl(target.as_raw_fd(), libc::FICLONERANGE as _, &raw const range) };
     done(ret.into()).map(drop).map_err(|e| match e.errno {
-        // A file system that knows nothing of the call.
+        // The file system does not support the call.
         libc::ENOTTY => Error::new(libc::EOPNOTSUPP),
         _ => e,
     })
 }
 
-/// Reads into the spare room of `buf` and makes it longer by what came; at most `len` bytes.
-/// With `now`, `EAGAIN` when the disk would have to be asked.
+/// Reads at most `len` bytes into the spare capacity of `buf` and extends `buf` by them. Returns
+/// their number. With `now`, `EAGAIN` when the disk is needed.
 pub(super) fn read(fd: BorrowedFd<'_>, buf: &mut Vec<u8>, at: u64, len: usize, now: bool) -> Result<usize> {
     let at = libc::off_t::try_from(at).map_err(|_| Error::new(libc::EINVAL))?;
     let room = buf.spare_capacity_mut();
     let iov = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: len.min(room.len()) };
     let flags = if now { libc::RWF_NOWAIT } else { 0 };
-    // SAFETY: the one vector is within the spare room of `buf`, which lives through the call.
+    // SAFETY: the one vector is within the spare capacity of `buf`, which lives through the call.
     let got = done(unsafe { libc::preadv2(fd.as_raw_fd(), &raw const iov, 1, at, flags) } as libc::c_long)?;
     let got = got as usize;
-    // SAFETY: the kernel has filled `got` bytes of the spare room.
+    // SAFETY: the kernel has filled `got` bytes of the spare capacity.
     unsafe { buf.set_len(buf.len() + got) };
     Ok(got)
 }
 
-/// Whether all pages of a range of a file are in memory (cachestat(2), Linux 6.5); no when that
-/// cannot be told.
+/// Whether all pages of a range of a file are cached (cachestat(2), Linux 6.5); `false` when that
+/// is unknown.
 pub(super) fn is_cached(fd: BorrowedFd<'_>, at: u64, len: u64) -> bool {
     const CACHESTAT: libc::c_long = 451;
     const PAGE_BYTES: u64 = 4096;
@@ -239,8 +240,9 @@ pub(super) fn is_cached(fd: BorrowedFd<'_>, at: u64, len: u64) -> bool {
     ret == 0 && told[0] >= (at % PAGE_BYTES + len).div_ceil(PAGE_BYTES)
 }
 
-/// Writes all of `data` at `at`; with `sync`, it and all metadata are on stable storage then. Fewer
-/// bytes when the disk fills up in the middle.
+/// Writes all of `data` at `at` and returns the number of bytes written. With `sync`, the bytes and
+/// all metadata are on stable storage when this returns. Fewer bytes are written when the disk
+/// fills up.
 pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Result<u64> {
     let flags = if sync { libc::RWF_SYNC } else { 0 };
     let mut slices: Vec<IoSlice<'_>> = data.parts().iter().map(|p| IoSlice::new(p)).collect();
@@ -267,12 +269,12 @@ pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Res
     Ok(total)
 }
 
-/// The signal of a lease that somebody wants broken: a real-time signal that nobody else uses.
+/// The signal for a lease that another program breaks: a real-time signal with no other use.
 fn broken_lease() -> libc::c_int {
     libc::SIGRTMIN() + 7
 }
 
-/// Blocks the signals of leases in this thread; a descriptor to read them from.
+/// Blocks the signals of leases in this thread. Returns a descriptor to read them from.
 pub(super) fn lease_signals() -> Result<OwnedFd> {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the set is made by sigemptyset before it is used, and lives through the calls; only
@@ -289,8 +291,8 @@ pub(super) fn lease_signals() -> Result<OwnedFd> {
     owned(fd.into())
 }
 
-/// Takes a lease for reading; `thread` gets a signal when somebody wants to write. `alone`: one for
-/// writing; also when somebody wants to read.
+/// Takes a read lease: `thread` gets a signal when another program wants to write. With `alone`,
+/// takes a write lease: the signal also comes when another program wants to read.
 pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t, alone: bool) -> Result<()> {
     const F_SETSIG: libc::c_int = 10;
     const F_SETOWN_EX: libc::c_int = 15;
@@ -308,14 +310,14 @@ pub(super) fn take_lease(fd: BorrowedFd<'_>, thread: libc::pid_t, alone: bool) -
     if done { Ok(()) } else { Err(last_error()) }
 }
 
-/// Gives up the lease on a descriptor, if there is one: whoever waits for it goes on.
+/// Releases the lease on a descriptor, if there is one. Programs that wait for it continue.
 pub(super) fn give_up_lease(fd: BorrowedFd<'_>) {
-    // SAFETY: the arguments are numbers. It fails when there is none.
+    // SAFETY: the arguments are numbers. The call fails without a lease.
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
 }
 
-/// A queue of notes of what is changed and by which thread, which takes marks without a limit of
-/// their number.
+/// A queue of notifications of changes, with the thread that made each. The number of marks is
+/// unlimited.
 pub(super) fn fanotify() -> Result<OwnedFd> {
     let flags = libc::FAN_CLASS_NOTIF
         | libc::FAN_REPORT_FID
@@ -328,7 +330,7 @@ pub(super) fn fanotify() -> Result<OwnedFd> {
     owned(fd.into())
 }
 
-/// Puts a mark on what `of` is open on, or takes back what of it is in `what`.
+/// Adds a mark on the object of the descriptor `of`, or removes the events `what` from its mark.
 pub(super) fn fanotify_mark(queue: BorrowedFd<'_>, of: BorrowedFd<'_>, what: u64, add: bool) -> Result<()> {
     let path =
         CString::new(format!("/proc/self/fd/{}", of.as_raw_fd())).map_err(|_| Error::new(libc::EINVAL))?;
@@ -338,14 +340,14 @@ pub(super) fn fanotify_mark(queue: BorrowedFd<'_>, of: BorrowedFd<'_>, what: u64
     done(ret.into()).map(drop)
 }
 
-/// What notes of fanotify name a file by: its file system's identity, and length, type and bytes of
-/// its handle.
+/// The name of a file in fanotify notifications: the id of its file system, then length, type and
+/// bytes of its handle.
 pub(super) fn file_key(of: BorrowedFd<'_>) -> Result<Box<[u8]>> {
     let mut fs = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: there is room for what the kernel writes.
+    // SAFETY: the buffer has room for the struct that the kernel writes.
     let ret = unsafe { libc::fstatfs(of.as_raw_fd(), fs.as_mut_ptr()) };
     done(ret.into())?;
-    // SAFETY: the kernel has filled it in; the identity is two 32-bit numbers.
+    // SAFETY: the kernel has filled the struct; the id is two 32-bit numbers.
     let fsid: [u8; 8] = unsafe { std::mem::transmute(fs.assume_init().f_fsid) };
     let (handle, _) = name_to_handle(of, c"")?;
     let len = handle.bytes().len() as u32;
@@ -356,16 +358,15 @@ pub(super) fn file_key(of: BorrowedFd<'_>) -> Result<Box<[u8]>> {
 pub(super) fn fsync(fd: BorrowedFd<'_>) -> Result<()> {
     let sync = || rustix::fs::fsync(fd).map_err(super::object::os);
     sync()?;
-    // One that is under way while a test switches the power off may be told that all went well: the
-    // next one is not.
+    // A sync in progress while a test cuts the power may report success. The next sync does not.
     #[cfg(test)]
     sync()?;
     Ok(())
 }
 
-/// Hands what was written to a part of a file (`len` 0: up to its end) to the disk and waits until
-/// the disk has it, which does not make it stable. An error that is told here is not told again to
-/// this descriptor.
+/// Writes the dirty pages of a part of a file back (`len` 0: to its end) and waits until the disk
+/// has them. That does not make them stable. An error reported by this call is not reported to this
+/// descriptor again.
 pub(super) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
     let (Ok(at), Ok(len)) = (libc::off64_t::try_from(at), libc::off64_t::try_from(len)) else {
         return Err(Error::new(libc::EINVAL));
@@ -376,18 +377,18 @@ pub(super) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
     done(unsafe { libc::sync_file_range(fd.as_raw_fd(), at, len, how) }.into()).map(drop)
 }
 
-/// Tells an error that the kernel met when it wrote pages of a file back, once to each descriptor,
-/// and waits for nothing.
+/// Reports an error of an earlier write-back of the file's pages, once to each descriptor. Does not
+/// wait.
 pub(super) fn write_error(fd: BorrowedFd<'_>) -> Result<()> {
-    // Behind the end of any file: there are no pages to wait for, and the error of the whole file
-    // is told.
+    // The range is past the end of any file. So the call waits for no pages, and reports the error
+    // of the whole file.
     let (at, len) = (i64::MAX - 1, 1);
     // SAFETY: the call takes numbers.
     let told = unsafe { libc::sync_file_range(fd.as_raw_fd(), at, len, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
     done(told.into()).map(drop)
 }
 
-/// Begins to hand all bytes of a file to the disk. What fails is told to who waits for it.
+/// Begins the write-back of all dirty pages of a file. A later wait reports errors.
 pub(super) fn begin_write_back(fd: BorrowedFd<'_>) -> Result<()> {
     // SAFETY: the call takes numbers.
     done(unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) }.into()).map(drop)
@@ -403,8 +404,8 @@ pub(super) fn syncfs(fd: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
-/// As if the power went: an ext4 file system keeps what is on disk, without what its log has in
-/// memory, and does nothing any more (`EXT4_IOC_SHUTDOWN` with `EXT4_GOING_FLAGS_NOLOGFLUSH`).
+/// Simulates a power cut. An ext4 file system keeps the state on disk without the part of its log
+/// that is in memory, and stops (`EXT4_IOC_SHUTDOWN` with `EXT4_GOING_FLAGS_NOLOGFLUSH`).
 #[cfg(test)]
 pub(super) fn power_off(fs: BorrowedFd<'_>) -> Result<()> {
     const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;

@@ -1,16 +1,15 @@
-//! Objects by numbers of ours, for file systems that have no handles (overlayfs as containers have
-//! it, for one).
+//! Object numbers for file systems without handles (for example overlayfs in containers).
 //!
-//! An object is what has an inode number and a time of birth (a directory the former alone:
-//! overlayfs gives those on the way to what it copies up other times); it gets a number that no
-//! other object ever has, and the table remembers in which directories, and under which names, it
-//! was met. A number leads to the object as long as one of these names does. So what a local
-//! program moves is lost to who has only its handle, unless the object is still held; what is moved
-//! through the server is not.
+//! An object is identified by its inode number and its birth time. A directory is identified by its
+//! inode number alone: overlayfs gives a new birth time to directories above a copied-up file. Each
+//! object gets a number that no other object ever has. The table keeps the directories and names
+//! where the object was met. A number leads to the object while one of these names does. So the
+//! handle of an object becomes stale when a local program moves the object, unless the object is
+//! still held. A move through the server keeps the handle valid.
 //!
-//! Every record is written when it is made, so that the table survives this process, and is synced
-//! with new objects and at least every second: a power cut may lose the handles of what was first
-//! met in the last one.
+//! Every record is written when it is made, so the table survives the end of this process. The
+//! table is synced with new objects and at least every second. So a power cut may lose the handles
+//! of objects first met in the last second.
 
 use hither_vfs::{Env, Error, Result};
 use parking_lot::Mutex;
@@ -24,34 +23,34 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use twox_hash::XxHash3_64;
 
-/// What the file starts with, before the table's number and what it is of.
+/// The first bytes of the file. The number of the table and its root follow.
 const MAGIC: &[u8; 8] = b"hithtab1";
-/// Length of all that, in bytes.
+/// Length of these three, in bytes.
 const HEAD_BYTES: usize = 8 + 16 + 16 + 8;
-/// Longest record: two numbers, an identity and a name.
+/// Longest record in bytes: two numbers, an identity and a name.
 const RECORD_MAX_BYTES: usize = 512;
 /// The number of the served directory itself.
 pub(super) const ROOT: u64 = 0;
 
-/// An object has a number, and this identity.
+/// Record: an object has a number and this identity.
 const IS: u8 = 1;
-/// It was met under a name.
+/// Record: an object was met under a name.
 const MET: u8 = 2;
-/// It is not there any more.
+/// Record: an object is no longer under a name.
 const NOT: u8 = 3;
-/// It is gone.
+/// Record: an object is gone.
 const GONE: u8 = 4;
 
-/// Which directory a table is of.
+/// The directory of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Root {
-    /// What tells its file system from all others.
+    /// The id that distinguishes its file system from all others.
     pub fs_id: [u8; 16],
     /// Its inode number.
     pub ino: u64,
 }
 
-/// What tells an object from all others, before and after it.
+/// Distinguishes an object from all earlier and later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     ino: u64,
@@ -68,7 +67,7 @@ impl Root {
 }
 
 impl Identity {
-    /// `None` when the file system does not say when objects were made.
+    /// `None` when the file system has no birth times.
     pub fn of(stat: &Statx) -> Option<Self> {
         let said = StatxFlags::from_bits_retain(stat.stx_mask);
         let born = match FileType::from_raw_mode(stat.stx_mode.into()) {
@@ -93,7 +92,7 @@ impl Identity {
     }
 }
 
-/// A directory's number, and a name there.
+/// The number of a directory, and a name in it.
 pub(super) type Place = (u64, Box<[u8]>);
 
 struct Entry {
@@ -161,7 +160,7 @@ impl Known {
 
 struct State {
     known: Known,
-    /// `None`: nothing is kept, or nothing can be kept any more.
+    /// `None`: the table is not kept in a file, or its file failed.
     file: Option<File>,
 }
 
@@ -171,17 +170,17 @@ pub(super) struct Table {
     root: Root,
     state: Mutex<State>,
     random: std::sync::Arc<dyn Fn() -> u64 + Send + Sync>,
-    /// Something was written that was not synced.
+    /// Whether there are unsynced records.
     dirty: AtomicBool,
 }
 
 impl Table {
-    /// The table in the state directory for an export, or a new one if that is of another root;
-    /// without a state directory, one that ends with the process.
+    /// The table of an export in the state directory. A table of another root is replaced with a
+    /// new one. Without a state directory the table ends with the process.
     ///
     /// # Errors
-    /// Those of the state directory; `EBUSY` when another server uses it; `EIO` for a file that is
-    /// no table.
+    /// Those of the state directory; `EBUSY` when another server uses the table; `EIO` for a file
+    /// that is not a table.
     pub fn open(state: Option<(&Path, u64)>, root: Root, env: &Env) -> Result<Self> {
         let fail = |path: &Path, e: io::Error| {
             let errno = if e.kind() == ErrorKind::ResourceBusy { libc::EBUSY } else { libc::EIO };
@@ -197,7 +196,7 @@ impl Table {
                 let lock = lock(&path).map_err(|e| fail(&path, e))?;
                 let (id, known) =
                     read(&path, &root).map_err(|e| fail(&path, e))?.unwrap_or((id, Known::default()));
-                // Written anew: without what is gone, and without a torn end.
+                // The file is rewritten without objects that are gone and without a torn end.
                 let file = rewrite(&path, &id, &root, &known).map_err(|e| fail(&path, e))?;
                 drop(lock);
                 (id, State { known, file: Some(file) })
@@ -207,16 +206,17 @@ impl Table {
         Ok(Self { id, root, state: Mutex::new(state), random, dirty })
     }
 
-    /// A number of this table that no other has.
+    /// A number of this table that no other table has.
     pub fn id(&self) -> [u8; 16] {
         self.id
     }
 
-    /// The number of an object that was met in a place. `now` tells what the object of a number is
-    /// at present, if it is held: one that is copied up by overlayfs gets another time of birth.
+    /// The number of an object that was met in a place. `now` returns the present identity of the
+    /// object with a number, if it is held. After a copy-up by overlayfs the object has another
+    /// birth time.
     ///
     /// # Errors
-    /// `EIO` when the table cannot be kept.
+    /// `EIO` when the table cannot be written.
     pub fn number(
         &self,
         identity: Identity,
@@ -262,16 +262,16 @@ impl Table {
         }
     }
 
-    /// What an object is, and where it was met; `None`: no object has this number.
+    /// The identity of an object and the places where it was met; `None` for an unused number.
     pub fn places(&self, number: u64) -> Option<(Identity, SmallVec<[Place; 1]>)> {
         let state = self.state.lock();
         state.known.entries.get(&number).map(|e| (e.identity, e.places.clone()))
     }
 
-    /// Notes what an object is now that is held; overlayfs may have copied it up.
+    /// Notes the present identity of a held object: a copy-up by overlayfs may have changed it.
     ///
     /// # Errors
-    /// `EIO` when the table cannot be kept.
+    /// `EIO` when the table cannot be written.
     pub fn renew(&self, number: u64, identity: Identity) -> Result<()> {
         let mut state = self.state.lock();
         if state.known.entries.get(&number).is_none_or(|e| e.identity == identity) {
@@ -280,10 +280,10 @@ impl Table {
         self.note(&mut state, &is(number, &identity))
     }
 
-    /// An object is not under a name any more; with `last` it is gone.
+    /// Notes that an object is no longer under a name; with `last`, that it is gone.
     ///
     /// # Errors
-    /// `EIO` when the table cannot be kept.
+    /// `EIO` when the table cannot be written.
     pub fn unnamed(&self, number: u64, (dir, name): (u64, &[u8]), last: bool) -> Result<()> {
         let mut state = self.state.lock();
         if !state.known.entries.contains_key(&number) {
@@ -297,7 +297,7 @@ impl Table {
         if let Some(file) = &mut state.file
             && let Err(e) = file.write_all(&framed(record))
         {
-            // What would follow a torn record is not read again.
+            // Records after a torn record would not be read again.
             state.file = None;
             tracing::error!("the table of filehandles cannot be kept, they end with this server: {e}");
             return Err(Error::because(libc::EIO, format!("the table of filehandles: {e}")));
@@ -307,7 +307,7 @@ impl Table {
         Ok(())
     }
 
-    /// Makes durable what was noted.
+    /// Makes all records durable.
     ///
     /// # Errors
     /// Those of the disk.
@@ -352,7 +352,8 @@ fn framed(record: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Two servers with one table would give an object two numbers, and a number two objects.
+/// Locks the table: two servers with one table would give an object two numbers, and a number two
+/// objects.
 fn lock(path: &Path) -> io::Result<File> {
     use rustix::fs::{FlockOperation, flock};
     let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
@@ -361,7 +362,7 @@ fn lock(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// What a file holds, up to a torn end; `None`: nothing, or that of another root.
+/// The contents of a file up to a torn end; `None` for an empty file, or a table of another root.
 fn read(path: &Path, root: &Root) -> io::Result<Option<([u8; 16], Known)>> {
     let mut file = io::BufReader::with_capacity(1 << 16, File::open(path)?);
     let mut head = Vec::new();
@@ -405,7 +406,7 @@ fn next(file: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok((sum == XxHash3_64::oneshot(&record).to_le_bytes()).then_some(record))
 }
 
-/// Writes a table in the place of the one that was there, with its lock.
+/// Replaces the file with a new one, and locks the new one.
 fn rewrite(path: &Path, id: &[u8; 16], root: &Root, known: &Known) -> io::Result<File> {
     let mut new = PathBuf::from(path);
     new.as_mut_os_string().push(".new");

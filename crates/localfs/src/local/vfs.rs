@@ -1,4 +1,4 @@
-//! [`Vfs`] of a [`Local`]: each call takes what it needs along to a thread of the pool.
+//! [`Vfs`] of a [`Local`]: each call moves its arguments to a thread of the pool.
 
 use super::io::FileAt;
 use super::journaled::named;
@@ -64,7 +64,8 @@ impl Vfs for Local {
                     && let Some(node) = trail.steps.last()
                 {
                     let first = inner.first(worker, object, want.read_bytes).ok();
-                    // They belong to the step's attributes: not when the file changed meanwhile.
+                    // The bytes must belong to the attributes of the step. They are dropped when
+                    // the file changed meanwhile.
                     let same = inner.attrs(object).is_ok_and(|a| a.attr.change == node.attrs.attr.change);
                     trail.along.first = first.filter(|_| same);
                 }
@@ -81,7 +82,7 @@ impl Vfs for Local {
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
-        // Of an object that is held this needs no disk, and everybody may.
+        // The attributes of a held object need no disk, and every caller may read them.
         if let Some(object) = self.inner.find_in_place(file.fh) {
             return self.inner.attrs(&object);
         }
@@ -418,7 +419,7 @@ impl Vfs for Local {
     }
 
     fn subscribe(&self, _upcalls: Arc<dyn Upcalls>) {
-        // Nothing holds longer than its validity.
+        // No answer is valid after its validity, so there is nothing to call back.
     }
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
@@ -482,7 +483,7 @@ impl Extra for Local {
 }
 
 impl Local {
-    /// A stable write through the journal: the thread that applied it does not wait.
+    /// A stable write through the journal. The thread that applied the write does not wait.
     pub(super) async fn write_journaled(&self, cx: &Cx, file: FileAt, at: u64, data: Data) -> Result<Wrote> {
         let (inner, call) = (self.inner.clone(), cx.call.clone());
         let job = move |worker: &mut Worker, then: Answer<(Wrote, bool)>| {
@@ -495,7 +496,7 @@ impl Local {
         Ok(wrote)
     }
 
-    /// A change of names or attributes: by a record, if possible.
+    /// A change of names or attributes, with a record if possible.
     async fn change<T: Send + 'static>(
         &self,
         cx: &Cx,
@@ -510,7 +511,7 @@ impl Local {
         self.recorded(cx, made).await
     }
 
-    /// A change, as far as the thread of changes came with it.
+    /// Completes a change that the thread for changes began.
     async fn recorded<T: Send + 'static, A>(&self, cx: &Cx, made: Recorded<T, A>) -> Result<T>
     where
         A: FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
@@ -543,7 +544,8 @@ impl Local {
         self.inner.pool.run_then(cx.cred.clone(), job).await
     }
 
-    /// Something new by one record, if it can be made so. `begin` is told whether it may wait.
+    /// Makes a new object with one record, if possible. The last argument of `begin` says whether
+    /// it may wait.
     async fn make(
         &self,
         cx: &Cx,
@@ -577,7 +579,7 @@ impl Local {
         }
     }
 
-    /// A new file or directory by one record; `None`: it is to be made in another way.
+    /// Makes a new file or directory with one record. `None`: it must be made in another way.
     async fn make_in(
         &self,
         cx: &Cx,
@@ -598,8 +600,8 @@ impl Local {
         }
     }
 
-    /// A change that is stable when `act` returns, of an object that `which` tells: when the call
-    /// has a name, it is known after a restart.
+    /// A change that is stable when `act` returns. `which` returns the changed object. A call with
+    /// a name is remembered after a restart.
     async fn known<T: Send + 'static>(
         &self,
         cx: &Cx,
@@ -620,7 +622,7 @@ impl Local {
         self.inner.pool.run_then(cx.cred.clone(), job).await
     }
 
-    /// Locks are of objects that exist.
+    /// Fails unless the object exists: only existing objects can be locked.
     async fn check_lockable(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         if self.inner.objects.find(file.fh).is_some() {
             return Ok(());
@@ -633,7 +635,7 @@ fn made(made: &Made) -> Option<Fh> {
     Some(made.node.fh.clone())
 }
 
-/// One answer each: that of the whole when it failed.
+/// One answer each. If the whole job failed, each answer is its error.
 fn each<T>(all: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
     match all {
         Ok(all) => all,

@@ -1,25 +1,25 @@
-//! Local programs that change files which a client caches are noticed.
+//! Notices local programs that change files which a client caches.
 //!
 //! A watched file has a descriptor for reading with a lease of the kernel on it (fcntl(2),
-//! F_SETLEASE): whoever wants to open the file for writing, or to cut it, waits until the lease is
-//! given up, for at most /proc/sys/fs/lease-break-time seconds, and we get a signal. That is exact:
-//! while a lease is held nobody has the file open for writing, mapped files included. The lease
-//! does not cover what changes no bytes (permissions, times, names, links); the kernel tells of
-//! that right after it has happened (`notes`).
+//! F_SETLEASE). A program that opens the file for writing, or truncates it, waits until the lease
+//! is released, for at most /proc/sys/fs/lease-break-time seconds. The watcher gets a signal. That
+//! is exact: while a lease is held no program has the file open for writing, and mapped files count
+//! as open. The lease does not cover changes of permissions, times, names and links. The kernel
+//! reports these right after they happened (`notes`).
 //!
-//! Who watches alone has a lease for writing: nobody else has the file open, and whoever opens it
-//! waits. It is on the descriptor that the directory itself reads and writes with, the only one
-//! there is: another would break the lease. So the object keeps it as long as the file is watched,
-//! and no other is opened.
+//! A file that is watched alone has a write lease: no other program has the file open, and a
+//! program that opens it waits. The lease is on the one descriptor with which this module reads and
+//! writes the file. A second descriptor would break the lease. So the object keeps this descriptor
+//! while the file is watched, and opens no other.
 //!
-//! Directories have no such lease: of their names and attributes the kernel tells after the fact,
-//! and nobody is held up.
+//! Directories cannot have leases. The kernel reports changes of their names and attributes after
+//! the fact, and no program waits.
 //!
-//! Nothing more is watched while descriptors are scarce.
+//! While descriptors are scarce, no further file is watched.
 //!
-//! One thread for each directory takes both. The signal is sent to that thread alone, which has it
-//! blocked, so no other thread or program ever meets it. When the queue of either overflows
-//! everything that is watched counts as changed.
+//! One thread for each served directory receives both. The signal is sent to that thread alone,
+//! which blocks it, so no other thread or program gets it. When the queue of either overflows,
+//! every watched object counts as changed.
 
 mod notes;
 
@@ -37,42 +37,42 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 
-/// How often the thread looks whether anybody still needs it.
+/// How often the thread checks whether the watcher is still in use.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Where the watcher is, once somebody wants to be told.
+/// The watcher, set at the first call of `tell`.
 pub(super) type Slot = OnceLock<Arc<Watcher>>;
 
-/// All files and directories of a served directory that are watched.
+/// All watched files and directories of a served directory.
 pub(super) struct Watcher {
     told: RwLock<Arc<Told>>,
     notes: Notes,
-    /// The thread that gets the signals.
+    /// The thread that receives the signals.
     thread: libc::pid_t,
     by_descriptor: Mutex<HashMap<i32, Fh>>,
 }
 
-/// A file or directory that is watched.
+/// A watched file or directory.
 struct Held {
     watcher: Arc<Watcher>,
     fd: Arc<Counted>,
     mark: Option<Mark>,
     leased: bool,
-    /// When it is watched alone.
+    /// Set when the file is watched alone.
     only: Option<Only>,
 }
 
-/// How something is watched.
+/// How an object is watched.
 enum How {
-    /// A file that nobody writes.
+    /// A file that no program writes.
     Read,
-    /// A file that nobody else uses.
+    /// A file that no other program uses.
     Alone(Only),
     /// A directory.
     Directory,
 }
 
-/// The one descriptor of an object stays as long as this is not dropped.
+/// Keeps the one descriptor of an object until this is dropped.
 struct Only {
     inner: Arc<Inner>,
     object: Arc<Object>,
@@ -98,7 +98,7 @@ impl Watch for Local {
                 true => of.only_descriptor(worker, &handle),
                 false => of.descriptor_to_watch(worker, &handle),
             };
-            // Taken on this thread: those of the pool have no right to leases.
+            // The lease is taken on this thread: threads of the pool have no right to leases.
             let (fd, how) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
             Some(Box::new(watcher.hold(fd, how, &fh)?) as Watched)
         })
@@ -115,8 +115,8 @@ impl Watch for Local {
             let (of, handle) = (inner.clone(), fh.clone());
             let found = inner.pool.run(Arc::new(Cred::root()), move |worker| of.resolve(worker, &handle));
             match found.await {
-                // On this thread, as above, and at once: nobody is held up from one lease to the
-                // other.
+                // The lease is taken on this thread, as above, and at once: no program waits
+                // between the two leases.
                 Ok(object) => inner.hold_alone(&object, held),
                 Err(_) => Err(Some(held)),
             }
@@ -135,8 +135,7 @@ impl Watch for Local {
 }
 
 impl Inner {
-    /// A descriptor for reading of a directory, or of a file that nobody writes through us at the
-    /// moment.
+    /// A descriptor for reading of a directory, or of a file that no client writes at the moment.
     fn descriptor_to_watch(&self, worker: &mut Worker, fh: &Fh) -> Result<Option<(Arc<Counted>, How)>> {
         let object = self.resolve(worker, fh)?;
         let how = match object.need_dir() {
@@ -153,7 +152,7 @@ impl Inner {
         Ok(Some((Arc::new(self.objects.counted(fd)), how)))
     }
 
-    /// The descriptor that is used for reading and writing, when there is no other.
+    /// The descriptor for reading and writing, if it is the only one.
     fn only_descriptor(
         self: &Arc<Self>,
         worker: &mut Worker,
@@ -172,18 +171,18 @@ impl Inner {
         only
     }
 
-    /// Takes a lease for writing in place of one for reading. In between, a local program can open
-    /// the file: then there is no lease, or `change` is another one.
+    /// Replaces a read lease with a write lease. In between, a local program can open the file.
+    /// Then the write lease is refused, or `change` differs.
     fn hold_alone(self: &Arc<Self>, object: &Arc<Object>, held: Box<Held>) -> WatchedAlone {
         let watcher = held.watcher.clone();
         let change = || self.attrs(object).ok().map(|attrs| attrs.attr.change);
         let before = change();
-        // A time of change of just now does not tell changes apart.
+        // A `change` that is given out only once cannot show that the file is unchanged.
         if before.is_none() || before != change() {
             return Err(Some(held));
         }
         let only = self.only(object);
-        // The lease for reading becomes one for writing only when nobody else has the file open.
+        // The read lease becomes a write lease only while no other program has the file open.
         if !object.close_io() || sys::take_lease(held.fd.as_fd(), watcher.thread, true).is_err() {
             return Err(Some(held));
         }
@@ -197,7 +196,7 @@ impl Inner {
 }
 
 impl Watcher {
-    /// Starts the thread, which ends with the last use of what is returned.
+    /// Starts the thread, which ends when the last reference to the result is dropped.
     fn start(of: &Inner, told: Arc<Told>) -> Result<Arc<Self>> {
         let notes = Notes::new(of.top.as_fd(), of.pool.threads())?;
         let (tell, number) = mpsc::channel();
@@ -220,16 +219,16 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Watches what a descriptor for reading is open on; `None` when somebody has it open for
-    /// writing or the file system cannot.
+    /// Watches the object of a descriptor. `None` when another program has it open in conflict, or
+    /// the file system has no leases or notifications.
     fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, fh: &Fh) -> Option<Held> {
         let of = match how {
             How::Read => Of::Bytes,
-            // Whoever watches alone writes, and nobody else can.
+            // A client that watches alone may write, and no other program can.
             How::Alone(_) => Of::Attributes,
             How::Directory => Of::Names,
         };
-        // Before the lease: it may be broken as soon as it is there.
+        // Inserted before the lease is taken: the lease may be broken at once.
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
         let only = if let How::Alone(only) = how { Some(only) } else { None };
         let (leased, alone) = (of != Of::Names, only.is_some());
@@ -251,7 +250,7 @@ impl Watcher {
         self.tell(files);
     }
 
-    /// Takes all notes there are.
+    /// Takes all waiting notifications.
     fn take_notes(&self) {
         self.notes.take(|note| match note {
             Note::File(fh) => self.tell([fh]),
@@ -267,13 +266,13 @@ impl Drop for Held {
             self.watcher.notes.remove(self.fd.as_fd(), mark);
         }
         if self.leased {
-            // The descriptor may stay.
+            // The descriptor may stay open.
             sys::give_up_lease(self.fd.as_fd());
         }
     }
 }
 
-/// The thread: until nobody has the watcher any more.
+/// The thread: runs until the watcher is dropped.
 fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
     while let Some(watcher) = watcher.upgrade() {
         let mut fds =
@@ -283,7 +282,7 @@ fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
         }
         while let Some((signal, fd)) = next_signal(signals) {
             if signal == libc::SIGIO {
-                // The queue was full: the kernel says only that there was something.
+                // The signal queue was full. The kernel does not say which leases were broken.
                 watcher.tell_all();
             } else {
                 let file = watcher.by_descriptor.lock().get(&fd).cloned();
@@ -294,12 +293,11 @@ fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
     }
 }
 
-/// The next signal that waits for this thread, and the descriptor whose lease it is about.
+/// The next pending signal of this thread, and the descriptor of its lease.
 fn next_signal(signals: BorrowedFd<'_>) -> Option<(libc::c_int, i32)> {
     let mut raw = [0; size_of::<libc::signalfd_siginfo>()];
     let read = rustix::io::read(signals, &mut raw).ok()?;
-    // struct signalfd_siginfo: 32-bit numbers, of which the first is the signal and the sixth the
-    // descriptor.
+    // struct signalfd_siginfo: 32-bit numbers. The first is the signal, the sixth the descriptor.
     let word = |at: usize| raw.get(at..at + 4).and_then(|b| b.try_into().ok()).map(i32::from_ne_bytes);
     if read < raw.len() { None } else { Some((word(0)?, word(20)?)) }
 }

@@ -1,9 +1,10 @@
-//! What the kernel tells of changes that open no file: of attributes, names, the end of a file.
+//! Notifications of the kernel about changes that open no file: of attributes, of names, and of the
+//! removal of a file.
 //!
-//! fanotify(7) tells the thread that made each change, so what the pool did on somebody's behalf is
-//! left out: whoever serves the directory has asked for the leases that are in its way before. It
-//! needs CAP_SYS_ADMIN, and a file system with handles. Otherwise there is inotify(7), which tells
-//! of our own changes as well, and a lease is given up now and then for nothing.
+//! fanotify(7) names the thread that made each change, so changes by the pool are left out. The
+//! server has recalled the conflicting leases before it makes those. fanotify needs CAP_SYS_ADMIN,
+//! and a file system with handles. Otherwise inotify(7) is used. It also reports changes by this
+//! process, so a lease is sometimes released for nothing.
 
 use super::super::object::os;
 use super::super::pool::Threads;
@@ -19,19 +20,19 @@ use std::sync::Arc;
 
 /// Bytes of notifications that are read at once.
 const EVENTS_BYTES: usize = 16 << 10;
-/// struct fanotify_event_metadata, and before it the number of bytes of the event.
+/// Length of struct fanotify_event_metadata, in bytes. Its first field is the length of the event.
 const METADATA_BYTES: usize = 24;
-/// In a struct fanotify_event_info_fid, what comes before the identity of the file system.
+/// Bytes of a struct fanotify_event_info_fid before the id of the file system.
 const INFO_HEADER_BYTES: usize = 4;
-/// The identity of the file system, and of struct file_handle the length and the type.
+/// Bytes of the id of the file system, and of length and type in struct file_handle.
 const KEY_BYTES_MIN: usize = 8 + 8;
 
-/// What is marked, with whose it is and how many need the mark.
+/// The marked objects: filehandle, and number of watches that need the mark.
 type Marks<K> = Mutex<HashMap<K, (Fh, u32)>>;
 
-/// Where notifications come from.
+/// The source of notifications.
 pub(super) enum Notes {
-    /// The changes of these threads are left out.
+    /// Changes by the threads `own` are left out.
     Fanotify {
         fd: OwnedFd,
         own: Arc<Threads>,
@@ -43,20 +44,20 @@ pub(super) enum Notes {
     },
 }
 
-/// A mark that [`Notes::remove`] takes back.
+/// A mark that [`Notes::remove`] removes.
 pub(super) enum Mark {
     Fanotify(Box<[u8]>, u64),
     Inotify(i32),
 }
 
-/// Which changes are told, besides those of attributes and of the object's own names.
+/// The reported changes, besides those of attributes and of the object's own names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     /// No others.
     Attributes,
-    /// Those of a file's bytes.
+    /// Changes of the bytes of a file.
     Bytes,
-    /// Those of the names in a directory.
+    /// Changes of the names in a directory.
     Names,
 }
 
@@ -83,24 +84,24 @@ impl Of {
     }
 }
 
-/// What was told.
+/// A notification.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Note {
     /// This file was changed.
     File(Fh),
-    /// There were too many notes: any file may have been changed.
+    /// Too many notifications: any file may have been changed.
     Any,
 }
 
 impl Notes {
-    /// The best there is for files below `top`.
+    /// The best available source for files below `top`.
     pub fn new(top: BorrowedFd<'_>, own: Arc<Threads>) -> Result<Self> {
         Self::fanotify(top, own).or_else(|_| Self::inotify())
     }
 
     fn fanotify(top: BorrowedFd<'_>, own: Arc<Threads>) -> Result<Self> {
         let fd = sys::fanotify()?;
-        // Not every file system has it.
+        // Not every file system supports fanotify.
         sys::file_key(top)?;
         sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ATTRIB, true)?;
         sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ATTRIB, false)?;
@@ -112,7 +113,7 @@ impl Notes {
         Ok(Self::Inotify { fd: inotify::init(flags).map_err(os)?, marks: Marks::default() })
     }
 
-    /// Marks what a descriptor is open on. `None` when the kernel refuses.
+    /// Marks the object of a descriptor. `None` when the kernel refuses.
     pub fn add(&self, on: BorrowedFd<'_>, fh: &Fh, of: Of) -> Option<Mark> {
         match self {
             Self::Fanotify { fd, marks, .. } => {
@@ -133,14 +134,14 @@ impl Notes {
         }
     }
 
-    /// Takes back a mark of what a descriptor is open on. The kernel may refuse: when the file is
-    /// gone, its mark is.
+    /// Removes a mark from the object of a descriptor. The kernel may refuse: the mark ends with
+    /// the file.
     pub fn remove(&self, on: BorrowedFd<'_>, mark: &Mark) {
         match (self, mark) {
             (Self::Fanotify { fd, marks, .. }, Mark::Fanotify(key, what)) => {
                 let mut marks = marks.lock();
                 if one_less(&mut marks, key) {
-                    // Others may have asked for more.
+                    // Other watches may have added more events to the mark.
                     let _ = sys::fanotify_mark(fd.as_fd(), on, what | Of::Bytes.fanotify(), false);
                 }
             }
@@ -154,7 +155,7 @@ impl Notes {
         }
     }
 
-    /// Takes all notes there are.
+    /// Takes all waiting notifications.
     pub fn take(&self, mut each: impl FnMut(Note)) {
         match self {
             Self::Fanotify { fd, own, marks } => {
@@ -170,7 +171,7 @@ impl Notes {
                         } else if !own.has(event.thread) {
                             let fh =
                                 event.key.and_then(|key| marks.lock().get(key).map(|(fh, _)| fh.clone()));
-                            // What is marked no longer is nobody's.
+                            // An object without a mark belongs to no watch.
                             fh.into_iter().for_each(|fh| each(Note::File(fh)));
                         }
                     }
@@ -184,8 +185,8 @@ impl Notes {
                         each(Note::Any);
                         continue;
                     }
-                    // A directory is told of the attributes of what is in it as well, which are
-                    // none of its own.
+                    // inotify also reports attribute changes of the entries of a directory. The
+                    // attributes of the directory itself are unchanged.
                     if event.file_name().is_some() && event.events().contains(inotify::ReadFlags::ATTRIB) {
                         continue;
                     }
@@ -209,7 +210,7 @@ fn one_more<K: Eq + Hash>(marks: &mut HashMap<K, (Fh, u32)>, key: K, fh: &Fh) {
     marks.entry(key).or_insert_with(|| (fh.clone(), 0)).1 += 1;
 }
 
-/// Whether it was the last.
+/// Removes one use of a mark. Returns whether it was the last.
 fn one_less<K: Eq + Hash>(marks: &mut HashMap<K, (Fh, u32)>, key: &K) -> bool {
     let Some((_, users)) = marks.get_mut(key) else { return false };
     *users -= 1;
@@ -220,16 +221,16 @@ fn one_less<K: Eq + Hash>(marks: &mut HashMap<K, (Fh, u32)>, key: &K) -> bool {
     last
 }
 
-/// A note of fanotify.
+/// A notification of fanotify.
 #[derive(Debug, PartialEq, Eq)]
 struct Event<'a> {
     overflow: bool,
     thread: libc::pid_t,
-    /// As [`sys::file_key`] has it.
+    /// The file, in the format of [`sys::file_key`].
     key: Option<&'a [u8]>,
 }
 
-/// The notes in what was read: each begins with its length, and ends with the identity of the file
+/// The notifications in a buffer. Each begins with its length, and ends with the id of the file
 /// (fanotify(7)).
 fn events(mut read: &[u8]) -> impl Iterator<Item = Event<'_>> {
     std::iter::from_fn(move || {
@@ -273,7 +274,7 @@ mod tests {
         let want = [(false, 7, Some(&one[..])), (true, 0, None), (false, -1, Some(&two[..]))];
         let want = want.map(|(overflow, thread, key)| Event { overflow, thread, key });
         assert_eq!(told, want);
-        // Cut anywhere, nothing is made up.
+        // A buffer that is cut anywhere yields no false event.
         for end in 0..read.len() {
             let told: Vec<_> = events(&read[..end]).collect();
             assert_eq!(told, &want[..told.len()]);
