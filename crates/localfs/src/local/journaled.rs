@@ -1,32 +1,36 @@
-//! Stable writes through a journal: durable with one sequential write for many, and where they
-//! belong later.
+//! Stable writes through a journal: one sequential write makes many of them durable, and the file
+//! system writes them back later.
 //!
-//! A stable write goes to the page cache, and a record with its bytes to the journal; it is
-//! answered when the record is durable. The kernel writes back what it finds worth it, merged and
-//! sorted; what is overwritten or removed before is never written. Where the file system keeps the
-//! order of changes, removals, moves, links and attributes have records, too (`names`), and so have
-//! new files and directories (`stock`). Everything else (other new objects, lengths, commits of
-//! unstable writes) is made stable at once, as without a journal.
+//! A stable write goes to the page cache, and a record with its bytes to the journal. The write is
+//! answered when the record is durable. The kernel writes dirty pages back when it chooses, merged
+//! and sorted. Data that is overwritten or removed before its write-back is never written. Where
+//! the file system keeps the order of changes, removals, renames, links and attributes also have
+//! records (`names`), and so have new files and directories (`stock`). Other changes (other new
+//! objects, lengths, commits of unstable writes) are made stable at once, as without a journal.
 //!
-//! The order in which bytes and records are made agrees for each file (`Object::order`), so that
-//! applying the records since the last checkpoint again, in order, gives the bytes that were
-//! acknowledged. Two rules keep that from bringing old bytes back over new ones: when a file was
-//! synced otherwise, a record says so before that is acknowledged, and earlier records of it are
-//! void; and before its length or its holes are changed, a file with records is synced, and that is
-//! recorded, first. A write that was never answered may be there or not, as ever.
+//! For each file, bytes are written and their records are made in the same order (`Object::order`).
+//! So a replay of the records since the last checkpoint, in order, gives the acknowledged bytes.
+//! Two rules keep a replay from writing old bytes over new ones:
 //!
-//! When the journal's device fails, the file system is synced as a whole, a mark in the state
-//! directory says that the journal's records are void, and stable writes are synced one by one from
-//! then on. Until both have been done nothing that needs it is acknowledged.
+//! - When a file was synced in another way, a record says so before the sync is acknowledged.
+//!   Earlier records of the file are then void.
+//! - A file with records is synced, and the sync is recorded, before its length or its holes
+//!   change.
 //!
-//! An error of the disk below is told once, to whoever asks first. So once anybody was told of one,
-//! nothing that the journal holds is given back or declared void, and reads of it are answered from
-//! the journal, until it was written again without an error (`readback`) or the next start applies
-//! it.
+//! A write that was never answered may be lost or not, as without a journal.
 //!
-//! What is left: a local program that changes the same bytes or the length of a file within the
-//! seconds between a stable write and the next checkpoint finds the client's bytes there after a
-//! power cut or the server's violent end.
+//! When the device of the journal fails, the whole file system is synced. A mark in the state
+//! directory says that the records of the journal are void. From then on stable writes are synced
+//! one by one. No call that needs the sync or the mark is acknowledged before both are done.
+//!
+//! The kernel reports an error of the disk below once, to the first descriptor that asks. So after
+//! the first error the journal frees no space and declares no record void. Reads of journaled bytes
+//! are answered from the journal. This ends when the records were written again without an error
+//! (`readback`), or when the next start applies them.
+//!
+//! One gap remains. A local program may change the same bytes or the length of a file in the
+//! seconds between a stable write and the next checkpoint. After a power cut or a kill of the
+//! server, it finds the bytes of the client there.
 
 mod answered;
 pub(super) mod fresh;
@@ -67,27 +71,27 @@ use touched::Touched;
 const WRITE: u8 = 1;
 /// A record that says which earlier records of a file are void.
 const SETTLED: u8 = 2;
-/// Before another record: the name of the call that it is of. 3 to 6 are changes (`names`).
+/// The prefix of another record: the name of its call. The kinds 3 to 6 are changes (`names`).
 const CALLED: u8 = 7;
-/// A record of nothing but that a call was made.
+/// A record that says only that a call was made.
 const DONE: u8 = 8;
 /// Name of the mark in the state directory.
 const MARK_FILE: &str = "journal-void";
-/// Name of the file there that says which journal is in use.
+/// Name of the file in the state directory that names the journal in use.
 const IN_USE_FILE: &str = "journal-in-use";
-/// Name of the file there with the epoch of the journal that was begun with this state directory.
+/// Name of the file in the state directory with the epoch of the journal that belongs to it.
 const OURS_FILE: &str = "journal-epoch";
-/// Longest record of a write without its bytes, with room to spare.
+/// Longest record of a write without its bytes, in bytes, with a margin.
 const RECORD_HEAD_MAX: u64 = 256;
 
 /// A journal for stable writes.
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
-    /// A file, which is made when it does not exist, or a block device.
+    /// A file, which is created when it is missing, or a block device.
     pub path: PathBuf,
-    /// How large a new file is made, in bytes; at least 1 MiB.
+    /// Size of a new file in bytes; at least 1 MiB.
     pub size_bytes: u64,
-    /// Makes an empty journal of what is there, whatever that is.
+    /// Formats an empty journal, whatever the file or device contains.
     pub discard: bool,
 }
 
@@ -97,12 +101,12 @@ pub(super) struct Journaled {
     record_max: u64,
     touched: Arc<Touched>,
     calls: Arc<Calls>,
-    /// `None`: changes of names and attributes have no records here.
+    /// `None`: changes of names and attributes have no records.
     names: Option<Arc<Names>>,
-    /// `None`: what is new is synced.
+    /// `None`: new objects are synced.
     stock: Option<Stock>,
-    /// Changes of names and attributes that were made again at the start, those that could not be,
-    /// and those of the former that were of something new.
+    /// Counts of the last start: changes of names and attributes that were made again, changes that
+    /// could not be made, and those of the former that made a new object.
     #[cfg(test)]
     pub redone: (u64, u64, u64),
     settled: Arc<AtomicU64>,
@@ -114,22 +118,22 @@ pub(super) struct Journaled {
     /// Whether `mode` is `PassThrough`.
     is_void: AtomicBool,
     readback: Readback,
-    /// The directory, for checkpoints after a failure of the disk below.
+    /// The directory. Checkpoints need it after a failure of the disk below.
     inner: Arc<OnceLock<Weak<Inner>>>,
 }
 
-/// How a journal does.
+/// The state of a journal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct JournalStats {
     /// Bytes that records take.
     pub used_bytes: u64,
     /// Bytes that records may take.
     pub room_bytes: u64,
-    /// Whether the disk below fails, so that the journal keeps all.
+    /// Whether the disk below fails, so that the journal keeps all records.
     pub disk_fails: bool,
     /// Whether the journal is out of use until the next start.
     pub has_failed: bool,
-    /// Reads that were answered from the journal because the disk below failed.
+    /// Reads answered from the journal because the disk below failed.
     pub reads: u64,
     /// Bytes of records that were written again after a failure.
     pub rewritten_bytes: u64,
@@ -138,11 +142,11 @@ pub struct JournalStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Journal,
-    /// The journal is void: everything is synced one by one.
+    /// The journal is void, and all changes are synced one by one.
     PassThrough,
 }
 
-/// A record, read.
+/// A parsed record.
 enum Record {
     Write { fh: Fh, at: u64, mtime: (i64, u32), data: Bytes },
     Settled { fh: Fh, upto: u64 },
@@ -150,7 +154,7 @@ enum Record {
     Done { fh: Fh },
 }
 
-/// What a journal is for.
+/// The directory that a journal is for.
 pub(super) struct Place<'a> {
     /// The directory.
     pub top: BorrowedFd<'a>,
@@ -160,7 +164,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Journaled {
-    /// Opens the journal and applies what is in it to the directory.
+    /// Opens the journal and applies its records to the directory.
     pub fn open(
         options: &LocalOptions,
         journal: &JournalOptions,
@@ -198,8 +202,8 @@ impl Journaled {
         if !ours && !found.is_empty().map_err(fail)? {
             return Err(fail(io::Error::new(ErrorKind::InvalidData, OF_ANOTHER)));
         }
-        // An empty journal of another begins anew: what that remembers of it must not be taken for
-        // ours.
+        // An empty journal of another state directory is formatted again. Otherwise the calls that
+        // it remembers would count as calls of this server.
         let found = if void || !ours { fresh().map_err(fail)? } else { found };
         let epoch = found.epoch();
         let parent = journal.path.parent().map(Path::to_path_buf);
@@ -226,8 +230,8 @@ impl Journaled {
                 }
                 let done = touched.settle(names.is_some());
                 let done = done.and_then(|()| names.as_ref().map_or(Ok(()), |names| names.settle()));
-                // Told here, it is not told to whoever makes everything stable when the journal
-                // fails.
+                // An error reported by this sync is not reported again to the sync that follows a
+                // journal failure.
                 done.inspect_err(|_| touched.note_failure())?;
                 touched.sound()?;
                 calls.keep(upto)
@@ -235,7 +239,7 @@ impl Journaled {
         };
         let log = Arc::new(found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?);
         touched.begin(&log);
-        // From here on no record is of anything that waits there.
+        // From here on no record refers to an object in the stock directory.
         let stock = match (&names, ordered) {
             (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &touched),
             _ => None,
@@ -267,7 +271,7 @@ impl Journaled {
         })
     }
 
-    /// The directory is there: from now on records can be written again.
+    /// Sets the directory. From now on records can be written again.
     pub fn serve(&self, inner: &Arc<Inner>) {
         let _ = self.inner.set(Arc::downgrade(inner));
     }
@@ -284,7 +288,7 @@ impl Journaled {
         }
     }
 
-    /// Writes what is left and settles it: the next start may do without the journal.
+    /// Writes the pending records and settles them. The next start may run without the journal.
     pub fn close(&self) -> io::Result<()> {
         self.log.close(true)?;
         if let Some(stock) = &self.stock {
@@ -296,12 +300,12 @@ impl Journaled {
         }
     }
 
-    /// Calls of late that were made and are durable, oldest first.
+    /// Recent calls that were made and are durable, oldest first.
     pub fn answered(&self) -> Vec<Answered> {
         self.calls.all()
     }
 
-    /// Appends the record of a call; one with a name is known from then on.
+    /// Appends the record of a call. A call with a name is remembered from then on.
     fn append_for(&self, call: Option<Answered>, record: &[&[u8]], then: Then) -> u64 {
         let head = answered::head(call.as_ref());
         let parts: SmallVec<[&[u8]; 4]> = std::iter::once(&head[..]).chain(record.iter().copied()).collect();
@@ -322,7 +326,7 @@ impl Journaled {
         self.stock.as_ref()
     }
 
-    /// As if the disk below failed whatever is tried again.
+    /// Simulates a disk below that fails at every attempt.
     #[cfg(test)]
     pub fn break_disk(&self) {
         self.touched.is_broken.store(true, Ordering::SeqCst);
@@ -333,7 +337,7 @@ impl Journaled {
         self.owner
     }
 
-    /// Up to which record everything is where it belongs.
+    /// The last settled record: the changes of all records up to it are stable in the file system.
     pub fn settled(&self) -> Arc<AtomicU64> {
         self.settled.clone()
     }
@@ -347,15 +351,14 @@ impl Journaled {
         object.journaled.load(Ordering::SeqCst) > self.settled.load(Ordering::SeqCst)
     }
 
-    /// Notes that somebody was told of an error of the disk below.
+    /// Notes that one caller got an error of the disk below.
     pub fn disk_failed(&self) {
         self.touched.note_failure();
     }
 
-    /// Makes everything stable where it belongs.
+    /// Makes all changes stable in the file system.
     fn sync_all(&self) -> Result<()> {
-        // By a descriptor that is also the checkpoint's: an error that is told here has to be
-        // noted.
+        // Checkpoints use this descriptor too, so an error that is reported here must be noted.
         sys::syncfs(self.touched.whole.as_fd()).inspect_err(|_| self.disk_failed())?;
         self.touched.sound().map_err(|_| {
             Error::because(
@@ -365,8 +368,8 @@ impl Journaled {
         })
     }
 
-    /// Does without the journal from now on: what was promised is made stable where it belongs
-    /// first. `false`: that was done before.
+    /// Gives the journal up for this run. All acknowledged changes are made stable in the file
+    /// system first. `false`: the journal was given up before.
     fn abandon(&self) -> Result<bool> {
         let mut mode = self.mode.lock();
         if *mode == Mode::PassThrough {
@@ -388,14 +391,14 @@ impl Journaled {
 }
 
 impl Inner {
-    /// Whether a stable write of so many bytes goes through the journal, as far as can be told now.
+    /// Whether a stable write of `len` bytes goes through the journal, as far as is known now.
     pub(super) fn journals(&self, len: usize) -> bool {
         let journal = self.journal.as_ref().filter(|_| self.options.stable);
         journal.is_some_and(|j| len > 0 && j.is_on() && len as u64 + RECORD_HEAD_MAX <= j.record_max)
     }
 
-    /// A stable write through the journal: it is applied, and `then` is told when that is durable,
-    /// or why it was not done. `Ok((_, false))`: it was done, and the journal failed.
+    /// A stable write through the journal. The write is applied, and `then` is called when it is
+    /// durable, or with the error. `Ok((_, false))`: the write was applied, and the journal failed.
     pub(super) fn journaled_write(
         &self,
         worker: &mut Worker,
@@ -432,8 +435,8 @@ impl Inner {
             Err(e) => return then(Err(e)),
         };
         if set_id || !modes.is_some_and(|modes| object.modes.still(modes)) {
-            // A write takes set-id bits away, and a record of its bytes, applied by the superuser,
-            // would not: it would leave them to bytes that they were never meant for.
+            // A write clears set-id bits. A replay of its record, as the superuser, would not clear
+            // them: then the bits would apply to bytes that they were not set for.
             drop(order);
             return match self.sync_one(worker, &object) {
                 Ok(()) => {
@@ -461,7 +464,8 @@ impl Inner {
         object.journaled.fetch_max(seq, Ordering::SeqCst);
     }
 
-    /// A call was made and is stable: has it known after a restart, too, and then answered.
+    /// A call was made and is stable. Makes a record so that a restart remembers the call, then
+    /// answers it.
     pub(super) fn answer_known<T: Send + 'static>(&self, call: Option<Answered>, result: T, then: Answer<T>) {
         match (&self.journal, call) {
             (Some(journal), Some(call)) if self.options.stable && journal.is_on() => {
@@ -472,12 +476,12 @@ impl Inner {
         }
     }
 
-    /// After the journal failed under a change: makes it stable all the same.
+    /// Makes a change stable after the journal failed during it.
     pub(super) fn stable_all_the_same(&self, worker: &mut Worker) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
         let done = worker.root(|| match self.abandon(journal)? {
             true => Ok(()),
-            // It may have been made after everything was synced.
+            // The change may have been made after the file system was synced.
             false => journal.sync_all(),
         });
         done.inspect_err(|e| self.lost(e))
@@ -488,7 +492,7 @@ impl Inner {
         worker.root(|| self.abandon(journal)).map(drop).inspect_err(|e| self.lost(e))
     }
 
-    /// See [`Journaled::abandon`]; after a failure of the disk below records are written again
+    /// See [`Journaled::abandon`]. After a failure of the disk below, the records are written again
     /// first.
     fn abandon(&self, journal: &Journaled) -> Result<bool> {
         if journal.touched.sound().is_err() && !journal.is_void.load(Ordering::SeqCst) {
@@ -500,7 +504,7 @@ impl Inner {
         journal.abandon()
     }
 
-    /// As [`Inner::without_journal`], when the journal has failed.
+    /// As [`Inner::without_journal`], if the journal has failed.
     pub(super) fn without_failed_journal(&self, worker: &mut Worker) -> Result<()> {
         match &self.journal {
             Some(journal) if !journal.is_on() => self.without_journal(worker),
@@ -508,17 +512,16 @@ impl Inner {
         }
     }
 
-    /// Up to which record a file will have been synced, by a sync that begins now.
+    /// The last record of a file that a sync beginning now covers.
     pub(super) fn records_of(&self, object: &Object) -> Option<u64> {
         let journal = self.journal.as_ref()?;
         journal.holds(object).then(|| object.journaled.load(Ordering::SeqCst))
     }
 
-    /// Says that the records of a file are void, because it was synced; returns when that is
-    /// durable.
+    /// Declares the records of a file void after a sync of the file. Returns when that is durable.
     pub(super) fn void_records(&self, worker: &mut Worker, object: &Object, upto: u64) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        // The sync that this is about may have gone well because another one was told what failed.
+        // The sync may have succeeded because the kernel reported its error to another descriptor.
         journal.touched.sound().map_err(|_| {
             Error::because(libc::EIO, "the disk below failed, and the journal holds older bytes of the file")
         })?;
@@ -533,8 +536,8 @@ impl Inner {
         self.without_journal(worker)
     }
 
-    /// Before the length or holes of a file change: nothing in the journal would be applied to it
-    /// after that. With `order` held.
+    /// Called before the length or holes of a file change. Afterwards no record of the journal is
+    /// applied to the file again. The caller holds `order`.
     pub(super) fn quiesce(&self, worker: &mut Worker, object: &Object) -> Result<()> {
         match self.records_of(object) {
             Some(upto) => self.sync_with(worker, object, Some(upto)),
@@ -588,10 +591,10 @@ fn parse(raw: &[u8]) -> io::Result<(Option<Bytes>, Record)> {
     parsed.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record that is none"))
 }
 
-/// What a journal holds, before it is applied.
+/// A summary of a journal, made before its records are applied.
 #[derive(Default)]
 struct Overview {
-    /// Up to which record those of a file are void.
+    /// By file, the last void record.
     void: HashMap<Fh, u64>,
     /// The number of the last change; 0: there is none.
     last_change: u64,
@@ -615,7 +618,7 @@ impl Overview {
     }
 }
 
-/// Handle, offset and length of all writes that would be applied again.
+/// Handle, offset and length of all writes that a start would apply.
 #[cfg(test)]
 pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
     let (void, mut out) = (Overview::of(found)?.void, Vec::new());
@@ -630,8 +633,9 @@ pub(super) fn live_writes(found: &Found) -> io::Result<Vec<(Fh, u64, usize)>> {
     Ok(out)
 }
 
-/// Applies all records that are not void. Returns what changes of names go on with, where they have
-/// records, and how many were made again and could not be.
+/// Applies all records that are not void. Returns the state for later changes of names, where those
+/// have records. Also returns the counts of changes that were made again and that could not be
+/// made.
 fn apply_all(
     found: &Found,
     sealer: &Sealer,
@@ -681,7 +685,8 @@ fn apply_all(
         );
     }
     if names.is_some() {
-        // What the life before had done and not recorded must not be lost under what comes now.
+        // Changes of the previous run without records must not be lost while later changes build on
+        // them.
         rustix::fs::syncfs(top)?;
     }
     Ok((names, count))
@@ -707,12 +712,12 @@ fn remove(dir: &Path, name: &str) -> io::Result<()> {
     }
 }
 
-/// A journal with records that another state directory knows of.
+/// The error for a journal with records of another state directory.
 const OF_ANOTHER: &str = "it holds writes that a server with another state directory acknowledged: start that server once more \
      (--state-dir) and end it in an orderly way, or give them up (--journal-discard)";
 
-/// Fails when a journal other than `now` was in use and not closed: what it holds was acknowledged
-/// and may be nowhere else, and applied later it would overwrite what was written meanwhile.
+/// Fails when a journal other than `now` was in use and not closed. Its writes were acknowledged
+/// and may be stored nowhere else. If it were applied later, it would overwrite newer data.
 pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Result<()> {
     let Some(dir) = state_dir else { return Ok(()) };
     let was = match std::fs::read(dir.join(IN_USE_FILE)) {
@@ -733,8 +738,8 @@ pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Resu
     ))
 }
 
-/// Whether a journal was begun with this state directory, which knows its epoch; one of an earlier
-/// version knows its path.
+/// Whether a journal belongs to this state directory, which keeps its epoch. For a state directory
+/// of an earlier version, the path of the journal is compared.
 fn is_ours(state_dir: Option<&Path>, journal: &JournalOptions, found: &Found) -> io::Result<bool> {
     let Some(dir) = state_dir else { return Ok(true) };
     if let Some(ours) = marked(state_dir, OURS_FILE)? {
@@ -744,7 +749,7 @@ fn is_ours(state_dir: Option<&Path>, journal: &JournalOptions, found: &Found) ->
     Ok(was.is_ok_and(|was| std::fs::canonicalize(&journal.path).is_ok_and(|now| now == was)))
 }
 
-/// Forgets the journal that was in use with this state directory: what it holds is lost.
+/// Forgets the journal that was in use with this state directory. Its records are lost.
 ///
 /// # Errors
 /// Those of removing a file.
@@ -753,7 +758,7 @@ pub fn give_up_journal(state_dir: &Path) -> Result<()> {
         .map_err(|e| Error::because(libc::EIO, format!("{}: {e}", state_dir.display())))
 }
 
-/// The epoch of a journal in a file of the state directory: of one that was given up, or of ours.
+/// The epoch of a journal in a file of the state directory: of a void journal, or of its own.
 fn marked(state_dir: Option<&Path>, name: &str) -> io::Result<Option<u64>> {
     let Some(dir) = state_dir else { return Ok(None) };
     let mut raw = Vec::new();
@@ -767,13 +772,13 @@ fn marked(state_dir: Option<&Path>, name: &str) -> io::Result<Option<u64>> {
     raw.map(|raw| Some(u64::from_le_bytes(raw)))
 }
 
-/// This machine (machine-id(5)); zeros when it has no number.
+/// The id of this machine (machine-id(5)); zeros when it has none.
 fn host_id() -> [u8; 16] {
     let text = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     u128::from_str_radix(text.trim(), 16).unwrap_or(0).to_be_bytes()
 }
 
-/// File system and export in one.
+/// File system and export in one number.
 fn fs_part(fs_id: &[u8; 16], export_id: u64) -> [u8; 16] {
     (u128::from_be_bytes(*fs_id) ^ u128::from(export_id)).to_be_bytes()
 }

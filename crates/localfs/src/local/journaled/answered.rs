@@ -1,11 +1,11 @@
-//! Calls that were made, as those who sent them call them, so that they are not made again after a
-//! restart.
+//! Calls that were made, by the names that their senders gave them. A restarted server does not
+//! make them again.
 //!
-//! The record of a change has the name of its call ([`hither_vfs::Cx::call`]) before it: both are
-//! durable together. A call that was made stable otherwise has a record of its own. When a
-//! checkpoint gives records back, the calls in them go to a small file in the state directory
-//! first, the newest ones only, and not those of long ago. It belongs to one epoch of the journal:
-//! one that was discarded or given up answers for nothing.
+//! The record of a change follows the name of its call ([`hither_vfs::Cx::call`]); both become
+//! durable together. A call that was made stable in another way has a record of its own. When a
+//! checkpoint frees records, their calls are first written to a small file in the state directory:
+//! only the newest calls, and no old ones. The file belongs to one epoch of the journal. A journal
+//! that was discarded or given up answers no calls.
 
 use super::fresh::{self, Fresh};
 use super::names::Look;
@@ -24,38 +24,38 @@ use twox_hash::XxHash3_64;
 
 /// Name of the file.
 const FILE: &str = "journal-replies";
-/// What it starts with; the journal's epoch follows.
+/// The first bytes of the file. The epoch of the journal follows.
 const MAGIC: &[u8; 8] = b"hithrpl1";
-/// Most calls that are kept. A client sends a call again that it got no answer to: few thousand are
-/// on their way at a time.
+/// Most calls that are kept. A client sends a call again when it got no answer. A few thousand
+/// calls are in flight at a time.
 pub(in crate::local) const CALLS_MAX: usize = 16_384;
-/// How long before a crash a call may have been made. A client sends it again every minute or so.
+/// Longest time between a call and a crash. A client sends a call again about every minute.
 const AGE_MAX: Duration = Duration::from_secs(600);
-/// Longest file: each call takes less than 256 bytes.
+/// Longest file in bytes: each call takes less than 256 bytes.
 const FILE_MAX_BYTES: u64 = 256 * CALLS_MAX as u64;
 
-/// The calls of late.
+/// Recent calls.
 pub(in crate::local) struct Calls {
-    /// Where they are kept; `None`: nowhere.
+    /// The directory of the file; `None`: calls are not kept.
     dir: Option<PathBuf>,
     epoch: u64,
     inner: Mutex<Inner>,
-    /// Those whose records are not durable yet.
+    /// Calls whose records are not durable yet.
     fresh: Option<Fresh>,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// With the numbers of their records (0: those of a life before) and when they were made;
-    /// oldest first.
+    /// Calls with the number of the record (0: a previous run) and the time of the call; oldest
+    /// first.
     all: VecDeque<(u64, Instant, Answered)>,
-    /// The file has all up to this record.
+    /// The file holds all calls up to this record.
     kept: u64,
 }
 
 impl Calls {
-    /// Those that a journal and the files beside it tell of. With all that a killed server changed
-    /// applied and synced.
+    /// The calls in a journal and in the files beside it. All changes by a killed server must have
+    /// been applied, and are synced.
     pub fn of(found: &Found, dir: Option<&Path>, look: &Look<'_>) -> io::Result<Self> {
         let epoch = found.epoch();
         let now = Instant::now();
@@ -80,7 +80,7 @@ impl Calls {
                 tracing::info!("journal: {} calls were made and had no record", made.len());
                 rustix::fs::syncfs(look.top)?;
                 made.into_iter().for_each(|call| push(&mut all, (0, now, call)));
-                // They have no record to be found in another time.
+                // These calls have no record, so a later start would not find them.
                 if let Err(e) = keep(dir, FILE, &encode(epoch, all.iter().map(|(.., call)| call))) {
                     tracing::warn!("{FILE}: {e}; a call that is repeated after a restart may be made again");
                 }
@@ -91,7 +91,7 @@ impl Calls {
         Ok(Self { dir: dir.map(Path::to_path_buf), epoch, inner, fresh })
     }
 
-    /// Those whose records are not durable yet.
+    /// Calls whose records are not durable yet.
     pub fn fresh(&self) -> Option<&Fresh> {
         self.fresh.as_ref()
     }
@@ -101,13 +101,13 @@ impl Calls {
         self.inner.lock().all.iter().map(|(.., call)| call.clone()).collect()
     }
 
-    /// One more, with the number of its record.
+    /// Adds a call with the number of its record.
     pub fn add(&self, seq: u64, call: Answered) {
         push(&mut self.inner.lock().all, (seq, Instant::now(), call));
     }
 
-    /// Keeps those with records up to `upto`, which are about to be given back. Where there is no
-    /// room this is only said: no file depends on it.
+    /// Writes calls with records up to `upto` to the file: those records are about to be freed. A
+    /// full disk is only logged, because no file depends on the calls.
     pub fn keep(&self, upto: u64) -> io::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let (raw, last) = {
@@ -156,8 +156,8 @@ fn encode<'a>(epoch: u64, calls: impl Iterator<Item = &'a Answered>) -> Vec<u8> 
     out
 }
 
-/// The calls in the file; none when there is no file of this epoch, or it is damaged: it is a help
-/// and no promise.
+/// The calls in the file. None when the file is missing, of another epoch or damaged: the file is a
+/// help and no promise.
 fn read(dir: &Path, epoch: u64) -> io::Result<Vec<Answered>> {
     let mut raw = Vec::new();
     match File::open(dir.join(FILE)) {
@@ -189,7 +189,7 @@ fn decode(raw: &[u8], epoch: u64) -> Option<Vec<Answered>> {
     Some(calls)
 }
 
-/// Before the record of a call: nothing when it has no name.
+/// The prefix of the record of a call; empty for a call without a name.
 pub(super) fn head(call: Option<&Answered>) -> Vec<u8> {
     let mut out = Vec::new();
     if let Some(call) = call {
@@ -207,7 +207,7 @@ pub(super) fn split(raw: &[u8]) -> Option<(Option<Bytes>, &[u8])> {
     }
 }
 
-/// The record of a call that was made stable otherwise.
+/// The record of a call that was made stable in another way.
 pub(super) fn done(call: &Answered) -> Vec<u8> {
     let mut out = vec![super::DONE];
     put(&mut out, &call.fh.0);
@@ -231,7 +231,7 @@ pub(super) fn take(rest: &mut &[u8]) -> Option<Bytes> {
 /// A call with a name that can be kept.
 pub(in crate::local) fn named(call: Option<Bytes>, fh: &Fh, bytes: u32) -> Option<Answered> {
     let call = call.filter(|call| call.len() <= CALL_MAX_BYTES)?;
-    // A copy: it may be part of the message that it came in.
+    // The handle is copied: it may be a part of a message.
     Some(Answered { call, fh: Fh(Bytes::copy_from_slice(&fh.0)), bytes })
 }
 
@@ -278,7 +278,7 @@ mod tests {
         let calls = Calls { dir: Some(dir.clone()), epoch: 7, inner: Mutex::default(), fresh: None };
         let count = CALLS_MAX as u32 + 10;
         (1..=count).for_each(|n| calls.add(n.into(), call(n)));
-        // The last one's record stays in the journal, and may not be durable there.
+        // The last record stays in the journal, and may not be durable there.
         calls.keep(u64::from(count) - 1).unwrap();
         let kept = read(dir, 7).unwrap();
         assert_eq!((kept.len(), kept[0].bytes, kept.last().unwrap().bytes), (CALLS_MAX - 1, 11, count - 1));

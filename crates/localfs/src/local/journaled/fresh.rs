@@ -1,15 +1,15 @@
-//! Calls whose changes were made and whose records are not durable yet, for a server that is killed
-//! while the machine goes on.
+//! Calls whose changes were made and whose records are not durable yet. This serves a server that
+//! is killed while the machine keeps running.
 //!
-//! What a killed server had changed is in the kernel's memory, and so is what it wrote to a file
-//! that is never synced: before a change what it will be ([`Fresh::begun`]), then that it was made
-//! or failed. The next server takes the calls that were made for answered, without a record. Of one
-//! that was begun only, a look at its names tells, unless others were begun at the same names. The
-//! file is of one boot of the machine and one epoch of the journal: after a power cut, which takes
-//! the changes with it, it says nothing.
+//! The changes of a killed server are in the memory of the kernel. So are its writes to a file that
+//! is never synced. Before a change the server writes the change to the file ([`Fresh::begun`]),
+//! then that the change was made or failed. The next server counts the made calls as answered,
+//! without a record. For a call that was only begun, the next server looks at the names of the
+//! change, unless other calls used the same names. The file belongs to one boot of the machine and
+//! one epoch of the journal. After a power cut, which loses the changes, the file is not used.
 //!
-//! A change without a record is named when it was made only: between the two the server can be
-//! killed as well.
+//! A change without a record is noted only after it was made. The server can also be killed between
+//! the change and the note.
 
 use super::names::{Change, Look};
 use super::{answered, keep};
@@ -25,26 +25,26 @@ use twox_hash::XxHash3_64;
 
 /// Name of the file.
 pub(in crate::local) const FILE: &str = "journal-begun";
-/// Bytes of an entry: two names, five handles, and the call's name.
+/// Bytes of an entry: two names, five handles, and the name of the call.
 pub(in crate::local) const ENTRY_BYTES: usize = 1024;
-/// Entries: some for each call that can be under way.
+/// Number of entries: several for each call that can be in flight.
 pub(in crate::local) const ENTRIES: u64 = 4096;
-/// Checksum, number, kind, length.
+/// Bytes of checksum, number, kind and length.
 const HEAD_BYTES: usize = 8 + 8 + 1 + 2;
 
 const BEGUN: u8 = 1;
 const MADE: u8 = 2;
 const FAILED: u8 = 3;
 
-/// The file, open to be written.
+/// The file, open for writing.
 pub(in crate::local) struct Fresh {
     file: File,
-    /// Of the machine's boot and the journal's epoch.
+    /// Hash of the boot of the machine and the epoch of the journal.
     key: u64,
     next: Mutex<u64>,
 }
 
-/// What the file says of a call.
+/// The state of a call according to the file.
 enum State {
     Begun(Change),
     Made(Fh),
@@ -52,8 +52,8 @@ enum State {
 }
 
 impl Fresh {
-    /// Opens the file, and says which calls were made; `boot` names this boot of the machine.
-    /// `None`: there is no room for it.
+    /// Opens the file, and returns the calls that were made. `boot` identifies this boot of the
+    /// machine. `None`: the disk is full.
     pub(in crate::local) fn open(
         dir: &Path,
         epoch: u64,
@@ -95,7 +95,7 @@ impl Fresh {
         Ok(Some((fresh, made)))
     }
 
-    /// Which calls were made; says so of those of which it was not known.
+    /// Returns the calls that were made. Writes the result for calls that were only begun.
     fn judge(&self, states: HashMap<Bytes, State>, look: &Look<'_>) -> io::Result<Vec<Answered>> {
         let mut names = HashMap::<(Fh, Bytes), u32>::new();
         for state in states.values() {
@@ -126,17 +126,17 @@ impl Fresh {
         Ok(made)
     }
 
-    /// A change is about to be made.
+    /// Notes a change that is about to be made.
     pub fn begun(&self, call: &Bytes, change: &Change) {
         self.write(BEGUN, call, &change.encode(0));
     }
 
-    /// It was made.
+    /// Notes that the change was made.
     pub fn made(&self, call: &Bytes, object: &Fh) {
         self.write(MADE, call, &object.0);
     }
 
-    /// It was not made.
+    /// Notes that the change was not made.
     pub fn failed(&self, call: &Bytes) {
         self.write(FAILED, call, &[]);
     }
@@ -158,14 +158,14 @@ impl Fresh {
         entry.extend_from_slice(&body);
         let sum = XxHash3_64::oneshot_with_seed(self.key, &entry[8..]);
         entry[..8].copy_from_slice(&sum.to_le_bytes());
-        // It is a help: without it the call may be made again, as after a power cut.
+        // The file is a help. Without the entry the call may be made again, as after a power cut.
         if let Err(e) = self.file.write_all_at(&entry, number % ENTRIES * ENTRY_BYTES as u64) {
             tracing::debug!("{FILE}: {e}");
         }
     }
 }
 
-/// This boot of the machine; `None`: it does not tell.
+/// The id of this boot of the machine; `None` when it is unknown.
 pub(super) fn boot() -> Option<Vec<u8>> {
     fs::read("/proc/sys/kernel/random/boot_id").ok().filter(|id| !id.is_empty())
 }
@@ -193,7 +193,7 @@ fn state(kind: u8, mut body: &[u8]) -> Option<(Bytes, State)> {
     Some((call, state))
 }
 
-/// Those of `more` that `all` has not.
+/// The calls in `more` that are not in `all`.
 pub(super) fn unknown<'a>(all: impl Iterator<Item = &'a Answered>, more: Vec<Answered>) -> Vec<Answered> {
     let known: HashSet<&Bytes> = all.map(|one| &one.call).collect();
     more.into_iter().filter(|one| !known.contains(&one.call)).collect()

@@ -1,22 +1,25 @@
 //! Changes of names and attributes through the journal.
 //!
-//! A change is made in the file system at once, without a sync; then the mark, a small file of the
-//! same file system, gets the change's number as its modification time; then a record of what was
-//! done goes to the journal, and the answer waits for that. One change at a time does these three.
-//! ext4's own log keeps the order in which names and inodes were changed, so what a power cut
-//! leaves is all changes up to one of them, and the mark says up to which. Records up to the mark
-//! are done and are left alone: made again, a removal could meet the file that was moved to the
-//! name later. Those after it were lost and are made again in their order; only of the first of
-//! them it is not known, and a look at its names tells: a file that is not at the name any more was
-//! removed or moved.
+//! Each change takes three steps, and one change at a time takes them:
 //!
-//! Every object in a record has a durable inode already: new ones are out of `stock`; what makes
-//! others (and what has no record) is synced as without a journal, which makes all that came before
-//! it durable, too; and while such a change is under way others are synced as well, so that nothing
-//! that was acknowledged stands on something that may be lost.
+//! 1. The change is made in the file system, without a sync.
+//! 2. The mark, a small file on the same file system, gets the number of the change as its mtime.
+//! 3. A record of the change goes to the journal. The answer waits for the record.
 //!
-//! What is left: a name made by a local program that has not reached the disk can be lost with a
-//! power cut, and what clients did with it then cannot be done again; the log says so.
+//! The log of ext4 keeps the order of changes of names and inodes. So after a power cut the file
+//! system has all changes up to one of them, and the mark says up to which. Changes up to the mark
+//! are not made again: a second removal could remove a file that was moved to the name later.
+//! Changes after the mark were lost and are made again in their order. Only for the first of these
+//! it is unknown whether it was lost. A look at its names answers that: a file that is no longer at
+//! the name was removed or moved.
+//!
+//! Every object in a record has a durable inode already, because new objects come from `stock`.
+//! Changes that make other objects, and changes without a record, are synced as without a journal.
+//! The sync also makes all earlier changes durable. While such a change is in progress, other
+//! changes are synced as well. So no acknowledged change depends on a change that may be lost.
+//!
+//! One gap remains. A power cut can lose a name made by a local program that has not reached the
+//! disk. Later changes by clients to that name cannot be made again; the log reports them.
 
 use super::super::handle::Sealer;
 use super::super::object::{Object, os};
@@ -41,7 +44,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Kinds of records; 1 and 2 are those of bytes, 7 and 8 those of calls.
+/// Kinds of records. 1 and 2 are records of bytes, 7 and 8 those of calls.
 const REMOVE: u8 = 3;
 const RENAME: u8 = 4;
 const LINK: u8 = 5;
@@ -49,29 +52,29 @@ const ATTRS: u8 = 6;
 const MAKE: u8 = 9;
 /// Name of the mark in its directory.
 const MARK_FILE: &str = "journal-position";
-/// What it starts with; the journal's epoch follows.
+/// The first bytes of the mark. The epoch of the journal follows.
 const MARK_MAGIC: &[u8; 8] = b"hithpos1";
-/// Numbers are below this: what is above is a time that somebody set.
+/// Numbers are below this limit. A larger one is an mtime that another program set.
 const NUMBER_MAX: u64 = 1 << 56;
-/// A number is kept as seconds and nanoseconds.
+/// A number is stored as seconds and nanoseconds.
 const NANOS: u64 = 1_000_000_000;
 
-/// What was done, so that it can be done again.
+/// A change, with all facts to make it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::local) enum Change {
     /// `victim` was removed from `name` in `dir`.
     Remove { dir: Fh, name: Bytes, victim: Fh, is_dir: bool },
-    /// `moved` went from a name to another one, in the place of `replaced`.
+    /// `moved` was moved from one name to another and replaced `replaced`.
     Rename { from: (Fh, Bytes), to: (Fh, Bytes), moved: Fh, replaced: Option<Fh> },
     /// `fh` got another name.
     Link { fh: Fh, dir: Fh, name: Bytes },
-    /// Attributes of `fh` became these.
+    /// `fh` got these attributes.
     Attrs { fh: Fh, set: Became },
-    /// `made` became this and went from where it waited (`stock`) to a name that nothing had.
+    /// `made` got these attributes and was moved from the stock (`stock`) to a free name.
     Make { from: (Fh, Bytes), to: (Fh, Bytes), made: Fh, set: Became },
 }
 
-/// Attributes as they were after a change; those that it did not set are `None`.
+/// Attributes after a change. Attributes that the change did not set are `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::local) struct Became {
     /// uid, gid, permissions.
@@ -83,11 +86,11 @@ pub(in crate::local) struct Became {
 /// A change that was made and is not stable yet.
 pub(in crate::local) struct Done<T> {
     pub result: T,
-    /// What was changed, moved or removed.
+    /// The object that was changed, moved or removed.
     pub object: Option<Fh>,
-    /// What makes it stable, the last one touched last.
+    /// The objects to sync, the last one touched last.
     pub touched: SmallVec<[Arc<Object>; 2]>,
-    /// `None`: it has no record.
+    /// `None`: the change has no record.
     pub change: Option<Change>,
 }
 
@@ -98,32 +101,34 @@ pub(in crate::local) struct Names {
 }
 
 struct Numbers {
-    /// Of the next change with a record.
+    /// Number of the next change with a record.
     next: u64,
-    /// Changes without a record that are under way.
+    /// Changes without a record that are in progress.
     unsynced: u32,
 }
 
-/// What became of a change that should have a record.
+/// The result of a change that should have a record.
 pub(in crate::local) enum Recorded<T, A> {
-    /// It was made, and has one. `false`: and the journal failed.
+    /// The change was made and has a record. `false`: the journal failed.
     Made(T, bool),
-    /// It was not made: others are under way that have none, so it is to be made and synced.
+    /// The change was not made, because changes without a record are in progress. It is to be made
+    /// and synced.
     Not(A),
-    /// It was made, has none, and is to be synced.
+    /// The change was made without a record, and is to be synced.
     Unsynced(Box<Done<T>>, Unsynced),
 }
 
-/// A change without a record that is under way.
+/// A change without a record that is in progress.
 pub(in crate::local) struct Unsynced {
     names: Arc<Names>,
-    /// It was made and not synced.
+    /// The change was made and not synced.
     pub dirty: bool,
 }
 
 impl Drop for Unsynced {
     fn drop(&mut self) {
-        // It failed half-way: what is left of it must be durable before others build on it.
+        // The change failed half-way. Its finished part must be durable before other changes build
+        // on it.
         if self.dirty
             && let Err(e) = self.names.settle()
         {
@@ -134,8 +139,8 @@ impl Drop for Unsynced {
 }
 
 impl Names {
-    /// The mark of a journal in one of `places`, whichever is on the file system `dev`. With its
-    /// number, when it is there and of this epoch.
+    /// The mark of a journal in the first of `places` that is on the file system `dev` and has one.
+    /// Returns the mark and its number; `None` unless a mark of this epoch exists.
     pub fn find(places: &[PathBuf], dev: u64, epoch: u64) -> io::Result<Option<(OwnedFd, u64)>> {
         for place in places.iter().filter(|place| is_on(place, dev)) {
             let mut file = match File::open(place.join(MARK_FILE)) {
@@ -154,12 +159,13 @@ impl Names {
         Ok(None)
     }
 
-    /// A new mark with the number 0 in the first of `places` that will do; `None` when none will.
+    /// A new mark with the number 0 in the first of `places` that is on the file system `dev`.
+    /// `None` when there is none, or its times are not exact.
     pub fn make(places: &[PathBuf], dev: u64, epoch: u64) -> io::Result<Option<OwnedFd>> {
         let Some(place) = places.iter().find(|place| is_on(place, dev)) else { return Ok(None) };
         super::keep(place, MARK_FILE, &[&MARK_MAGIC[..], &epoch.to_le_bytes()].concat())?;
         let mark = OwnedFd::from(File::open(place.join(MARK_FILE))?);
-        // Times must be kept as they are set.
+        // The file system must store times exactly.
         for number in [NANOS + 123_456_789, 0] {
             set_number(mark.as_fd(), number)?;
             if number_of(mark.as_fd())? != number {
@@ -170,19 +176,20 @@ impl Names {
         Ok(Some(mark))
     }
 
-    /// With the mark, and the number of the next change.
+    /// `next` is the number of the next change.
     pub fn new(mark: OwnedFd, next: u64) -> Self {
         Self { mark, numbers: Mutex::new(Numbers { next, unsynced: 0 }) }
     }
 
-    /// Makes all changes durable that were made before, by whomever.
+    /// Makes all earlier changes durable, including those of other programs.
     pub fn settle(&self) -> io::Result<()> {
-        // Another time of access, so that the mark is no older than they are; the number stays.
+        // A new atime makes the inode of the mark newer than all these changes. The number, its
+        // mtime, stays.
         let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let last_modification = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         match rustix::fs::futimens(&self.mark, &Timestamps { last_access, last_modification }) {
             Ok(()) => sys::fsync(self.mark.as_fd()).map_err(plain),
-            // A thread that acts for somebody may not.
+            // A thread with the identity of a caller may not set times.
             Err(_) => sys::syncfs(self.mark.as_fd()).map_err(plain),
         }
     }
@@ -192,7 +199,8 @@ impl Names {
         Unsynced { names: self.clone(), dirty: false }
     }
 
-    /// Sets the mark back by so much: as if the file system had kept a change and not the mark.
+    /// Decreases the number of the mark by `by`, as if the file system had kept a change and lost
+    /// the mark.
     #[cfg(test)]
     pub fn set_back(&self, by: u64) -> io::Result<()> {
         set_number(self.mark.as_fd(), number_of(self.mark.as_fd())? - by)
@@ -225,13 +233,13 @@ impl Inner {
         self.names_journal().is_some()
     }
 
-    /// What is durable and waits for a name, where making it has a record.
+    /// Durable objects without a name, where their use has a record.
     pub(in crate::local) fn stock(&self) -> Option<&Stock> {
         self.names_journal()?.0.stock.as_ref()
     }
 
-    /// A change without a record begins; it ends, durable, when the result is dropped. `None` where
-    /// there are no records.
+    /// Begins a change without a record. The change ends, durable, when the result is dropped.
+    /// `None` where changes have no records.
     pub(in crate::local) fn unsynced(&self) -> Option<Unsynced> {
         self.names_journal().map(|(_, names)| names.begin_unsynced())
     }
@@ -240,14 +248,14 @@ impl Inner {
         self.journal.as_ref().filter(|j| self.options.stable && j.is_on())?.calls.fresh()
     }
 
-    /// A change is about to be made for the worker's call, as far as is known.
+    /// Notes that a change, if known, is about to be made for the worker's call.
     pub(in crate::local) fn about_to(&self, worker: &Worker, change: Option<&Change>) {
         if let (Some(call), Some(change), Some(fresh)) = (&worker.call, change, self.fresh()) {
             fresh.begun(call, change);
         }
     }
 
-    /// The worker's call has made its change, of this object; `None`: it has not.
+    /// Notes that the worker's call has changed this object; `None`: it has changed nothing.
     pub(in crate::local) fn just_made(&self, worker: &Worker, object: Option<&Fh>) {
         match (&worker.call, self.fresh(), object) {
             (Some(call), Some(fresh), Some(object)) => fresh.made(call, object),
@@ -256,7 +264,7 @@ impl Inner {
         }
     }
 
-    /// A change, with what a restart has to know of the call until it has a record.
+    /// Makes a change, and notes the facts that a restart needs until the call has a record.
     fn act<T>(
         &self,
         worker: &mut Worker,
@@ -270,7 +278,7 @@ impl Inner {
         done
     }
 
-    /// Makes a change for `call`, and its record. `then` is told when that is durable.
+    /// Makes a change for `call`, and its record. `then` is called when the record is durable.
     pub(in crate::local) fn recorded<T, A>(
         &self,
         worker: &mut Worker,
@@ -295,14 +303,14 @@ impl Inner {
             }
         };
         let number = numbers.next;
-        // The mark is ours, not the caller's.
+        // The mark belongs to the superuser, not to the caller.
         let mut mark = || worker.root(|| Ok(set_number(names.mark.as_fd(), number).is_ok()));
         let record = done.change.as_ref().filter(|_| matches!(mark(), Ok(true)));
         let record = record.map(|change| change.encode(number));
         let Some(record) = record else {
             numbers.unsynced += 1;
             drop(numbers);
-            // Whoever asked may have gone: then it is synced when this is dropped.
+            // The caller may have been cancelled. Then the drop of `Unsynced` syncs the change.
             let dirty = !done.touched.is_empty();
             return then(Ok(Recorded::Unsynced(Box::new(done), Unsynced { names: names.clone(), dirty })));
         };
@@ -313,7 +321,7 @@ impl Inner {
         journal.append_for(call, &[&record], then);
     }
 
-    /// Makes a change for `call` and has it made durable without a record.
+    /// Makes a change for `call` and syncs it, without a record.
     pub(in crate::local) fn unrecorded<T: Send + 'static>(
         &self,
         worker: &mut Worker,
@@ -331,7 +339,7 @@ impl Inner {
         }
     }
 
-    /// Has a change made durable that has no record.
+    /// Syncs a change that has no record.
     pub(in crate::local) fn sync_done<T: Send + 'static>(
         &self,
         worker: &mut Worker,
@@ -374,7 +382,7 @@ fn put_time(out: &mut Vec<u8>, time: Option<Time>) {
     out.extend_from_slice(&time.nanos.to_le_bytes());
 }
 
-/// What is left of a record.
+/// The rest of a record.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -415,7 +423,7 @@ impl Rest<'_> {
 }
 
 impl Change {
-    /// Its names.
+    /// The names that the change uses.
     pub fn names(&self) -> SmallVec<[(Fh, Bytes); 2]> {
         match self {
             Self::Remove { dir, name, .. } | Self::Link { dir, name, .. } => {
@@ -427,7 +435,7 @@ impl Change {
         }
     }
 
-    /// What was changed, moved or removed.
+    /// The object that was changed, moved or removed.
     pub fn object(&self) -> &Fh {
         match self {
             Self::Remove { victim: fh, .. }
@@ -478,7 +486,7 @@ impl Change {
         out
     }
 
-    /// The change of a record, and its number; `None` for what is none.
+    /// The change in a record, and its number; `None` for a record of another kind.
     pub fn parse(raw: &[u8]) -> Option<(u64, Self)> {
         let (&kind, rest) = raw.split_first()?;
         let mut rest = Rest(rest);
@@ -510,7 +518,7 @@ impl Change {
     }
 }
 
-/// Where changes are.
+/// Access to the objects of changes.
 #[derive(Clone, Copy)]
 pub(in crate::local) struct Look<'a> {
     pub sealer: &'a Sealer,
@@ -521,15 +529,15 @@ pub(in crate::local) struct Look<'a> {
 pub(super) struct Redo<'a> {
     pub look: Look<'a>,
     pub names: &'a Names,
-    /// Up to which number the file system has them.
+    /// The file system has the changes up to this number.
     pub kept: u64,
-    /// How many were made again, how many could not be, and how many of the former were of
-    /// something new.
+    /// Changes made again, changes that could not be made, and those of the former that made a new
+    /// object.
     pub count: (u64, u64, u64),
 }
 
 impl Redo<'_> {
-    /// Makes a change again that the file system lost; nothing for one that it kept.
+    /// Makes a change again that the file system lost. Does nothing for a change that it kept.
     pub fn again(&mut self, number: u64, change: &Change) -> io::Result<()> {
         if number <= self.kept {
             return Ok(());
@@ -547,11 +555,11 @@ impl Redo<'_> {
             }
         }
         self.kept = number;
-        // So that a second crash finds out where the first replay was.
+        // After a second crash, the mark shows how far this replay came.
         set_number(self.names.mark.as_fd(), number)
     }
 
-    /// `false`: it cannot be made and is not made.
+    /// `false`: the change cannot be made.
     fn make(&self, change: &Change) -> Result<bool> {
         self.look.make(change)
     }
@@ -568,7 +576,7 @@ impl Look<'_> {
         }
     }
 
-    /// What is at a name.
+    /// The object at a name.
     fn at(&self, dir: &OwnedFd, name: &Bytes) -> Result<Option<Fh>> {
         let name = CString::new(&name[..]).map_err(|_| Error::new(libc::EINVAL))?;
         match sys::name_to_handle(dir.as_fd(), &name) {
@@ -578,8 +586,8 @@ impl Look<'_> {
         }
     }
 
-    /// Whether a change that was begun was made, by its names. To be asked of one that nobody else
-    /// was at.
+    /// Whether a begun change was made, according to its names. Only for a change whose names no
+    /// other call used.
     pub fn was_made(&self, change: &Change) -> Result<bool> {
         let at = |(dir, name): (&Fh, &Bytes)| match self.open(dir, OFlags::DIRECTORY)? {
             Some(dir) => self.at(&dir, name),
@@ -592,12 +600,12 @@ impl Look<'_> {
             }
             Change::Link { fh, dir, name } => at((dir, name))?.as_ref() == Some(fh),
             Change::Make { to, made, .. } => at((&to.0, &to.1))?.as_ref() == Some(made),
-            // Made again it does no harm.
+            // The change can be made again without harm.
             Change::Attrs { .. } => false,
         })
     }
 
-    /// `false`: it cannot be made and is not made.
+    /// `false`: the change cannot be made.
     fn make(&self, change: &Change) -> Result<bool> {
         let dir = |fh: &Fh| self.open(fh, OFlags::DIRECTORY);
         match change {
@@ -636,13 +644,13 @@ impl Look<'_> {
                     Err(e) if matches!(e.errno, libc::EPERM | libc::EACCES) => Ok(false),
                     Err(e) => Err(e),
                 },
-                // Nobody has it any more.
+                // The object is gone.
                 None => Ok(true),
             },
             Change::Make { from, to, made: object, set } => {
                 let (Some(old), Some(new)) = (dir(&from.0)?, dir(&to.0)?) else { return Ok(false) };
                 if self.at(&new, &to.1)?.as_ref() == Some(object) {
-                    // It had all the rest before it came there.
+                    // The object had its attributes before it got the name.
                     return Ok(true);
                 }
                 let (waits, there) = (self.at(&old, &from.1)?, self.open(object, OFlags::empty())?);
@@ -654,7 +662,8 @@ impl Look<'_> {
     }
 }
 
-/// Errors of names that somebody else changed are no errors of the disk.
+/// Whether the operation succeeded. Errors of names that other programs changed are not errors of
+/// the disk.
 fn made(done: rustix::io::Result<()>) -> Result<bool> {
     use rustix::io::Errno;
     match done {
@@ -662,18 +671,18 @@ fn made(done: rustix::io::Result<()>) -> Result<bool> {
         Err(Errno::NOENT | Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR | Errno::ISDIR | Errno::INVAL) => {
             Ok(false)
         }
-        // Somebody made the object or its directory immutable since.
+        // Another program made the object or its directory immutable since.
         Err(Errno::PERM | Errno::ACCESS) => Ok(false),
         Err(e) => Err(os(e)),
     }
 }
 
 impl Became {
-    /// What `set` made of an object.
+    /// The attributes of an object after `set` was applied.
     pub fn of(object: &Object, set: &hither_vfs::SetAttr) -> Result<Self> {
         let stat = object.stat()?;
         let time = |t: rustix::fs::StatxTimestamp| Time { secs: t.tv_sec, nanos: t.tv_nsec };
-        // A change of the owner takes permissions away.
+        // A change of the owner clears permission bits.
         let owner = set.uid.is_some() || set.gid.is_some() || set.mode.is_some();
         Ok(Self {
             owner: owner.then_some((stat.stx_uid, stat.stx_gid, u32::from(stat.stx_mode) & 0o7777)),
@@ -682,7 +691,7 @@ impl Became {
         })
     }
 
-    /// All that is set of a new object.
+    /// All recorded attributes of a new object.
     pub fn whole(object: &Object) -> Result<Self> {
         let to = Some(hither_vfs::SetTime::Now);
         Self::of(object, &hither_vfs::SetAttr { mode: Some(0), atime: to, mtime: to, ..Default::default() })
@@ -724,12 +733,12 @@ impl Became {
     }
 }
 
-/// The mark, if it can be relied on; an error when it cannot, and changes up to number `last` (0:
-/// none) are in the journal.
+/// The mark, if it is valid. Otherwise an error if the journal has changes; `last` is the number of
+/// the last one (0: none).
 pub(super) fn checked(mark: Option<(OwnedFd, u64)>, last: u64) -> io::Result<Option<(OwnedFd, u64)>> {
     match mark {
         Some((mark, number)) if number < NUMBER_MAX => Ok(Some((mark, number))),
-        // No change is in the journal: any number will do.
+        // The journal has no change, so any number is valid.
         _ if last == 0 => Ok(None),
         Some(_) => Err(io::Error::new(
             ErrorKind::InvalidData,
