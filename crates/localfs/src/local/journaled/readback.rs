@@ -1,20 +1,18 @@
-//! While the disk below fails: reads are answered from the journal, and its records are written
-//! again.
+//! Reads from the journal while the disk below fails, and writes its records again.
 //!
-//! The kernel marks dirty pages clean after a writeback that failed, keeps them as long as it
-//! likes, and then reads the disk. So the bytes of records that are not settled may be anything
-//! from the first failure on. Each read of a file with such records asks the kernel afterwards
-//! whether a writeback of the file failed (`sys::write_error`). From the first failure on an index
-//! of the journal says where the bytes of such records are, and reads of those ranges come from
-//! there.
+//! After a failed write-back the kernel marks dirty pages clean, keeps them for an arbitrary time,
+//! and then reads the disk. So from the first failure on, the file's bytes of unsettled records may
+//! be wrong. Each read of a file with such records then asks the kernel whether a write-back of the
+//! file failed (`sys::write_error`). From the first failure on, an index of the journal locates the
+//! bytes of these records. Reads of their ranges come from the journal.
 //!
-//! A checkpoint that is tried again first writes the bytes of all records to their files once more
-//! and syncs each file by a descriptor of its own. When that met no error, the journal may be
-//! trimmed, and reads come from the files as before.
+//! The next checkpoint first writes the bytes of all records to their files again, and syncs each
+//! file by a descriptor of its own. When no error occurred, the journal may be trimmed, and reads
+//! come from the files as before.
 //!
-//! Bytes without a record (UNSTABLE writes) that were written over a record's are newer than the
-//! index knows: reads of these ranges fail with EIO. After records were written again the write
-//! verifier is another one, so that clients send such bytes once more.
+//! Bytes without a record (UNSTABLE writes) that were written over those of a record are newer than
+//! the index. Reads of their ranges fail with EIO. After records were written again the write
+//! verifier differs, so clients send such bytes again.
 
 mod extents;
 
@@ -35,20 +33,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A checkpoint waits so long for a call that is at work with a file, and is tried again later.
+/// Longest wait of a checkpoint for a call that uses a file. Then the checkpoint is tried again
+/// later.
 const BUSY_MAX: Duration = Duration::from_secs(1);
-/// Calls that need the disk have the records written again at most so often.
+/// Shortest time between two attempts of calls to write the records again.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// Bytes of a record that are written again at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Where the bytes of records are, while the disk below fails.
+/// The places of the bytes of records, while the disk below fails.
 #[derive(Default)]
 pub(super) struct Readback {
     index: Mutex<Option<Index>>,
-    /// Held while records are written again, with the time of the last attempt by a call.
+    /// Locked while records are written again; holds the time of the last attempt.
     again: Mutex<Option<Instant>>,
-    /// Reads that were answered from the journal.
+    /// Reads answered from the journal.
     pub reads: AtomicU64,
     /// Bytes that were written again.
     pub rewritten_bytes: AtomicU64,
@@ -58,13 +57,13 @@ pub(super) struct Readback {
 #[derive(Default)]
 struct Index {
     durable: HashMap<Fh, Extents>,
-    /// Those that are not durable yet; read anew each time.
+    /// Records that are not durable yet; read anew each time.
     pending: HashMap<Fh, Extents>,
     next: Option<crate::journal::Position>,
 }
 
 impl Index {
-    /// Brings it up to the last record.
+    /// Extends the index to the last record.
     fn extend(&mut self, journal: &Journaled) -> io::Result<()> {
         let durable = &mut self.durable;
         let (next, pending) = journal.log.scan(self.next, |seq, at, raw| {
@@ -99,8 +98,8 @@ impl Index {
         Ok(())
     }
 
-    /// The pieces of a range that records have, in order: where each begins, its bytes' place,
-    /// length and record.
+    /// The pieces of a range that are in records, in order: offset, length, record and source of
+    /// each.
     fn pieces(&self, fh: &Fh, start: u64, end: u64) -> Vec<(u64, u64, u64, Source)> {
         let mut all = Extents::default();
         for extents in [self.durable.get(fh), self.pending.get(fh)].into_iter().flatten() {
@@ -113,7 +112,7 @@ impl Index {
 }
 
 impl Journaled {
-    /// Whether bytes of a file are in the journal and may be nowhere else.
+    /// Whether bytes of a file are in the journal and may be stored nowhere else.
     pub(in super::super) fn guards(&self, object: &Object) -> bool {
         self.holds(object) && !self.is_void.load(Ordering::SeqCst)
     }
@@ -126,8 +125,8 @@ impl Journaled {
         }
     }
 
-    /// Whether a writeback of the file failed, or another one's did; as far as any of our
-    /// descriptors can tell.
+    /// Whether a write-back of this or another file failed, as far as the descriptors of this
+    /// process report it.
     fn fails(&self, object: &Object, fd: BorrowedFd<'_>) -> bool {
         let probe = object.probe.lock().clone();
         let told = match &probe {
@@ -142,8 +141,8 @@ impl Journaled {
 }
 
 impl Inner {
-    /// Reads up to `len` bytes of a file, of which the journal may have some; with `now`, `EAGAIN`
-    /// when a disk is needed.
+    /// Reads up to `len` bytes of a file, some of them from the journal if necessary. With `now`,
+    /// `EAGAIN` when a disk is needed.
     pub(in super::super) fn read_object(
         &self,
         (object, fd): (&Object, BorrowedFd<'_>),
@@ -160,7 +159,8 @@ impl Inner {
             if read.as_ref().is_err_and(|e| e.errno == libc::EIO) {
                 journal.touched.note_failure();
             }
-            // Afterwards: pages of a failed writeback can only go when the failure is noted.
+            // The check follows the read: a failed write-back may drop pages at any time before the
+            // read.
             let fails = journal.fails(object, fd);
             if !fails && journal.touched.failures() == failures {
                 return read;
@@ -216,7 +216,7 @@ impl Inner {
         Ok(Some(Read { data: Bytes::from(out).into(), eof: end >= size }))
     }
 
-    /// Adds the bytes of a file between two offsets.
+    /// Appends the bytes of a file between two offsets.
     fn fill(&self, fd: BorrowedFd<'_>, out: &mut Vec<u8>, from: u64, end: u64) -> Result<()> {
         let Some(len) = end.checked_sub(from).filter(|&len| len > 0) else { return Ok(()) };
         let bytes = self.read_fd(fd, from, len as u32, false)?.data.into_bytes();
@@ -227,8 +227,8 @@ impl Inner {
         Ok(())
     }
 
-    /// `EIO` while the disk below fails and the journal has bytes of the file: for calls that use
-    /// the file's own.
+    /// `EIO` while the disk below fails and the journal has bytes of the file. For calls that use
+    /// the bytes of the file only.
     pub(in super::super) fn need_sound(&self, object: &Object, fd: BorrowedFd<'_>) -> Result<()> {
         match self.journal.as_ref().filter(|journal| journal.guards(object)) {
             Some(journal) if journal.fails(object, fd) => {
@@ -238,14 +238,15 @@ impl Inner {
         }
     }
 
-    /// Notes bytes without a record, to be called when they were written.
+    /// Notes bytes without a record; to be called after they were written.
     pub(in super::super) fn note_bare(&self, object: &Object) {
         if self.journal.as_ref().is_some_and(|journal| journal.guards(object)) {
             object.bare.fetch_max(object.journaled.load(Ordering::SeqCst), Ordering::SeqCst);
         }
     }
 
-    /// As [`Inner::write_again`], for a call that needs the disk: not if it was tried a moment ago.
+    /// As [`Inner::write_again`], for a call that needs the disk. Does nothing within `RETRY_EVERY`
+    /// of the last attempt.
     pub(super) fn write_again_soon(&self, journal: &Journaled) -> io::Result<()> {
         let mut last = journal.readback.again.lock();
         if last.is_some_and(|last| last.elapsed() < RETRY_EVERY) {
@@ -256,7 +257,7 @@ impl Inner {
     }
 
     /// After a failure of the disk below: writes the bytes of all records to their files again and
-    /// syncs them. When all of them are where they belong, the failure is over.
+    /// syncs the files. The failure is over when all of this succeeded.
     pub(super) fn write_again(&self, journal: &Journaled) -> io::Result<()> {
         let mut last = journal.readback.again.lock();
         *last = Some(Instant::now());
@@ -266,7 +267,8 @@ impl Inner {
     fn write_all_again(&self, journal: &Journaled) -> io::Result<()> {
         journal.touched.try_disk()?;
         let failures = journal.touched.failures();
-        // Failures up to now are known, and not to be told to the next start.
+        // Earlier failures are known, and this sync keeps them from being reported to the next
+        // start.
         let _ = sys::syncfs(journal.touched.whole.as_fd());
         let files: Vec<Fh> = {
             let mut index = journal.readback.index.lock();
@@ -293,11 +295,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes what records have of a file again. Returns how many bytes.
+    /// Writes the bytes that records have of a file again. Returns their number.
     fn write_file_again(&self, journal: &Journaled, fh: &Fh) -> io::Result<u64> {
         let object = match self.resolve_as_root(fh) {
             Ok(object) => object,
-            // It was removed.
+            // The file was removed.
             Err(e) if e.errno == libc::ESTALE => return Ok(0),
             Err(e) => return Err(plain(e)),
         };
@@ -309,7 +311,7 @@ impl Inner {
             let pieces = {
                 let mut index = journal.readback.index.lock();
                 let index = index.get_or_insert_default();
-                // No record of the file is made now.
+                // The lock keeps new records of the file from being made.
                 index.extend(journal)?;
                 index.pieces(fh, 0, u64::MAX)
             };
@@ -339,7 +341,7 @@ impl Inner {
         Ok(bytes)
     }
 
-    /// The object behind a filehandle, for a thread that is the superuser's.
+    /// The object behind a filehandle, for a thread of the superuser.
     fn resolve_as_root(&self, fh: &Fh) -> Result<Arc<Object>> {
         if let Some(object) = self.objects.find(fh) {
             return Ok(object);
@@ -357,8 +359,8 @@ impl Inner {
     }
 }
 
-/// Earlier failures are known: takes them from all descriptors of a file, so that they are told of
-/// new ones only. Bytes without records are sent again, as the new verifier says.
+/// Reads earlier failures, which are known, from all descriptors of a file. So the descriptors
+/// report only new ones. Clients send bytes without records again, because the verifier differs.
 fn forget_failures(object: &Object, own: BorrowedFd<'_>) {
     let shared = [true, false].map(|write| object.io_now(write));
     let mut probe = object.probe.lock();

@@ -1,9 +1,9 @@
-//! Bytes of records, written again at the start.
+//! Writes the bytes of records again at the start.
 //!
-//! A file that does not take them any more, because somebody made it immutable since or executes
-//! it, keeps nobody from being served: its bytes go to a file of their own in the state directory,
-//! at their offsets, and the log says so. When the file has them already, as after a server that
-//! was killed, that one goes again.
+//! A file may refuse the bytes, because another program made it immutable or executes it. The
+//! server starts anyway: the bytes go to a file of their own in the state directory, at their
+//! offsets, and the log reports it. When the refusing file has the bytes already, as after a kill
+//! of the server, that file is removed.
 
 use super::super::handle::Sealer;
 use super::super::sys;
@@ -19,42 +19,42 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Files kept open while records are applied.
+/// Most files kept open while records are applied.
 const OPEN_MAX: usize = 256;
-/// What files with bytes that were not taken are called; the inode's number follows.
+/// Prefix of the names of files with refused bytes. The inode number follows.
 const KEPT_FILE: &str = "journal-kept";
 /// Bytes compared at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Files that records are applied to.
+/// The files that records are applied to.
 pub(super) struct Replay<'a> {
     sealer: &'a Sealer,
     top: BorrowedFd<'a>,
     kept_in: Option<&'a Path>,
-    /// `None`: it is gone.
+    /// `None`: the file is gone.
     open: HashMap<Fh, Option<OwnedFd>>,
     times: HashMap<Fh, (i64, u32)>,
     refused: HashMap<Fh, Refused>,
 }
 
-/// A file that takes no bytes.
+/// A file that refuses bytes.
 struct Refused {
     why: i32,
     file: File,
     kept: File,
     kept_at: PathBuf,
-    /// Offset and length of what it was to take.
+    /// Offset and length of the refused bytes.
     ranges: Vec<(u64, u64)>,
 }
 
 impl<'a> Replay<'a> {
-    /// Bytes that files do not take are kept in `kept_in`; without it they are an error.
+    /// Refused bytes are kept in `kept_in`. Without it they are an error.
     pub fn new(sealer: &'a Sealer, top: BorrowedFd<'a>, kept_in: Option<&'a Path>) -> Self {
         let (open, times, refused) = Default::default();
         Self { sealer, top, kept_in, open, times, refused }
     }
 
-    /// Writes; `false` when the file is gone.
+    /// Writes the bytes; `false` when the file is gone.
     pub fn write(&mut self, fh: &Fh, at: u64, mtime: (i64, u32), data: Bytes) -> io::Result<bool> {
         if self.open.len() >= OPEN_MAX && !self.open.contains_key(fh) {
             self.open.clear();
@@ -83,7 +83,7 @@ impl<'a> Replay<'a> {
         Ok(true)
     }
 
-    /// The last one who set a file's time is right.
+    /// Notes a change of attributes: the last change of a file's mtime is the one that counts.
     pub fn note(&mut self, change: &Change) {
         if let Change::Attrs { fh, set } = change
             && let Some(mtime) = set.mtime
@@ -107,13 +107,13 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// A file that cannot be opened for writing because of `e`, to keep its bytes beside it.
+    /// A file that `e` keeps from being opened for writing, with a new file for its bytes.
     fn refuse(&self, fh: &Fh, e: io::Error) -> io::Result<Refused> {
         let why = e.raw_os_error().filter(|e| matches!(*e, libc::EPERM | libc::EACCES | libc::ETXTBSY));
         let (Some(why), Some(dir)) = (why, self.kept_in) else { return Err(e) };
         let Some(fd) = self.open(fh, libc::O_RDONLY)? else { return Err(e) };
         let ino = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?.stx_ino;
-        // What was kept at an earlier start is still somebody's.
+        // Bytes kept at an earlier start are not overwritten.
         for n in 0..1000 {
             let kept_at = dir.join(format!("{KEPT_FILE}-{ino}-{n}"));
             match File::options().read(true).write(true).create_new(true).mode(0o600).open(&kept_at) {
@@ -125,7 +125,7 @@ impl<'a> Replay<'a> {
         Err(e)
     }
 
-    /// The times that were answered, and what becomes of bytes that were not taken.
+    /// Sets the answered times, and keeps or drops the refused bytes.
     pub fn finish(&mut self) -> io::Result<()> {
         for (fh, (secs, nanos)) in std::mem::take(&mut self.times) {
             let Some(fd) = self.open(&fh, libc::O_RDWR)? else { continue };
@@ -159,7 +159,7 @@ impl Refused {
         Ok(())
     }
 
-    /// Whether the file has what it was to take.
+    /// Whether the file has the refused bytes already.
     fn has_all(&self) -> io::Result<bool> {
         let (mut there, mut wanted) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
         for &(at, len) in &self.ranges {

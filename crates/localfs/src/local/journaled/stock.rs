@@ -1,18 +1,18 @@
-//! Files and directories that are durable already and wait for a name.
+//! Files and directories that are durable already and have no name for clients yet.
 //!
-//! The handle of a new object names an inode, and an inode that a power cut takes away does not
-//! come back with its number. So new objects are made and synced ahead of need, many with one sync,
-//! where no client can see them; what a client then makes is one of them, with its owner and
-//! permissions, moved to its name (`local::new`). That changes names and attributes of what is
-//! durable, and is one record of the journal (`names::Change::Make`).
+//! The handle of a new object names an inode. An inode that a power cut loses does not come back
+//! with its number. So new objects are made and synced in advance, many with one sync, where no
+//! client sees them. A client's create moves one of them to its name, with its owner and
+//! permissions (`local::new`). That changes names and attributes of a durable object, and needs one
+//! record of the journal (`names::Change::Make`).
 //!
-//! The place is a directory beside the mark. It is reached through the mount that is served,
-//! because nothing can be moved from one mount to another; and whoever makes something moves it
-//! himself, with his own rights, so that the kernel decides whether he may: everybody may write to
-//! the directory, and nobody can reach it, because the one above it is the superuser's alone.
+//! The stock directory is beside the mark. It is reached through the served mount, because a rename
+//! cannot cross mounts. The move runs with the caller's own permissions, so the kernel decides
+//! whether the caller may make the name. Therefore every user may write to the stock directory. No
+//! user can reach it, because only the superuser may enter its parent.
 //!
-//! What is left there by a life before is removed at the start, when the journal was applied and is
-//! empty; at an orderly end nothing is left.
+//! Objects left by a previous run are removed at the start, after the journal was applied and
+//! emptied. An orderly end leaves none.
 
 use super::super::handle::Sealer;
 use super::super::object::{os, stat};
@@ -37,22 +37,22 @@ use std::time::Duration;
 const OUTER: &str = "journal-new";
 /// The directory in it.
 const INNER: &str = "stock";
-/// Its group: files that have it, too, were given the group of their directory (mount option
-/// `grpid`).
+/// The group of the directory. If new files also have it, they got the group of their directory
+/// (mount option `grpid`).
 const GROUP: u32 = 65534;
-/// How many are kept in the beginning, by kind (in tests few, so that others are made all the
-/// time), and
+/// Objects of each kind kept at first. In tests there are few, so that new ones are made all the
+/// time.
 const FIRST: [usize; KINDS] = if cfg!(test) { [4, 2] } else { [64, 16] };
-/// at most, when they were all taken before there were others.
+/// Most objects of each kind. The number grows when all were taken before new ones were made.
 const MOST: [usize; KINDS] = if cfg!(test) { [8, 4] } else { [2048, 256] };
 const KINDS: usize = 2;
-/// How long somebody waits for others to be made; then what he makes is synced. Tests count on
-/// those that are made.
+/// Longest wait for new objects. Then the caller's object is made and synced. Tests expect objects
+/// from the stock.
 const WAIT_MAX: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
-/// How long no others are made when that failed.
+/// Pause after a failure to make objects.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What is kept in stock.
+/// The kinds of objects in stock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::local) enum Kind {
     File,
@@ -66,15 +66,15 @@ pub(in crate::local) struct Stock {
 }
 
 struct Shared {
-    /// Locked as long as this lasts.
+    /// Locked until this is dropped.
     _outer: OwnedFd,
-    /// Through the mount that is served.
+    /// The directory, through the served mount.
     dir: OwnedFd,
     fh: Fh,
     state: Mutex<State>,
-    /// There is something to be made, or it is over.
+    /// Signals that objects are to be made, or that the stock is closed.
     work: Condvar,
-    /// Others were made, or could not be.
+    /// Signals that objects were made, or that this failed.
     filled: Condvar,
     names: Arc<Names>,
     touched: Arc<Touched>,
@@ -83,20 +83,20 @@ struct Shared {
 }
 
 struct State {
-    /// Numbers of those that are durable; their names.
+    /// Numbers of the durable objects, which are also their names.
     ready: [VecDeque<u64>; KINDS],
     want: [usize; KINDS],
-    /// Permissions that were wanted last: others are made with them, so that they need not be set.
+    /// Permissions that were wanted last. New objects get them, so that they need not be set.
     modes: [u32; KINDS],
-    /// Somebody found none.
+    /// A call found no object of the kind.
     short: [bool; KINDS],
     next: u64,
-    /// They cannot be made now.
+    /// Making objects fails at present.
     failed: bool,
     over: bool,
 }
 
-/// One that was taken. It goes when it is dropped without having got a name.
+/// An object that was taken. It is removed when this is dropped before it got a name.
 pub(in crate::local) struct Taken {
     shared: Arc<Shared>,
     kind: Kind,
@@ -105,8 +105,9 @@ pub(in crate::local) struct Taken {
 }
 
 impl Stock {
-    /// Makes the place in the first of `places` that is on the file system `dev` of the directory
-    /// `top`, and begins to fill it. `None`, which the log explains, where that cannot be.
+    /// Makes the stock directory in the first of `places` that is on the file system `dev` of the
+    /// directory `top`, and begins to fill it. `None` where that is impossible; the log gives the
+    /// reason.
     pub(super) fn open(
         places: &[PathBuf],
         dev: u64,
@@ -134,7 +135,8 @@ impl Stock {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let outer = made(rustix::fs::CWD, &place.join(OUTER), Mode::RWXU, rustix::process::getegid())?;
-        // Another journal that is kept in the same place has its own mark, and would empty this.
+        // Another journal kept in the same place has a mark of its own, and would empty this
+        // directory.
         rustix::fs::flock(&outer, FlockOperation::NonBlockingLockExclusive)?;
         let dir = made(outer.as_fd(), Path::new(INNER), Mode::from_raw_mode(0o777), Gid::from_raw(GROUP))?;
         empty(dir.as_fd())?;
@@ -170,8 +172,8 @@ impl Stock {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// One of a kind, durable, perhaps with these permissions. Waits a little for others when there
-    /// is none; `None` when there is none even then.
+    /// A durable object of a kind, if possible with the permissions `mode`. Waits a little for new
+    /// objects when there is none; `None` when there is still none.
     pub fn take(&self, kind: Kind, mode: u32) -> Option<Taken> {
         let shared = &self.shared;
         let mut state = shared.state.lock();
@@ -185,12 +187,12 @@ impl Stock {
         }
     }
 
-    /// One of a kind if there is one now.
+    /// An object of a kind, if there is one now.
     pub fn take_now(&self, kind: Kind, mode: u32) -> Option<Taken> {
         self.shared.take(&mut self.shared.state.lock(), kind, mode)
     }
 
-    /// Makes no others; what is there stays, as after a kill.
+    /// Stops making objects. The existing ones stay, as after a kill.
     pub fn stop(&self) {
         self.shared.state.lock().over = true;
         self.shared.work.notify_all();
@@ -200,19 +202,19 @@ impl Stock {
         }
     }
 
-    /// Ends and leaves nothing.
+    /// Ends, and removes all objects.
     pub fn close(&self) -> io::Result<()> {
         self.stop();
         empty(self.shared.dir.as_fd())
     }
 
-    /// Names of those that are ready.
+    /// Names of the objects that are ready.
     #[cfg(test)]
     pub fn ready(&self) -> Vec<String> {
         self.shared.state.lock().ready.iter().flatten().map(u64::to_string).collect()
     }
 
-    /// How many got a name.
+    /// Number of objects that got a name.
     #[cfg(test)]
     pub fn given(&self) -> u64 {
         self.shared.given.load(Ordering::SeqCst)
@@ -226,17 +228,17 @@ impl Drop for Stock {
 }
 
 impl Taken {
-    /// The directory that it is in.
+    /// The directory of the object.
     pub fn dir(&self) -> (BorrowedFd<'_>, &Fh) {
         (self.shared.dir.as_fd(), &self.shared.fh)
     }
 
-    /// What it is called there.
+    /// The name of the object in that directory.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// It has got a name for clients.
+    /// Notes that the object got a name for clients.
     pub fn keep(&mut self) {
         self.kept = true;
         #[cfg(test)]
@@ -253,7 +255,7 @@ impl Drop for Taken {
 }
 
 impl State {
-    /// Whether there are less than half of what there should be.
+    /// Whether less than half of the wanted number is ready.
     fn lacks(&self) -> bool {
         (0..KINDS).any(|k| self.short[k] || self.ready[k].len() * 2 < self.want[k])
     }
@@ -274,10 +276,10 @@ impl Shared {
         number.map(|number| Taken { shared, kind, name: number.to_string(), kept: false })
     }
 
-    /// The thread that makes them.
+    /// The thread that makes objects.
     fn fill(&self) {
         if let Err(e) = sys::own_umask() {
-            // Then whoever takes one sets its permissions.
+            // Without its own umask, the permissions are set when an object is taken.
             tracing::debug!("no umask of its own: {e}");
         }
         let mut state = self.state.lock();
@@ -308,7 +310,8 @@ impl Shared {
                         tracing::warn!("what is new is synced for a while: {e}");
                     }
                     self.filled.notify_all();
-                    // Woken only by the end: whoever finds none goes on without.
+                    // Only the end wakes this wait. A call that finds no object goes on without
+                    // one.
                     let until = tokio::time::Instant::now() + PAUSE;
                     while !state.over && !self.work.wait_until(&mut state, until.into_std()).timed_out() {}
                 }
@@ -316,7 +319,7 @@ impl Shared {
         }
     }
 
-    /// Makes some, durable when it returns.
+    /// Makes objects, which are durable when this returns.
     fn make(
         &self,
         first: u64,
@@ -338,7 +341,7 @@ impl Shared {
             }
         });
         let done = done.and_then(|()| {
-            // An error that is told here is told to nobody else.
+            // The kernel reports this error to no other descriptor.
             self.names.settle().inspect_err(|_| self.touched.note_failure())
         });
         if done.is_err() {
@@ -348,7 +351,7 @@ impl Shared {
     }
 }
 
-/// Fails for a file that has more than its maker gave it.
+/// Fails for a file with labels, or with the group of its directory.
 fn bare(file: &OwnedFd) -> io::Result<()> {
     let stat = stat(file.as_fd()).map_err(plain)?;
     let mut list: [u8; 0] = [];
@@ -367,11 +370,11 @@ fn bare(file: &OwnedFd) -> io::Result<()> {
 
 fn remove(dir: BorrowedFd<'_>, kind: Kind, name: &str) {
     let flags = if kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-    // What stays goes at the next start.
+    // An object that stays is removed at the next start.
     let _ = rustix::fs::unlinkat(dir, name, flags);
 }
 
-/// A directory with these permissions and group, made when there is none.
+/// A directory with these permissions and group, created when it is missing.
 fn made(at: BorrowedFd<'_>, path: &Path, mode: Mode, group: Gid) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(at, path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -384,7 +387,7 @@ fn made(at: BorrowedFd<'_>, path: &Path, mode: Mode, group: Gid) -> io::Result<O
     Ok(dir)
 }
 
-/// Removes all that is in it.
+/// Removes all entries of a directory.
 fn empty(dir: BorrowedFd<'_>) -> io::Result<()> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -402,7 +405,7 @@ fn empty(dir: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a path is that of a directory or of something in it.
+/// Whether a path is that of `dir` or of an object in it.
 fn is_below(path: &Path, dir: BorrowedFd<'_>) -> io::Result<bool> {
     let id = attr::id(&stat(dir).map_err(plain)?);
     for above in std::fs::canonicalize(path)?.ancestors() {
@@ -414,11 +417,11 @@ fn is_below(path: &Path, dir: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether what is made in a directory of ext4 inherits nothing from it: no default ACL, no flag
+/// Whether objects made in a directory of ext4 inherit nothing from it: no default ACL, no flag
 /// (ioctl_iflags(2)), no encryption, no project.
 pub(in crate::local) fn is_plain(dir: BorrowedFd<'_>) -> Result<bool> {
-    /// FS_EXTENT_FL, FS_INDEX_FL, FS_TOPDIR_FL, FS_INLINE_DATA_FL: how the directory itself is
-    /// kept.
+    /// FS_EXTENT_FL, FS_INDEX_FL, FS_TOPDIR_FL, FS_INLINE_DATA_FL: the storage of the directory
+    /// itself.
     const OF_ITSELF: u32 = 0x0008_0000 | 0x0000_1000 | 0x0002_0000 | 0x1000_0000;
     let flags = rustix::fs::ioctl_getflags(dir).map_err(os)?.bits();
     let mut value: [u8; 0] = [];

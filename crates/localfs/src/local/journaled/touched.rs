@@ -1,4 +1,4 @@
-//! Files with records since the last checkpoint, and what a checkpoint does to them.
+//! Files with records since the last checkpoint, and how a checkpoint makes them stable.
 
 use super::super::object::{Object, os, stat};
 use super::super::pool::Worker;
@@ -16,55 +16,56 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Files that a checkpoint goes through one by one, if a part of all descriptors suffices for them;
-/// with more, the file system as a whole is synced.
+/// Files that a checkpoint syncs one by one, if a part of all descriptors is enough for them. With
+/// more files, the whole file system is synced.
 const LISTED_MAX: usize = 4096;
 const LISTED_MIN: usize = 256;
 const DESCRIPTORS_PART: u64 = 8;
-/// Of the others, so many are known.
+/// Most other files that are known.
 const OTHERS_MAX: usize = 16384;
-/// A checkpoint takes so long at most for handing bytes to the disk little by little, for each file
-/// where the log is committed once, and
+/// A checkpoint hands bytes to the disk little by little for this time at most. Where the log is
+/// committed once, this holds for each file.
 const UNHURRIED: Duration = Duration::from_secs(10);
-/// so many of a file at a time, or this part of a large one. All of them are gone through again
-/// when that took longer than this.
+/// Bytes of a file that are handed over at a time, or this part of a large file. If a pass over all
+/// files took longer than `SHORT`, another one follows.
 const PIECE_BYTES: u64 = 16 << 10;
 const PIECES_MAX: u64 = 1 << 16;
 const SHORT: Duration = Duration::from_millis(250);
 
 /// Files with records since the last checkpoint.
 pub(super) struct Touched {
-    /// Opened for checkpoints only: errors that are told to others are told here, too.
+    /// A descriptor opened for checkpoints only, so it also gets errors that others got.
     pub whole: OwnedFd,
     proc_fd: OwnedFd,
     files: Mutex<Files>,
     listed_max: usize,
-    /// An error of the disk below was told to somebody: what the journal holds may be nowhere else.
+    /// One caller got an error of the disk below. The bytes of records may be stored only in the
+    /// journal.
     disk_failed: AtomicBool,
-    /// Errors that were told.
+    /// Number of reported errors.
     failures: AtomicU64,
-    /// The journal; nothing as long as there is none.
+    /// The journal; not set before there is one.
     log: OnceLock<Weak<Log>>,
-    /// Whether a checkpoint should be over soon; nothing as long as there is no journal.
+    /// Whether a checkpoint should hurry; not set before there is a journal.
     pressed: OnceLock<Arc<AtomicBool>>,
-    /// The disk fails whatever is tried again.
+    /// The disk fails at every attempt.
     #[cfg(test)]
     pub is_broken: AtomicBool,
 }
 
 #[derive(Default)]
 struct Files {
-    /// Each with a descriptor for the checkpoint only, for the same reason.
+    /// Each with a descriptor for the checkpoint only, which also gets errors that others got.
     listed: Vec<(Arc<Object>, Arc<OwnedFd>)>,
-    /// Others, as far as they are known.
+    /// Other files, as far as they are known.
     others: Vec<Weak<Object>>,
-    /// There are others; in the beginning, those that records were applied to, unless all was
-    /// synced after that.
+    /// There are other files. At the start these are the files that records were applied to, unless
+    /// the file system was synced after that.
     more: bool,
 }
 
 impl Touched {
-    /// `more`: records were applied, and nothing was synced after that.
+    /// `more`: records were applied, and the file system was not synced after that.
     pub fn new(top: BorrowedFd<'_>, more: bool) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let whole = rustix::fs::openat(top, c".", flags, FileMode::empty()).map_err(os)?;
@@ -88,7 +89,7 @@ impl Touched {
         })
     }
 
-    /// To be called after bytes were written and before their record is made.
+    /// Adds a file. To be called after bytes were written and before their record is made.
     pub fn add(&self, worker: &mut Worker, object: &Arc<Object>) {
         if object.listed.swap(true, Ordering::SeqCst) {
             return;
@@ -102,7 +103,7 @@ impl Touched {
                 *object.probe.lock() = Some(fd.clone());
                 files.listed.push((object.clone(), fd));
             }
-            // Too many, or not to be opened by this process, or not now.
+            // There are too many, or this process may not open the file, at least not now.
             None => {
                 files.more = true;
                 match files.others.len() < OTHERS_MAX {
@@ -113,10 +114,10 @@ impl Touched {
         }
     }
 
-    /// Hands what was written to these files to the disk, a little at a time: whatever else has to
-    /// wait for that disk, an append to a journal on it above all, waits behind a few requests and
-    /// not behind all. Not when the journal fills up. Again while it takes long: what is written
-    /// meanwhile is to be few, too.
+    /// Hands dirty pages of these files to the disk, a little at a time. So other requests to that
+    /// disk, above all appends to a journal on it, wait behind a few requests and not behind all.
+    /// Stops when the journal fills up. Repeats while a pass takes long, so that few new dirty
+    /// pages are left.
     fn write_back(&self, files: &Files) -> io::Result<()> {
         let until = Instant::now() + UNHURRIED;
         loop {
@@ -127,7 +128,7 @@ impl Touched {
         }
     }
 
-    /// `false`: there is no time.
+    /// `false`: the time is over.
     fn write_back_once(&self, Files { listed, others, .. }: &Files, until: Instant) -> io::Result<bool> {
         for (object, fd) in listed {
             if !self.write_back_one(object, fd, until)? {
@@ -148,10 +149,10 @@ impl Touched {
         self.pressed.get().is_none_or(|pressed| pressed.load(Ordering::SeqCst))
     }
 
-    /// `false`: there is no time.
+    /// `false`: the time is over.
     fn write_back_one(&self, object: &Object, fd: &OwnedFd, until: Instant) -> io::Result<bool> {
         let stat = object.stat().map_err(plain)?;
-        // What has no name may never have to be written.
+        // The blocks of a file without a name may never be needed.
         let size = if stat.stx_nlink > 0 { stat.stx_size } else { 0 };
         let piece = PIECE_BYTES.max((size / PIECES_MAX).next_multiple_of(PIECE_BYTES));
         let mut at = 0;
@@ -165,21 +166,21 @@ impl Touched {
         Ok(true)
     }
 
-    /// From now on checkpoints hurry when `log` says so (before, they always do), and it keeps all
-    /// when the disk fails.
+    /// Sets the journal. From now on checkpoints hurry when `log` says so; before, they always
+    /// hurry. When the disk fails, `log` keeps all records.
     pub fn begin(&self, log: &Arc<Log>) {
         let _ = self.pressed.set(log.pressed());
         let _ = self.log.set(Arc::downgrade(log));
     }
 
-    /// Syncs them, and nothing else if they are not too many: what others write to the file system
-    /// is not ours to wait for. `logged`: a log keeps the order of changes on disk, and is made
-    /// durable after this; then it is enough that the disk has the bytes by then.
+    /// Syncs the files, and nothing else unless they are too many: writes of other programs to the
+    /// file system need no wait. `logged`: a log keeps the order of changes on disk, and is made
+    /// durable after this. Then it is enough that the disk has the bytes.
     pub fn settle(&self, logged: bool) -> io::Result<()> {
         let files = std::mem::take(&mut *self.files.lock());
         let others = files.others.iter().filter_map(Weak::upgrade);
         for object in files.listed.iter().map(|(object, _)| object.clone()).chain(others) {
-            // Before the disk is asked: what is written from now on is for the next checkpoint.
+            // The flag is cleared before the sync: later writes belong to the next checkpoint.
             object.listed.store(false, Ordering::SeqCst);
         }
         let listed = &files.listed;
@@ -189,7 +190,7 @@ impl Touched {
             self.write_back(&files)?;
             match files.more {
                 true => sys::syncfs(self.whole.as_fd()).map_err(plain)?,
-                // With its times: those were answered, too.
+                // This sync includes the times, which were answered, too.
                 false => listed.iter().try_for_each(|(_, fd)| sys::fsync(fd.as_fd()).map_err(plain))?,
             }
         }
@@ -203,42 +204,42 @@ impl Touched {
         Ok(())
     }
 
-    /// Whether times may be in no log yet although a change set them (mount option `lazytime`): the
-    /// file's own sync writes them.
+    /// Whether the log may lack times that a change set (mount option `lazytime`). Only a sync of
+    /// the file writes them.
     fn keeps_times_back(&self) -> bool {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         stat(self.whole.as_fd())
             .map_or(true, |stat| is_lazy(&mounts, (stat.stx_dev_major, stat.stx_dev_minor)))
     }
 
-    /// Has the disk take all bytes of these files, a little at a time while there is no hurry, and
-    /// commits nothing: sizes, times and where the bytes are go with the log. A sync of each file,
-    /// or of all at once, would be a commit behind hundreds of writes, and whoever changes what a
-    /// commit is writing waits for it.
+    /// Hands all bytes of these files to the disk, a little at a time while there is no hurry, and
+    /// commits nothing. The log commits sizes, times and block locations. A sync of each file, or
+    /// of all at once, would be a commit behind hundreds of writes. Each change of a block that the
+    /// commit writes would wait for it.
     fn hand_over(&self, listed: &[(Arc<Object>, Arc<OwnedFd>)]) -> io::Result<()> {
         let mut begun = false;
         for (at, (object, fd)) in listed.iter().enumerate() {
-            // What has no name and is not open is of no use to anybody, once it surely has none.
+            // A file without a name that is not open is of no use after its removal is durable.
             if !object.is_open() && object.stat().map_err(plain)?.stx_nlink == 0 {
                 continue;
             }
             if !self.write_back_one(object, fd, Instant::now() + UNHURRIED)? && !begun && self.is_pressed() {
-                // All of them at once, which the kernel sorts.
+                // Begins to write all of them at once; the kernel sorts the writes.
                 for (_, fd) in &listed[at..] {
                     sys::begin_write_back(fd.as_fd()).map_err(plain)?;
                 }
                 begun = true;
             }
-            // To the end, wherever that is by now.
+            // To the present end of the file.
             sys::write_back(fd.as_fd(), 0, 0).map_err(plain)?;
         }
         Ok(())
     }
 
-    /// Somebody was told that the disk failed.
+    /// Notes that one caller got an error of the disk.
     pub fn note_failure(&self) {
         self.failures.fetch_add(1, Ordering::SeqCst);
-        // Before anybody reads the journal because of it.
+        // Before a read is answered from the journal because of the error.
         if let Some(log) = self.log.get().and_then(Weak::upgrade) {
             log.keep_all();
         }
@@ -249,17 +250,18 @@ impl Touched {
         }
     }
 
-    /// How often somebody was told that the disk failed.
+    /// Number of errors that were reported.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
     }
 
-    /// All records are where they belong, and nothing failed since they were written again.
+    /// Notes that all records are settled, and that no error occurred since they were written
+    /// again.
     pub fn works_again(&self) {
         self.disk_failed.store(false, Ordering::SeqCst);
     }
 
-    /// Fails where a test has the disk fail.
+    /// Fails where a test simulates a failure of the disk.
     pub fn try_disk(&self) -> io::Result<()> {
         #[cfg(test)]
         if self.is_broken.load(Ordering::SeqCst) {
@@ -268,7 +270,7 @@ impl Touched {
         Ok(())
     }
 
-    /// Fails when somebody was told that the disk failed: others may be told that all is well.
+    /// Fails after a reported error of the disk: the kernel may report success to later syncs.
     pub fn sound(&self) -> io::Result<()> {
         match self.disk_failed.load(Ordering::SeqCst) {
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
@@ -277,8 +279,8 @@ impl Touched {
     }
 }
 
-/// Whether a file system is mounted with `lazytime`, as mountinfo (proc(5)) says; one that is not
-/// there may be.
+/// Whether mountinfo (proc(5)) shows a file system as mounted with `lazytime`. A file system that
+/// is missing there counts as such.
 fn is_lazy(mounts: &str, (major, minor): (u32, u32)) -> bool {
     let device = format!("{major}:{minor}");
     let mut found = mounts.lines().filter(|line| line.split(' ').nth(2) == Some(&device)).peekable();

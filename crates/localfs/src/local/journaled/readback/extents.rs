@@ -1,19 +1,19 @@
-//! Ranges of a file, and the newest record that has the bytes of each.
+//! Ranges of a file, with the newest record that has the bytes of each.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// Where bytes of a record are.
+/// The place of the bytes of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Source {
-    /// On the journal's device.
+    /// On the device of the journal, at this offset.
     Journal(u64),
-    /// Here.
+    /// In memory.
     Memory(Bytes),
 }
 
 impl Source {
-    /// Without the first bytes.
+    /// The source without its first `count` bytes.
     pub fn skip(&self, count: u64) -> Self {
         match self {
             Self::Journal(at) => Self::Journal(at + count),
@@ -34,7 +34,7 @@ struct Extent {
 pub(super) struct Extents(BTreeMap<u64, Extent>);
 
 impl Extents {
-    /// The bytes of a record, which is newer than all others.
+    /// Adds the bytes of a record that is newer than all others.
     pub fn insert(&mut self, start: u64, len: u64, seq: u64, source: Source) {
         let end = start.saturating_add(len);
         if end == start {
@@ -49,12 +49,13 @@ impl Extents {
         self.0.insert(start, Extent { len: end - start, seq, source });
     }
 
-    /// Records up to this one are void.
+    /// Removes the records up to `upto`.
     pub fn void(&mut self, upto: u64) {
         self.0.retain(|_, extent| extent.seq > upto);
     }
 
-    /// The parts of a range that records have, in order: offset, length, record and source of each.
+    /// The parts of a range that are in records, in order: offset, length, record and source of
+    /// each.
     pub fn over(&self, start: u64, end: u64) -> Vec<(u64, u64, u64, Source)> {
         if start >= end {
             return Vec::new();
@@ -68,7 +69,7 @@ impl Extents {
         before.into_iter().chain(after).filter_map(part).collect()
     }
 
-    /// Makes `at` a border.
+    /// Splits the range that contains `at`.
     fn split(&mut self, at: u64) {
         let Some((&start, extent)) = self.0.range_mut(..at).next_back() else { return };
         if start + extent.len <= at {
@@ -85,7 +86,7 @@ impl Extents {
 mod tests {
     use super::*;
 
-    /// Each byte has the newest record that wrote it, and its own place in it.
+    /// Each byte has the newest record that wrote it, and its own place in that record.
     #[test]
     fn newest_record_has_each_byte() {
         const SIZE: u64 = 200;
