@@ -1,5 +1,4 @@
-//! A served directory keeps its promises. They run as root, on the file system of the build and on
-//! a tmpfs.
+//! Tests of a served directory. They run as root, on the file system of the build and on a tmpfs.
 
 use super::*;
 use bytes::Bytes;
@@ -28,7 +27,7 @@ mod posix;
 mod power;
 mod watch;
 
-/// A directory that goes with its test.
+/// A directory that is removed at the end of its test.
 pub(in crate::local) struct Dir(pub(in crate::local) PathBuf);
 
 impl Dir {
@@ -58,7 +57,7 @@ impl Drop for Dir {
 
 fn env() -> Env {
     static NEXT: AtomicU64 = AtomicU64::new(0x1234_5678);
-    #[allow(clippy::disallowed_methods)] // ctime is the machine's.
+    #[allow(clippy::disallowed_methods)] // ctime is the time of the machine.
     let wall = || SystemTime::now();
     let random = || NEXT.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).rotate_left(29);
     Env { random: Arc::new(random), wall: Arc::new(wall) }

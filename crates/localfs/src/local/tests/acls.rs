@@ -1,4 +1,4 @@
-//! ACLs, as setfacl(1) and getfacl(1) see them.
+//! ACLs, compared with setfacl(1) and getfacl(1).
 
 use super::clones::Disk;
 use super::*;
@@ -37,7 +37,8 @@ async fn acls_are_those_of_the_file_system() {
     let of_dir = l.acls(&cx, &d).await.unwrap();
     assert!(of_dir.access.is_none());
     assert_eq!(of_dir.default.as_ref().unwrap().of(AclWho::User(1001)), Some(4));
-    // What is set is there, with the mode; the default goes when there is none.
+    // A set ACL is stored, and changes the mode. Without a default ACL in the call, the old one is
+    // removed.
     let change = l.getattr(&cx, File { fh: &d, open: None }).await.unwrap().attr.change;
     let set = PosixAcls { access: Some(access), default: None };
     let attrs = l.set_acls(&cx, &d, &set).await.unwrap();
@@ -45,7 +46,7 @@ async fn acls_are_those_of_the_file_system() {
     assert_ne!(attrs.attr.change, change);
     let text = sh("getfacl -cEpn", &dir.path("d"));
     assert_eq!(text, "user::rw- user:1001:rw- group::r-- group:1002:--x mask::rwx other::---");
-    // Others than the owner may not, and see what they may see of it.
+    // Only the owner may set an ACL. Other callers see the permissions that the ACL gives them.
     let other = cx_of(1001);
     assert_eq!(errno(l.set_acls(&other, &f, &set).await), libc::EPERM);
     let bad = PosixAcl { entries: vec![(AclWho::User(1), 7)] };

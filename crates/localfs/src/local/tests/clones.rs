@@ -4,7 +4,7 @@ use super::*;
 use hither_vfs::Extra;
 use std::process::Command;
 
-/// A file system in an image, mounted.
+/// A mounted file system in an image.
 pub(super) struct Disk {
     kind: String,
     dir: Dir,
@@ -46,13 +46,13 @@ impl Disk {
         let at = self.dir.path(&format!("mnt{}", self.lives.len()));
         let (image, root) = (self.image().display().to_string(), at.display().to_string());
         std::fs::create_dir(&at).unwrap();
-        // xfs has one uuid for both images.
+        // With xfs both images have the same UUID.
         let nouuid = if self.kind == "xfs" { "loop,nouuid" } else { "loop" };
         assert!(sh("mount", &["-o", nouuid, &image, &root]), "mount -o {nouuid} {image}");
         self.lives.push(at);
     }
 
-    /// The power goes, and comes back: what was only in memory is lost (xfs, ext4).
+    /// Cuts the power and restores it: changes only in memory are lost (xfs, ext4).
     pub(super) fn cut(&mut self) {
         sys::power_off(std::fs::File::open(self.path("")).unwrap().as_fd()).unwrap();
         let old = self.dir.path(&format!("image{}", self.lives.len() - 1)).display().to_string();
@@ -114,10 +114,10 @@ async fn shares_blocks_and_bytes(disk: &Disk) {
     assert!(free.saturating_sub(free_bytes(&l).await) < 1 << 20, "the blocks were copied");
     let read = std::fs::read(disk.path("export/b")).unwrap();
     assert!(read == bytes);
-    // What is written to one is not in the other.
+    // A write to one file does not show in the other.
     stable(&l, &b, 5, b"other".to_vec()).await;
     assert_eq!(std::fs::read(disk.path("export/a")).unwrap()[..10], bytes[..10]);
-    // A part, elsewhere in the same file; and what cannot be.
+    // Clones a part to another place in the same file, then tries impossible clones.
     let change = |l: &Local| l.inner.attrs(&l.inner.objects.find(&b).unwrap()).unwrap().attr.change;
     let before = change(&l);
     clone(&l, (&b, 8192), (&b, 1 << 20), 4096).await.unwrap();
@@ -157,8 +157,8 @@ async fn where_blocks_cannot_be_shared_there_is_no_clone() {
     assert_eq!(disk.serve().clone_block_bytes(), None);
 }
 
-/// What only the journal holds of the source is in the clone, what it holds of the target from
-/// before does not come back over it, and what was written later is there.
+/// After a power cut the clone has the source bytes that only the journal held. Older journaled
+/// bytes of the target do not overwrite the clone, and later writes are there.
 /// Promise: S8d
 #[tokio::test]
 async fn a_clone_is_there_after_a_power_cut() {
@@ -172,7 +172,7 @@ async fn a_clone_is_there_after_a_power_cut() {
         clone(&l, (&a, 0), (&b, 8192), 8192).await.unwrap();
         stable(&l, &b, 8292, b"later".to_vec()).await;
         if round % 2 == 1 {
-            // The source goes on without the clone.
+            // The source is written after the clone.
             stable(&l, &a, 0, vec![9; 5_000]).await;
         }
         disk.cut();

@@ -1,4 +1,5 @@
-//! Covered directories: empty, unchangeable, and themselves again when nothing covers them.
+//! Covered directories are empty and read-only, and show their contents again when they are
+//! uncovered.
 
 use super::*;
 
@@ -82,8 +83,8 @@ async fn covered_directory_is_empty_and_read_only() {
     create(&l, &cx, &m, "new", 0o644).await.unwrap();
 }
 
-/// A mount of this machine: its mount point shows the directory below it, and covering that does
-/// not depend on the mount.
+/// A mount point on this machine shows the directory below the mount. It can be covered with or
+/// without the mount.
 #[tokio::test]
 async fn mount_point_can_be_covered() {
     use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};

@@ -1,4 +1,4 @@
-//! More files are open than there are descriptors to read and write them with.
+//! More files are open than there are descriptors to read and write them.
 
 use super::*;
 
@@ -13,8 +13,7 @@ async fn text_of(l: &Local, f: &Opened) -> Bytes {
     l.read(&root(), file, 0, 100).await.unwrap().data.into_bytes()
 }
 
-/// Opens without a name keep their descriptors. When there is none for one more, nothing more is
-/// opened.
+/// Open files without a name keep their descriptors. When no descriptor is left, an open fails.
 /// Promise: S7a
 #[tokio::test]
 async fn an_open_file_without_a_name_takes_a_descriptor() {
@@ -38,12 +37,12 @@ async fn an_open_file_without_a_name_takes_a_descriptor() {
         assert_eq!(text_of(&l, file).await, "text");
         l.commit(&cx, File { fh: &file.node.fh, open: Some(file.open) }).await.unwrap();
     }
-    // Those to write with are closed for others.
+    // Descriptors for writing are closed to free some for others.
     assert!(descriptors.held() <= 101, "{} are held", descriptors.held());
     for file in &files {
         assert_eq!(text_of(&l, file).await, "text");
     }
-    // One that is open already may be opened again.
+    // A file that is open already may be opened again.
     l.open(&cx, Where::fh(&files[0].node.fh), &how(both(), Create::No)).await.unwrap();
     for file in files.drain(10..20) {
         l.close(&cx, &file.node.fh, file.open).await.unwrap();
@@ -59,7 +58,7 @@ async fn an_open_file_without_a_name_takes_a_descriptor() {
     assert_eq!(descriptors.held(), 0, "none is left");
 }
 
-/// A file with its bytes and its opens, as they should be.
+/// A file with its expected bytes and opens.
 struct Kept {
     fh: Fh,
     opens: Vec<OpenId>,
@@ -67,9 +66,9 @@ struct Kept {
     name: Option<String>,
 }
 
-/// Ten times as many files are open as there are descriptors. Each can be read, written, cut,
-/// renamed, and removed by clients. `HITHER_OPENS` is the number of opens, with a fifth of as many
-/// descriptors.
+/// Ten times as many files are open as there are descriptors. Clients read, write, truncate, rename
+/// and remove each. `HITHER_OPENS` is the number of opens; the number of descriptors is a fifth of
+/// it.
 /// Promise: S7a
 #[tokio::test]
 async fn idle_opens_give_descriptors_back() {
@@ -137,7 +136,7 @@ async fn idle_opens_give_descriptors_back() {
         }
         assert!(descriptors.held() <= max + 2, "{} are held", descriptors.held());
     }
-    // One takes the place of another.
+    // One file replaces another.
     let (moved, replaced) = (files.iter().rposition(|f| f.name.is_some()).unwrap(), 0);
     let to = files[replaced].name.clone().unwrap_or("h".into());
     let from = files[moved].name.take().unwrap();

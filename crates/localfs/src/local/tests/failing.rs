@@ -1,9 +1,9 @@
-//! The disk below the journal fails: an ext4 in an image on a full tmpfs, of which some blocks have
-//! no room.
+//! The disk below the journal fails: an ext4 in an image on a full tmpfs, with no space for some
+//! blocks.
 //!
-//! A block of the image that was punched out reads as zeros and cannot be written while the tmpfs
-//! is full. The kernel tells that as a failed writeback. Pages are dropped after each, as under
-//! pressure of memory, so that reads go to the disk.
+//! A hole punched into the image reads as zeros and cannot be written while the tmpfs is full. The
+//! kernel reports that as a failed write-back. The tests drop pages after each write-back, as under
+//! memory pressure, so that reads reach the disk.
 
 use super::journaled::mix;
 use super::*;
@@ -18,7 +18,7 @@ fn sh(program: &str, args: &[&str]) -> bool {
     Command::new(program).args(args).output().is_ok_and(|out| out.status.success())
 }
 
-/// An ext4 file system on a loop device, whose blocks can be made to fail.
+/// An ext4 file system on a loop device. Tests can make its blocks fail.
 struct Disk(Dir);
 
 impl Disk {
@@ -68,7 +68,7 @@ impl Disk {
         std::fs::File::options().read(true).write(true).open(self.0.path("ram/image")).unwrap()
     }
 
-    /// Where blocks are that have these contents now.
+    /// The offsets of blocks that have these contents now.
     fn find(&self, contents: &[Vec<u8>]) -> Vec<u64> {
         let (image, mut block) = (self.image(), [0; BLOCK]);
         let mut is_one = |at: &u64| {
@@ -80,7 +80,7 @@ impl Disk {
         found
     }
 
-    /// Makes blocks of zeros fail.
+    /// Makes these blocks fail; they become zeros.
     fn fail(&self, places: &[u64]) {
         use rustix::fs::FallocateFlags;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -97,7 +97,7 @@ impl Disk {
         std::fs::remove_file(self.0.path("ram/filler")).unwrap();
     }
 
-    /// What the kernel may do at any time: it writes pages back, and forgets those that are clean.
+    /// Does what the kernel may do at any time: writes pages back, and drops clean ones.
     fn write_back_and_forget(&self) {
         for file in (0..FILES).map(|file| self.file(file)) {
             let _ = sys::write_back(file.as_fd(), 0, 0);
@@ -114,7 +114,7 @@ impl Drop for Disk {
     }
 }
 
-/// Files, and what must be in them.
+/// Files and their expected contents.
 struct Files {
     fhs: Vec<Fh>,
     bytes: Vec<Vec<u8>>,
@@ -151,8 +151,8 @@ impl Files {
         }
     }
 
-    /// Reads are right or fail with EIO, in whole and in part, by each call that reads. Returns how
-    /// many were right, and failed.
+    /// Reads whole files and parts, with each call that reads. Each read returns the right bytes or
+    /// EIO. Returns the numbers of right and of failed reads.
     async fn check(&self, l: &Local, when: &str) -> (usize, usize) {
         let (mut right, mut failed) = (0, 0);
         for (fh, bytes) in self.fhs.iter().zip(&self.bytes) {
@@ -193,7 +193,7 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64 / 8 + 1).flat_map(|i| mix(seed << 20 ^ i).to_le_bytes()).take(len).collect()
 }
 
-/// Files of zeros that are where they belong, half of whose blocks fail from now on.
+/// Files of zeros whose records are settled. Half of their blocks fail from now on.
 async fn on_failing(disk: &Disk, l: &Local, seed: u64) -> Files {
     let log = &l.inner.journal.as_ref().unwrap().log;
     let mut files = Files::new(l).await;
@@ -209,8 +209,8 @@ async fn on_failing(disk: &Disk, l: &Local, seed: u64) -> Files {
     files
 }
 
-/// No read is answered with other bytes than those that were acknowledged, whatever of them the
-/// disk has; and when the disk works again all of them get there, without a restart.
+/// Every read returns the acknowledged bytes, whatever the disk has of them. When the disk works
+/// again, all of them reach it without a restart.
 /// Promise: S8
 #[tokio::test]
 #[ignore = "needs root and loop devices"]
@@ -228,7 +228,7 @@ async fn failing_disk_never_gives_wrong_bytes() {
         assert!(right > 0 && failed == 0, "{when}: {right} right, {failed} failed");
         let stats = l.journal_stats().unwrap();
         assert!(stats.disk_fails && !stats.has_failed && stats.reads > 0, "{stats:?}");
-        // It goes on so.
+        // The failure continues.
         for round in 1..4 {
             assert!(journal.log.checkpoint().is_err(), "{when}: nothing may be given back");
             files.write_some(&l, seed * 10 + round, Stability::Stable).await;
@@ -253,8 +253,8 @@ async fn failing_disk_never_gives_wrong_bytes() {
     }
 }
 
-/// Bytes that were written UNSTABLE over those of a record are newer than it: they are given or
-/// nothing is.
+/// UNSTABLE writes over journaled bytes are newer than the record. A read returns the newer bytes
+/// or fails.
 /// Promise: S8
 #[tokio::test]
 #[ignore = "needs root and loop devices"]
@@ -265,7 +265,7 @@ async fn failing_disk_never_gives_older_bytes() {
     let mut files = on_failing(&disk, &l, 7).await;
     files.write_some(&l, 1, Stability::Stable).await;
     files.write_some(&l, 2, Stability::Unstable).await;
-    // Not forgotten: the kernel has them.
+    // The pages are not dropped: the kernel has the bytes.
     let (right, failed) = files.check(&l, "before").await;
     assert!(right > 0 && failed == 0);
     for file in (0..FILES).map(|file| disk.file(file)) {
@@ -276,7 +276,7 @@ async fn failing_disk_never_gives_older_bytes() {
     assert_eq!(errno(l.commit(&root(), file).await), libc::EIO);
     disk.mend();
     journal.log.checkpoint().unwrap();
-    // As the verifier tells clients to.
+    // Clients send the bytes again because the verifier changed.
     files.write_some(&l, 2, Stability::Unstable).await;
     for fh in &files.fhs {
         l.commit(&root(), File { fh, open: None }).await.unwrap();

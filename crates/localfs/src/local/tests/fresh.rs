@@ -1,4 +1,4 @@
-//! What a killed server had made and not recorded.
+//! Changes that a killed server had made and not recorded.
 
 use super::journaled::over;
 use super::*;
@@ -10,7 +10,7 @@ fn call(n: u8) -> Bytes {
     vec![n].into()
 }
 
-/// The numbers of calls that are told to be made.
+/// The numbers of the calls that count as made.
 fn numbers(made: &[hither_vfs::Answered]) -> Vec<u8> {
     let mut all: Vec<u8> = made.iter().map(|one| one.call[0]).collect();
     all.sort_unstable();
@@ -57,7 +57,7 @@ async fn names_tell_what_was_made_of_what_was_begun() {
     fresh.made(&call(7), &fh["b"]);
     fresh.begun(&call(8), &remove("f"));
     fresh.failed(&call(8));
-    // Which of them it was nobody can tell.
+    // It is unknown which of the two calls made the change.
     fresh.begun(&call(9), &remove("e"));
     fresh.begun(&call(10), &rename("e", "e2"));
     let path = |one: &str| dir.path(one);
@@ -76,7 +76,7 @@ async fn names_tell_what_was_made_of_what_was_begun() {
     let fh_of = |n| made.iter().find(|one| one.call[0] == n).unwrap().fh.clone();
     assert_eq!((fh_of(1), fh_of(7)), (fh["a"].clone(), fh["b"].clone()));
     drop(fresh);
-    // It is looked at once: what the names become later says nothing.
+    // The names are checked at the open only. Later changes to them do not count.
     std::fs::remove_file(path("b")).unwrap();
     std::fs::remove_file(path("l")).unwrap();
     assert_eq!(numbers(&open(&here, &l, 7, b"boot").1), [1, 3, 5, 7]);
@@ -112,8 +112,8 @@ async fn what_is_damaged_says_nothing_and_the_oldest_go() {
     assert!(!made.iter().any(|one| one.call[..] == 1_u64.to_le_bytes()));
 }
 
-/// The calls of a server that was killed before a record was durable: those that a journal lost are
-/// known all the same.
+/// The calls of a server that was killed before a record was durable are known, even if the journal
+/// lost the records.
 /// Promise: S8c
 #[tokio::test]
 async fn what_was_made_without_a_record_is_known_after_a_kill_and_not_after_a_power_cut() {
@@ -139,7 +139,7 @@ async fn what_was_made_without_a_record_is_known_after_a_kill_and_not_after_a_po
         for start in 0..2 {
             let expected: &[u8] = if cut { &[] } else { &[1, 2, 3, 4] };
             assert_eq!(numbers(&over(&dir, &state).answered()), expected, "start {start}");
-            // From the file of those whose records were given back.
+            // These calls come from the file of calls whose records were freed.
             let _ = std::fs::remove_file(state.path("state").join(FILE));
         }
     }

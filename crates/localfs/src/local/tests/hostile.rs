@@ -1,4 +1,4 @@
-//! Nothing outside of the directory is reached, whatever clients and local programs do.
+//! No client and no local program reaches an object outside of the directory.
 
 use super::*;
 use std::sync::atomic::AtomicBool;
@@ -70,7 +70,7 @@ async fn forged_handles_are_stale() {
     std::fs::write(outside.path("secret"), b"s").unwrap();
     let (l, cx) = (local(&dir), root());
     let good = find(&l, &cx, "f").await.unwrap().fh;
-    // Every bit of a good one matters, and every length but its own.
+    // Each changed bit of a good handle makes it stale, and so does each other length.
     for bit in 0..good.0.len() * 8 {
         let mut raw = good.0.to_vec();
         raw[bit / 8] ^= 1 << (bit % 8);
@@ -84,15 +84,15 @@ async fn forged_handles_are_stale() {
         let known = fh == good;
         assert_eq!(l.getattr(&cx, File { fh: &fh, open: None }).await.is_ok(), known, "{len}");
     }
-    // The kernel's handle of a file beside the directory, in the same file system, with all but the
-    // secret right.
+    // The kernel handle of a file beside the directory, in the same file system. Only the secret is
+    // wrong.
     let there = rustix::fs::open(outside.path("secret"), OFlags::PATH, Mode::empty()).unwrap();
     let (handle, _) = sys::name_to_handle(there.as_fd(), c"").unwrap();
     let forger = Sealer::new(&[0; 16], 0, &fs_id(l.inner.top.as_fd()).unwrap());
     let fh = forger.seal(&handle).unwrap();
     assert_eq!(errno(read_all(&l, &cx, &fh).await), libc::ESTALE);
     assert_eq!(errno(l.open(&cx, Where::fh(&fh), &how(both(), Create::No)).await), libc::ESTALE);
-    // With the secret it would be opened: what refuses it above is the authenticator.
+    // With the secret the handle is opened: the authenticator refused it above.
     let made = l.inner.sealer.seal(&handle).unwrap();
     assert_eq!(&read_all(&l, &cx, &made).await.unwrap()[..], b"s");
 }
@@ -115,9 +115,9 @@ async fn a_directory_that_was_moved_out_is_refused() {
     assert_eq!(errno(l.getattr(&cx, File { fh: &d, open: None }).await), libc::ESTALE);
     let n = name("f");
     assert_eq!(errno(l.walk(&cx, Where::name(&d, &n), Want::default()).await), libc::ESTALE);
-    // The file was given out, and is what it was.
+    // The filehandle of the file was given out, and still opens the file.
     assert_eq!(&read_all(&l, &cx, &f).await.unwrap()[..], b"x");
-    // A handle of a directory above would be refused even if somebody had one.
+    // Handles of the directories above are refused even with the right secret.
     for above in ["..", "../.."] {
         let there = rustix::fs::open(dir.path(above), OFlags::PATH, Mode::empty()).unwrap();
         let (handle, _) = sys::name_to_handle(there.as_fd(), c"").unwrap();
@@ -140,7 +140,7 @@ async fn names_that_become_links_lead_nowhere() {
     let at = names("link/f");
     let opened = l.open(&cx, Where { base: &base, path: &at }, &how(both(), Create::No)).await;
     assert_eq!(errno(opened), libc::ENOTDIR);
-    // A local program exchanges directory and link all the time.
+    // A local program keeps exchanging directory and link.
     let (stop, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let racer = {
         let (stop, turns, a, b) = (stop.clone(), turns.clone(), dir.path("real"), dir.path("link"));
@@ -153,7 +153,7 @@ async fn names_that_become_links_lead_nowhere() {
         })
     };
     let (mut inside, mut refused) = (0, 0);
-    // Until it was a race, whenever the other thread begins.
+    // Repeats until the threads have raced, whenever the other thread begins.
     for i in 0.. {
         if i >= 4000 && turns.load(Ordering::Relaxed) > 100 && inside > 100 && refused > 100 {
             break;
@@ -200,7 +200,7 @@ async fn mounts_below_are_not_entered() {
     let page = l.readdir(&cx, &top(&l).await, 0, [0; 8], 4096, true).await.unwrap();
     let dev = page.entries[0].node.as_ref().unwrap().attrs.attr.fsid;
     assert_eq!(dev, l.root(&cx).await.unwrap().attrs.attr.fsid);
-    // One that comes later as well.
+    // A later mount is not entered either.
     std::fs::create_dir(dir.path("n")).unwrap();
     let n = find(&l, &cx, "n").await.unwrap();
     rustix::mount::mount("none", dir.path("n"), "tmpfs", flags, None).unwrap();

@@ -1,4 +1,4 @@
-//! Stable writes are there after a crash, whatever of them the file system had kept.
+//! Stable writes survive a crash, whichever of them the file system had kept.
 
 use super::*;
 use crate::journal::{Found, RealDevice};
@@ -11,7 +11,7 @@ fn with_journal(dir: &Dir, state: &Dir, export_id: u64, discard: bool) -> Result
     with_journal_of(dir, (state, state), export_id, discard)
 }
 
-/// A directory with one's state and another's journal.
+/// A directory with the state directory of one and the journal of another.
 fn with_journal_of(
     dir: &Dir,
     (state, journal): (&Dir, &Dir),
@@ -40,7 +40,7 @@ pub(super) fn mix(n: u64) -> u64 {
     n ^ (n >> 32)
 }
 
-/// What a file must contain.
+/// The expected contents of a file.
 #[derive(Default)]
 struct Expected {
     fh: Option<Fh>,
@@ -82,8 +82,7 @@ async fn one(l: &Local, cx: &Cx, expected: &mut Expected, dice: u64) {
     expected.bytes[at as usize..end].copy_from_slice(&bytes);
 }
 
-/// What a power cut may do: of the bytes that the journal answers for, some are not where they
-/// belong.
+/// Simulates a power cut: damages some of the file bytes that the journal holds.
 fn damage(dir: &Dir, state: &Dir, l: Local, names: &HashMap<Fh, String>, seed: u64) -> usize {
     let owner = l.inner.journal.as_ref().unwrap().owner();
     drop(l);
@@ -127,7 +126,7 @@ async fn acknowledged_writes_survive_any_loss_of_what_was_not_synced() {
             one(&l, &cx, &mut files[(dice >> 8) as usize % 6], dice).await;
         }
         if round % 8 == 7 {
-            // A file that is removed is not missed.
+            // Replay does not need a removed file.
             let i = (round / 8) as usize;
             l.unlink(&cx, &base, &name(&format!("f{i}")), None).await.unwrap();
             let f = create(&l, &cx, &base, &format!("f{i}"), 0o644).await.unwrap();
@@ -173,7 +172,7 @@ async fn a_journal_that_fails_is_given_up_and_never_applied_again() {
         l.write(&cx, file, 0, Bytes::from_static(data).into(), Stability::Stable).await.unwrap().bytes
     };
     assert_eq!(write(&l, b"old").await, 3);
-    // As if its device had failed.
+    // Simulates a failure of the device.
     l.inner.journal.as_ref().unwrap().log.close(false).unwrap();
     assert_eq!(write(&l, b"new").await, 3);
     assert!(state.path("state/journal-void").exists());
@@ -200,7 +199,8 @@ async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
         l.write(&cx, file, 0, Bytes::from_static(data).into(), Stability::Stable).await.map(|w| w.bytes)
     };
     assert_eq!(write(&l, b"stable").await.unwrap(), 6);
-    // Somebody's sync was told of an error: the next one may go well although the bytes are lost.
+    // Another descriptor got an error of the disk. The next sync may succeed although the bytes are
+    // lost.
     let journal = l.inner.journal.as_ref().unwrap();
     journal.break_disk();
     l.inner.disk_failed(&Error::new(libc::EIO));
@@ -208,7 +208,7 @@ async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
     assert_eq!(errno(l.commit(&cx, file).await), libc::EIO, "the record would be void");
     let cut = SetAttr { size_bytes: Some(1), ..Default::default() };
     assert_eq!(errno(l.setattr(&cx, file, &cut).await), libc::EIO);
-    // Without the journal nothing says where the bytes are.
+    // Without the journal there is no record of the bytes.
     journal.log.close(false).unwrap();
     assert_eq!(errno(write(&l, b"newer").await), libc::EIO);
     assert!(!state.path("state/journal-void").exists());
@@ -250,7 +250,7 @@ async fn journal_with_records_is_its_state_directorys() {
     assert_eq!(std::fs::read(dir.path("f")).unwrap(), b"stable");
     l.shutdown(&cx).await.unwrap();
     drop(l);
-    // Emptied it is anybody's, who begins it anew.
+    // An empty journal may be used with any state directory, which formats it again.
     let l = with_journal_of(&dir, (&other, &state), 1, false).unwrap();
     let fh = l.walk(&cx, Where::name(&top(&l).await, &name("f")), Want::default()).await.unwrap().steps[0]
         .fh
@@ -284,8 +284,8 @@ async fn a_removal_is_not_made_again_under_what_was_moved_there() {
     assert!(!dir.path("b").exists());
 }
 
-/// What a write takes away, applying it again would not: such a write has no record, and its file
-/// is as it was left.
+/// A write clears set-id bits, and a replay of its record would not. So such a write has no record.
+/// A replay leaves its file unchanged.
 /// Promise: S8b
 #[tokio::test]
 async fn set_id_bits_that_a_write_took_away_do_not_come_back() {
@@ -347,7 +347,7 @@ async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
             let file = std::fs::File::options().write(true).open(dir.path("f")).unwrap();
             file.write_all_at(b"lost!!", end).unwrap();
         }
-        // A thread of the one that was dropped may have it open for a moment yet.
+        // A thread of the dropped server may have the file open for a moment.
         let mut busy = loop {
             match std::process::Command::new(dir.path("f")).arg("1000").spawn() {
                 Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
@@ -363,7 +363,7 @@ async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
     }
     let kept = std::fs::read(&kept()[0]).unwrap();
     assert_eq!(&kept[end as usize..], b"newer!");
-    // It was said once, and newer bytes are not written over some day.
+    // The log reported it once. Later starts do not write old bytes over newer ones.
     let l = with_journal(&dir, &state, 1, false).unwrap();
     assert_eq!(&read_all(&l, &cx, &fh).await.unwrap()[end as usize..], b"lost!!");
 }
@@ -391,7 +391,7 @@ async fn calls_that_were_made_are_known_after_a_restart() {
     let cut = SetAttr { size_bytes: Some(3), ..Default::default() };
     l.setattr(&as_call(8), at, &cut).await.unwrap();
     l.unlink(&as_call(9), &base, &name("s"), None).await.unwrap();
-    // What was not made, or has no name, is not remembered.
+    // A failed call and a call without a name are not remembered.
     assert_eq!(errno(l.unlink(&as_call(10), &base, &name("s"), None).await), libc::ENOENT);
     l.setattr(&root(), at, &mode(0o640)).await.unwrap();
     let all = [(1, &file, 0), (2, &sub, 0), (3, &link, 0), (4, &file, 6), (5, &file, 0)];
@@ -400,7 +400,8 @@ async fn calls_that_were_made_are_known_after_a_restart() {
         all.map(|(n, fh, bytes)| Answered { call: vec![n].into(), fh: fh.clone(), bytes }).collect();
     assert_eq!(l.answered(), all);
     drop(l);
-    // From the journal, then from what is kept beside it, then after an orderly end.
+    // The calls come from the journal, then from the file beside it, then from the file after an
+    // orderly end.
     for n in 0..3 {
         let l = with_journal(&dir, &state, 1, false).unwrap();
         assert_eq!(l.answered(), all, "start {n}");
@@ -411,7 +412,7 @@ async fn calls_that_were_made_are_known_after_a_restart() {
     assert!(with_journal(&dir, &state, 1, true).unwrap().answered().is_empty(), "they were discarded");
 }
 
-/// On ext4, the only one where names and attributes have records.
+/// Only on ext4: the other file systems have no records of names and attributes.
 /// Promise: S8b
 #[tokio::test]
 async fn changes_of_names_are_not_applied_without_knowing_which_are_done() {
@@ -440,7 +441,7 @@ async fn changes_of_names_are_not_applied_without_knowing_which_are_done() {
     drop(with_journal(&dir, &state, 1, false).unwrap());
 }
 
-/// Not a test of anything: prints what stable writes of 8 KiB cost with and without a journal.
+/// Not a test: prints the cost of stable writes of 8 KiB with and without a journal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures"]
 async fn measure_stable_writes() {

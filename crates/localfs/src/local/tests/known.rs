@@ -1,9 +1,9 @@
-//! What is known of directories is what the kernel would say, and is used.
+//! Cached facts about directories are used, and agree with the kernel.
 
 use super::*;
 use rustix::fs::{StatVfsMountFlags, fstatvfs};
 
-/// Asks often enough for the answers to be known.
+/// Looks the path up three times, so that the answers are cached.
 async fn settle(l: &Local, cx: &Cx, path: &str) -> Node {
     for _ in 0..2 {
         find(l, cx, path).await.unwrap();
@@ -19,7 +19,7 @@ fn ino(node: &Node) -> u64 {
     node.attrs.attr.fileid
 }
 
-/// Where times are fine; elsewhere nothing is known.
+/// Directories on file systems with multigrain timestamps. On others no facts are cached.
 fn places() -> Vec<Dir> {
     [Dir::new(), Dir::on("/dev/shm")]
         .into_iter()
@@ -41,7 +41,7 @@ async fn names_that_local_programs_change_are_seen_at_once() {
         std::fs::write(dir.path("f"), b"one").unwrap();
         let first = settle(&l, &cx, "f").await;
         assert!(known(&l, &cx, &base, "f"), "what was asked for often is known");
-        // What it is now is told, not what it was.
+        // The present attributes are answered, not cached ones.
         std::fs::write(dir.path("f"), b"three").unwrap();
         assert!(known(&l, &cx, &base, "f"));
         assert_eq!(find(&l, &cx, "f").await.unwrap().attrs.attr.size_bytes, 5);
@@ -52,7 +52,7 @@ async fn names_that_local_programs_change_are_seen_at_once() {
             let is = find(&l, &cx, "f").await.unwrap();
             assert_ne!(is.fh, was.fh, "{i}");
             assert_eq!(ino(&is), std::fs::metadata(dir.path("f")).unwrap().ino());
-            // Through the server, too.
+            // The same for changes through the server.
             let turned = settle(&l, &cx, "f").await;
             l.rename(&cx, (&base, &name("f")), (&base, &name("h")), None, RenameFlags::empty())
                 .await
@@ -70,7 +70,7 @@ async fn names_that_local_programs_change_are_seen_at_once() {
     }
 }
 
-/// The kernel tells the time of a change before the names in its memory are those of after it.
+/// The kernel shows the time of a change before the names in its memory have changed.
 /// Promise: S4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_of_before_a_change_is_known_after_it() {
@@ -124,14 +124,14 @@ async fn rights_that_change_are_seen_at_once() {
             let page = || l.readdir(&one, &d, 0, [0; 8], 4096, true);
             assert!(page().await.unwrap().entries[0].node.is_some());
             assert!(l.inner.page_known(&one, &d, 0, 4096).is_some());
-            // What one may says nothing of the other.
+            // The cached access of one caller does not count for another.
             assert!(!known(&l, &other, &d, "f") && l.inner.page_known(&other, &d, 0, 4096).is_none());
             assert_eq!(errno(find(&l, &other, "d/f").await), libc::EACCES);
             assert_eq!(errno(l.readdir(&other, &d, 0, [0; 8], 4096, true).await), libc::EACCES);
             mode(0o700);
             assert_eq!(errno(find(&l, &one, "d/f").await), libc::EACCES);
             assert_eq!(errno(page().await), libc::EACCES);
-            // Who may not search gets names and nothing else.
+            // A caller without search permission gets names only.
             mode(0o740);
             assert_eq!(errno(find(&l, &one, "d/f").await), libc::EACCES);
             assert!(page().await.unwrap().entries[0].node.is_none());
@@ -150,7 +150,7 @@ async fn listings_show_what_is_there_now() {
         for i in 0..20 {
             std::fs::write(dir.path(&format!("f{i}")), b"").unwrap();
         }
-        // Half of them are held, half are not.
+        // Half of the objects are held, half are not.
         for i in 0..10 {
             find(&l, &cx, &format!("f{i}")).await.unwrap();
         }

@@ -1,5 +1,5 @@
-//! What is new comes out of stock, and nobody can tell but by how fast it is. On a real ext4, in an
-//! image.
+//! New objects come from the stock; clients see no difference except the speed. On a real ext4, in
+//! an image.
 
 use super::clones::Disk;
 use super::journaled::mix;
@@ -23,7 +23,7 @@ fn plain(disk: &Disk, dir: &str) -> Local {
     Local::open(&disk.path(dir), LocalOptions::default(), env()).unwrap()
 }
 
-/// How many came out of stock.
+/// Number of objects that came from the stock.
 fn given(l: &Local) -> u64 {
     l.inner.journal.as_ref().unwrap().stock().unwrap().given()
 }
@@ -32,7 +32,7 @@ fn left(disk: &Disk) -> usize {
     std::fs::read_dir(disk.path("state/journal-new/stock")).unwrap().count()
 }
 
-/// Kinds of directories, each with whether what is made there can be out of stock.
+/// Kinds of directories, each with whether new objects there can come from the stock.
 const DIRS: [(&str, bool); 10] = [
     ("usual", true),
     ("sticky", true),
@@ -69,7 +69,7 @@ fn prepare(at: &Path) {
     run("chattr", &["+a"], &at.join("append-only"));
 }
 
-/// What is to be seen of something new, or why there is none.
+/// The visible properties of a new object, or the error.
 async fn outcome(l: &Local, cx: &Cx, at: &Path, dir: &str, n: u64, what: (&str, usize, &SetAttr)) -> String {
     let (kind, i, set) = what;
     let fh = find(l, &root(), dir).await.unwrap().fh;
@@ -88,7 +88,7 @@ async fn outcome(l: &Local, cx: &Cx, at: &Path, dir: &str, n: u64, what: (&str, 
                 Ok(opened) => {
                     let file = File { fh: &opened.node.fh, open: Some(opened.open) };
                     let data = Bytes::from_static(b"bytes");
-                    // Whoever made it may write to it, whatever its permissions.
+                    // The maker of the file may write to it, whatever its permissions.
                     let wrote = l.write(cx, file, 0, data.into(), Stability::Stable).await.unwrap();
                     assert_eq!(wrote.bytes, 5);
                     l.close(cx, &opened.node.fh, opened.open).await.unwrap();
@@ -116,7 +116,7 @@ async fn outcome(l: &Local, cx: &Cx, at: &Path, dir: &str, n: u64, what: (&str, 
         find(l, &root(), &format!("{dir}/{}", path.file_name().unwrap().display())).await.unwrap().fh,
         node.fh
     );
-    // extents and the like are of no interest, nor are the letters of the directory's place.
+    // Flags of the storage (extents) and the path of the directory are left out.
     let flags = match attr.kind {
         FileKind::Regular | FileKind::Directory => run("lsattr", &["-d"], &path),
         _ => String::new(),
@@ -197,8 +197,7 @@ async fn many_at_once_are_all_different_and_nobody_sees_the_others() {
             tokio::spawn(async move {
                 let (mut all, cx) = (Vec::new(), cx(1000 + client as u32, 1000, &[]));
                 for i in 0..60 {
-                    // Half of the names are made by two of them at a time: one is told that it is
-                    // there.
+                    // Two clients at a time make half of the names: one of them gets EEXIST.
                     let last = name(&format!("{}-{i}", if i % 2 == 0 { client / 2 } else { client + 100 }));
                     let made = match mix(client / 2 * 1000 + i) % 3 {
                         0 => l.mkdir(&cx, &base, &last, &mode(0o700)).await,
@@ -242,7 +241,7 @@ async fn nothing_is_left_of_the_stock() {
     l.shutdown(&root()).await.unwrap();
     assert_eq!(left(&disk), 0);
     drop(l);
-    // After a power cut those of that life are made away with, and others are made.
+    // After a power cut the objects of the last run are removed, and new ones are made.
     let l = disk.serve();
     let base = top(&l).await;
     for i in 0..30 {
@@ -268,7 +267,7 @@ async fn nothing_is_left_of_the_stock() {
     }
     create(&l, &root(), &top(&l).await, "c", 0o644).await.unwrap();
     assert!(left(&disk) < 30, "{}", left(&disk));
-    // Nobody but the superuser comes near it.
+    // Only the superuser may enter the directory.
     assert_eq!(std::fs::metadata(disk.path("state/journal-new")).unwrap().mode() & 0o7777, 0o700);
 }
 
@@ -286,7 +285,7 @@ async fn without_a_stock_what_is_new_is_synced() {
     assert_eq!(given(&l), before);
     disk.cut();
     drop(l);
-    // Nobody has applied the journal.
+    // The journal was not applied.
     for last in ["before", "a", "b"] {
         assert!(disk.path("export").join(last).exists(), "{last}");
     }

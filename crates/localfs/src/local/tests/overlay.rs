@@ -1,9 +1,9 @@
-//! A file system without handles is served all the same: overlayfs, as containers have it.
+//! A file system without handles can be served: overlayfs as in containers.
 
 use super::*;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// An overlayfs that goes with its test, with what is below it.
+/// An overlayfs that is unmounted at the end of its test, with its layers.
 struct Overlay {
     merged: Dir,
     state: Dir,
@@ -29,7 +29,7 @@ impl Overlay {
         Local::open(&self.merged.0, LocalOptions { state_dir, export_id: 1, ..Default::default() }, env())
     }
 
-    /// Waits for the life before to end: its threads have the table a moment longer.
+    /// Waits for the previous server to end: its threads hold the table a moment longer.
     async fn open_after(&self) -> Result<Local> {
         for _ in 0..1000 {
             match self.open() {
@@ -92,7 +92,7 @@ async fn handles_of_a_table_survive_restarts_renames_and_copying_up() {
         let l = o.serve().await;
         assert_eq!(top(&l).await, base);
         assert_eq!(&read_all(&l, &cx, &f).await.unwrap()[..], b"below");
-        // Copied up: another file below, the same to clients.
+        // overlayfs copies the file up. The inode changes, and the filehandle stays.
         write_at(&l, &cx, &g, b"above").await.unwrap();
     }
     {

@@ -1,4 +1,4 @@
-//! Bytes that nobody copies are those of the file.
+//! Reads without a copy return the bytes of the file.
 
 use super::*;
 use hither_vfs::{Extra, Pipe};
@@ -41,7 +41,7 @@ async fn bytes_in_memory_are_read_without_a_copy() {
                 assert!(taken(&*read.data, LEN) == content[at..end], "{at} {len}");
             }
         }
-        // Somebody else's, nothing, little, and more than a pipe holds.
+        // A file of another owner, an empty range, a short one, and one that is larger than a pipe.
         assert!(l.read_piped(&other, file, 0, 65536).is_none());
         assert!(l.read_piped(&admin, file, LEN as u64, 65536).is_none());
         assert!(l.read_piped(&admin, file, u64::MAX, 65536).is_none());
@@ -71,7 +71,7 @@ async fn what_is_not_taken_is_not_found_by_the_next() {
         let most = [0, 1000, 65536][i % 3];
         assert!(taken(&*read.data, most)[..] == content[at..at + most]);
     }
-    // As many as there can be, and then the ordinary way.
+    // Takes as many pipes as are available. Then reads are copied.
     let many: Vec<_> = (0..1000).map_while(|_| l.read_piped(&cx, file, 0, 65536)).collect();
     assert!((2..1000).contains(&many.len()), "{}", many.len());
     drop(many);
@@ -91,7 +91,7 @@ async fn a_file_that_is_cut_leaves_what_was_promised() {
     std::fs::File::options().write(true).open(dir.path("f")).unwrap().set_len(10).unwrap();
     assert_eq!(taken(&*read.data, LEN).len(), 1 << 20);
     assert_eq!(read_all(&l, &cx, &f).await.unwrap().len(), 10);
-    // What is not in memory is read by those who may wait.
+    // Bytes that are not cached need a read that may wait.
     std::fs::File::options().write(true).open(dir.path("f")).unwrap().set_len(1 << 30).unwrap();
     assert!(l.read_piped(&cx, file, 512 << 20, 65536).is_none());
 }

@@ -158,8 +158,8 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A directory that was in use is refused by every call as soon as a local program has moved it, or
-/// a directory above it, out; and is served again when it is back.
+/// A directory in use is refused by every call as soon as a local program has moved it out, or a
+/// directory above it. It is served again when it is back.
 /// Promise: S2
 #[tokio::test]
 async fn moved_out_directory_is_refused_in_use() {
@@ -176,7 +176,7 @@ async fn moved_out_directory_is_refused_in_use() {
         let d = find(&l, &cx, used).await.unwrap().fh;
         let (other, file) =
             (find(&l, &cx, "other").await.unwrap().fh, find(&l, &cx, "other/file").await.unwrap().fh);
-        // All that can be known of it is.
+        // Fills the cache of facts about the directory.
         for _ in 0..3 {
             l.readdir(&cx, &d, 0, [0; 8], 4096, true).await.unwrap();
             l.walk(&cx, Where::name(&d, &name("f")), Want::default()).await.unwrap();
@@ -191,13 +191,13 @@ async fn moved_out_directory_is_refused_in_use() {
         assert_eq!(names_in(&used_there), before);
         std::fs::rename(&there, dir.path(moved)).unwrap();
         for (call, errno) in every_call(&l, &d, &other, &file).await {
-            // What the calls before have made, or removed, changes the outcome of some.
+            // Earlier calls have made or removed entries, which changes the outcome of some calls.
             assert_ne!(errno, libc::ESTALE, "{call} in {used}, journal: {journaled}, moved back: {moved}");
         }
     }
 }
 
-/// Without a private mount each step up is looked at.
+/// Without a private mount each step up is checked.
 #[tokio::test]
 async fn climbing_finds_the_exported_directory_or_nothing() {
     let (dir, outside) = (Dir::new(), Dir::new());

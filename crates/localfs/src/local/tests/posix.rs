@@ -1,4 +1,4 @@
-//! What programs expect of a file system.
+//! The behaviour that programs expect of a file system.
 
 use super::*;
 
@@ -39,7 +39,7 @@ async fn the_kernel_decides_with_the_callers_identity() {
     let d = l.mkdir(&admin, &base, &name("d"), &set).await.unwrap().node;
     assert_eq!((d.attrs.attr.mode, d.attrs.attr.uid, d.attrs.attr.gid), (0o2770, 10, 77));
     let d = d.fh;
-    // Many threads and identities in turn: none is taken for another.
+    // Many threads serve many identities in turn, and mix none of them up.
     let (owner, member, other) = (cx(10, 10, &[]), cx(11, 11, &[5, 77]), cx(12, 12, &[5]));
     let l = &l;
     let turns = (0..60).map(|i| {
@@ -85,7 +85,7 @@ async fn nobody_is_the_superuser_by_the_number_that_changes_nothing() {
     for cx in [cx(u32::MAX, 0, &[]), cx(5, u32::MAX, &[]), cx(u32::MAX, u32::MAX, &[])] {
         assert_ne!(errno(create(&l, &cx, &base, "f", 0o644).await), 0);
     }
-    // And the thread that refused serves the next caller as himself.
+    // The thread that refused serves the next caller with the right identity.
     let made = create(&l, &cx(5, 6, &[]), &base, "f", 0o644).await.unwrap();
     assert_eq!((made.node.attrs.attr.uid, made.node.attrs.attr.gid), (5, 6));
     let file = File { fh: &made.node.fh, open: None };
@@ -125,7 +125,8 @@ async fn times_and_lengths_are_set_as_asked() {
     assert!(now.mtime.secs > 1_700_000_000 && now.atime.secs == 5);
     let cut = |size| SetAttr { size_bytes: Some(size), ..Default::default() };
     assert_eq!(l.setattr(&owner, open, &cut(10)).await.unwrap().attr.size_bytes, 10);
-    // Not the permissions of the file but those of the caller count: 0444, and not his.
+    // The identity of the caller counts, not only the permissions of the file: mode 0444, and
+    // another owner.
     assert_eq!(errno(l.setattr(&other, file, &cut(0)).await), libc::EACCES);
     let more = SetAttr { mode: Some(0o777), ..cut(0) };
     assert_eq!(errno(l.setattr(&other, open, &more).await), libc::EPERM);
@@ -150,7 +151,7 @@ async fn names_are_made_linked_renamed_and_removed() {
     assert_eq!((linked.node.fh, linked.node.attrs.attr.nlink), (f.node.fh.clone(), 2));
     let s = l.symlink(&cx, &b, &name("s"), &Bytes::from_static(b"../f"), &SetAttr::default()).await.unwrap();
     assert_eq!(&l.readlink(&cx, &s.node.fh).await.unwrap()[..], b"../f");
-    // A symbolic link is linked itself.
+    // link(2) of a symbolic link links the symbolic link itself.
     l.link(&cx, &s.node.fh, &a, &name("s2")).await.unwrap();
     assert_eq!(std::fs::read_link(dir.path("a/s2")).unwrap(), Path::new("../f"));
     assert_eq!(errno(l.link(&cx, &a, &base, &name("x")).await), libc::EPERM);
@@ -319,7 +320,7 @@ async fn without_fine_times_a_young_change_is_told_as_one_of_its_own() {
     std::fs::write(dir.path("f"), b"one").unwrap();
     let f = find(&l, &cx, "f").await.unwrap();
     let file = File { fh: &f.fh, open: None };
-    // On a busy machine a change may be old before it is looked at.
+    // On a busy machine a change may be old before its attributes are read.
     let mut young = false;
     for _ in 0..100 {
         std::fs::write(dir.path("f"), b"two").unwrap();

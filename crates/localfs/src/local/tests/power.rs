@@ -1,9 +1,9 @@
-//! Power cuts on a real ext4: what was acknowledged is there, and nothing is done twice.
+//! Power cuts on a real ext4: all acknowledged changes survive, and no change is made twice.
 //!
-//! The file system is in an image. At a cut it stops with what is on its disk (what its log has in
-//! memory is lost), and a copy of the image is mounted instead, as after a boot. Several clients
-//! change names, attributes and bytes until then; of each, one call may be under way, which may
-//! have happened or not.
+//! The file system is in an image. At a cut it stops with the state on its disk, and the part of
+//! its log in memory is lost. A copy of the image is mounted instead, as after a boot. Several
+//! clients change names, attributes and bytes until the cut. One call of each client may be in
+//! progress, and may have been made or not.
 
 use super::journaled::mix;
 use super::*;
@@ -64,7 +64,7 @@ impl Disk {
         std::fs::copy(&image, self.image()).unwrap();
         self.mount();
         assert!(sh("umount", &["-l", &root]));
-        // The machine would know that it was switched on again.
+        // A real machine would have a new boot id.
         let _ = std::fs::remove_file(self.root().join("state").join(super::super::journaled::fresh::FILE));
         std::fs::remove_file(image).unwrap();
     }
@@ -100,13 +100,13 @@ enum Op {
     Cut(String, u64),
 }
 
-/// How a file is made.
+/// The call that makes a file.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Mknod,
     /// An open that finds no file.
     Open,
-    /// One that must make it, with a verifier in its times.
+    /// An open that must make the file, with a verifier in its times.
     Exclusive(i64),
 }
 
@@ -116,12 +116,12 @@ struct Thing {
     is_link: bool,
     bytes: Vec<u8>,
     mode: u32,
-    /// Of the last call that set it, unless something else changed it since.
+    /// The mtime from the last call that set it, unless another change came since.
     mtime: Option<i64>,
     fh: Option<Fh>,
 }
 
-/// What a client made: names of things.
+/// The objects that a client made, by name.
 #[derive(Debug, Clone, Default)]
 struct Truth {
     names: BTreeMap<String, usize>,
@@ -168,14 +168,14 @@ impl Truth {
         }
     }
 
-    /// What there may be after a call that was not answered.
+    /// The possible states after a call that was not answered.
     fn after(&self, op: &Op) -> Vec<Self> {
         let mut whole = self.clone();
         whole.apply(op);
         let mut all = vec![whole];
         if let Op::Cut(name, size) = op {
-            // ext4 cuts a file by halves: the rest of the last block is zero before the length is
-            // another one.
+            // ext4 truncates a file in two steps: it zeroes the rest of the last block before it
+            // changes the length.
             let (mut half, size) = (self.clone(), *size as usize);
             let bytes = &mut half.at(name).bytes;
             let end = size.next_multiple_of(4096).min(bytes.len());
@@ -199,7 +199,8 @@ impl Truth {
         let Some(thing) = self.names.get(&one).map(|&id| &self.things[id]) else {
             let mode = 0o600 + dice as u32 % 0o60;
             return match mix(dice ^ 6) % 40 {
-                // What has no record is synced, with all that came before: not too often.
+                // A change without a record is synced, with all earlier changes. So such changes
+                // are rare here.
                 0 => Op::Symlink(one),
                 1..10 => Op::Mkdir(one),
                 10..20 => Op::Create(one, mode, Way::Open),
@@ -224,7 +225,8 @@ impl Truth {
         }
     }
 
-    /// What is to be seen: of each name its thing, and the first name that has the same one.
+    /// The visible state: for each name the object, and the first name that leads to the same
+    /// object.
     fn seen(&self) -> BTreeMap<String, (Thing, String)> {
         let first = |id| self.names.iter().find(|(_, other)| **other == id).unwrap().0.clone();
         self.names.iter().map(|(name, &id)| (name.clone(), (self.things[id].clone(), first(id)))).collect()
@@ -236,7 +238,7 @@ async fn dir_of(l: &Local, client: usize, path: &str) -> (Fh, Name) {
     (find(l, &root(), &format!("c{client}{dir}")).await.unwrap().fh, name(last))
 }
 
-/// Not all of them are the superuser.
+/// The credentials of a client. Client 1 is not the superuser.
 fn caller(client: usize) -> Cx {
     if client == 1 { cx(1000, 1000, &[]) } else { root() }
 }
@@ -272,7 +274,7 @@ async fn run(
             let opened = l.open(&cx, Where::name(&dir, &last), &how(both(), create)).await?;
             assert!(opened.created);
             made = Some(opened.node.fh.clone());
-            // It is acknowledged when the open is: what becomes of the close is another matter.
+            // The open acknowledges the call. The result of the close does not count.
             let _ = l.close(&cx, &opened.node.fh, opened.open).await;
         }
         Op::Symlink(path) => {
@@ -323,12 +325,12 @@ async fn run(
     Ok(())
 }
 
-/// The name of a client's `n`th call in a life.
+/// The name of the `n`th call of a client in a round.
 fn call_of(round: u64, client: usize, n: u64) -> Bytes {
     format!("{round} {client} {n}").into_bytes().into()
 }
 
-/// What a client's directories hold, as far as `truth` says something of it.
+/// The contents of a client's directories, as far as `truth` covers them.
 async fn found(l: &Local, client: usize, truth: &Truth, at: &Path) -> BTreeMap<String, (Thing, String)> {
     let (mut out, mut first) = (BTreeMap::new(), BTreeMap::new());
     for dir in ["a", "b"] {
@@ -386,7 +388,7 @@ fn differences(a: &BTreeMap<String, (Thing, String)>, b: &BTreeMap<String, (Thin
 
 const CLIENTS: usize = 3;
 
-/// Makes checkpoints until it is told that it is over, or they fail because the power did.
+/// Makes checkpoints until the test ends them, or until they fail because of the power cut.
 fn settle_all_the_time(l: &Arc<Local>) -> (Arc<AtomicBool>, tokio::task::JoinHandle<()>) {
     let (l, is_over) = (l.clone(), Arc::new(AtomicBool::new(false)));
     let until = is_over.clone();
@@ -399,8 +401,8 @@ fn settle_all_the_time(l: &Arc<Local>) -> (Arc<AtomicBool>, tokio::task::JoinHan
     (is_over, tokio::task::spawn_blocking(settle))
 }
 
-/// Lives of a server, each of them ended by a cut or, every fourth, a kill that leaves the file
-/// system whole but for the mark.
+/// Runs of a server. Each ends with a cut or, every fourth, with a kill. The kill keeps the whole
+/// file system except the mark.
 async fn lives(rounds: u64, seed: u64) {
     let Some(mut disk) = Disk::new() else { return };
     let mut truths: Vec<Truth> = vec![Truth::default(); CLIENTS];
@@ -439,7 +441,7 @@ async fn lives(rounds: u64, seed: u64) {
                 *why = differences(&there, &candidate.seen());
                 there == candidate.seen()
             };
-            // What is known as made is never made again: then it must be there, whole.
+            // A call that is known as made is never made again. So its whole change must be there.
             let is_known = may_be.as_ref().is_some_and(|(_, call)| known.contains(call));
             known_only += u64::from(is_known);
             let after: Vec<Truth> = match &may_be {
@@ -496,7 +498,7 @@ async fn lives(rounds: u64, seed: u64) {
                 })
             })
             .collect();
-        // In some lives everything is settled again and again.
+        // In some runs checkpoints follow each other without a pause.
         let settles = (round % 3 == 1).then(|| settle_all_the_time(&l));
         enough.notified().await;
         if is_cut {
@@ -513,7 +515,7 @@ async fn lives(rounds: u64, seed: u64) {
         }
         changes += done.load(Ordering::SeqCst);
         if !is_cut && round % 8 == 3 {
-            // The file system had the last change, and not yet the mark.
+            // The file system has the last change, but not its mark.
             let truth = &mut truths[0];
             let last = (0..).map(|n| truth.next(mix(seed ^ (round << 40) ^ (9 << 32) ^ n)));
             let named = |op: &Op| match op {
@@ -542,21 +544,21 @@ async fn lives(rounds: u64, seed: u64) {
     assert!(redone > 0 && made > 0, "nothing was lost");
 }
 
-/// A figure of a disk's block device: one of those in /sys/block/DISK/stat.
+/// A counter of the disk's block device: a field of /sys/block/DISK/stat.
 fn figure(disk: &Disk, number: usize) -> u64 {
     let minor = rustix::fs::minor(std::fs::metadata(disk.root()).unwrap().dev());
     let stat = std::fs::read_to_string(format!("/sys/block/loop{minor}/stat")).unwrap();
     stat.split_whitespace().nth(number).unwrap().parse().unwrap()
 }
 
-/// Makes stable writes of so many bytes, one after the other, to a new file.
+/// Makes `count` stable writes of `bytes` bytes, one after the other, to a new file.
 async fn append(l: &Local, count: u64, bytes: usize) {
     let file = create(l, &root(), &top(l).await, &format!("f{bytes}"), 0o600).await.unwrap();
     let at = File { fh: &file.node.fh, open: Some(file.open) };
     for i in 0..count {
         let data = Data::from(Bytes::from(vec![7; bytes]));
         l.write(&root(), at, i * bytes as u64, data, Stability::Stable).await.unwrap();
-        // So that each append is of another time.
+        // Each append has another mtime.
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     l.close(&root(), &file.node.fh, file.open).await.unwrap();
@@ -581,7 +583,7 @@ async fn an_append_commits_nothing_of_the_file_system_that_the_journal_is_on() {
     };
     let (before, count) = (commits(), 40);
     append(&l, count, 4096).await;
-    // Some are of what is made ahead of need.
+    // Some commits come from objects that are made for the stock.
     let made = commits() - before;
     assert!(made < count / 4, "{made} commits for {count} writes");
 }
@@ -618,10 +620,10 @@ async fn a_write_that_began_before_the_journal_failed_survives() {
         let file = File { fh: &f.node.fh, open: None };
         let data = |bytes: &'static [u8]| Bytes::from_static(bytes).into();
         l.write(&cx, file, 0, data(b"first."), Stability::Stable).await.unwrap();
-        // As if its device had failed; the next one finds out, and the journal is given up.
+        // Simulates a failure of the device. The next write finds it, and the journal is given up.
         l.inner.journal.as_ref().unwrap().log.close(false).unwrap();
         l.write(&cx, file, 0, data(b"second"), Stability::Stable).await.unwrap();
-        // This one waited for its thread meanwhile.
+        // This write waited for its thread meanwhile.
         l.write_journaled(&cx, (f.node.fh.clone(), None), 0, data(b"third.")).await.unwrap();
         disk.cut();
         f.node.fh
@@ -642,12 +644,12 @@ async fn a_file_whose_removal_is_lost_has_its_bytes() {
         let f = create(&l, &cx, &top(&l).await, "f", 0o644).await.unwrap();
         l.close(&cx, &f.node.fh, f.open).await.unwrap();
         let settle = || l.inner.journal.as_ref().unwrap().log.checkpoint().unwrap();
-        // The first one syncs everything.
+        // The first checkpoint syncs everything.
         settle();
         let file = File { fh: &f.node.fh, open: None };
         let data = Bytes::from_static(b"stable");
         l.write(&cx, file, 0, data.into(), Stability::Stable).await.unwrap();
-        // By a local program, which does not sync.
+        // A local program removes the file, without a sync.
         std::fs::remove_file(disk.root().join("export/f")).unwrap();
         settle();
         disk.cut();

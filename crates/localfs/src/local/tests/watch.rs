@@ -1,4 +1,4 @@
-//! What local programs do to watched files is told.
+//! Changes of watched files by local programs are reported.
 
 use super::*;
 use hither_vfs::{Told, Watch, Watched};
@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// A directory whose watched files are told.
+/// Receives the reports about watched files of a directory.
 fn told(local: &Local) -> UnboundedReceiver<Fh> {
     let (tx, rx) = unbounded_channel();
     let told: Arc<Told> = Arc::new(move |fh: &Fh| drop(tx.send(fh.clone())));
@@ -15,7 +15,7 @@ fn told(local: &Local) -> UnboundedReceiver<Fh> {
     rx
 }
 
-/// Watches; right after a writer went it may take a moment.
+/// Watches a file. Right after a writer has closed it, this may take a moment.
 async fn watch(l: &Local, fh: &Fh) -> Watched {
     watch_as(l, fh, false).await
 }
@@ -39,7 +39,7 @@ async fn file(l: &Local, n: &str) -> Fh {
     made.node.fh
 }
 
-/// Whoever wants to write waits until the file is no longer watched, and is told of.
+/// A program that opens a watched file for writing waits until the watch ends, and is reported.
 /// Promise: S10a
 #[tokio::test]
 async fn writers_wait_and_are_told() {
@@ -71,7 +71,7 @@ async fn files_that_somebody_writes_are_not_watched() {
     drop(watch(&l, &fh).await);
 }
 
-/// Who has read by the descriptor of who wrote leaves nothing behind that is in the way.
+/// A read through the descriptor of a writer leaves no descriptor that keeps a watch from starting.
 #[tokio::test]
 async fn files_that_were_written_and_read_are_watched_soon() {
     let dir = Dir::new();
@@ -90,8 +90,8 @@ async fn files_that_were_written_and_read_are_watched_soon() {
     panic!("it cannot be watched");
 }
 
-/// What changes no bytes is told after it has happened; two who watch one file are both told, also
-/// when one stops.
+/// Changes without new bytes are reported after the fact. Two watches of one file both get reports,
+/// also after one of them ends.
 /// Promise: S10a
 #[tokio::test]
 async fn attributes_and_names_are_told() {
@@ -109,12 +109,12 @@ async fn attributes_and_names_are_told() {
     fs::hard_link(dir.path("g"), dir.path("h")).unwrap();
     assert_eq!(told.recv().await.unwrap(), fh);
     drop(second);
-    // The directory itself still reads and writes what is watched no longer.
+    // The server can read and write the file after the watch ended.
     let opened = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
     put(&l, &root(), &opened, 0, b"own").await.unwrap();
 }
 
-/// Looking is no change.
+/// A read is no change.
 #[tokio::test]
 async fn readers_are_not_told() {
     let dir = Dir::new();
@@ -131,8 +131,8 @@ async fn readers_are_not_told() {
     assert!(told.try_recv().is_err());
 }
 
-/// Whoever watches alone writes and reads on, with a journal and without; others wait to read, and
-/// are told of.
+/// A client that watches alone goes on reading and writing, with a journal and without. Other
+/// programs wait to read, and are reported.
 /// Promise: S10a
 #[tokio::test]
 async fn who_watches_alone_goes_on_and_readers_wait() {
@@ -160,7 +160,7 @@ async fn who_watches_alone_goes_on_and_readers_wait() {
         let base = top(&l).await;
         l.link(&root(), &fh, &base, &name("other")).await.unwrap();
         l.unlink(&root(), &base, &name("other"), None).await.unwrap();
-        // Long enough for notes to come.
+        // Waits for notifications.
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(told.try_recv().is_err(), "it is nobody else's doing");
         let from = path.clone();
@@ -172,7 +172,7 @@ async fn who_watches_alone_goes_on_and_readers_wait() {
         assert_eq!(reader.await.unwrap().unwrap(), b"last");
         l.commit(&root(), File { fh: &fh, open: None }).await.unwrap();
         if !journaled {
-            // With a journal it may take until its next checkpoint.
+            // With a journal this may take until the next checkpoint.
             drop(watch(&l, &fh).await);
         }
     }
@@ -183,9 +183,8 @@ async fn put_by_handle(l: &Local, fh: &Fh, bytes: &'static [u8]) {
     l.write(&root(), f, 0, Bytes::from_static(bytes).into(), Stability::Stable).await.unwrap();
 }
 
-/// Whatever changes the names in a watched directory, or its attributes, is told after it has
-/// happened; nobody is held up, and what happens to the objects in it, or is done through the
-/// directory itself, is not told.
+/// Changes of names in a watched directory, or of its attributes, are reported after the fact. No
+/// program waits. Changes of the objects in it, and changes through the server, are not reported.
 /// Promise: S10b
 #[tokio::test]
 async fn changes_of_directories_are_told() {
@@ -229,7 +228,7 @@ async fn changes_of_directories_are_told() {
     assert!(told.try_recv().is_err(), "it is watched no longer");
 }
 
-/// Who watches alone, turned from company: the own open for writing waits for nobody, and local
+/// A shared watch becomes a watch alone: the server's open for writing does not wait, and local
 /// programs wait as before.
 /// Promise: S10a
 #[tokio::test]
@@ -262,7 +261,7 @@ async fn own_writes_go_on_while_a_file_is_watched() {
     }
 }
 
-/// Watches a file in company, then alone; a time of change of just now is in the way.
+/// Watches a file shared, then alone. A recent ctime delays the second step.
 async fn until_alone(l: &Local, fh: &Fh) -> Watched {
     let mut watched = watch(l, fh).await;
     for _ in 0..6000 {
@@ -275,7 +274,7 @@ async fn until_alone(l: &Local, fh: &Fh) -> Watched {
     panic!("it cannot be watched alone")
 }
 
-/// A file that a local program reads is watched as before.
+/// A file that a local program reads keeps its shared watch.
 /// Promise: S10a
 #[tokio::test]
 async fn a_reader_keeps_others_from_watching_alone() {
@@ -296,8 +295,7 @@ async fn a_reader_keeps_others_from_watching_alone() {
     writer.await.unwrap().unwrap();
 }
 
-/// Local programs write again and again while a file turns from being watched in company to alone:
-/// no write is missed.
+/// Local programs keep writing while a shared watch becomes a watch alone: no write is missed.
 /// Promise: S10a
 #[tokio::test]
 #[expect(clippy::disallowed_methods, reason = "a local program pauses in real time")]
@@ -311,7 +309,7 @@ async fn no_local_write_is_missed_between_two_leases() {
     let writer = std::thread::spawn(move || {
         let mut n = 0u64;
         while !stop.load(Ordering::SeqCst) {
-            // As whoever would not wait: while there is a lease, it is told and the open fails.
+            // The program does not wait: while there is a lease, it is reported and the open fails.
             let file = fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path);
             if let Ok(file) = file {
                 n += 1;
