@@ -99,7 +99,7 @@ pub struct LocalOptions {
     /// Whether this process alone changes the directory. Then changes of directories are reported
     /// as atomic.
     pub exclusive: bool,
-    /// Whether the owner of a file may change its length by handle whatever its permissions, as the
+    /// Whether the owner of a file may change its length by handle despite its permissions, as the
     /// owner may read and write it. An NFSv3 client sends only the handle for a file that it opened
     /// before the permissions changed.
     pub owner_may_resize: bool,

@@ -1,7 +1,7 @@
 //! Attributes from the kernel, and the `change` value made of them.
 //!
 //! `change` is ctime in nanoseconds. Since Linux 6.13, ext4, xfs, btrfs and tmpfs have multigrain
-//! timestamps: the first change after a query of the ctime gives the file a new ctime. So an
+//! timestamps. There the first change after a query of the ctime gives the file a new ctime. So an
 //! answered `change` never stays the same after a change.
 //!
 //! Elsewhere ctime advances with the timer tick, some milliseconds, and two changes within a tick

@@ -4,8 +4,8 @@
 //!
 //! - a byte that says how the object is found
 //! - a byte with the type of the kernel handle
-//! - the kernel handle: inode number and generation, in the format of the file system (8 bytes on
-//!   ext4, 12 on xfs and tmpfs, 20 on btrfs)
+//! - the kernel handle, in the format of the file system: inode number and generation, 8 bytes on
+//!   ext4, 12 on xfs and tmpfs, 20 on btrfs
 //! - 8 bytes of SipHash-2-4 over these, keyed with a secret and bound to the number of the export
 //!   and the UUID of the file system
 //!

@@ -25,7 +25,7 @@ pub(super) type FileAt = (Fh, Option<OpenId>);
 impl Inner {
     /// The object of a call and a descriptor to read or write it. With an open, the open decides
     /// about the access. Without one, the permissions of the caller decide. The owner always has
-    /// access, as with other NFS servers: a client goes on using an open file by handle after its
+    /// access, as with other NFS servers: a client may use an open file by handle after its
     /// permissions change.
     pub(super) fn io(
         &self,

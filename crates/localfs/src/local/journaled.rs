@@ -3,8 +3,8 @@
 //!
 //! A stable write goes to the page cache, and a record with its bytes to the journal. The write is
 //! answered when the record is durable. The kernel writes dirty pages back when it chooses, merged
-//! and sorted. Data that is overwritten or removed before its write-back is never written. Where
-//! the file system keeps the order of changes, removals, renames, links and attributes also have
+//! and sorted. Data that is overwritten or removed before its write-back is never written. Some
+//! file systems keep the order of changes. There removals, renames, links and attributes also have
 //! records (`names`), and so have new files and directories (`stock`). Other changes (other new
 //! objects, lengths, commits of unstable writes) are made stable at once, as without a journal.
 //!
@@ -91,7 +91,7 @@ pub struct JournalOptions {
     pub path: PathBuf,
     /// Size of a new file in bytes; at least 1 MiB.
     pub size_bytes: u64,
-    /// Formats an empty journal, whatever the file or device contains.
+    /// Formats an empty journal. Existing contents of the file or device are lost.
     pub discard: bool,
 }
 
@@ -105,8 +105,8 @@ pub(super) struct Journaled {
     names: Option<Arc<Names>>,
     /// `None`: new objects are synced.
     stock: Option<Stock>,
-    /// Counts of the last start: changes of names and attributes that were made again, changes that
-    /// could not be made, and those of the former that made a new object.
+    /// Counts of the last start. First the changes of names and attributes that were made again,
+    /// then those that could not be. The third counts the new objects among the first.
     #[cfg(test)]
     pub redone: (u64, u64, u64),
     settled: Arc<AtomicU64>,
@@ -239,7 +239,7 @@ impl Journaled {
         };
         let log = Arc::new(found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?);
         touched.begin(&log);
-        // From here on no record refers to an object in the stock directory.
+        // After the start of the log no record refers to an object in the stock directory.
         let stock = match (&names, ordered) {
             (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &touched),
             _ => None,
@@ -358,7 +358,7 @@ impl Journaled {
 
     /// Makes all changes stable in the file system.
     fn sync_all(&self) -> Result<()> {
-        // Checkpoints use this descriptor too, so an error that is reported here must be noted.
+        // Checkpoints use this descriptor too, so an error of this sync must be noted.
         sys::syncfs(self.touched.whole.as_fd()).inspect_err(|_| self.disk_failed())?;
         self.touched.sound().map_err(|_| {
             Error::because(

@@ -1,11 +1,11 @@
-//! Cached facts about a directory that hold until it changes: handles of names, a listing that fits
-//! into one answer, and the callers that may search and read it.
+//! Cached facts about a directory that hold until the directory changes. They are handles of names,
+//! a listing that fits into one answer, and the callers that may search and read it.
 //!
 //! All facts belong to one value of the directory's `change`. When `change` differs, the kernel is
 //! asked again. With multigrain timestamps the kernel never gives one `change` to two states of a
 //! directory (`attr`). So while `change` stays the same, each name means the same object, and the
 //! kernel would grant a caller the same access. New, removed and renamed entries change it, and so
-//! do changes of owner, permissions and ACLs. Attributes of objects are never cached here.
+//! do changes of owner, permissions and ACLs. Attributes of objects are never cached.
 //!
 //! During a change the kernel holds the lock of the directory. It sets the ctime first, and updates
 //! the names in its memory afterwards. So a look-up right after the new ctime may still find the

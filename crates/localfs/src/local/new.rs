@@ -2,9 +2,9 @@
 //! gets its owner, permissions, times, and the name.
 //!
 //! This serves regular files and directories whose parent directory passes no properties on to
-//! them. `names` and `open` make and sync all other objects: symbolic links, devices, objects that
-//! inherit an ACL, a group, flags or a project, and all objects while the stock is empty. They also
-//! repeat a call that fails here, so that the answer is the kernel's.
+//! them. `names` and `open` make and sync all other objects: symbolic links, devices, and objects
+//! that inherit an ACL, a group, flags or a project. They also make all objects while the stock is
+//! empty, and repeat a call that fails in this module. So the answer is the kernel's.
 
 use super::Inner;
 use super::journaled::names::{Became, Change, Done};

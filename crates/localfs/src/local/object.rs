@@ -8,11 +8,11 @@
 //! programs are seen at once. Names are cached in `known`.
 //!
 //! The objects that were not used for the longest time are evicted (CLOCK). Open objects are
-//! evicted only when descriptors are scarce: the table keeps the number of their opens, and the
-//! next call opens them by their handle. Open objects without a name stay until their last close,
-//! because the kernel cannot open their handle. Files with unsynced or journaled writes stay until
-//! they are synced: the kernel reports an error of the disk only to descriptors that were open when
-//! it happened.
+//! evicted only when descriptors are scarce. The table then keeps the number of their opens, and
+//! the next call opens them by their handle. Open objects without a name stay until their last
+//! close, because the kernel cannot open their handle. Files with unsynced or journaled writes stay
+//! until they are synced. The kernel reports an error of the disk only to descriptors that were
+//! open when it happened.
 
 use super::descriptors::{Counted, Descriptors};
 use super::known::Known;
@@ -307,8 +307,8 @@ pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx> {
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, want).map_err(os)
 }
 
-/// A hash of filehandles. A filehandle ends in an authenticator that nobody can choose (`handle`),
-/// so its last bytes are scattered already. Forged filehandles are never in a table.
+/// A hash of filehandles. A filehandle ends in an authenticator that no client can choose
+/// (`handle`), so its last bytes are scattered already. Forged filehandles are never in a table.
 type Scatter = BuildHasherDefault<LastBytes>;
 
 #[derive(Default)]

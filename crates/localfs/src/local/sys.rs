@@ -1,5 +1,6 @@
-//! System calls without a safe wrapper: kernel handles, the file-system identity of a thread,
-//! permission checks by descriptor, private mounts, file leases, and notifications of changes.
+//! System calls without a safe wrapper. They serve kernel handles, the file-system identity of a
+//! thread, permission checks by descriptor, private mounts, file leases, and notifications of
+//! changes.
 //!
 //! The module is thin: each function is one call, and its errors are the kernel's errnos.
 

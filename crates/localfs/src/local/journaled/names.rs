@@ -531,8 +531,8 @@ pub(super) struct Redo<'a> {
     pub names: &'a Names,
     /// The file system has the changes up to this number.
     pub kept: u64,
-    /// Changes made again, changes that could not be made, and those of the former that made a new
-    /// object.
+    /// Counts of changes made again and of changes that could not be made. The third counts the new
+    /// objects among the first.
     pub count: (u64, u64, u64),
 }
 

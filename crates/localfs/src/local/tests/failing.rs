@@ -97,7 +97,7 @@ impl Disk {
         std::fs::remove_file(self.0.path("ram/filler")).unwrap();
     }
 
-    /// Does what the kernel may do at any time: writes pages back, and drops clean ones.
+    /// Writes pages back, and drops clean ones. The kernel may do both at any time.
     fn write_back_and_forget(&self) {
         for file in (0..FILES).map(|file| self.file(file)) {
             let _ = sys::write_back(file.as_fd(), 0, 0);
@@ -209,8 +209,8 @@ async fn on_failing(disk: &Disk, l: &Local, seed: u64) -> Files {
     files
 }
 
-/// Every read returns the acknowledged bytes, whatever the disk has of them. When the disk works
-/// again, all of them reach it without a restart.
+/// Every read returns the acknowledged bytes, even if the disk lacks some of them. When the disk
+/// works again, all of them reach it without a restart.
 /// Promise: S8
 #[tokio::test]
 #[ignore = "needs root and loop devices"]

@@ -88,7 +88,7 @@ async fn outcome(l: &Local, cx: &Cx, at: &Path, dir: &str, n: u64, what: (&str, 
                 Ok(opened) => {
                     let file = File { fh: &opened.node.fh, open: Some(opened.open) };
                     let data = Bytes::from_static(b"bytes");
-                    // The maker of the file may write to it, whatever its permissions.
+                    // The maker of the file may write to it despite its permissions.
                     let wrote = l.write(cx, file, 0, data.into(), Stability::Stable).await.unwrap();
                     assert_eq!(wrote.bytes, 5);
                     l.close(cx, &opened.node.fh, opened.open).await.unwrap();

@@ -125,8 +125,7 @@ async fn times_and_lengths_are_set_as_asked() {
     assert!(now.mtime.secs > 1_700_000_000 && now.atime.secs == 5);
     let cut = |size| SetAttr { size_bytes: Some(size), ..Default::default() };
     assert_eq!(l.setattr(&owner, open, &cut(10)).await.unwrap().attr.size_bytes, 10);
-    // The identity of the caller counts, not only the permissions of the file: mode 0444, and
-    // another owner.
+    // The owner can truncate the file despite mode 0444. Another caller may not.
     assert_eq!(errno(l.setattr(&other, file, &cut(0)).await), libc::EACCES);
     let more = SetAttr { mode: Some(0o777), ..cut(0) };
     assert_eq!(errno(l.setattr(&other, open, &more).await), libc::EPERM);

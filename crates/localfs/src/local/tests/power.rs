@@ -199,8 +199,8 @@ impl Truth {
         let Some(thing) = self.names.get(&one).map(|&id| &self.things[id]) else {
             let mode = 0o600 + dice as u32 % 0o60;
             return match mix(dice ^ 6) % 40 {
-                // A change without a record is synced, with all earlier changes. So such changes
-                // are rare here.
+                // A change without a record is synced, with all earlier changes. So the test makes
+                // few of them.
                 0 => Op::Symlink(one),
                 1..10 => Op::Mkdir(one),
                 10..20 => Op::Create(one, mode, Way::Open),
