@@ -294,7 +294,7 @@ impl Inner {
         let table = handles::table_for(top.as_fd(), &fs_id, state, &env)
             .map_err(|e| Error::because(e.errno, format!("{}: {e}", dir.display())))?;
         if table.is_some() && options.journal.is_some() {
-            let why = "its file system has no handles, which a journal is kept by; serve it without one";
+            let why = "its file system has no handles, and a journal needs them; serve it without a journal";
             return Err(Error::because(libc::EOPNOTSUPP, format!("{}: {why}", dir.display())));
         }
         let bound = table.as_ref().map_or(fs_id, Table::id);

@@ -119,7 +119,7 @@ impl Found {
             return Err(OpenError::Foreign);
         }
         if device.size()? < head.size {
-            return Err(io::Error::new(ErrorKind::UnexpectedEof, "the journal was cut").into());
+            return Err(io::Error::new(ErrorKind::UnexpectedEof, "the journal was truncated").into());
         }
         Ok(Self { device, head })
     }
@@ -568,7 +568,7 @@ impl Shared {
         let waiting = std::mem::take(&mut state.waiting);
         let Some((offset, taken, room)) = place else {
             drop(state);
-            self.fail("it is full and what is in it cannot be written where it belongs", waiting);
+            self.fail("its ring is full, and no checkpoint succeeds", waiting);
             return false;
         };
         let last = state.next_seq - 1;
@@ -647,7 +647,7 @@ impl Shared {
 
     fn fail(&self, why: &str, waiting: Vec<Then>) {
         if !self.failed.load(Ordering::SeqCst) {
-            tracing::error!("the journal fails, calls are slower from now on: {why}");
+            tracing::error!("the journal fails, and calls are slower from now on: {why}");
         }
         self.end(waiting);
     }
@@ -695,10 +695,10 @@ impl Shared {
             match self.checkpoint() {
                 Err(e) if !was_stuck => {
                     tracing::error!(
-                        "what the journal holds cannot be written where it belongs; it is kept: {e}"
+                        "a checkpoint of the journal failed, and the journal keeps its records: {e}"
                     );
                 }
-                Err(e) => tracing::debug!("the checkpoint fails again: {e}"),
+                Err(e) => tracing::debug!("the checkpoint failed again: {e}"),
                 Ok(()) => {}
             }
         }

@@ -81,7 +81,7 @@ fn value(object: &Object, name: &str) -> Result<Option<PosixAcl>> {
         Err(e) => return Err(os(e)),
     }
     let acl = PosixAcl::parse(&buf);
-    acl.map(Some).ok_or_else(|| Error::because(libc::EIO, "the file system has an ACL of an unknown form"))
+    acl.map(Some).ok_or_else(|| Error::because(libc::EIO, "the file system has an ACL in an unknown format"))
 }
 
 fn set(object: &Object, name: &str, acl: &PosixAcl) -> Result<()> {

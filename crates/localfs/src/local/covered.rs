@@ -62,7 +62,7 @@ impl Inner {
     /// `EROFS` for a covered directory.
     pub(super) fn need_uncovered(&self, object: &Object) -> Result<()> {
         match self.is_covered(&object.fh) {
-            true => Err(Error::because(libc::EROFS, "something else is mounted over the directory")),
+            true => Err(Error::because(libc::EROFS, "a mount or an export covers the directory")),
             false => Ok(()),
         }
     }
@@ -70,7 +70,7 @@ impl Inner {
     /// `EBUSY` when a name leads to a covered directory.
     pub(super) fn need_no_mount_point(&self, found: Option<&Fh>) -> Result<()> {
         match found.is_some_and(|fh| self.is_covered(fh)) {
-            true => Err(Error::because(libc::EBUSY, "something is mounted over the directory")),
+            true => Err(Error::because(libc::EBUSY, "a mount or an export covers the directory")),
             false => Ok(()),
         }
     }

@@ -107,7 +107,7 @@ pub(super) fn secret(state_dir: &Path, env: &Env) -> io::Result<[u8; 16]> {
         Ok(mut file) => {
             if file.metadata()?.permissions().mode() & 0o077 != 0 {
                 return Err(invalid(
-                    "others may read it; chmod 600, or remove it to make all filehandles stale",
+                    "other users may read it; chmod 600, or remove it to make all filehandles stale",
                 ));
             }
             let mut raw = Vec::new();

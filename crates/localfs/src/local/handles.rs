@@ -34,7 +34,7 @@ pub(super) fn table_for(
     }
     let stat = stat(top)?;
     if Identity::of(&stat).is_none() {
-        let why = "its file system has neither handles nor times of birth; serve a directory of another one";
+        let why = "its file system has neither handles nor birth times; serve a directory of another one";
         return Err(Error::because(libc::EOPNOTSUPP, why));
     }
     Table::open(state, Root { fs_id: *fs_id, ino: stat.stx_ino }, env).map(Some)

@@ -191,7 +191,7 @@ impl Journaled {
             Err(OpenError::Io(e)) => return Err(fail(e)),
             Err(e @ (OpenError::None | OpenError::Foreign)) => {
                 let why = format!(
-                    "it is {e}; is what it holds of no use any more? Then discard it (--journal-discard), else name another"
+                    "it is {e}; discard it (--journal-discard) if its records are of no use, else name another journal"
                 );
                 return Err(fail(io::Error::new(ErrorKind::InvalidData, why)));
             }
@@ -215,7 +215,7 @@ impl Journaled {
         let names = names.map(Arc::new);
         if ordered.is_some() && names.is_none() {
             tracing::info!(
-                "neither the state directory nor the journal is on the file system that is served: only bytes go through the journal"
+                "neither the state directory nor the journal is on the served file system: only bytes go through the journal"
             );
         }
         let touched = Arc::new(Touched::new(top, names.is_none())?);
@@ -363,7 +363,7 @@ impl Journaled {
         self.touched.sound().map_err(|_| {
             Error::because(
                 libc::EIO,
-                "the disk below failed: the journal's next start applies what may be lost",
+                "the disk below failed: the next start applies the records of the journal",
             )
         })
     }
@@ -497,7 +497,7 @@ impl Inner {
     fn abandon(&self, journal: &Journaled) -> Result<bool> {
         if journal.touched.sound().is_err() && !journal.is_void.load(Ordering::SeqCst) {
             self.write_again_soon(journal).map_err(|e| {
-                let why = format!("the disk below failed, and what the journal holds is kept: {e}");
+                let why = format!("the disk below failed, and the journal keeps its records: {e}");
                 Error::because(libc::EIO, why)
             })?;
         }
@@ -588,7 +588,7 @@ impl Record {
 /// A record, and the name of its call if it has one.
 fn parse(raw: &[u8]) -> io::Result<(Option<Bytes>, Record)> {
     let parsed = answered::split(raw).and_then(|(call, raw)| Some((call, Record::parse(raw)?)));
-    parsed.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record that is none"))
+    parsed.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a record cannot be parsed"))
 }
 
 /// A summary of a journal, made before its records are applied.
@@ -681,7 +681,7 @@ fn apply_all(
     if applied + gone + redone + missed > 0 {
         tracing::info!(
             "journal: {applied} writes applied again, {gone} to files that were removed since; {redone} changes of names and \
-             attributes made again, {missed} that cannot be"
+             attributes made again, {missed} that cannot be made again"
         );
     }
     if names.is_some() {
@@ -714,7 +714,7 @@ fn remove(dir: &Path, name: &str) -> io::Result<()> {
 
 /// The error for a journal with records of another state directory.
 const OF_ANOTHER: &str = "it holds writes that a server with another state directory acknowledged: start that server once more \
-     (--state-dir) and end it in an orderly way, or give them up (--journal-discard)";
+     (--state-dir) and end it in an orderly way, or give the writes up (--journal-discard)";
 
 /// Fails when a journal other than `now` was in use and not closed. Its writes were acknowledged
 /// and may be stored nowhere else. If it were applied later, it would overwrite newer data.
@@ -732,8 +732,8 @@ pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Resu
     Err(Error::because(
         libc::EBUSY,
         format!(
-            "the journal {was} holds writes that were acknowledged: start with it (--journal {was}) once more and end that in \
-             an orderly way, or give them up (--journal-discard)"
+            "the journal {was} holds acknowledged writes: start the server with it (--journal {was}) once more and end the server \
+             in an orderly way, or give the writes up (--journal-discard)"
         ),
     ))
 }

@@ -236,7 +236,7 @@ impl Inner {
                     // Another program has removed the object.
                     None if tries < TRIES => tries += 1,
                     None => {
-                        return Err(Error::because(libc::EBUSY, "a name was removed whenever it was made"));
+                        return Err(Error::because(libc::EBUSY, "a name was removed each time it was made"));
                     }
                 }
             }

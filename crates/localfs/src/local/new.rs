@@ -126,7 +126,7 @@ impl Inner {
                 Ok(Begun::Ready(Ready { taken, object, became, dir, name }))
             }
             Err(e) => {
-                tracing::debug!("something in stock does not become what is wanted: {e}");
+                tracing::debug!("an object of the stock does not get its attributes: {e}");
                 Ok(Begun::Otherwise)
             }
         }
@@ -198,7 +198,7 @@ impl Inner {
             })
         };
         if let Err(e) = moved {
-            tracing::debug!("something in stock does not get the name: {e}");
+            tracing::debug!("an object of the stock does not get its name: {e}");
             drop(taken);
             self.objects.forget_if_gone(&object);
             return Ok(Done { result: Got::Otherwise, object: None, touched: smallvec![], change: None });

@@ -299,7 +299,7 @@ impl Table {
         {
             // Records after a torn record would not be read again.
             state.file = None;
-            tracing::error!("the table of filehandles cannot be kept, they end with this server: {e}");
+            tracing::error!("the table of filehandles cannot be written; they end with this server: {e}");
             return Err(Error::because(libc::EIO, format!("the table of filehandles: {e}")));
         }
         self.dirty.store(true, Ordering::Release);
@@ -372,7 +372,7 @@ fn read(path: &Path, root: &Root) -> io::Result<Option<([u8; 16], Known)>> {
     if magic != MAGIC {
         return Err(io::Error::new(
             ErrorKind::InvalidData,
-            "no table of filehandles; remove it to make them stale",
+            "not a table of filehandles; remove it to make all filehandles stale",
         ));
     }
     if rest != root.to_bytes() {

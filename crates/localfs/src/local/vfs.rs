@@ -431,7 +431,7 @@ impl Vfs for Local {
                 Some(journal) => journal.close().map_err(|e| {
                     Error::because(
                         libc::EIO,
-                        format!("the journal keeps what it holds until the next start: {e}"),
+                        format!("the journal keeps its records until the next start: {e}"),
                     )
                 }),
                 None => Ok(()),

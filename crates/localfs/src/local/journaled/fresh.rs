@@ -73,7 +73,7 @@ impl Fresh {
             match keep(dir, FILE, &raw) {
                 Err(e) if matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                     tracing::warn!(
-                        "{FILE}: {e}; what a killed server had made and not answered will not be known"
+                        "{FILE}: {e}; after a kill, calls that were made and not answered may be made again"
                     );
                     return Ok(None);
                 }

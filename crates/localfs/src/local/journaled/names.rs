@@ -550,7 +550,7 @@ impl Redo<'_> {
             false => {
                 self.count.1 += 1;
                 tracing::warn!(
-                    "journal: a change cannot be made again, somebody else changed what it is of: {change:?}"
+                    "journal: a change cannot be made again, because another program changed its objects: {change:?}"
                 );
             }
         }
@@ -742,11 +742,11 @@ pub(super) fn checked(mark: Option<(OwnedFd, u64)>, last: u64) -> io::Result<Opt
         _ if last == 0 => Ok(None),
         Some(_) => Err(io::Error::new(
             ErrorKind::InvalidData,
-            format!("somebody changed the time of {MARK_FILE}, which says what of the journal was done"),
+            format!("another program changed the time of {MARK_FILE}; it is unknown which changes were made"),
         )),
         None => Err(io::Error::new(
             ErrorKind::NotFound,
-            format!("{MARK_FILE}, which says what of the journal was done, is missing"),
+            format!("{MARK_FILE} is missing; it is unknown which changes of the journal were made"),
         )),
     }
 }

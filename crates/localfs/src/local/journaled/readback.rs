@@ -203,7 +203,7 @@ impl Inner {
         let mut here = at;
         for (start, len, seq, source) in found.pieces(&object.fh, at, end) {
             if seq <= bare {
-                return Err(lost("bytes that were not committed are newer than the journal's"));
+                return Err(lost("uncommitted bytes are newer than those of the journal"));
             }
             self.fill(fd, &mut out, here, start)?;
             let bytes = journal.bytes_of(&source, len).map_err(|e| lost(&e.to_string()))?;
@@ -221,7 +221,7 @@ impl Inner {
         let Some(len) = end.checked_sub(from).filter(|&len| len > 0) else { return Ok(()) };
         let bytes = self.read_fd(fd, from, len as u32, false)?.data.into_bytes();
         if bytes.len() as u64 != len {
-            return Err(Error::because(libc::EIO, "the file was cut while the disk below fails"));
+            return Err(Error::because(libc::EIO, "the file was truncated while the disk below fails"));
         }
         out.extend_from_slice(&bytes);
         Ok(())
@@ -306,7 +306,7 @@ impl Inner {
         let fd = object.reopen(self.proc_fd.as_fd(), OFlags::RDWR).map_err(plain)?;
         let mut bytes = 0;
         {
-            let busy = || io::Error::new(io::ErrorKind::WouldBlock, "a call is at work with a file");
+            let busy = || io::Error::new(io::ErrorKind::WouldBlock, "a call uses a file");
             let _order = object.order.try_lock_for(BUSY_MAX).ok_or_else(busy)?;
             let pieces = {
                 let mut index = journal.readback.index.lock();

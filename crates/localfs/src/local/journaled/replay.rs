@@ -76,7 +76,7 @@ impl<'a> Replay<'a> {
         if wrote != len {
             return Err(io::Error::new(
                 ErrorKind::StorageFull,
-                "no room to apply it; make some and start again",
+                "no space to apply it; free some and start again",
             ));
         }
         self.times.insert(fh.clone(), mtime);
@@ -151,7 +151,7 @@ impl Refused {
         let name =
             std::fs::read_link(format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&self.file)));
         tracing::error!(
-            "journal: {} takes no bytes ({}); those that were acknowledged and are not in it are kept in {}, each at its offset",
+            "journal: {} refuses writes ({}); acknowledged bytes that it lacks are kept in {}, each at its offset",
             name.unwrap_or_default().display(),
             io::Error::from_raw_os_error(self.why),
             self.kept_at.display()

@@ -119,7 +119,7 @@ impl Stock {
         let stock = Self::open_in(place, (top, sealer), names, touched);
         stock
             .inspect_err(|e| {
-                tracing::info!("{}: {e}; what is new is synced", place.join(OUTER).display());
+                tracing::info!("{}: {e}; new files and directories are synced", place.join(OUTER).display());
             })
             .ok()
     }
@@ -131,7 +131,7 @@ impl Stock {
         touched: &Arc<Touched>,
     ) -> io::Result<Self> {
         if is_below(place, top)? {
-            return Err(io::Error::other("clients would see it"));
+            return Err(io::Error::other("clients would see the directory"));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let outer = made(rustix::fs::CWD, &place.join(OUTER), Mode::RWXU, rustix::process::getegid())?;
@@ -141,7 +141,7 @@ impl Stock {
         let dir = made(outer.as_fd(), Path::new(INNER), Mode::from_raw_mode(0o777), Gid::from_raw(GROUP))?;
         empty(dir.as_fd())?;
         if !is_plain(dir.as_fd()).map_err(plain)? {
-            return Err(io::Error::other("what is made there inherits something"));
+            return Err(io::Error::other("new files in the directory inherit properties of it"));
         }
         let (handle, _) = sys::name_to_handle(dir.as_fd(), c"").map_err(plain)?;
         let fh = sealer.seal(&handle).ok_or_else(|| io::Error::other("its handle is too long"))?;
@@ -280,7 +280,7 @@ impl Shared {
     fn fill(&self) {
         if let Err(e) = sys::own_umask() {
             // Without its own umask, the permissions are set when an object is taken.
-            tracing::debug!("no umask of its own: {e}");
+            tracing::debug!("the thread has no umask of its own: {e}");
         }
         let mut state = self.state.lock();
         while !state.over {
@@ -307,7 +307,7 @@ impl Shared {
                 }
                 Err(e) => {
                     if !std::mem::replace(&mut state.failed, true) {
-                        tracing::warn!("what is new is synced for a while: {e}");
+                        tracing::warn!("new files and directories are synced for a while: {e}");
                     }
                     self.filled.notify_all();
                     // Only the end wakes this wait. A call that finds no object goes on without

@@ -431,12 +431,12 @@ async fn changes_of_names_are_not_applied_without_knowing_which_are_done() {
     std::fs::remove_file(&mark).unwrap();
     let missing = with_journal(&dir, &state, 1, false).unwrap_err().to_string();
     assert!(
-        missing.contains("journal-position, which says what of the journal was done, is missing"),
+        missing.contains("journal-position is missing; it is unknown which changes of the journal were made"),
         "{missing}"
     );
     std::fs::write(&mark, kept).unwrap();
     let touched = with_journal(&dir, &state, 1, false).unwrap_err().to_string();
-    assert!(touched.contains("somebody changed the time of journal-position"), "{touched}");
+    assert!(touched.contains("another program changed the time of journal-position"), "{touched}");
     drop(with_journal(&dir, &state, 1, true).unwrap());
     drop(with_journal(&dir, &state, 1, false).unwrap());
 }
