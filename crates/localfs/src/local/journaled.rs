@@ -23,10 +23,10 @@
 //! directory says that the records of the journal are void. From then on stable writes are synced
 //! one by one. No call that needs the sync or the mark is acknowledged before both are done.
 //!
-//! The kernel reports an error of the disk below once, to the first descriptor that asks. So after
-//! the first error the journal frees no space and declares no record void. Reads of journaled bytes
-//! are answered from the journal. This ends when the records were written again without an error
-//! (`readback`), or when the next start applies them.
+//! The kernel may report an error of the disk below to one caller only. So after the first error
+//! the journal frees no space and declares no record void. Reads of journaled bytes are answered
+//! from the journal. This ends when the records were written again without an error (`readback`),
+//! or when the next start applies them.
 //!
 //! One gap remains. A local program may change the same bytes or the length of a file in the
 //! seconds between a stable write and the next checkpoint. After a power cut or a kill of the
