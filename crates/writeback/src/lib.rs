@@ -1,11 +1,12 @@
-//! Delayed changes: layers between a frontend and the server, each a `Vfs` over a `Vfs`.
+//! Delayed changes: layers between a frontend and the server. Each layer is a `Vfs` over a `Vfs`.
 //!
-//! It knows nothing of NFS and FUSE.
+//! The crate knows nothing of NFS and FUSE.
 //!
-//! - [`dirty`] answers writes at once and sends them later, merged.
-//! - [`ahead`] makes new objects here and sends them later, whole.
-//! - [`removals`] answers removals at once and sends them later, together.
-//! - [`wal`] keeps what these layers have acknowledged on the local disk until the server has it.
+//! - [`dirty`] answers writes at once. The server receives them later, merged.
+//! - [`ahead`] creates new objects in memory. The server receives them later, complete.
+//! - [`removals`] answers removals at once. The server receives them later, in batches.
+//! - [`wal`] keeps acknowledged changes of these layers on the local disk until the server has
+//!   them.
 
 #![forbid(unsafe_code)]
 

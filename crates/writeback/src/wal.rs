@@ -1,18 +1,25 @@
-//! A durable journal of delayed writes: a crash of the client loses nothing that was promised.
+//! A durable journal of delayed writes. Acknowledged writes survive a crash of the client.
 //!
-//! It knows nothing of NFS. The layer of delayed writes appends each write before it acknowledges
-//! it, says what it is about to send and what the server told of the file since, and which records
-//! the server has on stable storage. After a crash [`Wal::open`] finds what is left, and
-//! [`Wal::recover`] puts it where it belongs when the file is as it was left, or keeps it as a
-//! named conflict.
+//! The module knows nothing of NFS. The layer of delayed writes appends each write before the layer
+//! acknowledges the write. The layer also records the WRITEs that it is about to send and the
+//! attributes that the server returned. It records which writes the server has on stable storage.
+//! After a crash [`Wal::open`] reads the remaining records. [`Wal::recover`] writes their bytes to
+//! each file that is unchanged since, and keeps the others as named conflicts.
 //!
-//! - `record`: what is written; `log`: writing, syncing, giving room back; `place`: the directory,
-//!   and what tests put in its place.
-//! - `scan`: what a crash left; `replay`: what becomes of it; `made`: objects that the server does
-//!   not have; `conflict`: what could not be written.
+//! - `record`: the format of the records.
+//! - `log`: append, sync, and release of disk space.
+//! - `place`: the directory of the journal, which tests replace.
+//! - `scan`: the records that a crash left.
+//! - `replay`: the decision about each of these records.
+//! - `made`: objects that the server does not have.
+//! - `conflict`: bytes that could not be written to the server.
 //!
-//! A journal's directory has `lock`, `source` (for humans), `works` (or `failed`, when writes went
-//! past it), `*.wal`, `conflicts/` and `aside-*/` with what was damaged.
+//! A journal's directory has these entries:
+//!
+//! - `lock`, and `source` and `of`, which name the mounted file system;
+//! - `works`, or `failed` when later writes bypassed the journal;
+//! - `*.wal`, the segments;
+//! - `conflicts/`, and `aside-*/` with damaged or unreadable segments.
 
 mod conflict;
 mod log;
@@ -44,20 +51,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Names that are remembered for the paths of journaled files.
+/// Names that are kept for the paths of journaled files.
 const NAMES_MOST: usize = 64 << 10;
-/// Deepest path that is put together.
+/// Components of the longest path that is assembled.
 const DEPTH_MOST: usize = 256;
-/// A daemon that was just killed may take a moment to end.
+/// A killed daemon may take a moment to release its lock.
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// Why a journal cannot be used.
+/// The reason why a journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WalError {
-    /// Somebody has it.
+    /// Another mount uses the journal.
     #[error(
-        "the journal {0} is in use by another mount of the same export: give each its own cache directory (cache=DIR)"
+        "the journal {0} is in use by another mount of the same export: give each mount its own cache directory (cache=DIR)"
     )]
     Busy(PathBuf),
     /// The directory cannot be used.
@@ -69,10 +76,10 @@ pub enum WalError {
 pub struct Wal {
     dir: PathBuf,
     log: Arc<Log>,
-    /// A number that nobody outside knows.
+    /// A random number. The checksums of the records are keyed with it.
     key: u64,
     max_bytes: u64,
-    /// The last write did not go in.
+    /// The last write found the journal full.
     full: AtomicBool,
     names: Mutex<Names>,
     counters: Counters,
@@ -85,7 +92,7 @@ struct Names {
     of: HashMap<Fh, (Fh, Name)>,
 }
 
-/// Counted by the layer of delayed writes.
+/// Counters that the layer of delayed writes maintains.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub writes: AtomicU64,
@@ -95,44 +102,44 @@ pub(crate) struct Counters {
     pub local_commits: AtomicU64,
 }
 
-/// What the journal of a mount did so far, and what is in it.
+/// Counters of a mount's journal, and its present content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct WalStats {
     /// Files with bytes in the journal that the server may not have on stable storage.
     pub journal_files: u64,
-    /// Such bytes.
+    /// The number of these bytes.
     pub journal_bytes: u64,
-    /// What the journal takes on the local disk, in bytes.
+    /// Disk space of the journal, in bytes.
     pub journal_room_bytes: u64,
-    /// The most it may take.
+    /// The most disk space that the journal may take, in bytes.
     pub journal_max_bytes: u64,
-    /// Writes that were journaled.
+    /// Journaled writes.
     pub journal_writes: u64,
-    /// Bytes appended, with everything that goes with them.
+    /// Appended bytes, with the heads of records and segments.
     pub journal_appended_bytes: u64,
     /// Syncs of the local disk.
     pub journal_syncs: u64,
     /// Calls of fsync and close that were answered when the journal was durable (`exclusive`).
     pub journal_local_commits: u64,
-    /// Writes that waited for the server because the journal was full or failed.
+    /// Writes that waited for the server because the journal was full or had failed.
     pub journal_writes_through: u64,
-    /// Whether it takes nothing now (1).
+    /// 1 while the journal takes no records because of a failure, else 0.
     pub journal_failed: u64,
-    /// Files whose bytes were put at the server when this mount began, after a crash.
+    /// Files that this mount wrote to the server at its start, after a crash.
     pub journal_replayed_files: u64,
-    /// Those bytes.
+    /// The bytes of these files.
     pub journal_replayed_bytes: u64,
-    /// Conflicts that are kept.
+    /// Kept conflicts.
     pub conflicts: u64,
 }
 
 impl Wal {
-    /// Takes the journal in `dir`, making it when it is missing, with what a crash left in it. It
-    /// takes at most about `max_bytes` of disk. `source` is what is mounted, and `of` which file
-    /// system that is and in what protocol: a line each.
+    /// Opens the journal in `dir` and reads the records that a crash left. A missing directory is
+    /// created. The journal takes at most about `max_bytes` of disk space. `source` is the mounted
+    /// source. `of` names its file system and the protocol. Each is one line.
     ///
     /// # Errors
-    /// It cannot be used.
+    /// `Busy` when another mount uses the journal, `Io` when the directory cannot be used.
     pub async fn open(
         dir: &Path,
         (source, of): (&str, &str),
@@ -183,11 +190,11 @@ impl Wal {
         })
     }
 
-    /// Puts what a crash left where it belongs, or keeps it as conflicts; nothing may be written
-    /// through `below` meanwhile.
+    /// Writes the records of a crash to the server, or keeps them as conflicts. Nothing may be
+    /// written through `below` meanwhile.
     ///
     /// # Errors
-    /// What could not be put anywhere stays in the journal.
+    /// Local input and output. Records that were neither written nor kept stay in the journal.
     pub async fn recover(
         &self,
         below: Arc<dyn Vfs>,
@@ -216,7 +223,7 @@ impl Wal {
             self.log.trust()?;
             numbers.into_iter().for_each(|number| self.log.dead(number, 1));
             tracing::error!(
-                "the damaged journal is set aside as {}, what is whole of it is kept as conflicts",
+                "the damaged journal was moved to {}; its intact writes are kept as conflicts",
                 aside.display()
             );
         }
@@ -224,8 +231,9 @@ impl Wal {
         Ok(outcome)
     }
 
-    /// Keeps the bytes of a new file that the server refuses; path and time of its last change, in
-    /// seconds since 1970, are for humans. Blocks.
+    /// Keeps the bytes of a new file that the server refuses, and returns the name of the conflict.
+    /// `path` and `wall_s` are for humans. `wall_s` is the time of the last change in seconds since
+    /// 1970. Blocks.
     pub(crate) fn keep_new(
         &self,
         fh: &Fh,
@@ -257,19 +265,19 @@ impl Wal {
         self.conflicts().keep(&name, &about, |file| std::os::unix::fs::FileExt::write_all_at(file, data, 0))
     }
 
-    /// Conflicts that are kept beside it.
+    /// The conflicts in this journal's directory.
     pub fn conflicts(&self) -> Conflicts {
         Conflicts::of(&self.dir)
     }
 
-    /// Its directory.
+    /// The directory of the journal.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Why it takes nothing now.
+    /// The reason why the journal takes no records at the moment.
     pub fn trouble(&self) -> Option<String> {
-        let full = || format!("it is full ({} bytes): writes wait for the server", self.max_bytes);
+        let full = || format!("the journal is full ({} bytes): writes wait for the server", self.max_bytes);
         let is_full = || self.full.load(Relaxed) && self.is_half_full();
         self.log.trouble().or_else(|| is_full().then(full))
     }
@@ -294,7 +302,7 @@ impl Wal {
         }
     }
 
-    /// Ends it: what lives in it stays for the next mount.
+    /// Closes the journal. Live records stay for the next mount.
     pub fn close(&self) {
         self.log.close();
     }
@@ -307,12 +315,13 @@ impl Wal {
         &self.log
     }
 
-    /// Whether a write of so many bytes may be journaled.
+    /// Whether a write of `len` bytes may be journaled.
     pub(crate) fn takes(&self, len: u64) -> bool {
         if !self.log.works() {
             return false;
         }
-        // Near the limit it does not say so with every write.
+        // The slack keeps the state, and its message, from changing with every write near the
+        // limit.
         let slack = if self.full.load(Relaxed) { self.max_bytes / 8 } else { 0 };
         let full = self.log.bytes() + len + slack > self.max_bytes;
         if self.full.load(Relaxed) != full && self.full.swap(full, Relaxed) != full {
@@ -321,23 +330,23 @@ impl Wal {
                     "the journal of delayed writes is full ({} bytes): writes wait for the server",
                     self.max_bytes
                 ),
-                false => tracing::info!("the journal of delayed writes takes writes again"),
+                false => tracing::info!("the journal of delayed writes accepts writes again"),
             }
         }
         !full
     }
 
-    /// Whether it is time to give room back.
+    /// Whether the journal is more than half full, so that space should be released.
     pub(crate) fn is_half_full(&self) -> bool {
         self.log.bytes() > self.max_bytes / 2
     }
 
-    /// A directory that has no name here.
+    /// Notes a directory without a name as the root.
     pub(crate) fn is_root(&self, fh: &Fh) {
         self.names.lock().root.get_or_insert_with(|| own(fh));
     }
 
-    /// An object has a name.
+    /// Notes the name of an object.
     pub(crate) fn named(&self, fh: &Fh, dir: &Fh, name: &Name) {
         let mut names = self.names.lock();
         if names.of.get(fh).is_some_and(|(d, n)| d == dir && n == name) {
@@ -349,12 +358,12 @@ impl Wal {
         names.of.insert(own(fh), (own(dir), name.clone()));
     }
 
-    /// Whether that is the last known name of an object.
+    /// Whether this is the last known name of an object.
     pub(crate) fn is_named(&self, fh: &Fh, dir: &Fh, name: &Name) -> bool {
         self.names.lock().of.get(fh).is_some_and(|(d, n)| d == dir && n == name)
     }
 
-    /// The path of an object as far as it is known.
+    /// The path of an object, as far as the names are known.
     pub(crate) fn path(&self, fh: &Fh) -> Vec<u8> {
         let (names, mut parts, mut at) = (self.names.lock(), Vec::new(), fh);
         for _ in 0..DEPTH_MOST {
@@ -376,25 +385,26 @@ impl std::fmt::Debug for Wal {
     }
 }
 
-/// Not a slice of the message that the handle came in.
+/// Copies a filehandle, so that it does not keep the received message in memory.
 fn own(fh: &Fh) -> Fh {
     Fh(bytes::Bytes::copy_from_slice(&fh.0))
 }
 
-/// Whether the journal in a directory holds something that the server may not have; also one that
-/// cannot be read. Blocks.
+/// Whether the journal in a directory holds changes that the server may not have. True also for a
+/// journal that cannot be read. Blocks.
 pub fn holds(dir: &Path) -> bool {
     let numbers = place::segments(dir).unwrap_or_default();
     let left = scan::scan(&numbers, |n| place::read_segment(dir, n));
     !numbers.is_empty() && left.map_or(true, |left| !left.is_empty() || left.damage.is_some())
 }
 
-/// Journals beside that in `dir` that hold something and that nobody uses, each with what was
-/// mounted (`source`) and which file system that is (`of`), as [`Wal::open`] was told. Blocks.
+/// Unused journals next to the one in `dir` that hold changes. Each comes with the `source` and
+/// `of` that [`Wal::open`] got. Blocks.
 pub fn left_beside(dir: &Path) -> Vec<(PathBuf, String, String)> {
     let beside = dir.parent().and_then(|all| std::fs::read_dir(all).ok()).into_iter().flatten().flatten();
     let others = beside.map(|entry| entry.path()).filter(|path| path != dir);
-    // Shared: two who look at the same time do not take each other for its user.
+    // The lock is shared, so that two processes that look at the same time do not exclude each
+    // other.
     let is_used = |path: &PathBuf| {
         let lock = std::fs::File::open(path.join("lock")).map(|lock| lock.try_lock_shared().is_err());
         lock.unwrap_or(true)
@@ -418,7 +428,7 @@ async fn lock(dir: &Path) -> Result<Dir, WalError> {
     Err(WalError::Busy(dir.to_path_buf()))
 }
 
-/// Reads what is there and goes on behind it.
+/// Reads the existing segments and starts the log after them.
 fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
     let path = place.path().to_path_buf();
     let numbers = place::segments(&path)?;
@@ -426,7 +436,7 @@ fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
         Err(e) if e.kind() == ErrorKind::Unsupported => {
             let aside = set_aside(&path, &numbers, key)?;
             tracing::error!(
-                "the journal {} is of another version ({e}): set aside as {}; mount with the hither that wrote it to have it sent",
+                "the journal {} has another version ({e}) and was moved to {}; to send its writes, mount with the hither version that wrote it",
                 path.display(),
                 aside.display()
             );
@@ -442,18 +452,18 @@ fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
             place::Place::set_failed(&place, false)?;
             return Ok((Log::start(Box::new(place), key, left.last_seq, &[])?, left));
         }
-        left.damage = Some("its disk failed, and later writes are not in it".into());
+        left.damage = Some("its disk failed, and it lacks later writes".into());
     }
     let live = left.live();
     let live = |number| live.get(&number).copied().unwrap_or(0);
     if let Some(damage) = &left.damage {
         tracing::error!("the journal {} is damaged: {damage}", path.display());
-        // It stays where it is, one record more alive in each segment, until all of it is kept.
+        // Each segment stays in place, with one extra live record, until all its records are kept.
         let old: Vec<_> = left.segments.iter().map(|&(n, bytes)| (n, bytes, live(n) + 1)).collect();
         return Ok((Log::start(Box::new(place), key, left.last_seq, &old)?, left));
     }
     if left.torn_bytes > 0 {
-        tracing::info!("the journal {} ends in a torn record, as a crash leaves it", path.display());
+        tracing::info!("the journal {} ends in a torn record, which is normal after a crash", path.display());
     }
     let mut old = Vec::new();
     if left.is_empty() {
@@ -483,7 +493,7 @@ fn set_aside(dir: &Path, numbers: &[u64], key: u64) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
-/// Bytes that were sent and of which nobody has heard: where they go, and what they are.
+/// The bytes that were sent and not acknowledged, with their offsets.
 #[cfg(test)]
 pub(crate) fn scan_for_tests(numbers: &[u64], read: impl Fn(u64) -> Vec<u8>) -> Vec<(u64, Vec<u8>)> {
     let left = scan::scan(numbers, |n| Ok(read(n))).expect("it is readable");

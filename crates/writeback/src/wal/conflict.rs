@@ -1,9 +1,8 @@
-//! Bytes that were written here and could not be put where they belong: kept, named, until somebody
-//! decides.
+//! Bytes that this client could not write to the server, kept under a name until the user decides.
 //!
-//! It knows nothing of why. A conflict is a directory with `about.json` and `data`, a file with the
-//! bytes at their offsets and holes elsewhere. It appears at once and whole, by a rename, and is
-//! durable then.
+//! The module does not know why the bytes were refused. A conflict is a directory with the files
+//! `about.json` and `data`. `data` has the bytes at their offsets and holes elsewhere. A rename
+//! makes the complete, durable conflict visible.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File};
@@ -13,54 +12,54 @@ use std::path::{Path, PathBuf};
 
 /// Bytes compared at a time.
 const STEP_BYTES: u64 = 1 << 20;
-/// Conflicts of the same name that are told apart.
+/// The most conflicts that may share a name. A number tells them apart.
 const NAMES_TRIED: u32 = 1 << 16;
 
-/// What is known of a conflict.
+/// The description of a conflict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     /// Version of this description: 1.
     pub version: u32,
-    /// What was mounted.
+    /// The mounted source.
     pub source: String,
-    /// Last known path below the mount; empty when it never was known.
+    /// Last known path below the mount. Empty when the path was never known.
     pub path: String,
     /// Number of the file at the server.
     pub fileid: u64,
-    /// Its filehandle, hexadecimal.
+    /// The filehandle, hexadecimal.
     pub filehandle: String,
     /// Why the bytes were not written.
     pub why: String,
-    /// When the first and the last of them were written, in seconds since 1970.
+    /// The time at which the first of the bytes were written, in seconds since 1970.
     pub first_s: i64,
-    /// The last.
+    /// The time of the last write, in seconds since 1970.
     pub last_s: i64,
-    /// What is kept, in order and apart.
+    /// The kept ranges, in ascending order, without overlap.
     pub ranges: Vec<Range>,
 }
 
-/// Bytes that are kept, and who wrote them.
+/// A range of kept bytes, with the credentials of its writer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
     /// First byte.
     pub start_bytes: u64,
-    /// How many.
+    /// Length in bytes.
     pub len_bytes: u64,
     /// User.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
 impl About {
-    /// Sum of all ranges.
+    /// The sum of all ranges, in bytes.
     pub fn bytes(&self) -> u64 {
         self.ranges.iter().map(|r| r.len_bytes).sum()
     }
 
-    /// The filehandle.
+    /// The filehandle as bytes. `None` when the text is not hexadecimal.
     pub fn handle(&self) -> Option<Vec<u8>> {
         let digits = self.filehandle.as_bytes();
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
@@ -78,14 +77,14 @@ pub struct Conflicts {
 }
 
 impl Conflicts {
-    /// Those kept below a journal's directory, which need not exist.
+    /// The conflicts in a journal's directory. The directory need not exist.
     pub fn of(journal: &Path) -> Self {
         Self { dir: journal.join("conflicts") }
     }
 
-    /// Keeps bytes under a name, or under one like it when another conflict has that; `fill` writes
-    /// them to the file it gets. The very same one, found again after another crash, stays as it
-    /// is. The name.
+    /// Keeps bytes under `name` and returns the name that was used. When another conflict has that
+    /// name, a number is added. `fill` writes the bytes to the file that it receives. A conflict
+    /// with the same bytes of the same file, from an earlier crash, is kept once.
     pub fn keep(
         &self,
         name: &str,
@@ -123,10 +122,10 @@ impl Conflicts {
                 Ok(_) => {}
             }
         }
-        Err(io::Error::other(format!("too many conflicts are called {name}")))
+        Err(io::Error::other(format!("too many conflicts have the name {name}")))
     }
 
-    /// Whether the conflict of that name has these bytes of this file.
+    /// Whether the conflict `name` has the same bytes of the same file.
     fn is_same(&self, name: &str, about: &About, data: &File) -> bool {
         let Ok(other) = self.about(name) else { return false };
         let of = |a: &About| (a.filehandle.clone(), a.first_s, a.last_s, a.ranges.clone());
@@ -134,7 +133,7 @@ impl Conflicts {
         of(&other) == of(about) && about.ranges.iter().all(|r| same_bytes(&there, data, r).unwrap_or(false))
     }
 
-    /// All of them, by name.
+    /// All conflicts, sorted by name.
     pub fn list(&self) -> io::Result<Vec<(String, About)>> {
         let mut all = Vec::new();
         let entries = match std::fs::read_dir(&self.dir) {
@@ -152,7 +151,7 @@ impl Conflicts {
         Ok(all)
     }
 
-    /// How many there are.
+    /// The number of conflicts.
     pub fn count(&self) -> u64 {
         let shown = |e: &io::Result<std::fs::DirEntry>| {
             e.as_ref().is_ok_and(|e| !e.file_name().to_string_lossy().starts_with('.'))
@@ -160,21 +159,22 @@ impl Conflicts {
         std::fs::read_dir(&self.dir).map_or(0, |all| all.filter(shown).count() as u64)
     }
 
-    /// What is known of one.
+    /// The description of a conflict.
     pub fn about(&self, name: &str) -> io::Result<About> {
         let text = std::fs::read(self.place(name)?.join("about.json"))?;
         serde_json::from_slice(&text).map_err(|e| io::Error::new(ErrorKind::InvalidData, e))
     }
 
-    /// Its bytes, at their offsets.
+    /// The bytes of a conflict, at their offsets.
     pub fn data(&self, name: &str) -> io::Result<File> {
         File::open(self.place(name)?.join("data"))
     }
 
-    /// Drops one.
+    /// Removes a conflict.
     pub fn drop(&self, name: &str) -> io::Result<()> {
         let place = self.place(name)?;
-        // A half removed one must not look like one.
+        // The rename hides the conflict first, so that an interrupted removal leaves no partial
+        // conflict.
         let going = self.dir.join(format!(".new-{name}"));
         remove_tree(&going)?;
         std::fs::rename(&place, &going)?;
@@ -184,7 +184,7 @@ impl Conflicts {
 
     fn place(&self, name: &str) -> io::Result<PathBuf> {
         if name.is_empty() || name.starts_with('.') || name.contains('/') {
-            return Err(io::Error::new(ErrorKind::NotFound, "no name of a conflict"));
+            return Err(io::Error::new(ErrorKind::NotFound, "this is not the name of a conflict"));
         }
         Ok(self.dir.join(name))
     }
@@ -212,7 +212,7 @@ fn remove_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A name made of a path's last part and numbers that tell it from most others.
+/// A name of a path's last component and numbers that distinguish it from most other names.
 pub fn name_of(path: &[u8], fileid: u64, first_s: i64, seq: u64) -> String {
     let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     let plain = |b: &u8| match b {

@@ -1,12 +1,15 @@
-//! The journal's files while they are written: appending, becoming durable, giving room back.
+//! Writes the journal's files: append, sync, and release of disk space.
 //!
-//! It knows nothing of what the records say. Records are appended to segments of some 16 MiB by one
-//! thread, which takes all that came together meanwhile; [`Log::written`] ends when a record is
-//! where a kill of the process does not reach it (the kernel has it), [`Log::durable`] when a power
-//! cut does not either: another thread syncs, for all who wait at once, and by itself a second
-//! later. A record with bytes is dead when the layer above says so; segments are removed from the
-//! front as long as nothing in them lives. When the device fails nothing is acknowledged any more
-//! until [`Log::restart`] finds that nothing lives and begins anew.
+//! The module does not interpret the records. One thread appends them to segments of about 16 MiB.
+//! The thread writes all records that arrived since its last write together.
+//!
+//! [`Log::written`] ends when the kernel has a record, so that it survives a kill of the process.
+//! [`Log::durable`] ends when the record also survives a power cut. Another thread syncs for all
+//! waiting callers at once. Without a waiting caller it syncs after one second.
+//!
+//! A record with bytes lives until the layer above calls [`Log::dead`]. Segments without live
+//! records are removed, from the oldest one on. After a device failure no record is acknowledged
+//! until [`Log::restart`] succeeds. A restart requires that no record lives.
 
 use super::place::{Place, Segment};
 use super::record::{Record, SEGMENT_HEAD_BYTES, padding, segment_head};
@@ -18,19 +21,19 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// A segment is ended when it would become longer.
+/// The longest segment, in bytes. A record that would exceed it begins the next segment.
 const SEGMENT_BYTES: u64 = 16 << 20;
-/// What was written is synced by itself after that time.
+/// Written records are synced after this time at the latest.
 const SYNC_AFTER: Duration = Duration::from_secs(1);
-/// Parts from this length on are written from where they are.
+/// Parts of at least this length are written without a copy.
 const LARGE_BYTES: usize = 32 << 10;
 
-/// A record that was appended.
+/// An appended record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket {
-    /// Its number.
+    /// Sequence number of the record.
     pub seq: u64,
-    /// The segment it is in.
+    /// The segment that holds the record.
     pub segment: u64,
 }
 
@@ -38,19 +41,19 @@ pub struct Ticket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failed;
 
-/// A journal in use; see the module.
+/// A journal in use. See the module.
 pub struct Log {
     shared: Arc<Shared>,
     progress: watch::Receiver<Progress>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
-/// How far it is; changes together with `generation` when it begins anew.
+/// The progress of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Progress {
     written: u64,
     durable: u64,
-    /// Records up to this one are in a journal that failed.
+    /// Records up to this one belong to a journal that failed.
     lost: u64,
     failed: bool,
 }
@@ -58,9 +61,9 @@ struct Progress {
 struct Shared {
     place: Box<dyn Place>,
     state: Mutex<State>,
-    /// There is something to write.
+    /// Wakes the writer: a record is pending.
     work: Condvar,
-    /// There is something to sync or to remove.
+    /// Wakes the syncing thread: a sync or a removal is due.
     sync: Condvar,
     progress: watch::Sender<Progress>,
     segment_bytes: u64,
@@ -70,20 +73,20 @@ struct State {
     key: u64,
     next_seq: u64,
     pending: Vec<(Ticket, Record)>,
-    /// All there are, the one being written last.
+    /// All segments. The last one is being written.
     segments: VecDeque<Room>,
-    /// Segments whose names are to go, each when the record beside it is durable: what makes it
-    /// useless may be that one.
+    /// Segments to be removed, each with a record number. The segment is removed when that record
+    /// is durable, because a record up to that number may have replaced its content.
     removing: Vec<(u64, u64)>,
-    /// Records were taken to be written.
+    /// The writer has taken records and not yet written all of them.
     writing: bool,
-    /// Files with something that is not synced.
+    /// Files with records that are not synced.
     unsynced: Vec<Arc<dyn Segment>>,
-    /// A segment was made since the names were synced.
+    /// A segment was created since the last sync of the directory.
     new_name: bool,
-    /// The last record that a sync under way is about.
+    /// The last record that the running sync covers.
     syncing: u64,
-    /// Somebody waits for this record.
+    /// The last record for which a caller waits.
     wanted: u64,
     bytes: u64,
     live_records: u64,
@@ -106,7 +109,7 @@ pub struct LogStats {
     pub bytes: u64,
     /// Segments.
     pub segments: u64,
-    /// Records with bytes that live.
+    /// Live records with bytes.
     pub live_records: u64,
     /// Bytes appended so far.
     pub appended_bytes: u64,
@@ -115,10 +118,11 @@ pub struct LogStats {
 }
 
 impl Log {
-    /// Goes on behind what `old` says is there already: segments, their bytes and live records.
+    /// Starts a log after the existing segments. `old` lists number, bytes and live records of
+    /// each.
     ///
     /// # Errors
-    /// No threads.
+    /// The threads cannot be started.
     pub fn start(
         place: Box<dyn Place>,
         key: u64,
@@ -176,8 +180,8 @@ impl Log {
         Ok(Self { shared, progress: receiver, threads: Mutex::new(threads) })
     }
 
-    /// Appends a record; one with bytes lives until [`Log::dead`]. Never waits: nothing is promised
-    /// before [`Log::written`].
+    /// Appends a record. A record with bytes lives until [`Log::dead`]. Never waits. The record is
+    /// safe only after [`Log::written`].
     pub fn append(&self, record: Record) -> Ticket {
         let (len, lives) = (record.room_bytes(), !record.data.is_empty());
         let mut state = self.shared.state.lock();
@@ -205,7 +209,8 @@ impl Log {
         ticket
     }
 
-    /// Records of that segment live no more; what only held them is removed.
+    /// Ends the life of `records` records of a segment. Leading segments without live records are
+    /// removed.
     pub fn dead(&self, segment: u64, records: u64) {
         let mut state = self.shared.state.lock();
         state.live_records = state.live_records.saturating_sub(records);
@@ -227,25 +232,25 @@ impl Log {
         }
     }
 
-    /// Waits until the kernel has a record: killing this process loses nothing of it.
+    /// Waits until the kernel has a record. The record then survives a kill of the process.
     ///
     /// # Errors
-    /// It will not.
+    /// The journal failed before the record was written.
     pub async fn written(&self, seq: u64) -> Result<(), Failed> {
         self.wait(seq, |p| p.written).await
     }
 
-    /// The last record that was appended.
+    /// The last appended record.
     pub fn last(&self) -> u64 {
         self.shared.state.lock().next_seq - 1
     }
 
-    /// The last record that is on stable storage.
+    /// The last record on stable storage.
     pub fn durable_upto(&self) -> u64 {
         self.shared.progress.borrow().durable
     }
 
-    /// The last record that may be: it is being synced.
+    /// The last record that may be on stable storage, because a sync that covers it has begun.
     pub fn durable_soon_upto(&self) -> u64 {
         let syncing = self.shared.state.lock().syncing;
         syncing.max(self.durable_upto())
@@ -254,7 +259,7 @@ impl Log {
     /// Waits until a record is on stable storage.
     ///
     /// # Errors
-    /// It will not be.
+    /// The journal failed before the record was durable.
     pub async fn durable(&self, seq: u64) -> Result<(), Failed> {
         {
             let mut state = self.shared.state.lock();
@@ -273,12 +278,12 @@ impl Log {
         }
     }
 
-    /// Why nothing is written now.
+    /// The reason of the failure, while the journal has failed.
     pub fn trouble(&self) -> Option<String> {
         self.shared.state.lock().failed.clone()
     }
 
-    /// Whether it takes records.
+    /// Whether the journal takes records.
     pub fn works(&self) -> bool {
         !self.progress.borrow().failed
     }
@@ -300,9 +305,9 @@ impl Log {
         }
     }
 
-    /// After a failure, when nothing lives: removes what there is and takes records again. False
-    /// when something lives, and when the disk does not let go of the old records: the next mount
-    /// would take them for what is left. Blocks.
+    /// Restarts the journal after a failure when no record lives. The old segments are removed
+    /// first, because the next mount would replay them. Returns false when a record lives or when
+    /// the disk does not remove the old segments. Blocks.
     pub fn restart(&self) -> bool {
         let old = {
             let state = self.shared.state.lock();
@@ -315,12 +320,13 @@ impl Log {
         let place = &self.shared.place;
         let removed = old.iter().try_for_each(|number| place.remove(*number));
         if let Err(e) = removed.and_then(|()| place.sync_names()).and_then(|()| place.set_failed(false)) {
-            tracing::debug!("the journal of delayed writes is not begun anew: {e}");
+            tracing::debug!("the journal of delayed writes cannot restart: {e}");
             return false;
         }
         let mut state = self.shared.state.lock();
         if state.live_records > 0 {
-            // Written meanwhile, and lost: its removal is still to come.
+            // A record was appended meanwhile and lost. The layer above still has to call
+            // [`Log::dead`].
             return false;
         }
         let number = state.segments.back().map_or(1, |s| s.number + 1);
@@ -339,16 +345,16 @@ impl Log {
         true
     }
 
-    /// What a failure left is somewhere else now.
+    /// Clears the mark of a failure, once the records before the failure are kept elsewhere.
     ///
     /// # Errors
-    /// That cannot be written down.
+    /// The mark cannot be cleared.
     pub fn trust(&self) -> io::Result<()> {
         self.shared.place.set_failed(false)
     }
 
-    /// Ends the threads; what was appended is written and synced. When nothing lives, nothing
-    /// stays.
+    /// Writes and syncs all appended records and ends the threads. When no record lives, all
+    /// segments are removed.
     pub fn close(&self) {
         self.shared.state.lock().closed = true;
         self.shared.work.notify_all();
@@ -378,7 +384,7 @@ impl Drop for Log {
 }
 
 impl Shared {
-    /// The writer: takes what has come together.
+    /// The writer: writes all pending records in batches.
     fn write(&self) {
         let mut current: Option<(u64, Arc<dyn Segment>)> = None;
         loop {
@@ -402,7 +408,8 @@ impl Shared {
                 continue;
             }
             self.progress.send_modify(|p| p.written = p.written.max(last));
-            // Under the lock: the thread that syncs has either not looked yet, or waits already.
+            // The lock orders this with the syncing thread: that thread either has not checked yet,
+            // or already waits.
             self.state.lock().writing = false;
             self.sync.notify_one();
         }
@@ -462,17 +469,18 @@ impl Shared {
         state.pending.clear();
         if state.failed.is_none() {
             tracing::error!(
-                "the journal of delayed writes fails, writes wait for the server from now on: {e}"
+                "the journal of delayed writes has failed, writes wait for the server from now on: {e}"
             );
             state.failed = Some(e.to_string());
         }
         self.progress.send_modify(|p| p.failed = true);
     }
 
-    /// Syncs when somebody waits, and by itself; removes what is dead.
+    /// The syncing thread: syncs for waiting callers and after [`SYNC_AFTER`], and removes dead
+    /// segments.
     fn make_durable(&self) {
         loop {
-            // When the first of the records was there that nobody waits for.
+            // The deadline for records without a waiting caller.
             let mut since = None;
             let (files, names, target, closed) = {
                 let mut state = self.state.lock();
@@ -493,12 +501,12 @@ impl Shared {
                         continue;
                     }
                     let until = *since.get_or_insert_with(|| Instant::now() + SYNC_AFTER);
-                    // Not anew with every write: there may always be one more.
+                    // Later writes do not extend the deadline, since they might never stop.
                     if self.sync.wait_until(&mut state, until.into_std()).timed_out() {
                         break;
                     }
                 }
-                // Before the files are looked at: what is written by now is in them.
+                // This precedes the copy of the files: they contain all records written so far.
                 let target = self.progress.borrow().written;
                 state.syncing = target;
                 (state.unsynced.clone(), std::mem::take(&mut state.new_name), target, state.closed)
@@ -510,7 +518,7 @@ impl Shared {
             }
             for number in self.removable() {
                 if let Err(e) = self.place.remove(number) {
-                    tracing::warn!("journal of delayed writes: removing segment {number:016x}: {e}");
+                    tracing::warn!("the journal of delayed writes cannot remove segment {number:016x}: {e}");
                 }
             }
             if closed && self.progress.borrow().failed {
@@ -519,7 +527,7 @@ impl Shared {
         }
     }
 
-    /// Segments that nothing needs any more: what says so is durable.
+    /// Segments that may be removed, because the records that replaced their content are durable.
     fn removable(&self) -> Vec<u64> {
         let mut state = self.state.lock();
         let p = *self.progress.borrow();
@@ -543,7 +551,7 @@ impl Shared {
     fn synced(&self, files: &[Arc<dyn Segment>], target: u64) {
         let mut state = self.state.lock();
         state.syncs += 1;
-        // The newest one is written on.
+        // The newest segment is still being written.
         let done = files.len().saturating_sub(1);
         state.unsynced.retain(|file| !files[..done].iter().any(|f| Arc::ptr_eq(f, file)));
         drop(state);

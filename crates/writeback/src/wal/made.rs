@@ -1,9 +1,9 @@
-//! New objects that wait here: making them at the server, also when that was tried before, and what
-//! a crash left of them.
+//! Creates pending objects at the server, during a mount and after a crash.
 //!
-//! It knows nothing of how they are kept while a mount runs. A name that exists already is taken
-//! for an earlier try of this client when what is there could be that: a directory, the same link,
-//! a file in which nothing stands but bytes of ours and zeros.
+//! The module does not know how pending objects are kept during a mount. After EEXIST it checks
+//! whether an earlier attempt of this client created the existing object. An attempt is recognised
+//! by a directory, by a link with the same target, or by a file that contains only our bytes and
+//! zeros.
 
 use super::log::Ticket;
 use super::record::{Attributes, Event, Record, What};
@@ -22,19 +22,19 @@ use tokio::time::Instant;
 
 /// Bytes compared at a time.
 const STEP_BYTES: usize = 1 << 20;
-/// Objects that are made at a time.
+/// Objects created at a time.
 const AT_ONCE: usize = 16;
 
-/// An object to be made.
+/// A pending object.
 #[derive(Debug, Clone)]
 pub(crate) struct New {
-    /// Its kind.
+    /// The kind of the object.
     pub what: What,
-    /// Who made it.
+    /// The credentials of its creator.
     pub cred: Arc<Cred>,
     /// Permission bits (07777).
     pub mode: u32,
-    /// Access and modification time, when they are not to be the server's.
+    /// Access and modification time. The server chooses a missing one.
     pub times: (Option<Time>, Option<Time>),
     /// All bytes of a file.
     pub data: Bytes,
@@ -51,7 +51,8 @@ impl New {
         }
     }
 
-    /// What the server is asked for. The times of a directory are set when what is in it is there.
+    /// The request to the server. The times of a directory are set later, when its content is
+    /// there.
     fn creation(&self, name: &Name) -> Creation {
         let (kind, set) = match &self.what {
             What::File => (NewKind::File(Data::from(self.data.clone())), self.set()),
@@ -64,8 +65,8 @@ impl New {
     }
 }
 
-/// Makes objects of one maker in a directory at the server; outcomes in their order: the server's
-/// errors, `EEXIST` when something else has the name.
+/// Creates objects of one creator in a directory at the server. The results have the order of
+/// `new`. Errors are those of the server. `EEXIST` means that a different object has the name.
 pub(crate) async fn put(below: &dyn Vfs, dir: &Fh, new: &[(Name, New)]) -> Vec<Result<Node>> {
     let Some((_, first)) = new.first() else { return Vec::new() };
     let cx = Cx::new(first.cred.clone());
@@ -88,7 +89,7 @@ async fn set_times(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<No
     Ok(Node { attrs, ..node })
 }
 
-/// Takes what has the name for an earlier try, where it can be that; `None` where it cannot.
+/// Adopts the existing object as the result of an earlier attempt. `None` when it cannot be one.
 async fn adopt(below: &dyn Vfs, cx: &Cx, (dir, name): (&Fh, &Name), new: &New) -> Option<Result<Node>> {
     let fresh = cx.fresh(Instant::now());
     let trail = match below.walk(&fresh, Where::name(dir, name), Want::default()).await {
@@ -113,7 +114,7 @@ async fn adopt(below: &dyn Vfs, cx: &Cx, (dir, name): (&Fh, &Name), new: &New) -
     }
 }
 
-/// Writes a file of an earlier try again; `None` when something else stands in it.
+/// Rewrites a file of an earlier attempt. `None` when the file contains other bytes.
 async fn fill(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Option<Node>> {
     let (cx, open) = match super::open_as(below, cx.cred.clone(), &node.fh).await {
         Ok(opened) => opened,
@@ -157,7 +158,7 @@ async fn fill(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Option<
     Ok(Some(Node { attrs, ..node }))
 }
 
-/// Sets times of a directory that waited for what is in it.
+/// Sets the times of a directory, after its content was created.
 pub(crate) async fn set_directory(below: &dyn Vfs, dir: &Fh, set: &Attributes) -> Result<()> {
     let cx = Cx::new(set.cred.clone());
     let to = |time: Option<Time>| time.map(SetTime::To);
@@ -165,7 +166,7 @@ pub(crate) async fn set_directory(below: &dyn Vfs, dir: &Fh, set: &Attributes) -
     below.setattr(&cx, At { fh: dir, open: None }, &set).await.map(drop)
 }
 
-/// What was made of the objects that a crash left.
+/// The result for the objects that a crash left.
 #[derive(Debug, Default)]
 pub(super) struct Remade {
     pub files: u64,
@@ -173,15 +174,16 @@ pub(super) struct Remade {
     pub kept: Vec<(String, String, String)>,
 }
 
-/// A file's bytes, and what the journal has of them.
+/// The journaled bytes of each pending file.
 struct Bodies(HashMap<Fh, FileLeft>);
 
 impl One {
-    /// Makes what the server does not have: directories from above, then what is in them; then the
-    /// times of directories. What cannot be made is kept as a conflict.
+    /// Creates the pending objects: first directories, parents before children, then the other
+    /// objects, then the times of directories. An object that cannot be created is kept as a
+    /// conflict.
     ///
     /// # Errors
-    /// What can neither be made nor kept stays in the journal.
+    /// Local input and output. An object that was neither created nor kept stays in the journal.
     pub(super) async fn make_all(
         self: &Arc<Self>,
         left: &mut Left,
@@ -199,16 +201,16 @@ impl One {
         let (dirs, others): (Vec<_>, Vec<_>) =
             made.into_iter().partition(|(_, made)| made.new.what == What::Directory);
         let mut ended = Vec::new();
-        // What was moved may be in a directory that was made after it.
+        // A moved directory may be in a directory that was created after it.
         let mut waiting = dirs;
         while !waiting.is_empty() {
             let here: Vec<Fh> = waiting.iter().map(|(fh, _)| fh.clone()).collect();
             let (later, now): (Vec<_>, Vec<_>) =
                 waiting.into_iter().partition(|(_, made)| here.contains(&made.new.dir));
             if now.is_empty() {
-                // A circle: nobody made that.
+                // A cycle. No sequence of operations creates one.
                 for (fh, made) in later {
-                    let why = "its directory is not to be found".to_string();
+                    let why = "its directory cannot be found".to_string();
                     self.keep_made(&fh, &made, None, &paths, why, &mut out).await?;
                     ended.push((fh, made, None));
                 }
@@ -258,7 +260,7 @@ impl One {
                 }
             }
         }
-        // Not before what is in them is there.
+        // The times are set after the content, because each creation changes them.
         for (_, made, node) in &ended {
             if let (What::Directory, Some(node)) = (&made.new.what, node) {
                 let (atime, mtime) = made.times;
@@ -284,11 +286,12 @@ impl One {
             return;
         }
         if let Err(e) = set_directory(&*self.r.below, dir, set).await {
-            tracing::warn!(error = %e, "the times of a directory of before a crash cannot be set");
+            tracing::warn!(error = %e, "the times of a directory from before a crash cannot be set");
         }
     }
 
-    /// It is durable that nothing of this is to be made again; then the records go.
+    /// Journals the results and waits until they are durable. Then the records of the objects are
+    /// released.
     async fn retire(
         &self,
         ended: Vec<(Fh, MadeLeft, Option<Node>)>,
@@ -303,7 +306,7 @@ impl One {
         sets.iter().for_each(|(fh, _)| note(fh, Event::Gone));
         let Some(Ticket { seq, .. }) = last else { return };
         if self.r.log.durable(seq).await.is_err() {
-            // The segments stay: at the next start everything is there, and recognised.
+            // The segments stay. The next start finds the objects at the server and adopts them.
             return;
         }
         records.into_iter().for_each(|(segment, _)| self.r.log.dead(segment, 1));
@@ -331,7 +334,7 @@ impl One {
         };
         let put = put(&*self.r.below, dir, &[(made.name.clone(), new)]).await.pop();
         put.unwrap_or_else(|| Err(Error::new(libc::EIO))).map_err(|e| match e.errno {
-            libc::EEXIST => "something else has its name".to_string(),
+            libc::EEXIST => "another object has its name".to_string(),
             libc::ENOENT | libc::ESTALE => format!("its directory was removed ({e})"),
             _ => format!("it cannot be created: {e}"),
         })
@@ -370,7 +373,7 @@ impl One {
     ) -> io::Result<()> {
         let path = self.path_of(made, paths);
         if made.new.what != What::File {
-            tracing::error!(%path, %why, "what was made before a crash is not at the server");
+            tracing::error!(%path, %why, "an object created before a crash cannot be created at the server");
             return Ok(());
         }
         let mut file = body.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Where a journal's segments are: the lowest interface, through which tests tear writes and fill
-//! the disk.
+//! The storage of a journal's segments. Tests replace this lowest interface to tear writes and to
+//! fill the disk.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::{DirBuilder, File};
@@ -8,33 +8,33 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The file that says that everything is journaled,
+/// The file that exists while all writes are journaled.
 const WORKS: &str = "works";
-/// and what it is called when not.
+/// The name of that file while writes bypass the journal.
 const FAILED: &str = "failed";
 
 /// A directory of segments. All calls block.
 pub trait Place: Send + Sync + 'static {
-    /// Makes an empty segment.
+    /// Creates an empty segment.
     fn create(&self, number: u64) -> io::Result<Arc<dyn Segment>>;
-    /// Removes one.
+    /// Removes a segment. Succeeds when the segment does not exist.
     fn remove(&self, number: u64) -> io::Result<()>;
-    /// Makes durable which segments there are.
+    /// Makes the directory entries of the segments durable.
     fn sync_names(&self) -> io::Result<()>;
-    /// Writes go past it from now on: what a crash leaves in it is not all there is; or that is
-    /// over. Durable on return.
+    /// Sets or clears the mark of a failed journal. Writes bypass a failed journal, so that its
+    /// records are incomplete after a crash. Durable on return.
     fn set_failed(&self, failed: bool) -> io::Result<()>;
 }
 
 /// A segment being written.
 pub trait Segment: Send + Sync + 'static {
-    /// Puts bytes behind those that are there.
+    /// Appends bytes.
     fn append(&self, bytes: &[u8]) -> io::Result<()>;
-    /// Makes them durable.
+    /// Makes the appended bytes durable.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// A real directory, ours while this lives.
+/// A real directory. It is locked during the life of this value.
 #[derive(Debug)]
 pub struct Dir {
     path: PathBuf,
@@ -43,8 +43,8 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// Makes the directory when it is missing, only for us, and locks it; `WouldBlock` when
-    /// somebody else has it.
+    /// Locks the directory. A missing directory is created with mode 0700. `WouldBlock` when
+    /// another process holds the lock.
     pub fn open(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         private(path)?;
@@ -57,7 +57,7 @@ impl Dir {
         }
         let this = Self { path: path.to_path_buf(), names: File::open(path)?, _lock: lock };
         if !this.is_failed() {
-            // It is renamed when the disk is full: that takes no room.
+            // The file exists in advance, because a rename succeeds on a full disk.
             rustix::fs::open(path.join(WORKS), flags, Mode::RUSR | Mode::WUSR)?;
         }
         Ok(this)
@@ -70,12 +70,12 @@ impl Dir {
         (&file).write_all(text.as_bytes())
     }
 
-    /// Whether writes went past it when it was used last.
+    /// Whether writes bypassed the journal at the end of its last use.
     pub fn is_failed(&self) -> bool {
         std::fs::symlink_metadata(self.path.join(FAILED)).is_ok()
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -84,7 +84,8 @@ impl Dir {
         segment_path(&self.path, number)
     }
 
-    /// Cuts a segment that a crash left torn; with a head, it is begun anew with that.
+    /// Truncates a segment after its last whole record. With `head`, the segment is rewritten with
+    /// that head alone.
     pub fn mend(&self, number: u64, keep_bytes: u64, head: Option<&[u8]>) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file: File = rustix::fs::open(self.segment(number), flags, Mode::empty())?.into();
@@ -100,24 +101,24 @@ impl Dir {
     }
 }
 
-/// Whether a directory is one, no link, and ours alone.
+/// Checks that the path is a directory, not a link, and that only the present user can access it.
 fn private(path: &Path) -> io::Result<()> {
     let meta = std::fs::symlink_metadata(path)?;
     let refused = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
     if !meta.is_dir() {
-        return refused("is no directory; give another one (journal-dir=DIR)".into());
+        return refused("is not a directory; choose another one (journal-dir=DIR)".into());
     }
     if meta.uid() != rustix::process::geteuid().as_raw() {
         let uid = meta.uid();
-        return refused(format!("belongs to uid {uid}; give another one (journal-dir=DIR)"));
+        return refused(format!("belongs to uid {uid}; choose another one (journal-dir=DIR)"));
     }
     if meta.mode() & 0o077 != 0 {
-        return refused(format!("others may use it; chmod 700 {}", path.display()));
+        return refused(format!("other users can access it; chmod 700 {}", path.display()));
     }
     Ok(())
 }
 
-/// Numbers of the segments in a directory, in order.
+/// The numbers of the segments in a directory, ascending.
 pub fn segments(dir: &Path) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -136,7 +137,7 @@ pub fn read_segment(dir: &Path, number: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A segment to read.
+/// Opens a segment for reading.
 pub fn open_segment(dir: &Path, number: u64) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     Ok(rustix::fs::open(segment_path(dir, number), flags, Mode::empty())?.into())

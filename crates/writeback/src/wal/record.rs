@@ -1,141 +1,142 @@
-//! What is in a journal of delayed writes: records, and their bytes.
+//! The format of a journal of delayed writes: segments, records and their bytes.
 //!
-//! It knows nothing of files and of when something is written. A record has a head (magic, number,
-//! how far the journal was durable when it was made, length, kind, checksum) and a payload, padded
-//! to eight bytes. The checksum is keyed with a number of its segment that nobody outside knows:
-//! bytes of a program that look like a record are none.
+//! The module knows nothing of files and of the time of a write. A record has a head and a payload,
+//! padded to eight bytes. The head has the magic, the number, the last durable record at that time,
+//! the length, the kind and the checksum. The checksum is keyed with a random number of the
+//! segment. Bytes of a program that imitate a record therefore fail the check.
 
 use hither_vfs::{Attrs, Cred, Data, Fh, Time};
 use std::hash::Hasher;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// What a record starts with.
+/// The first bytes of a record.
 pub const MAGIC: u64 = 0x6c77_7265_6874_6968;
 /// Length of a record's head.
 pub const HEAD_BYTES: usize = 40;
 /// Records begin at multiples of this.
 pub const ALIGN_BYTES: usize = 8;
-/// Longest path that is kept, in bytes.
+/// The longest path that is kept, in bytes.
 pub const PATH_MAX_BYTES: usize = 4096;
-/// Most groups of a writer that are kept.
+/// The most groups of a writer that are kept.
 const GROUPS_MAX: usize = 1024;
-/// What a segment starts with.
+/// The first bytes of a segment.
 const SEGMENT_MAGIC: &[u8; 8] = b"hitherwl";
 /// Version of segments and records.
 pub const VERSION: u32 = 3;
-/// The first version, which is read as well: it only lacks the kinds of records that came later.
+/// The oldest version that is read. It only lacks the later kinds of records.
 const VERSION_FIRST: u32 = 1;
 /// Length of a segment's head.
 pub const SEGMENT_HEAD_BYTES: usize = 40;
 
-/// A state that a file had at the server, as a reply told.
+/// A state of a file, as a reply of the server reported it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Base {
-    /// Its change attribute.
+    /// The change attribute.
     pub change: u64,
-    /// Its length.
+    /// The length of the file.
     pub size_bytes: u64,
-    /// Its modification time.
+    /// The modification time.
     pub mtime: Time,
 }
 
 impl Base {
-    /// The state that these attributes tell.
+    /// The state in these attributes.
     pub fn of(attrs: &Attrs) -> Self {
         let a = &attrs.attr;
         Self { change: a.change, size_bytes: a.size_bytes, mtime: a.mtime }
     }
 }
 
-/// Whose bytes these are and what was known.
+/// The description of a journaled write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
     /// Number of the file at the server, for humans.
     pub fileid: u64,
-    /// Last known path below the mount, for humans; may be empty.
+    /// Last known path below the mount, for humans. May be empty.
     pub path: Vec<u8>,
-    /// Who wrote.
+    /// The credentials of the writer.
     pub cred: Arc<Cred>,
-    /// Where.
+    /// The offset in the file.
     pub offset_bytes: u64,
-    /// The file as the server told last.
+    /// The last state that the server reported.
     pub base: Option<Base>,
-    /// When, by the clock on the wall, in seconds since 1970.
+    /// The wall clock time of the write, in seconds since 1970.
     pub wall_s: i64,
 }
 
-/// What happened to a file.
+/// An event in the life of a file or name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A program wrote; the bytes follow.
+    /// A program wrote. The bytes follow.
     Data(Write),
-    /// Bytes of a range, of records up to a number, are about to be sent.
+    /// A range is about to be sent, with bytes of records up to `upto`.
     Sent {
         /// First byte.
         start_bytes: u64,
-        /// One past the last.
+        /// One past the last byte. `u64::MAX` for a truncation.
         end_bytes: u64,
-        /// Last record that may be in it.
+        /// The last record that may be in the range.
         upto: u64,
     },
-    /// The same arrived; the file afterwards, when the reply told.
+    /// The server answered the WRITE of such a range.
     Landed {
         /// First byte.
         start_bytes: u64,
-        /// One past the last.
+        /// One past the last byte.
         end_bytes: u64,
-        /// Last record that may be in it.
+        /// The last record that may be in the range.
         upto: u64,
-        /// The file then.
+        /// The state of the file after the WRITE, when the reply had one.
         base: Option<Base>,
     },
-    /// The server told a state of the file.
+    /// The server reported a state of the file.
     State(Base),
-    /// Everything up to that record is on the server's stable storage, or given up with the
-    /// program's knowledge.
+    /// All bytes up to that record are on the server's stable storage, or were given up with an
+    /// error to the program.
     Retire(u64),
-    /// What was written before this to a range no longer counts: the file was cut, or something
-    /// else is there.
+    /// Earlier writes to a range no longer count, because the file was truncated or the range was
+    /// replaced.
     Void {
         /// First byte.
         start_bytes: u64,
-        /// One past the last.
+        /// One past the last byte.
         end_bytes: u64,
     },
-    /// This client is about to change names or attributes of the file: its change attribute moves,
-    /// its bytes do not. Of an object that the server does not have: it is about to be created
-    /// there.
+    /// This client is about to change names or attributes of the file. The change attribute
+    /// changes, the bytes do not. For a pending object: the object is about to be created at the
+    /// server.
     Touched,
-    /// An object was made that the server does not have; its name follows.
+    /// A pending object was created. Its name follows.
     Made(New),
-    /// It has another name now, in that directory; the name follows.
+    /// The pending object has a new name in that directory. The name follows.
     Moved(Fh),
-    /// Attributes of such an object were set, or of a directory in which such objects are: those
-    /// times that are to be its own when they are at the server.
+    /// Attributes of a pending object were set, or times of a directory with pending objects. The
+    /// directory gets these times after its pending objects were created at the server.
     Set(Attributes),
-    /// The server has it now, under this handle.
+    /// The pending object was created at the server and has this filehandle.
     There(Fh),
-    /// It was removed before, or those attributes are set, or it was given up with a conflict.
+    /// The pending object was removed before its creation, or was given up with a conflict, or the
+    /// times of the directory were set.
     Gone,
-    /// A name of an object that the server has was removed here; the name follows.
+    /// A name of an object at the server was removed locally. The name follows.
     Removed(Removed),
-    /// The server has removed it as well, or refuses to.
+    /// The server has removed the name, or refuses to.
     Settled,
 }
 
-/// A name that was removed.
+/// A removed name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
-    /// The directory it was in.
+    /// The directory of the name.
     pub dir: Fh,
-    /// Who removed it.
+    /// The credentials of the remover.
     pub cred: Arc<Cred>,
-    /// What it led to is a directory.
+    /// The name led to a directory.
     pub is_dir: bool,
 }
 
-/// What a new object is.
+/// The kind of a new object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// A regular file.
@@ -149,22 +150,22 @@ pub enum What {
 /// A new object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct New {
-    /// The directory it is in.
+    /// The directory of the object.
     pub dir: Fh,
-    /// Its kind.
+    /// The kind.
     pub what: What,
     /// Permission bits (07777).
     pub mode: u32,
-    /// Who made it.
+    /// The credentials of the creator.
     pub cred: Arc<Cred>,
-    /// When, by the server's clock as far as it is known.
+    /// The time of creation, by the server's clock as far as it is known.
     pub time: Time,
 }
 
-/// Attributes that were set; `None` leaves one as it is.
+/// Attributes that were set. `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
-    /// Who set them.
+    /// The credentials of the caller that set them.
     pub cred: Arc<Cred>,
     /// Permission bits (07777).
     pub mode: Option<u32>,
@@ -181,15 +182,15 @@ pub struct Attributes {
 pub struct Record {
     /// The file.
     pub fh: Fh,
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// The bytes of [`Event::Data`], the name of [`Event::Made`], [`Event::Moved`] and
+    /// The bytes of [`Event::Data`], or the name of [`Event::Made`], [`Event::Moved`] and
     /// [`Event::Removed`].
     pub data: Data,
 }
 
 impl Record {
-    /// One without bytes.
+    /// A record without bytes.
     pub fn of(fh: &Fh, event: Event) -> Self {
         Self { fh: fh.clone(), event, data: Data::default() }
     }
@@ -245,13 +246,13 @@ impl Record {
         out
     }
 
-    /// Bytes that the record takes in a segment.
+    /// The space of the record in a segment, in bytes.
     pub fn room_bytes(&self) -> u64 {
         let payload = self.front().len() + self.data.len();
         (HEAD_BYTES + payload).next_multiple_of(ALIGN_BYTES) as u64
     }
 
-    /// Head and front of the payload; the bytes follow, and then [`padding`].
+    /// Head and front of the payload. The bytes and the [`padding`] come after these.
     pub fn encode(&self, seq: u64, durable: u64, key: u64) -> Vec<u8> {
         let front = self.front();
         let len = front.len() + self.data.len();
@@ -271,7 +272,7 @@ impl Record {
     }
 }
 
-/// Zeros behind a payload of so many bytes.
+/// The zeros after a payload of this length.
 pub fn padding(payload_bytes: usize) -> &'static [u8] {
     let end = HEAD_BYTES + payload_bytes;
     &[0; ALIGN_BYTES][..end.next_multiple_of(ALIGN_BYTES) - end]
@@ -352,26 +353,26 @@ fn put_attributes(out: &mut Vec<u8>, set: &Attributes) {
     put_some(out, set.mtime.as_ref(), put_time);
 }
 
-/// A record that was read, without its bytes.
+/// A parsed record, without its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parsed {
-    /// Its number.
+    /// The number of the record.
     pub seq: u64,
-    /// The journal was durable up to that record when this one was made.
+    /// The last durable record at the time when this record was made.
     pub durable: u64,
     /// The file.
     pub fh: Fh,
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// Where the bytes are, from the start of the record.
+    /// The range of the bytes, relative to the start of the record.
     pub data: std::ops::Range<usize>,
-    /// The name that a record with one has.
+    /// The name, for events with a name. Empty otherwise.
     pub name: Vec<u8>,
     /// Length of the whole record.
     pub room_bytes: usize,
 }
 
-/// The record at the start of `bytes`, when there is one, whole.
+/// Parses the record at the start of `bytes`. `None` when no whole record is there.
 pub fn parse(bytes: &[u8], key: u64) -> Option<Parsed> {
     let mut head = Reader(bytes);
     if head.u64()? != MAGIC {
@@ -516,18 +517,18 @@ pub fn segment_head(number: u64, key: u64) -> Vec<u8> {
     out
 }
 
-/// What a segment's head says.
+/// The result of parsing a segment's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentHead {
-    /// It is whole; the key of its checksums.
+    /// The head is whole. The value is the key of the checksums.
     Ours(u64),
-    /// It is whole, of another version.
+    /// The head is whole and has a version that is not read.
     Version(u32),
-    /// It is not whole.
+    /// The head is torn.
     Torn,
 }
 
-/// Reads the head of the segment with that number.
+/// Parses the head of the segment with that number.
 pub fn parse_segment(bytes: &[u8], number: u64) -> SegmentHead {
     let read = || {
         let head = bytes.get(..SEGMENT_HEAD_BYTES)?;

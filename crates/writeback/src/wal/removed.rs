@@ -1,4 +1,4 @@
-//! Names that were removed here: removing what a crash left of them at the server.
+//! Names that were removed locally: after a crash, removes them at the server.
 
 use super::record::{Event, Record};
 use super::replay::One;
@@ -8,12 +8,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Names that are removed at a time.
+/// Names removed at a time.
 const AT_ONCE: usize = 16;
 
 impl One {
-    /// Removes what still has its name, directories after what is in them. Of a damaged journal
-    /// nothing is removed.
+    /// Removes each name that still leads to the same object. Directories come after files. A
+    /// damaged journal removes nothing.
     pub(super) async fn remove_all(self: &Arc<Self>, left: &mut Left, damaged: bool) {
         let mut all: Vec<(Fh, RemovedLeft)> = left.removed.drain().collect();
         all.sort_by_key(|(_, one)| one.place);
@@ -21,7 +21,7 @@ impl One {
             let names = all.len();
             tracing::error!(
                 names,
-                "the journal was damaged: names that were removed before the crash are there again"
+                "the journal was damaged: names that were removed before the crash exist again"
             );
         }
         let names: Vec<Fh> = all.iter().map(|(fh, _)| fh.clone()).collect();
@@ -41,7 +41,7 @@ impl One {
                 let Some(ended) = running.join_next().await else { break };
                 gone.extend(ended.ok().flatten());
             }
-            // What was removed last lies highest.
+            // In journal order, subdirectories precede their parents.
             for (fh, one) in &dirs {
                 self.remove(fh, one).await;
             }
@@ -51,7 +51,7 @@ impl One {
             last = Some(self.r.log.append(Record::of(fh, Event::Settled)));
         }
         for fh in gone {
-            // Nobody sees its bytes any more.
+            // The object is removed, so its bytes are not needed.
             let Some(file) = left.files.remove(&fh) else { continue };
             last = Some(self.r.log.append(Record::of(&fh, Event::Retire(self.last_seq))));
             records.extend(file.pieces.iter().map(|piece| (piece.segment, piece.seq)));
@@ -62,12 +62,12 @@ impl One {
         }
     }
 
-    /// Whether a name does not lead to what it led to any more.
+    /// Removes a name. Returns whether the name no longer leads to the object.
     async fn remove(&self, fh: &Fh, one: &RemovedLeft) -> bool {
         let removed = self.try_to_remove(fh, one).await;
         if let Err(e) = &removed {
             let name = String::from_utf8_lossy(one.name.as_bytes()).into_owned();
-            tracing::error!(%name, error = %e, "what was removed before a crash is there again: it cannot be removed");
+            tracing::error!(%name, error = %e, "a name that was removed before a crash exists again, because it cannot be removed");
         }
         removed.is_ok()
     }

@@ -1,17 +1,23 @@
-//! After a crash: what the journal holds goes to the server, or is kept as a conflict.
+//! After a crash: sends the journal's bytes to the server, or keeps them as conflicts.
 //!
-//! It knows nothing of how the journal is read. A file whose attributes are what some reply told
-//! while the journal was written is as this client left it, and gets its bytes. Others may differ
-//! because of WRITEs that were on their way when the client died: those are in the journal as sent.
-//! Then the server's bytes are compared: a file is taken for this client's work alone when a range
-//! that was sent, and of which nobody has heard, is there whole, the length is one that such WRITEs
-//! make, and every byte where ours belong is one of ours, or lies behind the former end of the
-//! file, is zero, and nothing is known to have arrived there. A file that ends where this client
-//! was about to cut it off is explained by that. The bytes that an overwrite was to replace are not
-//! known here: when some of them are still there, and others not, somebody else may have written
-//! them, unless the user has promised that there is nobody (`exclusive`). Whatever cannot be judged
-//! is a conflict. Nothing is decided twice: a file's fate is durable in the journal before its
-//! records go.
+//! The module does not know how the journal is read. A file is unchanged when its attributes equal
+//! those of a journaled reply. An unchanged file gets its bytes. Another file may differ because of
+//! WRITEs in flight when the client died. The journal has a record of each such WRITE. The server's
+//! bytes are then compared with the journal's.
+//!
+//! The difference is this client's work alone when three conditions hold:
+//!
+//! - One range that was sent and not acknowledged is there completely.
+//! - The length of the file is one that such WRITEs produce.
+//! - Each byte in the journal's ranges is one of the journal's versions of that byte. A zero also
+//!   counts beyond the former end of the file, where no byte is known to have arrived.
+//!
+//! A file that ends where this client was about to truncate it is explained by that truncation.
+//!
+//! The journal lacks the bytes that an overwrite was to replace. A file that still has some of them
+//! may have been written by another client. Under the option `exclusive` the user excludes other
+//! clients, and such bytes are accepted. All other cases are conflicts. The decision about a file
+//! is durable before its records are released, so that no decision is made twice.
 
 use super::conflict::{About, Conflicts, Range, name_of};
 use super::log::Log;
@@ -34,42 +40,42 @@ use tokio::time::Instant;
 
 /// Bytes compared or written at a time.
 const STEP_BYTES: u64 = 1 << 20;
-/// Files at a time.
+/// Files replayed at a time.
 const FILES_AT_ONCE: usize = 8;
 
-/// What became of a journal.
+/// The result of a replay.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Files whose bytes are at the server.
+    /// Files whose bytes were written to the server.
     pub files: u64,
-    /// Those bytes.
+    /// The bytes of these files.
     pub bytes: u64,
     /// Files whose bytes are kept: name of the conflict, path, reason.
     pub kept: Vec<(String, String, String)>,
 }
 
-/// Where things are, and what was promised.
+/// The parts and options of a replay.
 pub struct Replay {
     /// The server.
     pub below: Arc<dyn Vfs>,
     /// The journal's directory.
     pub dir: PathBuf,
-    /// The journal, that goes on.
+    /// The journal, which continues after the replay.
     pub log: Arc<Log>,
-    /// Where conflicts go.
+    /// The directory for conflicts.
     pub conflicts: Conflicts,
-    /// What is mounted, for humans.
+    /// The mounted source, for humans.
     pub source: String,
-    /// Nobody else writes, says the user.
+    /// The user promises that no other client writes (`exclusive`).
     pub exclusive: bool,
     /// Bytes of one WRITE.
     pub wsize_bytes: u32,
 }
 
-/// Decides about everything that is left, file by file.
+/// Decides about each remaining file, and writes or keeps its bytes.
 ///
 /// # Errors
-/// What could not be put anywhere: it stays in the journal.
+/// Local input and output. Bytes that were neither written nor kept stay in the journal.
 pub async fn replay(replay: Replay, left: Left) -> io::Result<Outcome> {
     let this = Arc::new(One { segments: Mutex::default(), last_seq: left.last_seq, r: replay });
     let mut left = left;
@@ -105,14 +111,14 @@ pub(super) enum Fate {
     Kept(String, String, String),
 }
 
-/// A replay under way.
+/// A replay in progress.
 pub(super) struct One {
     pub(super) r: Replay,
     segments: Mutex<HashMap<u64, Arc<File>>>,
     pub(super) last_seq: u64,
 }
 
-/// A file at the server, as it was opened for this.
+/// An opened file at the server.
 struct Target {
     fh: Fh,
     cx: Cx,
@@ -136,7 +142,7 @@ impl One {
         };
         let done = self.r.log.append(Record::of(&fh, Event::Retire(self.last_seq)));
         if self.r.log.durable(done.seq).await.is_err() {
-            // The segments stay: at the next start the file is as it is now, and judged again.
+            // The segments stay. The next start finds the file as it is now and judges it again.
             return Ok(fate);
         }
         let records: HashSet<(u64, u64)> = file.pieces.iter().map(|p| (p.segment, p.seq)).collect();
@@ -144,19 +150,22 @@ impl One {
         Ok(fate)
     }
 
-    /// Writes a file's bytes when that is right.
+    /// Writes a file's bytes, if the state of the file at the server permits that. Otherwise
+    /// returns the reason.
     async fn write_back(&self, fh: &Fh, file: &FileLeft) -> std::result::Result<u64, String> {
         let cannot = |what: &str, e: &Error| format!("{what}: {e}");
         let own = Cx::new(Arc::new(Cred::root()));
         let found = self.r.below.getattr(&own.fresh(Instant::now()), At { fh, open: None }).await;
         let attrs = match found {
-            Ok(attrs) if attrs.attr.kind != FileKind::Regular => return Err("it is no file any more".into()),
+            Ok(attrs) if attrs.attr.kind != FileKind::Regular => {
+                return Err("it is no longer a regular file".into());
+            }
             Ok(attrs) if attrs.attr.nlink == 0 => return Err("the file was removed".into()),
             Ok(attrs) => attrs,
             Err(e) if matches!(e.errno, libc::ESTALE | libc::ENOENT) => {
                 return Err("the file was removed".into());
             }
-            Err(e) => return Err(cannot("its attributes cannot be asked for", &e)),
+            Err(e) => return Err(cannot("its attributes cannot be read", &e)),
         };
         let writer = file.pieces.front().map(|p| p.cred.clone()).unwrap_or_else(|| Arc::new(Cred::root()));
         let opened = open_as(&*self.r.below, writer, fh).await;
@@ -178,9 +187,9 @@ impl One {
         done
     }
 
-    /// Whether what had arrived before the file was in the state in which it is, at that record, is
-    /// what is there: since then nobody has changed it, but between two replies somebody else may
-    /// have.
+    /// Compares the bytes that had arrived when a reply reported the present state, at record `at`.
+    /// Nobody has changed the file since that reply. Another client may have changed it between two
+    /// earlier replies.
     async fn still_there(
         &self,
         target: &Target,
@@ -195,7 +204,7 @@ impl One {
                     let to = until.min(from + STEP_BYTES);
                     let theirs = self.read(target, from, to).await.map_err(cannot)?;
                     if theirs != self.bytes(piece, from, to).await.map_err(cannot)? {
-                        return Err("somebody else has changed the file while it was written here".into());
+                        return Err("another client changed the file while this client wrote to it".into());
                     }
                     from = to;
                 }
@@ -204,11 +213,11 @@ impl One {
         Ok(())
     }
 
-    /// Whether a file that is not as it was left differs only by what this client had sent.
+    /// Checks that a changed file differs only by WRITEs of this client.
     async fn judge(&self, target: &Target, file: &FileLeft, now: &Base) -> std::result::Result<(), String> {
-        let changed = || "somebody else has changed the file".to_string();
+        let changed = || "another client changed the file".to_string();
         let unheard = file.unheard();
-        // A cut of ours that nobody has heard of, when that is where the file ends now.
+        // An unacknowledged truncation of this client, if the file now ends there.
         let cut = unheard.iter().any(|s| s.end_bytes == u64::MAX && s.start_bytes == now.size_bytes);
         let cut = cut.then_some(now.size_bytes);
         let seen = self.compare(target, file, (&unheard, cut)).await;
@@ -222,14 +231,14 @@ impl One {
         let sizes = file.states.keys().any(|s| s.size_bytes == now.size_bytes)
             || unheard.iter().any(|s| s.start_bytes < now.size_bytes && now.size_bytes <= s.end_bytes);
         let floor = floor(file).unwrap_or(0);
-        // Where nobody else writes, what is not ours may be what a WRITE was to replace, unless
-        // that has arrived.
+        // Without other writers, a foreign byte may be one that a WRITE was to replace, unless that
+        // WRITE has arrived.
         let ours = if self.r.exclusive { seen.plausible } else { seen.ours };
         let explained = cut.is_some() || (seen.evident && sizes && now.size_bytes >= floor);
         match ours && explained {
             true => Ok(()),
-            false => Err("somebody else may have changed the file: what was on its way when this client died does not \
-                 explain how it is now"
+            false => Err("another client may have changed the file: the WRITEs in flight when this client died do not \
+                 explain its present state"
                 .into()),
         }
     }
@@ -241,10 +250,10 @@ impl One {
         (unheard, cut): (&[Sent], Option<u64>),
     ) -> Result<Seen> {
         let floor = floor(file);
-        // Of what left the journal while this was written, bytes may lie behind the former end.
+        // Records that were retired earlier may have extended the file beyond its former end.
         let longest = file.states.keys().map(|s| s.size_bytes).max().unwrap_or(0);
         let mut seen = Seen { same: true, ours: true, plausible: true, evident: false };
-        // Of each range that was sent, whether all of it is ours so far.
+        // For each sent range: whether all its bytes so far are the journal's.
         let mut arrived = vec![None; unheard.len()];
         for (start, end, newest) in file.image() {
             let mut at = start;
@@ -275,7 +284,7 @@ impl One {
                         *arrived = Some(arrived.unwrap_or(true) && all);
                     }
                 }
-                // Of what arrived and is not there any more, somebody else has made something else.
+                // A byte that arrived and is no longer there was changed by another client.
                 let near = |l: &&Landed| l.start_bytes < to && at < l.end_bytes;
                 let landed: Vec<&Landed> = file.landed.iter().filter(near).collect();
                 let arrived = |i: u64, seq: u64| {
@@ -299,7 +308,7 @@ impl One {
         Ok(seen)
     }
 
-    /// The server's bytes of a range; fewer at the end of the file.
+    /// The server's bytes of a range. Fewer bytes at the end of the file.
     async fn read(&self, target: &Target, start: u64, end: u64) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         let at = At { fh: &target.fh, open: Some(target.open) };
@@ -337,14 +346,15 @@ impl One {
         Ok(file)
     }
 
-    /// Writes everything, stable. It is in the journal as sent before, for the case that this is
-    /// cut off, too.
+    /// Writes all bytes, stable. Records of the WRITEs precede them in the journal, in case this
+    /// replay is interrupted too.
     async fn write(&self, target: &Target, file: &FileLeft) -> Result<u64> {
         let image = file.image();
         let (mut last, mut bytes) = (0, 0);
         let step = u64::from(self.r.wsize_bytes).clamp(4096, STEP_BYTES);
         for (start, end, _) in &image {
-            // As they are sent: of a WRITE that arrived everything is there.
+            // Each record has the range of one WRITE, because a WRITE that arrived is there
+            // completely.
             for start_bytes in (*start..*end).step_by(step as usize) {
                 let end_bytes = (start_bytes + step).min(*end);
                 let event = Event::Sent { start_bytes, end_bytes, upto: self.last_seq };
@@ -410,10 +420,11 @@ impl One {
     }
 }
 
-/// Opens a file as its writer, or as this machine's superuser where the writer may no longer.
+/// Opens a file with the credentials of its writer. When the writer no longer has access, opens as
+/// this machine's superuser.
 ///
 /// # Errors
-/// The writer's.
+/// The error of the writer's open.
 pub async fn open_as(vfs: &dyn Vfs, writer: Arc<Cred>, fh: &Fh) -> Result<(Cx, OpenId)> {
     let how = OpenHow::existing(OpenAccess::READ | OpenAccess::WRITE);
     let mut refused = None;
@@ -427,19 +438,20 @@ pub async fn open_as(vfs: &dyn Vfs, writer: Arc<Cred>, fh: &Fh) -> Result<(Cx, O
     Err(refused.unwrap_or_else(|| Error::new(libc::EACCES)))
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 struct Seen {
-    /// Everything is there already.
+    /// All of the journal's bytes are there.
     same: bool,
-    /// Nothing is there but bytes of ours and zeros behind the former end.
+    /// Only the journal's bytes are there, and zeros beyond the former end or bytes beyond a
+    /// truncation.
     ours: bool,
-    /// The same, or bytes within the former length where nothing of ours is known to have arrived.
+    /// Like `ours`, and bytes within the former length where no WRITE is known to have arrived.
     plausible: bool,
-    /// Something that was sent is there whole.
+    /// One sent range is there completely.
     evident: bool,
 }
 
-/// The record behind which a reply told the state that the file is in, when one did.
+/// The record of the reply that reported the present state, if one did.
 fn as_left(file: &FileLeft, now: &Base) -> Option<u64> {
     let same_bytes = |s: &Base| s.size_bytes == now.size_bytes && s.mtime == now.mtime;
     let touched =
@@ -447,7 +459,7 @@ fn as_left(file: &FileLeft, now: &Base) -> Option<u64> {
     file.states.get(now).copied().or_else(touched)
 }
 
-/// Where the file ended before anything of this was written, when that is known.
+/// The end of the file before the journal's writes, if it is known.
 fn floor(file: &FileLeft) -> Option<u64> {
     file.pieces.iter().map(|p| p.base_size).min().flatten()
 }

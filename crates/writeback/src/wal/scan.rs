@@ -1,9 +1,10 @@
-//! What a journal of delayed writes holds after a crash.
+//! Reads the records that a crash left in a journal of delayed writes.
 //!
-//! It knows nothing of the server. Records are read in order until one is missing or torn. What
-//! comes after such a place was never promised to be durable when no whole record behind it says
-//! so: a power cut leaves pages of the end in any order. When one does say so, the journal is
-//! damaged: everything whole is handed out, and nothing of it may be taken for all there is.
+//! The module knows nothing of the server. Records are read in order until one is missing or torn.
+//! A power cut may leave the last pages in any order. The records after such a place are ignored,
+//! unless a later whole record shows that the missing one had been durable. In that case the
+//! journal is damaged. All whole records of a damaged journal are returned, but they are not the
+//! complete content.
 
 use super::record::{
     ALIGN_BYTES, Attributes, Base, Event, New, Parsed, Removed, SEGMENT_HEAD_BYTES, SegmentHead, parse,
@@ -22,137 +23,137 @@ pub struct Piece {
     pub seq: u64,
     /// First byte in the file.
     pub start_bytes: u64,
-    /// How many.
+    /// Length in bytes.
     pub len_bytes: u64,
-    /// The segment that holds them,
+    /// The segment that holds the bytes.
     pub segment: u64,
-    /// and where in it.
+    /// The offset of the bytes in the segment.
     pub at: u64,
-    /// Who wrote.
+    /// The credentials of the writer.
     pub cred: Arc<Cred>,
-    /// Length of the file as the server had told before.
+    /// Length of the file in the last earlier report of the server.
     pub base_size: Option<u64>,
 }
 
-/// Bytes that were sent, and not known to be on stable storage.
+/// Bytes that were sent and are not known to be on stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent {
     /// First byte.
     pub start_bytes: u64,
-    /// One past the last.
+    /// One past the last byte. `u64::MAX` for a truncation.
     pub end_bytes: u64,
-    /// Last record that may be in it.
+    /// The last record that may be in the range.
     pub upto: u64,
 }
 
-/// Bytes that arrived, and are not known to be on stable storage.
+/// Bytes that arrived and are not known to be on stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Landed {
     /// First byte.
     pub start_bytes: u64,
-    /// One past the last.
+    /// One past the last byte.
     pub end_bytes: u64,
-    /// Last record that may be in it.
+    /// The last record that may be in the range.
     pub upto: u64,
-    /// The record that says so.
+    /// The record of the server's answer.
     pub seq: u64,
 }
 
-/// A file with such bytes.
+/// A file with bytes that the server may not have.
 #[derive(Debug, Clone, Default)]
 pub struct FileLeft {
-    /// Number at the server.
+    /// Number of the file at the server.
     pub fileid: u64,
-    /// Last known path, may be empty.
+    /// Last known path. May be empty.
     pub path: Vec<u8>,
-    /// In the order of writing.
+    /// The pieces in the order of writing.
     pub pieces: VecDeque<Piece>,
-    /// In the order of sending.
+    /// Sent ranges in the order of sending.
     pub sent: Vec<Sent>,
-    /// States that the server told since the first of the pieces was written, and after which
-    /// record.
+    /// States that the server reported since the first piece was written, each with the number of
+    /// its record.
     pub states: HashMap<Base, u64>,
-    /// What arrived at the server, in the order of the replies.
+    /// Ranges that arrived at the server, in the order of the replies.
     pub landed: Vec<Landed>,
-    /// Its names or attributes were changed by this client.
+    /// This client changed names or attributes of the file.
     pub touched: bool,
-    /// When the first and the last of the pieces were written, in seconds since 1970.
+    /// The times of the first and the last write, in seconds since 1970.
     pub wall_s: (i64, i64),
 }
 
-/// An object that the server does not have, or only a part of.
+/// An object that the server does not have, or has only in part.
 #[derive(Debug, Clone)]
 pub struct MadeLeft {
-    /// Number of the record that says so, and the segment it is in.
+    /// Number and segment of the record of creation.
     pub place: (u64, u64),
-    /// As it was made, in the directory in which it is now.
+    /// The object as created, in its present directory.
     pub new: New,
-    /// Its name.
+    /// The present name.
     pub name: Name,
-    /// Number of the record that gave it this name.
+    /// Number of the record that gave the object this name.
     pub named: u64,
     /// Length of a file in bytes.
     pub size_bytes: u64,
-    /// Times that were set.
+    /// Access and modification time that were set.
     pub times: (Option<Time>, Option<Time>),
-    /// When it was last written to.
+    /// The time of the last write.
     pub written: Time,
-    /// It may be at the server.
+    /// The object may be at the server.
     pub sent: bool,
 }
 
-/// Times of a directory that wait for what is in it.
+/// Times of a directory. They are set after its pending objects were created.
 #[derive(Debug, Clone)]
 pub struct SetLeft {
-    /// Number of the record that says so, and the segment it is in.
+    /// Number and segment of the record.
     pub place: (u64, u64),
     /// The times.
     pub set: Attributes,
 }
 
-/// A name that the server may have still, and that was removed here.
+/// A name that was removed locally and that the server may still have.
 #[derive(Debug, Clone)]
 pub struct RemovedLeft {
-    /// Number of the record that says so, and the segment it is in.
+    /// Number and segment of the record.
     pub place: (u64, u64),
-    /// Where, who and what.
+    /// The directory, the credentials and the kind.
     pub removed: Removed,
     /// The name.
     pub name: Name,
 }
 
-/// All of it.
+/// The content of a journal after a crash.
 #[derive(Debug, Default)]
 pub struct Left {
-    /// By filehandle.
+    /// Files by filehandle.
     pub files: HashMap<Fh, FileLeft>,
-    /// Objects that the server may not have, by the handle they have here.
+    /// Objects that the server may not have, by their local handle.
     pub made: HashMap<Fh, MadeLeft>,
-    /// Of those that it has: the handle there.
+    /// Objects that were created at the server: from the local handle to the server's.
     pub there: HashMap<Fh, Fh>,
-    /// Times of directories, by the handle they have here.
+    /// Times of directories, by their local handle.
     pub set: HashMap<Fh, SetLeft>,
-    /// Names that are to be removed, by the handle of what they led to.
+    /// Names to be removed, by the handle of the object.
     pub removed: HashMap<Fh, RemovedLeft>,
-    /// Why it is not to be trusted, when that is so.
+    /// The damage, if the journal is damaged.
     pub damage: Option<String>,
-    /// Bytes at the end that were cut off by the crash.
+    /// Torn bytes at the end.
     pub torn_bytes: u64,
-    /// How long ago the journal was written last, when it was not ended in order.
+    /// The age of the last write to the journal, when the journal was not closed.
     pub written_ago: Option<Duration>,
-    /// The last record that counts.
+    /// The last valid record.
     pub last_seq: u64,
-    /// Segments, in order, and how many bytes of each count; 0: not even its head.
+    /// Segments in order, each with the length of its valid part. 0 when even the head is torn.
     pub segments: Vec<(u64, u64)>,
 }
 
 /// Reads the segments with these numbers, in order.
 ///
 /// # Errors
-/// Those of `read`; a segment of another version.
+/// Errors of `read`, and `Unsupported` for a segment of another version.
 pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::Result<Left> {
-    // What was to be removed is removed from the front: what lies before a gap is left over from
-    // that.
+    // Segments are removed from the oldest on. Segments before a gap in the numbers remain from an
+    // interrupted removal.
     let first = (1..numbers.len()).rev().find(|i| numbers[i - 1] + 1 != numbers[*i]).unwrap_or(0);
     let mut reading = Reading::default();
     for &number in &numbers[first..] {
@@ -170,7 +171,7 @@ pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::R
         left.segments.push((number, 0));
     }
     let cut = reading.gap.filter(|_| left.damage.is_none()).map(|gap| gap.segment);
-    // What lies behind a gap does not count.
+    // Segments after a gap have no valid part.
     let keep =
         |(number, whole)| if cut.is_some_and(|cut| number > cut) { (number, 0) } else { (number, whole) };
     left.segments.extend(reading.whole.drain(..).map(keep));
@@ -180,7 +181,7 @@ pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::R
         left.apply(segment, at, parsed);
     }
     left.replaced();
-    // Without an object to come there is nothing to translate.
+    // Only pending objects and times need the translation of handles.
     if left.made.is_empty() && left.set.is_empty() {
         left.there.clear();
     }
@@ -188,14 +189,14 @@ pub fn scan(numbers: &[u64], read: impl Fn(u64) -> io::Result<Vec<u8>>) -> io::R
     Ok(left)
 }
 
-/// The first place where something is missing.
+/// The first missing record.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
     segment: u64,
     at: u64,
-    /// Number of the record that is missing.
+    /// Number of the missing record.
     seq: u64,
-    /// Events before it.
+    /// Events before the gap.
     events: usize,
 }
 
@@ -245,7 +246,8 @@ impl Reading {
                     at += room;
                 }
                 Some(_) if self.gap.is_none() => {
-                    // Whole, but not the next one: it is looked at again as what lies behind a gap.
+                    // The record is whole, but not the next one. The next iteration reads it as a
+                    // record after a gap.
                     self.missing(number, at as u64);
                     whole.get_or_insert(at as u64);
                 }
@@ -257,22 +259,21 @@ impl Reading {
                 }
             }
         }
-        // The padding of the last record may be what is missing.
+        // `at` lies beyond the end when the padding of the last record is missing.
         self.whole.push((number, whole.unwrap_or(at as u64)));
         Ok(())
     }
 
-    /// Whether a record comes later than all before.
+    /// Whether a record is later than all earlier ones.
     fn follows(&self, parsed: &Parsed) -> bool {
         self.next_seq().is_none_or(|next| parsed.seq >= next)
     }
 
-    /// What is damaged, when what is missing at a gap had been durable.
+    /// Describes the damage, if the record missing at a gap had been durable.
     fn damage(&self, gap: Gap) -> Option<String> {
         let durable = self.events[gap.events..].iter().map(|(_, _, p)| p.durable).max()?;
         let mut seqs = self.events[gap.events..].iter().map(|(_, _, p)| p.seq);
-        // Without anything before it, the first whole record says what is missing: everything
-        // before that.
+        // Without earlier events, all records before the first whole one are missing.
         let missing = if gap.events == 0 { seqs.next()?.saturating_sub(1) } else { gap.seq };
         let Gap { segment, at, .. } = gap;
         (durable >= missing && missing > 0)
@@ -281,14 +282,16 @@ impl Reading {
 }
 
 impl Left {
-    /// A name in a directory came or went: times that were set before are not its times any more.
+    /// A change of a directory's entries: a modification time that was set before no longer
+    /// applies.
     fn changed_in(&mut self, dir: &Fh) {
         if let Some(dir) = self.made.get_mut(dir) {
             dir.times.1 = None;
         }
     }
 
-    /// Forgets what something else was moved over, whose end the crash has kept from the journal.
+    /// Drops objects that another object replaced by a rename, when the crash lost the record of
+    /// their end.
     fn replaced(&mut self) {
         let mut last: HashMap<(&Fh, &Name), u64> = HashMap::new();
         for made in self.made.values() {
@@ -304,8 +307,8 @@ impl Left {
         }
     }
 
-    /// What became of an object that was made here; the record itself when it is about something
-    /// else.
+    /// Applies an event of a pending object or a removed name. Returns the record when the event
+    /// concerns something else.
     fn apply_made(&mut self, segment: u64, parsed: Parsed) -> Option<Parsed> {
         let place = (parsed.seq, segment);
         let name = || Name::new(parsed.name.clone()).ok();
@@ -357,7 +360,7 @@ impl Left {
                 None
             }
             Event::Gone => {
-                // The record of its making may have left the journal before those of its bytes.
+                // The record of creation may have left the journal before the records of the bytes.
                 if let Some(made) = self.made.remove(&parsed.fh) {
                     self.changed_in(&made.new.dir);
                 }
@@ -435,7 +438,7 @@ impl Left {
                 }
             }
             Event::Void { start_bytes, end_bytes } => {
-                // A cut that was answered explains nothing that is found later.
+                // An answered truncation does not explain a later state of the file.
                 file.sent.retain(|s| {
                     (s.start_bytes, s.end_bytes) != (start_bytes, end_bytes) || end_bytes != u64::MAX
                 });
@@ -454,21 +457,21 @@ impl Left {
 }
 
 impl Left {
-    /// Whether something was sent, and nobody has heard whether it arrived.
+    /// Whether a call was sent and its answer is not known.
     pub fn is_on_its_way(&self) -> bool {
         if !self.removed.is_empty() {
-            // A call to remove a name that comes late removes what has the name then.
+            // A delayed REMOVE would remove the object that has the name at that time.
             return true;
         }
         self.files.values().any(|f| !f.unheard().is_empty()) || self.made.values().any(|made| made.sent)
     }
 
-    /// Whether the server has everything.
+    /// Whether the server has all changes.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty() && self.made.is_empty() && self.set.is_empty() && self.removed.is_empty()
     }
 
-    /// How many records live in each segment.
+    /// The number of live records in each segment.
     pub fn live(&self) -> HashMap<u64, u64> {
         let mut records: HashSet<(u64, u64)> = HashSet::new();
         records.extend(self.files.values().flat_map(|f| &f.pieces).map(|p| (p.segment, p.seq)));
@@ -498,9 +501,9 @@ impl FileLeft {
         self.pieces = kept;
     }
 
-    /// What was sent, and nobody has heard whether it arrived.
+    /// The sent ranges without a known answer.
     pub fn unheard(&self) -> Vec<Sent> {
-        // Sent twice and heard of once: one of them may still be on its way.
+        // Of a range sent twice and answered once, one WRITE may still be in flight.
         let mut heard: HashMap<(u64, u64), usize> = HashMap::new();
         for landed in &self.landed {
             *heard.entry((landed.start_bytes, landed.upto)).or_default() += 1;
@@ -515,7 +518,7 @@ impl FileLeft {
         self.sent.iter().filter(is_unheard).copied().collect()
     }
 
-    /// Which piece holds the newest version of each byte: start, end and piece, in order and apart.
+    /// The newest version of each byte: start, end and piece, in ascending order, without overlap.
     pub fn image(&self) -> Vec<(u64, u64, &Piece)> {
         let mut map: BTreeMap<u64, (u64, &Piece)> = BTreeMap::new();
         for piece in &self.pieces {

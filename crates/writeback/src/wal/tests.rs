@@ -1,4 +1,4 @@
-//! The journal of delayed writes: what a crash at any byte leaves, damage, and giving room back.
+//! Tests of the journal of delayed writes: a crash at any byte, damage, and release of disk space.
 //! The disk is simulated.
 
 use super::log::Log;
@@ -13,14 +13,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A directory in memory, which can be full, and knows how much of each segment was synced.
+/// A directory in memory. It can be full and knows the synced length of each segment.
 #[derive(Clone, Default)]
 pub(crate) struct Memory {
     segments: Arc<Mutex<BTreeMap<u64, Arc<InMemory>>>>,
     pub full: Arc<AtomicBool>,
-    /// Writes went past it, it was told.
+    /// The mark of a failed journal.
     pub failed: Arc<AtomicBool>,
-    /// Nothing is written for as long.
+    /// While set, appends wait.
     pub stalled: Arc<AtomicBool>,
 }
 
@@ -37,14 +37,14 @@ impl Memory {
         self.killed().0
     }
 
-    /// What a kill leaves, and whether it is marked as failed: both of one moment.
+    /// The segments after a kill and the mark of a failure, both of one moment.
     pub fn killed(&self) -> (BTreeMap<u64, Vec<u8>>, bool) {
         let segments = self.segments.lock();
         let copy = segments.iter().map(|(n, s)| (*n, s.bytes.lock().clone())).collect();
         (copy, self.failed.load(Ordering::Relaxed))
     }
 
-    /// What a power cut leaves for certain.
+    /// The part of the segments that a power cut leaves for certain.
     pub fn synced(&self) -> BTreeMap<u64, Vec<u8>> {
         let upto = |s: &InMemory| s.bytes.lock()[..s.synced.load(Ordering::Relaxed) as usize].to_vec();
         self.segments.lock().iter().map(|(n, s)| (*n, upto(s))).collect()
@@ -118,20 +118,20 @@ fn data(file: u8, offset_bytes: u64, bytes: &[u8]) -> Record {
     Record { fh: fh(file), event: Event::Data(write), data: Data::from(Bytes::copy_from_slice(bytes)) }
 }
 
-/// What a journal holds.
+/// The content of a journal.
 pub(crate) fn left_of(copy: &BTreeMap<u64, Vec<u8>>) -> Left {
     let numbers: Vec<u64> = copy.keys().copied().collect();
     scan(&numbers, |n| Ok(copy[&n].clone())).unwrap()
 }
 
-/// The bytes that a journal holds, by file, in the order of writing.
+/// The bytes of a journal, by file, in the order of writing.
 fn held(copy: &BTreeMap<u64, Vec<u8>>, left: &Left) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
     let bytes = |p: &super::scan::Piece| copy[&p.segment][p.at as usize..][..p.len_bytes as usize].to_vec();
     let all = |f: &super::FileLeft| f.pieces.iter().map(|p| (p.start_bytes, bytes(p))).collect();
     left.files.iter().map(|(fh, file)| (fh.clone(), all(file))).collect()
 }
 
-/// Waits, in real time, for what the journal's own thread does.
+/// Waits, in real time, for a thread of the journal.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..10_000 {
         if holds() {
@@ -142,9 +142,9 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     panic!("waited in vain: {what}");
 }
 
-/// Twenty records of two files in several segments, the first half synced.
+/// Twenty records of two files in several segments. Only the first half is synced.
 async fn journal() -> (Memory, Vec<(u8, u64, Vec<u8>)>) {
-    // Again where that took a second, after which it is synced by itself.
+    // An attempt that takes a second is repeated, because the journal syncs after a second.
     for _ in 0..100 {
         let memory = Memory::default();
         let log = Log::start_with(Box::new(memory.clone()), 42, 0, &[], 900).unwrap();
@@ -162,7 +162,7 @@ async fn journal() -> (Memory, Vec<(u8, u64, Vec<u8>)>) {
             }
         }
         let is_half = log.durable_upto() == half;
-        // As killed: nothing is closed.
+        // A kill closes nothing.
         std::mem::forget(log);
         if is_half {
             return (memory, written);
@@ -179,8 +179,8 @@ fn expect(written: &[(u8, u64, Vec<u8>)]) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
     all
 }
 
-/// Cut at each byte of the whole journal, what is left are the first records, whole: never an
-/// error, never a byte that was not written.
+/// A journal that is cut at any byte still has its first records, whole. The scan never fails and
+/// never returns a byte that was not written.
 /// Promise: 6c
 #[tokio::test]
 async fn torn_at_every_byte_the_first_records_are_left() {
@@ -204,8 +204,8 @@ async fn torn_at_every_byte_the_first_records_are_left() {
     assert_eq!(counts.len(), 21, "each number of records was left by some cut: {counts:?}");
 }
 
-/// A byte that changed on the disk takes no other with it: what had been durable is told to be
-/// damaged, and whatever is handed out was written.
+/// A changed byte on the disk affects no other record. Damage of durable records is reported, and
+/// all returned bytes were written.
 /// Promise: 6d
 #[tokio::test]
 async fn a_flipped_byte_is_noticed() {
@@ -229,7 +229,8 @@ async fn a_flipped_byte_is_noticed() {
             match left.damage {
                 Some(_) => damaged += 1,
                 None => {
-                    // Padding says nothing; otherwise a first part is left.
+                    // A change in the padding has no effect. Any other change leaves the first
+                    // records.
                     assert_eq!(held(&copy, &left), expect(&written[..count]));
                     assert!(
                         count >= 11,
@@ -243,7 +244,7 @@ async fn a_flipped_byte_is_noticed() {
     assert!(damaged > 100 && torn > 100, "{damaged} {torn}");
 }
 
-/// What programs write may look like records: after damage it is not taken for any.
+/// Written bytes that imitate a record are not read as a record, even after damage.
 /// Promise: 6d
 #[tokio::test]
 async fn data_that_looks_like_a_record_is_none() {
@@ -265,7 +266,7 @@ async fn data_that_looks_like_a_record_is_none() {
     assert!(!left.files.contains_key(&fh(9)), "{left:?}");
 }
 
-/// What is stable is not left, what was cut or written over by something else is not either.
+/// Retired, truncated and replaced bytes are not left.
 #[tokio::test]
 async fn retired_and_void_bytes_are_not_left() {
     let memory = Memory::default();
@@ -290,8 +291,8 @@ async fn retired_and_void_bytes_are_not_left() {
     assert_eq!(ranges, [(0, 30, 2), (40, 45, end.seq), (60, 100, 2)]);
 }
 
-/// Segments go when nothing in them lives, from the first on; after a failure with nothing alive it
-/// begins anew.
+/// Segments without live records are removed from the oldest on. After a failure, a journal without
+/// live records restarts.
 /// Promise: 6f
 #[tokio::test]
 async fn room_is_given_back_in_order() {
@@ -320,8 +321,7 @@ async fn room_is_given_back_in_order() {
     assert!(memory.copy().is_empty(), "nothing lives, nothing stays");
 }
 
-/// What another record replaced stays until that one is durable: a power cut in between would lose
-/// both.
+/// A replaced record stays until its successor is durable. A power cut before that would lose both.
 /// Promise: 6c
 #[tokio::test]
 async fn what_was_replaced_stays_until_its_successor_is_durable() {
@@ -341,7 +341,7 @@ async fn what_was_replaced_stays_until_its_successor_is_durable() {
     assert_eq!(left, [new.segment]);
 }
 
-/// Whoever waits for the disk is woken, whenever the kernel gets the record.
+/// A caller that waits for the disk is always woken, at any order of the two threads.
 #[tokio::test]
 async fn nobody_waits_for_the_disk_for_ever() {
     let log = Log::start(Box::new(Memory::default()), 42, 0, &[]).unwrap();
@@ -352,8 +352,8 @@ async fn nobody_waits_for_the_disk_for_ever() {
     }
 }
 
-/// After a failure it is begun anew only when the old records are gone: the next mount would take
-/// them for what is left.
+/// A failed journal restarts only after the old records were removed. The next mount would replay
+/// them.
 /// Promise: 6f
 #[tokio::test]
 async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {
@@ -372,7 +372,7 @@ async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {
     assert!(!memory.failed.load(Ordering::Relaxed));
 }
 
-/// A directory that others may use, or that is a link, holds no journal.
+/// A directory that other users may access, or a link, is refused as a journal.
 #[test]
 fn a_place_that_is_not_ours_alone_is_refused() {
     use std::os::unix::fs::PermissionsExt;
@@ -384,7 +384,7 @@ fn a_place_that_is_not_ours_alone_is_refused() {
     assert!(super::place::Dir::open(&open).unwrap_err().to_string().contains("chmod 700"));
     set(0o700);
     std::os::unix::fs::symlink(&open, &link).unwrap();
-    assert!(super::place::Dir::open(&link).unwrap_err().to_string().contains("no directory"));
+    assert!(super::place::Dir::open(&link).unwrap_err().to_string().contains("not a directory"));
     assert!(super::place::Dir::open(&open).is_ok());
     std::fs::remove_dir_all(&at).unwrap();
 }
