@@ -1,28 +1,36 @@
-//! Removals wait here: a name is gone for this mount at once, and at the server a little later.
+//! Delayed removals: a removed name disappears from this mount at once, and from the server soon
+//! after.
 //!
-//! For mounts whose user declares that nobody else uses them
-//! (`writeback=journal,exclusive,creates=here`). It lies below the new objects that wait (`ahead`)
-//! and above the delayed writes. What a program removes is noted in the journal, is not found here
-//! any more, and is removed at the server right away, in many directories side by side; only the
-//! program does not wait for that.
+//! The layer is for mounts whose user declares that no other client uses the file system
+//! (`writeback=journal,exclusive,creates=here`). The layer is below the pending creates (`ahead`)
+//! and above the delayed writes. The journal records each removal, and the name is no longer found
+//! in this mount. The server receives the REMOVE right away, for many directories in parallel. The
+//! program does not wait for the reply.
 //!
-//! - `table.rs`: which names are gone. `remove.rs`: what may wait, and removing at the server.
-//!   `vfs.rs`: the calls.
+//! - `table.rs`: the removed names.
+//! - `remove.rs`: the conditions for a delay, and removal at the server.
+//! - `vfs.rs`: the calls.
 //!
-//! **What waits.** Names of regular files that nobody has open and that have no other name, of
-//! symbolic links, and of directories in which the server has nothing but what waits here as well;
-//! in directories that the caller may change and that are not sticky. Everything else is the
-//! server's to do, and to refuse.
+//! **Delayed removals.** A removal is delayed for three kinds of names:
 //!
-//! **Order.** A directory is removed after everything in it. A call that makes or moves something
-//! under a name that is gone, that lists a directory or sets its attributes, waits until the server
-//! has removed what it is about.
+//! - a regular file that is not open and has no other name;
+//! - a symbolic link;
+//! - a directory in which the server has only names whose removal is delayed too.
 //!
-//! **Errors.** What may work later is tried again, and meanwhile nothing new waits. What the server
-//! refuses for good is there again, and the log says so.
+//! The caller must have the right to change the parent directory, and the parent must not be
+//! sticky. The server executes, or refuses, all other removals before the caller gets an answer.
 //!
-//! **Journal.** A removal is acknowledged when its record is where a kill of this process does not
-//! reach it. After a crash a name is removed when it still leads to the object that it led to.
+//! **Order.** A directory is removed after all of its names. Some calls wait for the server to
+//! remove the names that they depend on:
+//!
+//! - a call that creates or moves an object under a removed name;
+//! - a call that lists a directory or sets its attributes.
+//!
+//! **Errors.** A removal that may succeed later is repeated. Meanwhile no further removal is
+//! delayed. A name whose removal the server refuses for good exists again, and the log reports it.
+//!
+//! **Journal.** A removal is acknowledged when its record survives a kill of this process. After a
+//! crash a name is removed if it still leads to the same object.
 
 mod remove;
 mod table;
@@ -38,10 +46,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use table::Table;
 use tokio::sync::Semaphore;
 
-/// What may wait.
+/// Limits of delayed removals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemovalsOptions {
-    /// Most names that wait: further ones are the server's to remove.
+    /// The most delayed removals. Beyond this number the server removes names at once.
     pub most: usize,
     /// Directories in which names are removed at the server at a time.
     pub at_once: usize,
@@ -53,14 +61,14 @@ impl Default for RemovalsOptions {
     }
 }
 
-/// What it did so far, and what waits.
+/// Counters of the layer, and its present load.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct RemovalsStats {
-    /// Names that wait to be removed at the server.
+    /// Names to be removed at the server.
     pub removals_waiting: u64,
-    /// Names that were removed here first.
+    /// Removals that were delayed.
     pub removals_noted: u64,
-    /// Of them, refused by the server for good.
+    /// Delayed removals that the server refused for good.
     pub removals_refused: u64,
 }
 
@@ -70,7 +78,7 @@ struct Counters {
     refused: AtomicU64,
 }
 
-/// The layer; see the module.
+/// The layer. See the module.
 pub struct Removals {
     below: Arc<dyn Vfs>,
     wal: Arc<Wal>,
@@ -85,8 +93,8 @@ pub struct Removals {
 }
 
 impl Removals {
-    /// A layer over `below` in which nothing waits. `wal` is the journal that the delayed writes
-    /// have as well. Its calls need a tokio runtime.
+    /// A layer over `below` without delayed removals. The layer of delayed writes uses the same
+    /// journal `wal`. The calls need a tokio runtime.
     pub fn new(below: Arc<dyn Vfs>, env: Env, options: RemovalsOptions, wal: Arc<Wal>) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| Self {
             below,
@@ -101,7 +109,7 @@ impl Removals {
         })
     }
 
-    /// What was done so far, and what waits.
+    /// Counters of the layer, and its present load.
     pub fn stats(&self) -> RemovalsStats {
         let c = &self.counters;
         RemovalsStats {

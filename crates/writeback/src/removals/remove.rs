@@ -1,4 +1,4 @@
-//! What may wait, and removing at the server.
+//! The conditions for a delayed removal, and removal at the server.
 
 use super::Removals;
 use super::table::{Gone, Place};
@@ -12,21 +12,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
-/// First and longest wait before what could not be removed is tried again.
+/// First and longest pause before a failed removal is repeated.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 const BACKOFF_MOST: Duration = Duration::from_secs(30);
-/// What a journal must still take, in bytes, so that a removal may wait.
+/// Free space that the journal must have for a removal to be delayed, in bytes.
 const ROOM_BYTES: u64 = 64 << 10;
-/// In a directory with this bit owners decide.
+/// The sticky bit: the owners of files and directory decide about a removal.
 const STICKY: u32 = 0o1000;
-/// Bytes of a page of names that is looked at to see whether a directory is empty.
+/// Bytes of a page of names, in the check for an empty directory.
 const PAGE_BYTES: u32 = 32 << 10;
-/// Names of a directory that are removed at the server in one call: what somebody waits for may be
-/// among them, or behind them.
+/// The most names of a directory in one call to the server. A limit is needed because a caller may
+/// wait for one of the names, or for a later one.
 const BATCH_NAMES: usize = 64;
 
 impl Removals {
-    /// Removes a name here, when that may be; `None`: it is the server's to do.
+    /// Delays a removal, if the conditions hold. `None`: the server must remove the name.
     pub(super) async fn remove_here(
         &self,
         cx: &Cx,
@@ -43,7 +43,7 @@ impl Removals {
             if t.get(dir, name).is_some() {
                 return Err(Error::new(libc::ENOENT));
             }
-            // Opened meanwhile.
+            // The file was opened meanwhile.
             if t.is_open(&node.fh) {
                 return Ok(None);
             }
@@ -62,7 +62,8 @@ impl Removals {
             tokio::spawn(async move { this.work_on(dir).await });
         }
         if self.wal.log().written(seq).await.is_err() {
-            // The journal has just failed: the server has removed it before anybody is told.
+            // The journal has just failed. The server removes the name before the caller gets an
+            // answer.
             self.settle(&(dir.clone(), name.clone())).await?;
         }
         Ok(Some(info))
@@ -73,7 +74,7 @@ impl Removals {
         Time { secs: since.as_secs() as i64, nanos: since.subsec_nanos() }
     }
 
-    /// What a name leads to, when removing it may wait.
+    /// The object of a name, if its removal may be delayed.
     async fn may_wait(
         &self,
         cx: &Cx,
@@ -88,8 +89,8 @@ impl Removals {
             }
         }
         let node = match target {
-            // While something is removed from a directory, less is known of its names than of what
-            // they lead to.
+            // While names are being removed from a directory, its names are less cached than the
+            // objects.
             Some(fh) => {
                 let attrs = self.below.getattr(cx, File { fh, open: None }).await?;
                 Node { fh: fh.clone(), attrs }
@@ -116,9 +117,11 @@ impl Removals {
         Ok(Some(node))
     }
 
-    /// Whether the caller may remove what is in a directory, and it is of its file system.
+    /// Whether the caller may remove names from a directory, and the directory is of file system
+    /// `fsid`.
     async fn may_remove(&self, cx: &Cx, dir: &Fh, fsid: (u64, u64)) -> Result<bool> {
-        // He just did, and the rights were not changed since (that would have waited).
+        // The caller removed a name here before. A later change of the rights would have waited for
+        // that removal.
         if self.table().has_removed(dir, &cx.cred, fsid) {
             return Ok(true);
         }
@@ -130,7 +133,7 @@ impl Removals {
         Ok(parent.attr.mode & STICKY == 0 && parent.attr.fsid == fsid)
     }
 
-    /// Whether nothing is left in a directory but what waits to be removed.
+    /// Whether every name of a directory has a delayed removal.
     async fn is_emptied(&self, cx: &Cx, dir: &Fh) -> Result<bool> {
         let (mut cookie, mut verifier) = (0, [0; 8]);
         loop {
@@ -148,15 +151,15 @@ impl Removals {
         }
     }
 
-    /// Removes names of a directory at the server, however long that takes: one call after the
-    /// other, because who sees several changes of a directory at once cannot tell that nobody else
-    /// has made one.
+    /// Removes names of a directory at the server until none is left. The calls run one after
+    /// another. With several changes of a directory at once, the client could not exclude a change
+    /// by another client.
     async fn work_on(&self, dir: Fh) {
         let mut pause = BACKOFF_FIRST;
         loop {
             let mut failed = Vec::new();
             loop {
-                // What has failed keeps the work going.
+                // The work continues while a removal has failed.
                 let next = self.table().dequeue(&dir, BATCH_NAMES, !failed.is_empty());
                 if next.is_empty() {
                     break;
@@ -175,8 +178,8 @@ impl Removals {
         }
     }
 
-    /// Tries to remove names that one caller removed at the server; those of which that is not
-    /// decided.
+    /// Tries to remove names at the server that one caller removed. Returns the names without a
+    /// final result.
     async fn remove(&self, dir: &Fh, names: Vec<(Name, Gone)>) -> Vec<Name> {
         let outcomes = match self.try_to_remove(dir, &names).await {
             Ok(outcomes) => outcomes,
@@ -210,11 +213,11 @@ impl Removals {
 
     async fn try_to_remove(&self, dir: &Fh, names: &[(Name, Gone)]) -> Result<Vec<Result<ChangeInfo>>> {
         let Some((_, first)) = names.first() else { return Ok(Vec::new()) };
-        // In the other directories nothing waits.
+        // No removal is pending in the other directories.
         if first.is_dir {
             self.settle_all_in(&first.fh).await?;
         }
-        // Never closed.
+        // The semaphore is never closed.
         let _slot = self.slots.acquire().await.map_err(|_| Error::new(libc::EIO))?;
         let removal = |(name, gone): &(Name, Gone)| Removal {
             name: name.clone(),
@@ -225,7 +228,7 @@ impl Removals {
         Ok(self.below.remove_many(&Cx::new(first.cred.clone()), dir, &gone).await)
     }
 
-    /// It is gone, or the server refuses that.
+    /// Ends a delayed removal: the server has removed the name, or refuses to.
     async fn ended(&self, dir: &Fh, name: &Name, refused: Option<Error>) {
         let gone = self.table().end(dir, name, refused.is_none());
         let Some(gone) = gone else { return };
@@ -241,10 +244,10 @@ impl Removals {
         gone.tried.send_modify(|n| *n += 1);
     }
 
-    /// Returns when a name is gone at the server, or was refused.
+    /// Waits until a name is removed at the server, or the server has refused its removal.
     ///
     /// # Errors
-    /// Why it is still there.
+    /// The error of the last attempt, while the removal is not final.
     pub(super) async fn settle(&self, (dir, name): &Place) -> Result<()> {
         let mut tried = {
             let t = self.table();
@@ -261,7 +264,7 @@ impl Removals {
         }
     }
 
-    /// The same for everything in a directory.
+    /// Like [`Self::settle`], for all names of a directory.
     pub(super) async fn settle_all_in(&self, dir: &Fh) -> Result<()> {
         let names = self.table().names_in(dir);
         for name in names {
@@ -270,7 +273,10 @@ impl Removals {
         Ok(())
     }
 
-    /// The same for all names.
+    /// Waits until the server has executed, or refused, all delayed removals.
+    ///
+    /// # Errors
+    /// The error of the last attempt of a removal that is not final.
     pub async fn sync(&self) -> Result<()> {
         let places = self.table().places();
         for place in &places {

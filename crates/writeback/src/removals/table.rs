@@ -1,6 +1,6 @@
-//! Which names are gone here and not yet at the server.
+//! The names that are removed in this mount and not yet at the server.
 //!
-//! It knows nothing of the journal and of the server.
+//! The module knows nothing of the journal and of the server.
 
 use crate::wal::Ticket;
 use hither_vfs::{
@@ -10,23 +10,22 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Names that have gone at the server too and are remembered, so that an older answer is not
-/// believed.
+/// Names whose removal at the server ended recently. They detect answers from before the removal.
 const ENDED_MOST: usize = 4096;
 
-/// A name that is gone here.
+/// A delayed removal.
 #[derive(Debug, Clone)]
 pub(super) struct Gone {
-    /// What it led to.
+    /// The removed object.
     pub fh: Fh,
     pub is_dir: bool,
-    /// The file system it is of.
+    /// The file system of the object.
     pub fsid: (u64, u64),
     pub cred: Arc<Cred>,
     pub ticket: Ticket,
-    /// Why it is still there at the server, after a try.
+    /// The error of the last attempt.
     pub error: Option<Error>,
-    /// Changes after each try, and at the end.
+    /// Changes after each attempt and at the end.
     pub tried: watch::Sender<u32>,
 }
 
@@ -36,18 +35,18 @@ pub(super) type Place = (Fh, Name);
 #[derive(Debug)]
 pub(super) struct Table {
     gone: HashMap<Fh, HashMap<Name, Gone>>,
-    /// Names that nobody has tried to remove at the server since they were put here, by directory;
-    /// a directory is here as long as somebody works on it.
+    /// Names without an attempt at the server since they were queued, by directory. A directory has
+    /// an entry as long as a task works on it.
     queues: HashMap<Fh, VecDeque<Name>>,
     count: usize,
-    /// Names that could not be removed for now.
+    /// Names whose last attempt failed.
     pub stuck: usize,
-    /// How often files are open.
+    /// The number of opens of each file.
     opens: HashMap<Fh, u32>,
-    /// Names that are gone at the server as well, with numbers that grow.
+    /// Names whose removal at the server ended, with ascending generations.
     ended: VecDeque<(u64, Place)>,
     generation: u64,
-    /// When something was last removed here from a directory, and its change attribute then.
+    /// The time of the last delayed removal in a directory, and the change attribute after it.
     touched: HashMap<Fh, (Time, u64)>,
     change: u64,
 }
@@ -67,12 +66,12 @@ impl Table {
         }
     }
 
-    /// Names that wait.
+    /// The number of delayed removals.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// What may be compared with [`Table::is_late`] later.
+    /// The present generation, for [`Table::is_late`].
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -85,7 +84,7 @@ impl Table {
         self.gone.get_mut(dir)?.get_mut(name)
     }
 
-    /// Names that are gone from a directory.
+    /// The removed names of a directory.
     pub fn names_in(&self, dir: &Fh) -> Vec<Name> {
         self.gone.get(dir).map(|names| names.keys().cloned().collect()).unwrap_or_default()
     }
@@ -94,8 +93,8 @@ impl Table {
         self.gone.contains_key(dir)
     }
 
-    /// Whether something of that file system is gone from a directory, and the same caller removed
-    /// it.
+    /// Whether the same caller has a delayed removal in the directory, of an object of that file
+    /// system.
     pub fn has_removed(&self, dir: &Fh, cred: &Cred, fsid: (u64, u64)) -> bool {
         let is = |gone: &Gone| *gone.cred == *cred && gone.fsid == fsid;
         self.gone.get(dir).is_some_and(|names| names.values().any(is))
@@ -106,16 +105,16 @@ impl Table {
         all.flat_map(|(dir, names)| names.keys().map(move |name| (dir.clone(), name.clone()))).collect()
     }
 
-    /// Puts a name into the queue of its directory; whether somebody has to begin to work on that.
+    /// Queues a name of a directory. Returns whether a task must be started for the directory.
     pub fn enqueue(&mut self, dir: &Fh, name: Name) -> bool {
         let fresh = !self.queues.contains_key(dir);
         self.queues.entry(dir.clone()).or_default().push_back(name);
         fresh
     }
 
-    /// The next names in the queue that one caller removed, at most `most`; a directory in which
-    /// something waits comes first or not at all. None: the work on the directory ends, unless it
-    /// is `kept`.
+    /// Takes the next names that one caller removed from the queue, at most `most`. A directory
+    /// with delayed removals is taken only as the first name. An empty result ends the work on the
+    /// directory, unless `kept` is set.
     pub fn dequeue(&mut self, dir: &Fh, most: usize, kept: bool) -> Vec<(Name, Gone)> {
         let mut next: Vec<(Name, Gone)> = Vec::new();
         let Some(queue) = self.queues.get_mut(dir) else { return next };
@@ -139,7 +138,7 @@ impl Table {
         next
     }
 
-    /// Notes that a name is gone; what is told of the directory's change.
+    /// Adds a delayed removal. Returns the change of the directory for the caller.
     pub fn insert(&mut self, dir: &Fh, name: &Name, gone: Gone, now: Time) -> ChangeInfo {
         self.count += 1;
         self.gone.entry(dir.clone()).or_default().insert(name.clone(), gone);
@@ -149,7 +148,7 @@ impl Table {
         ChangeInfo { atomic: false, before, after: self.change, attrs: None }
     }
 
-    /// The server has removed it as well (`removed`), or will not.
+    /// Ends a delayed removal: the server has removed the name (`removed`), or refuses to.
     pub fn end(&mut self, dir: &Fh, name: &Name, removed: bool) -> Option<Gone> {
         let names = self.gone.get_mut(dir)?;
         let gone = names.remove(name)?;
@@ -169,8 +168,8 @@ impl Table {
         Some(gone)
     }
 
-    /// Whether what was found, by a walk that began when the generation was `since`, may be from
-    /// before a name of it went.
+    /// Whether the result of a walk that began at generation `since` may be older than the removal
+    /// of one of its names.
     pub fn is_late(&self, since: u64, at: Where<'_>, trail: &Trail) -> bool {
         if since == self.generation {
             return false;
@@ -187,7 +186,7 @@ impl Table {
             .any(|(_, place)| found(place))
     }
 
-    /// What is left of what was found below.
+    /// Hides removed names from the result of a walk below.
     pub fn put_over(&self, at: Where<'_>, mut trail: Trail) -> Trail {
         if self.gone.is_empty() {
             return trail;
@@ -199,7 +198,7 @@ impl Table {
             trail.stop = Stop::Missing(Validity::Once);
             trail.along = Along { base: trail.along.base, ..Along::default() };
         }
-        // It would tell names that are gone.
+        // The listing may contain removed names.
         trail.along.listing = None;
         trail.steps.iter_mut().for_each(|node| self.show(&node.fh, &mut node.attrs));
         if let Some(base) = &mut trail.along.base {
@@ -208,7 +207,7 @@ impl Table {
         trail
     }
 
-    /// Attributes as those above are to see them.
+    /// Adjusts the attributes of a directory to its delayed removals.
     pub fn show(&self, fh: &Fh, attrs: &mut Attrs) {
         if attrs.attr.kind != FileKind::Directory {
             return;

@@ -1,5 +1,5 @@
-//! Removals over the model: what waits and what does not, what is seen meanwhile, and what a crash
-//! leaves. Random histories are with those of new objects.
+//! Tests of delayed removals over the model: conditions, visible effects, and crashes. The random
+//! histories are in the tests of `ahead`.
 
 use super::*;
 use crate::ahead::tests::{Temporary, copy_journal, cx, env, find, mode, name, read, recover};
@@ -13,7 +13,7 @@ use hither_vfs::{
 };
 use std::time::Duration;
 
-/// A layer over gate and model. Nothing is removed before the gate opens.
+/// A layer over gate and model. The server removes nothing until the gate opens.
 struct Stack {
     layer: Arc<Removals>,
     gate: Arc<Gate>,
@@ -63,7 +63,7 @@ impl Stack {
         (find(&*self.layer, &self.root, path).await.is_some(), below)
     }
 
-    /// Whether a call waits until the gate opens, and has done its work then.
+    /// Checks that a call waits until the gate opens and then succeeds.
     async fn waits<T>(&self, call: impl Future<Output = Result<T>>) -> T {
         let mut call = std::pin::pin!(call);
         let early = tokio::time::timeout(Duration::from_millis(50), &mut call).await;
@@ -134,8 +134,8 @@ async fn a_tree_goes_from_below() {
     );
 }
 
-/// What the server has to decide, or has to remember for somebody, it does itself, and the caller
-/// waits for that.
+/// Removals that need a decision or a record of the server are not delayed. The caller waits for
+/// them.
 /// Promise: 6g
 #[tokio::test]
 async fn what_is_in_use_is_the_servers_to_remove() {
@@ -164,7 +164,7 @@ async fn what_is_in_use_is_the_servers_to_remove() {
     assert_eq!(s.layer.stats().removals_noted, 1, "it has one name, and nobody has it open");
 }
 
-/// A name is not used again before the server has forgotten what it led to.
+/// A name is not used again before the server has removed the old object.
 /// Promise: 6g
 #[tokio::test]
 async fn names_are_free_when_the_server_has_removed_them() {
@@ -248,7 +248,7 @@ async fn what_may_work_later_is_tried_again() {
     assert_eq!(s.layer.table().stuck, 0);
 }
 
-/// After a crash what has its name still is removed, and nothing else.
+/// After a crash a name is removed if it still leads to the same object. No other name is removed.
 /// Promise: 6g
 #[tokio::test]
 async fn a_crash_undoes_no_removal() {
@@ -261,7 +261,7 @@ async fn a_crash_undoes_no_removal() {
     }
     s.unlink(&dir, "in").await.unwrap();
     s.rmdir(&s.root, "dir").await.unwrap();
-    // Somebody else, whom there should not be.
+    // Another client changes the directory, against the user's declaration.
     let below = s.gate.another();
     below.unlink(&cx(), &s.root, &name("gone"), None).await.unwrap();
     below.unlink(&cx(), &s.root, &name("other"), None).await.unwrap();
@@ -279,7 +279,8 @@ async fn a_crash_undoes_no_removal() {
     }
 }
 
-/// Bytes that had not been sent go with the file, and stay with it when the server refuses.
+/// Unsent bytes are dropped with the removed file. They are sent when the server refuses the
+/// removal.
 /// Promise: 6g
 #[tokio::test]
 async fn bytes_are_not_given_up_before_the_file_is() {
@@ -309,7 +310,7 @@ async fn bytes_are_not_given_up_before_the_file_is() {
     }
 }
 
-/// An answer that was on its way while a name went at the server tells what was.
+/// An answer that was in flight during a removal at the server shows the former state.
 #[tokio::test]
 async fn an_answer_from_before_is_not_believed() {
     let s = Stack::new().await;
@@ -328,8 +329,8 @@ async fn an_answer_from_before_is_not_believed() {
     assert!(!t.is_late(since, Where { base: &s.root, path: &other }, &old), "it is not about that name");
 }
 
-/// What was removed while the server was busy with the first name goes in one call, and each name
-/// has its own outcome.
+/// Names that were removed while the server handled the first one are removed in one call. Each
+/// name has its own result.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn names_of_a_directory_go_together() {
@@ -367,8 +368,8 @@ async fn names_of_a_directory_go_together() {
     assert_eq!((s.layer.stats().removals_refused, s.layer.wal.log().stats().live_records), (1, 0));
 }
 
-/// What waits in a directory goes before it, however many names are removed beside it, and what
-/// others removed goes in a call of theirs.
+/// Delayed removals in a directory precede the directory's own, beside any number of other names.
+/// The names of another caller are removed in a separate call.
 /// Promise: 6g
 #[tokio::test]
 async fn a_directory_is_not_removed_beside_what_is_in_it() {

@@ -1,4 +1,4 @@
-//! The calls. Most go down as they are.
+//! The calls of the layer. Most are passed to the layer below.
 
 use super::Removals;
 use async_trait::async_trait;
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hither_vfs::*;
 use std::sync::Arc;
 
-/// How often a walk is made again before it is taken as it is.
+/// The most repetitions of a walk. The last result is used as it is.
 const TRIES: u32 = 16;
 
 impl Removals {
@@ -22,7 +22,7 @@ impl Removals {
         info
     }
 
-    /// What a name leads to, when anything waits to be removed.
+    /// The object of a name, if any removal is delayed. `None` otherwise.
     async fn found(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Fh>> {
         let none = self.table().count() == 0;
         if none {
@@ -32,7 +32,8 @@ impl Removals {
         Ok(trail.steps.into_iter().next().map(|node| node.fh))
     }
 
-    /// The last name of what is to be made, or opened, is not on its way out any more.
+    /// Waits until the name to be created is free. Fails with `ENOENT` when a removed name is to be
+    /// opened.
     async fn free(&self, cx: &Cx, at: Where<'_>, creates: bool) -> Result<()> {
         match at.path {
             [] => Ok(()),
@@ -111,21 +112,21 @@ impl Vfs for Removals {
 
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
         for dir in dirs {
-            // What cannot be removed is the server's to tell.
+            // A failed removal does not fail the listing, which shows the server's names.
             let _ = self.settled_in(cx, dir).await;
         }
         self.below.list_many(cx, dirs, max_bytes).await
     }
 
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
-        // What is removed after it would change its times.
+        // A later removal would change the directory's times.
         self.settled_in(cx, file.fh).await?;
         self.below.setattr(cx, file, set).await
     }
 
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         self.free(cx, at, !matches!(how.create, Create::No)).await?;
-        // Before it is open: it is not removed meanwhile.
+        // The open is counted before the call, so that the file is not removed meanwhile.
         let known = at.path.is_empty().then(|| at.base.clone());
         if let Some(fh) = &known {
             self.table().opened(fh);
@@ -158,7 +159,7 @@ impl Vfs for Removals {
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         if file.open.is_none() && self.below.getattr(cx, file).await?.attr.kind == FileKind::Directory {
-            // Names are on stable storage when the server has answered.
+            // The server's reply to a removal means that the change is on stable storage.
             return crate::dirty::patient(cx, self.sync()).await;
         }
         self.below.commit(cx, file).await
@@ -238,7 +239,7 @@ impl Vfs for Removals {
             return Err(Error::new(libc::ENOENT));
         }
         self.settled(cx, to.0, to.1).await?;
-        // A directory from which things go may be empty only then.
+        // A directory with delayed removals may be empty only after these.
         let over = match replaced {
             Some(fh) => Some(fh.clone()),
             None => self.found(cx, to.0, to.1).await?,
@@ -270,7 +271,7 @@ impl Vfs for Removals {
     }
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
-        // What cannot be removed stays in the journal for the next mount.
+        // A removal that fails stays in the journal for the next mount.
         let removed = crate::dirty::patient(cx, self.sync()).await;
         let below = self.below.shutdown(cx).await;
         removed.and(below)
