@@ -1,42 +1,52 @@
-//! New files, directories and links wait here: they are made on this machine at once, and at the
-//! server a little later, whole.
+//! Pending creates: new files, directories and links exist in this mount at once. The server
+//! receives them a little later, complete.
 //!
-//! For mounts whose user declares that nobody else uses them
-//! (`writeback=journal,exclusive,creates=here`). It lies above the delayed writes and knows nothing
-//! of them. What a program makes is an object of this layer, with a handle of this layer, in memory
-//! and in the journal; calls on it are answered here: writing, reading, attributes, renaming,
-//! removing (what is removed soon is never sent). When it has waited long enough, or somebody needs
-//! the server to have it, it is created there with all its bytes, mode and times, its directory
-//! first, several of a directory in one call, many calls side by side. From then on calls go down
-//! with the server's handle; the handle and the number that the layers above know stay as they are
-//! until this mount ends.
+//! The layer is for mounts whose user declares that no other client uses the file system
+//! (`writeback=journal,exclusive,creates=here`). The layer is above the delayed writes and knows
+//! nothing of them. A created object is kept in memory and in the journal, under a handle of this
+//! layer. The layer answers writes, reads, attribute calls, renames and removals of the object. An
+//! object that is removed soon is never sent.
 //!
-//! - `table.rs`: what is here, and which handle stands for which. `begin.rs`: making. `change.rs`:
-//!   what programs do to an object that is here. `names.rs`: walking over what is here and what is
-//!   there. `send.rs`: creating at the server. `vfs.rs`: the calls.
+//! An object is sent when it is old enough, or when a call needs the server to have it. The server
+//! then creates the object with all its bytes, mode and times. Its directory is created first. One
+//! call creates several objects of a directory, and many calls run in parallel. Later calls use the
+//! server's handle. The layers above keep the handle and file number of this layer until this mount
+//! ends.
 //!
-//! **What waits.** Regular files, directories and symbolic links without set-id bits, made by
-//! somebody for whom the server was seen to give objects the owner and group expected (one creation
-//! goes straight through for that), in a directory in which he may make them. A file waits as long
-//! as its bytes fit into one WRITE. Hard links, locks, extended attributes, other owners, other
-//! users' calls and whatever else is seldom done to a new file make it go to the server first.
+//! - `table.rs`: the pending objects, and the translation of handles.
+//! - `begin.rs`: creation of pending objects.
+//! - `change.rs`: calls on pending objects.
+//! - `names.rs`: walks over pending objects and the server's objects.
+//! - `send.rs`: creation at the server.
+//! - `vfs.rs`: the calls.
 //!
-//! **Order.** An object goes after its directory, and after nothing else. A call that goes down
-//! sends those objects first that it is about; a listing sends everything that is in the directory.
-//! Times of a directory that a program sets while objects of it are here are set when the last of
-//! them has gone.
+//! **Pending objects.** Regular files, directories and symbolic links without set-id bits may be
+//! pending. Two conditions hold for the caller:
 //!
-//! **Times.** What is made here has times of this machine's clock, moved by what the server's clock
-//! was seen to differ.
+//! - The server is known to give the caller's objects the expected owner and group. One creation
+//!   goes straight to the server to find that out.
+//! - The caller may create objects in the directory.
 //!
-//! **Errors.** What may work later (ENOSPC and the like) stays here and is tried again; who closes,
-//! syncs or writes the file is told, and new objects are the server's to make as long as it lasts.
-//! What the server refuses for good is kept as a conflict and said in the log; calls on the object
-//! then fail with the server's error.
+//! A file is pending as long as its bytes fit into one WRITE. Some calls send the object first:
+//! hard links, locks, extended attributes, changes of the owner, calls of other users, and other
+//! calls that are rare for a new file.
 //!
-//! **Journal.** An object is acknowledged when its record is where a kill of this process does not
-//! reach it; `fsync` and `close` wait until it is durable. That the server has it is durable here
-//! before anything is done to it there.
+//! **Order.** An object is sent after its directory, without any other order. A call to the server
+//! first sends the objects that it depends on. A listing sends all objects in the directory. A
+//! program may set times of a directory with pending objects. The server receives these times after
+//! the last of the objects.
+//!
+//! **Times.** Pending objects have times of this machine's clock, corrected by the observed
+//! difference to the server's clock.
+//!
+//! **Errors.** After an error like ENOSPC the object stays pending and is sent again later. A
+//! close, sync or write of the file returns the error. Meanwhile the server creates all new
+//! objects. An object that the server refuses for good is kept as a conflict, and the log reports
+//! it. Later calls on the object fail with the server's error.
+//!
+//! **Journal.** A creation is acknowledged when its record survives a kill of this process. `fsync`
+//! and `close` wait until the record is durable. After the server has created an object, a durable
+//! record of that precedes any further call on it.
 
 mod begin;
 mod change;
@@ -56,21 +66,21 @@ use std::time::{Duration, SystemTime};
 use table::Table;
 use tokio::sync::{Notify, Semaphore};
 
-/// What may wait.
+/// Limits of pending objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AheadOptions {
-    /// Age at which an object goes to the server by itself.
+    /// The age at which an object is sent.
     pub age: Duration,
-    /// Most bytes of a file that waits: what one WRITE takes.
+    /// The most bytes of a pending file: the size of one WRITE.
     pub file_max_bytes: usize,
-    /// Most bytes of all of them.
+    /// The most bytes of all pending files.
     pub max_bytes: u64,
-    /// Most objects that wait: who makes one more waits for room.
+    /// The most pending objects. The creator of a further object waits for room.
     pub most: usize,
-    /// Most objects that are remembered under a handle of this layer; then new ones are made at the
-    /// server.
+    /// The most objects that are remembered under a handle of this layer. Beyond this number the
+    /// server creates new objects.
     pub most_known: usize,
-    /// Calls that create objects at the server at a time.
+    /// Calls at a time that create objects at the server.
     pub at_once: usize,
 }
 
@@ -87,20 +97,20 @@ impl Default for AheadOptions {
     }
 }
 
-/// What it did so far, and what waits.
+/// Counters of the layer, and its present load.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct AheadStats {
-    /// Objects that wait.
+    /// Pending objects.
     pub ahead_objects: u64,
-    /// Their bytes.
+    /// The bytes of pending objects.
     pub ahead_bytes: u64,
-    /// Objects that were made here.
+    /// Objects that were created as pending.
     pub ahead_made: u64,
-    /// Of them, created at the server.
+    /// Pending objects that the server has created.
     pub ahead_sent: u64,
-    /// Of them, removed before.
+    /// Pending objects that were removed before they were sent.
     pub ahead_dropped: u64,
-    /// Of them, refused by the server for good.
+    /// Pending objects that the server refused for good.
     pub ahead_refused: u64,
 }
 
@@ -112,7 +122,7 @@ struct Counters {
     refused: AtomicU64,
 }
 
-/// The layer; see the module.
+/// The layer. See the module.
 pub struct Ahead {
     below: Arc<dyn Vfs>,
     wal: Arc<Wal>,
@@ -121,7 +131,7 @@ pub struct Ahead {
     /// Never held across an await.
     table: Mutex<Table>,
     slots: Semaphore,
-    /// There is something to send, or less of it.
+    /// Wakes the sending task, because a creator waits for room.
     work: Arc<Notify>,
     room: Notify,
     counters: Counters,
@@ -130,8 +140,8 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// A layer over `below` in which nothing waits. `wal` is the journal that the delayed writes
-    /// have as well. Must be called inside a tokio runtime: a task looks after age.
+    /// A layer over `below` without pending objects. The layer of delayed writes uses the same
+    /// journal `wal`. Must be called inside a tokio runtime, because a task sends old objects.
     pub fn new(below: Arc<dyn Vfs>, env: Env, options: AheadOptions, wal: Arc<Wal>) -> Arc<Self> {
         let this = Arc::new_cyclic(|this: &Weak<Self>| Self {
             below,
@@ -150,7 +160,7 @@ impl Ahead {
         this
     }
 
-    /// What was done so far, and what waits.
+    /// Counters of the layer, and its present load.
     pub fn stats(&self) -> AheadStats {
         let (objects, bytes) = {
             let t = self.table();
@@ -175,7 +185,7 @@ impl Ahead {
         self.this.upgrade().expect("a method runs, so the object lives")
     }
 
-    /// The server's clock, as far as it is known.
+    /// The estimated time of the server's clock.
     fn now(&self, t: &Table) -> Time {
         let since = (self.env.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let nanos = since.as_nanos() as i128 + i128::from(t.offset_nanos);
@@ -190,8 +200,7 @@ impl std::fmt::Debug for Ahead {
     }
 }
 
-/// Stands between the layers below and above when answers are withdrawn: those above know other
-/// handles.
+/// Translates the handles of withdrawn answers for the layers above.
 struct Relay(Weak<Ahead>);
 
 impl Upcalls for Relay {

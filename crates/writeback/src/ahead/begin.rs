@@ -1,4 +1,4 @@
-//! Making objects: whether one may wait here, and how it begins.
+//! Creation of pending objects: the conditions, and the first state.
 
 use super::Ahead;
 use super::table::{Body, Object, Open, Status};
@@ -13,34 +13,33 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Bits that the server may take away, and sticky ones.
+/// Mode bits that the server may clear, and the sticky bit.
 const SPECIAL_BITS: u32 = 0o7000;
 const SETGID: u32 = 0o2000;
-/// What the owner needs to make something in a directory.
+/// The permission bits that an owner needs to create an object in a directory.
 const MAY_MAKE: u32 = 0o300;
-/// What a journal must still take, in bytes, so that an object may begin in it.
+/// Free space that the journal must have for a new object, in bytes.
 const ROOM_BYTES: u64 = 64 << 10;
-/// Further bytes that a name costs in a directory's length are not shown; a directory's own length
-/// is this.
+/// The shown length of a pending directory. The space of its names is not added.
 const DIRECTORY_BYTES: u64 = 4096;
 
-/// An object that was made here.
+/// A newly created pending object.
 pub(super) struct Began {
     pub node: Node,
     pub open: Option<OpenId>,
     pub dir: ChangeInfo,
 }
 
-/// What is to be made of a name.
+/// The result of a creation.
 pub(super) enum Making {
-    /// It was made here.
+    /// The object is pending.
     Here(Box<Began>),
-    /// It is the server's to make, in the directory with this handle there.
+    /// The server must create the object, in the directory with this server handle.
     Below(Fh),
 }
 
 impl Ahead {
-    /// Makes an object here when that may be; `open`: and opens it.
+    /// Creates a pending object, if the conditions hold. `open` also opens the object.
     pub(super) async fn begin(
         &self,
         cx: &Cx,
@@ -141,19 +140,20 @@ impl Ahead {
         };
         self.counters.made.fetch_add(1, Relaxed);
         if self.wal.log().written(seq).await.is_err() {
-            // The journal has just failed: the server has it before anybody is told.
+            // The journal has just failed. The server creates the object before the caller gets an
+            // answer.
             self.send(&fh).await?;
         }
         Ok(Making::Here(Box::new(began)))
     }
 
-    /// Whether new objects may wait at all.
+    /// Whether new objects may be pending at present.
     fn takes(&self) -> bool {
         let t = self.table();
         t.stuck == 0 && t.known_count() + t.here.len() < self.options.most_known && self.wal.takes(ROOM_BYTES)
     }
 
-    /// The attributes of a directory in which the caller may make something that waits.
+    /// The attributes of a directory, if the caller may create pending objects there.
     async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Option<Attr>> {
         let real = {
             let mut t = self.table();
@@ -188,7 +188,7 @@ impl Ahead {
         Ok(Some(attrs.attr))
     }
 
-    /// Whether a name exists; `None` when that cannot be told.
+    /// Whether a name exists. `None` when that is not known.
     pub(super) async fn exists(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<bool>> {
         let trail = self.walk(cx, Where::name(dir, name), Want::default()).await?;
         Ok(match trail.stop {
@@ -199,7 +199,7 @@ impl Ahead {
         })
     }
 
-    /// The handle at the server of a directory in which something is to be made there.
+    /// The server's handle of an object. A pending object is sent first.
     pub(super) async fn at_server(&self, cx: &Cx, fh: &Fh) -> Result<Fh> {
         {
             if let Status::There(real) = self.table().status(fh) {
@@ -217,7 +217,7 @@ impl Ahead {
                 {
                     let t = self.table();
                     let bytes = t.bytes < self.options.max_bytes;
-                    // What cannot be sent makes no room.
+                    // Objects that cannot be sent make no room.
                     if t.here.len() < self.options.most && bytes || t.stuck > 0 {
                         return Ok(());
                     }
@@ -229,8 +229,8 @@ impl Ahead {
         patient(cx, wait).await
     }
 
-    /// The server has made an object: whether its owner and group are as expected, and what its
-    /// clock says.
+    /// Learns from an object that the server created: whether owner and group are as expected, and
+    /// the difference of the clocks.
     pub(super) async fn learn(&self, cx: &Cx, dir: &Fh, made: &Attrs) {
         let key = (cx.cred.uid, cx.cred.gid);
         if self.table().trusted.contains(&key) {
@@ -244,8 +244,7 @@ impl Ahead {
         let mut t = self.table();
         let since = (self.env.wall)().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
         let theirs = i128::from(made.attr.ctime.secs) * 1_000_000_000 + i128::from(made.attr.ctime.nanos);
-        // The reply is some time on its way, and their clock ticks: what is less than that is no
-        // difference.
+        // Differences below the time of the reply, or below a clock tick, are ignored.
         let took = made.asked.elapsed().as_nanos() as i128;
         let ahead = theirs - (since.as_nanos() as i128 - took / 2);
         if t.trusted.is_empty() && ahead.abs() > took.max(20_000_000) {

@@ -1,8 +1,9 @@
-//! What programs do to an object that is here.
+//! Calls on pending objects.
 //!
-//! Whoever is not its maker, and whatever is not done here, makes it go to the server first: the
-//! calls say `None` then. What was tried and failed may be at the server in part: nothing of it
-//! changes here until it is there whole, or removed there.
+//! A call returns `None` when the server must execute it. The object is then sent first. Calls of
+//! users other than the creator and rare calls are such cases. After a failed attempt the server
+//! may have a part of the object. The object then stays unchanged in this mount until it was sent
+//! or removed at the server.
 
 use super::Ahead;
 use super::table::{Body, Object, Open, Owed, Status, Table};
@@ -16,22 +17,23 @@ use hither_vfs::{
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What one did to an object that is here: the answer, and the record that must be in the journal
-/// before it is given.
+/// The result of a call on a pending object, and the record that the journal must have before the
+/// caller gets it.
 type Done<T> = Option<(T, u64)>;
 
 impl Object {
-    /// Whether the caller is who made it: what others may do is the server's to say.
+    /// Whether the caller has the creator's uid. The server decides about the rights of other
+    /// users.
     pub fn is_of(&self, cred: &Cred) -> bool {
         self.cred.uid == cred.uid
     }
 
-    /// The server may have a part of it.
+    /// Whether an attempt failed, so that the server may have a part of the object.
     pub fn was_tried(&self) -> bool {
         self.retry.is_some()
     }
 
-    /// What the owner may do.
+    /// The access rights of the owner.
     pub fn rights(&self) -> Access {
         let bits = if self.cred.uid == 0 { 0o600 | self.attr.mode & 0o111 } else { self.attr.mode & 0o700 };
         let mut have = Access::empty();
@@ -64,8 +66,8 @@ impl Object {
 }
 
 impl Ahead {
-    /// Acts on an object that is here, for its maker; `None`: it is the server's to answer, once it
-    /// has it.
+    /// Acts on a pending object for its creator. `None`: the server must execute the call, after it
+    /// has the object.
     fn on_here<T>(&self, cx: &Cx, fh: &Fh, act: impl FnOnce(&mut Table) -> Option<T>) -> Result<Option<T>> {
         let mut t = self.table();
         let mine = match t.status(fh) {
@@ -76,7 +78,8 @@ impl Ahead {
         Ok(if mine { act(&mut t) } else { None })
     }
 
-    /// Waits until the journal has what was done; when it fails, until the server has the object.
+    /// Waits until the journal has the record. When the journal fails, waits until the server has
+    /// the object.
     async fn noted(&self, fh: &Fh, seq: u64) -> Result<()> {
         match self.wal.log().written(seq).await {
             Ok(()) => Ok(()),
@@ -84,8 +87,8 @@ impl Ahead {
         }
     }
 
-    /// Waits until everything that was done to an object is durable here; true when the server has
-    /// to be asked for that.
+    /// Waits until all records of an object are durable. Returns true when the server must commit
+    /// the object.
     pub(super) async fn durable(&self, fh: &Fh) -> Result<bool> {
         let last = match self.table().status(fh) {
             Status::Here(object) => {
@@ -135,7 +138,7 @@ impl Ahead {
         Ok(if mine { open(&mut t) } else { None })
     }
 
-    /// Ends an open of an object that is here.
+    /// Closes an open of a pending object.
     pub(super) async fn close_here(&self, fh: &Fh, open: OpenId) -> Result<Option<()>> {
         {
             let mut t = self.table();
@@ -221,7 +224,7 @@ impl Ahead {
         Ok(Some(wrote))
     }
 
-    /// Cuts or lengthens a file; the record is made as well.
+    /// Truncates or extends a file, and appends the record.
     fn resize(&self, t: &mut Table, fh: &Fh, cred: &Arc<Cred>, size: u64) -> Option<()> {
         if size > self.options.file_max_bytes as u64 {
             return None;
@@ -291,7 +294,7 @@ impl Ahead {
         Ok(Some(attrs))
     }
 
-    /// Times of a directory at the server wait while objects of it are here.
+    /// Delays times of a directory at the server while it has pending objects.
     pub(super) async fn owe(&self, cx: &Cx, dir: &Fh, set: &SetAttr) -> Result<bool> {
         let times = SetAttr { atime: set.atime, mtime: set.mtime, ..SetAttr::default() };
         if times != *set || times == SetAttr::default() {
@@ -321,7 +324,7 @@ impl Ahead {
         Ok(self.wal.log().written(seq).await.is_ok())
     }
 
-    /// Notes times that a directory is to have in the end; the number of the record.
+    /// Journals delayed times of a directory. Returns the number of the record.
     pub(super) fn owes(&self, t: &mut Table, dir: &Fh, set: Attributes) -> u64 {
         let before = t.owed.remove(dir);
         let set = match &before {
@@ -331,7 +334,7 @@ impl Ahead {
             None => set,
         };
         let event = Event::Set(set.clone());
-        // It lives, with what is in it or without.
+        // The data makes the record a live one.
         let data = Data::from(Bytes::from_static(b"times"));
         let ticket = self.wal.log().append(Record { fh: t.as_recorded(dir), event, data });
         if let Some(Owed { ticket, .. }) = before {
@@ -341,8 +344,8 @@ impl Ahead {
         ticket.seq
     }
 
-    /// Times that were set before something was made, moved or removed in a directory are not its
-    /// times any more.
+    /// Drops the delayed times of a directory, because a later creation, move or removal in the
+    /// directory supersedes them.
     pub(super) fn owes_nothing(&self, t: &mut Table, dir: &Fh) {
         if let Some(Owed { ticket, .. }) = t.owed.remove(dir) {
             self.wal.log().append(Record::of(&t.as_recorded(dir), Event::Gone));
@@ -350,7 +353,7 @@ impl Ahead {
         }
     }
 
-    /// Removes a name of an object that is here and not open. `None`: it is the server's to do.
+    /// Removes a pending object that is not open. `None`: the server must remove the name.
     pub(super) async fn remove_here(
         &self,
         cx: &Cx,
@@ -378,13 +381,14 @@ impl Ahead {
         })?;
         let Some(done) = done else { return Ok(None) };
         let (info, seq) = done?;
-        // When the journal fails in this moment, nothing of it is sent any more either.
+        // A failure of the journal is ignored, since no part of the object is sent any more.
         let _ = self.wal.log().written(seq).await;
         self.room.notify_waiters();
         Ok(Some(info))
     }
 
-    /// Removes what was tried and failed, whatever the server has of it. `None`: that is not so.
+    /// Removes an object after a failed attempt, with its possible part at the server. `None` when
+    /// no attempt failed.
     pub(super) async fn remove_tried(
         &self,
         cx: &Cx,
@@ -407,7 +411,7 @@ impl Ahead {
                 _ => return Ok(None),
             }
         };
-        // Nothing is sent meanwhile.
+        // The mark keeps the object from being sent meanwhile.
         if let Some(object) = self.table().here.get_mut(&fh) {
             object.sending = true;
         }
@@ -427,13 +431,13 @@ impl Ahead {
             }
             self.drop_here(&mut t, &fh)
         };
-        // A killed daemon does not make it again.
+        // The record keeps a restarted daemon from creating the object again.
         let _ = self.wal.log().written(seq).await;
         self.room.notify_waiters();
         Ok(Some(info))
     }
 
-    /// Forgets an object that is here.
+    /// Drops a pending object and journals that.
     fn drop_here(&self, t: &mut Table, fh: &Fh) -> (ChangeInfo, u64) {
         let ticket = self.wal.log().append(Record::of(fh, Event::Gone));
         let now = self.now(t);
@@ -450,8 +454,7 @@ impl Ahead {
         (info, ticket.seq)
     }
 
-    /// Whether the caller may change names in a directory, as far as that is known without a
-    /// refusal to pass on.
+    /// Whether the caller is known to have the right to change names in a directory.
     async fn may_change(&self, cx: &Cx, dir: &Fh) -> Result<bool> {
         let real = match self.table().status(dir) {
             Status::Here(o) => {
@@ -465,7 +468,7 @@ impl Ahead {
         Ok(self.below.access(cx, &real, need).await? == need)
     }
 
-    /// Gives an object that is here another name. `None`: it is the server's to do.
+    /// Renames a pending object. `None`: the server must execute the rename.
     pub(super) async fn move_here(
         &self,
         cx: &Cx,
@@ -503,7 +506,7 @@ impl Ahead {
                     return None;
                 }
             }
-            // Not into itself.
+            // A directory must not move into itself.
             let mut above = to.0.clone();
             while let Some(object) = t.here.get(&above) {
                 if above == moved {
@@ -539,12 +542,13 @@ impl Ahead {
         Ok(Some(Moved { from, to, object: Some(moved), attrs: None }))
     }
 
-    /// Whether a directory has names that are here only: it is not empty whatever the server says.
+    /// Whether a directory has pending names. Such a directory is not empty, even if the server has
+    /// no names in it.
     pub(super) fn is_filled(&self, dir: &Fh) -> bool {
         self.table().has_names(dir)
     }
 
-    /// Handle and open at the server, of an object that is made there first when it is not.
+    /// Handle and open of an object at the server. A pending object is sent first.
     pub(super) async fn down(&self, cx: &Cx, fh: &Fh, open: Option<OpenId>) -> Result<(Fh, Option<OpenId>)> {
         let real = self.at_server(cx, fh).await?;
         let open = match open {
@@ -558,7 +562,7 @@ impl Ahead {
         Ok((real, open))
     }
 
-    /// Sends everything that is in a directory, and itself.
+    /// Sends a directory and all pending objects in it.
     pub(super) async fn send_all_in(&self, cx: &Cx, dir: &Fh) -> Result<Fh> {
         let real = self.at_server(cx, dir).await?;
         let inside: Vec<Fh> =
@@ -568,7 +572,7 @@ impl Ahead {
             let this = self.this();
             sent.spawn(async move { this.follow(fh, Some(ended)).await });
         }
-        // What is refused is told where it was made.
+        // Errors of these objects are reported to the programs that created them.
         patient(cx, async { Ok(sent.join_all().await) }).await?;
         Ok(real)
     }

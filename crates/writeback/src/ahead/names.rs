@@ -1,7 +1,7 @@
-//! Walking over what is here and what is at the server.
+//! Walks over pending objects and the server's objects.
 //!
-//! A name that is here is not at the server, or is on its way there. What is found below may have
-//! been asked for before an object arrived: then the walk is made again.
+//! A pending name is not at the server, or is being sent. The result of a walk at the server may be
+//! older than the arrival of an object. The walk is then repeated.
 
 use super::Ahead;
 use super::table::{Body, Status, Table};
@@ -9,15 +9,15 @@ use hither_vfs::{
     Access, Along, Cred, Cx, Error, Fh, Name, Node, Read, Result, Stop, Trail, Validity, Want, Where,
 };
 
-/// How often a walk is made again before it is taken as it is.
+/// The most repetitions of a walk. The last result is used as it is.
 const TRIES: u32 = 16;
 
-/// What is known here of a path: all of it; or what somebody else than its maker asks for, which
-/// goes to the server first.
+/// The complete result of a walk over pending objects, or an object that must be sent first. An
+/// object must be sent first when the caller is not its creator.
 type Here = std::result::Result<Trail, Fh>;
 
 impl Ahead {
-    /// Walks `path` from an object that is here, behind the steps that lead there.
+    /// Walks `path` from a pending object. `steps` lead to that object.
     fn walk_here(
         &self,
         t: &Table,
@@ -61,7 +61,7 @@ impl Ahead {
         Ok(Trail { steps, stop, along })
     }
 
-    /// Puts what is here over what was found below.
+    /// Adds pending objects to the result of a walk at the server.
     fn put_over(&self, t: &Table, cred: &Cred, at: Where<'_>, want: Want, mut trail: Trail) -> Here {
         trail.steps.iter_mut().for_each(|node| t.show_node(node));
         if let Some(base) = &mut trail.along.base {
@@ -73,7 +73,7 @@ impl Ahead {
         if t.here.is_empty() {
             return Ok(trail);
         }
-        // It would pass for all that is there.
+        // The listing lacks the pending names, so it is not a complete one.
         trail.along.listing = None;
         for (i, name) in at.path.iter().enumerate().take(trail.steps.len() + 1) {
             let dir = if i == 0 { at.base } else { &trail.steps[i - 1].fh };
@@ -88,8 +88,8 @@ impl Ahead {
         Ok(trail)
     }
 
-    /// Where a walk begins among what is here, if it does: an object and the steps up to it, and
-    /// the names left.
+    /// The first pending object of a walk, with the steps to it and the remaining names. `None`
+    /// when the walk begins at the server.
     fn start_here<'a>(&self, t: &Table, at: Where<'a>) -> Option<(Fh, Vec<Node>, &'a [Name])> {
         let step = |fh: &Fh| {
             let mut node = Node { fh: fh.clone(), attrs: t.here.get(fh)?.attrs() };
@@ -105,7 +105,7 @@ impl Ahead {
         Some((child.clone(), step(child)?, rest))
     }
 
-    /// What is known without asking anybody.
+    /// The result that is known without a request to the server.
     pub(super) fn peek_over(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
         let known = |here: Here| here.ok();
         let (real, generation) = {

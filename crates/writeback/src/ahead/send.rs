@@ -1,4 +1,4 @@
-//! Creating objects at the server.
+//! Creation of pending objects at the server.
 
 use super::Ahead;
 use super::table::{Body, Object, Open, Owed, Status};
@@ -16,28 +16,28 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// First and longest wait before what could not be created is tried again by itself.
+/// First and longest pause before a failed creation is repeated.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 const BACKOFF_MOST: Duration = Duration::from_secs(30);
-/// How often it is looked what is old enough.
+/// The interval of the check for old objects.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// What its owner needs to open a file again.
+/// The permission bits that an owner needs to open a file again.
 const OWNER_BITS: u32 = 0o600;
-/// Most objects, and bytes, that go to the server in one call: what somebody waits for may be among
-/// them.
+/// The most objects and bytes in one call to the server. A limit is needed because a caller may
+/// wait for one of the objects.
 pub(super) const BATCH_OBJECTS: usize = 32;
 pub(super) const BATCH_BYTES: usize = 256 << 10;
 
 impl Ahead {
-    /// Returns when the server has an object: its handle there.
+    /// Waits until the server has an object, and returns the server's handle.
     ///
     /// # Errors
-    /// Why it cannot have it, or not now.
+    /// The error of the attempt, final or not.
     pub(super) fn send(&self, fh: &Fh) -> BoxFuture<Result<Fh>> {
         self.follow(fh.clone(), None)
     }
 
-    /// The same; `tried`: a try is under way, or was.
+    /// Like [`Self::send`]. `tried` is the signal of an attempt that was started already.
     pub(super) fn follow(&self, fh: Fh, tried: Option<watch::Receiver<u32>>) -> BoxFuture<Result<Fh>> {
         let this = self.this();
         Box::pin(async move {
@@ -52,7 +52,7 @@ impl Ahead {
                         Status::There(real) => return Ok(real),
                         Status::Refused(errno) => return Err(Error::new(errno)),
                         Status::Sending(ended) => {
-                            // The outcome of that try will do.
+                            // The result of that attempt is used.
                             begun = true;
                             ended
                         }
@@ -62,27 +62,28 @@ impl Ahead {
                             }
                             begun = true;
                             object.sending = true;
-                            // Whoever waits for one does not wait for others.
+                            // The object is sent alone, so that the caller does not wait for other
+                            // objects.
                             let (dir, ended) = (object.dir.clone(), object.ended.subscribe());
                             tokio::spawn(this.clone().create(dir, vec![fh.clone()]));
                             ended
                         }
                     }
                 };
-                // It ends with the object, too.
+                // The signal also ends when the object is dropped.
                 let _ = ended.changed().await;
             }
         })
     }
 
-    /// Begins to create those of these objects that are here, several of a directory in one call;
-    /// those that are on their way now, with what to follow them by.
+    /// Starts to send pending objects, several of a directory in one call. Returns the objects that
+    /// are being sent, each with a signal of the end.
     pub(super) fn start(&self, objects: &[Fh]) -> Vec<(Fh, watch::Receiver<u32>)> {
         let mut batches: Vec<(Fh, Vec<Fh>)> = Vec::new();
         let mut going = Vec::with_capacity(objects.len());
         {
             let mut t = self.table();
-            // The last batch for each directory and maker, and its bytes.
+            // The last batch of each directory and creator, and its bytes.
             let mut last: HashMap<(Fh, Arc<Cred>), (usize, usize)> = HashMap::new();
             for fh in objects {
                 let object = match t.status(fh) {
@@ -118,13 +119,13 @@ impl Ahead {
         going
     }
 
-    /// Creates objects of one maker in a directory, which are marked as on their way.
+    /// Creates objects of one creator in a directory. The objects are marked as being sent.
     async fn create(self: Arc<Self>, dir: Fh, objects: Vec<Fh>) {
         let outcomes = match self.try_to_create(&dir, &objects).await {
             Ok(outcomes) => outcomes,
             Err(e) => objects.into_iter().map(|fh| (fh, Err(e.clone()))).collect(),
         };
-        // Side by side: what each of them writes to the journal becomes durable together.
+        // The results are handled concurrently, so that one sync of the journal covers all of them.
         let ended = outcomes.into_iter().map(async |(fh, outcome)| match outcome {
             Ok(node) => self.arrived(&fh, node).await,
             Err(e) => self.not_created(&fh, e).await,
@@ -133,7 +134,7 @@ impl Ahead {
         self.room.notify_waiters();
     }
 
-    /// What the server is to make of an object.
+    /// The name and content of the object for the server.
     fn taken(object: &Object) -> (Name, New) {
         let (what, data) = match &object.body {
             Body::File(data) => (What::File, Bytes::copy_from_slice(data)),
@@ -141,7 +142,7 @@ impl Ahead {
             Body::Link(target) => (What::Link(target.to_vec()), Bytes::new()),
         };
         let file = what == What::File;
-        // Who has it open must be able to open it again.
+        // An open file needs these bits, because the open is repeated at the server.
         let mode = object.attr.mode & 0o7777 | if file && object.opens > 0 { OWNER_BITS } else { 0 };
         let times = match file {
             true => (Some(object.attr.atime), Some(object.attr.mtime)),
@@ -152,7 +153,7 @@ impl Ahead {
 
     async fn try_to_create(&self, dir: &Fh, objects: &[Fh]) -> Result<Vec<(Fh, Result<Node>)>> {
         let real = self.send(dir).await?;
-        // Never closed.
+        // The semaphore is never closed.
         let _slot = self.slots.acquire().await.map_err(|_| Error::new(libc::ESTALE))?;
         let (mut here, mut taken, mut announced) = (Vec::new(), Vec::new(), None);
         {
@@ -167,14 +168,14 @@ impl Ahead {
             }
         }
         if let Some(seq) = announced {
-            // Of a journal that has failed nothing is promised.
+            // A failure is ignored, because a failed journal promises nothing.
             let _ = self.wal.log().written(seq).await;
         }
         let made = put(&*self.below, &real, &taken).await;
         Ok(here.into_iter().zip(made).collect())
     }
 
-    /// The server has an object.
+    /// Handles an object that the server has created.
     async fn arrived(&self, fh: &Fh, node: Node) {
         let opens: Vec<(OpenId, Open)> = {
             let t = self.table();
@@ -199,7 +200,7 @@ impl Ahead {
             }
         }
         let there = self.wal.log().append(Record::of(fh, Event::There(node.fh.clone())));
-        // What is done to it at the server from now on must not be undone by making it again.
+        // The record must be durable before later calls: a replay of the creation would undo these.
         let _ = self.wal.log().durable(there.seq).await;
         let settled = {
             let mut t = self.table();
@@ -228,12 +229,12 @@ impl Ahead {
         }
     }
 
-    /// Its records live no more.
+    /// Ends the life of an object's records.
     fn let_go(&self, object: &Object) {
         object.held.iter().for_each(|(segment, records)| self.wal.log().dead(*segment, *records));
     }
 
-    /// Sets the times of a directory in which nothing waits any more.
+    /// Sets the delayed times of a directory without pending objects.
     async fn pay(&self, dir: &Fh) {
         let (real, owed) = {
             let mut t = self.table();
@@ -254,7 +255,7 @@ impl Ahead {
         }
     }
 
-    /// An object could not be created.
+    /// Handles a failed creation.
     async fn not_created(&self, fh: &Fh, e: Error) {
         if !is_final(e.errno) && e.errno != libc::EEXIST {
             let mut t = self.table();
@@ -270,13 +271,13 @@ impl Ahead {
         self.refused(fh, e).await;
     }
 
-    /// The server will not have an object: its bytes are kept as a conflict.
+    /// Handles an object that the server refuses for good. A file's bytes are kept as a conflict.
     async fn refused(&self, fh: &Fh, e: Error) {
         let kept = {
             let t = self.table();
             let Some(object) = t.here.get(fh) else { return };
             let path = String::from_utf8_lossy(&self.wal.path(fh)).into_owned();
-            tracing::error!(%path, error = %e, "the server refuses a new object that was made here");
+            tracing::error!(%path, error = %e, "the server refuses a pending new object");
             match &object.body {
                 Body::File(data) => Some((path, object.cred.clone(), data.clone(), object.attr.mtime.secs)),
                 _ => None,
@@ -288,7 +289,7 @@ impl Ahead {
                 tokio::task::spawn_blocking(move || wal.keep_new(&own, (&path, secs), &cred, &data, why));
             if let Err(e) = keep.await.map_err(std::io::Error::other).flatten() {
                 tracing::error!(
-                    "its bytes cannot be kept as a conflict either, they stay in the journal: {e}"
+                    "the bytes of a refused file cannot be kept as a conflict and stay in the journal: {e}"
                 );
                 let mut t = self.table();
                 if let Some(object) = t.ended(fh, Err(libc::EIO), false) {
@@ -307,10 +308,10 @@ impl Ahead {
         object.ended.send_modify(|n| *n += 1);
     }
 
-    /// Sends everything that is here.
+    /// Sends all pending objects.
     ///
     /// # Errors
-    /// The first reason why something stays.
+    /// The first error of an object that stays pending or was refused.
     pub async fn sync(&self) -> Result<()> {
         let all: Vec<Fh> = {
             let t = self.table();
@@ -331,7 +332,7 @@ impl Ahead {
         outcome
     }
 
-    /// What is to go now.
+    /// The objects to be sent now.
     fn due(&self) -> Vec<Fh> {
         let mut t = self.table();
         let (now, age) = (Instant::now(), self.options.age);
@@ -361,7 +362,7 @@ impl Ahead {
     }
 }
 
-/// Sends what is old enough, for as long as the layer lives.
+/// Sends old objects during the life of the layer.
 pub(super) async fn look_after_age(layer: Weak<Ahead>) {
     loop {
         let Some(this) = layer.upgrade() else { return };

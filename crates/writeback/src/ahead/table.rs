@@ -1,6 +1,6 @@
-//! What is here, and which handle stands for which.
+//! The pending objects, and the translation of handles.
 //!
-//! It knows nothing of the journal and of the server.
+//! The module knows nothing of the journal and of the server.
 
 use crate::wal::{Attributes, Ticket};
 use bytes::Bytes;
@@ -14,17 +14,17 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What handles of this layer begin with.
+/// The first bytes of this layer's handles.
 const MARK: &[u8; 8] = b"\xf1hahead\0";
-/// The bit of an open's number that says that it is of this layer.
+/// The bit that marks an open of this layer.
 const OPEN_BIT: u64 = 1 << 62;
-/// Numbers of objects of this layer have the highest bits but one set, which servers' do not.
+/// File numbers of this layer have these high bits. Numbers of a server do not.
 const FILEID_BITS: u64 = 0x7fa0 << 48;
 
-/// Objects whose times are shown as before they were sent, at most.
+/// The most objects whose former times are still shown after they were sent.
 const SHOWN_MOST: usize = 64 << 10;
 
-/// What an object is made of.
+/// The content of an object.
 #[derive(Debug, Clone)]
 pub(super) enum Body {
     File(Vec<u8>),
@@ -32,7 +32,7 @@ pub(super) enum Body {
     Link(Bytes),
 }
 
-/// An object that the server does not have.
+/// A pending object.
 #[derive(Debug)]
 pub(super) struct Object {
     pub cred: Arc<Cred>,
@@ -44,21 +44,21 @@ pub(super) struct Object {
     pub times: (Option<Time>, Option<Time>),
     pub opens: u32,
     pub born: Instant,
-    /// It is on its way: nothing is done to it meanwhile.
+    /// The object is being sent. Nothing changes it meanwhile.
     pub sending: bool,
-    /// Not before that it is tried again by itself, and the pause after that.
+    /// After a failed attempt: the time of the next one, and the present pause.
     pub retry: Option<(Instant, Duration)>,
-    /// To be told.
+    /// The error for the next close, sync or write.
     pub error: Option<Error>,
-    /// Live records in the journal, by segment, and the last record.
+    /// Live records in the journal, by segment. `last` is the number of the last record.
     pub held: BTreeMap<u64, u64>,
     pub last: u64,
-    /// Changes when it is not on its way any more.
+    /// Changes at the end of each attempt.
     pub ended: watch::Sender<u32>,
 }
 
 impl Object {
-    /// A record of it.
+    /// Notes a record of the object.
     pub fn noted(&mut self, ticket: Ticket, lives: bool) {
         self.last = ticket.seq;
         if lives {
@@ -78,7 +78,7 @@ impl Object {
     }
 }
 
-/// An object that was made here and is at the server, or was refused there.
+/// An object that was pending. The server has it or refused it.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub real: Result<Fh, i32>,
@@ -86,74 +86,75 @@ pub(super) struct Known {
     pub real_fileid: u64,
 }
 
-/// An open of an object that was made here.
+/// An open of an object that was created as pending.
 #[derive(Debug, Clone)]
 pub(super) struct Open {
     pub fh: Fh,
     pub access: OpenAccess,
     pub cred: Arc<Cred>,
-    /// The same below, since the server has the object.
+    /// The open below, after the server has the object.
     pub below: Option<Result<OpenId, i32>>,
 }
 
-/// Times that programs were shown before an object, or the last one in a directory, was sent. They
-/// stay until a program changes something.
+/// Times that programs saw before an object, or the last one of a directory, was sent. They are
+/// shown until a program changes the object.
 #[derive(Debug, Clone, Copy)]
 struct Shown {
-    /// Of a directory or link: that of a file is set at the server.
+    /// For directories and links. The modification time of a file is set at the server.
     mtime: Option<Time>,
     ctime: Time,
-    /// Answers to questions from before tell other times.
+    /// Answers to earlier requests have other times.
     sent: Instant,
-    /// The server's change time that stands for the same state, once it is known.
+    /// The server's change time of the same state, once known.
     theirs: Option<Time>,
 }
 
-/// Times of a directory that wait for what is in it.
+/// Delayed times of a directory.
 #[derive(Debug, Clone)]
 pub(super) struct Owed {
     pub set: Attributes,
     pub ticket: Ticket,
 }
 
-/// Where an object is.
+/// The present state of an object.
 pub(super) enum Status<'a> {
-    /// Here.
+    /// Pending.
     Here(&'a mut Object),
-    /// On its way; what to wait for.
+    /// Being sent, with a signal of the end.
     Sending(watch::Receiver<u32>),
-    /// At the server, under this handle.
+    /// At the server, with this handle.
     There(Fh),
-    /// The server refused it.
+    /// Refused by the server, with this errno.
     Refused(i32),
 }
 
 pub(super) struct Table {
     pub here: HashMap<Fh, Object>,
-    /// Names that are here only, by directory, with the handles that those above know.
+    /// Pending names, by directory, with the handles of the layers above.
     pub names: HashMap<Fh, HashMap<Name, Fh>>,
     known: HashMap<Fh, Known>,
     ours: HashMap<Fh, Fh>,
     fileids: HashMap<u64, u64>,
     pub opens: HashMap<OpenId, Open>,
-    /// In the order of making.
+    /// Objects in the order of creation.
     pub queue: VecDeque<Fh>,
-    /// Bytes of what is here.
+    /// Bytes of the pending objects.
     pub bytes: u64,
-    /// Moves when an object arrives at the server, or is made, moved or removed here.
+    /// Changes when an object arrives at the server, and when one is created, moved or removed in
+    /// this mount.
     pub generation: u64,
-    /// When something was last made, moved or removed here in a directory that is at the server,
-    /// and how often.
+    /// For each of the server's directories with pending names: the time of the last creation, move
+    /// or removal in this mount, and the change attribute after it.
     touched: HashMap<Fh, (Time, u64)>,
     pub owed: HashMap<Fh, Owed>,
-    /// Never longer than [`SHOWN_MOST`]; the oldest go first.
+    /// At most [`SHOWN_MOST`] entries. The oldest are dropped first.
     shown: RefCell<HashMap<Fh, Shown>>,
     shown_order: VecDeque<Fh>,
-    /// Users and groups whose objects have the owner and group that they expect.
+    /// Users and groups whose objects get the expected owner and group from the server.
     pub trusted: HashSet<(u32, u32)>,
-    /// By what the server's clock is ahead of this machine's.
+    /// The server's clock minus this machine's clock.
     pub offset_nanos: i64,
-    /// Objects that cannot be sent for now.
+    /// Objects whose last attempt failed.
     pub stuck: usize,
     random: u64,
     next: u64,
@@ -185,7 +186,7 @@ impl Table {
         }
     }
 
-    /// A handle and a number that were not used before.
+    /// A new handle and file number.
     pub fn fresh(&mut self) -> (Fh, u64) {
         self.next += 1;
         let mut fh = Vec::with_capacity(24);
@@ -203,7 +204,7 @@ impl Table {
         id
     }
 
-    /// Whether an open is one of this layer's.
+    /// Whether an open belongs to this layer.
     pub fn is_own(open: OpenId) -> bool {
         open.0 & OPEN_BIT != 0
     }
@@ -213,7 +214,7 @@ impl Table {
         self.change
     }
 
-    /// Where an object is.
+    /// The present state of an object.
     pub fn status(&mut self, fh: &Fh) -> Status<'_> {
         if !fh.0.starts_with(MARK) {
             return Status::There(fh.clone());
@@ -231,13 +232,13 @@ impl Table {
         }
     }
 
-    /// The handle that those above know an object of the server by.
+    /// The handle that the layers above use for an object of the server.
     pub fn as_seen(&self, fh: &Fh) -> Fh {
         self.ours.get(fh).unwrap_or(fh).clone()
     }
 
-    /// The handle by which the journal is to know a directory: that of the server when it has one,
-    /// because what says which that is may have left the journal.
+    /// The handle of a directory in journal records: the server's handle if there is one. The
+    /// record that translates a handle of this layer may have left the journal.
     pub fn as_recorded(&self, seen: &Fh) -> Fh {
         match self.known.get(seen) {
             Some(Known { real: Ok(real), .. }) => real.clone(),
@@ -245,17 +246,17 @@ impl Table {
         }
     }
 
-    /// The number under which those above know an object of the server.
+    /// The file number that the layers above use for an object of the server.
     pub fn fileid_as_seen(&self, fileid: u64) -> u64 {
         self.fileids.get(&fileid).copied().unwrap_or(fileid)
     }
 
-    /// Objects that are remembered.
+    /// The number of remembered objects.
     pub fn known_count(&self) -> usize {
         self.known.len()
     }
 
-    /// The name in a directory that is here only.
+    /// The pending object of a name.
     pub fn child(&self, dir: &Fh, name: &Name) -> Option<&Fh> {
         self.names.get(dir)?.get(name)
     }
@@ -292,13 +293,13 @@ impl Table {
         }
     }
 
-    /// A program changes the object at the server: its times are the server's.
+    /// A program changes the object at the server: the server's times apply from now on.
     pub fn changed_there(&mut self, seen: &Fh) {
         self.shown.get_mut().remove(seen);
         self.touched.remove(seen);
     }
 
-    /// The server has the times of a directory that a program set.
+    /// The server has the delayed times of a directory.
     pub fn times_are_there(&mut self, dir: &Fh, set: &Attributes) {
         if let Some(shown) = self.shown.get_mut().get_mut(dir) {
             (shown.sent, shown.theirs) = (Instant::now(), None);
@@ -324,7 +325,7 @@ impl Table {
         self.names.contains_key(dir)
     }
 
-    /// Something was made, moved or removed in a directory.
+    /// Notes a creation, move or removal in a directory.
     pub fn touch(&mut self, dir: &Fh, now: Time) {
         let change = self.next_change();
         if let Some(object) = self.here.get_mut(dir) {
@@ -336,8 +337,8 @@ impl Table {
         }
     }
 
-    /// An object that was here is at the server, or was refused there. `as_made`: as its attributes
-    /// tell, nothing was done to it there since.
+    /// Ends a pending object: the server has it, or refused it. `as_made`: the object was not
+    /// changed at the server after its creation, so its change time belongs to the same state.
     pub fn ended(&mut self, fh: &Fh, real: Result<&Node, i32>, as_made: bool) -> Option<Object> {
         let theirs = real.ok().filter(|_| as_made).map(|node| node.attrs.attr.ctime);
         let real = real.map(|node| (Fh(Bytes::copy_from_slice(&node.fh.0)), node.attrs.attr.fileid));
@@ -361,7 +362,7 @@ impl Table {
         Some(object)
     }
 
-    /// Attributes of an object as those above are to see them.
+    /// Adjusts attributes for the layers above.
     pub fn show(&self, seen: &Fh, attrs: &mut Attrs) {
         if let Some(known) = self.known.get(seen) {
             attrs.attr.fileid = known.fileid;
@@ -374,7 +375,7 @@ impl Table {
             let is_dir = |fh: &&Fh| self.here.get(*fh).is_some_and(|o| matches!(o.body, Body::Directory));
             attrs.attr.nlink += names.values().filter(is_dir).count() as u32;
             if let Some((time, change)) = self.touched.get(seen) {
-                // The server's are later when a part of it was sent.
+                // The server's times are later after some of the objects were sent.
                 (attrs.attr.mtime, attrs.attr.ctime, attrs.attr.change) = (*time, *time, *change);
             }
             attrs.valid = Validity::Once;
@@ -402,7 +403,7 @@ impl Table {
         }
     }
 
-    /// Attributes that those above know as the layers below know them.
+    /// Translates attributes of the layers above for the layers below.
     pub fn as_below(&self, seen: &Fh, attrs: &Attrs) -> Attrs {
         let mut attrs = attrs.clone();
         if let Some(known) = self.known.get(seen) {
@@ -411,7 +412,7 @@ impl Table {
         attrs
     }
 
-    /// Whether nothing was ever made here.
+    /// Whether no object was ever pending.
     pub fn is_unused(&self) -> bool {
         self.here.is_empty() && self.known.is_empty()
     }

@@ -1,5 +1,5 @@
-//! New objects over the model: what waits, what goes, what a crash leaves, and random histories
-//! against a server without any of it.
+//! Tests of pending creates over the model: delay, sending, crashes, and random histories that are
+//! compared with a server alone.
 
 use super::*;
 use crate::dirty::tests::gate::Gate;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 mod histories;
 mod together;
 
-/// A directory of its own for each test, gone in the end.
+/// A temporary directory of one test, removed at its end.
 pub(crate) struct Temporary(pub PathBuf);
 
 impl Temporary {
@@ -36,7 +36,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Wall clock that moves by a second at each look.
+/// An environment whose wall clock advances by one second at each call.
 pub(crate) fn env() -> Env {
     let (random, wall) = (AtomicU64::new(1 << 40), AtomicU64::new(1_000_000));
     Env {
@@ -57,12 +57,12 @@ pub(crate) fn mode(mode: u32) -> SetAttr {
     SetAttr { mode: Some(mode), ..SetAttr::default() }
 }
 
-/// Nothing goes because it is old.
+/// Options under which no object is sent because of its age.
 fn options() -> AheadOptions {
     AheadOptions { age: Duration::from_secs(3600), ..AheadOptions::default() }
 }
 
-/// A layer over gate and model, whose maker is trusted.
+/// A layer over gate and model. Its creator is trusted.
 struct Stack {
     ahead: Arc<Ahead>,
     removals: Arc<Removals>,
@@ -90,7 +90,7 @@ impl Stack {
         let ahead = Ahead::new(removals.clone(), env, options, wal);
         let root = ahead.root(&cx()).await.unwrap().fh;
         let this = Self { ahead, removals, gate, root, dir };
-        // The first one shows whose new objects are.
+        // The first creation teaches the layer the owner of new objects.
         let first = this.create(&this.root, "first").await.unwrap();
         this.ahead.close(&cx(), &first.node.fh, first.open).await.unwrap();
         this.ahead.unlink(&cx(), &this.root, &name("first"), None).await.unwrap();
@@ -115,7 +115,7 @@ impl Stack {
         self.ahead.write(&cx(), file, at, data, Stability::Unstable).await.map(|w| w.bytes)
     }
 
-    /// A file with bytes, closed.
+    /// A closed file with these bytes.
     async fn file(&self, dir: &Fh, file: &str, data: &[u8]) -> Node {
         let opened = self.create(dir, file).await.unwrap();
         self.write(&opened, 0, data).await.unwrap();
@@ -136,15 +136,15 @@ impl Stack {
         read(&*self.ahead, fh).await
     }
 
-    /// The daemon is killed in this moment: what the next one makes of the journal, and the bytes
-    /// of conflicts.
+    /// Simulates a kill of the daemon. Returns the outcome of the next daemon's replay and the
+    /// bytes of conflicts.
     async fn crash(&self) -> (Outcome, Vec<Vec<u8>>) {
         let dir = Temporary::new();
         std::fs::create_dir_all(&dir.0).unwrap();
         copy_journal(&self.dir.0, &dir.0);
         let own = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         std::fs::set_permissions(&dir.0, own).unwrap();
-        // What the killed one has not said yet it never says.
+        // The killed daemon sends nothing more.
         self.gate.shut("unlink");
         self.gate.shut("rmdir");
         recover(&dir.0, &self.gate.another()).await
@@ -196,7 +196,7 @@ pub(crate) async fn read(vfs: &dyn Vfs, fh: &Fh) -> Vec<u8> {
     read.data.into_bytes().to_vec()
 }
 
-/// What a tree holds: kind, mode, times of modification where they were set, and contents, by path.
+/// The content of a tree by path: kind, mode, and bytes.
 async fn tree(vfs: &dyn Vfs, root: &Fh) -> BTreeMap<String, (FileKind, u32, Vec<u8>)> {
     let (mut out, mut dirs) = (BTreeMap::new(), vec![(String::new(), root.clone())]);
     while let Some((path, dir)) = dirs.pop() {
@@ -247,7 +247,7 @@ async fn new_objects_wait_and_go_whole() {
     assert_eq!(s.gate.calls("create_whole"), 1);
     assert_eq!((s.gate.calls("mkdir"), s.gate.calls("symlink")), (1, 1));
 
-    // Handle and number stay.
+    // Handle and file number stay the same.
     let now = s.find("dir/file").await.unwrap();
     assert_eq!((&now.fh, now.attrs.attr.fileid), (&file.fh, file.attrs.attr.fileid));
     let page = s.ahead.readdir(&cx(), &dir, 0, [0; 8], 1 << 20, true).await.unwrap();
@@ -304,8 +304,7 @@ async fn names_change_here() {
     assert_eq!(all, ["/b", "/b/c", "/b/c/old"]);
 }
 
-/// Whoever lists a directory finds everything, and what others than the maker ask is the server's
-/// to answer.
+/// A listing shows all objects. A call of a user other than the creator sends the object first.
 /// Promise: 6g
 #[tokio::test]
 async fn lists_and_other_users_send_first() {
@@ -324,7 +323,7 @@ async fn lists_and_other_users_send_first() {
     assert_eq!(refused, Err(libc::EACCES));
 }
 
-/// A file that outgrows one WRITE is at the server from then on, through the opens it has.
+/// A file that exceeds one WRITE is sent, and its opens continue at the server.
 #[tokio::test]
 async fn a_large_file_goes_while_it_is_written() {
     let s = Stack::with(AheadOptions { file_max_bytes: 1000, ..options() }).await;
@@ -339,7 +338,7 @@ async fn a_large_file_goes_while_it_is_written() {
     assert_eq!(read(s.gate.below(), &below.fh).await, [[1; 900], [2; 900]].concat());
 }
 
-/// Times that a program gives a directory outlast what is put into it at the server later.
+/// Times that a program sets on a directory survive the later creations in it at the server.
 /// Promise: 6g
 #[tokio::test]
 async fn times_of_directories_are_set_when_all_is_there() {
@@ -365,8 +364,8 @@ async fn times_of_directories_are_set_when_all_is_there() {
     }
 }
 
-/// The times that programs were shown do not move when objects are sent, and do when a program
-/// changes something.
+/// The visible times of an object stay the same when it is sent. They change when a program changes
+/// the object.
 /// Promise: 6g
 #[tokio::test]
 async fn sending_moves_no_times() {
@@ -399,7 +398,8 @@ async fn sending_moves_no_times() {
     assert_eq!(times("dir/link").await, before[2]);
 }
 
-/// A full server gets it later; new objects are its own to refuse meanwhile, and who syncs is told.
+/// A full server receives the object later. Meanwhile the server must create new objects itself,
+/// and a sync returns the error.
 /// Promise: 6g
 #[tokio::test]
 async fn a_full_server_gets_it_later() {
@@ -412,7 +412,7 @@ async fn a_full_server_gets_it_later() {
     s.gate.fail("open", libc::ENOSPC);
     assert_eq!(s.create(&s.root, "more").await.map(drop).map_err(|e| e.errno), Err(libc::ENOSPC));
     assert_eq!(s.read(&file.fh).await, b"bytes", "it is still here");
-    // The server may have a part of it: nothing of it changes here.
+    // The server may have a part of the object, so nothing of it changes in this mount.
     let set = SetAttr { size_bytes: Some(1), ..SetAttr::default() };
     let cut = s.ahead.setattr(&cx(), File { fh: &file.fh, open: None }, &set).await;
     assert_eq!(cut.map(drop).map_err(|e| e.errno), Err(libc::ENOSPC));
@@ -430,7 +430,7 @@ async fn a_full_server_gets_it_later() {
     s.ahead.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
 }
 
-/// What a full server took of a file goes with the file.
+/// The part of a file that a full server took is removed with the file.
 /// Promise: 6g
 #[tokio::test]
 async fn what_was_tried_is_removed_everywhere() {
@@ -450,13 +450,14 @@ async fn what_was_tried_is_removed_everywhere() {
     assert_eq!(s.ahead.stats().ahead_objects, 1, "they wait again");
 }
 
-/// What the server refuses for good is kept, told, and not there any more.
+/// An object that the server refuses for good is kept as a conflict, reported, and removed from
+/// this mount.
 /// Promise: 6g
 #[tokio::test]
 async fn what_is_refused_is_a_conflict() {
     let s = Stack::new().await;
     let file = s.file(&s.root, "file", b"bytes").await;
-    // Somebody else, whom there should not be.
+    // Another client creates the name, against the user's declaration.
     let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..OpenHow::existing(OpenAccess::WRITE) };
     let theirs = s.gate.below().open(&cx(), Where::name(&s.root, &name("file")), &how).await.unwrap();
     let at = File { fh: &theirs.node.fh, open: Some(theirs.open) };
@@ -473,7 +474,8 @@ async fn what_is_refused_is_a_conflict() {
     assert_eq!(s.ahead.stats().ahead_refused, 1);
 }
 
-/// The server has made a file and nobody heard of it: it is recognised, and whole in the end.
+/// A file that the server created without a received reply is recognised, and is complete in the
+/// end.
 /// Promise: 6g
 #[tokio::test]
 async fn a_creation_that_nobody_heard_of_is_recognised() {
@@ -496,7 +498,7 @@ async fn a_creation_that_nobody_heard_of_is_recognised() {
     }
 }
 
-/// fsync(2) of a directory: what was done to names is on the local disk.
+/// fsync(2) of a directory: the changes of names are on the local disk.
 /// Promise: 6g
 #[tokio::test]
 async fn a_directory_is_synced_to_the_journal() {
@@ -515,8 +517,8 @@ async fn a_directory_is_synced_to_the_journal() {
     assert_eq!((s.ahead.stats().ahead_objects, s.gate.calls("commit")), (3, 0), "the server is not asked");
 }
 
-/// The journal tells of a rename before it tells of the end of what was there: a crash between the
-/// two leaves one of them.
+/// The journal has the rename before the end of the replaced object. A crash between the two leaves
+/// one of the objects.
 /// Promise: 6g
 #[tokio::test]
 async fn a_rename_over_something_is_there_as_a_whole() {
@@ -534,8 +536,8 @@ async fn a_rename_over_something_is_there_as_a_whole() {
     assert!(find(s.gate.below(), &s.root, "new").await.is_none());
 }
 
-/// What says which handle a directory has at the server may have left the journal before what is
-/// made in it, and what says that an object was made before its bytes.
+/// Two records may leave the journal early: the server's handle of a directory, before a creation
+/// in it, and the creation of an object, before its bytes.
 /// Promise: 6g
 #[tokio::test]
 async fn the_journal_does_not_need_what_has_left_it() {

@@ -1,4 +1,4 @@
-//! The calls: what is done here, and what goes down with the server's handles.
+//! The calls: answered for pending objects, or passed down with the server's handles.
 
 use super::Ahead;
 use super::Relay;
@@ -11,7 +11,7 @@ use hither_vfs::*;
 use std::sync::Arc;
 
 impl Ahead {
-    /// Attributes from below, as those above are to see them.
+    /// Adjusts attributes from below for the layers above.
     fn shown(&self, seen: &Fh, mut attrs: Attrs) -> Attrs {
         self.table().show(seen, &mut attrs);
         attrs
@@ -23,7 +23,7 @@ impl Ahead {
         if let Some(attrs) = &mut info.attrs {
             t.show(dir, attrs);
         }
-        // Its own times are those of this change.
+        // This change supersedes the delayed times of the directory.
         self.owes_nothing(&mut t, dir);
         info
     }
@@ -46,7 +46,7 @@ impl Ahead {
     ) -> Result<Opened> {
         let child = self.table().child(dir, name).cloned();
         if let Some(child) = child {
-            // Made here, perhaps in this moment.
+            // The object is pending, perhaps since this moment.
             if matches!(how.create, Create::Exclusive(_)) {
                 return Err(Error::new(libc::EEXIST));
             }
@@ -65,7 +65,7 @@ impl Ahead {
                 return Ok(Opened { node, open, created: true, dir: Some(dir), first: None, backing: None });
             }
             Ok(Making::Below(real)) => real,
-            // It is there, and need not be made.
+            // The file exists, and the caller accepts an existing file.
             Err(e) if e.errno == libc::EEXIST && !matches!(how.create, Create::Exclusive(_)) => {
                 if self.table().child(dir, name).is_some() {
                     return Box::pin(self.open_created(cx, (dir, name), how, set)).await;
@@ -85,8 +85,8 @@ impl Ahead {
         Ok(opened)
     }
 
-    /// Splits what can be answered here from what has to be asked for below, and puts the answers
-    /// together again.
+    /// Answers for the pending objects, asks the layer below for the others, and merges the
+    /// answers.
     async fn each<T, F>(
         &self,
         cx: &Cx,
@@ -119,7 +119,7 @@ impl Ahead {
 
 #[async_trait]
 impl Vfs for Ahead {
-    // Nobody else uses what is mounted: none of it is asked.
+    // No other client uses the file system, so leases are not needed.
     hither_vfs::without_leases!();
 
     async fn root(&self, cx: &Cx) -> Result<Node> {
@@ -224,7 +224,7 @@ impl Vfs for Ahead {
 
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
         for dir in dirs {
-            // What cannot be sent is the server's to tell.
+            // A failure to send does not fail the listing, which shows the server's names.
             let _ = self.send_all_in(cx, dir).await;
         }
         let ask = |real: Vec<Fh>| async move { self.below.list_many(cx, &real, max_bytes).await };
@@ -301,7 +301,7 @@ impl Vfs for Ahead {
             return self.below.open(cx, at, how).await;
         }
         if !at.path.is_empty() {
-            // What is here may be on the way.
+            // The path may contain pending objects.
             let trail = self.walk(cx, at, Want::default()).await?;
             match (trail.stop, trail.steps.last()) {
                 (Stop::Complete, Some(node)) => return self.open(cx, Where::fh(&node.fh), how).await,
@@ -337,11 +337,11 @@ impl Vfs for Ahead {
         if self.close_here(fh, open).await?.is_some() {
             return Ok(());
         }
-        // Also when nobody waits for it any more.
+        // An interrupt or a deadline of the caller does not end this wait.
         let real = match self.send(fh).await {
             Ok(real) => real,
             Err(e) => {
-                // It came back, or was refused.
+                // The object stays pending after a failed attempt, or was refused.
                 let _ = self.close_here(fh, open).await;
                 self.table().opens.remove(&open);
                 return Err(e);
@@ -393,7 +393,7 @@ impl Vfs for Ahead {
 
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
         if file.open.is_none() && self.getattr(cx, file).await?.attr.kind == FileKind::Directory {
-            // Whatever was done to names before, in this directory and in others.
+            // This covers all earlier changes of names, in this directory and in others.
             if self.wal.log().durable(self.wal.log().last()).await.is_err() {
                 self.sync().await?;
                 let dir = self.at_server(cx, file.fh).await?;
@@ -512,7 +512,7 @@ impl Vfs for Ahead {
                 self.at_server(cx, &child).await?;
             }
         }
-        // A directory with something in it here is not empty there.
+        // The pending objects are sent, so that the server sees that the directory is not empty.
         if let Some(fh) = replaced {
             self.send_all_in(cx, fh).await?;
         }
@@ -549,7 +549,7 @@ impl Vfs for Ahead {
 
     async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
         if self.table().here.contains_key(fh) {
-            // Nobody has set one.
+            // A pending object has no extended attributes.
             return Err(Error::new(libc::ENODATA));
         }
         let real = self.at_server(cx, fh).await?;
@@ -586,7 +586,7 @@ impl Vfs for Ahead {
 
     async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
         if self.table().here.contains_key(file.fh) {
-            // Locks are the server's.
+            // Only the server has locks.
             return Ok(());
         }
         let (fh, open) = self.down(cx, file.fh, file.open).await?;
@@ -630,7 +630,7 @@ impl Vfs for Ahead {
         len_bytes: u64,
     ) -> Result<u64> {
         if self.table().here.contains_key(to.fh) && len_bytes <= self.options.file_max_bytes as u64 {
-            // It comes with the file, when the caller makes it.
+            // The caller copies the bytes by writes, and they are sent with the file.
             return Err(Error::new(libc::EOPNOTSUPP));
         }
         let (from_fh, from_open) = self.down(cx, from.fh, from.open).await?;
@@ -646,7 +646,7 @@ impl Vfs for Ahead {
     }
 
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
-        // What cannot be sent stays in the journal for the next mount.
+        // An object that cannot be sent stays in the journal for the next mount.
         let sent = patient(cx, self.sync()).await;
         let below = self.below.shutdown(cx).await;
         sent.and(below)

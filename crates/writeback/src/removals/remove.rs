@@ -237,7 +237,7 @@ impl Removals {
         if let Some(e) = refused {
             let path = String::from_utf8_lossy(&self.wal.path(&gone.fh)).into_owned();
             tracing::error!(%path, name = %String::from_utf8_lossy(name.as_bytes()), error = %e,
-                "the server refuses to remove what was removed here: it is there again");
+                "the server refuses a delayed removal: the name exists again");
             self.counters.refused.fetch_add(1, Relaxed);
             self.withdraw(dir).await;
         }

@@ -1,9 +1,9 @@
-//! Random histories: the same calls on a mount with waiting objects and on a server alone; kills in
-//! between.
+//! Random histories: the same calls on a mount with pending objects and on a server alone, with
+//! kills in between.
 
 use super::*;
 
-/// A small generator of its own: histories repeat.
+/// A small deterministic generator, so that histories repeat.
 struct Random(u64);
 
 impl Random {
@@ -13,7 +13,7 @@ impl Random {
     }
 }
 
-/// One call, by path, on whatever file system.
+/// One call, by path, on any file system.
 #[derive(Debug, Clone)]
 enum Call {
     Create(String, Vec<u8>),
@@ -137,8 +137,7 @@ fn any(random: &mut Random) -> Call {
     }
 }
 
-/// Whether a rename means the same to everybody: what its callers check before is not the layer's
-/// to find.
+/// Whether all file systems agree on a call. The callers of the layer check the other renames.
 fn is_plain(call: &Call) -> bool {
     match call {
         Call::Rename(from, to) => {
@@ -167,11 +166,11 @@ async fn random_histories_end_as_at_a_server_alone() {
                     s.removals.sync().await.unwrap();
                 }
                 2..4 => {
-                    // Removals are on their way for a while.
+                    // Removals are in flight for a while.
                     s.gate.shut("unlink");
                     s.gate.shut("rmdir");
                     let (gate, pause) = (s.gate.clone(), Duration::from_millis(random.below(6)));
-                    // One that is left would open the gate of a mount that was killed.
+                    // An earlier task would open the gate of a killed mount.
                     opening.abort();
                     opening = tokio::spawn(async move {
                         tokio::time::sleep(pause).await;
@@ -179,7 +178,7 @@ async fn random_histories_end_as_at_a_server_alone() {
                     });
                 }
                 1 => {
-                    // Killed, and mounted again.
+                    // The daemon is killed and the file system mounted again.
                     history.push("kill".to_string());
                     opening.abort();
                     let (outcome, kept) = s.crash().await;

@@ -1,4 +1,4 @@
-//! Objects of a directory that go in one call: whatever becomes of one of them is its own.
+//! Objects of a directory that are created in one call. Each has its own result.
 
 use super::super::send::{BATCH_BYTES, BATCH_OBJECTS};
 use super::*;
@@ -26,11 +26,11 @@ async fn objects_of_a_directory_go_together() {
     for file in ["a", "b", "c", "dir/a", "dir/b", "dir/c"] {
         assert_eq!(below(&s, file).await.as_deref(), Some(&b"bytes"[..]), "{file}");
     }
-    // What somebody waits for goes alone.
+    // An object that a caller waits for is sent alone.
     let (one, _other) = (s.file(&dir, "one", b"one").await, s.file(&dir, "other", b"other").await);
     s.ahead.send(&one.fh).await.unwrap();
     assert_eq!((s.gate.batches().last(), below(&s, "dir/other").await), (Some(&1), None));
-    // Large ones and many are dealt out.
+    // Large objects and many objects are split into several calls.
     let big = vec![7; BATCH_BYTES / 2 + 1];
     let before = s.gate.batches().len();
     for file in ["x", "y", "z"] {
@@ -45,8 +45,8 @@ async fn objects_of_a_directory_go_together() {
     assert_eq!(now, [1, 1, 2, BATCH_OBJECTS], "the first large one came with the one left over");
 }
 
-/// One of them is refused, one has to wait, one is there although nobody was told: the others are
-/// there, and these as if they had gone alone.
+/// One object is refused, one must wait, and one was created without a received reply. The others
+/// are created, and these three end as if each was sent alone.
 /// Promise: 6g
 #[tokio::test]
 async fn each_has_an_outcome_of_its_own() {
@@ -68,7 +68,7 @@ async fn each_has_an_outcome_of_its_own() {
     assert_eq!(below(&s, "full").await.as_deref(), Some(&b"full"[..]));
     assert_eq!(below(&s, "unheard").await.as_deref(), Some(&b"unheard"[..]));
     assert_eq!((s.ahead.stats().ahead_objects, s.ahead.stats().ahead_refused), (0, 0));
-    // Refused for good: kept, and told of by that name alone.
+    // An object that is refused for good is kept, and only its own name is reported.
     for file in ["m", "never", "n"] {
         s.file(&s.root, file, file.as_bytes()).await;
     }
@@ -80,7 +80,7 @@ async fn each_has_an_outcome_of_its_own() {
     assert_eq!(s.ahead.wal.log().stats().live_records, 0);
 }
 
-/// The daemon is killed when the server has some of them and nobody was told.
+/// The daemon is killed when the server has created some of the objects and no reply was received.
 /// Promise: 6g
 #[tokio::test]
 async fn a_kill_in_between_makes_nothing_twice() {
