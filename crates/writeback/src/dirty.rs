@@ -1,68 +1,73 @@
-//! Writes on their way: answered from memory, merged, sent later.
+//! Write-back: writes are answered from memory, merged, and sent later.
 //!
-//! It knows nothing of NFS: below is a [`Vfs`], which keeps what it acknowledged as unstable until
-//! it is committed. It promises what a local page cache promises, and what close-to-open needs: a
-//! write is answered at once and every read through this layer sees it; `commit` (fsync) and
-//! `close` return when everything is on stable storage, or with the reason why not.
+//! The layer knows nothing of NFS. The layer below is a [`Vfs`] that keeps acknowledged unstable
+//! bytes until they are committed. This layer promises as much as a local page cache, and
+//! close-to-open. A write is answered at once, and every read through this layer sees it. `commit`
+//! (fsync) and `close` return when all bytes are on stable storage, or return the error.
 //!
 //! **Sending.** Written bytes become dirty extents (`extents.rs`) under the open and credential of
 //! their writer. A chunk of `wsize_bytes` without gaps is sent at once, so that a sequential writer
-//! keeps several WRITEs in flight; the rest waits for fsync, close, age, lack of room, or a call
-//! that needs the server to have it. Overlapping versions of a byte reach the server one after the
-//! other. What is left at fsync or close and fits into one WRITE is written with
-//! `Stability::Stable`, which saves the COMMIT; what has gaps goes side by side, with one COMMIT
-//! behind it.
+//! keeps several WRITEs in flight. Other bytes are sent at fsync or close, by age, for lack of
+//! room, or before a call that needs the server to have them. Overlapping versions of a byte reach
+//! the server one after the other. The remaining bytes at fsync or close are written with
+//! `Stability::Stable` when they fit into one WRITE, which saves the COMMIT. Bytes with gaps are
+//! sent in parallel, with one COMMIT after them.
 //!
-//! **Room.** At most `dirty_max_bytes` for the mount; a file may have as much as is free (and at
-//! most `file_max_bytes`), so that n files at top speed leave 1/(n+1) free for others. A writer
-//! without room waits until something of its own file was sent; a file that has nothing here and
-//! finds no room is written through.
+//! **Room.** A mount has at most `dirty_max_bytes` of dirty bytes. A file may have as many bytes as
+//! are free, and at most `file_max_bytes`. Under n files at top speed 1/(n+1) of the room therefore
+//! stays free for others. A writer without room waits until some bytes of its own file were sent. A
+//! file without dirty bytes that finds no room is written through.
 //!
-//! **Order.** A change of length waits for what is in flight beyond it and voids what is dirty
-//! there; other changes of attributes, allocating, punching, copying, locks and `O_SYNC` writes
-//! send the file first, because a later WRITE would spoil their effect or because another client is
-//! meant to see it. Two handles of one file are two files here.
+//! **Order.** A change of length waits for the bytes in flight beyond the new length, and drops the
+//! dirty bytes there. Other changes of attributes, allocation, hole punching, copies, locks and
+//! `O_SYNC` writes send the file first. A later WRITE would spoil their effect, or another client
+//! must see the bytes. Two handles of one file are two files in this layer.
 //!
-//! **Attributes** that a file's creator sets wait for its last bytes (`owed.rs`), and all of that
-//! goes in one call (`finish.rs`) when it fits into one WRITE's worth of bytes: a small file costs
-//! its creation and that call.
+//! **Attributes** that a file's creator sets wait for the file's last bytes (`owed.rs`). One call
+//! sends both (`finish.rs`) when the bytes fit into one WRITE. A small file thus costs its creation
+//! and that call.
 //!
-//! **Errors.** A refusal that will not change (EACCES, EROFS, EFBIG, ESTALE and the like) drops the
-//! bytes, as Linux does. Anything else (ENOSPC, EDQUOT, EIO of a silent server) keeps them: they
-//! are tried again by every fsync, by writes and by themselves with growing pauses, until the open
-//! they were written through is closed, which drops them and says so. Either way the error is told
-//! once to each open of the file, at its next write, fsync or close; an fsync whose own try fails
-//! always says so. While bytes are kept like that, writes fail with the same error and take
-//! nothing, so that a full server looks full.
+//! **Errors.** A permanent refusal (EACCES, EROFS, EFBIG, ESTALE and the like) drops the bytes, as
+//! Linux does. After any other error (ENOSPC, EDQUOT, EIO of a silent server) the bytes are kept.
+//! They are sent again by every fsync, by writes, and by a timer with growing pauses. The close of
+//! the open that wrote them drops the bytes and returns the error. Each open of the file gets an
+//! error once, at its next write, fsync or close. An fsync whose own attempt fails always returns
+//! the error. While bytes are kept after an error, writes fail with the same error and take no
+//! bytes, so that a full server looks full.
 //!
-//! **Journal** ([`Dirty::with_journal`]): a write is acknowledged when it is in a journal on the
-//! local disk, and leaves that when the server has it on stable storage; see `journal.rs` and
-//! [`crate::wal`].
+//! **Journal** ([`Dirty::with_journal`]). A write is acknowledged when a journal on the local disk
+//! has it. The record leaves the journal when the server has the bytes on stable storage. See
+//! `journal.rs` and [`crate::wal`].
 //!
-//! **Gaps** (`fills_gaps`). Beyond the length that the server told under the right to write alone
-//! there is nothing but what is here, so a small gap between two pieces there goes as the zeros
-//! that it is read as, and both are one WRITE. Such a flight holds for that right only
-//! (`Cx::only_held`): refused, or without an answer, its pieces go again by themselves, for others
-//! may have written into the gap.
+//! **Gaps** (`fills_gaps`). Under a write delegation, the file has no bytes beyond the server's
+//! length except those of this layer. A small gap between two pieces there is sent as zeros, so
+//! that both pieces are one WRITE. Such a flight is valid under the delegation only
+//! (`Cx::only_held`). After a refusal or without an answer the pieces are sent separately, because
+//! others may have written into the gap.
 //!
-//! **Lazy closes** (`lazy_close`): a close leaves what is not sent yet to age, and tells what is
-//! known to be wrong; see `lazy.rs`.
+//! **Lazy closes** (`lazy_close`). A close leaves unsent bytes to the timer and returns the errors
+//! known so far. See `lazy.rs`.
 //!
-//! **What is shown.** Size: the larger of the server's and the end of what is here. Times, while
-//! something is here: the moment of the last write by the local clock, valid for one answer only;
-//! the server will give its own. A question for the attributes of a file with little dirty data
-//! (`stat_flush_bytes`) therefore sends it first, at most once in `dirty_age`: who writes a file
-//! and looks at its times before closing it (git, tar) finds those that stay. Not when nobody is
-//! shown the times ([`Cx::times_unseen`](hither_vfs::Cx)): the kernel asks before each read(2) that
-//! follows a write(2), and who reads what he writes, as assemblers do, would be sent piece by
-//! piece.
-//! Change value: from the first local write on a value of this layer's own, a new one for each
-//! write. It stays when own data is sent, because the server's value moves then without anything
-//! new, and the kernel must not drop its pages for that. Once nothing of ours is under way, the
-//! server's value is remembered beside it; another one later is somebody else's change and is
-//! shown. A write by somebody else between two of ours cannot be told from ours, so each open after
-//! own data was sent is shown a different value than before: pages read earlier are not trusted by
-//! it. (Under a lease nobody else can write, and the value stays.)
+//! **Visible attributes.** The size is the larger of the server's size and the end of the local
+//! bytes. While a file has local bytes, the times are those of the last write by the local clock.
+//! They are valid for one answer only, because the server will set its own times.
+//!
+//! A request for the attributes of a file with few dirty bytes (`stat_flush_bytes`) therefore sends
+//! these first, at most once in `dirty_age`. A program that writes a file and reads its times
+//! before the close (git, tar) thus gets the final times. The bytes are not sent when no program
+//! sees the times ([`Cx::times_unseen`](hither_vfs::Cx)). The kernel asks for attributes before
+//! each read(2) that follows a write(2). The file of a program that reads its own writes, like an
+//! assembler, would otherwise be sent piece by piece.
+//!
+//! From the first local write on, the change attribute is a value of this layer, with a new one for
+//! each write. The value stays when own bytes are sent: the server's value then changes without new
+//! content, and the kernel must not drop its pages. Once no own change is in flight, the layer
+//! remembers the server's value. A different server value later is a change by another client, and
+//! a new value is shown.
+//!
+//! A write by another client between two own writes looks like an own write. Each open after own
+//! bytes were sent therefore gets a new value, so that it does not trust pages read earlier. Under
+//! a lease no other client can write, and the value stays.
 
 mod alone;
 mod errors;
@@ -103,46 +108,46 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, Semaphore};
 
-/// What a mount may have under way.
+/// Options of the layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirtyOptions {
-    /// Nothing is delayed: every call goes straight on (`sync`).
+    /// No write is delayed. Every call is passed on at once (`sync`).
     pub write_through: bool,
-    /// Closing a file does not wait until it is sent (`close=lazy`).
+    /// The close of a file does not wait until the file is sent (`close=lazy`).
     pub lazy_close: bool,
-    /// The same of files that the server has delegated for writing; with a journal, close and fsync
-    /// of those wait for that alone (`close=delegated`).
+    /// Like `lazy_close`, for files under a write delegation. With a journal, their close and fsync
+    /// wait for the journal only (`close=delegated`).
     pub delegated_close: bool,
-    /// Bytes of one WRITE, at most; a chunk of them is sent at once.
+    /// The most bytes of one WRITE. A chunk of this size is sent at once.
     pub wsize_bytes: u32,
-    /// Age at which bytes are sent by themselves.
+    /// The age at which bytes are sent.
     pub dirty_age: Duration,
-    /// Most bytes of all files together.
+    /// The most dirty bytes of all files.
     pub dirty_max_bytes: u64,
-    /// Most bytes of one file.
+    /// The most dirty bytes of one file.
     pub file_max_bytes: u64,
-    /// Most pieces of one file that are apart from each other: what they cost beside their bytes is
-    /// bounded by this.
+    /// The most separate pieces of one file. This bounds their memory beside the bytes.
     pub most_pieces: usize,
-    /// WRITEs in flight for one file, whole chunks.
+    /// The most WRITEs of whole chunks in flight for one file.
     pub flights_per_file: usize,
-    /// The same when they are smaller, and together no more bytes than those.
+    /// The most smaller WRITEs in flight for one file. Together they have no more bytes than the
+    /// whole chunks.
     pub small_flights_per_file: usize,
-    /// WRITEs in flight.
+    /// The most WRITEs in flight.
     pub flights: usize,
-    /// A question for the attributes of a file with no more dirty bytes than these sends them
-    /// first; 0: never.
+    /// A request for attributes sends at most this many dirty bytes of the file first. 0: never.
     pub stat_flush_bytes: u64,
-    /// Times and permissions that a file's creator sets wait for its last bytes.
+    /// Times and permissions that a file's creator sets wait for the file's last bytes.
     pub delay_attributes: bool,
-    /// Small gaps between bytes of a file that nobody else can change go as zeros with them: the
-    /// layer below heeds `Cx::only_held`.
+    /// Small gaps between bytes are sent as zeros while no other client can change the file. The
+    /// layer below must honour `Cx::only_held`.
     pub fills_gaps: bool,
-    /// A copy of no more bytes than these is the caller's to make (`EOPNOTSUPP`): they come along
-    /// with the open of its source and go along with the end of its target, where the server's copy
-    /// takes calls of its own; 0: the server makes all copies.
+    /// The caller makes copies of at most this many bytes itself (`EOPNOTSUPP`). The open of the
+    /// source brings these bytes, and the end of the target sends them, while a copy at the server
+    /// needs extra calls. 0: the server makes all copies.
     pub small_copy_bytes: u64,
-    /// Nobody else writes, says the user: with a journal, fsync and close wait for that alone.
+    /// The user promises that no other client writes. With a journal, fsync and close wait for the
+    /// journal only.
     pub exclusive: bool,
 }
 
@@ -169,23 +174,23 @@ impl Default for DirtyOptions {
     }
 }
 
-/// The layer; see the module.
+/// The layer. See the module.
 pub struct Dirty {
     below: Arc<dyn Vfs>,
     env: Env,
     options: DirtyOptions,
-    /// Files open here. Taken before a file's state, never across an await.
+    /// The files with state. Locked before a file's state, never across an await.
     files: RwLock<HashMap<Fh, Arc<File>>>,
-    /// Bytes dirty, in flight and about to be taken.
+    /// Bytes dirty, in flight, and reserved for a write.
     total: AtomicU64,
-    /// The total shrank.
+    /// Wakes writers: `total` became smaller.
     freed: Notify,
     slots: Semaphore,
-    /// Opens that are closed here and not below.
+    /// Opens that the program has closed and the layer below has not.
     lazy: AtomicUsize,
     ages: Arc<Ages>,
     questions: Questions,
-    /// Files that left the table, so far.
+    /// The number of files that left the table.
     forgotten: AtomicU64,
     /// Names that are being opened.
     opening: Mutex<Vec<(Option<Fh>, Name)>>,
@@ -198,13 +203,13 @@ pub struct Dirty {
 }
 
 impl Dirty {
-    /// A layer over `below` with nothing written. Must be called inside a tokio runtime: a task
-    /// looks after age.
+    /// A layer over `below` without written bytes. Must be called inside a tokio runtime, because a
+    /// task sends old bytes.
     pub fn new(below: Arc<dyn Vfs>, env: Env, options: DirtyOptions) -> Arc<Self> {
         Self::with_journal(below, env, options, None)
     }
 
-    /// The same with a journal that each write is in before it is acknowledged.
+    /// Like [`Dirty::new`], with a journal that has each write before its acknowledgement.
     pub fn with_journal(
         below: Arc<dyn Vfs>,
         env: Env,
@@ -240,7 +245,7 @@ impl Dirty {
         this
     }
 
-    /// What was done so far, and what is waiting.
+    /// Counters of the layer, and its present load.
     pub fn stats(&self) -> DirtyStats {
         let files = self.dirty().len() as u64;
         self.counters.read(files, self.total.load(Ordering::Relaxed), self.options.dirty_max_bytes)
@@ -268,7 +273,7 @@ impl Dirty {
         if let Some(file) = self.known(fh) {
             return file;
         }
-        // Not a slice of the message that the handle came in.
+        // The copy does not keep the received message in memory.
         let fh = Fh(bytes::Bytes::copy_from_slice(&fh.0));
         let chunk = u64::from(self.options.wsize_bytes);
         self.files
@@ -282,15 +287,15 @@ impl Dirty {
         self.files.read().values().filter(|f| !f.state.lock().is_settled()).cloned().collect()
     }
 
-    /// Forgets a file about which there is nothing to remember.
+    /// Drops a file without state from the table.
     fn tidy(&self, file: &Arc<File>) {
         let spoilt = {
             let mut s = file.state.lock();
             if !s.is_idle() || s.lingers || s.forgotten {
                 return;
             }
-            // Whoever asked before it was kept last has his answer, and nothing of ours ended
-            // since.
+            // Since the file was last kept, all older questions were answered, and no own change
+            // ended.
             match s.view.ended == s.kept {
                 true => Keep::No,
                 false => {
@@ -318,7 +323,7 @@ impl Dirty {
         }
     }
 
-    /// Puts what is known here over attributes from below.
+    /// Adjusts attributes from below to the local state.
     fn show(&self, fh: &Fh, attrs: &mut Attrs) {
         if attrs.attr.kind == FileKind::Regular
             && let Some(file) = self.known(fh)
@@ -339,7 +344,7 @@ impl Dirty {
         }
     }
 
-    /// Sends all there is of all files.
+    /// Sends all dirty bytes of all files.
     async fn flush_all(&self, reason: Reason) -> Result<()> {
         let mut flushes = tokio::task::JoinSet::new();
         for file in self.dirty() {
@@ -351,9 +356,9 @@ impl Dirty {
 
     async fn settle(&self, fh: &Fh) {
         let Some(file) = self.known(fh) else { return };
-        // What could not be sent is recorded with the file.
+        // The file records its errors.
         let _ = self.flush(&file, Reason::Recall, false).await;
-        // Also when somebody else's commit is under way: it is waited for.
+        // This also waits for a commit of another task.
         if let Err(e) = self.commit_below(&file).await {
             file.state.lock().errors.record(e);
         }
@@ -365,7 +370,7 @@ impl Dirty {
     }
 }
 
-/// Refusals that another try would meet again.
+/// Whether another attempt would get the same refusal.
 pub(crate) fn is_final(errno: i32) -> bool {
     matches!(
         errno,
@@ -394,12 +399,12 @@ impl Drop for Dirty {
     }
 }
 
-/// Stands between the layers below and above when answers are withdrawn.
+/// Passes withdrawn answers from the layers below to those above.
 struct Relay(Weak<Dirty>);
 
 impl Upcalls for Relay {
-    /// Those above let go first (the kernel may have pages to write back), then what is dirty is
-    /// sent and committed: when this ends, a delegation may be returned.
+    /// The layers above withdraw first, because the kernel may have pages to write back. Then the
+    /// dirty bytes are sent and committed. At the end a delegation may be returned.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
         let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         if let Some(file) = layer.known(fh) {
@@ -415,7 +420,7 @@ impl Upcalls for Relay {
         })
     }
 
-    /// What is dirty waits on: it was not promised that nobody else writes.
+    /// Dirty bytes stay delayed, because a lapsed validity never excluded other writers.
     fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
         let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         for file in files.iter().filter_map(|fh| layer.known(fh)) {
@@ -433,7 +438,7 @@ impl Upcalls for Relay {
         finished(async move { layer.settle(&fh).await })
     }
 
-    /// Nothing that was acknowledged waits further up.
+    /// The layers above have no acknowledged bytes.
     fn unsent(&self, fh: &Fh) -> Unsent {
         let Some(layer) = self.0.upgrade() else { return Unsent::More };
         layer.known(fh).map_or(Unsent::Nothing, |file| file.state.lock().unsent())
@@ -449,13 +454,13 @@ impl Upcalls for Relay {
             if let Some(above) = above {
                 above.await;
             }
-            // Refusals are recorded with the files; what is kept is tried again.
+            // The files record refusals. Kept bytes are sent again later.
             let _ = layer.flush_all(Reason::Recall).await;
         })
     }
 }
 
-/// Runs at once and to its end, whether or not somebody waits.
+/// Starts a task at once. The task runs to its end even when the returned future is dropped.
 fn finished(task: impl Future<Output = ()> + Send + 'static) -> BoxFuture<()> {
     let task = tokio::spawn(task);
     Box::pin(async move {

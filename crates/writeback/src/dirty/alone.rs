@@ -1,7 +1,7 @@
-//! Calls that no delayed write may overtake or fall behind.
+//! Calls that must not be reordered with delayed writes.
 //!
-//! It knows nothing of what they do. Writes wait outside for as long as one runs; what it makes
-//! void is held back and dropped.
+//! The module does not know the purpose of such a call. Writes wait while the call runs. Bytes that
+//! the call makes void are held back and dropped.
 
 use super::Dirty;
 use super::file::{File as Delayed, State};
@@ -10,7 +10,7 @@ use hither_vfs::{Attrs, Error, Result, SetAttr};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// A change on its way to the layer below that is no delayed write; ends when dropped.
+/// A change other than a delayed write, in flight to the layer below. Ends when dropped.
 pub(super) struct Through<'a>(&'a Delayed);
 
 impl<'a> Through<'a> {
@@ -28,7 +28,7 @@ impl Drop for Through<'_> {
     }
 }
 
-/// Nothing from an offset on is sent for as long as this lives.
+/// While this value lives, no bytes from an offset on are sent.
 struct Hold<'a>(&'a Delayed);
 
 impl<'a> Hold<'a> {
@@ -44,29 +44,29 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// How a call stands to the file's delayed writes.
+/// The order of a call and the file's delayed writes.
 #[derive(Clone, Copy)]
 pub(super) struct Order {
-    /// Whether everything is sent before.
+    /// Whether the delayed writes are sent first.
     pub flush: First,
-    /// What lies from here on becomes void.
+    /// Bytes from this offset on become void.
     pub cut: Option<u64>,
 }
 
 /// Whether delayed writes are sent before a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum First {
-    /// No.
+    /// They are not sent.
     No,
-    /// As far as possible; what cannot be sent is told by fsync or close.
+    /// They are sent as far as possible. A later fsync or close returns the error.
     Try,
-    /// The call is about bytes: it fails when they cannot be sent.
+    /// They must be sent, or the call fails, because it concerns their bytes.
     Must,
 }
 
 impl Dirty {
-    /// Runs a call that no write may overtake or fall behind; `told` are the attributes that its
-    /// answer brings.
+    /// Runs a call that must not be reordered with writes. `told` returns the attributes in the
+    /// call's answer.
     pub(super) async fn alone<T>(
         &self,
         file: &Arc<Delayed>,
@@ -84,7 +84,7 @@ impl Dirty {
         let (mut hold, mut old) = (None, None);
         if let Some(size) = order.cut {
             hold = Some(Hold::new(file, size));
-            // A time that was set before is not the last one, unless this fails.
+            // A modification time that was set before is superseded, unless the call fails.
             let set = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
             let still = |s: &State| !s.extents.is_flying_from(size) && !s.owed.holds();
             old = file.when(|s| still(s).then(|| s.owed.withdraw(&set))).await;
@@ -95,7 +95,7 @@ impl Dirty {
         }
         let through = Through::new(file);
         let outcome = match order {
-            // Bytes that could not be sent wait in the journal.
+            // Unsent bytes stay in the journal.
             Order { flush: First::Try, cut: None } => self.touching(&[Some(&file.fh)], call).await,
             _ => call.await,
         };
@@ -108,8 +108,9 @@ impl Dirty {
             self.with(file, |s| {
                 s.extents.cut(size);
                 s.journal.void(size, u64::MAX);
-                // With it, and not after the wait: this cut explains nothing any more, and the file
-                // would be somebody else's.
+                // The state is recorded together with the void range. After the void the truncation
+                // no longer explains the file's state, so the file would look changed by another
+                // client.
                 if let Some(attrs) = told(answer) {
                     s.journal.saw(attrs);
                 }

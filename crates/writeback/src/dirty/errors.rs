@@ -1,20 +1,20 @@
-//! Errors of delayed writes, told once to each open: Linux's errseq.
+//! Errors of delayed writes, reported once to each open, like Linux's errseq.
 //!
-//! It knows nothing of writes. A file counts its errors; each open has a mark, the count that it
-//! has seen. An error that nobody was told of is the next open's to report.
+//! The module knows nothing of writes. A file counts its errors. Each open has a mark: the count
+//! that it has seen. The next open reports an error that no open has reported.
 
 use hither_vfs::{Error, OpenAccess, OpenId, Result};
 use std::collections::HashMap;
 
-/// The opens of one file and what each has seen of its errors.
+/// The opens of one file, each with the errors that it has seen.
 #[derive(Debug, Default)]
 pub(super) struct Errors {
     opens: HashMap<OpenId, Open>,
     count: u64,
     last: Option<Error>,
-    /// Somebody was told of the last one.
+    /// The last error was reported.
     told: bool,
-    /// Written data was lost since somebody was told.
+    /// Written data was lost since the last report.
     lost: bool,
 }
 
@@ -25,49 +25,50 @@ struct Open {
 }
 
 impl Errors {
-    /// The file is opened.
+    /// Adds an open of the file.
     pub fn open(&mut self, open: OpenId, access: OpenAccess) {
         let untold = u64::from(self.last.is_some() && !self.told);
         self.opens.insert(open, Open { access, seen: self.count - untold });
     }
 
-    /// An open ends.
+    /// Removes an open.
     pub fn close(&mut self, open: OpenId) {
         self.opens.remove(&open);
     }
 
-    /// What an open may be used for; `None` for one that is not known here.
+    /// The access mode of an open. `None` for an unknown open.
     pub fn access(&self, open: OpenId) -> Option<OpenAccess> {
         self.opens.get(&open).map(|o| o.access)
     }
 
-    /// Any of them.
+    /// Any open of the file.
     pub fn first_open(&self) -> Option<OpenId> {
         self.opens.keys().next().copied()
     }
 
-    /// Number of opens.
+    /// The number of opens.
     pub fn opens(&self) -> usize {
         self.opens.len()
     }
 
-    /// Written data was lost.
+    /// Records that written data was lost.
     pub fn record(&mut self, e: Error) {
         self.record_late(e);
         self.lost = true;
     }
 
-    /// Written data could not be sent for now.
+    /// Records that written data could not be sent for now.
     pub fn record_late(&mut self, e: Error) {
         self.count += 1;
         self.last = Some(e);
         self.told = false;
     }
 
-    /// The latest error when `open` has not seen it; without an open, when nobody has.
+    /// Reports the latest error, if `open` has not seen it. Without an open, reports an error that
+    /// was not reported yet.
     ///
     /// # Errors
-    /// That one.
+    /// The latest error.
     pub fn report(&mut self, open: Option<OpenId>) -> Result<()> {
         let news = match open.and_then(|id| self.opens.get_mut(&id)) {
             Some(open) => std::mem::replace(&mut open.seen, self.count) != self.count,
@@ -82,15 +83,15 @@ impl Errors {
         }
     }
 
-    /// The last error, if something was lost of which nobody was told.
+    /// Checks for lost data that was not reported. The error still counts as not reported.
     ///
     /// # Errors
-    /// That one.
+    /// The last error, if data was lost since the last report.
     pub fn untold(&self) -> Result<()> {
         self.last.clone().filter(|_| self.lost).map_or(Ok(()), Err)
     }
 
-    /// Nobody has the file open, and there is nothing to tell.
+    /// Whether the file has no opens and no error to report.
     pub fn is_idle(&self) -> bool {
         self.opens.is_empty() && (self.last.is_none() || self.told)
     }

@@ -1,20 +1,20 @@
-//! Bytes of one file that were written here and are not at the server yet: a pure state machine.
+//! The bytes of one file that were written locally and are not at the server yet: a pure state
+//! machine.
 //!
-//! It knows nothing of time beyond the instants it is given, of errors and of who waits. Bytes are
-//! *dirty* until a flight takes them, and *in flight* until it lands; what is written over bytes in
-//! flight is dirty again and is not taken before that flight landed, so that of each byte the
-//! versions reach the server in the order of their writing. Dirty pieces never overlap one another,
-//! nor do flights.
+//! The module knows only the instants that its callers pass, and nothing of errors and waiting
+//! tasks. Bytes are *dirty* until a flight takes them, and *in flight* until it lands. Bytes
+//! written over bytes in flight are dirty again. They are not taken before that flight lands. The
+//! versions of a byte therefore reach the server in the order of their writing. Dirty pieces never
+//! overlap one another. Neither do flights.
 //!
-//! Big writes are kept as the buffers they came in; small ones are copied into buffers that grow,
-//! so that a thousand appends are one piece, and a small write does not keep a large message alive.
-//! `runs` are the maximal dirty ranges without gaps; those of a whole chunk are worth sending at
-//! once.
+//! Large writes are kept as the received buffers. Small writes are copied into growing buffers. A
+//! thousand appends are thus one piece, and a small write does not keep a large message in memory.
+//! `runs` are the maximal dirty ranges without gaps. A run of a whole chunk is sent at once.
 //!
-//! To say "everything written until now", an *epoch* is sealed ([`Extents::seal`]): bytes of sealed
-//! epochs are not merged with later ones, and each epoch counts its bytes. What replaces dirty
-//! bytes of an older epoch belongs to that epoch: whoever waits for the older ones waits until
-//! these, or newer ones in their place, are at the server.
+//! An *epoch* is sealed ([`Extents::seal`]) to name all bytes written until then. Bytes of sealed
+//! epochs are not merged with later ones. Each epoch counts its bytes. Bytes that replace dirty
+//! bytes of an older epoch belong to that epoch. A caller that waits for an epoch thus waits until
+//! its bytes, or newer versions, are at the server.
 
 use super::file::Origin;
 use bytes::{Bytes, BytesMut};
@@ -23,12 +23,12 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
-/// Writes below this are copied and merged; from it on the buffers they came in are kept.
+/// Smaller writes are copied and merged. Larger ones keep their received buffers.
 const SMALL_BYTES: usize = 32 << 10;
-/// A buffer of merged small writes grows to this.
+/// The largest buffer of merged small writes.
 const MERGED_BYTES: usize = 256 << 10;
-/// A gap up to this is cheaper as zeros than as the end of a WRITE. None has room for a block, so
-/// no hole of the file is lost.
+/// The largest gap that is cheaper as zeros than as the end of a WRITE. Such a gap is smaller than
+/// a block, so the file loses no hole.
 const GAP_BYTES: u64 = (4 << 10) - 1;
 
 static ZEROS: [u8; GAP_BYTES as usize] = [0; GAP_BYTES as usize];
@@ -37,12 +37,12 @@ static ZEROS: [u8; GAP_BYTES as usize] = [0; GAP_BYTES as usize];
 #[derive(Debug)]
 pub(super) struct Extents {
     chunk_bytes: u64,
-    /// Writes below this are merged.
+    /// Smaller writes are merged.
     small_bytes: usize,
     dirty: BTreeMap<u64, Piece>,
     /// Start and end of the ranges without gaps in `dirty`.
     runs: BTreeMap<u64, u64>,
-    /// Starts of the runs of at least a chunk.
+    /// The starts of the runs of at least a chunk.
     whole: BTreeSet<u64>,
     flights: Vec<Flying>,
     next_flight: u64,
@@ -50,7 +50,7 @@ pub(super) struct Extents {
     epochs: BTreeMap<u64, Epoch>,
     dirty_bytes: u64,
     flying_bytes: u64,
-    /// Where the next flight of a flush starts to look.
+    /// The offset at which the next flight of a flush starts its search.
     cursor: u64,
 }
 
@@ -69,7 +69,7 @@ enum Buf {
 
 #[derive(Debug)]
 struct Epoch {
-    /// When its first byte was written.
+    /// The time at which the first byte was written.
     since: Instant,
     dirty_bytes: u64,
     flying_bytes: u64,
@@ -86,32 +86,33 @@ struct Flying {
     alone: bool,
 }
 
-/// Bytes taken to be sent; ends with [`Extents::landed`].
+/// Bytes taken to be sent. Ends with [`Extents::landed`].
 #[derive(Debug, Clone)]
 pub(super) struct Flight {
-    /// Its number.
+    /// The number of the flight.
     pub id: u64,
     /// Offset of the first byte.
     pub start_bytes: u64,
     /// The bytes.
     pub data: Data,
-    /// On whose behalf.
+    /// The open and credential of the writer.
     pub origin: Origin,
-    /// Nothing else is dirty or in flight.
+    /// No other bytes are dirty or in flight.
     pub last: bool,
-    /// There were gaps in it, which are zeros now ([`Rules::zero_from`]).
+    /// Gaps in the flight were filled with zeros ([`Rules::zero_from`]).
     pub filled: bool,
 }
 
-/// What may be taken.
+/// The rules for the bytes that may be taken.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// Bytes of epochs up to this one, in whatever amounts; of later ones whole chunks only.
+    /// Bytes of epochs up to this one are taken in any amount, bytes of later epochs in whole
+    /// chunks only.
     pub flush_to: u64,
-    /// Nothing from this offset on.
+    /// No bytes from this offset on are taken.
     pub hold_from: u64,
-    /// From this offset on the file has nothing but what is here, and nobody else can change that
-    /// before it is sent: small gaps may be sent as the zeros that they are read as.
+    /// From this offset on the file has only the local bytes, and no other client can change that
+    /// before they are sent. Small gaps may be sent as zeros.
     pub zero_from: u64,
 }
 
@@ -123,7 +124,7 @@ impl Buf {
         }
     }
 
-    /// A part, refcounted where that is possible.
+    /// A part of the buffer, by reference where possible.
     fn slice(&self, from: usize, to: usize) -> Bytes {
         match self {
             Buf::Shared(b) => b.slice(from..to),
@@ -131,7 +132,7 @@ impl Buf {
         }
     }
 
-    /// Keeps what is before `at`, returns the rest.
+    /// Keeps the bytes before `at` and returns the rest.
     fn split_off(&mut self, at: usize) -> Buf {
         match self {
             Buf::Own(b) => Buf::Own(b.split_off(at)),
@@ -151,7 +152,7 @@ impl Buf {
     }
 }
 
-/// A small rest of a large buffer must not keep all of it.
+/// Copies a small rest, so that it does not keep a large buffer in memory.
 fn small(b: Bytes) -> Bytes {
     if b.len() < SMALL_BYTES { Bytes::copy_from_slice(&b) } else { b }
 }
@@ -163,7 +164,7 @@ impl Piece {
 }
 
 impl Extents {
-    /// Nothing dirty; flights take at most `chunk_bytes`.
+    /// No dirty bytes. Flights take at most `chunk_bytes`.
     pub fn new(chunk_bytes: u64) -> Self {
         Self {
             chunk_bytes: chunk_bytes.max(1),
@@ -186,52 +187,52 @@ impl Extents {
         self.dirty_bytes + self.flying_bytes
     }
 
-    /// Number of dirty pieces: each costs some 200 bytes of memory beside its own.
+    /// The number of dirty pieces. Each costs some 200 bytes of memory beside its content.
     pub fn pieces(&self) -> usize {
         self.dirty.len()
     }
 
-    /// Nothing dirty, nothing in flight.
+    /// Whether no bytes are dirty or in flight.
     pub fn is_clean(&self) -> bool {
         self.bytes() == 0
     }
 
-    /// Something is in flight.
+    /// Whether any bytes are in flight.
     pub fn is_flying(&self) -> bool {
         !self.flights.is_empty()
     }
 
-    /// Most bytes of one flight.
+    /// The most bytes of one flight.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
 
-    /// Number of flights so far.
+    /// The number of flights so far.
     pub fn taken(&self) -> u64 {
         self.next_flight
     }
 
-    /// Flights in the air.
+    /// The number of flights in the air.
     pub fn flying(&self) -> usize {
         self.flights.len()
     }
 
-    /// Their bytes.
+    /// The bytes of these flights.
     pub fn flying_bytes(&self) -> u64 {
         self.flying_bytes
     }
 
-    /// Dirty ranges without gaps.
+    /// The number of dirty ranges without gaps.
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
 
-    /// Credential of the first dirty bytes.
+    /// The credential of the first dirty bytes.
     pub fn first_cred(&self) -> Option<&std::sync::Arc<hither_vfs::Cred>> {
         self.dirty.first_key_value().map(|(_, piece)| &piece.origin.cred)
     }
 
-    /// Whether all dirty bytes are of epochs up to this one, and of one origin.
+    /// Whether all dirty bytes belong to epochs up to `epoch`, and to one origin.
     pub fn is_one(&self, epoch: u64) -> bool {
         let mut pieces = self.dirty.values();
         let Some(first) = pieces.next() else { return false };
@@ -239,7 +240,7 @@ impl Extents {
             && pieces.all(|piece| piece.origin == first.origin)
     }
 
-    /// Whether something is on its way, or will be without a flush.
+    /// Whether bytes are in flight, or will be without a flush.
     pub fn is_busy(&self) -> bool {
         self.is_flying() || !self.whole.is_empty()
     }
@@ -254,19 +255,19 @@ impl Extents {
         self.flights.iter().any(|f| f.origin.open == open)
     }
 
-    /// One past the last byte dirty or in flight; 0 when there is none.
+    /// One past the last byte dirty or in flight. 0 without such bytes.
     pub fn end_bytes(&self) -> u64 {
         let dirty = self.runs.last_key_value().map_or(0, |(_, end)| *end);
         self.flights.iter().map(|f| f.end).max().unwrap_or(0).max(dirty)
     }
 
-    /// When the oldest byte dirty or in flight was written.
+    /// The time of writing of the oldest byte dirty or in flight.
     pub fn oldest(&self) -> Option<Instant> {
         self.epochs.values().next().map(|e| e.since)
     }
 
-    /// Ends the present epoch and returns it: it and those before are all that was written until
-    /// now.
+    /// Ends the present epoch and returns it. All bytes written until now belong to it or to
+    /// earlier epochs.
     pub fn seal(&mut self) -> u64 {
         if self.epochs.contains_key(&self.epoch) {
             self.epoch += 1;
@@ -274,12 +275,12 @@ impl Extents {
         self.epoch - 1
     }
 
-    /// Whether nothing of `epoch` and those before is left.
+    /// Whether no bytes of `epoch` and earlier epochs are left.
     pub fn is_done(&self, epoch: u64) -> bool {
         self.epochs.keys().next().is_none_or(|first| *first > epoch)
     }
 
-    /// Bytes are written. Returns how many were merged into a buffer with earlier ones.
+    /// Adds written bytes. Returns the number of bytes that were merged into an earlier buffer.
     pub fn insert(&mut self, offset_bytes: u64, data: &Data, origin: &Origin, now: Instant) -> u64 {
         let len = data.len();
         if len == 0 {
@@ -313,8 +314,8 @@ impl Extents {
         self.dirty.range(first..end).map(|(_, piece)| piece.epoch).min()
     }
 
-    /// Writes into, or behind, the piece that holds or touches `at`, when that is a buffer of ours
-    /// of the same origin.
+    /// Writes into, or directly after, the piece at `at`, if that piece is a growing buffer of the
+    /// same origin.
     fn merge(&mut self, at: u64, data: &Data, origin: &Origin, epoch: u64) -> bool {
         let len = data.len() as u64;
         let Some((&start, piece)) = self.dirty.range(..=at).next_back() else { return false };
@@ -374,7 +375,7 @@ impl Extents {
         }
     }
 
-    /// Cuts the piece that holds `at` in its middle into two.
+    /// Splits the piece around `at` into two.
     fn split(&mut self, at: u64) {
         let Some((&start, piece)) = self.dirty.range_mut(..at).next_back() else { return };
         if at < start + piece.len() {
@@ -384,7 +385,7 @@ impl Extents {
         }
     }
 
-    /// Takes dirty bytes out.
+    /// Removes and returns dirty bytes.
     fn extract(&mut self, start: u64, end: u64) -> SmallVec<[(u64, Piece); 1]> {
         self.split(start);
         self.split(end);
@@ -397,9 +398,9 @@ impl Extents {
         out
     }
 
-    /// Drops bytes that others of `epoch` take the place of.
+    /// Drops bytes that new bytes of `epoch` replace.
     fn remove(&mut self, start: u64, end: u64, epoch: u64) {
-        // The epoch being written to must outlive a moment of emptiness.
+        // The epoch of the new bytes must survive while it has no bytes.
         let keep = self.epochs.get(&epoch).map(|e| e.since);
         for (_, piece) in self.extract(start, end) {
             self.uncount(piece.epoch, piece.len());
@@ -452,7 +453,7 @@ impl Extents {
         self.whole.remove(&start);
     }
 
-    /// Drops what lies at or after `size_bytes`: the file was cut there.
+    /// Drops the bytes from `size_bytes` on, because the file was truncated there.
     pub fn cut(&mut self, size_bytes: u64) {
         self.drop_dirty(size_bytes, u64::MAX);
     }
@@ -463,7 +464,7 @@ impl Extents {
         }
     }
 
-    /// Drops dirty bytes that were written through `open`; returns which.
+    /// Drops the dirty bytes that were written through `open`, and returns their ranges.
     pub fn drop_open(&mut self, open: OpenId) -> Vec<(u64, u64)> {
         let of = |(at, p): (&u64, &Piece)| (p.origin.open == open).then_some((*at, *at + p.len()));
         let ranges: Vec<_> = self.dirty.iter().filter_map(of).collect();
@@ -471,19 +472,19 @@ impl Extents {
         ranges
     }
 
-    /// Whether [`Extents::take`] would take something.
+    /// Whether [`Extents::take`] would take any bytes.
     pub fn has_work(&self, rules: Rules) -> bool {
         self.next_start(rules).is_some()
     }
 
-    /// As [`Extents::take`], from the start of all that is dirty and not from where the last flight
-    /// ended: what fits into one flight leaves nothing behind.
+    /// Like [`Extents::take`], from the first dirty byte on instead of the end of the last flight.
+    /// Dirty bytes that fit into one flight are then taken completely.
     pub fn take_whole(&mut self, rules: Rules) -> Option<Flight> {
         self.cursor = 0;
         self.take(rules)
     }
 
-    /// Takes at most a chunk of neighbouring bytes of one origin to be sent.
+    /// Takes at most a chunk of neighbouring bytes of one origin.
     pub fn take(&mut self, rules: Rules) -> Option<Flight> {
         let start = self.next_start(rules)?;
         let (_, &run_end) = self.runs.range(..=start).next_back()?;
@@ -523,8 +524,8 @@ impl Extents {
         Some(Flight { id, start_bytes: start, data, origin, last: alone && self.dirty_bytes == 0, filled })
     }
 
-    /// The end of what may go in one flight with the run from `start` to `end`: further runs that
-    /// are due, behind gaps that may be filled.
+    /// The end of a flight that begins with the run from `start` to `end`. The flight also covers
+    /// further due runs after gaps that may be filled.
     fn over_gaps(&self, start: u64, mut end: u64, until: u64, rules: Rules) -> u64 {
         for (&from, &to) in self.runs.range(end..) {
             let small = end >= rules.zero_from && from - end <= GAP_BYTES;
@@ -541,12 +542,12 @@ impl Extents {
         self.dirty.range(..=at).next_back().map(|(s, p)| (*s, p)).filter(|(s, p)| at < s + p.len())
     }
 
-    /// Start of the first flight after `at`.
+    /// The start of the first flight after `at`.
     fn free_until(&self, at: u64) -> u64 {
         self.flights.iter().map(|f| f.start).filter(|s| *s > at).min().unwrap_or(u64::MAX)
     }
 
-    /// First offset from `at` on that no flight covers.
+    /// The first offset from `at` on that no flight covers.
     fn free_from(&self, mut at: u64) -> u64 {
         while let Some(f) = self.flights.iter().find(|f| f.start <= at && at < f.end) {
             at = f.end;
@@ -558,7 +559,7 @@ impl Extents {
         self.flush_start(rules).or_else(|| self.whole_start(rules))
     }
 
-    /// Where a whole chunk that may be taken begins.
+    /// The start of a whole chunk that may be taken.
     fn whole_start(&self, rules: Rules) -> Option<u64> {
         for start in &self.whole {
             let end = self.runs.get(start).map_or(*start, |end| (*end).min(rules.hold_from));
@@ -574,8 +575,8 @@ impl Extents {
         None
     }
 
-    /// Where bytes begin that are to be flushed: from where the last flight ended upwards, then
-    /// from the start.
+    /// The start of bytes to be flushed. The search begins at the end of the last flight, and then
+    /// at the first byte.
     fn flush_start(&self, rules: Rules) -> Option<u64> {
         if !self.epochs.range(..=rules.flush_to).any(|(_, e)| e.dirty_bytes > 0) {
             return None;
@@ -591,9 +592,9 @@ impl Extents {
         None
     }
 
-    /// A flight ended: its first `sent_bytes` are at the server or given up. The rest is dirty
-    /// again, except where something newer is. True when no other flight was in the air in the
-    /// meantime.
+    /// Ends a flight. Its first `sent_bytes` are at the server or given up. The others are dirty
+    /// again, unless newer bytes replace them. Returns true when no other flight was in the air
+    /// meanwhile.
     pub fn landed(&mut self, id: u64, sent_bytes: u64) -> bool {
         let Some(i) = self.flights.iter().position(|f| f.id == id) else { return false };
         let flight = self.flights.swap_remove(i);
@@ -626,7 +627,7 @@ impl Extents {
         }
     }
 
-    /// Dirty bytes that stand where bytes of `epoch` were to be sent from belong to it.
+    /// Assigns dirty bytes to `epoch`, because they replace unsent bytes of that epoch.
     fn age(&mut self, start: u64, end: u64, epoch: u64) {
         if start >= end {
             return;
@@ -644,14 +645,14 @@ impl Extents {
         }
     }
 
-    /// Dirty ranges within a range, in order.
+    /// The dirty ranges within a range, in order.
     fn covered(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let before = self.runs.range(..start).next_back().filter(|(_, e)| **e > start);
         let runs = before.into_iter().chain(self.runs.range(start..end));
         runs.map(|(s, e)| (start.max(*s), end.min(*e))).collect()
     }
 
-    /// The newest of the bytes kept here within a range: pieces in order, with their offsets.
+    /// The newest local bytes within a range: pieces in order, with their offsets.
     pub fn overlay(&self, start: u64, end: u64) -> Vec<(u64, Bytes)> {
         let first = self.piece_at(start).map_or(start, |(s, _)| s);
         let clip = |at: u64, len: u64| (start.max(at), end.min(at + len));
@@ -679,7 +680,7 @@ impl Extents {
         out
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants.
     #[cfg(test)]
     pub fn check(&self) {
         let mut epochs: BTreeMap<u64, (u64, u64)> = BTreeMap::new();

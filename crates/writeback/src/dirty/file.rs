@@ -1,7 +1,7 @@
-//! One file with delayed writes: its bytes, opens, errors, and what is shown of it.
+//! One file with delayed writes: its bytes, opens, errors and visible attributes.
 //!
-//! It knows nothing of how bytes are sent. [`View`] decides which attributes are shown while the
-//! server does not have everything; see the layer's documentation for the reasons.
+//! The module does not know how bytes are sent. [`View`] decides which attributes are visible while
+//! the server lacks some bytes. The layer's documentation gives the reasons.
 
 use super::errors::Errors;
 use super::extents::{Extents, Rules};
@@ -16,24 +16,23 @@ use std::time::Duration;
 use tokio::sync::{Notify, RwLock};
 use tokio::time::Instant;
 
-/// On whose behalf bytes were written: they are sent under the same open and credential.
+/// The origin of written bytes. They are sent under the same open and credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Origin {
     /// Credential of the writer.
     pub cred: Arc<Cred>,
-    /// The open written through.
+    /// The open of the write.
     pub open: OpenId,
 }
 
-/// A file that is open here, or has bytes here.
+/// A file with opens or bytes in this layer.
 #[derive(Debug)]
 pub(super) struct File {
     pub fh: Fh,
     pub state: Mutex<State>,
-    /// A WRITE ended, or room was made in some other way.
+    /// Signals the end of a WRITE and other changes of the state.
     pub changed: Notify,
-    /// Held shared while bytes are written, alone by calls that no write may overtake or fall
-    /// behind.
+    /// Held shared during a write, and exclusively by calls that must not be reordered with writes.
     pub gate: Arc<RwLock<()>>,
 }
 
@@ -44,67 +43,67 @@ pub(super) struct State {
     pub view: View,
     /// Attributes that the server does not have yet.
     pub owed: Owing,
-    /// What of it is in the journal.
+    /// The file's part in the journal.
     pub journal: Tracks,
-    /// Everything of this epoch and those before is to be sent.
+    /// All bytes of this epoch and earlier ones are to be sent.
     pub flush_to: u64,
-    /// Nothing from here on may be sent: the file is about to be cut.
+    /// No bytes from this offset on may be sent, because the file is about to be truncated.
     pub hold_from: u64,
-    /// Tasks that send.
+    /// The number of sending tasks.
     pub workers: usize,
-    /// Sending is of no use for now.
+    /// The last failure, while another attempt is not due.
     pub failing: Option<Failing>,
-    /// How long the next failure keeps from trying.
+    /// The pause after the last failure.
     pub backoff: Option<Duration>,
-    /// Error of the bytes that are kept, when the opens were told of it.
+    /// The errno of the kept bytes, when the opens got that error.
     pub told: Option<i32>,
-    /// Whoever flushes wants the last bytes on stable storage.
+    /// A flush wants the last bytes on stable storage.
     pub stable: bool,
     /// The layer below may have bytes that are not on stable storage.
     pub unstable: bool,
-    /// Place in the queue that looks after age.
+    /// The file's place in the age queue.
     pub queued: Option<Place>,
-    /// Opens that were closed before everything was sent.
+    /// Opens that were closed before all bytes were sent.
     pub lazy: usize,
-    /// What became of its names.
+    /// The state of the file's names.
     pub names: Names,
-    /// Questions before this number may still find it by a name that it has lost since.
+    /// Requests before this number may still find the file by a name that it has lost since.
     pub nameless_since: u64,
-    /// Opens by handle under way.
+    /// Opens by handle in progress.
     pub opening: usize,
-    /// Length of the file when its unsent bytes were dropped with its last name. Nothing opens it
-    /// any more.
+    /// The length of the file when its unsent bytes were dropped with its last name. The file
+    /// cannot be opened any more.
     pub abandoned_bytes: Option<u64>,
-    /// A call that may take its last name is under way, and no program uses it: nothing is sent
-    /// meanwhile.
+    /// A call that may remove the last name is in progress, and no program uses the file. Meanwhile
+    /// no bytes are sent.
     pub losing_name: bool,
-    /// No longer in the layer's table: look it up again.
+    /// The file left the layer's table. A caller must look it up again.
     pub forgotten: bool,
-    /// When a question for attributes last made bytes be sent.
+    /// The last time at which a request for attributes caused bytes to be sent.
     pub asked: Option<Instant>,
-    /// It stays in the layer's table until older questions are answered.
+    /// The file stays in the layer's table until older requests are answered.
     pub lingers: bool,
-    /// Number of own changes when it was last kept for that.
+    /// The number of own changes when the file was last kept for older requests.
     pub kept: u64,
-    /// A flight with filled gaps was refused: gaps stay gaps.
+    /// A flight with filled gaps was refused. Gaps are no longer filled.
     pub keeps_gaps: bool,
 }
 
-/// Sending failed in a way that may pass.
+/// A failure to send that may pass.
 #[derive(Debug, Clone)]
 pub(super) struct Failing {
     pub error: Error,
     pub retry_at: Instant,
 }
 
-/// What is known of a file's names.
+/// The known state of a file's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Names {
-    /// It has some, or is taken to have.
+    /// The file has a name, or is assumed to have one.
     Some,
-    /// One was removed here; it may have been the last.
+    /// A name was removed in this mount. It may have been the last one.
     OneLess,
-    /// There is none left: after the last close nobody can read the file.
+    /// The file has no name. After the last close it cannot be read.
     None,
 }
 
@@ -140,7 +139,7 @@ impl File {
         Self { fh, state: Mutex::new(state), changed: Notify::new(), gate: Arc::new(RwLock::new(())) }
     }
 
-    /// Waits until `found` finds something in the state; it is asked after each change.
+    /// Waits until `found` returns a value. `found` is called after each change of the state.
     pub async fn when<T>(&self, mut found: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -154,25 +153,25 @@ impl File {
 }
 
 impl State {
-    /// Every open was closed by its program and waits here for its bytes; no other one is under
-    /// way.
+    /// Every program has closed the file, its opens remain for unsent bytes, and no other open is
+    /// in progress.
     pub fn is_left(&self) -> bool {
         self.lazy > 0 && self.opening == 0 && self.errors.opens() <= self.lazy
     }
 
-    /// The same of a file whose last name may be gone.
+    /// Like [`State::is_left`], for a file that may have lost its last name.
     pub fn is_leaving(&self) -> bool {
         self.is_left() && self.names != Names::Some
     }
 
-    /// What may be sent now.
+    /// The rules for bytes to be sent now. `None` after a failure.
     pub fn rules(&self) -> Option<Rules> {
         let rules = Rules { flush_to: self.flush_to, hold_from: self.hold_from, zero_from: u64::MAX };
         self.failing.is_none().then_some(rules)
     }
 
-    /// The same for who holds the right that keeps others from the file: beyond the length that the
-    /// server told under it there is nothing.
+    /// Like [`State::rules`], under a write delegation. Beyond the length that the server reported
+    /// under the delegation the file has no bytes.
     pub fn rules_alone(&self) -> Option<Rules> {
         let size =
             self.view.server.as_ref().filter(|a| a.valid == Validity::Lease).map(|a| a.attr.size_bytes);
@@ -180,7 +179,7 @@ impl State {
         Some(Rules { zero_from, ..self.rules()? })
     }
 
-    /// Everything written until now is to be sent; returns its epoch.
+    /// Marks all bytes written until now to be sent, and returns their epoch.
     pub fn seal(&mut self) -> u64 {
         let epoch = self.extents.seal();
         self.flush_to = self.flush_to.max(epoch);
@@ -188,19 +187,19 @@ impl State {
         epoch
     }
 
-    /// Attributes that were on their way wait again, under newer ones: what was written before
-    /// those goes before them.
+    /// Delays attributes again after their call failed, merged under newer ones. Bytes written
+    /// before the newer ones precede them.
     pub fn owed_failed(&mut self) {
         self.owed.failed();
         self.seal();
     }
 
-    /// The server has everything.
+    /// Whether the server has all bytes and attributes.
     pub fn is_settled(&self) -> bool {
         self.extents.is_clean() && self.owed.is_none()
     }
 
-    /// There is nothing to remember about the file.
+    /// Whether the file has no state to keep.
     pub fn is_idle(&self) -> bool {
         self.workers == 0
             && self.lazy == 0
@@ -211,15 +210,15 @@ impl State {
             && self.view.through == 0
     }
 
-    /// Whether bytes that were asked for then are the file's: nothing of ours is here, under way,
-    /// or younger than the question.
+    /// Whether the answer to a request at `asked` has the file's present bytes: no own bytes or
+    /// changes are local, in flight, or younger than the request.
     pub fn is_plain(&self, asked: Instant) -> bool {
         let settled = self.extents.is_clean() && self.view.through == 0;
         settled && self.abandoned_bytes.is_none() && self.view.own.is_none_or(|own| asked > own.at)
     }
 
-    /// Attributes as they are shown; `fresh` is a change value never shown before. True when the
-    /// times are the server's and stay.
+    /// Adjusts attributes to the local state. `fresh` is a new change value. Returns true when the
+    /// times are the server's final ones.
     pub fn show(&mut self, attrs: &mut Attrs, fresh: u64) -> bool {
         if !self.view.replace_older(attrs) {
             self.journal.saw(attrs);
@@ -232,7 +231,7 @@ impl State {
         theirs && self.owed.is_none()
     }
 
-    /// The file that lost its bytes with its last name is as long as programs last saw it.
+    /// A file whose unsent bytes were dropped keeps the length that programs saw last.
     fn keep_abandoned_length(&self, attrs: &mut Attrs) {
         if let Some(len_bytes) = self.abandoned_bytes {
             attrs.attr.size_bytes = len_bytes;
@@ -240,7 +239,7 @@ impl State {
         }
     }
 
-    /// The attributes as they are shown, when enough is known.
+    /// The visible attributes, if enough of them is known.
     pub fn shown(&self) -> Option<Attrs> {
         let mut attrs = self.view.server.clone()?;
         let bytes = Local { clean: self.extents.is_clean(), end_bytes: self.extents.end_bytes() };
@@ -250,7 +249,7 @@ impl State {
         Some(attrs)
     }
 
-    /// What the server does not have, when others ask it.
+    /// The part of the file that the server lacks, for requests of other clients.
     pub fn unsent(&self) -> Unsent {
         match self.shown() {
             _ if !self.owed.is_none() => Unsent::More,
@@ -260,7 +259,7 @@ impl State {
         }
     }
 
-    /// The attributes after a local write at `now`, when enough is known.
+    /// The attributes after a local write at `now`, if enough of them is known.
     pub fn written(&mut self, now: Time, fresh: u64) -> Option<Attrs> {
         self.view.time = Some(now);
         self.view.alias = Some(fresh);
@@ -273,55 +272,53 @@ impl State {
     }
 }
 
-/// The bytes kept here.
+/// The local bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Local {
     pub clean: bool,
     pub end_bytes: u64,
 }
 
-/// What is shown of a file's attributes.
+/// The visible attributes of a file.
 #[derive(Debug, Default)]
 pub(super) struct View {
-    /// The newest answer from below; its size counts own writes that ended since.
+    /// The newest answer from below. Its size includes own writes that ended since.
     pub server: Option<Attrs>,
-    /// Change value shown in place of the server's.
+    /// The change value that replaces the server's.
     alias: Option<u64>,
-    /// The server's change value that stands for the same contents; `None` when own writes moved
-    /// it.
+    /// The server's change value for the same content. `None` after own writes changed it.
     base: Option<u64>,
-    /// Somebody else may have written between two writes of ours.
+    /// Another client may have written between two own writes.
     uncertain: bool,
-    /// The last of our own changes.
+    /// The last own change.
     own: Option<Own>,
-    /// When a program last wrote.
+    /// The time of the last write of a program.
     pub time: Option<Time>,
-    /// Changes on their way to the layer below that are no delayed writes.
+    /// Changes other than delayed writes in flight to the layer below.
     pub through: u32,
-    /// Number of changes of ours that ended.
+    /// The number of own changes that ended.
     pub ended: u64,
 }
 
-/// Own changes that ended: answers to questions from before may lack them.
+/// Ended own changes. Answers to earlier requests may lack them.
 #[derive(Debug, Clone, Copy)]
 struct Own {
     at: Instant,
-    /// The least they left.
+    /// The smallest size after the changes.
     size_bytes: u64,
-    /// A later answer has told what became of them.
+    /// A later answer includes the changes.
     met: bool,
 }
 
 impl View {
-    /// Of two answers the newer one is shown, also when the older one comes last; true if this was
-    /// the older one.
+    /// Replaces an answer by a newer one that came earlier. Returns true for a replaced answer.
     fn replace_older(&self, attrs: &mut Attrs) -> bool {
         let Some(newer) = self.server.as_ref().filter(|s| s.asked > attrs.asked) else { return false };
         *attrs = newer.clone();
         true
     }
 
-    /// The least that own changes left which an answer to a question from then may lack.
+    /// The smallest size after own changes that the answer to a request at `asked` may lack.
     fn least(&self, asked: Instant) -> u64 {
         self.own.filter(|own| asked <= own.at).map_or(0, |own| own.size_bytes)
     }
@@ -332,7 +329,7 @@ impl View {
         if settled {
             self.own.iter_mut().for_each(|own| own.met = true);
             if self.base.is_some_and(|b| b != change) {
-                // Somebody else's change.
+                // Another client changed the file.
                 self.alias = if bytes.clean { None } else { Some(fresh) };
             }
             self.base = Some(change);
@@ -340,8 +337,7 @@ impl View {
         if self.server.as_ref().is_none_or(|s| s.asked <= attrs.asked) {
             self.learn(attrs);
         }
-        // The state that a write of ours left, as its own reply told, is no older than any other
-        // answer.
+        // The state in the reply to an own write is at least as new as any other answer.
         let exact = self.base == Some(change);
         let theirs = bytes.clean && (settled || exact);
         self.dress(attrs, bytes, !theirs);
@@ -354,7 +350,7 @@ impl View {
         self.server = Some(attrs);
     }
 
-    /// Puts what is known here over the server's attributes.
+    /// Adjusts the server's attributes to the local state.
     fn dress(&self, attrs: &mut Attrs, bytes: Local, local: bool) {
         let least = self.least(attrs.asked);
         let attr = &mut attrs.attr;
@@ -365,7 +361,7 @@ impl View {
         if let (true, Some(time)) = (local, self.time) {
             attr.mtime = attr.mtime.max(time);
             attr.ctime = attr.ctime.max(time);
-            // The server will have other times: nobody may keep these.
+            // The server will set other times, so these are valid once.
             attrs.valid = Validity::Once;
         }
         if let Some(alias) = self.alias {
@@ -373,21 +369,21 @@ impl View {
         }
     }
 
-    /// The file is opened: who opens must not take pages for right that were read before a write of
-    /// ours beside which somebody else may have written.
+    /// An open must not trust pages that were read before an own write, because another client may
+    /// have written at the same time.
     pub fn opened(&mut self, clean: bool, fresh: u64) {
         if std::mem::take(&mut self.uncertain) {
             self.alias = if clean { None } else { Some(fresh) };
         }
     }
 
-    /// What was shown is not what the file has any more.
+    /// The content no longer matches the visible change value.
     pub fn broken(&mut self, fresh: u64) {
         self.alias = Some(fresh);
     }
 
-    /// A write or other change of ours ended at `now` and left at least `size_bytes`. `alone`: no
-    /// other one of ours was under way meanwhile.
+    /// An own change ended at `now` and left at least `size_bytes`. `alone`: no other own change
+    /// was in flight meanwhile.
     pub fn changed(&mut self, now: Instant, size_bytes: u64, attrs: Option<&Attrs>, alone: bool) {
         self.ended += 1;
         let leased = |a: &Attrs| a.valid == Validity::Lease;
@@ -407,7 +403,7 @@ impl View {
         }
     }
 
-    /// The file was given a length.
+    /// The file got a new length.
     pub fn resized(&mut self, now: Instant, size_bytes: u64, attrs: Option<&Attrs>) {
         self.ended += 1;
         self.own = Some(Own { at: now, size_bytes, met: false });
@@ -417,12 +413,12 @@ impl View {
         self.time = None;
     }
 
-    /// Nothing that the server said holds any more.
+    /// The server's attributes are no longer valid.
     pub fn forget(&mut self) {
         self.server = None;
     }
 
-    /// Length of the file at the server when it is known for certain at `now`.
+    /// The length of the file at the server, if it is certain at `now`.
     pub fn server_size(&self, now: Instant) -> Option<u64> {
         self.server.as_ref().filter(|a| !a.valid.left(now).is_zero()).map(|a| a.attr.size_bytes)
     }

@@ -1,13 +1,18 @@
-//! The last load of a file: the bytes that are left, and the attributes that waited for them, in
-//! one call.
+//! The last load of a file: the remaining bytes and the delayed attributes, in one call.
 //!
-//! It knows nothing of when that is. A load is the last when nothing of the file is in flight,
-//! everything that is dirty is to be sent, has one origin, no gaps, and fits into one WRITE: then
-//! it goes with the attributes, stable, with no COMMIT to follow. Bytes with gaps go like all
-//! others, many WRITEs in flight and one COMMIT. A modification time goes after all bytes that were
-//! written before it and after a commit of what the layer below still keeps: a second write would
-//! spoil it. Permissions and access times wait for no bytes: a writer who never stops, or bytes
-//! that a full server does not take, do not keep them from the server.
+//! The module does not know when that happens. A load is the last under these conditions:
+//!
+//! - No bytes of the file are in flight.
+//! - All dirty bytes are to be sent.
+//! - They have one origin and no gaps, and fit into one WRITE.
+//!
+//! The bytes are then sent with the attributes, stable, without a COMMIT. Bytes with gaps are sent
+//! like all others, with many WRITEs in flight and one COMMIT.
+//!
+//! A modification time is sent after all bytes that were written before it. It is also sent after a
+//! commit of the bytes that the layer below still keeps, because a second write would change the
+//! time. Permissions and access times wait for no bytes. A continuous writer, or bytes that a full
+//! server refuses, cannot keep them from the server.
 
 use super::extents::{Extents, Flight, Rules};
 use super::file::{File, State};
@@ -18,22 +23,22 @@ use hither_vfs::{Cx, Error, File as At, Stability};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// What a worker sends next.
+/// The next load of a worker.
 pub(super) enum Load {
     /// One piece.
     One(Flight, Stability),
-    /// All there is, or attributes that have no order to bytes.
+    /// All remaining bytes with attributes, or attributes that are independent of bytes.
     Last(Option<Flight>, Owed),
 }
 
 impl State {
-    /// Whether attributes are to be sent that no bytes go before.
+    /// Whether attributes are to be sent that have no bytes before them.
     pub fn owes_alone(&self, rules: Rules) -> bool {
         self.owed.is_due() && !self.extents.is_flying() && !self.extents.has_work(rules)
     }
 
-    /// Whether there is something to send now. Nothing goes beside a modification time: what is
-    /// written later would spoil it.
+    /// Whether something can be sent now. No bytes are sent together with a modification time,
+    /// because a later write would change the time.
     pub fn has_load(&self) -> bool {
         if self.losing_name {
             return false;
@@ -42,8 +47,8 @@ impl State {
         self.owed.is_pressing() || !self.owed.holds() && self.rules().is_some_and(work)
     }
 
-    /// What to send next. `alone`: nobody else can change the file before it is sent, or it is
-    /// refused.
+    /// The next load. `alone`: no other client can change the file before the load arrives, or the
+    /// load is refused.
     pub fn load(&mut self, alone: bool) -> Option<Load> {
         if self.losing_name {
             return None;
@@ -61,13 +66,13 @@ impl State {
         }
         let rules = self.rules_alone().filter(|_| alone).unwrap_or(rules);
         let flight = self.extents.take(rules)?;
-        // One that holds for a right only is not kept to be sent again.
+        // The layer below does not keep a flight that is valid under a delegation only.
         let stable = flight.filled || self.stable && flight.last && !self.unstable;
         self.unstable |= !stable;
         Some(Load::One(flight, if stable { Stability::Stable } else { Stability::Unstable }))
     }
 
-    /// Whether all bytes there are and the attributes may go in one call.
+    /// Whether all bytes and the attributes may be sent in one call.
     fn goes_together(&self, rules: Rules) -> bool {
         let by = self.owed.waiting().filter(|_| self.owed.is_due()).map(|o| &o.by.cred);
         by.is_some() && !self.unstable && self.extents.is_last(rules) && self.extents.first_cred() == by
@@ -75,7 +80,7 @@ impl State {
 }
 
 impl Extents {
-    /// Whether all there is fits into one flight.
+    /// Whether all bytes fit into one flight.
     fn is_last(&self, rules: Rules) -> bool {
         rules.hold_from == u64::MAX
             && !self.is_flying()
@@ -90,20 +95,21 @@ impl Dirty {
     pub(super) async fn finish(&self, file: &Arc<File>, flight: Option<Flight>, owed: Owed) {
         let cx = Cx::new(owed.by.cred.clone());
         let open = flight.as_ref().map_or(owed.by.open, |f| f.origin.open);
-        // Attributes may outlive their open when a call that was to replace them failed.
+        // The open may have ended before its attributes, when a call that was to replace them
+        // failed.
         let open = file.state.lock().errors.access(open).map(|_| open);
         let at = At { fh: &file.fh, open };
         let last = flight.is_none() && owed.set.mtime.is_some();
         if last && std::mem::take(&mut file.state.lock().unstable) {
-            // What cannot be committed is for the program's fsync or close to tell; the attributes
-            // are set all the same.
+            // The program's fsync or close returns an error of the commit. The attributes are set
+            // in any case.
             if let Err(e) = self.commit_journaled(&cx, file, open).await {
                 let mut s = file.state.lock();
                 s.unstable = true;
                 s.errors.record(e);
             }
         }
-        // Whether anything else of ours is under way in the meantime.
+        // Whether another own change is in flight meanwhile.
         let flights = usize::from(flight.is_some());
         let only = |s: &State| s.view.through == 0 && s.extents.flying() == flights;
         let before = {
@@ -152,7 +158,7 @@ impl Dirty {
                 true => {
                     s.owed.landed(now, attrs);
                     if owed.set.mtime.is_some() && s.extents.is_clean() {
-                        // The server's times are what was asked for.
+                        // The server's times are the requested ones.
                         s.view.time = None;
                     }
                 }
@@ -165,7 +171,7 @@ impl Dirty {
         file.changed.notify_waiters();
     }
 
-    /// Attributes that the server refuses for good are given up.
+    /// Gives up attributes that the server refuses for good. Returns whether they are given up.
     pub(super) fn refuse_owed(s: &mut State, e: &Error) -> bool {
         let lost = is_final(e.errno) || matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS);
         match lost {

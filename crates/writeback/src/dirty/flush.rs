@@ -1,12 +1,13 @@
-//! Sending what was written: workers, flights, waiting for them, room, and age.
+//! Sending of written bytes: workers, flights, waits, room and age.
 //!
-//! It knows nothing of the calls above. A file has up to a handful of workers, tasks that take a
-//! chunk, send it and look for more; each WRITE needs one of the mount's slots, which are given out
-//! first come first served. What is taken is decided when the slot is there, so bytes merge for as
-//! long as they wait. A worker that finds more to do starts another one: a flush spreads by itself,
-//! a file with nothing to send has no task. A file may have more than one worker only as long as it
-//! has fewer than there are slots free, so that a few files that the server does not answer for
-//! leave slots for the next.
+//! The module does not know the calls above. A file has up to a handful of workers. A worker is a
+//! task that takes a chunk, sends it and looks for more. Each WRITE needs one of the mount's slots,
+//! which are granted in the order of requests. A worker chooses its bytes when it has the slot, so
+//! that bytes merge while they wait. A worker that finds more bytes starts another worker. A file
+//! without bytes to send has no task.
+//!
+//! A file has more than one worker only while it has fewer than the free slots. A few files of a
+//! silent server thus leave slots for other files.
 
 use super::extents::Flight;
 use super::file::{Failing, File, Names, State};
@@ -22,30 +23,30 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// First and longest wait before bytes that could not be sent are tried again by themselves.
+/// First and longest pause before failed bytes are sent again.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 const BACKOFF_MOST: Duration = Duration::from_secs(30);
 
-/// Whether there is room for a write.
+/// The room for a write.
 pub(super) enum Room {
-    /// It is taken.
+    /// The room was reserved.
     Taken,
-    /// When the file, or another one, has sent something.
+    /// There will be room when this or another file has sent some bytes.
     Later,
-    /// The file has nothing of its own to send: the write goes straight on.
+    /// The file has no own bytes to send. The write is passed on at once.
     Never,
     /// The file's bytes cannot be sent for now.
     Failing(Failing),
 }
 
 impl Dirty {
-    /// Changes a file's state and keeps the sum of all bytes; whoever waits for room looks again
-    /// when there are fewer.
+    /// Changes a file's state and updates the total of all bytes. Wakes tasks that wait for room
+    /// when the total shrinks.
     pub(super) fn with<R>(&self, file: &File, change: impl FnOnce(&mut State) -> R) -> R {
         self.with_room(file, 0, change)
     }
 
-    /// The same for a change for which [`Dirty::room`] took `taken` bytes.
+    /// Like [`Dirty::with`], after [`Dirty::room`] reserved `taken` bytes.
     pub(super) fn with_room<R>(&self, file: &File, taken: u64, change: impl FnOnce(&mut State) -> R) -> R {
         let mut s = file.state.lock();
         let before = s.extents.bytes();
@@ -66,8 +67,8 @@ impl Dirty {
         out
     }
 
-    /// Room for `len` bytes more. A file may have as much as is free, so that however many files
-    /// are written at top speed, a share stays free for the next.
+    /// Reserves room for `len` bytes. A file may have as many bytes as are free. Any number of
+    /// files at top speed thus leaves a share for the next file.
     pub(super) fn room(&self, file: &File, len: u64) -> Room {
         let s = file.state.lock();
         if let Some(failing) = &s.failing {
@@ -94,7 +95,7 @@ impl Dirty {
         }
     }
 
-    /// Waits until the file or another one has sent something.
+    /// Waits until this or another file has sent some bytes.
     pub(super) async fn some_room(&self, file: &Arc<File>, len: u64) {
         let mut freed = std::pin::pin!(self.freed.notified());
         freed.as_mut().enable();
@@ -102,7 +103,7 @@ impl Dirty {
         changed.as_mut().enable();
         match self.room(file, len) {
             Room::Later => {}
-            // The writer asks again.
+            // The writer requests the room again.
             Room::Taken => return self.with_room(file, len, |_| ()),
             Room::Never | Room::Failing(_) => return,
         }
@@ -115,8 +116,8 @@ impl Dirty {
         }
     }
 
-    /// Begins to send a file for lack of room, unless chunks of it are being sent anyway: what a
-    /// sequential writer wrote last is to become a whole chunk.
+    /// Starts to send a file for lack of room, unless chunks of the file are in flight. The last
+    /// bytes of a sequential writer are to become a whole chunk.
     fn relieve(&self, file: &Arc<File>) -> bool {
         let (idle, place) = {
             let mut s = file.state.lock();
@@ -124,7 +125,7 @@ impl Dirty {
             if idle {
                 s.seal();
             }
-            // There is no age to look after.
+            // The file has no age to watch.
             let place = if idle || s.is_settled() { s.queued.take() } else { None };
             (idle, place)
         };
@@ -138,7 +139,7 @@ impl Dirty {
         idle
     }
 
-    /// When half of the room is taken, old small things begin to go.
+    /// Starts to send old small files when half of the room is used.
     pub(super) fn relieve_old(&self) {
         if self.total.load(Relaxed) > self.options.dirty_max_bytes / 2 {
             for file in self.ages.oldest() {
@@ -149,8 +150,8 @@ impl Dirty {
         }
     }
 
-    /// Sends everything written until now and waits for it. What the server refused for good is
-    /// recorded with the file; what may work later is kept.
+    /// Sends all bytes written until now and waits for them. The file records permanent refusals.
+    /// Bytes that may be accepted later are kept.
     ///
     /// # Errors
     /// The reason why bytes are kept.
@@ -158,8 +159,8 @@ impl Dirty {
         self.flush_and(file, reason, stable, true).await
     }
 
-    /// The same for who needs the bytes only: attributes that cannot be set are for fsync and close
-    /// to tell.
+    /// Like [`Dirty::flush`], for callers that need the bytes only. A later fsync or close returns
+    /// errors of the attributes.
     pub(super) async fn flush_bytes(&self, file: &Arc<File>, reason: Reason, stable: bool) -> Result<()> {
         self.flush_and(file, reason, stable, false).await
     }
@@ -182,8 +183,8 @@ impl Dirty {
         self.pump(file);
         file.when(|s| match (s.extents.is_done(target), s.owed.is_done(owed)) {
             (true, true) => Some(Ok(())),
-            // Not before the bytes are there: what the server takes is not kept from it by what it
-            // does not.
+            // The bytes precede this, so that refused attributes do not keep accepted bytes from
+            // the server.
             (true, false) if s.owed.trouble().is_some() => {
                 Some(s.owed.trouble().filter(|_| attrs).map_or(Ok(()), |e| Err(e.clone())))
             }
@@ -192,14 +193,14 @@ impl Dirty {
         .await
     }
 
-    /// Begins to send everything written until now.
+    /// Starts to send all bytes written until now.
     pub(super) fn flush_in_background(&self, file: &Arc<File>, reason: Reason) {
         file.state.lock().seal();
         self.counters.flush(reason);
         self.pump(file);
     }
 
-    /// Starts a worker when there is something to send and the file has not its share of them.
+    /// Starts a worker, if the file has bytes to send and fewer workers than its share.
     pub(super) fn pump(&self, file: &Arc<File>) {
         {
             let mut s = file.state.lock();
@@ -211,7 +212,7 @@ impl Dirty {
         tokio::spawn(self.this().work(file.clone()));
     }
 
-    /// A file's share of workers: one at least.
+    /// The file's share of workers, at least one.
     fn most_workers(&self, s: &State) -> usize {
         let limits = &self.options;
         let full = (limits.flights_per_file as u64).saturating_mul(s.extents.chunk_bytes());
@@ -286,13 +287,14 @@ impl Dirty {
         }
     }
 
-    /// Whether gaps may be sent as zeros at all. A journal knows of no bytes that nobody wrote.
+    /// Whether gaps may be filled with zeros. A journal has only written bytes, so gaps are not
+    /// filled with a journal.
     fn fills_gaps(&self) -> bool {
         self.options.fills_gaps && self.wal.is_none()
     }
 
-    /// A flight with filled gaps was not sent, or nobody knows: perhaps the right to fill them has
-    /// ended. What was written goes by itself.
+    /// Handles the failure of a flight with filled gaps. The delegation may have ended, so the
+    /// pieces are sent separately.
     fn not_filled(&self, file: &Arc<File>, id: u64) {
         self.with(file, |s| {
             s.keeps_gaps = true;
@@ -302,14 +304,14 @@ impl Dirty {
         file.changed.notify_waiters();
     }
 
-    /// A flight (number and length), and what was owed with it, was not sent.
+    /// Handles the failure of a flight (number and length) and its attributes.
     pub(super) fn not_sent(&self, file: &Arc<File>, flight: Option<(u64, u64)>, owed: bool, e: Error) {
         Counters::add(&self.counters.writes_failed, 1);
         let fresh = self.next_change();
         let now = Instant::now();
         let refused = is_final(e.errno) && flight.is_some();
-        // A handle is stale after the last name: nobody misses the bytes of a file that no program
-        // uses.
+        // A handle is stale after the last name was removed. The bytes of a file without users are
+        // not needed.
         let gone = e.errno == libc::ESTALE && file.state.lock().is_leaving();
         let lost = refused && !gone;
         let retry_at = self.with(file, |s| {
@@ -318,7 +320,7 @@ impl Dirty {
                 s.extents.landed(id, ended_bytes);
                 s.journal.landed(id, ended_bytes, refused, None);
             }
-            // It may have been executed all the same.
+            // The server may have executed the call all the same.
             s.view.changed(now, 0, None, false);
             let set_refused = match (owed, flight.is_none()) {
                 (true, true) => Self::refuse_owed(s, &e),
@@ -344,7 +346,7 @@ impl Dirty {
                 return Some(s.owed.troubled(e.clone(), now, BACKOFF_FIRST, BACKOFF_MOST));
             }
             if s.failing.is_some() {
-                // Another flight of the same try.
+                // Another flight of the same attempt has failed before.
                 return None;
             }
             let backoff = s.backoff.map_or(BACKOFF_FIRST, |b| (b * 2).min(BACKOFF_MOST));
@@ -365,7 +367,7 @@ impl Dirty {
         file.changed.notify_waiters();
     }
 
-    /// Waits until nothing written through `open` is in flight, and drops what is left of it.
+    /// Waits until no bytes of `open` are in flight, and drops its dirty bytes.
     pub(super) async fn abandon(&self, file: &File, open: OpenId) -> u64 {
         file.when(|s| (!s.extents.is_flying_of(open)).then_some(())).await;
         let fresh = self.next_change();
@@ -384,7 +386,7 @@ impl Dirty {
         })
     }
 
-    /// The time of a file that lost a name has come: with another one it is a file like any other.
+    /// Handles the age of a file that lost a name. A file with another name is sent like any other.
     async fn age_unless_nameless(self: Arc<Self>, file: Arc<File>) {
         let open = file.state.lock().errors.first_open();
         let nameless = match open {
@@ -397,7 +399,7 @@ impl Dirty {
         }
     }
 
-    /// A file's time has come.
+    /// Handles the age of a file.
     fn aged(&self, file: &Arc<File>, now: Instant) {
         let again = {
             let mut s = file.state.lock();
@@ -407,7 +409,7 @@ impl Dirty {
             let due = oldest + self.options.dirty_age;
             s.owed.retry(Some(now));
             if s.failing.is_some() && s.owed.since().is_some_and(|at| at + self.options.dirty_age <= now) {
-                // Bytes that cannot be sent do not keep permissions.
+                // Permissions are sent even if the bytes cannot be.
                 s.owed.urge();
             }
             match &s.failing {
@@ -416,7 +418,7 @@ impl Dirty {
                     s.failing = None;
                     None
                 }
-                // What nobody can find any more may wait for its end.
+                // A file without names may wait for its end.
                 None if s.names == Names::None => Some(now + self.options.dirty_age),
                 None if s.names == Names::OneLess && now >= due => {
                     drop(s);
@@ -437,10 +439,10 @@ impl Dirty {
     }
 }
 
-/// Old files looked at for something to send when room gets scarce.
+/// The number of old files that are checked when room gets scarce.
 const OLDEST: usize = 4;
 
-/// Files to be looked at when their time has come.
+/// The queue of files by the time of their next check.
 #[derive(Debug, Default)]
 pub(super) struct Ages {
     queue: Mutex<Queue>,
@@ -453,11 +455,11 @@ struct Queue {
     files: BTreeMap<Place, Weak<File>>,
 }
 
-/// A file's place among those to be looked at.
+/// The place of a file in the queue.
 pub(super) type Place = (Instant, u64);
 
 impl Ages {
-    /// Looks at `file` at that moment.
+    /// Queues `file` for a check at that time.
     pub fn push(&self, at: Instant, file: &Arc<File>) -> Place {
         let mut q = self.queue.lock();
         let first = q.files.keys().next().is_none_or(|(t, _)| at < *t);
@@ -471,7 +473,7 @@ impl Ages {
         place
     }
 
-    /// Gives a place up.
+    /// Removes a place.
     pub fn remove(&self, place: Place) {
         self.queue.lock().files.remove(&place);
     }
@@ -480,7 +482,7 @@ impl Ages {
         self.queue.lock().files.values().take(OLDEST).filter_map(Weak::upgrade).collect()
     }
 
-    /// Makes the task that looks after age look.
+    /// Wakes the task that watches the age.
     pub fn wake(&self) {
         self.changed.notify_one();
     }
@@ -498,7 +500,7 @@ impl Ages {
     }
 }
 
-/// Looks after the age of dirty bytes for as long as the layer lives.
+/// Watches the age of dirty bytes during the life of the layer.
 pub(super) async fn age(layer: Weak<Dirty>, ages: Arc<Ages>) {
     loop {
         let now = Instant::now();

@@ -1,13 +1,13 @@
-//! What of a file is in the journal of delayed writes, and when it may leave it.
+//! The part of a file in the journal of delayed writes, and its release.
 //!
-//! It knows nothing of the journal's files (`wal`). Of each byte that was written here and is not
-//! known to be on the server's stable storage, it knows which record holds its newest version. A
-//! flight takes bytes of records up to a number; when it lands, those of them that were not written
-//! again meanwhile have arrived, and are stable when the WRITE was, or when a commit that began
-//! after it succeeded. A record of which nothing is left is dead; when the oldest ones of a file
-//! are, the journal is told.
+//! The module knows nothing of the journal's files (`wal`). A written byte needs a record until it
+//! is known to be on the server's stable storage. The module tracks the record with the newest
+//! version of each such byte. A flight takes bytes of records up to a number. When the flight
+//! lands, its bytes that were not rewritten meanwhile have arrived. Arrived bytes are stable after
+//! a stable WRITE, or after a commit that began later succeeded. A record without such bytes is
+//! dead. The journal is told when the oldest records of a file are dead.
 //!
-//! What is appended under the lock of the file's state is in the order in which it happened.
+//! Records that are appended under the lock of the file's state have the order of the events.
 
 use super::file::{File, Names};
 use super::stats::Reason;
@@ -22,10 +22,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// What arrived is committed so that it can leave the journal, at least so often.
+/// The longest time before arrived bytes are committed, so that they can leave the journal.
 const COMMIT_EVERY: Duration = Duration::from_secs(5);
 
-/// As many WRITEs of a file are in flight at most, and a few more.
+/// The most states that are remembered: the most WRITEs of a file in flight, and a few more.
 const RECENT: usize = 32;
 
 /// The newest version of some bytes.
@@ -33,16 +33,16 @@ const RECENT: usize = 32;
 struct Span {
     end: u64,
     seq: u64,
-    /// Number of the landing with which it arrived, 0: it has not.
+    /// The number of the landing with which the bytes arrived. 0: they have not arrived.
     landed: u64,
 }
 
-/// Bytes on their way.
+/// Bytes in flight.
 #[derive(Debug, Clone, Copy)]
 struct Flying {
     start: u64,
     end: u64,
-    /// First and last record that may be in it.
+    /// The first and last record that may be in the flight.
     low: u64,
     upto: u64,
     stable: bool,
@@ -54,7 +54,7 @@ struct Held {
     bytes: u64,
 }
 
-/// One file's part in the journal; nothing for a mount without one.
+/// One file's part in the journal. Empty without a journal.
 #[derive(Debug, Default)]
 pub(super) struct Tracks {
     to: Option<(Arc<Wal>, Fh)>,
@@ -62,41 +62,41 @@ pub(super) struct Tracks {
     held: BTreeMap<u64, Held>,
     flights: HashMap<u64, Flying>,
     last: u64,
-    /// The first record of those that came since nothing was held, and that was durable.
+    /// The first record since no record was live and all earlier ones were durable.
     first: u64,
     /// The last record of any kind.
     noted: Option<Ticket>,
     landings: u64,
     retired: u64,
     base: Option<Base>,
-    /// States that the server told last: replies overtake each other, and which is the file's is
-    /// not known.
+    /// The last states that the server reported. Replies overtake each other, so the present state
+    /// may be any of them.
     recent: VecDeque<Base>,
-    /// Changes of names or attributes that are on their way, or whose end was not seen.
+    /// Changes of names or attributes in flight, or with an unknown end.
     touching: u32,
-    /// When the last of them ended, until a later question tells a state: its change attribute has
-    /// moved, its bytes have not.
+    /// The end of the last such change, until a later request reports a state. The change attribute
+    /// has changed, the bytes have not.
     touched: Option<Instant>,
     fileid: u64,
-    /// Writes that went past the journal and may not be on stable storage, and how many of them
-    /// are.
+    /// The number of unstable writes that bypassed the journal, and the number of them that are on
+    /// stable storage.
     past: (u64, u64),
-    /// It has none any more: nobody can find it after a crash.
+    /// The file has no name, so it cannot be found after a crash.
     nameless: bool,
 }
 
 impl Tracks {
-    /// Begins for a file.
+    /// The empty part of a file.
     pub fn of(wal: Option<&Arc<Wal>>, fh: &Fh) -> Self {
         Self { to: wal.map(|wal| (wal.clone(), fh.clone())), ..Self::default() }
     }
 
-    /// Nothing of the file is in the journal.
+    /// Whether the journal has no live record of the file.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Number of the last record.
+    /// Number of the last record with bytes.
     pub fn last(&self) -> u64 {
         self.last
     }
@@ -107,7 +107,7 @@ impl Tracks {
         self.noted
     }
 
-    /// The server told the file's attributes.
+    /// Notes attributes that the server reported.
     pub fn saw(&mut self, attrs: &Attrs) {
         if self.to.is_none() {
             return;
@@ -126,13 +126,13 @@ impl Tracks {
         self.told_since(attrs.asked);
     }
 
-    /// The answer to a change of names or attributes told the file's attributes after it.
+    /// Notes the attributes in the answer to a change of names or attributes.
     pub fn told_after(&mut self, attrs: &Attrs) {
         self.saw(attrs);
         self.touched = None;
     }
 
-    /// A state that was asked for then is known.
+    /// Notes that the state at `asked` is known.
     fn told_since(&mut self, asked: Instant) {
         self.touched = self.touched.filter(|at| asked <= *at);
     }
@@ -147,18 +147,19 @@ impl Tracks {
         }
     }
 
-    /// A program wrote.
+    /// Journals a write of a program.
     pub fn wrote(&mut self, cred: &Arc<Cred>, offset_bytes: u64, data: &Data, wall_s: i64) -> Option<Ticket> {
         let (wal, fh) = self.to.clone().filter(|_| !self.nameless)?;
         let (path, fileid, base) = (wal.path(&fh), self.fileid, self.base);
         let write = Write { fileid, path, cred: cred.clone(), offset_bytes, base, wall_s };
         let ticket = wal.log().append(Record { fh, event: Event::Data(write), data: data.clone() });
         let (start, end) = (offset_bytes, offset_bytes + data.len() as u64);
-        // What came before may be forgotten together with this.
+        // The earlier records may be lost together with this one.
         if self.held.is_empty() && self.noted.is_none_or(|noted| noted.seq <= wal.log().durable_upto()) {
             self.first = ticket.seq;
         }
-        // The write is not answered before the journal has what explains the file.
+        // The write is acknowledged only after the journal has the states and changes that explain
+        // the file.
         let mut told = ticket;
         if self.held.is_empty() {
             wal.counters().files.fetch_add(1, Relaxed);
@@ -178,7 +179,7 @@ impl Tracks {
         Some(told)
     }
 
-    /// Bytes are about to be sent: what must be in the journal before.
+    /// Journals a flight. Returns the record that must precede the WRITE.
     pub fn sending(&mut self, flight: &Flight, stable: bool) -> Option<Ticket> {
         let (start_bytes, end_bytes) = (flight.start_bytes, flight.start_bytes + flight.data.len() as u64);
         self.to.as_ref()?;
@@ -190,7 +191,8 @@ impl Tracks {
         self.note(Event::Sent { start_bytes, end_bytes, upto: self.last })
     }
 
-    /// What this client is about to do explains what becomes of the file from there on.
+    /// Journals a truncation that this client is about to send. The record explains a file that
+    /// ends there.
     pub fn cutting(&mut self, start_bytes: u64) -> Option<Ticket> {
         if self.is_empty() {
             return None;
@@ -198,8 +200,8 @@ impl Tracks {
         self.note(Event::Sent { start_bytes, end_bytes: u64::MAX, upto: self.last })
     }
 
-    /// A flight ended: its first bytes arrived, or are given up (`lost`). True when something waits
-    /// for a commit.
+    /// Ends a flight: its first `bytes` bytes arrived, or are given up (`lost`). Returns true when
+    /// bytes wait for a commit.
     pub fn landed(&mut self, id: u64, bytes: u64, lost: bool, attrs: Option<&Attrs>) -> bool {
         let Some(Flying { start, end, upto, stable, .. }) = self.flights.remove(&id) else { return false };
         let end = end.min(start + bytes);
@@ -227,13 +229,13 @@ impl Tracks {
         !stable && !lost && !self.is_empty()
     }
 
-    /// Number of the last landing, and of writes that went past: a commit that begins now is about
-    /// all up to them.
+    /// The numbers of the last landing and of the last write that bypassed the journal. A commit
+    /// that begins now covers both.
     pub fn landings(&self) -> (u64, u64) {
         (self.landings, self.past.0)
     }
 
-    /// What had arrived until then is on stable storage.
+    /// Notes that all bytes up to these numbers are on stable storage.
     pub fn committed(&mut self, (landings, past): (u64, u64)) {
         self.past.1 = self.past.1.max(past);
         if self.to.is_none() || self.spans.is_empty() {
@@ -243,7 +245,7 @@ impl Tracks {
         self.told();
     }
 
-    /// What was written to a range does not count any more.
+    /// Voids earlier writes to a range.
     pub fn void(&mut self, start_bytes: u64, end_bytes: u64) {
         if !self.is_empty() {
             self.note(Event::Void { start_bytes, end_bytes });
@@ -252,8 +254,8 @@ impl Tracks {
         }
     }
 
-    /// Names or attributes of the file are about to be changed; [`Tracks::was_touched`] follows
-    /// when they were, or were not.
+    /// Notes a coming change of names or attributes. [`Tracks::was_touched`] must follow, whether
+    /// the change succeeds or fails.
     pub fn touch(&mut self) {
         self.touching += 1;
         if !self.is_empty() {
@@ -261,21 +263,20 @@ impl Tracks {
         }
     }
 
-    /// That is over; bytes that are written from now on are to know of it as long as no state is
-    /// told.
+    /// Notes the end of such a change. Later writes record it until a new state is reported.
     pub fn was_touched(&mut self) {
         self.touching = self.touching.saturating_sub(1);
         self.touched = Some(Instant::now());
     }
 
-    /// The last name of the file was removed here. What was written to a file without a name is not
-    /// wanted after a crash.
+    /// The last name of the file was removed in this mount. The bytes of a file without a name are
+    /// not needed after a crash.
     pub fn lost_its_names(&mut self) {
         self.nameless = true;
         self.void(0, u64::MAX);
     }
 
-    /// A write went past the journal, and may not be on stable storage.
+    /// Notes a write that bypassed the journal and may not be on stable storage.
     pub fn went_past(&mut self, stability: Stability) {
         self.past.0 += u64::from(stability == Stability::Unstable);
     }
@@ -296,7 +297,7 @@ impl Tracks {
         self.spans.insert(start, span);
     }
 
-    /// Takes out what is within a range, where `which` says so.
+    /// Removes and returns the spans within a range for which `which` is true.
     fn carve(&mut self, start: u64, end: u64, which: impl Fn(&Span) -> bool) -> Vec<(u64, Span)> {
         if start >= end {
             return Vec::new();
@@ -324,15 +325,13 @@ impl Tracks {
         out
     }
 
-    /// Tells the journal what is dead.
+    /// Reports dead records to the journal.
     fn told(&mut self) {
         let Some((wal, _)) = self.to.clone() else { return };
         let mut dead: BTreeMap<u64, u64> = BTreeMap::new();
-        // Records die about in the order of their writing; those in the middle go when it is their
-        // turn.
+        // Records die roughly in the order of their writing. A dead record after a live one waits.
         while let Some(first) = self.held.first_entry() {
-            // What is on its way explains what becomes of the file as long as nobody has heard of
-            // it.
+            // A flight without an answer explains the state of the file, so its records stay.
             let seq = *first.key();
             let flies = self.flights.values().any(|f| f.low <= seq && seq <= f.upto);
             if first.get().bytes > 0 || flies {
@@ -352,16 +351,16 @@ impl Tracks {
     }
 }
 
-/// Files of which something arrived and was not committed.
+/// Files with arrived bytes that are not committed.
 #[derive(Debug, Default)]
 pub(super) struct Uncommitted {
     files: Mutex<HashMap<Fh, Weak<File>>>,
-    /// The journal is half full, or has failed.
+    /// Signals that the journal is half full, or has failed.
     hurry: Notify,
 }
 
 impl Dirty {
-    /// Whether a write may be answered from here: it is journaled where it is to be.
+    /// Whether a write may be delayed: the journal, if there is one, must take it.
     pub(super) fn may_delay(&self, len: u64) -> bool {
         let Some(wal) = &self.wal else { return true };
         let takes = wal.takes(len);
@@ -374,14 +373,14 @@ impl Dirty {
         takes
     }
 
-    /// Whether fsync and close of a file are answered by the journal.
+    /// Whether fsync and close of a file wait for the journal only.
     pub(super) fn commits_locally(&self, fh: &Fh) -> bool {
         self.wal.as_ref().is_some_and(|wal| wal.log().works())
             && (self.options.exclusive || self.may_wait(fh))
     }
 
-    /// Waits until a write that was taken is where a kill of this process does not reach it. When
-    /// the journal fails in that moment, the server has it.
+    /// Waits until a write survives a kill of this process. When the journal fails, waits until the
+    /// server has the write.
     pub(super) async fn journaled(&self, file: &Arc<File>, ticket: Option<Ticket>) -> Result<()> {
         let (Some(wal), Some(ticket)) = (&self.wal, ticket) else { return Ok(()) };
         if wal.log().written(ticket.seq).await.is_ok() {
@@ -393,17 +392,17 @@ impl Dirty {
         self.commit_below(file).await
     }
 
-    /// Waits until everything that was written to a file is durable in the journal; false when it
-    /// will not be.
+    /// Waits until all writes of a file are durable in the journal. Returns false when the journal
+    /// cannot ensure that.
     pub(super) async fn durable_here(&self, file: &Arc<File>) -> bool {
         let Some(wal) = self.wal.as_ref().filter(|_| self.commits_locally(&file.fh)) else { return false };
         if self.lazy.load(Relaxed) >= LAZY_MOST {
-            // Too many wait for the server already: this one is to hear what it says.
+            // Too many opens wait for the server. This caller waits for the server, too.
             return false;
         }
         let (last, empty) = {
             let s = file.state.lock();
-            // Bytes that are not in it, and that the server may not have.
+            // The journal lacks these bytes, and the server may lack them, too.
             let nowhere = s.journal.is_empty() && !s.extents.is_clean();
             if nowhere || s.journal.past.0 > s.journal.past.1 {
                 return false;
@@ -415,22 +414,22 @@ impl Dirty {
         durable
     }
 
-    /// Something is about to be sent: the journal says so before.
+    /// Waits until the journal has a record that must precede a call.
     pub(super) async fn announced(&self, ticket: Option<Ticket>) {
         if let (Some(wal), Some(ticket)) = (&self.wal, ticket) {
-            // Of a journal that has failed nothing is promised.
+            // A failure is ignored, because a failed journal promises nothing.
             let _ = wal.log().written(ticket.seq).await;
         }
     }
 
-    /// Waits until the journal knows what became of a file: before a caller hears of it.
+    /// Waits until the journal has all events of a file, before the caller gets its answer.
     pub(super) async fn noted(&self, file: &File) {
         let noted = file.state.lock().journal.noted;
         self.announced(noted).await;
     }
 
-    /// The same where it must not be forgotten either: what a power cut leaves of the journal would
-    /// say that bytes are missing which a caller was told are there, or gone.
+    /// Like [`Dirty::noted`], and waits until the records are durable. Otherwise the journal after
+    /// a power cut would contradict an answer about the bytes of the file.
     pub(super) async fn noted_for_good(&self, file: &File) {
         let (Some(wal), (first, Some(noted))) = (&self.wal, {
             let s = file.state.lock();
@@ -439,14 +438,14 @@ impl Dirty {
             return;
         };
         self.announced(Some(noted)).await;
-        // Of what is not durable itself, and not about to be, nothing is left.
+        // A power cut leaves no records that are neither durable nor being synced.
         if wal.log().durable_soon_upto() >= first {
-            // Of a journal that has failed nothing is promised.
+            // A failure is ignored, because a failed journal promises nothing.
             let _ = wal.log().durable(noted.seq).await;
         }
     }
 
-    /// Commits what the layer below has of a file.
+    /// Commits the bytes that the layer below has of a file.
     pub(super) async fn commit_journaled(
         &self,
         cx: &Cx,
@@ -465,8 +464,8 @@ impl Dirty {
         Ok(())
     }
 
-    /// Before a change that is not journaled and goes over what was written: everything of the file
-    /// is at the server, stable.
+    /// Prepares a change that bypasses the journal and overwrites written bytes: all bytes of the
+    /// file become stable at the server first.
     pub(super) async fn leave_journal(&self, file: &Arc<File>) -> Result<()> {
         let left = !file.state.lock().journal.is_empty();
         if left {
@@ -476,13 +475,14 @@ impl Dirty {
         Ok(())
     }
 
-    /// Something arrived that a commit is to follow.
+    /// Queues a file with arrived bytes for a commit.
     pub(super) fn to_commit(&self, file: &Arc<File>) {
         let mut files = self.uncommitted.files.lock();
         files.entry(file.fh.clone()).or_insert_with(|| Arc::downgrade(file));
     }
 
-    /// Closes below, which commits; what is left in the journal after that is committed.
+    /// Closes the open below, which commits. Bytes that are still in the journal are committed
+    /// afterwards.
     pub(super) async fn close_below(&self, cx: &Cx, file: &Arc<File>, open: OpenId) -> Result<()> {
         let closed = self.below.close(cx, &file.fh, open).await;
         let left = {
@@ -496,8 +496,8 @@ impl Dirty {
         closed
     }
 
-    /// Changes names or attributes of files by a call that tells nothing of them. Of a call that
-    /// does not end here the outcome is not seen.
+    /// Runs a call that changes names or attributes of files without reporting them. The outcome of
+    /// a dropped call stays unknown.
     pub(super) async fn touching<T>(&self, files: &[Option<&Fh>], call: impl Future<Output = T>) -> T {
         let known = |fh: &Fh| self.known(fh).filter(|_| self.wal.is_some());
         let files: Vec<_> = files.iter().flatten().filter_map(|fh| known(fh)).collect();
@@ -515,20 +515,20 @@ impl Dirty {
         done
     }
 
-    /// What became of a file by a call that told nothing of it: what is written from now on is
-    /// written to that.
+    /// Reads the state of a file after a call that did not report it. Later writes are based on
+    /// that state.
     pub(super) async fn look_what_it_is(&self, file: &File) {
         if self.wal.is_none() {
             return;
         }
         let at = At { fh: &file.fh, open: file.state.lock().errors.first_open() };
-        // Without an answer what is written next may become a conflict.
+        // Without an answer, later writes may become a conflict.
         if let Ok(attrs) = self.below.getattr(&self.own_cx().fresh(Instant::now()), at).await {
             file.state.lock().journal.saw(&attrs);
         }
     }
 
-    /// Objects were found under names: paths for humans are made of that.
+    /// Notes the names of objects for the paths that humans see.
     pub(super) fn note_names(&self, at: Where<'_>, steps: &[Node]) {
         let Some(wal) = &self.wal else { return };
         let mut dir = at.base;
@@ -538,7 +538,7 @@ impl Dirty {
         }
     }
 
-    /// A name of a file was removed.
+    /// Handles the removal of a name of a file.
     pub(super) async fn lost_a_name(&self, target: Option<&Fh>) {
         if let Some(file) = target.and_then(|fh| self.known(fh)) {
             {
@@ -554,8 +554,8 @@ impl Dirty {
         }
     }
 
-    /// Whether a file has no name at the server, as it says now: it may have had more than were
-    /// known here.
+    /// Asks the server whether a file has no name. The file may have had more names than this layer
+    /// knew.
     async fn has_no_name(&self, file: &File) -> bool {
         let at = At { fh: &file.fh, open: file.state.lock().errors.first_open() };
         match self.below.getattr(&self.own_cx().fresh(Instant::now()), at).await {
@@ -564,7 +564,7 @@ impl Dirty {
         }
     }
 
-    /// The object of a name, as far as that is known here.
+    /// The object of a name, as far as this layer knows it.
     pub(super) fn moving(&self, cx: &Cx, from: (&Fh, &Name)) -> Option<Fh> {
         let wal = self.wal.as_ref()?;
         let trail = self.below.peek(cx, Where::name(from.0, from.1));
@@ -572,28 +572,28 @@ impl Dirty {
         moved.or_else(|| self.files.read().keys().find(|fh| wal.is_named(fh, from.0, from.1)).cloned())
     }
 
-    /// The directory that has no name here.
+    /// Notes the root directory, which has no name.
     pub(super) fn is_root(&self, fh: &Fh) {
         if let Some(wal) = &self.wal {
             wal.is_root(fh);
         }
     }
 
-    /// What is not at the server stays in the journal for the next mount.
+    /// Closes the journal. Unsent records stay for the next mount.
     pub(super) fn end_journal(&self) {
         if let Some(wal) = &self.wal {
             wal.close();
         }
     }
 
-    /// A file has a name now.
+    /// Notes the name of a file.
     pub(super) fn named(&self, fh: Option<&Fh>, (dir, name): (&Fh, &Name)) {
         if let (Some(wal), Some(fh)) = (&self.wal, fh) {
             wal.named(fh, dir, name);
         }
     }
 
-    /// A file was cut to nothing by an open.
+    /// Handles an open that truncated a file to zero.
     pub(super) async fn was_cut(&self, fh: &Fh) {
         if let Some(file) = self.known(fh) {
             file.state.lock().journal.void(0, u64::MAX);
@@ -601,8 +601,8 @@ impl Dirty {
         }
     }
 
-    /// Waits until everything that was written to a file is durable in the journal, or at the
-    /// server when that has failed.
+    /// Waits until all writes of a file are durable in the journal, or at the server if the journal
+    /// has failed.
     pub(super) async fn durable_somewhere(&self, file: &Arc<File>) -> Result<()> {
         if self.durable_here(file).await {
             return Ok(());
@@ -611,9 +611,9 @@ impl Dirty {
         self.commit_below(file).await
     }
 
-    /// Commits everything that arrived, at the end of the mount.
+    /// Commits all arrived bytes, at the end of the mount.
     pub(super) async fn commit_journal(&self) -> Result<()> {
-        // Not only those that wait to be committed: somebody may just be at it.
+        // This includes files that another task may be committing.
         let files: Vec<_> = self.files.read().values().cloned().collect();
         let mut outcome = Ok(());
         for file in files {
@@ -628,7 +628,7 @@ impl Dirty {
         outcome
     }
 
-    /// Commits when nobody waits for that: the journal may forget it.
+    /// Commits a file without a waiting caller, so that its records can leave the journal.
     async fn commit_for_room(&self, file: &Arc<File>) -> Result<()> {
         file.state.lock().unstable = false;
         let committed = self.commit_counted(&self.own_cx(), file, None).await;
@@ -639,12 +639,12 @@ impl Dirty {
         committed
     }
 
-    /// Commits what arrived, so that it leaves the journal; sends everything when that is getting
-    /// full or has failed.
+    /// Commits arrived bytes, so that their records leave the journal. Sends all bytes first when
+    /// the journal is half full or has failed.
     async fn make_room(&self) {
         let Some(wal) = &self.wal else { return };
         if wal.is_half_full() || !wal.log().works() {
-            // What cannot be sent is kept, and recorded with the files.
+            // Bytes that cannot be sent are kept, and the files record the errors.
             let _ = self.flush_all(Reason::Pressure).await;
         }
         let files = std::mem::take(&mut *self.uncommitted.files.lock());
@@ -667,7 +667,7 @@ impl Dirty {
     }
 }
 
-/// Gives the journal's room back for as long as the layer lives.
+/// Releases space of the journal during the life of the layer.
 pub(super) async fn make_room(layer: Weak<Dirty>) {
     loop {
         let Some(this) = layer.upgrade() else { return };
@@ -681,7 +681,7 @@ pub(super) async fn make_room(layer: Weak<Dirty>) {
         this.make_room().await;
         if this.wal.as_ref().is_some_and(|wal| !wal.log().works()) {
             drop(this);
-            // Not again and again at once.
+            // The pause avoids a busy loop.
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }

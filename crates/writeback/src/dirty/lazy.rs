@@ -1,12 +1,15 @@
-//! Closes that do not wait, and waiting for everything.
+//! Closes that do not wait for the server, and the wait for all files.
 //!
-//! It knows nothing of how bytes are sent. A file that is closed lazily keeps its open below until
-//! all of it is sent: because of its age, by [`Dirty::sync`], by the fsync of another open or at
-//! the end of the mount. Nobody is there to be told of errors: they are logged, counted, and told
-//! to the next open of the file. What a full or silent server does not take is kept and tried again
-//! until it does. A file that loses its last name meanwhile is not sent any more. At most
-//! [`LAZY_MOST`] opens are kept like that: who closes one more waits, as without lazy closes; with
-//! `exclusive` he is told then that it did not work, and what he wrote is kept all the same.
+//! The module does not know how bytes are sent. A lazily closed file keeps its open below until all
+//! of its bytes are sent. The bytes are sent by age, by [`Dirty::sync`], by the fsync of another
+//! open, or at the end of the mount. No caller gets the errors. They are logged, counted, and
+//! reported to the next open of the file. Bytes that a full or silent server refuses are kept and
+//! sent again until the server takes them. A file that loses its last name meanwhile is no longer
+//! sent.
+//!
+//! At most [`LAZY_MOST`] opens are kept in this way. A further close waits for the server, as
+//! without lazy closes. Under `exclusive` such a close returns an error of the server, and the
+//! bytes are kept all the same.
 
 use super::Dirty;
 use super::file::{File, Names};
@@ -18,20 +21,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinSet;
 
-/// Most opens that are closed here and not at the server.
+/// The most opens that are closed by their programs and not at the server.
 pub(super) const LAZY_MOST: usize = 4 << 10;
 
-/// What a file that was closed lazily waits for.
+/// The event for a lazily closed file.
 enum Turn {
     Sent,
-    /// It may have no name any more, and nobody uses it.
+    /// The file may have no name, and no program uses it.
     Removed,
 }
 
 impl Dirty {
-    /// Whether nobody misses what a file was written for as long as the server has delegated it:
-    /// its recall sends it first ([`Upcalls::withdraw`](hither_vfs::Upcalls)). What is longer than
-    /// the server has promised room for does not wait.
+    /// Whether the bytes of a file may wait while the server delegates the file. The recall of the
+    /// delegation sends them first ([`Upcalls::withdraw`](hither_vfs::Upcalls)). A file that is
+    /// longer than the size that the server promised room for does not wait.
     pub(super) fn may_wait(&self, fh: &Fh) -> bool {
         if !self.options.delegated_close {
             return false;
@@ -40,8 +43,8 @@ impl Dirty {
         self.known(fh).is_none_or(|file| file.state.lock().extents.end_bytes() <= most)
     }
 
-    /// Before a call that takes a name of a file: its delegation goes back with that, and by its
-    /// other names others may look at the file then. What has no other is not sent.
+    /// Prepares a call that removes a name of a file. The call returns the delegation, and other
+    /// clients may then read the file under its other names. A file with one name is not sent.
     pub(super) async fn flush_delegated(&self, cx: &Cx, target: Option<&Fh>) -> Result<()> {
         let Some(file) = target.filter(|fh| self.may_wait(fh)).and_then(|fh| self.known(fh)) else {
             return Ok(());
@@ -53,14 +56,14 @@ impl Dirty {
         if attrs.attr.nlink < 2 {
             return Ok(());
         }
-        // What the server refuses is the next open's to tell.
+        // A refusal of the server is reported to the next open.
         match patient(cx, self.flush(&file, Reason::Recall, true)).await {
             Err(e) if matches!(e.errno, libc::EINTR | libc::ETIMEDOUT) => Err(e),
             _ => Ok(()),
         }
     }
 
-    /// Sends what is left and closes.
+    /// Sends the remaining bytes and closes.
     pub(super) async fn close_dirty(self: Arc<Self>, cx: Cx, file: Arc<File>, open: OpenId) -> Result<()> {
         let last = file.state.lock().errors.opens() <= 1;
         let nameless = last && self.is_nameless(&cx, &file, open).await;
@@ -71,7 +74,7 @@ impl Dirty {
         };
         let promised = self.options.exclusive || self.options.delegated_close && self.wal.is_some();
         if flushed.is_err() && promised && self.close_lazily(&cx, &file, open) {
-            // What a close before has found on the local disk is not given up.
+            // An earlier close found the bytes on the local disk, so they are not given up.
             return flushed;
         }
         if flushed.is_err() {
@@ -82,7 +85,7 @@ impl Dirty {
         self.close_clean(&cx, &file, open, flushed).await
     }
 
-    /// Closes what is sent, as far as it is.
+    /// Closes an open whose bytes are sent as far as possible.
     pub(super) async fn close_clean(
         &self,
         cx: &Cx,
@@ -93,8 +96,8 @@ impl Dirty {
         let deaf = self.options.lazy_close || self.options.exclusive || self.options.delegated_close;
         let told = {
             let mut s = file.state.lock();
-            // Where close(2) has not waited for the server nobody hears it: it is left to the next
-            // open.
+            // A close(2) that did not wait for the server cannot report the error, which stays for
+            // the next open.
             let told = if deaf { Ok(()) } else { s.errors.report(Some(open)) };
             s.errors.close(open);
             told
@@ -108,9 +111,9 @@ impl Dirty {
         flushed.and(told).and(closed)
     }
 
-    /// The program has closed `open`; what it wrote is still here. Nobody hears what this returns:
-    /// what went wrong until now is the next open's to tell as well. False when there are too many
-    /// already, and nothing was done.
+    /// Closes `open` for the program while its bytes are still local. No program gets later errors,
+    /// so the next open reports errors up to now as well. Returns false, without any effect, when
+    /// too many opens are kept.
     pub(super) fn close_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) -> bool {
         let more = |lazy| (lazy < LAZY_MOST || self.options.exclusive).then_some(lazy + 1);
         if self.lazy.fetch_update(Relaxed, Relaxed, more).is_err() {
@@ -131,8 +134,8 @@ impl Dirty {
         true
     }
 
-    /// Files that have no name here any more and are closed; below there may be a hidden name of
-    /// each until it is closed there, too.
+    /// Closed files that have no name in this mount. Each may have a hidden name at the server
+    /// until its close below.
     pub(super) fn leaving(&self) -> Vec<Arc<File>> {
         if self.lazy.load(Relaxed) == 0 {
             return Vec::new();
@@ -141,7 +144,7 @@ impl Dirty {
         files.into_iter().filter(|file| file.state.lock().is_leaving()).collect()
     }
 
-    /// Waits until they are closed below, or have a name after all.
+    /// Waits until these files are closed below, or have a name after all.
     pub(super) async fn have_left(&self, cx: &Cx, files: &[Arc<File>]) -> Result<()> {
         patient(cx, async {
             for file in files {
@@ -152,7 +155,7 @@ impl Dirty {
         .await
     }
 
-    /// What goes wrong now is the next open's to tell.
+    /// Ends a lazy close. The next open reports its errors.
     async fn end_lazily(&self, cx: &Cx, file: &Arc<File>, open: OpenId) {
         file.state.lock().errors.close(open);
         let closed = self.close_below(cx, file, open).await;
@@ -193,9 +196,9 @@ impl Dirty {
         }
     }
 
-    /// Drops the unsent bytes of `open`, when the file has no name left and no program can come to
-    /// it: it has no more opens than the `ending` ones, none is under way, and every question that
-    /// may have found it by its name has its answer. False when that is not so.
+    /// Drops the unsent bytes of `open`, if the file has no name and no program can reach it. This
+    /// requires that it has no opens beside the `ending` ones, no open in progress, and no
+    /// unanswered request that may have found its name. Returns false otherwise.
     async fn abandon_nameless(&self, file: &Arc<File>, open: OpenId, ending: usize) -> bool {
         file.when(|s| (!s.extents.is_flying_of(open)).then_some(())).await;
         {
@@ -214,12 +217,12 @@ impl Dirty {
         true
     }
 
-    /// Sends everything written until now, of all files, closed or not, and returns when it is on
+    /// Sends all bytes written until now, of all files, open or closed, and waits until they are on
     /// stable storage.
     ///
     /// # Errors
-    /// The first reason why something is not, and losses that nobody was told of; the other files
-    /// are sent all the same.
+    /// The first error of the writes, or of data lost without a report. The other files are sent
+    /// all the same.
     pub async fn sync(&self) -> Result<()> {
         let files: Vec<_> = self.files.read().values().cloned().collect();
         let mut running = JoinSet::new();
@@ -239,20 +242,20 @@ impl Dirty {
                 file.state.lock().errors.record(e.clone());
             }
         }
-        // Looked at, not told: whoever has the file open, or opens it next, is to hear of it.
+        // The error still counts as not reported: the present or next open reports it.
         let known = file.state.lock().errors.untold();
         self.tidy(file);
         flushed.and(committed).and(known)
     }
 
-    /// Makes stable what is below. Asks the layer below in any case: it has nothing to do when
-    /// there is nothing, and waits when another commit is under way.
+    /// Commits the bytes below. The layer below is always called: without unstable bytes the call
+    /// does nothing, and during another commit it waits.
     pub(super) async fn commit_below(&self, file: &Arc<File>) -> Result<()> {
         file.state.lock().unstable = false;
         let committed = self.commit_journaled(&self.own_cx(), file, None).await;
         let mut s = file.state.lock();
         match &committed {
-            // It went with its last name.
+            // The file was removed with its last name.
             Err(e) if e.errno == libc::ESTALE && s.names == Names::None => Ok(()),
             Err(_) => {
                 s.unstable = true;

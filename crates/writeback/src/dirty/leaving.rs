@@ -1,10 +1,12 @@
-//! Files whose names are taken while opens of them begin or end.
+//! Removals of names while opens of the file begin or end.
 //!
-//! It knows nothing of how bytes are sent. A file that every program has closed, and that waits
-//! here for its bytes to be sent (`lazy.rs`), is still open at the layer below. When it loses a
-//! name, that layer need not keep it under a hidden one ([`Cx::target_unused`](hither_vfs::Cx)). An
-//! open under way counts as a use. Its bytes are dropped when its last name is gone and nothing can
-//! come to it any more; who still holds its handle then is told that it is stale.
+//! The module does not know how bytes are sent. A file that every program has closed may wait for
+//! its bytes to be sent (`lazy.rs`). The file is then still open at the layer below. When the file
+//! loses a name, that layer need not keep it under a hidden name
+//! ([`Cx::target_unused`](hither_vfs::Cx)). An open in progress counts as a use.
+//!
+//! The bytes of the file are dropped when its last name is removed and no program can reach it. A
+//! later use of its handle fails with `ESTALE`.
 
 use super::Dirty;
 use super::file::File;
@@ -12,7 +14,7 @@ use hither_vfs::{Error, Fh, Name, Result, Where};
 use std::sync::Arc;
 use tokio::sync::OwnedRwLockWriteGuard;
 
-/// An open under way; ends when dropped.
+/// An open in progress. Ends when dropped.
 pub(super) struct Opening<'a> {
     layer: &'a Dirty,
     what: What,
@@ -24,8 +26,8 @@ enum What {
     Nothing,
 }
 
-/// A file that no program uses loses a name. Nothing of it is sent while this lives, unless a
-/// recall asks for it: the call that takes the name may wait for that.
+/// The removal of a name of a file that no program uses. Meanwhile no bytes of the file are sent,
+/// except for a recall, since the removal may wait for the recall.
 pub(super) struct Losing {
     layer: Arc<Dirty>,
     file: Arc<File>,
@@ -33,10 +35,10 @@ pub(super) struct Losing {
 }
 
 impl Dirty {
-    /// An open begins.
+    /// Begins an open.
     ///
     /// # Errors
-    /// `ESTALE` when the file has lost its last name and, with it, bytes that the server never had.
+    /// `ESTALE` when the file has lost its last name, and with it bytes that the server never had.
     pub(super) fn opening(&self, at: Where<'_>) -> Result<Opening<'_>> {
         let what = match at.path {
             [] => self.opening_file(at.base)?.map_or(What::Nothing, What::File),
@@ -65,7 +67,7 @@ impl Dirty {
         }
     }
 
-    /// Before a call that takes `name` from a file: whether no program uses that file.
+    /// Prepares a call that removes `name` from a file. `None` when a program may use the file.
     pub(super) fn losing_name(&self, target: Option<&Fh>, (dir, name): (&Fh, &Name)) -> Option<Losing> {
         let file = self.known(target?)?;
         let gate = file.gate.clone().try_write_owned().ok()?;

@@ -1,4 +1,4 @@
-//! Several names that are made or removed in one call: what is known here of each file.
+//! Calls that create or remove several names, with the state of each file in this layer.
 
 use super::Dirty;
 use hither_vfs::{ChangeInfo, Creation, Cx, Fh, Made, NewKind, Removal, Result, Vfs};
@@ -16,7 +16,7 @@ impl Dirty {
 
     pub(super) async fn take_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         let files: Vec<_> = gone.iter().map(|one| one.target.as_ref().filter(|_| !one.is_dir)).collect();
-        // Those that are used may need a hidden name, and all of them have one call.
+        // A file in use may need a hidden name, and all names have one call.
         let unused = |(one, file): (&Removal, &Option<&Fh>)| self.losing_name(*file, (dir, &one.name));
         let losing: Vec<_> = gone.iter().zip(&files).map(unused).collect();
         let known = files.iter().filter(|file| file.is_some_and(|fh| self.known(fh).is_some())).count();
@@ -26,7 +26,7 @@ impl Dirty {
         for ((one, file), outcome) in gone.iter().zip(files).zip(&mut out) {
             match outcome {
                 Ok(_) if !one.is_dir => self.lost_a_name(file).await,
-                // It waits for what is leaving it.
+                // The directory waits for files that are leaving it.
                 Err(e) if one.is_dir && matches!(e.errno, libc::ENOTEMPTY | libc::EEXIST) => {
                     *outcome = self.rmdir(cx, dir, &one.name).await;
                 }

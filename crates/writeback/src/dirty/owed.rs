@@ -1,111 +1,119 @@
-//! Attributes that a program set and the server does not have yet: they go with the last bytes.
+//! Attributes that a program has set and the server does not have yet. They are sent with the last
+//! bytes.
 //!
-//! It knows nothing of how they are sent. Only the one who created the file, as long as the open
-//! that created it lasts and the file is his by the server's own word, and only what the server is
-//! certain to grant to a file's owner, may wait: times that every server can keep, and permissions
-//! that take nothing away from anybody and have no set-id or sticky bits. So what tar(1) and cp(1)
-//! set on the files they make costs no call of its own. What takes rights away, gives the file to
-//! somebody else, changes its length or asks for the server's time as modification time is never
-//! delayed; nor is what changes nothing, unless something goes to the server anyway.
+//! The module does not know how they are sent. Attributes may wait under these conditions:
 //!
-//! In a program's order: bytes written later make a modification time that was set before void, and
-//! are not sent beside it; setting attributes again goes over what waits, and then bytes written in
-//! between are sent before; whatever else needs the server to have the file ([`super`], "Order")
-//! sends these, too. Permissions and access times have no order to bytes: when they are to be sent
-//! and bytes are in the way of a modification time, they go alone, side by side with those, and so
-//! they do for whoever needs them (`pay.rs`). With the first fsync or close the creator's privilege
-//! ends.
+//! - The caller created the file, and the open of the creation is not closed.
+//! - The server reports the caller as the file's owner.
+//! - The server is certain to grant the change to an owner. This holds for times that every server
+//!   can store. It holds for permissions that remove no right and have no set-id or sticky bits.
 //!
-//! What the server has got is remembered: an answer to a question from before may lack it
-//! ([`Landed`]).
+//! The attributes that tar(1) and cp(1) set on new files thus cost no call of their own. Other
+//! changes are never delayed: a change that removes rights, gives the file away, changes its
+//! length, or requests the server's time as modification time. A change without effect is not
+//! delayed either, unless the file is to be sent anyway.
+//!
+//! The order of the program's calls is kept:
+//!
+//! - Bytes written later supersede a modification time that was set before, and are not sent
+//!   together with it.
+//! - Attributes that are set again replace delayed ones. Bytes written in between are then sent
+//!   first.
+//! - A call that needs the server to have the file ([`super`], "Order") sends the attributes, too.
+//!
+//! Permissions and access times are independent of bytes. When they are due and bytes block a
+//! modification time, they are sent alone, in parallel with the bytes. The same happens for a call
+//! that needs them (`pay.rs`). The creator's privilege ends with the first fsync or close.
+//!
+//! The attributes that the server has got are remembered, because the answer to an earlier request
+//! may lack them ([`Landed`]).
 
 use hither_vfs::{Attrs, Cred, Error, OpenId, SetAttr, SetTime, Time, Validity};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Who created a file, for as long as he has it open.
+/// The creator of a file, while the creating open lasts.
 #[derive(Debug, Clone)]
 pub(super) struct Creator {
     pub cred: Arc<Cred>,
     pub open: OpenId,
 }
 
-/// Attributes that wait.
+/// Delayed attributes.
 #[derive(Debug, Clone)]
 pub(super) struct Owed {
     pub set: SetAttr,
     pub by: Creator,
-    /// Since when, the first of them.
+    /// The time of the first delayed change.
     pub since: Instant,
-    /// The same by the local clock: shown as the time of the change.
+    /// The time of the last change by the local clock, shown as the change time.
     at: Time,
     number: u64,
 }
 
-/// Attributes that were set at the server by a call of ours that ended at that moment: answers to
-/// questions from before may be older.
+/// Attributes that the server has got, and the end of that call. Answers to earlier requests may be
+/// older.
 #[derive(Debug, Default)]
 struct Landed {
     set: SetAttr,
     at: Option<Instant>,
 }
 
-/// All that waits for one file.
+/// All delayed attributes of one file.
 #[derive(Debug, Default)]
 pub(super) struct Owing {
     creator: Option<Creator>,
     waiting: Option<Owed>,
-    /// On its way.
+    /// Attributes in flight.
     sent: Option<Owed>,
     landed: Landed,
-    /// It is time to send what waits.
+    /// The waiting attributes are to be sent.
     due: bool,
-    /// Somebody waits for the permissions: they go at once, whatever becomes of the bytes.
+    /// A caller waits for the permissions. They are sent at once, whatever happens to the bytes.
     urgent: bool,
-    /// What is on its way sets the modification time: no bytes beside it.
+    /// The call in flight sets the modification time. No bytes are sent together with it.
     holds: bool,
-    /// What is on its way is not to be sent again: nobody is left who would hear of it.
+    /// The attributes in flight are not sent again after a failure, because no caller would get the
+    /// error.
     given_up: bool,
-    /// The last try failed for now: it is of no use to try again before that moment. Bytes know
-    /// nothing of it.
+    /// The last attempt failed for now, with the time of the next one. Bytes are not affected.
     trouble: Option<(Error, Instant)>,
     backoff: Option<Duration>,
-    /// Number of the last change that waited, and of the last one that does no more.
+    /// The number of the last delayed change, and of the last completed one.
     made: u64,
     done: u64,
 }
 
 impl Owing {
-    /// The file was created through this open.
+    /// Notes the creation of the file through this open.
     pub fn created(&mut self, cred: Arc<Cred>, open: OpenId) {
         self.creator = Some(Creator { cred, open });
     }
 
-    /// An open is closed, or what was done through it until now is to be at the server: nothing new
-    /// waits.
+    /// Ends the creator's privilege, at a close or fsync of its open.
     pub fn closed(&mut self, open: OpenId) {
         if self.creator.as_ref().is_some_and(|c| c.open == open) {
             self.creator = None;
         }
     }
 
-    /// Nothing waits or is on its way.
+    /// Whether no attributes are waiting or in flight.
     pub fn is_none(&self) -> bool {
         self.waiting.is_none() && self.sent.is_none()
     }
 
-    /// Whether permissions wait.
+    /// Whether permissions are waiting or in flight.
     pub fn has_mode(&self) -> bool {
         [&self.waiting, &self.sent].into_iter().flatten().any(|o| o.set.mode.is_some())
     }
 
-    /// Whether permissions are on their way, or are to be at once.
+    /// Whether permissions are in flight, or are to be sent at once.
     pub fn mode_goes(&self) -> bool {
         self.sent.as_ref().is_some_and(|o| o.set.mode.is_some()) || self.is_urgent()
     }
 
-    /// Permissions that wait go at once.
+    /// Requests that waiting permissions are sent at once.
     pub fn urge(&mut self) {
         self.urgent = true;
         self.urgent = self.is_urgent();
@@ -114,8 +122,8 @@ impl Owing {
         }
     }
 
-    /// The last try failed for now; `first` and `most` bound how long it is of no use. Returns the
-    /// moment of the next one.
+    /// Notes a failed attempt. `first` and `most` are the bounds of the pause. Returns the time of
+    /// the next attempt.
     pub fn troubled(&mut self, e: Error, now: Instant, first: Duration, most: Duration) -> Instant {
         let pause = self.backoff.map_or(first, |b| (b * 2).min(most));
         self.backoff = Some(pause);
@@ -123,29 +131,29 @@ impl Owing {
         now + pause
     }
 
-    /// Why what waits is not sent for now.
+    /// The error of the last attempt, until the next one is due.
     pub fn trouble(&self) -> Option<&Error> {
         self.trouble.as_ref().map(|(e, _)| e)
     }
 
-    /// It may be tried again: at once, or when its time has come.
+    /// Permits the next attempt: at once, or if it is due at `now`.
     pub fn retry(&mut self, now: Option<Instant>) {
         if self.trouble.as_ref().is_some_and(|(_, at)| now.is_none_or(|now| *at <= now)) {
             self.trouble = None;
         }
     }
 
-    /// Whether a modification time waits or is on its way.
+    /// Whether a modification time is waiting or in flight.
     pub fn is_mtime_near(&self) -> bool {
         self.holds || self.waiting.as_ref().is_some_and(|o| o.set.mtime.is_some())
     }
 
-    /// Whether permissions that waited have got to the server since then.
+    /// Whether delayed permissions have reached the server at or after `since`.
     pub fn mode_landed_since(&self, since: Instant) -> bool {
         self.landed.set.mode.is_some() && self.landed.at.is_some_and(|at| at >= since)
     }
 
-    /// What was set through `open` is given up, and what is on its way is not sent again.
+    /// Gives up the attributes set through `open`. Those in flight are not sent again.
     pub fn give_up(&mut self, open: OpenId) {
         self.given_up |= self.sent.as_ref().is_some_and(|o| o.by.open == open);
         if self.waiting.as_ref().is_some_and(|o| o.by.open == open) {
@@ -157,31 +165,32 @@ impl Owing {
         self.urgent && self.waiting.as_ref().is_some_and(|o| o.set.mode.is_some())
     }
 
-    /// Whether a modification time is shown that the server will have.
+    /// Whether the visible modification time is the one that the server will have.
     pub fn has_mtime(&self) -> bool {
         self.waiting.as_ref().is_some_and(|o| matches!(o.set.mtime, Some(SetTime::To(_))))
     }
 
-    /// Since when something waits.
+    /// The time of the first waiting change.
     pub fn since(&self) -> Option<Instant> {
         self.waiting.as_ref().map(|o| o.since)
     }
 
-    /// The part of `set` that has to be sent, when all of it may wait; `now` are the attributes as
-    /// they are shown, `dirty` tells whether bytes are to be sent anyway.
+    /// The part of `set` that must be sent, if all of `set` may wait. `now` are the visible
+    /// attributes. `dirty`: bytes are to be sent anyway.
     pub fn may_wait(&self, cred: &Arc<Cred>, set: &SetAttr, now: &Attrs, dirty: bool) -> Option<SetAttr> {
         let creator = self.creator.as_ref()?;
         let attr = &now.attr;
         let others = [&self.waiting, &self.sent].into_iter().flatten().any(|o| o.by.cred != *cred);
         let mine = creator.cred == *cred && attr.uid == cred.uid && !others;
         let takes_away = set.mode.is_some_and(|mode| attr.mode & 0o777 & !mode != 0);
-        // Servers clear and refuse these as they think fit.
+        // Servers may clear or refuse these bits.
         let special = set.mode.is_some_and(|mode| (mode | attr.mode) & !0o777 != 0);
-        // Its own clock is what others compare with; not every server can keep every time.
+        // The server's own time must come from its clock, and not every server can store every
+        // time.
         let odd = |t: SetTime| matches!(t, SetTime::To(t) if !(0..=i64::from(i32::MAX)).contains(&t.secs));
         let times = set.mtime == Some(SetTime::Now) || [set.atime, set.mtime].into_iter().flatten().any(odd);
         let gives = set.uid.is_some_and(|uid| uid != attr.uid) || set.gid.is_some_and(|gid| gid != attr.gid);
-        // Being given to its owner clears what these bits say.
+        // A change of the owner clears these bits.
         let clears = (set.uid.is_some() || set.gid.is_some()) && attr.mode & 0o6000 != 0;
         if !mine || set.size_bytes.is_some() || takes_away || special || times || gives || clears {
             return None;
@@ -191,7 +200,7 @@ impl Owing {
         (changes || dirty || self.waiting.is_some()).then_some(set)
     }
 
-    /// Keeps `set`, over what waits already.
+    /// Adds `set` to the waiting attributes.
     pub fn add(&mut self, set: &SetAttr, now: Instant, at: Time) {
         let Some(by) = self.creator.clone() else { return };
         let since = self.waiting.as_ref().map_or(now, |o| o.since);
@@ -206,7 +215,7 @@ impl Owing {
         }
     }
 
-    /// Bytes were written or cut: what was set before is not the modification time any more.
+    /// Notes a write or truncation, which supersedes the modification time that was set before.
     pub fn modified(&mut self) {
         self.landed.set.mtime = None;
         if let Some(sent) = &mut self.sent {
@@ -221,28 +230,28 @@ impl Owing {
         }
     }
 
-    /// Whether what waits is to be sent already.
+    /// Whether the waiting attributes are to be sent.
     pub fn is_sealed(&self) -> bool {
         self.due
     }
 
-    /// What waits is to be sent; returns a number for [`Owing::is_done`].
+    /// Marks the waiting attributes to be sent. Returns a number for [`Owing::is_done`].
     pub fn seal(&mut self) -> u64 {
         self.due = self.waiting.is_some();
         self.made
     }
 
-    /// Whether nothing of what was sealed is left.
+    /// Whether all sealed attributes are completed.
     pub fn is_done(&self, sealed: u64) -> bool {
         self.done >= sealed
     }
 
-    /// Whether [`Owing::take`] would take something.
+    /// Whether [`Owing::take`] would return attributes.
     pub fn is_due(&self) -> bool {
         self.due && self.waiting.is_some() && self.sent.is_none() && self.trouble.is_none()
     }
 
-    /// Whether [`Owing::take_free`] would take something.
+    /// Whether [`Owing::take_free`] would return attributes.
     pub fn is_free(&self) -> bool {
         let free = |o: &Owed| match o.set.mode {
             Some(_) => self.due || self.urgent,
@@ -251,12 +260,12 @@ impl Owing {
         self.sent.is_none() && self.trouble.is_none() && self.waiting.as_ref().is_some_and(free)
     }
 
-    /// Whether [`Owing::take_free`] would take something that somebody waits for.
+    /// Whether [`Owing::take_free`] would return attributes for which a caller waits.
     pub fn is_pressing(&self) -> bool {
         self.is_urgent() && self.is_free()
     }
 
-    /// What is to be sent now.
+    /// Takes the attributes to be sent now.
     pub fn take(&mut self) -> Option<Owed> {
         if !self.is_due() {
             return None;
@@ -271,8 +280,8 @@ impl Owing {
         self.sent.clone()
     }
 
-    /// What is to be sent now and has no order to bytes: without the modification time, which waits
-    /// on.
+    /// Takes the attributes that are due and independent of bytes. The modification time keeps
+    /// waiting.
     pub fn take_free(&mut self) -> Option<Owed> {
         if !self.is_free() {
             return None;
@@ -283,13 +292,13 @@ impl Owing {
         }
         let set = SetAttr { mtime: None, ..waiting.set.clone() };
         waiting.set = SetAttr { mtime: waiting.set.mtime, ..SetAttr::default() };
-        // What has the number is done with the rest.
+        // The number stays with the remaining part, which completes the change.
         self.sent = Some(Owed { set, number: 0, ..waiting.clone() });
         self.urgent = false;
         self.sent.clone()
     }
 
-    /// What was taken is at the server; `attrs` are those afterwards.
+    /// Notes that the taken attributes are at the server. `attrs` are the attributes afterwards.
     pub fn landed(&mut self, now: Instant, attrs: Option<&Attrs>) {
         if let Some(sent) = self.arrived() {
             self.has(&sent.set, now, attrs);
@@ -305,7 +314,7 @@ impl Owing {
         Some(sent)
     }
 
-    /// The server has got `set`, by a call that ends `now`.
+    /// Notes that the server has got `set`, by a call that ends at `now`.
     pub fn has(&mut self, set: &SetAttr, now: Instant, attrs: Option<&Attrs>) {
         let time = |set: Option<SetTime>, theirs: Option<Time>| match (set?, theirs) {
             (_, Some(time)) => Some(SetTime::To(time)),
@@ -313,26 +322,26 @@ impl Owing {
             (set, None) => Some(set),
         };
         let new = SetAttr {
-            // What was set before may have lost bits to a write.
+            // A write may have cleared bits of a mode that was set before.
             mode: set.mode.or(self.landed.set.mode).map(|mode| attrs.map_or(mode, |a| a.attr.mode)),
             atime: time(set.atime, attrs.map(|a| a.attr.atime)),
             mtime: time(set.mtime, attrs.map(|a| a.attr.mtime)),
             ..SetAttr::default()
         };
         if set.uid.is_some() || set.gid.is_some() {
-            // Being given to somebody may clear bits.
+            // A change of the owner may clear bits.
             self.landed.set.mode = None;
         }
         self.landed = Landed { set: over(&self.landed.set, &new), at: Some(now) };
     }
 
-    /// What was taken is refused for good.
+    /// Gives up the taken attributes after a permanent refusal.
     pub fn refused(&mut self) {
         self.arrived();
         self.settle();
     }
 
-    /// What was taken is to be sent again.
+    /// Makes the taken attributes wait again.
     pub fn failed(&mut self) {
         if self.given_up {
             return self.refused();
@@ -350,24 +359,24 @@ impl Owing {
         self.settle();
     }
 
-    /// Nobody needs what waits any more, or it was sent in another way.
+    /// Drops the waiting attributes.
     pub fn forget(&mut self) {
         self.waiting = None;
         self.settle();
     }
 
-    /// Something is on its way.
+    /// Whether attributes are in flight.
     pub fn is_sent(&self) -> bool {
         self.sent.is_some()
     }
 
-    /// A modification time is on its way: what is written later would spoil it.
+    /// Whether a modification time is in flight, which a later write would change.
     pub fn holds(&self) -> bool {
         self.holds
     }
 
-    /// A call of its own sets `set` now: what waits of the same attributes is older. Returns it,
-    /// for [`Owing::restore`].
+    /// Removes the waiting attributes that a separate call with `set` supersedes. Returns them for
+    /// [`Owing::restore`].
     pub fn withdraw(&mut self, set: &SetAttr) -> Option<Owed> {
         let owed = self.waiting.as_mut()?;
         let (by, since, at) = (owed.by.clone(), owed.since, owed.at);
@@ -388,13 +397,13 @@ impl Owing {
         (old != SetAttr::default()).then_some(Owed { set: old, by, since, at, number: 0 })
     }
 
-    /// That call failed: what was withdrawn waits again, under what was set since.
+    /// Makes withdrawn attributes wait again after that call failed, under newer ones.
     pub fn restore(&mut self, old: Owed) {
         let newer = self.waiting.take().map(|o| o.set).unwrap_or_default();
         self.wait(Owed { set: over(&old.set, &newer), ..old });
     }
 
-    /// What waits, when it goes with a call of its own.
+    /// The waiting attributes.
     pub fn waiting(&self) -> Option<&Owed> {
         self.waiting.as_ref()
     }
@@ -406,7 +415,7 @@ impl Owing {
         }
     }
 
-    /// Puts what the server does not have yet, or had not when it was asked, over its attributes.
+    /// Adds delayed attributes, and those set after the request at the server, to its attributes.
     pub fn dress(&self, attrs: &mut Attrs) {
         let Landed { set, at } = &self.landed;
         if at.is_some_and(|at| attrs.asked <= at) {
@@ -437,7 +446,7 @@ impl Owing {
     }
 }
 
-/// `new` over `old`.
+/// Merges `new` over `old`.
 pub(super) fn over(old: &SetAttr, new: &SetAttr) -> SetAttr {
     SetAttr {
         mode: new.mode.or(old.mode),

@@ -1,26 +1,26 @@
-//! When attributes wait, and when they no longer may.
+//! The calls that delay attributes, and the calls that need them at the server.
 //!
-//! It knows nothing of which may wait (`owed.rs`) and of how they are sent (`finish.rs`). What
-//! waits is shown to everybody on this machine, and permissions that wait only add rights: so a
-//! question is put right afterwards, a call that the server allows is right as it is, and only what
-//! it might refuse for lack of them needs them there. Then the permissions of that one file go, by
-//! themselves, without its bytes and without those of others.
+//! The module knows nothing of the conditions for a delay (`owed.rs`) and of sending (`finish.rs`).
+//! All programs on this machine see delayed attributes, and delayed permissions only add rights. A
+//! request for attributes is therefore answered and then corrected. A call that the server allows
+//! is right. Only a call that the server may refuse for lack of the permissions needs them there.
+//! The permissions of that file are then sent alone, without its bytes and without other files.
 //!
-//! | Call | What it does | Why |
+//! | Call | Effect | Reason |
 //! |---|---|---|
-//! | `walk`, `peek`, `getattr`, `getattr_many`, `readdir`, `list_many`, `root` | shows what waits; rights that a walk brings are left out | nothing is decided |
-//! | `open` by name or handle | asks, and after a refusal pays for the file that is meant and asks again | the permissions only add rights |
-//! | `open` that cuts, by handle | pays before | what is cut is void, whoever is refused |
-//! | `access`, `prove_many` | pay before | the answer is the server's |
-//! | `setattr` | waits as well, or: sends the file first; with a length, an owner or a group it pays before, whatever the bytes do | a cut is allowed by the permissions, and who gives a file away may not set them later |
-//! | `getxattr`, `listxattr` | pay before | the permissions decide, and access control lists show them |
-//! | `setxattr`, `removexattr` | pay before, and fail when that fails | access control lists are permissions, and come after |
-//! | `link` | pays before | servers refuse links to what the caller may not use |
-//! | `read_many`, `seek`, `lock`, `unlock`, `copy`, `allocate`, `deallocate`, synchronous writes | send the whole file first | they are about its bytes |
-//! | `commit`, the last `close`, `sync`, recalls, `shutdown` | send everything and tell what went wrong | that is what they are for |
-//! | `read`, `write`, `test_lock` | nothing | the open has been allowed |
-//! | `unlink`, `rename`, `rmdir` | nothing | directories decide; what has no name left needs nothing |
-//! | `readlink`, `mkdir`, `mknod`, `symlink`, `statfs` | nothing | they are about other objects |
+//! | `walk`, `peek`, `getattr`, `getattr_many`, `readdir`, `list_many`, `root` | show delayed attributes; the access rights in a walk are omitted | nothing is decided |
+//! | `open` by name or handle | calls the server; after a refusal sends the permissions of that file and calls again | the permissions only add rights |
+//! | `open` by handle with truncation | sends the permissions first | truncated bytes are void even if the open is refused |
+//! | `access`, `prove_many` | send the permissions first | the server decides the answer |
+//! | `setattr` | is delayed too, or sends the file first; with a length, an owner or a group it sends the permissions first, whatever happens to the bytes | the permissions allow a truncation, and after a change of owner the caller may no longer set them |
+//! | `getxattr`, `listxattr` | send the permissions first | the permissions decide, and access control lists show them |
+//! | `setxattr`, `removexattr` | send the permissions first, and fail if that fails | access control lists are permissions, and come after |
+//! | `link` | sends the permissions first | servers refuse links to files that the caller may not use |
+//! | `read_many`, `seek`, `lock`, `unlock`, `copy`, `allocate`, `deallocate`, synchronous writes | send the whole file first | these calls concern its bytes |
+//! | `commit`, the last `close`, `sync`, recalls, `shutdown` | send the whole file and return errors | this is their purpose |
+//! | `read`, `write`, `test_lock` | no effect | the open was allowed |
+//! | `unlink`, `rename`, `rmdir` | no effect | the directory decides; a file without names needs no attributes |
+//! | `readlink`, `mkdir`, `mknod`, `symlink`, `statfs` | no effect | these calls concern other objects |
 
 use super::Dirty;
 use super::file::{File, State};
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 impl Dirty {
-    /// Keeps a change of attributes for the end of the file, where that may be.
+    /// Delays a change of attributes until the end of the file, if that is permitted.
     pub(super) fn owe(&self, cx: &Cx, file: &Arc<File>, set: &SetAttr) -> Option<Attrs> {
         if !self.options.delay_attributes {
             return None;
@@ -42,12 +42,13 @@ impl Dirty {
         let shown = s.shown()?;
         let mut set = s.owed.may_wait(&cx.cred, set, &shown, !s.extents.is_clean())?;
         if set.atime == Some(SetTime::Now) {
-            // What is shown is what it will be.
+            // The visible time is the final one.
             set.atime = Some(SetTime::To(wall));
         }
         s.owed.add(&set, now, wall);
         if s.owed.is_sealed() {
-            // Others wait for what waits: what was written in between is to be there before.
+            // A caller waits for the waiting attributes, so bytes written in between are sent
+            // first.
             s.seal();
         }
         self.look_after(&mut s, file, now);
@@ -58,18 +59,18 @@ impl Dirty {
         shown
     }
 
-    /// What is kept of a file is sent after a while.
+    /// Queues a file to be sent by age.
     pub(super) fn look_after(&self, s: &mut State, file: &Arc<File>, now: Instant) {
         if s.queued.is_none() {
             s.queued = Some(self.ages.push(now + self.options.dirty_age, file));
         }
     }
 
-    /// Sends permissions that wait, before somebody is asked what may be done with the file.
+    /// Sends delayed permissions, before a request whose answer depends on them.
     ///
     /// # Errors
-    /// Why they are not there yet; the caller's interruption. A refusal for good is told by fsync
-    /// or close.
+    /// The error of the attempt, or the caller's interruption. A later fsync or close returns a
+    /// permanent refusal.
     pub(super) async fn pay_mode(&self, cx: &Cx, fh: &Fh) -> Result<()> {
         match self.known(fh).filter(|file| self.urge(file)) {
             Some(file) => patient(cx, Self::paid(&file)).await,
@@ -77,7 +78,7 @@ impl Dirty {
         }
     }
 
-    /// The same for many files side by side, as far as possible.
+    /// Like [`Self::pay_mode`], for many files in parallel, as far as possible.
     ///
     /// # Errors
     /// The caller's interruption.
@@ -93,7 +94,7 @@ impl Dirty {
         .await
     }
 
-    /// True when there is something to wait for.
+    /// Urges delayed permissions. Returns whether there are any.
     fn urge(&self, file: &Arc<File>) -> bool {
         {
             let mut s = file.state.lock();
@@ -115,8 +116,8 @@ impl Dirty {
         .await
     }
 
-    /// Opens a file below; when the server refuses for want of permissions that wait here, it gets
-    /// them and is asked again.
+    /// Opens a file below. After a refusal for lack of delayed permissions, sends these and opens
+    /// again.
     pub(super) async fn open_paid(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         let since = Instant::now();
         let refused = match self.below.open(cx, at, how).await {
@@ -131,31 +132,31 @@ impl Dirty {
                 whole.and_then(|mut trail| trail.steps.pop()).map(|node| node.fh)
             }
         };
-        // They may have got there while the refusal was on its way.
+        // The permissions may have reached the server while the refusal was in flight.
         let owes = |s: &State| s.owed.has_mode() || s.owed.mode_landed_since(since);
         let owes = |fh: &Fh| self.known(fh).is_some_and(|file| owes(&file.state.lock()));
         let Some(fh) = meant.filter(owes) else { return Err(refused) };
         match self.pay_mode(cx, &fh).await {
             Ok(()) => self.below.open(cx, at, how).await,
             Err(e) if matches!(e.errno, libc::EINTR | libc::ETIMEDOUT) => Err(e),
-            // Why they could not be set is told to who set them.
+            // The program that set the permissions gets their error.
             Err(_) => Err(refused),
         }
     }
 
-    /// Permissions may be others than they were.
+    /// Drops the known attributes, because the permissions may have changed.
     pub(super) fn forget_shown(&self, fh: &Fh) {
         if let Some(file) = self.known(fh) {
             file.state.lock().view.forget();
         }
     }
 
-    /// Whether any file may owe something.
+    /// Whether any file may have delayed attributes.
     fn is_used(&self) -> bool {
         self.options.delay_attributes && !self.files.read().is_empty()
     }
 
-    /// As [`hither_vfs::Vfs::prove_many`] does: permissions that wait are there first.
+    /// Like [`hither_vfs::Vfs::prove_many`], after sending delayed permissions.
     pub(super) async fn proven(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
         if let Err(e) = self.pay_modes(cx, objects).await {
             return objects.iter().map(|_| Err(e.clone())).collect();

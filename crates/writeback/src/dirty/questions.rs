@@ -1,11 +1,10 @@
-//! Which questions are under way, so that a file is remembered for as long as an older answer may
-//! come.
+//! The open requests, so that a file is remembered as long as an older answer may arrive.
 //!
-//! It knows nothing of what is asked. Questions are numbered; a file that is done with while some
-//! are open is kept until those have ended, and no longer, unless something of ours ended in
-//! between. (An answer that was given before a file got its last bytes and attributes, and that
-//! comes after, is put right by what the file remembers.) When too many files are kept for
-//! questions that do not end, those questions are told to ask again, and the files go.
+//! The module does not know the content of a request. Requests are numbered. A completed file is
+//! kept while older requests are open, and dropped when they have ended. It is kept longer only
+//! when an own change ended in between. An answer may precede the file's last bytes and attributes
+//! and arrive later. The remembered file corrects such an answer. When too many files are kept for
+//! requests that do not end, these requests are repeated, and the files are dropped.
 
 use super::Dirty;
 use super::file::File;
@@ -14,14 +13,14 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Files that are kept at most for questions that do not end.
+/// The most files that are kept for requests that do not end.
 pub(super) const KEPT: usize = 4 << 10;
 
-/// Open questions.
+/// Open requests.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
     state: Mutex<State>,
-    /// The first of the open questions ended.
+    /// Signals the end of the first open request.
     ended: Notify,
 }
 
@@ -29,30 +28,30 @@ pub(super) struct Questions {
 struct State {
     next: u64,
     open: BTreeSet<u64>,
-    /// Files and the first question that they are not kept for.
+    /// Kept files, each with the first request that does not need it.
     kept: VecDeque<(u64, Arc<File>)>,
-    /// Answers to questions before this one may be older than what was forgotten.
+    /// Answers to requests before this number may be older than a dropped file.
     spoiled: u64,
 }
 
-/// A question under way; ends when dropped.
+/// An open request. Ends when dropped.
 pub(super) struct Question<'a> {
     layer: &'a Dirty,
     number: u64,
 }
 
-/// What becomes of a file that is done with.
+/// The decision about a completed file.
 pub(super) enum Keep {
-    /// Nobody asks.
+    /// No request is open.
     No,
-    /// It stays until those who ask have their answers.
+    /// The file is kept until the open requests have their answers.
     Yes,
-    /// Those who ask will ask again; neither this file nor these have to stay.
+    /// The open requests are repeated. Neither this file nor the returned files need to be kept.
     Spoil(Vec<Arc<File>>),
 }
 
 impl Questions {
-    /// Keeps a file while there are open questions.
+    /// Keeps a file while requests are open.
     pub fn keep(&self, file: &Arc<File>) -> Keep {
         let mut s = self.state.lock();
         if s.open.iter().next_back().is_none_or(|last| *last < s.spoiled) {
@@ -67,17 +66,17 @@ impl Questions {
         Keep::Yes
     }
 
-    /// The number of the next question.
+    /// The number of the next request.
     pub fn next(&self) -> u64 {
         self.state.lock().next
     }
 
-    /// Whether every question before number `next` has its answer.
+    /// Whether all requests before number `next` have their answers.
     pub fn are_answered(&self, next: u64) -> bool {
         self.state.lock().open.first().is_none_or(|first| *first >= next)
     }
 
-    /// Waits until every question before number `next` has its answer.
+    /// Waits until all requests before number `next` have their answers.
     pub async fn answered(&self, next: u64) {
         loop {
             let mut ended = std::pin::pin!(self.ended.notified());
@@ -89,7 +88,7 @@ impl Questions {
         }
     }
 
-    /// Files that are kept.
+    /// The number of kept files.
     #[cfg(test)]
     pub fn kept(&self) -> usize {
         self.state.lock().kept.len()
@@ -97,14 +96,14 @@ impl Questions {
 }
 
 impl Question<'_> {
-    /// Whether something was forgotten that the answer may be older than: it is to be asked again.
+    /// Whether the answer may be older than a dropped file, so that the request must be repeated.
     pub fn is_spoiled(&self) -> bool {
         self.number < self.layer.questions.state.lock().spoiled
     }
 }
 
 impl Dirty {
-    /// A question begins.
+    /// Begins a request.
     pub(super) fn asking(&self) -> Question<'_> {
         let mut s = self.questions.state.lock();
         let number = s.next;
@@ -113,7 +112,7 @@ impl Dirty {
         Question { layer: self, number }
     }
 
-    /// Files need not be kept any more.
+    /// Releases kept files.
     pub(super) fn let_go(&self, files: Vec<Arc<File>>) {
         for file in files {
             file.state.lock().lingers = false;
@@ -130,7 +129,7 @@ impl Drop for Question<'_> {
             let mut s = self.layer.questions.state.lock();
             was_first = s.open.first() == Some(&self.number);
             s.open.remove(&self.number);
-            // Those before will ask again.
+            // Requests before `spoiled` are repeated.
             let first = s.open.range(s.spoiled..).next().copied().unwrap_or(s.next);
             while s.kept.front().is_some_and(|(until, _)| *until <= first) {
                 done.extend(s.kept.pop_front().map(|(_, file)| file));
@@ -143,12 +142,12 @@ impl Drop for Question<'_> {
     }
 }
 
-/// How often one asks before the answer is taken as it comes: each time thousands of files were
-/// closed in between.
+/// The most attempts of a request. The last answer is used as it is. Each attempt fails only if
+/// thousands of files were closed during it.
 pub(super) const TRIES: u32 = 8;
 
-/// Asks, with `$cx` or one like it that wants newer answers, until the answer can be put right with
-/// what is remembered; gives the question, which is to live until that is done, and the answer.
+/// Repeats a request until remembered files can correct the answer. A repetition demands newer
+/// answers than `$cx`. Returns the request, which must live until the correction, and the answer.
 macro_rules! ask {
     ($layer:expr, $cx:ident => $call:expr) => {{
         let mut newer: Option<Cx> = None;

@@ -1,9 +1,9 @@
-//! Reading: what is here over what the server has.
+//! Reads: local bytes merged over the server's bytes.
 //!
-//! It knows nothing of how bytes are sent. What is here is looked at before the layer below is
-//! asked: bytes that are sent in the meantime are then in both, never in neither. A range that is
-//! wholly here, or lies beyond the server's end as far as that is certain, needs no call; all gaps
-//! together need one.
+//! The module does not know how bytes are sent. The local bytes are copied before the layer below
+//! is called. Bytes that are sent meanwhile are then in both parts, and never in neither. A range
+//! needs no call if it is completely local, or certainly lies beyond the server's end. All gaps
+//! together need one call.
 
 use super::Dirty;
 use bytes::Bytes;
@@ -12,17 +12,17 @@ use tokio::time::Instant;
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// What is here of a range to be read.
+/// The local part of a range to be read.
 struct Here {
     pieces: Vec<(u64, Bytes)>,
-    /// One past the last byte here.
+    /// One past the last local byte.
     end_bytes: u64,
-    /// The length the server has, where that is certain.
+    /// The server's length, if it is certain.
     server_size: Option<u64>,
 }
 
 impl Dirty {
-    /// Reads as [`hither_vfs::Vfs::read`] does.
+    /// Reads like [`hither_vfs::Vfs::read`].
     pub(super) async fn read_merged(
         &self,
         cx: &Cx,
@@ -47,7 +47,7 @@ impl Dirty {
         }
     }
 
-    /// Reads what is only at the server, and puts what is here over it.
+    /// Reads the gaps from the server and merges the local bytes over them.
     async fn read_over(&self, cx: &Cx, file: File<'_>, start: u64, end: u64, here: Here) -> Result<Read> {
         let Here { pieces, end_bytes, server_size } = here;
         let (mut gaps, mut at) = (Vec::new(), start);
@@ -57,11 +57,11 @@ impl Dirty {
         }
         gaps.extend((at < end).then_some((at, end)));
         let hull = (gaps.first().map_or(end, |g| g.0), gaps.last().map_or(end, |g| g.1));
-        // Beyond the server's end there is nothing to ask for.
+        // The server has no bytes beyond its end.
         let hull = (hull.0, hull.1.min(server_size.unwrap_or(u64::MAX)));
         let (theirs, their_eof) = self.read_all(cx, file, hull.0, hull.1).await?;
         let their_end = hull.0 + theirs.len() as u64;
-        // Bytes between the server's end and the last one here are zero.
+        // Bytes between the server's end and the last local byte are zero.
         let last = end.min(end_bytes.max(if hull.0 < hull.1 { their_end } else { 0 }));
         let mut out = Data::default();
         let mut pieces = pieces.into_iter();
@@ -87,7 +87,7 @@ impl Dirty {
         Ok(Read { data: out, eof })
     }
 
-    /// All bytes of a range, fewer only at the end of the file.
+    /// All bytes of a range. Fewer bytes only at the end of the file.
     async fn read_all(&self, cx: &Cx, file: File<'_>, start: u64, end: u64) -> Result<(Data, bool)> {
         let (mut data, mut eof) = (Data::default(), false);
         while start + (data.len() as u64) < end && !eof {
@@ -108,7 +108,7 @@ fn zeros(out: &mut Data, mut len: u64) {
     }
 }
 
-/// A part of `data`, without copying.
+/// A part of `data`, without a copy.
 fn slice(data: &Data, start: usize, len: usize) -> Data {
     let (mut skip, mut left, mut out) = (start, len, Data::default());
     for part in data.parts() {

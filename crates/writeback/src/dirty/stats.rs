@@ -2,21 +2,21 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Why bytes were sent.
+/// The reason for sending bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     /// `fsync`.
     Commit,
     /// The last close of an open.
     Close,
-    /// Their age.
+    /// The age of the bytes.
     Age,
     /// Lack of room.
     Pressure,
-    /// Another call needed the server to have them: attributes, locks, copies, holes, stable
+    /// Another call needed the server to have the bytes: attributes, locks, copies, holes, stable
     /// writes.
     Order,
-    /// A delegation was recalled.
+    /// The recall of a delegation.
     Recall,
     /// The end of the mount.
     Shutdown,
@@ -24,7 +24,7 @@ pub(super) enum Reason {
 
 const REASONS: usize = 7;
 
-/// Counters, counted.
+/// The counters in use.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub dirty_bytes_peak: AtomicU64,
@@ -85,20 +85,20 @@ impl Counters {
     }
 }
 
-/// What the delayed writes of a mount did so far, and what is waiting.
+/// Counters of the delayed writes of a mount, and their present load.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DirtyStats {
     /// Files with bytes that the server does not have yet.
     pub dirty_files: u64,
-    /// Such bytes now, those on their way included.
+    /// The bytes of these files, including those in flight.
     pub dirty_bytes: u64,
-    /// The most there were.
+    /// The most dirty bytes so far.
     pub dirty_bytes_peak: u64,
-    /// The most there may be.
+    /// The most dirty bytes allowed.
     pub dirty_max_bytes: u64,
     /// Writes answered from memory.
     pub writes_in: u64,
-    /// Their bytes.
+    /// The bytes of these writes.
     pub bytes_in: u64,
     /// Writes that were merged into the buffer of an earlier one.
     pub writes_merged: u64,
@@ -106,15 +106,15 @@ pub struct DirtyStats {
     pub writes_through: u64,
     /// WRITE calls of delayed bytes that the layer below answered.
     pub writes_out: u64,
-    /// Bytes that they took.
+    /// Bytes accepted by these calls.
     pub bytes_out: u64,
     /// WRITE calls that failed.
     pub writes_failed: u64,
-    /// Files finished in one call: all bytes that were left, and attributes.
+    /// Files whose remaining bytes and attributes were sent in one call.
     pub finishes: u64,
-    /// Opens that were closed before everything was sent (`close=lazy`).
+    /// Opens that were closed before all bytes were sent (`close=lazy`).
     pub lazy_closes: u64,
-    /// Changes of attributes that went with written bytes.
+    /// Changes of attributes that were sent with written bytes.
     pub attributes_merged: u64,
     /// Bytes dropped after an error, which was reported.
     pub bytes_dropped: u64,
@@ -122,17 +122,17 @@ pub struct DirtyStats {
     pub bytes_unsent: u64,
     /// Writers that had to wait for room.
     pub pushbacks: u64,
-    /// Flushes by `fsync`, `flush` at close(2) included.
+    /// Flushes by `fsync`, including `flush` at close(2).
     pub flushes_commit: u64,
     /// Flushes by the end of an open.
     pub flushes_close: u64,
-    /// Flushes because of age.
+    /// Flushes by age.
     pub flushes_age: u64,
     /// Flushes for lack of room.
     pub flushes_pressure: u64,
     /// Flushes because another call needed the server to have the bytes.
     pub flushes_order: u64,
-    /// Flushes because a delegation was recalled.
+    /// Flushes by the recall of a delegation.
     pub flushes_recall: u64,
     /// Flushes by the end of the mount.
     pub flushes_shutdown: u64,

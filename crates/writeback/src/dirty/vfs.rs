@@ -1,6 +1,6 @@
-//! The calls: what passes, what waits, what is answered here.
+//! The calls: passed down, delayed, or answered locally.
 //!
-//! It knows nothing of how bytes are kept and sent.
+//! The module does not know how bytes are kept and sent.
 
 use super::alone::{First, Order};
 use super::file::{File as Delayed, Names, State};
@@ -19,25 +19,26 @@ use tokio::time::Instant;
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 impl Dirty {
-    /// Sends what a question for attributes should find at the server.
+    /// Sends the bytes that affect the answer to a request for attributes. Returns whether they
+    /// were sent.
     async fn flush_for_times(&self, cx: &Cx, file: &Arc<Delayed>) -> bool {
         let (now, limits) = (Instant::now(), &self.options);
         {
             let mut s = file.state.lock();
             let bytes = s.extents.bytes();
             let asked = s.asked.is_some_and(|at| now < at + limits.dirty_age);
-            // Times that the program has set are known.
+            // The times are known when the program has set them.
             let wanted = bytes > 0 && bytes <= limits.stat_flush_bytes && !s.owed.has_mtime();
             if !wanted || asked || s.failing.is_some() || s.names != Names::Some {
                 return false;
             }
             s.asked = Some(now);
         }
-        // Local times will do when it does not work.
+        // Local times are shown when the bytes cannot be sent.
         patient(cx, self.flush(file, Reason::Order, true)).await.is_ok()
     }
 
-    /// Remembers an open, and shows the file as it is here.
+    /// Notes an open, and adjusts its attributes to the local state.
     fn opened(&self, cred: &Arc<Cred>, opened: &mut Opened, how: &OpenHow) {
         if self.options.write_through {
             return;
@@ -64,7 +65,7 @@ impl Dirty {
         }
     }
 
-    /// The attributes that an open brought may be older than what was forgotten since.
+    /// Reads the attributes again, because those of the open may be older than a dropped file.
     async fn look_again(&self, cx: &Cx, opened: &mut Opened) {
         let at = File { fh: &opened.node.fh, open: Some(opened.open) };
         match self.below.getattr(&cx.fresh(Instant::now()), at).await {
@@ -74,8 +75,8 @@ impl Dirty {
         (opened.first, opened.backing) = (None, None);
     }
 
-    /// A file was cut by an open that did not know which it would be: bytes from before may have
-    /// come after.
+    /// Repeats a truncation by an open that did not know its file, because earlier bytes may have
+    /// arrived after it.
     async fn cut_again(&self, cx: &Cx, opened: &mut Opened) -> Result<()> {
         let fh = &opened.node.fh;
         let touched = |s: &State| !s.extents.is_clean() || s.owed.is_mtime_near();
@@ -96,7 +97,7 @@ impl Dirty {
         how: OpenHow,
         file: Arc<Delayed>,
     ) -> Result<Opened> {
-        // What cannot be had is the server's to say.
+        // An error is ignored: the server decides about the open.
         self.pay_mode(&cx, &fh).await.ok();
         let order = Order { flush: First::No, cut: Some(0) };
         let call = self.below.open(&cx, Where::fh(&fh), &how);
@@ -118,7 +119,7 @@ impl Dirty {
         }
         let size = set.size_bytes;
         if size.is_some() || set.uid.is_some() || set.gid.is_some() {
-            // What cannot be had is the server's to say.
+            // An error is ignored: the server decides about the change.
             self.pay_mode(&cx, &file.fh).await.ok();
         }
         let only_size = SetAttr { size_bytes: size, ..Default::default() } == set;
@@ -126,7 +127,7 @@ impl Dirty {
         let flush = if size.is_some() && only_size { First::No } else { First::Try };
         let order = Order { flush, cut: size };
         let call = async {
-            // What was set before and could not be sent must not come after.
+            // Older attributes that are not sent yet must not arrive later.
             let old = file.when(|s| (!s.owed.is_sent()).then(|| s.owed.withdraw(&set))).await;
             let outcome = self.below.setattr(&cx, at, &set).await;
             if let (Err(_), Some(old)) = (&outcome, old) {
@@ -150,7 +151,7 @@ impl Dirty {
             s.owed.has(&set, now, Some(&attrs));
             s.journal.told_after(&attrs);
             if s.extents.is_clean() {
-                // The server's times are what was asked for.
+                // The server's times are the requested ones.
                 s.view.time = None;
             }
             s.show(&mut attrs, fresh);
@@ -186,7 +187,7 @@ impl Dirty {
         Ok(moved)
     }
 
-    /// Whether a file whose name was removed here has none left. Asked once, of the authority.
+    /// Whether a file that lost a name in this mount has no name left. The server is asked once.
     pub(super) async fn is_nameless(&self, cx: &Cx, file: &Delayed, open: OpenId) -> bool {
         match file.state.lock().names {
             Names::Some => return false,
@@ -201,13 +202,13 @@ impl Dirty {
         let mut s = file.state.lock();
         if s.names == Names::OneLess {
             s.names = if none { Names::None } else { Names::Some };
-            // Who waits to know it is not told by anything else.
+            // No other event wakes the tasks that wait for this state.
             file.changed.notify_waiters();
         }
         s.names == Names::None
     }
 
-    /// Whether a copy is not worth calls of its own, as far as the length of its source is known.
+    /// Whether a copy is too small for calls of its own. The known length of the source decides.
     fn is_small_copy(&self, from: &Fh, offset_bytes: u64, len_bytes: u64) -> bool {
         let known = self.known(from).and_then(|file| file.state.lock().shown());
         let left = |a: hither_vfs::Attrs| a.attr.size_bytes.saturating_sub(offset_bytes).min(len_bytes);
@@ -227,8 +228,8 @@ impl Dirty {
     }
 }
 
-/// What was tried before a call and failed is the call's to find out, unless nobody waits for it
-/// any more.
+/// Ignores the failure of a preparation, since the call itself will fail if it matters. Returns an
+/// interruption.
 fn unless_interrupted(e: Error) -> Result<()> {
     match e.errno {
         libc::EINTR | libc::ETIMEDOUT => Err(e),
@@ -256,7 +257,7 @@ impl Vfs for Dirty {
         let mut trail = self.below.peek(cx, at)?;
         self.note_names(at, &trail.steps);
         self.show_nodes(trail.steps.iter_mut());
-        // A file that was forgotten meanwhile may be one whose last bytes the answer lacks.
+        // A file that was dropped meanwhile may have had bytes that the answer lacks.
         (self.forgotten.load(Ordering::SeqCst) == forgotten).then_some(trail)
     }
 
@@ -272,7 +273,7 @@ impl Vfs for Dirty {
         if let (true, Some(last), Some(asked)) = (trail.along.first.is_some(), trail.steps.last(), asked)
             && self.known(&last.fh).is_some_and(|f| !f.state.lock().is_plain(asked))
         {
-            // They may be older than what was written here.
+            // The first bytes may be older than local writes.
             trail.along.first = None;
         }
         if let (true, Some(last)) = (trail.along.access.is_some(), trail.steps.last())
@@ -293,7 +294,7 @@ impl Vfs for Dirty {
         let Some(delayed) = self.known(file.fh) else { return Ok(attrs) };
         let theirs = delayed.state.lock().show(&mut attrs, self.next_change());
         if flushed && !theirs {
-            // Known from before the last WRITE ended.
+            // The answer precedes the end of the last WRITE.
             attrs = self.below.getattr(&cx.fresh(Instant::now()), file).await?;
             delayed.state.lock().show(&mut attrs, self.next_change());
         }
@@ -326,7 +327,8 @@ impl Vfs for Dirty {
             let asked = f.attrs.asked;
             self.show(fh, &mut f.attrs);
             if !file.state.lock().is_plain(asked) {
-                // Written to in the meantime, or not to be sent: to be read singly.
+                // The file was written meanwhile, or could not be sent. The caller must read it
+                // alone.
                 *fetched = Err(Error::new(libc::EAGAIN));
             }
         }
@@ -382,7 +384,7 @@ impl Vfs for Dirty {
         }
         if how.truncate && !opened.created {
             self.was_cut(&opened.node.fh).await;
-            // The open is there: it is not given up because its caller is.
+            // The open exists, so an interruption of the caller does not end this.
             let own = Cx::new(cx.cred.clone());
             if let Err(e) = self.cut_again(&own, &mut opened).await {
                 let _ = self.below.close(&own, &opened.node.fh, opened.open).await;
@@ -470,7 +472,7 @@ impl Vfs for Dirty {
         }
         let flushed = patient(cx, self.flush(&delayed, Reason::Commit, true)).await;
         let told = match &flushed {
-            // What the caller would have been told waits for the next commit.
+            // The next commit reports the error instead.
             Err(e) if matches!(e.errno, libc::EINTR | libc::ETIMEDOUT) => Ok(()),
             _ => delayed.state.lock().errors.report(file.open),
         };
@@ -528,7 +530,7 @@ impl Vfs for Dirty {
     }
 
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
-        // Seen before: when it fails for one of them, that one may be gone already.
+        // The list is taken first: a file that makes the call fail may have left afterwards.
         let leaving = self.leaving();
         match self.below.rmdir(cx, dir, name).await {
             Err(e) if matches!(e.errno, libc::ENOTEMPTY | libc::EEXIST) && !leaving.is_empty() => {
@@ -617,7 +619,7 @@ impl Vfs for Dirty {
         self.flush_first(cx, file.fh, First::Try).await?;
         self.below.lock(cx, file, owner, kind, range, wait).await?;
         if let Some(delayed) = self.known(file.fh) {
-            // What another holder of the lock wrote is to be seen.
+            // Writes of an earlier lock holder must become visible.
             delayed.state.lock().view.forget();
         }
         Ok(())
@@ -629,7 +631,7 @@ impl Vfs for Dirty {
         };
         let (this, own, open) = (self.this(), Cx::new(cx.cred.clone()), file.open);
         detached(cx, async move {
-            // What cannot be sent is told by fsync or close; the lock must not stay because of it.
+            // A later fsync or close returns the error. The lock must not stay because of it.
             let _ = this.flush(&delayed, Reason::Order, false).await;
             this.below.unlock(&own, File { fh: &delayed.fh, open }, owner, range).await
         })
@@ -697,7 +699,7 @@ impl Vfs for Dirty {
     }
 
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-        // Once, as the interface says.
+        // The interface permits one subscription.
         let _ = self.above.set(upcalls);
         self.below.subscribe(Arc::new(Relay(self.this.clone())));
     }

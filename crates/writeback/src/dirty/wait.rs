@@ -1,13 +1,13 @@
-//! Calls that change something run to their end, whoever stops waiting for them.
+//! Calls with side effects run to their end, even if the caller stops waiting.
 
 use hither_vfs::{Cx, Error, Result};
 use tokio::time::sleep_until;
 
-/// Runs `call` in a task of its own and waits for it as long as the caller wants to.
+/// Runs `call` in a task of its own and waits for it as long as the caller does.
 ///
 /// # Errors
-/// The call's own; `EINTR` when the caller was interrupted and `ETIMEDOUT` when its deadline
-/// passed, in which cases the call goes on.
+/// The error of the call. `EINTR` when the caller was interrupted and `ETIMEDOUT` when its deadline
+/// passed. In both cases the call continues.
 pub(super) async fn detached<T: Send + 'static>(
     cx: &Cx,
     call: impl Future<Output = Result<T>> + Send + 'static,
@@ -22,7 +22,7 @@ pub(super) async fn detached<T: Send + 'static>(
     .await
 }
 
-/// Waits for `call` as long as the caller wants to; a call that is no longer wanted is dropped.
+/// Waits for `call` as long as the caller does. A call that is no longer wanted is dropped.
 ///
 /// # Errors
 /// As [`detached`].

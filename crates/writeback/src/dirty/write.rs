@@ -1,6 +1,6 @@
-//! A write: kept here, or written through.
+//! Writes: delayed or written through.
 //!
-//! It knows nothing of how bytes are sent.
+//! The module does not know how bytes are sent.
 
 use super::Dirty;
 use super::alone::Through;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 impl Dirty {
-    /// Keeps a write, when it may wait and there is room.
+    /// Delays a write, if that is permitted and there is room.
     pub(super) async fn write_delayed(
         &self,
         cx: &Cx,
@@ -46,9 +46,9 @@ impl Dirty {
                     self.journaled(file, ticket).await?;
                     self.pump(file);
                     if !self.options.exclusive && !self.below.may_delay(&file.fh) {
-                        // The right to delay was taken back in between, and who took it may not
-                        // have waited for these bytes. What cannot be sent is kept, and told, like
-                        // all that was delayed.
+                        // The right to delay ended meanwhile, and its recall may not have waited
+                        // for these bytes. Bytes that cannot be sent are kept, and the error is
+                        // reported, as for all delayed bytes.
                         let _ = patient(cx, self.flush_bytes(file, Reason::Recall, false)).await;
                     }
                     return Ok(Wrote { bytes: len, attrs });
@@ -74,12 +74,13 @@ impl Dirty {
         }
     }
 
-    /// How what is not delayed is written: a journal would not have it.
+    /// The stability of a write that is not delayed. With a journal it is stable, because the
+    /// journal lacks the write.
     fn straight_on(&self) -> Stability {
         if self.wal.is_some() { Stability::Stable } else { Stability::Unstable }
     }
 
-    /// Keeps bytes for which room was taken.
+    /// Keeps bytes with reserved room.
     fn take(
         &self,
         file: &Arc<Delayed>,
@@ -104,7 +105,7 @@ impl Dirty {
         (attrs, ticket)
     }
 
-    /// Writes through, after what was written before.
+    /// Writes through, after the earlier bytes.
     pub(super) async fn write_on(
         &self,
         cx: &Cx,

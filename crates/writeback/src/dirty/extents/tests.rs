@@ -1,4 +1,4 @@
-//! Random operations against one cell per byte.
+//! Random operations, compared with a reference that has one cell per byte.
 
 use super::*;
 use hither_vfs::Cred;
@@ -39,7 +39,7 @@ type Cell = Option<(u8, u64, u64)>;
 struct Reference {
     dirty: Vec<Cell>,
     flights: Vec<(Flight, Vec<Cell>)>,
-    /// The newest value ever sent and kept at the server, with its number.
+    /// The newest value of each byte that the server got.
     server: Vec<Option<u8>>,
     epoch: u64,
     flush_to: u64,
@@ -180,8 +180,8 @@ fn compare(x: &Extents, r: &Reference) {
     assert_eq!(x.oldest().is_some(), oldest.is_some());
 }
 
-/// Who waits for an epoch waits for what took the place of its bytes: neither version is at the
-/// server before.
+/// A caller that waits for an epoch also waits for bytes that replaced those of the epoch. Neither
+/// version is at the server before.
 #[test]
 fn what_is_written_over_waits_with_the_old() {
     let now = Instant::now();
@@ -193,7 +193,7 @@ fn what_is_written_over_waits_with_the_old() {
     let waited = x.seal();
     write(&mut x, 2, 4, 2);
     assert!(!x.is_done(waited));
-    // The same when the old version was on its way and did not arrive.
+    // The result is the same when the old version was in flight and did not arrive.
     let flight = x.take(Rules { flush_to: waited, hold_from: u64::MAX, zero_from: u64::MAX }).unwrap();
     assert_eq!(flight.data.len(), 6);
     write(&mut x, 0, 6, 3);
@@ -206,8 +206,8 @@ fn what_is_written_over_waits_with_the_old() {
     x.check();
 }
 
-/// Small gaps behind the server's end go as zeros with what is around them, in one flight; nothing
-/// else does, and what does not arrive waits without them.
+/// Small gaps beyond the server's end are sent as zeros, in one flight with the bytes around them.
+/// No other gaps are. Bytes that do not arrive stay dirty without the zeros.
 #[test]
 fn small_gaps_behind_the_servers_end_are_filled() {
     let now = Instant::now();
@@ -225,7 +225,7 @@ fn small_gaps_behind_the_servers_end_are_filled() {
     assert!(flight.filled && flight.last);
     assert_eq!((flight.start_bytes, flat(&flight.data)), (10, vec![7, 7, 0, 0, 0, 7, 7, 7, 0, 0, 7]));
     x.check();
-    // Six bytes arrived: three of the zeros are none of the bytes that wait.
+    // Six bytes arrived. Three of the zeros do not become dirty bytes.
     x.landed(flight.id, 6);
     x.check();
     let left = x.take(rules(u64::MAX)).unwrap();
@@ -233,7 +233,8 @@ fn small_gaps_behind_the_servers_end_are_filled() {
     assert_eq!((left.start_bytes, flat(&left.data)), (16, vec![7, 7]));
     let last = x.take(rules(0)).unwrap();
     assert_eq!((last.start_bytes, flat(&last.data)), (20, vec![7]));
-    // The server has something there; too large; a later epoch's; more than a flight.
+    // Gaps that are not filled: the server has bytes there, the gap is too large, the next run has
+    // a later epoch, or the flight would be too long.
     let (mut x, rules) = with(&[(10, 2), (15, 3)]);
     assert_eq!(x.take(rules(13)).unwrap().data.len(), 2);
     let (mut x, rules) = with(&[(0, 1), (2 + GAP_BYTES, 1)]);
@@ -243,7 +244,7 @@ fn small_gaps_behind_the_servers_end_are_filled() {
     assert_eq!(x.take(rules(0)).unwrap().data.len(), 1);
     let (mut x, rules) = with(&[(0, chunk as usize - 2), (chunk, 1)]);
     assert_eq!(x.take(rules(0)).unwrap().data.len() as u64, chunk - 2);
-    // Of another opener, behind a gap: no zeros after the last byte.
+    // The run after the gap has another origin: no zeros follow the last byte.
     let (mut x, _) = with(&[(0, 1)]);
     x.insert(3, &bytes::Bytes::from_static(b"x").into(), &origin(1), now);
     let flush_to = x.seal();
@@ -255,8 +256,8 @@ fn small_gaps_behind_the_servers_end_are_filled() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..Default::default() })]
 
-    /// Whatever happens in whatever order: the newest of each byte is shown and in the end sent,
-    /// what is counted is there, and no two versions of a byte are under way at a time.
+    /// Under any order of operations the newest version of each byte is visible and finally sent.
+    /// All counters are correct. Two versions of a byte are never in flight at the same time.
     #[test]
     fn extents_are_what_was_written(ops in vec(op(), 1..60)) {
         let now = Instant::now();
@@ -271,7 +272,7 @@ proptest! {
             step(&mut x, &mut r, op, now);
             compare(&x, &r);
         }
-        // Everything is sent in the end.
+        // All bytes are sent in the end.
         let newest: Vec<_> = (0..LEN).map(|at| r.local(at)).collect();
         while !r.flights.is_empty() {
             step(&mut x, &mut r, Op::Land { which: 0, sent: CHUNK }, now);
