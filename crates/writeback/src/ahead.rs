@@ -24,7 +24,7 @@
 //! pending. Two conditions hold for the caller:
 //!
 //! - The server is known to give the caller's objects the expected owner and group. One creation
-//!   goes straight to the server to find that out.
+//!   is executed by the server at once to learn that.
 //! - The caller may create objects in the directory.
 //!
 //! A file is pending as long as its bytes fit into one WRITE. Some calls send the object first:

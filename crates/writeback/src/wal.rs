@@ -496,7 +496,7 @@ fn set_aside(dir: &Path, numbers: &[u64], key: u64) -> io::Result<PathBuf> {
 /// The bytes that were sent and not acknowledged, with their offsets.
 #[cfg(test)]
 pub(crate) fn scan_for_tests(numbers: &[u64], read: impl Fn(u64) -> Vec<u8>) -> Vec<(u64, Vec<u8>)> {
-    let left = scan::scan(numbers, |n| Ok(read(n))).expect("it is readable");
+    let left = scan::scan(numbers, |n| Ok(read(n))).expect("the journal is readable");
     let mut out = Vec::new();
     for file in left.files.values() {
         let heard =

@@ -316,7 +316,7 @@ async fn lists_and_other_users_send_first() {
     let have = s.ahead.access(&other, &file.fh, Access::READ | Access::MODIFY).await.unwrap();
     assert_eq!(have, Access::READ);
     assert!(find(s.gate.below(), &s.root, "dir/file").await.is_some());
-    assert!(find(s.gate.below(), &s.root, "beside").await.is_none(), "nobody asked");
+    assert!(find(s.gate.below(), &s.root, "beside").await.is_none(), "no call needed this file");
     let page = s.ahead.readdir(&cx(), &s.root, 0, [0; 8], 1 << 20, false).await.unwrap();
     assert_eq!(page.entries.len(), 2);
     let refused = s.create_as(&other, &dir, "theirs").await.map(drop).map_err(|e| e.errno);
@@ -411,7 +411,7 @@ async fn a_full_server_gets_it_later() {
     assert_eq!(told, Err(libc::ENOSPC));
     s.gate.fail("open", libc::ENOSPC);
     assert_eq!(s.create(&s.root, "more").await.map(drop).map_err(|e| e.errno), Err(libc::ENOSPC));
-    assert_eq!(s.read(&file.fh).await, b"bytes", "it is still here");
+    assert_eq!(s.read(&file.fh).await, b"bytes", "the file is still pending");
     // The server may have a part of the object, so nothing of it changes in this mount.
     let set = SetAttr { size_bytes: Some(1), ..SetAttr::default() };
     let cut = s.ahead.setattr(&cx(), File { fh: &file.fh, open: None }, &set).await;
@@ -426,7 +426,7 @@ async fn a_full_server_gets_it_later() {
     let below = find(s.gate.below(), &s.root, "file").await.unwrap();
     assert_eq!(read(s.gate.below(), &below.fh).await, b"bytes");
     let opened = s.create(&s.root, "more").await.unwrap();
-    assert_eq!(s.ahead.stats().ahead_objects, 1, "they wait again");
+    assert_eq!(s.ahead.stats().ahead_objects, 1, "new objects are pending again");
     s.ahead.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
 }
 
@@ -447,7 +447,7 @@ async fn what_was_tried_is_removed_everywhere() {
     s.gate.fail("create_whole", 0);
     assert_eq!(s.crash().await.0, Outcome::default());
     s.file(&s.root, "file", b"other").await;
-    assert_eq!(s.ahead.stats().ahead_objects, 1, "they wait again");
+    assert_eq!(s.ahead.stats().ahead_objects, 1, "new objects are pending again");
 }
 
 /// An object that the server refuses for good is kept as a conflict, reported, and removed from
@@ -466,7 +466,7 @@ async fn what_is_refused_is_a_conflict() {
     assert_eq!(s.ahead.sync().await.map_err(|e| e.errno), Err(libc::EEXIST));
     let kept = s.ahead.wal.conflicts().list().unwrap();
     assert_eq!((kept.len(), kept[0].1.path.as_str(), kept[0].1.bytes()), (1, "file", 5));
-    assert_eq!(read(s.gate.below(), &theirs.node.fh).await, b"other", "theirs is as it was");
+    assert_eq!(read(s.gate.below(), &theirs.node.fh).await, b"other", "the other client's file is unchanged");
     let gone = s.ahead.getattr(&cx(), File { fh: &file.fh, open: None }).await.map_err(|e| e.errno);
     assert_eq!(gone.map(drop), Err(libc::EEXIST));
     assert_eq!(s.find("file").await.unwrap().fh, theirs.node.fh);
@@ -514,7 +514,7 @@ async fn a_directory_is_synced_to_the_journal() {
         s.ahead.commit(&cx(), File { fh: at, open: None }).await.unwrap();
         assert!(s.ahead.wal.log().durable_upto() >= last);
     }
-    assert_eq!((s.ahead.stats().ahead_objects, s.gate.calls("commit")), (3, 0), "the server is not asked");
+    assert_eq!((s.ahead.stats().ahead_objects, s.gate.calls("commit")), (3, 0), "the server gets no request");
 }
 
 /// The journal has the rename before the end of the replaced object. A crash between the two leaves

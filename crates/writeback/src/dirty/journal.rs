@@ -5,7 +5,7 @@
 //! version of each such byte. A flight takes bytes of records up to a number. When the flight
 //! lands, its bytes that were not rewritten meanwhile have arrived. Arrived bytes are stable after
 //! a stable WRITE, or after a commit that began later succeeded. A record without such bytes is
-//! dead. The journal is told when the oldest records of a file are dead.
+//! dead. The dead records are reported from the oldest one on.
 //!
 //! Records that are appended under the lock of the file's state have the order of the events.
 
@@ -662,7 +662,7 @@ impl Dirty {
         let again = wal.clone();
         let restart = move || !again.log().works() && again.log().restart();
         if tokio::task::spawn_blocking(restart).await.unwrap_or(false) {
-            tracing::info!("the journal of delayed writes is tried again");
+            tracing::info!("the journal of delayed writes has restarted");
         }
     }
 }

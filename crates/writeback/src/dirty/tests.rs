@@ -1,5 +1,5 @@
-//! Delayed writes over the model: counts, order, errors, room, and random histories against plain
-//! files.
+//! Tests of delayed writes over the model: counts, order, errors, room, and random histories that
+//! are compared with plain files.
 
 mod failures;
 mod finish;
@@ -24,14 +24,14 @@ use std::sync::atomic::AtomicU64 as Counter;
 
 const MIB: u64 = 1 << 20;
 
-/// A stack of layer, gate and model with one file.
+/// A stack of layer, gate and model.
 struct Stack {
     dirty: Arc<Dirty>,
     gate: Arc<Gate>,
     root: Fh,
 }
 
-/// Wall clock that moves by a second at each look.
+/// An environment whose wall clock advances by one second at each call.
 fn env() -> Env {
     let (random, wall) = (Counter::new(1 << 40), Counter::new(1_000_000));
     Env {
@@ -74,7 +74,7 @@ impl Stack {
         Self::with_clock(options, capacity_bytes, 0).await
     }
 
-    /// The clock here is ahead of the server's.
+    /// The local clock is `ahead_s` seconds ahead of the server's.
     async fn with_clock(options: DirtyOptions, capacity_bytes: u64, ahead_s: i64) -> Self {
         let env = env();
         let model = Arc::new(Model::new(env.clone(), Duration::from_secs(3), capacity_bytes));
@@ -119,14 +119,14 @@ impl Stack {
         self.dirty.setattr(&cx(), At { fh, open: Some(*open) }, &set).await
     }
 
-    /// What the server has.
+    /// The server's bytes.
     async fn below(&self, fh: &Fh) -> Vec<u8> {
         let read = self.gate.below().read(&cx(), At { fh, open: None }, 0, 1 << 30).await;
         read.unwrap().data.into_bytes().to_vec()
     }
 }
 
-/// Lets every task that can go on do so.
+/// Lets all runnable tasks run.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -154,7 +154,7 @@ async fn appends_become_one_write() {
     assert!((0..2000).all(|i| all[i * 100..][..100] == pattern(i as u8, 100)[..]));
 }
 
-/// One WRITE that is stable needs no second call to make it so.
+/// A single stable WRITE needs no COMMIT.
 #[tokio::test(start_paused = true)]
 async fn what_fits_into_one_write_is_written_stably() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -186,7 +186,7 @@ async fn a_stream_keeps_several_writes_in_flight() {
     assert_eq!(s.below(&f.0).await.len() as u64, 16 * MIB);
 }
 
-/// The buffers a program handed over are those that are sent.
+/// The buffers of a program are sent without a copy.
 #[tokio::test(start_paused = true)]
 async fn big_writes_are_not_copied() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -204,7 +204,8 @@ async fn dirty_bytes_are_read_without_a_call() {
     let f = s.open("f").await;
     s.write(&f, 10, pattern(1, 90)).await.unwrap();
     assert_eq!(s.read(&f, 10, 90).await, pattern(1, 90));
-    // The server's length is known, so the hole before and the end after cost nothing either.
+    // The server's length is known, so the hole before the bytes and the end after them need no
+    // call.
     assert_eq!(s.read(&f, 0, 10).await, [0; 10]);
     assert_eq!(s.read(&f, 0, 4096).await.len(), 100);
     assert_eq!(s.read(&f, 100, 4096).await.len(), 0);
@@ -223,13 +224,13 @@ async fn old_bytes_are_sent_by_themselves() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(s.gate.calls("write"), 1);
     assert_eq!(s.dirty.stats().flushes_age, 1);
-    // What comes later has its own time.
+    // Later bytes have their own age.
     s.write(&f, 0, pattern(2, 100)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(5100)).await;
     assert_eq!(s.gate.calls("write"), 2);
 }
 
-/// A file whose last name and last open go takes its unsent bytes with it.
+/// The unsent bytes of a file are dropped with its last name and last open.
 /// Promise: 13
 #[tokio::test(start_paused = true)]
 async fn removed_files_are_not_sent() {
@@ -246,7 +247,7 @@ async fn removed_files_are_not_sent() {
     assert_eq!((s.dirty.stats().bytes_unsent, s.dirty.stats().dirty_bytes), (2000, 0));
 }
 
-/// With another name left it is a file like any other.
+/// A file with another name left is sent like any other.
 #[tokio::test(start_paused = true)]
 async fn removed_names_of_files_with_others_change_nothing() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -268,7 +269,7 @@ async fn write_through_delays_nothing() {
     assert_eq!(s.dirty.stats().writes_in, 0);
 }
 
-/// Nothing is left of a file that was closed.
+/// A closed file leaves no state.
 #[tokio::test(start_paused = true)]
 async fn closed_files_are_forgotten() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -292,8 +293,7 @@ async fn shutdown_sends_everything() {
     assert_eq!((s.below(&f.0).await.len() as u64, s.below(&g.0).await.len() as u64), (100, 3 * MIB));
 }
 
-/// Bytes far from each other are sent when there are too many pieces of them, however few bytes
-/// they are.
+/// Separate bytes are sent when the file has too many pieces, however few bytes they have.
 #[tokio::test(start_paused = true)]
 async fn the_number_of_pieces_is_bounded() {
     let s = Stack::new(DirtyOptions { most_pieces: 64, ..Default::default() }).await;

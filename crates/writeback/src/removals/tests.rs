@@ -67,7 +67,7 @@ impl Stack {
     async fn waits<T>(&self, call: impl Future<Output = Result<T>>) -> T {
         let mut call = std::pin::pin!(call);
         let early = tokio::time::timeout(Duration::from_millis(50), &mut call).await;
-        assert!(early.is_err(), "it does not wait");
+        assert!(early.is_err(), "the call does not wait");
         self.gate.open_all();
         call.await.unwrap()
     }
@@ -161,7 +161,7 @@ async fn what_is_in_use_is_the_servers_to_remove() {
 
     s.layer.close(&cx(), &open.node.fh, open.open).await.unwrap();
     s.unlink(&s.root, "other").await.unwrap();
-    assert_eq!(s.layer.stats().removals_noted, 1, "it has one name, and nobody has it open");
+    assert_eq!(s.layer.stats().removals_noted, 1, "the file has one name and no open");
 }
 
 /// A name is not used again before the server has removed the old object.
@@ -223,7 +223,7 @@ async fn what_is_refused_is_there_again() {
     s.layer.sync().await.unwrap();
     assert_eq!(s.is_there("file").await, (true, true));
     assert_eq!(s.layer.stats().removals_refused, 1);
-    assert_eq!(*told.0.lock(), std::slice::from_ref(&s.root), "nobody goes on believing that it is gone");
+    assert_eq!(*told.0.lock(), std::slice::from_ref(&s.root), "the layers above drop the removed name");
     assert_eq!(s.layer.wal.log().stats().live_records, 0);
 }
 
@@ -237,8 +237,8 @@ async fn what_may_work_later_is_tried_again() {
     s.unlink(&s.root, "file").await.unwrap();
     s.gate.open_all();
     assert_eq!(errno(s.layer.sync().await), libc::ENOSPC);
-    assert_eq!(s.is_there("file").await, (false, true), "it is gone here all the same");
-    assert_eq!(errno(s.unlink(&s.root, "next").await), libc::ENOSPC, "nothing more waits meanwhile");
+    assert_eq!(s.is_there("file").await, (false, true), "the name is removed in this mount all the same");
+    assert_eq!(errno(s.unlink(&s.root, "next").await), libc::ENOSPC, "no further removal is delayed");
     s.gate.fail("unlink", 0);
     while s.layer.stats().removals_waiting > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -326,7 +326,7 @@ async fn an_answer_from_before_is_not_believed() {
     let t = s.layer.table();
     assert!(t.is_late(since, at, &old) && !t.is_late(t.generation(), at, &old));
     let other = Name::of_path("other").unwrap();
-    assert!(!t.is_late(since, Where { base: &s.root, path: &other }, &old), "it is not about that name");
+    assert!(!t.is_late(since, Where { base: &s.root, path: &other }, &old), "the walk concerns another name");
 }
 
 /// Names that were removed while the server handled the first one are removed in one call. Each
@@ -353,11 +353,11 @@ async fn names_of_a_directory_go_together() {
     s.rmdir(&s.root, "dir").await.unwrap();
     s.gate.open_all();
     assert_eq!(errno(s.layer.sync().await), libc::EAGAIN);
-    assert_eq!(s.gate.removed()[..2], [1, 6], "what has failed is not among them yet");
+    assert_eq!(s.gate.removed()[..2], [1, 6], "failed names are not in these calls yet");
     for file in ["first", "a", "unheard", "z", "dir"] {
         assert_eq!(s.is_there(file).await, (false, false), "{file}");
     }
-    assert_eq!(s.is_there("refused").await, (true, true), "it is there again");
+    assert_eq!(s.is_there("refused").await, (true, true), "the name exists again");
     assert_eq!(s.is_there("later").await, (false, true));
     s.gate.fail_name(&name("later"), 0, false);
     s.gate.fail_name(&name("unheard"), 0, false);

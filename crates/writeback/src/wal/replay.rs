@@ -188,8 +188,8 @@ impl One {
     }
 
     /// Compares the bytes that had arrived when a reply reported the present state, at record `at`.
-    /// Nobody has changed the file since that reply. Another client may have changed it between two
-    /// earlier replies.
+    /// No client has changed the file since that reply. Another client may have changed it between
+    /// two earlier replies.
     async fn still_there(
         &self,
         target: &Target,

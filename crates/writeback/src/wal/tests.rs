@@ -139,7 +139,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
         }
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    panic!("waited in vain: {what}");
+    panic!("timed out: {what}");
 }
 
 /// Twenty records of two files in several segments. Only the first half is synced.
@@ -168,7 +168,7 @@ async fn journal() -> (Memory, Vec<(u8, u64, Vec<u8>)>) {
             return (memory, written);
         }
     }
-    panic!("it is synced each time");
+    panic!("every attempt was synced early");
 }
 
 fn expect(written: &[(u8, u64, Vec<u8>)]) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
@@ -234,7 +234,7 @@ async fn a_flipped_byte_is_noticed() {
                     assert_eq!(held(&copy, &left), expect(&written[..count]));
                     assert!(
                         count >= 11,
-                        "what was durable is not lost in silence: {count}, segment {segment}, byte {at}"
+                        "durable records are not lost without a report: {count}, segment {segment}, byte {at}"
                     );
                     torn += usize::from(count < 20);
                 }
@@ -303,22 +303,22 @@ async fn room_is_given_back_in_order() {
     let segments = memory.copy().len();
     assert!(segments >= 5);
     tickets[1..].iter().for_each(|t| log.dead(t.segment, 1));
-    assert_eq!(memory.copy().len(), segments, "the first one lives");
+    assert_eq!(memory.copy().len(), segments, "the first record lives");
     log.dead(tickets[0].segment, 1);
     until("one segment is left", || memory.copy().len() == 1).await;
     memory.full.store(true, Ordering::Relaxed);
     let lost = log.append(data(1, 0, b"lost"));
     assert!(log.written(lost.seq).await.is_err() && !log.works() && log.trouble().is_some());
-    assert!(!log.restart(), "something lives");
+    assert!(!log.restart(), "a record lives");
     log.dead(lost.segment, 1);
     memory.full.store(false, Ordering::Relaxed);
     assert!(log.restart() && log.works());
-    assert!(log.durable(lost.seq).await.is_err(), "what was lost stays lost");
+    assert!(log.durable(lost.seq).await.is_err(), "the lost record stays lost");
     let again = log.append(data(1, 0, b"again"));
     log.durable(again.seq).await.unwrap();
     log.dead(again.segment, 1);
     log.close();
-    assert!(memory.copy().is_empty(), "nothing lives, nothing stays");
+    assert!(memory.copy().is_empty(), "without live records no segment stays");
 }
 
 /// A replaced record stays until its successor is durable. A power cut before that would lose both.
@@ -334,7 +334,7 @@ async fn what_was_replaced_stays_until_its_successor_is_durable() {
     assert_ne!(old.segment, new.segment);
     log.dead(old.segment, 1);
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    assert!(memory.copy().contains_key(&old.segment), "the only bytes that a power cut would leave");
+    assert!(memory.copy().contains_key(&old.segment), "the only bytes that would survive a power cut");
     memory.stalled.store(false, Ordering::Relaxed);
     until("the old segment is gone", || !memory.copy().contains_key(&old.segment)).await;
     let left: Vec<u64> = memory.copy().into_keys().collect();
@@ -364,11 +364,11 @@ async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {
     memory.full.store(true, Ordering::Relaxed);
     let lost = log.append(data(1, 0, b"lost"));
     assert!(log.written(lost.seq).await.is_err());
-    assert!(memory.failed.load(Ordering::Relaxed), "marked before anybody hears of the failure");
+    assert!(memory.failed.load(Ordering::Relaxed), "the mark precedes the report of the failure");
     log.dead(old.segment, 2);
     memory.full.store(false, Ordering::Relaxed);
     assert!(log.restart());
-    assert!(memory.copy().is_empty(), "the old records are gone when it takes new ones");
+    assert!(memory.copy().is_empty(), "the old records are removed before new ones");
     assert!(!memory.failed.load(Ordering::Relaxed));
 }
 

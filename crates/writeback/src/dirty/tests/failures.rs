@@ -1,4 +1,4 @@
-//! Errors of delayed writes.
+//! Tests of errors of delayed writes.
 
 use super::gate::Verdict;
 use super::*;
@@ -17,7 +17,7 @@ async fn pass_time(secs: u64) {
     tokio::time::sleep(Duration::from_secs(secs)).await;
 }
 
-/// What the server will never take is dropped, and each open learns of it once.
+/// Bytes that the server refuses for good are dropped. Each open gets the error once.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_told_once_to_each_open() {
@@ -45,7 +45,7 @@ async fn a_refusal_is_told_once_to_each_open() {
     assert_eq!(s.dirty.stats().bytes_dropped, 100);
 }
 
-/// An error that nobody was told of is the next open's.
+/// A close returns an error that was not reported.
 #[tokio::test(start_paused = true)]
 async fn close_tells() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -58,7 +58,7 @@ async fn close_tells() {
     assert!(s.dirty.files.read().is_empty());
 }
 
-/// A full server looks full; when there is room again nothing is missing.
+/// A full server looks full. When it has room again, no bytes are missing.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn a_full_server_loses_nothing_while_the_file_is_open() {
@@ -69,7 +69,7 @@ async fn a_full_server_loses_nothing_while_the_file_is_open() {
     s.gate.fail("write", libc::ENOSPC);
     s.write(&f, 5 * MIB, pattern(2, 100)).await.unwrap();
     pass_time(6).await;
-    // Told once, then the write's own bytes are refused.
+    // The first error is the reported one. Then the write's own bytes are refused.
     for _ in 0..5 {
         assert_eq!(errno(s.write(&f, 9 * MIB, pattern(3, 100)).await), libc::ENOSPC);
     }
@@ -82,7 +82,7 @@ async fn a_full_server_loses_nothing_while_the_file_is_open() {
     assert!((100..2000).contains(&tries), "{tries} tries in an hour, at most 8 at a time");
     s.gate.fail("write", 0);
     pass_time(31).await;
-    assert_eq!(s.dirty.stats().dirty_bytes, 0, "it was tried again");
+    assert_eq!(s.dirty.stats().dirty_bytes, 0, "the bytes were sent again");
     s.commit(&f).await.unwrap();
     s.commit(&g).await.unwrap();
     let all = s.below(&f.0).await;
@@ -91,7 +91,7 @@ async fn a_full_server_loses_nothing_while_the_file_is_open() {
     assert_eq!(s.dirty.stats().bytes_dropped, 0);
 }
 
-/// An fsync tries at once, whatever the pause is.
+/// An fsync sends kept bytes at once, during any pause.
 #[tokio::test(start_paused = true)]
 async fn fsync_tries_kept_bytes_again() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -119,14 +119,14 @@ async fn a_close_on_a_full_server_drops_and_says_so() {
     assert_eq!(errno(s.close(&f).await), libc::ENOSPC);
     assert_eq!(s.dirty.stats().dirty_bytes, 100, "the other open keeps its own");
     s.gate.fail("write", 0);
-    assert_eq!(errno(s.commit(&g).await), libc::ENOSPC, "it was open as well");
+    assert_eq!(errno(s.commit(&g).await), libc::ENOSPC, "this open gets the error, too");
     s.commit(&g).await.unwrap();
     s.close(&g).await.unwrap();
     let all = s.below(&f.0).await;
     assert_eq!((&all[..100], &all[100..]), (&[0; 100][..], &pattern(2, 100)[..]));
 }
 
-/// The disk fills up in the middle of a WRITE.
+/// The server's disk fills up in the middle of a WRITE.
 #[tokio::test(start_paused = true)]
 async fn short_writes_go_on() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -153,10 +153,10 @@ async fn short_writes_go_on() {
     assert_eq!(s.below(&f.0).await, pattern(2, 3000));
     s.gate.decide(Box::new(|_, _| Verdict::Short(Duration::ZERO, 0)));
     s.write(&f, 0, pattern(3, 10)).await.unwrap();
-    assert_eq!(errno(s.commit(&f).await), libc::EIO, "no bytes are no progress");
+    assert_eq!(errno(s.commit(&f).await), libc::EIO, "a WRITE of no bytes fails");
 }
 
-/// COMMIT's error is the caller's, and nothing is taken for stable that is not.
+/// The caller gets the error of the COMMIT, and unstable bytes are not taken for stable.
 #[tokio::test(start_paused = true)]
 async fn a_failed_commit_is_told() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -165,13 +165,13 @@ async fn a_failed_commit_is_told() {
     s.gate.fail("commit", libc::EIO);
     assert_eq!(errno(s.commit(&f).await), libc::EIO);
     s.gate.fail("commit", 0);
-    // A small rest may not be written stably as long as there is something to commit.
+    // A small rest is not written stably while other bytes need a commit.
     s.write(&f, 0, pattern(1, 10)).await.unwrap();
     s.commit(&f).await.unwrap();
     assert_eq!((s.gate.stable_writes(), s.gate.calls("commit")), (0, 2));
 }
 
-/// A real disk that fills up: the model's.
+/// The model's disk fills up.
 #[tokio::test(start_paused = true)]
 async fn a_disk_of_the_server_fills_up() {
     let s = Stack::with_capacity(DirtyOptions::default(), 2 * MIB).await;
@@ -186,7 +186,8 @@ async fn a_disk_of_the_server_fills_up() {
     assert_eq!(s.below(&f.0).await, pattern(2, 2 * MIB));
 }
 
-/// A copy of bytes that the server does not have would be a wrong one.
+/// Calls about bytes fail when the bytes cannot be sent, because a copy without them would be
+/// wrong.
 #[tokio::test(start_paused = true)]
 async fn calls_about_bytes_fail_when_these_cannot_be_sent() {
     let s = Stack::new(DirtyOptions::default()).await;

@@ -1,4 +1,4 @@
-//! The end of a file in one call: pieces together, and attributes that waited for them.
+//! Tests of the last load of a file: bytes with delayed attributes in one call.
 
 use super::gate::Verdict;
 use super::*;
@@ -19,7 +19,7 @@ impl Stack {
         self.dirty.setattr(&cx(), At { fh, open: Some(*open) }, set).await.unwrap()
     }
 
-    /// As another client sees it.
+    /// The attributes that another client sees.
     pub async fn theirs(&self, fh: &Fh) -> hither_vfs::Attr {
         self.gate.below().getattr(&cx(), At { fh, open: None }).await.unwrap().attr
     }
@@ -38,8 +38,8 @@ pub fn mode(mode: u32) -> SetAttr {
     SetAttr { mode: Some(mode), ..SetAttr::default() }
 }
 
-/// What tar(1) does to a file costs one call beside its creation, and everything is at the server
-/// after fsync.
+/// The calls of tar(1) on a file cost one call beside the creation. After fsync the server has all
+/// bytes and attributes.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn bytes_and_attributes_go_together() {
@@ -56,7 +56,7 @@ async fn bytes_and_attributes_go_together() {
     assert_eq!((s.theirs(&f.0).await.mode, s.theirs(&f.0).await.size_bytes), (0o600, 0));
     s.commit(&f).await.unwrap();
     assert_eq!(s.gate.finishes(), 1);
-    assert_eq!(s.gate.calls("commit"), 1, "for what the layer below may know");
+    assert_eq!(s.gate.calls("commit"), 1, "for bytes that the layer below may have");
     let theirs = s.theirs(&f.0).await;
     assert_eq!((theirs.mode, theirs.mtime, theirs.size_bytes), (0o644, LONG_AGO, 3000));
     assert_eq!(s.shown(&f.0).await.mtime, LONG_AGO);
@@ -64,8 +64,8 @@ async fn bytes_and_attributes_go_together() {
     assert_eq!((s.gate.finishes(), s.gate.calls("setattr")), (1, 1));
 }
 
-/// Pages here and there (a database) are sent side by side, and made stable by one COMMIT: two
-/// round trips, however many they are. With attributes that waited there is a third.
+/// Scattered pages (a database) are sent in parallel and committed by one COMMIT. This takes two
+/// round trips for any number of pages, and a third one with delayed attributes.
 #[tokio::test(start_paused = true)]
 async fn scattered_bytes_go_side_by_side() {
     for owes in [false, true] {
@@ -87,8 +87,8 @@ async fn scattered_bytes_go_side_by_side() {
         s.gate.open_all();
         commit.await.unwrap().unwrap();
         assert_eq!((s.gate.calls("write") as u64, s.gate.stable_writes()), (pages, 0));
-        // With attributes the bytes are committed before, and the second commit finds nothing that
-        // it would have to send.
+        // With attributes, the bytes are committed before, and the second commit finds no unstable
+        // bytes.
         assert_eq!(s.gate.log().iter().filter(|op| *op == "commit").count(), 1 + usize::from(owes));
         assert_eq!((s.gate.finishes(), s.gate.calls("setattr")), (usize::from(owes), usize::from(owes)));
         let all = s.below(&f.0).await;
@@ -96,7 +96,7 @@ async fn scattered_bytes_go_side_by_side() {
     }
 }
 
-/// Big WRITEs do not take all of the mount's room in the server for one file.
+/// Large WRITEs of one file do not use all of the mount's slots.
 #[tokio::test(start_paused = true)]
 async fn whole_chunks_leave_room_for_others() {
     let s = Stack::new(DirtyOptions { wsize_bytes: 16384, ..DirtyOptions::default() }).await;
@@ -111,7 +111,7 @@ async fn whole_chunks_leave_room_for_others() {
     s.commit(&f).await.unwrap();
 }
 
-/// A few files for which the server does not answer leave slots for the next.
+/// A few files without answers of the server leave slots for the next file.
 #[tokio::test(start_paused = true)]
 async fn stuck_files_leave_room_for_others() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -128,13 +128,13 @@ async fn stuck_files_leave_room_for_others() {
     let f = s.create("next", 0o600).await;
     s.write(&f, 0, "bytes").await.unwrap();
     tokio::time::timeout(Duration::from_secs(1), s.commit(&f)).await.unwrap().unwrap();
-    // Those who got little have their share when there is more.
+    // Files with few slots get their share when there are more.
     s.gate.open_all();
     s.dirty.sync().await.unwrap();
     assert_eq!(s.dirty.stats().dirty_bytes, 0);
 }
 
-/// A modification time that was set before bytes were written is not the last one.
+/// A write supersedes a modification time that was set before.
 #[tokio::test(start_paused = true)]
 async fn bytes_written_later_are_newer() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -153,8 +153,8 @@ async fn bytes_written_later_are_newer() {
     assert_ne!(s.theirs(&f.0).await.mtime, LONG_AGO);
 }
 
-/// What takes a right away is not delayed, nor what somebody else sets, nor what is set on a file
-/// that was there before.
+/// Three kinds of changes are not delayed: changes that remove rights, changes by another user, and
+/// changes to a file that existed before.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_could_be_refused_or_matters_is_not_delayed() {
@@ -170,7 +170,7 @@ async fn what_could_be_refused_or_matters_is_not_delayed() {
     let old = s.open("old").await;
     s.set(&old, &times()).await;
     assert_eq!(s.theirs(&old.0).await.mtime, LONG_AGO);
-    // After the open that created a file nothing waits either.
+    // After the close of the creating open no change is delayed.
     let f = s.create("g", 0o600).await;
     s.dirty.close(&cx(), &f.0, f.1).await.unwrap();
     s.dirty.setattr(&cx(), At { fh: &f.0, open: None }, &times()).await.unwrap();
@@ -178,7 +178,7 @@ async fn what_could_be_refused_or_matters_is_not_delayed() {
     assert_eq!(s.dirty.stats().attributes_merged, 0);
 }
 
-/// Permissions that wait are there when somebody asks for them.
+/// Delayed permissions are at the server when a call depends on them.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn permissions_are_there_when_they_matter() {
@@ -199,7 +199,7 @@ async fn permissions_are_there_when_they_matter() {
     }
 }
 
-/// Attributes without bytes are sent by themselves after a while, and at the latest by close.
+/// Attributes without bytes are sent by age, and by close at the latest.
 #[tokio::test(start_paused = true)]
 async fn attributes_alone_are_sent() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -213,7 +213,7 @@ async fn attributes_alone_are_sent() {
     assert_eq!(s.gate.finishes(), 2);
 }
 
-/// A large file's attributes come after its bytes are committed.
+/// The attributes of a large file are sent after its bytes are committed.
 #[tokio::test(start_paused = true)]
 async fn attributes_of_large_files_come_last() {
     let s = Stack::new(DirtyOptions { wsize_bytes: 16 << 10, ..DirtyOptions::default() }).await;
@@ -231,8 +231,7 @@ async fn attributes_of_large_files_come_last() {
     assert!(log[last("write")..last("setattr")].contains(&"commit".to_owned()), "{log:?}");
 }
 
-/// Attributes that the server refuses are told by fsync, once; those that it does not answer for
-/// are tried again.
+/// An fsync reports refused attributes once. Attributes without an answer are sent again.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn refused_attributes_are_told() {
@@ -253,7 +252,7 @@ async fn refused_attributes_are_told() {
     assert_eq!(s.theirs(&f.0).await.mtime, LONG_AGO);
 }
 
-/// A last load that is written in part goes on where it stopped.
+/// A partially written last load continues at the end of the written part.
 #[tokio::test(start_paused = true)]
 async fn a_load_written_in_part_goes_on() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -271,7 +270,7 @@ async fn a_load_written_in_part_goes_on() {
     assert_eq!(s.theirs(&f.0).await.mtime, LONG_AGO);
 }
 
-/// Nothing is sent of attributes of a file that has no name left.
+/// The attributes of a file without names are not sent.
 #[tokio::test(start_paused = true)]
 async fn a_removed_file_needs_none() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -284,7 +283,7 @@ async fn a_removed_file_needs_none() {
     assert_eq!(s.dirty.stats().dirty_files, 0);
 }
 
-/// What is set directly is newer than what waited and could not be sent.
+/// Attributes that are set directly are newer than delayed ones that could not be sent.
 #[tokio::test(start_paused = true)]
 async fn what_waited_does_not_come_after_what_did_not() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -302,8 +301,7 @@ async fn what_waited_does_not_come_after_what_did_not() {
     assert_eq!((theirs.mode, theirs.mtime), (0o640, LONG_AGO));
 }
 
-/// An answer from before a file got its attributes and was closed, and that comes after, is not
-/// shown as it is.
+/// An answer from before the attributes and the close of a file is corrected when it arrives later.
 #[tokio::test(start_paused = true)]
 async fn late_answers_show_what_was_set() {
     for closed in [false, true] {
@@ -329,12 +327,13 @@ async fn late_answers_show_what_was_set() {
         let shown = (late.attr.mode, late.attr.mtime, late.attr.size_bytes);
         assert_eq!(shown, (0o644, LONG_AGO, 5), "{closed}");
         assert_eq!(late.valid, hither_vfs::Validity::Once);
-        // The file is forgotten with the last question that may be older.
+        // The file is dropped with the last request that may be older.
         assert_eq!(s.dirty.files.read().is_empty(), closed);
     }
 }
 
-/// What is set after an fsync or a close(2), while the open lasts, is at the server at once.
+/// After an fsync or a close(2), attributes are set at the server at once, even while the open
+/// lasts.
 #[tokio::test(start_paused = true)]
 async fn after_fsync_nothing_waits() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -344,8 +343,8 @@ async fn after_fsync_nothing_waits() {
     assert_eq!(s.theirs(&f.0).await.mode, 0o644);
 }
 
-/// Attributes that are set while older ones are about to be sent come after the bytes that were
-/// written in between.
+/// Attributes that are set while older ones are about to be sent come after bytes written in
+/// between.
 #[tokio::test(start_paused = true)]
 async fn bytes_written_before_are_sent_before() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -367,7 +366,7 @@ async fn bytes_written_before_are_sent_before() {
     assert_eq!(s.below(&f.0).await[50..55], *b"three");
 }
 
-/// Bytes are not sent beside attributes that were set before them.
+/// Bytes are not sent together with attributes that were set before them.
 #[tokio::test(start_paused = true)]
 async fn attributes_on_their_way_hold_newer_bytes_back() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -390,7 +389,7 @@ async fn attributes_on_their_way_hold_newer_bytes_back() {
     assert_ne!(s.theirs(&f.0).await.mtime, LONG_AGO);
 }
 
-/// Attributes that were withdrawn for a call that failed are sent even when their open is gone.
+/// Attributes that were withdrawn for a failed call are sent even after the close of their open.
 #[tokio::test(start_paused = true)]
 async fn what_was_withdrawn_outlives_its_open() {
     let s = Stack::new(DirtyOptions::default()).await;

@@ -1,12 +1,12 @@
-//! Gaps between what was written: bytes that nobody wrote and nobody else can write.
+//! Tests of gaps between written bytes, where no other client can write.
 
 use super::*;
 use gate::Verdict;
 use hither_vfs::Validity;
 use tokio::time::Instant;
 
-/// A file with nothing in it at the server, as a lease says, and two pieces with a gap between them
-/// here.
+/// A file that is empty at the server, as known under a lease, with two local pieces and a gap
+/// between them.
 async fn gappy(leased: bool, delegated: bool, fills_gaps: bool) -> (Stack, (Fh, OpenId)) {
     let s = Stack::new(DirtyOptions { fills_gaps, stat_flush_bytes: 0, ..Default::default() }).await;
     let f = s.open("f").await;
@@ -23,7 +23,7 @@ async fn gappy(leased: bool, delegated: bool, fills_gaps: bool) -> (Stack, (Fh, 
     (s, f)
 }
 
-/// Where nobody else can write, a small gap goes as the zeros that it is read as: all in one WRITE.
+/// Where no other client can write, a small gap is sent as zeros, so that all bytes are one WRITE.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
@@ -38,8 +38,8 @@ async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
     }
 }
 
-/// When the right has ended before the WRITE arrived, nothing is written that no program wrote:
-/// others may have used the gap.
+/// When the delegation ended before the WRITE arrived, the gap is not written, because other
+/// clients may have used it.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_gap_is_not_filled_when_the_right_has_ended() {
@@ -56,11 +56,11 @@ async fn a_gap_is_not_filled_when_the_right_has_ended() {
     }));
     s.commit(&f).await.unwrap();
     assert_eq!(s.below(&f.0).await, b"ab...cd");
-    assert_eq!(s.close(&f).await.ok(), Some(()), "nobody is told of it");
+    assert_eq!(s.close(&f).await.ok(), Some(()), "the refusal is not reported");
 }
 
-/// What nobody else can write is read without a question, gaps and all, and its length is no reason
-/// to send it.
+/// Where no other client can write, bytes and gaps are read without a call. A request for the
+/// length alone does not send the file.
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_read_without_a_question_where_nobody_else_can_write() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -73,7 +73,7 @@ async fn what_waits_is_read_without_a_question_where_nobody_else_can_write() {
     assert_eq!(length, 7);
     assert_eq!(s.read(&f, 0, 100).await, b"\0\0\0\0\0cd");
     assert_eq!(s.gate.calls("read") + s.gate.calls("write"), asked);
-    // stat(2) shows the times, and wants those that stay.
+    // stat(2) shows the times, so it sends the bytes to get the final ones.
     s.dirty.getattr(&cx(), At { fh: &f.0, open: None }).await.unwrap();
     assert_eq!(s.below(&f.0).await, b"\0\0\0\0\0cd");
 }

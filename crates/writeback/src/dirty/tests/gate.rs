@@ -1,5 +1,5 @@
-//! A layer between the one under test and the model: counts calls, holds them back, fails them,
-//! cuts writes short and delays them.
+//! A layer between the tested layer and the model. It counts, holds back and fails calls, and
+//! shortens and delays writes.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -10,17 +10,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What is to happen to the next writes.
+/// A function that decides about the next writes.
 pub type Fate = Box<dyn FnMut(u64, u64) -> Verdict + Send>;
 
-/// What happens to one write.
+/// The decision about one write.
 #[derive(Debug, Clone, Copy)]
 pub enum Verdict {
-    /// It is passed on after a while.
+    /// The write is passed on after a delay.
     Pass(Duration),
-    /// It fails after a while, without effect.
+    /// The write fails after a delay, without effect.
     Fail(Duration, i32),
-    /// Only its first bytes are written, after a while.
+    /// Only the first bytes are written, after a delay.
     Short(Duration, u64),
 }
 
@@ -51,7 +51,7 @@ struct State {
     fail_names: HashMap<Name, (i32, bool)>,
     upcalls: Option<Arc<dyn Upcalls>>,
     delegated: bool,
-    /// Answers to `may_delay`, the next one last; yes when there is none.
+    /// Answers to `may_delay`, the next one last. True when the list is empty.
     may_delay: Vec<bool>,
     grants: bool,
     log: Vec<String>,
@@ -62,19 +62,18 @@ impl Gate {
         Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
     }
 
-    /// From now on all files are delegated for writing, up to 1000 bytes, or none.
+    /// Delegates all files for writing, up to 1000 bytes, or none.
     pub fn delegate(&self, delegated: bool) {
         self.state.lock().delegated = delegated;
     }
 
-    /// What the next questions whether a write may be delayed are answered with, and whether that
-    /// is granted when it is asked for.
+    /// Sets the next answers to `may_delay`, and the answer to `ask_to_delay`.
     pub fn may_delay(&self, answers: &[bool], grants: bool) {
         let mut s = self.state.lock();
         (s.may_delay, s.grants) = (answers.iter().rev().copied().collect(), grants);
     }
 
-    /// A gate to the same place.
+    /// Another gate to the same model.
     pub fn another(&self) -> Arc<Self> {
         Self::new(self.below.clone())
     }
@@ -88,17 +87,17 @@ impl Gate {
         self.below.clone()
     }
 
-    /// Holds calls of a kind (`walk`), or their answers (`walk answer`), back from now on.
+    /// Holds back calls of a kind (`walk`), or their answers (`walk answer`).
     pub fn shut(&self, op: &'static str) {
         self.state.lock().shut.insert(op);
     }
 
-    /// Holds writes to one file back from now on.
+    /// Holds back writes to one file.
     pub fn shut_file(&self, fh: &Fh) {
         self.state.lock().shut_files.insert(fh.clone());
     }
 
-    /// Lets everything pass.
+    /// Releases all calls and answers.
     pub fn open_all(&self) {
         let mut s = self.state.lock();
         s.shut.clear();
@@ -107,17 +106,17 @@ impl Gate {
         self.opened.notify_waiters();
     }
 
-    /// Calls of a kind that are held back.
+    /// The number of calls of a kind that are held back.
     pub fn waiting(&self, op: &'static str) -> usize {
         self.state.lock().waiting.get(op).copied().unwrap_or(0)
     }
 
-    /// The most that were at a time.
+    /// The most calls of a kind that were held back at a time.
     pub fn most_waiting(&self, op: &'static str) -> usize {
         self.state.lock().most_waiting.get(op).copied().unwrap_or(0)
     }
 
-    /// Calls of a kind so far.
+    /// The number of calls of a kind so far.
     pub fn calls(&self, op: &'static str) -> usize {
         self.state.lock().calls.get(op).copied().unwrap_or(0)
     }
@@ -126,38 +125,38 @@ impl Gate {
         self.state.lock().calls.values().sum()
     }
 
-    /// Fails calls of a kind; 0 stops that.
+    /// Fails calls of a kind. 0 ends that.
     pub fn fail(&self, op: &'static str, errno: i32) {
         self.state.lock().fail.insert(op, errno);
     }
 
-    /// Fails the creation or removal of a file; 0 stops that. `there`: it is made or removed
-    /// although nobody is told.
+    /// Fails the creation or removal of a file. 0 ends that. `there`: the call takes effect
+    /// although the caller gets an error.
     pub fn fail_name(&self, name: &Name, errno: i32, there: bool) {
         self.state.lock().fail_names.insert(name.clone(), (errno, there));
     }
 
-    /// How many objects each creation of several was about, so far.
+    /// The number of objects in each call that created several.
     pub fn batches(&self) -> Vec<usize> {
         self.state.lock().batches.clone()
     }
 
-    /// Whether the object of each name that was removed was said to be unused, so far.
+    /// For each removed name: whether the caller declared its object unused.
     pub fn unused(&self) -> Vec<bool> {
         self.state.lock().unused.clone()
     }
 
-    /// How many names each removal of several was about, so far.
+    /// The number of names in each call that removed several.
     pub fn removed(&self) -> Vec<usize> {
         self.state.lock().removed.clone()
     }
 
-    /// Decides about writes from now on.
+    /// Sets the function that decides about writes.
     pub fn decide(&self, fate: Fate) {
         self.state.lock().fate = Some(fate);
     }
 
-    /// Answers questions for attributes with these, as if the answer had been long on its way.
+    /// Answers requests for attributes with these, like an answer that was in flight for long.
     pub fn answer_with(&self, attrs: Option<Attrs>) {
         self.state.lock().old_attrs = attrs;
     }
@@ -188,7 +187,7 @@ impl Gate {
         self.state.lock().upcalls.clone().unwrap()
     }
 
-    /// Names of the calls so far, in the order in which they were passed on.
+    /// Names of the calls so far, in the order of passing them on.
     pub fn log(&self) -> Vec<String> {
         self.state.lock().log.clone()
     }
@@ -252,7 +251,8 @@ macro_rules! pass_on {
                 };
                 self.pass("write", Some(file.fh)).await?;
                 let data = match verdict {
-                    // What has passed is there: a timer of no time at all takes a millisecond.
+                    // A passed write takes effect at once, while a timer of zero takes a
+                    // millisecond.
                     Verdict::Pass(Duration::ZERO) => data,
                     Verdict::Pass(after) => {
                         tokio::time::sleep(after).await;

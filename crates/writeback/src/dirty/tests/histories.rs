@@ -1,5 +1,6 @@
-//! Random histories on virtual time against a plain vector of bytes: reads see every write at once,
-//! whatever the server does, and what fsync or close acknowledged is at the server.
+//! Random histories on virtual time, compared with a plain vector of bytes. Reads see every write
+//! at once, at any behaviour of the server. The server has all bytes that fsync or close
+//! acknowledged.
 
 use super::gate::Verdict;
 use super::*;
@@ -42,9 +43,9 @@ enum Op {
         len: u64,
     },
     SetTime(usize),
-    /// Sets times and permissions, which may wait, at any moment.
+    /// Sets times and permissions, which may be delayed.
     Owe(usize, u32, u8),
-    /// Somebody else asks what he may do.
+    /// Another user requests the access rights.
     Pay,
     Copy {
         open: usize,
@@ -57,9 +58,9 @@ enum Op {
     Reopen(usize, bool),
     Stat(usize),
     Wait(u64),
-    /// From now on the server is full, answers nothing, or is well.
+    /// Makes the server full, silent or well.
     Server(i32),
-    /// A recall, which sends everything.
+    /// A recall, which sends all bytes.
     Recall,
 }
 
@@ -94,12 +95,12 @@ struct Run {
     opens: Vec<(Fh, OpenId)>,
     file: Vec<u8>,
     server: Arc<Mutex<i32>>,
-    /// What was set last, unless bytes were written since.
+    /// The modification time set last, unless bytes were written since.
     then: Option<Time>,
     mode: u32,
-    /// An error may still have to be told.
+    /// An error may still have to be reported.
     troubled: bool,
-    /// The file is delegated but while it is recalled, and closes do not wait.
+    /// The file is delegated except during a recall, and closes do not wait.
     delegated: bool,
 }
 
@@ -189,20 +190,20 @@ impl Run {
         let file = At { fh: &f.0, open: Some(f.1) };
         let attrs = self.s.dirty.setattr(&cx(), file, &set).await.unwrap();
         assert_eq!(attrs.attr.mode, mode);
-        // On a server that is not well, older bytes may still have to go.
+        // On a failing server, older bytes may still be unsent.
         let then = if set.mtime.is_some() { Some(then) } else { self.then };
         (self.then, self.mode) = (then.filter(|_| !self.troubled), mode);
         assert_eq!(self.s.dirty.getattr(&cx(), file).await.unwrap().attr.mode, mode);
     }
 
-    /// The server is well again, and everything got there.
+    /// Makes the server well, and waits until it has all bytes.
     async fn recover(&mut self) {
         *self.server.lock() = 0;
         tokio::time::sleep(Duration::from_secs(120)).await;
-        assert_eq!(self.s.dirty.stats().dirty_bytes, 0, "old bytes are sent by themselves");
+        assert_eq!(self.s.dirty.stats().dirty_bytes, 0, "old bytes are sent by age");
     }
 
-    /// Calls after which nothing may fail.
+    /// Prepares a call that must not fail.
     async fn calm(&mut self) {
         if self.troubled {
             self.recover().await;
@@ -283,7 +284,7 @@ impl Run {
         assert!(stats.dirty_bytes <= 2048 && stats.dirty_bytes_peak <= 2048);
     }
 
-    /// What cannot be sent cannot be punched or copied: only on a server that is well.
+    /// Bytes that cannot be sent cannot be punched or copied, so the server must be well.
     async fn punch(&mut self, open: usize, at: u64, len: u64) {
         self.calm().await;
         let f = &self.opens[open];
@@ -329,7 +330,7 @@ impl Run {
     async fn end(mut self) {
         self.recover().await;
         for f in self.opens.clone() {
-            // Each open is told of past trouble once at most, and then no more.
+            // Each open reports a past error at most once.
             if let Err(e) = self.s.commit(&f).await {
                 self.must_be_trouble(e);
                 self.s.commit(&f).await.unwrap();
@@ -377,7 +378,7 @@ proptest! {
     }
 }
 
-/// Several writers on several threads, each with its own part of one file, and one that syncs.
+/// Several writers on several threads, each with its own part of one file, with syncs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn writers_side_by_side() {
     let options = DirtyOptions { wsize_bytes: 4096, dirty_max_bytes: 64 << 10, ..Default::default() };
@@ -419,7 +420,7 @@ async fn writers_side_by_side() {
     assert!(stats.dirty_bytes == 0 && stats.dirty_bytes_peak <= 64 << 10);
 }
 
-/// A time that is set is not that of bytes that were written before.
+/// A modification time that is set applies after the bytes written before.
 #[test]
 fn a_time_is_set_after_what_was_written_before() {
     let write = |at, len| Op::Write { open: 0, at, len, byte: 0 };

@@ -1,5 +1,4 @@
-//! Delayed writes with a journal: what is in it when, what a crash leaves, and what becomes of that
-//! at the server.
+//! Tests of delayed writes with a journal: its content, crashes, and the replay to the server.
 
 mod cuts;
 mod own;
@@ -13,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tokio::time::Instant;
 
-/// A directory of its own for each test, gone in the end.
+/// A temporary directory of one test, removed at its end.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -25,7 +24,7 @@ impl Temporary {
 }
 
 impl Temporary {
-    /// With a journal in it.
+    /// A directory that contains a journal.
     fn of(journal: &BTreeMap<u64, Vec<u8>>) -> Self {
         let dir = Self::new();
         std::fs::create_dir_all(&dir.0).unwrap();
@@ -50,8 +49,8 @@ struct Journaled {
     wal: Arc<Wal>,
 }
 
-/// Nothing is sent because it is old: what is here and what is at the server does not depend on how
-/// long a test takes.
+/// Options under which no bytes are sent because of their age. The result of a test is then
+/// independent of its duration.
 fn options(exclusive: bool) -> DirtyOptions {
     let dirty_age = Duration::from_secs(3600);
     DirtyOptions { exclusive, delay_attributes: false, dirty_age, ..DirtyOptions::default() }
@@ -76,13 +75,13 @@ impl Journaled {
         self.wal.stats().journal_bytes
     }
 
-    /// The daemon is killed in this moment: the journal as it is now, read by the next one, and
-    /// `meanwhile` at the server.
+    /// Simulates a kill of the daemon at this moment. `meanwhile` changes the server before the
+    /// next daemon replays the present journal.
     async fn crash(&self, exclusive: bool, meanwhile: impl AsyncFnOnce(&Stack)) -> (Outcome, Vec<Vec<u8>>) {
         self.crash_as(self.memory.killed(), exclusive, meanwhile).await
     }
 
-    /// The same with the journal, one that works, as it was in an earlier moment.
+    /// Like [`Self::crash`], with an earlier state of a working journal.
     async fn crash_with(
         &self,
         journal: BTreeMap<u64, Vec<u8>>,
@@ -120,14 +119,13 @@ impl Journaled {
         let left: Vec<_> = std::fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(
             !left.iter().any(|n| n.to_string_lossy().ends_with(".wal")),
-            "everything was decided: {left:?}"
+            "all records were decided: {left:?}"
         );
         (outcome, all)
     }
 }
 
-/// An acknowledged write that nobody sent is there after a crash; fsync and close empty the
-/// journal.
+/// An acknowledged, unsent write survives a crash. An fsync or close empties the journal.
 /// Promise: 6c
 #[tokio::test]
 async fn what_was_acknowledged_is_there_after_a_crash() {
@@ -151,8 +149,8 @@ async fn what_was_acknowledged_is_there_after_a_crash() {
     assert_eq!(outcome, Outcome::default());
 }
 
-/// With `exclusive` fsync, close and O_SYNC wait for the journal, and a crash right after loses
-/// nothing of it.
+/// Under `exclusive`, fsync, close and O_SYNC wait for the journal only, and their bytes survive a
+/// crash right after.
 /// Promise: 6e
 #[tokio::test]
 async fn exclusive_calls_wait_for_the_journal_only() {
@@ -170,10 +168,10 @@ async fn exclusive_calls_wait_for_the_journal_only() {
     assert_eq!(j.s.below(&f.0).await, [pattern(1, 100), pattern(2, 100)].concat());
     j.s.gate.open_all();
     j.s.dirty.sync().await.unwrap();
-    until("it leaves the journal when the server has it", async || j.bytes() == 0).await;
+    until("the bytes leave the journal when the server has them", async || j.bytes() == 0).await;
 }
 
-/// The same for files that are delegated, and for no others.
+/// Under `close=delegated`, the same holds for delegated files, and for no others.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
@@ -195,7 +193,7 @@ async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
     assert_eq!((outcome.files, outcome.bytes, kept.len()), (1, 200, 0));
     let all = [pattern(1, 100), pattern(2, 100), pattern(3, 100)].concat();
     assert_eq!(j.s.below(&f.0).await, all);
-    // What was promised is not given up when the delegation is lost and the server full.
+    // Promised bytes are kept when the delegation is lost and the server is full.
     j.s.gate.delegate(false);
     j.s.gate.fail("write", libc::ENOSPC);
     j.s.gate.open_all();
@@ -205,11 +203,10 @@ async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
     assert!(j.bytes() > 0);
     j.s.gate.fail("write", 0);
     j.s.dirty.sync().await.unwrap();
-    until("it leaves the journal when the server has it", async || j.bytes() == 0).await;
+    until("the bytes leave the journal when the server has them", async || j.bytes() == 0).await;
 }
 
-/// A WRITE that was executed and not answered explains what it changed; the rest of the file is
-/// written.
+/// An executed WRITE without an answer explains its changes. The rest of the file is written.
 /// Promise: 6d
 #[tokio::test]
 async fn what_was_on_its_way_explains_the_file() {
@@ -237,8 +234,8 @@ async fn what_was_on_its_way_explains_the_file() {
     }
 }
 
-/// What somebody else wrote is not written over: before and after this client's own writes arrived,
-/// in the range of ours, and when the file was cut or removed.
+/// A replay does not overwrite another client's bytes: before and after the own writes arrived,
+/// within their range, and after a truncation or removal of the file.
 /// Promise: 6d, 6e
 #[tokio::test]
 async fn what_somebody_else_did_is_never_undone() {
@@ -283,7 +280,7 @@ async fn what_somebody_else_did_is_never_undone() {
             .await;
         assert_eq!((outcome.files, outcome.kept.len()), (0, 1), "{theirs:?}: {outcome:?}");
         assert_eq!(outcome.kept[0].1, "f");
-        assert_eq!(kept.concat(), pattern(1, 2500), "{theirs:?}: kept as it was written");
+        assert_eq!(kept.concat(), pattern(1, 2500), "{theirs:?}: the bytes are kept as written");
         match theirs {
             Theirs::Write => assert_eq!(j.s.below(&f.0).await[3200..3210], pattern(200, 10)),
             Theirs::WriteOverSent => assert_eq!(j.s.below(&f.0).await[1100..1110], pattern(200, 10)),
@@ -293,8 +290,8 @@ async fn what_somebody_else_did_is_never_undone() {
     }
 }
 
-/// Bytes that had arrived, and that somebody else has written over since, stay written over, even
-/// when this client saw the change, and whatever the user has promised.
+/// Own bytes that arrived and were overwritten by another client stay overwritten. This holds even
+/// if this client saw the change, and under every promise of the user.
 /// Promise: 6d, 6e
 #[tokio::test]
 async fn bytes_that_arrived_are_not_written_twice_over_others() {
@@ -302,7 +299,7 @@ async fn bytes_that_arrived_are_not_written_twice_over_others() {
         let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
         let f = j.s.open("f").await;
         j.s.write(&f, 0, pattern(1, 1500)).await.unwrap();
-        until("a chunk arrives, and nobody commits it", async || j.s.below(&f.0).await.len() == 1000).await;
+        until("a chunk arrives without a commit", async || j.s.below(&f.0).await.len() == 1000).await;
         let at = At { fh: &f.0, open: None };
         j.s.gate.below().write(&cx(), at, 100, pattern(200, 10).into(), Stability::Stable).await.unwrap();
         j.s.dirty.getattr(&cx().fresh(Instant::now()), At { fh: &f.0, open: Some(f.1) }).await.unwrap();
@@ -311,8 +308,8 @@ async fn bytes_that_arrived_are_not_written_twice_over_others() {
     }
 }
 
-/// What an fsync found on the local disk is not given up by a close when the server takes nothing
-/// more, however many closes wait.
+/// A close does not give up bytes that an fsync found on the local disk. This holds on a full
+/// server and with any number of waiting closes.
 /// Promise: 6e
 #[tokio::test]
 async fn what_is_stable_here_is_not_given_up_by_a_close() {
@@ -327,7 +324,7 @@ async fn what_is_stable_here_is_not_given_up_by_a_close() {
     assert_eq!(
         j.s.commit(&late).await.map_err(|e| e.errno),
         Err(libc::ENOSPC),
-        "it hears what the server says"
+        "the caller gets the server's error"
     );
     assert_eq!(j.s.close(&late).await.map_err(|e| e.errno), Err(libc::ENOSPC));
     let again = j.s.open("early").await;
@@ -338,7 +335,7 @@ async fn what_is_stable_here_is_not_given_up_by_a_close() {
     assert_eq!(j.s.below(&late.0).await, pattern(2, 100));
 }
 
-/// Waits, in real time, until something is so.
+/// Waits, in real time, until a condition holds.
 async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     for _ in 0..60_000 {
         if holds().await {
@@ -346,11 +343,10 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("waited in vain: {what}");
+    panic!("timed out: {what}");
 }
 
-/// A journal that failed does not know what was written after that: nothing of it goes over newer
-/// bytes that were fsynced.
+/// A failed journal lacks later writes. Its bytes do not overwrite newer bytes that were fsynced.
 /// Promise: 6d
 #[tokio::test]
 async fn what_went_past_a_failed_journal_is_not_written_over() {
@@ -366,15 +362,15 @@ async fn what_went_past_a_failed_journal_is_not_written_over() {
     j.s.write(&f, 1000, pattern(9, 1000)).await.unwrap();
     j.s.commit(&f).await.unwrap();
     let now = j.s.below(&f.0).await;
-    assert_eq!(now[1000..2000], pattern(9, 1000), "stable, says fsync");
+    assert_eq!(now[1000..2000], pattern(9, 1000), "fsync reported the bytes as stable");
     let (outcome, kept) = j.crash(true, async |_| ()).await;
     assert_eq!(j.s.below(&f.0).await, now, "{outcome:?}");
-    // Unless the journal was begun anew already; what had left it is not kept.
+    // The journal may have restarted already. Bytes that had left it are not kept.
     let (kept, written) = (kept.concat(), pattern(1, 2000));
     assert!(kept.is_empty() || written.windows(kept.len()).any(|part| part == kept), "{outcome:?}");
 }
 
-/// A WRITE in the middle of what a program wrote fails, and is repeated: everything leaves the
+/// A WRITE in the middle of written bytes fails and is repeated. All records then leave the
 /// journal.
 /// Promise: 6f
 #[tokio::test]
@@ -405,8 +401,8 @@ async fn a_flight_that_failed_leaves_no_trace() {
     assert_eq!((j.bytes(), j.wal.stats().journal_files), (0, 0));
 }
 
-/// A conflict stays until somebody decides: another one of the same file after another crash does
-/// not take its place, and the very same one is not kept twice.
+/// A conflict stays until the user decides. A conflict of the same file after another crash gets
+/// another name, and the same conflict is kept once.
 /// Promise: 6d
 #[tokio::test]
 async fn a_conflict_is_never_replaced_by_another_one() {
@@ -416,7 +412,7 @@ async fn a_conflict_is_never_replaced_by_another_one() {
     let mut kept = Vec::new();
     for (n, again) in [(1, false), (2, false), (2, true)] {
         if !again {
-            // A clean end in between: numbers begin anew.
+            // After a clean end the numbers of records start again at 1.
             let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
             assert!(left.files.is_empty());
             let below = j.s.gate.server();
@@ -442,15 +438,14 @@ async fn a_conflict_is_never_replaced_by_another_one() {
         let first = conflicts.data(&kept[0]).unwrap();
         let mut bytes = [0; 100];
         std::os::unix::fs::FileExt::read_exact_at(&first, &mut bytes, 0).unwrap();
-        assert_eq!(bytes[..], pattern(1, 100)[..], "the first one is still there");
+        assert_eq!(bytes[..], pattern(1, 100)[..], "the first conflict still exists");
     }
     assert_ne!(kept[0], kept[1]);
     assert_eq!(kept[1], kept[2], "found again");
     drop(f);
 }
 
-/// A file with a name that this client does not know of is not given up when the one it knows is
-/// removed here.
+/// A file is kept when its known name is removed in this mount and it has another, unknown name.
 /// Promise: 6c
 #[tokio::test]
 async fn a_file_with_another_name_stays_journaled() {
@@ -464,7 +459,7 @@ async fn a_file_with_another_name_stays_journaled() {
     assert_eq!(j.bytes(), 200);
 }
 
-/// With `exclusive`, fsync waits for the server when bytes are not in the journal.
+/// Under `exclusive`, fsync waits for the server when the journal lacks bytes.
 /// Promise: 6e
 #[tokio::test]
 async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
@@ -478,8 +473,8 @@ async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
     assert_eq!(j.wal.stats().journal_local_commits, before);
 }
 
-/// A damaged journal stays where it is until everything that is whole of it is kept: a mount that
-/// fails before finds it again.
+/// A damaged journal stays in place until all its whole records are kept. A mount that fails before
+/// finds the journal again.
 /// Promise: 6d
 #[tokio::test]
 async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
@@ -517,7 +512,7 @@ async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
     assert_eq!(std::fs::read_dir(&dir.0).unwrap().map(aside).filter(|is| *is).count(), 1);
 }
 
-/// Cutting, removing, and writing past the journal leave nothing behind that would come back.
+/// Truncated, removed and bypassed bytes do not come back.
 /// Promise: 6d
 #[tokio::test]
 async fn what_became_void_does_not_come_back() {
@@ -547,11 +542,10 @@ async fn what_became_void_does_not_come_back() {
     j.s.write(&gone, 400, pattern(4, 400)).await.unwrap();
     assert_eq!(j.s.read(&gone, 0, 800).await, [pattern(4, 400), pattern(4, 400)].concat());
     let (outcome, _) = j.crash(false, async |_| ()).await;
-    assert_eq!(outcome, Outcome::default(), "a file that was removed here is nobody's conflict");
+    assert_eq!(outcome, Outcome::default(), "a file removed in this mount is no conflict");
 }
 
-/// When the local disk is full, writes wait for the server; when it is not any more, the journal is
-/// used again.
+/// While the local disk is full, writes wait for the server. Afterwards the journal is used again.
 /// Promise: 6f
 #[tokio::test]
 async fn without_the_local_disk_writes_wait_for_the_server() {
@@ -573,8 +567,8 @@ async fn without_the_local_disk_writes_wait_for_the_server() {
     assert_eq!((j.bytes(), j.s.below(&f.0).await.len()), (100, 300));
 }
 
-/// A refusal for good and a close that gives up take the bytes out of the journal: the program was
-/// told.
+/// Bytes that were refused for good, or given up by a close, leave the journal, because the program
+/// got the error.
 /// Promise: 6f
 #[tokio::test]
 async fn what_was_given_up_leaves_the_journal() {
@@ -592,11 +586,7 @@ async fn what_was_given_up_leaves_the_journal() {
     assert_eq!(j.bytes(), 0);
 }
 
-/// Random programs and random moments: what was acknowledged is at the server after the crash,
-/// whichever of the WRITEs that were on their way arrived, or is kept; no byte is there that nobody
-/// wrote.
-/// A length that was acknowledged is known to be ours, in whatever moment after it the daemon is
-/// killed.
+/// After an acknowledged truncation the length is known as an own change, at any moment of a kill.
 #[tokio::test]
 async fn what_is_left_of_a_cut_file_is_sent() {
     for round in 0..300 {
@@ -613,6 +603,8 @@ async fn what_is_left_of_a_cut_file_is_sent() {
     }
 }
 
+/// Random programs are killed at random moments, and random WRITEs in flight arrive. The server
+/// then has all acknowledged bytes, or they are kept. No byte is there that was not written.
 /// Promise: 6c
 #[tokio::test]
 async fn random_crashes_lose_nothing() {
@@ -659,7 +651,7 @@ async fn random_crashes_lose_nothing() {
                 _ => settle().await,
             }
         }
-        // A daemon that is killed sends nothing any more.
+        // A killed daemon sends nothing more.
         j.s.gate.shut("write");
         settle().await;
         let copy = j.memory.copy();
@@ -671,7 +663,8 @@ async fn random_crashes_lose_nothing() {
                 arrive.insert(start, bytes);
             }
         }
-        // The very journal that says what was on its way: its thread may have written more by now.
+        // This copy of the journal names the WRITEs in flight. The journal's thread may have
+        // written more since.
         let (outcome, kept) = j
             .crash_with(copy, exclusive, async |s| {
                 for (start, bytes) in arrive {
@@ -694,9 +687,6 @@ async fn random_crashes_lose_nothing() {
             }
         }
     }
-    assert!(unjudged < 5, "where nobody else writes nearly everything can be judged: {unjudged}");
-    assert!(
-        conflicts < 100,
-        "overwrites of which a part arrived cannot be judged, everything else can: {conflicts}"
-    );
+    assert!(unjudged < 5, "without other clients nearly all cases can be judged: {unjudged}");
+    assert!(conflicts < 100, "only partly arrived overwrites cannot be judged: {conflicts}");
 }

@@ -1,4 +1,4 @@
-//! Closes that do not wait (`close=lazy`), and waiting for everything.
+//! Tests of closes that do not wait (`close=lazy`), and of the wait for all files.
 
 use super::*;
 use hither_vfs::Unsent;
@@ -11,8 +11,8 @@ async fn long() {
     tokio::time::sleep(3 * DirtyOptions::default().dirty_age).await;
 }
 
-/// A close waits for nothing, the bytes stay readable, and go when they are old enough; the open
-/// below ends after them.
+/// A close does not wait, and its bytes stay readable. They are sent by age, and the open below is
+/// closed after them.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_lazy_close_waits_for_nothing() {
@@ -35,7 +35,7 @@ async fn a_lazy_close_waits_for_nothing() {
     assert_eq!(s.dirty.stats().lazy_closes, 2);
 }
 
-/// `sync` returns when everything is there, closed or not.
+/// `sync` waits until the server has all bytes of open and closed files.
 /// Promise: 6b
 #[tokio::test(start_paused = true)]
 async fn sync_waits_for_everything() {
@@ -49,8 +49,8 @@ async fn sync_waits_for_everything() {
     s.close(&b).await.unwrap();
 }
 
-/// A full server is tried until there is room, with nobody waiting; `sync` says that it is full as
-/// long as it is.
+/// Bytes are sent to a full server until it has room, without a waiting caller. `sync` returns the
+/// error meanwhile.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_full_server_gets_it_later() {
@@ -66,13 +66,13 @@ async fn a_full_server_gets_it_later() {
     assert_eq!(s.below(&f.0).await, b"kept");
     assert_eq!(s.dirty.stats().bytes_dropped, 0);
     s.dirty.sync().await.unwrap();
-    // Programs are told of errors once, as ever.
+    // Programs get an error once, as always.
     let next = s.open("f").await;
     assert_eq!(s.commit(&next).await.unwrap_err().errno, libc::ENOSPC);
     s.close(&next).await.unwrap();
 }
 
-/// What is refused for good after the close is told to the next open, once.
+/// The next open reports a permanent refusal after the close, once.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn the_next_open_is_told() {
@@ -89,8 +89,8 @@ async fn the_next_open_is_told() {
     s.close(&next).await.unwrap();
 }
 
-/// What was refused before the close is not told by it, since nobody hears what comes of a close
-/// that does not wait.
+/// A close that does not wait does not report an earlier refusal, because no program sees its
+/// result.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn what_failed_before_the_close_is_the_next_opens_too() {
@@ -106,7 +106,7 @@ async fn what_failed_before_the_close_is_the_next_opens_too() {
     s.close(&next).await.unwrap();
 }
 
-/// A file that is removed before it was sent never is, and its open below ends.
+/// A file that is removed before it is sent is never sent, and its open below is closed.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn what_is_removed_is_not_sent() {
@@ -121,8 +121,8 @@ async fn what_is_removed_is_not_sent() {
     assert!(s.dirty.files.read().is_empty());
 }
 
-/// A directory from which files have gone, and at the server not yet, can be removed: that is
-/// waited for, and for nothing else.
+/// The removal of a directory waits for removed files that the server still has, and for nothing
+/// else.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn a_directory_waits_for_what_leaves_it() {
@@ -138,7 +138,7 @@ async fn a_directory_waits_for_what_leaves_it() {
         s.dirty.unlink(&cx(), &s.root, &name(called), Some(&file.0)).await.unwrap();
     }
     settle().await;
-    // As a server says it that has a hidden name of the file in the directory until the close.
+    // The answer of a server that keeps a hidden name of the file in the directory until the close.
     s.gate.fail("rmdir", libc::ENOTEMPTY);
     let (dirty, root, name) = (s.dirty.clone(), s.root.clone(), dir.clone());
     let removal = tokio::spawn(async move { dirty.rmdir(&cx(), &root, &name).await });
@@ -150,16 +150,16 @@ async fn a_directory_waits_for_what_leaves_it() {
     assert_eq!(
         (s.gate.calls("rmdir"), s.gate.calls("write")),
         (2, 0),
-        "the file that has a name left is not sent for it"
+        "the file with another name is not sent"
     );
-    // What is not empty for other reasons is told at once.
+    // Other reasons for a directory that is not empty are reported at once.
     s.dirty.mkdir(&cx(), &s.root, &dir, &set).await.unwrap();
     s.gate.fail("rmdir", libc::ENOTEMPTY);
     assert_eq!(s.dirty.rmdir(&cx(), &s.root, &dir).await.unwrap_err().errno, libc::ENOTEMPTY);
     assert_eq!((s.gate.calls("rmdir"), s.gate.calls("write")), (3, 0));
 }
 
-/// The end of the mount sends what was closed lazily.
+/// The end of the mount sends lazily closed files.
 #[tokio::test(start_paused = true)]
 async fn the_end_sends_everything() {
     let s = stack().await;
@@ -170,7 +170,8 @@ async fn the_end_sends_everything() {
     assert_eq!(s.below(&f.0).await, b"at last");
 }
 
-/// A server that takes nothing does not gather opens without end: who closes one too many waits.
+/// A server without answers does not collect an unlimited number of opens: a close beyond the limit
+/// waits.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn opens_that_are_left_are_bounded() {
@@ -197,15 +198,15 @@ async fn opens_that_are_left_are_bounded() {
     s.write(&f, 0, "x").await.unwrap();
     let before = s.gate.calls("write");
     s.close(&f).await.unwrap();
-    assert_eq!(s.gate.calls("write"), before, "and nobody waits any more");
+    assert_eq!(s.gate.calls("write"), before, "a later close does not wait");
 }
 
 fn delegated() -> DirtyOptions {
     DirtyOptions { delegated_close: true, dirty_age: Duration::from_secs(3600), ..DirtyOptions::default() }
 }
 
-/// A close waits for nothing while the file is delegated; its recall waits until everything is
-/// there and stable.
+/// The close of a delegated file does not wait. The recall waits until all bytes are stable at the
+/// server.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn what_is_delegated_waits_until_it_is_recalled() {
@@ -223,7 +224,7 @@ async fn what_is_delegated_waits_until_it_is_recalled() {
     s.gate.delegate(false);
     let recall = s.gate.upcalls().withdraw(&f.0);
     let mut recall = std::pin::pin!(recall);
-    assert!(tokio::time::timeout(Duration::from_secs(60), &mut recall).await.is_err(), "nothing was sent");
+    assert!(tokio::time::timeout(Duration::from_secs(60), &mut recall).await.is_err(), "no bytes were sent");
     s.gate.open_all();
     recall.await;
     assert_eq!(s.below(&f.0).await, b"later");
@@ -231,8 +232,8 @@ async fn what_is_delegated_waits_until_it_is_recalled() {
     assert_eq!(s.gate.calls("close"), 1);
 }
 
-/// Whoever asks the server for the length of a delegated file is told that of all that was
-/// acknowledged, on its way or not; what else waits is not told.
+/// The answer about a delegated file's length includes all acknowledged bytes, in flight or not.
+/// Other delayed changes are not reported in detail.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_told() {
@@ -248,14 +249,14 @@ async fn what_waits_is_told() {
     let (dirty, at) = (s.dirty.clone(), f.clone());
     let flush = tokio::spawn(async move { dirty.commit(&cx(), At { fh: &at.0, open: Some(at.1) }).await });
     settle().await;
-    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 }, "it is on its way");
+    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 }, "the bytes are in flight");
     s.gate.open_all();
     flush.await.unwrap().unwrap();
     assert_eq!(unsent(), Unsent::Nothing);
-    // With what the server has.
+    // The length includes the server's bytes.
     s.write(&f, 0, "x").await.unwrap();
     assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 });
-    // A file whose length is no longer known here is not told of.
+    // The length of this file is no longer known.
     drop(s.gate.upcalls().lapse(std::slice::from_ref(&f.0)));
     assert_eq!(unsent(), Unsent::More);
     let g = s.create("g", 0o600).await;
@@ -264,8 +265,8 @@ async fn what_waits_is_told() {
     assert_eq!(s.gate.upcalls().unsent(&g.0), Unsent::More, "permissions wait");
 }
 
-/// What may not wait is there when the write returns, and what may is not; also when the right to
-/// wait is taken back while a write is taken. Who is asked for what waits sends it.
+/// A write that may not be delayed is at the server when it returns, even if the right to delay
+/// ends during the write. A request to settle sends delayed bytes.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn nothing_waits_without_the_right_to() {
@@ -282,7 +283,7 @@ async fn nothing_waits_without_the_right_to() {
     s.gate.may_delay(&[false], false);
     s.write(&f, 0, "goes ").await.unwrap();
     assert_eq!(s.below(&f.0).await, b"goes ");
-    // After what was written before.
+    // The earlier bytes are sent first.
     s.write(&f, 5, "waits").await.unwrap();
     s.gate.may_delay(&[false], false);
     s.write(&f, 8, "on").await.unwrap();
@@ -290,7 +291,7 @@ async fn nothing_waits_without_the_right_to() {
     s.gate.may_delay(&[true, false], false);
     s.write(&f, 0, "taken").await.unwrap();
     assert_eq!(s.below(&f.0).await, b"takenwaion");
-    // Where the user says that nobody else writes, nobody is asked.
+    // When the user promises that no other client writes, the layer below is not asked.
     let s = Stack::new(DirtyOptions { exclusive: true, ..delegated() }).await;
     let f = s.open("f").await;
     s.gate.may_delay(&[false, false], false);
@@ -301,7 +302,7 @@ async fn nothing_waits_without_the_right_to() {
     s.close(&f).await.unwrap();
 }
 
-/// fsync means the server all the same, and so does the close of a file that is not delegated.
+/// fsync still waits for the server, and so does the close of a file that is not delegated.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn what_is_not_delegated_does_not_wait() {
@@ -317,12 +318,12 @@ async fn what_is_not_delegated_does_not_wait() {
     assert_eq!(s.below(&g.0).await, b"synced");
     s.close(&g).await.unwrap();
     assert_eq!(s.dirty.stats().lazy_closes, 0);
-    // More than the server has promised room for is sent.
+    // A file above the promised room is sent.
     let h = s.open("h").await;
     s.write(&h, 0, pattern(1, 1001)).await.unwrap();
     s.close(&h).await.unwrap();
     assert_eq!(s.below(&h.0).await, pattern(1, 1001));
-    // Without the option nobody asks.
+    // Without the option the delegation has no effect.
     let s = Stack::new(DirtyOptions { delegated_close: false, ..delegated() }).await;
     s.gate.delegate(true);
     let f = s.open("f").await;
@@ -331,8 +332,8 @@ async fn what_is_not_delegated_does_not_wait() {
     assert_eq!(s.below(&f.0).await, b"closed");
 }
 
-/// A call that takes a name gives the delegation back: what others may see by another name is sent
-/// before, and nothing else.
+/// A call that removes a name returns the delegation. The bytes of a file with another name are
+/// sent before, and no other bytes.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn names_that_go_send_what_has_others() {

@@ -1,9 +1,9 @@
-//! Opens, links and questions beside a call that takes the name of a file that was not sent.
+//! Tests of opens, links and requests during a call that removes a name of an unsent file.
 
 use super::*;
 use hither_vfs::RenameFlags;
 
-/// How a file is closed before it was sent.
+/// The ways to close a file before it is sent.
 const MODES: [&str; 3] = ["close=lazy", "close=delegated", "close=wait"];
 
 async fn stack(mode: &str) -> Stack {
@@ -18,7 +18,7 @@ async fn stack(mode: &str) -> Stack {
     s
 }
 
-/// Takes the name `f` from its file, which `over` replaces or nothing.
+/// Removes the name `f` of a file, by an unlink, or by a rename of `over`.
 async fn lose(s: &Stack, fh: &Fh, replaced: bool) {
     let (root, f) = (&s.root, name("f"));
     match replaced {
@@ -30,7 +30,7 @@ async fn lose(s: &Stack, fh: &Fh, replaced: bool) {
     }
 }
 
-/// An open that found the file before it lost its name reads what was written, whatever else
+/// An open that found the file before its name was removed reads the written bytes, whatever
 /// happens meanwhile.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
@@ -77,7 +77,7 @@ async fn open_under_way_keeps_bytes() {
     }
 }
 
-/// An answer that was on its way when the file lost its name tells the length that it had.
+/// An answer that was in flight during the removal of the name shows the former length.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn late_answer_tells_length() {
@@ -103,8 +103,8 @@ async fn late_answer_tells_length() {
     }
 }
 
-/// While a file that lost its bytes with its last name is still open below, nothing opens it, and
-/// it is as long as it was.
+/// A file that lost its bytes with its last name cannot be opened, and keeps its length, while it
+/// is open below.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn dropped_bytes_are_never_read_as_none() {
@@ -126,8 +126,8 @@ async fn dropped_bytes_are_never_read_as_none() {
     assert!(s.dirty.files.read().is_empty());
 }
 
-/// The layer below is told that no program uses a file that loses its name; nothing is sent before
-/// the outcome is known.
+/// The layer below learns that no program uses a file whose name is removed. No bytes are sent
+/// before the result is known.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
 async fn unused_file_needs_no_hidden_name() {

@@ -1,4 +1,4 @@
-//! Order, attributes and room.
+//! Tests of order, attributes and room.
 
 use super::gate::Verdict;
 use super::*;
@@ -32,7 +32,7 @@ async fn versions_of_a_byte_reach_the_server_one_after_the_other() {
     s.write(&f, 1000, pattern(2, MIB)).await.unwrap();
     s.write(&f, 0, pattern(3, 10)).await.unwrap();
     settle().await;
-    assert_eq!(s.gate.waiting("write"), 1, "what overlaps waits");
+    assert_eq!(s.gate.waiting("write"), 1, "overlapping bytes wait");
     assert_eq!(s.read(&f, 0, 10).await, pattern(3, 10));
     assert_eq!(s.read(&f, 10, 10).await, pattern(1, 20)[10..]);
     assert_eq!(s.read(&f, 1000, 10).await, pattern(2, 10));
@@ -58,7 +58,7 @@ async fn a_cut_voids_what_lies_beyond() {
         dirty.setattr(&cx(), At { fh: &f2.0, open: Some(f2.1) }, &set).await
     });
     settle().await;
-    assert_eq!(s.gate.calls("setattr"), 0, "what is in flight is awaited");
+    assert_eq!(s.gate.calls("setattr"), 0, "the truncation waits for bytes in flight");
     s.gate.open_all();
     assert_eq!(cut.await.unwrap().unwrap().attr.size_bytes, 500);
     assert_eq!(s.size(&f).await, 500);
@@ -69,7 +69,7 @@ async fn a_cut_voids_what_lies_beyond() {
     assert_eq!((all.len(), &all[..500], &all[500..600]), (610, &pattern(1, 500)[..], &[0; 100][..]));
 }
 
-/// A cut that the server refuses cuts nothing here either.
+/// A truncation that the server refuses drops no local bytes.
 #[tokio::test(start_paused = true)]
 async fn a_refused_cut_keeps_everything() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -112,7 +112,7 @@ async fn opens_that_cut_void_what_was_written_before() {
     s.gate.open_all();
 }
 
-/// Times that a program sets are not moved by what it wrote before.
+/// A write before does not change times that a program sets.
 #[tokio::test(start_paused = true)]
 async fn times_that_were_set_stay() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -127,7 +127,7 @@ async fn times_that_were_set_stay() {
     assert_eq!(s.gate.calls("write"), 1);
 }
 
-/// Who writes a file and asks for its times before closing it finds those that stay.
+/// A program that writes a file and reads its times before the close gets the final times.
 #[tokio::test(start_paused = true)]
 async fn times_that_were_seen_stay() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -139,7 +139,7 @@ async fn times_that_were_seen_stay() {
     assert_eq!((seen.mtime, seen.ctime, seen.size_bytes), (after.mtime, after.ctime, 1000));
     assert_eq!(s.gate.calls("write"), 1);
 
-    // But not again and again.
+    // The bytes are not sent for each request.
     let f = s.open("g").await;
     for i in 0..100 {
         s.write(&f, i * 10, pattern(1, 10)).await.unwrap();
@@ -148,7 +148,8 @@ async fn times_that_were_seen_stay() {
     assert_eq!(s.gate.calls("write"), 2);
 }
 
-/// Who reads what he writes is not shown times: the length is enough, and nothing is sent for it.
+/// A program that reads its own writes does not see times. The length is enough, and no bytes are
+/// sent for it.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_for_times_that_nobody_sees() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -164,7 +165,7 @@ async fn nothing_is_sent_for_times_that_nobody_sees() {
     assert_eq!((s.gate.calls("write"), s.below(&f.0).await.len()), (1, 868));
 }
 
-/// The server's clock decides, also for who asks early, and whichever clock is ahead.
+/// The visible times are the server's, also before the close, whichever clock is ahead.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn times_that_were_seen_are_the_servers() {
@@ -172,7 +173,7 @@ async fn times_that_were_seen_are_the_servers() {
         let s = Stack::with_clock(DirtyOptions::default(), u64::MAX, ahead_s).await;
         let f = s.open("f").await;
         s.write(&f, 0, pattern(1, len)).await.unwrap();
-        // WRITEs take their time, so that questions from before and after their end are told apart.
+        // WRITEs take time, so that requests before and after their end are distinguished.
         s.gate.decide(Box::new(|_, _| Verdict::Pass(Duration::from_millis(1))));
         s.write(&f, 0, pattern(2, len)).await.unwrap();
         let early = attrs(&s, &f).await.attr;
@@ -186,7 +187,7 @@ async fn times_that_were_seen_are_the_servers() {
     }
 }
 
-/// Attributes that the layer below knew before are asked for again when bytes were sent for them.
+/// Attributes known below are requested again after bytes were sent for them.
 #[tokio::test(start_paused = true)]
 async fn old_times_are_asked_for_again() {
     let s = Stack::with_clock(DirtyOptions::default(), u64::MAX, 1000).await;
@@ -196,7 +197,7 @@ async fn old_times_are_asked_for_again() {
     s.write(&f, 0, pattern(1, 3 * MIB)).await.unwrap();
     s.gate.answer_with(Some(old.clone()));
     let asked = s.gate.calls("getattr");
-    // One WRITE tells itself what it left; which of several was the last one is not known.
+    // A single WRITE returns the final attributes. Of several WRITEs, the last one is not known.
     s.gate.decide(Box::new(|_, _| Verdict::Pass(Duration::from_millis(1))));
     attrs(&s, &f).await;
     assert!(s.gate.writes().len() > 1);
@@ -215,7 +216,7 @@ async fn old_times_are_asked_for_again() {
     assert_eq!((seen.mtime, seen.ctime, seen.size_bytes), (theirs.mtime, theirs.ctime, 1000));
 }
 
-/// An answer that was on its way while bytes were sent lacks them.
+/// An answer that was in flight while bytes were sent lacks them.
 #[tokio::test(start_paused = true)]
 async fn old_answers_do_not_shorten_a_file() {
     let s = Stack::new(no_stat_flush()).await;
@@ -231,14 +232,14 @@ async fn old_answers_do_not_shorten_a_file() {
     assert_eq!((seen.attr.size_bytes, seen.attr.change), (3 * MIB, written.change));
     assert!(seen.attr.mtime >= written.mtime);
     assert_eq!(s.read(&f, 3 * MIB - 10, 100).await.len(), 10);
-    // One that was asked for later is somebody else's doing.
+    // The answer to a later request shows a change by another client.
     tokio::time::sleep(Duration::from_millis(1)).await;
     s.gate.answer_with(Some(Attrs { asked: tokio::time::Instant::now(), ..old }));
     assert_eq!(attrs(&s, &f).await.attr.size_bytes, 0);
 }
 
-/// An answer from before bytes were sent, that comes after a newer one: nothing of it is shown,
-/// neither attributes nor bytes.
+/// An answer from before bytes were sent may arrive after a newer one. Its attributes and bytes are
+/// not shown.
 #[tokio::test(start_paused = true)]
 async fn the_newest_answer_is_shown_whichever_comes_last() {
     let s = Stack::new(no_stat_flush()).await;
@@ -263,7 +264,7 @@ async fn the_newest_answer_is_shown_whichever_comes_last() {
     let late = late.await.unwrap();
     let shown = &late.steps[0].attrs.attr;
     assert_eq!((shown.size_bytes, shown.change, shown.mtime), (200, newer.change, newer.mtime));
-    assert!(late.along.first.is_none(), "these were the bytes of before");
+    assert!(late.along.first.is_none(), "the first bytes are outdated");
     assert_eq!(attrs(&s, &f).await.attr, newer);
 }
 
@@ -286,7 +287,7 @@ async fn local_size_and_times_are_shown_everywhere() {
     let trail = s.dirty.walk(&cx(), Where::name(&s.root, &name("f")), want).await.unwrap();
     check(&trail.steps[0].attrs);
     check(&trail.along.listing.unwrap().entries[0].node.as_ref().unwrap().attrs);
-    assert!(trail.along.first.is_none(), "bytes of the server are not those of the file");
+    assert!(trail.along.first.is_none(), "the server's bytes are not the file's");
     let page = s.dirty.readdir(&cx(), &s.root, 0, [0; 8], 4096, true).await.unwrap();
     check(&page.entries[0].node.as_ref().unwrap().attrs);
     let many = s.dirty.getattr_many(&cx(), std::slice::from_ref(&f.0)).await;
@@ -304,7 +305,7 @@ async fn local_size_and_times_are_shown_everywhere() {
     assert_eq!(many[0].as_ref().unwrap().read.data.len(), 1000);
 }
 
-/// Own data on its way changes nothing that is shown; somebody else's change is seen.
+/// Own bytes in flight do not change the visible attributes. A change by another client is visible.
 #[tokio::test(start_paused = true)]
 async fn the_change_value_moves_with_contents() {
     let s = Stack::new(no_stat_flush()).await;
@@ -321,12 +322,12 @@ async fn the_change_value_moves_with_contents() {
     assert!(clean != first && first != second && clean != second);
     assert_eq!(change().await, second);
     s.commit(&f).await.unwrap();
-    assert_eq!(change().await, second, "sent, not changed");
+    assert_eq!(change().await, second, "the bytes are sent, not changed");
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(change().await, second);
 
-    // Whoever opens must not take the pages of before for right: another client may have written
-    // between two of our WRITEs.
+    // An open must not trust earlier pages, because another client may have written between two own
+    // WRITEs.
     let opened = s.dirty.open(&cx(), Where::fh(&f.0), &OpenHow { create: Create::No, ..how(false) }).await;
     let opened = opened.unwrap();
     assert!(opened.node.attrs.attr.change != second);
@@ -336,10 +337,10 @@ async fn the_change_value_moves_with_contents() {
     assert_eq!(
         again.unwrap().node.attrs.attr.change,
         opened.node.attrs.attr.change,
-        "nothing was sent since"
+        "no bytes were sent since"
     );
 
-    // Another client writes: while clean, and while dirty.
+    // Another client writes: while the file is clean, and while it is dirty.
     let theirs = async |byte| {
         let data = Data::from(pattern(byte, 5));
         s.gate.below().write(&cx(), At { fh: &f.0, open: None }, 0, data, Stability::Stable).await.unwrap();
@@ -353,8 +354,8 @@ async fn the_change_value_moves_with_contents() {
     assert!(change().await != before);
 }
 
-/// A lock protects what was written under it: the server has it before the lock is gone, and before
-/// one is taken.
+/// A lock protects the bytes written under it. The server has them before an unlock, and before a
+/// lock.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn locks_send_first() {
@@ -413,12 +414,12 @@ async fn credentials_stay_with_their_bytes() {
         s.dirty.write(&who, at(&f), end, pattern(1, 10).into(), Stability::Unstable).await.unwrap();
     }
     s.commit(&f).await.unwrap();
-    // The first question for the length sent the first ten bytes.
+    // The first request for the length sent the first ten bytes.
     assert_eq!(s.gate.writes(), [(0, 10), (10, 20), (30, 10)]);
     assert_eq!(s.gate.creds().iter().map(|c| c.uid).collect::<Vec<_>>(), [0, 7, 0]);
 }
 
-/// A delegation may go back when those above let go and everything is at the server.
+/// A delegation may be returned when the layers above have withdrawn and the server has all bytes.
 #[tokio::test(start_paused = true)]
 async fn a_recall_sends_and_commits() {
     struct Above(Mutex<Vec<Fh>>, Weak<Dirty>, OpenId);
@@ -450,10 +451,10 @@ async fn a_recall_sends_and_commits() {
     drop(s.gate.upcalls().withdraw_all());
     settle().await;
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(s.below(&f.0).await, pattern(2, 10), "it goes on although nobody waits");
+    assert_eq!(s.below(&f.0).await, pattern(2, 10), "the bytes are sent without a waiting caller");
 }
 
-/// A file whose writes do not go out fills its own share; others do not notice.
+/// A file without completed writes fills its own share only. Other files are not delayed.
 /// Promise: 25
 #[tokio::test(start_paused = true)]
 async fn a_slow_file_stops_no_other() {
@@ -479,7 +480,7 @@ async fn a_slow_file_stops_no_other() {
     }
     s.close(&quick).await.unwrap();
     assert_eq!(written.load(Ordering::Relaxed), 4);
-    // Files without room at all are written through.
+    // Files without any room are written through.
     let many: Vec<_> = (0..20).map(|i| format!("m{i}")).collect();
     for file in &many {
         let f = s.open(file).await;
@@ -498,13 +499,13 @@ async fn a_slow_file_stops_no_other() {
     assert_eq!(s.below(&slow.0).await.len() as u64, 16 * MIB);
 }
 
-/// A writer goes on as soon as one WRITE of its file ended, not when all did.
+/// A writer continues when one WRITE of its file has ended, not when all have.
 #[tokio::test(start_paused = true)]
 async fn push_back_is_smooth() {
     let options = DirtyOptions { dirty_max_bytes: 8 * MIB, ..Default::default() };
     let s = Stack::new(options).await;
     let f = s.open("f").await;
-    // Each WRITE takes a second, four go at a time.
+    // Each WRITE takes a second, and four run at a time.
     s.gate.decide(Box::new(|_, _| Verdict::Pass(Duration::from_secs(1))));
     let mut longest = Duration::ZERO;
     let started = tokio::time::Instant::now();
@@ -518,7 +519,7 @@ async fn push_back_is_smooth() {
     s.commit(&f).await.unwrap();
 }
 
-/// A sequential writer who is pushed back still sends whole chunks.
+/// A sequential writer that waits for room still sends whole chunks.
 #[tokio::test(start_paused = true)]
 async fn push_back_does_not_make_small_writes() {
     let options = DirtyOptions { dirty_max_bytes: 8 * MIB, ..Default::default() };
@@ -533,7 +534,7 @@ async fn push_back_does_not_make_small_writes() {
     assert_eq!(s.gate.calls("write") as u64, 32_000_000_u64.div_ceil(MIB));
 }
 
-/// Many files with a little each make room for others before their time.
+/// Many files with few bytes each make room before their age.
 #[tokio::test(start_paused = true)]
 async fn many_small_files_make_room() {
     let options = DirtyOptions { dirty_max_bytes: MIB, ..Default::default() };
@@ -572,7 +573,7 @@ async fn waiting_can_be_interrupted() {
     s.gate.open_all();
     tokio::time::sleep(Duration::from_millis(1)).await;
     settle().await;
-    assert_eq!(s.gate.calls("close"), 1, "the close goes on");
+    assert_eq!(s.gate.calls("close"), 1, "the close continues");
     assert_eq!(s.below(&f.0).await.len() as u64, 2 * MIB);
 }
 
@@ -590,8 +591,8 @@ async fn a_descriptor_for_reading_cannot_write() {
     assert_eq!(s.below(&f.0).await.len(), 10);
 }
 
-/// Small copies are the caller's: no call, not even for bytes that are not sent yet. Larger ones
-/// are the server's.
+/// The caller makes small copies itself, without a call, even for unsent bytes. The server makes
+/// larger copies.
 #[tokio::test(start_paused = true)]
 async fn small_copies_are_left_to_the_caller() {
     let s = Stack::new(DirtyOptions { small_copy_bytes: 1000, ..Default::default() }).await;
@@ -608,6 +609,6 @@ async fn small_copies_are_left_to_the_caller() {
     assert_eq!(s.below(&g.0).await, s.below(&f.0).await);
     assert_eq!(s.dirty.copy(&cx(), from, 10, to, 0, 1 << 30).await.unwrap_err().errno, libc::EOPNOTSUPP);
     assert_eq!(s.dirty.copy(&cx(), from, 0, to, 0, 10).await.unwrap_err().errno, libc::EOPNOTSUPP);
-    // At the end there is nothing to copy, and nothing to leave to anybody.
+    // At the end of the source a copy has no bytes and needs no call.
     assert_eq!(s.dirty.copy(&cx(), from, 1010, to, 0, 10).await.unwrap(), 0);
 }

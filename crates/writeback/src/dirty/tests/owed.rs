@@ -1,5 +1,4 @@
-//! Attributes that wait: what may, whom they keep waiting, in which order they come, and what
-//! becomes of refusals.
+//! Tests of delayed attributes: conditions, waiting callers, order, and refusals.
 
 use super::finish::{LONG_AGO, mode, times};
 use super::gate::Verdict;
@@ -22,8 +21,8 @@ fn only(access: Time) -> SetAttr {
     SetAttr { atime: Some(SetTime::To(access)), ..SetAttr::default() }
 }
 
-/// A stream of whole chunks that never ends keeps neither permissions nor times from the server for
-/// longer than bytes may wait.
+/// An endless stream of whole chunks delays neither permissions nor access times longer than the
+/// age of bytes.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_writer_who_never_stops_keeps_nothing_back() {
@@ -50,12 +49,12 @@ async fn a_writer_who_never_stops_keeps_nothing_back() {
         let theirs = s.theirs(&f.0).await;
         assert_eq!(theirs.mode, set.mode.unwrap_or(0o600), "{which}");
         assert!(set.atime.is_none() || theirs.atime == LONG_AGO, "{which}");
-        assert!(s.gate.calls("write") > 200, "the stream goes on");
+        assert!(s.gate.calls("write") > 200, "the stream continues");
         s.close(&f).await.unwrap();
     }
 }
 
-/// Permissions that wait behind bytes which a full server does not take are at the server in time.
+/// Delayed permissions reach a full server in time, although it refuses the bytes before them.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_full_server_gets_permissions() {
@@ -68,13 +67,13 @@ async fn a_full_server_gets_permissions() {
     tokio::time::sleep(AGE + Duration::from_secs(2)).await;
     assert_eq!((s.theirs(&f.0).await.mode, s.theirs(&f.0).await.size_bytes), (0o644, 0));
     s.gate.fail("write", 0);
-    assert_eq!(s.commit(&f).await.unwrap_err().errno, libc::ENOSPC, "what happened meanwhile");
+    assert_eq!(s.commit(&f).await.unwrap_err().errno, libc::ENOSPC, "the earlier error is reported");
     s.commit(&f).await.unwrap();
     let theirs = s.theirs(&f.0).await;
     assert_eq!((theirs.mtime, theirs.size_bytes), (LONG_AGO, 5));
 }
 
-/// Who opens a file waits for its permissions at most: not for its bytes, and for nothing of other
+/// An open waits for the permissions of its file at most. It waits neither for bytes nor for other
 /// files.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
@@ -93,7 +92,7 @@ async fn opens_wait_for_no_bytes_and_no_other_file() {
         s.dirty.open(&other(), at, &reading()).await.unwrap();
         assert_eq!((s.theirs(&f.0).await.mode, s.theirs(&g.0).await.mode), (0o644, 0o600));
         assert_eq!(s.gate.calls("setattr"), 1);
-        // Who is refused for other reasons costs nobody anything.
+        // A refusal for other reasons causes no call.
         let h = s.create("h", 0o600).await;
         s.dirty.open(&other(), Where::fh(&h.0), &reading()).await.unwrap_err();
         s.dirty.open(&other(), Where::name(&s.root, &name("h")), &reading()).await.unwrap_err();
@@ -106,8 +105,8 @@ async fn opens_wait_for_no_bytes_and_no_other_file() {
     }
 }
 
-/// Every call that the server may refuse for lack of permissions, or that comes after them, finds
-/// them there.
+/// A call that the server may refuse for lack of delayed permissions, or that must follow them,
+/// finds them at the server.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn calls_that_need_permissions_find_them() {
@@ -136,7 +135,7 @@ async fn calls_that_need_permissions_find_them() {
             8 => drop(d.removexattr(&cx, fh, b"user.x").await),
             9 => drop(d.link(&cx, fh, &s.root, &name("g")).await),
             _ => {
-                // Given away while its bytes cannot be sent.
+                // The owner is changed while the bytes cannot be sent.
                 s.gate.fail("write", libc::ENOSPC);
                 s.gate.open_all();
                 s.set(&f, &away).await;
@@ -154,7 +153,7 @@ async fn calls_that_need_permissions_find_them() {
     }
 }
 
-/// An access control list is not set when older permissions might come after it.
+/// An access control list is not set while older permissions could arrive after it.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn access_control_lists_come_after() {
@@ -169,7 +168,7 @@ async fn access_control_lists_come_after() {
     assert_eq!((s.gate.calls("setxattr"), s.gate.calls("removexattr")), (0, 0));
 }
 
-/// What the server may see otherwise than we do is its own to say, at once.
+/// A change that the server may execute differently is sent at once.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_is_not_certain_is_sent_at_once() {
@@ -193,19 +192,19 @@ async fn what_is_not_certain_is_sent_at_once() {
         assert_eq!(s.gate.calls("setattr"), before + 1, "{set:?}");
         s.close(&f).await.unwrap();
     }
-    // Bits that are there already may go for reasons of the server's.
+    // The server may clear special bits that are already set.
     let f = s.create("special", 0o4600).await;
     s.set(&f, &mode(0o4644)).await;
     assert_eq!(s.theirs(&f.0).await.mode, 0o4644);
     s.set(&f, &SetAttr { gid: Some(0), ..SetAttr::default() }).await;
-    assert_eq!(s.theirs(&f.0).await.mode & 0o6000, 0, "clearing it is not missed");
-    // A file that is not its creator's by the server's own word: squashed, or given away.
+    assert_eq!(s.theirs(&f.0).await.mode & 0o6000, 0, "the cleared bits are visible");
+    // The server does not report the caller as the owner: the file was squashed or given away.
     let f = s.create("given", 0o600).await;
     s.set(&f, &SetAttr { uid: Some(77), ..SetAttr::default() }).await;
     let before = s.gate.calls("setattr");
     s.set(&f, &times()).await;
     assert_eq!(s.gate.calls("setattr"), before + 1);
-    // What changes nothing is sent when nothing else is.
+    // A change without effect is sent when no bytes are to be sent.
     let f = s.create("same", 0o600).await;
     let before = s.gate.calls("setattr");
     s.set(&f, &mode(0o600)).await;
@@ -217,8 +216,7 @@ async fn what_is_not_certain_is_sent_at_once() {
     assert_eq!(s.dirty.stats().attributes_merged, 1);
 }
 
-/// Permissions that wait again, because the call that was to replace them failed, are there for
-/// whoever needs them.
+/// Permissions that wait again after a failed call are sent for a call that needs them.
 #[tokio::test(start_paused = true)]
 async fn what_was_withdrawn_is_paid_as_well() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -234,8 +232,7 @@ async fn what_was_withdrawn_is_paid_as_well() {
     assert_eq!(s.theirs(&f.0).await.mode, 0o666);
 }
 
-/// The times that a program sees do not change when they are sent, nor go back when it writes
-/// again.
+/// The visible times do not change when they are sent, and do not go back at the next write.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn times_are_shown_as_they_will_be() {
@@ -253,12 +250,13 @@ async fn times_are_shown_as_they_will_be() {
         for attr in [seen, after, theirs] {
             assert_eq!((attr.mtime, attr.atime), (told.mtime, told.atime), "{ahead_s}");
         }
-        // The server's own time is asked of the server.
+        // The server's own time is requested from the server.
         s.set(&f, &SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }).await;
         let mut last = s.shown(&f.0).await.mtime;
         assert_eq!(last, s.theirs(&f.0).await.mtime);
         if ahead_s > 0 {
-            // With the clock here ahead what is shown goes back to the server's once: documented.
+            // With the local clock ahead, the visible time goes back to the server's once, as
+            // documented.
             continue;
         }
         for step in 0..3 {
@@ -273,7 +271,8 @@ async fn times_are_shown_as_they_will_be() {
     }
 }
 
-/// A refusal of what went alone is told, and what waits beside it is sent all the same.
+/// The refusal of attributes that were sent alone is reported. Other waiting attributes are sent
+/// all the same.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn a_refusal_takes_nothing_along() {
@@ -292,8 +291,7 @@ async fn a_refusal_takes_nothing_along() {
     assert_eq!((theirs.mode, theirs.mtime, theirs.size_bytes), (0o600, LONG_AGO, 5));
 }
 
-/// A file is kept for the questions that were open when it was closed, not for those that came
-/// later.
+/// A file is kept for the requests that were open at its close, and not for later ones.
 #[tokio::test(start_paused = true)]
 async fn overlapping_questions_keep_no_file_for_ever() {
     let s = Arc::new(Stack::new(DirtyOptions::default()).await);
@@ -315,7 +313,7 @@ async fn overlapping_questions_keep_no_file_for_ever() {
     settle().await;
     drop(first);
     assert_eq!((s.dirty.questions.kept(), s.dirty.files.read().len()), (0, 0));
-    // Files to which nothing was done need not be kept at all.
+    // A file without changes is not kept at all.
     let g = s.open("f").await;
     s.close(&g).await.unwrap();
     settle().await;
@@ -324,8 +322,7 @@ async fn overlapping_questions_keep_no_file_for_ever() {
     later.await.unwrap();
 }
 
-/// However many files are closed while a question is open: memory is bounded, and the answer is
-/// right.
+/// Any number of files may be closed during a request: memory is bounded, and the answer is right.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_takes_long_is_asked_again() {
     let s = Arc::new(Stack::new(DirtyOptions::default()).await);
@@ -354,8 +351,8 @@ async fn a_question_that_takes_long_is_asked_again() {
     assert!(s.dirty.files.read().is_empty());
 }
 
-/// Attributes that cannot be set for now keep no bytes from the server, and no writer from writing;
-/// fsync and close tell of them.
+/// Attributes that cannot be set for now delay neither bytes nor writers. An fsync or close reports
+/// their error.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn attributes_that_fail_keep_no_bytes() {
@@ -367,7 +364,7 @@ async fn attributes_that_fail_keep_no_bytes() {
         s.set(&f, &mode(0o644)).await;
         s.set(&f, &times()).await;
         tokio::time::sleep(AGE + Duration::from_secs(1)).await;
-        assert_eq!(s.below(&f.0).await, vec![1; 20_000], "age sends them");
+        assert_eq!(s.below(&f.0).await, vec![1; 20_000], "the bytes are sent by age");
         s.write(&f, 0, "more").await.ok();
         let file = At { fh: &f.0, open: Some(f.1) };
         let data = Data::from(Bytes::from_static(b"synchronous"));
@@ -379,11 +376,11 @@ async fn attributes_that_fail_keep_no_bytes() {
         assert_eq!((s.dirty.stats().bytes_dropped, s.dirty.stats().dirty_bytes), (0, 0));
         settle().await;
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert!(s.dirty.files.read().is_empty(), "nobody is left to wait for");
+        assert!(s.dirty.files.read().is_empty(), "no state is left");
     }
 }
 
-/// And they are tried again.
+/// Attributes that failed are sent again.
 #[tokio::test(start_paused = true)]
 async fn attributes_that_fail_are_tried_again() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -398,8 +395,8 @@ async fn attributes_that_fail_are_tried_again() {
     s.commit(&f).await.unwrap();
 }
 
-/// A truncation that is refused leaves the times that wait as they are; one that succeeds makes
-/// them void, by whichever call.
+/// A refused truncation leaves delayed times unchanged. A successful one, by any call, supersedes
+/// them.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn only_cuts_that_succeed_make_times_void() {
@@ -431,7 +428,7 @@ async fn only_cuts_that_succeed_make_times_void() {
     }
 }
 
-/// A refusal that was on its way while the permissions got there is not the last word.
+/// A refusal that was in flight while the permissions arrived is followed by another attempt.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn late_refusals_are_asked_again() {
@@ -448,8 +445,7 @@ async fn late_refusals_are_asked_again() {
     late.await.unwrap().unwrap();
 }
 
-/// Whoever opens a file is told of his own refusal, not of why somebody else's attributes could not
-/// be set.
+/// An open returns its own refusal, and not the error of another program's attributes.
 #[tokio::test(start_paused = true)]
 async fn nobody_is_told_of_others_trouble() {
     let s = Stack::new(DirtyOptions::default()).await;
@@ -460,7 +456,7 @@ async fn nobody_is_told_of_others_trouble() {
     assert_eq!(opened.unwrap_err().errno, libc::EACCES);
 }
 
-/// A file that lost one of its names is sent when it is old enough, like any other.
+/// A file that lost one of its names is sent by age, like any other.
 #[tokio::test(start_paused = true)]
 async fn a_file_with_a_name_left_is_sent() {
     let s = Stack::new(DirtyOptions::default()).await;

@@ -1,10 +1,10 @@
-//! Attributes are registers: whoever asks sees what was set last, however calls overlap on their
+//! Attributes are registers: every request sees the value set last, however calls overlap on the
 //! way to the server and back.
 //!
-//! Programs make files as tar(1) and rsync(1) do, over this layer, the cache below it and a wire on
-//! which each message takes its time both ways; the server's clock is coarse, so that several
-//! changes have one time. Others ask in all ways at any moment. An answer may be any value that was
-//! the last one at some moment of the question.
+//! Programs create files as tar(1) and rsync(1) do, over three layers: this layer, the cache below,
+//! and a wire with a random delay in both directions. The server's clock is coarse, so that several
+//! changes have one time. Other tasks send requests of all kinds at any moment. An answer may be
+//! any value that was the last one at some moment of the request.
 
 use super::*;
 use hither_cache::meta::{Meta, MetaOptions};
@@ -33,7 +33,7 @@ impl Dice {
     }
 }
 
-/// The values that something had, one after the other; a value is set during a range of moments.
+/// The successive values of an attribute. A value is set during a range of moments.
 #[derive(Debug, Clone)]
 struct Register<T>(Vec<(Range<u64>, T)>);
 
@@ -46,7 +46,7 @@ impl<T: PartialEq + std::fmt::Debug + Clone> Register<T> {
         self.0.last_mut().unwrap().0.end = at;
     }
 
-    /// Values that a question of these moments may find.
+    /// The values that a request during these moments may find.
     fn seen(&self, asked: &Range<u64>) -> Vec<T> {
         let last = self.0.iter().rposition(|(set, _)| set.end < asked.start).unwrap_or(0);
         let begun = |(set, _): &&(Range<u64>, T)| set.start <= asked.end;
@@ -57,7 +57,7 @@ impl<T: PartialEq + std::fmt::Debug + Clone> Register<T> {
 #[derive(Debug, Clone)]
 struct Story {
     mode: Register<u32>,
-    /// `None`: whatever writing left.
+    /// `None`: any time that a write left.
     mtime: Register<Option<Time>>,
     size: Register<u64>,
 }
@@ -141,7 +141,7 @@ impl World {
         });
     }
 
-    /// Makes a file, does this and that to it, closes it at some time after close(2), and goes on
+    /// Creates a file, changes it in random ways, closes it some time after close(2), and continues
     /// by name.
     async fn program(self: &Arc<Self>, file: &str, rng: &mut Dice) {
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// Asks in one of many ways.
+    /// Sends a request of a random kind.
     async fn ask(&self, rng: &mut Dice) {
         let known: Vec<_> = self.files.lock().iter().map(|(n, (fh, _))| (n.clone(), fh.clone())).collect();
         if known.is_empty() {
@@ -284,7 +284,7 @@ async fn play(seed: u64) -> Vec<String> {
     programs.join_all().await;
     world.over.store(true, Ordering::Relaxed);
     others.join_all().await;
-    // All that was done is forgotten with the last question.
+    // All state is dropped with the last request.
     settle().await;
     assert!(world.dirty.files.read().is_empty(), "{:?}", world.dirty.files.read());
     std::mem::take(&mut *world.wrong.lock())

@@ -1,9 +1,9 @@
-//! What a file lost is not put back: cuts and holes, ours and others', and what of the journal
-//! survives a power cut.
+//! Tests of truncations and holes: lost bytes are not restored, whether this or another client
+//! removed them, even after a power cut of the journal.
 
 use super::*;
 
-/// Two whole chunks arrive, and are not committed.
+/// Two whole chunks that arrive and are not committed.
 async fn two_chunks(exclusive: bool) -> (Journaled, (Fh, OpenId)) {
     two_chunks_with(options(exclusive)).await
 }
@@ -16,8 +16,8 @@ async fn two_chunks_with(options: DirtyOptions) -> (Journaled, (Fh, OpenId)) {
     (j, f)
 }
 
-/// Bytes that arrived and are missing, or zero, are no proof that they never arrived: somebody else
-/// has cut the file, or made a hole.
+/// Arrived bytes that are missing, or zero, may have been removed by another client that truncated
+/// the file or punched a hole.
 /// Promise: 6d
 #[tokio::test]
 async fn what_somebody_else_cut_stays_cut() {
@@ -43,24 +43,24 @@ async fn what_somebody_else_cut_stays_cut() {
         let theirs = j.s.below(&f.0).await;
         let (outcome, kept) = j.crash(exclusive, async |_| ()).await;
         assert_eq!(j.s.below(&f.0).await, theirs, "{exclusive} {cut}: {outcome:?}");
-        assert_eq!(kept.concat(), pattern(1, 2000), "it is kept");
+        assert_eq!(kept.concat(), pattern(1, 2000), "the bytes are kept as a conflict");
     }
 }
 
-/// The end of the journal that a power cut takes is not what says that bytes were cut off here.
+/// A power cut does not lose the records of a truncation or hole punched in this mount.
 /// Promise: 6d
 #[tokio::test]
 async fn what_was_cut_here_stays_cut_after_a_power_cut() {
     for exclusive in [false, true] {
         let (j, f) = two_chunks(exclusive).await;
-        until("all of it on stable storage", async || j.memory.synced() == j.memory.copy()).await;
+        until("the journal is on stable storage", async || j.memory.synced() == j.memory.copy()).await;
         j.s.resize(&f, 1000).await.unwrap();
         let left = j.memory.synced();
         let (outcome, _) = j.crash_with(left, exclusive, async |_| ()).await;
         assert_eq!(j.s.below(&f.0).await, pattern(1, 1000), "{exclusive}: {outcome:?}");
 
         let (j, f) = two_chunks(exclusive).await;
-        until("all of it on stable storage", async || j.memory.synced() == j.memory.copy()).await;
+        until("the journal is on stable storage", async || j.memory.synced() == j.memory.copy()).await;
         let range = FileRange { start_bytes: 1000, end_bytes: 2000 };
         j.s.dirty.deallocate(&cx(), At { fh: &f.0, open: Some(f.1) }, range).await.unwrap();
         let (left, holed) = (j.memory.synced(), j.s.below(&f.0).await);
@@ -70,8 +70,8 @@ async fn what_was_cut_here_stays_cut_after_a_power_cut() {
     }
 }
 
-/// What the answer to a cut told of the file is in the journal as soon as that it was cut: bytes
-/// that wait are not a conflict then.
+/// The journal has the state after a truncation together with the truncation. Unsent bytes then do
+/// not become a conflict.
 /// Promise: 6d
 #[tokio::test]
 async fn a_file_that_was_just_cut_is_nobody_elses() {
@@ -79,7 +79,7 @@ async fn a_file_that_was_just_cut_is_nobody_elses() {
         let (j, f) = two_chunks(exclusive).await;
         j.s.gate.shut("write");
         j.s.write(&f, 500, pattern(7, 300)).await.unwrap();
-        until("all of it on stable storage", async || j.memory.synced() == j.memory.copy()).await;
+        until("the journal is on stable storage", async || j.memory.synced() == j.memory.copy()).await;
         j.s.resize(&f, 1200).await.unwrap();
         let (outcome, _) = j.crash_with(j.memory.synced(), exclusive, async |_| ()).await;
         assert_eq!(outcome.kept, [], "{exclusive}");
@@ -88,23 +88,23 @@ async fn a_file_that_was_just_cut_is_nobody_elses() {
     }
 }
 
-/// What the retirement of earlier bytes said may be lost together with a later cut: the cut is made
-/// durable all the same.
+/// A power cut may lose the retirement of earlier bytes together with a later truncation. The
+/// truncation is made durable all the same.
 #[tokio::test]
 async fn a_cut_is_durable_when_what_came_before_was() {
     let dirty_age = DirtyOptions::default().dirty_age;
     let (j, f) = two_chunks_with(DirtyOptions { dirty_age, ..options(false) }).await;
-    until("all of it on stable storage", async || j.memory.synced() == j.memory.copy()).await;
-    // It leaves the journal, and nobody waits for that.
+    until("the journal is on stable storage", async || j.memory.synced() == j.memory.copy()).await;
+    // The bytes leave the journal, and no caller waits for that.
     until("an empty journal", async || j.wal.stats().journal_files == 0).await;
     j.s.gate.shut("write");
     j.s.write(&f, 2000, pattern(2, 500)).await.unwrap();
     j.s.resize(&f, 1000).await.unwrap();
     let left = crate::wal::tests::left_of(&j.memory.synced());
-    assert!(left.files.is_empty(), "nothing of it would be written again: {:?}", left.files);
+    assert!(left.files.is_empty(), "a replay would write no bytes: {:?}", left.files);
 }
 
-/// A cut that was done and not answered yet is nobody else's.
+/// An executed truncation without an answer is an own change.
 #[tokio::test]
 async fn a_cut_that_nobody_has_heard_of_is_ours() {
     for exclusive in [false, true] {
@@ -126,8 +126,8 @@ async fn a_cut_that_nobody_has_heard_of_is_ours() {
     }
 }
 
-/// A cut of ours that was answered is over: somebody else who cuts the file to the same length
-/// later has done that himself.
+/// An answered truncation does not explain a later state. A later truncation to the same length was
+/// made by another client.
 /// Promise: 6d
 #[tokio::test]
 async fn a_cut_that_was_answered_explains_nothing_later() {
@@ -149,7 +149,7 @@ async fn a_cut_that_was_answered_explains_nothing_later() {
     }
 }
 
-/// Somebody who writes all the time does not keep the journal from stable storage.
+/// A continuous writer does not keep the journal from stable storage.
 /// Promise: 6c
 #[tokio::test]
 async fn a_steady_writer_is_synced_about_once_a_second() {
@@ -161,7 +161,7 @@ async fn a_steady_writer_is_synced_about_once_a_second() {
     while j.memory.synced().values().all(Vec::is_empty) {
         j.s.write(&f, at, pattern(1, 10)).await.unwrap();
         at += 10;
-        assert!(began.elapsed() < Duration::from_secs(60), "nothing is on stable storage");
+        assert!(began.elapsed() < Duration::from_secs(60), "no record is on stable storage");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -1,10 +1,9 @@
-//! What this client itself did to a file besides writing to it is not taken for somebody else's
-//! work.
+//! Tests of own changes other than writes, which must not be taken for changes by another client.
 
 use super::super::finish::{mode, times};
 use super::*;
 
-/// What is done to a file with an empty journal.
+/// A change of a file with an empty journal.
 #[derive(Debug, Clone, Copy)]
 enum Did {
     Rename,
@@ -72,8 +71,8 @@ impl Did {
     }
 }
 
-/// Nothing but this client has done anything to the file: what it wrote afterwards, and nobody has
-/// sent yet, gets there.
+/// Only this client changed the file. Bytes that were written afterwards and not sent reach the
+/// server.
 /// Promise: 6d
 #[tokio::test]
 async fn what_was_done_here_before_a_write_is_nobody_elses() {
@@ -85,7 +84,7 @@ async fn what_was_done_here_before_a_write_is_nobody_elses() {
         j.s.write(&f, 0, pattern(7, 1000)).await.unwrap();
         j.s.dirty.sync().await.unwrap();
         did.run(&j, &f).await;
-        assert_eq!(j.bytes(), 0, "{did:?}: nothing waits");
+        assert_eq!(j.bytes(), 0, "{did:?}: no bytes wait");
         let mut want = j.s.below(&f.0).await;
         j.s.gate.shut("write");
         j.s.write(&f, 10, pattern(1, 300)).await.unwrap();
@@ -96,8 +95,7 @@ async fn what_was_done_here_before_a_write_is_nobody_elses() {
     }
 }
 
-/// A change of names or attributes that is on its way while the first bytes are written is ours,
-/// too.
+/// A change of names or attributes in flight during the first write is an own change, too.
 /// Promise: 6d
 #[tokio::test]
 async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
@@ -129,7 +127,7 @@ async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
                 }
             }
         });
-        until("it is done at the server", async || j.s.theirs(&f.0).await.change != before).await;
+        until("the change is at the server", async || j.s.theirs(&f.0).await.change != before).await;
         j.s.gate.shut("write");
         j.s.write(&f, 10, pattern(1, 300)).await.unwrap();
         let (outcome, _) = j.crash(true, async |_| ()).await;
@@ -139,7 +137,7 @@ async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
     }
 }
 
-/// What somebody else wrote after that stays a conflict.
+/// A write by another client after an own change is a conflict.
 /// Promise: 6d
 #[tokio::test]
 async fn what_somebody_else_writes_after_a_rename_is_a_conflict() {
@@ -161,7 +159,7 @@ async fn what_somebody_else_writes_after_a_rename_is_a_conflict() {
     }
 }
 
-/// A replay that is cut off is explained by what it sent, however much there is to be written.
+/// An interrupted replay is explained by its journaled WRITEs, for any amount of data.
 /// Promise: 6d
 #[tokio::test]
 async fn a_replay_that_was_cut_off_goes_on() {
@@ -173,7 +171,7 @@ async fn a_replay_that_was_cut_off_goes_on() {
         j.s.gate.shut("write");
         j.s.write(&f, 0, pattern(1, 4 * 4096)).await.unwrap();
         let dir = Temporary::of(&j.memory.copy());
-        // The first WRITEs pass, and then the daemon is killed.
+        // The daemon is killed after the first WRITEs.
         let gate = Gate::new(j.s.gate.server());
         gate.decide(Box::new(move |at, _| match at < arrived * 4096 {
             true => Verdict::Pass(Duration::ZERO),
@@ -182,7 +180,7 @@ async fn a_replay_that_was_cut_off_goes_on() {
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
         let (first, through) = (wal.clone(), gate.clone());
         let replay = tokio::spawn(async move { first.recover(through, left, "here", true, 4096).await });
-        until("the WRITE behind them", async || gate.writes().len() as u64 == arrived + 1).await;
+        until("the next WRITE", async || gate.writes().len() as u64 == arrived + 1).await;
         replay.abort();
         assert!(replay.await.is_err_and(|e| e.is_cancelled()));
         wal.close();
