@@ -157,9 +157,7 @@ impl One {
         let own = Cx::new(Arc::new(Cred::root()));
         let found = self.r.below.getattr(&own.fresh(Instant::now()), At { fh, open: None }).await;
         let attrs = match found {
-            Ok(attrs) if attrs.attr.kind != FileKind::Regular => {
-                return Err("it is no longer a regular file".into());
-            }
+            Ok(attrs) if attrs.attr.kind != FileKind::Regular => return Err("it is no regular file".into()),
             Ok(attrs) if attrs.attr.nlink == 0 => return Err("the file was removed".into()),
             Ok(attrs) => attrs,
             Err(e) if matches!(e.errno, libc::ESTALE | libc::ENOENT) => {
