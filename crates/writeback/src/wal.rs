@@ -51,7 +51,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Names that are kept for the paths of journaled files.
+/// The most names that are kept for the paths of journaled files.
 const NAMES_MOST: usize = 64 << 10;
 /// Components of the longest path that is assembled.
 const DEPTH_MOST: usize = 256;

@@ -103,7 +103,7 @@ struct Shown {
     /// For directories and links. The modification time of a file is set at the server.
     mtime: Option<Time>,
     ctime: Time,
-    /// Answers to earlier requests have other times.
+    /// The time of sending. Answers to earlier requests have other times.
     sent: Instant,
     /// The server's change time of the same state, once known.
     theirs: Option<Time>,

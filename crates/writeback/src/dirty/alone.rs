@@ -108,9 +108,9 @@ impl Dirty {
             self.with(file, |s| {
                 s.extents.cut(size);
                 s.journal.void(size, u64::MAX);
-                // The state is recorded together with the void range. After the void the truncation
-                // no longer explains the file's state, so the file would look changed by another
-                // client.
+                // The state is recorded together with the void range, and not after the wait. The
+                // truncation no longer explains the file. Without the state, the file would look
+                // changed by another client.
                 if let Some(attrs) = told(answer) {
                     s.journal.saw(attrs);
                 }

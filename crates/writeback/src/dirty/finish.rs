@@ -66,7 +66,8 @@ impl State {
         }
         let rules = self.rules_alone().filter(|_| alone).unwrap_or(rules);
         let flight = self.extents.take(rules)?;
-        // The layer below does not keep a flight that is valid under a delegation only.
+        // A flight that is valid under a delegation only is stable, so that the layer below does
+        // not keep it for another attempt.
         let stable = flight.filled || self.stable && flight.last && !self.unstable;
         self.unstable |= !stable;
         Some(Load::One(flight, if stable { Stability::Stable } else { Stability::Unstable }))

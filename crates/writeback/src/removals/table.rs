@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Names whose removal at the server ended recently. They detect answers from before the removal.
+/// The most ended removals that are remembered. They detect answers from before the removal.
 const ENDED_MOST: usize = 4096;
 
 /// A delayed removal.
