@@ -143,7 +143,8 @@ pub struct Left {
     pub written_ago: Option<Duration>,
     /// The last valid record.
     pub last_seq: u64,
-    /// Segments in order, each with the length of its valid part. 0 when even the head is torn.
+    /// Segments in order, each with the length of its valid part in bytes. 0: not even the
+    /// head is valid.
     pub segments: Vec<(u64, u64)>,
 }
 
