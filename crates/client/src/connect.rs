@@ -1,9 +1,8 @@
-//! From options to a file system: which version, which address.
+//! Connects to a server: chooses version and address from the options.
 //!
-//! It knows nothing of how a version is spoken. Without `vers=` the newest that the server speaks
-//! is taken: 4.2, 4.1, 3. A server that speaks version 4 but does not show the path in its pseudo
-//! file system is asked with version 3 as well, as mount.nfs(8) does, because older servers export
-//! differently there.
+//! Without `vers=` the client takes the newest version of the server: 4.2, 4.1, 3. A server may
+//! speak version 4 and not show the path in its pseudo file system. In that case the client also
+//! tries version 3, as mount.nfs(8) does. Older servers have different exports in version 3.
 
 use crate::error::MountError;
 use crate::v4::{Delegated, V4};
@@ -27,7 +26,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Connected {
     /// The file system.
     pub vfs: Arc<dyn Vfs>,
-    /// The version that is spoken.
+    /// The version in use.
     pub version: Version,
     /// The server's address.
     pub server: SocketAddr,
@@ -35,14 +34,13 @@ pub struct Connected {
     pub rsize_bytes: u32,
     /// Most bytes of one WRITE.
     pub wsize_bytes: u32,
-    /// Which names may be remembered: what was asked for, and no absent ones where the server
-    /// ignores case.
+    /// Names that may be remembered, as configured. No absent names when the server ignores case.
     pub lookup_cache: LookupCache,
-    /// What the mount counts.
+    /// Statistics of the mount.
     pub stats: Arc<Stats>,
-    /// What was agreed on with an NFSv4 server.
+    /// Limits negotiated with an NFSv4 server.
     pub session: Option<SessionLimits>,
-    /// What is counted about delegations, with NFSv4.
+    /// Statistics of delegations, with NFSv4.
     pub delegated: Option<Delegated>,
 }
 
@@ -57,7 +55,7 @@ pub struct SessionLimits {
     pub request_bytes: u32,
     /// Longest reply, in bytes.
     pub response_bytes: u32,
-    /// How long the server keeps what a silent client holds.
+    /// Time after which the server may drop the state of a silent client.
     pub lease: Duration,
 }
 
@@ -68,12 +66,12 @@ impl std::fmt::Debug for Connected {
     }
 }
 
-/// Mounts `options.path`: negotiates the version unless `options.version` forces one, and tries the
-/// addresses in their order. Goes on trying for `options.retry` while the server is not there. Must
-/// be called inside a tokio runtime, in which the file system's tasks then live.
+/// Mounts `options.path`. Negotiates the version unless `options.version` sets one. Tries the
+/// addresses in their order. Retries for `options.retry` while the server is absent. Must be called
+/// inside a tokio runtime, which then runs the tasks of the file system.
 ///
 /// # Errors
-/// What the user is told.
+/// The reason for the failed mount; see [`MountError`].
 pub async fn connect(options: &Options, env: Env) -> Result<Connected, MountError> {
     let give_up = Instant::now() + options.retry;
     loop {
@@ -164,6 +162,6 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
     }
     Err(refused.unwrap_or_else(|| MountError::NoSuchHost {
         server: options.server.clone(),
-        cause: "it has no address".into(),
+        cause: "the name has no address".into(),
     }))
 }

@@ -1,4 +1,4 @@
-//! Calls that change something run to their end, whoever stops waiting for them.
+//! Calls that change something run to their end, even when the caller stops waiting.
 
 use hither_vfs::Account;
 use hither_vfs::{Cx, Error, Result};
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use tokio::time::sleep_until;
 
 tokio::task_local! {
-    /// What the call costs on whose behalf a task runs.
+    /// Account of the call that this task serves.
     static ACCOUNT: Option<Arc<Account>>;
 }
 
-/// The account of the call on whose behalf this task runs.
+/// The account of the call that this task serves.
 pub(crate) fn account() -> Option<Arc<Account>> {
     ACCOUNT.try_with(Clone::clone).ok().flatten()
 }
 
-/// Runs `call` in a task of its own and waits for it as long as the caller wants to.
+/// Runs `call` in its own task and waits for the result as long as the caller does.
 ///
 /// # Errors
-/// The call's own; `EINTR` when the caller was interrupted and `ETIMEDOUT` when its deadline
-/// passed, in which cases the call goes on.
+/// The errors of `call`. `EINTR` when the caller is interrupted, `ETIMEDOUT` when its deadline
+/// passes. In these two cases the call continues in its task.
 pub(crate) async fn detached<T: Send + 'static>(
     cx: &Cx,
     call: impl Future<Output = Result<T>> + Send + 'static,
@@ -34,7 +34,7 @@ pub(crate) async fn detached<T: Send + 'static>(
     .await
 }
 
-/// Waits for `call` as long as the caller wants to; a call that is no longer wanted is dropped.
+/// Waits for `call` as long as the caller does. A call is dropped when its caller stops waiting.
 ///
 /// # Errors
 /// As [`detached`].

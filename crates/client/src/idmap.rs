@@ -1,12 +1,13 @@
-//! Owners and groups between this machine's numbers and NFSv4's strings (RFC 8881 section 5.9).
+//! Maps local user and group numbers to NFSv4 owner strings and back (RFC 8881 section 5.9).
 //!
-//! It knows nothing of attributes. A decimal string is its number; any other is `name@domain` and
-//! is looked up in the machine's user database when the domain is ours. What cannot be mapped is
-//! nobody. Look-ups may block for seconds (LDAP, NIS), so they run on blocking threads, and answers
-//! are kept for a while, absences as well.
+//! A decimal string maps to its number. Any other string is `name@domain`. A name of the local
+//! domain is looked up in the machine's user database. A string without a mapping becomes
+//! [`NOBODY`]. Look-ups may block for seconds (LDAP, NIS) and therefore run on blocking threads.
+//! Answers are kept for a time, absences too.
 //!
-//! Numbers go out as decimal strings, as the Linux client does with AUTH_SYS
-//! (`nfs4_disable_idmapping=Y`); a server that refuses them with BADOWNER gets names from then on.
+//! Numbers are sent as decimal strings, as the Linux client does with AUTH_SYS
+//! (`nfs4_disable_idmapping=Y`). After the server refuses a number with BADOWNER, names are sent
+//! instead.
 
 mod domain;
 #[cfg(test)]
@@ -23,15 +24,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// What an owner becomes that this machine does not know (`nobody`, `nogroup` on Debian).
+/// Number of an owner that this machine does not know (`nobody`, `nogroup` on Debian).
 pub const NOBODY: u32 = 65_534;
 
-/// How long a look-up's answer is used; the same as idmapd's default.
+/// Time for which the answer of a look-up is used, as in idmapd by default.
 const TTL: Duration = Duration::from_secs(600);
-/// Most names of each kind that are remembered; when full, all are forgotten.
+/// Most entries of each of the two maps. A full map is cleared.
 const MOST_NAMES: usize = 16_384;
 
-/// Users or groups.
+/// Kind of owner: user or group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Who {
     /// `owner`.
@@ -94,8 +95,8 @@ impl IdMap {
         }
     }
 
-    /// The number of an owner string when that takes no look-up: it is a number, foreign, or
-    /// remembered.
+    /// The number of an owner string, when no look-up is needed. The string is a number, foreign,
+    /// or remembered.
     pub fn known_id(&self, who: Who, owner: &Bytes) -> Option<u32> {
         match parse(owner, &self.domain) {
             Owner::Number(n) => Some(n),
@@ -104,7 +105,7 @@ impl IdMap {
         }
     }
 
-    /// The number of an owner string; [`NOBODY`] when there is none.
+    /// The number of an owner string; [`NOBODY`] without a mapping.
     pub async fn id(&self, who: Who, owner: &Bytes) -> u32 {
         if let Some(id) = self.known_id(who, owner) {
             return id;
@@ -117,7 +118,7 @@ impl IdMap {
         id.unwrap_or(NOBODY)
     }
 
-    /// The string to send for a number.
+    /// The owner string to send for a number.
     pub async fn owner(&self, who: Who, id: u32) -> Bytes {
         if !self.send_names.load(Ordering::Relaxed) {
             return id.to_string().into();
@@ -137,8 +138,8 @@ impl IdMap {
         }
     }
 
-    /// The server answered BADOWNER: names are sent from now on. True when that is news, so trying
-    /// again is worth it.
+    /// Sends names from now on, because the server answered BADOWNER. True at the first call, when
+    /// a retry may succeed.
     pub fn bad_owner(&self) -> bool {
         !self.send_names.swap(true, Ordering::Relaxed)
     }
@@ -150,19 +151,19 @@ impl std::fmt::Debug for IdMap {
     }
 }
 
-/// What an owner string is.
+/// Kind of an owner string.
 #[derive(Debug, PartialEq, Eq)]
 enum Owner<'a> {
     Number(u32),
-    /// A name of our domain.
+    /// A name of the local domain.
     Local(&'a str),
-    /// Somebody whom this machine cannot know.
+    /// An owner of another domain, unknown to this machine.
     Foreign,
 }
 
 fn parse<'a>(owner: &'a [u8], domain: &str) -> Owner<'a> {
-    // A number does not begin with 0 (RFC 7530 section 5.9), and is never -1, which would leave an
-    // owner as it is in chown(2).
+    // A number does not begin with 0 (RFC 7530 section 5.9). The number -1 is refused, because
+    // chown(2) leaves the owner unchanged for -1.
     let is_number =
         owner.iter().all(u8::is_ascii_digit) && (owner.len() == 1 || owner.first() != Some(&b'0'));
     let Ok(owner) = std::str::from_utf8(owner) else { return Owner::Foreign };
@@ -177,7 +178,7 @@ fn parse<'a>(owner: &'a [u8], domain: &str) -> Owner<'a> {
     }
 }
 
-/// A bounded map whose entries grow old.
+/// A bounded map whose entries expire after [`TTL`].
 struct Memory<K, V> {
     entries: Mutex<HashMap<K, (V, Instant)>>,
 }

@@ -1,9 +1,9 @@
-//! An NFS server becomes a `Vfs`.
+//! NFS client: turns an NFS server into a `Vfs`.
 //!
-//! It knows nothing of FUSE and of caches above it. Two protocol modules, [`v3`] and [`v4`],
-//! implement `hither_vfs::Vfs`, and [`nqnfs`] puts the first of them on another protocol; what they
-//! share (options, errors, validity of attributes, uncommitted writes, id mapping) stands beside
-//! them. [`connect`] negotiates the version and hands back the file system.
+//! This crate knows neither FUSE nor the caches above it. The protocol modules [`v3`] and [`v4`]
+//! implement `hither_vfs::Vfs`. [`nqnfs`] runs [`v3`] over another protocol. The shared parts are
+//! options, errors, validity of attributes, uncommitted writes and id mapping. [`connect`]
+//! negotiates the version and returns the file system.
 
 mod connect;
 mod detach;

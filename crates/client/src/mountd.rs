@@ -1,8 +1,9 @@
-//! The MOUNT protocol (RFC 1813 appendix I): a path becomes the root filehandle of an NFSv3 mount.
+//! The MOUNT protocol (RFC 1813 appendix I): gets the root filehandle of an NFSv3 mount by its
+//! path.
 //!
-//! It knows nothing of NFS. mountd's port comes from `mountport=` or rpcbind; each call makes a
-//! short-lived connection, since mountd may answer once a month. mountd walks the path itself, so
-//! any directory below an export may be mounted.
+//! The port of mountd is `mountport=` or rpcbind's answer. Each call uses its own short connection,
+//! since calls to mountd are rare. mountd resolves the path. Any directory below an export may be
+//! mounted.
 
 use crate::error::{MountError, Service};
 use crate::options::Options;
@@ -27,7 +28,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 /// Port that rpcbind listens on.
 const RPCBIND_PORT: u16 = 111;
 
-/// A mounted path: what mountd gave, and where it can be told of the end.
+/// A mounted path, its root filehandle, and the mountd for the UMNT call.
 #[derive(Debug, Clone)]
 pub(crate) struct Mounted {
     /// Root filehandle.
@@ -36,7 +37,7 @@ pub(crate) struct Mounted {
     path: Bytes,
 }
 
-/// Where mountd listens, and how it is asked.
+/// Address of mountd and the parameters of its calls.
 #[derive(Debug, Clone)]
 struct Mountd {
     addr: SocketAddr,
@@ -73,7 +74,8 @@ pub(crate) async fn mount(opts: &Options, ip: IpAddr, machine: Bytes) -> Result<
     Ok(Mounted { root: Fh(Bytes::copy_from_slice(&granted.fhandle)), mountd, path })
 }
 
-/// Mounts `opts.path` from the mountd at `addr` by version 1 of MOUNT, whose handles are NQNFS's.
+/// Mounts `opts.path` from the mountd at `addr` with MOUNT version 1, which gives NQNFS
+/// filehandles.
 ///
 /// # Errors
 /// See [`MountError`].
@@ -96,14 +98,14 @@ pub(crate) async fn mount1(opts: &Options, addr: SocketAddr, machine: Bytes) -> 
     };
     match mountd.call(&Mnt1Args { dirpath: Opaque(path.clone()) }).await.map_err(failed)? {
         Fhstatus::Granted(fh) => Ok(Mounted { root: Fh(fh.bytes().into()), mountd, path }),
-        // Version 1 has errno numbers, as version 3 does for all that matter.
+        // Version 1 returns errno numbers. The statuses of version 3 that matter are the same
+        // numbers.
         Fhstatus::Refused(errno) => Err(mountd.refusal(opts, Mountstat3(errno)).await),
     }
 }
 
 impl Mounted {
-    /// Tells mountd that the mount has ended. Nothing depends on it: mountd's list is for
-    /// administrators.
+    /// Sends UMNT to mountd. A failure has no effect: mountd's list only informs administrators.
     pub async fn unmount(&self) {
         let told = self.mountd.call(&UmntArgs { dirpath: Opaque(self.path.clone()) }).await;
         if let Err(e) = told {
@@ -143,7 +145,7 @@ impl Mountd {
             fail_when_unreachable: true,
             ..ClientConfig::default()
         };
-        // Its own counters: the statistics of a mount are those of NFS.
+        // Separate counters: the statistics of a mount count NFS calls only.
         let client = Client::new(Arc::new(TcpConnect::new(endpoint)), cfg, Arc::new(Stats::new()));
         let cred = AuthSys {
             stamp: 0,
@@ -168,9 +170,9 @@ impl Mountd {
         Dec::all(&reply.body).map_err(|_| CallError::PeerMisbehaved("a reply cannot be decoded"))
     }
 
-    /// What a refusal means. mountd says "access denied" also for paths that are not exported at
-    /// all, and some servers list only what the asking client may have: a path outside the list
-    /// does not exist for us.
+    /// The reason for a refusal by mountd. mountd also denies access to paths that are not
+    /// exported. Some servers list only the exports of the calling client. For both reasons, a
+    /// denied path outside the list counts as not exported.
     async fn refusal(&self, opts: &Options, status: Mountstat3) -> MountError {
         let (server, path) = (opts.server.clone(), opts.path.clone());
         let exports = self.call(&ExportArgs {}).await.ok().map(|list| list.0);
@@ -208,8 +210,8 @@ fn export_of<'a>(exports: &'a [Exportnode], path: &str) -> Option<&'a Exportnode
     exports.iter().filter(|e| contains(&e.dir)).max_by_key(|e| e.dir.len())
 }
 
-/// What to do about a refusal of `path` inside an export. Some servers (nfs-ganesha) refuse a path
-/// below an export in the same words whether it is missing or forbidden; the export itself exists.
+/// The remedy for a refusal of `path` inside an export. Some servers (nfs-ganesha) refuse a missing
+/// and a forbidden path below an export with the same status. The export itself exists.
 fn allowed_hint(export: &Exportnode, path: &str) -> String {
     let groups: Vec<String> = export.groups.iter().take(8).map(|g| lossy(g)).collect();
     let to = if groups.is_empty() { "everybody".to_owned() } else { groups.join(", ") };
@@ -249,7 +251,7 @@ fn from_call(opts: &Options, addr: SocketAddr, e: CallError) -> MountError {
     MountError::from_call(&opts.server, &opts.path, Service::Mount, addr, "MOUNT version 3", e)
 }
 
-/// Server-supplied text for a message: printable, and not endless.
+/// Text from the server for a message: escaped and at most 256 bytes.
 fn lossy(b: &[u8]) -> String {
     b[..b.len().min(256)].escape_ascii().to_string()
 }
@@ -275,8 +277,8 @@ mod tests {
         assert!(export_of(&exports[1..], "/srvx").is_none());
     }
 
-    /// A refused path below an export may be missing as well as forbidden; the export itself is
-    /// there.
+    /// A refused path below an export may be missing or forbidden. The refused export itself
+    /// exists.
     #[test]
     fn a_refusal_below_an_export_names_both_reasons() {
         let e = export("/srv", &["10.0.0.0/8"]);
@@ -302,7 +304,7 @@ mod tests {
         assert!(e.to_string().contains("sec=krb5p:4711"), "{e}");
     }
 
-    /// A server's text cannot play with the terminal.
+    /// Escape sequences in a server's text do not reach the terminal.
     #[test]
     fn server_text_is_escaped() {
         assert_eq!(lossy(b"a\x1b[2J"), "a\\x1b[2J");

@@ -1,4 +1,4 @@
-//! What a mount is asked to be: the checked form of nfs(5) options.
+//! The checked form of nfs(5) options for one mount.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// As in `vers=`.
+    /// The name as in `vers=`.
     pub fn name(self) -> &'static str {
         match self {
             Version::Nqnfs => "nqnfs",
@@ -28,10 +28,10 @@ impl Version {
     }
 }
 
-/// What happens to a call that the server does not answer (nfs(5)).
+/// Handling of a call that the server does not answer (nfs(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovery {
-    /// Wait for ever, retrying.
+    /// Retry for ever.
     Hard,
     /// `EIO` after `retrans` retries.
     Soft,
@@ -46,22 +46,22 @@ pub enum LookupCache {
     All,
     /// Positive names only.
     Positive,
-    /// None.
+    /// No names.
     None,
 }
 
 /// Attribute cache times of nfs(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttrCache {
-    /// Least time for files (`acregmin`, 3 s).
+    /// Shortest time for files (`acregmin`, 3 s).
     pub regular_min: Duration,
-    /// Most time for files (`acregmax`, 60 s).
+    /// Longest time for files (`acregmax`, 60 s).
     pub regular_max: Duration,
-    /// Least time for directories (`acdirmin`, 30 s).
+    /// Shortest time for directories (`acdirmin`, 30 s).
     pub directory_min: Duration,
-    /// Most time for directories (`acdirmax`, 60 s).
+    /// Longest time for directories (`acdirmax`, 60 s).
     pub directory_max: Duration,
-    /// Most time for absent names (`acnegmax`, 60 s).
+    /// Longest time for absent names (`acnegmax`, 60 s).
     pub negative_max: Duration,
 }
 
@@ -78,7 +78,7 @@ impl Default for AttrCache {
 }
 
 impl AttrCache {
-    /// `noac`: nothing is kept.
+    /// `noac`: no attribute is kept.
     pub const NONE: Self = Self {
         regular_min: Duration::ZERO,
         regular_max: Duration::ZERO,
@@ -88,24 +88,24 @@ impl AttrCache {
     };
 }
 
-/// Everything the client needs to know. Names and defaults are those of nfs(5).
+/// Options of one mount. Names and defaults are those of nfs(5).
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Server name as the user wrote it, for messages and owner strings.
     pub server: String,
-    /// Its addresses in order of preference; the port is that of `port`, else 0.
+    /// Addresses of the server in order of preference. The port is that of `port`, else 0.
     pub addrs: Vec<SocketAddr>,
     /// Exported path, absolute.
     pub path: String,
     /// `vers=`; `None` negotiates 4.2, 4.1, 3.
     pub version: Option<Version>,
-    /// `port=`: 2049 for v4, rpcbind's answer for v3 when not given.
+    /// `port=`. Without it: 2049 for v4, rpcbind's answer for v3.
     pub port: Option<u16>,
     /// `mountport=` (v3).
     pub mount_port: Option<u16>,
     /// `hard`, `soft`, `softerr`.
     pub recovery: Recovery,
-    /// `timeo=` (given there in tenths of a second; TCP default 60 s).
+    /// `timeo=` (tenths of a second in nfs(5); TCP default 60 s).
     pub timeo: Duration,
     /// `retrans=` (TCP default 2).
     pub retrans: u32,
@@ -113,16 +113,16 @@ pub struct Options {
     pub nconnect: usize,
     /// `resvport`/`noresvport`.
     pub resvport: bool,
-    /// `rsize=` in bytes, at most 1 MiB; `None` takes what the server prefers.
+    /// `rsize=` in bytes, at most 1 MiB; `None` takes the server's preferred size.
     pub rsize_bytes: Option<u32>,
-    /// `wsize=` in bytes, likewise.
+    /// `wsize=` in bytes, at most 1 MiB; `None` takes the server's preferred size.
     pub wsize_bytes: Option<u32>,
     /// `ac*`, `actimeo`, `noac`.
     pub attr_cache: AttrCache,
     /// `lookupcache=`.
     pub lookup_cache: LookupCache,
-    /// Delegations are asked for, and what they cover holds until they are recalled; not with
-    /// `noac`.
+    /// The client requests delegations. Attributes and data under a delegation stay valid until its
+    /// recall. False with `noac`.
     pub delegations: bool,
     /// `cto`/`nocto`.
     pub close_to_open: bool,
@@ -130,15 +130,16 @@ pub struct Options {
     pub sync: bool,
     /// `rdirplus`/`nordirplus`.
     pub readdirplus: bool,
-    /// `chain`/`nochain`: several names, objects and wishes in one compound; otherwise one name and
-    /// no wishes.
+    /// `chain`/`nochain`. With `chain` a compound has several names, objects and additional
+    /// operations. With `nochain` a compound has one name.
     pub chains: bool,
-    /// `chain-max=`: most names in one compound; `None` goes by the server's limits.
+    /// `chain-max=`: most names in one compound; `None` follows the server's limits.
     pub chain_max: Option<u32>,
     /// `acl`/`noacl`: `system.nfs4_acl` is offered.
     pub acl: bool,
-    /// Domain of `user@domain` names (v4); `None` takes that of idmapd.conf, else of the host name.
+    /// Domain of `user@domain` names (v4). `None` takes the domain of idmapd.conf, else of the host
+    /// name.
     pub idmap_domain: Option<String>,
-    /// How long the mount command itself tries (`retry=`, minutes there); zero: once.
+    /// How long the mount command retries (`retry=`, minutes in nfs(5)). Zero: one attempt.
     pub retry: Duration,
 }

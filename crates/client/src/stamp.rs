@@ -1,11 +1,13 @@
-//! Stamps: how the repetition of an exclusive creation is recognised without a call more.
+//! Stamps: recognise a repeated exclusive creation without an additional call.
 //!
-//! The protocols' own way, a verifier, costs a SETATTR each time: servers keep it where the file's
-//! times belong. A stamp is an access time of this moment whose nanoseconds are random: the file is
-//! created GUARDED with it, and when a creation whose answer was lost finds the name taken, the
-//! file's access time tells whether it is ours. Only reading the file would change it meanwhile.
-//! Whether a server keeps access times to the nanosecond is found out with the first creation of a
-//! mount, which is made with a verifier and given a stamp afterwards.
+//! The protocols use a verifier for this. Servers store the verifier in the times of the file, so
+//! the client needs a SETATTR after each creation. A stamp is an access time: the present second
+//! with random nanoseconds. The client creates the file GUARDED with the stamp. When the reply was
+//! lost and the repeated creation finds the name taken, the client compares the access time. An
+//! equal access time proves that this client created the file. Only a read of the file in between
+//! could change the access time. Not every server keeps access times to the nanosecond. The first
+//! creation of a mount finds this out: the client creates with a verifier and sets a stamp
+//! afterwards.
 
 use hither_vfs::{Env, Time};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,7 +17,7 @@ use std::time::SystemTime;
 const KEPT: u8 = 1;
 const LOST: u8 = 2;
 
-/// What a mount knows about stamps.
+/// Whether the server of a mount keeps stamps.
 #[derive(Debug, Default)]
 pub(crate) struct Stamps(AtomicU8);
 
@@ -24,22 +26,22 @@ pub(crate) struct Stamps(AtomicU8);
 pub(crate) struct Stamp {
     /// Access time to give the file.
     pub time: Time,
-    /// The server is known to keep it.
+    /// The server is known to keep the access time to the nanosecond.
     pub trusted: bool,
 }
 
 impl Stamps {
-    /// A stamp of this moment; `None` where they are of no use.
+    /// A stamp of the present moment; `None` when the server does not keep stamps.
     pub fn make(&self, env: &Env) -> Option<Stamp> {
         let known = self.0.load(Ordering::Relaxed);
         let since = (env.wall)().duration_since(SystemTime::UNIX_EPOCH).ok()?;
-        // A clock that went astray gives times that not every file system has.
+        // A wrong clock gives times that some file systems cannot store.
         let secs = i64::try_from(since.as_secs()).ok().filter(|s| *s < 1 << 31)?;
         let nanos = ((env.random)() % 1_000_000_000) as u32;
         (known != LOST).then_some(Stamp { time: Time { secs, nanos }, trusted: known == KEPT })
     }
 
-    /// A file created with `stamp` has this access time.
+    /// Records the access time of a file that was created with `stamp`.
     pub fn seen(&self, stamp: &Stamp, atime: Time) {
         let seen = if atime == stamp.time { KEPT } else { LOST };
         if seen == LOST || !stamp.trusted {
@@ -47,7 +49,7 @@ impl Stamps {
         }
     }
 
-    /// The server does not take them.
+    /// Records that the server refuses stamps.
     pub fn refused(&self) {
         self.0.store(LOST, Ordering::Relaxed);
     }
@@ -71,7 +73,7 @@ mod tests {
         stamps.seen(&first, first.time);
         let second = stamps.make(&env()).unwrap();
         assert!(second.trusted);
-        // A server that behaves differently after all.
+        // The server later cuts off the nanoseconds.
         stamps.seen(&second, Time { secs: 1_000, nanos: 0 });
         assert_eq!(stamps.make(&env()), None);
     }

@@ -1,4 +1,4 @@
-//! What several tests of this crate begin with.
+//! Options that several tests of this crate share.
 
 use crate::{AttrCache, LookupCache, Options, Recovery};
 use std::time::Duration;

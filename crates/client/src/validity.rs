@@ -1,15 +1,15 @@
-//! How long attributes, names and absences may be used without asking again (nfs(5), "Data and
+//! Time for which attributes, names and absences are used without revalidation (nfs(5), "Data and
 //! metadata coherence").
 //!
-//! It knows nothing of protocols and holds no attributes, only how stable each object has proved.
-//! Like the Linux client, an object starts at `acregmin` (`acdirmin` for directories); whenever its
-//! time is over and it has not changed, the time doubles, up to `acregmax` (`acdirmax`); a change
-//! sets it back to the least. What is remembered per object (a tag, the `change` value, the present
-//! time) stands in a direct-mapped table of fixed size. When two busy objects share a slot they
-//! push each other out and both keep the least time: more questions to the server, never staler
-//! answers.
+//! This module stores no attributes. For each object it stores how long the object stayed
+//! unchanged. As in the Linux client, an object starts at `acregmin` (`acdirmin` for directories).
+//! When the time ends and the object is unchanged, the time doubles, up to `acregmax` (`acdirmax`).
+//! A change resets the time to the minimum. A direct-mapped table of fixed size stores a tag, the
+//! `change` value and the current time per object. Two busy objects in one slot evict each other,
+//! and both keep the minimum. The cost is more requests to the server, never staler answers.
 //!
-//! Times count from the moment a question was *sent*: the answer was true at some moment after it.
+//! Times count from the moment at which the request was *sent*. The server produced the answer
+//! after that moment.
 
 use crate::{AttrCache, LookupCache, Options};
 use hither_vfs::{Attr, Attrs, Fh, FileKind, Validity};
@@ -28,21 +28,21 @@ const SHARDS: usize = 16;
 pub struct ValidityRules {
     times: AttrCache,
     names: LookupCache,
-    /// The server finds a name under other spellings, too.
+    /// The server also finds a name in other spellings.
     ignores_case: AtomicBool,
     hasher: RandomState,
     shards: Vec<Mutex<Vec<Option<Slot>>>>,
 }
 
-/// How stable one object has proved.
+/// How long one object stayed unchanged.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Hash of the filehandle. A collision of all 64 bits lends one object the other's time, which
-    /// is within the configured bounds all the same.
+    /// Hash of the filehandle. After a collision of all 64 bits two objects share one time, which
+    /// is still within the configured bounds.
     tag: u64,
     change: u64,
     time: Duration,
-    /// When `time` began to count.
+    /// Start of `time`.
     since: Instant,
     directory: bool,
 }
@@ -59,13 +59,13 @@ impl ValidityRules {
         }
     }
 
-    /// The server is one that does not tell `a` from `A`: a name that was absent may be there as
-    /// soon as another spelling is created, so absence is not remembered (nor by the Linux client).
+    /// Records that the server ignores case in names. Absent names are then not remembered, as in
+    /// the Linux client: a name appears when another spelling of it is created.
     pub fn ignore_case(&self) {
         self.ignores_case.store(true, Ordering::Relaxed);
     }
 
-    /// Which names may be remembered.
+    /// Names that may be remembered.
     pub fn lookup_cache(&self) -> LookupCache {
         match self.names {
             LookupCache::All if self.ignores_case.load(Ordering::Relaxed) => LookupCache::Positive,
@@ -73,7 +73,7 @@ impl ValidityRules {
         }
     }
 
-    /// Attributes that a question sent at `asked` brought: stamped with their validity.
+    /// Adds the validity to attributes. The request for them was sent at `asked`.
     pub fn attrs(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let (least, most) = self.bounds(attr.kind);
         let valid = match most.is_zero() {
@@ -83,8 +83,8 @@ impl ValidityRules {
         Attrs { attr, valid, asked }
     }
 
-    /// Attributes of an object found by name, where the validity covers the name's binding too:
-    /// `lookupcache=none` has every name looked up again.
+    /// Attributes of an object found by name. The validity also covers the name: with
+    /// `lookupcache=none` each use of a name needs a new lookup.
     pub fn named(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let mut attrs = self.attrs(fh, attr, asked);
         if self.lookup_cache() == LookupCache::None {
@@ -93,9 +93,9 @@ impl ValidityRules {
         attrs
     }
 
-    /// How long a name stays absent that a question sent at `asked` did not find in directory
-    /// `dir`: as long as the directory's attributes would, and `acnegmax` at most. Nothing is
-    /// remembered unless `lookupcache=all`.
+    /// How long an absent name in directory `dir` may be used. The request was sent at `asked`. The
+    /// time is that of the directory's attributes, and at most `acnegmax`. Only `lookupcache=all`
+    /// remembers absent names.
     pub fn missing(&self, dir: &Fh, asked: Instant) -> Validity {
         let (least, most) = self.bounds(FileKind::Directory);
         if self.lookup_cache() != LookupCache::All || most.is_zero() {
@@ -107,8 +107,8 @@ impl ValidityRules {
         if time.is_zero() { Validity::Once } else { Validity::Until(asked + time) }
     }
 
-    /// `change` of an object by the last answer that was stamped; `None` when nothing is remembered
-    /// of it.
+    /// The `change` value of an object in the last answer with a validity; `None` when the table
+    /// has no entry.
     pub fn known_change(&self, fh: &Fh) -> Option<u64> {
         let (tag, shard, index) = self.place(fh);
         shard.lock()[index].filter(|slot| slot.tag == tag).map(|slot| slot.change)
@@ -121,8 +121,8 @@ impl ValidityRules {
         }
     }
 
-    /// Whether this is a directory that has not changed, as far as was told, for as long as its
-    /// attributes held: they are asked for again now.
+    /// Whether the object is a directory that stayed unchanged for the whole validity of its
+    /// attributes. The caller revalidates the attributes now.
     pub fn has_proved_stable(&self, fh: &Fh, now: Instant) -> bool {
         let (tag, shard, index) = self.place(fh);
         let known = shard.lock()[index].filter(|slot| slot.tag == tag && slot.directory);
@@ -138,7 +138,7 @@ impl ValidityRules {
         if slot.tag != tag || slot.change != attr.change {
             *slot = fresh;
         } else if now.saturating_duration_since(slot.since) >= slot.time {
-            // A time of zero (`acregmin=0`) would never grow by doubling; like Linux it stays.
+            // A time of zero (`acregmin=0`) never grows by doubling. It stays zero, as in Linux.
             slot.time = (slot.time * 2).clamp(least.min(most), most);
             slot.since = now;
         }

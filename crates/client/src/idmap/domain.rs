@@ -1,9 +1,9 @@
-//! The NFSv4 domain of this machine, as libnfsidmap finds it.
+//! Finds the NFSv4 domain of this machine, as libnfsidmap does.
 
 use std::path::Path;
 
-/// The domain of this machine: `Domain` in `/etc/idmapd.conf`, else that of the host's full name,
-/// else `localdomain`.
+/// The NFSv4 domain of this machine. The sources are, in this order, `Domain` in
+/// `/etc/idmapd.conf`, the domain of the host's full name, and `localdomain`.
 pub fn local_domain() -> String {
     let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();
     let host = read("/proc/sys/kernel/hostname");

@@ -1,10 +1,10 @@
-//! Strings to numbers and back, and how often the user database is asked.
+//! Mapping in both directions, and the number of look-ups in the user database.
 
 use super::domain::{configured, in_hosts};
 use super::*;
 use std::sync::atomic::AtomicUsize;
 
-/// One user, one group, and a count of questions.
+/// A user database with one user and one group that counts look-ups.
 #[derive(Default)]
 struct Few {
     asked: AtomicUsize,
@@ -55,7 +55,7 @@ async fn owners_become_numbers() {
     assert_eq!(map.id(Who::User, &Bytes::from_static(b"\xff\xfe@example.org")).await, NOBODY);
 }
 
-/// Answers, absences too, are remembered for ten minutes.
+/// Answers are remembered for ten minutes, absences too.
 #[tokio::test(start_paused = true)]
 async fn the_user_database_is_asked_once_in_a_while() {
     let (map, few) = map();
@@ -78,7 +78,7 @@ async fn names_are_sent_after_badowner() {
     let (map, _) = map();
     assert_eq!(map.owner(Who::User, 1000).await, "1000");
     assert!(map.bad_owner());
-    assert!(!map.bad_owner(), "the second time it is no news");
+    assert!(!map.bad_owner(), "the second call reports no change");
     assert_eq!(map.owner(Who::User, 1000).await, "alice@example.org");
     assert_eq!(map.owner(Who::User, 7).await, "7");
 }

@@ -1,4 +1,4 @@
-//! What nfs(5) promises of `ac*`, `noac` and `lookupcache=`.
+//! The rules of nfs(5) for `ac*`, `noac` and `lookupcache=`.
 
 use super::*;
 use crate::testing::options as test_options;
@@ -33,8 +33,8 @@ fn secs(v: Validity, asked: Instant) -> u64 {
     v.left(asked).as_secs()
 }
 
-/// An unchanged file is asked about after 3, 6, 12, 24, 48, 60, 60... seconds; a change starts
-/// over.
+/// An unchanged file is revalidated after 3, 6, 12, 24, 48, 60, 60... seconds. A change resets the
+/// time to 3 s.
 /// Promise: 8
 #[test]
 fn unchanged_objects_are_trusted_longer_up_to_the_maximum() {
@@ -50,8 +50,7 @@ fn unchanged_objects_are_trusted_longer_up_to_the_maximum() {
     assert_eq!(secs(rules.attrs(&fh(1), attr(FileKind::Regular, 8), now).valid, now), 3);
 }
 
-/// Answers that come while the time still runs do not prolong it: 100 GETATTRs in a second prove
-/// no more than one.
+/// Answers within the validity do not extend the time. 100 GETATTRs in a second count as one.
 #[test]
 fn early_answers_do_not_double() {
     let rules = ValidityRules::new(&test_options());
@@ -70,7 +69,7 @@ fn noac_trusts_nothing() {
     assert_eq!(rules.missing(&fh(1), now), Validity::Once);
 }
 
-/// `lookupcache=positive` asks again for names that were absent, `none` for all names.
+/// `lookupcache=positive` looks up absent names again, `none` looks up all names again.
 /// Promise: 8
 #[test]
 fn lookupcache_limits_names_only() {
@@ -85,7 +84,7 @@ fn lookupcache_limits_names_only() {
     }
 }
 
-/// An absence holds as long as its directory proved to be stable.
+/// The validity of an absent name is the time of its directory.
 #[test]
 fn an_absence_lasts_as_its_directory_does() {
     let rules = ValidityRules::new(&test_options());
@@ -96,7 +95,7 @@ fn an_absence_lasts_as_its_directory_does() {
     assert_eq!(secs(rules.missing(&fh(1), later), later), 60);
 }
 
-/// Where one name has several spellings, absence is not remembered, whatever `lookupcache` says.
+/// Absent names are not remembered for a server that ignores case, with any `lookupcache`.
 #[test]
 fn servers_that_ignore_case_have_no_absences_remembered() {
     let now = Instant::now();
@@ -111,7 +110,7 @@ fn servers_that_ignore_case_have_no_absences_remembered() {
     assert_eq!(rules.lookup_cache(), LookupCache::None);
 }
 
-/// `acnegmax` bounds how long a name is believed to be absent.
+/// `acnegmax` bounds the validity of an absent name.
 #[test]
 fn absences_have_a_bound_of_their_own() {
     let now = Instant::now();
