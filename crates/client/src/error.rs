@@ -1,14 +1,12 @@
-//! From the protocols' words for failure to errno, and from a failed mount to one line for its
-//! user.
+//! Maps protocol errors to errno, and a failed mount to one line for its user.
 //!
-//! It knows nothing of calls and sessions. There is one table per protocol version ([`nfs3`],
-//! [`nfs4`]), one for RPC ([`call`]), and [`MountError`] for everything that can go wrong before
-//! there is a file system. The errnos are those a program sees on the Linux client; where Linux
-//! lets an errno of the kernel's own (above 512) escape, the nearest public one stands here.
+//! There is one table per protocol version ([`nfs3`], [`nfs4`]) and one for RPC ([`call`]).
+//! [`MountError`] covers the failures before a file system exists. The errnos are those of the
+//! Linux client. Where Linux returns an errno of the kernel (above 512), the tables have the
+//! nearest public errno.
 //!
-//! Statuses that ask for patience (JUKEBOX, DELAY, GRACE) or for recovery (stale sessions and
-//! stateids) are dealt with before they come here. That they are in the tables all the same means
-//! only that giving up has an errno as well.
+//! Callers handle statuses that mean retry (JUKEBOX, DELAY, GRACE) or recovery (stale sessions and
+//! stateids). The tables still contain them, for callers that give up.
 
 mod mount;
 
@@ -19,7 +17,7 @@ use hither_proto::nfs4::Nfsstat4;
 use hither_rpc::{CallError, Mode};
 use hither_vfs::Error;
 
-/// The error of an NFSv3 status (RFC 1813 section 2.6); `status` is not OK.
+/// The error of an NFSv3 status (RFC 1813 section 2.6). `status` is not OK.
 pub fn nfs3(status: Nfsstat3) -> Error {
     match nfs3_errno(status) {
         Some((errno, Tell::No)) => Error::new(errno),
@@ -28,7 +26,7 @@ pub fn nfs3(status: Nfsstat3) -> Error {
     }
 }
 
-/// The error of an NFSv4 status (RFC 8881 section 15, RFC 7862 section 11, RFC 8276 section 8.2);
+/// The error of an NFSv4 status (RFC 8881 section 15, RFC 7862 section 11, RFC 8276 section 8.2).
 /// `status` is not OK.
 pub fn nfs4(status: Nfsstat4) -> Error {
     match nfs4_errno(status) {
@@ -58,7 +56,7 @@ pub fn call(e: &CallError) -> Error {
     Error::because(errno, e.to_string())
 }
 
-/// Whether a failure deserves a line in the log, or is an answer that programs ask for all day.
+/// Whether a failure is worth a line in the log. Programs cause some statuses all day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tell {
     No,
@@ -89,9 +87,9 @@ fn nfs3_errno(s: Nfsstat3) -> Option<(i32, Tell)> {
         S::DQUOT => (libc::EDQUOT, No),
         S::STALE => (libc::ESTALE, No),
         S::REMOTE => (libc::EREMOTE, Yes),
-        // A handle that the server cannot even parse is as dead as one whose file is gone.
+        // The server cannot parse the filehandle. It is as useless as that of a removed file.
         S::BADHANDLE => (libc::ESTALE, Yes),
-        // SETATTR's guard did not match; nobody here sets one.
+        // SETATTR's guard did not match. This client never sets a guard.
         S::NOT_SYNC => (libc::EIO, Yes),
         S::BAD_COOKIE => (libc::EIO, Yes),
         S::NOTSUPP => (libc::EOPNOTSUPP, No),
@@ -133,7 +131,7 @@ fn nfs4_file_errno(s: Nfsstat4) -> Option<(i32, Tell)> {
         S::DQUOT => (libc::EDQUOT, No),
         S::STALE | S::FHEXPIRED => (libc::ESTALE, No),
         S::BADHANDLE => (libc::ESTALE, Yes),
-        // An open or lookup that met a symbolic link where the last name should be a file.
+        // An open or lookup found a symbolic link in place of the file.
         S::SYMLINK => (libc::ELOOP, No),
         S::NOTSUPP | S::ATTRNOTSUPP | S::UNION_NOTSUPP | S::PARTNER_NOTSUPP | S::OFFLOAD_DENIED => {
             (libc::EOPNOTSUPP, No)
@@ -167,7 +165,7 @@ fn nfs4_state_errno(s: Nfsstat4) -> Option<(i32, Tell)> {
         S::LOCKS_HELD => (libc::EBUSY, No),
         S::OPENMODE => (libc::EBADF, No),
         S::GRACE => (libc::EAGAIN, Yes),
-        // The lock or open is gone for good; Linux answers I/O on it with EIO.
+        // The lock or open no longer exists. Linux answers I/O on it with EIO.
         S::EXPIRED | S::ADMIN_REVOKED | S::DELEG_REVOKED | S::BAD_STATEID | S::OLD_STATEID => {
             (libc::EIO, Yes)
         }
@@ -183,7 +181,7 @@ fn nfs4_state_errno(s: Nfsstat4) -> Option<(i32, Tell)> {
     })
 }
 
-/// Statuses about sessions, clients and the compound itself: what is left when recovery gave up.
+/// Statuses about sessions, clients and the compound, for callers whose recovery gave up.
 fn nfs4_session_errno(s: Nfsstat4) -> Option<(i32, Tell)> {
     use Nfsstat4 as S;
     use Tell::Yes;

@@ -255,7 +255,7 @@ fn credential_refused() {
     let port = peer(|xid| record(xid, &[1, 1, 1, 5]));
     attempt(&format!("vers=4.2,port={port}")).fails(
         32,
-        "hither: 127.0.0.1:/x: access denied by the server; it wants stronger authentication (sec=), or a privileged source port (resvport)",
+        "hither: 127.0.0.1:/x: access denied by the server; the server requires stronger authentication (sec=), or a privileged source port (resvport)",
     );
 }
 

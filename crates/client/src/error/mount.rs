@@ -1,18 +1,18 @@
-//! Why there is no mount: one line each that says what, where and how to mend it.
+//! Reasons for a failed mount. Each is one line: the failure, the place, and the remedy.
 
 use hither_proto::rpc::AuthStat;
 use hither_rpc::{CallError, PortmapError};
 use std::io;
 use std::net::SocketAddr;
 
-/// A program on the server, in the words of error messages.
+/// A program on the server, as named in error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
     /// The NFS server itself.
     Nfs,
-    /// mountd, which hands out the root filehandle of NFSv3 exports.
+    /// mountd, which gives out the root filehandle of NFSv3 exports.
     Mount,
-    /// rpcbind, which knows the ports of the others.
+    /// rpcbind, which knows the ports of the other programs.
     Rpcbind,
 }
 
@@ -32,8 +32,8 @@ impl std::fmt::Display for Service {
     }
 }
 
-/// Why a mount failed. `Display` is the line for the user; [`MountError::exit_code`] is what
-/// mount(8) helpers exit with.
+/// Reason for a failed mount. `Display` gives the line for the user. [`MountError::exit_code`]
+/// gives the exit status of a mount(8) helper.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The name does not resolve.
@@ -41,33 +41,33 @@ pub enum MountError {
     NoSuchHost {
         /// Server as written.
         server: String,
-        /// The resolver's words.
+        /// Error text of the resolver.
         cause: String,
     },
-    /// Nothing listens there.
+    /// The server refuses the connection: no program listens on the port.
     #[error(
         "{server}: {service} at {addr} refuses connections; is it running, and is the port right ({option})?"
     )]
     Refused {
         /// Server as written.
         server: String,
-        /// Who should listen.
+        /// Program that should listen.
         service: Service,
-        /// Where.
+        /// Address of the program.
         addr: SocketAddr,
         /// The option that changes the port.
         option: &'static str,
     },
-    /// No route, network down, or the like.
+    /// The address is unreachable: for example no route, or the network is down.
     #[error("{server}: {service} at {addr} cannot be reached ({cause}); check network, routes and firewalls")]
     Unreachable {
         /// Server as written.
         server: String,
-        /// Who was wanted.
+        /// Program that the client called.
         service: Service,
-        /// Where.
+        /// Address of the program.
         addr: SocketAddr,
-        /// The system's words.
+        /// Error text of the system.
         cause: String,
     },
     /// No answer in time.
@@ -77,12 +77,12 @@ pub enum MountError {
     TimedOut {
         /// Server as written.
         server: String,
-        /// Who was wanted.
+        /// Program that the client called.
         service: Service,
-        /// Where.
+        /// Address of the program.
         addr: SocketAddr,
     },
-    /// A local port below 1024 is needed and cannot be had.
+    /// The connection needs a local port below 1024, and none is available.
     #[error(
         "{server}: no privileged local port for the connection ({cause}); run as root, or use noresvport if the \
          server allows it (export option `insecure`)"
@@ -90,20 +90,20 @@ pub enum MountError {
     NoPrivilegedPort {
         /// Server as written.
         server: String,
-        /// The system's words.
+        /// Error text of the system.
         cause: String,
     },
-    /// The export exists, we may not have it.
+    /// The export exists, but the server denies it to this client.
     #[error("{server}:{path}: access denied by the server; {hint}")]
     AccessDenied {
         /// Server as written.
         server: String,
         /// Exported path.
         path: String,
-        /// How to mend it.
+        /// The remedy.
         hint: String,
     },
-    /// The server wants another security flavor.
+    /// The server requires another security flavor.
     #[error(
         "{server}:{path}: the server asks for sec={offered} and hither speaks sec=sys; allow `sys` in the export"
     )]
@@ -115,15 +115,15 @@ pub enum MountError {
         /// Flavors that the server offers, joined by `:`.
         offered: String,
     },
-    /// The server has no such path, or hides it from this client: many servers do not tell the
-    /// difference.
+    /// The server has no such path, or hides the path from this client. Many servers do not
+    /// distinguish the two cases.
     #[error("{server}:{path}: no such export or directory for this client{}", exports_hint(exports.as_deref()))]
     NoSuchExport {
         /// Server as written.
         server: String,
-        /// The path asked for.
+        /// The requested path.
         path: String,
-        /// What the server does export, when it says.
+        /// The server's exports, when the server lists them.
         exports: Option<Vec<String>>,
     },
     /// The path is a file.
@@ -131,7 +131,7 @@ pub enum MountError {
     NotDirectory {
         /// Server as written.
         server: String,
-        /// The path asked for.
+        /// The requested path.
         path: String,
     },
     /// The server does not speak this version.
@@ -139,21 +139,21 @@ pub enum MountError {
     VersionNotSupported {
         /// Server as written.
         server: String,
-        /// Protocol and version asked for: `NFS version 4.2`.
+        /// The requested protocol and version: `NFS version 4.2`.
         what: String,
-        /// What it offers, when it says.
+        /// Versions that the server offers, when the server lists them.
         offered: Option<String>,
     },
     /// A program is not registered with rpcbind.
     #[error(
-        "{server}: {service} over TCP is not registered with the server's rpcbind; start it there, or say {option}"
+        "{server}: {service} over TCP is not registered with the server's rpcbind; start it there, or set {option}"
     )]
     NotRegistered {
         /// Server as written.
         server: String,
-        /// Which.
+        /// The program.
         service: Service,
-        /// The option that makes the question needless.
+        /// The option that replaces the query to rpcbind.
         option: &'static str,
     },
     /// The server does not follow the protocol.
@@ -161,9 +161,9 @@ pub enum MountError {
     Protocol {
         /// Server as written.
         server: String,
-        /// Which.
+        /// The program.
         service: Service,
-        /// What was wrong.
+        /// The violation.
         cause: String,
     },
     /// Any other refusal.
@@ -173,10 +173,10 @@ pub enum MountError {
         server: String,
         /// Exported path.
         path: String,
-        /// What the server said.
+        /// The server's reason.
         cause: String,
     },
-    /// The user gave up.
+    /// The user interrupted the mount.
     #[error("interrupted")]
     Interrupted,
 }
@@ -201,8 +201,8 @@ fn offered_hint(offered: Option<&str>) -> String {
 }
 
 impl MountError {
-    /// Exit status of a mount(8) helper: 2 for this system's own trouble, 8 for an interrupt, 32
-    /// for a failed mount.
+    /// Exit status of a mount(8) helper: 2 for an error of this system, 8 for an interrupt, 32 for
+    /// a failed mount.
     pub fn exit_code(&self) -> u8 {
         match self {
             MountError::NoPrivilegedPort { .. } => 2,
@@ -211,12 +211,12 @@ impl MountError {
         }
     }
 
-    /// Whether the server may speak another version of NFS: negotiation goes on.
+    /// Whether the server may speak another version of NFS. In that case negotiation continues.
     pub fn other_version_may_work(&self) -> bool {
         matches!(self, MountError::VersionNotSupported { .. })
     }
 
-    /// Whether trying again later may help (`retry=` of nfs(5)): the server was not there.
+    /// Whether a later attempt may succeed (`retry=` of nfs(5)), because the server was absent.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -227,8 +227,8 @@ impl MountError {
         )
     }
 
-    /// What a failed call to `service` at `addr` means for the mount of `server:path`. `what` is
-    /// the protocol and version that was spoken, such as `NFS version 3`.
+    /// The reason for a failed mount of `server:path`, from a failed call to `service` at `addr`.
+    /// `what` is the protocol and version of the call, for example `NFS version 3`.
     pub fn from_call(
         server: &str,
         path: &str,
@@ -257,8 +257,8 @@ impl MountError {
         }
     }
 
-    /// What rpcbind's silence or refusal means. `option` names the mount option that makes the
-    /// question needless; `addr` is where rpcbind was asked.
+    /// The reason for a failed mount, from a failed query to rpcbind at `addr`. `option` names the
+    /// mount option that replaces the query.
     pub fn from_portmap(
         server: &str,
         service: Service,
@@ -297,7 +297,7 @@ impl MountError {
                 },
             },
             (io::ErrorKind::TimedOut, _) => Self::TimedOut { server, service, addr },
-            // What bind(2) to a port below 1024 says: not allowed, or none is free.
+            // Error of bind(2) to a port below 1024: the port is forbidden, or no port is free.
             (
                 io::ErrorKind::PermissionDenied | io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable,
                 _,
@@ -310,8 +310,8 @@ impl MountError {
 fn denied_hint(stat: AuthStat) -> String {
     match stat {
         AuthStat::TOOWEAK => {
-            "it wants stronger authentication (sec=), or a privileged source port (resvport)".into()
+            "the server requires stronger authentication (sec=), or a privileged source port (resvport)".into()
         }
-        stat => format!("it refuses the AUTH_SYS credential ({stat:?})"),
+        stat => format!("the server refuses the AUTH_SYS credential ({stat:?})"),
     }
 }

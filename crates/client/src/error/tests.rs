@@ -1,9 +1,9 @@
-//! Each status has an errno, and each failed mount one line.
+//! Each status has an errno, and each failed mount has one line.
 
 use super::*;
 use hither_proto::rpc::AuthStat;
 
-/// Every status that the protocol names has an entry: a new one in `proto` fails here.
+/// Every status of the protocol has an entry. A new status in `proto` fails this test.
 #[test]
 fn every_status_has_an_errno() {
     for &s in Nfsstat3::VALUES.iter().filter(|s| **s != Nfsstat3::OK) {
@@ -16,7 +16,7 @@ fn every_status_has_an_errno() {
     }
 }
 
-/// The three parts of the v4 table do not contradict each other: no status is in two of them.
+/// No status is in two of the three parts of the v4 table.
 #[test]
 fn each_v4_status_stands_in_one_table() {
     for &s in Nfsstat4::VALUES {
@@ -59,7 +59,8 @@ fn from_io(kind: std::io::ErrorKind) -> MountError {
     from_call(CallError::Connect(kind.into()))
 }
 
-/// One line that names the server, what happened, and what to do; and the exit status of mount(8).
+/// A failed mount is one line: the server, the failure, and the remedy. The exit status is that of
+/// mount(8).
 #[test]
 fn a_failed_mount_is_one_clear_line() {
     use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, PermissionDenied, TimedOut};
@@ -90,7 +91,8 @@ fn a_failed_mount_is_one_clear_line() {
     assert_eq!(from_call(CallError::Cancelled).exit_code(), 8);
 }
 
-/// `retry=` is for servers that are not there, negotiation for those that speak something else.
+/// `retry=` applies when the server is absent. Negotiation continues when the server speaks another
+/// version.
 #[test]
 fn what_may_help_after_a_failed_mount() {
     let refused = from_io(std::io::ErrorKind::ConnectionRefused);
@@ -101,7 +103,7 @@ fn what_may_help_after_a_failed_mount() {
     assert!(!denied.is_transient() && !denied.other_version_may_work());
 }
 
-/// rpcbind's silence is told apart from a program that is not there.
+/// An unreachable rpcbind and an unregistered program give different messages.
 #[test]
 fn rpcbind_failures() {
     use hither_rpc::PortmapError;
