@@ -1,26 +1,26 @@
-//! Writes that the server has acknowledged and may still lose.
+//! Uncommitted writes: the server acknowledged them and may still lose them.
 //!
-//! It knows nothing of NFS versions: a [`Wire`] sends one WRITE or COMMIT. After an UNSTABLE reply
-//! the bytes (refcounted) are kept with the write verifier until COMMIT returns the same verifier.
-//! When it returns another one, the server restarted in between: everything kept under other
-//! verifiers is written again, the last attempts with FILE_SYNC, which cannot be lost, and
-//! committed again. The state of one file is a pure state machine ([`log::Log`]); overlapping
-//! writes, second writes and truncations are put in order by range locks ([`ranges::Ranges`]).
+//! A [`Wire`] sends one WRITE or COMMIT of either NFS version. After an UNSTABLE reply this module
+//! keeps the bytes (refcounted) with the write verifier. They are kept until COMMIT returns the
+//! same verifier. Another verifier means that the server restarted. The bytes under other verifiers
+//! are then written and committed again. The last attempts use FILE_SYNC, which the server cannot
+//! lose. The state of one file is a pure state machine ([`log::Log`]). Range locks
+//! ([`ranges::Ranges`]) order overlapping writes, second writes and truncations.
 //!
-//! Bounded: at [`Limits::most_bytes`] kept by a mount, writers wait for a COMMIT of the file that
-//! keeps most; at half of it that COMMIT starts in the background; nothing is kept longer than
-//! [`Limits::most_age`] without a COMMIT being tried. Nothing is dropped to make room.
+//! Memory is bounded by [`Limits::most_bytes`] per mount. At half of it a COMMIT of the file with
+//! the most bytes starts in the background. At the limit writers wait for such a COMMIT. A COMMIT
+//! is tried for all bytes older than [`Limits::most_age`]. No bytes are dropped to make room.
 //!
-//! Errors follow Linux's errseq: an error of a background COMMIT or second write is remembered by
-//! the file and reported once to every open that existed when it happened (at commit or close), or
-//! once to the next open when there was none. When the server *refuses* (no space, stale handle)
-//! the bytes are gone, as in Linux; when it only did not answer (`soft`), they stay kept and the
-//! next commit tries again, so a successful commit never hides a loss.
+//! Errors follow Linux's errseq. The file remembers an error of a background COMMIT or second
+//! write. Each open that existed at the error reports it once, at commit or close. Without such an
+//! open the next open reports it once. When the server *refuses* (no space, stale handle), the
+//! bytes are lost, as in Linux. When the server only does not answer (`soft`), the bytes are kept
+//! and the next commit tries again. A successful commit therefore never hides a loss.
 //!
-//! Until lost data is written again, reads would show what the server has: the state before the
-//! write. [`Uncommitted::overlay`] puts kept bytes over such reads, but only those from before the
-//! last reconnection: without one the server has everything, and may have newer bytes of other
-//! clients.
+//! Until lost data is written again, the server returns its state before the write.
+//! [`Uncommitted::overlay`] puts kept bytes over such reads. It uses only bytes from before the
+//! last reconnection. Without a reconnection the server has all bytes, and may have newer bytes of
+//! other clients.
 
 mod errors;
 mod log;
@@ -45,22 +45,22 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Tells one run of the server from another (`writeverf3`, `verifier4`).
+/// Differs for each run of the server (`writeverf3`, `verifier4`).
 pub type Verifier = [u8; 8];
 
-/// Rounds of COMMIT and second writes before a flush gives up on a server that keeps restarting.
+/// Rounds of COMMIT and second writes before a flush gives up on a server that restarts repeatedly.
 const ROUNDS: u32 = 8;
 /// From this round on, lost bytes are written with FILE_SYNC.
 const STABLE_ROUND: u32 = 2;
-/// How often old writes are looked for.
+/// Interval of the search for old writes.
 const AGE_CHECK: Duration = Duration::from_secs(5);
 
-/// On whose behalf bytes were written: a second write uses the same.
+/// Identity of the writer. A second write uses the same identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
     /// Credential of the writer.
     pub cred: Arc<Cred>,
-    /// The open written through.
+    /// The open of the write.
     pub open: Option<OpenId>,
     /// See [`Cx::only_held`].
     pub only_held: bool,
@@ -69,22 +69,22 @@ pub struct Origin {
 /// Outcome of one WRITE.
 #[derive(Debug, Clone)]
 pub struct WriteReply {
-    /// Bytes that the server took: at most those sent.
+    /// Bytes that the server accepted: at most the bytes sent.
     pub bytes: u64,
-    /// Whether they are on stable storage (`FILE_SYNC`, or `DATA_SYNC`).
+    /// Whether the bytes are on stable storage (`FILE_SYNC`, or `DATA_SYNC`).
     pub stable: bool,
     /// The server's write verifier.
     pub verifier: Verifier,
-    /// Attributes afterwards, when they came along.
+    /// Attributes after the write, when the reply has them.
     pub attr: Option<Attr>,
 }
 
-/// Why a WRITE or COMMIT failed.
+/// Reason for a failed WRITE or COMMIT.
 #[derive(Debug, Clone)]
 pub enum Failure {
-    /// The server said no: what was to be written is lost.
+    /// The server refused. The data is lost.
     Refused(Error),
-    /// There was no answer within the mount's patience: it may work later.
+    /// No answer within the mount's timeout. A later attempt may succeed.
     Unanswered(Error),
 }
 
@@ -97,8 +97,8 @@ impl Failure {
     }
 }
 
-/// Sends WRITE and COMMIT. Patience with servers that are down, busy (JUKEBOX, DELAY) or recovering
-/// is the implementor's.
+/// Sends WRITE and COMMIT. The implementor retries while a server is down, busy (JUKEBOX, DELAY) or
+/// recovering.
 #[async_trait]
 pub trait Wire: Send + Sync + 'static {
     /// Most bytes of one WRITE.
@@ -117,16 +117,16 @@ pub trait Wire: Send + Sync + 'static {
     /// COMMIT of the whole file.
     async fn commit(&self, origin: &Origin, fh: &Fh) -> std::result::Result<Verifier, Failure>;
 
-    /// Grows with every reconnection after which the server may be another incarnation.
+    /// Grows with every reconnection. After a reconnection the server may be another instance.
     fn epoch(&self) -> u64;
 }
 
-/// Bounds of what a mount keeps.
+/// Bounds of the kept bytes of a mount.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Writers wait at this many bytes; from half of it on, COMMITs start.
+    /// Writers wait at this many bytes. COMMITs start at half of it.
     pub most_bytes: u64,
-    /// Age at which a COMMIT starts by itself. Linux's writeback takes 30 s as well.
+    /// Age of a write at which a COMMIT starts. Linux's writeback also uses 30 s.
     pub most_age: Duration,
 }
 
@@ -144,7 +144,7 @@ pub struct Uncommitted {
     /// Kept and reserved bytes.
     total: AtomicU64,
     freed: Notify,
-    /// A COMMIT to make room is under way.
+    /// A COMMIT to make room is in progress.
     relieving: AtomicBool,
     this: Weak<Self>,
 }
@@ -153,16 +153,16 @@ struct File {
     fh: Fh,
     log: Mutex<Log>,
     ranges: Ranges,
-    /// One COMMIT with its second writes at a time.
+    /// Serialises COMMITs: one COMMIT with its second writes at a time.
     committing: tokio::sync::Mutex<()>,
     errors: Errors,
-    /// When the log became non-empty.
+    /// Time at which the log became non-empty.
     since: Mutex<Option<Instant>>,
     flushing: AtomicBool,
 }
 
 impl Uncommitted {
-    /// No writes yet. Must be called inside a tokio runtime: a task looks after old writes.
+    /// Starts without writes. Must be called inside a tokio runtime: a task commits old writes.
     pub fn new(wire: Arc<dyn Wire>, limits: Limits) -> Arc<Self> {
         let this = Arc::new_cyclic(|this: &Weak<Self>| Self {
             wire,
@@ -177,22 +177,23 @@ impl Uncommitted {
         this
     }
 
-    /// Bytes kept or about to be.
+    /// Bytes kept and bytes reserved for writes in progress.
     pub fn kept_bytes(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// A file is opened; [`Uncommitted::close`] ends it.
+    /// Registers an open of a file; [`Uncommitted::close`] ends it.
     pub fn opened(&self, fh: &Fh) -> OpenMark {
         self.file(fh).errors.open()
     }
 
-    /// Writes and keeps what is not stable. Returns the bytes written (fewer than given when the
-    /// server's disk filled up on the way) and the attributes of the last reply. An interrupted
-    /// caller leaves at once; its write goes on.
+    /// Sends a write and keeps the bytes that are not stable. Returns the number of bytes written
+    /// and the attributes of the last reply. The number is smaller than given when the server's
+    /// disk fills up during the write. An interrupted caller returns at once, and its write
+    /// continues.
     ///
     /// # Errors
-    /// What the server says; `EINTR`, `ETIMEDOUT` when the caller's patience ended.
+    /// The server's error; `EINTR` or `ETIMEDOUT` when the caller stops waiting.
     pub async fn write(
         &self,
         cx: &Cx,
@@ -217,27 +218,26 @@ impl Uncommitted {
         detached(cx, write).await
     }
 
-    /// Returns when all writes answered before the call are stable, and reports errors that this
-    /// open has not seen yet.
+    /// Returns when all writes answered before the call are stable. Reports errors that this open
+    /// has not reported yet.
     ///
     /// # Errors
-    /// An earlier or present failure to write; `EINTR`, `ETIMEDOUT` when the caller's patience
-    /// ended.
+    /// An earlier or present failure to write; `EINTR` or `ETIMEDOUT` when the caller stops
+    /// waiting.
     pub async fn commit(&self, cx: &Cx, fh: &Fh, open: Option<&OpenMark>) -> Result<()> {
         let Some(file) = self.known(fh) else { return Ok(()) };
         if !file.log.lock().is_empty() {
             let (this, file) = (self.this(), file.clone());
-            // An interrupted caller is told so; what it would have been told waits for the next
-            // commit.
+            // An interrupted caller gets EINTR. The write error waits for the next commit.
             detached(cx, async move { this.flush(&file).await.map_err(|f| f.error().clone()) }).await?;
         }
         self.tidy(&file);
         file.errors.report(open)
     }
 
-    /// Brings what was written to stable storage before an operation that a later second write
-    /// would spoil (new times, owner or mode), as the Linux client does before SETATTR. Refusals
-    /// wait with the file for the next commit or close.
+    /// Commits a file before an operation that a later second write would spoil (new times, owner
+    /// or mode). The Linux client does the same before SETATTR. Refusals stay with the file until
+    /// the next commit or close.
     ///
     /// # Errors
     /// The server did not answer.
@@ -248,10 +248,11 @@ impl Uncommitted {
         }
     }
 
-    /// Ends an open: commits, reports, and after the last open forgets what could not be written.
+    /// Ends an open: commits and reports errors. The last close forgets bytes that could not be
+    /// written.
     ///
     /// # Errors
-    /// As [`Uncommitted::commit`]; the open is gone in either case.
+    /// As [`Uncommitted::commit`]. The open has ended in either case.
     pub async fn close(&self, cx: &Cx, fh: &Fh, open: OpenMark) -> Result<()> {
         let Some(file) = self.known(fh) else { return Ok(()) };
         let this = self.this();
@@ -268,22 +269,22 @@ impl Uncommitted {
         .await
     }
 
-    /// Takes a range for stable writes that do not go through here: other writes to it wait.
+    /// Locks a range for stable writes that another path sends. Other writes to the range wait.
     pub async fn finishing(&self, fh: &Fh, start_bytes: u64, end_bytes: u64) -> Finishing {
         let file = self.file(fh);
         let range = file.ranges.lock(start_bytes, end_bytes).await;
         Finishing { owner: self.this(), file, _range: range }
     }
 
-    /// Takes the file's bytes from `size_bytes` on, for a change of its length: writes to them
-    /// wait.
+    /// Locks the file from `size_bytes` on, for a change of its length. Writes to that range wait.
     pub async fn truncating(&self, fh: &Fh, size_bytes: u64) -> Truncating {
         let file = self.file(fh);
         let range = file.ranges.lock(size_bytes, u64::MAX).await;
         Truncating { owner: self.this(), file, size_bytes, _range: range }
     }
 
-    /// Puts kept bytes that the server may have lost since over what it answered; see the module.
+    /// Puts kept bytes over the server's answer, where the server may have lost them. See the
+    /// module.
     pub fn overlay(&self, fh: &Fh, offset_bytes: u64, len_bytes: u32, mut read: Read) -> Read {
         let Some(file) = self.known(fh) else { return read };
         let end = offset_bytes.saturating_add(u64::from(len_bytes));
@@ -294,7 +295,7 @@ impl Uncommitted {
         if pieces.is_empty() && (file_end <= offset_bytes + read.data.len() as u64 || !read.eof) {
             return read;
         }
-        // Between the end that the server knows and the real one there may be a hole.
+        // There may be a hole between the file's end on the server and its real end.
         let wanted_end = end.min(file_end.max(offset_bytes + read.data.len() as u64));
         let mut bytes = std::mem::take(&mut read.data).into_bytes().to_vec();
         bytes.resize((wanted_end - offset_bytes) as usize, 0);
@@ -307,7 +308,7 @@ impl Uncommitted {
         read
     }
 
-    /// Length of a file that the server says is `size_bytes` long: lost writes that will be written
+    /// Length of a file for which the server reports `size_bytes`. Lost writes that will be written
     /// again count.
     pub fn size(&self, fh: &Fh, size_bytes: u64) -> u64 {
         match self.known(fh) {
@@ -316,7 +317,7 @@ impl Uncommitted {
         }
     }
 
-    /// The server may have restarted: finds out at once instead of at the next commit.
+    /// Commits all files now, because the server may have restarted.
     pub fn reconnected(&self) {
         let this = self.this();
         tokio::spawn(async move {
@@ -330,7 +331,7 @@ impl Uncommitted {
     /// Commits every file.
     ///
     /// # Errors
-    /// The first failure; the other files are tried all the same.
+    /// The first failure. The other files are still tried.
     pub async fn flush_all(&self) -> Result<()> {
         let mut outcome = Ok(());
         for file in self.dirty() {
@@ -367,12 +368,12 @@ impl Uncommitted {
         self.files.lock().values().filter(|f| !f.log.lock().is_empty()).cloned().collect()
     }
 
-    /// Forgets a file about which there is nothing to remember.
+    /// Forgets a file without kept bytes and without unreported errors.
     fn tidy(&self, file: &Arc<File>) {
         let mut files = self.files.lock();
         let idle = file.errors.is_idle() && file.log.lock().is_empty();
-        // The map's and the caller's: nobody else is about to use it. A caller that held one more
-        // would only leave an empty entry behind, for the next one to find.
+        // Two references are those of the map and of the caller: the file has no other user. With a
+        // third reference an empty entry stays in the map until its next use.
         if idle && Arc::strong_count(file) <= 2 {
             files.remove(&file.fh);
         }
@@ -395,7 +396,8 @@ impl Uncommitted {
         out
     }
 
-    /// Room for `bytes` more; commits the file that keeps most when there is none.
+    /// Reserves room for `bytes` more. Commits the file with the most kept bytes when there is no
+    /// room.
     async fn admit(self: Arc<Self>, bytes: u64) -> Result<Room> {
         let bytes = bytes.min(self.limits.most_bytes);
         loop {
@@ -417,9 +419,9 @@ impl Uncommitted {
         }
     }
 
-    /// Room for `bytes` more, when there is.
+    /// Reserves room for `bytes` more, when there is room now.
     fn reserve(self: Arc<Self>, bytes: u64) -> Option<Room> {
-        // A write of more than all there is waits until it is alone.
+        // A write larger than the whole limit waits until no other bytes are kept.
         let bytes = bytes.min(self.limits.most_bytes);
         let fits = |total: u64| (total + bytes <= self.limits.most_bytes).then_some(total + bytes);
         self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
@@ -456,8 +458,8 @@ impl Uncommitted {
         };
         drop((range, room));
         if stable && outcome.is_ok() && !file.log.lock().is_empty() {
-            // A server that answers FILE_SYNC with less owes a COMMIT; elsewhere in the file it may
-            // find older writes, which does no harm.
+            // A server that answers FILE_SYNC with a lower stability needs a COMMIT. The COMMIT may
+            // also cover older writes elsewhere in the file, without harm.
             self.flush(&file).await.map_err(|f| f.error().clone())?;
             file.errors.report(None)?;
         }
@@ -466,8 +468,8 @@ impl Uncommitted {
         outcome
     }
 
-    /// More than half of what may be kept is: the file that keeps most is committed in the
-    /// background, one at a time.
+    /// Above half of the limit: commits the file with the most kept bytes in the background, one
+    /// file at a time.
     fn relieve(&self) {
         if self.total.load(Ordering::Relaxed) <= self.limits.most_bytes / 2
             || self.relieving.swap(true, Ordering::Relaxed)
@@ -477,7 +479,8 @@ impl Uncommitted {
         let this = self.this();
         tokio::spawn(async move {
             if let Some(file) = this.biggest() {
-                // Refusals are recorded with the file; silence leaves the bytes for the next try.
+                // Refusals are recorded with the file. Without an answer the bytes stay for the
+                // next try.
                 let _ = this.flush(&file).await;
                 this.tidy(&file);
             }
@@ -485,7 +488,7 @@ impl Uncommitted {
         });
     }
 
-    /// All chunks at once; the outcome is that of the longest run without a gap.
+    /// Sends all chunks at the same time. The outcome is that of the longest prefix without a gap.
     async fn write_chunks(
         self: &Arc<Self>,
         file: &Arc<File>,
@@ -512,7 +515,8 @@ impl Uncommitted {
                 Err(_) => break,
                 Ok((bytes, latest)) => {
                     total += bytes;
-                    // The last answer to arrive is not known here; the longest file is the latest.
+                    // The order of the replies is unknown. The attributes with the largest change
+                    // value and size are the newest.
                     attr = newest(attr, latest);
                     if bytes < len {
                         break;
@@ -538,8 +542,8 @@ impl Uncommitted {
             let epoch = self.wire.epoch();
             match self.wire.write(&origin, &file.fh, at, part.clone(), stable).await {
                 Ok(reply) => {
-                    // Never more than was sent, whatever the server says; nothing at all is no
-                    // progress.
+                    // The count is limited to the bytes sent. A count of zero is an error, because
+                    // the write makes no progress.
                     let bytes = reply.bytes.min(part.len() as u64);
                     if bytes == 0 {
                         return done_or(done, attr, Error::because(libc::EIO, "the server writes no bytes"));
@@ -558,8 +562,8 @@ impl Uncommitted {
         Ok((done as u64, attr))
     }
 
-    /// Commits what was written before the call. A refusal is recorded with the file; silence is
-    /// returned and leaves everything as it was.
+    /// Commits the writes from before the call. A refusal is recorded with the file. A missing
+    /// answer is returned and leaves the log unchanged.
     async fn flush(&self, file: &Arc<File>) -> std::result::Result<(), Failure> {
         let target = file.log.lock().latest();
         let _turn = file.committing.lock().await;
@@ -642,7 +646,8 @@ impl Uncommitted {
         }
         let (this, file) = (self.this(), file.clone());
         tokio::spawn(async move {
-            // Refusals are recorded with the file; silence leaves the bytes for the next try.
+            // Refusals are recorded with the file. Without an answer the bytes stay for the next
+            // try.
             let _ = this.flush(&file).await;
             file.flushing.store(false, Ordering::Relaxed);
             this.tidy(&file);
@@ -663,8 +668,8 @@ impl File {
     }
 }
 
-/// A change of length in progress. Dropping it without [`Truncating::done`] leaves the kept writes
-/// as they are.
+/// A change of length in progress. A drop without [`Truncating::done`] leaves the kept writes as
+/// they are.
 pub struct Truncating {
     owner: Arc<Uncommitted>,
     file: Arc<File>,
@@ -673,7 +678,7 @@ pub struct Truncating {
 }
 
 impl Truncating {
-    /// The server has changed the length: what was kept beyond it is void.
+    /// The server has changed the length. Kept bytes beyond the new length are forgotten.
     pub fn done(self) {
         self.owner.update(&self.file, |log| log.truncated(self.size_bytes));
     }
@@ -685,7 +690,7 @@ impl Drop for Truncating {
     }
 }
 
-/// Stable writes in progress, of a range that nobody else writes meanwhile.
+/// Stable writes of a range in progress. Other writers of the range wait.
 pub struct Finishing {
     owner: Arc<Uncommitted>,
     file: Arc<File>,
@@ -693,7 +698,7 @@ pub struct Finishing {
 }
 
 impl Finishing {
-    /// These bytes are on stable storage: what was kept of them before is void.
+    /// These bytes are on stable storage. Older kept bytes in these ranges are forgotten.
     pub fn done(&self, ranges: impl Iterator<Item = (u64, u64)>) {
         self.owner.update(&self.file, |log| ranges.for_each(|(start, end)| log.wrote_stable(start, end)));
     }
@@ -705,7 +710,7 @@ impl Drop for Finishing {
     }
 }
 
-/// Bytes reserved for a write that is not answered yet.
+/// Bytes reserved for a write without a reply yet.
 struct Room {
     owner: Arc<Uncommitted>,
     bytes: u64,
@@ -732,7 +737,7 @@ async fn age(writes: Weak<Uncommitted>) {
     }
 }
 
-/// Bytes written before a failure are an answer of their own; the failure meets the next write.
+/// Bytes written before a failure give a successful short write. The next write meets the failure.
 fn done_or(done: usize, attr: Option<Attr>, e: Error) -> Result<(u64, Option<Attr>)> {
     if done > 0 { Ok((done as u64, attr)) } else { Err(e) }
 }

@@ -1,13 +1,12 @@
-//! Errors of delayed writes, told once to each open: Linux's errseq.
+//! Errors of delayed writes. Each open reports an error once, as Linux's errseq does.
 //!
-//! It knows nothing of writes. A file counts its errors; each open has a mark, the count that it
-//! has seen.
+//! A file counts its errors. Each open has a mark: the count at its last report.
 
 use hither_vfs::{Error, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What an open has seen of its file's write errors. Clones share it.
+/// The error count that an open has reported. Clones share the mark.
 #[derive(Debug, Clone)]
 pub struct OpenMark {
     seen: Arc<Mutex<u64>>,
@@ -24,12 +23,12 @@ struct State {
     opens: u64,
     count: u64,
     last: Option<Error>,
-    /// Somebody was told of the last one.
+    /// An open or commit has reported the last error.
     told: bool,
 }
 
 impl Errors {
-    /// The file is opened. An error that nobody has been told of yet is this open's to report.
+    /// Registers an open of the file. The new open reports an error that no open has reported yet.
     pub fn open(&self) -> OpenMark {
         let mut s = self.state.lock();
         s.opens += 1;
@@ -37,14 +36,14 @@ impl Errors {
         OpenMark { seen: Arc::new(Mutex::new(s.count - untold)) }
     }
 
-    /// An open ends; true when it was the last one.
+    /// Ends an open. True for the last one.
     pub fn close(&self) -> bool {
         let mut s = self.state.lock();
         s.opens = s.opens.saturating_sub(1);
         s.opens == 0
     }
 
-    /// Written data was lost.
+    /// Records that written data was lost.
     pub fn record(&self, e: Error) {
         let mut s = self.state.lock();
         s.count += 1;
@@ -52,7 +51,7 @@ impl Errors {
         s.told = false;
     }
 
-    /// The latest error when `open` has not seen it; without an open, when nobody has.
+    /// Reports the latest error when `open` has not reported it. Without an open: when no open has.
     pub fn report(&self, open: Option<&OpenMark>) -> Result<()> {
         let mut s = self.state.lock();
         let news = match open {
@@ -68,7 +67,7 @@ impl Errors {
         }
     }
 
-    /// Nobody has the file open, and there is nothing to tell.
+    /// The file has no opens and no unreported error.
     pub fn is_idle(&self) -> bool {
         let s = self.state.lock();
         s.opens == 0 && (s.last.is_none() || s.told)

@@ -1,10 +1,9 @@
 //! Locks on ranges of one file, first come first served.
 //!
-//! It knows nothing of what is done under them. Overlapping writes must reach the server one after
-//! the other, in the order of their calls, and a piece that is written again after a restart of the
-//! server must neither overtake nor follow a newer write of the same bytes. Ranges that do not
-//! overlap do not wait for each other. Whoever waits stands behind everyone who came before and
-//! overlaps, whether that one holds the lock or waits as well: nobody starves.
+//! Overlapping writes must reach the server one after the other, in the order of their calls. After
+//! a restart of the server, a piece that is written again must not overwrite a newer write of the
+//! same bytes. Ranges that do not overlap do not wait for each other. A waiter stands behind every
+//! earlier entry that overlaps, both holders and waiters. No waiter starves.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -28,11 +27,11 @@ struct Entry {
     id: u64,
     start: u64,
     end: u64,
-    /// Present while it waits.
+    /// Present while the entry waits.
     wake: Option<oneshot::Sender<()>>,
 }
 
-/// Holds a range, or a place in the queue; gives it up when dropped.
+/// Holds a range, or a place in the queue. Drop releases it.
 #[derive(Debug)]
 pub(super) struct RangeGuard {
     queue: Arc<Mutex<Queue>>,
@@ -40,8 +39,8 @@ pub(super) struct RangeGuard {
 }
 
 impl Ranges {
-    /// Waits until `start..end` is free of earlier holders. The place in the queue is taken at the
-    /// call, not when the future is first polled.
+    /// Waits until earlier entries that overlap `start..end` have ended. The place in the queue is
+    /// taken at the call, not at the first poll of the future.
     pub fn lock(&self, start: u64, end: u64) -> impl Future<Output = RangeGuard> + Send + use<> {
         let mut queue = self.queue.lock();
         let id = queue.next;
@@ -54,8 +53,8 @@ impl Ranges {
         let guard = RangeGuard { queue: self.queue.clone(), id };
         async move {
             if !free {
-                // The sender lives in the entry until it is used, and the entry until the guard
-                // ends.
+                // The entry owns the sender until its use. The entry exists until the drop of the
+                // guard.
                 let _ = woken.await;
             }
             guard
@@ -106,7 +105,7 @@ mod tests {
         assert!(ranges.queue.lock().entries.is_empty());
     }
 
-    /// A waiter that goes away lets the next one pass.
+    /// A dropped waiter lets the next waiter pass.
     #[tokio::test]
     async fn an_abandoned_place_is_given_up() {
         let ranges = Ranges::default();
