@@ -1,23 +1,22 @@
-//! What one file has written and not yet committed: a pure state machine.
+//! The uncommitted writes of one file: a pure state machine.
 //!
-//! It knows nothing of calls, time or other files. Extents never overlap: a later write takes the
-//! place of what it covers. Each has the verifier its WRITE brought and a sequence number that
-//! grows with every write, so that a COMMIT is only believed about writes answered before it was
-//! sent. An extent whose verifier is not the one COMMIT returned was lost in a restart of the
-//! server (RFC 1813 section 3.3.21, RFC 8881 section 18.3) and stays until it was written again.
+//! Extents never overlap: a later write replaces the covered part of an earlier one. Each extent
+//! has the verifier of its WRITE and a sequence number that grows with every write. A COMMIT
+//! therefore counts only for writes answered before it was sent. When the extent's verifier differs
+//! from that of COMMIT, the server lost the extent in a restart (RFC 1813 section 3.3.21, RFC 8881
+//! section 18.3). The extent then stays until it is written again.
 
 use super::{Origin, Verifier};
 use bytes::Bytes;
 use hither_vfs::Data;
 use std::collections::BTreeMap;
 
-/// Pieces shorter than this are copied instead of keeping the (possibly much larger) buffer alive
-/// that they are a part of: a frontend's buffer holds a request of the largest size, 1 MiB as a
-/// rule, so what is kept takes at most four times the memory it is counted for. Streams write in
-/// full buffers and are not copied.
+/// Pieces shorter than this are copied. An uncopied piece would keep its whole buffer alive. A
+/// frontend's buffer holds a request of the largest size, usually 1 MiB. Kept data therefore takes
+/// at most four times the counted memory. Streams write in full buffers and are not copied.
 const COPY_BELOW_BYTES: usize = 256 << 10;
 
-/// What an entry costs beside its bytes, roughly, for the bound on memory.
+/// Approximate memory of an entry beside its bytes, for the bound on memory.
 const ENTRY_OVERHEAD_BYTES: u64 = 192;
 
 /// Bytes of a file that the server may still lose.
@@ -26,7 +25,7 @@ pub(super) struct Kept {
     data: Bytes,
     verifier: Verifier,
     seq: u64,
-    /// Value of the layer's reconnection counter when the write was answered.
+    /// Value of the connection's reconnection counter before the write was sent.
     epoch: u64,
     origin: Origin,
 }
@@ -46,12 +45,12 @@ pub(super) struct Plan {
     pub origin: Origin,
 }
 
-/// See the module.
+/// The uncommitted writes of one file; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     kept: BTreeMap<u64, Kept>,
-    /// Number of entries of each epoch: normally there is one epoch, which answers "is anything
-    /// doubtful" without a look at them.
+    /// Number of entries of each epoch. Usually there is one epoch. Then `doubtful_end_bytes` does
+    /// not read the entries.
     epochs: BTreeMap<u64, usize>,
     bytes: u64,
     seq: u64,
@@ -72,7 +71,7 @@ impl Log {
         self.seq
     }
 
-    /// A WRITE was answered as not yet stable.
+    /// Records a WRITE that was answered as not yet stable.
     pub fn wrote(&mut self, offset_bytes: u64, data: &Data, verifier: Verifier, epoch: u64, origin: &Origin) {
         self.remove(offset_bytes, offset_bytes.saturating_add(data.len() as u64));
         self.seq += 1;
@@ -86,14 +85,14 @@ impl Log {
         }
     }
 
-    /// A WRITE of this range was answered as stable: nothing older in it matters any more.
+    /// Records a WRITE that was answered as stable. Older data in the range is forgotten.
     pub fn wrote_stable(&mut self, start_bytes: u64, end_bytes: u64) {
         self.remove(start_bytes, end_bytes);
     }
 
-    /// A lost piece was written again and may be lost again: as [`Log::wrote`], but it keeps its
-    /// place in the order of writes. The caller holds the range, so what is kept there is what was
-    /// sent.
+    /// Records that a lost piece was written again and may be lost again. In contrast to
+    /// [`Log::wrote`], the piece keeps its place in the order of writes. The caller holds the range
+    /// lock, so the kept data equals the sent data.
     pub fn resent(&mut self, start_bytes: u64, end_bytes: u64, verifier: Verifier, epoch: u64) {
         self.split_at(start_bytes);
         self.split_at(end_bytes);
@@ -105,37 +104,37 @@ impl Log {
         }
     }
 
-    /// The file was cut to `size_bytes`.
+    /// Records that the file was cut to `size_bytes`.
     pub fn truncated(&mut self, size_bytes: u64) {
         self.remove(size_bytes, u64::MAX);
     }
 
-    /// What a COMMIT sent now covers; `None` when there is nothing to commit.
+    /// The extent of a COMMIT sent now; `None` when there is nothing to commit.
     pub fn plan(&self) -> Option<Plan> {
         let first = self.kept.values().next()?;
         Some(Plan { through: self.seq, origin: first.origin.clone() })
     }
 
-    /// COMMIT returned `verifier`. What it made stable is forgotten; the ranges that the server
-    /// lost are returned, and stay kept.
+    /// Records that COMMIT returned `verifier`. Forgets the stable extents. Returns the ranges that
+    /// the server lost. They stay kept.
     pub fn committed(&mut self, plan: &Plan, verifier: Verifier) -> Vec<(u64, u64)> {
         let stable = |k: &Kept| k.seq <= plan.through && k.verifier == verifier;
         self.retain(|k| !stable(k));
         self.ranges(|k| k.seq <= plan.through)
     }
 
-    /// Everything up to `through` is given up.
+    /// Forgets all writes up to `through`.
     pub fn abandon(&mut self, through: u64) {
         self.retain(|k| k.seq > through);
     }
 
-    /// Whether anything up to `through` is still uncommitted.
+    /// Whether a write up to `through` is still uncommitted.
     pub fn has_through(&self, through: u64) -> bool {
         self.kept.values().any(|k| k.seq <= through)
     }
 
-    /// What of a range was written up to `through` under another verifier than `verifier`, as
-    /// pieces of at most `max_bytes`, adjacent ones joined.
+    /// The parts of a range that were written up to `through` under a verifier other than
+    /// `verifier`. The pieces have at most `max_bytes`. Adjacent pieces are joined.
     pub fn lost_in(&self, range: (u64, u64), through: u64, verifier: Verifier, max_bytes: u64) -> Vec<Piece> {
         let mut out: Vec<Piece> = Vec::new();
         let lost = |k: &Kept| k.seq <= through && k.verifier != verifier;
@@ -166,7 +165,7 @@ impl Log {
         out
     }
 
-    /// Kept bytes in a range from before reconnection `epoch`, with their offsets: the server may
+    /// Kept bytes of a range from an epoch other than `epoch`, with their offsets. The server may
     /// have lost them since.
     pub fn doubtful(&self, start_bytes: u64, end_bytes: u64, epoch: u64) -> Vec<(u64, Bytes)> {
         let before = self.kept.range(..start_bytes).next_back();
@@ -181,7 +180,7 @@ impl Log {
             .collect()
     }
 
-    /// End of the last extent from before reconnection `epoch`; 0 without one.
+    /// End of the last extent from an epoch other than `epoch`; 0 without one.
     pub fn doubtful_end_bytes(&self, epoch: u64) -> u64 {
         if self.epochs.keys().all(|&e| e == epoch) {
             return 0;
@@ -233,7 +232,7 @@ impl Log {
         }
     }
 
-    /// Cuts the extent that covers `at` in two there.
+    /// Splits the extent that covers `at` at this offset.
     fn split_at(&mut self, at: u64) {
         let Some((&start, kept)) = self.kept.range_mut(..at).next_back() else { return };
         let head_bytes = at - start;
@@ -248,7 +247,7 @@ impl Log {
     }
 }
 
-/// One entry of `epoch` fewer.
+/// Decrements the number of entries of `epoch`.
 fn uncount(epochs: &mut BTreeMap<u64, usize>, epoch: u64) {
     if let Some(n) = epochs.get_mut(&epoch) {
         *n -= 1;
@@ -258,7 +257,7 @@ fn uncount(epochs: &mut BTreeMap<u64, usize>, epoch: u64) {
     }
 }
 
-/// A short piece of a long buffer becomes a buffer of its own.
+/// Copies a piece shorter than [`COPY_BELOW_BYTES`] into its own buffer.
 fn compact(b: Bytes) -> Bytes {
     if b.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(&b) } else { b }
 }

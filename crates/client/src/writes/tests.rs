@@ -1,11 +1,11 @@
-//! Nothing that a commit acknowledged is lost, however often the server restarts.
+//! No data of an acknowledged commit is lost, at any number of server restarts.
 
 use super::*;
 use bytes::Bytes;
 use hither_vfs::FileRange;
 use proptest::prelude::*;
 
-/// A server with one file that forgets some unstable writes at each restart.
+/// A server with one file that loses some unstable writes at each restart.
 struct Server {
     state: Mutex<State>,
     wsize_bytes: u32,
@@ -17,7 +17,7 @@ struct State {
     pending: Vec<(u64, Bytes)>,
     boots: u64,
     random: u64,
-    /// One in so many steps is a restart; 0: never.
+    /// One in this many steps is a restart; 0: never.
     restart_every: u64,
     refuse: Option<i32>,
     silent: bool,
@@ -89,7 +89,7 @@ impl Server {
         Arc::new(Self { state: Mutex::new(state), wsize_bytes: 16 })
     }
 
-    /// Some time passes on the way there or back, in which the server may restart.
+    /// Time of the request or the reply on the network. The server may restart in this time.
     async fn travel(&self) {
         let delay = self.state.lock().delay;
         if !delay.is_zero() {
@@ -146,7 +146,7 @@ impl Wire for Server {
             verdict?;
             let mut data = data.into_bytes();
             assert!(!data.is_empty() && data.len() <= self.wsize_bytes as usize);
-            // Now and then a write is short.
+            // Some writes are short.
             if s.random(5) == 0 {
                 data.truncate(data.len().div_ceil(2));
             }
@@ -189,14 +189,14 @@ fn cx() -> Cx {
     Cx::new(Arc::new(Cred::root()))
 }
 
-/// What the bound may be exceeded by: the bookkeeping of one batch of writes, of up to six calls of
-/// up to eight short WRITEs each, which is counted only when they are answered.
+/// Memory by which the bound may be exceeded: the bookkeeping of one batch of writes. A batch has
+/// up to six calls of up to eight short WRITEs. Their bookkeeping is counted at the reply.
 const SLACK_BYTES: u64 = 6 * 8 * 200;
 const LIMITS: Limits = Limits { most_bytes: 4000, most_age: Duration::from_secs(30) };
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Concurrent writes, perhaps with a commit among them.
+    /// Concurrent writes, perhaps with a concurrent commit.
     Writes(Vec<(FileRange, bool)>, bool),
     Commit,
     Truncate(u64),
@@ -251,8 +251,8 @@ impl World {
         let mut tasks = JoinSet::new();
         let mut flying: Vec<FileRange> = Vec::new();
         for (range, stable) in writes {
-            // Whoever waits for room may be overtaken, so the order of overlapping writes is only
-            // that of their calls when there is room for all.
+            // A write that waits for room may be overtaken. Overlapping writes keep the order of
+            // their calls only when there is room for all.
             let overlaps = |r: &FileRange| r.start_bytes < range.end_bytes && range.start_bytes < r.end_bytes;
             if self.tight && flying.iter().any(overlaps) {
                 while tasks.join_next().await.transpose().expect("no write panics").is_some() {}
@@ -277,7 +277,7 @@ impl World {
         tasks.join_all().await;
     }
 
-    /// A reader sees what was written, whatever the server lost in between.
+    /// A reader sees the written data, even when the server lost some of it.
     async fn check_reads(&self) {
         let epoch_quiet = || self.server.state.lock().volatile();
         let all = epoch_quiet();
@@ -296,8 +296,8 @@ impl World {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
-    /// Random concurrent writes, commits, truncations and restarts, with loss of any part of what
-    /// is not stable: every acknowledged commit holds, reads see the latest write, memory is
+    /// Random concurrent writes, commits, truncations and restarts that lose any part of the
+    /// unstable data. Every acknowledged commit holds. Reads see the latest write. Memory is
     /// bounded.
     #[test]
     fn nothing_committed_is_lost(
@@ -316,10 +316,10 @@ proptest! {
                 let run = world.step(step);
                 tokio::time::timeout(Duration::from_secs(60), run).await.expect("nothing hangs");
             }
-            // The server behaves at last: everything arrives.
+            // Without restarts all data arrives.
             world.server.state.lock().restart_every = 0;
             world.step(Step::Commit).await;
-            // What runs in the background ends.
+            // Background tasks end.
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert!(world.writes.files.lock().is_empty(), "an idle file is forgotten");
         });
@@ -330,7 +330,8 @@ async fn write(writes: &Uncommitted, offset: u64, len: usize) -> Result<(u64, Op
     writes.write(&cx(), &fh(), None, offset, Bytes::from(vec![7; len]).into(), Stability::Unstable).await
 }
 
-/// As Linux's errseq: each open that existed is told once; a later one is not.
+/// As with Linux's errseq, each open that existed at the error reports it once. A later open does
+/// not.
 /// Promise: 3
 #[tokio::test]
 async fn a_lost_write_is_reported_once_to_each_open() {
@@ -350,7 +351,7 @@ async fn a_lost_write_is_reported_once_to_each_open() {
     assert!(writes.files.lock().is_empty());
 }
 
-/// An error that nobody was there to be told of meets the next open.
+/// The next open reports an error that no open has reported.
 /// Promise: 3
 #[tokio::test]
 async fn an_unseen_error_waits_for_the_next_open() {
@@ -368,8 +369,8 @@ async fn an_unseen_error_waits_for_the_next_open() {
     writes.close(&cx(), &fh(), open).await.unwrap();
 }
 
-/// With `soft`, silence fails the commit and keeps the bytes: the next commit may succeed, and then
-/// it is true.
+/// With `soft` a missing answer fails the commit and keeps the bytes. The next commit may succeed,
+/// and then the data is stable.
 /// Promise: 3
 #[tokio::test]
 async fn silence_loses_nothing() {
@@ -385,7 +386,7 @@ async fn silence_loses_nothing() {
     assert_eq!(server.state.lock().stable, [7; 10]);
 }
 
-/// Room is made by commits, never by dropping: a thousand writes pass through a bound of a few.
+/// Commits make room; no bytes are dropped. A thousand writes pass through a bound of a few.
 #[tokio::test]
 async fn writers_wait_for_room() {
     let server = Server::new(1, 0);
@@ -400,7 +401,7 @@ async fn writers_wait_for_room() {
     assert!(state.commits > 10, "{}", state.commits);
 }
 
-/// A write longer than wsize goes out in parts at the same time.
+/// A write longer than wsize is sent in parallel parts.
 #[tokio::test]
 async fn long_writes_are_pipelined() {
     let server = Server::new(3, 0);
@@ -411,13 +412,13 @@ async fn long_writes_are_pipelined() {
     assert_eq!(server.state.lock().stable[5..], [7; 100]);
 }
 
-/// An interrupted writer leaves at once, and its write is made and kept all the same.
+/// An interrupted writer returns at once. Its write is still sent and kept.
 #[tokio::test(start_paused = true)]
 async fn an_interrupted_write_goes_on() {
     let server = Server::new(1, 0);
     let writes = Uncommitted::new(server.clone(), LIMITS);
     let interrupted = cx();
-    // The server takes a few turns of the scheduler, so the cancellation wins.
+    // The server takes a few turns of the scheduler, so the cancellation comes first.
     interrupted.cancel.cancel();
     let data = Bytes::from_static(b"0123456789");
     server.state.lock().delay = Duration::from_secs(5);
@@ -432,7 +433,7 @@ async fn an_interrupted_write_goes_on() {
     assert_eq!(server.state.lock().stable, b"0123456789");
 }
 
-/// Bytes that nobody commits are committed after a while.
+/// Bytes without a commit are committed after a time.
 #[tokio::test(start_paused = true)]
 async fn old_writes_are_committed() {
     let server = Server::new(1, 0);
@@ -456,7 +457,7 @@ fn slices_of_data() {
 }
 
 proptest! {
-    /// What a log knows of epochs without looking at its entries is what its entries say.
+    /// The epoch counts of a log agree with the epochs of its entries.
     #[test]
     fn doubtful_ends(steps in proptest::collection::vec((0..7, 0..64u64, 1..32u64), 1..60)) {
         let (mut log, mut epoch) = (log::Log::default(), 0);
