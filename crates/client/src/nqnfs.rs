@@ -1,16 +1,15 @@
-//! An NQNFS server (R. Macklem, "Not Quite NFS", 1994; docs/NQNFS.md) becomes a `Vfs`.
+//! An NQNFS client (R. Macklem, "Not Quite NFS", 1994; docs/NQNFS.md): turns a server into a `Vfs`.
 //!
-//! It knows nothing of opens, hidden names, listings and uncommitted writes: those are the NFSv3
-//! client's ([`crate::v3`]). NQNFS is NFS version 2 with leases, NFSv3 the same with more to say in
-//! each answer, so the NFSv3 client's questions become calls of NQNFS one by one ([`speak`]), and
-//! what NQNFS does not say the NFSv3 client asks for, as it does of servers that leave it out. A
-//! connection begins with HELLO ([`greeting`]), by which the server knows the client again after a
-//! lost connection.
+//! Opens, hidden names, listings and uncommitted writes are those of the NFSv3 client
+//! ([`crate::v3`]). NQNFS is NFS version 2 with leases. NFSv3 is NFS version 2 with more data in
+//! each reply. Each request of the NFSv3 client becomes a call of NQNFS ([`speak`]). The NFSv3
+//! client requests data that a reply lacks, as with servers that omit it. A connection begins with
+//! HELLO ([`greeting`]). By HELLO the server recognises the client after a lost connection.
 //!
-//! Leases for reading are asked for along with the calls that read ([`leases`]); what is not under
-//! one holds as long as it does in NFSv3 (close-to-open). Nothing is delayed here under a lease for
-//! writing: every write is on stable storage when it is answered. One that is right only under such
-//! a lease ends with the server's life ([`held`]).
+//! Calls that read also request read leases ([`leases`]). Data without a lease is valid for the
+//! same time as in NFSv3 (close-to-open). This module delays no writes under a write lease: every
+//! write is on stable storage when it is answered. A write that is correct only under such a lease
+//! ends when the server restarts ([`held`]).
 
 mod convert;
 mod greeting;
@@ -34,12 +33,12 @@ use hither_vfs::Env;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Mounts `opts.path` with NQNFS. The addresses are tried in their order until one answers; there
-/// is no rpcbind: NQNFS is at `port=` (2049), and MOUNT at `mountport=` or the same. Must be called
-/// inside a tokio runtime, in which the file system's tasks then live.
+/// Mounts `opts.path` with NQNFS. The addresses are tried in order until one answers. There is no
+/// rpcbind: NQNFS is at `port=` (2049), MOUNT at `mountport=` or the same port. Must be called
+/// inside a tokio runtime, which then runs the tasks of the file system.
 ///
 /// # Errors
-/// See [`MountError`]; the last address's when none answers.
+/// See [`MountError`]; the error of the last address when none answers.
 pub async fn connect_nqnfs(opts: &Options, env: &Env, stats: Arc<Stats>) -> Result<Mount3, MountError> {
     let mut last = None;
     for addr in &opts.addrs {
@@ -51,7 +50,7 @@ pub async fn connect_nqnfs(opts: &Options, env: &Env, stats: Arc<Stats>) -> Resu
     }
     Err(last.unwrap_or_else(|| MountError::NoSuchHost {
         server: opts.server.clone(),
-        cause: "it has no address".into(),
+        cause: "the name has no address".into(),
     }))
 }
 
@@ -85,7 +84,8 @@ async fn connect_to(
 }
 
 impl Version {
-    /// Whether it has neither opens nor locks: what the client does about them is its own matter.
+    /// Whether the version has neither opens nor locks. Opens and locks then stay within the
+    /// client.
     pub fn is_stateless(self) -> bool {
         matches!(self, Version::V3 | Version::Nqnfs)
     }

@@ -1,7 +1,7 @@
-//! Between the words of NQNFS and those of NFSv3, in which the client above asks.
+//! Conversion between the types of NQNFS and of NFSv3.
 //!
-//! Everything from the wire that could be used against the client is checked by the NFSv3 client's
-//! own conversion afterwards (types, times); what is checked here is what only NQNFS has.
+//! The conversion of the NFSv3 client checks types and times from the wire. This module checks the
+//! parts that only NQNFS has.
 
 use hither_proto::nfs3::{
     Diropargs3, Fattr3, Fh3, Ftype3, Nfsstat3, Nfstime3, PostOpAttr, Sattr3, SetTime, Specdata3,
@@ -19,7 +19,7 @@ pub(super) const BLK_BITS: u32 = 0o060_000;
 pub(super) const REG_BITS: u32 = 0o100_000;
 pub(super) const SOCK_BITS: u32 = 0o140_000;
 
-/// A status in NFSv3's words. Numbers that NFSv3 has and NQNFS has not are not taken for NFSv3's.
+/// The NFSv3 status of an NQNFS status. Numbers that only NFSv3 has become SERVERFAULT.
 pub(super) fn status(s: Stat) -> Nfsstat3 {
     match s {
         Stat::TRYLATER => Nfsstat3::JUKEBOX,
@@ -30,7 +30,7 @@ pub(super) fn status(s: Stat) -> Nfsstat3 {
     }
 }
 
-/// A handle as it goes over the wire.
+/// A filehandle as on the wire.
 pub(super) fn fh(fh: &Fh3) -> Result<Fh, Nfsstat3> {
     Fh::from_bytes(fh).ok_or(Nfsstat3::BADHANDLE)
 }
@@ -47,9 +47,9 @@ pub(super) fn dirop(what: &Diropargs3) -> Result<Diropargs, Nfsstat3> {
     Ok(Diropargs { dir: fh(&what.dir)?, name: filename(&what.name)? })
 }
 
-/// The file's number. The wire has 32 bits of it, into which servers fold more: two files of one
-/// file system may have the same. The kernel keeps one set of pages for each number, so the handle
-/// has its say as well.
+/// The fileid. The wire has 32 bits, into which servers fold longer numbers. Two files of one file
+/// system may thus have the same number. The kernel keeps one page cache per fileid. Therefore the
+/// fileid includes a hash of the filehandle.
 pub(super) fn fileid(fid: u32, handle: &Fh) -> u64 {
     let hash = hash(&handle.bytes());
     (hash ^ hash << 32) >> 32 << 32 | u64::from(fid)
@@ -60,8 +60,8 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// An entry's cookie. Servers make those of the wire, which have 32 bits, of longer ones, and two
-/// entries may get the same: with the name they are told apart here.
+/// An entry's cookie. Servers fold longer cookies into the 32 bits of the wire, so two entries may
+/// have the same cookie. A hash of the name makes them different.
 pub(super) fn cookie3(cookie: u32, name: &[u8]) -> u64 {
     (hash(name) >> 33) << 32 | u64::from(cookie)
 }
@@ -100,20 +100,20 @@ fn ftype(f: &Fattr) -> Ftype3 {
         Ftype::BLK => Ftype3::BLK,
         Ftype::CHR => Ftype3::CHR,
         Ftype::LNK => Ftype3::LNK,
-        // The protocol has no types for them; the mode tells.
+        // The protocol has no types for FIFOs and sockets. The mode contains the type.
         Ftype::NON if f.mode & TYPE_BITS == FIFO_BITS => Ftype3::FIFO,
         Ftype::NON if f.mode & TYPE_BITS == SOCK_BITS => Ftype3::SOCK,
         _ => Ftype3(0),
     }
 }
 
-/// A device's number as 4.4BSD has it: eight bits of major number above eight of minor, and the
-/// rest of the minor on top.
+/// A device number of 4.4BSD: eight bits of the major number, then eight bits of the minor number.
+/// The upper bits hold the rest of the minor number.
 fn device(n: u32) -> Specdata3 {
     Specdata3 { specdata1: n >> 8 & 0xff, specdata2: n & 0xff | n >> 8 & !0xff }
 }
 
-/// The same the other way; `None` when it has no such number.
+/// The device number of `d`; `None` when the format cannot represent it.
 pub(super) fn device_number(d: &Specdata3) -> Option<u32> {
     let number = (d.specdata1 & 0xff) << 8 | (d.specdata2 & 0xff) | (d.specdata2 & !0xff) << 8;
     (device(number) == *d).then_some(number)
@@ -123,16 +123,16 @@ fn time3(t: Time) -> Nfstime3 {
     Nfstime3 { seconds: t.seconds, nseconds: t.nano_seconds }
 }
 
-/// A time to set; all ones would leave it as it is.
+/// A time to set. A time of all ones would mean "do not change".
 pub(super) fn time(t: Nfstime3) -> Time {
     Time { seconds: t.seconds.min(DONT_SET - 1), nano_seconds: t.nseconds.min(999_999_999) }
 }
 
-/// What "now" is to the server.
+/// The present time for the server.
 pub(super) enum Now {
-    /// It knows the extension.
+    /// The server supports the extension for its own time.
     Server,
-    /// It has to be told.
+    /// The client sends its own time.
     Client(SystemTime),
 }
 
@@ -145,7 +145,7 @@ impl Now {
     }
 }
 
-/// This client's time.
+/// The client's time.
 pub(super) fn wall(now: SystemTime) -> Time {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let seconds = u32::try_from(since.as_secs()).unwrap_or(u32::MAX);

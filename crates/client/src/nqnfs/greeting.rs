@@ -1,8 +1,8 @@
 //! HELLO, the first call on each connection (docs/NQNFS.md, "Extensions").
 //!
-//! It is made while a connection is made, before anything else can be sent on it: a server that has
-//! seen another call takes the connection for a client of its own, and would send it no long
-//! handles. A server that does not know the procedure is spoken to as the paper has it.
+//! HELLO is sent while the connection is made, before any other call. A server that sees another
+//! call first treats the connection as a separate client and sends no long filehandles. With a
+//! server that does not know the procedure, the client uses the protocol of the paper.
 
 use super::held::Held;
 use hither_proto::nqnfs::{Asking, HelloArgs, HelloOk, NqProc, PROGRAM, Res, VERSION};
@@ -19,21 +19,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Longest wait for the answer.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Longest handle that is taken, on the wire.
+/// Longest filehandle that the client accepts, in bytes on the wire.
 const FH_MAX_BYTES: u32 = 64;
-/// Largest READ and WRITE that are used.
+/// Largest READ and WRITE of the client.
 const TRANSFER_MAX_BYTES: u32 = 1 << 20;
-/// Longest answer, and its most fragments.
+/// Longest answer. [`FRAGMENTS_MAX`] is the largest number of its fragments.
 const ANSWER_MAX_BYTES: usize = 4096;
 const FRAGMENTS_MAX: usize = 16;
 
-/// Makes connections that have been introduced.
+/// Makes connections that begin with HELLO.
 pub(super) struct Greeting {
     inner: Arc<dyn Connect>,
-    /// This incarnation of the client.
+    /// Number of this instance of the client.
     client: u64,
     said: Mutex<Option<HelloOk>>,
-    /// What must not outlive the server's life.
+    /// WRITEs that must end when the server restarts.
     pub held: Held,
 }
 
@@ -42,7 +42,7 @@ impl Greeting {
         Arc::new(Self { inner, client, said: Mutex::default(), held: Held::default() })
     }
 
-    /// What the server said last; `None` when it does not know HELLO.
+    /// The server's last answer to HELLO; `None` when the server does not know HELLO.
     pub fn said(&self) -> Option<HelloOk> {
         *self.said.lock()
     }
@@ -66,7 +66,7 @@ impl Greeting {
                         Err(_) => Err(nonsense("the answer to HELLO cannot be decoded")),
                     }
                 }
-                // Whatever else is wrong, the calls that follow meet it as well.
+                // Other failures also affect the calls that follow.
                 _ => Ok(None),
             },
             _ => Err(nonsense("the server's reply is no answer to HELLO")),
@@ -101,7 +101,7 @@ fn nonsense(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// One record and not a byte more: what follows is the connection's.
+/// Reads one record and not a byte more. Later bytes belong to the connection.
 async fn one_record(link: &mut Link) -> io::Result<bytes::Bytes> {
     let mut whole = Vec::new();
     for _ in 0..FRAGMENTS_MAX {

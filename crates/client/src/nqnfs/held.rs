@@ -1,11 +1,10 @@
-//! WRITEs that are right only as long as a lease for writing keeps others from the file
+//! WRITEs that are correct only while a write lease excludes other clients from the file
 //! ([`hither_vfs::Cx::only_held`]).
 //!
-//! A server refuses them when the lease has ended (NQNFS_EXPIRED), because it remembers whom it has
-//! shut out. One that has begun anew does not: what was sent to the old one must not be sent again
-//! to the new one, where it could come after others have used the file. So such WRITEs end before
-//! anything is sent on a connection to the new one, and there are none while leases of the old one
-//! may last.
+//! A server refuses such a WRITE after the end of the lease (NQNFS_EXPIRED), because it remembers
+//! the lease. A restarted server does not remember. It could accept a repeated WRITE after other
+//! clients have used the file. Such WRITEs therefore end before any data is sent on a connection to
+//! the restarted server. No such WRITE starts while leases of the server's previous run may last.
 
 use parking_lot::Mutex;
 use std::time::Duration;
@@ -16,31 +15,31 @@ use tokio_util::sync::CancellationToken;
 /// Longest term of a lease.
 const TERM_MAX: Duration = Duration::from_secs(60);
 
-/// Those of a mount.
+/// The WRITEs under a lease of a mount.
 #[derive(Default)]
 pub(super) struct Held {
-    /// Each holds it shared.
+    /// Each WRITE holds the gate shared.
     gate: RwLock<()>,
     life: Mutex<Life>,
 }
 
-/// What is known of the server's present life.
+/// The present run of the server.
 #[derive(Default)]
 struct Life {
     ends: CancellationToken,
-    /// When it was noticed that it is not the first.
+    /// When the client noticed a restart of the server.
     since: Option<Instant>,
 }
 
-/// One WRITE; over when dropped.
+/// One WRITE; drop ends it.
 pub(super) struct Going<'a> {
     _gate: RwLockReadGuard<'a, ()>,
-    /// Cancelled when the server has begun anew: then it has to end.
+    /// Cancelled when the server has restarted. The WRITE must then end.
     pub ends: CancellationToken,
 }
 
 impl Held {
-    /// Begins one; `None` when the server would not refuse it when it has to.
+    /// Begins a WRITE. `None` while the server might accept a WRITE that it must refuse.
     pub async fn begin(&self) -> Option<Going<'_>> {
         let gate = self.gate.read().await;
         let life = self.life.lock();
@@ -48,7 +47,7 @@ impl Held {
         known.then(|| Going { _gate: gate, ends: life.ends.clone() })
     }
 
-    /// The server has begun anew: ends all, and returns when they have ended.
+    /// Records a restart of the server: ends all WRITEs, and returns after their end.
     pub async fn begun_anew(&self) {
         let old = {
             let mut life = self.life.lock();

@@ -1,22 +1,22 @@
-//! Leases for reading that a mount holds (section 4 of the paper), and how they go back.
+//! The leases that a mount holds (section 4 of the paper), and their return.
 //!
-//! What may be cached, for how long, and what is answered to an eviction decides [`Holder`]; here
-//! are its clock, its messages, and what its files are called. A lease is asked for along with
-//! calls that read (LOOKUP, GETATTR, READ, ACCESS, READDIRLOOK), and by GETLEASE for a file that is
-//! open when its lease is about to end. While it is held, attributes that were told under it carry
-//! [`Validity::Lease`](hither_vfs::Validity), and the layer above asks no more.
+//! [`Holder`] decides which data may be cached, for how long, and the answer to an eviction. This
+//! module supplies its clock, its messages and its file keys. Calls that read (LOOKUP, GETATTR,
+//! READ, ACCESS, READDIRLOOK) also request a lease. GETLEASE renews the lease of an open file
+//! before its end. Attributes received under a lease carry
+//! [`Validity::Lease`](hither_vfs::Validity). The layer above does not revalidate them.
 //!
-//! An eviction is answered in this order: no answer carries the lease any more, the layer above
-//! lets go (for at most [`WITHDRAW_TIMEOUT`]), VACATED. A lease that ends by itself lapses above:
-//! nobody is known to have changed anything.
+//! An eviction has three steps. New answers no longer carry the lease. The layer above drops its
+//! data, within [`WITHDRAW_TIMEOUT`]. Then the client sends VACATED. A lease that expires only
+//! lapses in the layer above, because no other client is known to have changed the file.
 //!
-//! The paper's requests name the file that a call is about, but LOOKUP and READDIRLOOK bring leases
-//! on files that are known only from the answer. What may have overtaken such a grant is remembered
-//! ([`Recent`]): an eviction, its end, a change by this client.
+//! A request of the paper names the file of its call. LOOKUP and READDIRLOOK grant leases on files
+//! that are known only from the answer. [`Recent`] remembers the events that may overtake such a
+//! grant: an eviction, its end, and a change by this client.
 //!
-//! This client's own changes end no lease. But the server stops watching the file for local
-//! programs when its holder changes it, until the holder asks again: until then attributes hold as
-//! they do without a lease, and the next call that reads asks.
+//! Changes by this client end no lease. But when the holder changes a file, the server stops
+//! watching it for local programs until the next request of the holder. Until then attributes are
+//! valid for the same time as without a lease. The next call that reads requests the lease again.
 
 use super::convert;
 use crate::v3::wire::{Caller, Patience};
@@ -39,22 +39,25 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use twox_hash::XxHash3_64;
 
-/// Term that is asked for: "about optimal", says section 4 of the paper.
+/// Requested term of a lease in seconds: "about optimal" in section 4 of the paper.
 const TERM_SECONDS: u32 = 30;
-/// Leases that are held; when there are as many, no more are asked for until some have ended.
+/// Most leases held. At this number the client requests no more until some have ended.
 const HELD_MAX: usize = 10_000;
-/// Evictions that are being answered; beyond it they wait for the server to repeat them.
+/// Most evictions in progress. The server repeats evictions beyond this number.
 const EVICTED_AT_ONCE: usize = 10_000;
-/// How long the layer above may take to let go.
+/// Longest time for the layer above to drop its data.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same where it may have delayed writes, which are to come before: servers wait no longer.
+/// Longest time for the layer above when it may have delayed writes to send first. Servers do not
+/// wait longer.
 const WRITE_WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
-/// A lease for writing that was refused is not asked for again for so long: each write goes to the
-/// server.
+/// Time without a new request after a refused write lease. Each write is sent to the server in this
+/// time.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
-/// What may have overtaken a grant is remembered so often; before that, anything may have.
+/// Number of remembered events that may have overtaken a grant. Older events count as possible for
+/// every file.
 pub(super) const RECENT_MAX: usize = 1024;
-/// Leases that are given up at once when the mount ends, and for how long.
+/// Number of leases that are returned concurrently at the end of the mount. [`GIVEN_UP_WITHIN`]
+/// bounds the time.
 const GIVEN_UP_AT_ONCE: usize = 64;
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 
@@ -62,26 +65,26 @@ const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) struct Leases {
     caller: Weak<Caller>,
     upcalls: Arc<dyn Upcalls>,
-    /// Where [`Holder`]'s time begins.
+    /// Start of the clock of [`Holder`].
     origin: Instant,
     term_seconds: u32,
     inner: Mutex<Inner>,
-    /// The next thing is due at another time.
+    /// Notified when the time of the next event changes.
     due: Arc<Notify>,
 }
 
 struct Inner {
     holder: Holder,
-    /// Under leases.
+    /// Files under leases.
     files: HashMap<FileKey, Leased>,
-    /// VACATED is about to be sent, or not answered yet.
+    /// Files with a VACATED in preparation or without an answer.
     vacating: HashMap<FileKey, WireFh>,
-    /// How often files are open.
+    /// Number of opens of each file.
     open: HashMap<FileKey, u32>,
-    /// Others use them so that nothing of them may be kept, as far as is known: taken back, or
-    /// granted as non-caching, since the last lease under which they could be.
+    /// Files that other clients share, so that no data may be cached. The last lease was evicted or
+    /// granted as non-caching.
     shared: HashSet<FileKey>,
-    /// Leases for writing that the server refused lately.
+    /// Write leases that the server refused recently.
     refused: HashMap<FileKey, Instant>,
     evicted: Recent,
     changed: Recent,
@@ -90,23 +93,25 @@ struct Inner {
 /// A file under a lease.
 struct Leased {
     wire: WireFh,
-    /// Who reads it, and has it renewed.
+    /// Credential of the reader, also used for renewals.
     cred: Arc<Cred>,
-    /// When the answer came that granted it: what is asked from then on is answered under it.
+    /// Time of the answer that granted the lease. Answers to calls sent after this time are under
+    /// the lease.
     since: Instant,
-    /// What the server said under it.
+    /// The server's last attributes under the lease.
     known: Option<Attr>,
-    /// This client has changed the file, so local programs can, too, until it has asked again.
+    /// This client has changed the file. Local programs on the server may change it until the next
+    /// request for the lease.
     unwatched: bool,
-    /// It is a lease for writing.
+    /// The lease is a write lease.
     write: bool,
-    /// How often somebody was told that what he writes may wait, and how often until the lease was
-    /// last granted.
+    /// Number of writes that the client allowed to be delayed. `delays_renewed` is the number at
+    /// the last grant of the lease.
     delays: u64,
     delays_renewed: u64,
 }
 
-/// What happened to files lately, in its order.
+/// Recent events of files in their order.
 #[derive(Default)]
 pub(super) struct Recent {
     pub last: u64,
@@ -117,7 +122,8 @@ impl Recent {
     pub fn note(&mut self, key: FileKey) {
         self.last += 1;
         if let Some((n, _)) = self.events.back_mut().filter(|(_, last)| *last == key) {
-            // One after the other to one file, as writes are: others are not forgotten for them.
+            // Consecutive events of one file, for example writes, take one entry. Events of other
+            // files stay remembered.
             *n = self.last;
             return;
         }
@@ -127,21 +133,21 @@ impl Recent {
         self.events.push_back((self.last, key));
     }
 
-    /// Whether something may have happened to a file after `then`, a value of [`Recent::last`].
+    /// Whether an event of the file may have happened after `then`, a value of [`Recent::last`].
     pub fn since(&self, key: FileKey, then: u64) -> bool {
         let forgotten = self.events.front().map_or(self.last, |(first, _)| first - 1);
         then < forgotten || self.events.iter().rev().take_while(|(n, _)| *n > then).any(|(_, k)| *k == key)
     }
 }
 
-/// What follows from a look at the leases, to be done without holding them.
+/// Actions that are carried out without the lock on the leases.
 #[derive(Default)]
 struct Todo {
     lapsed: Vec<Fh>,
-    /// Files, and whether something may be delayed above.
+    /// Files, and whether the layer above may have delayed writes.
     vacate: Vec<(FileKey, WireFh, bool)>,
     renew: Vec<(FileKey, Kind)>,
-    /// Files with delayed writes, and how often some had been delayed.
+    /// Files with delayed writes, and the value of `delays`.
     push: Vec<(FileKey, WireFh, u64)>,
 }
 
@@ -167,7 +173,8 @@ fn own(file: &WireFh) -> Fh {
 }
 
 impl Leases {
-    /// None yet. `term_max_seconds`: the longest that the server grants, when it has said so.
+    /// Starts without leases. `term_max_seconds` is the server's longest term, when the server
+    /// announced it.
     pub fn begin(
         caller: &Arc<Caller>,
         upcalls: Arc<dyn Upcalls>,
@@ -207,12 +214,12 @@ impl Leases {
         u64::try_from(at.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Looks at the leases at a moment, and does what follows.
+    /// Runs `f` on the leases at the present time, and carries out the actions that follow.
     fn act<T>(self: &Arc<Self>, f: impl FnOnce(&mut Inner, u64) -> T) -> T {
         let (done, todo, sooner) = {
             let mut inner = self.inner.lock();
             let (before, now) = (inner.holder.poll_timeout(), self.ms(Instant::now()));
-            // What has ended is over before something else begins.
+            // Leases that have expired end before `f` runs.
             inner.holder.handle_timeout(now);
             let mut todo = inner.todo(now);
             let done = f(&mut inner, now);
@@ -237,15 +244,15 @@ impl Leases {
             tokio::spawn(async move {
                 settled.await;
                 leases.act(|inner, now| {
-                    // What could not be sent is kept above, and sent as what is delayed without a
-                    // lease.
+                    // The layer above keeps data that it could not send. It sends that data later
+                    // as data delayed without a lease.
                     let more = inner.files.get(&key).is_some_and(|l| l.delays != delays);
                     inner.holder.pushed(now, key, 0, more);
                 });
             });
         }
         for (key, file, write) in todo.vacate {
-            // At once: nothing is told under the lease after this.
+            // Starts at once. The client uses no attribute under the lease afterwards.
             let withdrawn = self.upcalls.withdraw(&own(&file));
             let leases = self.clone();
             let most = if write { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
@@ -275,7 +282,7 @@ impl Leases {
         }
     }
 
-    /// GETLEASE for a file that is in use.
+    /// GETLEASE for an open file.
     async fn renew(self: &Arc<Self>, key: FileKey, kind: Kind) {
         let held = self.inner.lock().files.get(&key).map(|l| (l.wire, l.cred.clone()));
         let Some((file, cred)) = held else { return };
@@ -283,7 +290,7 @@ impl Leases {
         let _ = self.getlease(&cred, &Patience::policy(), &file, asking).await;
     }
 
-    /// Asks for a lease, if that is wanted; what became of it.
+    /// Sends GETLEASE, if `asking` has a request. Returns the server's answer.
     async fn getlease(
         &self,
         cred: &Arc<Cred>,
@@ -305,8 +312,8 @@ impl Leases {
         Some(reply)
     }
 
-    /// Whether what is written to a file may be delayed, because it is leased for writing for some
-    /// time yet. Whoever is told so is asked for it in time.
+    /// Whether writes to a file may be delayed: the file has a write lease with enough time left.
+    /// After true the layer above must be ready to send the delayed data before the lease ends.
     pub fn may_delay(self: &Arc<Self>, fh: &Fh) -> bool {
         let key = key_of(&fh.0);
         self.act(|inner, now| {
@@ -319,7 +326,7 @@ impl Leases {
         })
     }
 
-    /// Asks for a lease for writing; whether what is written may be delayed.
+    /// Requests a write lease. Returns whether writes may be delayed.
     pub async fn ask_to_delay(self: &Arc<Self>, cred: &Arc<Cred>, patience: &Patience, fh: &Fh) -> bool {
         let Some(file) = WireFh::from_bytes(&fh.0) else { return false };
         let key = key(&file);
@@ -329,7 +336,7 @@ impl Leases {
             if !refused {
                 inner.refused.remove(&key);
             }
-            // Under a non-caching lease every write goes to the server, until it ends.
+            // Under a non-caching lease every write is sent to the server until the lease ends.
             let non_caching = inner.holder.lease(self.ms(now), key) == Some((Kind::Write, false));
             !refused && !non_caching
         };
@@ -352,25 +359,25 @@ impl Leases {
         false
     }
 
-    /// Whether others use a file so that nothing of it may be kept.
+    /// Whether other clients share a file, so that no data may be cached.
     pub fn is_shared(&self, fh: &Fh) -> bool {
         let inner = self.inner.lock();
         !inner.shared.is_empty() && inner.shared.contains(&key_of(&fh.0))
     }
 
-    /// Whether the server keeps others from a file until everything was written that is delayed
-    /// here.
+    /// Whether the server excludes other clients from a file until this client has sent all delayed
+    /// data.
     pub fn is_for_writing(&self, fh: &Fh) -> bool {
         let inner = self.inner.lock();
         inner.holder.may_delay(self.ms(Instant::now()), key_of(&fh.0))
     }
 
-    /// The same of a file as it goes over the wire.
+    /// As [`Leases::is_for_writing`], for a filehandle of the wire.
     pub(super) fn keeps_others_out(&self, file: &WireFh) -> bool {
         self.is_for_writing(&own(file))
     }
 
-    /// A call that reads a file is about to be sent.
+    /// Prepares a call that reads a file.
     pub(super) fn ask(self: &Arc<Self>, file: &WireFh) -> Asking {
         let unwatched = self.inner.lock().files.get(&key(file)).is_some_and(|l| l.unwatched && !l.write);
         self.ask_for(file, Kind::Read, if unwatched { Op::Lease } else { Op::Read })
@@ -396,7 +403,7 @@ impl Leases {
         }
     }
 
-    /// A call that finds files, or makes one to be written, is about to be sent.
+    /// Prepares a call that finds files, or that creates a file for writing.
     pub(super) fn ask_unknown(self: &Arc<Self>, kind: Kind) -> Asking {
         self.act(|inner, _| {
             let lease = match inner.files.len() < HELD_MAX {
@@ -423,7 +430,7 @@ impl Leases {
         }
     }
 
-    /// A call that changes a file is about to be sent, and ends when the result is dropped.
+    /// Prepares a call that changes a file. The change ends at the drop of the result.
     pub(super) fn changing(self: &Arc<Self>, file: &WireFh) -> Changing {
         let key = key(file);
         let (began, delayed) = {
@@ -439,20 +446,20 @@ impl Leases {
         Changing { leases: self.clone(), key, file: *file, began, delayed }
     }
 
-    /// Whether attributes are what the server says under a lease that is held.
+    /// Whether the attributes equal the server's last attributes under a lease that is held.
     pub fn covers(&self, fh: &Fh, attr: &Attr) -> bool {
         let key = key_of(&fh.0);
         let inner = self.inner.lock();
-        // Where nobody else may write, it does not matter who is watched.
+        // Under a write lease other programs cannot change the file, with or without watching.
         let leased = inner.files.get(&key).filter(|l| l.write || !l.unwatched);
-        // Reading sets the time of the last access.
+        // A read changes the access time.
         let same = leased
             .and_then(|l| l.known.as_ref())
             .is_some_and(|known| Attr { atime: attr.atime, ..known.clone() } == *attr);
         same && inner.holder.lease(self.ms(Instant::now()), key).is_some_and(|(_, cachable)| cachable)
     }
 
-    /// A file is opened, or closed.
+    /// Counts an open or a close of a file.
     pub fn opened(self: &Arc<Self>, fh: &Fh, opens: bool) {
         let key = key_of(&fh.0);
         self.act(|inner, now| {
@@ -466,8 +473,8 @@ impl Leases {
         });
     }
 
-    /// Gives all up, within bounds, because the mount ends: nobody has to wait until they have
-    /// ended.
+    /// Returns all leases at the end of the mount, within bounds of number and time. Other clients
+    /// then need not wait for their expiry.
     pub async fn give_up(self: &Arc<Self>) {
         let files: Vec<WireFh> = {
             let mut inner = self.inner.lock();
@@ -487,13 +494,13 @@ impl Leases {
         let _ = tokio::time::timeout(GIVEN_UP_WITHIN, all).await;
     }
 
-    /// The server wants a lease back.
+    /// Handles the server's eviction of a lease.
     fn evicted(self: &Arc<Self>, file: &WireFh) {
         let key = key(file);
         self.act(|inner, now| {
             inner.evicted.note(key);
             inner.share(key);
-            // One that is on its way back need not be taken again.
+            // A lease that is already being returned is not taken again.
             if inner.vacating.len() < EVICTED_AT_ONCE || inner.vacating.contains_key(&key) {
                 inner.vacating.entry(key).or_insert(*file);
                 inner.holder.evicted(now, key, 0);
@@ -509,7 +516,7 @@ impl Drop for Leases {
 }
 
 impl Inner {
-    /// This client changes a file.
+    /// Records a change by this client.
     fn change(&mut self, key: FileKey) {
         self.changed.note(key);
         if let Some(leased) = self.files.get_mut(&key) {
@@ -517,10 +524,10 @@ impl Inner {
         }
     }
 
-    /// Others use a file so that nothing of it may be kept.
+    /// Records that other clients share a file, so that no data may be cached.
     fn share(&mut self, key: FileKey) {
         if self.shared.len() >= 2 * HELD_MAX {
-            // They are asked about as without leases.
+            // The attributes of these files are then valid for the same time as without leases.
             self.shared.clear();
         }
         self.shared.insert(key);
@@ -533,8 +540,7 @@ impl Inner {
                 HolderAction::Renew { file, kind: Kind::Read } => todo.renew.push((file, Kind::Read)),
                 HolderAction::Renew { file, kind: Kind::Write } => match self.files.get(&file) {
                     Some(l) if l.delays != l.delays_renewed => todo.renew.push((file, Kind::Write)),
-                    // Nothing was written for a while: what is read next brings a lease for
-                    // reading.
+                    // There was no write since the last grant. The next read requests a read lease.
                     _ => self.holder.push(now, file),
                 },
                 HolderAction::Push { file } => match self.files.get(&file) {
@@ -552,8 +558,8 @@ impl Inner {
                 HolderAction::Ended { file } => {
                     todo.lapsed.extend(self.files.remove(&file).map(|l| own(&l.wire)));
                 }
-                // What comes too late is written as what is delayed without a lease, and the layers
-                // above compare versions.
+                // Late data is written as data delayed without a lease. The layers above compare
+                // versions.
                 HolderAction::Lost { .. } | HolderAction::Invalidate { .. } => {}
             }
         }
@@ -561,22 +567,22 @@ impl Inner {
     }
 }
 
-/// A file is being changed by this client.
+/// A change of a file by this client in progress.
 pub(super) struct Changing {
     leases: Arc<Leases>,
     key: FileKey,
     file: WireFh,
     began: u64,
-    /// It may have been delayed under a lease for writing.
+    /// The data may have been delayed under a write lease.
     pub delayed: bool,
 }
 
 impl Changing {
-    /// It is done, and left these attributes.
+    /// Records the attributes after the change.
     pub fn done(&self, attr: &Fattr) {
         let attr = crate::v3::attr(&convert::attr(attr, &self.file));
         let mut inner = self.leases.inner.lock();
-        // Of changes side by side nobody knows which came last.
+        // The order of concurrent changes is unknown.
         let alone = !inner.changed.since(self.key, self.began);
         if let Some(leased) = inner.files.get_mut(&self.key).filter(|l| l.write && alone) {
             leased.known = attr;
@@ -590,10 +596,10 @@ impl Drop for Changing {
     }
 }
 
-/// A call that may bring leases.
+/// A call that may grant leases.
 pub(super) struct Asking {
     leases: Arc<Leases>,
-    /// What to ask for along with it.
+    /// The lease to request in the call.
     pub lease: LeaseRequest,
     request: Option<(FileKey, Request)>,
     sent: Instant,
@@ -602,7 +608,7 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    /// What to ask for, as LOOKUP and READDIRLOOK have it: 0 for nothing.
+    /// The term to request in LOOKUP and READDIRLOOK in seconds; 0 for no lease.
     pub fn duration(&self) -> u32 {
         match self.lease {
             LeaseRequest::Read(seconds) => seconds,
@@ -610,7 +616,7 @@ impl Asking {
         }
     }
 
-    /// The answer told of a file: what came of its lease, and its attributes.
+    /// Records the answer for a file: its lease and its attributes.
     pub fn answered(&self, cred: &Arc<Cred>, file: &WireFh, reply: &LeaseReply, attr: Option<&Fattr>) {
         let grant = match (reply, self.lease) {
             (_, LeaseRequest::None) => None,
@@ -652,18 +658,18 @@ impl Asking {
         });
     }
 
-    /// Takes a lease; false when it is void.
+    /// Takes a lease. False when the lease is void.
     fn take(&self, inner: &mut Inner, now: u64, key: FileKey, mut grant: Grant) -> bool {
         if inner.evicted.since(key, self.evicted) {
             return false;
         }
         if grant.cachable && inner.holder.lease(now, key) == Some((Kind::Write, true)) {
-            // Who asks for less keeps what he has.
+            // A request for a read lease does not reduce a write lease.
             grant.kind = Kind::Write;
         }
         let request = match self.request {
             Some((asked, request)) if asked == key => request,
-            // It was asked for before the file was known.
+            // The request was sent before the file was known.
             _ => inner.holder.request(self.leases.ms(self.sent), key, grant.kind, Op::Lease, false),
         };
         let blocked = request.want.is_none();
@@ -675,18 +681,18 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         if let Some((key, _)) = self.request {
-            // Nothing is left of a call that brought nothing.
+            // A call without an answer leaves no pending request.
             self.leases.act(|inner, now| inner.holder.dropped(now, key));
         }
     }
 }
 
-/// The protocol does not number leases: one that was not evicted and has not expired goes on.
+/// The protocol does not number leases. A lease that was not evicted and has not expired continues.
 fn grant(lease: &Lease, kind: Kind) -> Grant {
     Grant { kind, cachable: lease.cachable, term_ms: lease.duration.saturating_mul(1000), seq: 1 }
 }
 
-/// Lets time pass.
+/// Runs the timers of the leases.
 async fn tend(leases: Weak<Leases>, due: Arc<Notify>) {
     loop {
         let Some(next) = leases.upgrade().map(|leases| {
@@ -707,7 +713,7 @@ async fn tend(leases: Weak<Leases>, due: Arc<Notify>) {
     }
 }
 
-/// Hears the server.
+/// Handles calls from the server.
 struct Evictions(Weak<Leases>);
 
 impl CallbackHandler for Evictions {

@@ -1,19 +1,24 @@
-//! The questions of the NFSv3 client, asked by NQNFS.
+//! Sends the requests of the NFSv3 client as NQNFS calls.
 //!
-//! Each becomes one call, but for: ACCESS, which NQNFS answers with yes or no to everything at once
-//! (a no is followed by one call for each right); CREATE, below; FSINFO, which asks STATFS;
-//! PATHCONF and COMMIT, which ask nobody.
+//! Each request becomes one call, with these exceptions:
 //!
-//! **CREATE** of NQNFS opens what is there. The NFSv3 client asks for creations that must not find
-//! anything, so each carries a stamp, much as in [`crate::stamp`]: an access time of the last
-//! second, at random. It comes back with the file that it created and with no other, also when the
-//! call is executed twice. Nothing that is there is changed: no length is sent along.
+//! - ACCESS: NQNFS answers all rights together with yes or no. After a no the client sends one call
+//!   for each right.
+//! - CREATE: see the next section.
+//! - FSINFO: sends STATFS.
+//! - PATHCONF and COMMIT: send nothing.
 //!
-//! **WRITE** of what was delayed under a lease asks for none. Any other, and one for which the
-//! server says that the lease is gone, asks for one of no term. By that the server knows a new
-//! write from a delayed one: after a restart delayed writes come first. One that is right only
-//! under the lease ([`ONLY_HELD`]) is never asked for as a new one, nor sent to a server that does
-//! not know the lease.
+//! **CREATE** of NQNFS opens an existing file. The creations of the NFSv3 client must fail on an
+//! existing file. Each creation therefore carries a stamp, similar to [`crate::stamp`]: a random
+//! access time within the last second. Only the created file returns with this access time, even
+//! when the call is executed twice. An existing file is not changed, because the client sends no
+//! length.
+//!
+//! **WRITE** of data that was delayed under a lease requests no lease. Any other WRITE requests a
+//! lease with a term of zero. A delayed WRITE refused because its lease has ended is sent again in
+//! this way. The term of zero marks a new write: after a restart the server accepts delayed writes
+//! first. A write that is correct only under the lease ([`ONLY_HELD`]) is never marked as new. It
+//! is not sent to a server that does not know the lease.
 
 use super::convert::{self, Now};
 use super::greeting::Greeting;
@@ -29,21 +34,21 @@ use hither_vfs::{Cred, Upcalls};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A WRITE that is right only under the lease for writing that it was delayed under
-/// ([`hither_vfs::Cx::only_held`]). NQNFS has no such word, and all its writes are stable, so the
-/// question's says it.
+/// Stability of a WRITE that is correct only under the write lease under which it was delayed
+/// ([`hither_vfs::Cx::only_held`]). NQNFS has no such flag, and all its writes are stable. The
+/// request therefore uses this otherwise unused value.
 pub(crate) const ONLY_HELD: nfs3::StableHow = nfs3::StableHow::DATA_SYNC;
 
-/// What NQNFS adds to a [`Caller`].
+/// The NQNFS part of a [`Caller`].
 pub(crate) struct Nqnfs {
     greeting: Arc<Greeting>,
     leases: OnceLock<Arc<Leases>>,
 }
 
-/// Outcome of one procedure in NFSv3's words.
+/// Outcome of one procedure with an NFSv3 status.
 type Outcome<T> = Result<T, Nfsstat3>;
 
-/// The NFSv3 reply of an outcome; failures bring nothing along.
+/// The NFSv3 reply of an outcome. Failures have no attributes.
 fn res<T, F>(outcome: Outcome<T>, nothing: F) -> nfs3::Res<T, F> {
     match outcome {
         Ok(ok) => nfs3::Res::Ok(ok),
@@ -51,7 +56,7 @@ fn res<T, F>(outcome: Outcome<T>, nothing: F) -> nfs3::Res<T, F> {
     }
 }
 
-/// A failed conversion is an outcome like any other.
+/// Returns the status of a failed conversion as the outcome.
 macro_rules! convert {
     ($e:expr) => {
         match $e {
@@ -61,7 +66,7 @@ macro_rules! convert {
     };
 }
 
-/// One question.
+/// One request.
 struct Turn<'a> {
     nqnfs: &'a Nqnfs,
     caller: &'a Caller,
@@ -94,9 +99,9 @@ impl Nqnfs {
         Dec::all(&e.to_bytes()).map_err(|_| CallError::PeerMisbehaved("a reply cannot be used"))
     }
 
-    /// Leases are asked for from now on, and the layer above is told when they end. Not where a
-    /// connection is a client and there are several: what one of them is granted another could not
-    /// give up.
+    /// Starts to request leases, and reports their end to the layer above. Does nothing when the
+    /// server treats each connection as a client and there are several connections. One connection
+    /// could not return the lease of another.
     pub fn subscribe(&self, caller: &Arc<Caller>, upcalls: Arc<dyn Upcalls>) {
         let said = self.greeting.said();
         if said.is_some() || caller.client.nconnect() == 1 {
@@ -104,7 +109,7 @@ impl Nqnfs {
         }
     }
 
-    /// Leases, once somebody is told when they end.
+    /// The leases, after a subscriber for their end exists.
     pub fn leases(&self) -> Option<&Arc<Leases>> {
         self.leases.get()
     }
@@ -142,7 +147,7 @@ impl Turn<'_> {
             Call3::Fsstat(a) => Reply3::Fsstat(res(self.fsstat(&a).await?, None)),
             Call3::Fsinfo(a) => Reply3::Fsinfo(res(self.fsinfo(&a).await?, None)),
             Call3::Pathconf(_) => Reply3::Pathconf(nfs3::Res::Err(Nfsstat3::NOTSUPP, None)),
-            // Whatever was answered is stable.
+            // All answered writes are stable.
             Call3::Commit(_) => {
                 let ok = nfs3::CommitOk { file_wcc: Default::default(), verf: Default::default() };
                 Reply3::Commit(nfs3::Res::Ok(ok))
@@ -183,7 +188,7 @@ impl Turn<'_> {
         Ok(answer)
     }
 
-    /// A call that reads `file`, with a request for a lease on it where one is of use.
+    /// A call that reads `file`, with a request for a lease on it where the lease is useful.
     async fn ask_reading<P, T>(
         &self,
         file: &nq::Fh,
@@ -204,12 +209,12 @@ impl Turn<'_> {
         Ok(answer.map(|(_, results)| results).map_err(convert::status))
     }
 
-    /// Leases on files that are about to be found.
+    /// A request for leases on files that a lookup or listing will find.
     fn wish(&self) -> Option<Wish> {
         self.nqnfs.leases().map(|leases| leases.ask_unknown(Kind::Read))
     }
 
-    /// This client changes a file, until the result is dropped.
+    /// Marks the file as being changed by this client, until the drop of the result.
     fn changing(&self, file: &nq::Fh) -> Option<Changing> {
         self.nqnfs.leases().map(|leases| leases.changing(file))
     }
@@ -253,7 +258,7 @@ impl Turn<'_> {
         }))
     }
 
-    /// Yes or no for everything at once, and one by one after a no.
+    /// Asks for all rights together, and after a no for each right.
     async fn access(&self, a: &nfs3::AccessArgs) -> Result<Outcome<nfs3::AccessOk>, CallError> {
         const KINDS: [u32; 3] = [
             access::READ,
@@ -316,14 +321,15 @@ impl Turn<'_> {
             false => Err(Stat::EXPIRED),
         };
         if let Err(Stat::EXPIRED) = attr {
-            // A new one. One that was delayed comes so late that others may have used the file, and
-            // is not given up for that.
+            // Sends a new write. Other clients may have used the file after the delayed write, but
+            // its data is not dropped.
             attr = self.send(LeaseRequest::Write(0), args).await?;
         }
         Ok(self.wrote(changing, &file, count, attr))
     }
 
-    /// A WRITE that is sent under the lease that it was delayed under, or not at all.
+    /// Sends a WRITE under the lease under which it was delayed. Without the lease the WRITE is not
+    /// sent.
     async fn write_held(
         &self,
         file: nq::Fh,
@@ -368,8 +374,8 @@ impl Turn<'_> {
     async fn create(&self, a: &nfs3::CreateArgs) -> Result<Outcome<nfs3::CreateOk>, CallError> {
         let set = match &a.how {
             Createhow3::Unchecked(set) | Createhow3::Guarded(set) => *set,
-            // There is no verifier; the stamp does as well, and the client comes again with
-            // GUARDED.
+            // NQNFS has no verifier. The client repeats the creation with GUARDED, and the stamp
+            // replaces the verifier.
             Createhow3::Exclusive(_) => return Ok(Err(Nfsstat3::NOTSUPP)),
         };
         if set.size.is_some_and(|size| size > 0) {
@@ -377,7 +383,7 @@ impl Turn<'_> {
         }
         let stamp = match set.atime {
             SetTime::ToClientTime(atime) => convert::time(atime),
-            // Of the last second: what touches the file next makes it no older.
+            // A time within the last second. Later accesses to the file set a later time.
             _ => {
                 let before = Duration::from_nanos((self.caller.env.random)() % 1_000_000_000);
                 let now = (self.caller.env.wall)();
@@ -390,10 +396,11 @@ impl Turn<'_> {
         let r#where = convert!(convert::dirop(&a.r#where));
         let mut wait = JUKEBOX_LEAST;
         let ok = loop {
-            // Who makes a file mostly writes it.
+            // The creator of a file usually writes it.
             let wish = self.nqnfs.leases().map(|leases| leases.ask_unknown(Kind::Write));
             let lease = wish.as_ref().map_or(LeaseRequest::None, |wish| wish.lease);
-            // The stamp stays: the server may have created the file before it asked for patience.
+            // The stamp stays the same. The server may have created the file before it answered
+            // TRYLATER.
             let made = self.send(lease, nq::CreateArgs { r#where: r#where.clone(), attributes }).await?;
             match made {
                 Err(Stat::TRYLATER) => self.caller.pause(self.patience, wait).await?,
@@ -430,8 +437,8 @@ impl Turn<'_> {
         Ok(done.map(|()| nfs3::CreateOk { obj: None, obj_attributes: None, dir_wcc: Default::default() }))
     }
 
-    /// CREATE with the type in the mode and a device's number in the size (as 4.2BSD and its
-    /// descendants have it).
+    /// CREATE with the type in the mode and the device number in the size, as in 4.2BSD and its
+    /// descendants.
     async fn mknod(&self, a: &nfs3::MknodArgs) -> Result<Outcome<nfs3::CreateOk>, CallError> {
         let device = |bits, d: &nfs3::Devicedata3| {
             let number = convert::device_number(&d.spec).ok_or(Nfsstat3::INVAL)?;
@@ -471,7 +478,7 @@ impl Turn<'_> {
         Ok(self.ask(nq::LinkArgs { from, to }).await?.map(|()| no_link_wcc()))
     }
 
-    /// Always with handles, of which the files' numbers are made.
+    /// Lists a directory with filehandles. The fileids are made from them.
     async fn list(
         &self,
         dir: &nfs3::Fh3,
@@ -492,7 +499,7 @@ impl Turn<'_> {
             }
         }
         if cookie > 0 && matches!(listed, Err(Nfsstat3::STALE)) {
-            // The directory, or the entry that the cookie stands for?
+            // Find out whether the directory or only the entry of the cookie is gone.
             let there = self.ask(nq::GetattrArgs { file }).await?;
             return Ok(Err(if there.is_ok() { Nfsstat3::BAD_COOKIE } else { Nfsstat3::STALE }));
         }
@@ -552,11 +559,12 @@ impl Turn<'_> {
         }))
     }
 
-    /// STATFS, which shows that the server is one; what it can take it said in HELLO.
+    /// Sends STATFS, which shows that the server speaks NQNFS. The transfer sizes are those of
+    /// HELLO.
     async fn fsinfo(&self, a: &nfs3::FsinfoArgs) -> Result<Outcome<nfs3::FsinfoOk>, CallError> {
         let file = convert!(convert::fh(&a.fsroot));
         let stat = self.ask(nq::StatfsArgs { file }).await?;
-        // Said when the connection was made, which may be just now.
+        // Read after the call, which may have made the connection and sent HELLO.
         let most = self.nqnfs.transfer_max();
         Ok(stat.map(|_| nfs3::FsinfoOk {
             obj_attributes: None,
@@ -574,7 +582,7 @@ impl Turn<'_> {
     }
 }
 
-/// A new file has the server's time anyway.
+/// A new file has the server's time without a request.
 fn not_now(t: SetTime) -> SetTime {
     if t == SetTime::ToServerTime { SetTime::DontChange } else { t }
 }

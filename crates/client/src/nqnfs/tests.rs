@@ -1,4 +1,4 @@
-//! Conversations with a scripted server of NQNFS on a simulated network.
+//! Tests with a scripted NQNFS server on a simulated network.
 
 mod leases;
 mod writing;
@@ -22,18 +22,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the server does with a call; `None` loses the answer.
+/// The server's reply to a call; `None` loses the reply.
 type Script = Box<dyn FnMut(&NqCall) -> Option<NqReply> + Send>;
 
 struct Server {
     net: sim::Net,
     script: Mutex<Script>,
     calls: Mutex<Vec<NqCall>>,
-    /// What HELLO is answered with; `None`: the procedure is unknown.
+    /// The reply to HELLO; `None`: the procedure is unknown.
     hello: Mutex<Option<Res<HelloOk>>>,
-    /// To its clients, the newest connection last.
+    /// Connections to the clients, the newest last.
     peers: Mutex<Vec<sim::PeerSender>>,
-    /// Answers to this procedure wait in `held`.
+    /// Replies to this procedure wait in `held`.
     hold: Mutex<Option<NqProc>>,
     held: Mutex<Vec<Enc>>,
 }
@@ -52,7 +52,7 @@ fn dir() -> Fattr {
     Fattr { ftype: Ftype::DIR, mode: 0o040_755, nlink: 2, fsid: 1, fid: 2, ..Fattr::default() }
 }
 
-/// What an unremarkable server answers.
+/// Default replies of the server.
 fn usual(call: &NqCall) -> NqReply {
     match call {
         NqCall::Getattr(a) if a.args.file == handle(0) => NqReply::Getattr(Res::Ok(LeaseReply::None, dir())),
@@ -65,7 +65,7 @@ fn usual(call: &NqCall) -> NqReply {
             LeaseReply::None,
             LookupOk { lookup_lease: LeaseReply::None, file: handle(1), attr: file() },
         )),
-        other => panic!("nobody said what to answer to {other:?}"),
+        other => panic!("the script has no reply to {other:?}"),
     }
 }
 
@@ -176,7 +176,7 @@ fn creating(create: Create) -> OpenHow {
     OpenHow { create, ..OpenHow::existing(OpenAccess::all()) }
 }
 
-/// HELLO comes first on every connection, whatever was under way on the one before.
+/// HELLO is the first call on every connection, even with calls in progress on the previous one.
 /// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn each_connection_begins_with_hello() {
@@ -185,7 +185,7 @@ async fn each_connection_begins_with_hello() {
     assert!(matches!(server.called()[0], NqCall::Hello(_)));
     let mut cut = Some(server.net.clone());
     server.script(move |call| match cut.take() {
-        // Lost with its connection; the call is sent again on the next one.
+        // The reply is lost with its connection. The client sends the call again on the next one.
         Some(net) => {
             net.cut(sim::Cut::Reset);
             None
@@ -202,7 +202,7 @@ async fn each_connection_begins_with_hello() {
     assert_eq!((hello.args.client, hello.args.fh_max), (4711, 64), "the same client");
 }
 
-/// A server that has no extensions is spoken to as the paper has it.
+/// With a server without extensions the client uses the protocol of the paper.
 #[tokio::test(start_paused = true)]
 async fn a_server_without_extensions_gets_none() {
     let server = Server::new();
@@ -224,8 +224,7 @@ async fn a_server_without_extensions_gets_none() {
     assert_eq!(a.args.attributes.mtime, SERVER_TIME);
 }
 
-/// A file that was there comes back from CREATE as if it had been created; its access time is
-/// another one.
+/// CREATE returns an existing file as if it were created. Its access time differs from the stamp.
 /// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn only_what_bears_the_stamp_was_created() {
@@ -248,7 +247,7 @@ async fn only_what_bears_the_stamp_was_created() {
     assert_eq!((a.args.attributes.mode, a.args.attributes.size), (0o100_600, u64::MAX), "nothing is cut");
 }
 
-/// One that is opened if it is there is not taken for a new one.
+/// An open with CREATE of an existing file does not treat the file as new.
 #[tokio::test(start_paused = true)]
 async fn what_was_there_is_opened_as_it_is() {
     let server = Server::new();
@@ -267,8 +266,8 @@ async fn what_was_there_is_opened_as_it_is() {
     );
 }
 
-/// A server may have created the file and then ask for patience: the next CREATE finds it, and
-/// knows it.
+/// The server may create the file and answer TRYLATER. The next CREATE finds the file and
+/// recognises the stamp.
 #[tokio::test(start_paused = true)]
 async fn a_stamp_outlives_a_busy_server() {
     let server = Server::new();
@@ -289,7 +288,8 @@ async fn a_stamp_outlives_a_busy_server() {
     assert_eq!(server.called().len(), 2);
 }
 
-/// No write of this client is taken for a delayed one, and none counts as lost before it is stable.
+/// The server does not treat a write of this client as delayed. No write counts as lost before it
+/// is stable.
 /// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn writes_are_new_and_stable() {
@@ -304,7 +304,7 @@ async fn writes_are_new_and_stable() {
     assert_eq!((a.lease, a.args.append), (LeaseRequest::Write(0), false));
 }
 
-/// ACCESS says yes or no to everything; after a no each right is asked for.
+/// ACCESS answers all rights together. After a no the client asks for each right.
 #[tokio::test(start_paused = true)]
 async fn rights_are_told_apart() {
     let server = Server::new();
@@ -322,7 +322,7 @@ async fn rights_are_told_apart() {
     assert_eq!(server.called().len(), 1);
 }
 
-/// A cookie whose entry is gone is no reason to take the directory for gone.
+/// A cookie of a removed entry does not mean that the directory is removed.
 #[tokio::test(start_paused = true)]
 async fn a_lost_cookie_is_not_a_lost_directory() {
     let server = Server::new();
@@ -342,8 +342,7 @@ async fn a_lost_cookie_is_not_a_lost_directory() {
     assert_eq!(errno(9).await, libc::ESTALE);
 }
 
-/// Listings bring handles, whether attributes are wanted or not: the same file has the same number
-/// both ways.
+/// Listings have filehandles with and without attributes. A file has the same fileid in both.
 /// Promise: 7a
 #[tokio::test(start_paused = true)]
 async fn a_file_has_one_number() {
@@ -359,7 +358,7 @@ async fn a_file_has_one_number() {
                 entry_attrib: file(),
                 fid: 7,
                 name: Filename::copy(name),
-                // The server makes both of longer ones.
+                // The server folds two longer cookies to this one.
                 cookie: 5,
             };
             let entries = Chain(vec![entry(1, b"a"), entry(2, b"b")]);
@@ -377,7 +376,7 @@ async fn a_file_has_one_number() {
     assert_ne!(bare[0].fileid, bare[1].fileid, "the server folds both to 7");
 }
 
-/// Whatever bytes come, there is an error and no panic; HELLO included.
+/// Malformed replies give errors and no panic, HELLO included.
 #[tokio::test(start_paused = true)]
 async fn nonsense_is_refused() {
     let server = Server::new();
@@ -392,7 +391,7 @@ async fn nonsense_is_refused() {
                 ReadOk { attributes: file(), data: hither_proto::xdr::Opaque(data) },
             )))
         }
-        // The answer to another question.
+        // The reply of another procedure.
         NqCall::Readlink(_) => Some(NqReply::Getattr(Res::Ok(LeaseReply::None, file()))),
         NqCall::Access(_) => Some(NqReply::Access(Res::Err(Stat(Nfsstat3::JUKEBOX.0)))),
         other => Some(usual(other)),
@@ -447,13 +446,13 @@ fn statuses_are_those_of_nfsv3() {
     assert_eq!(status(Stat::NOTEMPTY), Nfsstat3::NOTEMPTY);
     assert_eq!(status(Stat(Nfsstat3::JUKEBOX.0)), Nfsstat3::SERVERFAULT);
     assert_eq!(status(Stat::EXPIRED), Nfsstat3::IO);
-    // Each has a name over there, so that an errno follows.
+    // Each converted status has a name in NFSv3, so that an errno exists.
     for n in 1..=600 {
         assert!(status(Stat(n)).name().is_some(), "{n}");
     }
 }
 
-/// Every reply is decoded as any other value of the wire is: cut short anywhere, it is an error.
+/// A reply that is cut short at any byte is an error.
 #[test]
 fn replies_that_are_cut_short_are_errors() {
     let whole = Enc::of(&Res::Ok(LeaseReply::None, file())).to_bytes();

@@ -1,17 +1,17 @@
-//! Leases that a mount holds: what they spare, how they end, and what is no lease.
+//! Leases of a mount: the calls that they save, their end, and answers that grant none.
 
 use super::*;
 use hither_proto::rpc::{OpaqueAuth, call};
 use hither_vfs::{BoxFuture, Node, Upcalls, Validity};
 use tokio::time::Instant;
 
-/// Term that is asked for, in seconds.
+/// Requested term in seconds.
 const TERM: u32 = 30;
 
-/// What the layer above was told, and when.
+/// Upcalls to the layer above, with their times.
 pub(super) struct Told {
     server: Arc<Server>,
-    /// With the VACATED that the server had seen.
+    /// With the number of VACATED that the server had seen.
     pub withdrawn: Mutex<Vec<(hither_vfs::Fh, usize)>>,
     pub lapsed: Mutex<Vec<(hither_vfs::Fh, Instant)>>,
     pub settled: Mutex<Vec<(hither_vfs::Fh, usize)>>,
@@ -56,7 +56,7 @@ impl Server {
         self.peers.lock().last().unwrap().send(message);
     }
 
-    /// Sends what was held back.
+    /// Sends the replies that were held back.
     fn release(&self) {
         *self.hold.lock() = None;
         let held = std::mem::take(&mut *self.held.lock());
@@ -76,7 +76,7 @@ fn granted(request: LeaseRequest, cachable: bool) -> LeaseReply {
     }
 }
 
-/// What a server answers that grants what is asked for.
+/// Replies of a server that grants each requested lease.
 pub(super) fn granting(call: &NqCall) -> NqReply {
     match call {
         NqCall::Getattr(a) if a.args.file == handle(0) => usual(call),
@@ -144,7 +144,7 @@ impl Test {
         trail.steps.into_iter().next().unwrap()
     }
 
-    /// What GETATTR calls asked for since the last time.
+    /// Leases that GETATTR calls requested since the last call of this function.
     fn asked(&self) -> Vec<LeaseRequest> {
         let calls = std::mem::take(&mut *self.server.calls.lock());
         let asked = |c: &NqCall| match c {
@@ -154,7 +154,7 @@ impl Test {
         calls.iter().filter_map(asked).collect()
     }
 
-    /// A call that is answered only when its answer is released.
+    /// Starts a call and returns when its reply is held back.
     async fn held<T: Send + 'static>(
         &self,
         proc: NqProc,
@@ -176,7 +176,7 @@ impl Test {
     }
 }
 
-/// How long attributes of the file hold that a call brings.
+/// Validity of the file's attributes in the reply of a procedure.
 async fn validity_by(fs: V3, proc: NqProc) -> Validity {
     match proc {
         NqProc::LOOKUP => {
@@ -191,8 +191,8 @@ pub(super) fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Attributes that came with a lease hold until it ends; a lease that is held is not asked for
-/// again until a third of it is left. Who is not told when it ends gets none.
+/// Attributes with a lease are valid until the lease ends. The client requests a held lease again
+/// only in the last third of its term. Without a subscriber for its end there is no lease.
 #[tokio::test(start_paused = true)]
 async fn a_lease_comes_along_and_covers_what_follows() {
     let server = Server::new();
@@ -213,8 +213,8 @@ async fn a_lease_comes_along_and_covers_what_follows() {
     assert!(t.told.lapsed.lock().is_empty());
 }
 
-/// The term counts from when the call was sent, not from when it was answered. What is not open is
-/// not asked for again by itself.
+/// The term counts from the time of sending, not of the answer. The client does not renew the lease
+/// of a file that is not open.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_ends_by_itself_in_time() {
@@ -239,7 +239,7 @@ async fn a_lease_ends_by_itself_in_time() {
     }
 }
 
-/// What was asked before a lease was granted, and is answered after, is not under it.
+/// A call sent before the grant of a lease and answered after it is not under the lease.
 #[tokio::test(start_paused = true)]
 async fn what_was_asked_before_a_lease_is_not_under_it() {
     let t = leasing(Duration::ZERO).await;
@@ -258,7 +258,7 @@ async fn what_was_asked_before_a_lease_is_not_under_it() {
     assert_eq!(t.validity().await, Validity::Lease);
 }
 
-/// An answer that comes when the lease in it is over is under none.
+/// An answer that arrives after the term of its lease is not under the lease.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_outlived_its_lease_is_under_none() {
     let t = leasing(Duration::ZERO).await;
@@ -268,7 +268,7 @@ async fn an_answer_that_outlived_its_lease_is_under_none() {
     assert!(matches!(late.await.unwrap(), Validity::Until(_)));
 }
 
-/// As long as a file is open its lease is renewed, by GETLEASE when nobody asks anything.
+/// The lease of an open file is renewed, by GETLEASE when there are no other calls.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_lease_of_an_open_file_is_renewed() {
@@ -286,8 +286,9 @@ async fn a_lease_of_an_open_file_is_renewed() {
     assert_eq!(t.told.lapsed.lock().len(), 1);
 }
 
-/// An eviction withdraws first, for a while, and is then answered by VACATED. Meanwhile nothing is
-/// asked for, and nothing that comes is under a lease; afterwards it is as before.
+/// On an eviction the client first withdraws, for a bounded time, and then sends VACATED. During
+/// this time it requests no lease, and no answer is under a lease. Afterwards leases are granted
+/// again.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn an_eviction_withdraws_before_it_is_answered() {
@@ -300,7 +301,7 @@ async fn an_eviction_withdraws_before_it_is_answered() {
         assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
         assert_eq!(t.validity().await, Validity::Once, "others use it");
         assert_eq!((t.asked(), t.server.vacated()), (vec![LeaseRequest::None], 0));
-        // Repeated, it changes nothing.
+        // A repeated eviction changes nothing.
         t.server.evict(handle(1));
         t.until_vacated(1).await;
         assert_eq!(t.validity().await, Validity::Lease);
@@ -309,8 +310,8 @@ async fn an_eviction_withdraws_before_it_is_answered() {
     }
 }
 
-/// An eviction can overtake the answer that grants the lease, of a file that was known and of one
-/// that was not; and so can the answer to VACATED. None of these leases is taken.
+/// An eviction can overtake the answer that grants the lease, for a known file and for an unknown
+/// one. The answer to VACATED can also overtake it. None of these leases is taken.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_overtaken_is_void() {
@@ -332,7 +333,7 @@ async fn a_grant_that_was_overtaken_is_void() {
     }
 }
 
-/// A lease that is not for caching is none, and ends the one that was.
+/// A non-caching lease grants nothing, and ends a caching lease.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
     let t = leasing(Duration::ZERO).await;
@@ -349,8 +350,8 @@ async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
     assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
 }
 
-/// A file that this client changes is watched by the server no more: until it is asked again,
-/// attributes hold as without a lease.
+/// After a change by this client the server no longer watches the file. Until the next request
+/// attributes are valid as without a lease.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn after_a_change_of_its_own_it_asks_again() {
@@ -371,7 +372,7 @@ async fn after_a_change_of_its_own_it_asks_again() {
         t.asked();
         assert_eq!((t.validity().await, t.asked()), (Validity::Lease, vec![LeaseRequest::Read(TERM)]));
     }
-    // One that was granted before the change, and answered after it.
+    // A lease that was granted before the change and answered after it.
     let fs = t.fs.clone();
     tokio::time::sleep(seconds(25)).await;
     let getattr = async move { fs.getattr(&cx(), File { fh: &file, open: None }).await.unwrap().valid };
@@ -381,8 +382,8 @@ async fn after_a_change_of_its_own_it_asks_again() {
     assert!(matches!(late.await.unwrap(), Validity::Until(_)));
 }
 
-/// LOOKUP and listings bring leases on what they find; directories and what was granted none have
-/// none.
+/// LOOKUP and listings grant leases on the files that they find. Directories and files with a
+/// refused lease have none.
 #[tokio::test(start_paused = true)]
 async fn names_bring_leases() {
     let t = leasing(Duration::ZERO).await;
@@ -397,8 +398,8 @@ async fn names_bring_leases() {
     assert_eq!(t.told.withdrawn.lock()[0].0, fh(handle(5)));
 }
 
-/// With `noac` nothing is kept and no lease asked for; nor where each of several connections is
-/// another client.
+/// With `noac` nothing is cached and no lease is requested. The same holds when each of several
+/// connections is a separate client.
 #[tokio::test(start_paused = true)]
 async fn leases_that_are_of_no_use_are_not_asked_for() {
     let (noac, two) =
@@ -419,7 +420,7 @@ async fn leases_that_are_of_no_use_are_not_asked_for() {
     }
 }
 
-/// What the mount holds is given up when it ends, so that nobody waits for it.
+/// The end of the mount returns its leases, so that other clients do not wait.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_mount_gives_leases_up() {
@@ -430,8 +431,7 @@ async fn the_end_of_a_mount_gives_leases_up() {
     assert_eq!(t.server.vacated(), 1);
 }
 
-/// Calls of the server that are none of NQNFS's, and evictions of files that nobody knows, harm
-/// nobody.
+/// Calls of the server that NQNFS does not have, and evictions of unknown files, have no effect.
 #[tokio::test(start_paused = true)]
 async fn strange_calls_of_the_server_do_no_harm() {
     let t = leasing(Duration::ZERO).await;
@@ -445,7 +445,7 @@ async fn strange_calls_of_the_server_do_no_harm() {
     assert_eq!((t.validity().await, t.asked()), (Validity::Lease, vec![LeaseRequest::None]));
 }
 
-/// What may have overtaken an answer is remembered for a while; then anything may have.
+/// Events are remembered up to a limit. Older events count as possible for every file.
 #[test]
 fn what_is_forgotten_may_have_happened() {
     use super::super::leases::{RECENT_MAX, Recent};

@@ -1,4 +1,4 @@
-//! Leases for writing: when writes may wait, and what becomes of them when the lease ends.
+//! Write leases: when writes may be delayed, and the delayed data at the end of the lease.
 
 use super::leases::{Test, granting, leasing, seconds};
 use super::*;
@@ -23,7 +23,7 @@ impl Test {
         self.fs.write(&cx(), at, 0, data, Stability::Stable).await.unwrap().attrs.unwrap().valid
     }
 
-    /// What WRITEs and GETLEASEs asked for since the last time.
+    /// Leases that WRITEs and GETLEASEs requested since the last call of this function.
     fn written(&self) -> Vec<LeaseRequest> {
         let calls = std::mem::take(&mut *self.server.calls.lock());
         let asked = |c: &NqCall| match c {
@@ -45,8 +45,8 @@ fn refusing(call: &NqCall) -> NqReply {
     }
 }
 
-/// Nothing is delayed without a lease for writing, a lease for reading is none, and under one a
-/// delayed WRITE asks for nothing and what it leaves holds as long as the lease.
+/// Writes are delayed only under a write lease, not under a read lease. A delayed WRITE requests no
+/// lease. The attributes after it are valid as long as the lease.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn writes_wait_under_a_lease_for_writing_only() {
@@ -60,13 +60,13 @@ async fn writes_wait_under_a_lease_for_writing_only() {
     assert_eq!(t.fs.delegated_bytes(&fh(handle(1))), Some(u64::MAX));
     assert_eq!(t.write().await, Validity::Lease);
     assert_eq!(t.written(), [LeaseRequest::Write(30), LeaseRequest::None]);
-    // Who reads keeps the lease for what it is.
+    // A read does not reduce the write lease to a read lease.
     tokio::time::sleep(seconds(25)).await;
     t.validity().await;
     assert!(t.may_delay());
 }
 
-/// A file that is made comes with a lease for writing.
+/// The creation of a file grants a write lease.
 #[tokio::test(start_paused = true)]
 async fn a_new_file_comes_with_a_lease() {
     let t = leasing(Duration::ZERO).await;
@@ -85,8 +85,8 @@ async fn a_new_file_comes_with_a_lease() {
     assert_eq!(t.written(), []);
 }
 
-/// An eviction has what was delayed sent before it is answered; from then on nothing is delayed,
-/// and nothing of the file kept, until there is another lease.
+/// On an eviction delayed data is sent before VACATED. From then on no write is delayed and no data
+/// of the file is cached, until the next lease.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn what_was_delayed_comes_before_the_lease_goes() {
@@ -100,7 +100,7 @@ async fn what_was_delayed_comes_before_the_lease_goes() {
     assert!(!t.ask_to_delay().await);
     t.write().await;
     assert_eq!(t.written(), [LeaseRequest::None], "it is still the holder's");
-    // Longer than a lease for reading is waited for.
+    // The client waits longer than for a read lease.
     tokio::time::sleep(seconds(30)).await;
     assert_eq!((t.told.withdrawn.lock().len(), t.server.vacated()), (1, 0));
     t.until_vacated(1).await;
@@ -108,7 +108,7 @@ async fn what_was_delayed_comes_before_the_lease_goes() {
     assert!(t.ask_to_delay().await && !t.is_shared());
 }
 
-/// A WRITE that comes too late is sent once more, as a new one: nothing is lost.
+/// A WRITE that arrives too late is sent once more as a new one. No data is lost.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn a_write_that_comes_too_late_is_written_all_the_same() {
@@ -122,8 +122,8 @@ async fn a_write_that_comes_too_late_is_written_all_the_same() {
     assert_eq!(t.written(), [LeaseRequest::None, LeaseRequest::Write(0)]);
 }
 
-/// Under a lease that is not for caching every write goes to the server, without asking again
-/// before it ends.
+/// Under a non-caching lease every write is sent to the server. The client does not request a lease
+/// again before its end.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn nothing_waits_where_others_write_too() {
@@ -145,8 +145,8 @@ async fn nothing_waits_where_others_write_too() {
     assert!(t.ask_to_delay().await && !t.is_shared(), "until it has ended");
 }
 
-/// A lease is renewed as long as something is written; what is delayed is asked for before one ends
-/// that cannot be renewed, and nothing is delayed then.
+/// A lease is renewed while there are writes. Before the end of a lease that cannot be renewed, the
+/// client requests the delayed data from the layer above. No write is delayed afterwards.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn what_is_delayed_is_sent_before_the_lease_ends() {
@@ -173,8 +173,7 @@ async fn what_is_delayed_is_sent_before_the_lease_ends() {
     assert!(!t.ask_to_delay().await, "the server has refused");
 }
 
-/// A file that is open and not written to any more is not kept from others, nor from local
-/// programs, for longer than the term.
+/// An open file without writes excludes other clients and local programs for at most the term.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
 async fn who_does_not_write_keeps_no_lease_for_writing() {
@@ -190,9 +189,9 @@ async fn who_does_not_write_keeps_no_lease_for_writing() {
     assert!(!t.may_delay(), "a lease for reading");
 }
 
-/// What is right only while others are kept from the file is written under the lease or not at all:
-/// not without one, not when the server says that it is over, and not by a server that has begun
-/// anew and does not know that it is.
+/// A write that is correct only under the lease is not sent without a lease. It is not repeated
+/// when the server reports the end of the lease. It is not sent to a restarted server that does not
+/// know the lease.
 #[tokio::test(start_paused = true)]
 async fn what_needs_the_lease_is_written_under_it_or_not_at_all() {
     let t = leasing(Duration::ZERO).await;
