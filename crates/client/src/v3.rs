@@ -1,15 +1,15 @@
-//! An NFSv3 server (RFC 1813) becomes a `Vfs`.
+//! NFSv3 client (RFC 1813): turns a server into a `Vfs`.
 //!
-//! It knows nothing of FUSE or caches. NFSv3 has no opens: an open here is a check (ACCESS, whose
-//! reply brings the fresh attributes that close-to-open needs), an entry in a table, and the
-//! promise that uncommitted writes are stable before it ends. Files that are removed while open are
-//! renamed out of sight instead ([`crate::silly`]). Calls that change something run in tasks of
-//! their own ([`crate::detach`]), so an interrupted program leaves at once and the call still ends
-//! in order.
+//! This module knows neither FUSE nor caches. NFSv3 has no opens. An open is a check with ACCESS, a
+//! table entry, and a commit of uncommitted writes before its end. The reply of ACCESS has the
+//! fresh attributes that close-to-open needs. Files that are removed while open are renamed to a
+//! hidden name ([`crate::silly`]). Calls that change something run in separate tasks
+//! ([`crate::detach`]). An interrupted program therefore returns at once, and its call still
+//! completes.
 //!
-//! What the protocol lacks: byte-range locks are not taken at the server (`nolock`; the frontend
-//! keeps them local), and there are no extended attributes, no SEEK, ALLOCATE or COPY
-//! (`EOPNOTSUPP`), and no RENAME with flags (`EINVAL`).
+//! Limits of the protocol: byte-range locks are not taken at the server (`nolock`; the frontend
+//! keeps them local). Extended attributes, SEEK, ALLOCATE and COPY give `EOPNOTSUPP`. RENAME with
+//! flags gives `EINVAL`.
 
 mod convert;
 mod io;
@@ -62,14 +62,14 @@ pub(crate) struct Inner {
     opens: Arc<Opens>,
     opts: Options,
     root: Fh,
-    /// How to tell mountd of the end; absent in tests.
+    /// The mountd to call at unmount; absent in tests.
     mounted: Option<Mounted>,
-    /// READDIRPLUS turned out not to be offered.
+    /// The server has refused READDIRPLUS as not supported.
     no_readdirplus: AtomicBool,
     listing_sizes: ListingSizes,
-    /// Names of the root's file system match only when they are equal, says PATHCONF.
+    /// PATHCONF of the root says that names match by exact spelling.
     exact_names: bool,
-    /// How exclusive creations are recognised.
+    /// Recognises exclusive creations.
     stamps: crate::stamp::Stamps,
     root_fsid: (u64, u64),
 }
@@ -96,7 +96,7 @@ impl Vfs for V3 {
     }
 
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        // The protocol promises no room.
+        // The protocol reserves no room.
         self.leases().filter(|leases| leases.is_for_writing(fh)).map(|_| u64::MAX)
     }
 
@@ -136,8 +136,7 @@ impl Vfs for V3 {
     }
 
     async fn read_many(&self, cx: &Cx, files: &[Fh], _: Option<&Fh>, max_bytes: u32) -> Starts {
-        // There are no leases that names could be covered by: the holder's attributes are worth no
-        // call.
+        // NFSv3 has no leases that cover names. The holder's attributes are not worth a call.
         Starts { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }
     }
 
@@ -327,7 +326,7 @@ impl Vfs for V3 {
         Err(unsupported())
     }
 
-    /// Answers of NFSv3 hold by time alone: there is nothing to withdraw but leases of NQNFS.
+    /// NFSv3 attributes are valid by time only. Only leases of NQNFS can be withdrawn.
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
         if let Some(nqnfs) = self.caller.nqnfs.as_ref().filter(|_| self.opts.delegations) {
             nqnfs.subscribe(&self.caller, upcalls);
@@ -351,7 +350,7 @@ impl Vfs for V3 {
     }
 }
 
-/// What NFSv3 has no procedure for.
+/// The error of an operation that NFSv3 lacks.
 fn unsupported() -> Error {
     Error::new(libc::EOPNOTSUPP)
 }

@@ -1,12 +1,12 @@
-//! Between the words of RFC 1813 and those of the `Vfs` interface.
+//! Conversion between the types of RFC 1813 and of the `Vfs` interface.
 //!
-//! Everything from the wire is checked here: times with impossible nanoseconds, types that nobody
-//! knows and handles that are no handles do not get further.
+//! All values from the wire are checked in this module. It rejects unknown types and invalid
+//! filehandles, and clamps impossible nanoseconds.
 
 use hither_proto::nfs3::{self, Fattr3, Fh3, Ftype3, Nfstime3, Sattr3, WccData};
 use hither_vfs::{Attr, ChangeInfo, Error, Fh, FileKind, Result, SetAttr, SetTime, Time};
 
-/// Attributes; `None` when the type is none that exists.
+/// Attributes; `None` for an unknown file type.
 pub(crate) fn attr(f: &Fattr3) -> Option<Attr> {
     Some(Attr {
         kind: kind(f.ftype)?,
@@ -39,15 +39,15 @@ fn kind(t: Ftype3) -> Option<FileKind> {
     })
 }
 
-/// NFSv3 has no change attribute; ctime takes its place: the seconds (32 bits) above the
-/// nanoseconds (30 bits), so that it grows as ctime does. Two changes within one tick of the
-/// server's clock look like one; RFC 1813 offers nothing better.
+/// The change attribute, which NFSv3 lacks, made from ctime. The seconds (32 bits) are above the
+/// nanoseconds (30 bits), so the value grows as ctime does. Two changes within one tick of the
+/// server's clock look like one. RFC 1813 has no better value.
 pub(super) fn change(ctime: Nfstime3) -> u64 {
     (u64::from(ctime.seconds) << 30) | u64::from(ctime.nseconds & 0x3fff_ffff)
 }
 
-/// A directory's change around an operation. A server that says what was before promises that
-/// nothing came in between (RFC 1813 section 2.6).
+/// A directory's change values around an operation. A server that returns attributes from before
+/// promises that no other change came between (RFC 1813 section 2.6).
 pub(super) fn change_info(wcc: &WccData) -> ChangeInfo {
     let after = wcc.after.as_ref().map(|a| change(a.ctime));
     let before = wcc.before.as_ref().map(|b| change(b.ctime));
@@ -90,10 +90,10 @@ pub(super) fn sattr(set: &SetAttr) -> Sattr3 {
     }
 }
 
-/// A handle for the wire.
+/// A filehandle for the wire.
 ///
 /// # Errors
-/// `ESTALE`: it never came from a server of this version.
+/// `ESTALE`: the filehandle is not from a server of this version.
 pub(super) fn fh3(fh: &Fh) -> Result<Fh3> {
     match fh.0.len() {
         1..=nfs3::FH_MAX_BYTES => Ok(fh.0.clone().into()),
@@ -101,8 +101,8 @@ pub(super) fn fh3(fh: &Fh) -> Result<Fh3> {
     }
 }
 
-/// A handle to keep: a copy, because a slice would keep the whole received message alive. `None`
-/// when it is empty.
+/// A filehandle to keep. It is a copy, because a slice would keep the whole received message alive.
+/// `None` when it is empty.
 pub(super) fn fh(fh: &Fh3) -> Option<Fh> {
     (!fh.0.is_empty()).then(|| Fh(bytes::Bytes::copy_from_slice(&fh.0)))
 }

@@ -1,4 +1,4 @@
-//! Reading and writing: READ and WRITE of at most rsize and wsize, several at a time.
+//! Reading and writing: concurrent READs and WRITEs of at most rsize and wsize.
 
 use super::V3;
 use super::convert;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Bytes of one part of a read, and whether the file ends behind them.
+/// Bytes of one part of a read, and whether the file ends after them.
 type Part = (Data, bool);
 
 impl V3 {
-    /// Reads with the right that the open gave, so that a file stays readable whose mode changes
-    /// while it is open.
+    /// Reads with the credential of the open. A file stays readable when its mode changes while it
+    /// is open.
     pub(super) async fn read_range(
         &self,
         cx: &Cx,
@@ -58,7 +58,7 @@ impl V3 {
         for (_, part) in parts {
             let (data, eof) = match part {
                 Ok(part) => part,
-                // What came before the failure is an answer; the failure meets the next read.
+                // The parts before the failure are the result. The next read meets the failure.
                 Err(_) if !all.is_empty() => return Ok((all, false)),
                 Err(e) => return Err(e),
             };
@@ -70,8 +70,8 @@ impl V3 {
         Ok((all, false))
     }
 
-    /// Reads one part completely: a server may answer with less than was asked for. Nothing at all
-    /// is the end of the file, whatever else the reply says.
+    /// Reads one part completely, because a server may return fewer bytes than requested. An empty
+    /// reply is the end of the file, even without the EOF flag.
     async fn read_part(
         &self,
         cred: &Cred,
@@ -97,7 +97,7 @@ impl V3 {
             };
             let bytes: Bytes = ok.data.0;
             if bytes.len() > left as usize {
-                return Err(Error::because(libc::EIO, "the server sends more bytes than were asked for"));
+                return Err(Error::because(libc::EIO, "the server sends more bytes than requested"));
             }
             let end = ok.eof || bytes.is_empty();
             all.push(bytes);

@@ -1,9 +1,8 @@
-//! Whether a directory will fit on one page: judged by how its last listing ended, else by its
-//! size.
+//! Guesses whether a directory fits on one page, from its last listing, else from its size.
 //!
-//! A guess decides only between asking one question and two at once, so it may be wrong. What is
-//! remembered stands in a direct-mapped table of fixed size; directories that share a slot push
-//! each other out.
+//! The guess only decides whether one call or two concurrent calls are sent, so it may be wrong.
+//! The data is in a direct-mapped table of fixed size. Directories that share a slot evict each
+//! other.
 
 use hither_vfs::{Attr, Fh, FileKind};
 use parking_lot::Mutex;
@@ -13,8 +12,8 @@ use std::hash::{BuildHasher, RandomState};
 const SLOTS: usize = 1 << 12;
 
 /// Bytes of a READDIRPLUS reply for each byte of a directory's size. An entry of READDIRPLUS takes
-/// some 180 bytes more than its name, where a disk takes 8 (ext4) to 32 more; but directories grow
-/// by blocks of which few are full, and most fill less than the half.
+/// about 180 bytes more than its name. On disk an entry takes 8 (ext4) to 32 bytes more than its
+/// name. But directories grow by blocks, few blocks are full, and most are less than half full.
 const PAGE_BYTES_PER_BYTE: u64 = 6;
 
 pub(super) struct ListingSizes {
@@ -30,13 +29,13 @@ struct Slot {
     last: Listed,
 }
 
-/// How a listing of that directory ended.
+/// Outcome of the last listing of the directory.
 #[derive(Debug, Clone, Copy)]
 enum Listed {
     Never,
-    /// On a page of so many bytes at most.
+    /// It fit on a page of at most this many bytes.
     Whole(u32),
-    /// Not on a page of so many bytes.
+    /// It did not fit on a page of this many bytes.
     More(u32),
 }
 
@@ -47,7 +46,7 @@ impl Default for ListingSizes {
 }
 
 impl ListingSizes {
-    /// Takes note of a directory's attributes. Another size means other entries.
+    /// Records a directory's attributes. A changed size means changed entries.
     pub fn note(&self, fh: &Fh, attr: &Attr) {
         if attr.kind != FileKind::Directory {
             return;
@@ -59,7 +58,7 @@ impl ListingSizes {
         }
     }
 
-    /// A page of at most `most_bytes` came, or failed to.
+    /// Records whether a page of at most `most_bytes` held the whole directory.
     pub fn listed(&self, fh: &Fh, most_bytes: u32, whole: bool) {
         let (tag, index) = self.place(fh);
         if let Some(slot) = self.slots.lock()[index].as_mut().filter(|s| s.tag == tag) {
@@ -67,8 +66,8 @@ impl ListingSizes {
         }
     }
 
-    /// Whether a page of at most `most_bytes` is likely to hold the whole directory. Never for a
-    /// directory of which nothing is known.
+    /// Whether a page of at most `most_bytes` is likely to hold the whole directory. Never true for
+    /// an unknown directory.
     pub fn likely_whole(&self, fh: &Fh, most_bytes: u32) -> bool {
         let (tag, index) = self.place(fh);
         let Some(slot) = self.slots.lock()[index].filter(|s| s.tag == tag) else { return false };

@@ -1,4 +1,4 @@
-//! Finding objects and their attributes: LOOKUP, GETATTR, SETATTR, ACCESS, READLINK.
+//! Objects and their attributes: LOOKUP, GETATTR, SETATTR, ACCESS, READLINK.
 
 use super::V3;
 use super::convert;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 impl V3 {
-    /// An object with attributes: those that came along with `asked`'s answer, else fresh ones.
+    /// An object with attributes: those of the reply to the call sent at `asked`, else fresh ones.
     pub(super) async fn node(&self, cx: &Cx, fh: Fh, came: Option<(PostOpAttr, Instant)>) -> Result<Node> {
         let (came, asked) = came.unwrap_or((None, Instant::now()));
         let asked = if came.is_some() { asked } else { Instant::now() };
@@ -27,7 +27,7 @@ impl V3 {
         Ok(Node { fh, attrs })
     }
 
-    /// Attributes with their validity, as this client's own writes have left them.
+    /// Adds the validity to attributes, and corrects the attributes for this client's own writes.
     pub(super) fn stamp(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let covered = self.is_leased(fh, &attr);
         let attr = self.as_written(fh, attr);
@@ -41,26 +41,26 @@ impl V3 {
         self.unshared(fh, self.under_lease(covered, self.caller.rules.named(fh, attr, asked)))
     }
 
-    /// The leases of a mount by NQNFS.
+    /// The leases of a mount with NQNFS.
     pub(super) fn leases(&self) -> Option<&Arc<Leases>> {
         self.caller.nqnfs.as_ref().and_then(Nqnfs::leases)
     }
 
-    /// Whether attributes that the server told hold under a lease of NQNFS.
+    /// Whether the attributes are covered by an NQNFS lease.
     fn is_leased(&self, fh: &Fh, attr: &Attr) -> bool {
         attr.kind == FileKind::Regular && self.leases().is_some_and(|leases| leases.covers(fh, attr))
     }
 
-    /// The same attributes under a lease, unless they hold for one call only although directories
-    /// hold longer (`lookupcache=none`): a name is believed no longer than its directory.
+    /// Gives covered attributes the validity of the lease. Exception: with `lookupcache=none` the
+    /// validity stays one call, because a name is valid no longer than its directory.
     fn under_lease(&self, covered: bool, attrs: Attrs) -> Attrs {
         let may_last = attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE;
         let valid = if covered && may_last { Validity::Lease } else { attrs.valid };
         Attrs { valid, ..attrs }
     }
 
-    /// How long attributes hold that are under no lease, when others use the file at the same time:
-    /// for the call that asks.
+    /// Limits attributes without a lease to one call when other clients use the file at the same
+    /// time.
     fn unshared(&self, fh: &Fh, attrs: Attrs) -> Attrs {
         let shared = attrs.valid != Validity::Lease && self.leases().is_some_and(|l| l.is_shared(fh));
         if shared { Attrs { valid: Validity::Once, ..attrs } } else { attrs }
@@ -75,18 +75,18 @@ impl V3 {
         attr
     }
 
-    /// Learns how stable a directory is from attributes that came along with an operation in it.
+    /// Records a directory's attributes from the reply of an operation in it.
     pub(super) fn learn(&self, dir: &Fh, came: &PostOpAttr, asked: Instant) -> Option<Attrs> {
         let attr = came.as_ref().and_then(convert::attr)?;
         Some(self.stamp(dir, attr, asked))
     }
 
-    /// What an operation in a directory did to it.
+    /// The change of a directory by an operation in it.
     pub(super) fn dir_change(&self, dir: &Fh, wcc: &WccData, asked: Instant) -> ChangeInfo {
         ChangeInfo { attrs: self.learn(dir, &wcc.after, asked), ..convert::change_info(wcc) }
     }
 
-    /// One name; `None` when it does not exist.
+    /// Looks up one name; `None` when it does not exist.
     pub(super) async fn lookup(
         &self,
         cred: &Cred,
@@ -97,7 +97,8 @@ impl V3 {
         Ok(self.lookup_in(cred, patience, dir, name).await?.0)
     }
 
-    /// As [`V3::lookup`], with the attributes of the directory afterwards when they came along.
+    /// As [`V3::lookup`], with the directory's attributes after the lookup, when the reply has
+    /// them.
     pub(super) async fn lookup_in(
         &self,
         cred: &Cred,
@@ -121,7 +122,7 @@ impl V3 {
         }
     }
 
-    /// The directory that holds `dir`: LOOKUP of `..` (RFC 1813 section 3.3.3).
+    /// The parent directory of `dir`: LOOKUP of `..` (RFC 1813 section 3.3.3).
     pub(super) async fn directory_above(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
         if *dir == self.root {
             return Err(Error::new(libc::ENOENT));
@@ -133,7 +134,8 @@ impl V3 {
         self.node(cx, fh, Some((ok.obj_attributes, asked))).await
     }
 
-    /// Which of `want` the caller has, with the attributes of the object when they came along.
+    /// The rights of `want` that the caller has, and the object's attributes, when the reply has
+    /// them.
     pub(super) async fn rights(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<(Access, PostOpAttr)> {
         // The bits of the interface are those of RFC 1813 section 3.3.4.
         let args = AccessArgs { object: convert::fh3(fh)?, access: want.bits() };
@@ -154,8 +156,8 @@ impl V3 {
         if set.size_bytes.is_some_and(|s| s > self.caller.sizes.file_max_bytes) {
             return Err(Error::new(libc::EFBIG));
         }
-        // A length is set with the right that the open gave; modes and owners need the caller's
-        // own.
+        // A length is set with the credential of the open. Modes and owners need the caller's
+        // credential.
         let open = file.open.and_then(|id| self.opens.find(id));
         let cred = match (&open, set.size_bytes) {
             (Some(open), Some(_)) => open.cred.clone(),
@@ -165,9 +167,9 @@ impl V3 {
         detached(cx, async move { this.apply(&cred, &fh, &set).await }).await
     }
 
-    /// SETATTR, in order with writes: a new length waits for those that it cuts off, other
-    /// attributes for all to be stable, since a second write would need the old mode and set the
-    /// time again.
+    /// SETATTR, ordered with writes. A new length waits for the writes that it cuts off. Other
+    /// attributes wait until all writes are stable, since a second write would need the old mode
+    /// and change the time.
     pub(super) async fn apply(&self, cred: &Arc<Cred>, fh: &Fh, set: &SetAttr) -> Result<Attrs> {
         let truncating = match set.size_bytes {
             Some(size) => Some(self.writes.truncating(fh, size).await),

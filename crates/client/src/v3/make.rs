@@ -1,4 +1,4 @@
-//! New names: MKDIR, MKNOD, SYMLINK, LINK.
+//! Creation of names: MKDIR, MKNOD, SYMLINK, LINK.
 
 use super::V3;
 use super::convert;
@@ -45,7 +45,7 @@ impl V3 {
             Special::Socket => Some(Mknoddata3::Sock(attributes)),
             Special::CharDevice(major, minor) => Some(Mknoddata3::Chr(device(major, minor))),
             Special::BlockDevice(major, minor) => Some(Mknoddata3::Blk(device(major, minor))),
-            // MKNOD does not know regular files (RFC 1813 section 3.3.11).
+            // MKNOD cannot create regular files (RFC 1813 section 3.3.11).
             Special::Regular => None,
         };
         let (this, cred, dir, name) = (self.clone(), cx.cred.clone(), dir.clone(), name.clone());

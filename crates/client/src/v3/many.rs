@@ -1,9 +1,9 @@
-//! Calls about many objects: side by side, a bounded number at a time, because NFSv3 has no
-//! compounds.
+//! Calls about many objects: concurrent calls in bounded number, because NFSv3 has no compounds.
 //!
-//! READ and READDIRPLUS bring the attributes that GETATTR would. A server takes them after the
-//! data, so what somebody changed in between would hide behind them; the caller must not keep such
-//! an answer for longer than it is valid. See each call for how that is made sure.
+//! The replies of READ and READDIRPLUS have the attributes of GETATTR. A server reads the
+//! attributes after the data. The new attributes would then hide a change by another client in
+//! between. The caller must not keep such an answer longer than its validity. The comment on each
+//! call describes how the call ensures that.
 
 use super::V3;
 use super::convert;
@@ -14,13 +14,13 @@ use hither_vfs::{Access, Attrs, Cx, Data, DirPage, Error, Fetched, Fh, File, Rea
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Most calls in flight for one question about many objects.
+/// Most concurrent calls for one request about many objects.
 const CALLS_MOST: usize = 64;
-/// Most bytes that their replies may carry together.
+/// Most bytes of their replies together.
 const REPLIES_MOST_BYTES: usize = 8 << 20;
 
-/// A bit that no `change` of this version has (62 bits of ctime): with it, attributes hold as long
-/// as they are valid, and differ from whatever the server says next.
+/// A bit that no `change` of this version has (62 bits of ctime). Attributes with it can be used
+/// for their validity. They differ from all later attributes of the server.
 const NEVER_AGAIN: u64 = 1 << 63;
 
 impl V3 {
@@ -39,8 +39,8 @@ impl V3 {
         self.each(cx, objects, CALLS_MOST, one).await
     }
 
-    /// Rights with attributes that are not newer: those that come along are, unless they were known
-    /// before.
+    /// Rights with attributes that are not newer than the rights. The attributes of the reply are
+    /// newer, unless the client saw the same attributes before.
     async fn prove(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<(Attrs, Access)> {
         let mut before = self.caller.rules.known_change(fh);
         for _ in 0..2 {
@@ -72,8 +72,8 @@ impl V3 {
         self.each(cx, dirs, side_by_side(max_bytes), one).await
     }
 
-    /// The start of a file. Its attributes must be those that were known before, so that nothing
-    /// changed while it was read; if not, it is read again.
+    /// The start of a file. Its attributes must equal the attributes known before, so that the file
+    /// did not change during the read. Otherwise the file is read again.
     async fn fetch(&self, cx: &Cx, fh: &Fh, max_bytes: u32) -> Result<Fetched> {
         if max_bytes == 0 {
             let (attrs, have) = self.prove(cx, fh, Access::READ).await?;
@@ -106,7 +106,7 @@ impl V3 {
         Err(Error::new(libc::EAGAIN))
     }
 
-    /// Adds what a READ of `rsize` left, as long as the file stays the same.
+    /// Adds the bytes beyond the first READ of `rsize`, when the file stays unchanged.
     async fn fetch_rest(&self, cx: &Cx, fh: &Fh, max_bytes: u32, mut got: Fetched) -> Result<Fetched> {
         let have = got.read.data.len() as u32;
         if got.read.eof || have >= max_bytes {
@@ -125,7 +125,8 @@ impl V3 {
         Ok(got)
     }
 
-    /// A listing with attributes that will prove equal later only if they were the same before it.
+    /// A listing. Its attributes can match later attributes only when they were the same before the
+    /// listing.
     async fn listing(&self, cx: &Cx, dir: &Fh, max_bytes: u32) -> Result<(Attrs, DirPage)> {
         let before = self.caller.rules.known_change(dir);
         let Listed { page, dir: came } = self.list_from_start(cx, dir, max_bytes).await?;
@@ -139,7 +140,7 @@ impl V3 {
         Ok((attrs, page))
     }
 
-    /// The outcome of `one` for each object, in order; at most `at_once` are under way.
+    /// Runs `one` for each object, at most `at_once` concurrently. Returns the outcomes in order.
     async fn each<T, F, W>(&self, cx: &Cx, objects: &[Fh], at_once: usize, one: F) -> Vec<Result<T>>
     where
         T: Send + 'static,
@@ -166,7 +167,7 @@ impl V3 {
     }
 }
 
-/// Calls at once whose replies have up to `reply_bytes` each.
+/// Number of concurrent calls with replies of up to `reply_bytes` each.
 fn side_by_side(reply_bytes: u32) -> usize {
     (REPLIES_MOST_BYTES / (reply_bytes as usize).max(1)).clamp(1, CALLS_MOST)
 }

@@ -1,4 +1,4 @@
-//! How an NFSv3 mount begins: mountd, NFS's port, sizes, root.
+//! Start of an NFSv3 mount: mountd, NFS port, sizes, root.
 
 use super::listing_sizes::ListingSizes;
 use super::wire::{Caller, Patience, Sizes};
@@ -19,9 +19,9 @@ use std::sync::{Arc, Weak};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Largest READ and WRITE, as nfs(5) has it.
+/// Largest READ and WRITE, as in nfs(5).
 const IO_MOST_BYTES: u32 = 1 << 20;
-/// Smallest READ and WRITE that make sense; a server that offers less is taken at its word.
+/// Smallest useful READ and WRITE. A smaller maximum of the server is still respected.
 const IO_LEAST_BYTES: u32 = 1024;
 /// Room in a record beside the payload: RPC header with credential, filehandle, attributes.
 const RECORD_SLACK_BYTES: usize = 16 << 10;
@@ -31,21 +31,21 @@ const RECORD_SLACK_BYTES: usize = 16 << 10;
 pub struct Mount3 {
     /// The file system.
     pub vfs: Arc<dyn Vfs>,
-    /// Where the server was found.
+    /// Address of the server.
     pub server: SocketAddr,
     /// Most bytes of one READ.
     pub rsize_bytes: u32,
     /// Most bytes of one WRITE.
     pub wsize_bytes: u32,
-    /// Which names may be remembered.
+    /// Names that may be remembered.
     pub lookup_cache: LookupCache,
 }
 
-/// Mounts `opts.path` with NFSv3. The addresses are tried in their order until one answers. Must be
-/// called inside a tokio runtime, in which the file system's tasks then live.
+/// Mounts `opts.path` with NFSv3. The addresses are tried in order until one answers. Must be
+/// called inside a tokio runtime, which then runs the tasks of the file system.
 ///
 /// # Errors
-/// See [`MountError`]; the last address's when none answers.
+/// See [`MountError`]; the error of the last address when none answers.
 pub async fn connect_v3(opts: &Options, env: &Env, stats: Arc<Stats>) -> Result<Mount3, MountError> {
     let machine = machine_name();
     let mut last = None;
@@ -58,7 +58,7 @@ pub async fn connect_v3(opts: &Options, env: &Env, stats: Arc<Stats>) -> Result<
     }
     Err(last.unwrap_or_else(|| MountError::NoSuchHost {
         server: opts.server.clone(),
-        cause: "it has no address".into(),
+        cause: "the name has no address".into(),
     }))
 }
 
@@ -92,7 +92,7 @@ async fn connect_to(
     }
 }
 
-/// `port=`, or rpcbind's answer. Who gives `mountport=` may have no rpcbind at all: then the
+/// `port=`, or rpcbind's answer. With `mountport=` the server may have no rpcbind: then the
 /// well-known port.
 async fn nfs_port(opts: &Options, addr: SocketAddr) -> Result<u16, MountError> {
     if let Some(port) = opts.port {
@@ -104,7 +104,7 @@ async fn nfs_port(opts: &Options, addr: SocketAddr) -> Result<u16, MountError> {
     }
 }
 
-/// A client with the mount's patience.
+/// An RPC client with the retry policy of the mount.
 pub(crate) fn rpc_client(opts: &Options, env: &Env, connect: Arc<dyn Connect>, stats: Arc<Stats>) -> Client {
     let mode = match opts.recovery {
         Recovery::Hard => Mode::Hard,
@@ -121,12 +121,12 @@ pub(crate) fn rpc_client(opts: &Options, env: &Env, connect: Arc<dyn Connect>, s
     Client::new(connect, cfg, stats)
 }
 
-/// Why a mount did not get on after mountd.
+/// Reason for a failed mount after mountd.
 #[derive(Debug)]
 pub(crate) enum Beginning {
     /// A call had no answer.
     Call(CallError),
-    /// The server's answers do not do.
+    /// The server's answers do not allow a mount.
     Mount(MountError),
 }
 
@@ -137,7 +137,7 @@ impl From<CallError> for Beginning {
 }
 
 impl V3 {
-    /// Asks for sizes and limits, and checks that the root is a directory.
+    /// Requests sizes and limits, and checks that the root is a directory.
     pub(super) async fn begin(
         opts: &Options,
         env: &Env,
@@ -150,7 +150,7 @@ impl V3 {
         Self::begin_as(opts, env, client, stats, root, mounted, machine, None).await
     }
 
-    /// The same, and the questions are asked by NQNFS.
+    /// As [`V3::begin`], with an optional NQNFS layer that sends the calls.
     #[expect(clippy::too_many_arguments, reason = "what a mount is made of")]
     pub(crate) async fn begin_as(
         opts: &Options,
@@ -181,7 +181,7 @@ impl V3 {
             caller.ask(&cred, &patience, &attr),
         );
         let info = info?.map_err(|(status, _)| fail(format!("FSINFO: NFS3ERR_{status:?}")))?;
-        // Servers may refuse PATHCONF; then the usual limits hold.
+        // Servers may refuse PATHCONF. Then the usual limits apply.
         let limits = limits?.ok();
         if limits.as_ref().is_some_and(|l| l.case_insensitive) {
             caller.rules.ignore_case();
@@ -215,7 +215,7 @@ impl V3 {
         Ok(V3 { inner: Arc::new(inner) })
     }
 
-    /// What it has become, for who mounts it.
+    /// The result of the mount for its caller.
     pub(crate) fn mounted(self, server: SocketAddr) -> Mount3 {
         let Sizes { rsize_bytes, wsize_bytes, .. } = self.caller.sizes;
         let lookup_cache = self.caller.rules.lookup_cache();
@@ -223,7 +223,7 @@ impl V3 {
     }
 }
 
-/// What the server prefers, or what the options ask for within what the server can.
+/// The server's preferred sizes, or the configured sizes within the server's maximum.
 fn sizes(opts: &Options, info: &FsinfoOk, name_max: Option<u32>) -> Sizes {
     let size = |wanted: Option<u32>, pref: u32, max: u32| {
         let most = if max == 0 { IO_MOST_BYTES } else { max.min(IO_MOST_BYTES) };
@@ -238,10 +238,10 @@ fn sizes(opts: &Options, info: &FsinfoOk, name_max: Option<u32>) -> Sizes {
     }
 }
 
-/// A connection that was made again may lead to a server that has lost unstable writes: COMMIT
-/// finds out.
+/// Commits all files after a reconnection. The server may have lost unstable writes, and COMMIT
+/// shows that.
 async fn watch_reconnections(mut generations: watch::Receiver<Vec<u64>>, writes: Weak<Uncommitted>) {
-    // The first connection of each is no reconnection.
+    // The first connection of each slot is no reconnection.
     let again = |g: &Vec<u64>| g.iter().map(|n| n.saturating_sub(1)).sum::<u64>();
     let mut known = again(&generations.borrow_and_update());
     while generations.changed().await.is_ok() {
@@ -254,7 +254,7 @@ async fn watch_reconnections(mut generations: watch::Receiver<Vec<u64>>, writes:
     }
 }
 
-/// This machine's name, for credentials.
+/// The machine's name for credentials, at most 255 bytes.
 pub(crate) fn machine_name() -> Bytes {
     let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim_ascii();

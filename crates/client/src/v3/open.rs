@@ -1,9 +1,10 @@
-//! Opens, which NFSv3 does not have: a check, an entry in a table, and a commit at the end.
+//! Opens, which NFSv3 does not have: a check, a table entry, and a commit at the end.
 //!
-//! Whether a file is open decides what becomes of it with its last name ([`Opens::claim`]). An open
-//! under way counts ([`Opens::begin`]). From that decision until the server has removed the name,
-//! opens of the file wait, so that none succeeds for a file that is about to be lost. A close that
-//! has begun is waited for: the program that closed the file is told already.
+//! The removal of a file's last name depends on whether the file is open ([`Opens::claim`]). An
+//! open in progress counts as open ([`Opens::begin`]). Opens of the file wait from that decision
+//! until the server has removed the name. No open thus succeeds for a file that is about to be
+//! deleted. A removal waits for a close in progress, because the program that closed the file has
+//! already returned.
 //!
 //! Locks: one mutex over all tables, held for a look-up, never across a call.
 
@@ -27,16 +28,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How often a name may come and go between LOOKUP and CREATE before the open gives up.
+/// Rounds of CREATE and LOOKUP before an open gives up on a name that other clients create and
+/// remove.
 const CREATE_ROUNDS: u32 = 8;
-/// What a mode is taken for before it is known.
+/// Assumed mode before the mode is known.
 const READABLE: u32 = 0o644;
 
 /// The open files of one mount.
 #[derive(Default)]
 pub(super) struct Opens {
     tables: Mutex<Tables>,
-    /// An open or a removal has ended.
+    /// Notified at the end of an open or a removal.
     fewer: Notify,
 }
 
@@ -45,12 +47,12 @@ struct Tables {
     next: u64,
     opens: HashMap<OpenId, Arc<Open>>,
     files: HashMap<Fh, OpenFile>,
-    /// Files that were not open when the removal of a name began, and the number of removals under
-    /// way.
+    /// Files that were not open when the removal of a name began, with the number of removals in
+    /// progress.
     removing: HashMap<Fh, usize>,
-    /// Directories of hidden names that are being removed.
+    /// Directories with hidden names whose removal is in progress.
     going: Vec<Fh>,
-    /// Hidden names that were removed.
+    /// Number of removed hidden names.
     gone: u64,
 }
 
@@ -65,15 +67,16 @@ pub(super) struct Open {
 /// A file with opens.
 #[derive(Default)]
 struct OpenFile {
-    /// Opens, and opens under way.
+    /// Number of opens, including opens in progress.
     opens: u64,
-    /// Opens whose end has begun.
+    /// Number of opens with a close in progress.
     closing: u64,
-    /// Known when the first open has succeeded.
+    /// The fileid, known after the first open has succeeded.
     fileid: Option<u64>,
-    /// Where the file went when its name was removed.
+    /// The hidden name after the removal of the file's name.
     silly: Option<Silly>,
-    /// It is removed at the last close: it was not hidden for something that may yet fail.
+    /// The last close removes the hidden name. False while the operation that hid the file may
+    /// still fail.
     removed: bool,
 }
 
@@ -82,27 +85,28 @@ struct OpenFile {
 pub(super) struct Silly {
     pub dir: Fh,
     pub name: Name,
-    /// Who removed it: whose right removes it for good.
+    /// Credential of the caller that removed the file. The last close removes the hidden name with
+    /// it.
     pub cred: Arc<Cred>,
 }
 
-/// What the removal of a name finds.
+/// State of a file at the removal of one of its names.
 pub(super) enum Claim {
-    /// The file is open: its number, when it is known, and where it is hidden already.
+    /// The file is open: its fileid, when known, and its hidden name, when it has one.
     Open(Option<u64>, Option<Silly>),
-    /// The file is not open, and is not opened until this is dropped.
+    /// The file is not open. Opens wait until the drop of this value.
     Alone(Removing),
 }
 
-/// A removal under way; ends when dropped.
+/// A removal in progress. Drop ends it.
 pub(super) struct Removing {
     opens: Arc<Opens>,
     fh: Fh,
-    /// Directory of the hidden name that is removed.
+    /// Directory of the hidden name to remove.
     hidden_in: Option<Fh>,
 }
 
-/// A hidden name that is to be removed.
+/// A hidden name to remove.
 type Left = (Silly, Removing);
 
 impl Drop for Removing {
@@ -124,7 +128,7 @@ impl Drop for Removing {
 }
 
 impl Tables {
-    /// An open of a file ends; with the last one, hands out where the file is hidden.
+    /// Ends an open of a file. After the last one returns the hidden name to remove.
     fn leave(&mut self, fh: &Fh, closing: bool) -> Option<Silly> {
         let file = self.files.get_mut(fh)?;
         file.opens -= 1;
@@ -144,8 +148,8 @@ impl Opens {
         self.tables.lock().opens.get(&id).cloned()
     }
 
-    /// An open of a file that exists begins, when no removal is under way; it ends with
-    /// [`Opens::insert`] or [`Opens::abandon`].
+    /// Begins an open of an existing file, after removals of its names have ended.
+    /// [`Opens::insert`] or [`Opens::abandon`] ends it.
     pub async fn begin(&self, fh: &Fh) {
         loop {
             let fewer = self.fewer.notified();
@@ -162,20 +166,20 @@ impl Opens {
         }
     }
 
-    /// An open that has begun fails: when it was the last one, where the file is hidden.
+    /// Ends a failed open. After the last one returns the hidden name to remove.
     fn abandon(self: &Arc<Self>, fh: &Fh) -> Option<Left> {
         let silly = self.tables.lock().leave(fh, false);
         self.fewer.notify_waiters();
         silly.map(|silly| self.left(silly, fh))
     }
 
-    /// A hidden name that is to be removed, which is counted already.
+    /// A hidden name to remove. The caller has counted its removal already.
     fn left(self: &Arc<Self>, silly: Silly, fh: &Fh) -> Left {
         let hidden_in = Some(silly.dir.clone());
         (silly, Removing { opens: self.clone(), fh: fh.clone(), hidden_in })
     }
 
-    /// Books an open that succeeded; `begun` before.
+    /// Enters an open that succeeded. `begun` is true after [`Opens::begin`].
     fn insert(&self, open: Open, fileid: u64, begun: bool) -> OpenId {
         let mut t = self.tables.lock();
         t.next += 1;
@@ -187,7 +191,7 @@ impl Opens {
         id
     }
 
-    /// The end of an open begins.
+    /// Marks an open as closing.
     pub fn closing(&self, id: OpenId) {
         let mut t = self.tables.lock();
         if let Some(open) = t.opens.get(&id).cloned()
@@ -198,7 +202,7 @@ impl Opens {
         }
     }
 
-    /// Forgets an open; with the last one, hands out where the file is hidden.
+    /// Removes an open. After the last one also returns the hidden name to remove.
     fn remove(self: &Arc<Self>, id: OpenId) -> Option<(Arc<Open>, Option<Left>)> {
         let mut t = self.tables.lock();
         let open = t.opens.remove(&id)?;
@@ -209,7 +213,7 @@ impl Opens {
         Some((open, left))
     }
 
-    /// A name of the file is about to be removed. Waits for closes that have begun.
+    /// Prepares the removal of a name of the file. Waits for closes in progress.
     pub async fn claim(self: &Arc<Self>, fh: &Fh) -> Claim {
         loop {
             let fewer = self.fewer.notified();
@@ -233,8 +237,8 @@ impl Opens {
         }
     }
 
-    /// Whether hidden names in a directory are about to be removed: the last closes of their files
-    /// have begun.
+    /// Whether hidden names in a directory are about to be removed, because the last closes of
+    /// their files are in progress.
     fn has_going_names(&self, dir: &Fh) -> bool {
         let t = self.tables.lock();
         let closing = |file: &OpenFile| file.opens == file.closing && file.removed;
@@ -242,7 +246,7 @@ impl Opens {
         t.going.contains(dir) || hidden.any(|silly| silly.dir == *dir)
     }
 
-    /// Number of hidden names that were removed until now.
+    /// Number of hidden names removed so far.
     pub fn hidden_names_gone(&self) -> u64 {
         self.tables.lock().gone
     }
@@ -264,22 +268,22 @@ impl Opens {
         !self.tables.lock().files.is_empty()
     }
 
-    /// The file was hidden.
+    /// Records the hidden name of a file.
     pub fn hidden(&self, fh: &Fh, silly: &Silly) {
         if let Some(file) = self.tables.lock().files.get_mut(fh).filter(|file| file.silly.is_none()) {
             file.silly = Some(silly.clone());
         }
     }
 
-    /// The file has its name back.
+    /// Records that the file has its name back.
     pub fn shown(&self, fh: &Fh) {
         if let Some(file) = self.tables.lock().files.get_mut(fh) {
             file.silly = None;
         }
     }
 
-    /// The name for which the file was hidden is gone for good. False when the hidden one is not
-    /// needed: the last open has ended meanwhile, or the file is hidden under another one.
+    /// Records that the file's name is removed permanently. False when the hidden name is not
+    /// needed. Then the last open has ended, or the file has another hidden name.
     pub fn removed(&self, fh: &Fh, hidden: &Silly) -> bool {
         match self.tables.lock().files.get_mut(fh) {
             Some(file) if file.silly.as_ref() == Some(hidden) => {
@@ -290,7 +294,7 @@ impl Opens {
         }
     }
 
-    /// Names of an open file that are not names for programs.
+    /// Number of hidden names of an open file, which programs do not count as links.
     pub fn hidden_names(&self, fh: &Fh) -> u32 {
         self.tables.lock().files.get(fh).map_or(0, |file| u32::from(file.removed))
     }
@@ -321,11 +325,11 @@ impl V3 {
         }
     }
 
-    /// CREATE that must not find anything, and LOOKUP when it does: so `created` is true exactly
-    /// when this call created, and an existing file keeps its attributes. A frontend asks for this
-    /// when it knows the name to be absent, so CREATE comes first. Whatever CREATE fails with, an
-    /// existing file may be opened: on a read-only file system, or in a directory that the caller
-    /// may not change.
+    /// Sends CREATE with GUARDED, and LOOKUP when the name exists. Thus `created` is true exactly
+    /// when this call created the file. An existing file keeps its attributes. Frontends call this
+    /// when they believe the name absent, so CREATE is first. After any failure of CREATE an
+    /// existing file may be opened. Examples are a read-only file system and a directory that the
+    /// caller may not change.
     async fn open_or_create(
         &self,
         cx: &Cx,
@@ -356,10 +360,11 @@ impl V3 {
                 return Err(refused);
             }
         }
-        Err(Error::because(libc::EEXIST, "the name keeps appearing and vanishing"))
+        Err(Error::because(libc::EEXIST, "other clients repeatedly create and remove the name"))
     }
 
-    /// Runs a creation to its end. Should its caller have left, the open ends at once.
+    /// Runs a creation to its end, even when its caller is interrupted. The file is open only when
+    /// the caller has waited.
     async fn create_detached<F>(
         &self,
         cx: &Cx,
@@ -373,7 +378,7 @@ impl V3 {
         Ok(self.opened(cx, node, true, Some(dir)))
     }
 
-    /// Opens a file that exists. It counts as open until the server has refused.
+    /// Opens an existing file. It counts as open until the server refuses.
     async fn open_known(&self, cx: &Cx, fh: Fh, known: Option<Attr>, how: &OpenHow) -> Result<Opened> {
         let begin = async {
             self.opens.begin(&fh).await;
@@ -396,11 +401,12 @@ impl V3 {
         Opened { node, open, created, dir, first: None, backing: None }
     }
 
-    /// May the caller open this file so? READ and ACCESS answer with fresh attributes, which is
-    /// what close-to-open asks for at an open. When the first bytes are read and the server gives
-    /// them, that is the right to read; ACCESS is asked for other rights, beside the READ, and
-    /// behind it where that told nothing. The bytes count when READ has the attributes that the
-    /// open goes by, and those are `known` from before (see [`super::walk`] for the reason).
+    /// Checks the caller's right to open a file. READ and ACCESS return the fresh attributes that
+    /// close-to-open needs at an open. When first bytes are requested and READ returns them, the
+    /// caller has the right to read. ACCESS checks other rights concurrently with READ, or after
+    /// READ when READ did not show the right. The bytes count under two conditions. READ has the
+    /// attributes of the open, and these equal the attributes `known` before (see [`super::walk`]
+    /// for the reason).
     async fn check_open(
         &self,
         cx: &Cx,
@@ -461,9 +467,9 @@ impl V3 {
         self.made(cred, dir, name, ok, asked).await
     }
 
-    /// CREATE that a retransmission cannot repeat: the server stores the verifier with the file (in
-    /// its times, as a rule), so attributes and times are set afterwards. A server without it gets
-    /// GUARDED, as from the Linux client.
+    /// Exclusive creation: a CREATE that a retransmission cannot repeat. The server stores the
+    /// verifier with the file, usually in its times. Therefore attributes and times are set
+    /// afterwards. A server without exclusive CREATE gets GUARDED, as from the Linux client.
     async fn create_exclusive(
         &self,
         cred: &Arc<Cred>,
@@ -494,7 +500,7 @@ impl V3 {
         };
         match self.apply(cred, &node.fh, &set).await {
             Ok(attrs) => node.attrs = attrs,
-            // Somebody has removed it since: it was made all the same.
+            // The file was created, and another client has removed it since.
             Err(e) if e.errno == libc::ESTALE => return Ok((node, change)),
             Err(e) => return Err(e),
         }
@@ -504,8 +510,8 @@ impl V3 {
         Ok((node, change))
     }
 
-    /// The same at a server that keeps access times: one CREATE with all attributes, recognised by
-    /// its stamp when it turns out to have been executed before ([`crate::stamp`]).
+    /// Exclusive creation on a server that keeps access times: one CREATE with all attributes. The
+    /// stamp recognises a CREATE that was already executed ([`crate::stamp`]).
     async fn create_stamped(
         &self,
         cred: &Arc<Cred>,
@@ -527,7 +533,7 @@ impl V3 {
         }
     }
 
-    /// The new object that a reply describes, completely or not.
+    /// The new object of a reply. Missing handles and attributes are requested.
     pub(super) async fn made(
         &self,
         cred: &Arc<Cred>,
@@ -561,7 +567,7 @@ impl V3 {
             let Some(open) = this.opens.find(id).filter(|o| o.fh == fh) else {
                 return Err(Error::new(libc::EBADF));
             };
-            // The commit comes first: a hidden file must not be removed under its last writes.
+            // The commit is first: a hidden file must not be removed before its last writes.
             let policy = Cx::new(open.cred.clone());
             let written = this.writes.close(&policy, &fh, open.mark.clone()).await;
             let ended = this.opens.remove(id);
@@ -577,7 +583,7 @@ impl V3 {
     }
 }
 
-/// An open under way; fails when it is dropped.
+/// An open in progress. Drop ends it as failed.
 struct Begun<'a> {
     this: &'a V3,
     fh: &'a Fh,
@@ -615,8 +621,8 @@ mod tests {
     use crate::v3::tests::server::{Server, cx, mount, name, root};
     use hither_rpc::Mode;
 
-    /// Of two hidden names of one file, as two removals at the same moment give it, one is enough;
-    /// after the last close none is.
+    /// Two concurrent removals may give one file two hidden names. One is kept, and after the last
+    /// close none.
     #[tokio::test(start_paused = true)]
     async fn one_hidden_name_is_kept() {
         let fs = mount(&Server::new(), Mode::Hard, |_| {}).await;

@@ -1,7 +1,8 @@
-//! Directories: READDIRPLUS where entries with attributes are wanted and offered, else READDIR.
+//! Directories: READDIRPLUS when the caller needs attributes and the server supports it, else
+//! READDIR.
 //!
-//! A server that does not get on (no entries and no end, the cookie that was sent comes back, the
-//! same cookie twice) gets EIO, not an endless loop.
+//! A listing without progress gives EIO instead of an endless loop. Examples are a page without
+//! entries and end, a page that repeats the sent cookie, and a cookie that occurs twice.
 
 use super::V3;
 use super::convert;
@@ -17,14 +18,14 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
-/// Least and most bytes of a reply that are asked for.
+/// Smallest and largest requested reply in bytes.
 const PAGE_LEAST_BYTES: u32 = 4 << 10;
 const PAGE_MOST_BYTES: u32 = 1 << 20;
 
-/// Pages in a row without a usable entry before the server is said not to get on.
+/// Pages in a row without a usable entry before the listing fails.
 const EMPTY_PAGES_MAX: u32 = 64;
 
-/// How often a page is asked for again in which the server misses something.
+/// How often a page is requested again after NOENT.
 const MISSING_MAX: u32 = 8;
 
 /// A reply to either procedure.
@@ -43,7 +44,7 @@ struct RawEntry {
     handle: Option<Fh>,
 }
 
-/// A page, and the attributes that the directory had after it.
+/// A page, and the attributes of the directory after it.
 pub(super) struct Listed {
     pub page: DirPage,
     pub dir: Option<Attrs>,
@@ -86,12 +87,12 @@ impl From<ReaddirOk> for Raw {
 }
 
 impl V3 {
-    /// Whether listings come with handles and attributes, as far as is known.
+    /// Whether listings have filehandles and attributes, as far as known.
     pub(super) fn lists_nodes(&self) -> bool {
         self.opts.readdirplus && !self.no_readdirplus.load(Ordering::Relaxed)
     }
 
-    /// The first page with nodes.
+    /// The first page with filehandles and attributes.
     pub(super) async fn list_from_start(&self, cx: &Cx, dir: &Fh, max_bytes: u32) -> Result<Listed> {
         let listed = self.list(cx, dir, 0, [0; 8], max_bytes, true).await;
         let whole = listed.as_ref().is_ok_and(|l| l.page.eof);
@@ -119,10 +120,10 @@ impl V3 {
                 let page = DirPage { entries, verifier: raw.verifier, eof: raw.eof };
                 return Ok(Listed { page, dir: attrs });
             }
-            // Nothing but `.` and `..`, or names that are none.
+            // The page has only `.`, `..` or invalid names.
             (cookie, verifier) = (next, raw.verifier);
         }
-        Err(Error::because(libc::EIO, "the server keeps sending directory pages without entries"))
+        Err(Error::because(libc::EIO, "the server repeatedly sends directory pages without entries"))
     }
 
     async fn page(
@@ -138,7 +139,7 @@ impl V3 {
         let mut bytes = max_bytes.clamp(PAGE_LEAST_BYTES, most);
         let (mut verifier, mut missing) = (verifier, 0);
         loop {
-            // A listing without attributes looks at none of the objects.
+            // READDIR without attributes does not access the objects.
             let plus = nodes && self.lists_nodes() && missing < MISSING_MAX / 2;
             let (dir, cookieverf) = (convert::fh3(dir)?, verifier);
             let page = match plus {
@@ -153,16 +154,17 @@ impl V3 {
                 Ok(raw) => return Ok(raw),
                 Err(Nfsstat3::NOTSUPP) if plus => self.no_readdirplus.store(true, Ordering::Relaxed),
                 Err(Nfsstat3::TOOSMALL) if bytes < most => bytes = bytes.saturating_mul(4).min(most),
-                // The directory has changed, says a server that verifies cookies; many take the
-                // cookie all the same when it comes without a verifier.
+                // A server that verifies cookies reports that the directory has changed. Many
+                // servers accept the cookie without a verifier.
                 Err(Nfsstat3::BAD_COOKIE) if verifier != [0; 8] => verifier = [0; 8],
-                // Something was removed while the server made the page (ganesha). No word of this
-                // procedure (RFC 1813 section 3.3.16), and for readdir(3) the end of the directory.
+                // An object was removed while the server made the page (ganesha). NOENT is not a
+                // status of this procedure (RFC 1813 section 3.3.16), and readdir(3) would treat it
+                // as the end of the directory.
                 Err(Nfsstat3::NOENT) if missing < MISSING_MAX => missing += 1,
                 Err(Nfsstat3::NOENT) => {
                     return Err(Error::because(
                         libc::EIO,
-                        "the server keeps answering \"no such file\" for a directory page",
+                        "the server repeatedly answers \"no such file\" for a directory page",
                     ));
                 }
                 Err(status) => return Err(error::nfs3(status)),
@@ -179,7 +181,7 @@ impl V3 {
         Ok(page.map(Into::into).map_err(|(status, _)| status))
     }
 
-    /// An entry as the interface has it; `None` for `.`, `..` and what is no name.
+    /// The entry for the `Vfs` interface; `None` for `.`, `..` and invalid names.
     fn entry(&self, dir: &Fh, raw: RawEntry, asked: Instant) -> Option<DirEntry> {
         if matches!(&raw.name[..], b"." | b"..") {
             return None;
@@ -189,7 +191,7 @@ impl V3 {
             Ok(name) => name,
             Err(_) => {
                 let name = raw.name.escape_ascii();
-                tracing::warn!(?dir, %name, "the server lists a name that no program can use");
+                tracing::warn!(?dir, %name, "the server lists an invalid name");
                 return None;
             }
         };
@@ -203,7 +205,7 @@ impl V3 {
     }
 }
 
-/// The cookie to go on with.
+/// Checks that the page makes progress. Returns the cookie of the next page.
 fn check_progress(sent: u64, page: &Raw) -> Result<u64> {
     let mut seen = HashSet::with_capacity(page.entries.len());
     let repeats = page.entries.iter().any(|e| e.cookie == sent || !seen.insert(e.cookie));

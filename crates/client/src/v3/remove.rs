@@ -1,8 +1,9 @@
-//! Names that go away: REMOVE, RMDIR, RENAME, and the hiding of files that are open.
+//! Removal of names: REMOVE, RMDIR, RENAME, and hidden names of open files (silly rename).
 //!
-//! A file whose name is removed while it is open here is renamed to a hidden name in the same
-//! directory, one that is replaced gets it as a second name before, and it is removed at its last
-//! close. Between the two, other clients see the hidden name, as with every NFSv3 client.
+//! A file that is removed while open on this client is renamed to a hidden name in the same
+//! directory. A file that a RENAME replaces gets the hidden name as a second name before the
+//! RENAME. The last close removes the hidden name. Until then other clients see it, as with every
+//! NFSv3 client.
 
 use super::V3;
 use super::convert;
@@ -17,7 +18,7 @@ use hither_vfs::{ChangeInfo, Cred, Cx, Error, Fh, Moved, Name, RenameFlags, Resu
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Hidden names to try before giving up: each try is taken only when another client chose the same
+/// Hidden names to try before giving up. A name is taken only when another client chose the same
 /// 32-bit number for the same file.
 const HIDE_TRIES: u32 = 16;
 const NO_NAME_FREE: &str = "no hidden name is free for an open file";
@@ -35,7 +36,7 @@ impl V3 {
         detached(cx, async move {
             let target = match target {
                 Some(fh) => Some(fh),
-                // Somebody has files open, and only the server knows whether this is one of them.
+                // Some files are open. A LOOKUP finds out whether this name is one of them.
                 None if this.opens.any() => {
                     this.lookup(&cred, &Patience::policy(), &dir, &name).await?.map(|n| n.fh)
                 }
@@ -69,7 +70,7 @@ impl V3 {
             if let Some(node) = this.lookup(&cred, &Patience::policy(), &dir, &name).await? {
                 this.opens.hidden_names_go(&node.fh).await;
             }
-            // Names of files that were closed before have gone.
+            // Hidden names of closed files have been removed since.
             match this.opens.hidden_names_gone() == gone {
                 true => removed,
                 false => this.rmdir(&cred, &dir, &name).await,
@@ -93,7 +94,7 @@ impl V3 {
         flags: RenameFlags,
     ) -> Result<Moved> {
         if !flags.is_empty() {
-            // What the Linux client answers too: NFS has no such RENAME.
+            // NFS has no RENAME with flags. The Linux client also answers EINVAL.
             return Err(Error::new(libc::EINVAL));
         }
         let (this, cred) = (self.clone(), cx.cred.clone());
@@ -124,7 +125,7 @@ impl V3 {
             Claim::Open(fileid, None) => fileid,
             _claim => return self.rename(cred, from, to).await,
         };
-        // Two names of one file: RENAME does nothing (rename(2)), and nothing may be hidden.
+        // Two names of one file: RENAME does nothing (rename(2)), and no name is hidden.
         let moved = match self.lookup(cred, &policy, &from.0, &from.1).await? {
             None => return Err(Error::new(libc::ENOENT)),
             Some(node) if node.fh == fh => return self.rename(cred, from, to).await,
@@ -134,7 +135,8 @@ impl V3 {
             let renamed = self.rename(cred, from, to).await;
             let lost = match &renamed {
                 Ok(_) => true,
-                // Executed before, where the server did not recognise the repetition.
+                // The RENAME may have been executed before, when the server did not recognise the
+                // repetition.
                 Err(_) => {
                     let now = self.lookup(cred, &policy, &to.0, &to.1).await;
                     !matches!(now, Ok(Some(node)) if node.fh == fh)
@@ -149,7 +151,7 @@ impl V3 {
             }
             return renamed;
         }
-        // As the Linux client does it always: for a moment the name is absent.
+        // As the Linux client always does: the name is absent for a moment.
         let (_, hidden) = self.hide(cred, &fh, fileid, &to.0, &to.1).await?;
         let renamed = self.rename(cred, from, to).await;
         if renamed.is_ok() {
@@ -157,9 +159,9 @@ impl V3 {
             return renamed;
         }
         let back = match self.lookup(cred, &policy, &to.0, &to.1).await {
-            // Nothing replaced it: it gets its name back.
+            // No other file has the name: the file gets its name back.
             Ok(None) => self.rename(cred, &(hidden.dir.clone(), hidden.name.clone()), to).await.map(|_| ()),
-            // Executed, and reported as failed when it was sent again after a restart.
+            // The RENAME was executed. After a restart the repetition was reported as failed.
             Ok(Some(node)) if node.fh == moved => {
                 self.gone(&fh, &hidden).await;
                 return renamed;
@@ -177,8 +179,8 @@ impl V3 {
         renamed
     }
 
-    /// Gives an open file a hidden name beside the one that it is about to lose, so that this one
-    /// is never absent: neither for others nor when this client dies in between. `None` where the
+    /// Gives an open file a hidden name beside the name that it will lose. The old name is then
+    /// never absent, neither for other clients nor after a crash of this client. `None` when the
     /// server makes no second names.
     async fn second_name(
         &self,
@@ -195,12 +197,12 @@ impl V3 {
             let silly = Silly { dir: dir.clone(), name, cred: cred.clone() };
             match linked {
                 Ok(Ok(_)) => return Ok(Some(silly)),
-                // Taken, or this very call was executed before.
+                // The name is taken, or this call was executed before.
                 Ok(Err((Nfsstat3::EXIST, _))) => match self.lookup(cred, &policy, dir, &silly.name).await? {
                     Some(node) if node.fh == *fh => return Ok(Some(silly)),
                     _ => continue,
                 },
-                // A full file system has no room for one name more, and often for another one.
+                // A full file system has no room for a link, but often for a rename.
                 Ok(Err((
                     Nfsstat3::NOTSUPP | Nfsstat3::MLINK | Nfsstat3::PERM | Nfsstat3::NOSPC | Nfsstat3::DQUOT,
                     _,
@@ -213,27 +215,27 @@ impl V3 {
         Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }
 
-    /// A name for a file whose number is known when an open of it has succeeded.
+    /// A hidden name. Without a fileid, which is known after a successful open, the name is random.
     fn hidden_name(&self, fileid: Option<u64>) -> Name {
         let random = &self.caller.env.random;
         silly::name(fileid.unwrap_or_else(|| random()), random() as u32)
     }
 
-    /// The name for which the file was hidden is gone for good: so is the file, when nobody has it
-    /// open under that one.
+    /// Records that the file's name is removed permanently. When the file is not open under the
+    /// hidden name, the hidden name is removed too.
     async fn gone(&self, fh: &Fh, hidden: &Silly) {
         while !self.opens.removed(fh, hidden) {
             match self.opens.claim(fh).await {
-                // Closed and opened again meanwhile.
+                // The file was closed and opened again.
                 Claim::Open(_, None) => self.opens.hidden(fh, hidden),
-                // Closed, or hidden under another name.
+                // The file was closed, or has another hidden name.
                 _claim => return self.remove_hidden(hidden).await,
             }
         }
     }
 
-    /// Renames an open file to a hidden name. It is not removed at its last close before
-    /// [`V3::gone`] was told.
+    /// Renames an open file to a hidden name. The last close does not remove it before the call of
+    /// [`V3::gone`].
     async fn hide(
         &self,
         cred: &Arc<Cred>,
@@ -245,7 +247,7 @@ impl V3 {
         let policy = Patience::policy();
         for _ in 0..HIDE_TRIES {
             let hidden = self.hidden_name(fileid);
-            // RENAME would replace what is there.
+            // RENAME would replace an existing file.
             if self.lookup(cred, &policy, dir, &hidden).await?.is_some() {
                 continue;
             }
@@ -258,8 +260,8 @@ impl V3 {
         Err(Error::because(libc::EBUSY, NO_NAME_FREE))
     }
 
-    /// Removes a hidden file after its last close. A failure leaves a `.nfs...` file behind, which
-    /// is what administrators expect of crashed clients.
+    /// Removes a hidden name after the last close. A failure leaves a `.nfs...` file behind, as
+    /// administrators expect of crashed clients.
     pub(super) async fn remove_hidden(&self, silly: &Silly) {
         if let Err(e) = self.remove(&silly.cred, &silly.dir, &silly.name).await {
             tracing::warn!(name = ?silly.name, error = %e, "a removed file keeps its hidden name");

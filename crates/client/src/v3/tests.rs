@@ -1,5 +1,4 @@
-//! Conversations with a scripted server on virtual time: lost messages, busy servers, servers that
-//! misbehave.
+//! Tests with a scripted server on virtual time: lost messages, busy servers, malformed replies.
 
 mod round_trips;
 pub(super) mod server;
@@ -63,8 +62,8 @@ async fn lost_calls_are_sent_again_with_the_same_xid() {
     assert_eq!(got[0].xid, got[1].xid);
 }
 
-/// A server without a reply cache executes a retransmitted REMOVE twice; its ENOENT reaches the
-/// program, as with the Linux client.
+/// A server without a reply cache executes a retransmitted REMOVE twice. The program sees its
+/// ENOENT, as with the Linux client.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn a_repeated_remove_is_judged_by_the_server() {
@@ -75,7 +74,7 @@ async fn a_repeated_remove_is_judged_by_the_server() {
     assert_eq!(errno(fs.unlink(&cx(), &root(), &name("a"), None).await), libc::ENOENT);
 }
 
-/// A cut connection is made again and the call repeated, without waiting for a timeout.
+/// After a cut the client reconnects and repeats the call, without waiting for a timeout.
 #[tokio::test(start_paused = true)]
 async fn calls_survive_a_cut_connection() {
     let server = Server::new();
@@ -91,7 +90,7 @@ async fn calls_survive_a_cut_connection() {
     assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
 }
 
-/// JUKEBOX means "later": asked again, more and more patiently.
+/// After JUKEBOX the client repeats the call with growing intervals.
 #[tokio::test(start_paused = true)]
 async fn a_busy_server_is_asked_again() {
     let server = Server::new();
@@ -106,7 +105,7 @@ async fn a_busy_server_is_asked_again() {
     assert!((10..20).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
 }
 
-/// Ctrl-C ends the wait for a busy or dead server at once; a call that changes something goes on.
+/// Ctrl-C ends the wait for a busy or dead server at once. A call that changes something continues.
 #[tokio::test(start_paused = true)]
 async fn interrupted_callers_leave_at_once() {
     let server = Server::new();
@@ -132,7 +131,7 @@ async fn interrupted_callers_leave_at_once() {
     assert!(server.content("d").is_some(), "the directory is made all the same");
 }
 
-/// A deadline of the caller's own.
+/// The deadline of a caller ends its calls.
 #[tokio::test(start_paused = true)]
 async fn deadlines_end_calls() {
     let server = Server::new();
@@ -159,7 +158,7 @@ async fn soft_mounts_give_up() {
     assert!(tokio::time::timeout(Duration::from_secs(100_000), fs.root(&cx())).await.is_err());
 }
 
-/// Who asks is who asked: uid, gid and the first 16 groups.
+/// Calls carry the caller's uid, gid and first 16 groups.
 /// Promise: 21
 #[tokio::test(start_paused = true)]
 async fn callers_are_named_in_their_calls() {
@@ -173,8 +172,8 @@ async fn callers_are_named_in_their_calls() {
     assert_eq!(auth.gids.0, (100..116).collect::<Vec<_>>());
 }
 
-/// Round trips: opening a known name is LOOKUP and ACCESS, writing and closing WRITE and COMMIT,
-/// reading needs no check; a server that writes through needs no COMMIT.
+/// Number of calls. Opening a known name: LOOKUP and ACCESS. Writing and closing: WRITE and COMMIT.
+/// Reading needs no check. A server that writes through needs no COMMIT.
 #[tokio::test(start_paused = true)]
 async fn no_call_is_needless() {
     let server = Server::new();
@@ -196,7 +195,7 @@ async fn no_call_is_needless() {
     assert_eq!(server.called(), ["LOOKUP", "ACCESS", "WRITE"]);
 }
 
-/// Attributes and handles that may be left out are asked for.
+/// The client requests optional attributes and filehandles that the server omits.
 #[tokio::test(start_paused = true)]
 async fn a_server_of_few_words_is_enough() {
     let server = Server::new();
@@ -214,8 +213,8 @@ async fn a_server_of_few_words_is_enough() {
     assert!(!change.atomic);
 }
 
-/// The server restarts between WRITE and COMMIT and loses the bytes: they are written again, and
-/// readers see them meanwhile.
+/// The server restarts between WRITE and COMMIT and loses the bytes. The client writes them again,
+/// and readers see them in between.
 /// Promise: 2
 #[tokio::test(start_paused = true)]
 async fn lost_writes_are_written_again() {
@@ -225,7 +224,7 @@ async fn lost_writes_are_written_again() {
     let o = open(&fs, "a").await.unwrap();
     fs.write(&cx(), at(&o), 2, data(&[7; 10_000]), Stability::Unstable).await.unwrap();
     server.restart(Vec::clear);
-    // The same connection still serves, so nobody can know yet; a restart cuts it.
+    // The restart is not visible on the same connection. A cut makes it visible.
     server.net.cut(sim::Cut::Reset);
     server.script(|call, _| if matches!(call, Call3::Commit(_)) { Act::Ignore } else { Act::Serve });
     let read = fs.read(&cx(), at(&o), 0, 20_000).await.unwrap();
@@ -238,8 +237,7 @@ async fn lost_writes_are_written_again() {
     fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
 }
 
-/// A disk that fills up between WRITE and COMMIT: the error reaches fsync once, then close is
-/// quiet.
+/// The disk fills up between WRITE and COMMIT. fsync reports the error once, then close succeeds.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
 async fn late_errors_reach_the_program_once() {
@@ -256,8 +254,8 @@ async fn late_errors_reach_the_program_once() {
     fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
 }
 
-/// Times and modes are set after everything written is stable: a second write after them would need
-/// the old mode and change the time. A change of length needs no COMMIT.
+/// Times and modes are set after all writes are stable, because a later second write would need the
+/// old mode and change the time. A change of length needs no COMMIT.
 #[tokio::test(start_paused = true)]
 async fn attributes_are_set_after_writes() {
     let server = Server::new();
@@ -292,7 +290,7 @@ async fn sync_mounts_write_through() {
     assert_eq!(server.called(), ["WRITE"]);
 }
 
-/// An exclusive CREATE whose answer was lost is repeated with the same verifier; a server without
+/// An exclusive CREATE with a lost reply is repeated with the same verifier. A server without
 /// exclusive creation gets a guarded one.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
@@ -322,7 +320,7 @@ async fn exclusive_creation() {
     assert_eq!(errno(fs.open(&cx(), Where::name(&root(), &name("b")), &exclusive).await), libc::EEXIST);
 }
 
-/// A name that exists after all is opened, not created: also where nothing may be created.
+/// An existing name is opened, not created, even where the caller may not create files.
 #[tokio::test(start_paused = true)]
 async fn a_failed_creation_may_be_an_open() {
     let server = Server::new();
@@ -343,19 +341,20 @@ async fn a_failed_creation_may_be_an_open() {
         assert!(!open("a").await.unwrap().created);
         assert_eq!(errno(open("missing").await), crate::error::nfs3(status).errno);
     }
-    // Somebody creates and removes the name all the time.
+    // Another client repeatedly creates and removes the name.
     server.script(|call, _| match call {
         Call3::Create(_) => Act::Say(Reply3::Create(Res::Err(Nfsstat3::EXIST, WccData::default()))),
         _ => Act::Serve,
     });
     assert_eq!(errno(open("missing").await), libc::EEXIST);
-    // Creating what is absent takes one call.
+    // The creation of an absent name takes one call.
     server.script(|_, _| Act::Serve);
     assert!(open("new").await.unwrap().created);
     assert_eq!(server.called(), ["CREATE"]);
 }
 
-/// Short answers are put together, an empty one is the end whatever it says, a long one is a lie.
+/// Short replies are joined. An empty reply is the end of the file. A reply longer than requested
+/// is an error.
 #[tokio::test(start_paused = true)]
 async fn odd_read_replies() {
     let server = Server::new();
@@ -371,14 +370,14 @@ async fn odd_read_replies() {
     assert_eq!((read.data.len(), read.eof), (30, true));
     server.script(move |_, _| say(11, false));
     assert_eq!(errno(fs.read(&cx(), at(&o), 0, 10).await), libc::EIO);
-    // Several parts at once, and the file ends in the second.
+    // Several concurrent parts; the file ends in the second.
     server.put("a", &[6; 5000]);
     server.script(|_, _| Act::Serve);
     let read = fs.read(&cx(), at(&o), 0, 12_000).await.unwrap();
     assert_eq!((read.data.len(), read.eof), (5000, true));
 }
 
-/// A server that claims to have written more than was sent, or nothing at all.
+/// The server claims to have written more bytes than sent, or none.
 #[tokio::test(start_paused = true)]
 async fn odd_write_replies() {
     let server = Server::new();
@@ -416,13 +415,13 @@ async fn hostile_directories_end() {
     let server = Server::new();
     let fs = hard(&server).await;
     let hostile: [fn() -> Entries; 4] = [
-        // Nothing, and no end.
+        // No entries and no end.
         Vec::new,
         // The cookie that was sent.
         || vec![(b"a", 5), (b"b", 9)],
         // The same cookie twice.
         || vec![(b"a", 10), (b"b", 11), (b"c", 10)],
-        // The last one goes back to where we were.
+        // The last cookie is the sent cookie.
         || vec![(b"a", 10), (b"b", 5)],
     ];
     for entries in hostile {
@@ -430,13 +429,13 @@ async fn hostile_directories_end() {
         assert_eq!(errno(list(&fs, 5).await), libc::EIO);
         assert_eq!(server.called().len(), 1);
     }
-    // Pages of nothing usable, with ever new cookies.
+    // Pages without a usable entry, with new cookies each time.
     server.script(move |_, n| page(vec![(b".", n as u64 * 2 + 10), (b"x/y", n as u64 * 2 + 11)], false));
     assert_eq!(errno(list(&fs, 5).await), libc::EIO);
     assert!(server.called().len() <= 64);
 }
 
-/// Names that are none are left out; the rest is listed.
+/// Invalid names are omitted, and the other entries are listed.
 #[tokio::test(start_paused = true)]
 async fn impossible_names_are_left_out() {
     let server = Server::new();
@@ -461,8 +460,8 @@ async fn impossible_names_are_left_out() {
     assert_eq!(got.entries[0].name, name("good"));
 }
 
-/// Without READDIRPLUS the plain listing serves, and is asked for at once the next time; pages too
-/// small grow; a verifier that the server no longer accepts is left out.
+/// Without READDIRPLUS the client uses READDIR, and uses it directly the next time. Requests for
+/// too small pages grow. A verifier that the server no longer accepts is omitted.
 #[tokio::test(start_paused = true)]
 async fn listings_adapt_to_the_server() {
     let server = Server::new();
@@ -487,8 +486,8 @@ async fn listings_adapt_to_the_server() {
     assert_eq!(got.entries.len(), 1);
 }
 
-/// What is removed while the server makes a page does not end the listing: it is asked for again,
-/// without attributes in the end.
+/// A removal while the server makes a page does not end the listing. The page is requested again,
+/// finally without attributes.
 #[tokio::test(start_paused = true)]
 async fn removals_do_not_end_a_listing() {
     let server = Server::new();
@@ -505,7 +504,7 @@ async fn removals_do_not_end_a_listing() {
     assert!(server.called().len() <= 9);
 }
 
-/// Whatever bytes come back, the caller gets an error.
+/// Malformed replies give errors.
 #[tokio::test(start_paused = true)]
 async fn garbage_is_an_error() {
     let server = Server::new();
@@ -527,7 +526,7 @@ async fn garbage_is_an_error() {
     }
 }
 
-/// Removing and replacing open files without knowing which object has the name.
+/// Removal and replacement of open files when the caller does not know the object of the name.
 /// Promise: 13
 #[tokio::test(start_paused = true)]
 async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
@@ -542,7 +541,7 @@ async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
     assert_eq!(server.called().iter().filter(|c| **c == "RENAME").count(), 1);
     fs.close(&cx(), &o.node.fh, o.open).await.unwrap();
     assert_eq!(server.called().last(), Some(&"REMOVE"));
-    // Nothing is open any more: no question is needed.
+    // No file is open, so no LOOKUP is needed.
     server.put("c", b"");
     server.script(|_, _| Act::Serve);
     let (c, d) = (name("c"), name("d"));
@@ -551,9 +550,9 @@ async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
     assert_eq!(server.called(), ["RENAME", "REMOVE"]);
 }
 
-/// An open file that is replaced has its hidden name before it loses the other one, which is there
-/// all the time; where the server makes no second names, it gets its own back only when nothing
-/// else has it.
+/// An open file that is replaced gets its hidden name before it loses the other name. The other
+/// name is never absent. When the server makes no second names, the file gets its name back only
+/// when no other file has it.
 /// Promise: 13
 #[tokio::test(start_paused = true)]
 async fn what_is_replaced_is_never_absent() {
@@ -599,8 +598,8 @@ async fn what_is_replaced_is_never_absent() {
     }
 }
 
-/// An open file that was hidden for a rename that failed, and cannot get its name back, is not
-/// removed at its close.
+/// An open file was hidden for a rename that failed, and cannot get its name back. Its close does
+/// not remove it.
 #[tokio::test(start_paused = true)]
 async fn a_rename_that_fails_removes_nothing() {
     let server = Server::new();
@@ -638,8 +637,8 @@ async fn a_rename_that_fails_removes_nothing() {
     );
 }
 
-/// Where the server keeps stamps, an exclusive creation is one CREATE, and a repetition that finds
-/// its own file succeeds.
+/// When the server keeps stamps, an exclusive creation is one CREATE. A repetition that finds its
+/// own file succeeds.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creation_by_stamps() {
@@ -651,7 +650,7 @@ async fn exclusive_creation_by_stamps() {
     create("first").await.unwrap();
     create("second").await.unwrap();
     assert_eq!(server.called(), ["CREATE", "SETATTR", "CREATE"]);
-    // Executed, and the answer lost.
+    // The call is executed, and the reply is lost.
     server.script(|call, n| match call {
         Call3::Create(_) if n == 1 => Act::ServeAndLose,
         _ => Act::Serve,
@@ -661,7 +660,7 @@ async fn exclusive_creation_by_stamps() {
     assert_eq!(errno(create("third").await), libc::EEXIST);
 }
 
-/// Who may not open a file as he asks to cuts nothing.
+/// An open with truncation does not truncate without the right to write.
 /// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn a_refused_open_cuts_nothing() {
@@ -696,7 +695,7 @@ async fn a_refused_open_cuts_nothing() {
     assert_eq!(server.content("f").unwrap(), b"data");
 }
 
-/// The parent is one LOOKUP of `..`; above the root nothing is asked.
+/// The parent is one LOOKUP of `..`. The parent of the root needs no call.
 #[tokio::test(start_paused = true)]
 async fn parent_is_a_lookup_of_dot_dot() {
     let server = Server::new();

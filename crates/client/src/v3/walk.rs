@@ -1,17 +1,17 @@
-//! Whole paths: a LOOKUP for each name, and what is wished for beside the last one.
+//! Whole paths: a LOOKUP for each name, and further requested data of the last name.
 //!
-//! NFSv3 has no compounds, so each name costs a round trip; everything that comes along is asked
-//! for side by side. A listing of the directory that holds the last name takes the place of that
-//! name's LOOKUP where it is likely to be whole ([`super::listing_sizes`]) and to decide about the
-//! name; else both are sent at once. READ or ACCESS follow as soon as the handle is known: bytes
-//! that a server gives tell of the right to read them, so only other rights, and files that need no
-//! READ, are asked about by ACCESS.
+//! NFSv3 has no compounds, so each name costs a round trip. Calls for further data are concurrent.
+//! A listing of the last name's directory can replace the LOOKUP of that name. It does so when it
+//! is likely to be whole ([`super::listing_sizes`]) and proves the name present or absent.
+//! Otherwise both calls are sent at once. READ or ACCESS follow as soon as the filehandle is known.
+//! Returned bytes prove the right to read. ACCESS is only needed for other rights, and for files
+//! without a READ.
 //!
-//! What came along must belong to the attributes beside it. A server takes attributes *after* it
-//! has read data or entries, so somebody else's change in between would hide behind new attributes.
-//! Hence first bytes are kept only when READ's attributes are those that LOOKUP had brought before,
-//! and a directory keeps the attributes that it had before it was listed: what is newer than its
-//! attributes is found out at the next comparison, the contrary never.
+//! The data must belong to the attributes returned with it. A server reads attributes *after* data
+//! or entries. New attributes could then hide a change by another client in between. First bytes
+//! are therefore kept only when the attributes of READ equal those of the earlier LOOKUP. A
+//! directory keeps its attributes from before the listing. The next comparison detects data newer
+//! than its attributes, but never data older than its attributes.
 
 use super::V3;
 use super::convert;
@@ -23,14 +23,14 @@ use hither_vfs::{
 };
 use tokio::time::Instant;
 
-/// Most names of one walk: the interface allows to stop and go on.
+/// Most names of one walk. The interface allows a walk to stop early and continue.
 const WALK_MAX: usize = 64;
 
-/// What is known of a last name.
+/// Result for the last name.
 struct Last {
     found: Result<Option<Node>>,
     along: Along,
-    /// Attributes of its directory afterwards.
+    /// Attributes of the directory after the lookup.
     dir: Option<Attrs>,
 }
 
@@ -40,8 +40,8 @@ impl Last {
     }
 }
 
-/// Whether a READ tells all that is wanted of a file with this mode: the right to read it, and that
-/// nobody may execute it.
+/// Whether a READ proves all the wanted rights of a file with this mode: the right to read, and
+/// that no user may execute the file.
 fn bytes_tell(want: Access, mode: u32) -> bool {
     let more = want - Access::READ;
     want.contains(Access::READ)
@@ -49,7 +49,7 @@ fn bytes_tell(want: Access, mode: u32) -> bool {
         && (more.is_empty() || more == Access::EXECUTE && mode & 0o111 == 0)
 }
 
-/// The start of a file with the attributes that came with it.
+/// The start of a file with the attributes of the same reply.
 pub(super) struct Start {
     pub attr: Option<Attr>,
     pub read: Read,
@@ -83,7 +83,7 @@ impl V3 {
             let want = if i + 1 == at.path.len() { want } else { Want::default() };
             let Last { found, along, dir: after } = self.last_name(cx, dir, name, want).await;
             if i == 0 {
-                // What came after the name was looked up is good for it if it is also what was
+                // Attributes from after the lookup are valid for the name when they equal those
                 // known before.
                 base = after.filter(|attrs| before == Some(attrs.attr.change));
             }
@@ -130,9 +130,10 @@ impl V3 {
         last
     }
 
-    /// Whether a whole listing without this name proves that a LOOKUP of it would fail. Not where
-    /// other spellings find a file as well: without regard to case as PATHCONF says it (for the
-    /// root's file system), or in another normal form, which only concerns names beyond ASCII.
+    /// Whether a whole listing without this name proves that a LOOKUP would fail. Not when other
+    /// spellings also find a file. A file system may ignore case, as PATHCONF reports for the
+    /// root's file system. It may also match another normal form, which only concerns names beyond
+    /// ASCII.
     fn listed_if_present(&self, name: &Name) -> bool {
         self.exact_names && !name.may_be_unlisted()
     }
@@ -145,7 +146,7 @@ impl V3 {
         }
     }
 
-    /// What is wished for of an object that was found. It may fail without harm.
+    /// Fetches the further requested data of a found object. A failure does no harm.
     async fn bring(&self, cx: &Cx, mut node: Node, want: Want) -> Last {
         let (fh, known) = (&node.fh, &node.attrs.attr);
         let regular = known.kind == FileKind::Regular && want.read_bytes > 0;
@@ -161,7 +162,7 @@ impl V3 {
         if regular && changed.is_none() {
             along.first = match start {
                 Some(start) => start.attr.is_some().then_some(start.read),
-                // An empty file needs no READ, but the right to one.
+                // An empty file needs no READ, but the right to read.
                 None if known.size_bytes == 0 && access.is_some_and(|a| a.contains(Access::READ)) => {
                     Some(Read { data: Data::default(), eof: true })
                 }
@@ -169,16 +170,17 @@ impl V3 {
             };
         }
         if let Some(attr) = changed {
-            // The name was found when LOOKUP was sent: its binding holds no longer for this.
+            // The name was found at the time of LOOKUP. The validity of the name ends at that time
+            // plus its term.
             let Attrs { attr, .. } = self.stamp(&node.fh, attr, node.attrs.asked);
             node.attrs.attr = attr;
         }
         Last { found: Ok(Some(node)), along, ..Last::missing() }
     }
 
-    /// Rights and first bytes of a file with this mode, side by side, without a READ when
-    /// `most_bytes` is 0. ACCESS is left out when READ tells all that is wanted, and follows where
-    /// that turns out to be otherwise.
+    /// Rights and first bytes of a file with this mode, concurrently. No READ when `most_bytes` is
+    /// 0. ACCESS is omitted when READ proves all the wanted rights. ACCESS follows when READ did
+    /// not prove them.
     pub(super) async fn rights_and_start(
         &self,
         cx: &Cx,
@@ -208,7 +210,7 @@ impl V3 {
         }
     }
 
-    /// One READ of at most `most_bytes` from the start of a file, with the attributes in its reply.
+    /// One READ of at most `most_bytes` from the start of a file, with the attributes of the reply.
     pub(super) async fn start(
         &self,
         cred: &Cred,
@@ -220,7 +222,7 @@ impl V3 {
         let args = ReadArgs { file: convert::fh3(fh)?, offset: 0, count };
         let ok = self.caller.expect(cred, patience, &args).await?;
         if ok.data.len() > count as usize {
-            return Err(Error::because(libc::EIO, "the server sends more bytes than were asked for"));
+            return Err(Error::because(libc::EIO, "the server sends more bytes than requested"));
         }
         let attr = ok.file_attributes.as_ref().and_then(convert::attr);
         let eof = ok.eof || ok.data.is_empty();
@@ -228,7 +230,7 @@ impl V3 {
         Ok(Start { attr, read })
     }
 
-    /// The directory that holds the last name of a path.
+    /// The directory of the last name of a path.
     pub(super) async fn parent_of(&self, cx: &Cx, at: Where<'_>) -> Result<Fh> {
         let Some((_, parents)) = at.path.split_last() else { return Err(Error::new(libc::EINVAL)) };
         let mut base = at.base.clone();
@@ -239,7 +241,7 @@ impl V3 {
                 Stop::Complete | Stop::Limit => 0,
                 Stop::Missing(_) => libc::ENOENT,
                 Stop::NotDirectory => libc::ENOTDIR,
-                // Links in the middle are the caller's to follow.
+                // The caller follows links inside the path.
                 Stop::Symlink => libc::ELOOP,
                 Stop::Failed(e) => return Err(e),
             };
@@ -253,8 +255,8 @@ impl V3 {
     }
 }
 
-/// The newest of several answers about one object. `change` is made of ctime here, so it can be
-/// compared.
+/// The newest of several answers about one object. `change` is made of ctime in this module, so
+/// values can be compared.
 pub(super) fn newest<const N: usize>(answers: [Option<Attr>; N]) -> Option<Attr> {
     answers.into_iter().flatten().max_by_key(|attr| attr.change)
 }

@@ -1,10 +1,10 @@
-//! One NFSv3 procedure: credential, call, patience with a busy server, errno.
+//! One NFSv3 procedure: credential, call, retry at a busy server, errno.
 //!
-//! It knows nothing of what procedures are for, except that WRITE and COMMIT serve the uncommitted
-//! writes. A call is retransmitted with the same xid after each timeout and on each new connection;
-//! servers recognise it in their reply cache. What a server without such a cache answers to a
-//! second REMOVE or MKDIR (ENOENT, EEXIST) reaches the program, as with the Linux client; only an
-//! exclusive CREATE is recognised by its verifier.
+//! WRITE and COMMIT also serve the uncommitted writes. A call is retransmitted with the same xid
+//! after each timeout and on each new connection. Servers recognise the xid in their reply cache. A
+//! server without a reply cache may answer a second REMOVE or MKDIR with ENOENT or EEXIST. The
+//! program sees that error, as with the Linux client. Only an exclusive CREATE is recognised by its
+//! verifier.
 
 use super::convert;
 use crate::detach::account;
@@ -26,14 +26,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// First wait after JUKEBOX ("try again later"); it doubles up to [`JUKEBOX_MOST`].
+/// First wait after JUKEBOX ("try again later"). It doubles up to [`JUKEBOX_MOST`].
 pub(crate) const JUKEBOX_LEAST: Duration = Duration::from_millis(100);
-/// Longest wait after JUKEBOX: what the Linux client waits each time.
+/// Longest wait after JUKEBOX. The Linux client always waits this long.
 pub(crate) const JUKEBOX_MOST: Duration = Duration::from_secs(5);
-/// Most encoded credentials that are remembered.
+/// Most encoded credentials that are kept.
 const CREDENTIALS_MAX: usize = 1024;
 
-/// Sizes that the server told at mount time, within what the options allow.
+/// Sizes that the server announced at mount time, within the limits of the options.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub rsize_bytes: u32,
@@ -43,12 +43,12 @@ pub(crate) struct Sizes {
     pub file_max_bytes: u64,
 }
 
-/// How long the caller of a procedure is willing to wait.
+/// How long the caller of a procedure waits for its result.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Patience {
     cancel: Option<CancellationToken>,
     deadline: Option<Instant>,
-    /// What it costs is noted here.
+    /// Account to which the call is charged.
     account: Option<Arc<Account>>,
 }
 
@@ -58,36 +58,36 @@ impl Patience {
         Self { cancel: Some(cx.cancel.clone()), deadline: cx.deadline, account: cx.account.clone() }
     }
 
-    /// As the mount's policy says: for what must run to its end.
+    /// As long as the mount's retry policy, for calls that must run to their end.
     pub fn policy() -> Self {
         Self { account: account(), ..Self::default() }
     }
 
-    /// The same, for what nobody else can end.
+    /// Ends with `cancel` instead of the caller's cancellation.
     pub fn ended_by(&self, cancel: CancellationToken) -> Self {
         Self { cancel: Some(cancel), ..self.clone() }
     }
 
-    /// Until then.
+    /// Until `deadline`.
     pub fn until(deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..Self::default() }
     }
 }
 
-/// What every procedure needs.
+/// The shared parts of all procedures.
 pub(crate) struct Caller {
     pub client: Client,
     pub stats: Arc<Stats>,
     pub env: Env,
     pub rules: ValidityRules,
     pub sizes: Sizes,
-    /// The questions are asked by NQNFS.
+    /// The NQNFS layer that sends the calls, when present.
     pub nqnfs: Option<Nqnfs>,
     machine: Bytes,
     credentials: Mutex<HashMap<Cred, Credential>>,
 }
 
-/// Outcome of a procedure: the results, or the failing status with what came along.
+/// Outcome of a procedure: the results, or the failing status with its attributes.
 pub(crate) type Outcome<T, F> = std::result::Result<T, (Nfsstat3, F)>;
 
 impl Caller {
@@ -97,7 +97,7 @@ impl Caller {
         Self { client, stats, env, rules, sizes, nqnfs: None, machine, credentials: Mutex::default() }
     }
 
-    /// Calls a procedure; a server that asks for patience gets it.
+    /// Calls a procedure. Repeats the call after JUKEBOX.
     pub async fn ask<P, T, F>(
         &self,
         cred: &Cred,
@@ -127,7 +127,7 @@ impl Caller {
         }
     }
 
-    /// As [`Caller::ask`], for callers to whom a failed status is just an error.
+    /// As [`Caller::ask`], for callers that treat every failed status as an error.
     pub async fn expect<P, T, F>(&self, cred: &Cred, patience: &Patience, args: &P) -> Result<T>
     where
         P: Procedure<Reply = Res<T, F>>,
@@ -138,7 +138,7 @@ impl Caller {
         outcome.map_err(|(status, _)| error::nfs3(status))
     }
 
-    /// Counts a failure; those of NQNFS are counted as what was called there.
+    /// Counts a failure. The NQNFS layer counts failures of its own calls.
     fn failed<P: Procedure>(&self) {
         if self.nqnfs.is_none() {
             self.stats.error(P::NAME);
@@ -157,7 +157,7 @@ impl Caller {
         }
     }
 
-    /// One call, as it is.
+    /// Sends one call, without retries after JUKEBOX.
     pub async fn send<P: Procedure>(
         &self,
         cred: &Cred,
@@ -206,7 +206,7 @@ impl Caller {
         }
     }
 
-    /// AUTH_SYS of a user, with the first 16 of its groups: the protocol has no room for more.
+    /// AUTH_SYS credential of a user with the first 16 of its groups, the maximum of the protocol.
     fn credential(&self, cred: &Cred) -> Credential {
         if let Some(known) = self.credentials.lock().get(cred) {
             return known.clone();
@@ -234,7 +234,7 @@ impl Caller {
         convert::attr(&found).ok_or_else(unknown_type)
     }
 
-    /// Attributes that came along, or a GETATTR for them.
+    /// The attributes of a reply, or those of a GETATTR when the reply has none.
     pub async fn attr_or_ask(
         &self,
         cred: &Cred,

@@ -1,5 +1,5 @@
-//! What each call costs: calls by name, and round trips on virtual time. What comes along belongs
-//! to the attributes beside it, also when somebody changes things meanwhile.
+//! Cost of each call: procedures and round trips on virtual time. Data belongs to the attributes
+//! returned with it, even with concurrent changes by other clients.
 
 use super::server::{Act, Server, cx, mount, name, root};
 use super::{V3, hard};
@@ -25,7 +25,7 @@ const READ: OpenHow = OpenHow {
 
 const ALL: Want = Want { listing_bytes: 32 << 10, read_bytes: 1000, access: Access::all() };
 
-/// What `call` answers, its calls in order, and the round trips that they took.
+/// The result of `call`, its procedures in order, and the number of round trips.
 async fn cost<T>(server: &Arc<Server>, call: impl Future<Output = T>) -> (T, Vec<&'static str>, u32) {
     server.script(|_, _| Act::Serve);
     cost_as_scripted(server, call).await
@@ -64,8 +64,8 @@ fn tree() -> Arc<Server> {
     server
 }
 
-/// A bare walk is one LOOKUP and one round trip a name, and stops where there is nothing to go on
-/// with.
+/// A walk without further data is one LOOKUP and one round trip per name. It stops where the path
+/// cannot continue.
 #[tokio::test(start_paused = true)]
 async fn a_walk_is_one_lookup_a_name() {
     let server = tree();
@@ -86,8 +86,8 @@ async fn a_walk_is_one_lookup_a_name() {
     }
 }
 
-/// The base's attributes come along when they were the same before: whatever was found then holds
-/// as long as they do.
+/// The walk returns the base's attributes when they were the same before. Its results are valid as
+/// long as these attributes.
 #[tokio::test(start_paused = true)]
 async fn a_walk_brings_the_attributes_of_its_base() {
     let server = tree();
@@ -106,7 +106,7 @@ async fn a_walk_brings_the_attributes_of_its_base() {
     }
 }
 
-/// `nochain` is one name and no wishes; `chain-max=` bounds the names.
+/// `nochain` is one name without further data; `chain-max=` bounds the names.
 #[tokio::test(start_paused = true)]
 async fn chains_are_bounded_by_options() {
     let server = tree();
@@ -118,15 +118,15 @@ async fn chains_are_bounded_by_options() {
         let (trail, calls, _) = cost(&server, walk(&fs, "d", ALL)).await;
         assert!(matches!(trail.stop, Stop::Complete));
         assert_eq!(calls == ["LOOKUP"], !chains, "{calls:?}");
-        // Opening by name still finds its way.
+        // An open by name still works.
         let path = names("d/e/f");
         let o = fs.open(&cx(), Where { base: &root(), path: &path }, &READ).await.unwrap();
         assert_eq!(o.node.fh.0, "d/e/f");
     }
 }
 
-/// READ and ACCESS go out together once the handle is known: one round trip more, whatever is
-/// wished for.
+/// READ and ACCESS are sent together once the filehandle is known: one more round trip for any
+/// further data.
 #[tokio::test(start_paused = true)]
 async fn first_bytes_and_rights_come_side_by_side() {
     let server = tree();
@@ -136,8 +136,7 @@ async fn first_bytes_and_rights_come_side_by_side() {
     assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "LOOKUP", "ACCESS", "READ"], 4));
     assert_eq!(bytes(trail.along.first), Some((b"content".to_vec(), true)));
     assert_eq!(trail.along.access, Some(Access::all()));
-    // A directory has no bytes, an empty file needs no READ, and nobody knows the right to one
-    // unasked.
+    // A directory has no bytes. An empty file needs no READ, but ACCESS for the right to read.
     let (trail, calls, _) = cost(&server, walk(&fs, "d", want)).await;
     assert_eq!(calls, ["LOOKUP", "ACCESS"]);
     assert!(trail.along.first.is_none());
@@ -147,7 +146,7 @@ async fn first_bytes_and_rights_come_side_by_side() {
     let want = Want { access: Access::empty(), ..want };
     let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/empty", want)).await;
     assert_eq!((calls.len(), trips, trail.along.first.is_none()), (3, 3, true));
-    // Bytes that may not be read are not wished for: the rest of the answer comes.
+    // Bytes without the right to read are omitted, and the rest of the result is complete.
     server.script(|call, _| match call {
         Call3::Read(_) => Act::Say(Reply3::Read(Res::Err(Nfsstat3::ACCES, None))),
         _ => Act::Serve,
@@ -157,8 +156,7 @@ async fn first_bytes_and_rights_come_side_by_side() {
     assert_eq!(trail.along.access, Some(Access::all()));
 }
 
-/// A listing that will be whole takes the place of the last LOOKUP, whether the name is there or
-/// not.
+/// A listing that will be whole replaces the last LOOKUP, for present and absent names.
 #[tokio::test(start_paused = true)]
 async fn a_whole_listing_replaces_a_lookup() {
     let server = tree();
@@ -172,7 +170,7 @@ async fn a_whole_listing_replaces_a_lookup() {
     assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "READDIRPLUS"], 3));
     assert!(matches!(trail.stop, Stop::Missing(Validity::Until(_))) && trail.steps.len() == 2);
     assert!(trail.along.listing.is_some_and(|l| l.eof));
-    // The same from a base that is known from before.
+    // The same from a known base.
     let base = trail.steps[1].fh.clone();
     let path = names("absent");
     let at = Where { base: &base, path: &path };
@@ -181,8 +179,7 @@ async fn a_whole_listing_replaces_a_lookup() {
     assert!(matches!(trail.unwrap().stop, Stop::Missing(_)));
 }
 
-/// A directory that is too large for the page, or of which nothing is known, is listed and searched
-/// at once.
+/// A directory that is unknown, or too large for the page, is listed and searched concurrently.
 #[tokio::test(start_paused = true)]
 async fn a_partial_listing_comes_beside_the_lookup() {
     let server = tree();
@@ -196,7 +193,7 @@ async fn a_partial_listing_comes_beside_the_lookup() {
     let (trail, _, trips) = cost(&server, walk(&fs, "d/e/absent", ALL)).await;
     assert!(matches!(trail.stop, Stop::Missing(_)) && trail.along.listing.is_some());
     assert_eq!(trips, 3);
-    // A handle from before this mount.
+    // A filehandle from before this mount.
     let (base, path) = (Fh("d".into()), names("e"));
     let unknown = hard(&server).await;
     let (trail, mut calls, trips) =
@@ -206,13 +203,13 @@ async fn a_partial_listing_comes_beside_the_lookup() {
     assert!(trail.unwrap().along.listing.is_some_and(|l| l.eof));
 }
 
-/// A wrong guess costs a LOOKUP afterwards, once: how the listing ended is remembered until the
+/// A wrong guess costs one LOOKUP, once. The outcome of the listing is remembered until the
 /// directory changes.
 #[tokio::test(start_paused = true)]
 async fn a_wrong_guess_is_made_once() {
     let server = tree();
     let fs = hard(&server).await;
-    // Fits by its size, but the server sends short pages.
+    // The directory fits by its size, but the server sends short pages.
     let partial = |call: &Call3| match call {
         Call3::Readdirplus(_) => {
             let entry = Entryplus3 {
@@ -243,8 +240,8 @@ async fn a_wrong_guess_is_made_once() {
     assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "READDIRPLUS"], 3));
 }
 
-/// Whether a name is absent, the server's own LOOKUP decides where other spellings may match, where
-/// names are hidden, where nobody says, and in other file systems than the root's.
+/// A LOOKUP confirms an absent name when other spellings may match, when names are hidden, when
+/// PATHCONF is missing, and in file systems other than the root's.
 #[tokio::test(start_paused = true)]
 async fn absence_is_confirmed_where_names_match_otherwise() {
     let want = Want { listing_bytes: 32 << 10, ..Want::default() };
@@ -293,8 +290,8 @@ async fn listings_that_fail_do_no_harm() {
     assert!(trail.along.listing.is_none() && !calls.contains(&"READDIRPLUS") && !calls.contains(&"READDIR"));
 }
 
-/// Somebody writes the file between LOOKUP and READ: the bytes are left out, the attributes are the
-/// new ones.
+/// Another client writes the file between LOOKUP and READ. The bytes are omitted, and the
+/// attributes are new.
 #[tokio::test(start_paused = true)]
 async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
     let server = tree();
@@ -312,8 +309,8 @@ async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
     let trail = walk(&fs, "d/e/f", want).await;
     assert!(trail.along.first.is_none(), "{:?}", trail.along.first);
     assert_eq!(trail.steps[2].attrs.attr.size_bytes, 14);
-    // Around ACCESS and READ of an open by handle, in whatever order they are served; then once
-    // more, since the change may be older than the bytes; then all agree.
+    // A write around ACCESS and READ of an open by filehandle, served in either order. Then one
+    // more round, since the change may be older than the bytes. Then all replies agree.
     for (proc, content) in [(Proc3::ACCESS, "one"), (Proc3::READ, "three")] {
         let writer = Arc::downgrade(&server);
         server.script(move |call, n| {
@@ -335,8 +332,9 @@ async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
     }
 }
 
-/// A server takes attributes after contents, and somebody always comes in between. No answer pairs
-/// old contents with new attributes: what is compared with the server later must differ.
+/// A server reads attributes after contents, and another client changes the file in between each
+/// time. No answer pairs old contents with new attributes. Attributes that are compared later must
+/// differ.
 #[tokio::test(start_paused = true)]
 async fn old_contents_never_have_new_attributes() {
     let server = tree();
@@ -348,7 +346,7 @@ async fn old_contents_never_have_new_attributes() {
     server.torn(true);
     assert!(walk(&fs, "d/e/f", want).await.along.first.is_none());
     assert!(fs.open(&cx(), Where::fh(&f), &READ).await.unwrap().first.is_none());
-    // Nor to who knows nothing of it yet.
+    // The same for a client without knowledge of the file.
     let fresh = hard(&server).await;
     assert!(fresh.open(&cx(), Where::fh(&f), &READ).await.unwrap().first.is_none());
     let (top, long) = (root(), names("d/e/f"));
@@ -359,7 +357,7 @@ async fn old_contents_never_have_new_attributes() {
     let e = Fh("d/e".into());
     let listed = fs.list_many(&cx(), std::slice::from_ref(&e), 32 << 10).await.remove(0).unwrap().0;
     assert_ne!(listed.attr.change, change(&e).await);
-    // A walk gives the directory's attributes from before its listing.
+    // A walk returns the directory's attributes from before its listing.
     let trail = walk(&fs, "d/e/absent", ALL).await;
     assert!(matches!(trail.stop, Stop::Missing(_)));
     assert_ne!(trail.steps[1].attrs.attr.change, change(&e).await);
@@ -368,19 +366,19 @@ async fn old_contents_never_have_new_attributes() {
     assert!(trail.along.listing.is_some() && trail.along.base.is_none());
 }
 
-/// A mount asks for everything at once.
+/// A mount sends all its calls concurrently.
 #[tokio::test(start_paused = true)]
 async fn a_mount_is_one_round_trip() {
     let server = tree();
     hard(&server).await;
     let (_, mut calls, trips) = cost(&server, hard(&server)).await;
     calls.sort_unstable();
-    // One more to connect.
+    // One more round trip for the connection.
     assert_eq!((calls, trips), (vec!["FSINFO", "GETATTR", "PATHCONF"], 2));
 }
 
-/// Opening with first bytes: READ tells of the right to read as well; ACCESS where there is nothing
-/// to read, or where other rights are wanted, in the same round trip.
+/// An open with first bytes: READ also proves the right to read. ACCESS is sent for empty files and
+/// for other rights, in the same round trip.
 #[tokio::test(start_paused = true)]
 async fn an_open_brings_the_first_bytes() {
     let server = tree();
@@ -416,8 +414,8 @@ async fn an_open_brings_the_first_bytes() {
     }
 }
 
-/// A READ says nothing of the right to read where the mode gives its bytes to those who may execute
-/// only, or to an owner who may not read, and when it is refused: then ACCESS decides.
+/// A READ does not prove the right to read in three cases. The mode gives the bytes to users who
+/// may only execute, or to an owner who may not read, or READ is refused. Then ACCESS decides.
 #[tokio::test(start_paused = true)]
 async fn bytes_are_not_always_the_right_to_them() {
     let server = tree();
@@ -445,7 +443,8 @@ async fn bytes_are_not_always_the_right_to_them() {
         let trail = walk(&fs, "f", want).await;
         assert_eq!(trail.along.access, Some(Access::empty()));
     }
-    // Whether a program may be executed only ACCESS tells; of what is no program nobody need ask.
+    // ACCESS decides whether a program may be executed. Files without an execute bit need no
+    // ACCESS.
     let want = Want { access: Access::READ | Access::EXECUTE, read_bytes: 1000, ..Want::default() };
     for (mode, calls) in [(0o755, vec!["LOOKUP", "ACCESS", "READ"]), (0o644, vec!["LOOKUP", "READ"])] {
         server.mode(mode);
@@ -460,12 +459,12 @@ async fn bytes_are_not_always_the_right_to_them() {
         call => refused(call),
     });
     assert_eq!(fs.open(&cx(), Where::name(&top, &f), &READ).await.unwrap_err().errno, libc::EACCES);
-    // No attributes came.
+    // The reply had no attributes.
     assert_eq!(server.called(), ["LOOKUP", "READ", "ACCESS", "GETATTR"]);
     let want = Want { access: Access::READ, read_bytes: 1000, ..Want::default() };
     let trail = walk(&fs, "f", want).await;
     assert!(trail.along.access == Some(Access::empty()) && trail.along.first.is_none());
-    // Bytes without attributes say whose they are by nothing.
+    // Bytes without attributes do not show their version.
     server.script(|call, _| match call {
         Call3::Read(_) => Act::Say(Reply3::Read(Res::Ok(ReadOk {
             file_attributes: None,
@@ -479,8 +478,8 @@ async fn bytes_are_not_always_the_right_to_them() {
     assert!(trail.along.access == Some(Access::READ) && trail.along.first.is_none());
 }
 
-/// Many objects: one call each, as many side by side as may be, in order; attributes come with READ
-/// and READDIRPLUS.
+/// Many objects: one call each, bounded in concurrency, results in order. READ and READDIRPLUS
+/// return the attributes.
 #[tokio::test(start_paused = true)]
 async fn many_objects_need_one_call_each() {
     let server = Server::new();
@@ -498,21 +497,21 @@ async fn many_objects_need_one_call_each() {
         assert_eq!(attrs.attr.size_bytes, read.data.len() as u64);
         assert_eq!(bytes(Some(read)), Some((format!("file {i}").into_bytes(), true)));
     }
-    // What is gone fails alone.
+    // A removed object fails alone.
     let some = [files[0].clone(), Fh("gone".into()), files[1].clone()];
     let (got, _, trips) = cost(&server, fs.getattr_many(&cx(), &some)).await;
     assert_eq!(got.iter().map(|a| a.is_ok()).collect::<Vec<_>>(), [true, false, true]);
     assert_eq!(trips, 1);
 }
 
-/// A slow answer holds up nobody but itself: the next call goes out as soon as any has ended.
+/// A slow reply delays only its own object. The next call is sent as soon as any call has ended.
 #[tokio::test(start_paused = true)]
 async fn one_slow_answer_does_not_stop_the_rest() {
     let server = Server::new();
     let fs = hard(&server).await;
     (0..129).for_each(|i| server.put(&format!("{i:03}"), b"x"));
     let files: Vec<Fh> = (0..129).map(|i| Fh(format!("{i:03}").into())).collect();
-    // Busy for 100 ms: more than all the others need.
+    // Busy for 100 ms, longer than all the other calls.
     server.script(|_, n| match n {
         1 => Act::Say(Reply3::Getattr(Res::Err(Nfsstat3::JUKEBOX, ()))),
         _ => Act::Serve,
@@ -524,8 +523,7 @@ async fn one_slow_answer_does_not_stop_the_rest() {
     assert!(took < Duration::from_millis(100) + 3 * ROUND_TRIP, "{took:?}");
 }
 
-/// Files longer than a READ come whole or not at all beyond it, and always with their own
-/// attributes.
+/// Bytes beyond the first READ are complete or absent, and always belong to the attributes.
 #[tokio::test(start_paused = true)]
 async fn long_starts_belong_to_their_attributes() {
     let server = Server::new();
@@ -537,7 +535,8 @@ async fn long_starts_belong_to_their_attributes() {
     assert_eq!(bytes(Some(got.read)), Some((vec![7; 10_000], true)));
     let got = fs.read_many(&cx(), &long, None, 4096).await.files.remove(0).unwrap();
     assert_eq!(bytes(Some(got.read)), Some((vec![7; 4096], false)));
-    // Changed since its attributes were seen: read again, because the bytes may be from before.
+    // The file changed after its attributes were seen. It is read again, because the bytes may be
+    // from before.
     let f = [Fh("f".into())];
     fs.getattr_many(&cx(), &f).await.remove(0).unwrap();
     server.put("f", b"newer");
@@ -553,9 +552,9 @@ async fn long_starts_belong_to_their_attributes() {
     assert_eq!(got.files.into_iter().next().unwrap().unwrap().attrs.attr.size_bytes, 5);
 }
 
-/// Listings bring the directories' attributes. Those are made to differ from any later ones unless
-/// they were seen before the listing, too: a name that appeared between the server's two steps
-/// would else stay hidden.
+/// Listings return the attributes of the directories. Attributes not seen before the listing are
+/// made to differ from later ones. Otherwise a name that appears between the server's two steps
+/// would stay hidden.
 #[tokio::test(start_paused = true)]
 async fn many_listings_need_one_call_each() {
     let server = tree();
@@ -577,7 +576,8 @@ async fn many_listings_need_one_call_each() {
     assert_eq!(listed.attr.change, later.attr.change);
 }
 
-/// Writes and changes of attributes bring the new attributes without a question of their own.
+/// The replies of writes and of attribute changes have the new attributes. No further call is
+/// needed.
 #[tokio::test(start_paused = true)]
 async fn changes_of_a_file_bring_its_attributes() {
     let server = tree();
@@ -599,7 +599,7 @@ async fn changes_of_a_file_bring_its_attributes() {
     assert_eq!(attrs.unwrap().attr.size_bytes, 3);
 }
 
-/// Every call that changes a directory brings its attributes back.
+/// Each reply of a call that changes a directory has the directory's attributes.
 #[tokio::test(start_paused = true)]
 async fn changes_bring_the_directory_attributes() {
     let server = tree();

@@ -1,5 +1,5 @@
-//! A small NFSv3 server on the simulated network: files and directories, and a script that may
-//! answer any call in another way.
+//! A small NFSv3 server on the simulated network: files, directories, and a script that may replace
+//! any reply.
 
 use crate::v3::V3;
 use crate::{Options, testing};
@@ -15,18 +15,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How the script answers a call.
+/// The script's reply to a call.
 #[allow(clippy::large_enum_variant)] // one at a time
 pub(crate) enum Act {
-    /// As the server would.
+    /// The server's own reply.
     Serve,
-    /// With this.
+    /// This reply.
     Say(Reply3),
-    /// Never.
+    /// No reply.
     Ignore,
-    /// As the server would, but the answer is lost.
+    /// The server's own execution, but the reply is lost.
     ServeAndLose,
-    /// With these bytes for results.
+    /// These bytes as results.
     Bytes(Bytes),
 }
 
@@ -41,7 +41,7 @@ struct State {
     script: Script,
     /// Names of the procedures called, with their xids and users.
     calls: Vec<Received>,
-    /// By path from the root, which is each object's handle too.
+    /// By path from the root, which is also each object's filehandle.
     objects: BTreeMap<Bytes, Object>,
     boot: u64,
     clock: u32,
@@ -103,15 +103,14 @@ impl Server {
         server
     }
 
-    /// From now on `script` is asked about each call, with the number of calls of the same
-    /// procedure so far.
+    /// Calls `script` for each further call, with the number of calls of the same procedure so far.
     pub fn script(&self, script: impl FnMut(&Call3, usize) -> Act + Send + 'static) {
         let mut s = self.state.lock();
         s.script = Box::new(script);
         s.calls.clear();
     }
 
-    /// Leaves out every attribute and handle that may be left out.
+    /// Omits all optional attributes and filehandles.
     pub fn bare(&self) {
         self.state.lock().bare = true;
     }
@@ -121,23 +120,23 @@ impl Server {
         self.state.lock().unstable = false;
     }
 
-    /// What PATHCONF says of names; `None` refuses.
+    /// The case insensitivity in PATHCONF; `None` refuses PATHCONF.
     pub fn case_insensitive(&self, yes: Option<bool>) {
         self.state.lock().case_insensitive = yes;
     }
 
-    /// From now on somebody changes each file and directory between the moment when its contents
-    /// are taken for a reply and that of the attributes.
+    /// Changes each file and directory between the read of its contents and the read of its
+    /// attributes.
     pub fn torn(&self, torn: bool) {
         self.state.lock().torn = torn;
     }
 
-    /// The mode of everything from now on. It keeps nobody from anything.
+    /// Sets the mode of all objects. The server does not check it.
     pub fn mode(&self, mode: u32) {
         self.state.lock().mode = mode;
     }
 
-    /// A new write verifier, and the files lose what `lose` takes from them.
+    /// Changes the write verifier. The files lose the bytes that `lose` removes.
     pub fn restart(&self, lose: impl Fn(&mut Vec<u8>)) {
         let mut s = self.state.lock();
         s.boot += 1;
@@ -157,12 +156,12 @@ impl Server {
         self.state.lock().objects.get(name.as_bytes()).map(|o| o.data.clone())
     }
 
-    /// A file, as another client creates or changes it; `path` is relative to the root.
+    /// Creates or changes a file as another client. `path` is relative to the root.
     pub fn put(&self, path: &str, content: &[u8]) {
         self.state.lock().put(Bytes::copy_from_slice(path.as_bytes()), Ftype3::REG, content);
     }
 
-    /// A directory or another object without contents.
+    /// Creates a directory or another object without contents.
     pub fn put_kind(&self, path: &str, kind: Ftype3) {
         self.state.lock().put(Bytes::copy_from_slice(path.as_bytes()), kind, &[]);
     }
@@ -233,7 +232,7 @@ impl State {
     fn attr(&self, fh: &[u8]) -> Option<Fattr3> {
         let object = self.objects.get(fh)?;
         let size = match object.kind {
-            // As a server that counts entries.
+            // The size of a server that counts entries.
             Ftype3::DIR => 32 * self.children(fh).len() as u64,
             _ => object.data.len() as u64,
         };
@@ -273,7 +272,7 @@ impl State {
         })
     }
 
-    /// All entries from the cookie on whose replies fit.
+    /// All entries from the cookie on that fit in the reply.
     fn readdirplus(&mut self, a: &ReaddirplusArgs) -> Reply3 {
         let all = self.children(&a.dir);
         let fit = (a.maxcount / 200) as usize;
@@ -456,7 +455,7 @@ pub(crate) fn name(s: &str) -> Name {
     Name::new(s.to_owned()).unwrap()
 }
 
-/// The bytes of any value, for answers that fit no type.
+/// The encoding of `values`, for malformed replies.
 pub(crate) fn wire(values: &[u32]) -> Bytes {
     let mut e = Enc::new();
     values.iter().for_each(|v| v.enc(&mut e));
