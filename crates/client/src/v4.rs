@@ -1,26 +1,26 @@
-//! NFSv4.1 and 4.2 (RFC 8881, RFC 7862): an NFS server becomes a `Vfs`.
+//! NFSv4.1 and 4.2 client (RFC 8881, RFC 7862): turns a server into a `Vfs`.
 //!
-//! It knows nothing of FUSE and caches. [`V4`] is the face: each call becomes a task that does its
-//! work in compounds and goes on to its end even when the caller stops waiting. Below it, from the
-//! wire upwards:
+//! This module knows neither FUSE nor caches. [`V4`] is the interface: each call becomes a task
+//! that works in compounds. The task runs to its end even when the caller stops waiting. The
+//! modules, from the wire upwards:
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | `session` | slots: who may have a request in flight |
+//! | `session` | slots, which bound the requests in flight |
 //! | `call` | one compound, executed exactly once |
-//! | `mount`, `lease`, `recover` | making, keeping and replacing clientid, session and state |
-//! | `callback`, `delegation` | what the server asks of us, and what it lets us keep |
-//! | `state`, `ranges`, `closer` | which files are open and locked; closing many at once |
-//! | `place` | whose word on locks counts: the server's, or under a write delegation this client's |
-//! | `walk`, `list`, `many`, `bring` | many answers in one compound |
+//! | `mount`, `lease`, `recover` | creation, renewal and replacement of clientid, session and state |
+//! | `callback`, `delegation` | calls from the server, and delegations |
+//! | `state`, `ranges`, `closer` | open files and their locks; CLOSE of many files at once |
+//! | `place` | authority over locks: the server, or this client under a write delegation |
+//! | `walk`, `list`, `many`, `bring` | many results in one compound |
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
-//! | `twice` | what became of a change whose reply was lost with its session |
+//! | `twice` | the outcome of a change whose reply was lost with its session |
 //!
-//! Exactly once: a call whose connection broke is repeated in its slot and answered from the
-//! server's reply cache. When the session itself is lost (the server restarted), the call is sent
-//! again in the new session, as by the Linux client: an exclusive create is recognised by its
-//! verifier; a REMOVE that then finds nothing succeeded; whether a LINK or RENAME was executed
-//! before is seen by the names (`twice`); a MKDIR or SYMLINK can report `EEXIST`.
+//! Exactly once: a call on a broken connection is repeated in its slot. The server answers it from
+//! its reply cache. When the session is lost (the server restarted), the call is sent again in the
+//! new session, as by the Linux client. An exclusive create is recognised by its verifier. A
+//! repeated REMOVE that finds no file counts as success. The names show whether a LINK or RENAME
+//! was executed before (`twice`). A MKDIR or SYMLINK can report `EEXIST`.
 
 mod attrs;
 mod batch;
@@ -83,11 +83,12 @@ impl std::fmt::Debug for V4 {
 }
 
 impl V4 {
-    /// Mounts `options.path` from the server that `connect` leads to. `addr` is its address, for
+    /// Mounts `options.path` from the server of `connect`. `addr` is the server's address, for
     /// messages.
     ///
     /// # Errors
-    /// What the user is told; [`MountError::VersionNotSupported`] when another version may work.
+    /// The reason for the failed mount; [`MountError::VersionNotSupported`] when another version
+    /// may work.
     pub async fn mount(
         options: Options,
         version: Version,
@@ -104,7 +105,7 @@ impl V4 {
                 return Err(MountError::VersionNotSupported { server, what, offered: None });
             }
         };
-        // Soft mounts bound the caller's patience, not the call's: see `Core::detached`.
+        // Soft mounts bound the wait of the caller, not of the call: see `Core::detached`.
         let policy = RetryPolicy { timeo: options.timeo, retrans: options.retrans, mode: Mode::Hard };
         let cfg = ClientConfig {
             nconnect: options.nconnect.clamp(1, 16),
@@ -128,29 +129,29 @@ impl V4 {
         }
     }
 
-    /// Bytes of one READ and one WRITE.
+    /// Largest READ and largest WRITE in bytes.
     pub fn transfer_sizes(&self) -> (u32, u32) {
         let facts = self.core.facts();
         (facts.rsize, facts.wsize)
     }
 
-    /// What it counts about delegations.
+    /// Statistics of delegations.
     pub fn delegated(&self) -> Delegated {
         Delegated(Arc::downgrade(&self.core))
     }
 
-    /// Which names may be remembered.
+    /// Names that may be remembered.
     pub fn lookup_cache(&self) -> LookupCache {
         self.core.valid.lookup_cache()
     }
 }
 
-/// What a mount counts about delegations.
+/// Access to the statistics of delegations of a mount.
 #[derive(Clone)]
 pub struct Delegated(Weak<Core>);
 
 impl Delegated {
-    /// As it is now.
+    /// The present counts.
     pub fn counts(&self) -> DelegationCounts {
         self.0.upgrade().map(|core| core.delegations.counts()).unwrap_or_default()
     }
@@ -162,7 +163,8 @@ impl Drop for V4 {
     }
 }
 
-/// The core twice, cloned: one to wait, one to work in the task.
+/// Runs work in a task. Clones the core and the context: one pair waits, the other works in the
+/// task.
 macro_rules! detached {
     ($self:ident, $cx:ident, |$core:ident, $own:ident| $work:expr) => {{
         let waiting = $cx;
@@ -171,7 +173,7 @@ macro_rules! detached {
     }};
 }
 
-/// An answer about each of `objects`, or the reason why there is none, for each.
+/// The answer for each of `objects`. When the whole call failed, its error for each.
 fn each<T>(answers: Result<Vec<Result<T>>>, objects: &[Fh]) -> Vec<Result<T>> {
     answers.unwrap_or_else(|e| objects.iter().map(|_| Err(e.clone())).collect())
 }
@@ -479,7 +481,7 @@ impl Vfs for V4 {
         let (open, fh) = (file.open, file.fh.clone());
         let (core, own, undo) = (self.core.clone(), cx.clone(), self.core.clone());
         let work = async move { core.lock(&own, open, owner, kind, range, wait).await };
-        // A lock granted to somebody who was interrupted while waiting for it must not stay.
+        // A lock granted after its caller was interrupted must be released.
         let unlock = move |()| {
             tokio::spawn(async move {
                 if let Err(f) = undo.unlock(&fh, owner, range).await {
@@ -518,7 +520,8 @@ impl Vfs for V4 {
     }
 
     async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
-        // Writes into the hole that are not stable yet would come back if the server lost them.
+        // Unstable writes into the hole would reappear, if the server lost them and they were
+        // written again.
         self.core.writes().commit(cx, file.fh, None).await?;
         let (fh, open) = (file.fh.clone(), file.open);
         detached!(self, cx, |core, cx| core.reserve(&cx, &fh, open, range, true))
@@ -533,7 +536,7 @@ impl Vfs for V4 {
         to_offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<u64> {
-        // As for `deallocate`, at both ends.
+        // As for `deallocate`, for both files.
         self.core.writes().commit(cx, from.fh, None).await?;
         self.core.writes().commit(cx, to.fh, None).await?;
         let (from_fh, from_open) = (from.fh.clone(), from.open);

@@ -40,8 +40,8 @@ impl Last {
     }
 }
 
-/// Whether a READ proves all the wanted rights of a file with this mode: the right to read, and
-/// that no user may execute the file.
+/// Whether a READ proves all the wanted rights of a file with this mode. It proves the right to
+/// read, and the mode may exclude execution by every user.
 fn bytes_tell(want: Access, mode: u32) -> bool {
     let more = want - Access::READ;
     want.contains(Access::READ)

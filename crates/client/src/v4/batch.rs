@@ -1,15 +1,15 @@
 //! Many creations or removals in a directory, in few compounds.
 //!
-//! It knows nothing of what an object takes: `whole` does. Objects are dealt into compounds as
-//! operations, request and reply allow, and the compounds are in flight at the same time. A server
-//! stops a compound at its first error: that is the outcome of one object, and what stands behind
-//! it goes in a compound of its own.
+//! `whole` builds the operations of an object. Objects are distributed over compounds as the limits
+//! of operations, request and reply allow. The compounds are in flight concurrently. A server stops
+//! a compound at its first error, which is the outcome of one object. The objects after it are sent
+//! in another compound.
 //!
-//! **Several WRITEs.** Servers exist (Linux 6.1) that write the wrong bytes of a WRITE whose data
-//! does not begin where they expect it, and say that all is well. So before files with bytes share
-//! a compound the server writes two pieces to a file without a meaning, reads them back and removes
-//! it, all in one compound, once in each session. Where they are not what was written, there is one
-//! such file to a compound, and it comes first.
+//! **Several WRITEs.** Linux 6.1 servers write the wrong bytes when the data of a WRITE begins at
+//! an unexpected position, and report success. Before files with bytes share a compound, the client
+//! tests the server. One compound writes two pieces to a test file, reads them back and removes the
+//! file, once per session. When the bytes differ, a compound has one file with bytes, as the first
+//! object.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound, OVERHEAD_BYTES};
@@ -30,35 +30,35 @@ use tokio::task::JoinSet;
 
 /// Compounds of one batch in flight.
 const COMPOUNDS_AT_ONCE: usize = 8;
-/// Longest request of several objects. What was found out about several WRITEs holds for machines
-/// with pages of up to this.
+/// Longest request with several objects. The test of several WRITEs covers machines with pages of
+/// up to this size.
 const REQUEST_BYTES: u32 = 64 << 10;
-/// Most bytes of request and reply about one object, beside its handle, name and contents.
+/// Most bytes of request and reply for one object, beside its filehandle, name and contents.
 const ONE_REQUEST_BYTES: u32 = 512;
 const FILE_REPLY_BYTES: u32 = 440;
 const OTHER_REPLY_BYTES: u32 = 300;
-/// What the reply has beside those.
+/// Bytes of the reply beside the objects.
 const AROUND_REPLY_BYTES: u32 = 450;
-/// Most bytes of request and reply about a name that is removed.
+/// Most bytes of request and reply for one removal.
 const REMOVAL_REQUEST_BYTES: u32 = 272;
 const REMOVAL_REPLY_BYTES: u32 = 32;
-/// Bytes before the pieces: they begin behind the first page of any machine with smaller pages, and
-/// not at the start of one.
+/// Bytes before the pieces. The pieces begin after the first page of any machine with smaller
+/// pages, and not at the start of a page.
 const ZEROS_BYTES: usize = 16 << 10 | 4;
 /// Bytes of a piece.
 const PIECE_BYTES: usize = 256;
 
-/// What one compound has room for.
+/// Limits of one compound.
 #[derive(Debug, Clone, Copy)]
 struct Room {
     objects: usize,
     request_bytes: u32,
     reply_bytes: u32,
-    /// Files with bytes may share one.
+    /// Files with bytes may share a compound.
     several: bool,
 }
 
-/// Objects of one compound, by their places.
+/// Objects of one compound, by their indices.
 #[derive(Debug, Default)]
 struct Deal {
     places: Vec<usize>,
@@ -67,8 +67,8 @@ struct Deal {
 }
 
 impl Core {
-    /// See `Vfs::create_many`; `None` for what does not fit into one WRITE. Runs in a task of its
-    /// own.
+    /// See `Vfs::create_many`; `None` for an object that does not fit into one WRITE. Runs in its
+    /// own task.
     pub async fn create_many(
         self: &Arc<Self>,
         cx: &Cx,
@@ -111,11 +111,12 @@ impl Core {
             let (done, alone) = (outcomes.len(), places.len() == 1);
             for (n, (&at, outcome)) in places.iter().zip(outcomes).enumerate() {
                 if let (1.., Err(Fail::Nfs(Nfsstat4::RESOURCE | Nfsstat4::TOO_MANY_OPS))) = (n, &outcome) {
-                    // It takes fewer than it says.
+                    // The server takes fewer operations than it announced.
                     self.found_too_long(2 * (1 + n * CREATION_OPS + AROUND_OPS));
                 }
                 match outcome {
-                    // By itself it waits until the server can, and has room for its reply.
+                    // Alone the object waits until the server is ready, and its reply has enough
+                    // room.
                     Err(f) if !alone && is_for_later(&f) => waiting.push(vec![at]),
                     outcome => out[at] = Some(outcome.map_err(Error::from)),
                 }
@@ -133,7 +134,7 @@ impl Core {
 
     fn room(&self, limits: Limits, several: bool) -> Room {
         let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
-        // What asks for the handle takes one operation more.
+        // GETFH is one more operation.
         let each = CREATION_OPS - usize::from(!self.needs_getfh.load(Ordering::Relaxed));
         let objects = match self.opts.chains {
             true => (ops.saturating_sub(1 + AROUND_OPS) / each).max(1),
@@ -148,7 +149,7 @@ impl Core {
         }
     }
 
-    /// Deals objects into compounds. What has bytes comes first.
+    /// Distributes objects over compounds. Files with bytes come first.
     fn deal(&self, dir: &Fh, new: &[Creation], places: &[usize], room: Room) -> Vec<Vec<usize>> {
         let mut order = places.to_vec();
         order.sort_by_key(|&at| new[at].len_bytes() == 0);
@@ -157,7 +158,7 @@ impl Core {
             let (len, name) = (new[at].len_bytes(), new[at].name.as_bytes().len());
             let target = if let NewKind::Link(target) = &new[at].kind { target.len() } else { 0 };
             let request_bytes = ONE_REQUEST_BYTES + (dir.0.len() + name + target + len) as u32;
-            // The object's handle is about as long as that of its directory.
+            // The object's filehandle is about as long as that of its directory.
             let file = matches!(new[at].kind, NewKind::File(_));
             let reply_bytes = if file { FILE_REPLY_BYTES } else { OTHER_REPLY_BYTES } + dir.0.len() as u32;
             let fits = |deal: &Deal| {
@@ -182,7 +183,7 @@ impl Core {
 
     /// Whether the server writes the right bytes of several WRITEs in a compound.
     async fn takes_several_writes(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> bool {
-        // Everybody waits for the first who asks.
+        // Concurrent callers wait for the first test.
         let mut known = self.several_writes.lock().await;
         let Ok(session) = self.ready().await else { return false };
         if let Some((epoch, takes)) = *known
@@ -194,20 +195,20 @@ impl Core {
             Ok(takes) => {
                 if !takes {
                     tracing::info!(
-                        "the server cannot write several files in one message: they are sent singly"
+                        "the server cannot write several files in one compound: each is sent alone"
                     );
                 }
                 *known = Some((session.epoch, takes));
                 takes
             }
             Err(f) => {
-                tracing::debug!("testing whether several files fit one message: {}", Error::from(f));
+                tracing::debug!("testing several files in one compound: {}", Error::from(f));
                 false
             }
         }
     }
 
-    /// See `Vfs::remove_many`. Runs in a task of its own.
+    /// See `Vfs::remove_many`. Runs in its own task.
     pub async fn remove_many(
         self: &Arc<Self>,
         cx: &Cx,
@@ -236,7 +237,7 @@ impl Core {
             let claims = targets.map(|fh| self.files.try_claim(fh));
             let claims: Vec<_> = claims.collect();
             if !claims.iter().all(|claim| matches!(claim, Some(Claim::Alone(_)))) {
-                // Opened meanwhile: each goes by itself.
+                // A file was opened in between: each name is removed alone.
                 most = 1;
                 continue;
             }
@@ -257,7 +258,7 @@ impl Core {
                     continue;
                 }
             };
-            // Whatever it came to the second time, it may have come further the first time.
+            // After two executions the first may have removed more names.
             repeated |= answer.repeated;
             if let Err(e) = answer.results.putfh() {
                 let e = Error::from(Fail::from(e));
@@ -265,14 +266,15 @@ impl Core {
                 continue;
             }
             let removed = self.removed(dir, these, repeated, &mut answer).await;
-            // What came to nothing waits by itself until the server can.
+            // When the first name failed for now, it is removed alone and waits until the server is
+            // ready.
             most = if removed.is_empty() { 1 } else { usize::MAX };
             out.extend(removed);
         }
         out
     }
 
-    /// Reads the outcomes of names in a compound of REMOVEs, up to the first that goes again.
+    /// Reads the outcomes of a compound of REMOVEs, up to the first name that is sent again.
     async fn removed(
         self: &Arc<Self>,
         dir: &Fh,
@@ -300,8 +302,8 @@ impl Core {
         removed
     }
 
-    /// Removing it takes nothing but REMOVE: nothing of it is open, about to be closed or
-    /// delegated.
+    /// Whether a removal needs only REMOVE: the object is not open, not waiting for its CLOSE, and
+    /// not delegated.
     fn is_simple(&self, one: &Removal) -> bool {
         one.target.as_ref().is_none_or(|fh| self.files.file(fh).is_none() && !self.delegations.holds(fh))
     }
@@ -349,7 +351,7 @@ impl Core {
             Ok(ok) => ok,
             Err(e) => {
                 if answer.repeated {
-                    // It was executed before, perhaps in part.
+                    // The compound was executed before, perhaps in part.
                     self.remove_probe(cx, dir, &name).await;
                 }
                 return Err(e.into());
@@ -372,7 +374,7 @@ impl Core {
             self.remove_probe(cx, dir, &name).await;
         }
         match tried {
-            // The server is short of something, and may not be later.
+            // The server lacks a resource now and may have it later.
             Err(f) if f.status().is_none_or(is_passing) => Err(f),
             Err(_) => Ok(false),
             tried => tried,
@@ -386,7 +388,7 @@ impl Core {
     }
 }
 
-/// The name is gone: of what was sent more than once, the first one may have removed it.
+/// Treats NOENT after a repetition as success: the first execution may have removed the name.
 fn unless_gone(removed: Answered<ChangeInfo>, repeated: bool) -> Answered<ChangeInfo> {
     match removed {
         Err(Fail::Nfs(Nfsstat4::NOENT)) if repeated => Ok(ChangeInfo::default()),
@@ -394,7 +396,7 @@ fn unless_gone(removed: Answered<ChangeInfo>, repeated: bool) -> Answered<Change
     }
 }
 
-/// The server had no room for a part of a compound, or was busy.
+/// Whether the server had no room for a part of a compound, or was busy.
 fn is_for_later(f: &Fail) -> bool {
     is_too_long(f.status()) || matches!(f.status(), Some(Nfsstat4::DELAY | Nfsstat4::GRACE))
 }

@@ -1,14 +1,13 @@
-//! Bytes brought along: OPEN, GETATTR, READ and CLOSE of a file within one compound.
+//! First bytes of a file in another compound: OPEN, GETATTR, READ and CLOSE.
 //!
-//! It knows nothing of the compounds that carry them. READ and CLOSE use the current stateid, which
-//! OPEN sets (RFC 8881 section 16.2.3.1.2). The open belongs to an owner of its own: opens of one
-//! owner and file share a stateid, so a CLOSE could otherwise end, or be refused because of, an
-//! open of a program. Owners are reused when their compound is over; there are as many as such
-//! compounds were ever in flight at the same time.
+//! READ and CLOSE use the current stateid, which OPEN sets (RFC 8881 section 16.2.3.1.2). The open
+//! has a separate owner. Opens of one owner and file share a stateid. With a shared owner a CLOSE
+//! could end a program's open, or be refused because of it. Owners are reused after their compound.
+//! Their number is the largest number of such compounds in flight at one time.
 //!
-//! GETATTR stands between OPEN and READ: the bytes may be newer than the attributes, never older.
-//! Whoever keeps both finds a different `change` with the next question and lets go of them; the
-//! other order would show old bytes under a new `change` for good. Bytes that do not even fit the
+//! GETATTR is between OPEN and READ: the bytes may be newer than the attributes, never older. With
+//! newer bytes the next comparison shows a different `change`, and the cache drops both. The
+//! reverse order would keep old bytes under a new `change` permanently. Bytes that do not match the
 //! size are dropped.
 
 use super::attrs::NODE_ATTRS;
@@ -27,22 +26,22 @@ pub(crate) const BRING_OPS: usize = 4;
 /// Operations of [`open_ops`].
 pub(crate) const OPEN_OPS: usize = 3;
 
-/// Owners of such opens.
+/// The separate owners.
 #[derive(Default)]
 pub(crate) struct Owners {
-    /// Those that are not in use, and how many there are.
+    /// The unused owners, and the number of all owners.
     free: Mutex<(Vec<u32>, u32)>,
 }
 
 impl Owners {
-    /// Whether any such open may be under way.
+    /// Whether an open with a separate owner may be in progress.
     pub fn in_use(&self) -> bool {
         let free = self.free.lock();
         free.0.len() < free.1 as usize
     }
 }
 
-/// The use of an owner, until dropped.
+/// The use of an owner. Drop ends it.
 pub(crate) struct Turn {
     owners: Arc<Owners>,
     number: u32,
@@ -129,7 +128,7 @@ impl Core {
         Ok(Fetched { attrs, read })
     }
 
-    /// Bytes from the start of a file of `size_bytes`, as they look from here.
+    /// First bytes of a file of `size_bytes`, with this client's uncommitted writes.
     pub fn first_bytes(
         self: &Arc<Self>,
         fh: &Fh,
@@ -139,17 +138,17 @@ impl Core {
     ) -> Answered<Read> {
         let got = read.data.len();
         if got as u64 != size_bytes.min(u64::from(max_bytes)) {
-            // More than was asked for, or another size than the attributes say: it was changed in
-            // between.
+            // The reply has more bytes than requested, or does not match the size in the
+            // attributes. The file was changed in between.
             return Err(Error::new(libc::EAGAIN).into());
         }
-        // A copy: who keeps the bytes does not keep the whole reply.
+        // A copy, so that the bytes do not keep the whole reply alive.
         let data = Bytes::copy_from_slice(&read.data.0).into();
         let read = Read { data, eof: got as u64 == size_bytes };
         Ok(self.writes().overlay(fh, 0, max_bytes, read))
     }
 
-    /// The compound ended between OPEN and CLOSE.
+    /// Sends the CLOSE when the compound ended between OPEN and CLOSE.
     pub(crate) fn close_brought(self: &Arc<Self>, fh: &Fh, stateid: Stateid, turn: &Arc<Turn>) {
         let (core, fh, turn) = (self.clone(), fh.clone(), turn.clone());
         tokio::spawn(async move {

@@ -1,10 +1,9 @@
 //! CLOSE of many files in one compound.
 //!
-//! It knows nothing of why files are closed, nor what becomes of them afterwards. Nobody waits for
-//! a CLOSE: the program's close(2) has ended before it. So a file whose last open has ended waits a
-//! moment for others, and they are closed together. A file that is opened again meanwhile is not
-//! closed at all. Whatever a batch leaves undone (a refusal, a state that somebody else is at) is
-//! [`Core::release`]'s to do alone.
+//! No program waits for a CLOSE: its close(2) has returned before. After its last open has ended, a
+//! file waits a moment for other files. They are closed together. A file that is opened again in
+//! this time is not closed. [`Core::release`] handles the files that a batch leaves open (a
+//! refusal, or a state in use) alone.
 
 use super::call::Compound;
 use super::core::Core;
@@ -17,12 +16,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long a file waits for others.
+/// Time for which a file waits for others.
 const WAIT: Duration = Duration::from_millis(200);
-/// So many files do not wait any longer.
+/// Number of waiting files at which the wait ends.
 const MOST: usize = 16;
 
-/// Files that wait to be closed at the server.
+/// Files that wait for their CLOSE.
 #[derive(Default)]
 pub(crate) struct Closer {
     waiting: Mutex<Vec<Waiting>>,
@@ -34,8 +33,7 @@ struct Waiting {
 }
 
 impl Core {
-    /// Closes `state` at the server together with others, if it needs closing and can wait for
-    /// that.
+    /// Closes `state` at the server together with others, when it needs a CLOSE that can wait.
     pub async fn close_soon(self: &Arc<Self>, state: &Arc<OpenState>) {
         let hidden = state.file.inner.lock().silly.is_some();
         let locked = !state.inner.lock().locks.is_empty();
@@ -62,24 +60,24 @@ impl Core {
                 core.close_waiting().await;
             });
         }
-        // However it ended.
+        // With any outcome of the batch.
         let _ = told.await;
     }
 
-    /// Closes a file that waits before its last name may go: by a handle without a name it could
-    /// not be closed at some servers.
+    /// Closes a waiting file before the removal of its last name. Some servers cannot close a file
+    /// without a name by its filehandle.
     pub async fn close_first(self: &Arc<Self>, fh: &Fh) {
         if self.closer.waiting.lock().iter().any(|w| w.state.file.fh == *fh) {
             self.close_waiting().await;
         }
         let states = |file: Arc<FileState>| file.inner.lock().states.values().cloned().collect::<Vec<_>>();
         for state in self.files.file(fh).map(states).unwrap_or_default() {
-            // One that is on its way.
+            // A CLOSE in progress.
             drop(state.closing.lock().await);
         }
     }
 
-    /// Closes at once what waits.
+    /// Closes all waiting files now.
     pub async fn close_waiting(self: &Arc<Self>) {
         let batch = std::mem::take(&mut *self.closer.waiting.lock());
         self.close_many(batch).await;
@@ -97,16 +95,16 @@ impl Core {
                 let now: Vec<_> = some.drain(..most.min(some.len())).collect();
                 self.close_together(&Cx::new(cred.clone()), &now).await;
                 for waiting in now {
-                    // It may have stopped waiting.
+                    // The receiver may have stopped waiting.
                     let _ = waiting.done.send(());
                 }
             }
         }
     }
 
-    /// One compound with the CLOSE of all that still need it.
+    /// One compound with the CLOSEs that are still needed.
     async fn close_together(self: &Arc<Self>, cx: &Cx, batch: &[Waiting]) {
-        // Opens of these files wait until this ends, as for every CLOSE.
+        // Opens of these files wait until this function returns, as for every CLOSE.
         let mut held = Vec::with_capacity(batch.len());
         let mut closing: Vec<(&Arc<OpenState>, Stateid)> = Vec::with_capacity(batch.len());
         for Waiting { state, .. } in batch {
@@ -128,7 +126,7 @@ impl Core {
                 return;
             }
             state.gone(&stateid);
-            // An open by name has passed us, and the server closed that, too.
+            // An open by name has overtaken the CLOSE, and the server closed that open, too.
             self.open_again(state).await;
         }
     }

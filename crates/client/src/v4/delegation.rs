@@ -1,21 +1,26 @@
-//! Delegations: files and directories whose attributes hold until the server says otherwise (RFC
-//! 8881 sections 10.4 and 10.9).
+//! Delegations: attributes of files and directories that are valid until a recall (RFC 8881
+//! sections 10.4 and 10.9).
 //!
-//! It knows nothing of callbacks' transport and of what is kept above. While a delegation is held,
-//! attributes that were asked for after it was granted carry [`Validity::Lease`]; the layer above
-//! is told through [`Upcalls`] before it is given back. Nobody gets a lease before somebody has
-//! subscribed to be told, nor with `noac`, and no delegation is asked for then.
+//! While a delegation is held, attributes requested after its grant carry [`Validity::Lease`].
+//! [`Upcalls`] informs the layer above before the delegation is returned. Without a subscriber, and
+//! with `noac`, no attributes carry a lease and no delegation is requested.
 //!
-//! Delegations outlive the opens that brought them, up to [`HELD_MAX`]; beyond it the least
-//! recently used go back, many in one compound. A recall is answered at once; then, in this order:
-//! no answer carries the lease any more, the layer above lets go (for at most [`WITHDRAW_TIMEOUT`],
-//! or [`WRITE_WITHDRAW_TIMEOUT`] while it sends what it delayed) and locks that were decided here
-//! are taken at the server (`place`), what was written under a write delegation is committed,
-//! DELEGRETURN. A recall can overtake the reply that grants the delegation: it goes back all the
-//! same, and the recall is remembered until that reply comes.
+//! Delegations outlive the opens that brought them, up to [`HELD_MAX`]. Beyond it the least
+//! recently used are returned, many in one compound. A recall is answered at once. Then, in this
+//! order:
 //!
-//! All leases end by themselves when the lease of the client does: [`Core::watch_lease`] counts
-//! from the last renewal.
+//! - Answers no longer carry the lease.
+//! - The layer above drops its data, within [`WITHDRAW_TIMEOUT`], or [`WRITE_WITHDRAW_TIMEOUT`]
+//!   while it sends delayed writes. Concurrently, locks that the client decided are taken at the
+//!   server (`place`).
+//! - Writes under a write delegation are committed.
+//! - DELEGRETURN.
+//!
+//! A recall can overtake the reply that grants the delegation. The delegation is still returned,
+//! and the recall is remembered until that reply arrives.
+//!
+//! All leases expire with the lease of the client: [`Core::watch_lease`] counts from the last
+//! renewal.
 
 use super::call::{Answer, Compound};
 use super::core::Core;
@@ -32,14 +37,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Delegations that are kept.
+/// Most delegations that are kept.
 pub(crate) const HELD_MAX: usize = 10_000;
-/// How many go back at once when there are more.
+/// Number of delegations that are returned together beyond [`HELD_MAX`].
 const EVICTED_AT_ONCE: usize = 40;
-/// How long the layer above may take to let go.
+/// Longest time for the layer above to drop its data.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same where it may have delayed writes, which are to come before: servers take back what does
-/// not come.
+/// Longest time for the layer above when it may have delayed writes to send first. Servers revoke a
+/// delegation that is not returned.
 const WRITE_WITHDRAW_TIMEOUT: Duration = Duration::from_secs(600);
 /// Recalls that are remembered before the delegation is known.
 const EARLY_MAX: usize = 256;
@@ -50,31 +55,31 @@ const RETURNS_AT_ONCE: usize = 4;
 pub(crate) struct Delegations {
     held: Mutex<Held>,
     upcalls: OnceLock<Arc<dyn Upcalls>>,
-    /// The server says that it revoked some; which is being found out.
+    /// The server reports revoked delegations. The client is finding out which.
     suspect: AtomicBool,
-    /// Recalled before the reply that grants them came.
+    /// Recalls that arrived before the reply that grants the delegation.
     early: Mutex<VecDeque<[u8; 12]>>,
-    /// Held for writing when the server lost all.
+    /// Files with a write delegation when the server lost all delegations.
     lost: Mutex<HashSet<Fh>>,
-    /// [`HELD_MAX`], but for tests.
+    /// [`HELD_MAX`]; tests use another value.
     pub most: AtomicUsize,
-    /// What the server has called for.
+    /// Number of CB_RECALL calls from the server. `getattrs` is the number of CB_GETATTR calls.
     pub recalls: AtomicU64,
     pub getattrs: AtomicU64,
 }
 
-/// Delegations that a mount has now, and what its server has called for since the mount.
+/// Delegations that a mount holds now, and callbacks of the server since the mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DelegationCounts {
-    /// Files delegated for reading.
+    /// Files with a read delegation.
     pub reading: u64,
-    /// Files delegated for writing.
+    /// Files with a write delegation.
     pub writing: u64,
-    /// Directories.
+    /// Directories with a delegation.
     pub directories: u64,
-    /// CB_RECALL.
+    /// Number of CB_RECALL calls.
     pub recalls: u64,
-    /// CB_GETATTR.
+    /// Number of CB_GETATTR calls.
     pub getattrs: u64,
 }
 
@@ -85,7 +90,7 @@ struct Held {
     /// By last use, oldest first.
     order: BTreeMap<u64, Fh>,
     uses: u64,
-    /// When the server said last that it has lost all.
+    /// When the server last reported the loss of all delegations.
     doubted: Option<Instant>,
 }
 
@@ -93,31 +98,32 @@ struct Delegation {
     stateid: Stateid,
     write: bool,
     directory: bool,
-    /// How long the file may be when some of it is unsent at a close.
+    /// Largest length of a file with unsent data at a close.
     limit_bytes: u64,
-    /// Locks may be decided under it: it was not recalled before it came, and is not from before a
-    /// restart.
+    /// The client may decide locks under it. It was not recalled before its grant, and is not from
+    /// before a restart.
     sure: bool,
-    /// When the reply that granted it came: what is asked from then on was answered under it.
+    /// Time of the reply that granted it. Answers to calls sent after this time are under the
+    /// delegation.
     since: Instant,
     used: u64,
-    /// `change` as the server said first under it, for CB_GETATTR (RFC 8881 section 10.4.3).
+    /// The server's first `change` under the delegation, for CB_GETATTR (RFC 8881 section 10.4.3).
     granted: Option<u64>,
-    /// Length as the server said last.
+    /// The server's last length.
     size_bytes: u64,
 }
 
-/// What a delegation is of.
+/// The kind of a delegation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Of<'a> {
     /// A file, for reading.
     Reading,
-    /// A file, also for writing: as far as the server has room.
+    /// A file, also for writing, within the server's space limit.
     Writing(&'a SpaceLimit),
     Directory,
 }
 
-/// A delegation that is no longer held here, and still is at the server.
+/// A delegation that the client has dropped and the server still has.
 #[derive(Debug, Clone)]
 pub(crate) struct Taken {
     pub fh: Fh,
@@ -163,14 +169,15 @@ impl Held {
 }
 
 impl Delegations {
-    /// Who is told from now on.
+    /// Sets the subscriber of the upcalls.
     pub fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
         if self.upcalls.set(upcalls).is_err() {
-            tracing::warn!("only the first who subscribes is told when leases end");
+            tracing::warn!("only the first subscriber receives the end of leases");
         }
     }
 
-    /// Whether what was asked about `fh` at `asked` holds as long as the delegation.
+    /// Whether the answer to a call about `fh`, sent at `asked`, is valid as long as the
+    /// delegation.
     fn covers(&self, fh: &Fh, asked: Instant) -> bool {
         if self.upcalls.get().is_none() || self.suspect.load(Ordering::Acquire) {
             return false;
@@ -183,20 +190,20 @@ impl Delegations {
         covered
     }
 
-    /// The limit of `fh` when it is held for writing.
+    /// The length limit of `fh` under a write delegation.
     fn limit_bytes(&self, fh: &Fh) -> Option<u64> {
         let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
         let held = self.held.lock();
         held.files.get(fh).filter(|d| subscribed && d.write).map(|d| d.limit_bytes)
     }
 
-    /// The stateid under which a file is delegated for writing.
+    /// The stateid of a file's write delegation.
     pub fn for_writing(&self, fh: &Fh) -> Option<Stateid> {
         self.held.lock().files.get(fh).filter(|d| d.write).map(|d| d.stateid)
     }
 
-    /// Whether `fh` is delegated for writing, so that its locks may be decided here; `Some(false)`
-    /// while that is being found out.
+    /// Whether `fh` has a write delegation, so that the client may decide its locks. `Some(false)`
+    /// while the server's report of revoked delegations is being checked.
     pub fn for_locks(&self, fh: &Fh) -> Option<bool> {
         let mut held = self.held.lock();
         held.files.get(fh).filter(|d| d.write && d.sure)?;
@@ -204,16 +211,16 @@ impl Delegations {
         Some(!self.suspect.load(Ordering::Acquire))
     }
 
-    /// No locks are decided under what is held now, nor under what the server gave before it said
-    /// that it has lost all.
+    /// Stops lock decisions under the present delegations, and under delegations from before the
+    /// server's report of their loss.
     pub fn doubt_all(&self) {
         let mut held = self.held.lock();
         held.files.values_mut().for_each(|d| d.sure = false);
         held.doubted = Some(Instant::now());
     }
 
-    /// Locks may be decided under the delegation that the reply to a question of `asked` brought,
-    /// if it is still held.
+    /// Allows lock decisions under a delegation, if it is still held. Its reply answered a call
+    /// sent at `asked`.
     pub fn confirm(&self, fh: &Fh, stateid: &Stateid, asked: Instant) {
         let mut held = self.held.lock();
         let late = held.doubted.is_some_and(|at| asked < at);
@@ -222,24 +229,24 @@ impl Delegations {
         }
     }
 
-    /// Whether `fh` was held for writing when the server lost all.
+    /// Whether `fh` had a write delegation when the server lost all delegations.
     pub fn was_for_writing(&self, fh: &Fh) -> bool {
         self.lost.lock().contains(fh)
     }
 
-    /// Whether `fh` is held by `stateid`, so that what followed in the compound that brought it
-    /// holds as long.
+    /// Whether `fh` is held by `stateid`. Results of the same compound after the grant are then
+    /// valid as long.
     fn is(&self, fh: &Fh, stateid: &Stateid) -> bool {
         let subscribed = self.upcalls.get().is_some() && !self.suspect.load(Ordering::Acquire);
         subscribed && self.held.lock().files.get(fh).is_some_and(|d| d.stateid.other == stateid.other)
     }
 
-    /// Keeps a delegation; what has to go back instead.
+    /// Keeps a delegation. Returns the delegations to give back.
     fn keep(&self, fh: &Fh, stateid: Stateid, of: Of<'_>) -> Vec<Taken> {
         let (write, directory) = (matches!(of, Of::Writing(_)), matches!(of, Of::Directory));
         let limit_bytes = match of {
             Of::Writing(SpaceLimit::Size(bytes)) => *bytes,
-            // Of what is changed: no file is longer then.
+            // A limit of changed blocks. A file is never longer than its changed bytes allow.
             Of::Writing(SpaceLimit::Blocks(l)) => u64::from(l.num_blocks) * u64::from(l.bytes_per_block),
             Of::Reading | Of::Directory => 0,
         };
@@ -265,12 +272,12 @@ impl Delegations {
         back
     }
 
-    /// Whether there is one of `fh`.
+    /// Whether `fh` has a delegation.
     pub fn holds(&self, fh: &Fh) -> bool {
         self.held.lock().files.contains_key(fh)
     }
 
-    /// Whether the one that `stateid` names is held.
+    /// Whether the delegation of `stateid` is held.
     pub fn is_held(&self, stateid: &Stateid) -> bool {
         self.held.lock().by_stateid.contains_key(&stateid.other)
     }
@@ -280,7 +287,7 @@ impl Delegations {
         self.held.lock().take(fh)
     }
 
-    /// Takes the one that `stateid` names.
+    /// Takes the delegation of `stateid`.
     pub fn take_stateid(&self, stateid: &Stateid) -> Option<Taken> {
         let mut held = self.held.lock();
         let fh = held.by_stateid.get(&stateid.other)?.clone();
@@ -294,12 +301,12 @@ impl Delegations {
         held.take_oldest(count)
     }
 
-    /// All, as they are held now.
+    /// All delegations held now.
     pub fn all(&self) -> Vec<(Fh, Stateid)> {
         self.held.lock().files.iter().map(|(fh, d)| (fh.clone(), d.stateid)).collect()
     }
 
-    /// What the server said about `fh` last.
+    /// Records the server's last attributes of `fh`.
     pub fn note(&self, fh: &Fh, change: u64, size_bytes: u64) {
         if let Some(d) = self.held.lock().files.get_mut(fh) {
             d.granted.get_or_insert(change);
@@ -307,23 +314,23 @@ impl Delegations {
         }
     }
 
-    /// `change` and length of a file under a write delegation, for who asks the server: with what
-    /// waits above. The first is `None` when that cannot be told.
+    /// `change` and length of a file under a write delegation, including delayed writes of the
+    /// layers above, for CB_GETATTR. The first is `None` when it is unknown.
     pub fn written(&self, fh: &Fh) -> Option<(Option<u64>, u64)> {
-        // Before: what arrives at the server meanwhile is in one of the two.
+        // Read first: data that arrives at the server in between is then counted in one of the two
+        // values.
         let unsent = self.upcalls.get().map_or(Unsent::More, |above| above.unsent(fh));
         let held = self.held.lock();
         let d = held.files.get(fh).filter(|d| d.write)?;
         Some(match unsent {
             Unsent::Nothing => (d.granted, d.size_bytes),
-            // Any other than the one of the grant says so; this one is greater, whatever it is made
-            // of.
+            // Any `change` that differs from the grant's reports a change. This one is greater.
             Unsent::Bytes { size_bytes } => (d.granted.and_then(|c| c.checked_add(1)), size_bytes),
             Unsent::More => (None, d.size_bytes),
         })
     }
 
-    /// What is held, and was called for.
+    /// The number of delegations and of callbacks.
     pub fn counts(&self) -> DelegationCounts {
         let calls = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let mut counts = DelegationCounts {
@@ -355,19 +362,20 @@ impl Delegations {
         at.is_some_and(|i| early.remove(i).is_some())
     }
 
-    /// Nobody has a lease any more, for a while.
+    /// Stops or resumes leases on attributes.
     pub fn suspend(&self, suspect: bool) {
         self.suspect.store(suspect, Ordering::Release);
     }
 
-    /// Tells the layer above that all leases are lost.
+    /// Informs the layer above that all leases are lost.
     pub fn withdraw_all(&self) {
         if let Some(upcalls) = self.upcalls.get() {
             drop(upcalls.withdraw_all());
         }
     }
 
-    /// Tells the layer above; what is returned ends when it has let go of all of them.
+    /// Informs the layer above. The returned future ends when the layer has dropped its data of all
+    /// of them.
     fn withdraw(&self, taken: &[Taken]) -> impl Future<Output = ()> + Send + use<> {
         let upcalls = self.upcalls.get();
         let waits: Vec<BoxFuture<()>> =
@@ -381,7 +389,7 @@ impl Delegations {
 }
 
 impl Core {
-    /// Whether delegations are of any use, as `OPEN4_SHARE_ACCESS_WANT_*`.
+    /// The `OPEN4_SHARE_ACCESS_WANT_*` value of opens: whether delegations are useful.
     pub fn wanted_delegation(&self) -> u32 {
         match self.delegations.upcalls.get().is_some() && self.opts.delegations {
             true => open::WANT_NO_PREFERENCE,
@@ -389,7 +397,7 @@ impl Core {
         }
     }
 
-    /// Keeps the delegation that came with an OPEN; its stateid when there was one.
+    /// Keeps the delegation of an OPEN reply. Returns its stateid, if any.
     pub fn note_delegation(self: &Arc<Self>, fh: &Fh, ok: &OpenOk) -> Option<Stateid> {
         let (recall, of) = match &ok.delegation {
             OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, Of::Reading),
@@ -403,15 +411,16 @@ impl Core {
         Some(stateid)
     }
 
-    /// Keeps a delegation, unless it was recalled before it came.
+    /// Keeps a delegation, unless it was recalled before its reply arrived.
     pub fn keep_delegation(self: &Arc<Self>, fh: &Fh, stateid: Stateid, of: Of<'_>, recall: bool) {
         let mut back = self.delegations.keep(fh, stateid, of);
-        // The server has forgotten the one of before: others may have had the file in between.
+        // The server has dropped the previous delegation: other clients may have used the file in
+        // between.
         if let Some(file) = self.files.file(fh).filter(|_| back.iter().any(|t| t.write && t.fh == *fh)) {
             file.lose_locks("the server gave another delegation than the one that covered the lock");
         }
         if self.delegations.recalled_early(&stateid) {
-            // It has gone back already.
+            // The delegation is already being returned.
             self.delegations.take(fh);
         } else if recall {
             back.extend(self.delegations.take(fh));
@@ -419,9 +428,9 @@ impl Core {
         self.give_back(back);
     }
 
-    /// The server wants one back. One that is not known goes back as well: perhaps the reply that
-    /// grants it was lost, and the server would wait for it; or that reply is under way, and then
-    /// the delegation is not kept.
+    /// Returns a recalled delegation. An unknown delegation is returned as well. Perhaps its reply
+    /// was lost, and the server would wait. Or its reply is in flight, and then the delegation is
+    /// not kept.
     pub fn recalled(self: &Arc<Self>, fh: &Fh, stateid: &Stateid) {
         if let Some(taken) = self.delegations.take_stateid(stateid) {
             return self.give_back(vec![taken]);
@@ -429,28 +438,28 @@ impl Core {
         if self.files.opens_under_way() || self.owners.in_use() || self.directories.are_asked_for() {
             self.delegations.remember_recall(stateid);
         }
-        // It may have come just now.
+        // The reply may have arrived just now.
         let taken = self.delegations.take_stateid(stateid);
         let unknown = Taken { fh: fh.clone(), stateid: *stateid, write: false };
         self.give_back(vec![taken.unwrap_or(unknown)]);
     }
 
-    /// Whether attributes may hold under a lease: those that hold for one call only
-    /// (`lookupcache=none`) do where directories hold no longer, because a name is believed no
-    /// longer than its directory.
+    /// Whether attributes may carry a lease. With `lookupcache=none` attributes are valid for one
+    /// call, because a name is valid no longer than its directory. With `noac` all attributes are
+    /// valid for one call, and may carry a lease.
     fn may_last(&self, attrs: &Attrs) -> bool {
         attrs.valid != Validity::Once || self.opts.attr_cache == AttrCache::NONE
     }
 
-    /// Up to which length a file may be left unsent, when the server shows it to nobody else before
-    /// it was given back here.
+    /// Length up to which a file may have unsent data. Until the client returns the delegation, the
+    /// server shows the file to no other client.
     pub fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
         let limit = self.delegations.limit_bytes(fh)?;
         let lease = self.lease.lock();
         (Instant::now() < lease.renewed + lease.time).then_some(limit)
     }
 
-    /// The lease on attributes that a question sent at `asked` brought, when there is one.
+    /// Adds the lease to attributes from a call sent at `asked`, when the object has one.
     pub fn leased(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
         if matches!(attrs.attr.kind, FileKind::Regular | FileKind::Directory)
             && self.may_last(&attrs)
@@ -461,8 +470,8 @@ impl Core {
         attrs
     }
 
-    /// The lease on attributes that came in the compound that brought the delegation `granted`,
-    /// behind its OPEN.
+    /// Adds the lease to attributes that follow an OPEN in its compound. The OPEN brought the
+    /// delegation `granted`.
     pub fn leased_by(&self, fh: &Fh, mut attrs: Attrs, granted: Option<Stateid>) -> Attrs {
         if self.may_last(&attrs) && granted.is_some_and(|stateid| self.delegations.is(fh, &stateid)) {
             attrs.valid = Validity::Lease;
@@ -470,7 +479,7 @@ impl Core {
         attrs
     }
 
-    /// Gives delegations back in the background, when everybody has let go.
+    /// Returns delegations in the background, after the layer above has dropped its data.
     pub fn give_back(self: &Arc<Self>, taken: Vec<Taken>) {
         if taken.is_empty() {
             return;
@@ -498,9 +507,9 @@ impl Core {
         });
     }
 
-    /// Executes `ops`, which take the name of a file whose delegation is `held`, and returns that
-    /// in the same compound: a handle without a name may be of no use to return it by. Its results
-    /// are taken off.
+    /// Executes `ops`, which remove a name of a file, and returns the file's delegation `held` in
+    /// the same compound. Some servers cannot take a delegation back by a filehandle without a
+    /// name. The results of the return are consumed.
     pub async fn returning(
         self: &Arc<Self>,
         cx: &Cx,
@@ -510,7 +519,7 @@ impl Core {
     ) -> Answered<Answer> {
         let mut repeated = false;
         if let Some(held) = held {
-            // Nobody is waited for: it is the layer above that asks for this.
+            // Without waiting: the layer above requested this operation.
             drop(self.delegations.withdraw(std::slice::from_ref(&held)));
             if held.write {
                 self.hand_over(&held.fh).await;
@@ -529,7 +538,7 @@ impl Core {
         Ok(Answer { repeated: answer.repeated || repeated, ..answer })
     }
 
-    /// DELEGRETURN of all `taken`, in few compounds.
+    /// Sends DELEGRETURN of all `taken`, in few compounds.
     pub async fn delegreturn(self: &Arc<Self>, taken: Vec<Taken>) {
         let Ok(session) = self.ready().await else { return };
         let at_once = (session.limits.max_ops as usize).saturating_sub(1) / 2;
@@ -564,7 +573,7 @@ impl Core {
         }
     }
 
-    /// The server has none of our delegations any more.
+    /// Drops all delegations, because the server has lost them.
     pub fn delegations_lost(&self) {
         self.delegations.doubt_all();
         let lost = self.delegations.take_all_but(0).into_iter();
@@ -572,7 +581,7 @@ impl Core {
         self.delegations.withdraw_all();
     }
 
-    /// Ends all leases when the client's lease may have ended at the server without our knowing.
+    /// Ends all leases when the client's lease may have expired at the server.
     pub async fn watch_lease(self: &Arc<Self>) {
         let mut told = None;
         loop {

@@ -1,17 +1,17 @@
-//! Why an operation has no result, inside the v4 client.
+//! Reasons for an operation without a result, inside the v4 client.
 
 use crate::error;
 use hither_proto::nfs4::{Nfsstat4, OpError};
 use hither_vfs::Error;
 
-/// Why an operation has no result.
+/// Reason for an operation without a result.
 #[derive(Debug, Clone)]
 pub(crate) enum Fail {
-    /// The server said so.
+    /// The server returned this status.
     Nfs(Nfsstat4),
     /// The reply cannot be decoded.
     Garbled,
-    /// Anything else; final.
+    /// Any other error. It is final.
     Final(Error),
 }
 
@@ -57,7 +57,7 @@ impl From<Fail> for Error {
     }
 }
 
-/// The server finds the compound, or its reply, too long.
+/// Whether the server finds the compound or its reply too long.
 pub(crate) fn is_too_long(status: Option<Nfsstat4>) -> bool {
     matches!(
         status,
@@ -71,7 +71,7 @@ pub(crate) fn is_too_long(status: Option<Nfsstat4>) -> bool {
     )
 }
 
-/// The stateid is of no use any more: its state has to be recovered.
+/// Whether the stateid is no longer valid, so that its state has to be recovered.
 pub(crate) fn is_state_lost(s: Nfsstat4) -> bool {
     matches!(
         s,

@@ -239,7 +239,7 @@ impl Core {
             let ok = answer.results.read()?;
             if ok.data.len() > left as usize {
                 return Err(
-                    Error::because(libc::EIO, "the server sends more bytes than were asked for").into()
+                    Error::because(libc::EIO, "the server sends more bytes than requested").into()
                 );
             }
             let got = ok.data.len();

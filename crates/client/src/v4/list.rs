@@ -16,18 +16,18 @@ use hither_vfs::{Attrs, Cx, DirEntry, DirPage, Error, Fh, Name};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Longest READDIR reply that is asked for.
+/// Longest requested READDIR reply.
 const READDIR_MAX_BYTES: u32 = 1 << 20;
-/// How often a page is asked for again in which the server misses something.
+/// How often a page is requested again after NOENT.
 const MISSING_MAX: u32 = 8;
-/// Shortest reply that is worth asking for: one entry with the longest name fits.
+/// Shortest useful reply: one entry with the longest name fits.
 pub(crate) const READDIR_MIN_BYTES: u32 = 1024;
 
 const LEAN: Bitmap4 = Bitmap4::of(&[attr::TYPE, attr::RDATTR_ERROR, attr::FILEID, attr::MOUNTED_ON_FILEID]);
 const RICH: Bitmap4 =
     NODE_ATTRS.with(attr::RDATTR_ERROR).with(attr::FILEHANDLE).with(attr::MOUNTED_ON_FILEID);
 
-/// READDIR from the start with nodes, with a reply of at most `max_bytes`.
+/// READDIR from the start with filehandles and attributes. The reply has at most `max_bytes`.
 pub(crate) fn first_page_op(max_bytes: u32) -> Op {
     Op::Readdir(ReaddirArgs {
         cookie: 0,
@@ -51,7 +51,7 @@ impl Core {
     ) -> Answered<DirPage> {
         let limits = self.ready().await?.limits;
         let room = limits.max_response_bytes.saturating_sub(1024).clamp(4096, READDIR_MAX_BYTES);
-        // Attributes take about ten times what a name does.
+        // Attributes take about ten times the bytes of a name.
         let maxcount = if nodes { max_bytes.saturating_mul(4) } else { max_bytes }.clamp(4096, room);
         let args = ReaddirArgs {
             cookie,
@@ -67,11 +67,12 @@ impl Core {
             answer.results.putfh()?;
             match answer.results.readdir() {
                 Ok(page) => break (page, answer),
-                // Something was removed while the server made the page. No word of this operation
-                // (RFC 8881 section 18.23.3), and for readdir(3) the end of the directory.
+                // An object was removed while the server made the page. NOENT is not a status of
+                // this operation (RFC 8881 section 18.23.3), and readdir(3) would treat it as the
+                // end of the directory.
                 Err(e) if e.status() == Some(Nfsstat4::NOENT) && missing < MISSING_MAX => missing += 1,
                 Err(e) if e.status() == Some(Nfsstat4::NOENT) => {
-                    let why = "the server keeps answering \"no such file\" for a directory page";
+                    let why = "the server repeatedly answers \"no such file\" for a directory page";
                     return Err(Error::because(libc::EIO, why).into());
                 }
                 Err(e) => return Err(e.into()),
@@ -80,7 +81,7 @@ impl Core {
         let verifier = page.cookieverf;
         let (page, last) = self.page(page, cookie, nodes, answer.asked).await?;
         if page.entries.is_empty() && !page.eof && last != cookie {
-            // Nothing but names that no program could use: go on behind them.
+            // The page has only invalid names: continue after them.
             return Box::pin(self.readdir(cx, dir, last, verifier, max_bytes, nodes)).await;
         }
         if page.entries.is_empty() && !page.eof {
@@ -89,7 +90,7 @@ impl Core {
         Ok(page)
     }
 
-    /// The page that [`first_page_op`] brought in some compound.
+    /// The page of [`first_page_op`] in another compound.
     pub async fn first_page(self: &Arc<Self>, page: ReaddirOk, asked: Instant) -> Answered<DirPage> {
         let (page, _) = self.page(page, 0, true, asked).await?;
         match page.entries.is_empty() && !page.eof {
@@ -98,7 +99,7 @@ impl Core {
         }
     }
 
-    /// The page in the machine's terms, and the cookie of its last entry.
+    /// The page in the types of the `Vfs` interface, and the cookie of its last entry.
     async fn page(
         self: &Arc<Self>,
         page: ReaddirOk,
@@ -121,15 +122,15 @@ impl Core {
     }
 
     async fn dir_entry(self: &Arc<Self>, entry: Entry, nodes: bool, asked: Instant) -> Option<DirEntry> {
-        // "." and ".." should not be there; other names that do not fit the rules cannot be used.
+        // The server should not send "." and "..". Other invalid names cannot be used.
         let name = Name::new(bytes::Bytes::copy_from_slice(&entry.name)).ok()?;
         let wire = &entry.attrs;
         let node = match (&wire.filehandle, wire.rdattr_error) {
             (Some(fh), None | Some(Nfsstat4::OK)) if nodes => self.node(fh, wire, asked).await.ok(),
             _ => None,
         };
-        // What stat(2) of the name says is the mounted file system's; readdir(3) shows what it
-        // covers.
+        // stat(2) of the name shows the mounted file system's number. readdir(3) shows the number
+        // of the covered directory.
         let fileid = wire.mounted_on_fileid.or(wire.fileid).unwrap_or(0);
         Some(DirEntry { name, cookie: entry.cookie, fileid, kind: wire.ftype.and_then(kind), node })
     }
@@ -146,8 +147,8 @@ impl Parts for Lists {
     const LABEL: &'static str = "READDIR";
     const OPS: usize = 3;
     const DIRECTORIES: bool = true;
-    // knfsd (Linux 6.1) garbles a reply with more than one long listing, whether it fails or not,
-    // and with it the connection.
+    // knfsd (Linux 6.1) corrupts a reply with more than one long listing, with and without a
+    // failure. The connection is then unusable.
     const MOST: usize = 1;
 
     fn reply_bytes(&self) -> u32 {
@@ -174,8 +175,8 @@ impl Parts for Lists {
 }
 
 impl Core {
-    /// The longest READDIR reply beside `others` bytes of other replies; `None` when it is not
-    /// worth it.
+    /// The longest READDIR reply beside `others_bytes` of other replies. `None` when it would be
+    /// too short to be useful.
     pub fn listing_room(&self, max_response_bytes: u32, others_bytes: u32, wanted_bytes: u32) -> Option<u32> {
         let room = max_response_bytes.saturating_sub(others_bytes).min(READDIR_MAX_BYTES);
         let bytes = wanted_bytes.max(READDIR_MIN_BYTES).min(room);

@@ -1,10 +1,9 @@
 //! Byte-range locks: LOCK, LOCKT and LOCKU.
 //!
-//! It knows nothing of who the local owners are. A lock belongs to an [`OpenState`] and a
-//! `LockOwner`; what it covers is remembered, so that it can be claimed again. flock(2) locks are
-//! locks on the whole file under owners of their own. Whether the server is asked at all says
-//! `place`. Waiting is asking again, less and less often; a lock that is released here and a server
-//! that announces a free lock (CB_NOTIFY_LOCK) wake those who wait.
+//! A lock belongs to an [`OpenState`] and a `LockOwner`. Its ranges are remembered to reclaim them.
+//! flock(2) locks are locks on the whole file under separate owners. `place` decides whether the
+//! server is asked at all. A waiting caller retries with growing intervals. A local unlock and the
+//! server's CB_NOTIFY_LOCK wake the waiting callers.
 
 use super::call::{Answer, Backoff, Compound};
 use super::core::Core;
@@ -23,41 +22,42 @@ use hither_vfs::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// State that is lost again and again is given up.
+/// Tries before a repeatedly lost state is given up.
 const STATE_TRIES: u32 = 5;
-/// Owners without locks that an open keeps at the server; more are freed there.
+/// Owners without locks that an open keeps at the server. When there are more, the client frees
+/// them.
 const IDLE_OWNERS: usize = 64;
 
 /// The locks of one owner on one open.
 pub(crate) struct LockState {
-    /// Whose.
+    /// The owner of the locks.
     pub owner: LockOwner,
     pub inner: Mutex<LockInner>,
-    /// One LOCK or LOCKU at a time, so that what is remembered is what the server has.
+    /// One LOCK or LOCKU at a time, so that the remembered ranges equal the server's.
     serial: tokio::sync::Mutex<()>,
 }
 
-/// What changes about a [`LockState`].
+/// The mutable part of a [`LockState`].
 #[derive(Default)]
 pub(crate) struct LockInner {
     /// `None` before the first lock.
     pub stateid: Option<Stateid>,
-    /// What is held.
+    /// The ranges that are held.
     pub ranges: Ranges,
-    /// The server knows nothing of it.
+    /// The locks are decided in the client. The server does not know them.
     pub here: bool,
     /// A lock could not be recovered: until the owner unlocks, I/O fails.
     pub lost: bool,
 }
 
 impl LockState {
-    /// Of `owner`, who has none yet.
+    /// The state of `owner` without locks.
     pub fn new(owner: LockOwner) -> Arc<Self> {
         Arc::new(Self { owner, inner: Mutex::default(), serial: tokio::sync::Mutex::default() })
     }
 }
 
-/// How one attempt to lock ended.
+/// Outcome of one attempt to lock.
 enum Attempt {
     Granted,
     Taken,
@@ -87,7 +87,8 @@ impl Core {
         }
         let mut backoff = Backoff::LOCK;
         loop {
-            // Listening begins before the attempt, or a wake-up between the two would be missed.
+            // The caller subscribes before the attempt, so that no wake-up between the two is
+            // missed.
             let woken = self.files.lock_freed.notified();
             let released = entry.state.file.lock_freed.notified();
             match self.try_lock(cx, &entry.state, owner, kind, range, wait).await? {
@@ -105,12 +106,12 @@ impl Core {
     }
 
     /// Adds `needed` to the access of an open, once. flock(2) allows either kind of lock on every
-    /// descriptor; LOCK wants a stateid that was opened for writing, or for reading (RFC 8881
-    /// section 18.10.3). The further open lasts as long as `entry`, so recovery opens the file
-    /// again with both.
+    /// descriptor. LOCK needs a stateid opened for writing, or for reading (RFC 8881 section
+    /// 18.10.3). The further open lasts as long as `entry`, so recovery opens the file again with
+    /// both.
     ///
     /// # Errors
-    /// `EBADF`, which flock(2) names for NFS, when the opener has no right to that access.
+    /// `EBADF`, as in flock(2) for NFS, when the opener has no right to that access.
     async fn open_for_flock(self: &Arc<Self>, entry: &OpenEntry, needed: OpenAccess) -> Answered<()> {
         let mut further = entry.further.lock().await;
         match *further {
@@ -121,7 +122,7 @@ impl Core {
         let cx = Cx::new(entry.state.cred.clone());
         let refused =
             || Error::because(libc::EBADF, "the file cannot be opened with the access that this lock needs");
-        // A server may not look at rights when an open of the same owner gets more access
+        // A server may not check rights when an open of the same owner gets more access
         // (nfs-ganesha).
         let right = Access::MODIFY;
         if needed == OpenAccess::WRITE
@@ -149,7 +150,7 @@ impl Core {
         wait: LockWait,
     ) -> Answered<Attempt> {
         for _ in 0..STATE_TRIES {
-            // Closed under us, because our open by name passed a CLOSE.
+            // A CLOSE, overtaken by an open by name of this client, ended the state.
             if state.is_bare() {
                 self.open_again(state).await;
             }
@@ -158,7 +159,7 @@ impl Core {
                 Decided::Here(taken) => return Ok(if taken? { Attempt::Granted } else { Attempt::Taken }),
                 Decided::Server(asking) => asking,
             };
-            // Anew each time: what an owner had at the server ends with the open that it was for.
+            // Looked up for each try: the owner's lock state ends with the open that it was for.
             let lock = lock_state(state, owner);
             let _one = lock.serial.lock().await;
             let (locker, used) = self.locker(state, &lock)?;
@@ -187,7 +188,7 @@ impl Core {
                 Err(LockFail::Status(s)) => return Err(Fail::Nfs(s)),
             }
         }
-        Err(Error::because(libc::EIO, "the server keeps losing the open behind a lock").into())
+        Err(Error::because(libc::EIO, "the server repeatedly loses the open of a lock").into())
     }
 
     fn locker(&self, state: &OpenState, lock: &LockState) -> Answered<(Locker, Stateid)> {
@@ -209,7 +210,7 @@ impl Core {
         Ok((locker, stateid))
     }
 
-    /// Gives up what `owner` holds in `range` on the file, through whichever open.
+    /// Releases the locks of `owner` in `range` on the file, for every open.
     pub async fn unlock(self: &Arc<Self>, fh: &Fh, owner: LockOwner, range: FileRange) -> Answered<()> {
         let Some(file) = self.files.file(fh) else { return Ok(()) };
         let _asking = match self.decide_lock(&file, true, |file| file.release_lock(owner, range)).await? {
@@ -230,9 +231,9 @@ impl Core {
         Ok(())
     }
 
-    /// Gives up all locks on an open that is about to be closed.
+    /// Releases all locks on an open that is about to be closed.
     pub async fn drop_locks(self: &Arc<Self>, state: &Arc<OpenState>) {
-        // Those that were here went with the last open.
+        // Locks decided in the client ended with the last open.
         let Ok(Decided::Server(_asking)) = self.decide_lock(&state.file, true, |_| ()).await else { return };
         let locks: Vec<_> = state.inner.lock().locks.values().cloned().collect();
         for lock in locks {
@@ -278,9 +279,9 @@ impl Core {
                     return Ok(());
                 }
                 Err(f) if f.status() == Some(Nfsstat4::OLD_STATEID) => {}
-                // Recovered meanwhile under another stateid: unlock that.
+                // The lock was recovered under another stateid: unlock that one.
                 Err(f) if is_lost(&f) && inner.stateid.is_some_and(|s| s.other != stateid.other) => {}
-                // The server has no such lock any more, which is what was asked for.
+                // The server no longer has the lock, as requested.
                 Err(f) if is_lost(&f) => {
                     inner.ranges.unlock(range);
                     return Ok(());
@@ -290,7 +291,7 @@ impl Core {
         }
     }
 
-    /// Frees lock owners at the server that hold nothing, when there are many.
+    /// Frees lock owners without locks at the server, when there are many.
     async fn free_idle(self: &Arc<Self>, state: &Arc<OpenState>) {
         let freed: Vec<Stateid> = {
             let mut inner = state.inner.lock();
@@ -299,7 +300,7 @@ impl Core {
             }
             let mut freed = Vec::new();
             inner.locks.retain(|_, lock| {
-                // Somebody who is about to lock has a clone.
+                // A concurrent LOCK holds a clone.
                 let lock_inner = lock.inner.lock();
                 let idle = lock_inner.ranges.is_empty() && !lock_inner.lost && Arc::strong_count(lock) == 1;
                 if idle {
@@ -317,7 +318,7 @@ impl Core {
         }
     }
 
-    /// A lock of somebody else in the way.
+    /// A conflicting lock of another owner.
     pub async fn test_lock(
         self: &Arc<Self>,
         cx: &Cx,
@@ -366,8 +367,8 @@ fn lock_type(kind: LockKind, wait: LockWait) -> LockType {
     }
 }
 
-/// Length on the wire: all ones is "to the end". So is a range to the greatest offset that programs
-/// can name.
+/// Length on the wire: all ones means "to the end". A range to the greatest offset of a program has
+/// the same length.
 pub(crate) fn length(range: FileRange) -> u64 {
     match range.end_bytes {
         end if end > i64::MAX as u64 => u64::MAX,
@@ -380,13 +381,13 @@ fn conflict(denied: &LockDenied) -> LockConflict {
         LockType::READ | LockType::READW => LockKind::Read,
         _ => LockKind::Write,
     };
-    // The holder's process id is not part of the protocol, not even for locks of this machine.
+    // The holder's process id is not part of the protocol, even for locks of this machine.
     LockConflict { kind, range: held_range(denied.offset, denied.length), pid: 0 }
 }
 
-/// The range of a lock that the server names. A lock to the end of the file has a length of all
-/// ones; nfs-ganesha says 0 as fcntl(2) does. A range never ends before its first byte, whatever
-/// the server says.
+/// The range of a lock in the server's reply. The length of a lock to the end of the file is all
+/// ones. nfs-ganesha sends 0, as fcntl(2) does. A range never ends before its first byte, with any
+/// reply.
 fn held_range(offset: u64, length: u64) -> FileRange {
     let start_bytes = offset.min(u64::MAX - 1);
     let end_bytes = if length == 0 { u64::MAX } else { start_bytes.saturating_add(length) };
@@ -397,8 +398,8 @@ fn held_range(offset: u64, length: u64) -> FileRange {
 mod tests {
     use super::*;
 
-    /// Every pair of numbers that a server can send names at least one byte, and the common ones
-    /// the right bytes.
+    /// Every pair of numbers from a server gives at least one byte. Common pairs give the right
+    /// bytes.
     #[test]
     fn denied_ranges_are_never_empty() {
         let edges = [0, 1, 4096, i64::MAX as u64 - 1, i64::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];

@@ -1,9 +1,8 @@
 //! OPEN, CLOSE and OPEN_DOWNGRADE.
 //!
-//! It knows nothing of reading and writing. An open by handle is one compound, and so is an open by
-//! path: the names before the last are looked up on the way. After each change [`Core::settle`]
-//! brings the server's view of a state in line with the local one; an open that its caller no
-//! longer wants is closed like any other.
+//! An open by filehandle is one compound. An open by path is one compound too: it looks up the
+//! names before the last. After each change [`Core::settle`] makes the server's open state equal to
+//! the local one. An open whose caller no longer waits is closed like any other.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound};
@@ -25,12 +24,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a CLOSE waits for the reply to an open that passed it, and how often: after that it
-/// means whatever the state is, and after as many rounds again it is given up.
+/// Interval and number of retries of a CLOSE that gets OLD_STATEID, while the reply to a concurrent
+/// open is in flight. After [`OLD_ROUNDS`] the CLOSE uses the current state. After as many rounds
+/// again the client gives up.
 const OLD_WAIT: Duration = Duration::from_millis(5);
 const OLD_ROUNDS: u32 = 100;
 
-/// An open by name under way; ends when dropped.
+/// An open by name in progress. Drop ends it.
 struct Naming<'a>(&'a Files);
 
 impl<'a> Naming<'a> {
@@ -47,7 +47,7 @@ impl Drop for Naming<'_> {
 }
 
 impl Core {
-    /// Opens; see `Vfs::open`. Runs in a task of its own.
+    /// Opens a file; see `Vfs::open`. Runs in its own task.
     pub async fn open(
         self: &Arc<Self>,
         cx: &Cx,
@@ -62,8 +62,8 @@ impl Core {
                 self.open_by_name(cx, base, before, name, how, naming).await?
             }
         };
-        // A server's word that it made the file can be mistaken (another change of the directory),
-        // so its length counts, too.
+        // The server may wrongly report that it created the file, after another change of the
+        // directory. Therefore the length counts, too.
         let is_new = opened.created && opened.node.attrs.attr.size_bytes == 0;
         if how.truncate && !cuts_at_once(how) && !is_new {
             opened.node.attrs = self.cut_opened(cx, &opened, how).await?;
@@ -71,9 +71,8 @@ impl Core {
         Ok(opened)
     }
 
-    /// Cuts a file that was opened for it, now that nothing is left that could refuse the open. An
-    /// open for reading alone gives no right to cut (ganesha answers BAD_STATEID or OPENMODE): the
-    /// file is cut by handle.
+    /// Cuts an opened file, after all checks that could refuse the open. An open for reading gives
+    /// no right to cut (ganesha answers BAD_STATEID or OPENMODE). Such a file is cut by filehandle.
     async fn cut_opened(self: &Arc<Self>, cx: &Cx, opened: &Opened, how: &OpenHow) -> Answered<Attrs> {
         let open = how.access.contains(OpenAccess::WRITE).then_some(opened.open);
         let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
@@ -90,15 +89,16 @@ impl Core {
         if how.create != Create::No {
             return Err(Error::because(libc::EINVAL, "creating needs a name").into());
         }
-        // Writes under way must not come after the cut, nor be sent again after a restart of the
-        // server.
+        // Writes in progress must not arrive after the cut, nor be sent again after a restart of
+        // the server.
         let cut = match cuts_at_once(how) {
             true => Some(self.writes().truncating(fh, 0).await),
             false => None,
         };
         let state = self.files.begin(fh, &cx.cred).await;
-        // A CLOSE of the same owner that is on its way: side by side, a server may close what this
-        // OPEN is granted (ganesha does). No new one begins, because an open is under way.
+        // Waits for a CLOSE of the same owner in progress. If both run concurrently, a server may
+        // close the state that this OPEN is granted (ganesha does). No new CLOSE begins, because an
+        // open is in progress.
         drop(state.closing.lock().await);
         let mut ops = vec![Op::Putfh(wire_fh(fh)), self.open_op(&state.owner, how, None, OpenClaim::Fh)];
         ops.extend(after_open(how));
@@ -137,7 +137,7 @@ impl Core {
         how: &OpenHow,
         naming: Naming<'_>,
     ) -> Answered<Opened> {
-        // The owner is the credential's; the file is known only afterwards.
+        // The owner belongs to the credential. The file is known only after the OPEN.
         let owner = self.files.owner(&cx.cred);
         let create = self.create_how(how).await;
         let (asked, later, stamp) = (create.asked, create.later, create.stamp);
@@ -147,7 +147,7 @@ impl Core {
         ops.push(Op::Getfh);
         match how.create {
             Create::No => ops.extend(after_open(how)),
-            // It may be there already.
+            // The file may exist already.
             Create::IfMissing(_) => ops.extend(right_to_open(how).map(Op::Access)),
             Create::Exclusive(_) => {}
         }
@@ -202,15 +202,15 @@ impl Core {
             self.files.note_name(&state.file, base, name);
         }
         let (id, granted) = self.granted(&state, how.access, &ok, answer.asked);
-        // Booked: should it be refused below, its CLOSE has no reply to wait for.
+        // The open is registered. If it is refused later, its CLOSE need not wait for a reply.
         drop(naming);
         let cut = match how.create {
             Create::Exclusive(_) => None,
             _ if cuts_at_once(how) => Some(self.writes().truncating(&fh, 0).await),
             _ => None,
         };
-        // Servers that cannot take both values atomically (ganesha) still show whether the open
-        // changed the directory; the Linux client goes by that as well.
+        // Servers that cannot read both values atomically (ganesha) still show whether the open
+        // changed the directory. The Linux client uses the same test.
         let created = match how.create {
             Create::No => false,
             Create::IfMissing(_) => ok.cinfo.before != ok.cinfo.after,
@@ -219,8 +219,8 @@ impl Core {
         let allowed = match how.create {
             Create::IfMissing(_) => {
                 let found = told_right(how, &mut answer);
-                // Made by the first of two executions, it may have a mode that gives no right to
-                // read.
+                // After two executions the first may have created the file, with a mode without the
+                // right to read.
                 if created || repeated { Ok(()) } else { self.may_open(cx, &fh, how, found).await }
             }
             _ => Ok(()),
@@ -233,7 +233,8 @@ impl Core {
                         let mut missing = exclusive_leftover(&ok.attrset, asked, later);
                         match missing.atime {
                             Some(SetTime::Now) => missing.atime = Some(SetTime::To(stamp.time)),
-                            // Its verifiers are elsewhere, and cost nothing.
+                            // The server keeps its verifiers elsewhere, without a cost for the
+                            // client.
                             _ => self.stamps.refused(),
                         }
                         missing
@@ -257,7 +258,7 @@ impl Core {
                 rest.map(|(node, first)| (node, first, None))
             }
         };
-        // Where it may create, OPEN itself has cut.
+        // With creation OPEN itself has cut the file.
         match (cut, creates || rest.is_ok()) {
             (Some(cut), true) => cut.done(),
             (cut, _) => drop(cut),
@@ -266,8 +267,8 @@ impl Core {
         Ok(Opened { node, open: id, created, dir, first, backing: None })
     }
 
-    /// The file that was opened here by this name and is still open is most likely meant again: its
-    /// CLOSE must not pass this OPEN, as for opens by handle.
+    /// Guesses that the name still belongs to the file that was opened by it and is still open.
+    /// Then the CLOSE of that file must not overtake this OPEN, as for opens by filehandle.
     async fn guess(&self, dir: &Fh, name: &Name, cx: &Cx) -> Option<Arc<OpenState>> {
         let fh = self.files.by_name(dir, name)?;
         let state = self.files.try_begin(&fh, &cx.cred)?;
@@ -275,19 +276,19 @@ impl Core {
         Some(state)
     }
 
-    /// `ops` of an OPEN, and READ behind them when first bytes are wanted and can be had.
+    /// `ops` of an OPEN, and a READ at the end when first bytes are requested and available.
     fn with_first_bytes(&self, mut ops: Vec<Op>, how: &OpenHow) -> Compound {
         match self.first_wanted(how) {
             0 => Compound::new("OPEN", ops),
             bytes => {
                 ops.push(Op::read(Stateid::CURRENT, 0, bytes));
-                // Opened twice it is still one open of its owner, and closed once.
+                // Two executions give one open of its owner, which one CLOSE ends.
                 Compound::new("OPEN", ops).uncached()
             }
         }
     }
 
-    /// Bytes that an open brings along.
+    /// Number of first bytes that an open reads.
     fn first_wanted(&self, how: &OpenHow) -> u32 {
         let can = how.create == Create::No && how.access.contains(OpenAccess::READ) && !how.truncate;
         if can && self.opts.chains { how.first_bytes.min(self.facts().rsize) } else { 0 }
@@ -304,9 +305,9 @@ impl Core {
         })
     }
 
-    /// How to create. The first exclusive creation of a mount leaves it to the server to recognise
-    /// a repetition and finds out whether stamps are kept ([`crate::stamp`]); from then on a stamp
-    /// does, which saves the SETATTR.
+    /// The parameters of a creation. The first exclusive creation of a mount uses a verifier and
+    /// finds out whether the server keeps stamps ([`crate::stamp`]). Later creations use a stamp,
+    /// which saves the SETATTR.
     async fn create_how(&self, how: &OpenHow) -> Creation {
         match &how.create {
             Create::No => Creation::default(),
@@ -335,8 +336,8 @@ impl Core {
         }
     }
 
-    /// An exclusive creation found that the name exists. Was it sent before, without an answer, to
-    /// a server that restarted, and is the file the one that it made then?
+    /// The filehandle of an existing file, if an earlier execution of this exclusive creation made
+    /// it. That happens when the reply was lost with a server that restarted.
     async fn made_before(
         self: &Arc<Self>,
         cx: &Cx,
@@ -358,7 +359,7 @@ impl Core {
         ((atime.seconds, atime.nseconds) == (stamp.secs, stamp.nanos)).then_some(fh)
     }
 
-    /// Books a granted open, and the delegation that came with it.
+    /// Registers a granted open, and the delegation of its reply.
     fn granted(
         self: &Arc<Self>,
         state: &Arc<OpenState>,
@@ -367,7 +368,8 @@ impl Core {
         asked: Instant,
     ) -> (OpenId, Option<Stateid>) {
         state.granted(ok.stateid, access);
-        // Before the open counts as over: a recall of this delegation finds one or the other.
+        // Before the open ends: a recall of this delegation then finds either the open or the
+        // delegation.
         let delegation = self.note_delegation(&state.file.fh, ok);
         if let Some(stateid) = &delegation {
             self.delegations.confirm(&state.file.fh, stateid, asked);
@@ -380,8 +382,8 @@ impl Core {
         (id, delegation)
     }
 
-    /// Reads what follows OPEN (and GETFH) in the reply; repeats alone what failed there. GETATTR
-    /// stands before READ: see `bring`.
+    /// Reads the results after OPEN (and GETFH). Repeats failed parts alone. GETATTR precedes READ:
+    /// see `bring`.
     async fn finish_open(
         self: &Arc<Self>,
         cx: &Cx,
@@ -414,9 +416,8 @@ impl Core {
         Ok((Node { fh: fh.clone(), attrs }, first))
     }
 
-    /// Whether the right that an open needs is there. What ACCESS could not tell in the open's
-    /// compound (a delegation that is being recalled: NFS4ERR_DELAY) is asked alone, and waited for
-    /// as always.
+    /// Checks the right that an open needs. ACCESS may have no result in the open's compound
+    /// (NFS4ERR_DELAY while a delegation is recalled). Then it is sent alone and retried as usual.
     async fn may_open(
         self: &Arc<Self>,
         cx: &Cx,
@@ -457,18 +458,18 @@ impl Core {
 
     async fn or_close<T>(self: &Arc<Self>, id: OpenId, outcome: Answered<T>) -> Answered<T> {
         if outcome.is_err() {
-            // Alone: who was refused does not wait for others to be closed with.
+            // Alone: a refused open does not wait for other CLOSEs.
             let _ = self.end(&self.own_cx(), id, false).await;
         }
         outcome
     }
 
-    /// Ends an open: commits what was written, then tells the server. Runs in a task of its own.
+    /// Ends an open: commits its writes, then sends CLOSE. Runs in its own task.
     pub async fn close(self: &Arc<Self>, cx: &Cx, id: OpenId) -> Answered<()> {
         self.end(cx, id, true).await
     }
 
-    /// The same; `together`: the server may be told a moment later, with others.
+    /// As [`Core::close`]. With `together` the CLOSE may be sent a moment later, with others.
     async fn end(self: &Arc<Self>, cx: &Cx, id: OpenId, together: bool) -> Answered<()> {
         let entry = self.files.entry(id)?;
         self.files.closing(id);
@@ -479,7 +480,7 @@ impl Core {
             None => Ok(()),
         };
         if let Some(entry) = self.files.closed(id) {
-            // First: the CLOSE that ends the state then ends both, and no OPEN_DOWNGRADE goes
+            // First, so that the CLOSE of the state ends both opens, without an OPEN_DOWNGRADE
             // before it.
             if let Further::Open(further) = entry.further.lock().await.end() {
                 let _ = Box::pin(self.end(&patient, further, together)).await;
@@ -493,7 +494,7 @@ impl Core {
         written.map_err(Fail::Final)
     }
 
-    /// Closes an open whose caller is gone.
+    /// Closes an open whose caller no longer waits.
     pub fn close_unwanted(self: &Arc<Self>, id: OpenId) {
         self.files.closing(id);
         let core = self.clone();
@@ -504,8 +505,8 @@ impl Core {
         });
     }
 
-    /// A use of `state` has ended: settles it with the server, and cleans up after the last use of
-    /// the file.
+    /// Ends a use of `state`: makes the server's state equal to the local one, and cleans up after
+    /// the last use of the file.
     pub async fn release(self: &Arc<Self>, state: &Arc<OpenState>) {
         state.file.unused(state);
         if let Err(f) = self.settle(state).await {
@@ -517,20 +518,20 @@ impl Core {
         }
     }
 
-    /// Closes or downgrades at the server until it agrees with what is open here.
+    /// Closes or downgrades at the server until its state equals the local opens.
     async fn settle(self: &Arc<Self>, state: &Arc<OpenState>) -> Answered<()> {
         let _one = state.closing.lock().await;
         let cx = Cx::new(state.cred.clone());
         let (mut current, mut old) = (false, 0);
         loop {
             let step = state.next_step();
-            // After OLD_STATEID with no open under way: whatever the state is now.
+            // After OLD_STATEID without an open in progress: the current seqid.
             let seq = |s: Stateid| if current { s.any_seqid() } else { s };
             let fh = wire_fh(&state.file.fh);
             let (stateid, failed) = match step {
                 Step::None => return Ok(()),
                 Step::Close(stateid) => {
-                    // A server may refuse to close what is locked (ganesha does).
+                    // A server may refuse to close a locked file (ganesha does).
                     self.drop_locks(state).await;
                     let c = Compound::new("CLOSE", [Op::Putfh(fh), Op::close(seq(stateid))]);
                     let closed = self.compound(&cx, c).await.and_then(|mut a| {
@@ -540,7 +541,8 @@ impl Core {
                     match closed {
                         Ok(_) => {
                             state.gone(&stateid);
-                            // An open by name has passed us, and the server closed that, too.
+                            // An open by name has overtaken the CLOSE, and the server closed that
+                            // open, too.
                             self.open_again(state).await;
                             continue;
                         }
@@ -559,7 +561,8 @@ impl Core {
                             state.downgraded(access, Some(new));
                             continue;
                         }
-                        // Never opened so at the server (a reclaimed open): it stays as it is.
+                        // The server never had this access (a reclaimed open). The state stays as
+                        // it is.
                         Err(f) if f.status() == Some(Nfsstat4::INVAL) => return Ok(()),
                         Err(f) => (stateid, f),
                     }
@@ -567,8 +570,9 @@ impl Core {
             };
             match failed.status() {
                 Some(Nfsstat4::OLD_STATEID) if old < 2 * OLD_ROUNDS => {
-                    // An open by name has passed us and its reply is under way; or the server
-                    // counts otherwise. An open that is closed with this one is made again.
+                    // An open by name has overtaken the CLOSE, and its reply is in flight; or the
+                    // server counts differently. An open that is closed with this state is made
+                    // again.
                     old += 1;
                     current = self.files.naming.load(Ordering::SeqCst) == 0 || old >= OLD_ROUNDS;
                     tokio::time::sleep(OLD_WAIT).await;
@@ -589,7 +593,7 @@ impl Core {
     }
 }
 
-/// The mark, when commits that use it have ended.
+/// The mark, after commits that use it have ended.
 async fn alone(mut mark: Arc<OpenMark>) -> OpenMark {
     loop {
         match Arc::try_unwrap(mark) {
@@ -600,22 +604,22 @@ async fn alone(mut mark: Arc<OpenMark>) -> OpenMark {
     }
 }
 
-/// How a file is to be created.
+/// Parameters of a creation.
 #[derive(Default)]
 struct Creation {
     how: Option<CreateHow>,
-    /// Attributes that were asked for, where some may be left to set.
+    /// Requested attributes, of which some may be left to set.
     asked: SetAttr,
-    /// Those of them that the server will not set in the same step.
+    /// Attributes that the server does not set in the same step.
     later: Bitmap4,
-    /// By what a repetition is recognised, or will be by those that come later.
+    /// The stamp that identifies a repetition of this creation, or of later creations.
     stamp: Option<Stamp>,
 }
 
-/// The rights that the open of a file that exists needs and OPEN does not tell of: servers grant it
-/// for reading to whoever may execute the file, because a client that runs a program has to read
-/// it; and who opens for reading may not cut, which the SETATTR that does it lets an owner do all
-/// the same.
+/// The rights that the open of an existing file needs and OPEN does not check. Servers grant OPEN
+/// for reading to users who may execute the file, because a client must read a program to run it.
+/// An open for reading with truncation needs the right to modify. The SETATTR alone would also
+/// succeed for an owner without that right.
 fn right_to_open(how: &OpenHow) -> Option<u32> {
     let read = match how.execute {
         true => access::EXECUTE,
@@ -626,13 +630,13 @@ fn right_to_open(how: &OpenHow) -> Option<u32> {
     Some(read | cut).filter(|&right| right != 0)
 }
 
-/// Whether the file can be cut in the compound that opens it: nothing is asked there that could
-/// refuse the open, and an open that is refused must not have cut.
+/// Whether the compound of the open can cut the file: no check in it may refuse the open. A refused
+/// open must not have cut the file.
 fn cuts_at_once(how: &OpenHow) -> bool {
     how.truncate && right_to_open(how).is_none()
 }
 
-/// The rights that the server says there are, of those that were asked for.
+/// The granted rights among the requested ones.
 fn told_right(how: &OpenHow, answer: &mut Answer) -> Answered<u32> {
     match right_to_open(how) {
         Some(_) => Ok(answer.results.access()?.access),
@@ -650,8 +654,8 @@ fn after_open(how: &OpenHow) -> Vec<Op> {
     ops
 }
 
-/// What is left to set after an exclusive create: what the server could not set, and times that it
-/// used to keep the verifier (RFC 8881 section 18.16.3).
+/// Attributes left to set after an exclusive create: those that the server could not set, and times
+/// that held the verifier (RFC 8881 section 18.16.3).
 fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> SetAttr {
     let done = |n: u32| attrset.has(n) && !later.has(n);
     if done(attr::MODE) {
@@ -679,7 +683,7 @@ fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> 
     asked
 }
 
-/// Change of a directory in the stack's terms.
+/// Change of a directory in the types of the `Vfs` interface.
 pub(crate) fn change_info(c: &hither_proto::nfs4::ChangeInfo) -> ChangeInfo {
     ChangeInfo { atomic: c.atomic, before: c.before, after: c.after, attrs: None }
 }

@@ -1,7 +1,7 @@
-//! The byte ranges that a lock owner holds, as POSIX merges and splits them.
+//! The byte ranges of a lock owner, merged and split as in POSIX.
 //!
-//! It knows nothing of servers. Kept so that locks can be taken again after a server restart, and
-//! decided here (`place`).
+//! They are kept to reclaim locks after a server restart, and to decide locks in the client
+//! (`place`).
 
 use hither_vfs::{FileRange, LockConflict, LockKind};
 
@@ -10,7 +10,7 @@ use hither_vfs::{FileRange, LockConflict, LockKind};
 pub(crate) struct Ranges(Vec<(FileRange, LockKind)>);
 
 impl Ranges {
-    /// Takes `range` as `kind`, in place of whatever was held there.
+    /// Takes `range` as `kind`. Replaces the previous locks in it.
     pub fn lock(&mut self, range: FileRange, kind: LockKind) {
         self.unlock(range);
         if range.start_bytes >= range.end_bytes {
@@ -27,7 +27,7 @@ impl Ranges {
         });
     }
 
-    /// Gives up what is held in `range`.
+    /// Releases the locks in `range`.
     pub fn unlock(&mut self, range: FileRange) {
         if range.start_bytes >= range.end_bytes {
             return;
@@ -41,31 +41,31 @@ impl Ranges {
         self.0 = out;
     }
 
-    /// True when nothing in `range` is held.
+    /// Whether `range` has no locks.
     pub fn is_free(&self, range: FileRange) -> bool {
         !self.0.iter().any(|(r, _)| r.start_bytes < range.end_bytes && range.start_bytes < r.end_bytes)
     }
 
-    /// What is held here and keeps somebody else from taking `range` as `kind`.
+    /// The lock that prevents another owner from taking `range` as `kind`.
     pub fn conflict(&self, kind: LockKind, range: FileRange) -> Option<LockConflict> {
         let shared = |held: LockKind| kind == LockKind::Read && held == LockKind::Read;
         let overlaps = |r: &FileRange| r.start_bytes < range.end_bytes && range.start_bytes < r.end_bytes;
         let found = self.0.iter().find(|(r, held)| overlaps(r) && !shared(*held));
-        // Whose it is, the process, is not known.
+        // The process id of the holder is unknown.
         found.map(|&(range, kind)| LockConflict { kind, range, pid: 0 })
     }
 
-    /// True when nothing is held.
+    /// Whether there are no locks.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What is held, in order.
+    /// The locks in order.
     pub fn iter(&self) -> impl Iterator<Item = (FileRange, LockKind)> + '_ {
         self.0.iter().copied()
     }
 
-    /// Forgets everything.
+    /// Forgets all locks.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -84,7 +84,7 @@ mod tests {
         r.iter().map(|(r, k)| (r.start_bytes, r.end_bytes, k)).collect()
     }
 
-    /// A lock in the middle of another kind splits it; unlocking the rest leaves what remains.
+    /// A lock inside a lock of another kind splits it. An unlock keeps the rest.
     #[test]
     fn split_and_merge() {
         let mut r = Ranges::default();
@@ -102,7 +102,7 @@ mod tests {
         assert!(r.is_empty());
     }
 
-    /// Against a byte map: many random operations agree byte by byte.
+    /// Many random operations give the same result as a byte map.
     #[test]
     fn agrees_with_a_byte_map() {
         let (mut r, mut map, mut x) = (Ranges::default(), [None; 64], 12345u64);

@@ -1,7 +1,7 @@
-//! The end of a mount: everything is flushed and given back.
+//! End of a mount: flushes all files and returns all state.
 //!
-//! It knows nothing of why. Whoever waits for the server is told that the mount goes away; what the
-//! server does not take back in time it drops when the lease ends.
+//! Callers that wait for the server get an error. State that the server does not take back in time
+//! expires with the lease.
 
 use super::core::{Core, Phase};
 use hither_proto::nfs4::Op;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest time for giving back session and clientid.
+/// Longest time for the return of session and clientid.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Opens that are closed at the same time.
+/// Opens that are closed concurrently.
 const CLOSES_AT_ONCE: usize = 32;
 
 impl Core {
-    /// Flushes and closes everything within `cx.deadline`, then leaves.
+    /// Flushes and closes all files within `cx.deadline`, then leaves.
     pub async fn shutdown(self: &Arc<Self>, cx: &Cx) -> Result<()> {
         let core = self.clone();
         let flushed = self
@@ -41,8 +41,7 @@ impl Core {
         flushed
     }
 
-    /// Gives back session and clientid, as far as the server answers, and ends all tasks and
-    /// connections.
+    /// Returns session and clientid, as far as the server answers. Ends all tasks and connections.
     pub async fn leave(self: &Arc<Self>, within: Duration) {
         let session = match &*self.phase.borrow() {
             Phase::Ready(session) => Some(session.clone()),

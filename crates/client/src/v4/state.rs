@@ -1,19 +1,18 @@
-//! Which files are open, as this client and the server see it.
+//! The open files, as this client and the server see them.
 //!
-//! It knows nothing of messages. A [`FileState`] is a file that is open here; it has an
-//! [`OpenState`] for each credential that opened it, which is what the server knows: one stateid,
-//! the union of the access of all opens it stands for. Each `OpenId` is an [`OpenEntry`] that
-//! counts in one of them. An open under way counts as well ([`Files::start`]), so that the state is
-//! not closed under it.
+//! A [`FileState`] is a file that is open on this client. It has an [`OpenState`] for each
+//! credential that opened it. An [`OpenState`] is the server's view: one stateid, and the union of
+//! the access of its opens. Each `OpenId` is an [`OpenEntry`] that counts in one [`OpenState`]. An
+//! open in progress counts as well ([`Files::start`]), so that its state is not closed.
 //!
-//! Whether a file is open decides what becomes of it with its last name ([`Files::claim`]). From
-//! that decision until the server has removed the name, opens of the file by handle wait
-//! ([`Files::begin`]), so that none of them is granted for a file that is about to be lost. A close
-//! that has begun is waited for: the program that closed the file is told already.
+//! The removal of a file's last name depends on whether the file is open ([`Files::claim`]). Opens
+//! by filehandle wait from that decision until the server has removed the name ([`Files::begin`]).
+//! No open is thus granted for a file that is about to be deleted. A removal waits for a close in
+//! progress, because the program that closed the file has already returned.
 //!
-//! NFSv4.1 has no seqid serialisation of open-owners, so opens and closes of one file may pass each
-//! other. What is true then follows from the stateids alone: the same `other` with a greater seqid
-//! is newer; another `other` means that the old state is gone.
+//! NFSv4.1 does not serialise open-owners by seqid, so opens and closes of one file may overtake
+//! each other. The stateids alone show the result. The same `other` with a greater seqid is newer.
+//! A different `other` means that the old state has ended.
 //!
 //! Lock order: `Files::table`, then `FileState::inner`, then `OpenState::inner`, then
 //! `LockState::inner`.
@@ -31,29 +30,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long a directory's removal waits for hidden names of closed files, and of open ones.
+/// Longest wait of a directory's removal for hidden names of closed files. [`CLOSING_WAIT`] is that
+/// for open files.
 const CLOSED_WAIT: Duration = Duration::from_secs(5);
 const CLOSING_WAIT: Duration = Duration::from_millis(50);
-/// Owners that are remembered while nothing is open.
+/// Owners that are remembered while no file is open.
 const OWNERS_MAX: usize = 4096;
 
 /// All open files of a mount.
 pub(crate) struct Files {
     table: Mutex<Table>,
     next_open: AtomicU64,
-    /// Opens by name under way, of any file: a CLOSE may have been passed by one of them.
+    /// Opens by name in progress, of any file. Each may have overtaken a CLOSE.
     pub naming: AtomicUsize,
     /// Files that were unlinked while open.
     pub silly: AtomicUsize,
-    /// Those that were closed since, and whose hidden name is being removed.
+    /// Of those, closed files whose hidden name is being removed.
     pub going: AtomicUsize,
-    /// A lock may have become free.
+    /// Notified when a lock may have become free.
     pub lock_freed: tokio::sync::Notify,
-    /// A close has ended, or a removal.
+    /// Notified at the end of a close or a removal.
     fewer: tokio::sync::Notify,
-    /// Opens by handle under way.
+    /// Opens by filehandle in progress.
     opening: AtomicUsize,
-    /// Makes owners of this mount differ from those of others.
+    /// Distinguishes the owners of this mount from those of others.
     unique: u64,
     next_owner: AtomicU64,
 }
@@ -63,10 +63,10 @@ struct Table {
     files: HashMap<Fh, Arc<FileState>>,
     opens: HashMap<OpenId, Arc<OpenEntry>>,
     owners: HashMap<Arc<Cred>, Bytes>,
-    /// Open files by the directory and name that they were last opened by.
+    /// Open files by the directory and name of their last open.
     named: HashMap<(Fh, Name), Fh>,
-    /// Files that were not open when the removal of a name began, and the number of removals under
-    /// way.
+    /// Files that were not open when the removal of a name began, with the number of removals in
+    /// progress.
     removing: HashMap<Fh, usize>,
 }
 
@@ -82,36 +82,38 @@ impl Table {
 pub(crate) struct FileState {
     /// The file.
     pub fh: Fh,
-    /// Opens and opens under way; guarded by the table's lock.
+    /// Opens, including opens in progress. Guarded by the table's lock.
     users: AtomicUsize,
     pub inner: Mutex<FileInner>,
-    /// One of its locks was released here, or they are elsewhere now.
+    /// Notified when a lock of the file was released on this client, or when the authority over its
+    /// locks has changed.
     pub lock_freed: tokio::sync::Notify,
 }
 
-/// What changes about an open file.
+/// The mutable part of an open file.
 #[derive(Default)]
 pub(crate) struct FileInner {
     pub states: HashMap<Arc<Cred>, Arc<OpenState>>,
-    /// Where its locks are.
+    /// The authority over its locks.
     pub place: Place,
     /// Its entry in `Table::named`.
     named: Option<(Fh, Name)>,
-    /// Where it went when its last known name was removed.
+    /// Its hidden name after the removal of its last known name.
     pub silly: Option<Silly>,
-    /// The server keeps it while it is open (OPEN4_RESULT_PRESERVE_UNLINKED).
+    /// The server keeps the file while it is open (OPEN4_RESULT_PRESERVE_UNLINKED).
     pub preserved: bool,
-    /// The last `change` seen, to find out whether anybody touched the file while a lease was lost.
+    /// The last `change` seen. It shows whether another client changed the file while a lease was
+    /// lost.
     pub change: u64,
     /// The last length seen.
     pub size_bytes: u64,
 }
 
-/// One open as the server knows it.
+/// One open in the server's view.
 pub(crate) struct OpenState {
     /// The file.
     pub file: Arc<FileState>,
-    /// Whose.
+    /// The credential of the opens.
     pub cred: Arc<Cred>,
     /// `open_owner4`.
     pub owner: Bytes,
@@ -122,7 +124,7 @@ pub(crate) struct OpenState {
     pub recovering: tokio::sync::Mutex<()>,
 }
 
-/// What changes about an [`OpenState`].
+/// The mutable part of an [`OpenState`].
 #[derive(Default)]
 pub(crate) struct OpenInner {
     /// `None`: not open at the server.
@@ -131,29 +133,28 @@ pub(crate) struct OpenInner {
     held: u8,
     /// Opens by access: reading, writing, both.
     counts: [u32; 3],
-    /// Those of them whose close has begun.
+    /// Number of opens with a close in progress.
     closing: u32,
-    /// Opens under way.
+    /// Opens in progress.
     opening: u32,
     /// Locks by owner.
     pub locks: HashMap<LockOwner, Arc<LockState>>,
-    /// The open could not be recovered: why.
+    /// The reason why the open could not be recovered.
     pub lost: Option<Error>,
 }
 
-/// What an `OpenId` stands for.
+/// The open of an `OpenId`.
 pub(crate) struct OpenEntry {
     pub state: Arc<OpenState>,
     pub access: OpenAccess,
-    /// What this open has seen of write errors.
+    /// The write errors that this open has reported.
     pub mark: Mutex<Option<Arc<OpenMark>>>,
-    /// One at a time opens or closes it.
+    /// Serialises its open and its end.
     pub further: tokio::sync::Mutex<Further>,
     closing: AtomicBool,
 }
 
-/// The open that gives an [`OpenEntry`] the access which its flock(2) locks need and it was not
-/// opened with.
+/// A further open, for the access that flock(2) locks need and the [`OpenEntry`] lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Further {
     /// No lock has needed one.
@@ -166,21 +167,21 @@ pub(crate) enum Further {
 }
 
 impl Further {
-    /// The entry ends: what there was.
+    /// Ends the entry. Returns the previous value.
     pub fn end(&mut self) -> Self {
         std::mem::replace(self, Self::Closed)
     }
 }
 
-/// What the removal of a name finds.
+/// State of a file at the removal of one of its names.
 pub(crate) enum Claim<'a> {
     /// The file is open.
     Open(Arc<FileState>),
-    /// The file is not open, and is not opened until this is dropped.
+    /// The file is not open. Opens by filehandle wait until the drop of this value.
     Alone(Removing<'a>),
 }
 
-/// A removal under way; ends when dropped.
+/// A removal in progress. Drop ends it.
 pub(crate) struct Removing<'a> {
     files: &'a Files,
     fh: Fh,
@@ -201,7 +202,7 @@ impl Drop for Removing<'_> {
 }
 
 impl Files {
-    /// No files; `unique` is random.
+    /// Starts without files. `unique` is random.
     pub fn new(unique: u64) -> Self {
         Self {
             table: Mutex::default(),
@@ -224,7 +225,7 @@ impl Files {
             return owner.clone();
         }
         if table.owners.len() >= OWNERS_MAX && table.files.is_empty() {
-            // As long as anything is open its owner must stay the same.
+            // While a file is open, its owner must stay the same.
             table.owners.clear();
         }
         let n = self.next_owner.fetch_add(1, Ordering::Relaxed);
@@ -238,7 +239,8 @@ impl Files {
         Bytes::from(format!("bring {:016x} {number:x}", self.unique))
     }
 
-    /// An open of `fh` by handle begins, when no removal is under way: see [`Files::start`].
+    /// Begins an open of `fh` by filehandle, after removals of its names have ended: see
+    /// [`Files::start`].
     pub async fn begin(&self, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
         loop {
             let fewer = self.fewer.notified();
@@ -251,14 +253,14 @@ impl Files {
         }
     }
 
-    /// The same without waiting.
+    /// As [`Files::begin`], without waiting: `None` during a removal.
     pub fn try_begin(&self, fh: &Fh, cred: &Arc<Cred>) -> Option<Arc<OpenState>> {
         let owner = self.owner(cred);
         let mut table = self.table.lock();
         (!table.removing.contains_key(fh)).then(|| self.start_in(&mut table, owner, fh, cred))
     }
 
-    /// An open of `fh` begins: keeps its state until [`Files::opened`] or [`Files::abandoned`].
+    /// Begins an open of `fh`. Keeps its state until [`Files::opened`] or [`Files::abandoned`].
     pub fn start(&self, fh: &Fh, cred: &Arc<Cred>) -> Arc<OpenState> {
         let owner = self.owner(cred);
         self.start_in(&mut self.table.lock(), owner, fh, cred)
@@ -287,12 +289,12 @@ impl Files {
         state.clone()
     }
 
-    /// The file that is open here and was opened by this name. It may have another by now.
+    /// The open file that was last opened by this name. The file may have another name now.
     pub fn by_name(&self, dir: &Fh, name: &Name) -> Option<Fh> {
         self.table.lock().named.get(&(dir.clone(), name.clone())).cloned()
     }
 
-    /// An open file was opened by this name.
+    /// Records the name by which an open file was opened.
     pub fn note_name(&self, file: &FileState, dir: &Fh, name: &Name) {
         let mut table = self.table.lock();
         let key = (dir.clone(), name.clone());
@@ -305,7 +307,7 @@ impl Files {
         table.named.insert(key, file.fh.clone());
     }
 
-    /// The open that began with [`Files::start`] succeeded.
+    /// Registers the success of an open begun by [`Files::start`].
     pub fn opened(&self, state: &Arc<OpenState>, access: OpenAccess) -> OpenId {
         let id = OpenId(self.next_open.fetch_add(1, Ordering::Relaxed));
         let mut table = self.table.lock();
@@ -320,27 +322,28 @@ impl Files {
         id
     }
 
-    /// The open that began with [`Files::start`] failed. The state must be settled, then left.
+    /// Registers the failure of an open begun by [`Files::start`]. The caller must then settle the
+    /// state and leave the file.
     pub fn abandoned(&self, state: &Arc<OpenState>) {
         self.opening.fetch_sub(1, Ordering::SeqCst);
         state.inner.lock().opening -= 1;
     }
 
-    /// The close of an `OpenId` begins.
+    /// Marks an `OpenId` as closing.
     pub fn closing(&self, id: OpenId) {
         let Ok(entry) = self.entry(id) else { return };
         {
             let mut inner = entry.state.inner.lock();
             inner.closing += u32::from(!entry.closing.swap(true, Ordering::SeqCst));
         }
-        // The open that its flock(2) locks needed ends with it.
+        // The further open for flock(2) locks ends with it.
         let further = entry.further.try_lock().ok().map(|further| *further);
         if let Some(Further::Open(further)) = further {
             self.closing(further);
         }
     }
 
-    /// Ends an `OpenId`. The state must be settled, then left.
+    /// Ends an `OpenId`. The caller must then settle the state and leave the file.
     pub fn closed(&self, id: OpenId) -> Option<Arc<OpenEntry>> {
         let entry = self.table.lock().opens.remove(&id)?;
         let mut inner = entry.state.inner.lock();
@@ -351,7 +354,7 @@ impl Files {
         Some(entry)
     }
 
-    /// A name of the file is about to be removed. Waits for closes that have begun.
+    /// Prepares the removal of a name of the file. Waits for closes in progress.
     pub async fn claim(&self, fh: &Fh) -> Claim<'_> {
         loop {
             let fewer = self.fewer.notified();
@@ -364,7 +367,7 @@ impl Files {
         }
     }
 
-    /// The same; `None` while closes are under way and nothing else.
+    /// As [`Files::claim`]; `None` while all remaining opens of the file are being closed.
     pub fn try_claim(&self, fh: &Fh) -> Option<Claim<'_>> {
         let mut table = self.table.lock();
         if let Some(file) = table.files.get(fh) {
@@ -378,8 +381,7 @@ impl Files {
         Some(Claim::Alone(Removing { files: self, fh: fh.clone() }))
     }
 
-    /// One user less. After the last one the file is forgotten; what is left to do for it is
-    /// returned.
+    /// Removes one user. After the last one forgets the file and returns the remaining work.
     pub fn leave(&self, file: &Arc<FileState>) -> Option<Leftover<'_>> {
         let mut table = self.table.lock();
         if file.users.fetch_sub(1, Ordering::Relaxed) > 1 {
@@ -398,8 +400,8 @@ impl Files {
         Some(Leftover { silly, _alone: Removing { files: self, fh: file.fh.clone() } })
     }
 
-    /// How long hidden names that are about to go may be waited for: a while when their files are
-    /// closed already, a moment when a close may just be beginning, not at all when there are none.
+    /// How long a caller may wait for the removal of hidden names. [`CLOSED_WAIT`] when their files
+    /// are closed, [`CLOSING_WAIT`] when a close may be about to begin, zero without hidden names.
     pub fn hidden_names_go(&self) -> Duration {
         if self.going.load(Ordering::SeqCst) > 0 {
             return CLOSED_WAIT;
@@ -422,7 +424,7 @@ impl Files {
         self.table.lock().opens.get(&id).cloned().ok_or_else(|| Error::new(libc::EBADF))
     }
 
-    /// The open file, when it is open here.
+    /// The open file; `None` when it is not open on this client.
     pub fn file(&self, fh: &Fh) -> Option<Arc<FileState>> {
         self.table.lock().files.get(fh).cloned()
     }
@@ -442,12 +444,12 @@ impl Files {
         self.table.lock().opens.keys().copied().collect()
     }
 
-    /// Whether any open is under way, whose reply may bring a delegation.
+    /// Whether an open is in progress, whose reply may bring a delegation.
     pub fn opens_under_way(&self) -> bool {
         self.opening.load(Ordering::SeqCst) + self.naming.load(Ordering::SeqCst) > 0
     }
 
-    /// `lock_owner4` of a local lock owner. Ours are recognised by their beginning.
+    /// `lock_owner4` of a local lock owner. Its prefix identifies this client's owners.
     pub fn lock_owner(&self, owner: LockOwner) -> StateOwner {
         let kind = if owner.flock { "flock" } else { "posix" };
         let name = Bytes::from(format!("lock {:016x} {kind} {:x}", self.unique, owner.id));
@@ -455,7 +457,7 @@ impl Files {
     }
 }
 
-/// What remains to do for a file that nobody uses any more: its hidden name is to be removed.
+/// Remaining work for a file without users: the removal of its hidden name.
 pub(crate) struct Leftover<'a> {
     pub silly: Silly,
     _alone: Removing<'a>,
@@ -465,13 +467,14 @@ pub(crate) struct Leftover<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Use {
     None,
-    /// Every open of it has begun to end.
+    /// Each of its opens is being closed.
     Closing,
     Open,
 }
 
 impl FileState {
-    /// Gives the file a hidden name as its last, when it is open still.
+    /// Records a hidden name as the file's last, when the file is still open. Returns whether it
+    /// is.
     pub fn hide(&self, silly: &Silly) -> bool {
         let mut inner = self.inner.lock();
         let open = inner.states.values().any(|state| state.inner.lock().use_of() == Use::Open);
@@ -487,19 +490,19 @@ impl FileState {
     }
 }
 
-/// What a state that nobody is opening needs next; see [`OpenState::next_step`].
+/// The next step for a state without opens in progress; see [`OpenState::next_step`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// CLOSE this.
+    /// CLOSE this stateid.
     Close(Stateid),
-    /// OPEN_DOWNGRADE this to that access.
+    /// OPEN_DOWNGRADE this stateid to that access.
     Downgrade(Stateid, u32),
     /// Nothing.
     None,
 }
 
 impl OpenState {
-    /// The server granted an open.
+    /// Records an open that the server granted.
     pub fn granted(&self, stateid: Stateid, access: OpenAccess) {
         let mut inner = self.inner.lock();
         inner.note(stateid);
@@ -507,7 +510,7 @@ impl OpenState {
         inner.lost = None;
     }
 
-    /// What brings the server's view in line with the local one.
+    /// The step that makes the server's state equal to the local one.
     pub fn next_step(&self) -> Step {
         let inner = self.inner.lock();
         let (Some(stateid), 0) = (inner.stateid, inner.opening) else { return Step::None };
@@ -518,14 +521,14 @@ impl OpenState {
         }
     }
 
-    /// The state that `stateid` named is gone at the server.
+    /// Records that the state of `stateid` has ended at the server.
     pub fn gone(&self, stateid: &Stateid) {
         let mut inner = self.inner.lock();
         if inner.stateid.is_some_and(|s| s.other == stateid.other) {
             inner.stateid = None;
             inner.held = 0;
-            // A lock that is held there went with it: its owner must hear of that, not go on
-            // without.
+            // Locks at the server ended with it. Their owner must get an error instead of
+            // continuing without them.
             inner.locks.retain(|_, lock| {
                 let mut lock = lock.inner.lock();
                 lock.stateid = None;
@@ -539,13 +542,13 @@ impl OpenState {
         }
     }
 
-    /// In use here, and not open at the server.
+    /// Whether the state has local opens, but is not open at the server.
     pub fn is_bare(&self) -> bool {
         let inner = self.inner.lock();
         inner.stateid.is_none() && inner.lost.is_none() && inner.needed() != 0
     }
 
-    /// The server downgraded to `access` (or will not do so, with `None`).
+    /// Records that the server downgraded to `access`. `stateid` is `None` when the server refused.
     pub fn downgraded(&self, access: u32, stateid: Option<Stateid>) {
         let mut inner = self.inner.lock();
         inner.held = match access {
@@ -557,8 +560,8 @@ impl OpenState {
         }
     }
 
-    /// The stateid for I/O: of the locks when exactly one owner has some at the server, else of the
-    /// open. Sequence number 0 means "as it is now".
+    /// The stateid for I/O. It is that of the locks when exactly one owner has locks at the server,
+    /// else that of the open. Sequence number 0 means "current".
     ///
     /// # Errors
     /// `EIO` when the open or a lock was lost.
@@ -583,7 +586,8 @@ impl OpenState {
         Ok(stateid.map_or(Stateid::ANONYMOUS, Stateid::any_seqid))
     }
 
-    /// Whether `used` is still what this state is known by, so that an error about it is news.
+    /// Whether `used` is still the stateid of this state. Only then an error about it needs
+    /// recovery.
     pub fn is_current(&self, used: &Stateid) -> bool {
         let inner = self.inner.lock();
         inner.stateid.is_some_and(|s| s.other == used.other)
@@ -609,7 +613,7 @@ impl OpenInner {
         }
     }
 
-    /// A stateid that the server gave: the newer of two of one state, or a new state.
+    /// Records a stateid from the server: the newer of two of one state, or a new state.
     pub fn note(&mut self, stateid: Stateid) {
         match &mut self.stateid {
             Some(known) if known.other == stateid.other => {
@@ -622,7 +626,7 @@ impl OpenInner {
         }
     }
 
-    /// The open was made again with `access`, under a new stateid.
+    /// Records that the open was made again with `access`, under a new stateid.
     pub fn reopened(&mut self, stateid: Stateid, access: u32) {
         self.stateid = Some(stateid);
         self.held = 1 << access;
@@ -643,7 +647,7 @@ fn index(access: OpenAccess) -> usize {
     share(access) as usize - 1
 }
 
-/// A filehandle of the server, copied out of the message it came in.
+/// A filehandle of the server, copied out of its message.
 pub(crate) fn own_fh(fh: &nfs4::Fh) -> Fh {
     Fh(Bytes::copy_from_slice(fh))
 }

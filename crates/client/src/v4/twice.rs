@@ -1,10 +1,10 @@
-//! What became of a change whose session was lost before its reply was here.
+//! Outcome of a change whose session was lost before its reply arrived.
 //!
-//! It was sent again in another session, and the server refused it, perhaps because the first one
-//! had done it. The names say which: a new name that leads to the very file is proof for LINK; for
-//! RENAME the old name is gone and the new one leads to another object than before. A directory
-//! that exists is no proof of anything, since programs use mkdir(2) as a lock: MKDIR reports what
-//! the server said.
+//! The client sent the change again in another session, and the server refused it. The first
+//! execution may be the reason. The names give the answer. For LINK, a new name of the same file is
+//! proof. For RENAME, the old name is absent and the new name has another object than before. An
+//! existing directory proves nothing, since programs use mkdir(2) as a lock. MKDIR therefore
+//! reports the server's status.
 
 use super::call::Compound;
 use super::core::Core;
@@ -15,7 +15,8 @@ use hither_vfs::{Cx, Fh, Name};
 use std::sync::Arc;
 
 impl Core {
-    /// Whether an earlier RENAME of `from` to `to`, which led to `replaced`, was executed.
+    /// Whether an earlier RENAME of `from` to `to` was executed. `replaced` is the object that `to`
+    /// had before.
     pub async fn renamed_before(
         self: &Arc<Self>,
         cx: &Cx,
@@ -32,7 +33,7 @@ impl Core {
         Ok(self.leads_to(cx, to).await?.as_ref() == Some(fh))
     }
 
-    /// What a name leads to now, asked of the server.
+    /// The object of a name at the server; `None` when the name does not exist.
     pub async fn leads_to(self: &Arc<Self>, cx: &Cx, (dir, name): (&Fh, &Name)) -> Answered<Option<Fh>> {
         let ops = [Op::Putfh(wire_fh(dir)), Op::Lookup(wire_name(name)), Op::Getfh];
         let mut answer = self.compound(cx, Compound::new("LOOKUP", ops)).await?;
