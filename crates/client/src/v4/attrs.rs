@@ -1,7 +1,6 @@
-//! Attributes between the wire and the machine.
+//! Conversion of attributes between the wire and the `Vfs` interface.
 //!
-//! It knows nothing of calls. What a server leaves out gets the value that does least harm; a type
-//! that is missing is the server's error.
+//! An omitted attribute gets the least harmful value. A missing type is an error of the server.
 
 use super::call::Answer;
 use super::core::Core;
@@ -14,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
-/// What makes a [`hither_vfs::Attr`].
+/// The attributes of a [`hither_vfs::Attr`].
 pub(crate) const NODE_ATTRS: Bitmap4 = Bitmap4::of(&[
     attr::TYPE,
     attr::CHANGE,
@@ -32,7 +31,7 @@ pub(crate) const NODE_ATTRS: Bitmap4 = Bitmap4::of(&[
     attr::TIME_MODIFY,
 ]);
 
-/// What makes a [`FsStat`].
+/// The attributes of a [`FsStat`].
 pub(crate) const FS_ATTRS: Bitmap4 = Bitmap4::of(&[
     attr::SPACE_TOTAL,
     attr::SPACE_FREE,
@@ -43,7 +42,7 @@ pub(crate) const FS_ATTRS: Bitmap4 = Bitmap4::of(&[
     attr::MAXNAME,
 ]);
 
-/// The type in the machine's terms; named attributes and their directories look like files and
+/// The type for the `Vfs` interface. Named attributes and their directories become files and
 /// directories.
 pub(crate) fn kind(t: Ftype) -> Option<FileKind> {
     Some(match t {
@@ -58,7 +57,7 @@ pub(crate) fn kind(t: Ftype) -> Option<FileKind> {
     })
 }
 
-/// The attributes in the machine's terms; `None` when the server does not even say the type.
+/// The attributes for the `Vfs` interface; `None` when the server does not return the type.
 pub(crate) async fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
     let kind = kind(a.ftype?)?;
     let time = |t: Option<nfs4::Time>| {
@@ -81,8 +80,7 @@ pub(crate) async fn to_attr(a: &WireAttrs, ids: &IdMap) -> Option<Attr> {
         atime: time(a.time_access),
         mtime: time(a.time_modify),
         ctime,
-        // A server without a change attribute does not exist by RFC 8881 section 5.6; its ctime
-        // will do.
+        // RFC 8881 section 5.6 requires a change attribute. Without it the ctime is used.
         change: a.change.unwrap_or_else(|| (ctime.secs as u64) << 30 | u64::from(ctime.nanos)),
     })
 }
@@ -91,12 +89,12 @@ async fn id(ids: &IdMap, who: Who, owner: Option<&nfs4::OwnerName>) -> u32 {
     let Some(owner) = owner else { return NOBODY };
     match ids.known_id(who, owner) {
         Some(id) => id,
-        // Kept for longer than the message lives.
+        // A copy, which lives longer than the message.
         None => ids.id(who, &bytes::Bytes::copy_from_slice(owner)).await,
     }
 }
 
-/// What `set` asks for, for SETATTR and creation.
+/// The attributes of `set`, for SETATTR and creation.
 async fn from_set(set: &SetAttr, ids: &IdMap) -> WireAttrs {
     let time = |t: SetTime| match t {
         SetTime::Now => nfs4::SetTime::Server,
@@ -135,7 +133,7 @@ pub(crate) fn to_fsstat(a: &WireAttrs) -> FsStat {
 }
 
 impl Core {
-    /// Attributes of `fh` that a question sent at `asked` brought.
+    /// Attributes of `fh` from a call sent at `asked`.
     pub async fn attrs(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs, asked: Instant) -> Answered<Attrs> {
         let attr = self.attr(fh, wire).await?;
         Ok(self.leased(fh, self.valid.attrs(fh, attr, asked)))
@@ -149,8 +147,9 @@ impl Core {
         Ok(Node { fh, attrs })
     }
 
-    /// The attributes of `fh` in the machine's terms, as they look from here: with what was written
-    /// and lost by the server, and without the name that a removed open file has at the server.
+    /// The attributes of `fh` for the `Vfs` interface, corrected for this client. The size includes
+    /// written data that the server lost. The link count excludes the hidden name of a removed open
+    /// file.
     pub async fn attr(self: &Arc<Self>, fh: &Fh, wire: &WireAttrs) -> Answered<Attr> {
         let Some(mut attr) = to_attr(wire, &self.ids).await else {
             return Err(Error::because(libc::EIO, "the server gives no type for a file").into());
@@ -175,13 +174,13 @@ impl Core {
 }
 
 impl Core {
-    /// Attributes of the directory that follow an operation in it.
+    /// Attributes of the directory after an operation in it.
     pub async fn dir_attrs(self: &Arc<Self>, dir: &Fh, answer: &mut Answer) -> Option<Attrs> {
         let wire = answer.results.getattr().ok()?;
         self.attrs(dir, &wire, answer.asked).await.ok()
     }
 
-    /// `set` in the server's terms.
+    /// `set` as attributes of the wire.
     pub async fn wire_set(&self, set: &SetAttr) -> WireAttrs {
         from_set(set, &self.ids).await
     }

@@ -1,15 +1,15 @@
 //! One compound, executed exactly once.
 //!
-//! It knows nothing of what operations mean. [`Core::compound`] takes a slot, puts SEQUENCE before
-//! the operations, and keeps at it until the server executed them: the connection layer repeats a
-//! request whose connection broke in the same slot under the same sequence number, so that the
-//! server's reply cache answers it; here a lost session is replaced (see `recover`), and DELAY and
-//! GRACE are waited out. Only then does the caller see results. It must run in a task of its own
-//! when it changes something ([`Core::detached`]): its slot may not be reused before the reply.
+//! [`Core::compound`] takes a slot, puts SEQUENCE before the operations, and retries until the
+//! server has executed them. After a broken connection the RPC layer repeats the request in the
+//! same slot under the same sequence number. The server answers it from its reply cache. This
+//! module replaces a lost session (see `recover`) and waits during DELAY and GRACE. Only then does
+//! the caller get results. A compound that changes something must run in its own task
+//! ([`Core::detached`]), because its slot may not be reused before the reply.
 //!
-//! A compound is repeated as a whole only when the operation that failed is its first that changes
-//! something, or comes before it; what fails after that is the caller's to judge. Nor is it
-//! repeated for a mere wish ([`Compound::wishes_from`]).
+//! A compound is repeated as a whole only in one case: the failed operation is the first that
+//! changes something, or an earlier one. Callers handle later failures. A compound is not repeated
+//! for optional operations ([`Compound::wishes_from`]).
 
 use super::core::Core;
 use super::fail::{Answered, Fail};
@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 /// COMPOUND, SEQUENCE, PUTFH, and the small operations that go with a READ or WRITE.
 pub(crate) const OVERHEAD_BYTES: u32 = 2048;
 
-/// What to send.
+/// A compound to send.
 #[derive(Debug, Clone)]
 pub(crate) struct Compound {
     /// Label in the statistics.
@@ -41,8 +41,8 @@ pub(crate) struct Compound {
     ops: Vec<Op>,
     /// Index of the first operation that changes something; `usize::MAX` when none does.
     pivot: usize,
-    /// Operations up to this index may wait for DELAY and GRACE: nothing was changed before them,
-    /// and they are no wishes.
+    /// Operations before this index may wait during DELAY and GRACE: they are needed, and no
+    /// earlier operation changed anything.
     patient: usize,
     /// Ask the server to keep the reply.
     cache: bool,
@@ -51,11 +51,11 @@ pub(crate) struct Compound {
 impl Compound {
     /// `ops` without SEQUENCE.
     pub fn new(label: &'static str, ops: impl IntoIterator<Item = Op>) -> Self {
-        // The place of SEQUENCE, filled in for each attempt.
+        // A placeholder for SEQUENCE, replaced at each attempt.
         let mut all = vec![Op::Illegal(0)];
         all.extend(ops);
         let pivot = all.iter().skip(1).position(|op| !op.is_idempotent()).map_or(usize::MAX, |i| i + 1);
-        // Repeating these does no harm, and their replies may be too long to keep.
+        // A repetition of these does no harm, and their replies may be too long to keep.
         let harmless = |op: &Op| {
             op.is_idempotent()
                 || matches!(op, Op::Write(_) | Op::Commit(_) | Op::Allocate(_) | Op::Deallocate(_))
@@ -65,55 +65,56 @@ impl Compound {
         Self { label, ops: all, pivot, patient: pivot, cache }
     }
 
-    /// Whether the operation with which `answer` ends is the first that changes something, or
-    /// before it.
+    /// Whether `answer` ends at or before the first operation that changes something.
     pub fn changed_nothing(&self, answer: &Answer) -> bool {
         answer.results.remaining() <= self.pivot
     }
 
-    /// What stands behind the first `needed` operations are wishes: not worth waiting for.
+    /// Marks the operations after the first `needed` as optional. The compound does not wait for
+    /// them.
     pub fn wishes_from(mut self, needed: usize) -> Self {
         self.patient = self.patient.min(needed);
         self
     }
 
-    /// Executing it twice does no harm, and its reply may be long: the server need not keep it.
+    /// The server need not keep the reply, which may be long. A second execution does no harm.
     pub fn uncached(mut self) -> Self {
         self.cache = false;
         self
     }
 }
 
-/// Results of an executed compound, SEQUENCE's taken off.
+/// Results of an executed compound, without that of SEQUENCE.
 #[derive(Debug)]
 pub(crate) struct Answer {
     /// The results.
     pub results: Results<OpRes>,
-    /// When the question was sent for the last time.
+    /// When the request was last sent.
     pub asked: Instant,
-    /// It was sent in more than one session: whether an earlier one executed it is unknown.
+    /// The compound was sent in more than one session. Whether an earlier session executed it is
+    /// unknown.
     pub repeated: bool,
-    /// It ended at an operation that nobody needs, which is not sent again.
+    /// The compound ended at an optional operation, which is not sent again.
     pub unasked: bool,
 }
 
-/// How one request in a slot ended.
+/// Outcome of one request in a slot.
 pub(crate) enum Outcome {
     /// The server executed it.
     Executed(Answer),
-    /// Not executed, or at least not known to be, and the session is gone.
+    /// The session is lost. The request is not known to be executed.
     Lost(Need),
-    /// Not executed; take another slot.
+    /// Not executed. The request needs another slot.
     Again,
-    /// Refused by SEQUENCE, for good.
+    /// SEQUENCE refused the request permanently.
     Refused(Nfsstat4),
     /// Perhaps executed; the reply cannot be decoded.
     Garbled,
-    /// No reply that means anything.
+    /// No usable reply.
     Failed(Error),
 }
 
-/// Waiting times that grow: never spinning, never longer than `most`.
+/// Growing waiting times, at most `most`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -121,16 +122,16 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// NFS4ERR_DELAY: mostly a delegation being recalled, which takes a round trip or two.
+    /// NFS4ERR_DELAY: usually a delegation recall, which takes one or two round trips.
     pub const DELAY: Self = Self { next: Duration::from_millis(20), most: Duration::from_secs(5) };
-    /// NFS4ERR_GRACE: lasts as long as a lease, and everybody waits for its end.
+    /// NFS4ERR_GRACE: lasts as long as a lease, and all clients wait for its end.
     pub const GRACE: Self = Self { next: Duration::from_millis(250), most: Duration::from_secs(2) };
-    /// A lock held by somebody else.
+    /// A lock held by another owner.
     pub const LOCK: Self = Self { next: Duration::from_millis(50), most: Duration::from_secs(2) };
-    /// Recovery that does not succeed.
+    /// A failed recovery.
     pub const RECOVERY: Self = Self { next: Duration::from_millis(200), most: Duration::from_secs(15) };
 
-    /// How long to wait now.
+    /// The next waiting time.
     pub fn step(&mut self) -> Duration {
         let now = self.next;
         self.next = (self.next * 2).min(self.most);
@@ -139,13 +140,13 @@ impl Backoff {
 }
 
 impl Core {
-    /// Executes `c` for `cx.cred`. Interruptible as long as the server cannot have executed it.
+    /// Executes `c` for `cx.cred`. Can be interrupted while the server cannot have executed it.
     pub async fn compound(self: &Arc<Self>, cx: &Cx, mut c: Compound) -> Answered<Answer> {
         let cred = self.credential(&cx.cred);
         let (mut delay, mut grace) = (Backoff::DELAY, Backoff::GRACE);
         let mut repeated = false;
         loop {
-            // What may have been executed must be seen through.
+            // A compound that may have been executed must be completed.
             let cancel = (!repeated || c.pivot == usize::MAX).then_some(&cx.cancel);
             let session = interruptible(cancel, self.ready()).await??;
             let Ok(guard) = interruptible(cancel, session.acquire()).await? else { continue };
@@ -174,8 +175,8 @@ impl Core {
         }
     }
 
-    /// Executes `c` in a session that is being set up or recovered. `Err` when that session is lost
-    /// too.
+    /// Executes `c` in a session that is being set up or recovered. `Err` when that session is
+    /// lost, too.
     pub async fn compound_in(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -199,7 +200,7 @@ impl Core {
         }
     }
 
-    /// One request in its slot, until the server executed or refused it.
+    /// Sends one request in its slot, until the server has executed or refused it.
     async fn in_slot(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -232,7 +233,7 @@ impl Core {
                     guard.replied(true);
                     return Outcome::Garbled;
                 }
-                // The sequence number's fate is unknown: the slot stays taken.
+                // The state of the sequence number is unknown: the slot stays taken.
                 Err(_) => return Outcome::Garbled,
             };
             if reply.status != Nfsstat4::OK {
@@ -243,8 +244,8 @@ impl Core {
                 Ok(ok) => {
                     guard.replied(true);
                     self.sequenced(session, &ok, asked);
-                    // Some servers (ganesha) say so in the operation that follows (RFC 8881 section
-                    // 18.46.3).
+                    // Some servers (ganesha) return this status in the next operation (RFC 8881
+                    // section 18.46.3).
                     if results.status() == Nfsstat4::RETRY_UNCACHED_REP && !c.cache {
                         return Outcome::Again;
                     }
@@ -267,7 +268,7 @@ impl Core {
 
     fn no_reply(&self, guard: SlotGuard, e: CallError) -> Outcome {
         match e {
-            // Rejected before the compound was looked at: the slot is as it was.
+            // Refused before the compound was decoded: the slot is unchanged.
             CallError::Denied(_)
             | CallError::ProgUnavail
             | CallError::ProgMismatch { .. }
@@ -280,7 +281,7 @@ impl Core {
         Outcome::Failed(error::call(&e))
     }
 
-    /// A compound outside of sessions (EXCHANGE_ID and its kin), perhaps on one particular
+    /// Sends a compound without a session, for example EXCHANGE_ID, optionally on one particular
     /// connection.
     pub async fn bare(
         &self,
@@ -316,7 +317,7 @@ impl Core {
         }
     }
 
-    /// What each successful SEQUENCE says.
+    /// Handles the result of a successful SEQUENCE.
     fn sequenced(self: &Arc<Self>, session: &Arc<Session>, ok: &SequenceOk, asked: Instant) {
         session.adapt(ok.target_highest_slotid, ok.highest_slotid);
         self.renewed(asked);
@@ -326,8 +327,8 @@ impl Core {
     }
 }
 
-/// Whether a reply that cannot be decoded at least begins with a successful SEQUENCE: its slot can
-/// be used again.
+/// Whether a reply that cannot be decoded begins with a successful SEQUENCE. Then its slot can be
+/// used again.
 fn sequence_succeeded(body: &Bytes) -> bool {
     let mut d = Dec::new(body);
     let mut first = || -> hither_proto::xdr::Result<OpRes> {
@@ -338,11 +339,12 @@ fn sequence_succeeded(body: &Bytes) -> bool {
     matches!(first(), Ok(OpRes::Sequence(Ok(_))))
 }
 
-/// What a refusal by SEQUENCE means (RFC 8881 section 18.46.3); the sequence number has not moved.
+/// Handles a refusal by SEQUENCE (RFC 8881 section 18.46.3). The sequence number has not changed.
 fn refuse(session: &Arc<Session>, guard: SlotGuard, status: Nfsstat4) -> Outcome {
     match status {
         Nfsstat4::RETRY_UNCACHED_REP => {
-            // It was executed and its reply not kept, as we said: it does no harm to send it again.
+            // The compound was executed and its reply not kept, as requested. A repetition does no
+            // harm.
             guard.replied(true);
             Outcome::Again
         }
@@ -366,7 +368,7 @@ fn refuse(session: &Arc<Session>, guard: SlotGuard, status: Nfsstat4) -> Outcome
     }
 }
 
-/// Waits for `f`, or for the caller to be interrupted.
+/// Waits for `f`, or for an interrupt of the caller.
 pub(crate) async fn interruptible<T>(
     cancel: Option<&CancellationToken>,
     f: impl Future<Output = T>,

@@ -1,7 +1,7 @@
-//! What the server asks of us: CB_COMPOUND on the session's connections (RFC 8881 section 20).
+//! Calls from the server: CB_COMPOUND on the session's connections (RFC 8881 section 20).
 //!
-//! It knows nothing of transport. CB_SEQUENCE keeps the last reply of each slot for repetitions.
-//! Recalls are answered at once; what follows is in `delegation`.
+//! The slot of each CB_SEQUENCE keeps the last reply for repetitions. Recalls are answered at once.
+//! `delegation` then returns the delegation.
 
 use super::core::{Core, Phase};
 use super::mount::{CB_PROGRAM, CB_SLOTS};
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// Answers the server's calls.
+/// Answers calls from the server.
 pub(crate) struct Callbacks {
     core: Weak<Core>,
     slots: Mutex<Slots>,
@@ -37,14 +37,14 @@ struct CbSlot {
     reply: Bytes,
 }
 
-/// What CB_SEQUENCE says about a call.
+/// Decision of CB_SEQUENCE about a call.
 enum Turn {
     New(CbSequenceOk),
     Repeated(Bytes),
 }
 
 impl Callbacks {
-    /// For the mount `core`.
+    /// The handler for the mount `core`.
     pub fn new(core: &Arc<Core>) -> Arc<Self> {
         Arc::new(Self { core: Arc::downgrade(core), slots: Mutex::default() })
     }
@@ -107,9 +107,9 @@ impl Callbacks {
         reply
     }
 
-    /// Takes a slot's turn (RFC 8881 section 20.9).
+    /// Checks the sequence of a slot (RFC 8881 section 20.9).
     fn turn(&self, core: &Core, seq: &CbSequenceArgs) -> Result<Turn, Nfsstat4> {
-        // While a session is being made its name may not be known here yet.
+        // The id of a session may be unknown to the client during its creation.
         match &*core.phase.borrow() {
             Phase::Ready(session) if session.id != seq.sessionid => return Err(Nfsstat4::BADSESSION),
             Phase::Stopped => return Err(Nfsstat4::BADSESSION),
@@ -125,7 +125,7 @@ impl Callbacks {
         let slot = &mut slots.slots[seq.slotid as usize];
         if seq.sequenceid == slot.seqid && seq.sequenceid != 0 {
             return match slot.reply.is_empty() {
-                // Still at it.
+                // The first execution is still in progress.
                 true => Err(Nfsstat4::DELAY),
                 false => Ok(Turn::Repeated(slot.reply.clone())),
             };
@@ -185,9 +185,9 @@ impl Core {
         }
     }
 
-    /// What the holder of a write delegation knows: that the server has all there is, or how long
-    /// the file is with what is on its way. Other attributes that wait the server learns with the
-    /// file, which goes back.
+    /// Attributes from the holder of a write delegation, which include delayed writes. When the
+    /// length alone does not describe the delayed changes, the answer is DELAY and the delegation
+    /// is returned.
     fn delegated_attrs(self: &Arc<Self>, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
         let fh: Fh = own_fh(&args.fh);
         let (change, size) = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;

@@ -1,8 +1,8 @@
-//! What all operations of a v4 mount share: the connection, the session of the moment, credentials,
-//! and the rule that work runs in tasks of its own.
+//! The shared part of a v4 mount: connection, current session, credentials, and the execution of
+//! work in separate tasks.
 //!
-//! It knows nothing of single operations. A [`Phase`] says whether there is a session to work in;
-//! who finds none waits for the recovery that is under way, of which there is never more than one.
+//! A [`Phase`] shows whether a session is ready. Callers without a session wait for the recovery in
+//! progress. There is at most one recovery at a time.
 
 use super::bring::Owners;
 use super::call::interruptible;
@@ -30,28 +30,28 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Encoded credentials that are kept; beyond it they are made anew.
+/// Most encoded credentials that are kept. A full table is cleared.
 const CREDENTIALS_MAX: usize = 1024;
 
-/// Whether there is a session to work in.
+/// Whether a session is ready.
 #[derive(Debug, Clone)]
 pub(crate) enum Phase {
-    /// Work in it.
+    /// The session is ready.
     Ready(Arc<Session>),
-    /// One is being made, or state is being recovered.
+    /// A session is being created, or state is being recovered.
     Recovering,
-    /// The mount is going away.
+    /// The mount is ending.
     Stopped,
 }
 
-/// What the mounted file system offers, learnt once.
+/// Properties of the mounted file system, read once at mount time.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     /// Root directory.
     pub root: Fh,
-    /// Bytes of one READ.
+    /// Largest READ in bytes.
     pub rsize: u32,
-    /// Bytes of one WRITE.
+    /// Largest WRITE in bytes.
     pub wsize: u32,
     /// Attributes that an exclusive create may set.
     pub exclusive_attrs: Bitmap4,
@@ -73,9 +73,9 @@ pub(crate) struct Core {
     pub stats: Arc<Stats>,
     /// 1 or 2.
     pub minor: u32,
-    /// How long attributes hold.
+    /// Validity of attributes.
     pub valid: ValidityRules,
-    /// Owners by name and number.
+    /// Mapping of owners between names and numbers.
     pub ids: IdMap,
     /// Open files.
     pub files: Files,
@@ -85,26 +85,26 @@ pub(crate) struct Core {
     pub lease: Mutex<Lease>,
     /// Set at the end of mounting.
     pub facts: OnceLock<Facts>,
-    /// The mount is going away: background tasks end.
+    /// Cancelled at the end of the mount: background tasks end.
     pub stop: CancellationToken,
-    /// Operations of one compound that the server was found to take, below what its limits say.
+    /// Most operations of one compound that the server accepted, when fewer than its limits.
     pub ops_limit: AtomicUsize,
-    /// Whether the server writes the right bytes of several WRITEs in a compound, and the session
-    /// in which it was tried.
+    /// The epoch of the session of the test, and whether the server writes the right bytes of
+    /// several WRITEs in a compound.
     pub several_writes: tokio::sync::Mutex<Option<(u64, bool)>>,
-    /// Walks that the server did name by name only.
+    /// Consecutive walks that succeeded only name by name.
     pub refusals: AtomicUsize,
     /// The server has no COPY.
     pub no_copy: std::sync::atomic::AtomicBool,
-    /// The server does not give the filehandle as an attribute.
+    /// The server does not return the filehandle as an attribute.
     pub needs_getfh: AtomicBool,
-    /// How exclusive creations are recognised.
+    /// Recognises exclusive creations.
     pub stamps: crate::stamp::Stamps,
-    /// Files about to be closed at the server.
+    /// Files that wait for their CLOSE.
     pub closer: super::closer::Closer,
-    /// Files that hold until the server says otherwise.
+    /// Delegations of the mount.
     pub delegations: Delegations,
-    /// Whether it gives them of directories.
+    /// Whether the server grants directory delegations.
     pub directories: super::directory::Directories,
     /// Owners of opens that last for one compound.
     pub owners: Arc<Owners>,
@@ -146,7 +146,7 @@ impl Core {
         })
     }
 
-    /// What was learnt at mount time.
+    /// Properties of the file system, known from mount time.
     pub fn facts(&self) -> &Facts {
         self.facts.get().expect("operations begin after mounting")
     }
@@ -156,7 +156,7 @@ impl Core {
         self.writes.get_or_init(|| Uncommitted::new(Arc::new(Wire::new(self)), Limits::default()))
     }
 
-    /// The session to work in; waits for a recovery.
+    /// The current session. Waits for a recovery in progress.
     pub async fn ready(&self) -> Answered<Arc<Session>> {
         let mut phase = self.phase.subscribe();
         loop {
@@ -171,8 +171,8 @@ impl Core {
         }
     }
 
-    /// An error of session `epoch` means that `need` is needed. Nothing happens when that session
-    /// has been replaced already or is being replaced.
+    /// Starts a recovery of `need` after an error of session `epoch`. Does nothing when that
+    /// session has been or is being replaced.
     pub fn session_lost(self: &Arc<Self>, epoch: u64, need: Need) {
         let mut lost = None;
         self.phase.send_if_modified(|phase| match phase {
@@ -184,7 +184,7 @@ impl Core {
             _ => false,
         });
         if let Some(session) = lost {
-            // A recall may have been lost with it.
+            // A recall may have been lost with the session.
             self.delegations.withdraw_all();
             if need.session || need.client {
                 session.close();
@@ -194,8 +194,8 @@ impl Core {
         }
     }
 
-    /// The RPC credential of a caller. AUTH_SYS carries 16 groups; of more, the first 16 go, as
-    /// with the Linux client.
+    /// The RPC credential of a caller. AUTH_SYS has 16 groups at most. Of more groups the first 16
+    /// are sent, as by the Linux client.
     pub fn credential(&self, cred: &Arc<Cred>) -> Credential {
         let mut known = self.credentials.lock();
         if let Some(c) = known.get(cred) {
@@ -226,8 +226,8 @@ impl Core {
         Cx::new(Arc::new(Cred::root()))
     }
 
-    /// Runs `work` in a task of its own and waits for it as long as the caller and the mount's
-    /// policy want: a slot or an open is never lost because somebody stopped waiting.
+    /// Runs `work` in its own task. Waits for it as long as the caller and the mount's policy
+    /// allow. No slot and no open is lost when the caller stops waiting.
     pub async fn detached<T: Send + 'static>(
         &self,
         cx: &Cx,
@@ -236,7 +236,7 @@ impl Core {
         self.detached_or(cx, work, |_| {}).await
     }
 
-    /// As [`Core::detached`]; `undo` gets a result that nobody waits for any more.
+    /// As [`Core::detached`]. `undo` gets a result whose caller no longer waits.
     pub async fn detached_or<T: Send + 'static>(
         &self,
         cx: &Cx,
@@ -262,8 +262,8 @@ impl Core {
         }
     }
 
-    /// Until when a caller waits, and what it is told then: its own deadline, or the major timeout
-    /// of a soft mount (`timeo` times `retrans` + 1).
+    /// The time until which a caller waits, and the error afterwards. The time is the caller's
+    /// deadline, or the major timeout of a soft mount (`timeo` times `retrans` + 1).
     pub fn patience(&self, cx: &Cx) -> (Option<Instant>, Error) {
         let soft = match self.opts.recovery {
             Recovery::Hard => None,
@@ -279,13 +279,13 @@ impl Core {
         }
     }
 
-    /// The lease time; a guess before the server has told.
+    /// The lease time; a guess before the server has returned it.
     pub fn lease_time(&self) -> Duration {
         self.lease.lock().time
     }
 }
 
-/// A result on its way to its caller; undone when it does not arrive.
+/// A result for its caller. Drop undoes a result that was not taken.
 struct Delivery<T, U: FnOnce(T)>(Option<(T, U)>);
 
 impl<T, U: FnOnce(T)> Delivery<T, U> {

@@ -1,14 +1,14 @@
-//! Delegations of directories: when one is asked for, and what the answer means (RFC 8881 sections
+//! Directory delegations: when one is requested, and the handling of the answer (RFC 8881 sections
 //! 10.9 and 18.39).
 //!
-//! They are kept, recalled and returned as those of files are (`delegation`). GET_DIR_DELEGATION
-//! goes with questions that are asked anyway, before the attributes that it makes a lease of, and
-//! only for a directory that has proved to stay as it is: its attributes have held for their time
-//! and are asked for again. A server shows at the mount, behind the last operation that is needed,
-//! whether it has the operation at all; one that has not, or refuses it later, is asked no more,
-//! and one that gives none for long ([`REFUSALS_MAX`]) only now and then. Nothing is asked with
-//! `noac`, nor where calls have to see each change of local programs of the server at once: these
-//! are told of after the fact.
+//! They are kept, recalled and returned like file delegations (`delegation`). GET_DIR_DELEGATION
+//! joins a compound that is sent in any case, before the GETATTR that the delegation covers. It is
+//! sent only for a stable directory. Such a directory was unchanged for the validity of its
+//! attributes, and is now revalidated. At mount time the operation follows the last needed
+//! operation, which shows whether the server supports it. A server without it, or that fails it
+//! later, gets no further requests. A server that grants none for long ([`REFUSALS_MAX`]) gets few
+//! requests. There are no requests with `noac`. There are also none when calls must see each change
+//! by local programs of the server at once. The server reports such changes afterwards.
 
 use super::call::{Answer, Compound};
 use super::core::Core;
@@ -27,25 +27,25 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Refusals, one after the other, after which it is asked now and then only.
+/// Consecutive refusals after which requests are rare.
 const REFUSALS_MAX: u32 = 64;
-/// How often that is.
+/// Interval of the rare requests.
 const RETRY: Duration = Duration::from_secs(300);
 
-/// Whether to ask.
+/// Whether to request directory delegations.
 #[derive(Default)]
 pub(crate) struct Directories {
-    /// The server has the operation.
+    /// The server supports the operation.
     offered: AtomicBool,
-    /// Refusals, one after the other.
+    /// Consecutive refusals.
     refusals: AtomicU32,
-    /// When the last one came, once there were too many.
+    /// Time of the last refusal, after [`REFUSALS_MAX`].
     asked: Mutex<Option<Instant>>,
-    /// Compounds under way that ask.
+    /// Number of compounds in progress with a request.
     under_way: AtomicUsize,
 }
 
-/// A compound that asks is under way.
+/// A compound with a request, in progress.
 pub(crate) struct UnderWay(Arc<Core>);
 
 impl Drop for UnderWay {
@@ -55,7 +55,7 @@ impl Drop for UnderWay {
 }
 
 impl Directories {
-    /// Whether any such compound is under way.
+    /// Whether a compound with a request is in progress.
     pub fn are_asked_for(&self) -> bool {
         self.under_way.load(Ordering::SeqCst) > 0
     }
@@ -66,7 +66,7 @@ impl Directories {
         }
     }
 
-    /// Whether it is worth asking now.
+    /// Whether a request is useful now.
     fn are_worth_it(&self) -> bool {
         if !self.offered.load(Ordering::Relaxed) {
             return false;
@@ -76,7 +76,7 @@ impl Directories {
     }
 }
 
-/// Asks for a delegation of the current directory, without notifications.
+/// Requests a delegation of the current directory, without notifications.
 pub(crate) fn ask_op() -> Op {
     Op::GetDirDelegation(GetDirDelegationArgs {
         signal_deleg_avail: false,
@@ -89,12 +89,12 @@ pub(crate) fn ask_op() -> Op {
 }
 
 impl Core {
-    /// Whether delegations of directories are of any use.
+    /// Whether directory delegations are useful for this mount.
     pub fn may_hold_directories(&self) -> bool {
         self.opts.delegations && self.opts.attr_cache != AttrCache::NONE
     }
 
-    /// Whether to ask for the delegation of `fh`, whose attributes are about to be asked for.
+    /// Whether to request a delegation of `fh` together with its attributes.
     pub fn wants_directory(&self, fh: &Fh) -> bool {
         self.directories.are_worth_it()
             && self.wanted_delegation() != open::WANT_NO_DELEG
@@ -102,27 +102,29 @@ impl Core {
             && !self.delegations.holds(fh)
     }
 
-    /// To be held while a compound asks: a recall may overtake its reply.
+    /// Marks a request as in progress until the drop of the result. A recall may overtake its
+    /// reply.
     pub fn asking(self: &Arc<Self>) -> UnderWay {
         self.directories.under_way.fetch_add(1, Ordering::SeqCst);
         UnderWay(self.clone())
     }
 
-    /// What the server says at the mount, of the root.
+    /// Reads the server's answer for the root at mount time.
     pub fn directories_offered(self: &Arc<Self>, root: &Fh, answer: &mut Answer) {
         let offered = match answer.results.get_dir_delegation() {
             Ok(ok) => {
                 self.directory_answered(root, ok);
                 true
             }
-            // It knows the operation.
+            // The server supports the operation.
             Err(e) => matches!(e.status(), Some(Nfsstat4::DELAY | Nfsstat4::GRACE)),
         };
         self.directories.offered.store(offered, Ordering::Relaxed);
     }
 
-    /// Takes the result of [`ask_op`], if that stood here in the compound: the delegation, when
-    /// there is one. After an error what stood behind it was not executed; it is not asked again.
+    /// Reads the result of [`ask_op`], if it is next in the compound. Returns the granted
+    /// delegation. After an error the later operations were not executed, and the delegation is not
+    /// requested again.
     pub fn take_directory(self: &Arc<Self>, fh: &Fh, answer: &mut Answer) -> Answered<Option<Stateid>> {
         if answer.results.peek_number() != Some(NfsOpnum4::GET_DIR_DELEGATION) {
             return Ok(None);
@@ -148,8 +150,8 @@ impl Core {
         Some(stateid)
     }
 
-    /// Attributes of a directory, with a delegation of it where the server gives one; `None`: to be
-    /// asked for without.
+    /// Attributes of a directory, with a request for a delegation of it. `None`: the caller must
+    /// send a GETATTR without the request.
     pub async fn getattr_held(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Option<Attrs>> {
         let _asking = self.asking();
         let ops = [Op::Putfh(wire_fh(fh)), ask_op(), Op::Getattr(super::attrs::NODE_ATTRS)];

@@ -1,9 +1,9 @@
-//! Bytes of files, and attributes: READ, WRITE, COMMIT, GETATTR, SETATTR, SEEK, ALLOCATE,
-//! DEALLOCATE, COPY.
+//! Data and attributes of files: READ, WRITE, COMMIT, GETATTR, SETATTR, SEEK, ALLOCATE, DEALLOCATE,
+//! COPY.
 //!
-//! It knows nothing of names. Transfers longer than one READ or WRITE are cut and sent at once.
-//! Which stateid goes with an operation follows from the open; an operation that the server refuses
-//! because it does not know that state any more is repeated after the state was recovered.
+//! Transfers longer than one READ or WRITE are split and sent concurrently. The open determines the
+//! stateid of an operation. When the server no longer knows the stateid, the state is recovered and
+//! the operation repeated.
 
 use super::attrs::{FS_ATTRS, NODE_ATTRS, to_fsstat};
 use super::call::{Answer, Compound};
@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use tokio::task::JoinSet;
 
-/// State that is lost again and again is given up.
+/// Tries before a repeatedly lost state is given up.
 const STATE_TRIES: u32 = 5;
 
 impl Core {
-    /// Sends what `build` makes of the right stateid; repeats it when the server has lost the state
-    /// behind it.
+    /// Sends the compound of `build` with the open's stateid. Repeats it after the server has lost
+    /// the state.
     pub async fn with_stateid(
         self: &Arc<Self>,
         cx: &Cx,
@@ -48,8 +48,8 @@ impl Core {
         }
     }
 
-    /// The same under the delegation for writing that the file has now, which the server refuses
-    /// when it has ended, also after a restart: see [`Cx::only_held`].
+    /// Sends the compound of `build` under the file's present write delegation. The server refuses
+    /// it when the delegation has ended, also after a restart: see [`Cx::only_held`].
     async fn under_delegation(
         self: &Arc<Self>,
         cx: &Cx,
@@ -72,7 +72,7 @@ impl Core {
         Ok((Some(state), stateid))
     }
 
-    /// Attributes, fresh from the server.
+    /// Attributes from the server.
     pub async fn getattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Attrs> {
         if self.wants_directory(fh)
             && let Some(attrs) = self.getattr_held(cx, fh).await?
@@ -88,7 +88,7 @@ impl Core {
 
     /// Changes attributes.
     pub async fn setattr(self: &Arc<Self>, cx: &Cx, file: File<'_>, set: &SetAttr) -> Answered<Attrs> {
-        // Writes beyond the new end must not come after it.
+        // Writes beyond the new end must not arrive after the change.
         let Some(size) = set.size_bytes else { return self.send_setattr(cx, file, set).await };
         let cut = self.writes().truncating(file.fh, size).await;
         let attrs = self.send_setattr(cx, file, set).await?;
@@ -96,7 +96,7 @@ impl Core {
         Ok(attrs)
     }
 
-    /// SETATTR; who changes the length holds back writes meanwhile.
+    /// Sends SETATTR. A caller that changes the length must hold back writes.
     pub async fn send_setattr(self: &Arc<Self>, cx: &Cx, file: File<'_>, set: &SetAttr) -> Answered<Attrs> {
         loop {
             let attrs = self.wire_set(set).await;
@@ -123,8 +123,8 @@ impl Core {
         }
     }
 
-    /// The end of writing a file in one compound: `piece` to stable storage, then `set`. `None`
-    /// when that is not to be had and it takes several steps: then nothing is known to be stable.
+    /// Ends the writing of a file in one compound: `piece` to stable storage, then `set`. `None`
+    /// when one compound does not suffice. Then no data is known to be stable.
     pub async fn finish(
         self: &Arc<Self>,
         cx: &Cx,
@@ -133,8 +133,8 @@ impl Core {
         piece: Option<(u64, Data)>,
         set: &SetAttr,
     ) -> Answered<Option<Finished>> {
-        // One WRITE to a compound, right behind its PUTFH: of a second one the Linux 6.1 server
-        // writes the wrong bytes when its data does not begin at a page of its receive buffer.
+        // One WRITE per compound, directly after its PUTFH. The Linux 6.1 server writes wrong bytes
+        // for a second WRITE when its data does not begin at a page of the receive buffer.
         let Some((at, data)) = piece else { return Ok(None) };
         let bytes = data.len();
         if bytes > self.facts().wsize as usize || set.size_bytes.is_some() {
@@ -164,7 +164,7 @@ impl Core {
             false => Ok(()),
             true => match answer.results.setattr() {
                 Ok(_) => Ok(()),
-                // It may only have to wait, or to name its owner otherwise.
+                // SETATTR may only need a retry, or another form of the owner.
                 Err(_) => self.send_setattr(cx, File { fh, open }, set).await.map(drop).map_err(Error::from),
             },
         };
@@ -183,7 +183,7 @@ impl Core {
         Ok(to_fsstat(&answer.results.getattr()?))
     }
 
-    /// Reads up to `len` bytes: fewer only at the end of the file.
+    /// Reads up to `len` bytes. A shorter result means the end of the file.
     pub async fn read(
         self: &Arc<Self>,
         cx: &Cx,
@@ -220,7 +220,8 @@ impl Core {
         Ok(all)
     }
 
-    /// At most `rsize` bytes. A short reply that is not the end of the file is asked to go on.
+    /// Reads at most `rsize` bytes. After a short reply before the end of the file the rest is
+    /// requested.
     async fn read_piece(
         self: Arc<Self>,
         cx: Cx,
@@ -272,7 +273,7 @@ impl Core {
         answer.results.putfh()?;
         let ok = answer.results.seek()?;
         match (what, ok.eof) {
-            // "No more data" is ENXIO to lseek(2); the hole at the end is found by its offset.
+            // lseek(2) reports "no more data" as ENXIO. The hole at the end is found by its offset.
             (Seek::Data, true) => Err(Error::new(libc::ENXIO).into()),
             _ => Ok(ok.offset),
         }
@@ -305,7 +306,8 @@ impl Core {
         Ok(())
     }
 
-    /// Why a COPY failed: where the server will not do it, the caller copies by itself.
+    /// The error of a failed COPY. When the server refuses the operation, the caller copies by READ
+    /// and WRITE.
     fn copy_refused(&self, status: Nfsstat4) -> Fail {
         match status {
             Nfsstat4::NOTSUPP => {
@@ -318,8 +320,8 @@ impl Core {
         Error::new(libc::EOPNOTSUPP).into()
     }
 
-    /// Copies on the server, synchronously. What is copied is committed at once: its bytes are not
-    /// here to be sent again should the server lose them.
+    /// Copies on the server, synchronously. The copied data is committed at once, because this
+    /// client could not send it again after a loss.
     pub async fn copy(
         self: &Arc<Self>,
         cx: &Cx,
@@ -333,7 +335,7 @@ impl Core {
             return Err(Error::new(libc::ENOSYS).into());
         }
         if len == 0 {
-            // COPY takes 0 for "to the end".
+            // A COPY of 0 bytes would mean "to the end".
             return Ok(0);
         }
         let (source, src_stateid) = self.io_stateid(from.1)?;
@@ -374,7 +376,8 @@ impl Core {
             }
         };
         if ok.response.callback_id.is_some() {
-            // Asynchronous although we said no: the copy by hand writes the same bytes.
+            // The copy is asynchronous against the request. READ and WRITE by the caller write the
+            // same bytes.
             return Err(Error::new(libc::EOPNOTSUPP).into());
         }
         let stable = ok.response.committed != StableHow::UNSTABLE
@@ -395,13 +398,13 @@ impl Core {
     }
 }
 
-/// Sends WRITE and COMMIT for the tracking of uncommitted writes.
+/// Sends WRITE and COMMIT for the uncommitted writes.
 pub(crate) struct Wire {
     core: Weak<Core>,
 }
 
 impl Wire {
-    /// For the writes of `core`, which owns it.
+    /// The sender for the writes of `core`, which owns it.
     pub fn new(core: &Arc<Core>) -> Self {
         Self { core: Arc::downgrade(core) }
     }
@@ -434,7 +437,7 @@ impl writes::Wire for Wire {
     ) -> Result<WriteReply, Failure> {
         let core = self.core()?;
         let (origin, fh, data) = (origin.clone(), fh.clone(), data.into_bytes());
-        // What is right only under a delegation must not be kept and sent again without it.
+        // Data that is correct only under a delegation must not be kept and sent again without it.
         let stable = stable || origin.only_held;
         let how = if stable { StableHow::FILE_SYNC } else { StableHow::UNSTABLE };
         let waiting = core.clone();
@@ -483,13 +486,13 @@ impl writes::Wire for Wire {
 }
 
 impl Core {
-    /// The open through which bytes were written, if it is still there.
+    /// The open of the written bytes, if it still exists.
     fn open_for(&self, origin: &Origin) -> Option<OpenId> {
         origin.open.filter(|&id| self.files.entry(id).is_ok())
     }
 
-    /// As long as the mount's policy says. What is no longer waited for goes on: its slot is not
-    /// lost.
+    /// Waits as long as the mount's policy. A call whose caller stops waiting continues, so its
+    /// slot is not lost.
     async fn patiently<T: Send + 'static>(
         &self,
         send: impl Future<Output = Answered<T>> + Send + 'static,

@@ -1,9 +1,9 @@
-//! Keeping the lease and the connections of a session.
+//! Renewal of the lease, and binding of connections to the session.
 //!
-//! It knows nothing of files. Every successful SEQUENCE renews the lease; when there was none for
-//! half of it, one is sent alone. A connection that was made anew is bound to the session, so that
-//! callbacks can come on it. The status bits of SEQUENCE replies are turned into what they ask for,
-//! each at most once in a while: servers repeat them until the matter is settled.
+//! Every successful SEQUENCE renews the lease. After half the lease time without one, a SEQUENCE is
+//! sent alone. A new connection is bound to the session, so that it can carry callbacks. The status
+//! flags of SEQUENCE replies start the matching action, each at most once per
+//! [`COMPLAINT_INTERVAL`]. Servers repeat the flags until the cause is removed.
 
 use super::call::Compound;
 use super::core::{Core, Phase};
@@ -18,29 +18,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Lease time until the server tells.
+/// Lease time before the server has returned it.
 const LEASE_GUESS: Duration = Duration::from_secs(30);
-/// How often the same complaint of a server is acted upon.
+/// Shortest interval between two actions for the same status flags.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The client as the server knows it.
+/// The client in the server's view.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// `co_ownerid`: unique for each mount, so that mounts share no fate.
+    /// `co_ownerid`: unique for each mount, so that mounts are independent.
     pub owner: Vec<u8>,
-    /// `co_verifier`: a new life of this client.
+    /// `co_verifier`: differs for each instance of the client.
     pub verifier: Verifier,
-    /// The server's name for it; `None` before the first EXCHANGE_ID.
+    /// The server's clientid; `None` before the first EXCHANGE_ID.
     pub clientid: Option<Clientid>,
     /// `csa_sequence` of the next CREATE_SESSION.
     pub sequence: u32,
-    /// Counts sessions.
+    /// Number of sessions so far.
     pub epoch: u64,
     /// Lease time.
     pub time: Duration,
     /// When the last request that renewed the lease was sent.
     pub renewed: Instant,
-    /// When the last recovery ended: what the server said before does not count any more.
+    /// When the last recovery ended. Earlier status flags no longer count.
     pub recovered: Instant,
     complained: Option<(u32, Instant)>,
 }
@@ -63,13 +63,13 @@ impl Lease {
 }
 
 impl Core {
-    /// A request sent at `asked` renewed the lease.
+    /// Records that a request sent at `asked` renewed the lease.
     pub fn renewed(&self, asked: Instant) {
         let mut lease = self.lease.lock();
         lease.renewed = lease.renewed.max(asked);
     }
 
-    /// Starts the tasks that keep lease and connections; they end with `stop`.
+    /// Starts the tasks that renew the lease and bind connections. They end with `stop`.
     pub fn keep_lease(self: &Arc<Self>) {
         let core = self.clone();
         tokio::spawn(async move {
@@ -123,8 +123,7 @@ impl Core {
         }
     }
 
-    /// Makes `connection` one of the session's, for calls and callbacks. `Err` when the session is
-    /// gone.
+    /// Binds `connection` to the session, for calls and callbacks. `Err` when the session is lost.
     pub async fn bind(&self, session: &Arc<Session>, connection: usize) -> Result<(), Need> {
         let op = Op::BindConnToSession(BindConnToSessionArgs {
             sessionid: session.id,
@@ -137,7 +136,7 @@ impl Core {
                 Ok(_) => return Ok(()),
                 Err(e) => e.status(),
             },
-            // The connection is gone again: its next life is bound again.
+            // The connection broke again. The next connection is bound again.
             Err(CallError::DeadlinePassed | CallError::Shutdown) => return Ok(()),
             Err(e) => {
                 tracing::warn!("a connection could not be bound to the session: {e}");
@@ -153,7 +152,7 @@ impl Core {
         }
     }
 
-    /// Does what `sr_status_flags` ask for.
+    /// Acts on `sr_status_flags`.
     pub fn status_flags(self: &Arc<Self>, session: &Arc<Session>, flags: u32) {
         let known = flag::RESTART_RECLAIM_NEEDED
             | flag::EXPIRED_ALL_STATE_REVOKED
@@ -193,7 +192,7 @@ impl Core {
             if flags & (flag::CB_PATH_DOWN | flag::CB_PATH_DOWN_SESSION) != 0 {
                 for connection in 0..core.rpc.nconnect() {
                     if let Err(need) = core.bind(&session, connection).await {
-                        // What was revoked is found out in the next session.
+                        // The next session finds the revoked state.
                         core.session_lost(session.epoch, need);
                         break;
                     }
@@ -206,7 +205,7 @@ impl Core {
         });
     }
 
-    /// Whether these flags are worth acting upon now.
+    /// Whether to act on these flags now.
     fn complaint(&self, flags: u32) -> bool {
         let now = Instant::now();
         let mut lease = self.lease.lock();
@@ -214,7 +213,7 @@ impl Core {
             Some((before, at)) => flags & !before != 0 || now >= at + COMPLAINT_INTERVAL,
             None => true,
         };
-        // A reply may have been under way while state was recovered.
+        // The reply may have been in flight during the recovery.
         let settled = now < lease.recovered + Duration::from_secs(1);
         if fresh && !settled {
             lease.complained = Some((flags, now));

@@ -1,9 +1,7 @@
-//! Listing directories: READDIR alone, for many directories at once, and as part of other
-//! compounds.
+//! Directory listings: READDIR alone, for many directories at once, and as part of other compounds.
 //!
-//! It knows nothing of walking. What a server sends is checked: a listing that does not advance is
-//! an error, names that no program could use are left out. [`Core::first_page`] reads the page that
-//! other compounds bring along.
+//! Replies are checked: a listing without progress is an error, and invalid names are omitted.
+//! [`Core::first_page`] reads the page of other compounds.
 
 use super::attrs::{NODE_ATTRS, kind};
 use super::call::{Answer, Compound};

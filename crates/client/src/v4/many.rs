@@ -1,11 +1,11 @@
-//! The same question about many objects, in few compounds.
+//! The same request about many objects, in few compounds.
 //!
-//! It knows nothing of what is asked: [`Parts`] says which operations each object takes and how its
-//! results are read. Objects are dealt into compounds as operations and reply size allow, and the
-//! compounds are in flight at the same time. A server stops a compound at its first error: that is
-//! the answer about one object, and what comes behind it is asked again in a compound of its own. A
-//! busy object (DELAY, GRACE) among many is answered `EAGAIN`, so that the others do not wait. A
-//! single object is waited for, as single calls are.
+//! [`Parts`] defines the operations of each object and the reading of its results. Objects are
+//! distributed over compounds as the limits of operations and reply size allow. The compounds are
+//! in flight concurrently. A server stops a compound at its first error, which is the answer for
+//! one object. The objects after it are sent in another compound. A busy object (DELAY, GRACE)
+//! among many gives `EAGAIN`, so that the others do not wait. A request about a single object
+//! waits, as single calls do.
 
 use super::attrs::NODE_ATTRS;
 use super::bring::{BRING_OPS, OPEN_OPS, Turn, bring_ops, open_ops};
@@ -20,14 +20,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::task::JoinSet;
 
-/// Compounds of one question in flight.
+/// Most compounds of one request in flight.
 const COMPOUNDS_AT_ONCE: usize = 8;
-/// A compound that got no object's answer is sent again with fewer objects, at most this often.
+/// How often a compound without any answer is sent again with fewer objects.
 const HALVINGS: u32 = 8;
 
-/// What is asked about each of many objects.
+/// A request about each of many objects.
 pub(crate) trait Parts: Send + Sync + 'static {
-    /// The answer about one.
+    /// The answer for one object.
     type Out: Send + 'static;
     /// Label in the statistics.
     const LABEL: &'static str;
@@ -35,11 +35,11 @@ pub(crate) trait Parts: Send + Sync + 'static {
     const OPS: usize;
     /// Most objects in one compound.
     const MOST: usize = usize::MAX;
-    /// Attributes come right behind PUTFH: for a directory a delegation may be asked for between
-    /// the two.
+    /// The attributes directly follow PUTFH. For a directory a request for a delegation may go
+    /// between the two.
     const DIRECTORIES: bool = false;
 
-    /// Most bytes of the reply about one object.
+    /// Most bytes of the reply for one object.
     fn reply_bytes(&self) -> u32;
 
     /// Appends the operations for one object, PUTFH first.
@@ -55,7 +55,7 @@ pub(crate) trait Parts: Send + Sync + 'static {
 }
 
 impl Core {
-    /// Asks about all of `objects`; answers in their order.
+    /// Sends the request for all of `objects`. Returns the answers in their order.
     pub async fn many<P: Parts>(
         self: &Arc<Self>,
         cx: &Cx,
@@ -65,8 +65,8 @@ impl Core {
         Ok(self.many_and(cx, objects, None, parts).await?.0)
     }
 
-    /// The same, and then for the attributes of `last`, if one compound has room for everything:
-    /// they are newer than all other answers.
+    /// As [`Core::many`], and then for the attributes of `last`, if one compound has room for all.
+    /// These attributes are newer than all other answers.
     pub async fn many_and<P: Parts>(
         self: &Arc<Self>,
         cx: &Cx,
@@ -99,8 +99,8 @@ impl Core {
         Ok((out.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect(), None))
     }
 
-    /// Objects of one compound beside `others` operations, with `more` operations for each than are
-    /// needed.
+    /// Most objects of one compound beside `others` operations, with `more` additional operations
+    /// for each.
     async fn objects_at_once<P: Parts>(&self, parts: &P, others: usize, more: usize) -> Answered<usize> {
         let limits = self.ready().await?.limits;
         if !self.opts.chains {
@@ -113,8 +113,8 @@ impl Core {
         Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MOST).max(1))
     }
 
-    /// One compound after the other until there is an answer about each of `objects`; the last of
-    /// them asks about `last`, too.
+    /// Sends one compound after the other until each of `objects` has an answer. The last compound
+    /// also requests the attributes of `last`.
     async fn some<P: Parts>(
         self: &Arc<Self>,
         cx: &Cx,
@@ -135,7 +135,7 @@ impl Core {
                 Stats.ops(last, &mut ops);
             }
             let sent = ops.len();
-            // A wish must not wait for one object that is busy.
+            // An optional operation must not wait for one busy object.
             let c = Compound::new(P::LABEL, ops).wishes_from(0).uncached();
             let answer = self.compound(cx, c).await;
             let mut answer = match answer {
@@ -146,8 +146,8 @@ impl Core {
                     halvings += 1;
                     continue;
                 }
-                // knfsd (Linux 6.1) garbles a long reply in which a READDIR fails: one by one,
-                // then.
+                // knfsd (Linux 6.1) corrupts a long reply with a failed READDIR. The objects are
+                // then sent one by one.
                 Err(Fail::Garbled) if at_once > 1 => {
                     at_once = 1;
                     continue;
@@ -163,7 +163,7 @@ impl Core {
                 match parts.take(self, fh, &mut answer).await {
                     Ok(one) => out.push(Ok(one)),
                     Err(_) if answer.unasked => break,
-                    // Asked again behind what there is an answer about.
+                    // Sent again after the objects that have an answer.
                     Err(f) if is_too_long(f.status()) && (out.len() > done || at_once > 1) => break,
                     Err(f) if alone && matches!(f.status(), Some(Nfsstat4::DELAY | Nfsstat4::GRACE)) => {
                         let waited = interruptible(Some(&cx.cancel), tokio::time::sleep(busy.step())).await;
@@ -190,8 +190,8 @@ impl Core {
 }
 
 impl Core {
-    /// The operations about `objects`, with wishes for delegations of directories among them as far
-    /// as they fit.
+    /// The operations for `objects`. Requests for directory delegations are added as far as they
+    /// fit.
     fn ask_for<P: Parts>(self: &Arc<Self>, objects: &[Fh], parts: &P, ops: &mut Vec<Op>) -> Option<UnderWay> {
         let mut asking = None;
         let most = match &*self.phase.borrow() {
@@ -239,9 +239,9 @@ impl Parts for Stats {
     }
 }
 
-/// Attributes of each object, and what the caller may do with it.
+/// Attributes of each object, and the caller's rights.
 pub(crate) struct Proofs {
-    /// The rights to ask for.
+    /// The requested rights.
     pub want: Access,
 }
 
@@ -256,7 +256,7 @@ impl Parts for Proofs {
     }
 
     fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {
-        // Rights are never older than the attributes that they are kept under.
+        // Rights are never older than the attributes with which they are cached.
         ops.extend([Op::Putfh(wire_fh(fh)), Op::Getattr(NODE_ATTRS), Op::Access(self.want.bits())]);
     }
 
@@ -269,10 +269,10 @@ impl Parts for Proofs {
     }
 }
 
-/// Attributes of each file, proven to be one that the caller may open, with a delegation where the
-/// server gives one.
+/// Attributes of each file, with proof that the caller may open it, and a delegation when the
+/// server grants one.
 pub(crate) struct Opens {
-    /// Whose opens these are.
+    /// The owner of the opens.
     pub turn: Arc<Turn>,
 }
 
@@ -298,9 +298,9 @@ impl Parts for Opens {
 
 /// The first bytes of each file.
 pub(crate) struct Reads {
-    /// At most so many.
+    /// Most bytes of each file.
     pub max_bytes: u32,
-    /// Whose opens these are.
+    /// The owner of the opens.
     pub turn: Arc<Turn>,
 }
 

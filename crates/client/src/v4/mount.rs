@@ -1,8 +1,7 @@
-//! From an address to a mounted export: EXCHANGE_ID, CREATE_SESSION, RECLAIM_COMPLETE, and the walk
-//! from the server's root to the exported path in one compound.
+//! Mounts an export: EXCHANGE_ID, CREATE_SESSION, RECLAIM_COMPLETE, and one compound that walks
+//! from the server's root to the exported path.
 //!
-//! It knows nothing of what happens afterwards, but for the first two, which recovery uses again.
-//! Every failure becomes the line that the user of mount(8) sees.
+//! Recovery uses the first two again. Every failure becomes the line that mount(8) prints.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Compound, OVERHEAD_BYTES};
@@ -26,26 +25,27 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Program number of callbacks, from the range for transient ones (RFC 5531 section 8.6.1).
+/// Program number of callbacks, from the range of transient numbers (RFC 5531 section 8.6.1).
 pub(crate) const CB_PROGRAM: u32 = 0x4000_0000;
 /// Slots that the server may use for callbacks.
 pub(crate) const CB_SLOTS: u32 = 16;
 /// Largest READ and WRITE payload.
 const IO_MAX_BYTES: u32 = 1 << 20;
-/// Slots asked for: calls in flight. The Linux client asks for 64; a FUSE mount has many threads.
+/// Requested slots: the calls in flight. The Linux client requests 64. A FUSE mount has many
+/// threads.
 const SLOTS: u32 = 128;
-/// Operations of a compound asked for: a path of 30 names with three operations each. nfs-ganesha
-/// grants more than the 100 that it then takes.
+/// Requested operations of a compound: a path of 30 names with three operations each. nfs-ganesha
+/// grants more than the 100 that it accepts.
 const OPS: u32 = 96;
 /// Longest time for each step of mounting.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why the client or a session could not be set up.
+/// Reason for a failed setup of the client or a session.
 #[derive(Debug)]
 pub(crate) enum SetupFail {
     /// No reply.
     Call(CallError),
-    /// The server says no, or talks nonsense.
+    /// The server refused, or its reply is malformed.
     Op(OpError),
 }
 
@@ -58,7 +58,7 @@ impl SetupFail {
         }
     }
 
-    /// As any other failure.
+    /// Converts to a [`Fail`].
     pub fn into_fail(self) -> Fail {
         match self {
             SetupFail::Call(e) => Fail::Final(error::call(&e)),
@@ -68,7 +68,7 @@ impl SetupFail {
 }
 
 impl super::V4 {
-    /// What was agreed on, while there is a session.
+    /// The negotiated limits, while there is a session.
     pub fn session_limits(&self) -> Option<SessionLimits> {
         let core = &self.core;
         let Phase::Ready(session) = &*core.phase.borrow() else { return None };
@@ -84,7 +84,7 @@ impl super::V4 {
 }
 
 impl Core {
-    /// Introduces the client. `true` when the server still knows it, with all its state.
+    /// Sends EXCHANGE_ID. `true` when the server still knows the client with all its state.
     pub async fn exchange_id(&self, deadline: Option<Instant>) -> Result<bool, SetupFail> {
         let (clientowner, before) = {
             let lease = self.lease.lock();
@@ -112,8 +112,7 @@ impl Core {
         Ok(confirmed && before == Some(ok.clientid))
     }
 
-    /// Makes a session for the client. The connection that carries the call serves callbacks as
-    /// well.
+    /// Creates a session for the client. The connection of the call also becomes a backchannel.
     pub async fn create_session(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -130,7 +129,7 @@ impl Core {
                 headerpadsize: 0,
                 maxrequestsize: IO_MAX_BYTES + OVERHEAD_BYTES,
                 maxresponsesize: IO_MAX_BYTES + OVERHEAD_BYTES,
-                // The longest reply that is worth keeping: of many creations.
+                // The longest useful reply: that of many creations.
                 maxresponsesize_cached: 32 << 10,
                 maxoperations: OPS,
                 maxrequests: SLOTS,
@@ -158,7 +157,7 @@ impl Core {
         let mut results = self.bare("CREATE_SESSION", op, None, deadline).await.map_err(SetupFail::Call)?;
         let ok = results.create_session().map_err(SetupFail::Op)?;
         let fore = ok.fore_chan_attrs;
-        // What the server was short of may be there again, and it may be another one.
+        // The server may be another one, or may have the missing resources again.
         self.ops_limit.store(usize::MAX, Ordering::Relaxed);
         self.refusals.store(0, Ordering::Relaxed);
         let mut lease = self.lease.lock();
@@ -176,7 +175,7 @@ impl Core {
         Ok(Session::new(ok.sessionid, lease.epoch, limits))
     }
 
-    /// Everything from the first call to the root of the export. `addr` is for messages.
+    /// Runs all steps from the first call to the root of the export. `addr` is for messages.
     pub async fn mount(self: &Arc<Self>, addr: SocketAddr) -> Result<(), MountError> {
         let deadline = || Some(Instant::now() + STEP_TIMEOUT);
         self.exchange_id(deadline()).await.map_err(|f| self.setup_error(addr, f))?;
@@ -216,7 +215,7 @@ impl Core {
         ops.extend(names.iter().map(|n| Op::lookup(n)));
         ops.extend([Op::Getfh, Op::Getattr(ASK)]);
         let needed = ops.len();
-        // Behind all that is needed: many servers do not have it.
+        // After all needed operations: many servers do not support it.
         let _asking = self.asking();
         ops.extend(self.may_hold_directories().then(super::directory::ask_op));
         let mut answer = self
@@ -271,9 +270,10 @@ impl Core {
         Ok(())
     }
 
-    /// The server wants another flavor somewhere on the way: which.
+    /// The error for a name on the path that requires another security flavor. SECINFO returns the
+    /// flavors.
     async fn wrong_security(self: &Arc<Self>, names: &[&[u8]], walked: usize, e: OpError) -> MountError {
-        // The results are PUTROOTFH and the LOOKUPs up to the one that failed.
+        // The results are PUTROOTFH and the LOOKUPs, up to the failed one.
         let Some(at) = walked.checked_sub(2).filter(|&at| at < names.len()) else {
             return self.mount_error(e.into(), walked);
         };

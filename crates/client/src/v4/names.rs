@@ -1,9 +1,9 @@
-//! Names: creating, linking, renaming and removing.
+//! Names: creation, links, renames and removal.
 //!
-//! It knows nothing of open files but this: a file that is open here does not lose its last name at
-//! a server that would then forget it. Such a file is renamed to `.nfs…` in the same directory and
-//! removed after its last close ("silly rename"); a file that is about to be replaced gets such a
-//! name as a second link, so that the target name is never absent.
+//! An open file must not lose its last name at a server that would then delete it. Such a file is
+//! renamed to `.nfs…` in the same directory and removed after its last close ("silly rename"). A
+//! file that a RENAME replaces gets such a name as a second link, so that the target name is never
+//! absent.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound, interruptible};
@@ -23,17 +23,17 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Where a removed open file is.
+/// The hidden name of a removed open file.
 #[derive(Debug, Clone)]
 pub(crate) struct Silly {
     /// Its directory.
     pub dir: Fh,
-    /// Its name there.
+    /// Its name in the directory.
     pub name: Name,
 }
 
 impl Core {
-    /// Which of `want` the caller may do.
+    /// The rights of `want` that the caller has.
     pub async fn access(self: &Arc<Self>, cx: &Cx, fh: &Fh, want: Access) -> Answered<Access> {
         let ops = [Op::Putfh(wire_fh(fh)), Op::Access(want.bits())];
         let mut answer = self.compound(cx, Compound::new("ACCESS", ops)).await?;
@@ -50,7 +50,7 @@ impl Core {
         Ok(bytes::Bytes::copy_from_slice(&answer.results.readlink()?))
     }
 
-    /// The directory that holds `dir`: LOOKUPP (RFC 8881 section 18.14).
+    /// The parent directory of `dir`: LOOKUPP (RFC 8881 section 18.14).
     pub async fn parent(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> Answered<Node> {
         if self.facts().root == *dir {
             return Err(Error::new(libc::ENOENT).into());
@@ -64,7 +64,7 @@ impl Core {
         self.node(&fh, &wire, answer.asked).await
     }
 
-    /// Creates anything but a regular file.
+    /// Creates any object except a regular file.
     pub async fn create(
         self: &Arc<Self>,
         cx: &Cx,
@@ -123,7 +123,7 @@ impl Core {
         self.create(cx, dir, name, what, set).await
     }
 
-    /// A regular file comes into being only by OPEN.
+    /// Creates a regular file, which only OPEN can do, and closes it.
     async fn create_closed(
         self: &Arc<Self>,
         cx: &Cx,
@@ -179,7 +179,7 @@ impl Core {
         Ok(Made { node: Node { fh: fh.clone(), attrs }, dir: change })
     }
 
-    /// Removes a name that is no directory.
+    /// Removes a name of any object except a directory.
     pub async fn unlink(
         self: &Arc<Self>,
         cx: &Cx,
@@ -191,11 +191,11 @@ impl Core {
             && let Some(fh) = target
             && let Claim::Open(_) = self.files.claim(fh).await
         {
-            // Its last name: as with the Linux client, it goes with the last close.
+            // Its last name: as in the Linux client, the last close removes it.
             return Err(Error::new(libc::EBUSY).into());
         }
         let found = match target {
-            // Somebody has files open, and only the server knows whether this is one of them.
+            // Some files are open. A LOOKUP finds out whether this name is one of them.
             None if self.files.any() => self.leads_to(cx, (dir, name)).await?,
             target => target.cloned(),
         };
@@ -207,8 +207,8 @@ impl Core {
         }
     }
 
-    /// Removes an empty directory. Nothing is left in it when the last close of a removed file has
-    /// only just begun: its hidden name goes first.
+    /// Removes an empty directory. A directory may contain only hidden names of files whose last
+    /// close is in progress. The removal then waits for these names.
     pub async fn rmdir(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
         let began = Instant::now();
         loop {
@@ -242,14 +242,15 @@ impl Core {
                 let attrs = self.dir_attrs(dir, &mut answer).await;
                 Ok(ChangeInfo { attrs, ..change_info(&cinfo) })
             }
-            // Sent to the server before and after its restart: the first one did it.
+            // The REMOVE was sent before and after a restart of the server: the first one removed
+            // the name.
             Err(e) if answer.repeated && e.status() == Some(Nfsstat4::NOENT) => Ok(ChangeInfo::default()),
             Err(e) => Err(e.into()),
         }
     }
 
-    /// An open file that its server forgets together with its last name; or, when it is not open,
-    /// what keeps it so.
+    /// Prepares the removal of a name of `target`. Returns the file when it is open and the server
+    /// would delete it with its last name. Returns a guard against opens when it is not open.
     async fn claim_target(
         &self,
         cx: &Cx,
@@ -267,7 +268,7 @@ impl Core {
         }
     }
 
-    /// A fresh name: other mounts of the directory must not choose the same.
+    /// A new hidden name: other mounts of the directory must not choose the same.
     pub(super) fn silly_name(&self) -> Name {
         silly::name((self.env.random)(), (self.env.random)() as u32)
     }
@@ -307,9 +308,9 @@ impl Core {
         }
     }
 
-    /// The file, which was open, has no name but this any more.
+    /// Records that the formerly open file has only this hidden name.
     async fn hidden(self: &Arc<Self>, fh: &Fh, silly: Silly) {
-        // A close that has begun finds the name, or has ended.
+        // A close in progress finds the hidden name, or has ended.
         let _alone = loop {
             match self.files.claim(fh).await {
                 Claim::Alone(alone) => break alone,
@@ -323,7 +324,8 @@ impl Core {
         self.remove_silly(&silly, Some(fh)).await;
     }
 
-    /// Removes what is left of a file after its last close; `fh` when that is its last name.
+    /// Removes the hidden name of a file after its last close. `fh` is the file when the name is
+    /// its last.
     pub async fn remove_silly(self: &Arc<Self>, silly: &Silly, fh: Option<&Fh>) {
         match self.remove(&self.own_cx(), &silly.dir, &silly.name, fh).await {
             Ok(_) | Err(Fail::Nfs(Nfsstat4::NOENT | Nfsstat4::STALE)) => {}
@@ -343,7 +345,8 @@ impl Core {
         flags: RenameFlags,
     ) -> Answered<Moved> {
         if !flags.is_empty() {
-            // NFSv4 has no such RENAME; the Linux client says so too, and programs fall back.
+            // NFSv4 has no RENAME with flags. The Linux client returns the same error, and programs
+            // fall back.
             return Err(Error::new(libc::EINVAL).into());
         }
         let (mut delay, mut grace) = (Backoff::DELAY, Backoff::GRACE);
@@ -355,8 +358,8 @@ impl Core {
             }
             let held = replaced.filter(|_| hide.is_none()).and_then(|fh| self.delegations.take(fh));
             match self.rename_once(cx, from, to, replaced, hide, held).await {
-                // After the link for the replaced file was made, which some servers allow in their
-                // grace period, the compound is not repeated by itself.
+                // When the link for the replaced file was made first, the compound is not repeated
+                // automatically. Some servers allow the link in their grace period.
                 Err(Fail::Nfs(status @ (Nfsstat4::DELAY | Nfsstat4::GRACE))) => {
                     let wait = if status == Nfsstat4::GRACE { grace.step() } else { delay.step() };
                     interruptible(Some(&cx.cancel), tokio::time::sleep(wait)).await?;
@@ -382,7 +385,7 @@ impl Core {
         }
         ops.extend([Op::Putfh(wire_fh(from.0)), Op::Savefh, Op::Putfh(wire_fh(to.0))]);
         ops.push(Op::Rename(RenameArgs { oldname: wire_name(from.1), newname: wire_name(to.1) }));
-        // The old name may have meant another object than was known.
+        // The old name may belong to another object than the client assumed.
         let object = [Op::Lookup(wire_name(to.1)), Op::Getfh, Op::Getattr(NODE_ATTRS)];
         ops.extend([Op::Getattr(NODE_ATTRS)].into_iter().chain(object));
         if from.0 != to.0 {
@@ -395,13 +398,13 @@ impl Core {
             answer.results.putfh()?;
             match answer.results.link() {
                 Err(e) if is_no_link(e.status()) => {
-                    // As the Linux client does it always: for a moment the target name is absent.
+                    // As the Linux client always does: the target name is absent for a moment.
                     self.silly_rename(cx, &file, to.0, to.1).await?;
                     return Box::pin(self.rename_once(cx, from, to, None, None, None)).await;
                 }
                 Err(e) if answer.repeated && e.status() == Some(Nfsstat4::EXIST) => {
-                    // Nobody else chooses that name: all of it was executed before, or the link
-                    // alone.
+                    // No other client chooses that name: the whole compound, or the link alone, was
+                    // executed before.
                     let silly = Silly { dir: to.0.clone(), name: silly };
                     if self.renamed_before(cx, from, to, replaced).await? {
                         self.hidden(&file.fh, silly).await;
@@ -433,7 +436,8 @@ impl Core {
         }
     }
 
-    /// The changes of both directories and the object, with their attributes where they came along.
+    /// The changes of both directories and the object, with their attributes when the reply has
+    /// them.
     async fn renamed(
         self: &Arc<Self>,
         ok: RenameOk,
@@ -447,7 +451,7 @@ impl Core {
             answer.results.lookup().and_then(|()| Ok((answer.results.getfh()?, answer.results.getattr()?)));
         let node = match found {
             Ok((fh, wire)) => self.node(&fh, &wire, answer.asked).await.ok(),
-            // Somebody else has renamed or removed it since.
+            // Another client has renamed or removed the object since.
             Err(_) => None,
         };
         if from == to {
@@ -467,7 +471,7 @@ fn read_rename(answer: &mut Answer) -> Answered<RenameOk> {
     Ok(answer.results.rename()?)
 }
 
-/// The file can have no second name.
+/// Whether the file can have no second name.
 fn is_no_link(status: Option<Nfsstat4>) -> bool {
     matches!(status, Some(Nfsstat4::NOTSUPP | Nfsstat4::MLINK | Nfsstat4::PERM | Nfsstat4::OP_ILLEGAL))
 }

@@ -1,29 +1,29 @@
-//! Where the locks of a file are: at the server, or here, under a delegation for writing (RFC 8881
-//! sections 10.2 and 10.4.2).
+//! Authority over the locks of a file: the server, or this client under a write delegation (RFC
+//! 8881 sections 10.2 and 10.4.2).
 //!
-//! It knows nothing of how a lock is taken at the server. Who holds a file delegated for writing
-//! knows that nobody else has it open or locked, so a lock between programs of this machine is
-//! decided against theirs and costs no message. [`Place`] is the file's, not a lock's: either the
-//! server has all locks that are held on it, or none.
+//! Under a write delegation no other client has the file open or locked. A lock between programs of
+//! this machine is then decided against their locks, without a call. A [`Place`] belongs to the
+//! file, not to a lock: the server has all locks on the file, or none.
 //!
-//! - Server to here: when a lock is asked for, the file is delegated for sure, no lock of it is
-//!   held and no call about one is under way. A file with locks from before its delegation goes on
-//!   with the server until they are released.
-//! - Here to server: before the delegation goes back ([`Core::hand_over`]), each lock is taken at
-//!   the server; meanwhile all who ask wait. Whoever finds the file here and its delegation gone
-//!   hands it over himself, so it does not matter who comes first. A lock that the server does not
-//!   give is lost, as one that could not be claimed after a restart.
-//! - After a restart of the server the locks stay here if the delegation is given again and stays;
-//!   else they are claimed there ([`Core::claim_file`](super::core::Core)), like all others.
+//! - Server to client: when a lock is requested, the delegation is certain, no lock of the file is
+//!   held and no call about one is in progress. A file with locks from before its delegation stays
+//!   with the server until their release.
+//! - Client to server: before the delegation is returned ([`Core::hand_over`]), each lock is taken
+//!   at the server. Callers wait in this time. A caller that finds client authority without the
+//!   delegation also hands the locks over, so the order does not matter. A lock that the server
+//!   refuses is lost, like one that could not be reclaimed after a restart.
+//! - After a restart of the server the locks stay with the client if the delegation is granted
+//!   again and stays. Otherwise they are reclaimed at the server
+//!   ([`Core::claim_file`](super::core::Core)), like all others.
 //!
-//! A decision here is one critical section of `FileState::inner`, in which the delegation is looked
-//! at as well. A delegation is taken out of `Delegations` before that lock is taken to hand over:
-//! so a lock that was granted in time is there to be handed over, and none is granted afterwards.
-//! Not sure is whoever may have lost the lease, or was told that something was revoked: he waits
-//! until that is known.
+//! A decision in the client is one critical section of `FileState::inner`, which also checks the
+//! delegation. A delegation is taken out of `Delegations` before that mutex is taken for the
+//! hand-over. A lock granted in time is therefore handed over, and none is granted afterwards. The
+//! delegation is uncertain when the lease may have expired, or the server reported a revocation. A
+//! caller then waits until the state is known.
 //!
-//! Lock order: `FileState::inner`, then `OpenState::inner`, then `LockState::inner`; `Delegations`
-//! and the lease are leaves below the first. None is held while waiting.
+//! Lock order: `FileState::inner`, then `OpenState::inner`, then `LockState::inner`. `Delegations`
+//! and the lease are leaves after the first. None is held while waiting.
 
 use super::call::Compound;
 use super::core::{Core, going_away};
@@ -38,22 +38,22 @@ use std::time::Duration;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-/// State that is lost again and again is given up.
+/// Tries before a repeatedly lost state is given up.
 const STATE_TRIES: u32 = 5;
-/// How often it is looked whether the server has revoked a delegation or not.
+/// Interval of the check whether the server has revoked a delegation.
 const SUSPECT_WAIT: Duration = Duration::from_millis(20);
 const ALL: FileRange = FileRange { start_bytes: 0, end_bytes: u64::MAX };
 
-/// Where the locks of a file are.
+/// Authority over the locks of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// At the server; so many calls about them are under way.
+    /// The server, with the number of calls about locks in progress.
     Server { asking: u32 },
-    /// Here, and nowhere else.
+    /// This client alone.
     Here,
-    /// On their way to the server: all who ask wait.
+    /// The locks are being taken at the server: callers wait.
     Moving,
-    /// The same, in the hands of recovery.
+    /// Recovery is reclaiming the locks: callers wait.
     Claiming,
 }
 
@@ -63,24 +63,24 @@ impl Default for Place {
     }
 }
 
-/// Whether locks of a file may be decided here.
+/// Whether the client may decide locks of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Right {
     Yes,
-    /// As far as is known; which is to be found out.
+    /// The delegation is uncertain, and must be checked.
     Perhaps,
     No,
 }
 
-/// How a call about locks goes on.
+/// The authority for one call about locks.
 pub(super) enum Decided<T> {
-    /// It was decided.
+    /// The client has decided.
     Here(T),
-    /// The server decides, as long as this is kept.
+    /// The server decides, while this value is kept.
     Server(Asking),
 }
 
-/// A call about locks of a file is under way to the server.
+/// A call to the server about locks of a file, in progress.
 pub(super) struct Asking(Arc<FileState>);
 
 impl Drop for Asking {
@@ -91,7 +91,7 @@ impl Drop for Asking {
     }
 }
 
-/// The locks of a file are on their way to the server; there when this is dropped.
+/// A hand-over of the locks of a file. Drop ends it.
 struct Moving(Arc<FileState>);
 
 impl Drop for Moving {
@@ -100,25 +100,26 @@ impl Drop for Moving {
     }
 }
 
-/// What one look at a file comes to.
+/// Result of one check of a file.
 enum Look<T> {
     Done(Decided<T>),
-    /// They are on their way.
+    /// The locks are being moved.
     Wait,
     Unsure,
-    /// They are here, and the delegation is not.
+    /// The client has the locks, and not the delegation.
     Gone,
 }
 
 impl FileState {
-    /// What was on its way is at the server now; whatever is not is lost.
+    /// Ends a move of locks. The server has the authority, and locks that it does not have are
+    /// lost.
     pub fn arrived(&self, from: Place) {
         if self.inner.lock().place == from {
             self.lose("the server did not grant it", from);
         }
     }
 
-    /// All locks that are here are lost with the delegation.
+    /// Marks all locks under the client's authority as lost with the delegation.
     pub fn lose_locks(&self, why: &str) {
         self.lose(why, Place::Here);
     }
@@ -139,7 +140,7 @@ impl FileState {
         self.lock_freed.notify_waiters();
     }
 
-    /// The open that `state` stood for is gone, and the delegation with it.
+    /// Marks the client's locks of `state` as lost, because its open and the delegation are lost.
     pub fn lose_locks_of(&self, state: &OpenState) {
         let state = state.inner.lock();
         let is_used = state.needed() != 0;
@@ -152,7 +153,7 @@ impl FileState {
         }
     }
 
-    /// Recovery takes the locks into its hands.
+    /// Recovery takes the authority over the locks.
     pub fn claiming(&self) {
         let mut inner = self.inner.lock();
         if inner.place == Place::Here {
@@ -160,7 +161,7 @@ impl FileState {
         }
     }
 
-    /// `state` stands for no open any more: nobody has locks by it.
+    /// Releases the client's locks of `state`, when it has no opens.
     pub fn unused(&self, state: &OpenState) {
         let inner = self.inner.lock();
         let mut state = state.inner.lock();
@@ -175,14 +176,14 @@ impl FileState {
         self.lock_freed.notify_waiters();
     }
 
-    /// What becomes known when it is notified, from now on.
+    /// Subscribes to the next notification. Notifications from now on count.
     fn news(&self) -> Notified<'_> {
         self.lock_freed.notified()
     }
 }
 
 impl FileInner {
-    /// A lock of somebody else in the way.
+    /// A conflicting lock of another owner.
     pub fn conflict(&self, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict> {
         self.states.values().find_map(|state| {
             let state = state.inner.lock();
@@ -191,12 +192,12 @@ impl FileInner {
         })
     }
 
-    /// Whether anybody holds a lock.
+    /// Whether any owner holds a lock.
     fn is_locked(&self) -> bool {
         self.states.values().any(|s| s.inner.lock().locks.values().any(|l| !l.inner.lock().ranges.is_empty()))
     }
 
-    /// Takes a lock here; false when it is taken.
+    /// Takes a lock in the client. False when a conflicting lock is held.
     pub fn take_lock(
         &self,
         state: &OpenState,
@@ -209,7 +210,7 @@ impl FileInner {
             if let Some(lost) = &state.lost {
                 return Err(lost.clone());
             }
-            // Closed meanwhile: nobody would release it.
+            // Closed in between: the lock would never be released.
             if state.needed() == 0 {
                 return Err(Error::new(libc::EBADF));
             }
@@ -217,7 +218,7 @@ impl FileInner {
         if self.conflict(owner, kind, range).is_some() {
             return Ok(false);
         }
-        // What the owner has by another open there is replaced, too.
+        // The owner's locks in the range by other opens are replaced, too.
         for other in self.states.values() {
             if let Some(lock) = other.inner.lock().locks.get(&owner) {
                 let mut inner = lock.inner.lock();
@@ -232,7 +233,7 @@ impl FileInner {
         Ok(true)
     }
 
-    /// Releases what `owner` has here.
+    /// Releases the locks of `owner` in the client.
     pub fn release_lock(&self, owner: LockOwner, range: FileRange) {
         for state in self.states.values() {
             let mut state = state.inner.lock();
@@ -249,7 +250,7 @@ impl FileInner {
 }
 
 impl LockState {
-    /// Gives up what is held in `range`, of which the server knows nothing.
+    /// Releases the locks in `range`, which the server does not know.
     fn release(&self, range: FileRange) {
         let mut inner = self.inner.lock();
         inner.ranges.unlock(range);
@@ -257,7 +258,7 @@ impl LockState {
         inner.lost &= range != ALL;
     }
 
-    /// It could not be kept: I/O fails until its owner unlocks.
+    /// Marks a lock as lost: I/O fails until its owner unlocks.
     pub fn lose(&self, fh: &Fh, why: &str) {
         tracing::warn!(?fh, "a lock was lost: {why}");
         let mut inner = self.inner.lock();
@@ -268,8 +269,8 @@ impl LockState {
 }
 
 impl Core {
-    /// Decides a call about the locks of `file` here, if that can be, or lets it go to the server.
-    /// One that only releases is never refused, so it needs no right.
+    /// Decides a call about the locks of `file` in the client, if it has the authority, or lets the
+    /// server decide. A release is never refused, so it needs no delegation.
     pub(super) async fn decide_lock<T>(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -288,7 +289,7 @@ impl Core {
                 Look::Unsure if self.lease_is_sure() => tokio::time::sleep(SUSPECT_WAIT).await,
                 Look::Unsure => drop(self.compound(&self.own_cx(), Compound::new("SEQUENCE", [])).await?),
                 Look::Gone => {
-                    // A recovery may be about to claim it.
+                    // A recovery may be about to reclaim the delegation.
                     self.ready().await?;
                     if settled {
                         self.hand_over(&file.fh).await;
@@ -329,16 +330,16 @@ impl Core {
         }
     }
 
-    /// Whether the server keeps what this client has, as far as time goes.
+    /// Whether the lease has not expired, by time.
     fn lease_is_sure(&self) -> bool {
         let lease = self.lease.lock();
         Instant::now() < lease.renewed + lease.time
     }
 
-    /// Takes at the server all locks of a file that are here. None are when it returns.
+    /// Takes all client locks of a file at the server. On return the client has none.
     pub async fn hand_over(self: &Arc<Self>, fh: &Fh) {
         let Some(file) = self.files.file(fh) else { return };
-        // A recovery that is under way claims them, in the grace period.
+        // A recovery in progress reclaims them in the grace period.
         if self.ready().await.is_err() {
             return;
         }
@@ -364,7 +365,7 @@ impl Core {
                 if let Err(f) = self.hand_over_lock(&state, &lock).await {
                     let stateid = lock.inner.lock().stateid;
                     lock.lose(fh, &Error::from(f).to_string());
-                    // Some of its ranges may be there.
+                    // The server may have some of its ranges.
                     if let Some(stateid) = stateid {
                         let op = Op::locku(stateid.any_seqid(), LockType::WRITE, 0, u64::MAX);
                         let c = Compound::new("LOCKU", [Op::Putfh(wire_fh(fh)), op]);
@@ -386,20 +387,20 @@ impl Core {
                     if let Some(used) = used {
                         self.state_lost(state, &used).await;
                     }
-                    // That of its owner at the server is no better.
+                    // The lock stateid at the server is lost, too.
                     lock.inner.lock().stateid = None;
                 }
                 Err(Fail::Nfs(Nfsstat4::OLD_STATEID)) => {}
                 done => return done,
             }
         }
-        Err(Error::because(libc::EIO, "the server keeps losing the open behind it").into())
+        Err(Error::because(libc::EIO, "the server repeatedly loses the open of the lock").into())
     }
 
     async fn take_all(self: &Arc<Self>, state: &Arc<OpenState>, lock: &Arc<LockState>) -> Answered<()> {
         let ranges: Vec<_> = {
             let inner = lock.inner.lock();
-            // Nothing is held, or a recovery has claimed it.
+            // No lock is held, or a recovery has reclaimed it.
             if !inner.here {
                 return Ok(());
             }
@@ -416,7 +417,7 @@ impl Core {
         }
         let mut inner = lock.inner.lock();
         inner.here = false;
-        // Its delegation was found to be no good meanwhile.
+        // The delegation was found lost in between.
         if inner.lost {
             Err(Error::because(libc::EIO, "its delegation was lost before").into())
         } else {

@@ -1,16 +1,15 @@
-//! After the session, the client or its state at the server was lost.
+//! Recovery of a lost session, client or state at the server.
 //!
-//! It knows nothing of the calls that found out: they wait until it is over. One task at a time
-//! goes through what is needed (RFC 8881 section 8.4): a new session for the same clientid; when
-//! the server does not know the clientid any more, a new one of these too; then every open and lock
-//! is claimed again, as `CLAIM_PREVIOUS` and `reclaim` while the server's grace period lasts, else
-//! by opening and locking anew; RECLAIM_COMPLETE ends it. Whatever fails for lack of an answer or a
-//! good one is tried again, later and later.
+//! Calls that find the loss wait for the end of the recovery. One task performs the needed steps
+//! (RFC 8881 section 8.4). It creates a session for the same clientid. When the server no longer
+//! knows the clientid, the task gets a new one. Then it reclaims every open and lock. In the
+//! server's grace period it uses `CLAIM_PREVIOUS` and `reclaim`. Otherwise it opens and locks anew.
+//! RECLAIM_COMPLETE ends it. A step without a usable answer is retried with growing intervals.
 //!
-//! A lock that could not be reclaimed in the grace period is taken anew only when the file's change
-//! attribute proves that nobody touched the file meanwhile; otherwise it is lost, and I/O on the
-//! file fails with `EIO`, as in the Linux client. A state that is lost alone (revoked by an
-//! administrator, for example) is opened again without disturbing other files.
+//! A lock that could not be reclaimed in the grace period is taken anew under one condition. The
+//! file's change attribute must prove that the file is unchanged. Otherwise the lock is lost, and
+//! I/O on the file fails with `EIO`, as in the Linux client. A state that is lost alone (for
+//! example revoked by an administrator) is opened again without effect on other files.
 
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound};
@@ -29,26 +28,26 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// States that are claimed at the same time.
+/// States that are reclaimed concurrently.
 const CLAIMS_AT_ONCE: usize = 16;
 /// Stateids of one TEST_STATEID.
 const TESTS_AT_ONCE: usize = 64;
 
-/// How state is claimed again.
+/// How state is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reclaim {
-    /// The server restarted: in its grace period.
+    /// After a restart of the server: in its grace period.
     Restart,
-    /// The lease was lost: by opening and locking anew.
+    /// After a loss of the lease: by opening and locking anew.
     Late,
 }
 
-/// What has to be made again.
+/// The parts that need recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
     /// The session.
     pub session: bool,
-    /// The clientid, and with it everything else.
+    /// The clientid, and with it all other parts.
     pub client: bool,
     /// Opens and locks.
     pub reclaim: Option<Reclaim>,
@@ -57,10 +56,10 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// A session, for the same client if the server still knows it.
+    /// A session, for the same client if the server still knows the client.
     pub const SESSION: Self = Self { session: true, client: false, reclaim: None, complete: false };
 
-    /// The state, in the session that there is.
+    /// Opens and locks, in the present session.
     pub fn reclaim(how: Reclaim) -> Self {
         Self { session: false, client: false, reclaim: Some(how), complete: how == Reclaim::Restart }
     }
@@ -73,7 +72,7 @@ impl Need {
     }
 }
 
-/// Where a claim is sent: in the session under recovery, or as an ordinary call.
+/// Path of a claim: the session under recovery, or an ordinary call.
 #[derive(Clone)]
 pub(super) enum Via {
     Session(Arc<Session>),
@@ -81,8 +80,7 @@ pub(super) enum Via {
 }
 
 impl Core {
-    /// Recovers until there is a session with all state that can be had. `session` is the one that
-    /// was lost.
+    /// Recovers until there is a session with all recoverable state. `session` is the lost one.
     pub async fn recover(self: Arc<Self>, mut need: Need, mut session: Arc<Session>) {
         let mut backoff = Backoff::RECOVERY;
         tracing::info!(?need, "recovering");
@@ -114,7 +112,7 @@ impl Core {
         });
     }
 
-    /// One step; `true` when nothing is left to do.
+    /// Performs one step. `true` when all steps are done.
     async fn recover_step(
         self: &Arc<Self>,
         need: &mut Need,
@@ -158,7 +156,7 @@ impl Core {
         Ok(false)
     }
 
-    /// Tells the server that nothing more will be reclaimed (RFC 8881 section 18.51).
+    /// Sends RECLAIM_COMPLETE (RFC 8881 section 18.51).
     pub async fn reclaim_complete(self: &Arc<Self>, session: &Arc<Session>) -> Result<Answered<()>, Need> {
         let c = Compound::new("RECLAIM_COMPLETE", [Op::ReclaimComplete(false)]);
         let answer = match self.compound_in(session, &self.root_credential(), c).await? {
@@ -199,22 +197,22 @@ impl Core {
         Ok(())
     }
 
-    /// A state was refused although the session is fine: claims it alone. `used` is the stateid
-    /// that the server does not want any more. `Ok` means: try again with what the state says now.
+    /// Recovers a single state that the server refused in a valid session. `used` is the refused
+    /// stateid. Afterwards the caller tries again with the present stateid.
     pub async fn state_lost(self: &Arc<Self>, state: &Arc<OpenState>, used: &Stateid) {
         let _alone = state.recovering.lock().await;
         if !state.is_current(used) || state.inner.lock().lost.is_some() {
             return;
         }
         tracing::info!(fh = ?state.file.fh, "the server lost an open; opening the file again");
-        // Free what the server keeps of a revoked state; it may know nothing of it.
+        // Frees the server's record of a revoked state, if it has one.
         let free = Compound::new("FREE_STATEID", [Op::FreeStateid(used.any_seqid())]);
         let _ = self.compound(&self.own_cx(), free).await;
-        // An ordinary call deals with lost sessions itself.
+        // An ordinary call handles lost sessions itself.
         let _ = self.claim(&Via::Ordinary, state, Reclaim::Late).await;
     }
 
-    /// Opens again what is in use here and was closed at the server.
+    /// Opens a file again that has local opens and was closed at the server.
     pub async fn open_again(self: &Arc<Self>, state: &Arc<OpenState>) {
         let _alone = state.recovering.lock().await;
         if state.is_bare() {
@@ -222,7 +220,7 @@ impl Core {
         }
     }
 
-    /// Asks the server which stateids it still honours, and recovers those that it does not.
+    /// Sends TEST_STATEID for all stateids, and recovers the invalid ones.
     pub async fn test_states(self: &Arc<Self>) {
         let mut all: Vec<(Arc<OpenState>, Stateid)> = Vec::new();
         for file in self.files.all() {
@@ -247,7 +245,7 @@ impl Core {
         self.drop_dead_delegations().await;
     }
 
-    /// Forgets the delegations that the server has revoked.
+    /// Drops the delegations that the server has revoked.
     async fn drop_dead_delegations(self: &Arc<Self>) {
         for some in self.delegations.all().chunks(TESTS_AT_ONCE) {
             let stateids: Vec<_> = some.iter().map(|(_, s)| s.any_seqid()).collect();
@@ -258,7 +256,7 @@ impl Core {
                 if !is_state_lost(*verdict) {
                     continue;
                 }
-                // Before it is taken: no lock begins under it, and none is handed over.
+                // Before the delegation is taken: no lock begins under it, and none is handed over.
                 if let Some(file) = self.files.file(fh).filter(|_| self.delegations.is_held(stateid)) {
                     file.lose_locks("the delegation that covered it was revoked");
                 }
@@ -271,7 +269,8 @@ impl Core {
         }
     }
 
-    /// Opens and locks a file again, by all who have it open. What cannot be had is marked lost.
+    /// Reclaims the opens and locks of a file for all its states. State that cannot be reclaimed is
+    /// marked lost.
     async fn claim_file(
         self: &Arc<Self>,
         via: &Via,
@@ -284,7 +283,7 @@ impl Core {
             let claimed = self.claim_open(via, &state, how).await?;
             opened.push((state, claimed));
         }
-        // One that a late open brings is a new one: others may have had the file in between.
+        // A late open brings a new delegation: other clients may have used the file in between.
         let in_time = opened.iter().all(|(_, claimed)| !matches!(claimed, Some((Reclaim::Late, _))));
         let stays = in_time && self.delegations.for_locks(&file.fh).is_some();
         if !stays {
@@ -300,7 +299,8 @@ impl Core {
         Ok(())
     }
 
-    /// Opens and locks again what `state` stands for. Locks that are here are none of its business.
+    /// Reclaims the open and the locks of `state`. Locks under the client's authority stay as they
+    /// are.
     async fn claim(self: &Arc<Self>, via: &Via, state: &Arc<OpenState>, how: Reclaim) -> Result<(), Need> {
         match self.claim_open(via, state, how).await? {
             Some((how, unchanged)) => self.claim_locks(via, state, how, unchanged, true).await,
@@ -308,8 +308,8 @@ impl Core {
         }
     }
 
-    /// Opens again what `state` stands for: how that went, and whether the file is as it was.
-    /// `None`: it is not open.
+    /// Reclaims the open of `state`. Returns how it succeeded, and whether the file is unchanged.
+    /// `None`: the file is not open.
     async fn claim_open(
         self: &Arc<Self>,
         via: &Via,
@@ -321,7 +321,7 @@ impl Core {
             let mut inner = state.inner.lock();
             let needed = inner.needed();
             if needed == 0 {
-                // Being closed or opened: whoever does it finds out.
+                // The state is being closed or opened. That operation finds the loss.
                 inner.stateid = None;
                 return Ok(None);
             }
@@ -337,7 +337,7 @@ impl Core {
                     let unchanged = had != 0 && change == Some(had);
                     return Ok(Some((how, unchanged)));
                 }
-                // Too late, or never ours: open anew.
+                // The grace period has ended, or the server never had the open: open anew.
                 Err(f) if how == Reclaim::Restart && is_too_late(f.status()) => how = Reclaim::Late,
                 Err(Fail::Nfs(Nfsstat4::GRACE)) => tokio::time::sleep(grace.step()).await,
                 Err(f) => {
@@ -352,7 +352,7 @@ impl Core {
         }
     }
 
-    /// `stay`: locks that are here stay there.
+    /// Reclaims the locks of `state`. With `stay`, locks under the client's authority stay there.
     async fn claim_locks(
         self: &Arc<Self>,
         via: &Via,
@@ -390,7 +390,7 @@ impl Core {
         Ok(())
     }
 
-    /// LOCK of one range of `lock`, as it was.
+    /// Sends LOCK for one range of `lock`.
     pub(super) async fn claim_lock(
         self: &Arc<Self>,
         via: &Via,
@@ -442,7 +442,7 @@ impl Core {
 fn joined(done: Option<Result<Result<(), Need>, tokio::task::JoinError>>) -> Result<(), Need> {
     match done {
         Some(Ok(outcome)) => outcome,
-        // A claim that panicked has left its state as it was; operations on it find out.
+        // A claim that panicked left its state unchanged. Operations on the state find the loss.
         Some(Err(_)) | None => Ok(()),
     }
 }
@@ -460,8 +460,9 @@ fn is_too_late(status: Option<Nfsstat4>) -> bool {
     )
 }
 
-/// `delayed`: what was written may have waited at the server's restart. Nobody is to see the file
-/// before it has come, so the delegation is claimed too; the server wants it back then.
+/// The OPEN that reclaims `state`. `delayed`: writes may have been delayed at the restart of the
+/// server. No other client may see the file before they arrive, so the delegation is reclaimed too.
+/// The server then recalls it.
 fn reopen(state: &OpenState, access: u32, how: Reclaim, delayed: bool) -> Compound {
     let delayed = delayed && access & open::SHARE_ACCESS_WRITE != 0;
     let (claim, want) = match how {
@@ -482,7 +483,7 @@ fn reopen(state: &OpenState, access: u32, how: Reclaim, delayed: bool) -> Compou
 }
 
 impl Core {
-    /// Takes over the new stateid; returns the file's change attribute.
+    /// Records the new stateid. Returns the file's change attribute.
     fn reopened(self: &Arc<Self>, access: u32, state: &OpenState, answer: Answer) -> Answered<Option<u64>> {
         let mut results = answer.results;
         results.putfh()?;

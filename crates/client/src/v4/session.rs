@@ -1,10 +1,10 @@
 //! A session and its slots (RFC 8881 section 2.10.6).
 //!
-//! It knows nothing of messages: who holds a [`SlotGuard`] may have one request in flight under the
-//! slot's sequence number, and says afterwards whether the server executed it. A slot whose request
-//! was sent stays taken until its reply arrives, whatever became of the caller: using it before
-//! would be a false retry. The number of usable slots follows the server's
-//! `sr_target_highest_slotid`; who finds none waits in line.
+//! The holder of a [`SlotGuard`] may have one request in flight under the slot's sequence number.
+//! Afterwards it reports whether the server executed the request. A slot stays taken from the
+//! sending of its request to the reply, even when the caller stops waiting. An earlier reuse would
+//! be a false retry. The number of usable slots follows the server's `sr_target_highest_slotid`.
+//! Requests without a slot wait in order of arrival.
 
 use hither_proto::nfs4::Sessionid;
 use parking_lot::Mutex;
@@ -12,14 +12,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// What the server and we agreed on in CREATE_SESSION.
+/// Limits negotiated in CREATE_SESSION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Longest request in bytes, RPC header included.
     pub max_request_bytes: u32,
     /// Longest reply in bytes, RPC header included.
     pub max_response_bytes: u32,
-    /// Longest reply in bytes, RPC header included, that the server keeps.
+    /// Longest reply that the server keeps, in bytes, RPC header included.
     pub max_cached_bytes: u32,
     /// Most operations of a compound, SEQUENCE included.
     pub max_ops: u32,
@@ -30,9 +30,9 @@ pub(crate) struct Limits {
 /// A session at the server.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Its name.
+    /// The session id.
     pub id: Sessionid,
-    /// Counts sessions of this mount: a caller that saw an error of an older one need not recover.
+    /// Number of the session in this mount. An error of an older session needs no recovery.
     pub epoch: u64,
     /// The fore channel's limits.
     pub limits: Limits,
@@ -42,7 +42,7 @@ pub(crate) struct Session {
 #[derive(Debug)]
 struct Slots {
     slots: Vec<Slot>,
-    /// Slots below this may be used.
+    /// Slots with a lower number may be used.
     limit: u32,
     waiting: VecDeque<oneshot::Sender<SlotGuard>>,
     closed: bool,
@@ -54,7 +54,7 @@ struct Slot {
     busy: bool,
 }
 
-/// The session is gone; recover and take a slot of the next one.
+/// The session has ended. The caller waits for recovery and takes a slot of the next session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionClosed;
 
@@ -70,8 +70,8 @@ impl Session {
         Arc::new(Self { id, epoch, limits, slots: Mutex::new(slots) })
     }
 
-    /// Waits for a slot. Dropping the future, or the guard before [`SlotGuard::sent`], gives it
-    /// back unused.
+    /// Waits for a slot. A drop of the future, or of the guard before [`SlotGuard::sent`], returns
+    /// the slot unused.
     pub async fn acquire(self: &Arc<Self>) -> Result<SlotGuard, SessionClosed> {
         let wait = {
             let mut slots = self.slots.lock();
@@ -90,21 +90,21 @@ impl Session {
         wait.await.map_err(|_| SessionClosed)
     }
 
-    /// Follows what SEQUENCE says: the highest slot the server wants used, and the highest it
-    /// takes.
+    /// Follows the SEQUENCE reply: the highest slot that the server wants in use, and the highest
+    /// that it accepts.
     pub fn adapt(self: &Arc<Self>, target_highest: u32, highest: u32) {
         let mut slots = self.slots.lock();
         slots.limit = target_highest.min(highest).saturating_add(1).clamp(1, self.limits.max_slots.max(1));
         self.hand_out(slots);
     }
 
-    /// The server does not know `slot`: use only lower ones.
+    /// Limits the slots to those below `slot`, which the server refused.
     pub fn refused_slot(&self, slot: u32) {
         let mut slots = self.slots.lock();
         slots.limit = slots.limit.min(slot.max(1));
     }
 
-    /// Ends the session: whoever waits for a slot, and whoever comes later, gets [`SessionClosed`].
+    /// Ends the session: present and later waiters get [`SessionClosed`].
     pub fn close(&self) {
         let mut slots = self.slots.lock();
         slots.closed = true;
@@ -127,8 +127,8 @@ impl Session {
         self.hand_out(slots);
     }
 
-    /// Gives free slots to those who wait. A guard that its receiver no longer wants comes back
-    /// here, so it is dropped without the lock.
+    /// Gives free slots to waiters. A guard without a receiver returns its slot on drop, so it is
+    /// dropped without the mutex.
     fn hand_out(self: &Arc<Self>, mut slots: parking_lot::MutexGuard<'_, Slots>) {
         let mut unwanted = Vec::new();
         while !slots.waiting.is_empty() {
@@ -185,13 +185,13 @@ impl SlotGuard {
         slots.slots.iter().rposition(|s| s.busy).unwrap_or(0) as u32
     }
 
-    /// The request goes out now: from here on only a reply frees the slot.
+    /// Marks the request as sent: from now on only a reply frees the slot.
     pub fn sent(&mut self) {
         self.in_flight = true;
     }
 
-    /// The reply came. `executed` when SEQUENCE succeeded, which is when the sequence number moves
-    /// on.
+    /// Records the reply. `executed` is true when SEQUENCE succeeded, which increments the sequence
+    /// number.
     pub fn replied(mut self, executed: bool) {
         self.in_flight = false;
         if executed {

@@ -1,19 +1,19 @@
-//! Walking: a whole path in one compound, with what else is wanted of its end.
+//! Walk: a whole path in one compound, with further requested data of its last object.
 //!
-//! It knows nothing of caches. Each name costs LOOKUP and GETATTR, whose attributes include the
-//! filehandle (attribute 19), so that no GETFH is needed; a server that leaves it out is asked with
-//! GETFH from then on. What else is wanted comes behind, except the listing: READDIR stands before
-//! the last LOOKUP, because it keeps the current filehandle and so comes even when the last name is
-//! absent.
+//! Each name needs LOOKUP and GETATTR, whose attributes include the filehandle (attribute 19), so
+//! no GETFH is needed. With a server that omits the attribute, GETFH is used from then on. The
+//! operations for further data follow, except the listing. READDIR precedes the last LOOKUP. It
+//! keeps the current filehandle, and is therefore executed even when the last name is absent.
 //!
 //! ```text
 //! PUTFH GETATTR (LOOKUP GETATTR)... READDIR LOOKUP GETATTR ACCESS OPEN GETATTR READ CLOSE
 //! ```
 //!
-//! A server ends a compound at its first error. An error of LOOKUP is why the walk stops; one of
-//! READDIR costs a second compound without it; one of what stands behind the last name costs only
-//! that. A path that is too long for one compound goes in several, the wishes with the last. Limits
-//! come from the session, and from what the server refused before ([`Core::found_too_long`]).
+//! A server ends a compound at its first error. An error of LOOKUP ends the walk. An error of
+//! READDIR costs a second compound without it. An error after the last name only loses the further
+//! data. A path that is too long for one compound is sent in several, with the optional operations
+//! in the last. The limits are those of the session and of earlier refusals
+//! ([`Core::found_too_long`]).
 
 use super::attrs::NODE_ATTRS;
 use super::bring::{BRING_OPS, Turn, bring_ops};
@@ -29,21 +29,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
-/// Compounds are cut in half at most this often when a server finds them too long.
+/// How often compounds are halved when the server finds them too long.
 const HALVINGS: u32 = 8;
 /// SEQUENCE, PUTFH and GETATTR of the base.
 const FIXED_OPS: usize = 3;
-/// Most bytes of the reply about one name: handle, attributes, owners' names.
+/// Most bytes of the reply for one name: filehandle, attributes, owner names.
 const NAME_REPLY_BYTES: u32 = 1024;
 /// Most bytes of the request for one name.
 const NAME_REQUEST_BYTES: u32 = 320;
-/// A compound is not made shorter than this many operations.
+/// Shortest compound, in operations, to which the limit is reduced.
 const OPS_MIN: usize = 5;
-/// After so many walks, one after the other, that failed as a chain and went well name by name,
-/// chains are not tried any more in this session.
+/// Consecutive walks that fail as a chain and succeed name by name. At this number no chains are
+/// sent in this session.
 const REFUSALS: usize = 3;
 
-/// A walk under way.
+/// A walk in progress.
 struct Walk<'a> {
     cx: &'a Cx,
     base: &'a Fh,
@@ -51,7 +51,7 @@ struct Walk<'a> {
     want: Want,
     steps: Vec<Node>,
     along: Along,
-    /// Name by name, with no wishes: the server refused more.
+    /// Name by name, without optional operations, because the server refused more.
     plain: bool,
 }
 
@@ -68,20 +68,20 @@ impl Walk<'_> {
 /// One compound of a walk.
 struct Leg {
     from: Fh,
-    /// It starts at the base, whose attributes are asked for as well.
+    /// Starts at the base, and requests its attributes.
     first: bool,
     names: Vec<Name>,
     /// Longest READDIR reply.
     listing_bytes: Option<u32>,
     access: Access,
-    /// First bytes, and whose open brings them.
+    /// The owner of the open, and the number of first bytes.
     bring: Option<(Arc<Turn>, u32)>,
-    /// The server does not give the filehandle as an attribute.
+    /// The server does not return the filehandle as an attribute.
     getfh: bool,
 }
 
 impl Leg {
-    /// The operations, and how many of them are no wishes.
+    /// The operations, and the number of the needed ones.
     fn ops(&self) -> (Vec<Op>, usize) {
         let mut ops = vec![Op::Putfh(wire_fh(&self.from))];
         let get = match self.getfh {
@@ -130,7 +130,7 @@ impl Core {
                     self.chain_ended(&walk, chain);
                     return Ok(walk.end(stop.unwrap_or(Stop::Complete)));
                 }
-                // A reply is garbled by knfsd (Linux 6.1) when a READDIR fails behind many names.
+                // knfsd (Linux 6.1) corrupts the reply when a READDIR fails after many names.
                 Err(f) if wishes && (is_too_long(f.status()) || matches!(f, Fail::Garbled)) => {
                     walk.want = Want::default();
                 }
@@ -147,26 +147,27 @@ impl Core {
         }
     }
 
-    /// A compound of `ops` operations was refused as too long, or stopped after so many.
+    /// Records that the server refused a compound of `ops` operations as too long, or stopped after
+    /// as many.
     pub fn found_too_long(&self, ops: usize) {
         self.ops_limit.fetch_min((ops / 2).max(OPS_MIN), Ordering::Relaxed);
     }
 
-    /// A walk has succeeded; where only name by name, the server is taken to refuse chains after a
-    /// while.
+    /// Records the success of a walk. After [`REFUSALS`] walks that succeed only name by name, the
+    /// client sends no more chains.
     fn chain_ended(&self, walk: &Walk<'_>, chain: bool) {
         if chain {
             self.refusals.store(0, Ordering::Relaxed);
         } else if walk.plain && self.refusals.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
             tracing::info!(
-                "the server refuses to look up several names in one message: they are looked up singly"
+                "the server refuses to look up several names in one compound: each is looked up alone"
             );
             self.ops_limit.fetch_min(OPS_MIN, Ordering::Relaxed);
         }
     }
 
-    /// As many of the names that are left as one compound takes. Wishes go with the last, unless
-    /// they alone would cost a compound more.
+    /// The next compound: as many of the remaining names as fit. The last compound has the optional
+    /// operations, unless they alone would need another compound.
     async fn next_leg(&self, walk: &Walk<'_>) -> Answered<Leg> {
         let limits = self.ready().await?.limits;
         let left = &walk.path[walk.steps.len().min(walk.path.len())..];
@@ -204,7 +205,7 @@ impl Core {
         Ok(leg)
     }
 
-    /// Names of one compound beside `extra` operations.
+    /// Most names of one compound beside `extra` operations.
     fn names_at_once(&self, limits: Limits, getfh: bool, extra: usize) -> usize {
         let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
         let by_ops = ops.saturating_sub(FIXED_OPS + extra) / if getfh { 3 } else { 2 };
@@ -217,8 +218,8 @@ impl Core {
         by_ops.min(by_request.min(by_reply).min(asked) as usize).max(usize::from(extra == 0))
     }
 
-    /// One compound of a walk. `Some` when the walk ends here; `None` when it goes on, if names are
-    /// left.
+    /// Sends one compound of a walk. `Some` when the walk ends. `None` when it continues with the
+    /// remaining names.
     async fn walk_leg(self: &Arc<Self>, walk: &mut Walk<'_>, leg: Leg) -> Answered<Option<Stop>> {
         let (ops, needed) = leg.ops();
         let label = if leg.names.is_empty() { "GETATTR" } else { "LOOKUP" };
@@ -255,7 +256,7 @@ impl Core {
         Ok(None)
     }
 
-    /// The next node; `None` when the server left out its filehandle.
+    /// The next node; `None` when the server omitted its filehandle.
     async fn walk_one(self: &Arc<Self>, leg: &Leg, answer: &mut Answer) -> Answered<Option<Node>> {
         answer.results.lookup()?;
         let fh = if leg.getfh { Some(answer.results.getfh()?) } else { None };
@@ -267,7 +268,7 @@ impl Core {
         self.node(&fh, &wire, answer.asked).await.map(Some)
     }
 
-    /// What stands behind the last name.
+    /// Reads the results after the last name.
     async fn take_wishes(self: &Arc<Self>, walk: &mut Walk<'_>, leg: &Leg, answer: &mut Answer) {
         let Some(node) = walk.steps.last_mut() else { return };
         if !leg.access.is_empty() {
@@ -275,7 +276,8 @@ impl Core {
             walk.along.access = Some(Access::from_bits_truncate(ok.access) & leg.access);
         }
         let Some((turn, bytes)) = &leg.bring else { return };
-        // Not a regular file, not for this caller, or busy: then without.
+        // Without first bytes when the object is not a regular file, not readable for the caller,
+        // or busy.
         if let Ok(fetched) = self.brought(&node.fh, turn, *bytes, answer).await {
             node.attrs = fetched.attrs;
             walk.along.first = Some(fetched.read);
@@ -296,14 +298,14 @@ impl Core {
             Some(Nfsstat4::SYMLINK | Nfsstat4::NOTDIR) if !steps.is_empty() => {
                 Ok(Some(not_a_directory(steps, f.status() == Some(Nfsstat4::SYMLINK))))
             }
-            // Some of it was done: go on from there.
+            // A part was executed: continue after it.
             Some(s) if walked > 0 && (is_too_long(Some(s)) || s == Nfsstat4::DELAY) => Ok(None),
             _ => Err(f),
         }
     }
 }
 
-/// The listing failed: the walk goes on without it, unless the reason is reason enough.
+/// Continues the walk without a failed listing. Ends the walk when the object is not a directory.
 fn no_listing(walk: &mut Walk<'_>, f: &Fail) -> Option<Stop> {
     walk.want.listing_bytes = 0;
     let status = f.status();
@@ -321,14 +323,14 @@ fn not_a_directory(steps: &[Node], says_symlink: bool) -> Stop {
     }
 }
 
-/// The server cannot do with this compound, for no reason that lies in the path.
+/// Whether the server refuses the compound for a reason outside the path.
 fn is_refusal(f: &Fail) -> bool {
     let refuses =
         [Nfsstat4::SERVERFAULT, Nfsstat4::NOTSUPP, Nfsstat4::INVAL, Nfsstat4::BADXDR, Nfsstat4::OP_ILLEGAL];
     matches!(f, Fail::Garbled) || f.status().is_some_and(|s| refuses.contains(&s))
 }
 
-/// The server says that it is the number of operations.
+/// Whether the server refuses the number of operations.
 fn is_too_many(status: Nfsstat4) -> bool {
     matches!(status, Nfsstat4::RESOURCE | Nfsstat4::TOO_MANY_OPS)
 }

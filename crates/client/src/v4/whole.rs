@@ -1,10 +1,9 @@
-//! Whole objects in one compound: for each file OPEN that creates it, WRITE, SETATTR and CLOSE;
-//! CREATE for others. Which of them go together is for `batch` to say.
+//! Whole objects in one compound. A file needs OPEN with creation, WRITE, SETATTR and CLOSE. Other
+//! objects need CREATE. `batch` decides which objects share a compound.
 //!
-//! It knows nothing of what programs have open. As for bytes that are brought along (`bring`),
-//! WRITE and CLOSE use the current stateid, and the opens belong to an owner of their own. A
-//! creation is not recognised when it is sent again to a server that has lost the session: the
-//! caller finds the object there then (`EEXIST`), and knows what he wrote.
+//! WRITE and CLOSE use the current stateid, and the opens have a separate owner, as in `bring`. A
+//! creation that is sent again to a server without the session is not recognised. The caller then
+//! finds the object (`EEXIST`), and knows the data that it wrote.
 
 use super::attrs::NODE_ATTRS;
 use super::bring::Turn;
@@ -21,14 +20,14 @@ use hither_vfs::{Creation, Cx, Data, Error, Fh, Made, Name, NewKind, Node, SetAt
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Operations for one object at most.
+/// Most operations for one object.
 pub(crate) const CREATION_OPS: usize = 7;
-/// Operations around all of them: the directory's attributes afterwards.
+/// Operations beside the objects: the directory's attributes afterwards.
 pub(crate) const AROUND_OPS: usize = 2;
 
 impl Core {
-    /// See `Vfs::create_whole`; `None` when the bytes do not fit into one WRITE. Runs in a task of
-    /// its own.
+    /// See `Vfs::create_whole`; `None` when the bytes do not fit into one WRITE. Runs in its own
+    /// task.
     pub async fn create_whole(
         self: &Arc<Self>,
         cx: &Cx,
@@ -52,15 +51,15 @@ impl Core {
         new.len_bytes() <= self.facts().wsize as usize && new.set.size_bytes.is_none()
     }
 
-    /// Creates objects in one compound. Outcomes of those that the server came to, in their order,
-    /// at least one: the last may be a failure, and what stands behind it was not executed.
+    /// Creates objects in one compound. Returns the outcomes of the executed objects in order, at
+    /// least one. The last outcome may be a failure. The objects after it were not executed.
     pub async fn create_some(
         self: &Arc<Self>,
         cx: &Cx,
         dir: &Fh,
         new: &[Creation],
     ) -> Answered<Vec<Answered<Made>>> {
-        // Of several the handles come with the attributes: an operation less for each.
+        // For several objects the filehandles are attributes, which saves one operation each.
         let getfh = new.len() == 1 || self.needs_getfh.load(Ordering::Relaxed);
         let turn = self.turn();
         let mut ops = Vec::with_capacity(new.len() * CREATION_OPS + AROUND_OPS);
@@ -128,7 +127,7 @@ impl Core {
         ops.push(Op::Getattr(if getfh { NODE_ATTRS } else { NODE_ATTRS.with(attr::FILEHANDLE) }));
     }
 
-    /// Reads the results about one object.
+    /// Reads the results of one object.
     async fn created(
         self: &Arc<Self>,
         cx: &Cx,
@@ -166,14 +165,14 @@ impl Core {
             }
         };
         if let Some(ok) = &opened {
-            // Nobody asked for it.
+            // The client did not request a delegation.
             self.note_delegation(&node.fh, ok);
             self.delegations.note(&node.fh, node.attrs.attr.change, node.attrs.attr.size_bytes);
         }
         Ok(Made { node, dir: cinfo })
     }
 
-    /// What was created a moment ago, by its name.
+    /// Looks up an object that was just created.
     async fn just_made(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<Node> {
         let mut trail = self.walk(cx, dir, std::slice::from_ref(name), Want::default()).await?;
         match (trail.stop, trail.steps.pop()) {
@@ -183,7 +182,7 @@ impl Core {
         }
     }
 
-    /// The compound ended between OPEN and CLOSE of a file.
+    /// Closes a file when the compound ended between OPEN and CLOSE.
     fn leave_open(
         self: &Arc<Self>,
         cx: &Cx,
@@ -199,7 +198,7 @@ impl Core {
                 Some(fh) => fh,
                 None => match core.just_made(&cx, &dir, &name).await {
                     Ok(node) => node.fh,
-                    Err(f) => return tracing::debug!("the file to close is gone: {}", Error::from(f)),
+                    Err(f) => return tracing::debug!("the file to close no longer exists: {}", Error::from(f)),
                 },
             };
             core.note_delegation(&fh, &ok);
@@ -208,7 +207,7 @@ impl Core {
     }
 }
 
-/// Reads the results between those that say that an object was created and its attributes.
+/// Reads the results between the creation of an object and its attributes.
 fn filled(new: &Creation, getfh: bool, answer: &mut Answer, fh: &mut Option<Fh>) -> Answered<()> {
     if getfh {
         *fh = Some(own_fh(&answer.results.getfh()?));

@@ -1,8 +1,8 @@
 //! Extended attributes (RFC 8276) and ACLs.
 //!
-//! It knows nothing of what they mean. The server's extended attributes are Linux's `user.*`,
-//! without the prefix. The ACL is the value of `system.nfs4_acl`: the XDR of `fattr4_acl` as it is
-//! on the wire, which is what nfs4-acl-tools expect from the Linux client as well.
+//! The server's extended attributes are Linux's `user.*`, without the prefix. The ACL is the value
+//! of `system.nfs4_acl`: the XDR of `fattr4_acl` as on the wire. nfs4-acl-tools expect the same
+//! from the Linux client.
 
 use super::attrs::NODE_ATTRS;
 use super::call::Compound;
@@ -23,7 +23,7 @@ const LIST_MAX_BYTES: usize = 64 << 10;
 /// Longest name, as in Linux.
 const NAME_MAX_BYTES: usize = 255;
 
-/// What a name is about.
+/// Kind of an attribute name.
 enum Which<'a> {
     User(&'a [u8]),
     Acl,
@@ -94,9 +94,9 @@ impl Core {
         Ok(())
     }
 
-    /// Names of all attributes that [`Core::getxattr`] can read. A server that has ACLs need not
-    /// have one of each file (nfs-ganesha says it has them and gives none), and who copies a file
-    /// fails at a name without a value (overlayfs).
+    /// Names of all attributes that [`Core::getxattr`] can read. A server with ACLs need not have
+    /// one for each file (nfs-ganesha announces ACLs and returns none). A copy of a file would fail
+    /// at a name without a value (overlayfs).
     pub async fn listxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Vec<Bytes>> {
         let acls = self.opts.acl && self.facts().acls;
         let mut names = Vec::new();
@@ -147,7 +147,7 @@ impl Core {
         }
         match self.getxattr(cx, fh, ACL_NAME).await {
             Ok(_) => Ok(Some(Bytes::from_static(ACL_NAME))),
-            // What keeps the caller from more than the ACL is told.
+            // Errors that also affect other calls than for the ACL are returned.
             Err(Fail::Nfs(Nfsstat4::ACCESS | Nfsstat4::PERM | Nfsstat4::NOTSUPP | Nfsstat4::ATTRNOTSUPP)) => {
                 Ok(None)
             }
@@ -171,18 +171,18 @@ fn putfh(fh: &Fh) -> Op {
     Op::Putfh(wire_fh(fh))
 }
 
-/// Asks for the ACL.
+/// The GETATTR of the ACL.
 fn acl() -> Op {
     Op::Getattr(Bitmap4::of(&[attr::ACL]))
 }
 
-/// Whether getxattr(2) can name an attribute of the server: Linux takes names of 1 to 255 bytes
-/// that end at a NUL.
+/// Whether getxattr(2) can name an attribute of the server. Linux accepts names of 1 to 255 bytes,
+/// which end at a NUL.
 fn is_readable(name: &[u8]) -> bool {
     !name.is_empty() && USER.len() + name.len() <= NAME_MAX_BYTES && !name.contains(&0)
 }
 
-/// NOENT here means that the attribute, not the file, is missing.
+/// For these operations NOENT means a missing attribute, not a missing file.
 fn xattr_fail(f: Fail) -> Fail {
     match f.status() {
         Some(Nfsstat4::NOXATTR | Nfsstat4::NOENT) => Error::new(libc::ENODATA).into(),
