@@ -1,5 +1,4 @@
-//! Conversations with a server in memory, on virtual time: slots, recovery, interrupted calls,
-//! recalls.
+//! Tests with a server in memory, on virtual time: slots, recovery, interrupted calls, recalls.
 
 mod batches;
 mod chains;
@@ -40,7 +39,7 @@ fn env() -> Env {
 }
 
 impl Test {
-    /// A restart of the server, whose grace period lasts twenty seconds.
+    /// Restarts the server. Its grace period lasts twenty seconds.
     fn restart(&self) {
         self.server.restart();
         self.net.cut(Cut::Reset);
@@ -83,7 +82,7 @@ impl Test {
         self.v4.lock(&cx(), file(o), ME, LockKind::Write, ALL, LockWait::No).await.unwrap();
     }
 
-    /// The client broke no rule.
+    /// Checks that the client broke no rule.
     fn check(&self) {
         assert_eq!(self.server.lock().violations, Vec::<String>::new());
     }
@@ -109,8 +108,8 @@ fn errno<T>(r: Result<T>) -> i32 {
     r.err().map_or(0, |e| e.errno)
 }
 
-/// After a server restart opens and locks are reclaimed before anything else is done, and what was
-/// not yet stable is written again.
+/// After a server restart opens and locks are reclaimed before any other operation. Unstable writes
+/// are sent again.
 /// Promise: 2, 16
 #[tokio::test(start_paused = true)]
 async fn restart_is_survived() {
@@ -135,8 +134,8 @@ async fn restart_is_survived() {
     t.check();
 }
 
-/// A request whose reply was lost with its connection is executed once: the repetition is answered
-/// from the server's reply cache.
+/// A request whose reply was lost with its connection is executed once. The server answers the
+/// repetition from its reply cache.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn lost_reply_is_repeated_in_its_slot() {
@@ -157,8 +156,8 @@ async fn lost_reply_is_repeated_in_its_slot() {
     t.check();
 }
 
-/// A lease that ended while the link was down: files are opened anew, and a lock is taken anew only
-/// when nobody touched the file meanwhile; else I/O on it fails.
+/// The lease expires while the link is down. Files are opened anew. A lock is taken anew only when
+/// the file is unchanged; otherwise I/O on the file fails.
 /// Promise: 17
 #[tokio::test(start_paused = true)]
 async fn lost_lease() {
@@ -178,7 +177,7 @@ async fn lost_lease() {
             false => assert_eq!(t.read(&a).await.unwrap(), "data"),
             true => {
                 assert_eq!(errno(t.read(&a).await), libc::EIO);
-                // Giving the lost lock up makes the file usable again.
+                // An unlock of the lost lock makes the file usable again.
                 t.v4.unlock(&cx(), file(&a), ME, ALL).await.unwrap();
                 assert_eq!(t.read(&a).await.unwrap(), "data");
             }
@@ -190,7 +189,7 @@ async fn lost_lease() {
     }
 }
 
-/// The session is lost and the client is not: a new session, and nothing to reclaim.
+/// The session is lost and the clientid is not: a new session, and no reclaim.
 #[tokio::test(start_paused = true)]
 async fn lost_session() {
     let t = Test::new().await;
@@ -213,7 +212,7 @@ async fn lost_session() {
     t.check();
 }
 
-/// One open is revoked: it alone is opened again.
+/// One open is revoked: only that open is made again.
 #[tokio::test(start_paused = true)]
 async fn revoked_state() {
     let t = Test::new().await;
@@ -221,7 +220,7 @@ async fn revoked_state() {
     t.write(&a, 0, "data").await.unwrap();
     t.server.lock().opens.retain(|_, o| o.file != "a");
     assert_eq!(t.read(&a).await.unwrap(), "data");
-    // Announced by the server, it is found without being used.
+    // The server announces the loss, and the client finds it without using the file.
     {
         let mut s = t.server.lock();
         s.opens.retain(|_, o| o.file != "b");
@@ -236,7 +235,7 @@ async fn revoked_state() {
     t.check();
 }
 
-/// An interrupted caller returns at once; the open it asked for is closed when it comes.
+/// An interrupted caller returns at once. Its open is closed when the reply arrives.
 #[tokio::test(start_paused = true)]
 async fn interrupted_open_is_closed() {
     let t = Test::new().await;
@@ -260,7 +259,7 @@ async fn interrupted_open_is_closed() {
     t.check();
 }
 
-/// DELAY is waited out, later and later, and the caller can be interrupted meanwhile.
+/// DELAY is retried with growing intervals. The caller can be interrupted in between.
 #[tokio::test(start_paused = true)]
 async fn delay_does_not_spin() {
     let t = Test::new().await;
@@ -268,14 +267,14 @@ async fn delay_does_not_spin() {
     let began = Instant::now();
     t.create("a").await;
     let waited = began.elapsed();
-    // 20 ms, doubling up to 5 s.
+    // 20 ms, doubled up to 5 s.
     assert!(waited > Duration::from_secs(20) && waited < Duration::from_secs(40), "{waited:?}");
     assert_eq!(t.server.count("OPEN"), 13);
     t.check();
 }
 
-/// Many calls over few slots, replies in any order, connections cut at any time: each is executed
-/// once.
+/// Many calls over few slots, with replies in any order and connection cuts at any time: each is
+/// executed once.
 #[tokio::test(start_paused = true)]
 async fn slots_under_stress() {
     let jitter = Conditions { jitter: Duration::from_millis(20), loss: 0.02, ..Conditions::default() };
@@ -303,19 +302,19 @@ async fn slots_under_stress() {
     t.check();
 }
 
-/// The lease is renewed when nothing else happens.
+/// An idle mount renews its lease.
 #[tokio::test(start_paused = true)]
 async fn lease_is_renewed() {
     let t = Test::new().await;
     let before = t.v4.core.stats.snapshot().op("SEQUENCE").map_or(0, |o| o.ops);
     tokio::time::sleep(Duration::from_secs(600)).await;
     let after = t.v4.core.stats.snapshot().op("SEQUENCE").map_or(0, |o| o.ops);
-    // Every 30 s of a lease of 60 s.
+    // Every 30 s, with a lease of 60 s.
     assert!((18..=22).contains(&(after - before)), "{before} {after}");
 }
 
-/// A dead server: a hard mount waits and goes on afterwards, a soft one gives up after `timeo`
-/// times `retrans` + 1, and an interrupted caller leaves.
+/// A dead server: a hard mount waits and continues afterwards. A soft mount gives up after `timeo`
+/// times `retrans` + 1. An interrupted caller returns.
 #[tokio::test(start_paused = true)]
 async fn dead_server() {
     for (recovery, errno_then) in [(Recovery::Soft, libc::EIO), (Recovery::Softerr, libc::ETIMEDOUT)] {
@@ -346,7 +345,7 @@ async fn dead_server() {
     t.check();
 }
 
-/// A delegation is accepted, and returned when the server recalls it.
+/// A delegation is accepted, and returned after its recall.
 #[tokio::test(start_paused = true)]
 async fn recall() {
     let t = Test::new().await;
@@ -360,15 +359,16 @@ async fn recall() {
     assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK]);
     t.server.recall(Stateid { seqid: 1, other: [0xdf; 12] }, "a");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    // One that never arrived here goes back as well: the server waits for it.
+    // A delegation that this client never received is returned as well, because the server waits
+    // for it.
     assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK, Nfsstat4::OK]);
     assert_eq!(t.server.count("DELEGRETURN"), 2);
     t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
     t.check();
 }
 
-/// Opens of one user share a state: the second close of two closes it, the first only lowers its
-/// access.
+/// Opens of one user share a state. Of two closes the first lowers the access, and the second
+/// closes the state.
 #[tokio::test(start_paused = true)]
 async fn downgrade_and_close() {
     let t = Test::new().await;
@@ -384,8 +384,8 @@ async fn downgrade_and_close() {
     t.check();
 }
 
-/// An open by a name that is being closed waits for that CLOSE: a server that sees them side by
-/// side may close both.
+/// An open by the name of a file with a CLOSE in progress waits for that CLOSE. A server with both
+/// calls at once may close both opens.
 #[tokio::test(start_paused = true)]
 async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
     let t = Test::new().await;
@@ -394,7 +394,7 @@ async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
     let cx = cx();
     let close = t.v4.close(&cx, &a.node.fh, a.open);
     let open = async {
-        // When the CLOSE has been sent.
+        // After the CLOSE was sent.
         tokio::time::sleep(Duration::from_millis(300)).await;
         t.v4.open(&cx, Where::name(&t.root, &n), &how(Create::No)).await.unwrap()
     };
@@ -412,7 +412,8 @@ async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
     t.check();
 }
 
-/// A waiting locker whose open was closed at the server goes on under the open that replaced it.
+/// A lock waits while its open is closed at the server. It continues under the open that replaces
+/// it.
 #[tokio::test(start_paused = true)]
 async fn a_lock_goes_on_after_its_open_was_closed_at_the_server() {
     let t = Test::new().await;
@@ -431,7 +432,7 @@ async fn a_lock_goes_on_after_its_open_was_closed_at_the_server() {
 }
 
 /// An open that the server grants and that fails afterwards (no right to execute) is closed, by
-/// name and by handle.
+/// name and by filehandle.
 #[tokio::test(start_paused = true)]
 async fn failure_after_the_open() {
     let t = Test::new().await;
@@ -443,7 +444,7 @@ async fn failure_after_the_open() {
         let before = Instant::now();
         assert_ne!(errno(t.v4.open(&cx(), at, &execute).await), 0);
         assert_eq!(t.server.lock().opens.len(), 0);
-        // Without a wait for others to close together with.
+        // Without a wait for other CLOSEs.
         assert!(before.elapsed() < Duration::from_millis(100), "{:?}", before.elapsed());
     }
     let cut = OpenHow { truncate: true, ..how(Create::No) };
@@ -452,7 +453,7 @@ async fn failure_after_the_open() {
         t.write(&o, 0, "data").await.unwrap();
         let cut = t.v4.open(&cx(), at, &cut).await.unwrap();
         assert_eq!(cut.node.attrs.attr.size_bytes, 0);
-        // What was cut off does not come back with a restart.
+        // A restart does not bring back the bytes that were cut off.
         t.server.restart();
         t.server.lock().grace = false;
         t.net.cut(Cut::Reset);
@@ -464,8 +465,8 @@ async fn failure_after_the_open() {
     t.check();
 }
 
-/// Who may not read what exists cannot open it by creating it; what he creates he has open,
-/// whatever its permissions.
+/// An open with creation does not give access to an existing file that the caller may not read. The
+/// creator of a file has it open with any permissions.
 /// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn creating_gives_no_right_to_what_exists() {
@@ -483,7 +484,7 @@ async fn creating_gives_no_right_to_what_exists() {
     t.check();
 }
 
-/// Shutting down leaves nothing at the server.
+/// A shutdown leaves no state at the server.
 #[tokio::test(start_paused = true)]
 async fn shutdown_gives_everything_back() {
     let t = Test::new().await;
@@ -498,9 +499,8 @@ async fn shutdown_gives_everything_back() {
     t.check();
 }
 
-/// After the first exclusive creation, of which the server keeps the stamp, one costs a single
-/// compound; it is recognised when the server executed it, restarted, and gets it again, and
-/// another client's file is not taken for it.
+/// The server keeps the stamp of the first exclusive creation. Later creations then cost one
+/// compound. A repetition after a restart is recognised. Another client's file is not.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn exclusive_creations_are_recognised_by_their_stamps() {
@@ -537,8 +537,8 @@ async fn exclusive_creations_are_recognised_by_their_stamps() {
     t.check();
 }
 
-/// Files that are closed at about the same time are closed in one compound; one that is opened
-/// again meanwhile stays open.
+/// Files that are closed at about the same time share one compound. A file that is opened again in
+/// between stays open.
 #[tokio::test(start_paused = true)]
 async fn many_files_are_closed_together() {
     let t = Test::new().await;
@@ -560,7 +560,7 @@ async fn many_files_are_closed_together() {
         close.await.unwrap().unwrap();
     }
     assert_eq!(t.server.count("CLOSE"), 4);
-    // One OPEN, and one with all that are closed.
+    // One OPEN, and one compound with all CLOSEs.
     let after = t.server.lock().compounds.len();
     assert_eq!(after - before, 2);
     t.write(&again, 0, "still open").await.unwrap();
@@ -569,8 +569,8 @@ async fn many_files_are_closed_together() {
     t.check();
 }
 
-/// All that is left of a file goes in one compound, bytes and attributes, with one WRITE right
-/// behind the handle.
+/// The last bytes and attributes of a file are one compound, with one WRITE directly after the
+/// filehandle.
 #[tokio::test(start_paused = true)]
 async fn a_file_is_finished_in_one_compound() {
     let t = Test::new().await;
@@ -599,7 +599,7 @@ async fn a_file_is_finished_in_one_compound() {
     ];
     assert_eq!(compounds, expected);
     assert_eq!(t.server.lock().files["a"].stable, b"onetwo\0\0\0\x003");
-    // What the server refuses of the attributes does not concern the bytes.
+    // A refusal of the attributes does not affect the bytes.
     t.server.lock().fail = vec![(N::SETATTR, Nfsstat4::PERM); 2];
     let done = t.v4.finish(&cx(), file(&a), piece(0, "ONE"), &set).await.unwrap();
     assert_eq!((done.wrote.bytes, done.set.unwrap_err().errno), (3, libc::EPERM));
@@ -607,7 +607,7 @@ async fn a_file_is_finished_in_one_compound() {
     t.check();
 }
 
-/// A whole file is one message, and whatever ends it in between leaves nothing open.
+/// A whole file is one compound. An error in it leaves no open behind.
 #[tokio::test(start_paused = true)]
 async fn a_whole_file_is_one_message() {
     use NfsOpnum4 as N;
@@ -638,7 +638,7 @@ async fn a_whole_file_is_one_message() {
     t.check();
 }
 
-/// What is removed while the server makes a page does not end the listing.
+/// A removal while the server makes a page does not end the listing.
 #[tokio::test(start_paused = true)]
 async fn removals_do_not_end_a_listing() {
     let t = Test::new().await;

@@ -13,7 +13,7 @@ fn session(slots: u32) -> Arc<Session> {
     Session::new([7; 16], 1, limits)
 }
 
-/// Sequence numbers move only when the server executed the request.
+/// The sequence number changes only when the server executed the request.
 #[tokio::test]
 async fn sequence_numbers() {
     let s = session(1);
@@ -28,8 +28,8 @@ async fn sequence_numbers() {
     assert_eq!(s.acquire().await.unwrap().seqid(), 2);
 }
 
-/// A request that was sent keeps its slot even when its sender is gone; one that was not gives it
-/// back.
+/// A sent request keeps its slot even when the sender is dropped. An unsent request returns its
+/// slot.
 #[tokio::test]
 async fn abandoned_request_keeps_its_slot() {
     let s = session(2);
@@ -41,7 +41,7 @@ async fn abandoned_request_keeps_its_slot() {
     assert_eq!(s.acquire().await.unwrap().slot(), 1);
 }
 
-/// Waiters are served in order, and a waiter that went away does not swallow a slot.
+/// Waiters are served in order. A dropped waiter does not keep a slot.
 #[tokio::test]
 async fn waiters_in_order() {
     let s = session(1);
@@ -62,7 +62,7 @@ async fn waiters_in_order() {
     assert_eq!(next.await.unwrap(), Ok(0));
 }
 
-/// The server's target shrinks and grows the table; a slot keeps its sequence number meanwhile.
+/// The server's target shrinks and grows the table. A slot keeps its sequence number.
 #[tokio::test]
 async fn adapts_to_target() {
     let s = session(8);
@@ -79,7 +79,7 @@ async fn adapts_to_target() {
     assert_eq!((b.slot(), b.seqid()), (1, 2));
 }
 
-/// Closing wakes everybody.
+/// A close wakes all waiters.
 #[tokio::test]
 async fn close_wakes() {
     let s = session(1);

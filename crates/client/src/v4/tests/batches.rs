@@ -1,11 +1,11 @@
-//! Several creations in one compound: how they are dealt, and what becomes of each when the
-//! compound ends early or its session is lost.
+//! Several creations in one compound: their distribution, and the outcome of each when the compound
+//! ends early or its session is lost.
 
 use super::*;
 use NfsOpnum4 as N;
 use hither_vfs::{Creation, NewKind, Removal};
 
-/// What is asked of one file behind others.
+/// Operations of one file after other objects.
 const FILE: [N; 6] = [N::PUTFH, N::OPEN, N::WRITE, N::SETATTR, N::CLOSE, N::GETATTR];
 
 fn new(file: &str, bytes: &[u8]) -> Creation {
@@ -25,7 +25,7 @@ impl Test {
         made.into_iter().map(|made| made.map(|m| m.node.attrs.attr.size_bytes).map_err(|e| e.errno)).collect()
     }
 
-    /// Compounds since the last look, without what tries what the server can.
+    /// Compounds since the last call of this function, without the test of several WRITEs.
     fn asked(&self) -> Vec<Vec<N>> {
         let all = std::mem::take(&mut self.server.lock().compounds);
         all.into_iter().filter(|ops| !ops.contains(&N::READ)).collect()
@@ -35,7 +35,7 @@ impl Test {
         self.server.lock().files.get(file).map(|f| f.stable.clone())
     }
 
-    /// Nothing is open, nothing that was only tried is left, and no rule was broken.
+    /// Checks that no open and no test file is left, and that no rule was broken.
     async fn is_clean(&self) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(self.server.lock().opens.len(), 0);
@@ -44,7 +44,7 @@ impl Test {
     }
 }
 
-/// Files, directories and empty files share a message; the attributes of their directory come last.
+/// Files, directories and empty files share a compound. The attributes of their directory are last.
 #[tokio::test(start_paused = true)]
 async fn several_objects_are_one_message() {
     let t = Test::new().await;
@@ -57,14 +57,14 @@ async fn several_objects_are_one_message() {
     ops.extend([N::PUTFH, N::GETATTR]);
     assert_eq!(t.asked(), [ops]);
     assert_eq!((t.stable("a").unwrap(), t.stable("b").unwrap()), (b"one".to_vec(), b"three".to_vec()));
-    // What the server can is known now: not tried again.
+    // The result of the test is known, and the test is not repeated.
     let before = t.server.count("READ");
     assert_eq!(t.make(&[new("x", b"x"), new("y", b"y")]).await, [Ok(1), Ok(1)]);
     assert_eq!((t.server.count("READ"), t.asked().len()), (before, 1));
     t.is_clean().await;
 }
 
-/// As many as the session allows: operations, request and reply.
+/// A compound has as many objects as the session allows: operations, request and reply.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn the_limits_of_the_session_are_kept() {
@@ -84,7 +84,7 @@ async fn the_limits_of_the_session_are_kept() {
         assert!(names.iter().all(|file| t.stable(file).unwrap() == vec![7; bytes]));
         t.is_clean().await;
     }
-    // What it turns out to take is less than what it says.
+    // The server accepts fewer operations than it announces.
     let t = Test::new().await;
     t.server.lock().really_takes = 30;
     assert!(t.make(&many(b"bytes")).await.iter().all(|made| *made == Ok(5) || *made == Err(libc::EEXIST)));
@@ -92,8 +92,8 @@ async fn the_limits_of_the_session_are_kept() {
     t.is_clean().await;
 }
 
-/// A server that writes wrong bytes of a second WRITE gets one to a message, whatever else goes
-/// with it; nobody's file is ever wrong.
+/// A server that writes wrong bytes of a second WRITE gets one WRITE per compound, beside other
+/// objects. No file ever has wrong bytes.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn one_write_to_a_message_where_the_server_takes_no_more() {
@@ -113,8 +113,8 @@ async fn one_write_to_a_message_where_the_server_takes_no_more() {
     t.is_clean().await;
 }
 
-/// The server stops at one of them: those before it are there, those behind it go again, and it has
-/// its own error.
+/// The server stops at one object. Earlier objects exist, later ones are sent again, and the object
+/// has its own error.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn an_error_in_the_middle_is_that_ones_alone() {
@@ -126,7 +126,7 @@ async fn an_error_in_the_middle_is_that_ones_alone() {
     assert_eq!(t.make(&all).await, [Ok(3), Err(libc::EEXIST), Ok(5)]);
     assert_eq!(t.asked().len(), 2);
     assert_eq!(t.stable("there").unwrap(), b"");
-    // Behind OPEN: it is closed, and its bytes are the caller's to bring.
+    // Failures after OPEN: the file is closed, and the caller writes its bytes.
     for (n, op) in [N::WRITE, N::SETATTR, N::CLOSE].into_iter().enumerate() {
         let files = [format!("x{n}"), format!("y{n}")];
         t.server.lock().fail = vec![(op, Nfsstat4::NOSPC)];
@@ -136,7 +136,7 @@ async fn an_error_in_the_middle_is_that_ones_alone() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(t.server.lock().opens.keys().count(), 1, "{op:?}: only what the test has open");
     }
-    // Busy: it is asked for again, by itself, until the server can.
+    // A busy object is sent again alone, until the server is ready.
     t.asked();
     t.server.lock().fail = vec![(N::CREATE, Nfsstat4::DELAY); 3];
     assert_eq!(t.make(&[new("c", b"c"), directory("d"), new("e", b"e")]).await, [Ok(1), Ok(0), Ok(1)]);
@@ -145,8 +145,8 @@ async fn an_error_in_the_middle_is_that_ones_alone() {
     t.check();
 }
 
-/// The reply is lost: the session's slot has it. The session is lost as well: what was executed is
-/// there, as the caller then finds out.
+/// A lost reply: the slot of the session has it. The session is lost as well: executed creations
+/// exist, and the caller gets EEXIST.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn a_lost_reply_makes_nothing_twice() {
@@ -190,7 +190,7 @@ impl Test {
     }
 }
 
-/// Names share a message as the session allows; what is open takes one of its own.
+/// Removals share a compound as the session allows. An open file is removed alone.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn several_names_are_one_message() {
@@ -217,7 +217,7 @@ async fn several_names_are_one_message() {
     assert_eq!(t.server.lock().files.len(), 0);
 }
 
-/// The server stops at one name: it has its own error, or waits, and those behind it go again.
+/// The server stops at one name. That name gets its error or waits, and later names are sent again.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
 async fn each_name_has_an_outcome_of_its_own() {
@@ -231,8 +231,7 @@ async fn each_name_has_an_outcome_of_its_own() {
         assert_eq!(t.remove(&["a", "b", "c"]).await, [Ok(()); 3], "{status:?}");
         assert_eq!(t.server.lock().files.len(), 0);
     }
-    // The session is lost with the reply: all names were removed, and nobody is told that there
-    // were none.
+    // The session is lost with the reply. All names were removed, and no caller gets ENOENT.
     fill().await;
     t.server.lock().lose_session = Some(N::REMOVE);
     let net = t.net.clone();

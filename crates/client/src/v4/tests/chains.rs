@@ -1,4 +1,4 @@
-//! Chains of names and questions about many objects, what they bring along, and delegations as
+//! Paths in one compound, requests about many objects, their further data, and delegations as
 //! leases.
 
 pub mod directories;
@@ -10,7 +10,7 @@ use server::delegation;
 
 const WANT: Want = Want { listing_bytes: 16384, read_bytes: 4096, access: Access::READ };
 
-/// A mount at whose server the directories `names` and the files `files` are.
+/// A mount of a server with the directories `dirs` and the files `files`.
 async fn tree(prepare: impl Fn(&mut server::State), dirs: &[&str], files: &[&str]) -> Test {
     let t = Test::with(options(), Conditions::default(), |s| prepare(&mut s.lock())).await;
     {
@@ -31,7 +31,7 @@ impl Test {
         self.v4.walk(&cx(), Where { base: &self.root, path: &path }, want).await.unwrap()
     }
 
-    /// The lengths of all compounds since the last time.
+    /// The lengths of all compounds since the last call of this function.
     fn sent(&self) -> Vec<usize> {
         self.server.lock().compounds.drain(..).map(|ops| ops.len()).collect()
     }
@@ -45,7 +45,7 @@ fn bytes(read: &Read) -> &[u8] {
     &read.data.parts()[0]
 }
 
-/// A path with everything that is wanted of its end is one compound, and nothing stays open.
+/// A path with all further data of its last object is one compound. No open is left.
 #[tokio::test(start_paused = true)]
 async fn a_path_and_all_wishes_in_one_compound() {
     let t = tree(|_| {}, &["a", "b"], &["f"]).await;
@@ -60,7 +60,8 @@ async fn a_path_and_all_wishes_in_one_compound() {
     // PUTFH GETATTR, three names, READDIR, ACCESS, OPEN GETATTR READ CLOSE.
     assert_eq!(t.sent(), [2 + 6 + 1 + 1 + 4]);
     assert_eq!(t.server.lock().opens.len(), 0);
-    // With nothing wanted it is the names alone; with an empty path the base with what is wanted.
+    // Without further data only the names are sent. With an empty path the base is sent with its
+    // further data.
     assert!(t.walk(&["a", "b", "f"], Want::default()).await.along.listing.is_none());
     let f = fh("f");
     let base = t.v4.walk(&cx(), Where::fh(&f), WANT).await.unwrap();
@@ -69,8 +70,8 @@ async fn a_path_and_all_wishes_in_one_compound() {
     t.check();
 }
 
-/// An absent last name comes with the listing; what is no file, or may not be read, without bytes;
-/// no second compound.
+/// An absent last name returns the listing. An object that is no file, or not readable, has no
+/// bytes. There is no second compound.
 #[tokio::test(start_paused = true)]
 async fn wishes_that_cannot_be_had_cost_nothing() {
     let t = tree(|_| {}, &["a"], &["f"]).await;
@@ -90,7 +91,7 @@ async fn wishes_that_cannot_be_had_cost_nothing() {
         assert!(matches!(trail.stop, Stop::Complete) && trail.along.first.is_none());
         assert_eq!(trail.steps.len(), 2);
     }
-    // A name below a file: READDIR says so already.
+    // For a name in a file READDIR already fails.
     let trail = t.walk(&["f", "x"], WANT).await;
     assert!(matches!(trail.stop, Stop::NotDirectory) && trail.steps.len() == 1);
     assert_eq!(t.sent().len(), 7);
@@ -103,7 +104,7 @@ async fn wishes_that_cannot_be_had_cost_nothing() {
     t.check();
 }
 
-/// A READ that fails behind its OPEN leaves nothing open.
+/// A READ that fails after its OPEN leaves no open behind.
 #[tokio::test(start_paused = true)]
 async fn what_was_opened_in_passing_is_closed() {
     let t = tree(|_| {}, &[], &["f", "g"]).await;
@@ -117,14 +118,14 @@ async fn what_was_opened_in_passing_is_closed() {
     t.check();
 }
 
-/// Limits of the session, limits that the server does not tell, and `chain-max` and `nochain` cut
-/// paths into pieces; what the server refuses is learnt.
+/// Paths are split at the limits of the session, at unannounced limits of the server, and at
+/// `chain-max` and `nochain`. The client learns from refusals.
 #[tokio::test(start_paused = true)]
 async fn chains_split_at_limits() {
     let names: Vec<String> = (0..40).map(|i| format!("d{i}")).collect();
     let path: Vec<&str> = names.iter().map(String::as_str).collect();
     let t = tree(|s| s.max_ops = 50, &path, &["f"]).await;
-    // SEQUENCE is not counted here: 23 names, then 17 with the wishes.
+    // Without SEQUENCE: 23 names, then 17 with the further data.
     let all = [&path[..39], &["f"]].concat();
     let trail = t.walk(&all, WANT).await;
     assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 40);
@@ -158,8 +159,8 @@ async fn chains_split_at_limits() {
     }
 }
 
-/// A server that fails chains for no reason that lies in the path is asked name by name, and after
-/// a few times so from the start.
+/// A server that fails long paths for reasons outside the path gets name by name. After a few
+/// failures each walk starts that way.
 #[tokio::test(start_paused = true)]
 async fn refused_chains_are_walked_name_by_name() {
     let path = ["a", "b", "c"];
@@ -180,7 +181,7 @@ async fn refused_chains_are_walked_name_by_name() {
     assert!(alone.is_err(), "what fails by itself fails");
 }
 
-/// A server that leaves the filehandle out of the attributes is asked for it.
+/// With a server that omits the filehandle from the attributes the client uses GETFH.
 #[tokio::test(start_paused = true)]
 async fn getfh_where_it_is_needed() {
     let t = tree(|s| s.no_fh_attr = true, &["a"], &["f"]).await;
@@ -191,8 +192,8 @@ async fn getfh_where_it_is_needed() {
     }
 }
 
-/// A reply that the server did not keep (RETRY_UNCACHED_REP) is had by asking again; what it opened
-/// is closed.
+/// After a lost reply that the server did not keep (RETRY_UNCACHED_REP) the request is sent again.
+/// Its open is closed.
 #[tokio::test(start_paused = true)]
 async fn a_lost_reply_that_was_not_kept() {
     let t = tree(|_| {}, &["a"], &["f"]).await;
@@ -214,7 +215,8 @@ async fn a_lost_reply_that_was_not_kept() {
     t.check();
 }
 
-/// Many objects are few compounds; one that fails costs one more and spoils no other.
+/// Many objects are few compounds. A failing object costs one more compound and does not affect the
+/// others.
 #[tokio::test(start_paused = true)]
 async fn many_objects_in_few_compounds() {
     let names: Vec<String> = (0..60).map(|i| format!("f{i}")).collect();
@@ -223,7 +225,7 @@ async fn many_objects_in_few_compounds() {
     let mut all: Vec<Fh> = names.iter().map(|n| fh(n)).collect();
     let attrs = t.v4.getattr_many(&cx(), &all).await;
     assert!(attrs.iter().all(|a| a.is_ok()));
-    // 24 at once.
+    // 24 per compound.
     assert_eq!(t.sent().len(), 3);
     (all[3], all[40]) = (fh("gone"), fh("dir"));
     let attrs = t.v4.getattr_many(&cx(), &all).await;
@@ -237,10 +239,10 @@ async fn many_objects_in_few_compounds() {
             (_, Err(e)) => panic!("{i}: {e}"),
         }
     }
-    // Nine at once, and two that go on behind a failure.
+    // Nine per compound, and two that continue after a failure.
     assert_eq!(t.sent().len(), 7 + 2);
     assert_eq!(t.server.lock().opens.len(), 0);
-    // The attributes of their directory come in the same compound, if that has room.
+    // The attributes of their directory are in the same compound, if it has room.
     for (files, compounds) in [(&all[4..12], 1), (&all[4..13], 1), (&all[4..14], 2)] {
         let starts = t.v4.read_many(&cx(), files, Some(&t.root), 6).await;
         assert!(starts.files.iter().all(|f| f.is_ok()));
@@ -252,7 +254,7 @@ async fn many_objects_in_few_compounds() {
     let lists = t.v4.list_many(&cx(), &[t.root.clone(), fh("f1"), fh("dir")], 65536).await;
     assert_eq!(lists[0].as_ref().unwrap().1.entries.len(), 61);
     assert!(lists[1].is_err() && lists[2].is_ok());
-    // A busy object is no reason to wait.
+    // A busy object does not delay the others.
     t.server.lock().fail = vec![(NfsOpnum4::OPEN, Nfsstat4::DELAY)];
     let began = Instant::now();
     let reads = t.v4.read_many(&cx(), &all[..3], None, 6).await.files;
@@ -260,8 +262,8 @@ async fn many_objects_in_few_compounds() {
     t.check();
 }
 
-/// A question about one object waits for a busy server, whichever operation is refused, as a single
-/// call does: a program that lists a directory or opens a file waits for its answer.
+/// A request about one object waits for a busy server at any refused operation, as a single call
+/// does. A program that lists a directory or opens a file waits for its result.
 #[tokio::test(start_paused = true)]
 async fn single_objects_are_waited_for() {
     let t = tree(|_| {}, &["d"], &["f"]).await;
@@ -291,7 +293,7 @@ async fn single_objects_are_waited_for() {
             assert!(refused > 0, "no question has {op:?}");
         }
     }
-    // Who waits can be interrupted.
+    // A waiting caller can be interrupted.
     t.server.lock().fail = vec![(NfsOpnum4::READDIR, Nfsstat4::DELAY); 1000];
     let cx = cx();
     let cancel = cx.cancel.clone();
@@ -304,7 +306,7 @@ async fn single_objects_are_waited_for() {
     t.check();
 }
 
-/// An open brings the first bytes, by name and by handle; the open stays.
+/// An open returns the first bytes, by name and by filehandle. The file stays open.
 #[tokio::test(start_paused = true)]
 async fn opens_bring_first_bytes() {
     let t = tree(|_| {}, &[], &["f"]).await;
@@ -317,7 +319,7 @@ async fn opens_bring_first_bytes() {
         assert_eq!((t.sent().len(), t.server.lock().opens.len()), (1, 1));
         t.v4.close(&cx(), &f, opened.open).await.unwrap();
         t.sent();
-        // Bytes that cannot be read at once are not there; the open is.
+        // Without bytes that cannot be read now the open still succeeds.
         t.server.lock().fail = vec![(NfsOpnum4::READ, Nfsstat4::IO)];
         let opened = t.v4.open(&cx(), at, &how).await.unwrap();
         assert!(opened.first.is_none());
@@ -327,14 +329,14 @@ async fn opens_bring_first_bytes() {
     t.check();
 }
 
-/// What is told from below, and how many DELEGRETURNs the server had seen then.
+/// Upcalls from the client, with the number of DELEGRETURNs that the server had seen.
 #[derive(Default)]
 pub(super) struct Told {
     server: Server,
     withdrawn: Mutex<Vec<(Fh, usize)>>,
     all: AtomicU64,
     slowly: Duration,
-    /// What waits above.
+    /// Delayed writes of the layer above.
     unsent: Mutex<Option<Unsent>>,
 }
 
@@ -368,8 +370,8 @@ impl Test {
     }
 }
 
-/// A delegation is a lease on attributes until it is recalled; the recall is answered at once, the
-/// layer above lets go first, then it is returned.
+/// A delegation is a lease on attributes until its recall. The recall is answered at once. The
+/// layer above drops its data first, then the delegation is returned.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn a_recall_withdraws_before_it_returns() {
@@ -385,15 +387,15 @@ async fn a_recall_withdraws_before_it_returns() {
         assert_eq!(*told.withdrawn.lock(), [(fh("f"), 0)]);
         assert!(matches!(t.validity("f").await, Validity::Until(_)));
         assert_eq!(t.server.count("DELEGRETURN"), 0);
-        // Somebody who does not let go is not waited for longer than two seconds.
+        // The client waits at most two seconds for the layer above.
         tokio::time::sleep(slowly.min(Duration::from_secs(2))).await;
         assert_eq!(t.server.count("DELEGRETURN"), 1);
         t.check();
     }
 }
 
-/// What is written under a delegation for writing may wait; its recall waits for that as long as it
-/// takes. After a restart of the server it is claimed, and goes back.
+/// Writes under a write delegation may be delayed. The return after a recall waits until they are
+/// sent. After a restart of the server the delegation is reclaimed and returned.
 /// Promise: 6a', S10c
 #[tokio::test(start_paused = true)]
 async fn what_was_delayed_comes_before_the_file_is_returned() {
@@ -420,7 +422,7 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     tokio::time::sleep(Duration::from_secs(101)).await;
     assert_eq!(t.server.count("DELEGRETURN"), 2);
 
-    // What the server is told of the file has all that waits in it; or it goes back.
+    // The answer to CB_GETATTR includes all delayed writes. Otherwise the delegation is returned.
     let ask = async |waits| {
         *told.unsent.lock() = waits;
         t.server.ask_holder("g");
@@ -449,7 +451,7 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     let counts = t.v4.delegated().counts();
     assert_eq!((counts.getattrs, counts.recalls, counts.writing), (6, 1, 0));
 
-    // Nobody knows what a server does whose lease has ended.
+    // The state of a server after the end of the lease is unknown.
     let g = t.create("g").await;
     assert_eq!(t.v4.delegated_bytes(&g.node.fh), Some(1000));
     t.net.cut(Cut::BlackHole);
@@ -457,9 +459,10 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
     assert_eq!(t.v4.delegated_bytes(&g.node.fh), None);
 }
 
-/// What is right only as long as others are kept from a file goes under its delegation, to stable
-/// storage, and is refused when that has ended, also by a server that has restarted or whose lease
-/// has ended: it is never sent by the open in its place.
+/// Data that is correct only under exclusion of other clients is written under the delegation, to
+/// stable storage. After the end of the delegation the WRITE is refused. The same holds after a
+/// restart of the server and after the end of the lease. The open's stateid never replaces the
+/// delegation's.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
 async fn what_holds_under_a_delegation_only_is_written_under_it_or_not() {
@@ -473,7 +476,7 @@ async fn what_holds_under_a_delegation_only_is_written_under_it_or_not() {
     let f = t.create("f").await;
     held(&f, "one").await.unwrap();
     assert_eq!(t.server.lock().files["f"].stable[..3], *b"one");
-    // The delegation alone has ended; the open lasts.
+    // Only the delegation has ended; the open remains.
     t.server.lock().delegations_end = true;
     assert_eq!(held(&f, "two").await.unwrap_err().errno, libc::EAGAIN);
     assert_eq!(t.read(&f).await.unwrap()[..3], *b"one");
@@ -483,7 +486,7 @@ async fn what_holds_under_a_delegation_only_is_written_under_it_or_not() {
     assert_eq!(t.read(&f).await.unwrap()[..3], *b"own");
 }
 
-/// A recall that overtakes the reply that grants the delegation counts: there is never a lease.
+/// After a recall that overtakes the reply granting the delegation there is no lease.
 #[tokio::test(start_paused = true)]
 async fn a_recall_before_the_grant() {
     let (t, _told) = leased(&["f"], Duration::ZERO).await;
@@ -504,15 +507,15 @@ async fn a_recall_before_the_grant() {
     t.check();
 }
 
-/// Without anybody to tell there is no lease.
+/// Without a subscriber there is no lease.
 #[tokio::test(start_paused = true)]
 async fn no_lease_without_somebody_to_tell() {
     let t = tree(|s| s.delegate = true, &[], &["f"]).await;
     assert!(matches!(t.walk(&["f"], WANT).await.steps[0].attrs.valid, Validity::Until(_)));
 }
 
-/// Delegations stay after the last close, go back in batches when there are too many, with a
-/// removal in its compound, and all at the end.
+/// Delegations stay after the last close. Surplus delegations are returned in batches. A removal
+/// returns the delegation in its compound. The end of the mount returns all.
 #[tokio::test(start_paused = true)]
 async fn delegations_are_kept_and_bounded() {
     let names: Vec<String> = (0..130).map(|i| format!("f{i}")).collect();
@@ -541,7 +544,7 @@ async fn delegations_are_kept_and_bounded() {
     t.check();
 }
 
-/// Leases end with the client's lease, however long the server is away, and with the client itself.
+/// Leases end with the client's lease during any absence of the server, and with the client itself.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
 async fn leases_end_with_the_clients_lease() {
@@ -559,7 +562,7 @@ async fn leases_end_with_the_clients_lease() {
     t.check();
 }
 
-/// The parent is one compound with LOOKUPP; above the root nothing is asked.
+/// The parent is one compound with LOOKUPP. The parent of the root needs no call.
 #[tokio::test(start_paused = true)]
 async fn parent_is_one_compound() {
     let t = tree(|_| {}, &["a"], &[]).await;

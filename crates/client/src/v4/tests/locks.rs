@@ -1,5 +1,5 @@
-//! Locks of files that are delegated for writing: decided here, and at the server before the
-//! delegation goes back.
+//! Locks of files with a write delegation: decided in the client, and taken at the server before
+//! the delegation is returned.
 
 use super::chains::{Told, leased};
 use super::*;
@@ -9,7 +9,7 @@ use server::delegation;
 const OTHER: LockOwner = LockOwner { id: 2, flock: false };
 const FLOCK: LockOwner = LockOwner { id: 1, flock: true };
 
-/// A mount at whose server files are delegated to who opens them for writing.
+/// A mount of a server that grants write delegations to openers for writing.
 async fn delegated() -> (Test, Arc<Told>) {
     let (t, told) = leased(&["f", "g"], Duration::ZERO).await;
     t.server.lock().delegate_writers = true;
@@ -29,7 +29,7 @@ impl Test {
         self.v4.unlock(&cx(), file(o), owner, ALL).await.unwrap();
     }
 
-    /// Waits for a lock of the whole file; when it came.
+    /// Waits for a lock of the whole file. Returns the time of the grant.
     fn wait_for_lock(&self, o: &Opened, owner: LockOwner) -> tokio::task::JoinHandle<Instant> {
         let (v4, o) = (self.v4.clone(), o.clone());
         tokio::spawn(async move {
@@ -38,12 +38,12 @@ impl Test {
         })
     }
 
-    /// LOCK, LOCKT, LOCKU and FREE_STATEID that the server has seen.
+    /// Number of LOCK, LOCKT, LOCKU and FREE_STATEID calls at the server.
     fn lock_calls(&self) -> usize {
         ["LOCK", "LOCKT", "LOCKU", "FREE_STATEID"].iter().map(|op| self.server.count(op)).sum()
     }
 
-    /// What the server was asked since the last `what`.
+    /// Operations at the server since the last `what`.
     fn log_since(&self, what: &str) -> Vec<String> {
         let log = self.server.lock().log.clone();
         log[log.iter().rposition(|l| l == what).unwrap()..].to_vec()
@@ -59,8 +59,8 @@ impl Test {
     }
 }
 
-/// A thousand locks and unlocks are no message under a delegation for writing, and two thousand
-/// without.
+/// A thousand locks and unlocks need no call under a write delegation, and two thousand without
+/// one.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn locks_of_what_is_delegated_cost_nothing() {
@@ -74,7 +74,7 @@ async fn locks_of_what_is_delegated_cost_nothing() {
             t.v4.unlock(&cx(), file(&f), ME, range(i, i + 10)).await.unwrap();
         }
         assert_eq!((t.lock_calls(), t.server.lock().compounds.len() - before), (messages, messages));
-        // The last close has nothing to release.
+        // The last close has no lock to release.
         t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
         assert_eq!(t.lock_calls(), messages);
         assert!(t.server.lock().opens.is_empty());
@@ -82,8 +82,8 @@ async fn locks_of_what_is_delegated_cost_nothing() {
     }
 }
 
-/// Owners of this machine are in each other's way as at the server: of whatever open, user, and
-/// kind of lock.
+/// Owners on this machine exclude each other as at the server, for any open, user, and kind of
+/// lock.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn owners_here_exclude_each_other() {
@@ -103,31 +103,31 @@ async fn owners_here_exclude_each_other() {
     let found = t.v4.test_lock(&cx(), file(&theirs), OTHER, Read, ALL).await.unwrap().unwrap();
     assert_eq!((found.kind, found.range), (Write, range(10, 20)));
     assert_eq!(t.v4.test_lock(&cx(), file(&theirs), ME, Write, ALL).await.unwrap(), None);
-    // A lock in place of one's own, by another open.
+    // A lock replaces one of the same owner by another open.
     assert_eq!(t.take(&theirs, ME, Read, range(10, 20)).await, 0);
     assert_eq!(t.take(&f, OTHER, Read, range(0, 30)).await, 0);
     assert_eq!(t.take(&f, OTHER, Write, range(10, 11)).await, libc::EAGAIN);
     t.release(&f, ME).await;
     assert_eq!(t.take(&f, OTHER, Write, range(10, 11)).await, 0);
-    // Who cannot write has no lock for writing.
+    // An open without write access gets no write lock.
     let reader = OpenHow { access: OpenAccess::READ, ..how(Create::No) };
     let reader = t.v4.open(&cx(), Where::fh(&f.node.fh), &reader).await.unwrap();
     assert_eq!(t.take(&reader, ME, Write, range(50, 60)).await, libc::EBADF);
-    // Another file is another matter.
+    // Locks of another file are independent.
     let g = t.create("g").await;
     assert_eq!(t.take(&g, ME, Write, ALL).await, 0);
-    // A close releases what its program has forgotten.
+    // A close releases the remaining locks of its program.
     t.v4.close(&cx(), &g.node.fh, g.open).await.unwrap();
     let g = t.create("g").await;
     assert_eq!(t.take(&g, OTHER, Write, ALL).await, 0);
-    // Bytes are written by the open.
+    // Bytes are written with the open's stateid.
     t.write(&g, 0, "locked").await.unwrap();
     assert_eq!(t.read(&g).await.unwrap(), "lockedf g");
     assert_eq!(t.lock_calls(), 0);
     t.check();
 }
 
-/// Who waits gets the lock when it is released here, at once, and one after the other.
+/// A waiter gets the lock at once when it is released in the client, one after the other.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn who_waits_is_woken() {
@@ -149,7 +149,7 @@ async fn who_waits_is_woken() {
     for (_, waiter) in second {
         waiter.await.unwrap();
     }
-    // Who is interrupted while he waits has none.
+    // An interrupted waiter gets no lock.
     let interrupted = Cx { cancel: CancellationToken::new(), ..cx() };
     let stop = interrupted.cancel.clone();
     tokio::spawn(async move {
@@ -165,8 +165,8 @@ async fn who_waits_is_woken() {
     assert_eq!(t.lock_calls(), 0);
 }
 
-/// All locks are at the server before a recalled delegation is returned, and who waited or asks
-/// from then on waits and asks there.
+/// All locks are at the server before a recalled delegation is returned. Waiters, and later
+/// callers, wait at the server.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_recall_takes_the_locks_to_the_server_first() {
@@ -180,7 +180,7 @@ async fn a_recall_takes_the_locks_to_the_server_first() {
     let waiter = t.wait_for_lock(&f, FLOCK);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(t.lock_calls(), 0);
-    // While the locks are on their way, nobody gets one.
+    // While the locks are moved, no caller gets one.
     t.server.lock().hold = Some(NfsOpnum4::LOCK);
     t.recall("f").await;
     assert_eq!(t.server.count("DELEGRETURN"), 0);
@@ -214,21 +214,21 @@ async fn a_recall_takes_the_locks_to_the_server_first() {
     t.release(&f, FLOCK).await;
     t.release(&f, LockOwner { id: 9, flock: false }).await;
     assert_eq!(t.held_there(), 0);
-    // Delegated again, what was released is here again.
+    // With a new delegation, and after the release, the client decides again.
     let again = t.v4.open(&cx(), Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
     let before = t.lock_calls();
     assert_eq!(t.take(&again, ME, Write, ALL).await, 0);
     assert_eq!(t.take(&f, OTHER, Write, ALL).await, libc::EAGAIN);
-    // Also where the delegation is not recalled but goes with others, and under the owner's name of
-    // before.
+    // The same for a delegation that is returned without a recall, and with the owner's earlier
+    // name.
     t.v4.core.give_back(t.v4.core.delegations.take_all_but(0));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((t.lock_calls(), t.held_there()), (before + 1, 1));
     t.check();
 }
 
-/// A lock that the server does not give when the delegation ends is lost: I/O fails until its owner
-/// unlocks. The others are kept.
+/// A lock that the server refuses at the end of the delegation is lost. I/O fails until its owner
+/// unlocks. Other locks are kept.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_cannot_be_handed_over_is_lost() {
@@ -255,7 +255,7 @@ async fn a_lock_that_cannot_be_handed_over_is_lost() {
     }
 }
 
-/// An open that the server has forgotten is made again before its locks are handed over.
+/// An open that the server has lost is made again before its locks are handed over.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_forgotten_open_is_made_again_for_its_locks() {
@@ -274,8 +274,8 @@ async fn a_forgotten_open_is_made_again_for_its_locks() {
     t.check();
 }
 
-/// What is locked at the server already goes on there until it is released, also when the
-/// delegation comes while a LOCK is under way.
+/// Locks at the server stay there until their release, also when the delegation is granted during a
+/// LOCK.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn locks_of_before_the_delegation_stay_at_the_server() {
@@ -314,8 +314,8 @@ async fn locks_of_before_the_delegation_stay_at_the_server() {
     t.check();
 }
 
-/// After a restart of the server locks stay here if the delegation does, and are claimed there in
-/// the grace period if not.
+/// After a restart of the server locks stay with the client if the delegation does. Otherwise they
+/// are reclaimed at the server in the grace period.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn a_restart_leaves_no_lock_behind() {
@@ -351,8 +351,8 @@ async fn a_restart_leaves_no_lock_behind() {
     }
 }
 
-/// A delegation that the server has revoked takes its locks with it; nothing is decided under it
-/// while that is being found out.
+/// The locks of a revoked delegation are lost. No lock is decided while the revocation is being
+/// checked.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn what_was_held_under_a_revoked_delegation_is_lost() {
@@ -383,8 +383,8 @@ async fn what_was_held_under_a_revoked_delegation_is_lost() {
     t.check();
 }
 
-/// A client that may have lost its lease decides nothing; what it had it still has if the server
-/// says so, or takes it anew if nobody has touched the file.
+/// A client whose lease may have expired decides no locks. It keeps its locks if the server
+/// confirms them, or takes them anew if the file is unchanged.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn nothing_is_decided_without_a_lease() {
@@ -422,8 +422,8 @@ async fn nothing_is_decided_without_a_lease() {
     }
 }
 
-/// Many owners, each of whom is alone while he has the lock, and a delegation that comes and goes:
-/// nobody is ever beside another, and nothing stays behind.
+/// Many owners with exclusive locks, and a delegation that is granted and recalled repeatedly. No
+/// two owners ever hold the lock together, and no lock remains.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
 async fn nobody_is_ever_beside_another() {
@@ -463,9 +463,9 @@ async fn nobody_is_ever_beside_another() {
     t.check();
 }
 
-/// flock(2) gives either kind of lock on every descriptor; the server wants an open for writing or
-/// for reading below it. The file is opened again, once; the lock is kept over the end of another
-/// open, of a delegation and of the server, and ends with its descriptor, as does the further open.
+/// flock(2) allows either kind of lock on every descriptor. The server requires an open for writing
+/// or for reading. The file is opened again, once. The lock survives the end of another open, of a
+/// delegation and of the server. It ends with its descriptor, and so does the further open.
 /// fcntl(2) has no such locks.
 /// Promise: 16
 #[tokio::test(start_paused = true)]
@@ -476,7 +476,7 @@ async fn flock_opens_with_the_missing_access() {
         let case = format!("{access:?} {kind:?} {writers}");
         let (t, _told) = delegated().await;
         t.server.lock().delegate_writers = writers;
-        // Its delegation for writing stays.
+        // The write delegation stays after the close.
         let f = t.create("f").await;
         t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
         let open =
@@ -490,7 +490,7 @@ async fn flock_opens_with_the_missing_access() {
         }
         assert_eq!(t.take(&f, FLOCK, kind, ALL).await, 0, "{case}");
         assert_eq!(t.server.count("OPEN"), before + 1, "{case}");
-        // Another descriptor with the access comes and goes.
+        // Another descriptor with the access is opened and closed.
         let both = open(RW).await;
         t.v4.close(&cx(), &both.node.fh, both.open).await.unwrap();
         t.recall("f").await;
@@ -509,8 +509,8 @@ async fn flock_opens_with_the_missing_access() {
     }
 }
 
-/// The lock of a descriptor whose opener has no right to the access it needs fails as flock(2)
-/// says, and asks again later.
+/// A lock whose opener lacks the right to the needed access fails as in flock(2). A later attempt
+/// checks again.
 /// Promise: 16
 #[tokio::test(start_paused = true)]
 async fn flock_without_the_right_is_ebadf() {
@@ -521,7 +521,7 @@ async fn flock_without_the_right_is_ebadf() {
         t.server.lock().fail = vec![(NfsOpnum4::OPEN, refused)];
         assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, libc::EBADF, "{refused:?}");
     }
-    // A server that grants the open all the same.
+    // A server that grants the open without the right.
     t.server.lock().no_right = access::MODIFY;
     assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, libc::EBADF);
     t.server.lock().no_right = 0;

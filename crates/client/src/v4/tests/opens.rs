@@ -1,4 +1,4 @@
-//! Opens that are refused, or nearly.
+//! Refused opens, and opens close to a refusal.
 
 use super::*;
 use hither_proto::nfs4::access;
@@ -7,7 +7,7 @@ const READ: OpenAccess = OpenAccess::READ;
 const WRITE: OpenAccess = OpenAccess::WRITE;
 
 impl Test {
-    /// A closed file with `data` in it.
+    /// A closed file with the content `data`.
     async fn closed(&self, name: &str, data: &'static str) -> Fh {
         let o = self.create(name).await;
         self.write(&o, 0, data).await.unwrap();
@@ -20,7 +20,7 @@ impl Test {
     }
 }
 
-/// All ways to open a file that is there and cut it, by name or by handle.
+/// All ways to open and cut an existing file, by name or by filehandle.
 fn cutting() -> Vec<(bool, OpenHow)> {
     let mut all = Vec::new();
     for access in [READ, WRITE, RW] {
@@ -33,8 +33,8 @@ fn cutting() -> Vec<(bool, OpenHow)> {
     all
 }
 
-/// Who is refused has cut nothing, whatever the open asks for and however the file is named; who is
-/// not has cut it.
+/// A refused open cuts nothing, for each access and each way to name the file. A granted open cuts
+/// the file.
 /// Promise: 19
 #[tokio::test(start_paused = true)]
 async fn a_refused_open_cuts_nothing() {
@@ -46,7 +46,7 @@ async fn a_refused_open_cuts_nothing() {
         t.server.lock().no_right = missing;
         let before = t.server.count("SETATTR");
         let refused = t.v4.open(&cx(), at, &how).await;
-        // OPEN itself has told that the file may be written.
+        // OPEN for writing itself checks the right to write.
         let expected = if how.access == WRITE { 0 } else { libc::EACCES };
         assert_eq!(errno(refused.as_ref().map(drop).map_err(Clone::clone)), expected, "{by_name} {how:?}");
         if let Ok(opened) = refused {
@@ -67,8 +67,7 @@ async fn a_refused_open_cuts_nothing() {
     t.check();
 }
 
-/// A cut that the server refuses leaves the bytes that were not committed yet as they are: they are
-/// sent again when the server restarts.
+/// A refused cut leaves the uncommitted bytes. They are sent again when the server restarts.
 #[tokio::test(start_paused = true)]
 async fn a_cut_that_is_refused_makes_no_bytes_void() {
     let t = Test::new().await;
@@ -89,8 +88,8 @@ async fn a_cut_that_is_refused_makes_no_bytes_void() {
     t.check();
 }
 
-/// A file that the server made is cut for nobody; one that it says it made although it was there
-/// is.
+/// A file that the server created is not cut. A file is cut when the server wrongly reports its
+/// creation.
 #[tokio::test(start_paused = true)]
 async fn a_new_file_needs_no_cut() {
     let t = Test::new().await;
@@ -105,8 +104,7 @@ async fn a_new_file_needs_no_cut() {
     t.check();
 }
 
-/// ACCESS that has to wait (a delegation being recalled) is waited for, and refuses nothing by
-/// itself.
+/// An ACCESS that must wait (during a recall) is retried, and does not refuse the open.
 #[tokio::test(start_paused = true)]
 async fn an_open_waits_for_its_right() {
     let t = Test::new().await;
@@ -120,7 +118,7 @@ async fn an_open_waits_for_its_right() {
             let began = Instant::now();
             let opened = t.v4.open(&cx(), at, &how(create.clone())).await;
             assert!(t.server.lock().fail.is_empty());
-            // 20 ms and 40 ms after the one that came with the OPEN.
+            // 20 ms and 40 ms after the ACCESS in the compound of the OPEN.
             assert!(began.elapsed() >= Duration::from_millis(60), "{:?}", began.elapsed());
             match opened {
                 Ok(o) => {
@@ -137,8 +135,8 @@ async fn an_open_waits_for_its_right() {
     t.check();
 }
 
-/// The CLOSE of a refused open that the server finds old is sent again for the state as it is; a
-/// server that goes on saying so is left alone.
+/// A CLOSE of a refused open that gets OLD_STATEID is sent again for the current state. When the
+/// server repeats the status, the client gives up.
 #[tokio::test(start_paused = true)]
 async fn a_refused_open_ends_whatever_its_close_is_told() {
     let t = Test::new().await;
@@ -153,7 +151,7 @@ async fn a_refused_open_ends_whatever_its_close_is_told() {
             assert_eq!(t.server.lock().opens.len(), left);
             t.server.lock().fail.clear();
         }
-        // What was left there goes with the next open of the file.
+        // The next open of the file removes the remaining state.
         t.server.lock().no_right = 0;
         let o = t.v4.open(&cx(), at, &how(Create::No)).await.unwrap();
         t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();

@@ -1,7 +1,7 @@
-//! A small NFSv4.2 server in memory: one directory, strict about slots, with faults to order.
+//! A small NFSv4.2 server in memory: one directory, strict slots, and faults on request.
 //!
-//! It executes each request at most once and notes as a violation what a client must never do: a
-//! sequence number out of order, or a new request in a slot whose last one was not answered.
+//! The server executes each request at most once. It records violations: a sequence number out of
+//! order, or a new request in a slot with an unanswered request.
 
 mod back;
 mod locks;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Handles: the directory is `d`, files are `f` and their name.
+/// Filehandles: the directory is `d`, a file is `f` and its name.
 const ROOT: &[u8] = b"d";
 
 #[derive(Clone, Default)]
@@ -32,55 +32,54 @@ pub struct State {
     pub files: BTreeMap<String, File>,
     pub opens: HashMap<[u8; 12], Open>,
     pub locks: HashMap<[u8; 12], Lock>,
-    /// Clients that may reclaim, by owner; others get NO_GRACE.
+    /// Owners of the clients that may reclaim. Other clients get NO_GRACE.
     pub grace: bool,
-    /// Every operation executed, but SEQUENCE and PUTFH.
+    /// Every executed operation, except SEQUENCE and PUTFH.
     pub log: Vec<String>,
     pub violations: Vec<String>,
-    /// The next execution of this operation ends so instead.
+    /// The next execution of each operation ends with this status.
     pub fail: Vec<(NfsOpnum4, Nfsstat4)>,
-    /// The next reply to a compound with this operation is executed, and not sent.
+    /// The next compound with this operation is executed, and its reply is not sent.
     pub lose_reply: Option<NfsOpnum4>,
-    /// No reply to compounds with this operation until it is taken back.
+    /// Replies to compounds with this operation are held back.
     pub hold: Option<NfsOpnum4>,
-    /// Rights that nobody has, by what ACCESS says.
+    /// Rights that ACCESS refuses to all callers.
     pub no_right: u32,
-    /// Each OPEN finds its directory changed, by whomever.
+    /// Each OPEN reports a changed directory.
     pub changes_always: bool,
     pub slots: u32,
     pub target: Option<u32>,
     pub status_flags: u32,
     pub delegate: bool,
-    /// Opens for writing bring delegations for that.
+    /// Opens for writing grant write delegations.
     pub delegate_writers: bool,
     pub claims_stay: bool,
-    /// What was delegated is so no longer.
+    /// The granted delegations have ended.
     pub delegations_end: bool,
-    /// Whether delegations of directories are given; `None`: there is no such operation.
+    /// Whether directory delegations are granted; `None`: the operation is not supported.
     pub directories: Option<bool>,
     pub senders: Vec<PeerSender>,
     pub callbacks_answered: Vec<Nfsstat4>,
-    /// `change` and length that CB_GETATTR was answered with.
+    /// `change` and length in the replies to CB_GETATTR.
     pub told: Vec<(Option<u64>, Option<u64>)>,
-    /// Operations of each compound executed, SEQUENCE left out.
+    /// Operations of each executed compound, without SEQUENCE.
     pub compounds: Vec<Vec<NfsOpnum4>>,
-    /// Most operations that the server says it takes, and that it takes without saying so
-    /// (RESOURCE).
+    /// Announced maximum of operations. `really_takes` is the unannounced maximum (RESOURCE).
     pub max_ops: u32,
     pub really_takes: usize,
-    /// Of a second WRITE in a compound it writes the wrong bytes.
+    /// The server writes wrong bytes for a second WRITE in a compound.
     pub one_write: bool,
-    /// Longest reply that it says it keeps, when it says so.
+    /// Announced longest reply that is kept, if any.
     pub max_cached: Option<u32>,
-    /// Verifiers of exclusive creations are kept in the file's times.
+    /// Verifiers of exclusive creations are stored in the file's times.
     pub verifier_in_times: bool,
-    /// Does not give the filehandle as an attribute.
+    /// The server does not return the filehandle as an attribute.
     pub no_fh_attr: bool,
-    /// The next request with this operation is executed and its session lost, with the reply.
+    /// The next request with this operation is executed. Its session is lost with the reply.
     pub lose_session: Option<NfsOpnum4>,
-    /// Names that lead to the handle of another name.
+    /// Names that lead to the filehandle of another name.
     pub leads_to: BTreeMap<String, String>,
-    /// The next request with this operation is executed, its reply neither sent nor kept.
+    /// The next request with this operation is executed. Its reply is neither sent nor kept.
     pub lose_uncached: Option<NfsOpnum4>,
     cb_seq: u32,
 }
@@ -175,7 +174,7 @@ impl Server {
         self.0.lock()
     }
 
-    /// Everything in memory is lost; the grace period begins.
+    /// Loses all state in memory and begins the grace period.
     pub fn restart(&self) {
         let mut s = self.0.lock();
         s.boot += 1;
@@ -189,7 +188,7 @@ impl Server {
         s.log.push("RESTART".into());
     }
 
-    /// The lease of all clients ends.
+    /// Ends the lease of all clients.
     pub fn expire(&self) {
         let mut s = self.0.lock();
         s.clients.clear();
@@ -197,7 +196,7 @@ impl Server {
         s.log.push("EXPIRE".into());
     }
 
-    /// The sessions are lost, the clients are not.
+    /// Loses the sessions and keeps the clients.
     pub fn forget_sessions(&self) {
         self.0.lock().sessions.clear();
     }
@@ -247,7 +246,7 @@ impl Server {
     }
 }
 
-/// The delegation that a file's opens bring.
+/// The delegation that opens of a file grant.
 pub fn delegation(file: &str) -> Stateid {
     let mut other = [0xde; 12];
     for (to, from) in other.iter_mut().skip(1).zip(file.bytes()) {
@@ -271,7 +270,7 @@ struct Cur {
 }
 
 impl Cur {
-    /// The current stateid for its special value.
+    /// Replaces the special value for the current stateid.
     fn resolve(&self, stateid: Stateid) -> Result<Stateid, Nfsstat4> {
         match stateid == Stateid::CURRENT {
             true => self.stateid.ok_or(Nfsstat4::BAD_STATEID),
@@ -298,7 +297,7 @@ impl State {
         other
     }
 
-    /// The encoded reply, and the slot to free when it goes out.
+    /// The encoded reply, and the slot to free when it is sent.
     fn compound(&mut self, call: &Compound) -> (Bytes, Option<(Sessionid, u32)>) {
         let mut cur = Cur::default();
         let encode = |status, results: Vec<OpRes>| {
@@ -599,7 +598,7 @@ impl State {
         Ok(ChangeInfo::default())
     }
 
-    /// All names, whichever the directory is.
+    /// All names, for any directory.
     fn list(&mut self, cur: &mut Cur) -> Result<ReaddirOk, Nfsstat4> {
         let here = cur.fh.clone();
         let root = here.as_ref().is_some_and(|fh| &fh[..] == ROOT);

@@ -20,7 +20,7 @@ async fn rename(t: &Test, from: &str, to: &str, replaced: Option<&Fh>) -> Result
     t.v4.rename(&cx(), (&t.root, &name(from)), (&t.root, &name(to)), replaced, RenameFlags::empty()).await
 }
 
-/// The first one did it: that is what the program hears, whether the new name was taken or not.
+/// The first RENAME succeeded. The program gets success, with and without a previous target.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn a_rename_that_was_executed_before_its_session_was_lost_succeeded() {
@@ -29,14 +29,15 @@ async fn a_rename_that_was_executed_before_its_session_was_lost_succeeded() {
         let replaced = (names.len() == 2).then(|| Fh(Bytes::from_static(b"fb")));
         let lookups = t.server.count("LOOKUP");
         rename(&t, "a", "b", replaced.as_ref()).await.unwrap();
-        // One behind the RENAME that was executed, and one for each name.
+        // One after the executed RENAME, and one for each name.
         assert_eq!((t.server.count("RENAME"), t.server.count("LOOKUP") - lookups), (2, 3));
         assert_eq!(t.server.lock().files.keys().collect::<Vec<_>>(), ["b"]);
         t.check();
     }
 }
 
-/// Nothing to rename, and the new name is what it was: that is an error, however often it was sent.
+/// A RENAME without a source, and with an unchanged target, is an error after any number of
+/// attempts.
 #[tokio::test(start_paused = true)]
 async fn a_rename_of_nothing_fails_in_every_session() {
     for names in [&[][..], &["b"]] {
@@ -47,7 +48,7 @@ async fn a_rename_of_nothing_fails_in_every_session() {
     }
 }
 
-/// The replaced file is open and gets a second name first: also that half is recognised.
+/// The replaced file is open and gets a second name first. The client recognises that half, too.
 #[tokio::test(start_paused = true)]
 async fn a_rename_over_an_open_file_is_recognised() {
     let t = losing(NfsOpnum4::RENAME, &["a"]).await;
@@ -61,7 +62,7 @@ async fn a_rename_over_an_open_file_is_recognised() {
     t.check();
 }
 
-/// A server that makes links in its grace period, and renames nothing, is waited for as any other.
+/// A server that makes links in its grace period and refuses renames: the client waits as usual.
 #[tokio::test(start_paused = true)]
 async fn a_rename_over_an_open_file_waits_for_the_grace_period() {
     let t = Test::new().await;
@@ -78,7 +79,7 @@ async fn a_rename_over_an_open_file_waits_for_the_grace_period() {
     t.check();
 }
 
-/// A second name that leads to the very file was made by us; one that leads elsewhere was there.
+/// A second name of the same file was made by this client. A name of another file existed before.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
 async fn a_link_that_was_executed_before_its_session_was_lost_succeeded() {

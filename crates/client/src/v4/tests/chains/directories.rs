@@ -1,10 +1,10 @@
-//! Delegations of directories: asked for by the way, of what stays as it is, where the server has
-//! them.
+//! Directory delegations: requested in other compounds, for stable directories, from servers that
+//! support them.
 
 use super::*;
 use hither_proto::nfs4::{Bitmap4, DirDelegation, GetDirDelegationOk};
 
-/// What a server says that gives one.
+/// The answer of a server that grants a delegation.
 pub fn granted(stateid: Stateid) -> GetDirDelegationOk {
     GetDirDelegationOk::Granted(DirDelegation {
         cookieverf: [0; 8],
@@ -15,8 +15,8 @@ pub fn granted(stateid: Stateid) -> GetDirDelegationOk {
     })
 }
 
-/// A mount at whose server the directories `d` and `e` and the file `f` are. `directories`: whether
-/// delegations of directories are given; `None`: it does not have the operation.
+/// A mount of a server with the directories `d` and `e` and the file `f`. `directories`: whether
+/// the server grants directory delegations; `None`: the operation is not supported.
 async fn at_server(directories: Option<bool>) -> (Test, Arc<Told>) {
     let t = tree(|s| s.directories = directories, &["d", "e"], &["f"]).await;
     let told = Arc::new(Told { server: t.server.clone(), ..Told::default() });
@@ -24,7 +24,7 @@ async fn at_server(directories: Option<bool>) -> (Test, Arc<Told>) {
     (t, told)
 }
 
-/// Longer than attributes of directories hold that have just been seen.
+/// Longer than the validity of new attributes of a directory.
 async fn a_while() {
     tokio::time::sleep(Duration::from_secs(31)).await;
 }
@@ -37,9 +37,9 @@ impl Test {
     }
 }
 
-/// A directory that is asked about again because its time is over brings its delegation in the same
-/// compound, and holds from that answer on until the delegation is recalled; what changes, or is
-/// asked about early, does not.
+/// The revalidation of a stable directory also returns a delegation in the same compound. The
+/// attributes are then valid until its recall. A changed directory, or one requested early, gets
+/// none.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn what_has_proved_stable_is_held() {
@@ -64,7 +64,8 @@ async fn what_has_proved_stable_is_held() {
     t.check();
 }
 
-/// Questions about many objects and listings bring those of the directories among them.
+/// Requests about many objects, and listings, also return delegations of the directories among
+/// them.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn many_are_asked_for_together() {
@@ -87,7 +88,7 @@ async fn many_are_asked_for_together() {
     t.check();
 }
 
-/// A server that does not have the operation says so at the mount, and is never asked again.
+/// A server without the operation says so at mount time, and gets no further request.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_server_without_them_is_asked_once() {
@@ -100,7 +101,7 @@ async fn a_server_without_them_is_asked_once() {
     t.check();
 }
 
-/// A refusal in the middle of a compound costs nothing but a second one, once, and no answer.
+/// A refusal inside a compound costs only a second compound, once. No result is lost.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_later_is_asked_no_more() {
@@ -123,7 +124,8 @@ async fn a_server_that_refuses_later_is_asked_no_more() {
     }
 }
 
-/// A server that has them and gives none is asked for a while, and then now and then.
+/// A server that supports delegations and grants none gets a number of requests, and then rare
+/// ones.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_server_that_gives_none_is_not_pestered() {
@@ -145,7 +147,8 @@ async fn a_server_that_gives_none_is_not_pestered() {
     t.check();
 }
 
-/// A recall that overtakes the reply which grants it: it goes back, and nothing holds under it.
+/// A recall overtakes the reply that grants the delegation. The delegation is returned, and no
+/// attribute is valid under it.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
 async fn a_recall_before_the_grant_is_remembered() {

@@ -1,4 +1,4 @@
-//! What the server asks of its client.
+//! Calls from the server to its client.
 
 use super::*;
 
@@ -8,13 +8,13 @@ impl Server {
         self.call_back(CbOp::Recall(CbRecallArgs { stateid, truncate: false, fh: handle(file) }));
     }
 
-    /// Asks the holder of a file for its `change` and length.
+    /// Sends CB_GETATTR for `change` and length to the holder of a file.
     pub fn ask_holder(&self, file: &str) {
         let attr_request = Bitmap4::of(&[attr::CHANGE, attr::SIZE]);
         self.call_back(CbOp::Getattr(CbGetattrArgs { fh: handle(file), attr_request }));
     }
 
-    /// Notes what the client says to a call.
+    /// Records the client's reply to a callback.
     pub fn was_answered(&self, reply: &CbCompoundReply) {
         let mut s = self.0.lock();
         s.callbacks_answered.push(reply.status);
@@ -23,7 +23,7 @@ impl Server {
         }
     }
 
-    /// Another client locks all of a file.
+    /// Locks a whole file as another client.
     pub fn lock_by_another(&self, file: &str) {
         let mut s = self.0.lock();
         let (client, owner, other) = (u64::MAX, Bytes::from_static(b"another"), s.other());
