@@ -223,7 +223,7 @@ fn allowed_hint(export: &Exportnode, path: &str) -> String {
     match name(path) == name(&dir) {
         true => rules,
         false => format!(
-            "either the path does not exist (some servers give this answer then), or this client has no access: {rules}"
+            "either the path does not exist (some servers then deny access), or this client has no access: {rules}"
         ),
     }
 }

@@ -1,9 +1,10 @@
 //! Names of files that were removed while open on this client (silly rename).
 //!
-//! The server deletes a file with its last name, even while the file is open. Only NFSv4.1 with
-//! `OPEN4_RESULT_PRESERVE_UNLINKED` keeps an open file. Otherwise the client renames the file and
-//! removes it at the last close (RFC 1813 section 4.8). The names have the form of other clients:
-//! `.nfs` and hexadecimal digits. Administrators clean up after crashed clients by that pattern.
+//! The server deletes a file with its last name, even while the file is open. Only NFSv4.1 and
+//! later with `OPEN4_RESULT_PRESERVE_UNLINKED` keep an open file. Otherwise the client renames the
+//! file and removes it at the last close (RFC 1813 section 4.8). The names have the form of other
+//! clients: `.nfs` and hexadecimal digits. Administrators clean up after crashed clients by that
+//! pattern.
 
 use hither_vfs::Name;
 

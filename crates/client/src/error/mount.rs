@@ -310,7 +310,8 @@ impl MountError {
 fn denied_hint(stat: AuthStat) -> String {
     match stat {
         AuthStat::TOOWEAK => {
-            "the server requires stronger authentication (sec=), or a privileged source port (resvport)".into()
+            "the server requires stronger authentication (sec=), or a privileged source port (resvport)"
+                .into()
         }
         stat => format!("the server refuses the AUTH_SYS credential ({stat:?})"),
     }

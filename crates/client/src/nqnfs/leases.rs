@@ -258,7 +258,7 @@ impl Leases {
             let most = if write { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
             tokio::spawn(async move {
                 if tokio::time::timeout(most, withdrawn).await.is_err() {
-                    tracing::debug!(?file, "an evicted file was not dropped everywhere in time");
+                    tracing::debug!(?file, "the layer above did not drop an evicted file in time");
                 }
                 leases.send_vacated(&file).await;
                 leases.act(|inner, now| {

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 impl V3 {
-    /// An object with attributes: those in `came`, which a call sent at its time returned, else
-    /// fresh ones.
+    /// An object with attributes. `came` has the attributes of a reply, and the time of its
+    /// request. Without them the client requests fresh attributes.
     pub(super) async fn node(&self, cx: &Cx, fh: Fh, came: Option<(PostOpAttr, Instant)>) -> Result<Node> {
         let (came, asked) = came.unwrap_or((None, Instant::now()));
         let asked = if came.is_some() { asked } else { Instant::now() };

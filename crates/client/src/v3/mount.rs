@@ -241,7 +241,7 @@ fn sizes(opts: &Options, info: &FsinfoOk, name_max: Option<u32>) -> Sizes {
 /// Commits all files after a reconnection. The server may have lost unstable writes, and COMMIT
 /// shows that.
 async fn watch_reconnections(mut generations: watch::Receiver<Vec<u64>>, writes: Weak<Uncommitted>) {
-    // The first connection of each slot is no reconnection.
+    // Generation 1 is the first connection, which is no reconnection.
     let again = |g: &Vec<u64>| g.iter().map(|n| n.saturating_sub(1)).sum::<u64>();
     let mut known = again(&generations.borrow_and_update());
     while generations.changed().await.is_ok() {

@@ -363,8 +363,8 @@ impl V3 {
         Err(Error::because(libc::EEXIST, "other clients repeatedly create and remove the name"))
     }
 
-    /// Runs a creation to its end, even when its caller is interrupted. The file is open only when
-    /// the caller has waited.
+    /// Runs a creation to its end, even when its caller is interrupted. An interrupted caller
+    /// leaves no open behind.
     async fn create_detached<F>(
         &self,
         cx: &Cx,

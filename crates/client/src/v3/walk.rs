@@ -170,8 +170,8 @@ impl V3 {
             };
         }
         if let Some(attr) = changed {
-            // The name was found at the time of LOOKUP. The validity of the name ends at that time
-            // plus its term.
+            // The name was found at the time of LOOKUP. The newer attributes do not extend the
+            // validity of the name.
             let Attrs { attr, .. } = self.stamp(&node.fh, attr, node.attrs.asked);
             node.attrs.attr = attr;
         }

@@ -29,8 +29,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Bytes around the operations of a compound: RPC header with an AUTH_SYS credential, record mark,
-/// COMPOUND, SEQUENCE, PUTFH, and the small operations that go with a READ or WRITE.
+/// Bytes around the operations of a compound. They are the RPC header with an AUTH_SYS credential,
+/// the record mark, COMPOUND, SEQUENCE and PUTFH. The small operations that go with a READ or WRITE
+/// are included.
 pub(crate) const OVERHEAD_BYTES: u32 = 2048;
 
 /// A compound to send.

@@ -87,7 +87,8 @@ pub(crate) struct Core {
     pub facts: OnceLock<Facts>,
     /// Cancelled at the end of the mount: background tasks end.
     pub stop: CancellationToken,
-    /// Most operations of one compound that the server accepted, when fewer than its limits.
+    /// Most operations of one compound that the server was found to accept, when fewer than its
+    /// limits.
     pub ops_limit: AtomicUsize,
     /// The epoch of the session of the test, and whether the server writes the right bytes of
     /// several WRITEs in a compound.

@@ -246,7 +246,7 @@ impl Delegations {
         let (write, directory) = (matches!(of, Of::Writing(_)), matches!(of, Of::Directory));
         let limit_bytes = match of {
             Of::Writing(SpaceLimit::Size(bytes)) => *bytes,
-            // A limit of changed blocks. A file is never longer than its changed bytes allow.
+            // The limit counts changed bytes. A file of at most this length cannot exceed it.
             Of::Writing(SpaceLimit::Blocks(l)) => u64::from(l.num_blocks) * u64::from(l.bytes_per_block),
             Of::Reading | Of::Directory => 0,
         };
@@ -496,7 +496,7 @@ impl Core {
             };
             let (in_time, ()) = tokio::join!(tokio::time::timeout(most, withdrawn), locks);
             if in_time.is_err() {
-                tracing::debug!(files = taken.len(), "recalled files were not dropped everywhere in time");
+                tracing::debug!(files = taken.len(), "the layer above did not drop recalled files in time");
             }
             for t in taken.iter().filter(|t| t.write) {
                 if let Err(e) = core.writes().commit(&core.own_cx(), &t.fh, None).await {

@@ -239,9 +239,7 @@ impl Core {
             answer.results.putfh()?;
             let ok = answer.results.read()?;
             if ok.data.len() > left as usize {
-                return Err(
-                    Error::because(libc::EIO, "the server sends more bytes than requested").into()
-                );
+                return Err(Error::because(libc::EIO, "the server sends more bytes than requested").into());
             }
             let got = ok.data.len();
             all.data.push(ok.data.0);

@@ -185,7 +185,7 @@ impl Core {
             match self.reclaim_complete(&session).await {
                 Ok(Ok(())) => {}
                 Ok(Err(f)) => return Err(self.mount_error(f, 0)),
-                Err(Need { .. }) => return Err(self.protocol("it lost the session right after creating it")),
+                Err(Need { .. }) => return Err(self.protocol("the server lost the new session at once")),
             }
             self.find_root(&session).await
         };
@@ -320,7 +320,7 @@ impl Core {
             Fail::Nfs(Nfsstat4::ACCESS | Nfsstat4::PERM) => MountError::AccessDenied {
                 server,
                 path,
-                hint: "check that the export allows this host, and that it need not be `secure` (resvport)"
+                hint: "check that the export allows this host, and whether it needs a privileged port (resvport)"
                     .into(),
             },
             Fail::Nfs(Nfsstat4::WRONGSEC) => {

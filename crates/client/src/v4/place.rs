@@ -5,9 +5,9 @@
 //! this machine is then decided against their locks, without a call. A [`Place`] belongs to the
 //! file, not to a lock: the server has all locks on the file, or none.
 //!
-//! - Server to client: when a lock is requested, the delegation is certain, no lock of the file is
-//!   held and no call about one is in progress. A file with locks from before its delegation stays
-//!   with the server until their release.
+//! - Server to client: when a lock is requested and the delegation is certain. No lock of the file
+//!   may be held, and no call about one may be in progress. A file with locks from before its
+//!   delegation stays with the server until their release.
 //! - Client to server: before the delegation is returned ([`Core::hand_over`]), each lock is taken
 //!   at the server. Callers wait in this time. A caller that finds client authority without the
 //!   delegation also hands the locks over, so the order does not matter. A lock that the server
@@ -115,7 +115,7 @@ impl FileState {
     /// lost.
     pub fn arrived(&self, from: Place) {
         if self.inner.lock().place == from {
-            self.lose("the server did not grant it", from);
+            self.lose("the server did not grant the lock", from);
         }
     }
 
@@ -146,7 +146,7 @@ impl FileState {
         let is_used = state.needed() != 0;
         for lock in state.locks.values().filter(|lock| lock.inner.lock().here) {
             if is_used {
-                lock.lose(&self.fh, "its file could not be opened again")
+                lock.lose(&self.fh, "the file could not be opened again")
             } else {
                 lock.release(ALL)
             }
@@ -408,7 +408,7 @@ impl Core {
         };
         for (range, kind) in ranges {
             if state.inner.lock().stateid.is_none() {
-                return Err(Error::because(libc::EIO, "its file is not open at the server").into());
+                return Err(Error::because(libc::EIO, "the file is not open at the server").into());
             }
             match self.claim_lock(&Via::Ordinary, state, lock, range, kind, Reclaim::Late).await {
                 Ok(taken) => taken?,
@@ -419,7 +419,7 @@ impl Core {
         inner.here = false;
         // The delegation was found lost in between.
         if inner.lost {
-            Err(Error::because(libc::EIO, "its delegation was lost before").into())
+            Err(Error::because(libc::EIO, "the delegation was lost before").into())
         } else {
             Ok(())
         }

@@ -43,9 +43,9 @@ pub(crate) struct Files {
     next_open: AtomicU64,
     /// Opens by name in progress, of any file. Each may have overtaken a CLOSE.
     pub naming: AtomicUsize,
-    /// Files that were unlinked while open.
+    /// Files that were unlinked while open, and still are open.
     pub silly: AtomicUsize,
-    /// Of those, closed files whose hidden name is being removed.
+    /// Unlinked files that are closed, and whose hidden name is being removed.
     pub going: AtomicUsize,
     /// Notified when a lock may have become free.
     pub lock_freed: tokio::sync::Notify,

@@ -198,7 +198,7 @@ impl Core {
                 Some(fh) => fh,
                 None => match core.just_made(&cx, &dir, &name).await {
                     Ok(node) => node.fh,
-                    Err(f) => return tracing::debug!("the file to close no longer exists: {}", Error::from(f)),
+                    Err(f) => return tracing::debug!("the file to close is missing: {}", Error::from(f)),
                 },
             };
             core.note_delegation(&fh, &ok);

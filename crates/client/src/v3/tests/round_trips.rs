@@ -240,8 +240,8 @@ async fn a_wrong_guess_is_made_once() {
     assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "READDIRPLUS"], 3));
 }
 
-/// A LOOKUP confirms an absent name when other spellings may match, when names are hidden, when
-/// PATHCONF is missing, and in file systems other than the root's.
+/// A LOOKUP confirms an absent name when other spellings may match, when names are hidden, and when
+/// PATHCONF is missing. The same holds in file systems other than the root's.
 #[tokio::test(start_paused = true)]
 async fn absence_is_confirmed_where_names_match_otherwise() {
     let want = Want { listing_bytes: 32 << 10, ..Want::default() };
