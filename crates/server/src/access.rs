@@ -1,8 +1,8 @@
-//! Who may use an export, and as whom.
+//! The right to use an export, and the identity under which a client's calls run.
 //!
-//! It knows neither files nor the syntax of exports(5): an export's [`Admit`] says from a client's
-//! address what it may do ([`Rights`]), and [`Rights::cred`] makes the identity under which a call
-//! runs of what the client claims to be.
+//! The module knows neither files nor the syntax of exports(5). An export's [`Admit`] maps a
+//! client's address to its [`Rights`]. [`Rights::cred`] makes the identity of a call from the
+//! identity that the client claims.
 
 use hither_rpc::server::Caller;
 use hither_vfs::Cred;
@@ -16,39 +16,39 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-/// Nobody, when an export names no other.
+/// The anonymous user and group, when an export names no other.
 pub const NOBODY: u32 = 65_534;
-/// Ports below this need privileges at the client.
+/// Ports below this need privileges on the client.
 const PRIVILEGED_PORTS: u16 = 1024;
-/// How long a user's groups are believed, and how many users are remembered.
+/// For how long a user's groups are cached, and the most users in the cache.
 const GROUPS_TTL: Duration = Duration::from_secs(600);
 const GROUPS_MAX: usize = 16_384;
 
-/// Whose identity a client's users lose.
+/// The users whose identity the server replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Squash {
-    /// Nobody's: the client is trusted.
+    /// No user: the client is trusted.
     None,
-    /// The superuser's.
+    /// The superuser.
     Root,
-    /// Everybody's.
+    /// All users.
     All,
 }
 
-/// What a client may do with an export.
+/// The rights of a client to an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rights {
-    /// Nothing is changed.
+    /// The client may not change the export.
     pub read_only: bool,
-    /// Who becomes the anonymous user.
+    /// The users who become the anonymous user.
     pub squash: Squash,
     /// The anonymous user.
     pub anon_uid: u32,
-    /// His group.
+    /// The group of the anonymous user.
     pub anon_gid: u32,
     /// Calls must come from a privileged port.
     pub secure: bool,
-    /// A user's groups are those that this machine knows, not those that the client sends.
+    /// A user's groups come from this machine's user database, not from the client.
     pub manage_gids: bool,
 }
 
@@ -66,19 +66,20 @@ impl Default for Rights {
     }
 }
 
-/// What a client at an address may do; `None`: it may not know the export. Must not block.
+/// Maps a client's address to the client's rights. `None`: the client may not learn of the export.
+/// Must not block.
 pub type Admit = dyn Fn(IpAddr) -> Option<Rights> + Send + Sync;
 
-/// Groups of a user on this machine, primary one first; may block. `None`: unknown user.
+/// Groups of a user on this machine, the primary group first. `None`: unknown user. May block.
 pub type GroupsOf = dyn Fn(u32) -> Option<Vec<u32>> + Send + Sync;
 
 impl Rights {
-    /// Whether a client's port is good enough.
+    /// Whether a client's port satisfies `secure`.
     pub fn port_suffices(&self, peer: &SocketAddr) -> bool {
         !self.secure || peer.port() < PRIVILEGED_PORTS
     }
 
-    /// The identity of a caller. `groups` are those of [`Groups`], when they are managed.
+    /// The identity of a caller. `groups` come from [`Groups`] when `manage_gids` is set.
     pub fn cred(&self, caller: &Caller, groups: Option<&[u32]>) -> Cred {
         let anonymous = Cred { uid: self.anon_uid, gid: self.anon_gid, groups: SmallVec::new() };
         let Caller::Sys(sys) = caller else { return anonymous };
@@ -104,22 +105,22 @@ impl Rights {
     }
 }
 
-/// Groups of users, looked up on this machine and remembered for a while.
+/// A cache of users' groups, as this machine's user database names them.
 pub struct Groups {
     look_up: Option<Arc<GroupsOf>>,
     known: Mutex<HashMap<u32, Known>>,
 }
 
-/// When and what.
+/// The time of the look-up, and its result.
 type Known = (Instant, Option<Arc<[u32]>>);
 
 impl Groups {
-    /// Groups that `look_up` tells.
+    /// An empty cache that asks `look_up`. `None`: no user has managed groups.
     pub fn new(look_up: Option<Arc<GroupsOf>>) -> Self {
         Self { look_up, known: Mutex::default() }
     }
 
-    /// The groups of a user; `None` when this machine does not know him.
+    /// The groups of a user. `None` when this machine does not have the user.
     pub async fn of(&self, uid: u32) -> Option<Arc<[u32]>> {
         let look_up = self.look_up.clone()?;
         let now = Instant::now();
@@ -139,39 +140,39 @@ impl Groups {
     }
 }
 
-/// Names of an address on this machine; may block. Only names that lead back to the address.
+/// Names of an address on this machine. Returns only names that resolve to the address. May block.
 pub type LookUpNames = dyn Fn(IpAddr) -> Vec<String> + Send + Sync;
 
-/// Names of clients, looked up on this machine before a client's first call is served, and again
-/// now and then.
+/// A cache of clients' names. The server looks a name up before the client's first call is served,
+/// and renews it every ten minutes.
 pub struct ClientNames {
     look_up: Arc<LookUpNames>,
     wanted: AtomicBool,
     known: Mutex<HashMap<IpAddr, Named>>,
 }
 
-/// When a look-up began, and its result.
+/// The time when a look-up began, and its result.
 type Named = (Instant, Arc<OnceCell<Arc<[String]>>>);
 
 impl ClientNames {
-    /// Names that `look_up` tells. None are wanted at first.
+    /// An empty cache that asks `look_up`. Names are not wanted until [`ClientNames::want`].
     pub fn new(look_up: Arc<LookUpNames>) -> Arc<Self> {
         Arc::new(Self { look_up, wanted: AtomicBool::new(false), known: Mutex::default() })
     }
 
-    /// Whether the names of clients decide about anything.
+    /// Sets whether any export depends on the names of clients.
     pub fn want(&self, wanted: bool) {
         self.wanted.store(wanted, Ordering::Release);
     }
 
-    /// The names of an address, as far as [`ClientNames::learn`] has learnt them. Does not block.
+    /// The names of an address that [`ClientNames::learn`] has cached. Does not block.
     pub fn known(&self, client: IpAddr) -> Vec<String> {
         let known = self.known.lock().get(&client).and_then(|(_, names)| names.get().cloned());
         known.map(|names| names.to_vec()).unwrap_or_default()
     }
 
-    /// Learns the names of a client, if they are wanted. Names that are older than ten minutes hold
-    /// until newer ones are there.
+    /// Looks up the names of a client, if names are wanted. Names that are older than ten minutes
+    /// hold until the new look-up ends.
     pub async fn learn(self: &Arc<Self>, client: IpAddr) {
         if !self.wanted.load(Ordering::Acquire) {
             return;

@@ -1,8 +1,8 @@
-//! Owners that the creator of an object names.
+//! The owner and group that the creator of an object may set.
 //!
-//! Only the superuser gives files away. A creation by somebody else that names an owner succeeds:
-//! the object belongs to its creator, as it does on the Linux server. The creator may name a group
-//! that he is a member of.
+//! Only the superuser may give a file to another user. A creation by another user that names an
+//! owner succeeds, and the object belongs to its creator. The Linux server does the same. The
+//! creator may name a group that the creator is a member of.
 
 use hither_vfs::{Cred, SetAttr};
 

@@ -1,11 +1,12 @@
-//! The reply cache of NFSv3: a call that is sent again is answered again, not executed again.
+//! The reply cache of NFSv3: a repeated call gets its stored reply and is not executed again.
 //!
-//! It knows nothing of procedures. A call is recognised by its client's address, its transaction
-//! id, its program and a checksum of its arguments, so that a transaction id that is used anew is
-//! no repetition. A client of NQNFS that has said who it is is told from others at its address. A
-//! repetition of a call that is still being executed waits for its reply. Entries go when there are
-//! too many, oldest first; those being executed stay. Layers below that keep changes in a journal
-//! keep the call's key with them, from which the cache is filled after a restart.
+//! The cache knows nothing of procedures. A key is the client's address, the transaction id, the
+//! program and a checksum of the arguments. A reused transaction id with other arguments is
+//! therefore no repetition. An NQNFS client that has named itself is distinguished from other
+//! clients at its address. A repetition of a running call waits for the reply of that call. When
+//! the cache is full, the oldest finished entry is evicted; running entries stay. Layers below that
+//! journal changes keep the call's key in the journal. After a restart the cache is filled from
+//! that journal.
 
 use bytes::Bytes;
 use hither_proto::xdr::{Dec, Enc};
@@ -16,18 +17,17 @@ use std::net::{IpAddr, Ipv6Addr};
 use tokio::sync::watch;
 use twox_hash::XxHash3_64;
 
-/// Most replies that are remembered. At a hundred bytes each they are few megabytes; a client that
-/// sends a call again does so within a minute or two, in which a busy server executes about this
-/// many.
+/// Most replies in the cache. At a hundred bytes each they take a few megabytes. A client repeats a
+/// call within a minute or two, and a busy server executes about this many calls in that time.
 const ENTRIES_MAX: usize = 65_536;
-/// Bytes of the arguments that the checksum covers: names and the first bytes of what is written.
+/// Bytes of the arguments that the checksum covers: names, and the first bytes of written data.
 const SUM_BYTES: usize = 4096;
 
-/// What makes two calls the same.
+/// The identity of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     client: IpAddr,
-    /// Which of those at this address, when that is known.
+    /// The client among those at this address, when the client has named itself.
     which: Option<u32>,
     xid: u32,
     prog: u32,
@@ -52,7 +52,7 @@ impl Key {
         }
     }
 
-    /// What tells this call from others after a restart.
+    /// The key as bytes, for a journal. They identify the call after a restart.
     pub fn to_bytes(self) -> Bytes {
         let mut out = Enc::new();
         let (family, client) = match self.client {
@@ -69,7 +69,7 @@ impl Key {
         out.to_bytes()
     }
 
-    /// The key of a call, as [`Key::to_bytes`] told it; `None` for what is none.
+    /// The key that [`Key::to_bytes`] encoded. `None` for other bytes.
     pub fn parse(raw: &Bytes) -> Option<Self> {
         let mut raw = Dec::new(raw);
         let family = raw.u32().ok()?;
@@ -90,7 +90,7 @@ impl Key {
         (self.prog, self.vers, self.proc)
     }
 
-    /// The same of a client that is told from others at its address.
+    /// The key with a client id that distinguishes clients at one address.
     pub fn by(self, which: Option<u32>) -> Self {
         Self { which, ..self }
     }
@@ -104,7 +104,7 @@ enum Entry {
 #[derive(Default)]
 struct Inner {
     entries: HashMap<Key, Entry>,
-    /// Finished ones, oldest first.
+    /// Keys of finished calls, oldest first.
     order: VecDeque<Key>,
 }
 
@@ -126,13 +126,13 @@ pub(crate) struct ReplyCache {
     inner: Mutex<Inner>,
 }
 
-/// Whether a call is new.
+/// The state of a call in the cache.
 enum Seen {
-    /// It is: execute it and say so.
+    /// The call is new: execute it and then call [`ReplyCache::finish`].
     New(Turn),
-    /// It was executed: this was its reply.
+    /// The call was executed before, with this reply.
     Before(Bytes),
-    /// It was seen, but its execution failed before there was a reply.
+    /// The call was seen before, but its execution ended without a reply.
     Lost,
 }
 
@@ -143,7 +143,7 @@ struct Turn {
 }
 
 impl ReplyCache {
-    /// Executes a call that has not been executed; one without a key every time.
+    /// Executes a call unless it was executed before. A call without a key is always executed.
     pub async fn once(&self, key: Option<Key>, run: impl Future<Output = Enc>) -> Outcome {
         let Some(key) = key else { return Outcome::Done(run.await) };
         let reply = match self.look_up(key).await {
@@ -160,7 +160,7 @@ impl ReplyCache {
         Outcome::Done(out)
     }
 
-    /// Looks a call up; waits when it is being executed.
+    /// Looks a call up. Waits while the call is being executed.
     async fn look_up(&self, key: Key) -> Seen {
         let mut running = {
             let mut inner = self.inner.lock();
@@ -183,7 +183,7 @@ impl ReplyCache {
         }
     }
 
-    /// Remembers the reply of a call that was executed in a life before.
+    /// Stores the reply of a call that an earlier process executed.
     pub fn fill(&self, key: Key, reply: Bytes) {
         let mut inner = self.inner.lock();
         if !inner.entries.contains_key(&key) {
@@ -191,7 +191,7 @@ impl ReplyCache {
         }
     }
 
-    /// Remembers the reply of an executed call.
+    /// Stores the reply of an executed call.
     fn finish(&self, turn: Turn, reply: Bytes) {
         self.inner.lock().remember(turn.key, reply.clone());
         turn.done.send_replace(Some(reply));

@@ -1,4 +1,4 @@
-//! From an errno of the `Vfs` to a status of either protocol: the one table.
+//! The one table from an errno of the `Vfs` to a status of NFSv3 or NFSv4.
 
 use crate::scarcity;
 use hither_proto::nfs3::Nfsstat3;

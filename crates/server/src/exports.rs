@@ -1,15 +1,16 @@
-//! Exports in the syntax of exports(5): which directories, for whom, and what he may do there.
+//! Exports in the syntax of exports(5): directories, their clients and the clients' rights.
 //!
-//! It knows no files and asks no name servers: text comes in, [`Exports`] comes out. [`LookUps`] of
-//! the caller tell the hosts of a netgroup and the addresses of a host when the exports are read,
-//! and the names of an address when a client comes.
+//! The module reads no files and asks no name servers. It parses text into [`Exports`]. The caller
+//! supplies [`LookUps`]. They return the hosts of a netgroup and the addresses of a host when the
+//! exports are read. They return the names of an address when a client calls.
 //!
 //! A line is a path and clients with options, `/srv 192.0.2.0/24(rw,no_root_squash)
-//! *.example.org(ro)`; `-ro,insecure` before clients sets their defaults; a backslash continues a
-//! line, `#` begins a comment, `"..."` and `\040` quote. Of the clients that match an address the
-//! most special counts, whatever their order: a host before a network, a smaller network before a
-//! larger, a pattern before a netgroup, a netgroup before everybody. A word that is not understood
-//! is an error with file and line: an export that is not what its owner thinks is worse than none.
+//! *.example.org(ro)`. `-ro,insecure` before clients sets their defaults. A backslash continues a
+//! line, `#` begins a comment, `"..."` and `\040` quote. Of the clients that match an address, the
+//! most specific one decides, independent of the order. A host comes before a network and a smaller
+//! network before a larger one. Networks come before patterns, patterns before netgroups, and
+//! netgroups before everybody. An unknown word is an error with file and line. An export with
+//! unintended rights would be worse than no export.
 
 mod options;
 #[cfg(test)]
@@ -26,10 +27,10 @@ use std::sync::Arc;
 /// Largest text of exports, in bytes.
 pub const TEXT_MAX_BYTES: usize = 4 << 20;
 
-/// All exports of some texts.
+/// All exports of one or more texts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exports {
-    /// By path, each once, in the order of first mention.
+    /// One entry for each path, in the order of first mention.
     pub entries: Vec<Entry>,
 }
 
@@ -38,40 +39,40 @@ pub struct Exports {
 pub struct Entry {
     /// Absolute path, as bytes.
     pub path: Vec<u8>,
-    /// Where it is first mentioned.
+    /// The line that first mentions the directory.
     pub at: Place,
     /// `fsid=`: the number of the file system for clients; 0 for `root`.
     pub fsid: Option<u64>,
-    /// `crossmnt`: file systems mounted below are exported as well.
+    /// `crossmnt`: file systems mounted inside the directory are exported as well.
     pub crossmnt: bool,
-    /// `nohide`: NFSv3 clients are led into it from an export around it.
+    /// `nohide`: NFSv3 clients can cross into it from an export around it.
     pub nohide: bool,
-    /// Who may use it.
+    /// The clients that may use it.
     pub clients: Vec<Client>,
 }
 
-/// Some clients and what they may do.
+/// A set of clients and their rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
-    /// Who.
+    /// The clients.
     pub who: Who,
-    /// What.
+    /// Their rights.
     pub rights: Rights,
-    /// Where it is written.
+    /// The line that names them.
     pub at: Place,
-    /// The word when it was options only, `(rw)`: for everybody, where often a client stands before
-    /// a blank that is too much.
+    /// The word when it has options and no client, `(rw)`. Such a word admits everybody. Often a
+    /// stray blank has separated the options from a client.
     pub alone: Option<String>,
 }
 
-/// Clients, as they are written.
+/// A set of clients, as the text names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Who {
-    /// `*`, or nobody named.
+    /// `*`, or no client named.
     Everybody,
     /// `@NAME`: the hosts of a netgroup (netgroup(5)).
     Netgroup(String),
-    /// A name with `*`, `?` or `[...]`, compared without regard to case.
+    /// A host name with `*`, `?` or `[...]`, compared without regard to case.
     Pattern(String),
     /// A network.
     Network(Network),
@@ -81,12 +82,12 @@ pub enum Who {
     Address(IpAddr),
 }
 
-/// A network: addresses whose first bits agree.
+/// A network: all addresses with the same first bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
-    /// An address in it.
+    /// An address of the network.
     pub addr: IpAddr,
-    /// Bits that agree.
+    /// Number of bits that agree.
     pub bits: u8,
 }
 
@@ -99,13 +100,13 @@ pub struct Place {
     pub line: usize,
 }
 
-/// What is wrong, and where.
+/// A fault of a text, and its line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {what}")]
 pub struct ExportsError {
-    /// Where.
+    /// The line.
     pub at: Place,
-    /// What, and how to mend it.
+    /// The fault, and its remedy.
     pub what: String,
 }
 
@@ -115,17 +116,17 @@ impl fmt::Display for Place {
     }
 }
 
-/// Addresses of a host; none: unknown. May block: asked when exports are made ready.
+/// Addresses of a host. Empty: the host is unknown. May block: called when the exports are read.
 pub type AddressesOf<'a> = dyn Fn(&str) -> Vec<IpAddr> + 'a;
 
-/// Hosts of a netgroup, `None` among them for any host; `None`: unknown. May block: asked when
-/// exports are made ready.
+/// Hosts of a netgroup. A `None` in the list stands for any host. `None`: the netgroup is unknown.
+/// May block: called when the exports are read.
 pub type HostsOf<'a> = dyn Fn(&str) -> Option<Vec<Option<String>>> + 'a;
 
 /// Names of an address. Must not block.
 pub type NamesOf = dyn Fn(IpAddr) -> Vec<String> + Send + Sync;
 
-/// What exports need to know of hosts.
+/// The look-ups of hosts that exports need.
 pub struct LookUps<'a> {
     /// Addresses of a host.
     pub addresses_of: &'a AddressesOf<'a>,
@@ -136,10 +137,10 @@ pub struct LookUps<'a> {
 }
 
 impl Exports {
-    /// Adds the exports of a text; `file` is its name for messages.
+    /// Adds the exports of a text. Messages name the text `file`.
     ///
     /// # Errors
-    /// The first thing that is not understood; nothing of the text is added then.
+    /// The first fault. No export of the text is added then.
     pub fn add(&mut self, file: &str, text: &[u8]) -> Result<(), ExportsError> {
         let mut all = self.clone();
         match all.add_what_is_right(file, text).into_iter().next() {
@@ -151,7 +152,8 @@ impl Exports {
         }
     }
 
-    /// The same of those lines that are understood: what is wrong with the others, in their order.
+    /// Adds the exports of those lines that are right. Returns the faults of the other lines, in
+    /// their order.
     pub fn add_what_is_right(&mut self, file: &str, text: &[u8]) -> Vec<ExportsError> {
         let wrong = |line, what| ExportsError { at: Place { file: file.to_string(), line }, what };
         if text.len() > TEXT_MAX_BYTES {
@@ -232,7 +234,7 @@ fn add_client(entry: &mut Entry, text: &str, defaults: &Settings, at: &Place) ->
     Ok(())
 }
 
-/// Absolute, without `.`, `..` and double slashes.
+/// An absolute path without `.`, `..` and double slashes.
 fn clean_path(path: &[u8]) -> Result<Vec<u8>, String> {
     let shown = path.escape_ascii();
     if path.first() != Some(&b'/') {
@@ -283,7 +285,7 @@ fn who_of(text: &str) -> Result<Who, String> {
 }
 
 impl Network {
-    /// `BITS` or a netmask after the slash.
+    /// Parses a network. `mask` is a number of bits or a netmask.
     fn parse(addr: &str, mask: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("'{addr}/{mask}': {why}");
         let bare = addr.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(addr);
@@ -305,7 +307,7 @@ impl Network {
         if bits > width { Err(wrong("more bits than an address has")) } else { Ok(Self { addr, bits }) }
     }
 
-    /// Whether an address is in it.
+    /// Whether an address is in the network.
     pub fn contains(&self, client: IpAddr) -> bool {
         let ((ours, width), (theirs, its_width)) = (raw(self.addr), raw(client));
         let shift = width - u32::from(self.bits);
@@ -313,7 +315,7 @@ impl Network {
     }
 }
 
-/// An address as a number, and its bits.
+/// An address as a number, and its width in bits.
 fn raw(addr: IpAddr) -> (u128, u32) {
     match addr {
         IpAddr::V4(a) => (a.to_bits().into(), 32),
@@ -322,8 +324,9 @@ fn raw(addr: IpAddr) -> (u128, u32) {
 }
 
 impl Entry {
-    /// Who is admitted, for [`ExportSpec`](crate::table::ExportSpec). Hosts and netgroups that
-    /// nobody knows come back as well, for a warning: they are not admitted.
+    /// The function that admits clients, for [`ExportSpec`](crate::table::ExportSpec), and the
+    /// unknown hosts and netgroups. Unknown hosts and netgroups are not admitted; the caller warns
+    /// of them.
     pub fn admit(&self, look_ups: &LookUps<'_>) -> (Arc<Admit>, Vec<String>) {
         let mut ready = Ready { names_of: look_ups.names_of.clone(), ..Ready::new() };
         let mut unknown = Vec::new();
@@ -341,7 +344,7 @@ impl Entry {
                 Who::Everybody => ready.everybody = Some(rights),
                 Who::Pattern(pattern) => ready.patterns.push((pattern.clone(), rights)),
                 Who::Network(network) => ready.networks.push((*network, rights)),
-                // An address that is written counts more than one that a name has.
+                // An address in the text takes precedence over an address of a named host.
                 Who::Address(addr) => drop(ready.hosts.insert(*addr, rights)),
                 Who::Host(name) => {
                     for addr in addresses(name) {
@@ -363,13 +366,13 @@ impl Entry {
         (Arc::new(move |client| ready.rights(client)), unknown)
     }
 
-    /// Whether a client's name decides what it may do.
+    /// Whether the rights of a client depend on its name.
     pub fn needs_names(&self) -> bool {
         self.clients.iter().any(|client| matches!(client.who, Who::Pattern(_)))
     }
 }
 
-/// A netgroup, ready to be compared with.
+/// A netgroup with its hosts resolved.
 struct Netgroup {
     /// All hosts are members.
     any: bool,
@@ -377,10 +380,10 @@ struct Netgroup {
     rights: Rights,
 }
 
-/// Clients of an entry, ready to be compared with.
+/// Clients of an entry with all names resolved.
 struct Ready {
     hosts: HashMap<IpAddr, Rights>,
-    /// From the smallest to the largest.
+    /// The smallest network first.
     networks: Vec<(Network, Rights)>,
     patterns: Vec<(String, Rights)>,
     netgroups: Vec<Netgroup>,

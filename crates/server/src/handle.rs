@@ -1,12 +1,13 @@
-//! Filehandles on the wire: which export, and the handle of its `Vfs`.
+//! Filehandles on the wire: the number of the export, and the handle of its `Vfs`.
 //!
-//! It knows nothing of what is in the latter; that it cannot be forged is the business of the layer
-//! that made it. In front stand four bytes: what kind of handle this is and the export's number, so
-//! that handles outlive restarts and changes of the exports.
+//! The module does not look into the `Vfs` handle. The layer that made the handle protects it
+//! against forgery. The first four bytes hold the kind of the handle and the export's number.
+//! Handles therefore survive restarts and changes of the exports.
 //!
 //! ```text
-//! 0x11 | number of the export, 3 bytes | handle of the Vfs        an object of an export
-//! 0x12 | number of the directory, 3 bytes                         a directory above the exports (NFSv4's pseudo file system)
+//! 0x11 | number of the export, 3 bytes | handle of the Vfs   an object of an export
+//! 0x12 | number of the directory, 3 bytes                    a directory above the exports
+//!                                                            (NFSv4's pseudo file system)
 //! ```
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -16,21 +17,21 @@ const OBJECT: u8 = 0x11;
 const ABOVE: u8 = 0x12;
 /// Bytes in front of the handle of the `Vfs`.
 pub const PREFIX_BYTES: usize = 4;
-/// Numbers of exports and directories are below this.
+/// Numbers of exports and directories are less than this.
 pub const NUMBERS: u32 = 1 << 24;
 
-/// What a filehandle names.
+/// The object that a filehandle names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Handle {
-    /// An object of an export, whose number is below [`NUMBERS`].
+    /// An object of an export: the export's number, below [`NUMBERS`], and the `Vfs` handle.
     Object(u32, Fh),
-    /// A directory above the exports.
+    /// A directory above the exports, by its number.
     Above(u32),
 }
 
 impl Handle {
-    /// Reads a filehandle; `None` when no server of this kind made it. The `Vfs` handle is a copy,
-    /// which may be kept.
+    /// Reads a filehandle. `None` when no server of this kind made it. The `Vfs` handle is a copy
+    /// that the caller may keep.
     pub fn read(wire: &[u8]) -> Option<Self> {
         let (prefix, rest) = wire.split_at_checked(PREFIX_BYTES)?;
         let number = u32::from_be_bytes([0, prefix[1], prefix[2], prefix[3]]);
@@ -41,7 +42,7 @@ impl Handle {
         }
     }
 
-    /// The bytes on the wire.
+    /// The filehandle as bytes on the wire.
     pub fn write(&self) -> Bytes {
         match self {
             Self::Object(number, fh) => object(*number, fh),

@@ -1,14 +1,14 @@
-//! A [`Vfs`](hither_vfs::Vfs) becomes an NFS server: NFSv3 with MOUNT, NFSv4.1 and 4.2, and on
-//! demand NQNFS, on one port.
+//! Serves a [`Vfs`](hither_vfs::Vfs) over NFS: NFSv3 with MOUNT, NFSv4.1, NFSv4.2 and, on demand,
+//! NQNFS, on one port.
 //!
-//! It knows nothing of disks, caches or FUSE, and of sockets only what `hither-rpc` hands it. A
-//! call comes in with its RPC header read; [`Server`] finds the program, the program's module
-//! decodes the arguments, finds the export in the filehandle ([`handle`]), maps the caller to the
-//! identity that the export gives him ([`access`]), calls the export's `Vfs` and encodes the
-//! answer. What must be remembered between calls is in two places: the reply cache of NFSv3 (`drc`)
-//! and the state of NFSv4 (`v4`).
+//! The crate knows nothing of disks, caches or FUSE. Sockets belong to `hither-rpc`, which hands
+//! over each call with its RPC header already read. [`Server`] finds the program of a call. The
+//! program's module decodes the arguments and finds the export in the filehandle ([`handle`]). The
+//! module maps the caller to the identity that the export gives it ([`access`]). It then calls the
+//! export's `Vfs` and encodes the reply. State between calls is in two places: the reply cache of
+//! NFSv3 (`drc`) and the state of NFSv4 (`v4`).
 //!
-//! Locks: all are leaves, never held across an await, except where a module says otherwise.
+//! Locks: all are leaves and never held across an await, except where a module documents otherwise.
 
 #![forbid(unsafe_code)]
 

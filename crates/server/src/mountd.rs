@@ -1,7 +1,7 @@
-//! MOUNT version 3 (RFC 1813 appendix I): a path becomes NFSv3's first filehandle.
+//! MOUNT version 3 (RFC 1813 appendix I): returns the first filehandle of NFSv3 for a path.
 //!
-//! It knows nothing of NFS procedures. Nothing is remembered of who mounts what: lists of that kind
-//! are never true.
+//! The module knows nothing of NFS procedures. It keeps no list of mounts, because such lists
+//! become wrong when clients disappear.
 
 use crate::error::stat3;
 use crate::handle;
@@ -76,7 +76,7 @@ async fn root(request: &Request, args: &MntArgs) -> Result<MntOk, Mountstat3> {
     Ok(MntOk { fhandle: wire.into(), auth_flavors: vec![AuthFlavor::SYS].into() })
 }
 
-/// What this client may mount. Who else may is not its business.
+/// The exports that this client may mount. The reply does not name the other clients of an export.
 fn exports(request: &Request) -> Vec<Exportnode> {
     let client = request.peer.addr.ip();
     let may = |e: &&Arc<Export>| e.rights(client).is_some();

@@ -1,13 +1,13 @@
-//! The lock manager of NFSv3 (NLM): it has no locks, and says so at once.
+//! The lock manager of NFSv3 (NLM). It has no locks and denies them at once.
 //!
-//! Without it a Linux client that was mounted without `nolock` waits for ever in its first lock.
-//! TEST, LOCK and their relatives are answered DENIED_NOLOCKS (ENOLCK for the program), UNLOCK,
-//! CANCEL and UNSHARE granted, as nothing is held. The asynchronous procedures (`_MSG`) get no
-//! result: the clients that use them ask rpcbind of their own machine for a program to be called,
-//! and go on after their own time limit.
+//! Without this program, a Linux client that was mounted without `nolock` waits forever in its
+//! first lock. TEST, LOCK and related procedures get DENIED_NOLOCKS (ENOLCK for the program).
+//! UNLOCK, CANCEL and UNSHARE are granted, as no client holds a lock. The asynchronous procedures
+//! (`_MSG`) get no result. Their clients ask rpcbind on their own machine for a callback program,
+//! and continue after their own time limit.
 //!
-//! It knows neither exports nor files. NFS is offered over TCP alone, but some clients lock over
-//! UDP whatever NFS is mounted with.
+//! The module knows neither exports nor files. NFS is offered over TCP alone. Some clients lock
+//! over UDP even when NFS is mounted over TCP.
 
 use bytes::Bytes;
 use hither_proto::nlm::{NlmArgs, NlmProc, NlmRes, NlmShareRes, NlmStat, PROGRAM, VERSIONS};
@@ -25,7 +25,7 @@ pub(crate) fn answer(vers: u32, proc: u32, args: &Bytes) -> Outcome {
         NlmProc::NULL | NlmProc::FREE_ALL => return Outcome::Done(Enc::new()),
         NlmProc::TEST | NlmProc::LOCK | NlmProc::SHARE | NlmProc::NM_LOCK => NlmStat::DENIED_NOLOCKS,
         NlmProc::CANCEL | NlmProc::UNLOCK | NlmProc::UNSHARE => NlmStat::GRANTED,
-        // This server has never asked a client to wait.
+        // This server never makes a client wait for a lock.
         NlmProc::GRANTED => NlmStat::DENIED,
         NlmProc(6..=15) => return Outcome::Done(Enc::new()),
         _ => return Outcome::ProcUnavail,
@@ -37,7 +37,7 @@ pub(crate) fn answer(vers: u32, proc: u32, args: &Bytes) -> Outcome {
     })
 }
 
-/// The reply to a call that came in a datagram; `None` when it is none.
+/// The reply to a call in a datagram. `None` when the datagram is no call.
 #[must_use]
 pub fn answer_datagram(datagram: &Bytes) -> Option<Vec<u8>> {
     let Ok(Message::Call(header, args)) = Message::decode(datagram) else { return None };
@@ -63,7 +63,7 @@ mod tests {
 
     fn ask(vers: u32, proc: NlmProc) -> Option<Bytes> {
         let mut args = Enc::new();
-        // The cookie, and a lock that nobody looks at.
+        // The cookie, and a lock that the server does not decode.
         args.raw(&Enc::of(&NlmArgs { cookie: Cookie::from(&b"cookie"[..]) }).to_bytes());
         args.raw(&Bytes::from_static(&[7; 60]));
         let call = call(5, PROGRAM, vers, proc.0, &OpaqueAuth::none(), args).to_bytes();
@@ -73,7 +73,7 @@ mod tests {
         header.is_success().then_some(body)
     }
 
-    /// Every version is told at once that there are no locks, and that nothing is held.
+    /// Each version denies locks at once and grants unlocks.
     /// Promise: S14
     #[test]
     fn locks_are_denied_at_once() {

@@ -1,4 +1,5 @@
-//! Results whose payload waits in a pipe: what is before it and after it, and the payload itself.
+//! Results whose payload waits in a pipe: the bytes before the payload, the payload, and the bytes
+//! after it.
 
 use hither_proto::xdr::Enc;
 use hither_rpc::server::Piped;
@@ -18,13 +19,13 @@ impl Piped for Payload {
     }
 }
 
-/// As the connection takes it.
+/// Wraps a pipe for the connection.
 pub(crate) fn payload(pipe: Box<dyn Pipe>) -> Box<dyn Piped> {
     Box::new(Payload(pipe))
 }
 
-/// Makes room for a payload of `len` bytes at the end of `before`, which ends in one without any;
-/// `after` begins with its padding.
+/// Inserts room for a payload of `len` bytes at the end of `before`, which ends in an empty opaque.
+/// `after` receives the padding of the payload.
 pub(crate) fn around(before: &mut Enc, len: u32, after: &mut Enc) {
     before.patch_u32(before.len() - 4, len);
     after.raw(&[0; 3][..(len as usize).wrapping_neg() & 3]);

@@ -1,8 +1,8 @@
-//! What there is not enough of: descriptors, memory, room for opens and locks.
+//! Shortages of descriptors and memory.
 //!
-//! Clients are told to come back while it may pass, and that it failed when it does not. The log
-//! hears of it once a minute, whoever asks how often. It is about the process, so there is one for
-//! all servers in it.
+//! Calls get "try later" while a shortage may pass, and an error when the shortage lasts. The log
+//! has one message a minute, independent of the number of calls. The state belongs to the process:
+//! all servers in the process share it.
 
 use hither_vfs::Error;
 use parking_lot::Mutex;
@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long clients are told to come back.
+/// For how long calls get "try later".
 const PATIENCE: Duration = Duration::from_secs(15);
-/// When nothing was scarce for so long, the next time is another one.
+/// After this time without a shortage, the next shortage counts as a new one.
 const OVER_AFTER: Duration = Duration::from_secs(60);
-/// How often the log hears of it.
+/// Least time between two log messages.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 static NOW: Mutex<Scarcity> = Mutex::new(Scarcity { since: None, last: None, told: None });
-/// Whether `NOW` says that something is scarce.
+/// Whether `NOW` records a current shortage.
 static IS_SCARCE: AtomicBool = AtomicBool::new(false);
 static TIMES: AtomicU64 = AtomicU64::new(0);
 
@@ -29,7 +29,7 @@ struct Scarcity {
 }
 
 impl Scarcity {
-    /// Something was not there. Returns whether to give up, and whether to tell the log.
+    /// Records a shortage. Returns whether calls should now fail, and whether to log a message.
     fn met(&mut self, now: Instant) -> (bool, bool) {
         let again = self.last.is_some_and(|last| now.saturating_duration_since(last) < OVER_AFTER);
         let since = *self.since.get_or_insert(now);
@@ -43,12 +43,12 @@ impl Scarcity {
     }
 }
 
-/// Whether an error says that something is used up.
+/// Whether an error reports a shortage.
 pub(crate) fn is_one(e: &Error) -> bool {
     matches!(e.errno, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 
-/// Something is used up. Returns whether that has lasted: then it is not worth coming back.
+/// Records a shortage. Returns true when the shortage has lasted so long that calls should fail.
 pub(crate) fn has_lasted(e: &Error) -> bool {
     let (lasted, tell) = NOW.lock().met(Instant::now());
     IS_SCARCE.store(true, Relaxed);
@@ -65,18 +65,18 @@ pub(crate) fn has_lasted(e: &Error) -> bool {
     lasted
 }
 
-/// How often something was used up.
+/// The number of shortages that calls met.
 pub(crate) fn times() -> u64 {
     TIMES.load(Relaxed)
 }
 
-/// For how long that lasts.
+/// The time since the current shortage began.
 pub(crate) fn lasts() -> Duration {
     let since = NOW.lock().since;
     since.map_or(Duration::ZERO, |since| since.elapsed())
 }
 
-/// There was enough again.
+/// Records the end of a shortage.
 pub(crate) fn is_over() {
     if IS_SCARCE.swap(false, Relaxed) {
         NOW.lock().since = None;
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(at(15_000), (true, false));
         assert_eq!(at(59_000), (true, false));
         assert_eq!(at(61_000), (true, true));
-        // Another time.
+        // A new shortage.
         assert_eq!(at(200_000), (false, true));
         it.since = None;
         assert_eq!(it.met(begun + Duration::from_secs(220)), (false, false));

@@ -1,7 +1,7 @@
-//! The server: programs, and what their calls share.
+//! The server: its programs, and the state that their calls share.
 //!
-//! It knows no procedure. A call finds its program here and gets a [`Request`]: the exports as they
-//! are now, the client's address, and what it claims to be.
+//! This module knows no procedure. It finds the program of a call and builds a [`Request`]. A
+//! request holds the current exports, the client's address and the identity that the client claims.
 
 use crate::access::{ClientNames, Groups, GroupsOf, Rights};
 use crate::drc::ReplyCache;
@@ -21,44 +21,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// How a server behaves.
+/// Settings of a server.
 #[derive(Clone)]
 pub struct Options {
-    /// Longest READ and WRITE.
+    /// Longest READ and WRITE, in bytes.
     pub io_max_bytes: u32,
     /// NFSv3 and MOUNT are offered.
     pub v3: bool,
     /// NFSv4.1 and 4.2 are offered.
     pub v4: bool,
-    /// How long a silent client of NFSv4 keeps what it holds for sure.
+    /// Lease time of NFSv4: a silent client keeps its state for at least this time.
     pub lease: Duration,
-    /// How long clients may take back what they held before a restart.
+    /// Grace period: the time after a restart in which clients may reclaim their state.
     pub grace: Duration,
-    /// Most calls a second while clients recover from a restart; 0: as many as come.
+    /// Most calls a second while clients recover from a restart. 0: no limit.
     pub recovery_rate: u32,
-    /// How long a client that is silent beyond its lease keeps what nobody else asks for.
+    /// For how long a client that is silent beyond its lease keeps state that no other client asks
+    /// for.
     pub courtesy: Duration,
     /// Most clients of NFSv4.
     pub clients_max: usize,
-    /// Most opens and locks of all clients of NFSv4. One client has seven eighths of them at most.
+    /// Most opens and locks of all clients of NFSv4. One client may hold at most seven eighths of
+    /// them.
     pub states_max: usize,
     /// Most files delegated to clients of NFSv4; 0: none.
     pub delegations_max: usize,
-    /// NQNFS is offered, in this way.
+    /// Settings of NQNFS. `None`: NQNFS is not offered.
     pub nqnfs: Option<NqnfsOptions>,
-    /// Where the names of clients are kept that may reclaim after a restart; `None`: nowhere, so
-    /// they may not.
+    /// Directory for the names of the clients that may reclaim after a restart. `None`: no names
+    /// are kept, and no client may reclaim.
     pub state_dir: Option<PathBuf>,
-    /// A user's groups, for exports with `manage-gids`.
+    /// Looks up a user's groups, for exports with `manage-gids`.
     pub groups: Option<Arc<GroupsOf>>,
-    /// Names of clients, for exports to names with wildcards.
+    /// Looks up names of clients, for exports to names with wildcards.
     pub names: Option<Arc<ClientNames>>,
     /// Randomness and wall clock.
     pub env: Env,
 }
 
 impl Options {
-    /// The usual behaviour.
+    /// The default settings.
     pub fn new(env: Env) -> Self {
         Self {
             io_max_bytes: 1 << 20,
@@ -80,7 +82,7 @@ impl Options {
     }
 }
 
-/// An NFS server over any number of exports. Give it to an [`hither_rpc::server::Acceptor`].
+/// An NFS server over any number of exports, for an [`hither_rpc::server::Acceptor`].
 pub struct Server {
     pub(crate) options: Options,
     programs: Vec<Program>,
@@ -100,7 +102,8 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// A server of `table`. Reads which clients may reclaim what they held before.
+    /// A server of `table`. Reads the names of the clients that may reclaim their state from before
+    /// the restart.
     ///
     /// # Errors
     /// The directory for the names of clients cannot be used.
@@ -133,18 +136,19 @@ impl Server {
         }))
     }
 
-    /// Work that time brings: ends what silent clients hold. Runs until it is dropped.
+    /// Background work: ends the state of silent clients and runs the timers of leases. The future
+    /// never completes; the caller drops it.
     pub async fn tend(self: Arc<Self>) {
         tokio::join!(self.v4.tend(&self), self.v4.leases.run());
     }
 
-    /// What is delegated, and what clients were called for.
+    /// Numbers of delegations and recalls.
     pub fn delegations(&self) -> DelegationCounts {
         self.v4.leases.counts()
     }
 
-    /// Nobody is served any more: if nothing is held and no lease is out, the next server need not
-    /// wait for anybody.
+    /// Ends service. If no client holds state and no lease is out, the next server starts without a
+    /// grace period.
     pub fn end(&self) {
         self.v4.end();
         self.v4.leases.act(|inner, _| {
@@ -154,8 +158,8 @@ impl Server {
         });
     }
 
-    /// Exports something else from now on. Filehandles of exports that stay remain valid. Opens and
-    /// locks of the others end, and file systems that nobody else uses can be unmounted.
+    /// Replaces the exports. Filehandles of exports that stay remain valid. Opens and locks of the
+    /// other exports end. File systems that no other program uses can then be unmounted.
     pub fn replace(self: &Arc<Self>, table: Table) {
         let leases = &self.v4.leases;
         let _naming = leases.naming();
@@ -170,9 +174,9 @@ impl Server {
         }
     }
 
-    /// Calls that a life before made through an export, as its files' layer tells after a restart:
-    /// when they are sent again, they are answered and not made again. To be told before anybody is
-    /// served.
+    /// Fills the reply caches with calls that an earlier process executed, as the layer below
+    /// reports them after a restart. A repeated call then gets its stored reply and is not executed
+    /// again. Must be called before the server serves any client.
     pub fn made_before(&self, export_path: &str, calls: &[Answered]) {
         let table = self.table();
         let Some(export) = table.exports().iter().find(|export| export.path == export_path) else { return };
@@ -182,22 +186,24 @@ impl Server {
         self.v4.replays.fill(export.number, calls);
     }
 
-    /// The exports now.
+    /// The current exports.
     pub fn table(&self) -> Arc<Table> {
         self.table.read().clone()
     }
 
-    /// Says to clients whether unstable data of an export may have been lost.
+    /// The write verifier of an export. A new verifier tells clients that UNSTABLE data may have
+    /// been lost.
     pub(crate) fn write_verifier(&self, export: &Export) -> [u8; 8] {
         (self.verifier.load(Relaxed) ^ export.epoch().rotate_left(32)).to_be_bytes()
     }
 
-    /// Another number in each life of the server.
+    /// A number that differs in each life of the server.
     pub(crate) fn life(&self) -> u64 {
         self.life
     }
 
-    /// A COMMIT failed. When the bytes may be lost, clients have to write them again.
+    /// Handles a failed COMMIT. When the data may be lost, the write verifier changes, so that
+    /// clients write the data again.
     pub(crate) fn commit_failed(&self, e: &Error) {
         if matches!(e.errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
             tracing::error!("written data cannot be made stable: {e}; clients will send them again");
@@ -212,7 +218,7 @@ impl Server {
         match (call.prog, call.vers, call.proc) {
             (_, _, 0) => Outcome::Done(Default::default()),
             (wire::PROGRAM, ..) => nqnfs::answer(&self, call).await,
-            // Version 2 has the handles of version 1.
+            // MNT of version 2 returns the same handle as MNT of version 1.
             (mount::PROGRAM, 1 | 2, 1) => nqnfs::mount(&self, call).await,
             (hither_proto::nlm::PROGRAM, ..) => nlm::answer(call.vers, call.proc, &call.args),
             (mount::PROGRAM, ..) => mountd::answer(&self, call).await,
@@ -225,7 +231,7 @@ impl Server {
     }
 }
 
-/// What others change in exports makes delegations end.
+/// Registers with the watched exports, so that changes by other programs end delegations.
 fn be_told(table: &Table, leases: &Arc<Leases>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     for export in table.exports() {
@@ -261,22 +267,22 @@ impl Service for Server {
     }
 }
 
-/// What the parts of one call share.
+/// The state that the parts of one call share.
 pub(crate) struct Request {
     pub server: Arc<Server>,
     pub table: Arc<Table>,
     pub peer: Arc<Peer>,
     pub caller: Caller,
-    /// What tells the call from all others, to layers that keep it in a journal.
+    /// The call's unique key, for layers that keep it in a journal.
     pub call: Option<Bytes>,
 }
 
-/// Why an export may not be used.
+/// The reason why an export refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// Not by this client.
+    /// The client may not use the export.
     Client,
-    /// Not from this port.
+    /// The client's port is not privileged.
     Port,
 }
 
@@ -285,8 +291,8 @@ impl Request {
         Self { server: server.clone(), table: server.table(), peer, caller, call: None }
     }
 
-    /// The export over a directory of another, if this client may use it. A client that may not
-    /// sees the directory.
+    /// The export over a directory of `from`, if this client may use that export. Any other client
+    /// sees the directory itself.
     pub fn crossing(&self, from: &Export, dir: &Fh) -> Option<&Arc<Export>> {
         self.table.crossing(from, dir).filter(|export| export.rights(self.peer.addr.ip()).is_some())
     }

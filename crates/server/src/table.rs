@@ -1,8 +1,9 @@
 //! The exports of a server, and the directories that lead to them.
 //!
-//! It knows nothing of protocols. NFSv4 has one tree with one root (RFC 8881 section 7.3): where no
-//! export is, directories that exist nowhere else join the exports. A table never changes; a reload
-//! makes another one, whose exports have the same numbers because numbers are made of paths.
+//! The module knows nothing of protocols. NFSv4 has one tree with one root (RFC 8881 section 7.3).
+//! Above the exports, directories that exist in no file system join them to that root. A table
+//! never changes. A reload builds a new table. Exports keep their numbers across reloads because a
+//! number is computed from the path.
 
 use crate::access::{Admit, Rights};
 use crate::handle::NUMBERS;
@@ -13,51 +14,51 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// What is to be exported.
+/// The description of an export.
 #[derive(Clone)]
 pub struct ExportSpec {
-    /// Its name for clients: an absolute path, `/` or `/srv/data`.
+    /// The export's name for clients: an absolute path, `/` or `/srv/data`.
     pub path: String,
-    /// Further paths under which NFSv3 clients may ask for it.
+    /// Further paths under which NFSv3 clients may mount the export.
     pub aliases: Vec<String>,
     /// The files.
     pub vfs: Arc<dyn Vfs>,
-    /// What the files' layer can do beyond that.
+    /// Further abilities of the layer that has the files.
     pub extra: Option<Arc<dyn Extra>>,
-    /// Who may use it.
+    /// Decides which clients may use the export.
     pub admit: Arc<Admit>,
-    /// A number that changes when the files' layer has lost unstable data; `None`: it loses them
+    /// A number that changes when the layer below has lost UNSTABLE data. `None`: the data is lost
     /// only with the process.
     pub epoch: Option<Arc<Epoch>>,
-    /// Who else changes the files.
+    /// Other programs that change the files.
     pub others: Others,
-    /// The directory of another export over which this one lies.
+    /// The directory of another export over which this export lies.
     pub covers: Option<Covers>,
 }
 
-/// A directory of an export over which another export lies: a look-up of its name leads to the root
-/// of that one.
+/// A directory of an export over which another export lies. A LOOKUP of its name leads to the root
+/// of the other export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Covers {
     /// Name of the export that has the directory.
     pub export: String,
     /// The directory.
     pub dir: Fh,
-    /// Its inode number.
+    /// The directory's inode number.
     pub fileid: u64,
-    /// NFSv3 clients are not led across (exports(5), `hide`).
+    /// NFSv3 clients see the directory and not the other export (exports(5), `hide`).
     pub hidden: bool,
 }
 
-/// Who changes the files of an export besides the clients of this server. Files can be delegated to
-/// clients only when nobody does it unseen.
+/// Whether programs other than this server's clients change the files of an export. Files can be
+/// delegated to clients only when the server learns of every such change.
 #[derive(Clone)]
 pub enum Others {
-    /// Perhaps somebody, and nobody would tell.
+    /// Other programs may change files, and the server does not learn of it.
     Unseen,
-    /// Nobody.
+    /// No other program changes files.
     Nobody,
-    /// Perhaps somebody, but files can be watched.
+    /// Other programs may change files, and the server can watch files for changes.
     Watched(Arc<dyn Watch>),
 }
 
@@ -66,20 +67,20 @@ pub type Epoch = dyn Fn() -> u64 + Send + Sync;
 
 /// An export.
 pub struct Export {
-    /// Its number in filehandles.
+    /// The export's number in filehandles.
     pub number: u32,
-    /// Its name for clients.
+    /// The export's name for clients.
     pub path: String,
     aliases: Vec<String>,
     /// The files.
     pub vfs: Arc<dyn Vfs>,
-    /// What the files' layer can do beyond that.
+    /// Further abilities of the layer that has the files.
     pub extra: Option<Arc<dyn Extra>>,
     admit: Arc<Admit>,
     epoch: Option<Arc<Epoch>>,
-    /// Who else changes the files.
+    /// Other programs that change the files.
     pub others: Others,
-    /// The directory of another export over which this one lies.
+    /// The directory of another export over which this export lies.
     pub covers: Option<Covers>,
     root: Mutex<Option<Fh>>,
 }
@@ -94,7 +95,7 @@ impl std::fmt::Debug for Export {
 }
 
 impl Export {
-    /// What a client may do; `None`: it may not know of the export.
+    /// The rights of a client. `None`: the client may not learn that the export exists.
     pub fn rights(&self, client: IpAddr) -> Option<Rights> {
         (self.admit)(client.to_canonical())
     }
@@ -109,18 +110,18 @@ impl Export {
         Ok(node)
     }
 
-    /// Changes when the files' layer has lost unstable data.
+    /// A number that changes when the layer below has lost UNSTABLE data.
     pub fn epoch(&self) -> u64 {
         self.epoch.as_ref().map_or(0, |epoch| epoch())
     }
 
-    /// Whether a handle is the root's, as far as it was asked for.
+    /// Whether `fh` is the handle of the root. False until [`Export::root`] has looked the root up.
     pub fn is_root(&self, fh: &Fh) -> bool {
         self.root.lock().as_ref() == Some(fh)
     }
 
-    /// File system numbers of different exports differ, so that clients do not take one for the
-    /// other.
+    /// The fsid for clients, made of the file system's own number. The fsids of different exports
+    /// differ, so that clients do not confuse them.
     pub fn fsid(&self, of: (u64, u64)) -> (u64, u64) {
         (of.0 ^ u64::from(self.number) << 40, of.1)
     }
@@ -129,15 +130,15 @@ impl Export {
 /// A place in the tree above the exports.
 #[derive(Debug)]
 pub struct Above {
-    /// Its number in filehandles.
+    /// The place's number in filehandles.
     pub number: u32,
-    /// Index of its parent; its own for the root.
+    /// Index of the parent. The root's parent is the root.
     pub parent: usize,
-    /// Its name in its parent.
+    /// The place's name in its parent.
     pub name: Vec<u8>,
-    /// What is below it: indices of places.
+    /// Names and indices of the places one level down.
     pub children: BTreeMap<Vec<u8>, usize>,
-    /// The export that begins here.
+    /// The export whose root is at this place.
     pub export: Option<Arc<Export>>,
 }
 
@@ -150,7 +151,7 @@ pub struct Table {
     places: Vec<Above>,
     place_by_number: HashMap<u32, usize>,
     place_of_export: HashMap<u32, usize>,
-    /// Exports over directories of another, by its number.
+    /// Exports over directories of another export, by the number of the other.
     crossings: HashMap<u32, HashMap<Fh, Arc<Export>>>,
 }
 
@@ -158,7 +159,7 @@ impl Table {
     /// A table of exports.
     ///
     /// # Errors
-    /// `EINVAL` and the reason: a path that is not absolute, or is there twice, or lies inside
+    /// `EINVAL` and the reason: a path is not absolute or is there twice, or an export lies inside
     /// another export without a directory there that it covers.
     pub fn new(specs: Vec<ExportSpec>) -> Result<Self, Error> {
         let mut table = Self::default();
@@ -172,7 +173,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Leads from the export around another one into it.
+    /// Records the crossing into `export` from the export around it.
     fn add_crossing(&mut self, export: &Arc<Export>) -> Result<(), Error> {
         let mut at = self.place_of(export);
         let around = loop {
@@ -197,17 +198,17 @@ impl Table {
         }
     }
 
-    /// The export over a directory of another.
+    /// The export over a directory of `from`.
     pub fn crossing(&self, from: &Export, dir: &Fh) -> Option<&Arc<Export>> {
         self.crossings.get(&from.number)?.get(dir)
     }
 
-    /// Whether exports lie over directories of this one.
+    /// Whether other exports lie over directories of this one.
     pub fn has_crossings(&self, from: &Export) -> bool {
         self.crossings.contains_key(&from.number)
     }
 
-    /// The export that has the directory over which another lies, and that directory.
+    /// The export around `inside`, and its directory over which `inside` lies.
     pub fn around<'a>(&'a self, inside: &'a Export) -> Option<(&'a Arc<Export>, &'a Fh)> {
         let covers = inside.covers.as_ref()?;
         self.exports.iter().find(|export| export.path == covers.export).map(|export| (export, &covers.dir))
@@ -276,12 +277,13 @@ impl Table {
         &self.exports
     }
 
-    /// The export of that number.
+    /// The export with this number.
     pub fn export(&self, number: u32) -> Option<&Arc<Export>> {
         self.by_number.get(&number)
     }
 
-    /// Whether the files of an export, perhaps of an earlier table, are those of one of this table.
+    /// Whether this table has an export with the same number and the same `Vfs`. `export` may come
+    /// from an earlier table.
     pub fn serves(&self, export: &Export) -> bool {
         let now = self.export(export.number);
         now.is_some_and(|now| std::ptr::addr_eq(Arc::as_ptr(&now.vfs), Arc::as_ptr(&export.vfs)))
@@ -292,24 +294,24 @@ impl Table {
         &self.places[at]
     }
 
-    /// Index of the place of that number.
+    /// Index of the place with this number.
     pub fn place_numbered(&self, number: u32) -> Option<usize> {
         self.place_by_number.get(&number).copied()
     }
 
-    /// Index of the place where an export begins.
+    /// Index of the place at which an export begins.
     pub fn place_of(&self, export: &Export) -> usize {
         self.place_of_export.get(&export.number).copied().unwrap_or(0)
     }
 
-    /// Whether a client may know a place: it leads to an export that the client may use.
+    /// Whether a client may see a place: the place leads to an export that the client may use.
     pub fn is_visible(&self, at: usize, client: IpAddr) -> bool {
         let place = &self.places[at];
         place.export.as_ref().is_some_and(|e| e.rights(client).is_some())
             || place.children.values().any(|c| self.is_visible(*c, client))
     }
 
-    /// The export that a path is in, and the names below its root.
+    /// The innermost export that contains a path, and the names from the export's root to the path.
     pub fn find(&self, path: &[u8]) -> Option<(&Arc<Export>, Vec<Name>)> {
         let wanted: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|n| !n.is_empty()).collect();
         let below = |of: &str| {
@@ -330,12 +332,12 @@ impl Table {
     }
 }
 
-/// A number made of a path, always the same.
+/// A number computed from a path. The same path always gives the same number.
 pub fn number_of(path: &[u8]) -> u64 {
     XxHash3_64::oneshot(path)
 }
 
-/// A number in handles made of a path, the next free one when it is taken.
+/// The number of a path in filehandles: the next free number when the computed number is taken.
 fn free(path: &[u8], taken: impl Fn(u32) -> bool) -> u32 {
     let mut number = number_of(path) as u32 % NUMBERS;
     while taken(number) {

@@ -1,8 +1,8 @@
-//! The words between the brackets of an export.
+//! The options of an export.
 
 use crate::access::{NOBODY, Rights, Squash};
 
-/// What options have set so far.
+/// The options read so far.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
     pub rights: Rights,
@@ -11,15 +11,14 @@ pub(super) struct Settings {
     pub nohide: bool,
 }
 
-/// Words without an effect, each with its reason.
+/// Options without an effect, each with the reason.
 const NO_MATTER: &[&str] = &[
-    // Calls are answered when their changes are stable.
+    // The server always replies after the change is stable.
     "sync",
     "async",
     "wdelay",
     "no_wdelay",
-    // The place of a directory is always checked, that of a file never: no client can make a
-    // handle.
+    // A directory is always checked against the export, a file never. Clients cannot forge handles.
     "subtree_check",
     "no_subtree_check",
     // NLM is not offered.
@@ -96,12 +95,12 @@ fn id(word: &str, value: &str) -> Result<u32, String> {
     if value == "-1" || value == "-2" {
         return Ok(NOBODY);
     }
-    // The highest number means "no change" to the kernel: it is nobody's.
+    // The highest number means "no change" to the kernel. No user has it.
     let id = value.parse().ok().filter(|&id| id != u32::MAX);
     id.ok_or_else(|| format!("'{word}': a number must follow the ="))
 }
 
-/// A number, or a UUID, of which the first half is taken.
+/// The number of a file system: a number, or a UUID whose two halves are combined.
 fn fsid(word: &str, value: &str) -> Result<u64, String> {
     if let Ok(number) = value.parse::<u32>() {
         return Ok(number.into());

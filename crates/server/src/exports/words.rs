@@ -1,6 +1,6 @@
-//! Lines and words of exports, with their quoting; and patterns.
+//! Lines and words of exports, their quoting, and patterns of host names.
 
-/// A word: what it says without its quotes.
+/// A word without its quotes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Word {
     pub text: Vec<u8>,
@@ -12,7 +12,8 @@ impl Word {
     }
 }
 
-/// The words of each line that has some, with the number of its first line.
+/// The words of each line that is not empty, with the number of the line. A continued line has the
+/// number of its first line.
 pub(super) fn lines(text: &[u8]) -> Vec<(usize, Result<Vec<Word>, String>)> {
     let mut out = Vec::new();
     let mut physical = text.split(|&b| b == b'\n').enumerate();
@@ -37,7 +38,7 @@ fn continues(line: &[u8]) -> bool {
     slashes % 2 == 1 && comment_at(line).is_none()
 }
 
-/// Where a comment begins: at a `#` that is not quoted and begins a word.
+/// The position of a comment: a `#` that is not quoted and begins a word.
 fn comment_at(line: &[u8]) -> Option<usize> {
     let (mut quoted, mut before) = (false, b' ');
     for (i, &b) in line.iter().enumerate() {
@@ -84,10 +85,11 @@ fn words(line: &[u8]) -> Result<Vec<Word>, String> {
     Ok(out)
 }
 
-/// Whether a name fits a pattern with `*`, `?` and `[a-z]`; none of them stands for a dot's worth
-/// more than the pattern says: `*` and `?` match dots as well, as with exports(5) of today.
+/// Whether a name matches a pattern with `*`, `?` and `[a-z]`. `*` and `?` also match dots, as in
+/// exports(5).
 pub(super) fn fits(pattern: &[u8], name: &[u8]) -> bool {
-    // Where to go on when a star has to take one byte more.
+    // Positions in pattern and name from which the match continues when the star takes one byte
+    // more.
     let (mut p, mut n, mut star) = (0, 0, None::<(usize, usize)>);
     while n < name.len() {
         match one(&pattern[p..], name[n]) {
