@@ -239,7 +239,7 @@ mod tests {
         }));
         let one = IpAddr::from([192, 0, 2, 1]);
         names.learn(one).await;
-        assert!(names.known(one).is_empty(), "nobody wants them");
+        assert!(names.known(one).is_empty(), "names are not wanted");
         names.want(true);
         let mapped = IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0xc000, 0x0201]);
         tokio::join!(names.learn(one), names.learn(mapped), names.learn(one));

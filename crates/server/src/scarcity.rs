@@ -1,4 +1,4 @@
-//! Shortages of descriptors and memory.
+//! Shortages of descriptors, of memory, and of room for opens and locks.
 //!
 //! Calls get "try later" while a shortage may pass, and an error when the shortage lasts. The log
 //! has one message a minute, independent of the number of calls. The state belongs to the process:

@@ -206,7 +206,7 @@ impl Server {
     /// clients write the data again.
     pub(crate) fn commit_failed(&self, e: &Error) {
         if matches!(e.errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
-            tracing::error!("written data cannot be made stable: {e}; clients will send them again");
+            tracing::error!("written data cannot be made stable: {e}; clients will send the data again");
             self.verifier.store((self.options.env.random)(), Relaxed);
         }
     }

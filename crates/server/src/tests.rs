@@ -1,4 +1,4 @@
-//! A server in memory and a client that says exactly what a test wants said.
+//! A server in memory, and a client that sends exactly the messages of a test.
 
 pub(crate) mod crossings;
 mod hostile;
@@ -33,7 +33,7 @@ pub fn model() -> Arc<Model> {
     Arc::new(Model::new(env(1), Duration::ZERO, 1 << 30))
 }
 
-/// A server of `model` at `path` in its `seed`th life.
+/// A server of `model` at `path`. Each `seed` is another run of the server.
 pub struct Lab {
     pub server: Arc<Server>,
     pub acceptor: Acceptor,
@@ -44,7 +44,7 @@ impl Lab {
         Self::beside(model, path, seed, state_dir, Others::Nobody)
     }
 
-    /// One whose files others may change.
+    /// A server whose files local programs may change.
     pub fn beside(
         model: &Arc<Model>,
         path: &str,
@@ -55,7 +55,7 @@ impl Lab {
         Self::with(model, path, Options { state_dir, ..Options::new(env(seed)) }, others)
     }
 
-    /// One with these options.
+    /// A server with these options.
     pub fn with(model: &Arc<Model>, path: &str, options: Options, others: Others) -> Self {
         let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
         let admit = Arc::new(move |_| Some(rights.clone()));
@@ -91,27 +91,27 @@ impl Lab {
     }
 }
 
-/// A connection.
+/// A connection of a client.
 pub struct Wire {
     stream: DuplexStream,
     records: record::Reader,
     pub xid: u32,
     cred: OpaqueAuth,
-    /// What the server has called for, besides CB_SEQUENCE.
+    /// Callbacks of the server, without CB_SEQUENCE.
     pub called: Vec<CbOp>,
-    /// The server's calls are not answered.
+    /// The client does not answer callbacks.
     pub deaf: bool,
-    /// `change` and length for CB_GETATTR: the next answers, of which the last one stays.
+    /// `change` and size in answers to CB_GETATTR, in order. The last one is repeated.
     pub tells: Vec<(u64, u64)>,
 }
 
 impl Wire {
-    /// Calls come from a user from now on.
+    /// Later calls come from this user.
     pub fn become_user(&mut self, uid: u32) {
         self.become_member(uid, uid, Vec::new());
     }
 
-    /// The same of a user with groups.
+    /// Later calls come from this user with these groups.
     pub fn become_member(&mut self, uid: u32, gid: u32, gids: Vec<u32>) {
         let machinename = Default::default();
         self.cred = OpaqueAuth::sys(&AuthSys { stamp: 0, machinename, uid, gid, gids: gids.into() });
@@ -139,7 +139,7 @@ impl Wire {
         }
     }
 
-    /// Answers a call of the server: whatever it wants is fine.
+    /// Answers a callback with success.
     async fn called_back(&mut self, header: &CallHeader, body: &Bytes) {
         if self.deaf {
             return;
@@ -171,7 +171,7 @@ impl Wire {
         self.stream.write_all(&record::frame(out).concat()).await.unwrap();
     }
 
-    /// Takes the server's calls as long as nothing else comes.
+    /// Answers callbacks until another message arrives.
     pub async fn listen(&mut self) {
         loop {
             while let Some(record) = self.records.next_record().unwrap() {
@@ -182,7 +182,7 @@ impl Wire {
         }
     }
 
-    /// Waits for a reply of any kind; false: the connection has ended.
+    /// Waits for a reply of any kind. False when the connection ends.
     pub async fn answered(&mut self) -> bool {
         loop {
             if self.records.next_record().unwrap().is_some() {
@@ -220,7 +220,7 @@ impl Client {
         Self::with(wire, name, verifier, 0).await
     }
 
-    /// One whose session has these flags.
+    /// A client whose session has these flags.
     pub async fn with(mut wire: Wire, name: &'static str, verifier: u8, flags: u32) -> Self {
         let args = ExchangeIdArgs {
             clientowner: ClientOwner { verifier: [verifier; 8], ownerid: name.as_bytes().into() },
@@ -263,7 +263,7 @@ impl Client {
         })
     }
 
-    /// Operations behind a SEQUENCE; its result is checked and taken.
+    /// Sends operations after a SEQUENCE, and checks and removes the result of SEQUENCE.
     pub async fn run(&mut self, ops: Vec<Op>) -> Results<OpRes> {
         self.seq += 1;
         let mut all = vec![self.sequence(true)];

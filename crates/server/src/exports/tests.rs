@@ -1,4 +1,4 @@
-//! Exports mean what exports(5) says.
+//! The syntax and meaning of exports, as in exports(5).
 
 use super::*;
 use crate::access::Squash;
@@ -128,7 +128,7 @@ fn what_is_not_understood_says_where() {
     ] {
         assert!(wrong(text).contains(word), "{text}: {}", wrong(text));
     }
-    // And nothing of a wrong text is taken over.
+    // No export of a wrong text is added.
     let mut exports = read("/a *").unwrap();
     assert!(exports.add("more", b"/b *\n/c *(x)").is_err());
     assert_eq!(exports, read("/a *").unwrap());
@@ -152,11 +152,11 @@ fn patterns_fit_names() {
     assert!(!fits("*.example.org", "example.org") && !fits("*.example.org", "a.example.org.evil"));
     assert!(fits("h?[0-9].x", "ha7.x") && !fits("h?[0-9].x", "hab.x") && fits("h[!a-c]", "hd"));
     assert!(!fits("h[!a-c]", "hb") && fits("a*b*c", "a-b-b-c") && !fits("a*b*c", "a-c-b"));
-    // A pattern made to take long does not.
+    // A pattern made to take long fails quickly.
     assert!(!fits(&"*a".repeat(200), &"a".repeat(150)));
 }
 
-/// One wrong line takes nothing from the others, and each is told.
+/// A wrong line does not affect the other lines, and every fault is reported.
 #[test]
 fn every_wrong_line_is_found() {
     let mut exports = Exports::default();
@@ -176,7 +176,7 @@ fn every_wrong_line_is_found() {
 fn netgroups_come_after_patterns() {
     let e = entry("/s *(ro) @builders(rw) 2001:db8::1(ro,insecure)\n");
     assert!(!rights(&e, "192.0.2.1").unwrap().read_only, "a host of the group");
-    assert!(!rights(&e, "2001:db8::1").unwrap().secure, "an address counts more");
+    assert!(!rights(&e, "2001:db8::1").unwrap().secure, "an address takes precedence");
     assert!(rights(&e, "192.0.2.2").unwrap().read_only);
     let e = entry("/s @all(rw) *.example.org(ro)\n");
     assert!(rights(&e, "203.0.113.7").unwrap().read_only);

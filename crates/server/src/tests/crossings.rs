@@ -1,4 +1,4 @@
-//! Exports over directories of other exports: clients are led across, and back.
+//! Exports over directories of other exports: clients cross into them and back.
 
 use super::*;
 use crate::table::Covers;
@@ -11,7 +11,7 @@ fn cx() -> Cx {
     Cx::new(Arc::new(Cred::root()))
 }
 
-/// A model with the directory `path`; its node.
+/// Creates the directory `path` in a model. Returns its node.
 async fn with_directory(model: &Model, path: &[&str]) -> Node {
     let mut at = model.root(&cx()).await.unwrap();
     for name in path {
@@ -36,7 +36,7 @@ fn spec(path: &str, model: &Arc<Model>, admitted: bool, covers: Option<Covers>) 
     }
 }
 
-/// Exports `around`, and over its directory `dir` the export `inside`.
+/// The export `around`, and the export `inside` over its directory `dir`.
 pub(crate) fn table(around: (&str, &Arc<Model>), dir: &Fh, inside: (&str, &Arc<Model>)) -> Table {
     let covers = Covers { export: around.0.into(), dir: dir.clone(), fileid: 7, hidden: false };
     let (around, inside) =
@@ -44,7 +44,7 @@ pub(crate) fn table(around: (&str, &Arc<Model>), dir: &Fh, inside: (&str, &Arc<M
     Table::new(vec![around, inside]).unwrap()
 }
 
-/// `/srv`, and over its directory `a/m` the export `/srv/a/m` with a directory `in`.
+/// The export `/srv`, and over its directory `a/m` the export `/srv/a/m` with a directory `in`.
 struct Two {
     lab: Lab,
     covered: Node,
@@ -93,7 +93,7 @@ async fn lookups_cross_and_come_back() {
     }
     let [srv, a, m, inside] = &down[..] else { panic!() };
     assert_eq!(srv.fsid, a.fsid);
-    assert_ne!(a.fsid, m.fsid, "a file system of its own");
+    assert_ne!(a.fsid, m.fsid, "the inner export is another file system");
     assert_eq!(m.fsid, inside.fsid);
     assert_eq!(m.fileid, Some(two.root.attrs.attr.fileid));
     assert_eq!(m.mounted_on_fileid, Some(two.covered.attrs.attr.fileid));
@@ -131,8 +131,8 @@ async fn listings_show_the_file_system_on_top() {
     }
 }
 
-/// A client that only the inner export admits reaches it through directories that exist nowhere;
-/// one that only the outer export admits sees the directory below.
+/// A client that only the inner export admits reaches it through directories that exist in no file
+/// system. A client that only the outer export admits sees the covered directory.
 /// Promise: S2a
 #[tokio::test]
 async fn rights_decide_which_side_is_seen() {
@@ -173,11 +173,11 @@ async fn nfsv3_crosses_unless_hidden() {
         let list = Readdir3 { dir: dir.clone(), cookie: 0, cookieverf: [0; 8], count: 4096 };
         let entries = wire.call(&list).await.into_result().unwrap().entries.0;
         let m = entries.iter().find(|e| &e.name[..] == b"m").unwrap();
-        assert_eq!(m.fileid, two.covered.attrs.attr.fileid, "the number of the directory below");
+        assert_eq!(m.fileid, two.covered.attrs.attr.fileid, "the number of the covered directory");
         let list = ReaddirplusArgs { dir, cookie: 0, cookieverf: [0; 8], dircount: 4096, maxcount: 8192 };
         let entries = wire.call(&list).await.into_result().unwrap().entries.0;
         let m = entries.iter().find(|e| &e.name[..] == b"m").unwrap();
-        assert_eq!(m.name_handle.is_some(), hidden, "a LOOKUP leads across");
+        assert_eq!(m.name_handle.is_some(), hidden, "only a LOOKUP crosses");
         // MOUNT finds the inner export by its path.
         let root = wire.root3("/srv/a/m").await;
         let attr = wire.call(&GetattrArgs { object: root }).await.into_result().unwrap();
@@ -185,8 +185,8 @@ async fn nfsv3_crosses_unless_hidden() {
     }
 }
 
-/// A client that has the directory from before something was mounted over it gets STALE, and looks
-/// the name up again. A client that cannot cross goes on with the directory.
+/// A client with a handle from before the directory was covered gets STALE and repeats the LOOKUP.
+/// A client that cannot cross still uses the directory.
 /// Promise: S2a
 #[tokio::test]
 async fn covered_handle_is_stale_where_clients_cross() {
@@ -205,7 +205,7 @@ async fn covered_handle_is_stale_where_clients_cross() {
     }
 }
 
-/// When an export is not served any more, opens and locks in it end, and nothing keeps its files.
+/// When an export is removed, opens and locks in it end, and no reference to its files remains.
 /// Promise: S2a
 #[tokio::test(start_paused = true)]
 async fn unserved_export_is_let_go() {
@@ -224,7 +224,7 @@ async fn unserved_export_is_let_go() {
     let opened = r.open().unwrap().stateid;
     lab.server.replace(Table::new(vec![spec("/", &around, true, None)]).unwrap());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(files.upgrade().is_none(), "something keeps the files");
+    assert!(files.upgrade().is_none(), "a reference to the files remains");
     let mut r = c.run(vec![Op::TestStateid(vec![opened].into())]).await;
     assert_eq!(r.test_stateid().unwrap()[0], Nfsstat4::BAD_STATEID);
 }

@@ -1,7 +1,7 @@
-//! A running server under calls that nobody sane would make: sampled compounds and procedures with
-//! handles, stateids and sessions that exist, so that they get far, and with bytes changed. Each is
-//! answered, or its connection ends; afterwards the server serves, and holds nothing for clients
-//! that have gone. `HITHER_HOSTILE_CALLS` makes more of them.
+//! A running server under invalid calls: sampled compounds and procedures with real handles,
+//! stateids and sessions, so that they get far, and with changed bytes. Each call is answered, or
+//! its connection ends. Afterwards the server still serves, and it holds no state of clients that
+//! have gone. `HITHER_HOSTILE_CALLS` sets the number of calls.
 
 use super::{Client, Lab, Wire, model};
 use hither_proto::nfs3;
@@ -11,7 +11,7 @@ use hither_proto::xdr::Enc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Calls of one run.
+/// Number of calls in one run.
 fn calls() -> usize {
     std::env::var("HITHER_HOSTILE_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3000)
 }
@@ -35,14 +35,14 @@ impl Dice {
     }
 }
 
-/// Puts what exists in the place of what was sampled, mostly.
+/// Usually replaces sampled handles and stateids by real ones.
 fn plausible(op: Op, dice: &mut Dice, handles: &[Fh], stateids: &[Stateid]) -> Op {
     let id = |old: Stateid, dice: &mut Dice| match dice.below(4) {
         0 => old,
         _ => stateids[dice.below(stateids.len())],
     };
     match op {
-        // The session is needed for the next call.
+        // The next call needs the session.
         Op::DestroySession(_) | Op::DestroyClientid(_) | Op::Sequence(_) => Op::Putrootfh,
         Op::Putfh(old) => {
             Op::Putfh(if dice.below(5) == 0 { old } else { handles[dice.below(handles.len())].clone() })
@@ -83,7 +83,7 @@ fn change(body: Enc, dice: &mut Dice) -> Enc {
     out
 }
 
-/// Any answer will do, or the end of the connection; silence will not.
+/// Accepts any reply or the end of the connection. Silence fails the test.
 async fn any_answer(wire: &mut Wire, prog: u32, vers: u32, proc: u32, args: Enc) -> bool {
     wire.xid += 1;
     wire.send(prog, vers, proc, args).await;
@@ -128,7 +128,7 @@ async fn nothing_that_clients_send_harms_the_server() {
             let body = if changed { change(body, &mut dice) } else { body };
             any_answer(&mut c.wire, PROGRAM, VERSION, 1, body).await
         };
-        // What was changed may have used up the slot, or ended the session or the connection.
+        // The changed call may have used up the slot, or ended the session or the connection.
         let next = Compound::new(
             2,
             vec![Op::Sequence(SequenceArgs {
