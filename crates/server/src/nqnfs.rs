@@ -1,13 +1,14 @@
-//! NQNFS (R. Macklem, "Not Quite NFS", 1994) over a `Vfs`: arguments in, results out, a function
-//! for each procedure.
+//! NQNFS (R. Macklem, "Not Quite NFS", 1994) over a `Vfs`: a function for each procedure, from
+//! arguments to results.
 //!
-//! It knows nothing of connections. Every call is bracketed in the lease table (`At::begin`): it
-//! waits until nobody caches what it contradicts, and the lease that was asked for along with it is
-//! granted in the same step. Whoever waits too long is told to try later. Everything is stable
-//! before it is answered: the protocol has no COMMIT.
+//! The module knows nothing of connections. Every call begins in the lease table (`At::begin`).
+//! There it waits until no client caches the file in conflict with the call. The lease that the
+//! call asks for is granted in the same step. A call that waits too long gets "try later". Every
+//! change is stable before the reply, because the protocol has no COMMIT.
 //!
-//! Leases are granted on regular files. Directories are never leased: local programs could change
-//! them unseen. See docs/NQNFS.md for what the paper leaves open and what goes beyond it.
+//! Leases are granted on regular files. Directories are never leased, because local programs could
+//! change them unnoticed. docs/NQNFS.md lists the questions that the paper leaves open and the
+//! extensions to the paper.
 
 mod change;
 pub(crate) mod clients;
@@ -39,14 +40,14 @@ use leases::Since;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How NQNFS is offered.
+/// Settings of NQNFS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NqnfsOptions {
-    /// Term of a lease when the client names none; the longest is twice this.
+    /// Term of a lease when the client names none. The longest term is twice this.
     pub term: Duration,
-    /// By how much clocks may drift apart during the longest term.
+    /// The most that clocks may drift apart during the longest term.
     pub skew: Duration,
-    /// For how long no write may have come before a write lease counts as ended.
+    /// Write slack: a write lease ends only after this time without a write.
     pub write_slack: Duration,
     /// Most leases.
     pub leases_max: u32,
@@ -63,12 +64,13 @@ impl Default for NqnfsOptions {
     }
 }
 
-/// Locks of files that are written.
+/// Number of locks that order the writes to files.
 const WRITE_LOCKS: usize = 64;
 
-/// What calls of NQNFS share beside the lease table.
+/// The state that calls of NQNFS share beside the lease table.
 pub(crate) struct Shared {
-    /// Writes to one file come one after the other, so that what is appended is appended.
+    /// Locks that order the writes to one file, so that appended data does not overwrite other
+    /// appended data.
     writes: [tokio::sync::Mutex<()>; WRITE_LOCKS],
     cookies: list::Cookies,
 }
@@ -82,7 +84,7 @@ impl Default for Shared {
 /// Answers a call.
 pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     let args = match NqCall::decode(NqProc(call.proc), &call.args) {
-        // EVICTED goes the other way.
+        // EVICTED is a call from the server to the client.
         Ok(Some(NqCall::Evicted(_)) | None) => return Outcome::ProcUnavail,
         Ok(Some(args)) => args,
         Err(_) => return Outcome::GarbageArgs,
@@ -105,7 +107,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     server.replies.once(key, run).await
 }
 
-/// Most bytes of a reply, as far as it may be large.
+/// The most bytes that the payload of a reply may take. 0 for small replies.
 fn reply_bytes(call: &NqCall, io_max_bytes: u32) -> usize {
     let payload = match call {
         NqCall::Read(a) => a.args.count,
@@ -116,7 +118,7 @@ fn reply_bytes(call: &NqCall, io_max_bytes: u32) -> usize {
     payload.min(io_max_bytes) as usize
 }
 
-/// Executed twice, these could do harm.
+/// Whether a call changes state, so that a second execution could do harm.
 fn changes_something(call: &NqCall) -> bool {
     matches!(
         call,
@@ -165,7 +167,7 @@ async fn execute(c: &Caller<'_>, call: NqCall) -> NqReply {
     }
 }
 
-/// What a procedure comes to: its lease and results, or a status.
+/// Result of a procedure: its lease and results, or a status.
 type Done<T> = Result<(LeaseReply, T), Stat>;
 
 fn res<T>(done: Done<T>) -> Res<T> {
@@ -181,8 +183,8 @@ pub(crate) async fn mount(server: &Arc<Server>, call: Incoming) -> Outcome {
     let request = Request::new(server, call.peer, call.caller);
     let args = hither_proto::mount::MntArgs { dirpath: args.dirpath };
     let status = match crate::mountd::mnt(&request, &args).await {
-        // Whether the client takes a long handle is not known here, and may be said on another
-        // connection.
+        // The server cannot tell whether the client takes long handles. The client may announce
+        // that later, on another connection.
         MntRes::Granted(ok) => {
             WireFh::pack(&ok.fhandle).map_or(Fhstatus::Refused(Stat::IO.0), Fhstatus::Granted)
         }
@@ -191,12 +193,12 @@ pub(crate) async fn mount(server: &Arc<Server>, call: Incoming) -> Outcome {
     Outcome::Done(Enc::of(&status))
 }
 
-/// Who calls.
+/// The client that makes a call.
 struct Caller<'a> {
     r: &'a Request,
-    /// `None` when there are too many: then without leases.
+    /// `None` when there are too many clients. The client then gets no leases.
     client: Option<ClientId>,
-    /// It takes long handles.
+    /// The client takes long handles.
     long: bool,
 }
 
@@ -220,7 +222,7 @@ impl Caller<'_> {
         Ok((LeaseReply::None, ok))
     }
 
-    /// A lease is given up.
+    /// Ends a lease that the client gives up.
     fn vacated(&self, fh: &WireFh) {
         let (Some(client), Some(Handle::Object(_, fh))) =
             (self.client, fh.unpack().and_then(|own| Handle::read(&own)))
@@ -228,16 +230,17 @@ impl Caller<'_> {
             return;
         };
         let key = key(&fh);
-        // First: those who wait for the lease would wait for us.
+        // Drop the watch first. An operation that waits for this lease would otherwise wait for the
+        // watch as well.
         drop(self.leases().act(|inner, _| inner.short.unwatch(client, key)));
         self.leases().act(|inner, now| {
-            // It goes on using the file, for all that is known.
+            // The server must assume that the client still uses the file.
             inner.table.vacated(now, client, key, None, true);
             inner.short.settle(client, key, inner.table.held(client, key))
         });
     }
 
-    /// The object of a handle.
+    /// The object of a handle, with the identity of the caller.
     async fn at(&self, fh: &WireFh) -> Result<At<'_>, Stat> {
         let own = fh.unpack().ok_or(Stat::STALE)?;
         let Some(Handle::Object(number, fh)) = Handle::read(&own) else { return Err(Stat::STALE) };
@@ -249,20 +252,20 @@ impl Caller<'_> {
         Ok(At { c: self, export, fh, cx, rights })
     }
 
-    /// The same to change it.
+    /// As [`Caller::at`], for a change. Fails with `ROFS` when the caller's export is read-only.
     async fn at_to_change(&self, fh: &WireFh) -> Result<At<'_>, Stat> {
         let at = self.at(fh).await?;
         if at.rights.read_only { Err(Stat::ROFS) } else { Ok(at) }
     }
 
-    /// Directory and name of an entry to change.
+    /// Directory and name of an entry that a call changes.
     async fn entry(&self, what: &Diropargs) -> Result<(At<'_>, Name), Stat> {
         let dir = self.at_to_change(&what.dir).await?;
         Ok((dir, name(&what.name)?))
     }
 }
 
-/// A name that an entry may have.
+/// Checks the name of an entry.
 fn name(n: &Filename) -> Result<Name, Stat> {
     match &n[..] {
         b"." | b".." => Err(Stat::EXIST),
@@ -271,7 +274,7 @@ fn name(n: &Filename) -> Result<Name, Stat> {
     }
 }
 
-/// An object that a call is about, and as whom.
+/// The object of a call, with the identity of the caller.
 struct At<'a> {
     c: &'a Caller<'a>,
     export: Arc<Export>,
@@ -280,18 +283,17 @@ struct At<'a> {
     rights: Rights,
 }
 
-/// An operation that is about to begin.
+/// An operation before its start.
 struct Plan {
     op: Op,
-    /// The lease to ask the table for.
+    /// The lease to request from the table.
     want: Option<Want>,
-    /// A write that is done under a lease that the client has, if it has one: possibly a delayed
-    /// one.
+    /// The operation is a write under the client's lease, if the client has one. The write may be a
+    /// delayed write.
     delayed: bool,
 }
 
-/// A call asks for a lease: what comes of it is noted, even if nobody waits for the answer any
-/// more.
+/// A call's request for a lease. Its end is recorded even when the call is cancelled.
 struct Asked<'a> {
     leases: &'a Arc<Leases>,
     client: ClientId,
@@ -308,7 +310,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// An operation that may go on.
+/// An operation that may proceed.
 struct Begun {
     changing: Changing,
     grant: Option<Grant>,
@@ -316,7 +318,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// What the client is told of the lease. `revision` is the file's as the client sees it.
+    /// The lease in the reply. `revision` is the file's revision in the same reply.
     fn lease(&self, revision: u64) -> LeaseReply {
         let Some(grant) = &self.grant else { return LeaseReply::None };
         let lease = Lease { cachable: grant.cachable, duration: grant.term_ms / 1000, rev: revision };
@@ -326,7 +328,8 @@ impl Begun {
         }
     }
 
-    /// The change is done, and the file has this change attribute: its new revision.
+    /// Ends the change. `change` is the file's change attribute after it. Returns the file's new
+    /// revision.
     fn done(&mut self, at: &At<'_>, change: u64) -> u64 {
         let Some(revision) = self.changing.done() else { return self.revision };
         self.revision = revision;
@@ -354,14 +357,14 @@ impl<'a> At<'a> {
         convert::fattr(attr, &self.export, revision)
     }
 
-    /// The handle on the wire; an error when it is longer than the client takes.
+    /// The handle on the wire. Fails when the handle is longer than the client accepts.
     fn handle(&self, fh: &Fh) -> Result<WireFh, Stat> {
         let wire = WireFh::pack(&handle::object(self.export.number, fh));
         wire.filter(|wire| self.c.long || !wire.is_long()).ok_or(Stat::STALE)
     }
 
-    /// Begins an operation on this object: waits until nobody caches what it contradicts, and gets
-    /// the lease that is asked for.
+    /// Begins an operation on this object. Waits until no client caches the file in conflict with
+    /// the operation, and takes the requested lease.
     async fn begin(&self, op: Op, lease: LeaseRequest) -> Result<(Attr, Begun), Stat> {
         self.begin_any(op, lease, false).await
     }
@@ -375,12 +378,12 @@ impl<'a> At<'a> {
             LeaseRequest::None | LeaseRequest::Other(_) => None,
         };
         let begun = self.begin_with((attr.change, since), Plan { op, want, delayed }).await?;
-        // Whoever waited saw attributes of before.
+        // The attributes from before the wait may be out of date.
         let attr = self.attr().await?;
         Ok((attr, begun))
     }
 
-    /// The lease to ask the table for; `None` when this object is not leased to this caller.
+    /// The lease to request from the table. `None` when this object is not leased to this caller.
     async fn want(&self, attr: &Attr, kind: Kind, seconds: u32) -> Option<Want> {
         use hither_vfs::Access as May;
         self.c.client?;
@@ -391,22 +394,22 @@ impl<'a> At<'a> {
             Kind::Read => May::READ,
             Kind::Write => May::MODIFY,
         };
-        // Others wait for whoever holds a lease: it is for those who may use the file.
+        // A lease makes other clients wait, so only callers that may use the file get one.
         let may = self.export.vfs.access(&self.cx, &self.fh, need).await.ok()?;
         if !may.contains(need) || (kind == Kind::Write && self.rights.read_only) {
             return None;
         }
-        // Zero would be the table's default; clients mean no lease by it.
+        // Zero means the default in the table, and no lease on the wire.
         let ms = seconds.saturating_mul(1000);
         (ms > 0).then_some(Want { kind, term: Term::For(ms), optional: false })
     }
 
-    /// Attributes are about to be read.
+    /// To be called before attributes are read.
     fn since(&self) -> Since {
         self.c.leases().act(|inner, _| Since::now(&inner.table))
     }
 
-    /// `seen`: the file's change attribute, and since when.
+    /// `seen` is the file's change attribute, and the [`Since`] from before it was read.
     async fn begin_with(&self, seen: (u64, Since), plan: Plan) -> Result<Begun, Stat> {
         let (leases, key, client) = (self.c.leases(), key(&self.fh), self.c.client);
         let Plan { op, want, delayed } = plan;
@@ -426,7 +429,7 @@ impl<'a> At<'a> {
                 ready = inner.numbers.as_mut().is_none_or(|n| n.out(term_ms));
                 inner.short.asked(client, key, place);
             }
-            // What this client changes must not look like somebody else's doing.
+            // Drop the watch: this client's change must not look like a change by a local program.
             (ready, if writes { inner.short.unwatch(client, key) } else { None })
         });
         let asked = asking.map(|client| Asked { leases, client, key });
@@ -440,8 +443,8 @@ impl<'a> At<'a> {
                 return Err(Refusal::Expired);
             }
             let op = if delayed && inner.table.is_recovering() { Op::Push } else { op };
-            // A file for whose lease there is no room is used without one: to wait for room takes a
-            // term.
+            // Without room for the lease, the file is used without a lease. Room comes only after a
+            // term, which is too long to wait.
             let has_room = client.is_none_or(|client| inner.table.has_room(client, key));
             Ok(Access { client, file: key, op, lease: want.filter(|_| has_room), claim: None })
         });
@@ -458,7 +461,8 @@ impl<'a> At<'a> {
         Ok(Begun { changing, grant, revision })
     }
 
-    /// What the client is told of a lease that the table has granted at this revision.
+    /// The lease for the reply, from a grant of the table at this revision. `None` when the grant
+    /// is withdrawn.
     async fn told(&self, key: FileKey, grant: Grant, revision: u64, writes: bool) -> Option<Grant> {
         let Some(client) = self.c.client else { return Some(grant) };
         let watch = match &self.export.others {
@@ -479,7 +483,8 @@ impl<'a> At<'a> {
         }
     }
 
-    /// A lease for reading, if local programs cannot change the file unseen.
+    /// Starts the watch of the file for a read lease. Returns the lease if no local program can
+    /// change the file unnoticed.
     async fn watched(
         &self,
         watch: &dyn Watch,
@@ -489,11 +494,12 @@ impl<'a> At<'a> {
         revision: u64,
     ) -> Option<Grant> {
         let watched = watch.watch(&self.fh, false).await;
-        // Somebody may have changed it since it was looked at, and before it was watched.
+        // A local program may have changed the file after the first look and before the watch.
         let since = self.since();
         let attr = self.attr().await;
         let (given, unwatched) = self.c.leases().act(|inner, now| {
-            // Nor is one watched that this client is just changing: it would wait for itself.
+            // No watch is kept while the file is being changed. The change may be this client's
+            // own, and would wait for the watch.
             let still = !inner.table.is_changing(key);
             let same = attr.is_ok_and(|attr| {
                 still && inner.short.seen(&mut inner.table, now, key, attr.change, since) == revision
@@ -508,7 +514,8 @@ impl<'a> At<'a> {
                 return (Some(grant), unwatched);
             }
             if inner.short.is_told(client, key) {
-                // It holds the lease from before, and keeps what it read until it hears of this.
+                // The client holds the lease from an earlier reply and uses its cache until the
+                // eviction arrives.
                 inner.table.recall(now, client, key);
                 return (Some(Grant { cachable: false, term_ms: 0, ..grant }), unwatched);
             }
@@ -521,7 +528,7 @@ impl<'a> At<'a> {
     }
 }
 
-/// The kind of a lease on the wire.
+/// The wire kind of a lease as a lease request.
 fn request(kind: Cachetype, seconds: u32) -> LeaseRequest {
     match kind {
         Cachetype::READ => LeaseRequest::Read(seconds),

@@ -1,4 +1,4 @@
-//! The procedures that change something.
+//! The procedures that change files and directories.
 
 use super::convert::{set, stat};
 use super::read::walk;
@@ -13,29 +13,29 @@ use hither_proto::nqnfs::{
 use hither_vfs::{Data, FileKind, Name, Node, RenameFlags, SetAttr, Special, Stability};
 
 impl At<'_> {
-    /// Writes to a file come one after the other.
+    /// The lock that orders the writes to this file.
     fn write_lock(&self) -> &tokio::sync::Mutex<()> {
         &self.c.r.server.nqnfs.writes[key(&self.fh).0[0] as usize % WRITE_LOCKS]
     }
 
-    /// Begins to change an object, and everything that is known of the change follows from
-    /// [`Begun::done`].
+    /// Begins a change of this object without a lease for the caller. [`Begun::done`] records the
+    /// result.
     async fn begin_change(&self) -> Result<Begun, Stat> {
         Ok(self.begin(Op::Write, LeaseRequest::None).await?.1)
     }
 
-    /// Names in this directory are about to change: nobody has it delegated by NFSv4, nor gets it.
-    /// Clients of this protocol lease no directories.
+    /// Begins a change of names in this directory. Recalls NFSv4 delegations of the directory and
+    /// prevents new ones. NQNFS clients lease no directories.
     async fn begin_entries(&self) -> Result<Changing, Stat> {
         let changing = self.c.leases().change_entries(None, &self.fh, PATIENCE_V3).await;
         changing.map_err(|_| Stat::TRYLATER)
     }
 
-    /// A name in this directory is about to lead elsewhere: nobody else caches the file or
-    /// directory that it leads to, nor begins to.
+    /// Begins a change of the object that a name in this directory leads to. Waits until no other
+    /// client caches that file or directory, and prevents new leases.
     async fn begin_name(&self, name: &Name) -> Result<(Naming, Option<Begun>), Stat> {
         let mut naming = self.c.leases().naming();
-        // What cannot be looked up has its failure from the operation itself.
+        // A failed look-up is ignored: the operation itself then fails in the same way.
         let begun = match walk(self, name).await {
             Ok(node) if node.attrs.attr.kind == FileKind::Regular => {
                 Some(self.with(node.fh).begin_change().await?)
@@ -66,7 +66,7 @@ pub(super) async fn write(c: &Caller<'_>, a: Asking<WriteArgs>) -> Done<Fattr> {
     if a.args.data.len() > c.r.server.options.io_max_bytes as usize {
         return Err(Stat::FBIG);
     }
-    // A write that asks for no lease is done under one, or is a delayed one.
+    // A write without a lease request is a write under the client's lease, or a delayed write.
     let delayed = a.lease == LeaseRequest::None;
     let (_, mut begun) = at.begin_any(Op::Write, a.lease, delayed).await?;
     let _turn = at.write_lock().lock().await;
@@ -84,7 +84,7 @@ pub(super) async fn write(c: &Caller<'_>, a: Asking<WriteArgs>) -> Done<Fattr> {
     };
     let revision = begun.done(&at, attr.change);
     if wrote.bytes < len {
-        // The reply has no room for how much was written.
+        // The reply has no field for the number of written bytes.
         return Err(Stat::NOSPC);
     }
     Ok((begun.lease(revision), at.wire(&attr, revision)))
@@ -110,8 +110,8 @@ pub(super) async fn create(c: &Caller<'_>, a: &Asking<CreateArgs>) -> Done<Dirop
         };
     }
     let at = dir.with(node.fh);
-    // An old file is cut, with what others have delayed; the lease that is asked for is on the new
-    // one as on the old.
+    // An existing file is truncated, together with the delayed writes of other clients. The
+    // requested lease is granted on new and old files.
     let size = wanted.size_bytes.filter(|size| old || *size > 0);
     let op = if size.is_some() { Op::Write } else { Op::Read };
     let (mut attr, mut begun) = at.begin(op, a.lease).await?;
@@ -125,8 +125,8 @@ pub(super) async fn create(c: &Caller<'_>, a: &Asking<CreateArgs>) -> Done<Dirop
     Ok((begun.lease(revision), ok))
 }
 
-/// What CREATE makes: the type is in the mode, and a device's number in the size (as 4.2BSD and its
-/// descendants have it).
+/// The kind of object that CREATE makes. The type is in the mode and a device's number is in the
+/// size, as in 4.2BSD and its descendants.
 fn special(s: &Sattr) -> Special {
     let number = s.size as u32;
     let device = (number >> 8 & 0xff, number & 0xff | number >> 8 & !0xff);
@@ -141,7 +141,7 @@ fn special(s: &Sattr) -> Special {
 }
 
 fn made_ok(dir: &At<'_>, node: Node) -> Result<DiropOk, Stat> {
-    // Nobody caches what was just made, and directories are never cached.
+    // No client caches a new object, and directories are never cached.
     let revision = dir.c.leases().act(|inner, _| inner.table.revision(key(&node.fh)));
     Ok(DiropOk { file: dir.handle(&node.fh)?, attributes: dir.wire(&node.attrs.attr, revision) })
 }
@@ -157,7 +157,7 @@ pub(super) async fn mkdir(c: &Caller<'_>, a: &Asking<MkdirArgs>) -> Done<DiropOk
 
 pub(super) async fn symlink(c: &Caller<'_>, a: &Asking<SymlinkArgs>) -> Done<()> {
     let (dir, name) = c.entry(&a.args.from).await?;
-    // A copy: the text may be kept for longer than the message.
+    // A copy, because the text may be kept longer than the message.
     let target = bytes::Bytes::copy_from_slice(&a.args.to);
     let sattr = Sattr { mode: u32::MAX, size: u64::MAX, ..a.args.attributes };
     let set = creator::allowed(set(&sattr).ok_or(Stat::IO)?, &dir.cx.cred);

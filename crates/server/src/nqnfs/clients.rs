@@ -1,11 +1,11 @@
 //! Clients of NQNFS, and the calls to them.
 //!
-//! It knows nothing of leases. A client that says HELLO is known by its address and the number that
-//! it chose, on all its connections and on those that take their place. One that does not is its
-//! connection: the protocol has nothing else by which two clients at one address could be told
-//! apart, and one taken for the other would read what the other has delayed. Evictions go out on
-//! the client's newest connection; what comes back does not matter, only Vacated does, and the
-//! lease table asks again.
+//! The module knows nothing of leases. A client that sends HELLO is identified by its address and
+//! the number that it chose, on all its connections. A client that sends no HELLO is identified by
+//! its connection. The protocol has no other way to distinguish two clients at one address. If the
+//! server confused them, one client could read data that the other has delayed. The server sends
+//! evictions on the client's newest connection. The reply to an eviction does not matter: only
+//! VACATED does, and the lease table repeats the eviction.
 
 use crate::handle;
 use hither_lease::ClientId;
@@ -21,30 +21,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Numbers of these clients begin here; those of NFSv4 are below.
+/// Ids of NQNFS clients begin with this number. Ids of NFSv4 clients are lower.
 const FIRST: u32 = 1 << 31;
-/// How many numbers there are.
+/// Number of ids.
 const NUMBERS: u32 = 1 << 30;
-/// Most clients, those that have gone and may hold leases included.
+/// Most clients, including disconnected ones that may still hold leases.
 const CLIENTS_MAX: usize = 16_384;
-/// When there are too many, those that may be forgotten are looked for so often.
+/// Least time between two searches for clients to forget, while the table is full.
 const FORGET_EVERY: Duration = Duration::from_secs(1);
-/// An eviction is answered at once, if at all.
+/// Timeout of an eviction: a client replies at once or not at all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Whether a client speaks NQNFS.
+/// Whether a client uses NQNFS.
 pub(crate) fn is_one(client: ClientId) -> bool {
     client.0 >= FIRST
 }
 
-/// One client.
+/// A client.
 struct One {
-    /// Its connections, newest last.
+    /// The client's connections, newest last.
     peers: Vec<Arc<Peer>>,
     name: Option<(IpAddr, u64)>,
-    /// It takes long handles.
+    /// The client takes long handles.
     long: bool,
-    /// Since when it has no connection.
+    /// The time of the loss of the last connection.
     gone: Option<Instant>,
 }
 
@@ -55,9 +55,9 @@ struct Inner {
     by_name: HashMap<(IpAddr, u64), ClientId>,
     next: u32,
     most: usize,
-    /// After so long whatever a client without connections held has ended.
+    /// Time after which a client without connections can hold no lease any more.
     forgotten_after: Duration,
-    /// When clients were forgotten last because there were too many.
+    /// Time of the last search for clients to forget in a full table.
     forgot: Option<Instant>,
 }
 
@@ -66,23 +66,24 @@ pub(crate) struct Clients {
     inner: Mutex<Inner>,
 }
 
-/// Whose a connection is.
+/// The client of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Known {
     pub id: ClientId,
-    /// It takes long handles.
+    /// The client takes long handles.
     pub long: bool,
-    /// It has said who it is, and is the same on other connections.
+    /// The client has sent HELLO, so its id is the same on all its connections.
     pub named: bool,
 }
 
 impl Clients {
-    /// None. Those that have been without a connection for `forgotten_after` are forgotten.
+    /// An empty table. Clients without a connection are forgotten after `forgotten_after`.
     pub fn new(forgotten_after: Duration) -> Self {
         Self { inner: Mutex::new(Inner { forgotten_after, most: CLIENTS_MAX, ..Inner::default() }) }
     }
 
-    /// Whose connection this is; nobody's when there are too many clients or it has ended.
+    /// The client of a connection. `None` when there are too many clients or the connection has
+    /// ended.
     pub fn of(&self, peer: &Arc<Peer>) -> Option<Known> {
         let mut inner = self.inner.lock();
         let id = match inner.by_peer.get(&peer.id) {
@@ -93,8 +94,8 @@ impl Clients {
         Some(Known { id, long: one.long, named: one.name.is_some() })
     }
 
-    /// A connection says whose it is. False when it is somebody's already, or there are too many
-    /// clients.
+    /// Handles HELLO on a connection. False when the connection belongs to another client, or there
+    /// are too many clients.
     pub fn hello(&self, peer: &Arc<Peer>, args: &HelloArgs, long: bool) -> bool {
         let mut inner = self.inner.lock();
         let name = (peer.addr.ip(), args.client);
@@ -104,7 +105,7 @@ impl Clients {
         let Some(id) = inner.by_name.get(&name).copied() else {
             return inner.add(peer, Some(name), long).is_some();
         };
-        // Nobody would take it away again.
+        // No later event would remove a closed connection from the table.
         if peer.is_closed() {
             return false;
         }
@@ -116,7 +117,7 @@ impl Clients {
         true
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub fn closed(&self, peer: &Peer) {
         let mut inner = self.inner.lock();
         let Some(id) = inner.by_peer.remove(&peer.id) else { return };
@@ -126,12 +127,12 @@ impl Clients {
         }
     }
 
-    /// Forgets those who have been gone for so long that whatever they held has ended.
+    /// Forgets clients that have been disconnected for so long that they can hold no lease.
     pub fn forget(&self) {
         self.inner.lock().forget();
     }
 
-    /// Tells a client that its lease on a file is wanted by others.
+    /// Sends an eviction: other clients want the file of this client's lease.
     pub fn evict(&self, client: ClientId, file: &(u32, Fh)) {
         let peer = {
             let inner = self.inner.lock();
@@ -158,7 +159,7 @@ impl Clients {
 
 #[cfg(test)]
 impl Clients {
-    /// Changes how many there may be.
+    /// Changes the most clients.
     pub fn set_most(&self, most: usize) {
         self.inner.lock().most = most;
     }
@@ -182,8 +183,8 @@ impl Inner {
     }
 
     fn add(&mut self, peer: &Arc<Peer>, name: Option<(IpAddr, u64)>, long: bool) -> Option<ClientId> {
-        // The last call of a connection may be answered after its end, and nobody would take it
-        // away again.
+        // The last call of a connection may be answered after the connection's end. No later event
+        // would remove the connection from the table.
         if peer.is_closed() {
             return None;
         }

@@ -1,10 +1,10 @@
-//! Values of the `Vfs` and of the wire.
+//! Conversion between values of the `Vfs` and of the wire.
 
 use crate::table::Export;
 use hither_proto::nqnfs::{DONT_SET, Fattr, Ftype, SERVER_TIME, Sattr, Stat, Time as WireTime};
 use hither_vfs::{Attr, Error, FileKind, SetAttr, SetTime, Time};
 
-/// Bits of the type in a mode, as every UNIX has them.
+/// Type bits of a mode, as in every UNIX.
 const TYPES: [(FileKind, u32); 7] = [
     (FileKind::Fifo, 0o010_000),
     (FileKind::CharDevice, 0o020_000),
@@ -14,11 +14,11 @@ const TYPES: [(FileKind, u32); 7] = [
     (FileKind::Symlink, 0o120_000),
     (FileKind::Socket, 0o140_000),
 ];
-/// Preferred size of transfers.
+/// Preferred size of transfers, in bytes.
 const BLOCK_BYTES: u32 = 8192;
 
-/// Status of an error: those of RFC 1094 and of the paper. What has none is an I/O error, as
-/// everywhere.
+/// The status of an error: those of RFC 1094 and of the paper. An error without a status of its own
+/// is an I/O error.
 pub(super) fn stat(e: &Error) -> Stat {
     use hither_proto::nfs3::Nfsstat3 as S3;
     match crate::error::stat3(e) {
@@ -38,7 +38,7 @@ pub(super) fn fattr(a: &Attr, export: &Export, revision: u64) -> Fattr {
         FileKind::Symlink => (Ftype::LNK, 0),
         FileKind::BlockDevice => (Ftype::BLK, device(a.rdev)),
         FileKind::CharDevice => (Ftype::CHR, device(a.rdev)),
-        // The protocol has no types for them; the mode tells.
+        // The protocol has no type for sockets and FIFOs. The mode has it.
         FileKind::Socket | FileKind::Fifo => (Ftype::NON, 0),
     };
     let kind = TYPES.iter().find(|(kind, _)| *kind == a.kind).map_or(0, |t| t.1);
@@ -63,13 +63,13 @@ pub(super) fn fattr(a: &Attr, export: &Export, revision: u64) -> Fattr {
     }
 }
 
-/// Numbers of files and file systems have 32 bits.
+/// Folds a number to 32 bits. On the wire, numbers of files and file systems have 32 bits.
 pub(super) fn fold(n: u64) -> u32 {
     (n ^ (n >> 32)) as u32
 }
 
-/// A device's number as 4.4BSD has it: eight bits of major number above eight of minor, and the
-/// rest of the minor on top.
+/// A device's number in the layout of 4.4BSD: bits 8 to 15 are the major number. The other bits are
+/// the minor number.
 fn device((major, minor): (u32, u32)) -> u32 {
     (major & 0xff) << 8 | (minor & 0xff) | (minor & !0xff) << 8
 }
@@ -82,7 +82,7 @@ fn time(t: Time) -> WireTime {
     }
 }
 
-/// What to set. `None` when a time is none.
+/// The attributes to set. `None` when a time is invalid.
 pub(super) fn set(s: &Sattr) -> Option<SetAttr> {
     let word = |n: u32| (n != DONT_SET).then_some(n);
     let time = |t: WireTime| match t {

@@ -1,17 +1,18 @@
-//! What the lease table needs to serve NQNFS: which files its leases are about, numbers that
-//! outlive the server, and revisions that change with what others than this server's clients do.
+//! The state that the lease table needs for NQNFS: the files of its leases, numbers that outlive
+//! the server, and revisions that also cover changes by local programs.
 //!
-//! It knows no procedure. Leases of NQNFS are in the one table of all leases
-//! ([`crate::v4::delegation`]), so whoever reads or changes a file by NFSv3 or NFSv4 makes them end
-//! as another client of NQNFS would.
+//! The module knows no procedure. Leases of NQNFS are in the one table of all leases
+//! ([`crate::v4::delegation`]). An NFSv3 or NFSv4 client that reads or changes a file therefore
+//! ends leases just like another NQNFS client.
 //!
-//! **Numbers.** No lease is stored (section 4.1 of the paper). Stored are where revisions go on and
-//! whether leases may be out, for how long; a server that finds that they may be serves nothing but
-//! writes until they are over and write slack has passed.
+//! **Numbers.** No lease is stored (section 4.1 of the paper). The server stores the next revision,
+//! and the longest term of leases that may be out. A server that finds leases may be out serves
+//! only writes until they have expired and write slack has passed.
 //!
-//! **Revisions.** The table numbers what is changed through it. A local program changes files
-//! without it, so each answer compares the file's change attribute with the one that was seen under
-//! the present revision ([`Held::seen`]), unless the attributes may be older than that revision.
+//! **Revisions.** The table numbers the changes that pass through it. Local programs change files
+//! without the table. Each reply therefore compares the file's change attribute with the one
+//! recorded for the current revision ([`Held::seen`]). The comparison is skipped when the
+//! attributes may be older than the revision.
 
 use super::NqnfsOptions;
 use super::clients::Clients;
@@ -27,14 +28,14 @@ use std::time::Duration;
 
 /// Name of the file with the numbers in the state directory.
 const NUMBERS_FILE: &str = "nqnfs-numbers";
-/// What the file starts with.
+/// First word of the file.
 const NUMBERS_MAGIC: &str = "hither-nqnfs-1";
-/// Most files whose change attributes are remembered, twice.
+/// Most files with a remembered change attribute, in each of two generations.
 const SEEN_MAX: usize = 1 << 17;
-/// A client that has no connection is forgotten so long after all it held has ended.
+/// A disconnected client is forgotten this long after all its leases have ended.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
-/// Leases that end by themselves.
+/// Leases that end by themselves (NQNFS).
 pub(crate) struct Short {
     pub options: NqnfsOptions,
     pub clients: Clients,
@@ -42,10 +43,10 @@ pub(crate) struct Short {
     recovering: AtomicBool,
 }
 
-/// What a server that offers NQNFS begins with.
+/// The initial state of a server that offers NQNFS. `None` when the server does not offer it.
 ///
 /// # Errors
-/// The numbers of its last life cannot be read.
+/// The stored numbers of the last run cannot be read.
 pub(crate) fn begin(options: &crate::Options) -> io::Result<Option<(Short, Numbers)>> {
     let Some(nqnfs) = &options.nqnfs else { return Ok(None) };
     let numbers = Numbers::open(options.state_dir.clone())?;
@@ -58,7 +59,7 @@ pub(crate) fn begin(options: &crate::Options) -> io::Result<Option<(Short, Numbe
     };
     if recovering {
         tracing::info!(
-            "clients may hold leases of before the restart: for {} s only delayed writes are served",
+            "clients may hold leases from before the restart: only delayed writes are served for {} s",
             short.recovery(&numbers).as_secs()
         );
     }
@@ -82,7 +83,8 @@ impl Short {
         }
     }
 
-    /// How long leases of before are waited for, when no delayed writes prolong it.
+    /// For how long the server waits for leases from before a restart. Delayed writes can prolong
+    /// the wait.
     pub fn recovery(&self, numbers: &Numbers) -> Duration {
         match numbers.term_ms {
             0 => Duration::ZERO,
@@ -90,14 +92,14 @@ impl Short {
         }
     }
 
-    /// Longest lease.
+    /// Longest term of a lease.
     pub fn term_max(&self) -> Duration {
         self.options.term * 2
     }
 
-    /// How long a lease may be out after a restart that was asked for with this term: the usual
-    /// time, or the longest as soon as somebody asks for more than that. (Two numbers, so that no
-    /// client makes the server write often.)
+    /// The longest remaining term after a restart of a lease that is requested with this term. The
+    /// default term, or the longest term when a client requests more than the default. (Only two
+    /// values exist, so that clients cannot make the server write often.)
     pub fn outstanding_ms(&self, term: Term) -> u32 {
         let config = self.config();
         match term {
@@ -106,17 +108,17 @@ impl Short {
         }
     }
 
-    /// What is to be known of leases in the table.
+    /// The empty record of leases in the table.
     pub fn held(&self) -> Held {
         Held { delayed: self.delayed.clone(), ..Held::default() }
     }
 
-    /// Whether a client may have delayed writes to any file.
+    /// Whether any client may have delayed writes to any file.
     pub fn may_be_delayed(&self) -> bool {
         self.delayed.load(SeqCst) > 0 || self.recovering.load(SeqCst)
     }
 
-    /// Time has passed.
+    /// Periodic work: stores numbers that could not be stored, and forgets clients.
     pub fn tend(&self, leases: &Arc<Leases>) {
         let recovering = leases.act(|inner, _| {
             if let Some(numbers) = &mut inner.numbers
@@ -128,71 +130,70 @@ impl Short {
             inner.table.is_recovering()
         });
         if self.recovering.swap(recovering, SeqCst) && !recovering {
-            tracing::info!("leases of before the restart have expired");
+            tracing::info!("leases from before the restart have expired");
         }
         self.clients.forget();
     }
 }
 
-/// What is known of the leases under which clients may cache.
+/// The leases under which clients may cache.
 #[derive(Default)]
 pub(crate) struct Held {
     leases: HashMap<(ClientId, FileKey), Lease>,
-    /// Write leases in `leases`.
+    /// Number of write leases in `leases`.
     delayed: Arc<AtomicUsize>,
-    /// Whose write lease ended without being given up: what they delayed comes too late.
+    /// Clients whose write lease expired. Their delayed writes come too late.
     late: HashMap<(ClientId, FileKey), ()>,
-    /// Revision and change attribute of files, and the same of longer ago.
+    /// Revision and change attribute of files: the newer generation, then the older one.
     seen: HashMap<FileKey, (u64, u64)>,
     seen_before: HashMap<FileKey, (u64, u64)>,
-    /// Some that were seen are forgotten.
+    /// Some files have been dropped from both generations.
     forgotten: bool,
 }
 
 struct Lease {
     file: (u32, Fh),
-    /// `None` as long as it is not granted.
+    /// `None` until the lease is granted.
     kind: Option<Kind>,
-    /// Calls under way that ask for it. The table may grant it to one that waits while others of
-    /// the same client come and go.
+    /// Calls in progress that request the lease. The table may grant it to a waiting call while
+    /// other calls of the same client come and go.
     asking: u32,
-    /// Its client has been told, or is about to be: it may cache.
+    /// The client has the grant or is about to get it, and may cache.
     told: bool,
     watched: Option<Watched>,
 }
 
-/// What attributes of a file are compared with: the highest modify revision of all before they were
-/// read.
+/// The highest modify revision of all files before attributes were read. Attributes are compared
+/// with it.
 #[derive(Clone, Copy)]
 pub(crate) struct Since(u64);
 
 impl Since {
-    /// Attributes are about to be read.
+    /// To be called before attributes are read.
     pub fn now(table: &Table) -> Self {
         Self(table.last_revision())
     }
 }
 
-/// Most clients and files that are remembered as late; then all are forgotten, and what they still
-/// write is written.
+/// Most entries of clients and files in `late`. At this limit all entries are forgotten, and later
+/// writes of those clients are accepted.
 const LATE_MAX: usize = 1 << 16;
 
 impl Held {
-    /// A lease is about to be asked for. [`Held::answered`] follows.
+    /// Records a request for a lease. [`Held::answered`] follows.
     pub fn asked(&mut self, client: ClientId, key: FileKey, file: (u32, Fh)) {
         let new = || Lease { file, kind: None, asking: 0, told: false, watched: None };
         self.leases.entry((client, key)).or_insert_with(new).asking += 1;
     }
 
-    /// The call that asked is over, or at least the table has answered it. To be followed by
-    /// [`Held::settle`].
+    /// Records that the table has answered a request. [`Held::settle`] follows.
     pub fn answered(&mut self, client: ClientId, key: FileKey) {
         if let Some(lease) = self.leases.get_mut(&(client, key)) {
             lease.asking = lease.asking.saturating_sub(1);
         }
     }
 
-    /// What the table says now of a lease that was asked for.
+    /// Records the state of a requested lease in the table. Returns the watch of an ended lease.
     pub fn settle(&mut self, client: ClientId, key: FileKey, held: Option<Kind>) -> Option<Watched> {
         let lease = self.leases.get_mut(&(client, key))?;
         let was = std::mem::replace(&mut lease.kind, held) == Some(Kind::Write);
@@ -210,14 +211,14 @@ impl Held {
         unwatched
     }
 
-    /// A client is told that it may cache.
+    /// Records that a client gets the grant in a reply.
     pub fn tell(&mut self, client: ClientId, key: FileKey) {
         if let Some(lease) = self.leases.get_mut(&(client, key)) {
             lease.told = lease.kind.is_some();
         }
     }
 
-    /// Whether a client may know that it may cache.
+    /// Whether a client may have received the grant.
     pub fn is_told(&self, client: ClientId, key: FileKey) -> bool {
         self.leases.get(&(client, key)).is_some_and(|l| l.told)
     }
@@ -230,7 +231,7 @@ impl Held {
         }
     }
 
-    /// The table has ended a lease by itself.
+    /// Records that the table has ended a lease by itself.
     pub fn ended(&mut self, client: ClientId, key: FileKey, kind: Kind) -> Option<Watched> {
         if kind == Kind::Write {
             if self.late.len() >= LATE_MAX {
@@ -241,13 +242,13 @@ impl Held {
         self.settle(client, key, None)
     }
 
-    /// A client has got a lease of any kind: what it writes from now on is new.
+    /// Records a new lease of any kind: later writes of the client are not late.
     pub fn renewed(&mut self, client: ClientId, key: FileKey) {
         self.late.remove(&(client, key));
     }
 
-    /// Whether what a client writes comes after the end of its write lease. `held`: what the table
-    /// says now; it may have ended the lease and not told yet.
+    /// Whether a client's write comes after the end of its write lease. `held` is the kind of the
+    /// lease in the table. The table may have ended the lease without an action yet.
     pub fn is_late(&self, client: ClientId, key: FileKey, held: Option<Kind>) -> bool {
         let had = self.leases.get(&(client, key)).and_then(|l| l.kind);
         let ends = had == Some(Kind::Write) && held != Some(Kind::Write);
@@ -259,12 +260,12 @@ impl Held {
         self.leases.get(&(client, key)).map(|l| l.file.clone())
     }
 
-    /// Whether a lease for reading is watched.
+    /// Whether the file of a read lease is watched.
     pub fn is_watched(&self, client: ClientId, key: FileKey) -> bool {
         self.leases.get(&(client, key)).is_some_and(|l| l.watched.is_some())
     }
 
-    /// A lease is watched from now on, if it is still there.
+    /// Stores the watch of a lease. Returns the watch that is not needed.
     pub fn watch(&mut self, client: ClientId, key: FileKey, watched: Watched) -> Option<Watched> {
         match self.leases.get_mut(&(client, key)).filter(|l| l.kind.is_some()) {
             Some(lease) => lease.watched.replace(watched),
@@ -272,17 +273,17 @@ impl Held {
         }
     }
 
-    /// A client changes what it may cache.
+    /// Removes the watch of a lease before the client itself changes the file.
     pub fn unwatch(&mut self, client: ClientId, key: FileKey) -> Option<Watched> {
         self.leases.get_mut(&(client, key)).and_then(|l| l.watched.take())
     }
 
-    /// A file's revision, now that it had this change attribute, read after `since`: another one
-    /// than before if somebody changed it unseen.
+    /// The revision of a file whose change attribute, read after `since`, is `change`. The revision
+    /// is a new one if the file was changed without the table.
     pub fn seen(&mut self, table: &mut Table, now: u64, key: FileKey, change: u64, since: Since) -> u64 {
         let revision = table.revision(key);
-        // What was read before a change through the table, or during one, is not what belongs to
-        // the revision.
+        // Attributes read before or during a change through the table do not belong to the current
+        // revision.
         if table.is_changing(key) || revision > since.0 {
             return revision;
         }
@@ -294,7 +295,8 @@ impl Held {
         if unseen {
             table.changed(now, key);
             let next = table.revision(key);
-            // Otherwise it could not be numbered, and has to be seen again.
+            // The same revision means that the table could not assign a number. The next look tries
+            // again.
             if next != revision {
                 self.note(key, next, change);
             }
@@ -306,9 +308,9 @@ impl Held {
         revision
     }
 
-    /// A change through the table gave a file this revision and change attribute.
+    /// Records the revision and change attribute after a change through the table.
     pub fn changed(&mut self, key: FileKey, revision: u64, change: u64) {
-        // Whoever was quicker has seen it under this revision before.
+        // A concurrent look may have recorded this revision already.
         if self.seen.get(&key).is_none_or(|(r, _)| *r < revision) {
             self.note(key, revision, change);
         }
@@ -323,20 +325,20 @@ impl Held {
     }
 }
 
-/// What must not be lost with the server.
+/// The numbers that must survive a restart.
 pub(crate) struct Numbers {
-    /// Where; `None` for files that are lost with the server themselves.
+    /// Directory of the numbers. `None`: the files themselves are lost with the server.
     dir: Option<PathBuf>,
     end: u64,
     epoch: u32,
-    /// Leases of at most this term may be out; 0: none.
+    /// Longest term of leases that may be out. 0: none.
     term_ms: u32,
-    /// Could not be made durable.
+    /// Numbers that could not be made durable.
     owed: Option<(u64, u32)>,
 }
 
 impl Numbers {
-    /// Those of the last life.
+    /// Reads the numbers of the last run.
     fn open(dir: Option<PathBuf>) -> io::Result<Self> {
         let nothing = Self { dir: dir.clone(), end: 0, epoch: 0, term_ms: 0, owed: None };
         let Some(dir) = dir else { return Ok(nothing) };
@@ -356,36 +358,36 @@ impl Numbers {
             None => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!(
-                    "{} is damaged: remove it when no client was connected for two minutes",
+                    "{} is damaged: remove it after two minutes without a connected client",
                     path.display()
                 ),
             )),
         }
     }
 
-    /// For the table.
+    /// The initial state of the table.
     pub fn boot(&self) -> Boot {
         Boot { reserved_end: self.end, epoch: self.epoch, outstanding_ms: self.term_ms }
     }
 
-    /// Whether they can be made durable.
+    /// Checks that the numbers can be made durable.
     ///
     /// # Errors
-    /// They cannot.
+    /// The numbers cannot be written.
     pub fn check(&mut self) -> io::Result<()> {
         self.write(self.end, self.epoch, self.term_ms)
     }
 
-    /// Makes the table's numbers durable; false when that fails, and then it is to be tried again.
+    /// Makes the table's numbers durable. False when that fails; the caller tries again.
     pub fn reserve(&mut self, end: u64, epoch: u32) -> bool {
-        // A new epoch: leases of the last life are over.
+        // In a new epoch the leases of the last run are over.
         let term_ms = if epoch == self.epoch { self.term_ms } else { 0 };
         let done = self.write(end, epoch, term_ms);
         self.owed = done.is_err().then_some((end, epoch));
         self.told(done)
     }
 
-    /// Makes durable that leases of this term may be out.
+    /// Makes durable that leases of this term may be out. False when that fails.
     pub fn out(&mut self, term_ms: u32) -> bool {
         if self.term_ms >= term_ms {
             return true;
@@ -394,7 +396,7 @@ impl Numbers {
         self.told(done)
     }
 
-    /// No lease is out, and none will be.
+    /// Records that no lease is out, at the end of service.
     pub fn vacant(&mut self) {
         if self.term_ms > 0 {
             let done = self.write(self.end, self.epoch, 0);
@@ -404,7 +406,7 @@ impl Numbers {
 
     fn told(&self, done: io::Result<()>) -> bool {
         if let Err(e) = &done {
-            tracing::error!("{NUMBERS_FILE} cannot be written; until then no file is leased or written: {e}");
+            tracing::error!("{NUMBERS_FILE} cannot be written; no file can be leased or written now: {e}");
         }
         done.is_ok()
     }

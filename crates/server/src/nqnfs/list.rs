@@ -1,11 +1,11 @@
 //! READDIR and READDIRLOOK.
 //!
-//! Cookies of the protocol have 32 bits, those of a `Vfs` 64. Small ones are shifted by two,
-//! because READDIR begins with `.` and `..`, which have the cookies 1 and 2. Large ones (hashes, on
-//! most file systems) become numbers with the top bit set, made of a checksum; which cookie stands
-//! behind such a number is remembered for the entries that were sent last, and looked for from the
-//! directory's beginning otherwise. An entry whose checksum is that of another one that is
-//! remembered has the next number.
+//! Cookies of the protocol have 32 bits, those of a `Vfs` 64. Small cookies are shifted by two,
+//! because READDIR begins with `.` and `..`, which have the cookies 1 and 2. Most file systems use
+//! large cookies, which are hashes. A large cookie becomes a checksum with the top bit set. The
+//! server remembers the cookies behind the numbers of the entries that it sent last. It searches
+//! other numbers from the beginning of the directory. An entry whose checksum collides with that of
+//! a remembered entry gets the next number.
 
 use super::convert::{fold, stat};
 use super::leases::Since;
@@ -22,38 +22,39 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use twox_hash::XxHash3_64;
 
-/// Longest listing that is sent.
+/// Longest listing.
 const REPLY_MAX_BYTES: u32 = 1 << 20;
 /// Bytes of a reply besides its entries: status, lease, end of list, end of directory.
 const HEAD_BYTES: usize = 4 + 4 + 4 + 4;
 /// Bytes of an entry besides its name: marker, number, length of the name, cookie.
 const ENTRY_BYTES: usize = 4 + 4 + 4 + 4;
-/// What lease and attributes add.
+/// Bytes of an entry for lease and attributes.
 const LOOK_BYTES: usize = 4 + 4 + 8 + 92;
 /// Cookies of `.` and `..`.
 const DOT: u32 = 1;
 const DOTDOT: u32 = 2;
-/// Cookies that stand for large ones.
+/// Numbers of large cookies have this bit.
 const LARGE: u32 = 1 << 31;
-/// Most cookies that are remembered, twice.
+/// Most remembered cookies in each of the two generations.
 const COOKIES_MAX: usize = 1 << 16;
-/// Most numbers that are tried for an entry.
+/// Most numbers to try for an entry.
 const TRIES_MAX: u32 = 8;
-/// Bytes of a page when a cookie is looked for.
+/// Size of a page when the server searches a cookie.
 const SEARCH_BYTES: u32 = 256 << 10;
 
 /// Cookie and verifier of the `Vfs`.
 type Place = (u64, [u8; 8]);
 
-/// Where clients may go on, by directory and cookie on the wire: the newer ones and the older ones.
+/// Positions from which clients may continue, by directory and wire cookie. The first map has the
+/// newer ones, the second the older ones.
 #[derive(Default)]
 pub(super) struct Cookies {
     inner: Mutex<[HashMap<(u64, u32), Place>; 2]>,
 }
 
 impl Cookies {
-    /// The cookies on the wire of entries that are sent. Clients go on from any of them, also when
-    /// it is gone then.
+    /// The wire cookies of entries that are sent. A client may continue after any of them, even
+    /// when the entry is gone by then.
     fn remember(&self, dir: u64, entries: &[DirEntry], verifier: [u8; 8]) -> Vec<u32> {
         let mut inner = self.inner.lock();
         entries.iter().map(|e| Self::number(&mut inner, dir, e.cookie, verifier)).collect()
@@ -80,7 +81,7 @@ impl Cookies {
     }
 }
 
-/// The cookie on the wire.
+/// The wire cookie of a `Vfs` cookie, before collisions are resolved.
 fn short(cookie: u64) -> u32 {
     match u32::try_from(cookie.saturating_add(DOTDOT.into())) {
         Ok(n) if n < LARGE => n,
@@ -88,15 +89,15 @@ fn short(cookie: u64) -> u32 {
     }
 }
 
-/// Bytes of a directory that are asked for.
+/// Sizes of a directory reply, in bytes.
 struct Room {
     reply: usize,
-    /// What each entry has besides [`ENTRY_BYTES`] and its name.
+    /// Bytes of each entry besides [`ENTRY_BYTES`] and its name.
     more: usize,
 }
 
 struct Listing {
-    /// With their cookies on the wire.
+    /// The entries with their wire cookies.
     entries: Vec<(DirEntry, u32)>,
     eof: bool,
 }
@@ -110,7 +111,7 @@ pub(super) async fn readdir(c: &Caller<'_>, a: &Asking<ReaddirArgs>) -> Done<Rea
         entries.push(Entry { fileid: fold(attr.fileid), name: Filename::copy(b"."), cookie: DOT });
     }
     if a.args.cookie <= DOT {
-        // A caller may read a directory that he may not search.
+        // A caller may have the right to read a directory without the right to search it.
         let above = super::read::above(&dir).await.map_or(attr.fileid, |node| node.attrs.attr.fileid);
         entries.push(Entry { fileid: fold(above), name: Filename::copy(b".."), cookie: DOTDOT });
     }
@@ -127,7 +128,7 @@ pub(super) async fn readdir(c: &Caller<'_>, a: &Asking<ReaddirArgs>) -> Done<Rea
     Ok((LeaseReply::None, ReaddirOk { entries: Chain(entries), eof: l.eof }))
 }
 
-/// `.` and `..` are left out: the caller has their handles.
+/// The reply omits `.` and `..`: the caller has their handles.
 pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> Done<ReaddirlookOk> {
     let dir = c.at(&a.args.file).await?;
     let handle_bytes = if c.long { 2 * FH_BYTES } else { FH_BYTES };
@@ -137,7 +138,7 @@ pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> 
     let mut entries = Vec::with_capacity(l.entries.len());
     for (e, cookie) in l.entries {
         let name = Filename::from(e.name.bytes().clone());
-        // One that is gone meanwhile is left out.
+        // An entry whose object is gone is omitted.
         let node = match e.node {
             Some(node) => node,
             None => match super::read::walk(&dir, &e.name).await {
@@ -150,8 +151,9 @@ pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> 
     Ok((LeaseReply::None, ReaddirlookOk { entries: Chain(entries), eof: l.eof }))
 }
 
-/// An entry with what is known of it. A lease is given if that takes nothing from anybody; without
-/// one the attributes are what the server knows, and somebody may have delayed writes to the file.
+/// An entry with handle and attributes. A lease is granted only if that takes no lease from another
+/// client. Without a lease the attributes are those of the server, and another client may have
+/// delayed writes to the file.
 async fn look(
     dir: &At<'_>,
     node: Node,
@@ -170,8 +172,8 @@ async fn look(
         if let Some(begun) = begun {
             rev = begun.revision;
             if let LeaseReply::Read(l) | LeaseReply::Write(l) = begun.lease(begun.revision) {
-                // Under a lease the name is believed as well: not when it led elsewhere before that
-                // was granted.
+                // The client trusts the name under the lease. The lease is therefore withheld when
+                // the name leads to another file now.
                 let there = super::read::walk(dir, &super::name(&name).ok()?).await;
                 if there.is_ok_and(|node| node.fh == at.fh) {
                     (cachable, granted) = (u32::from(l.cachable), l.duration);
@@ -228,7 +230,7 @@ async fn page(dir: &At<'_>, from: u64, verifier: [u8; 8], most: u32, nodes: bool
     page.map_err(|e| stat(&e))
 }
 
-/// The entry that has this cookie on the wire.
+/// The position after the entry that has this wire cookie.
 async fn search(dir: &At<'_>, wanted: u32) -> Result<Place, Stat> {
     let (mut from, mut verifier) = (0, [0; 8]);
     loop {
@@ -239,7 +241,7 @@ async fn search(dir: &At<'_>, wanted: u32) -> Result<Place, Stat> {
         }
         match page.entries.last() {
             Some(last) if !page.eof && last.cookie != from => from = last.cookie,
-            // The entry is gone, and with it the place in the directory.
+            // The entry is gone, and with it the position in the directory.
             _ => return Err(Stat::STALE),
         }
     }
@@ -254,7 +256,7 @@ mod tests {
         DirEntry { name: Name::new("n").unwrap(), cookie, fileid: 1, kind: None, node: None }
     }
 
-    /// Two large cookies with one checksum.
+    /// Two large cookies with the same checksum.
     fn twins() -> (u64, u64) {
         let mut seen = HashMap::new();
         (1 << 40..).find_map(|c: u64| seen.insert(short(c), c).map(|other| (other, c))).unwrap()
@@ -271,8 +273,8 @@ mod tests {
             [a, b].map(|c| (c, [0; 8])).to_vec(),
             numbers.iter().map(|n| cookies.find(1, *n).unwrap()).collect::<Vec<_>>()
         );
-        // The same when they are listed again, in whatever order; another directory is another
-        // matter.
+        // The numbers are the same when the entries are listed again in another order. Another
+        // directory has numbers of its own.
         assert_eq!(cookies.remember(1, &[entry(b), entry(a)], [0; 8]), [numbers[1], numbers[0]]);
         assert_eq!(cookies.remember(2, &[entry(b)], [0; 8]), [numbers[0]]);
     }

@@ -1,4 +1,4 @@
-//! The procedures that change nothing, but for listings.
+//! The procedures that change nothing, except READDIR and READDIRLOOK.
 
 use super::convert::stat;
 use super::{At, Begun, Caller, Done, name, request};
@@ -21,7 +21,7 @@ pub(super) async fn getlease(c: &Caller<'_>, a: &Asking<GetleaseArgs>) -> Done<G
     let wire = at.wire(&attr, begun.revision);
     let (cachable, duration, rev) = match begun.lease(begun.revision) {
         LeaseReply::Read(l) | LeaseReply::Write(l) => (l.cachable, l.duration, l.rev),
-        // No lease lasts for no time.
+        // Without a lease the duration is zero.
         LeaseReply::None | LeaseReply::Other(_) => (false, 0, begun.revision),
     };
     Ok((LeaseReply::None, GetleaseOk { cachable, duration, rev, attr: wire }))
@@ -33,14 +33,14 @@ pub(super) async fn lookup(c: &Caller<'_>, a: &Asking<LookupArgs>) -> Done<Looku
     for _ in 0..LOOKUP_ROUNDS {
         let file = dir.handle(&found.fh)?;
         let at = dir.with(found.fh.clone());
-        // Attributes are read, so delayed writes have to come first, whether a lease is asked for
-        // or not.
+        // The reply has attributes, so delayed writes must arrive first, with or without a lease
+        // request.
         let (attr, begun) = at.begin(Op::Read, LeaseRequest::Read(a.args.duration)).await?;
         let attr = at.wire(&attr, begun.revision);
         let lookup_lease = begun.lease(begun.revision);
         if lookup_lease != LeaseReply::None {
-            // Under a lease the name is believed as well: what was renamed before it was granted
-            // ended none.
+            // The client trusts the name under the lease. A rename before the grant did not end the
+            // lease, so the name is looked up again.
             let again = find(&dir, &a.args.name).await?;
             if again.fh != found.fh {
                 found = again;
@@ -52,7 +52,8 @@ pub(super) async fn lookup(c: &Caller<'_>, a: &Asking<LookupArgs>) -> Done<Looku
     Err(Stat::TRYLATER)
 }
 
-/// How often a name may lead elsewhere meanwhile before its client is told to come back.
+/// Most look-ups of a name that leads to another file each time. After them the call gets "try
+/// later".
 const LOOKUP_ROUNDS: u32 = 4;
 
 async fn find(dir: &At<'_>, wanted: &hither_proto::nqnfs::Filename) -> Result<Node, Stat> {
@@ -68,7 +69,7 @@ async fn itself(dir: &At<'_>) -> Result<Node, Stat> {
     Ok(Node { fh: dir.fh.clone(), attrs })
 }
 
-/// The directory above; the root of an export is its own parent.
+/// The parent directory. The root of an export is its own parent.
 pub(super) async fn above(dir: &At<'_>) -> Result<Node, Stat> {
     if dir.export.is_root(&dir.fh) {
         return itself(dir).await;
@@ -79,7 +80,7 @@ pub(super) async fn above(dir: &At<'_>) -> Result<Node, Stat> {
     }
 }
 
-/// What a name leads to.
+/// The object that a name leads to.
 pub(super) async fn walk(dir: &At<'_>, name: &hither_vfs::Name) -> Result<Node, Stat> {
     let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, name), Want::default()).await;
     let trail = trail.map_err(|e| stat(&e))?;
@@ -139,7 +140,8 @@ pub(super) async fn access(c: &Caller<'_>, a: &Asking<AccessArgs>) -> Done<()> {
 pub(super) async fn statfs(c: &Caller<'_>, a: &Asking<StatfsArgs>) -> Done<StatfsOk> {
     let at = c.at(&a.args.file).await?;
     let s = at.export.vfs.statfs(&at.cx, &at.fh).await.map_err(|e| stat(&e))?;
-    // Numbers of blocks have 31 bits at least everywhere: large file systems have large blocks.
+    // All clients store numbers of blocks in at least 31 bits. Large file systems therefore get
+    // large blocks.
     let mut bsize = 4096;
     while s.total_bytes / u64::from(bsize) > i32::MAX as u64 && bsize < 1 << 30 {
         bsize *= 2;

@@ -1,4 +1,4 @@
-//! What NQNFS promises, over connections in memory and a clock that jumps.
+//! The promises of NQNFS, over connections in memory and on virtual time.
 
 mod paced;
 mod races;
@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 const TERM: u32 = 10;
 const SKEW: u64 = 3;
 const SLACK: u64 = 5;
-/// Whoever waits for a message for longer than anything lasts waits in vain.
+/// Longer than any lease or timer lasts.
 const SILENCE: Duration = Duration::from_secs(600);
 
 struct Lab {
@@ -36,15 +36,15 @@ impl Lab {
         Self::beside(model, seed, state_dir, Others::Nobody)
     }
 
-    /// One whose files others may change.
+    /// A server whose files local programs may change.
     fn beside(model: &Arc<Model>, seed: u64, state_dir: Option<PathBuf>, others: Others) -> Self {
         Self::with(model, seed, state_dir, others, |_| {})
     }
 
-    /// One that takes so many calls a second while clients recover.
+    /// A server with a limit of calls a second while clients recover.
     fn at_pace(model: &Arc<Model>, seed: u64, state_dir: Option<PathBuf>, recovery_rate: u32) -> Self {
         Self::with(model, seed, state_dir, Others::Nobody, |options| {
-            // No clients of NFSv3, whose time to recover would be a time of its own.
+            // Without NFSv3, because its clients have a recovery time of their own.
             (options.v3, options.recovery_rate) = (recovery_rate == 0, recovery_rate);
         })
     }
@@ -107,18 +107,18 @@ impl Lab {
     }
 }
 
-/// A connection.
+/// A connection of a client.
 struct Client {
     stream: DuplexStream,
     records: record::Reader,
     xid: u32,
     uid: u32,
-    /// What it was told to give up and has not been looked at.
+    /// Evicted files that the test has not looked at yet.
     evicted: VecDeque<WireFh>,
     dir: Option<WireFh>,
-    /// It answers evictions with Vacated at once.
+    /// The client answers evictions with VACATED at once.
     gives_up: bool,
-    /// Answers to other calls than the one that was waited for.
+    /// Replies to other calls than the one that the test waits for.
     early: Vec<(u32, Bytes)>,
 }
 
@@ -137,7 +137,7 @@ impl Client {
         self.xid
     }
 
-    /// Takes one message; EVICTED is answered as `gives_up` says.
+    /// Receives one message. Answers EVICTED according to `gives_up`.
     async fn take(&mut self) {
         let record = loop {
             if let Some(record) = self.records.next_record().unwrap() {
@@ -213,7 +213,7 @@ impl Client {
         self.call(&Asking { lease, args }).await.into_result()
     }
 
-    /// Serves evictions until another future is done.
+    /// Serves evictions until another future completes.
     async fn until<T>(&mut self, other: impl Future<Output = T>) -> T {
         let mut other = std::pin::pin!(other);
         loop {
@@ -252,7 +252,7 @@ async fn what_a_writer_delays_comes_before_what_others_read() {
     let xid = r.send(&Asking::nothing(ReadArgs { file: f, offset: 0, count: 100 })).await;
     w.take().await;
     assert_eq!(w.evicted.pop_front(), Some(f));
-    // It is not answered before the writer has pushed what it delayed.
+    // The read is not answered before the writer has pushed its delayed write.
     assert!(tokio::time::timeout(Duration::from_millis(500), r.take()).await.is_err());
     w.write(f, LeaseRequest::None, "delayed").await.unwrap();
     w.ask(VacatedArgs { file: f }).await;
@@ -267,14 +267,14 @@ async fn files_that_several_write_are_cached_by_nobody_until_that_ends() {
     let f = a.create("f").await;
     assert!(a.lease(f, Cachetype::WRITE).await.unwrap().cachable);
     let shared = a.until(b.lease(f, Cachetype::WRITE)).await.unwrap();
-    assert!(!shared.cachable, "the first goes on using it: {shared:?}");
+    assert!(!shared.cachable, "the first client still uses it: {shared:?}");
     assert!(!a.lease(f, Cachetype::READ).await.unwrap().cachable);
     a.write(f, LeaseRequest::Write(TERM), "one").await.unwrap();
     assert_eq!(b.read(f).await.unwrap().0, b"one");
     b.write(f, LeaseRequest::Write(TERM), "two").await.unwrap();
     assert_eq!(a.read(f).await.unwrap().0, b"two");
     tokio::time::sleep(Duration::from_secs(u64::from(2 * TERM) + 1)).await;
-    assert!(a.lease(f, Cachetype::READ).await.unwrap().cachable, "nobody else has used it for a term");
+    assert!(a.lease(f, Cachetype::READ).await.unwrap().cachable, "no other client has used it for a term");
 }
 
 #[tokio::test(start_paused = true)]
@@ -288,12 +288,13 @@ async fn the_lease_of_a_dead_writer_ends_by_itself_and_its_writes_come_too_late(
     drop(w);
     while r.read(f).await == Err(Stat::TRYLATER) {}
     let waited = began.elapsed().as_secs();
-    // Expiry, clock skew, write slack.
+    // The term, clock skew and write slack.
     assert!(
         (u64::from(TERM) + SKEW + SLACK..u64::from(TERM) + SKEW + SLACK + 5).contains(&waited),
         "{waited}"
     );
-    // It was only cut off. What it delayed contradicts what others have read meanwhile.
+    // The client was only disconnected. Its delayed write conflicts with reads by other clients
+    // since.
     let mut w = lab.client(1).await;
     assert_eq!(w.write(f, LeaseRequest::None, "late").await, Err(Stat::EXPIRED));
     assert_eq!(r.read(f).await.unwrap().0, b"old");
@@ -341,7 +342,7 @@ async fn after_a_restart_only_delayed_writes_are_served_until_write_slack_has_pa
     };
     assert_eq!(read.0, b"delayed");
     let waited = began.elapsed().as_secs();
-    // Nobody had asked for more than the usual term.
+    // No client had requested more than the default term.
     let end = u64::from(TERM) + SKEW + SLACK;
     assert!((end..end + 3).contains(&waited), "{waited}");
     assert!(r.lease(f, Cachetype::READ).await.unwrap().cachable);
@@ -360,8 +361,9 @@ async fn a_server_that_ends_without_leases_leaves_nothing_to_wait_for() {
     drop(lab);
     let lab = Lab::new(&model, 2, Some(dir.path().into()));
     let mut c = lab.client(1).await;
-    assert!(c.read(f).await.unwrap().1 > first, "what was known of it may be old");
-    // Nor does one whose clients have given up what they held and are still there.
+    assert!(c.read(f).await.unwrap().1 > first, "cached data may be old");
+    // The same is true for a server whose clients have given up their leases and are still
+    // connected.
     assert!(c.lease(f, Cachetype::WRITE).await.unwrap().cachable);
     c.ask(VacatedArgs { file: f }).await;
     lab.server.end();
@@ -370,7 +372,7 @@ async fn a_server_that_ends_without_leases_leaves_nothing_to_wait_for() {
     lab.client(1).await.read(f).await.unwrap();
 }
 
-/// Leases that were asked for with a longer term than the usual one are waited for.
+/// After a restart the server also waits for leases with a longer term than the default.
 #[tokio::test(start_paused = true)]
 async fn after_a_restart_the_longest_lease_that_was_asked_for_is_waited_for() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
@@ -400,7 +402,7 @@ async fn connections_without_a_name_are_clients_of_their_own() {
     assert!(a.lease(f, Cachetype::READ).await.unwrap().cachable);
     a.until(b.write(f, LeaseRequest::None, "new")).await.unwrap();
     assert_eq!(a.evicted.pop_front(), Some(f));
-    // A connection that is somebody's already cannot become somebody else's.
+    // A connection of one client cannot become a connection of another client.
     let hello = HelloArgs { client: 9, fh_max: 32, transfer_max: 0 };
     assert_eq!(a.ask(hello).await, Res::Err(Stat::PERM));
 }
@@ -414,7 +416,7 @@ async fn a_client_that_comes_back_has_what_it_had() {
     drop(a);
     let mut a = lab.client(1).await;
     a.write(f, LeaseRequest::None, "delayed").await.unwrap();
-    // It is called on the new connection.
+    // The eviction uses the new connection.
     let read = a.until(b.read(f)).await.unwrap();
     assert_eq!((read.0, a.evicted.pop_front()), (b"delayed".to_vec(), Some(f)));
 }
@@ -454,7 +456,7 @@ async fn directories_are_listed_with_handles_attributes_and_leases() {
         cookie = page.entries.last().unwrap().cookie;
         for e in page.entries.0 {
             leased += u32::from(e.cachable == 1 && e.duration == TERM);
-            assert_eq!(e.entry_fh == handles[7], e.duration == 0, "somebody may have delayed writes");
+            assert_eq!(e.entry_fh == handles[7], e.duration == 0, "another client may have delayed writes");
             assert!(e.rev > 0 && e.entry_attrib.ftype == Ftype::REG);
             assert!(names.insert(e.name.to_vec(), e.entry_fh).is_none());
         }
@@ -520,10 +522,10 @@ async fn messages_that_make_no_sense_harm_nobody() {
         assert_eq!(c.ask(GetattrArgs { file }).await, Res::Err(Stat::STALE));
         assert_eq!(c.read(file).await.err(), Some(Stat::STALE));
         assert_eq!(c.lease(file, Cachetype::WRITE).await.err(), Some(Stat::STALE));
-        // Nothing is known of it, and nothing is said.
+        // The server does not know the file, and the reply does not say so.
         c.ask(VacatedArgs { file }).await;
     }
-    // Nothing was leased; the number of seconds is as large as can be.
+    // The client holds no lease. The number of seconds is the largest possible.
     c.ask(VacatedArgs { file: f }).await;
     let long = c.ask(GetleaseArgs { file: f, rw: Cachetype::READ, duration: u32::MAX }).await;
     assert_eq!(long.into_result().unwrap().1.duration, 2 * TERM);
@@ -544,7 +546,7 @@ async fn messages_that_make_no_sense_harm_nobody() {
     assert_eq!(c.read(f).await.unwrap().0, b"works");
 }
 
-/// The handle that NFSv3 has for a file.
+/// The NFSv3 handle of a file.
 fn of_v3(file: WireFh) -> hither_proto::nfs3::Fh3 {
     Bytes::from(file.unpack().unwrap()).into()
 }
@@ -625,7 +627,7 @@ async fn removing_and_renaming_make_leases_of_others_end() {
     let mut both = vec![f, g];
     both.sort_unstable();
     assert_eq!(evicted, both);
-    // Its own lease is not in the way of whoever removes a file.
+    // A client's own lease does not delay its REMOVE.
     tokio::time::sleep(Duration::from_secs(u64::from(2 * TERM) + 60)).await;
     assert!(b.lease(f, Cachetype::WRITE).await.unwrap().cachable);
     assert_eq!(b.ask(RemoveArgs { what: at("g") }).await, Res::Ok(LeaseReply::None, ()));
@@ -641,7 +643,7 @@ async fn a_file_that_is_made_anew_loses_what_others_have_delayed() {
     assert!(w.lease(f, Cachetype::WRITE).await.unwrap().cachable);
     w.gives_up = false;
     let r#where = Diropargs { dir: c.dir.unwrap(), name: Opaque::copy(b"f") };
-    // The file is empty, as far as the server knows.
+    // The file is empty at the server.
     let args = CreateArgs { r#where, attributes: Sattr { size: 0, ..Sattr::NOTHING } };
     let xid = c.send(&Asking::nothing(args)).await;
     w.take().await;

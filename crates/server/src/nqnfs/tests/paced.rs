@@ -1,16 +1,16 @@
-//! Clients that recover at a pace: what was delayed comes before anybody reads, however long it
-//! waits for its turn.
+//! Recovery with a limited rate of calls: delayed writes come before any read, however long they
+//! wait for their turn.
 
 use super::*;
 
-/// What a client does that is told to try later.
+/// The pause of a client after "try later".
 async fn pause() {
     tokio::time::sleep(Duration::from_millis(500)).await;
 }
 
-/// A call every second; sixteen writes and, from as many connections that flood the server, others
-/// between them: from one delayed write to the next it is longer than the write slack, and the last
-/// comes long after the leases have ended.
+/// One call a second. Sixteen connections send delayed writes and other connections flood the
+/// server. The time between two delayed writes is longer than the write slack. The last write comes
+/// long after the leases have ended.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn delayed_writes_that_wait_for_their_turn_come_first() {

@@ -1,5 +1,5 @@
-//! Several calls of one client side by side, and what the client, the server and local programs do
-//! at the wrong moment.
+//! Concurrent calls of one client, and events at the wrong moment by the client, the server and
+//! local programs.
 
 use super::*;
 use crate::nqnfs::leases::Held;
@@ -14,8 +14,8 @@ async fn seconds(s: f64) {
     tokio::time::sleep(Duration::from_secs_f64(s)).await;
 }
 
-/// A lease that the table gives to a call that waits is noted, whatever else its client has asked
-/// meanwhile.
+/// The server records a lease that the table grants to a waiting call, independent of the client's
+/// other requests in the meantime.
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_noted_although_other_calls_of_its_client_end_while_it_is_waited_for() {
     let lab = Lab::new(&model(), 1, None);
@@ -30,7 +30,7 @@ async fn a_lease_is_noted_although_other_calls_of_its_client_end_while_it_is_wai
     assert_eq!(d.evicted.pop_front(), Some(f));
     c.ask(GetattrArgs { file: f }).await.into_result().unwrap();
     c.read(f).await.unwrap();
-    // Its lease is over on its own clock: it does not go on using the file.
+    // The client's lease has ended on its own clock, so it does not still use the file.
     seconds(1.5).await;
     d.ask(VacatedArgs { file: f }).await;
     let lease: Res<GetleaseOk> = c.answer(waits).await;
@@ -38,14 +38,14 @@ async fn a_lease_is_noted_although_other_calls_of_its_client_end_while_it_is_wai
     c.gives_up = false;
     let xid = other.send(&nfs3::ReadArgs { file: of_v3(f), offset: 0, count: 100 }).await;
     c.take().await;
-    assert_eq!(c.evicted.pop_front(), Some(f), "others read what it delays");
+    assert_eq!(c.evicted.pop_front(), Some(f), "other clients read its delayed writes");
     c.write(f, LeaseRequest::None, "delayed").await.unwrap();
     c.ask(VacatedArgs { file: f }).await;
     let nfs3::Res::Ok(read) = other.answer::<nfs3::ReadRes>(xid).await else { panic!() };
     assert_eq!(&read.data[..], b"delayed");
 }
 
-/// A client that is gone before the lease that it waited for was granted is evicted like others.
+/// A client that disconnected before its requested lease was granted is evicted like others.
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_noted_although_nobody_waits_for_it_any_more() {
     let lab = Lab::new(&model(), 1, None);
@@ -69,7 +69,7 @@ async fn a_lease_is_noted_although_nobody_waits_for_it_any_more() {
 struct Watcher {
     cannot: AtomicBool,
     watched: Arc<AtomicUsize>,
-    /// What a local program does in the moment before a file is watched.
+    /// Runs as a local program just before a file is watched.
     before: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -106,8 +106,8 @@ async fn read_renewing(c: &mut Client, file: WireFh) -> LeaseReply {
     read.into_result().unwrap().0
 }
 
-/// A lease that its client knows of does not end because its file cannot be watched any more: the
-/// client is asked for it.
+/// A lease that its client knows of does not end because its file cannot be watched any more. The
+/// server evicts it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_cannot_be_watched_any_more_is_called_back() {
     let watcher = Arc::new(Watcher::default());
@@ -118,7 +118,7 @@ async fn a_lease_that_cannot_be_watched_any_more_is_called_back() {
     assert_eq!(watcher.watched.load(SeqCst), 1);
     c.gives_up = false;
     c.write(f, LeaseRequest::None, "mine").await.unwrap();
-    assert_eq!(watcher.watched.load(SeqCst), 0, "what the holder changes looks like somebody else's doing");
+    assert_eq!(watcher.watched.load(SeqCst), 0, "the holder's change would look like a local program's");
     watcher.cannot.store(true, SeqCst);
     let renewed = read_renewing(&mut c, f).await;
     assert!(matches!(renewed, LeaseReply::Read(l) if !l.cachable && l.duration == 0), "{renewed:?}");
@@ -134,7 +134,7 @@ async fn a_lease_that_cannot_be_watched_any_more_is_called_back() {
     assert_eq!(c.read(f).await.unwrap().0, b"other");
 }
 
-/// One that its client has not heard of is not granted, and nobody waits for it.
+/// A lease that its client does not know of is not granted, and no operation waits for it.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_cannot_be_watched_is_not_leased() {
     let watcher = Arc::new(Watcher::default());
@@ -145,13 +145,12 @@ async fn a_file_that_cannot_be_watched_is_not_leased() {
     assert_eq!(read_renewing(&mut c, f).await, LeaseReply::None);
     w.write(f, LeaseRequest::None, "new").await.unwrap();
     seconds(1.0).await;
-    assert!(tokio::time::timeout(Duration::from_secs(1), c.take()).await.is_err(), "it has nothing");
+    assert!(tokio::time::timeout(Duration::from_secs(1), c.take()).await.is_err(), "it has no lease");
     watcher.cannot.store(false, SeqCst);
     assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
 
-/// What a local program changes between the look at the file and the watch is not taken for what
-/// was looked at.
+/// A change by a local program between the look at the file and the watch is noticed.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_changes_before_it_is_watched_is_not_cached() {
     use hither_vfs::Vfs;
@@ -177,7 +176,7 @@ async fn a_file_that_changes_before_it_is_watched_is_not_cached() {
     assert!(data == b"new" && revision > first);
 }
 
-/// What a future that never waits comes to.
+/// The result of a future that never waits.
 fn futures_now<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
@@ -187,7 +186,7 @@ fn futures_now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A table, and a client that holds a lease in it.
+/// A table with one client that holds a lease.
 struct Alone {
     table: LeaseTable,
     held: Held,
@@ -218,7 +217,7 @@ impl Alone {
         key(&self.file)
     }
 
-    /// Carries out what the table wants; how many leases it calls back.
+    /// Performs the table's actions. Returns the number of evictions.
     fn evictions(&mut self) -> usize {
         let mut evictions = 0;
         while let Some(action) = self.table.poll_action() {
@@ -244,37 +243,37 @@ impl Alone {
     }
 }
 
-/// Attributes that were read during a change through the table, or before it, are not somebody
-/// else's doing.
+/// Attributes that were read during or before a change through the table do not count as a change
+/// by a local program.
 #[test]
 fn writes_of_the_holder_side_by_side_do_not_take_its_lease() {
     let mut a = Alone::new(Kind::Write);
     let now = Since::now(&a.table);
     let first = a.seen(10, now);
     let (one, other) = (a.write(), a.write());
-    // The first has changed the file, and is not answered yet.
+    // The first write has changed the file and is not answered yet.
     let before = Since::now(&a.table);
     assert_eq!(a.seen(11, before), first);
     let second = a.table.finish(2, one, true);
     let key = a.key();
     a.held.changed(key, second, 11);
-    // Another has changed it by now.
+    // The other write has changed the file by now.
     let now = Since::now(&a.table);
     assert_eq!(a.seen(12, now), second);
     let third = a.table.finish(2, other, true);
     a.held.changed(key, third, 12);
-    // Read before both.
+    // Read before both writes.
     assert_eq!(a.seen(10, before), third);
     assert_eq!(a.evictions(), 0);
     let now = Since::now(&a.table);
     assert_eq!(a.seen(12, now), third);
     assert_eq!(a.evictions(), 0);
-    // And this is a local program's.
+    // This is a local program's change.
     assert!(a.seen(13, now) > third);
     assert_eq!(a.evictions(), 1);
 }
 
-/// A change that could not be numbered when it was seen is seen again.
+/// A change that the table could not number is seen again later.
 #[test]
 fn what_could_not_be_numbered_is_not_forgotten() {
     let config = Config { revision_step: 8, ..Config::default() };
@@ -300,7 +299,8 @@ fn what_could_not_be_numbered_is_not_forgotten() {
     assert!(a.seen(change, since) > stuck);
 }
 
-/// A delayed write is late from the moment on in which the table ends the lease, told or not.
+/// A delayed write is late as soon as the table has ended the lease, even before the action is
+/// processed.
 #[test]
 fn a_write_is_late_as_soon_as_the_table_has_ended_its_lease() {
     let mut a = Alone::new(Kind::Write);
@@ -314,8 +314,8 @@ fn a_write_is_late_as_soon_as_the_table_has_ended_its_lease() {
     assert!(!a.held.is_late(HOLDER, key, a.table.held(HOLDER, key)));
 }
 
-/// Whoever may not read a file gets no lease for reading it, for which those who write would have
-/// to wait.
+/// A caller without the right to read a file gets no read lease. Writers would have to wait for
+/// such a lease.
 #[tokio::test(start_paused = true)]
 async fn those_who_may_not_read_get_no_lease() {
     let lab = Lab::new(&model(), 1, None);
@@ -331,7 +331,7 @@ async fn those_who_may_not_read_get_no_lease() {
     assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
 
-/// Two clients at one address use the same numbers for their calls.
+/// Two clients at one address use the same transaction ids.
 #[tokio::test(start_paused = true)]
 async fn calls_of_different_clients_are_no_repetitions() {
     let lab = Lab::new(&model(), 1, None);
@@ -343,7 +343,7 @@ async fn calls_of_different_clients_are_no_repetitions() {
         c.ask(args).await.into_result().unwrap();
     }
     assert_eq!(a.read(f).await.unwrap().0, b"samesame");
-    // The same client, on another connection: it has not seen the answer.
+    // The same client on another connection: it has not received the reply.
     drop(a);
     let mut a = lab.client(1).await;
     a.xid = 77_777;
@@ -352,8 +352,8 @@ async fn calls_of_different_clients_are_no_repetitions() {
     assert_eq!(a.read(f).await.unwrap().0, b"samesame");
 }
 
-/// Where the table of leases is full, files are used without one, and nobody waits; who has a lease
-/// renews it.
+/// When the lease table is full, files are used without leases, and no call waits. Holders renew
+/// their leases.
 /// Promise: S16
 #[tokio::test(start_paused = true)]
 async fn full_table_grants_no_lease() {
@@ -385,7 +385,7 @@ async fn full_table_grants_no_lease() {
     assert!(c.lease(last, Cachetype::READ).await.unwrap().cachable, "the others have ended");
 }
 
-/// Clients that are gone make room for others, also when no lease ends and nothing else happens.
+/// Disconnected clients make room for others, even when no lease ends and no other event occurs.
 #[tokio::test(start_paused = true)]
 async fn clients_that_are_gone_make_room() {
     let lab = Lab::new(&model(), 1, None);
@@ -402,7 +402,7 @@ async fn clients_that_are_gone_make_room() {
     assert!(crowded.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
 
-/// A call that is answered after the end of its connection leaves nothing of the connection behind.
+/// A call that is answered after the end of its connection leaves no trace of the connection.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_has_ended_is_nobodys() {
     let lab = Lab::new(&model(), 1, None);
