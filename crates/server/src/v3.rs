@@ -1,13 +1,13 @@
-//! NFSv3 (RFC 1813) over a `Vfs`: arguments in, results out, a function for each procedure.
+//! NFSv3 (RFC 1813) over a `Vfs`: a function for each procedure, from arguments to results.
 //!
-//! It knows nothing of connections. Nothing is kept between calls but the replies of those that
-//! change something (`drc`); those of a life before are made up of what a journal tells
-//! (`remembered`): they say what was done, and no attributes. Weak cache consistency data say what
-//! an object was before a call only where the `Vfs` knows that nobody came in between; clients then
-//! trust what they know.
+//! The module knows nothing of connections. Between calls it keeps only the replies of calls that
+//! change state (`drc`). After a restart, replies to calls of the earlier process are rebuilt from
+//! a journal (`remembered`); they have no attributes. Weak cache consistency data has the
+//! attributes before a call only where the `Vfs` knows that no other change came in between.
+//! Clients then trust their caches.
 //!
-//! Locks are not offered: clients mount with `nolock` (Linux) and lock among themselves; others are
-//! told by `nlm` that there are none.
+//! Locks are not offered. Linux clients mount with `nolock` and lock among their own processes.
+//! Other clients learn from `nlm` that there are no locks.
 
 mod change;
 mod convert;
@@ -58,8 +58,8 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     server.replies.once(key, run).await
 }
 
-/// The reply to a call of a life before, as far as the journal of an export tells; `None` when it
-/// was none of ours.
+/// The reply to a call of an earlier process, from the journal of an export. `None` when the call
+/// was not an NFSv3 call.
 pub(crate) fn remembered(server: &Server, export: &Export, was: &Answered) -> Option<(Key, Bytes)> {
     let key = Key::parse(&was.call)?;
     let (PROGRAM, VERSION, proc) = key.procedure() else { return None };
@@ -89,7 +89,7 @@ pub(crate) fn remembered(server: &Server, export: &Export, was: &Answered) -> Op
     Some((key, out.to_bytes()))
 }
 
-/// Most bytes of a reply, as far as it may be large.
+/// The most bytes that the payload of a reply may take. 0 for small replies.
 fn reply_bytes(call: &Call3, io_max_bytes: u32) -> usize {
     let payload = match call {
         Call3::Read(a) => a.count,
@@ -100,7 +100,7 @@ fn reply_bytes(call: &Call3, io_max_bytes: u32) -> usize {
     payload.min(io_max_bytes) as usize
 }
 
-/// Executed twice, these could do harm.
+/// Whether a call changes state, so that a second execution could do harm.
 fn changes_something(call: &Call3) -> bool {
     matches!(
         call,
@@ -144,13 +144,14 @@ async fn execute(r: &Request, call: Call3) -> Reply3 {
     }
 }
 
-/// Whether somebody may delay writes to a file, so that its attributes are worth nothing.
+/// Whether a client may have delayed writes to a file, so that the server's attributes may be
+/// wrong.
 fn is_delayed(r: &Request, fh: &Fh) -> bool {
     let v4 = &r.server.v4;
     v4.may_be_dirty() || v4.leases.is_delayed(None, fh)
 }
 
-/// An object that a call is about, and as whom.
+/// The object of a call, with the identity of the caller.
 struct At {
     export: Arc<Export>,
     fh: Fh,
@@ -173,8 +174,8 @@ impl At {
         Ok(at)
     }
 
-    /// `STALE` for a directory over which the client finds another export when it looks the name up
-    /// again.
+    /// Fails with `STALE` for a directory that another export covers: a LOOKUP of its name leads to
+    /// the other export.
     fn need_on_top(&self, r: &Request, dir: &Fh) -> Result<(), Nfsstat3> {
         self.crossing(r, dir).map_or(Ok(()), |_| Err(Nfsstat3::STALE))
     }
@@ -186,20 +187,20 @@ impl At {
         Ok(Self { export: export.clone(), fh: root.fh, cx, rights })
     }
 
-    /// The export over a directory of this one, if this client is led across.
+    /// The export over a directory of this one, if this client may cross into it.
     fn crossing<'r>(&self, r: &'r Request, dir: &Fh) -> Option<&'r Arc<Export>> {
         let inside = r.crossing(&self.export, dir)?;
         (!inside.covers.as_ref().is_some_and(|covers| covers.hidden)).then_some(inside)
     }
 
-    /// The same to change it.
+    /// As [`At::of`], for a change. Fails with `ROFS` when the export is read-only for the client.
     async fn to_change(r: &Request, fh: &Fh3) -> Result<Self, Nfsstat3> {
         let at = Self::of(r, fh).await?;
         if at.rights.read_only { Err(Nfsstat3::ROFS) } else { Ok(at) }
     }
 
-    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result
-    /// is dropped.
+    /// Waits until no client caches a file that is about to change. No client can begin to cache it
+    /// until the result is dropped.
     async fn for_change(&self, r: &Request, fh: &Fh) -> Result<Changing, Nfsstat3> {
         let v4 = &r.server.v4;
         if v4.may_be_delegated() {
@@ -208,7 +209,7 @@ impl At {
         v4.leases.change(None, fh, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)
     }
 
-    /// The same for names in this directory.
+    /// As [`At::for_change`], for the names in this directory.
     async fn for_entries(&self, r: &Request) -> Result<Changing, Nfsstat3> {
         let v4 = &r.server.v4;
         if v4.may_be_delegated() {
@@ -218,7 +219,7 @@ impl At {
         changing.map_err(|_| Nfsstat3::JUKEBOX)
     }
 
-    /// Waits until nobody delays writes to what is about to be read.
+    /// Waits until no client has delayed writes to a file that is about to be read.
     async fn for_reading(&self, r: &Request) -> Result<(), Nfsstat3> {
         let v4 = &r.server.v4;
         if v4.may_be_dirty() && self.attr().await?.kind == FileKind::Regular {
@@ -228,7 +229,8 @@ impl At {
         read.map(|_| ()).map_err(|_| Nfsstat3::JUKEBOX)
     }
 
-    /// Attributes as they are to be shown to who wants nothing else.
+    /// Attributes for a GETATTR. The server asks the holder of a write delegation instead of
+    /// recalling the delegation.
     async fn look(&self, r: &Request) -> Result<Attr, Nfsstat3> {
         let v4 = &r.server.v4;
         if v4.may_be_dirty() {
@@ -242,7 +244,7 @@ impl At {
         Ok(attr)
     }
 
-    /// The same for the file that a name in this directory leads to.
+    /// As [`At::for_change`], for the file that a name in this directory leads to.
     async fn for_change_of(&self, r: &Request, name: &Name) -> Result<Naming, Nfsstat3> {
         let v4 = &r.server.v4;
         if v4.may_be_delegated() {
@@ -263,7 +265,7 @@ impl At {
         }
     }
 
-    /// The directory above this one; `None` above the root of an export, which is its own parent.
+    /// The parent directory. `None` for the root of an export, which is its own parent.
     async fn above(&self) -> Result<Option<Node>, Nfsstat3> {
         if self.export.is_root(&self.fh) {
             return Ok(None);
@@ -279,18 +281,18 @@ impl At {
         fattr(attr, &self.export)
     }
 
-    /// Attributes after a call, when they can be had.
+    /// Attributes after a call, when they are available.
     async fn after(&self) -> PostOpAttr {
         self.attr().await.ok().map(|a| self.wire(&a))
     }
 
-    /// The wire handle of another object of the export.
+    /// The wire handle of another object of the export. `None` when it is too long for NFSv3.
     fn handle(&self, fh: &Fh) -> Option<Fh3> {
         let wire = handle::object(self.export.number, fh);
         (wire.len() <= FH_MAX_BYTES).then(|| wire.into())
     }
 
-    /// What a directory was before and is after a change in it.
+    /// The attributes of a directory before and after a change in it.
     async fn wcc(&self, before: Option<&Attr>, change: Option<&ChangeInfo>) -> WccData {
         let known = change.and_then(|c| c.attrs.as_ref()).map(|a| a.attr.clone());
         let after = match known {
@@ -299,7 +301,7 @@ impl At {
         };
         let exact = match (change, before, &after) {
             (Some(c), Some(b), Some(a)) => c.atomic && c.before == b.change && c.after == a.change,
-            // Nothing happened, so nothing came in between either, unless it shows.
+            // The call changed nothing, so the data is exact unless another change shows.
             (None, Some(b), Some(a)) => b.change == a.change,
             _ => false,
         };
@@ -311,10 +313,10 @@ impl At {
     }
 }
 
-/// Nothing is known of an object before or after.
+/// Data without attributes before or after.
 const UNKNOWN: WccData = WccData { before: None, after: None };
 
-/// A name that an entry may have.
+/// Checks the name of an entry.
 fn name(n: &Name3) -> Result<Name, Nfsstat3> {
     match &n[..] {
         b"." | b".." => Err(Nfsstat3::EXIST),
@@ -323,7 +325,7 @@ fn name(n: &Name3) -> Result<Name, Nfsstat3> {
     }
 }
 
-/// Directory and name of an entry to change.
+/// Directory and name of an entry that a call changes.
 async fn entry(r: &Request, what: &Diropargs3) -> Result<(At, Name), Nfsstat3> {
     let dir = At::to_change(r, &what.dir).await?;
     Ok((dir, name(&what.name)?))

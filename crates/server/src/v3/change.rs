@@ -1,4 +1,4 @@
-//! The procedures that change something.
+//! The procedures that change files and directories.
 
 use super::convert::{set, to_wire};
 use super::{At, UNKNOWN, entry};
@@ -55,7 +55,7 @@ pub(super) async fn write(r: &Request, a: WriteArgs) -> WriteRes {
         Ok(changing) => changing,
         Err(status) => return Res::Err(status, at.wcc(None, None).await),
     };
-    // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
+    // Read before the write: a verifier that changes during the write must not cover this data.
     let verf = r.server.write_verifier(&at.export);
     let data = Data::from(a.data.0.slice(..len));
     match at.export.vfs.write(&at.cx, at.file(), a.offset, data, stability).await {
@@ -105,7 +105,7 @@ pub(super) async fn create(r: &Request, a: &CreateArgs) -> CreateRes {
     created(&dir, before, result).await
 }
 
-/// A creation in a read-only export: it succeeds where the file is there and stays as it is.
+/// CREATE in a read-only export. It succeeds when the file exists and stays unchanged.
 async fn exists_read_only(r: &Request, a: &CreateArgs) -> CreateRes {
     let found = async {
         let dir = At::of(r, &a.r#where.dir).await?;
@@ -127,10 +127,10 @@ async fn exists_read_only(r: &Request, a: &CreateArgs) -> CreateRes {
     created(&dir, None, result).await
 }
 
-/// How often a file is made again when what has its name comes and goes.
+/// Most attempts to make a file while another program makes and removes its name.
 const TRIES: usize = 8;
 
-/// A new object, or an old one that will do.
+/// A new object, or an existing one that satisfies the call.
 enum Got {
     New(Made),
     Old(Node),
@@ -140,14 +140,14 @@ async fn guarded(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3>
     let set = creator::allowed(set(sattr).ok_or(Nfsstat3::INVAL)?, &dir.cx.cred);
     let first = SetAttr { size_bytes: None, ..set };
     let has_size = set.size_bytes.is_some_and(|size| size > 0);
-    // The call is made when its last step is.
+    // The journal names the call with its last step, which is the resize when there is one.
     let call = dir.cx.call.clone().filter(|_| !has_size);
     let cx = Cx { call, ..dir.cx.clone() };
     let made = dir.export.vfs.mknod(&cx, &dir.fh, name, &Special::Regular, &first).await;
     let mut made = made.map_err(|e| stat3(&e))?;
     if has_size {
         match resize(dir, &mut made.node, set.size_bytes).await {
-            // Somebody has removed it: it was made all the same.
+            // Another program has removed the new file. The creation succeeded all the same.
             Err(Nfsstat3::STALE) => {}
             done => done?,
         }
@@ -170,7 +170,7 @@ async fn unchecked(r: &Request, dir: &At, name: &Name, sattr: &Sattr3) -> Result
             other => return other,
         }
         match existing_as(r, dir, name, sattr).await {
-            // What was there has been removed since.
+            // The existing file has been removed in the meantime.
             Err(status @ (Nfsstat3::NOENT | Nfsstat3::STALE)) => last = status,
             other => return other,
         }
@@ -179,7 +179,7 @@ async fn unchecked(r: &Request, dir: &At, name: &Name, sattr: &Sattr3) -> Result
     Err(last)
 }
 
-/// What has the name already, if it will do.
+/// The existing object of that name, if it satisfies the call.
 async fn existing_as(r: &Request, dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3> {
     let mut old = existing(dir, name).await?;
     if old.attrs.attr.kind != FileKind::Regular {
@@ -218,7 +218,7 @@ async fn exclusive(dir: &At, name: &Name, verf: &Createverf3) -> Result<Got, Nfs
         }
         match existing(dir, name).await {
             Ok(old) if is_of_verifier(&old.attrs.attr, verf) => return Ok(Got::Old(old)),
-            // What was there has been removed since.
+            // The existing file has been removed in the meantime.
             Err(Nfsstat3::NOENT) => {}
             Ok(_) => break,
             Err(status) => return Err(status),
@@ -255,7 +255,7 @@ pub(super) async fn mkdir(r: &Request, a: &MkdirArgs) -> CreateRes {
 }
 
 pub(super) async fn symlink(r: &Request, a: &SymlinkArgs) -> CreateRes {
-    // A copy: the text may be kept for longer than the message.
+    // A copy, because the text may be kept longer than the message.
     if a.symlink_data.len() > PATH_MAX_BYTES {
         return Res::Err(Nfsstat3::NAMETOOLONG, UNKNOWN);
     }

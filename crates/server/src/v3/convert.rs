@@ -1,6 +1,6 @@
-//! Between the words of the `Vfs` interface and those of RFC 1813.
+//! Conversion between values of the `Vfs` and of RFC 1813.
 //!
-//! Times before 1970 and after 2106 do not fit the protocol and are cut to what does.
+//! Times before 1970 and after 2106 do not fit the protocol. They are clamped to its range.
 
 use crate::table::Export;
 use hither_proto::nfs3::{Fattr3, Ftype3, Nfstime3, Sattr3, SetTime as SetTime3, Specdata3};
@@ -41,7 +41,7 @@ pub(super) fn to_wire(t: Time) -> Nfstime3 {
     }
 }
 
-/// What to set. `None` when a time is none.
+/// The attributes to set. `None` when a time is invalid.
 pub(super) fn set(s: &Sattr3) -> Option<SetAttr> {
     let time = |t: SetTime3| {
         Some(match t {

@@ -1,8 +1,8 @@
 //! READDIR and READDIRPLUS.
 //!
-//! The protocol's listings begin with `.` and `..`, which a `Vfs` leaves out: they have the cookies
-//! 1 and 2, and those of the `Vfs` are shifted by two. A caller who may read the directory but not
-//! search it gets the directory's own number for `..`.
+//! The protocol's listings begin with `.` and `..`, which a `Vfs` omits. They have the cookies 1
+//! and 2, and cookies of the `Vfs` are shifted by two. A caller that may read but not search the
+//! directory gets the directory's own number for `..`.
 
 use super::{At, is_delayed};
 use crate::error::stat3;
@@ -11,20 +11,20 @@ use hither_proto::nfs3::*;
 use hither_proto::xdr::Chain;
 use hither_vfs::{Attr, DirPage, FileKind, Node};
 
-/// Longest listing that is sent.
+/// Longest listing.
 const REPLY_MAX_BYTES: u32 = 1 << 20;
 /// Bytes of a reply besides its entries: status, attributes, verifier, end of list, end of
 /// directory.
 const HEAD_BYTES: usize = 4 + 88 + 8 + 4 + 4;
 /// Bytes of an entry besides its name: marker, number, length of the name, cookie.
 const ENTRY_BYTES: usize = 4 + 8 + 4 + 8;
-/// What attributes and the head of a handle add.
+/// Bytes of an entry for attributes and the head of a handle.
 const PLUS_BYTES: usize = 88 + 8;
 /// Cookies of `.` and `..`.
 pub(crate) const DOT: u64 = 1;
 pub(crate) const DOTDOT: u64 = 2;
 
-/// An entry on its way out.
+/// An entry of a reply.
 struct Item {
     fileid: u64,
     name: Name3,
@@ -32,9 +32,9 @@ struct Item {
     node: Option<Node>,
 }
 
-/// What a listing may take.
+/// Limits of a listing, in bytes.
 struct Room {
-    /// All of the reply.
+    /// The whole reply.
     reply: usize,
     /// Names and cookies.
     names: usize,
@@ -87,7 +87,7 @@ pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> Readdirplus
 }
 
 fn plus(r: &Request, dir: &At, mut i: Item) -> Entryplus3 {
-    // A LOOKUP leads across.
+    // An entry that another export covers has no handle: the client uses LOOKUP.
     i.node = i.node.filter(|node| dir.crossing(r, &node.fh).is_none());
     let known = |n: &&Node| n.attrs.attr.kind != FileKind::Regular || !is_delayed(r, &n.fh);
     Entryplus3 {
@@ -133,7 +133,7 @@ async fn list(
     Ok(Listing { attr, verifier, items, eof: eof && all_of_page })
 }
 
-/// `.` and `..`, as far as the cookie has not passed them.
+/// `.` and `..`, unless the cookie is past them.
 async fn dots(dir: &At, attr: &Attr, cookie: u64) -> Vec<Item> {
     if cookie > DOT {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The procedures that change nothing, but for READDIR and READDIRPLUS.
+//! The procedures that change nothing, except READDIR and READDIRPLUS.
 
 use super::{At, is_delayed, name};
 use crate::error::stat3;
@@ -9,13 +9,13 @@ use hither_proto::xdr::Enc;
 use hither_rpc::server::Outcome;
 use hither_vfs::{Access, Stop, Want, Where};
 
-/// Preferred size of a READDIR reply.
+/// Preferred size of a READDIR reply, in bytes.
 const LISTING_BYTES: u32 = 64 << 10;
 /// READ and WRITE sizes should be multiples of this.
 const BLOCK_BYTES: u32 = 4096;
-/// Longest file.
+/// Longest file, in bytes.
 const FILE_MAX_BYTES: u64 = i64::MAX as u64;
-/// Most hard links: what ext4 takes, the least of the usual file systems.
+/// Most hard links: the limit of ext4, which is the lowest of the usual file systems.
 pub(crate) const LINK_MAX: u32 = 65_000;
 
 pub(super) async fn getattr(r: &Request, a: &GetattrArgs) -> GetattrRes {
@@ -70,7 +70,7 @@ async fn look(r: &Request, dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfssta
                 return Ok(LookupOk { object, obj_attributes: Some(root.wire(&attr)), dir_attributes: base });
             }
             let object = dir.handle(&node.fh).ok_or((Nfsstat3::SERVERFAULT, base))?;
-            // While somebody may delay writes to the file its attributes are worth nothing.
+            // While a client may delay writes to the file, the server's attributes may be wrong.
             let known = !is_delayed(r, &node.fh);
             let obj_attributes = known.then(|| dir.wire(&node.attrs.attr));
             return Ok(LookupOk { object, obj_attributes, dir_attributes: base });
@@ -115,11 +115,12 @@ pub(super) async fn readlink(r: &Request, a: &ReadlinkArgs) -> ReadlinkRes {
     }
 }
 
-/// READ of bytes that are in memory and that nobody needs to look at; `None`: in the ordinary way.
+/// READ of bytes in memory, through a pipe and without a copy. `None`: the caller uses the ordinary
+/// way.
 pub(super) async fn read_piped(r: &Request, a: &ReadArgs) -> Option<Outcome> {
     let at = At::of(r, &a.file).await.ok()?;
     let extra = at.export.extra.as_ref()?;
-    // Whoever may have to wait does it there.
+    // A READ that may have to wait for delayed writes uses the ordinary way.
     let v4 = &r.server.v4;
     if v4.may_be_dirty() || v4.leases.may_be_delayed() {
         return None;

@@ -132,7 +132,7 @@ async fn directories_change_visibly() {
     assert_eq!((wrote.count, wrote.committed, wrote.verf), (3, StableHow::UNSTABLE, commit.verf));
 }
 
-/// `..` in a listing has the number of the directory that LOOKUP of `..` finds; the root of an
+/// `..` in a listing has the number of the directory that LOOKUP of `..` returns. The root of an
 /// export is its own parent.
 /// Promise: S2
 #[tokio::test]
