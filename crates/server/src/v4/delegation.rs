@@ -1,26 +1,29 @@
-//! Delegations: files of which clients keep what they read without asking, or delay what they write
-//! (RFC 8881 section 10.4), and directories of which they keep the names (section 10.9), from the
-//! one lease table.
+//! Delegations of files (RFC 8881 section 10.4) and directories (section 10.9). Under a delegation
+//! a client caches the data of a file without asking, delays writes to it, or caches the names of a
+//! directory. All delegations are in the one lease table.
 //!
-//! It knows nothing of operations on the wire. A delegation for reading says that nobody else
-//! changes the file, its attributes or its names, neither through this server (by NFSv3, by NFSv4)
-//! nor, where the files can be watched ([`Watch`](hither_vfs::Watch)), by a local program. The
-//! holder itself may change the file, as long as it can still be watched then ([`change`]), but a
-//! name that it removes recalls its own delegation. So every operation that changes a file asks
-//! first ([`Leases::change`]): what is delegated is recalled, and the operation waits a moment for
-//! it to come back, then its client is told to try later. A delegation for writing says that nobody
-//! else has the file open or looks at its bytes or attributes: whoever reads asks first as well
-//! ([`Leases::read`]), but for whoever wants nothing but attributes: for him the holder is asked,
-//! and keeps it ([`ask`]). Delegations whose holder does not answer end when the holder's own lease
-//! has surely ended, one for writing not while he still writes (`hither_lease`).
+//! The module knows nothing of operations on the wire. A read delegation promises that no other
+//! client of this server changes the file, its attributes or its names. The promise covers NFSv3
+//! and NFSv4 clients. Where files can be watched ([`Watch`](hither_vfs::Watch)), it also covers
+//! local programs. The holder itself may change the file, as long as the file can still be watched
+//! then ([`change`]). A name that the holder removes recalls the holder's own delegation. Every
+//! operation that changes a file first calls [`Leases::change`]. That recalls the delegations and
+//! waits a moment for their return; after that the operation's client gets "try later".
 //!
-//! A file is delegated ([`give`]) only to a client that has answered a callback on the connection
-//! it has now; for reading, only while nobody has the file open for writing, and for writing, only
-//! while nobody else has it open. A directory is delegated for reading, and its holder may change
-//! it himself.
+//! A write delegation promises that no other client has the file open or reads its data or
+//! attributes. Every operation that reads a file first calls [`Leases::read`]. An operation that
+//! reads only attributes is an exception: the server asks the holder, which keeps its delegation
+//! ([`ask`]). If a holder does not answer, its delegation ends when the holder's lease has
+//! certainly expired. A write delegation does not end while the holder still writes
+//! (`hither_lease`).
 //!
-//! Locks: `inner`, then a client's `states`. What follows from a change of the table is done
-//! without the lock, and in this order: files are watched no longer, then those who waited go on.
+//! A file is delegated ([`give`]) only to a client that has answered a callback on its current
+//! connection. A read delegation is granted only while no client has the file open for writing. A
+//! write delegation is granted only while no other client has the file open. A directory is
+//! delegated for reading, and its holder may change it.
+//!
+//! Locks: `inner`, then a client's `states`. The effects of a table change are carried out without
+//! the lock, in this order: watches end, then waiting operations proceed.
 
 mod ask;
 mod change;
@@ -51,58 +54,60 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use twox_hash::XxHash3_64;
 
-/// How long an operation of NFSv4 waits for a recall: a few round trips. Longer would hold a slot
-/// that the holder may need.
+/// For how long an operation of NFSv4 waits for a recall: a few round trips. A longer wait would
+/// hold a slot that the holder may need.
 pub(crate) const PATIENCE_V4: Duration = Duration::from_millis(250);
-/// The same for NFSv3, whose clients come back only after seconds.
+/// For how long an operation of NFSv3 waits for a recall. NFSv3 clients repeat a call only after
+/// seconds.
 pub(crate) const PATIENCE_V3: Duration = Duration::from_secs(3);
-/// A client that says so often that it has no such delegation has none: the reply that granted it
-/// was lost for good.
+/// Number of recalls that a client must answer with "no such delegation" before the server ends the
+/// delegation. The reply with the grant was then lost for good.
 const UNKNOWN_MAX: u8 = 4;
-/// A file that was taken from its holders a second time is delegated to nobody for so long, and for
-/// twice as long after each further time.
+/// A file that was recalled a second time is not delegated again for this time. The time doubles
+/// with each further recall.
 const QUIET_MS: u32 = 500;
-/// The longest such time: a file that is read and written in turn costs a recall in so many
-/// milliseconds.
+/// The longest such time. A file that is read and written in turn costs one recall in this time.
 const QUIET_MAX_MS: u32 = 10_000;
-/// What the table allows clocks to differ by over a lease.
+/// The most that clocks may drift apart during a lease.
 pub(super) const SKEW: Duration = Duration::from_secs(3);
 
 /// A file or directory delegated to a client.
 pub(crate) struct Delegation {
     pub other: [u8; 12],
     pub client: Arc<Client>,
-    /// Export and handle.
+    /// Number of the export, and handle.
     pub file: (u32, Fh),
-    /// For reading, or also for writing; as it was granted first.
+    /// The kind when first granted: for reading, or also for writing.
     granted: Kind,
-    /// It was for reading, and is for writing as well.
+    /// The delegation was for reading, and is for writing now.
     writes_too: AtomicBool,
-    /// The client was told that.
+    /// Sequence number of the stateid. It grows when the client gets an upgrade to a write
+    /// delegation.
     seqid: AtomicU32,
-    /// Of a directory.
+    /// The delegation is of a directory.
     pub directory: bool,
     key: FileKey,
-    /// The table's number of it.
+    /// The lease's number in the table.
     seq: u64,
     minor: u32,
     recalled: AtomicBool,
     life: Mutex<Life>,
-    /// A recall is on its way.
+    /// A recall is in progress.
     calling: AtomicBool,
     watched: Mutex<Option<Watched>>,
-    /// How the file is watched, if others can change it.
+    /// The watch of the export, if local programs can change the file.
     watch: Option<Arc<dyn Watch>>,
-    /// Nobody else uses the file, so that the holder may change it. Held while that is found out.
+    /// Whether no local program uses the file, so that the holder may change it. The lock is held
+    /// during the check.
     alone: tokio::sync::Mutex<bool>,
-    /// What the holder is asked for.
+    /// CB_GETATTR calls to the holder.
     asking: Asking,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Held,
-    /// It was taken away; the client has to say that it knows (FREE_STATEID).
+    /// The server has revoked the delegation. The client must confirm that by FREE_STATEID.
     Revoked,
     Gone,
 }
@@ -112,22 +117,24 @@ impl Delegation {
         Stateid { seqid: self.seqid.load(SeqCst), other: self.other }
     }
 
-    /// For reading, or also for writing.
+    /// The current kind: for reading, or also for writing.
     pub fn kind(&self) -> Kind {
         if self.writes_too.load(SeqCst) { Kind::Write } else { self.granted }
     }
 
-    /// It was taken away; the client has to say that it knows (FREE_STATEID).
+    /// The server has revoked the delegation, and the client has not confirmed that by
+    /// FREE_STATEID.
     pub fn is_revoked(&self) -> bool {
         *self.life.lock() == Life::Revoked
     }
 
-    /// It is on its way back, or should be.
+    /// The client has been asked to return the delegation.
     pub fn is_recalled(&self) -> bool {
         self.recalled.load(SeqCst)
     }
 
-    /// From now on the client is told that it has lost something, until it has said that it knows.
+    /// Revokes the delegation. SEQUENCE reports that to the client until the client frees the
+    /// stateid.
     fn revoke(&self) {
         let mut life = self.life.lock();
         if *life == Life::Held {
@@ -140,7 +147,7 @@ impl Delegation {
         }
     }
 
-    /// Its stateid means nothing any more.
+    /// Invalidates the stateid.
     fn bury(&self) {
         if std::mem::replace(&mut *self.life.lock(), Life::Gone) == Life::Revoked {
             self.client.revoked.fetch_sub(1, SeqCst);
@@ -152,33 +159,33 @@ impl Delegation {
     }
 }
 
-/// The lease table and what belongs to it.
+/// The lease table and its surroundings.
 pub(crate) struct Leases {
     began: Instant,
     lease: Duration,
-    /// Most delegations; 0: none are granted and nothing is asked.
+    /// Most delegations. 0: none are granted.
     most: usize,
     inner: Mutex<Inner>,
-    /// Something may be due earlier.
+    /// Wakes the timer: the next deadline may be earlier.
     moved: Notify,
     count: AtomicUsize,
-    /// Those of them that are for writing.
+    /// Of these, write delegations.
     writers: AtomicUsize,
-    /// Those of them that are of directories.
+    /// Of these, delegations of directories.
     directories: AtomicUsize,
-    /// Recalls that were sent.
+    /// Number of CB_RECALLs.
     recalls: AtomicU64,
     questions: Questions,
-    /// Operations under way that change what files names lead to, where nothing was delegated when
-    /// they began.
+    /// Number of operations in progress that change the target of a name, where that target was not
+    /// delegated at the start.
     naming: AtomicUsize,
-    /// It is recorded that files are delegated: 0, not; 1, for reading; 2, also for writing.
+    /// The durable mark that files are delegated. 0: none. 1: for reading. 2: also for writing.
     marked: AtomicU8,
-    /// Whoever records that is alone.
+    /// Held while the mark is written.
     pub(crate) marking: tokio::sync::Mutex<()>,
-    /// What clients of NQNFS hold, when there can be any.
+    /// State of NQNFS, when the server offers it.
     pub(crate) short: Option<Short>,
-    /// Calls may wait that are not in the table yet.
+    /// Limits the rate of calls. A waiting call is not in the table yet.
     pace: Option<Arc<Pace>>,
 }
 
@@ -186,40 +193,40 @@ pub(crate) struct Inner {
     pub table: Table,
     waiting: HashMap<Ticket, oneshot::Sender<Turn>>,
     held: HashMap<(ClientId, FileKey), Arc<Delegation>>,
-    /// Those of them that are for writing: one of a file.
+    /// Of these, write delegations. A file has at most one.
     writing: HashMap<FileKey, Arc<Delegation>>,
-    /// Files of leases that clients of NQNFS may cache under.
+    /// Leases under which NQNFS clients may cache.
     pub short: crate::nqnfs::leases::Held,
-    /// Where the table's numbers are made durable, when somebody depends on them.
+    /// Stores the table's numbers durably, when NQNFS needs them.
     pub numbers: Option<Numbers>,
-    /// What the timer waits for.
+    /// The next deadline of the table.
     due_ms: Option<u64>,
 }
 
-/// What those who wait are told: the operation may go on, or not.
+/// The outcome of waiting: the operation may proceed, or not.
 type Turn = Result<Going, Refusal>;
 
-/// An operation may go on.
+/// An operation that may proceed.
 pub(crate) struct Going {
-    /// Nobody caches what it contradicts until this is dropped.
+    /// Until this is dropped, no client caches the file in conflict with the operation.
     pub changing: Changing,
-    /// The lease that was asked for with it.
+    /// The lease that the operation requested.
     pub grant: Option<Grant>,
     /// The file's modify revision before the operation.
     pub revision: u64,
 }
 
-/// An operation may not go on.
+/// The reason why an operation may not proceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Its client has to come back.
+    /// The client must try again later.
     Later,
-    /// It relies on a lease that is over.
+    /// The operation relies on a lease that has ended.
     Expired,
 }
 
-/// An operation that changes a file is under way: nobody gets a delegation of it until this is
-/// dropped.
+/// An operation in progress that changes a file. Until this is dropped, no client gets a delegation
+/// of the file.
 pub(crate) struct Changing {
     leases: Arc<Leases>,
     permit: Option<Permit>,
@@ -232,21 +239,22 @@ impl Drop for Changing {
 }
 
 impl Changing {
-    /// The operation is over. The file's modify revision now, if it can have been changed and
-    /// anybody asks for revisions.
+    /// Ends the operation. Returns the file's new modify revision, if the file may have changed and
+    /// NQNFS is offered.
     pub fn done(&mut self) -> Option<u64> {
         let permit = self.permit.take()?;
-        // Otherwise nobody asks for modify revisions: change attributes are the file system's.
+        // Without NQNFS no client uses modify revisions. Change attributes come from the file
+        // system.
         let numbered = self.leases.short.is_some();
         let revision = self.leases.act(|inner, now| inner.table.finish(now, permit, numbered));
         numbered.then_some(revision)
     }
 }
 
-/// A name is about to lead elsewhere: nobody gets a delegation of anything until this is dropped.
+/// A change of a name in progress. Until this is dropped, no client gets any delegation.
 pub(crate) struct Naming {
     leases: Arc<Leases>,
-    /// The file or directory that it leads to now.
+    /// The current target of the name.
     pub file: Option<(Fh, Changing)>,
 }
 
@@ -256,20 +264,20 @@ impl Drop for Naming {
     }
 }
 
-/// What follows from a change of the table.
+/// The effects of a table change.
 #[derive(Default)]
 struct Todo {
     ended: Vec<Arc<Delegation>>,
     ready: Vec<(oneshot::Sender<Turn>, Decision)>,
     recall: Vec<(Arc<Delegation>, u8)>,
-    /// Leases of NQNFS to call back.
+    /// NQNFS leases to evict.
     evict: Vec<(ClientId, (u32, Fh))>,
-    /// Files that are watched no longer.
+    /// Watches to end.
     unwatched: Vec<Watched>,
     earlier: bool,
 }
 
-/// An operation stops waiting when nobody waits for its answer.
+/// Cancels the wait of an operation when the operation's future is dropped.
 struct Waiting<'a> {
     leases: &'a Arc<Leases>,
     ticket: Ticket,
@@ -293,21 +301,21 @@ fn mark(kind: Kind) -> u8 {
 }
 
 fn id(client: &Client) -> ClientId {
-    // The other half of the number is the server's.
+    // The upper half of a client id is the server's boot number.
     ClientId(client.id as u32)
 }
 
-/// A file's number in the table.
+/// The file's key in the table.
 pub(crate) fn key(fh: &Fh) -> FileKey {
     FileKey([XxHash3_64::oneshot(&fh.0), XxHash3_64::oneshot_with_seed(1, &fh.0)])
 }
 
 impl Leases {
-    /// At most `most` delegations to clients whose own lease lasts for `lease`, and leases of NQNFS
-    /// as `short` says.
+    /// A table with at most `most` delegations, for clients with the lease time `lease`. `short`
+    /// has the settings of NQNFS.
     ///
     /// # Errors
-    /// What must not be lost cannot be made durable.
+    /// The numbers of NQNFS cannot be made durable.
     pub fn new(
         most: usize,
         lease: Duration,
@@ -332,8 +340,8 @@ impl Leases {
             ..usual
         };
         let inner = Inner {
-            // What was held before a restart is taken back or over before anybody changes
-            // something: see `Nfs4::grace`.
+            // `Nfs4::may_be_delegated` delays changes until delegations from before a restart are
+            // reclaimed or have expired.
             table: Table::new(config, boot, 0),
             waiting: HashMap::new(),
             held: HashMap::new(),
@@ -367,32 +375,32 @@ impl Leases {
         Ok(leases)
     }
 
-    /// Whether it is recorded that files are delegated like that.
+    /// Whether the durable mark covers delegations of this kind.
     pub fn is_marked(&self, kind: Kind) -> bool {
         self.most == 0 || self.marked.load(SeqCst) >= mark(kind)
     }
 
-    /// That is recorded.
+    /// Records that the durable mark has been written.
     pub fn marked(&self, kind: Kind) {
         self.marked.fetch_max(mark(kind), SeqCst);
     }
 
-    /// Whether anything may be delegated.
+    /// Whether the server grants delegations.
     pub fn delegates(&self) -> bool {
         self.most > 0
     }
 
-    /// Whether anything is delegated or leased, as far as is known without looking.
+    /// Whether any delegation or NQNFS lease may exist. Takes no lock.
     pub fn any(&self) -> bool {
         self.count.load(SeqCst) > 0 || self.short.is_some()
     }
 
-    /// Whether somebody may delay writes to any file, so that whoever reads has to ask.
+    /// Whether any client may delay writes to any file, so that reads must ask.
     pub fn may_be_delayed(&self) -> bool {
         self.writers.load(SeqCst) > 0 || self.short.as_ref().is_some_and(Short::may_be_delayed)
     }
 
-    /// Changes the table and does what follows.
+    /// Changes the table and carries out the effects.
     pub(crate) fn act<T>(self: &Arc<Self>, change: impl FnOnce(&mut Inner, u64) -> T) -> T {
         let now = self.began.elapsed().as_millis() as u64;
         let (result, todo) = {
@@ -413,7 +421,7 @@ impl Leases {
         }
         drop(todo.unwatched);
         for (tell, decision) in todo.ready {
-            // Whoever does not wait any more gives the permit back.
+            // If the receiver is gone, the decision is dropped, and its permit with it.
             let _ = tell.send(self.turn(decision));
         }
         for (client, file) in todo.evict {
@@ -442,26 +450,26 @@ impl Leases {
         }
     }
 
-    /// Begins an operation: waits until nobody caches what it contradicts, for at most `patience`.
+    /// Begins an operation: waits until no client caches the file in conflict with it, for at most
+    /// `patience`.
     ///
     /// # Errors
-    /// Somebody still does, or the operation relies on a lease that is over.
+    /// A client still does, or the operation relies on a lease that has ended.
     pub async fn begin(self: &Arc<Self>, access: Access, patience: Duration) -> Turn {
         self.begin_with(patience, |_| Ok(access)).await
     }
 
-    /// The same for an operation that depends on what the table says in the moment in which it
-    /// begins.
+    /// As [`Leases::begin`], for an operation that depends on the table at the moment of its start.
     ///
     /// # Errors
-    /// As [`Leases::begin`], and what `access` says.
+    /// As [`Leases::begin`], and those of `access`.
     pub async fn begin_with(
         self: &Arc<Self>,
         patience: Duration,
         access: impl FnOnce(&Inner) -> Result<Access, Refusal>,
     ) -> Turn {
         let begun = self.act(|inner, now| {
-            // What has ended by now is not asked for its opinion.
+            // Leases that have expired by now must not delay the operation.
             inner.table.handle_timeout(now);
             let access = match access(inner) {
                 Ok(access) => access,
@@ -486,11 +494,11 @@ impl Leases {
         }
     }
 
-    /// Whoever calls is about to read a file, or to open it for that: waits until nobody else
-    /// delays writes to it. True when somebody may have: what was read before is not to be used.
+    /// Waits until no other client has delayed writes to a file that is about to be read or opened
+    /// for reading. Returns true when a client may have had some: earlier reads are out of date.
     ///
     /// # Errors
-    /// Somebody still does: the client should come back.
+    /// `DELAY`: a client still has delayed writes, and the operation should be repeated.
     pub async fn read(
         self: &Arc<Self>,
         client: Option<&Arc<Client>>,
@@ -506,7 +514,7 @@ impl Leases {
         Ok(true)
     }
 
-    /// Calls back what keeps a client from reading a file; waits for nothing.
+    /// Recalls the delegations that prevent a client from reading a file, without waiting.
     pub fn want(self: &Arc<Self>, client: Option<&Arc<Client>>, fh: &Fh) {
         let client = client.map(|c| id(c));
         let access = Access { client, file: key(fh), op: Op::Read, lease: None, claim: None };
@@ -517,7 +525,7 @@ impl Leases {
         });
     }
 
-    /// Whether somebody else may delay writes to a file at the moment.
+    /// Whether another client may have delayed writes to a file now.
     pub fn is_delayed(self: &Arc<Self>, client: Option<&Arc<Client>>, fh: &Fh) -> bool {
         let client = client.map(|c| id(c));
         let delayed =
@@ -525,17 +533,18 @@ impl Leases {
         self.may_be_delayed() && self.act(delayed)
     }
 
-    /// Whether a client has a file delegated.
+    /// Whether a client has a delegation of a file.
     pub fn holds(&self, client: &Client, fh: &Fh) -> bool {
         self.inner.lock().held.contains_key(&(id(client), key(fh)))
     }
 
-    /// Whether leases of before a restart may be out, so that nothing but delayed writes is served.
+    /// Whether NQNFS leases from before a restart may be out. Until they end, only delayed writes
+    /// are served.
     pub fn is_recovering(self: &Arc<Self>) -> bool {
         self.short.is_some() && self.act(|inner, _| inner.table.is_recovering())
     }
 
-    /// Lets time pass. Runs until it is dropped.
+    /// Runs the timers of leases. Runs until the caller drops it.
     pub async fn run(self: &Arc<Self>) {
         loop {
             let due = self.inner.lock().due_ms;
@@ -553,7 +562,7 @@ impl Leases {
         }
     }
 
-    /// A client was heard of.
+    /// Renews a client's delegations after a call of the client.
     pub fn heard(self: &Arc<Self>, client: &Client) {
         if client.delegations.load(SeqCst) > 0 {
             let lease_ms = self.lease.as_millis() as u32;
@@ -561,16 +570,16 @@ impl Leases {
         }
     }
 
-    /// A delegation came back, or its client does not have it.
+    /// Ends a delegation that was returned, or that its client does not have.
     pub fn end(self: &Arc<Self>, registry: &Registry, d: &Arc<Delegation>) {
         registry.forget(&d.client, &d.other);
         d.bury();
         self.give_up(d);
     }
 
-    /// Those who wait for a delegation go on.
+    /// Lets operations proceed that wait for a delegation.
     fn give_up(self: &Arc<Self>, d: &Arc<Delegation>) {
-        // First: what those who wait do would wait for us.
+        // The watch ends first: the waiting operations would otherwise wait for it.
         drop(d.watched.lock().take());
         self.act(|inner, now| {
             inner.table.vacated(now, d.holder(), d.key, Some(d.seq), false);
@@ -609,15 +618,15 @@ impl Leases {
         d.client.delegations.fetch_sub(1, SeqCst);
     }
 
-    /// The table has ended a delegation.
+    /// Handles a delegation that the table has ended.
     fn lapse(&self, d: &Arc<Delegation>) {
-        // Before: what turns up to be watched later is dropped.
+        // Revoke first, so that a watch that is set up concurrently is dropped.
         d.revoke();
         drop(d.watched.lock().take());
         self.uncount(d);
     }
 
-    /// All that a client holds ends.
+    /// Ends all delegations of a client.
     pub fn forget(self: &Arc<Self>, registry: &Registry, client: &Arc<Client>) {
         let all: Vec<Arc<Delegation>> = {
             let states = client.states.lock();
@@ -631,15 +640,15 @@ impl Leases {
         self.act(|inner, now| inner.table.forget(now, id(client)));
     }
 
-    /// Somebody else changes a file, or wants to.
+    /// Recalls delegations of a file that a local program changes or wants to change.
     pub fn changed_elsewhere(self: &Arc<Self>, fh: &Fh) {
         if self.any() {
             self.act(|inner, now| inner.table.changed(now, key(fh)));
         }
     }
 
-    /// Recalls delegations after a change of exports: those of directories, whose names may lead
-    /// elsewhere now, and those of exports that are not served any more.
+    /// Recalls delegations after a change of the exports: those of directories, where names may
+    /// lead elsewhere now, and those of removed exports.
     pub fn exports_changed(self: &Arc<Self>, is_served: impl Fn(u32) -> bool) {
         self.act(|inner, now| {
             let concerned = inner.held.values().filter(|d| d.directory || !is_served(d.file.0));
@@ -648,7 +657,7 @@ impl Leases {
         });
     }
 
-    /// Asks for a delegation back.
+    /// Sends CB_RECALL.
     async fn recall(self: Arc<Self>, d: Arc<Delegation>, attempt: u8) {
         let op = CbOp::Recall(CbRecallArgs {
             stateid: d.stateid(),
@@ -673,14 +682,14 @@ impl Leases {
 }
 
 impl Inner {
-    /// What the table wants done.
+    /// The actions that the table requests.
     fn todo(&mut self) -> Todo {
         let mut todo = Todo::default();
         while let Some(action) = self.table.poll_action() {
             match action {
                 Action::Reserve { end, epoch } => {
-                    // Without NQNFS nothing depends on these numbers being durable: revisions are
-                    // not given to anybody.
+                    // Without NQNFS these numbers need not be durable, because no client gets
+                    // revisions.
                     if self.numbers.as_mut().is_none_or(|n| n.reserve(end, epoch)) {
                         self.table.reserved(end, epoch);
                     }

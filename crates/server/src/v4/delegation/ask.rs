@@ -1,23 +1,24 @@
-//! What the holder of a delegation for writing knows of its file: CB_GETATTR (RFC 8881 sections
-//! 10.4.3 and 20.1).
+//! Asking the holder of a write delegation for the attributes of its file: CB_GETATTR (RFC 8881
+//! sections 10.4.3 and 20.1).
 //!
-//! It knows nothing of who asks, and of operations. Whoever wants only attributes of such a file
-//! does not take it from its holder ([`Leases::look`]): the holder tells `change` and length. A
-//! `change` that is the one which he was told first under the delegation says that the server has
-//! all there is, so the file's own attributes are true; a greater one, that he has more, and then
-//! his length is shown, and a time and a `change` of our own. A holder who says anything else, or
-//! nothing for [`ANSWER_WITHIN`], has the file recalled.
+//! The module knows nothing of operations or of the client that wants attributes. An operation that
+//! wants only attributes does not recall the delegation ([`Leases::look`]). The holder reports
+//! `change` and size. It compares with the first `change` that the holder got under the delegation.
+//! An equal `change` means that the server has all data, so the file's own attributes are correct.
+//! A greater `change` means that the holder has more data. The server then shows the holder's size,
+//! with a time and a `change` of the server's own. After any other answer, or none within
+//! [`ANSWER_WITHIN`], the file is recalled.
 //!
-//! That time and that `change` are given out once, each greater than those before. The `change` is
-//! of a range that no file's own is in (`CHANGE_OF_SERVER`), and the time, which is all that
-//! clients of NFSv3 have, is later than the file's own: nothing that a client keeps under the one
-//! or the other is ever proved by them. (RFC 8881 would have the file's `change` plus one, which
-//! the file could get by itself later, with other bytes.) The time is that of the question, less
-//! what the file system's clock may be behind: so what the file gets with the bytes is not before
-//! it, but where those were on their way already.
+//! Each such time and `change` is used once, and each is greater than those before. The `change` is
+//! from a range that no file system uses (`CHANGE_OF_SERVER`). The time, on which NFSv3 clients
+//! rely alone, is later than the file's own. Neither value can therefore validate a client's cache
+//! later. RFC 8881 proposes the file's `change` plus one instead. The file could reach that value
+//! by itself later, with other data. The time is that of the question, less the possible lag of the
+//! file system's clock. The time that the file gets with the data is therefore not earlier, unless
+//! the data was already on its way.
 //!
-//! An answer is older than a write that its holder acknowledges while it travels. So those who ask
-//! while a question is out share the next one, and never that.
+//! An answer may be older than a write that the holder accepts while the answer travels. Operations
+//! that arrive while a question is out therefore share the next question, never that one.
 
 use super::{Delegation, Leases, id, key};
 use crate::handle;
@@ -30,57 +31,59 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// How long whoever wants attributes waits for a holder: some round trips. He waits as long for the
-/// recall, if that has to be.
+/// For how long an operation waits for the holder's answer: a few round trips. If a recall follows,
+/// the operation waits for that as well.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// Most questions that are out: one of a client that does not answer is out until the call is given
-/// up.
+/// Most questions in progress. A question to a client that does not answer stays in progress until
+/// the callback times out.
 const MOST: usize = 64;
-/// What a file system's clock may be behind: two timer ticks at 100 Hz.
+/// The possible lag of a file system's clock, in nanoseconds: two timer ticks at 100 Hz.
 const BEHIND_NS: i128 = 20_000_000;
-/// Longest file.
+/// Longest file, in bytes.
 const FILE_MAX_BYTES: u64 = i64::MAX as u64;
 
-/// What whoever wants attributes of a file is to be shown.
+/// The attributes to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// The file's own.
+    /// The file's own attributes.
     Own,
-    /// The same, but not those that were read before: somebody may have delayed something then.
+    /// The file's own attributes, read again: a client may have had delayed writes at the first
+    /// read.
     Anew,
-    /// Those, read anew, with what the holder told ([`Leases::tell`]).
+    /// The file's own attributes, read again, with the holder's answer ([`Leases::tell`]).
     Told(Told),
 }
 
-/// The holder of a file has more of it than the server.
+/// The answer of a holder that has more data than the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Told {
     size_bytes: u64,
 }
 
-/// What the holder of a delegation is asked for.
+/// CB_GETATTR calls to the holder of a delegation.
 #[derive(Default)]
 pub(super) struct Asking {
-    /// The first `change` that he was told under it.
+    /// The first `change` that the holder got under the delegation.
     granted: OnceLock<u64>,
-    /// Questions that were sent.
+    /// Number of questions sent.
     sent: AtomicU64,
-    /// The last of them that was answered, and what that means. Held while one is out.
+    /// Number of the last answered question, and its result. The lock is held while a question is
+    /// in progress.
     last: tokio::sync::Mutex<Option<(u64, Look)>>,
-    /// He did not answer: the file is recalled.
+    /// The holder did not answer: the file is recalled instead.
     in_vain: AtomicBool,
 }
 
-/// What all questions have in common.
+/// The state that all questions share.
 pub(super) struct Questions {
-    /// Those that may be sent.
+    /// Permits to send questions.
     room: Arc<Semaphore>,
-    /// Those that were.
+    /// Number of questions sent.
     sent: AtomicU64,
     env: Env,
-    /// The next `change`, less what makes it one of ours.
+    /// The next `change`, without the bit that marks the server's own range.
     next_change: AtomicU64,
-    /// The last time that was shown.
+    /// The last time that was shown, in nanoseconds.
     last_ns: Mutex<i128>,
 }
 
@@ -91,8 +94,8 @@ impl Questions {
             room: Arc::new(Semaphore::new(MOST)),
             sent: AtomicU64::new(0),
             env: env.clone(),
-            // Not the numbers of a life before: they were counted from its time, and there were
-            // fewer than nanoseconds since.
+            // Starts at the wall clock in nanoseconds, above all numbers of earlier runs. Those
+            // started at an earlier time and grew by less than one each nanosecond.
             next_change: AtomicU64::new(wall as u64),
             last_ns: Mutex::new(i128::MIN),
         }
@@ -100,8 +103,8 @@ impl Questions {
 }
 
 impl Leases {
-    /// Whoever calls wants a file's attributes and nothing else: what he is to be shown. Waits for
-    /// the holder's word, or else until nobody delays writes to the file ([`Leases::read`]).
+    /// The attributes to show to an operation that wants only attributes. Waits for the holder's
+    /// answer, or else until no client has delayed writes to the file ([`Leases::read`]).
     ///
     /// # Errors
     /// As [`Leases::read`].
@@ -123,18 +126,18 @@ impl Leases {
         Ok(if anew { Look::Anew } else { Look::Own })
     }
 
-    /// The delegation of somebody else whose holder may be asked about a file.
+    /// Another client's write delegation whose holder can be asked about a file.
     fn to_ask(self: &Arc<Self>, client: Option<&Arc<Client>>, fh: &Fh) -> Option<Arc<Delegation>> {
         let client = client.map(|c| id(c));
         self.act(|inner, now| {
-            // A lease that has ended by now is nobody's.
+            // A delegation that has expired by now must not be asked.
             inner.table.handle_timeout(now);
             let d = inner.writing.get(&key(fh)).filter(|d| client != Some(d.holder()))?;
             (!inner.table.is_recovering() && d.may_be_asked()).then(|| d.clone())
         })
     }
 
-    /// What the holder says from now on; `None`: nothing that is of use.
+    /// The holder's answer to a question sent from now on. `None`: no useful answer.
     async fn ask(&self, d: &Arc<Delegation>) -> Option<Look> {
         let arrived = d.asking.sent.load(SeqCst);
         let asked = tokio::time::timeout(ANSWER_WITHIN, async {
@@ -166,7 +169,8 @@ impl Leases {
         });
         let minor = d.minor;
         self.questions.sent.fetch_add(1, SeqCst);
-        // Whoever stops waiting does not take the session's turn along.
+        // The callback runs in a task of its own, so that it completes even if the operation stops
+        // waiting.
         let call = tokio::spawn(async move {
             let answer = session.call_back(minor, op).await;
             drop(room);
@@ -184,7 +188,8 @@ impl Leases {
         }
     }
 
-    /// Puts what a holder told over the file's own attributes, which were asked for after he did.
+    /// Merges a holder's answer into the file's own attributes, which must have been read after the
+    /// answer.
     pub fn tell(&self, told: Told, attr: &mut Attr) {
         let number = self.questions.next_change.fetch_add(1, SeqCst);
         attr.change = CHANGE_OF_SERVER | number & !CHANGE_OF_SERVER;
@@ -198,8 +203,8 @@ impl Leases {
         (attr.mtime, attr.ctime) = (time, time);
     }
 
-    /// A client is told a file's `change`: what it has of the file is no older, if the file is
-    /// delegated to it.
+    /// Records a `change` that a client gets in a reply. If the client holds the file, its data is
+    /// at least that recent.
     pub fn told_holder(&self, client: &Client, fh: &Fh, change: u64) {
         if self.writers.load(SeqCst) == 0 {
             return;
@@ -209,7 +214,7 @@ impl Leases {
         }
     }
 
-    /// What is delegated, and what clients were called for.
+    /// Numbers of delegations and callbacks.
     pub fn counts(&self) -> DelegationCounts {
         let [all, writing, directories] =
             [&self.count, &self.writers, &self.directories].map(|n| n.load(SeqCst));
@@ -224,7 +229,7 @@ impl Leases {
 }
 
 impl Asking {
-    /// Whatever the holder would answer, the file is recalled instead.
+    /// From now on the file is recalled instead of asking the holder.
     pub fn ask_never(&self) {
         self.in_vain.store(true, SeqCst);
     }
@@ -238,18 +243,18 @@ impl Delegation {
     }
 }
 
-/// Delegations that are held now, and calls to clients about them since the server began.
+/// Numbers of current delegations, and of calls to clients about them since the server began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DelegationCounts {
     /// Files delegated for reading.
     pub reading: usize,
     /// Files delegated for writing.
     pub writing: usize,
-    /// Directories.
+    /// Delegated directories.
     pub directories: usize,
-    /// CB_RECALL.
+    /// CB_RECALLs sent.
     pub recalls: u64,
-    /// CB_GETATTR.
+    /// CB_GETATTRs sent.
     pub getattrs: u64,
 }
 

@@ -1,8 +1,9 @@
-//! How operations that change a file or its names begin: nobody else may cache what they change.
+//! The start of operations that change a file or its names: no other client may cache the old
+//! state.
 //!
-//! A holder's own delegation for reading stays when its file can still be watched while the holder
-//! changes it: not when a local program has the file open. A delegation of a file whose name its
-//! holder removes is recalled.
+//! A holder keeps its own read delegation if its file can still be watched while the holder changes
+//! it. That is not possible while a local program has the file open. If the holder removes a name
+//! of a delegated file, its delegation of the file is recalled.
 
 use super::{Changing, Delegation, Inner, Leases, Life, Naming, id, key};
 use crate::table::Export;
@@ -15,12 +16,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 impl Leases {
-    /// Whoever calls is about to change a file: waits until nobody else caches it, for at most
-    /// `patience`. A client keeps its own delegation for reading as long as no local program uses
-    /// the file.
+    /// Waits until no other client caches a file that is about to change, for at most `patience`. A
+    /// client keeps its own read delegation as long as no local program uses the file.
     ///
     /// # Errors
-    /// Somebody still does: the client should come back.
+    /// `DELAY`: a client still caches the file, and the operation should be repeated.
     pub async fn change(
         self: &Arc<Self>,
         client: Option<&Arc<Client>>,
@@ -42,15 +42,15 @@ impl Leases {
         self.change_all(client, key, patience).await
     }
 
-    /// A client's delegation of a file for reading that is not on its way back.
+    /// A client's own read delegation of a file, unless it is being recalled.
     pub(super) fn held_for_reading(&self, client: &Client, key: FileKey) -> Option<Arc<Delegation>> {
         let d = self.inner.lock().held.get(&(id(client), key))?.clone();
         let reads = d.kind() == Kind::Read && !d.directory && *d.life.lock() == Life::Held;
         (reads && !d.is_recalled()).then_some(d)
     }
 
-    /// As [`Leases::change`], for what a delegation for reading of the client's own is in the way
-    /// of as well.
+    /// As [`Leases::change`], for operations that also conflict with the client's own read
+    /// delegation.
     async fn change_all(
         self: &Arc<Self>,
         client: Option<&Arc<Client>>,
@@ -58,8 +58,8 @@ impl Leases {
         patience: Duration,
     ) -> Result<Changing, Nfsstat4> {
         let access = |inner: &Inner| {
-            // That of a directory is in nobody's own way: the reply tells its holder whether others
-            // changed it.
+            // A client's own delegation of a directory does not conflict. The reply tells the
+            // holder whether other clients changed the directory.
             let reads =
                 |id| inner.held.get(&(id, key)).is_some_and(|d| d.kind() == Kind::Read && !d.directory);
             let client = client.map(|c| id(c)).filter(|id| !reads(*id));
@@ -69,7 +69,7 @@ impl Leases {
         going.map(|going| going.changing).map_err(|_| Nfsstat4::DELAY)
     }
 
-    /// The same for whoever changes names in a directory. Leases of NQNFS are of files only.
+    /// As [`Leases::change`], for names in a directory. NQNFS leases only files.
     ///
     /// # Errors
     /// As [`Leases::change`].
@@ -85,8 +85,8 @@ impl Leases {
         }
     }
 
-    /// Whoever calls is about to remove a name or to open it for writing: waits until nobody caches
-    /// the file or directory that it leads to.
+    /// Waits until no client caches the target of a name. The name is about to be removed, or
+    /// opened for writing.
     ///
     /// # Errors
     /// As [`Leases::change`].
@@ -102,7 +102,7 @@ impl Leases {
         if !self.any() {
             return Ok(naming);
         }
-        // What cannot be looked up has its failure from the operation itself.
+        // A failed look-up is ignored: the operation itself then fails in the same way.
         let trail = export.vfs.walk(cx, Where::name(dir, name), hither_vfs::Want::default()).await;
         let found = trail.ok().and_then(|t| t.steps.into_iter().next());
         let is_delegated = |kind| matches!(kind, FileKind::Regular | FileKind::Directory);
@@ -116,8 +116,7 @@ impl Leases {
         Ok(naming)
     }
 
-    /// Names are about to lead elsewhere: nobody gets a delegation of anything until the result is
-    /// dropped.
+    /// Starts a change of names. No client gets any delegation until the result is dropped.
     pub(crate) fn naming(self: &Arc<Self>) -> Naming {
         self.naming.fetch_add(1, SeqCst);
         Naming { leases: self.clone(), file: None }
@@ -125,8 +124,8 @@ impl Leases {
 }
 
 impl Delegation {
-    /// Whether the file stays watched while its holder changes it: from then on no local program
-    /// can read it unnoticed either.
+    /// Whether the file stays watched while its holder changes it. From then on the watch also
+    /// reports local programs that read the file.
     pub(super) async fn watch_alone(&self) -> bool {
         let Some(watch) = &self.watch else { return true };
         let mut alone = self.alone.lock().await;
@@ -140,7 +139,8 @@ impl Delegation {
             Ok(watched) => Some(watched),
             Err(watched) => watched,
         };
-        // It may have ended meanwhile: then whoever waited for that goes on.
+        // The delegation may have ended in the meantime. Dropping the watch then lets operations
+        // proceed that wait for it.
         let ended = {
             let life = self.life.lock();
             if *life == Life::Held {

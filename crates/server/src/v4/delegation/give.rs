@@ -1,8 +1,8 @@
-//! Who is given a delegation, and when not.
+//! The grant of delegations, and the conditions for it.
 //!
-//! It knows nothing of recalls. What is granted is in the table first; then those who use the file
-//! already are looked for. Whoever opens a file does it the other way round (the open is known,
-//! then the table is asked), so one of the two sees the other.
+//! The module knows nothing of recalls. The lease is granted in the table first, and then the
+//! server searches for existing opens of the file. OPEN uses the opposite order: the open is
+//! registered first, and then the table is asked. At least one of the two therefore sees the other.
 
 use super::ask::Asking;
 use super::{Delegation, Leases, Life, id, key};
@@ -16,22 +16,22 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
-/// A delegation that is asked for.
+/// A request for a delegation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish {
     /// For reading, or also for writing.
     pub kind: Kind,
-    /// Of a directory.
+    /// A delegation of a directory.
     pub directory: bool,
-    /// The client had it before a restart.
+    /// The client held the delegation before a restart and reclaims it.
     pub reclaim: bool,
-    /// The minor version that it speaks.
+    /// The client's minor version.
     pub minor: u32,
 }
 
 impl Leases {
-    /// Delegates a file that a client has just opened, or a directory that it asks for, if that is
-    /// possible now. One that is taken back may be [recalled](Delegation::is_recalled) at once.
+    /// Delegates a file that a client has just opened, or a directory that a client requests, if
+    /// possible now. A reclaimed delegation may be [recalled](Delegation::is_recalled) at once.
     pub async fn grant(
         self: &Arc<Self>,
         registry: &Registry,
@@ -46,24 +46,24 @@ impl Leases {
         let Some(session) = session else { return refused("the client cannot be called") };
         if !session.back_is_proven() {
             session.prove_back(wish.minor);
-            // What was held before a restart is given back at once, lest the client must drop all
-            // that it keeps.
+            // A reclaim is granted at once. Otherwise the client would have to drop its cached
+            // data.
             if !wish.reclaim {
                 return refused("the client has not answered a call yet");
             }
         }
         if let Some(own) = self.held_for_reading(client, key(fh)) {
             return match wish.kind {
-                Kind::Read => refused("it is delegated to the client"),
+                Kind::Read => refused("it is delegated to the client already"),
                 Kind::Write => self.upgrade(registry, own).await,
             };
         }
         let d = self.reserve(registry.other(), client, export, fh, wish);
         let Some(d) = d else {
-            return refused("other clients use the file, or it is delegated to the client already");
+            return refused("other clients use it, or it is delegated to the client already");
         };
-        // From here on whoever wants to open the file has to wait for us, if that is in the way;
-        // those who have it open already are seen.
+        // From now on a conflicting OPEN waits for this delegation. Earlier opens are in the
+        // registry.
         let file = registry.file(&d.file);
         let used = file.is_some_and(|f| {
             f.opens.lock().iter().any(|o| match wish.kind {
@@ -74,19 +74,20 @@ impl Leases {
         let renamed = self.naming.load(SeqCst) > 0;
         if used || renamed || registry.add(State::Delegation(d.clone())).is_err() {
             self.end(registry, &d);
-            return refused("it is open, or names change");
+            return refused("it is open, or names are changing");
         }
         if let Others::Watched(watch) = &export.others {
             let watched = watch.watch(fh, wish.kind == Kind::Write).await;
             let failed = watched.is_none();
             *d.watched.lock() = watched;
             if failed && wish.reclaim && wish.kind == Kind::Write {
-                // What was delayed before the restart is to come, although a local program has the
-                // file open.
+                // A local program has the file open. The delayed writes from before the restart
+                // must still arrive, so the delegation is granted and recalled at once.
                 self.act(|inner, now| inner.table.recall(now, d.holder(), d.key));
                 return Some(d);
             }
-            // One that was recalled meanwhile is not handed out: its recall would come before it.
+            // A delegation that was recalled in the meantime is not granted: its recall would
+            // arrive before the grant.
             if failed || d.is_recalled() || d.is_revoked() {
                 self.end(registry, &d);
                 return refused("it cannot be watched");
@@ -95,11 +96,11 @@ impl Leases {
         Some(d)
     }
 
-    /// Makes a delegation for reading one for writing, with a new sequence number in its stateid,
-    /// when nobody else uses the file.
+    /// Turns a read delegation into a write delegation when no other client uses the file. The
+    /// stateid gets a new sequence number.
     async fn upgrade(self: &Arc<Self>, registry: &Registry, d: Arc<Delegation>) -> Option<Arc<Delegation>> {
         if !d.watch_alone().await {
-            return refused("local programs use the file");
+            return refused("local programs use it");
         }
         let (holder, key) = (d.holder(), d.key);
         let want = Want { kind: Kind::Write, term: Term::Held, optional: true };
@@ -117,20 +118,21 @@ impl Leases {
                 d.writes_too.store(true, SeqCst);
                 self.count(&d);
                 inner.writing.insert(key, d.clone());
-                // The `change` that the holder was told first is one of before its writes.
+                // The first `change` that the holder got is older than its writes, so it cannot be
+                // compared with later answers.
                 d.asking.ask_never();
             }
             granted
         });
         if !may_write {
-            return refused("others use the file");
+            return refused("other clients use it");
         }
         let file = registry.file(&d.file);
         let used = file.is_some_and(|f| f.opens.lock().iter().any(|o| o.client.id != d.client.id));
         if used || self.naming.load(SeqCst) > 0 {
-            // The holder does not know of it.
+            // The holder does not know of the upgrade, so the delegation is recalled.
             self.act(|inner, now| inner.table.recall(now, holder, key));
-            return refused("it is open, or names change");
+            return refused("it is open, or names are changing");
         }
         d.seqid.fetch_add(1, SeqCst);
         Some(d)
@@ -187,8 +189,7 @@ impl Leases {
         })
     }
 
-    /// How many bytes each of those who may have a delegation can write before the room is gone,
-    /// when so many are free.
+    /// Number of bytes that each possible holder may write before `free_bytes` are used up.
     pub fn share_of(&self, free_bytes: u64) -> u64 {
         free_bytes / self.most.max(1) as u64
     }
