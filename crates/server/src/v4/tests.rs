@@ -236,7 +236,7 @@ async fn a_restart_gives_back_what_was_held() {
     assert_eq!(again.unwrap_err().status(), Some(Nfsstat4::COMPLETE_ALREADY));
 }
 
-/// After an orderly end only clients that held something then are waited for.
+/// After an orderly end the server waits only for clients that held state then.
 /// Promise: S15
 #[tokio::test(start_paused = true)]
 async fn orderly_end_leaves_no_grace() {
@@ -264,8 +264,8 @@ async fn orderly_end_leaves_no_grace() {
     }
 }
 
-/// While leases of NQNFS from before a restart may be out, files that were open for writing are
-/// taken back: the grace period does not wait. Nothing is written before those leases are over.
+/// While NQNFS leases from before a restart may be out, opens for writing can be reclaimed, because
+/// the grace period does not wait. Writes wait until those leases have ended.
 #[tokio::test(start_paused = true)]
 async fn what_was_held_is_given_back_although_leases_may_be_out() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
@@ -375,7 +375,7 @@ async fn a_clone_is_aligned_and_of_regular_files() {
     ] {
         assert_eq!(clone(&from, &to, args).await, Some(status), "{args:?}");
     }
-    // The source's last, shorter block, to where the target is shorter.
+    // The source's last, shorter block, to a position beyond the end of the target.
     assert_eq!(clone(&from, &to, args(4096, 16384, 0)).await, None);
     assert_eq!(clone(&from, &to, args(0, 4096, 4096)).await, None);
     let mut read = Vec::new();
@@ -396,8 +396,8 @@ async fn a_clone_is_aligned_and_of_regular_files() {
     assert_eq!(r.clone_range().unwrap_err().status(), Some(Nfsstat4::WRONG_TYPE));
 }
 
-/// Opens of dead clients give way when room is needed, as soon as their leases have run out; until
-/// then a client is told to come back. One client alone does not take all.
+/// Opens of dead clients give way when room is needed, as soon as their leases have expired. Until
+/// then a client gets "try later". One client alone cannot take all room.
 /// Promise: S7a
 #[tokio::test(start_paused = true)]
 async fn opens_of_dead_clients_give_way() {
@@ -416,7 +416,7 @@ async fn opens_of_dead_clients_give_way() {
     for n in 0..MAX / 8 {
         c.open(&format!("g{n}"), "o", RW, 0).await.unwrap();
     }
-    // The others seem to live.
+    // The other clients may be alive.
     assert_eq!(c.open("f0", "o", RW, 0).await.unwrap_err(), Nfsstat4::DELAY);
     let begun = tokio::time::Instant::now();
     while let Err(status) = c.open("f0", "o", RW, 0).await {

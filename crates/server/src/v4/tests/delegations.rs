@@ -1,4 +1,4 @@
-//! Delegations: given, recalled, returned, revoked, taken back.
+//! The grant, recall, return, revocation and reclaim of delegations.
 
 mod asked;
 mod directories;
@@ -15,17 +15,17 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 const READ: u32 = bits::SHARE_ACCESS_READ;
 const LEASE: Duration = Duration::from_secs(90);
 
-/// A client that can be called, and has shown it.
+/// A client that has answered a callback.
 async fn callable(lab: &Lab, name: &'static str) -> Client {
     let mut c = Client::with(lab.connect(), name, 1, create_session::CONN_BACK_CHAN).await;
     c.reclaim_complete().await;
-    // The proof is on its way.
+    // Answers the callback that tests the connection.
     c.wire.listening(Duration::from_millis(50)).await;
     c
 }
 
 impl crate::tests::Wire {
-    /// Takes the server's calls for a while.
+    /// Answers callbacks for a time.
     async fn listening(&mut self, time: Duration) {
         let _ = tokio::time::timeout(time, self.listen()).await;
     }
@@ -49,7 +49,7 @@ impl Client {
         r.open().map_err(|e| e.status().unwrap())
     }
 
-    /// Opens for reading; the delegation, when there is one.
+    /// Opens for reading. Returns the delegation, when there is one.
     async fn delegation(&mut self, name: &str) -> Option<Stateid> {
         self.open_as(name, READ, None).await.unwrap().delegation.stateid()
     }
@@ -78,7 +78,7 @@ impl Client {
     }
 }
 
-/// A server whose timers run, with a file `f` of eight bytes and its handle.
+/// A server with running timers and a file `f` of eight bytes, and the handle of `f`.
 async fn lab() -> (Lab, Fh) {
     let lab = Lab::new(&model(), "/", 2, None);
     let fh = begin(&lab).await;
@@ -97,7 +97,7 @@ async fn begin(lab: &Lab) -> Fh {
     r.write().unwrap();
     r.open_downgrade().unwrap();
     r.close().unwrap();
-    // What was just taken from somebody is given to nobody for a while.
+    // A file that was just recalled is not delegated for a while.
     tokio::time::sleep(Duration::from_secs(5)).await;
     fh
 }
@@ -114,15 +114,15 @@ async fn who_gets_one() {
         assert_eq!(why, OpenDelegation::NoneExt(WhyNoDelegation::NotWanted));
     }
     let why = a.open_as("f", RW | bits::WANT_READ_DELEG, None).await.unwrap().delegation;
-    assert_eq!(why.stateid(), None, "nobody can have one for reading who writes");
+    assert_eq!(why.stateid(), None, "an open for writing gets no read delegation");
     assert_eq!(a.delegation("f").await, None, "it is open for writing");
     let mut b = callable(&lab, "b").await;
-    assert_eq!(b.delegation("f").await, None, "somebody has it open for writing");
+    assert_eq!(b.delegation("f").await, None, "another client has it open for writing");
     let open = a.open_as("f", READ, None).await.unwrap().stateid;
     let close = Op::Close(CloseArgs { seqid: 0, stateid: open });
     a.run(vec![Op::putfh(&fh), close]).await;
     let (of_a, of_b) = (a.delegation("f").await.unwrap(), b.delegation("f").await.unwrap());
-    assert_ne!(of_a, of_b, "readers may be many");
+    assert_ne!(of_a, of_b, "several clients may have a read delegation");
     assert_eq!(a.delegation("f").await, None, "it has one");
     let mut r = a.run(vec![Op::putfh(&fh), Op::read(of_a, 0, 100)]).await;
     r.putfh().unwrap();
@@ -137,8 +137,8 @@ async fn who_gets_one() {
     assert_eq!(a.give_back(&fh, of_a).await, Err(Nfsstat4::BAD_STATEID));
 }
 
-/// Each operation that changes a file, its attributes or its names recalls what others hold, is
-/// told to come back, and goes on when it is returned.
+/// Each operation that changes a file, its attributes or its names recalls other clients'
+/// delegations. It gets "try later" and succeeds after the return.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn changes_recall() {
@@ -168,7 +168,7 @@ async fn changes_recall() {
         ("open to write", open(OpenClaim::Null(name("f")), RW)),
     ];
     for (what, ops) in changes {
-        // A file that is taken again and again rests for longer and longer.
+        // The time without delegations grows with each recall.
         tokio::time::sleep(Duration::from_secs(100)).await;
         for c in [&mut holder, &mut other] {
             c.run(vec![]).await;
@@ -185,8 +185,8 @@ async fn changes_recall() {
     }
 }
 
-/// Also those of NFSv3, which wait for longer before they are told to come back; the file that a
-/// rename replaces counts.
+/// The same for NFSv3, where calls wait longer before "try later". A file that a rename replaces is
+/// recalled too.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn changes_by_nfsv3_recall() {
@@ -213,7 +213,7 @@ async fn changes_by_nfsv3_recall() {
     holder.run(vec![]).await;
     let id = holder.delegation("f").await.unwrap();
     holder.wire.recalls();
-    // Returned while the call waits: nobody has to come back.
+    // The delegation is returned while the call waits, so the call succeeds at once.
     let replace = nfs3::RenameArgs { from: at("new"), to: at("f") };
     let back = async {
         holder.wire.listening(Duration::from_secs(1)).await;
@@ -225,7 +225,8 @@ async fn changes_by_nfsv3_recall() {
     assert_eq!(renamed.status(), nfs3::Nfsstat3::OK);
 }
 
-/// The holder's own changes end his delegation, too; an open under it is taken over.
+/// The holder opens the file under its delegation. A REMOVE by the holder recalls the delegation.
+/// After the return, no open is possible under it.
 #[tokio::test(start_paused = true)]
 async fn the_holder_himself() {
     let (lab, fh) = lab().await;
@@ -248,8 +249,8 @@ async fn the_holder_himself() {
     assert_eq!(a.status(vec![Op::putfh(&fh), claim]).await, Nfsstat4::BAD_STATEID);
 }
 
-/// A client opens and writes a file that it has delegated for reading: nothing is recalled and
-/// nobody waits, also while others read it. Who else writes it recalls the delegation.
+/// A client opens and writes a file under its own read delegation. Nothing is recalled and no call
+/// waits, even while other clients read the file. A write by another client recalls the delegation.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn own_delegation_for_reading_is_kept() {
@@ -257,7 +258,7 @@ async fn own_delegation_for_reading_is_kept() {
     let mut a = callable(&lab, "a").await;
     let mut b = callable(&lab, "b").await;
     let (id, other) = (a.delegation("f").await.unwrap(), b.delegation("f").await.unwrap());
-    // B's is in the way.
+    // The delegation of `b` conflicts.
     assert_eq!(a.open_as("f", RW, None).await.unwrap_err(), Nfsstat4::DELAY);
     b.wire.listening(Duration::from_millis(50)).await;
     assert_eq!(b.wire.recalls(), [other]);
@@ -269,18 +270,18 @@ async fn own_delegation_for_reading_is_kept() {
     a.run(vec![Op::putfh(&fh), write]).await.putfh().unwrap();
     let cut = Attrs { size: Some(2), ..Attrs::default() };
     assert_eq!(a.status(vec![Op::putfh(&fh), Op::setattr(opened.stateid, cut)]).await, Nfsstat4::OK);
-    assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits");
+    assert_eq!(begun.elapsed(), Duration::ZERO, "no call waits");
     assert_eq!(a.test(id).await, Nfsstat4::OK);
     assert_eq!(a.wire.recalls(), []);
-    // Nobody else caches meanwhile.
+    // No other client gets a delegation in the meantime.
     assert_eq!(b.delegation("f").await, None);
     assert_eq!(b.open_as("f", RW, None).await.unwrap_err(), Nfsstat4::DELAY);
     a.wire.listening(Duration::from_millis(50)).await;
     assert_eq!(a.wire.recalls(), [id]);
 }
 
-/// A delegation for reading becomes one for writing when its holder opens the file for writing and
-/// nobody else uses it.
+/// A read delegation becomes a write delegation when its holder opens the file for writing and no
+/// other client uses it.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn own_delegation_becomes_one_for_writing() {
@@ -293,8 +294,8 @@ async fn own_delegation_becomes_one_for_writing() {
     assert_eq!(now.stateid, Stateid { seqid: id.seqid + 1, other: id.other });
     assert_eq!(a.wire.recalls(), []);
     assert_eq!(a.test(id).await, Nfsstat4::OLD_STATEID);
-    // Who looks has to wait: what the holder was told first is not what it may have made of the
-    // file since.
+    // Other clients' reads must wait. The first `change` that the holder got is older than its
+    // possible writes.
     assert_eq!(b.open_as("f", READ, None).await.unwrap_err(), Nfsstat4::DELAY);
     a.wire.listening(Duration::from_millis(50)).await;
     assert_eq!(a.wire.recalls(), [now.stateid]);
@@ -302,7 +303,7 @@ async fn own_delegation_becomes_one_for_writing() {
     b.open_as("f", READ, None).await.unwrap();
 }
 
-/// A file that a local program has open cannot be watched any more when its holder changes it: the
+/// A file that a local program has open cannot stay watched while its holder changes it, so the
 /// delegation is recalled first.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
@@ -322,8 +323,9 @@ async fn own_delegation_is_kept_while_the_file_is_watched() {
     }
 }
 
-/// Who is silent loses his delegations when his lease has surely ended, not before; who is there
-/// and returns nothing loses them, too. Both are told until they have said that they know.
+/// A silent client loses its delegations when its lease has certainly expired, and not before. A
+/// client that calls but returns nothing loses them too. Both get a status flag until they free the
+/// stateid.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn what_is_not_returned_is_revoked() {
@@ -360,7 +362,7 @@ async fn what_is_not_returned_is_revoked() {
     }
 }
 
-/// A client that is gone for good holds nothing up.
+/// A client that has gone for good delays no other client.
 #[tokio::test(start_paused = true)]
 async fn a_new_life_of_the_holder_ends_them() {
     let (lab, _) = lab().await;
@@ -372,8 +374,8 @@ async fn a_new_life_of_the_holder_ends_them() {
     assert!(!lab.server.v4.leases.any());
 }
 
-/// After a restart nobody changes anything before those who had something delegated are back, or
-/// cannot believe it any more.
+/// After a restart no client changes files before the holders of delegations have reclaimed them,
+/// or can no longer rely on them.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn a_restart_gives_delegations_back() {
@@ -414,11 +416,11 @@ async fn a_restart_gives_delegations_back() {
     }
 }
 
-/// Files that somebody else may change.
+/// Files that local programs may change.
 struct Watcher {
     told: Mutex<Option<Arc<Told>>>,
     can: bool,
-    /// Whether nobody else uses the files.
+    /// Whether no local program uses the files.
     alone: bool,
     watched: Arc<AtomicUsize>,
 }
@@ -450,8 +452,7 @@ impl Watch for Watcher {
     }
 }
 
-/// What a local program is about to change is recalled, and it waits until nobody watches the file
-/// any more.
+/// A local program's change recalls the delegation. The program waits until the watch ends.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn local_programs_recall() {
@@ -483,8 +484,8 @@ async fn local_programs_recall() {
     assert_eq!(callable(&lab, "holder").await.delegation("f").await, None);
 }
 
-/// What each of several clients reads, from its own memory as long as it holds a delegation, is
-/// never older than the last write that was acknowledged before.
+/// Several clients read from memory as long as they hold a delegation. No read is older than the
+/// last write that was acknowledged before it.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
 async fn nothing_stale_is_ever_read() {
@@ -506,7 +507,7 @@ async fn nothing_stale_is_ever_read() {
                 let value = Bytes::from(format!("{step:08}"));
                 let write = Op::write(Stateid::ANONYMOUS, 0, StableHow::FILE_SYNC, value.clone());
                 loop {
-                    // Readers return one at a time, and not at once.
+                    // Readers return their delegations one at a time, and not at once.
                     match writer.status(vec![Op::putfh(&fh), write.clone()]).await {
                         Nfsstat4::OK => break,
                         status => assert_eq!(status, Nfsstat4::DELAY),

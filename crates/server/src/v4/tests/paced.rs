@@ -1,5 +1,5 @@
-//! Clients that recover at a pace: who waits for his turn longer than his lease and the time of
-//! grace loses nothing.
+//! Recovery with a limited rate of calls: a client that waits for its turn beyond its lease and the
+//! grace period loses no state.
 
 use super::*;
 
@@ -24,7 +24,8 @@ fn name(n: usize) -> &'static str {
     Box::leak(format!("client {n}").into_boxed_str())
 }
 
-/// Takes back what it held, a call each, and says so. When it was done, since `began`.
+/// Reclaims a client's opens, one in each call, and sends RECLAIM_COMPLETE. Returns the time since
+/// `began`.
 async fn recover(wire: crate::tests::Wire, n: usize, held: Vec<Fh>, began: Instant) -> (Client, Duration) {
     let mut c = Client::new(wire, name(n), 1).await;
     for (i, fh) in held.iter().enumerate() {
@@ -38,9 +39,9 @@ async fn recover(wire: crate::tests::Wire, n: usize, held: Vec<Fh>, began: Insta
     (c, began.elapsed())
 }
 
-/// Twelve clients with twelve files each, at three calls a second: the last has waited three times
-/// as long as leases and the time of grace last. One that held nothing floods the server all the
-/// time, and gets no file that others may still take back.
+/// Twelve clients with twelve files each, at three calls a second. The last client waits three
+/// times as long as the lease and the grace period. A client that held no state floods the server
+/// all the time. It gets no file that another client may still reclaim.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_his_turn_loses_nothing() {
@@ -85,7 +86,7 @@ async fn who_waits_for_his_turn_loses_nothing() {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    assert_eq!(opened.unwrap_err(), Nfsstat4::SHARE_DENIED, "it was taken back first");
+    assert_eq!(opened.unwrap_err(), Nfsstat4::SHARE_DENIED, "it was reclaimed first");
     let mut times = Vec::new();
     let mut all = Vec::new();
     for client in clients {
@@ -93,10 +94,10 @@ async fn who_waits_for_his_turn_loses_nothing() {
         times.push(took.as_secs());
         all.push(client);
     }
-    // 14 connections with a call at a time, 15 calls of each client.
-    assert!(times.iter().all(|t| (65..75).contains(t)), "everybody has the same part: {times:?}");
+    // 14 connections with one call at a time, and 15 calls of each client.
+    assert!(times.iter().all(|t| (65..75).contains(t)), "all clients have the same share: {times:?}");
     assert!(refused >= 10, "{refused}");
-    // Nobody's state has ended meanwhile.
+    // No client's state has ended in the meantime.
     assert_eq!(after.server.v4.registry.count(), CLIENTS * FILES);
     assert!(after.server.v4.reclaimers.lock().is_empty());
     for c in &mut all {
@@ -105,8 +106,8 @@ async fn who_waits_for_his_turn_loses_nothing() {
     flooded.abort();
 }
 
-/// Who does not come back ends the time of grace as ever, also when others call all the time: five
-/// minutes later at most.
+/// The grace period ends although a client does not come back and other clients call all the time.
+/// It is prolonged by five minutes at most.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn nobody_prolongs_the_time_of_grace_for_ever() {

@@ -2,14 +2,14 @@
 
 use super::*;
 
-/// Operations that make `d/d/...` in the current directory and stay there.
+/// Operations that create `d/d/...` in the current directory and end in the deepest one.
 fn deep(levels: usize) -> Vec<Op> {
     let mode = Attrs { mode: Some(0o755), ..Attrs::default() };
     (0..levels).map(|_| Op::create(CreateType::Dir, b"d", mode.clone())).collect()
 }
 
-/// From any depth of any export LOOKUPP leads up the names that led down, through the root of the
-/// export, to the root of all.
+/// From any depth of any export, LOOKUPP leads back along the looked-up names. It passes the root
+/// of the export and ends at the root of the server.
 /// Promise: S2
 #[tokio::test]
 async fn lookupp_leads_back_to_the_root() {
@@ -62,7 +62,7 @@ async fn lookupp_wants_a_directory() {
     assert_eq!(r.lookupp().unwrap_err().status(), Some(Nfsstat4::NOFILEHANDLE));
 }
 
-/// A server that has not been asked for an export's root knows it all the same.
+/// The server recognises an export's root even when it has not looked the root up.
 #[tokio::test]
 async fn lookupp_of_a_root_by_handle() {
     let model = model();

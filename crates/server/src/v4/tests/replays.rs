@@ -1,4 +1,4 @@
-//! Calls of sessions of a life before.
+//! Repeated calls in sessions of an earlier process.
 
 use super::*;
 use crate::v4::replay::{CallId, checksum};
@@ -20,7 +20,7 @@ fn superuser() -> Caller {
     })
 }
 
-/// What a journal tells of the operation at this place of a call.
+/// The journal's record of the operation at this index of a call.
 fn did(call: &Compound, at: usize, fh: &hither_vfs::Fh) -> Answered {
     let Op::Sequence(args) = &call.ops[0] else { panic!("no session") };
     let sum = checksum(&Enc::of(call).to_bytes(), &superuser());
@@ -35,7 +35,7 @@ async fn handle(model: &hither_vfs::model::Model, name: &str) -> hither_vfs::Fh 
     trail.steps[0].fh.clone()
 }
 
-/// A compound of a session that no server knows.
+/// A compound in a session that the server does not know.
 fn compound(seq: u32, ops: Vec<Op>) -> Compound {
     let sequence =
         SequenceArgs { sessionid: [7; 16], sequenceid: seq, slotid: 3, highest_slotid: 3, cachethis: true };
@@ -51,7 +51,7 @@ async fn what_was_done_of_a_call_is_not_done_again_and_the_rest_is_done_once() {
     c.reclaim_complete().await;
     c.run(vec![Op::Putrootfh, mkdir("a"), Op::Putrootfh, mkdir("gone")]).await;
     let call = compound(5, vec![mkdir("a"), Op::Getfh, Op::Putrootfh, mkdir("b"), Op::Getfh]);
-    assert_eq!(c.wire.call(&call).await.status, Nfsstat4::BADSESSION, "nothing is known of it");
+    assert_eq!(c.wire.call(&call).await.status, Nfsstat4::BADSESSION, "the server does not know the call");
     let a = handle(&model, "a").await;
     lab.server.made_before("/", &[did(&call, 2, &a)]);
     let (mut one, mut two) = (lab.connect(), lab.connect());
@@ -63,9 +63,9 @@ async fn what_was_done_of_a_call_is_not_done_again_and_the_rest_is_done_once() {
     let mut r = first.results();
     r.sequence().unwrap();
     r.putrootfh().unwrap();
-    assert!(!r.create().unwrap().cinfo.atomic, "the directory is not what it was");
+    assert!(!r.create().unwrap().cinfo.atomic, "the directory has changed");
     assert!(r.getfh().unwrap().ends_with(&a.0));
-    // Another caller's is another call.
+    // The same call of another user is another call.
     let other = checksum(&Enc::of(&call).to_bytes(), &Caller::Nobody);
     assert_ne!(other, checksum(&Enc::of(&call).to_bytes(), &superuser()));
 }
@@ -91,7 +91,7 @@ async fn opens_of_before_are_to_be_taken_back() {
         data: Bytes::from_static(b"bytes").into(),
     });
     let close = || Op::Close(CloseArgs { seqid: 0, stateid: Stateid::CURRENT });
-    // It was made and closed: all is done.
+    // The file was created and closed, so all operations have succeeded before.
     let call = compound(1, vec![create("f"), Op::Getfh, close()]);
     lab.server.made_before("/", &[did(&call, 2, &f)]);
     let mut r = c.wire.call(&call).await.results();
@@ -100,11 +100,12 @@ async fn opens_of_before_are_to_be_taken_back() {
     let stateid = r.open().unwrap().stateid;
     assert_eq!(r.getfh().unwrap(), fh);
     r.close().unwrap();
-    // That stateid is none, in any session.
+    // The stateid names no open in any session.
     let mut r = c.run(vec![Op::putfh(&fh), Op::Close(CloseArgs { seqid: 0, stateid })]).await;
     r.putfh().unwrap();
     assert_eq!(r.close().unwrap_err().status(), Some(Nfsstat4::BAD_STATEID));
-    // What was looked at, and given back, before it was changed.
+    // Operations before the last change: a comparison of attributes, and the return of a
+    // delegation.
     let looks = vec![
         Op::putfh(&fh),
         Op::Verify(Attrs { size: Some(7), ..Attrs::default() }),
@@ -116,7 +117,8 @@ async fn opens_of_before_are_to_be_taken_back() {
     lab.server.made_before("/", &[did(&call, 6, &f)]);
     let reply = c.wire.call(&call).await;
     assert_eq!((reply.status, reply.results.len()), (Nfsstat4::OK, 7), "{reply:?}");
-    // What needs an open, or would make one, waits for the client to come back.
+    // Operations that need an open, or would create one, wait until the client has reclaimed its
+    // state.
     for (seq, ops) in [(3, vec![create("f"), write]), (4, vec![create("f"), Op::Putrootfh, create("g")])] {
         let call = compound(seq, ops);
         lab.server.made_before("/", &[did(&call, 2, &f)]);
@@ -136,11 +138,11 @@ async fn only_the_last_call_of_a_slot_is_known() {
     c.run(vec![Op::Putrootfh, mkdir("a")]).await;
     let a = handle(&model, "a").await;
     let (old, new) = (compound(u32::MAX, vec![mkdir("a")]), compound(0, vec![mkdir("a"), Op::Getfh]));
-    // In whatever order they are told.
+    // The order of the records does not matter.
     lab.server.made_before("/", &[did(&new, 2, &a), did(&old, 2, &a)]);
     assert_eq!(c.wire.call(&old).await.status, Nfsstat4::BADSESSION);
     assert_eq!(c.wire.call(&new).await.status, Nfsstat4::OK);
-    // Names of others are no names of calls.
+    // Incomplete names are not names of calls.
     let raw = did(&new, 2, &a);
     let damaged = |call: Bytes| Answered { call, ..raw.clone() };
     let all: Vec<_> = (0..raw.call.len()).map(|at| damaged(raw.call.slice(..at))).collect();

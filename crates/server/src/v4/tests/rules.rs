@@ -1,5 +1,5 @@
-//! Rules of RFC 8881 that clients other than Linux' meet: names and lists of any length, limits of
-//! channels, lost replies of CREATE_SESSION, owners, read-only exports.
+//! Rules of RFC 8881 that matter to clients other than Linux: names and lists of any length, limits
+//! of channels, lost replies of CREATE_SESSION, owners, read-only exports.
 
 use super::*;
 use crate::access::{Rights, Squash};
@@ -9,7 +9,7 @@ use hither_proto::rpc::Procedure;
 use hither_rpc::server::{Acceptor, ServerLimits};
 use hither_vfs::{Create, Cred, Cx, Name, OpenAccess, OpenHow, SetAttr, Where};
 
-/// The status of operations behind a SEQUENCE whose reply is not kept.
+/// The status of operations after a SEQUENCE without `cachethis`.
 async fn status(c: &mut Client, ops: Vec<Op>) -> Nfsstat4 {
     c.seq += 1;
     let all = std::iter::once(c.sequence(false)).chain(ops).collect();
@@ -23,8 +23,8 @@ async fn client(lab: &Lab, name: &'static str) -> Client {
     c
 }
 
-/// Names, link texts, owners and lists may have any length on the wire: what is too long has a
-/// status.
+/// Names, link texts, owners and lists may have any length on the wire. Values that are too long
+/// get a status.
 /// Promise: S13
 #[tokio::test]
 async fn long_values_have_statuses() {
@@ -70,8 +70,8 @@ async fn long_values_have_statuses() {
     assert_eq!(status(&mut c, vec![Op::Putrootfh; 2000]).await, Nfsstat4::TOO_MANY_OPS);
 }
 
-/// Bitmaps and tags have no limit in RFC 8881. Attributes with too great numbers are unknown:
-/// ignored in a question, refused in a change; a tag comes back.
+/// RFC 8881 sets no limit for bitmaps and tags. Attributes with too high numbers are unknown. They
+/// are ignored in a GETATTR and refused in a SETATTR. A tag is returned.
 /// Promise: S13
 #[tokio::test]
 async fn long_bitmaps_and_tags_are_taken() {
@@ -80,7 +80,7 @@ async fn long_bitmaps_and_tags_are_taken() {
     let (id, fh) = c.open("f", "x", RW, 0).await.unwrap();
     let tag = Tag::copy(&[b't'; 5000]);
     let cases = [
-        // The size, and one that does not exist.
+        // The size, and an attribute that does not exist.
         (Op::Getattr(Bitmap4::of(&[attr::SIZE])), 2, vec![], Nfsstat4::OK),
         (
             Op::setattr(id, Attrs { size: Some(2), ..Attrs::default() }),
@@ -112,7 +112,7 @@ async fn long_bitmaps_and_tags_are_taken() {
     }
 }
 
-/// The same of NFSv3.
+/// The same for NFSv3.
 /// Promise: S13
 #[tokio::test]
 async fn long_values_of_nfsv3_have_statuses() {
@@ -136,8 +136,8 @@ async fn long_values_of_nfsv3_have_statuses() {
     assert_eq!(wire.call(&link).await.status(), nfs3::Nfsstat3::NAMETOOLONG);
 }
 
-/// SECINFO_NO_NAME consumes the current filehandle, with its stateid, when it succeeds; it has the
-/// parent's errors of LOOKUPP.
+/// A successful SECINFO_NO_NAME consumes the current filehandle and its stateid. For the parent it
+/// has the errors of LOOKUPP.
 /// Promise: S13
 #[tokio::test]
 async fn secinfo_consumes_the_filehandle() {
@@ -165,7 +165,7 @@ async fn secinfo_consumes_the_filehandle() {
     assert_eq!(status(&mut c, top).await, Nfsstat4::NOENT);
 }
 
-/// What CREATE_SESSION says to a client whose EXCHANGE_ID was answered with `who`.
+/// The result of CREATE_SESSION for a client whose EXCHANGE_ID returned `who`.
 async fn create(
     wire: &mut crate::tests::Wire,
     who: &ExchangeIdOk,
@@ -228,7 +228,7 @@ async fn sessions_are_made_once() {
     assert_eq!(lab.server.v4.clients.by_id(who.clientid).unwrap().sessions().len(), 2);
 }
 
-/// A session may be small: its limits count the headers of RPC, and hold to the byte.
+/// A session may be small. Its limits include the headers of RPC and are exact to the byte.
 /// Promise: S13
 #[tokio::test]
 async fn small_sessions_work_to_the_byte() {
@@ -267,14 +267,14 @@ async fn small_sessions_work_to_the_byte() {
         let found = status(&mut maker, vec![Op::Putrootfh, Op::lookup(name.as_bytes())]).await;
         let (made, refused) = (Nfsstat4::OK, Nfsstat4::REP_TOO_BIG);
         let expected = if response < 250 { (refused, Nfsstat4::NOENT) } else { (made, made) };
-        assert_eq!((reply.status, found), expected, "what is refused is not made: {response}");
+        assert_eq!((reply.status, found), expected, "a refused file is not created: {response}");
         let long = vec![sequence(3), Op::Putrootfh, Op::lookup(&[b'x'; 300])];
         assert_eq!(wire.call(&Compound::new(1, long)).await.status, Nfsstat4::REQ_TOO_BIG);
     }
 }
 
-/// A client of another principal with the same name ends the first only when that has no state and
-/// no session.
+/// A client of another principal with the same name replaces the first client only when that has no
+/// state and no session.
 /// Promise: S13
 #[tokio::test]
 async fn collisions_of_names() {
@@ -305,11 +305,11 @@ async fn collisions_of_names() {
     let other = second.call(&exchange(false)).await.results().exchange_id().unwrap();
     assert_ne!(other.clientid, who.clientid);
     let late = create(&mut first, &who, who.sequenceid + 1, channel(4096, 4096, 0)).await;
-    assert_eq!(late.unwrap_err(), Nfsstat4::STALE_CLIENTID, "its record is gone at once");
+    assert_eq!(late.unwrap_err(), Nfsstat4::STALE_CLIENTID, "its record is removed at once");
 }
 
-/// Only the superuser names other owners of what he makes; the creations of others succeed as the
-/// Linux server's do.
+/// Only the superuser may set another owner for a new object. Creations of other users succeed as
+/// on the Linux server.
 /// Promise: S13
 #[tokio::test]
 async fn creations_that_name_owners() {
@@ -373,7 +373,7 @@ async fn creations_that_name_owners() {
     assert_eq!(made.obj_attributes.unwrap().uid, 1000);
 }
 
-/// An open that may create succeeds in a read-only export where the file is there.
+/// In a read-only export, an OPEN with creation succeeds when the file exists.
 /// Promise: S13
 #[tokio::test]
 async fn creating_opens_of_read_only_exports() {
@@ -432,8 +432,8 @@ async fn creating_opens_of_read_only_exports() {
     }
 }
 
-/// A file has so many locks; the one beyond fails at once, and others than the program that took
-/// them go on.
+/// The number of locks of a file is limited. A lock beyond the limit fails at once, and other
+/// owners are not affected.
 /// Promise: S13
 #[tokio::test]
 async fn a_lock_too_many_fails() {

@@ -1,10 +1,10 @@
-//! Calls of one client that run side by side on one file's state. Each needs the stateid as the
-//! other leaves it.
+//! Concurrent calls of one client on one file's state. Each call needs the stateid that the other
+//! leaves.
 
 use super::*;
 use crate::tests::Wire;
 
-/// One more slot of a client's session, on a connection of its own.
+/// Another slot of a client's session, on a connection of its own.
 struct Slot {
     wire: Wire,
     session: Sessionid,
@@ -17,7 +17,7 @@ impl Slot {
         Self { wire: lab.connect(), session: c.session, slotid, seq: 0 }
     }
 
-    /// What came of the last operation; all others succeed.
+    /// The result of the last operation. All others must succeed.
     async fn run(&mut self, mut ops: Vec<Op>) -> OpRes {
         self.seq += 1;
         let (sequenceid, slotid) = (self.seq, self.slotid);
@@ -54,7 +54,7 @@ impl Slot {
     }
 }
 
-/// A client with `f` open, and a lock-owner "p" of it that has locked and unlocked.
+/// A client with `f` open, and its lock-owner "p", which has locked and unlocked.
 async fn with_an_idle_locker(lab: &Lab) -> (Client, Fh, Stateid, Stateid) {
     let mut c = lab.client("a").await;
     c.reclaim_complete().await;
@@ -76,14 +76,14 @@ fn only_locks(lab: &Lab) -> Arc<Locks> {
     file(lab).lockers.lock()[0].clone()
 }
 
-/// Lets everything go on that can.
+/// Lets all tasks run that can.
 async fn settle() {
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Whether somebody else gets the lock.
+/// Whether another client gets the lock.
 async fn is_free(lab: &Lab, fh: &Fh, somebody: &'static str) -> bool {
     let mut b = lab.client(somebody).await;
     b.reclaim_complete().await;
@@ -91,8 +91,8 @@ async fn is_free(lab: &Lab, fh: &Fh, somebody: &'static str) -> bool {
     b.lock(fh, open, "q", (0, 10)).await.is_ok()
 }
 
-/// What Linux does when one process closes and the next one opens: FREE_STATEID of a lock-owner
-/// leaves together with a LOCK of the new owner, which has the same name.
+/// Linux sends FREE_STATEID of a lock-owner together with a LOCK of a new owner with the same name.
+/// That happens when one process closes the file and the next one opens it.
 /// Promise: S11
 #[tokio::test]
 async fn a_lock_is_not_freed_with_what_its_owner_had_before() {
@@ -136,8 +136,7 @@ async fn a_lock_after_its_owner_was_freed_is_a_new_one() {
     assert!(is_free(&lab, &fh, "c").await, "nothing of it is left");
 }
 
-/// A LOCKU that waits does not unlock for whoever was the owner when it came: the stateid may be
-/// gone by then.
+/// A LOCKU that waits must not unlock for a later owner. The stateid may have ended by then.
 /// Promise: S11
 #[tokio::test]
 async fn an_unlock_behind_the_end_of_its_stateid_is_refused() {
@@ -155,7 +154,8 @@ async fn an_unlock_behind_the_end_of_its_stateid_is_refused() {
     assert_eq!(unlocking.await.unwrap(), Err(Nfsstat4::BAD_STATEID));
 }
 
-/// A CLOSE that an OPEN overtook closes nothing; the client closes again when it has heard of that.
+/// A CLOSE that an OPEN overtook closes nothing. The client repeats the CLOSE after it has received
+/// that OPEN's reply.
 /// Promise: S11
 #[tokio::test]
 async fn a_close_behind_an_open_of_its_owner_is_refused() {
@@ -178,7 +178,7 @@ async fn a_close_behind_an_open_of_its_owner_is_refused() {
     assert_eq!(two.close(&fh, opened).await, Nfsstat4::OK);
 }
 
-/// An OPEN that waits for the end of the file's last open is known to whoever opens the file next.
+/// An OPEN that waits for the file's last close is visible to the next client that opens the file.
 /// Promise: S11
 #[tokio::test]
 async fn an_open_behind_the_last_close_excludes_others() {
@@ -194,15 +194,15 @@ async fn an_open_behind_the_last_close_excludes_others() {
     let opening = tokio::spawn(async move { c.open("f", "x", RW, bits::SHARE_DENY_BOTH).await });
     settle().await;
     drop(busy);
-    // Nothing but these two calls holds it.
+    // Only these two calls refer to the file's state.
     drop(file);
     assert_eq!(closing.await.unwrap(), Nfsstat4::OK);
     assert!(opening.await.unwrap().is_ok());
     assert_eq!(d.open("f", "y", RW, 0).await.unwrap_err(), Nfsstat4::SHARE_DENIED);
 }
 
-/// Each OPEN of an owner answers a sequence number of its own, without gaps: Linux waits seconds
-/// for one that it misses.
+/// Each OPEN of an owner returns a sequence number of its own, without gaps. Linux waits for
+/// seconds for a missing one.
 /// Promise: S11
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn opens_and_closes_of_one_owner_side_by_side() {

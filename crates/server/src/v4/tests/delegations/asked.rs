@@ -1,5 +1,5 @@
-//! Attributes of files that are delegated for writing: their holder is asked (CB_GETATTR), and
-//! keeps the file.
+//! Attributes of files under a write delegation: the server asks the holder (CB_GETATTR), and the
+//! holder keeps the delegation.
 
 use super::*;
 use hither_vfs::CHANGE_OF_SERVER;
@@ -15,7 +15,7 @@ fn write(id: Stateid, bytes: &'static [u8]) -> Op {
 }
 
 impl Client {
-    /// Opens for writing, and learns what the file is; the delegation and `change`.
+    /// Opens for writing and reads the attributes. Returns the delegation and `change`.
     async fn hold(&mut self, name: &str) -> (Stateid, u64) {
         let open = Op::Open(open_args("o", RW, 0, OpenClaim::Null(name.as_bytes().into()), false));
         let mut r = self.run(vec![Op::Putrootfh, open, Op::Getattr(SHOWN)]).await;
@@ -30,8 +30,7 @@ impl Client {
         r.getattr().unwrap()
     }
 
-    /// How often the server has asked, and how many delegations it has recalled, since the last
-    /// time.
+    /// Numbers of CB_GETATTRs and of recalled delegations since the last call.
     fn asked(&mut self) -> (usize, usize) {
         let asked = self.wire.called.iter().filter(|op| matches!(op, CbOp::Getattr(_))).count();
         let recalled: std::collections::HashSet<_> =
@@ -40,12 +39,12 @@ impl Client {
     }
 }
 
-/// What comes of `asks`, while the holder answers.
+/// The result of `asks`, while the holder answers callbacks.
 async fn beside<T>(holder: &mut Client, asks: impl Future<Output = T>) -> T {
     tokio::select! {
         biased;
         out = asks => out,
-        () = holder.wire.listen() => panic!("it listens for ever"),
+        () = holder.wire.listen() => panic!("it listens forever"),
     }
 }
 
@@ -57,23 +56,23 @@ async fn two() -> (Lab, Fh, Client, Client) {
     (lab, fh, holder, other)
 }
 
-/// What a holder has not modified is shown as it is.
+/// Attributes of a file that the holder has not modified are the file's own.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_is_not_modified_is_the_files_own() {
     let (lab, fh, mut holder, mut other) = two().await;
     let before = other.shown(&fh).await;
     let (id, change) = holder.hold("f").await;
-    // What he told of its length does not matter then.
+    // The holder's size does not count in that case.
     holder.wire.tells = vec![(change, 99)];
     assert_eq!(beside(&mut holder, other.shown(&fh)).await, before);
     assert_eq!(before.size, Some(8));
     assert_eq!(holder.asked(), (1, 0));
-    // Nobody is asked about what he asks himself.
+    // A holder is not asked about its own GETATTR.
     assert_eq!(holder.shown(&fh).await, before);
     holder.wire.listening(Duration::from_secs(2)).await;
     assert_eq!(holder.asked(), (0, 0));
-    // What he has written at the server is the file's own as well.
+    // Data that the holder has written to the server shows in the file's own attributes.
     holder.run(vec![Op::putfh(&fh), write(id, b"longer than before")]).await;
     let after = beside(&mut holder, other.shown(&fh)).await;
     assert_eq!((after.size, after.change != before.change), (Some(18), true));
@@ -82,8 +81,8 @@ async fn what_is_not_modified_is_the_files_own() {
     assert_eq!((counts.writing, counts.reading, counts.getattrs, counts.recalls), (1, 0, 2, 0));
 }
 
-/// What a holder has modified has his length, and a `change` and times that only grow and never
-/// come back.
+/// A file that the holder has modified is shown with the holder's size, and with a `change` and
+/// times that only grow and never repeat.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn what_is_modified_is_never_taken_for_anything_else() {
@@ -131,11 +130,11 @@ async fn what_is_modified_is_never_taken_for_anything_else() {
         assert!(times(&shown) > times(last), "{how}: {shown:?} after {last:?}");
         all.push(shown);
     }
-    // It is not known to be the holder's word any more when something else follows.
+    // The GETATTR asks the holder. The READ after it recalls the delegation.
     let read = vec![Op::putfh(&fh), Op::Getattr(SHOWN), Op::read(Stateid::ANONYMOUS, 0, 9)];
     assert_eq!(beside(&mut holder, other.status(read.clone())).await, Nfsstat4::DELAY);
     holder.wire.listening(Duration::from_secs(1)).await;
-    assert_eq!(holder.asked(), (1, 1), "who reads recalls");
+    assert_eq!(holder.asked(), (1, 1), "a read recalls");
     assert_eq!(holder.status(vec![Op::putfh(&fh), write(id, b"delayed!")]).await, Nfsstat4::OK);
     holder.give_back(&fh, id).await.unwrap();
     assert_eq!(other.status(read).await, Nfsstat4::OK);
@@ -146,8 +145,7 @@ async fn what_is_modified_is_never_taken_for_anything_else() {
     assert_eq!(lab.server.delegations().writing, 0);
 }
 
-/// A holder who says nothing of use, or nothing in time, has the file recalled, as long as nobody
-/// knows better.
+/// A holder without a useful answer, or without one in time, is recalled.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn who_does_not_answer_is_recalled() {
@@ -174,7 +172,7 @@ async fn who_does_not_answer_is_recalled() {
         assert!(took < Duration::from_millis(most), "{what}: {took:?}");
         holder.wire.listening(Duration::from_secs(2)).await;
         assert_eq!(holder.asked(), (asked, 1), "{what}");
-        // Nor is he asked again.
+        // The holder is not asked again.
         assert_eq!(beside(&mut holder, other.status(look(&fh))).await, Nfsstat4::DELAY, "{what}");
         assert_eq!(holder.asked().0, 0, "{what}");
         holder.give_back(&fh, id).await.unwrap();
@@ -182,7 +180,8 @@ async fn who_does_not_answer_is_recalled() {
     }
 }
 
-/// An answer is for those who had asked before it was asked for: the others share the next one.
+/// An answer serves only the operations that arrived before its question was sent. Later operations
+/// share the next question.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn nobody_gets_an_answer_of_before_he_asked() {
@@ -213,8 +212,8 @@ async fn nobody_gets_an_answer_of_before_he_asked() {
     assert_eq!(holder.asked(), (2, 0));
 }
 
-/// Clients of NFSv3 are shown the holder's length, and a time that they have seen with nothing
-/// else.
+/// NFSv3 clients see the holder's size, with a time that they have seen with no other state of the
+/// file.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn looks_by_nfsv3_ask() {
@@ -235,7 +234,7 @@ async fn looks_by_nfsv3_ask() {
         last = shown;
     }
     assert_eq!(holder.asked(), (4, 0));
-    // What is more than a look at them recalls.
+    // Operations that need more than attributes recall the delegation.
     let access = nfs3::AccessArgs { object: file(), access: 1 };
     assert_eq!(beside(&mut holder, wire.call(&access)).await.status(), nfs3::Nfsstat3::JUKEBOX);
     assert_eq!(holder.asked(), (0, 1));
@@ -243,8 +242,8 @@ async fn looks_by_nfsv3_ask() {
     assert_eq!(wire.call(&get()).await.into_result().unwrap().size, 8);
 }
 
-/// In a listing, holders of few files are asked, and of many files none: these are called back
-/// together.
+/// For a listing with few delegated files, the holders are asked. For many files, all delegations
+/// are recalled together.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
 async fn holders_of_many_files_in_a_listing_are_not_asked() {

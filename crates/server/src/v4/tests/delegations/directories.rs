@@ -1,5 +1,4 @@
-//! Delegations of directories: their names stay as they are until somebody else wants to change
-//! them.
+//! Delegations of directories: the names stay the same until another client wants to change them.
 
 use super::*;
 use crate::Options;
@@ -58,7 +57,7 @@ impl Client {
         r.getfh().unwrap()[..].into()
     }
 
-    /// Lets time pass until nobody is kept from what was taken, with the lease renewed.
+    /// Waits until recalled directories can be delegated again, and renews the lease.
     async fn rest(&mut self) {
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_secs(40)).await;
@@ -67,7 +66,7 @@ impl Client {
     }
 }
 
-/// A server with the directory `d`, in which there are `f` and `g` and the directory `e`; and the
+/// A server with the directory `d`, which contains `f`, `g` and the directory `e`. Returns the
 /// handle of `d`.
 async fn with_directory() -> (Lab, Fh) {
     let (lab, _) = lab().await;
@@ -80,22 +79,23 @@ async fn with_directory() -> (Lab, Fh) {
     (lab, d)
 }
 
-/// Whoever can be called and may use the directory; it is a delegation like others then.
+/// A client with a working backchannel and rights to the directory gets a delegation. The
+/// delegation then behaves like others.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn who_gets_one_of_a_directory() {
     let (lab, d) = with_directory().await;
     let mut deaf = lab.client("deaf").await;
-    assert_eq!(deaf.of_directory(in_d(ask())).await, None, "it has yet to say that it takes nothing back");
+    assert_eq!(deaf.of_directory(in_d(ask())).await, None, "it has not sent RECLAIM_COMPLETE");
     deaf.reclaim_complete().await;
     assert_eq!(deaf.of_directory(in_d(ask())).await, None, "it cannot be called");
     let (mut a, mut b) = (callable(&lab, "a").await, callable(&lab, "b").await);
     assert_eq!(a.status(vec![Op::Putrootfh, Op::lookup(b"f"), ask()]).await, Nfsstat4::NOTDIR);
     let (of_a, of_b) =
         (a.of_directory(in_d(ask())).await.unwrap(), b.of_directory(in_d(ask())).await.unwrap());
-    assert_ne!(of_a, of_b, "there may be many");
+    assert_ne!(of_a, of_b, "several clients may have a delegation");
     assert_eq!(a.of_directory(in_d(ask())).await, None, "it has one");
-    assert!(a.of_directory(at_root(ask())).await.is_some(), "and of another directory another");
+    assert!(a.of_directory(at_root(ask())).await.is_some(), "another directory has another delegation");
     assert_eq!(a.test(of_a).await, Nfsstat4::OK);
     assert_eq!(a.test(of_b).await, Nfsstat4::BAD_STATEID);
     assert_eq!(a.status(vec![Op::FreeStateid(of_a)]).await, Nfsstat4::LOCKS_HELD);
@@ -105,8 +105,8 @@ async fn who_gets_one_of_a_directory() {
     assert!(a.of_directory(in_d(ask())).await.is_some(), "it may ask again");
 }
 
-/// There are no more at a time than the server was told, files and directories together; one that
-/// delegates nothing says that it does not know of it.
+/// The configured limit holds for files and directories together. A server without delegations does
+/// not support the operation.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn there_are_no_more_than_agreed() {
@@ -126,9 +126,9 @@ async fn there_are_no_more_than_agreed() {
     }
 }
 
-/// Each operation that changes names in a directory, or its attributes, recalls what others hold,
-/// is told to come back, and goes on when it is returned. The holder's own go on at once and leave
-/// it to him.
+/// Each operation that changes a directory's names or attributes recalls other clients'
+/// delegations. It gets "try later" and succeeds after the return. The holder's own operations
+/// succeed at once, and the holder keeps the delegation.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn changes_of_a_directory_recall() {
@@ -161,7 +161,7 @@ async fn changes_of_a_directory_recall() {
         ("rename of itself", rename(there(), "d", there(), "d2")),
     ];
     for (what, ops) in changes {
-        // A directory that is taken again and again rests for longer and longer.
+        // The time without delegations grows with each recall.
         holder.rest().await;
         other.run(vec![]).await;
         let id = holder.of_directory(vec![Op::putfh(&d), ask()]).await;
@@ -180,11 +180,11 @@ async fn changes_of_a_directory_recall() {
         assert_eq!(holder.status(vec![Op::putfh(&d), op]).await, Nfsstat4::OK);
     }
     holder.wire.listening(Duration::from_secs(2)).await;
-    assert_eq!(holder.wire.recalls(), [], "what he does himself he knows");
+    assert_eq!(holder.wire.recalls(), [], "the holder's own changes recall nothing");
     assert_eq!(holder.test(id).await, Nfsstat4::OK);
 }
 
-/// Who removes a directory that he has delegated is not held up by that, and is asked for it
+/// A client that removes a directory delegated to it is not delayed. The delegation is recalled
 /// afterwards.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
@@ -198,8 +198,8 @@ async fn a_removed_directory_is_recalled_from_its_remover() {
     assert_eq!(holder.wire.recalls(), [id]);
 }
 
-/// What leaves the names as they are recalls nothing: looks, other directories, and opens with
-/// O_CREAT of what is there.
+/// Operations that do not change the names recall nothing: reads, operations in other directories,
+/// and opens with O_CREAT of existing files.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn other_operations_do_not_recall() {
@@ -226,7 +226,7 @@ async fn other_operations_do_not_recall() {
     assert_eq!(holder.wire.recalls(), []);
 }
 
-/// Also those of NFSv3.
+/// The same for operations of NFSv3.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn changes_of_a_directory_by_nfsv3_recall() {
@@ -258,8 +258,8 @@ async fn changes_of_a_directory_by_nfsv3_recall() {
     assert_eq!(wire.call(&mkdir).await.status(), nfs3::Nfsstat3::OK);
 }
 
-/// Who does not answer loses it when his lease has surely ended, and is told so until he has said
-/// that he knows.
+/// A holder that does not answer loses the delegation when its lease has certainly expired. It gets
+/// a status flag until it frees the stateid.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_is_not_returned_is_revoked() {
@@ -285,8 +285,8 @@ async fn a_directory_that_is_not_returned_is_revoked() {
     assert_eq!(holder.flags().await & seq4_status::RECALLABLE_STATE_REVOKED, 0);
 }
 
-/// After a restart nobody changes names before those who may rely on them have come back, or cannot
-/// any more. There is nothing to take back: whoever is back asks anew.
+/// After a restart no client changes names before the earlier holders are back, or can no longer
+/// rely on the names. Directory delegations cannot be reclaimed: clients request new ones.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn a_restart_ends_those_of_directories() {
@@ -302,7 +302,7 @@ async fn a_restart_ends_those_of_directories() {
     other.run(vec![Op::ReclaimComplete(false)]).await.reclaim_complete().unwrap();
     assert_eq!(other.status(at_root(mkdir(b"new"))).await, Nfsstat4::GRACE);
     let mut holder = Client::with(lab.connect(), "holder", 1, create_session::CONN_BACK_CHAN).await;
-    assert_eq!(holder.of_directory(at_root(ask())).await, None, "it may not know yet what is lost");
+    assert_eq!(holder.of_directory(at_root(ask())).await, None, "earlier delegations may still be in use");
     assert_eq!(other.status(at_root(mkdir(b"new"))).await, Nfsstat4::GRACE);
     holder.reclaim_complete().await;
     let mut maker = lab.client("maker").await;
@@ -313,8 +313,8 @@ async fn a_restart_ends_those_of_directories() {
     assert!(holder.of_directory(at_root(ask())).await.is_some());
 }
 
-/// When exports change, names may lead elsewhere: delegations of directories are recalled. A client
-/// can return one of a directory over which something lies now.
+/// When the exports change, names may lead elsewhere, so delegations of directories are recalled. A
+/// client can return the delegation of a directory that is covered now.
 /// Promise: S2a
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
@@ -338,7 +338,7 @@ async fn changed_exports_recall_directories() {
     assert_eq!(holder.test(of_d).await, Nfsstat4::BAD_STATEID);
 }
 
-/// What a local program has done is recalled at once.
+/// A local program's change recalls the delegation at once.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn local_changes_of_a_directory_recall() {
@@ -364,9 +364,8 @@ async fn local_changes_of_a_directory_recall() {
     }
 }
 
-/// What each of several clients knows of the names, from its own memory as long as it holds a
-/// delegation, is never older than the last change that was acknowledged before, its own changes
-/// included.
+/// Several clients answer look-ups from memory as long as they hold a delegation. No answer is
+/// older than the last change that was acknowledged before it, the client's own changes included.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
 async fn no_stale_name_is_ever_believed() {
@@ -402,7 +401,7 @@ async fn no_stale_name_is_ever_believed() {
                     names[n] = truth[n];
                 }
                 for (other, kept) in kept.iter().enumerate() {
-                    assert!(other == i || kept.is_none(), "who relied on it was not asked");
+                    assert!(other == i || kept.is_none(), "another client's delegation was not recalled");
                 }
                 continue;
             }

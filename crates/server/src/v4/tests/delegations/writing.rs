@@ -1,10 +1,10 @@
-//! Delegations for writing: nobody sees what was there before what their holder has delayed.
+//! Write delegations: no client sees older data than the holder's delayed writes.
 
 use super::*;
 use hither_vfs::{Cred, Cx, Data, File, Stability, Vfs};
 use std::collections::HashMap;
 
-/// Opens for writing; the delegation for that, when there is one.
+/// Opens for writing. Returns the write delegation, when there is one.
 async fn to_write(c: &mut Client, name: &str) -> Option<Stateid> {
     match c.open_as(name, RW, None).await.unwrap().delegation {
         OpenDelegation::Write(d) => Some(d.stateid),
@@ -17,15 +17,15 @@ fn write(id: Stateid, bytes: &'static [u8]) -> Op {
     Op::write(id, 0, StableHow::FILE_SYNC, Bytes::from_static(bytes))
 }
 
-/// Only who is alone with a file gets one; the holder goes on using the file as he likes, and keeps
-/// it when he closes it.
+/// Only a client that is alone with a file gets a write delegation. The holder uses the file
+/// freely, and keeps the delegation after the close.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn who_may_delay() {
     let (lab, fh) = lab().await;
     let (mut a, mut b) = (callable(&lab, "a").await, callable(&lab, "b").await);
     let open = b.open_as("f", READ | bits::WANT_NO_DELEG, None).await.unwrap().stateid;
-    assert_eq!(to_write(&mut a, "f").await, None, "somebody has it open for reading");
+    assert_eq!(to_write(&mut a, "f").await, None, "another client has it open for reading");
     b.run(vec![Op::putfh(&fh), Op::Close(CloseArgs { seqid: 0, stateid: open })]).await;
     let opened = a.open_as("f", RW, None).await.unwrap();
     let OpenDelegation::Write(d) = &opened.delegation else { panic!("{:?}", opened.delegation) };
@@ -53,14 +53,14 @@ async fn who_may_delay() {
         assert_eq!(a.status(vec![Op::putfh(&fh), open]).await, Nfsstat4::OK);
     }
     a.wire.listening(Duration::from_secs(1)).await;
-    assert_eq!(a.wire.recalls(), [], "he is in nobody's way");
+    assert_eq!(a.wire.recalls(), [], "its own operations recall nothing");
     assert_eq!(b.status(vec![Op::putfh(&fh), write(id, b"x")]).await, Nfsstat4::BAD_STATEID);
     assert_eq!(a.give_back(&fh, id).await, Ok(()));
     assert_eq!(a.status(vec![Op::putfh(&fh), write(id, b"x")]).await, Nfsstat4::BAD_STATEID);
 }
 
-/// Whoever looks at a file, or opens it in any way, waits until what its holder has delayed is
-/// there.
+/// A read or open of the file by another client waits until the holder's delayed writes have
+/// arrived.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn looks_recall() {
@@ -97,7 +97,7 @@ async fn looks_recall() {
         ("write", vec![Op::putfh(&fh), write(Stateid::ANONYMOUS, b"data")]),
     ];
     for (what, ops) in looks {
-        // A file that is taken again and again rests for longer and longer.
+        // The time without delegations grows with each recall.
         tokio::time::sleep(Duration::from_secs(100)).await;
         for c in [&mut holder, &mut other] {
             c.run(vec![]).await;
@@ -117,7 +117,7 @@ async fn looks_recall() {
     }
 }
 
-/// Those of NFSv3 as well; a listing tells nothing of the file, and waits for nobody.
+/// The same for reads of NFSv3. A listing has no attributes of the file and waits for no holder.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn looks_by_nfsv3_recall() {
@@ -156,8 +156,8 @@ async fn looks_by_nfsv3_recall() {
     }
 }
 
-/// A holder who returns nothing loses it when his lease has surely ended; what he delayed comes too
-/// late.
+/// A holder that does not return its delegation loses it when its lease has certainly expired. Its
+/// delayed writes then come too late.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn who_does_not_return_it_loses_it() {
@@ -189,8 +189,8 @@ async fn who_does_not_return_it_loses_it() {
     }
 }
 
-/// After a restart nobody reads a file before those who may have delayed writes are back, or cannot
-/// have any more.
+/// After a restart no client reads a file before the clients with delayed writes are back, or can
+/// no longer have any.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn a_restart_waits_for_what_was_delayed() {
@@ -231,23 +231,23 @@ async fn a_restart_waits_for_what_was_delayed() {
         holder.reclaim_complete().await;
         let mut maker = lab.client("maker").await;
         maker.reclaim_complete().await;
-        assert_eq!(wire.call(&read).await.status(), nfs3::Nfsstat3::JUKEBOX, "he still has it");
+        assert_eq!(wire.call(&read).await.status(), nfs3::Nfsstat3::JUKEBOX, "the holder still has it");
         holder.give_back(&fh, d.stateid).await.unwrap();
         assert_eq!(&wire.call(&read).await.into_result().unwrap().data[..], b"delayed!");
     }
 }
 
-/// A client that delays what it writes as long as it may.
+/// A client that delays its writes as long as it may.
 struct Delayer {
     c: Client,
-    /// The delegation, whether it is for writing, the file as the client has it, and whether the
-    /// server lacks it.
+    /// The delegation, whether it is for writing, the client's data, and whether the server lacks
+    /// that data.
     held: Option<(Stateid, bool, Bytes, bool)>,
-    /// `change` when it was granted for writing.
+    /// `change` at the grant of the write delegation.
     granted: u64,
 }
 
-/// What clients and local programs do with one file.
+/// One file, and the clients and local programs that use it.
 struct World {
     random: Arc<dyn Fn() -> u64 + Send + Sync>,
     model: Arc<Model>,
@@ -257,11 +257,11 @@ struct World {
     told: Arc<Told>,
     clients: Vec<Delayer>,
     acknowledged: Bytes,
-    /// Reads from memory, and delayed writes.
+    /// Numbers of reads from memory and of delayed writes.
     counts: (usize, usize),
-    /// What the file was under each `change` that was told.
+    /// The file's data under each `change` that clients have got.
     known: HashMap<u64, Bytes>,
-    /// Looks at what was delayed that took nothing away.
+    /// Number of GETATTRs of delayed data that recalled nothing.
     looks: usize,
 }
 
@@ -270,12 +270,13 @@ impl World {
         (self.random)() as usize % n
     }
 
-    /// What is written next: as long as it likes.
+    /// The data of the next write, of random length.
     fn value(&self, step: usize) -> Bytes {
         Bytes::from(format!("{step:08}{}", "x".repeat(self.pick(9))))
     }
 
-    /// Somebody waits: holders look whether something was recalled, and return it sooner or later.
+    /// Runs while an operation waits: holders receive recalls and return their delegations sooner
+    /// or later.
     async fn meanwhile(&mut self) {
         for i in 0..self.clients.len() {
             self.clients[i].c.wire.listening(Duration::from_millis(1)).await;
@@ -311,7 +312,7 @@ impl World {
         }
     }
 
-    /// Executes operations of a client, again when it is told to come back.
+    /// Executes operations of a client, and repeats them after "try later".
     async fn run(&mut self, i: usize, ops: Vec<Op>) -> CompoundReply {
         loop {
             let c = &mut self.clients[i].c;
@@ -350,7 +351,7 @@ impl World {
         self.clients[i].held = delegation.stateid().map(|id| (id, false, bytes, false));
     }
 
-    /// A look at the attributes, which the holder may answer.
+    /// A GETATTR, which the holder may answer.
     async fn look(&mut self, i: usize) {
         let ops = vec![Op::putfh(&self.fh), Op::Getattr(Bitmap4::of(&[attr::SIZE, attr::CHANGE]))];
         let (shown, dirty) = loop {
@@ -359,7 +360,7 @@ impl World {
                 break (self.run(i, ops).await, false);
             };
             let [asker, holder] = self.clients.get_disjoint_mut([i, holder]).unwrap();
-            let Some((_, _, bytes, dirty)) = &holder.held else { panic!("he holds it") };
+            let Some((_, _, bytes, dirty)) = &holder.held else { panic!("the holder has it") };
             let (bytes, dirty) = (bytes.len() as u64, *dirty);
             holder.c.wire.tells = vec![(holder.granted + u64::from(dirty), bytes)];
             asker.c.seq += 1;
@@ -368,7 +369,7 @@ impl World {
             let reply = tokio::select! {
                 biased;
                 reply = asker.c.wire.call(&call) => reply,
-                () = holder.c.wire.listen() => panic!("it listens for ever"),
+                () = holder.c.wire.listen() => panic!("it listens forever"),
             };
             match reply.status {
                 Nfsstat4::OK => break (reply, dirty),
@@ -385,7 +386,7 @@ impl World {
         self.looks += usize::from(dirty);
     }
 
-    /// The file as it is has this `change`, and was nothing else under it.
+    /// Checks that this `change` belongs to the file's current data and to no other data.
     fn is_known(&mut self, change: u64) {
         let known = self.known.entry(change).or_insert_with(|| self.acknowledged.clone());
         assert_eq!(*known, self.acknowledged, "{change:x}");
@@ -399,7 +400,7 @@ impl World {
             self.counts.1 += 1;
             return;
         }
-        // His own delegation for reading is in the way.
+        // The client's own read delegation conflicts.
         self.give_back(i).await;
         let open = Op::Open(open_args("o", RW, 0, OpenClaim::Null(b"f"[..].into()), false));
         let attrs = Attrs { size: Some(value.len() as u64), ..Attrs::default() };
@@ -420,7 +421,7 @@ impl World {
         self.clients[i].held = delegation.stateid().map(|id| (id, true, value, false));
     }
 
-    /// A local program opens the file: it waits until nobody watches it.
+    /// A local program opens the file. It waits until the watch ends.
     async fn opened_locally(&mut self) -> Cx {
         (self.told)(&self.file);
         while self.watched.load(SeqCst) > 0 {
@@ -445,8 +446,8 @@ impl World {
     }
 }
 
-/// Clients that keep and delay, one of NFSv3, and local programs: whatever is read, from memory,
-/// from the server or on its disk, is what was written last.
+/// Clients that cache and delay writes, an NFSv3 client, and local programs. Every read returns the
+/// last written data, whether from memory, from the server or from its disk.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
 async fn nothing_that_is_delayed_is_missed() {
@@ -474,8 +475,8 @@ async fn nothing_that_is_delayed_is_missed() {
         let mut w =
             World { random, model, fh, file, watched, told, clients, acknowledged, counts, known, looks: 0 };
         for step in 0..300 {
-            // A file that is taken from its holders again and again is given to nobody for some
-            // seconds; then who comes first gets it.
+            // A file that is recalled again and again is not delegated for some seconds. After them
+            // the first client to open it gets it.
             let rests = w.pick(6) == 0;
             if rests {
                 for i in 0..3 {
@@ -497,7 +498,7 @@ async fn nothing_that_is_delayed_is_missed() {
                 19 => w.give_back(i).await,
                 20 => w.read_locally().await,
                 21 => w.write_locally(step).await,
-                // By somebody else, when somebody holds it.
+                // Another client than the holder looks.
                 24..40 => {
                     let other = w.pick(2);
                     w.look(holder.map_or(i, |h| (h + 1 + other) % 3)).await;
