@@ -1,10 +1,10 @@
 //! NFSv4.1 and 4.2 (RFC 8881, 7862, 8276) over a `Vfs`.
 //!
-//! It knows nothing of connections but that calls come on them and can go back. A compound is
-//! executed operation by operation ([`exec`]); a run of LOOKUPs is one walk of the `Vfs`. What
-//! clients hold is in [`clients`], [`session`] and [`state`]; what of it outlives a restart in
-//! [`stable`]. After a restart in which clients held something there is a grace period: they take
-//! it back before anybody else gets anything that could be in its way.
+//! Of connections the module knows only that calls arrive on them and callbacks leave on them. A
+//! compound is executed operation by operation ([`exec`]). A run of LOOKUPs is one walk of the
+//! `Vfs`. The state of clients is in [`clients`], [`session`] and [`state`]; the part that outlives
+//! a restart is in [`stable`]. If clients held state before a restart, a grace period follows. In
+//! it clients reclaim their state before any client gets new state that could conflict.
 //!
 //! NFSv4.0 is not offered. Files are delegated for reading and for writing ([`delegation`]).
 
@@ -54,47 +54,47 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes of a reply that a READ or READDIR leaves for the results behind it, at most.
+/// Most bytes of a reply that a READ or READDIR leaves for the results after it.
 const ROOM_BYTES: usize = 512;
-/// Bytes of a result that says nothing but a status.
+/// Bytes of a result that has only a status.
 const FAILURE_BYTES: usize = 8;
-/// Longest result of an operation that changes something: that of an OPEN with a delegation for
-/// writing has 116 bytes.
+/// Longest result of an operation that changes state. An OPEN with a write delegation has 116
+/// bytes.
 const RESULT_OF_CHANGE_MAX_BYTES: usize = 128;
-/// By so much calls that wait for their turn prolong recovery at most; as delayed writes of NQNFS
-/// do.
+/// The most time by which waiting calls prolong recovery. Delayed writes of NQNFS have the same
+/// limit.
 const HELD_UP_MAX: Duration = Duration::from_secs(300);
 
-/// What NFSv4 remembers.
+/// The state of NFSv4.
 pub(crate) struct Nfs4 {
     pub(crate) clients: Clients,
     pub(crate) registry: Registry,
     pub(crate) replays: Replays,
     stable: Stable,
-    /// The server's name, and the scope of its filehandles and state.
+    /// The server's name. It is also the scope of its filehandles and state.
     name: Bytes,
-    /// Who held something before the restart and has not said that there is nothing more to
-    /// reclaim.
+    /// Names of the clients that held state before the restart and have not sent RECLAIM_COMPLETE.
     reclaimers: Mutex<HashSet<Bytes>>,
-    /// Those of them who may have held delegations, and until when they may believe so.
+    /// Of these, the clients that may have held delegations, and the time until which they may rely
+    /// on them.
     outstanding: Mutex<HashSet<Bytes>>,
     outstanding_end: Deadline,
-    /// Some of these may be for writing.
+    /// Some of these delegations may be for writing.
     outstanding_writes: bool,
     pub(crate) leases: Arc<Leases>,
     grace_end: Deadline,
-    /// How fast calls are taken while clients recover.
+    /// Limits the rate of calls while clients recover.
     pace: Option<Arc<Pace>>,
     lease: Duration,
     courtesy: Duration,
     clients_max: usize,
     /// Most opens and locks of one client.
     states_of_client_max: usize,
-    /// Changes with the exports.
+    /// Change attribute of the directories above the exports.
     generation: AtomicU64,
 }
 
-/// A moment that comes later when calls wait for their turn then, and once.
+/// A moment that is postponed while calls wait for their turn. Once passed, it stays passed.
 struct Deadline {
     at: Instant,
     past: AtomicBool,
@@ -114,14 +114,14 @@ impl Deadline {
 }
 
 impl Nfs4 {
-    /// Reads who may reclaim.
+    /// Reads the names of the clients that may reclaim.
     pub fn new(options: &Options) -> std::io::Result<Self> {
         let dir = options.state_dir.as_deref();
         let (stable, reclaimers) = Stable::open(dir)?;
         let boot = (options.env.random)() as u32;
         if !reclaimers.is_empty() {
             tracing::info!(
-                "{} clients may reclaim their state of before the restart, within {} s",
+                "{} clients may reclaim their state from before the restart within {} s",
                 reclaimers.len(),
                 options.grace.as_secs()
             );
@@ -157,19 +157,18 @@ impl Nfs4 {
         })
     }
 
-    /// Whether others than those who reclaim have to wait.
+    /// Whether the grace period lasts, so that only reclaims are granted.
     fn in_grace(&self) -> bool {
         !self.is_past(&self.grace_end) && !self.reclaimers.lock().is_empty()
     }
 
-    /// Whether a moment has come until which clients may do something, and none of their calls
-    /// waits here.
+    /// Whether a deadline of clients has passed and no call of theirs is waiting in the server.
     fn is_past(&self, deadline: &Deadline) -> bool {
         deadline.is_past(self.pace.as_ref().is_some_and(|pace| pace.holds_up()))
     }
 
-    /// How fast calls are taken now. Clients of NFSv3 recover, too, and say nothing of it: with
-    /// `stateless` the whole time of grace is theirs.
+    /// The rate limit of calls, while clients recover. NFSv3 clients recover too, but do not
+    /// announce it: with `stateless`, the limit lasts for the whole grace period.
     pub(crate) fn pace(&self, stateless: bool) -> Option<&Pace> {
         let pace = self.pace.as_deref().filter(|pace| !pace.is_over())?;
         let recovering = (stateless && !self.is_past(&self.grace_end))
@@ -190,30 +189,30 @@ impl Nfs4 {
         None
     }
 
-    /// Whether somebody may still rely on a delegation of before the restart, so that nothing may
-    /// be changed that he could have.
+    /// Whether a client may still rely on a delegation from before the restart. No file may change
+    /// then that the client could have delegated.
     pub(crate) fn may_be_delegated(&self) -> bool {
         !self.is_past(&self.outstanding_end) && !self.outstanding.lock().is_empty()
     }
 
-    /// Whether somebody may still delay writes under a delegation of before the restart, so that
-    /// nothing is to be read that he could have.
+    /// Whether a client may still delay writes under a delegation from before the restart. No file
+    /// may be read then that the client could have delegated.
     pub(crate) fn may_be_dirty(&self) -> bool {
         self.outstanding_writes && self.may_be_delegated()
     }
 
-    /// The exports have changed, and with them the directories that lead to them.
+    /// Records a change of the exports, which changes the directories that lead to them.
     pub fn exports_changed(&self) {
         self.generation.fetch_add(1, Relaxed);
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub fn closed(&self, peer: &Peer) {
         self.clients.closed(peer);
     }
 
-    /// Ends what clients hold that are silent for too long, and the grace period. Runs until it is
-    /// dropped.
+    /// Ends the state of clients that are silent for too long, and the grace period. Runs until the
+    /// caller drops it.
     pub async fn tend(&self, server: &Arc<Server>) {
         let mut every = tokio::time::interval((self.lease / 4).max(Duration::from_millis(100)));
         loop {
@@ -240,7 +239,8 @@ impl Nfs4 {
                     self.expire(&client).await;
                 }
             }
-            // A call that had begun before the exports changed may have opened one.
+            // A call that began before the exports changed may have opened a file of a removed
+            // export.
             self.close_unserved(&server.table()).await;
             self.registry.tidy();
         }
@@ -250,14 +250,14 @@ impl Nfs4 {
         self.registry.max() / 4 * 3
     }
 
-    /// Whether a client's lease has run out, so that what it holds gives way.
+    /// Whether a client's lease has expired, so that its state gives way to other clients.
     fn is_courtesy(&self, client: &Client) -> bool {
         self.clients.silent(client) > self.lease
     }
 
-    /// Something that opens need is used up: ends what clients hold whose lease has run out.
-    /// Returns whether it is worth to come back: something ended, or another client may be dead and
-    /// its lease will run out.
+    /// Handles a shortage in OPEN: ends the state of clients whose lease has expired. Returns
+    /// whether the client should try again. That is so when state has ended, or when another client
+    /// may be dead and its lease will expire.
     pub(crate) async fn relieve(&self, own: &Client) -> bool {
         let (mut ended, mut may_end) = (false, false);
         for client in self.clients.all() {
@@ -277,7 +277,7 @@ impl Nfs4 {
         ended || (may_end && scarcity::lasts() <= self.lease + MAY_BE_DEAD)
     }
 
-    /// Ends a client and what it holds.
+    /// Removes a client and ends its state.
     pub(crate) async fn expire(&self, client: &Arc<Client>) {
         self.clients.remove(client);
         self.leases.forget(&self.registry, client);
@@ -287,8 +287,8 @@ impl Nfs4 {
         }
     }
 
-    /// Nobody is served any more: clients that hold nothing have nothing to reclaim, so the next
-    /// server waits for none of them.
+    /// Ends service. Clients without state have nothing to reclaim, so the next server waits for
+    /// none of them.
     pub(crate) fn end(&self) {
         for client in self.clients.all() {
             if client.confirmed.load(Relaxed) && !client.holds_anything() {
@@ -297,19 +297,19 @@ impl Nfs4 {
         }
     }
 
-    /// Ends a former life of a client that has begun another.
+    /// Ends the state of a client's earlier instance after the client has restarted.
     async fn end_former(&self, client: &Arc<Client>) {
         self.clients.remove(client);
         self.leases.forget(&self.registry, client);
         self.close_all(client).await;
     }
 
-    /// Ends all opens of a client that is gone.
+    /// Ends all opens of a removed client.
     async fn close_all(&self, client: &Client) {
         self.close_each(self.registry.opens_of(client)).await;
     }
 
-    /// Ends all opens of files that are in no export any more: no call can name them, and they keep
+    /// Ends all opens of files of removed exports. No call can name these opens, and they keep
     /// their file system in use.
     pub(crate) async fn close_unserved(&self, table: &Table) {
         self.close_each(self.registry.opens_where(|file| !table.serves(&file.export))).await;
@@ -322,13 +322,14 @@ impl Nfs4 {
         }
     }
 
-    /// Ends an open and the locks under it, here and below. With the file's `order` held.
+    /// Ends an open and the locks under it, in the server and in the layer below. The caller holds
+    /// the file's `order`.
     async fn close(&self, open: &Arc<state::Open>) {
         unlock_below(&self.registry.close(open)).await;
     }
 }
 
-/// Tells the layer below, and whoever waits, that locks are gone.
+/// Releases locks in the layer below, and notifies the clients that wait for them.
 async fn unlock_below(locks: &[Arc<Locks>]) {
     let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
     let cx = Cx::new(Arc::new(Cred::root()));
@@ -340,9 +341,9 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
     }
 }
 
-/// A client that holds something and is silent for so long may be dead.
+/// A client with state that is silent for this time may be dead.
 const MAY_BE_DEAD: Duration = Duration::from_secs(10);
-/// Largest extended attribute, and list of them.
+/// The most bytes of an extended attribute, and of a list of them.
 const LARGE_XATTR_BYTES: usize = 64 << 10;
 
 /// Answers a COMPOUND.
@@ -362,8 +363,8 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     }
 }
 
-/// Most bytes of a reply, as far as it may be large: a session allows one payload of the largest
-/// size.
+/// The most bytes that the payloads of a reply may take. A session allows one payload of the
+/// largest size.
 fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
     let payload = |op: &Op| match op {
         Op::Read(a) => a.count as usize,
@@ -383,7 +384,8 @@ fn failed(compound: &Compound, op: &Op, status: Nfsstat4) -> Outcome {
     whole(compound, status, vec![OpRes::failed(op.number(), status)])
 }
 
-/// Operations that make sessions stand alone.
+/// Executes an operation that creates or ends clients and sessions. Such an operation is alone in
+/// its compound.
 async fn outside_session(request: &Request, compound: &Compound) -> Outcome {
     let op = &compound.ops[0];
     let alone = matches!(
@@ -456,19 +458,19 @@ async fn in_session(
         }
     };
     drop(running);
-    // Calls that take long renew the lease when they end, too.
+    // The end of a long call renews the lease, too.
     client.heard(nfs.clients.now());
     outcome
 }
 
-/// A call in a session that is not known: one that a life before may have executed.
+/// Executes a call of an unknown session, which an earlier process of the server may have executed.
 async fn of_a_life_before(request: &Request, compound: &Compound, args: SequenceArgs, sum: u64) -> Outcome {
     let refuse = |status| failed(compound, &compound.ops[0], status);
     let id = CallId::of(&args, sum);
     let Some((done, turn)) = request.server.v4.replays.find(id) else {
         return refuse(Nfsstat4::BADSESSION);
     };
-    // One at a time, and once only: the first reply is for all who ask.
+    // The call is executed once, and every repetition gets its reply.
     let mut turn = turn.lock().await;
     match &*turn {
         Turn::No => *turn = Turn::Begun,
@@ -486,8 +488,8 @@ async fn of_a_life_before(request: &Request, compound: &Compound, args: Sequence
     Outcome::Done(segments(reply))
 }
 
-/// A slot whose call is being executed; one that fails leaves it without a reply, not busy for
-/// ever.
+/// A slot with a call in progress. Dropping it frees the slot, even when the call ended without a
+/// reply.
 struct Running {
     session: Arc<Session>,
     args: SequenceArgs,
@@ -507,30 +509,30 @@ fn segments(reply: Vec<Bytes>) -> Enc {
     out
 }
 
-/// What a compound is answered.
+/// The reply to a compound.
 enum Reply {
     Whole(Enc),
-    /// Up to the payload of a READ, that, and what follows.
+    /// The bytes before the payload of a READ, the payload in a pipe, and the bytes after it.
     Piped(Enc, Box<dyn Piped>, Enc),
 }
 
-/// The room that a result has.
+/// Room for a result, in bytes.
 struct Room {
     bytes: usize,
-    /// In a reply that is to be kept.
+    /// Room in a reply that the session must cache.
     cached_bytes: usize,
 }
 
 impl Room {
-    /// Behind `used` bytes of a reply with limits `most`. A failure of the operation that follows
-    /// has room, too.
+    /// The room after `used` bytes of a reply with the limits `most`. Room for the failure of the
+    /// next operation is reserved.
     fn after(used: usize, is_last: bool, most: (usize, usize), cached: bool) -> Self {
         let used = if is_last { used } else { used + FAILURE_BYTES };
         let cached_bytes = if cached { most.1.saturating_sub(used) } else { usize::MAX };
         Self { bytes: most.0.saturating_sub(used), cached_bytes }
     }
 
-    /// Why a result of so many bytes cannot be sent.
+    /// The status with which a result of this size is refused.
     fn refuses(&self, bytes: usize) -> Option<Nfsstat4> {
         match bytes.max(FAILURE_BYTES) {
             bytes if bytes > self.bytes => Some(Nfsstat4::REP_TOO_BIG),
@@ -539,18 +541,18 @@ impl Room {
         }
     }
 
-    /// Bytes of data for an operation that returns as much as there is room for: results behind it
-    /// have some as well.
+    /// Room for the data of an operation that fills its result. Some room is left for the results
+    /// after it.
     fn for_data(&self) -> usize {
         self.bytes.saturating_sub((self.bytes / 8).clamp(64, ROOM_BYTES))
     }
 }
 
-/// Executes operations up to the first that fails. `most`: bytes of a reply, and of one that is
-/// kept.
+/// Executes operations up to the first failure. `most` has the limits of a reply and of a cached
+/// reply, in bytes.
 async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), args: &SequenceArgs) -> Reply {
     let mut results = Enc::new();
-    // With results before it.
+    // The payload, and the results before it.
     let mut piped = None;
     let mut before_bytes = 0;
     let (mut status, mut count) = (Nfsstat4::OK, 0u32);
@@ -570,7 +572,7 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), arg
         };
         status = result.status();
         let mut encoded = Enc::of(&result);
-        // An operation that changed nothing may have been executed in vain.
+        // The result of an operation that changed nothing may be replaced by a failure.
         let in_vain = i > 0 && (!exec::changes(op) || status != Nfsstat4::OK);
         if let Some(too_big) = room.refuses(encoded.len()).filter(|_| in_vain) {
             let result = OpRes::failed(op.number(), too_big);

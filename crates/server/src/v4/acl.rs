@@ -1,40 +1,40 @@
-//! POSIX ACLs of the file system as ACLs of NFSv4, and back.
+//! Conversion between POSIX ACLs of the file system and ACLs of NFSv4.
 //!
-//! It knows nothing of calls. The mapping is that of Linux' nfsd (draft-ietf-nfsv4-acl-mapping-05)
-//! in what a client is shown: what a POSIX ACL says can be said with entries that allow and deny,
-//! so a client gets the whole of it; of what a client sets, no more than POSIX ACLs can say is
-//! kept, and where that is less exact, less is allowed. Users and groups are numbers.
+//! The module knows nothing of calls. The mapping to clients is that of the Linux server
+//! (draft-ietf-nfsv4-acl-mapping-05). NFSv4 entries that allow and deny can express every POSIX
+//! ACL, so a client sees the complete ACL. An ACL from a client is reduced to the abilities of
+//! POSIX ACLs. Where the result is less exact, it allows less. Users and groups are numbers.
 
 use hither_proto::nfs4::{Ace, Nfsstat4, ace};
 use hither_vfs::{AclWho, PosixAcl, PosixAcls};
 use std::collections::BTreeMap;
 
-/// Most entries of an ACL that a client may set; file systems take fewer.
+/// Most entries of an ACL that a client may set. File systems accept fewer.
 const ENTRIES_MAX: usize = 4096;
-/// What everybody may.
+/// Permissions that all users have.
 const ANYONE: u32 = ace::MASK_READ_ATTRIBUTES | ace::MASK_READ_ACL | ace::MASK_SYNCHRONIZE;
-/// What the owner may.
+/// Permissions that the owner has.
 const OWNER: u32 = ace::MASK_WRITE_ATTRIBUTES | ace::MASK_WRITE_ACL;
 const READ: u32 = ace::MASK_READ_DATA;
 const WRITE: u32 = ace::MASK_WRITE_DATA | ace::MASK_APPEND_DATA;
 const EXECUTE: u32 = ace::MASK_EXECUTE;
-/// An entry of this kind is for new objects.
+/// Flags of an entry that new objects inherit.
 const INHERIT: u32 = ace::FLAG_FILE_INHERIT | ace::FLAG_DIRECTORY_INHERIT;
-/// Flags that mean something here.
+/// Supported flags.
 const FLAGS: u32 = INHERIT | ace::FLAG_INHERIT_ONLY | ace::FLAG_IDENTIFIER_GROUP;
 
-/// What POSIX permissions are called on the wire, without what everybody has.
+/// The NFSv4 mask of POSIX permissions, without the permissions that all users have.
 fn mask_of(bits: u8, is_dir: bool) -> u32 {
     let write = if is_dir { WRITE | ace::MASK_DELETE_CHILD } else { WRITE };
     [(4, READ), (2, write), (1, EXECUTE)].iter().filter(|(bit, _)| bits & bit != 0).fold(0, |m, (_, w)| m | w)
 }
 
-/// The other way: a permission is there when all of it is.
+/// The POSIX permissions of an NFSv4 mask. A permission requires all its NFSv4 bits.
 fn bits_of(mask: u32, is_dir: bool) -> u8 {
     [4, 2, 1].into_iter().filter(|&bit| mask & mask_of(bit, is_dir) == mask_of(bit, is_dir)).sum()
 }
 
-/// The entries of an object's ACLs.
+/// The NFSv4 entries of an object's ACLs.
 pub(super) fn to_wire(acls: &PosixAcls, mode: u32, is_dir: bool) -> Vec<Ace> {
     let of_mode = PosixAcl::of_mode(mode);
     let mut out = Vec::new();
@@ -45,9 +45,9 @@ pub(super) fn to_wire(acls: &PosixAcls, mode: u32, is_dir: bool) -> Vec<Ace> {
     out
 }
 
-/// One who matches several entries of POSIX has the first kind that matches (owner, user by number,
-/// any group, other), and of groups those of all; here every entry before counts, so what a later
-/// one would add is denied first.
+/// Adds the entries of one ACL. In POSIX, the first kind of entry that matches a user decides
+/// (owner, user by number, any group, other). Several matching groups are combined. In NFSv4 all
+/// entries count in order. Permissions that a later entry would add are therefore denied first.
 fn add(out: &mut Vec<Ace>, acl: &PosixAcl, is_dir: bool, flag: u32) {
     let most = acl.of(AclWho::Mask).unwrap_or(7);
     let owner = acl.of(AclWho::Owner).unwrap_or(0);
@@ -77,8 +77,8 @@ fn add(out: &mut Vec<Ace>, acl: &PosixAcl, is_dir: bool, flag: u32) {
         }
         push(ace::TYPE_ALLOW, 0, id.to_string(), mask_of(*bits, is_dir) | ANYONE);
     }
-    // One may be in several groups, and has what any of them has: all that allow come before those
-    // that deny.
+    // A user in several groups has the permissions of all of them. All group entries that allow
+    // therefore come before those that deny.
     push(ace::TYPE_ALLOW, by_number, "GROUP@".into(), mask_of(group, is_dir) | ANYONE);
     for (id, bits) in &groups {
         push(ace::TYPE_ALLOW, by_number, id.to_string(), mask_of(*bits, is_dir) | ANYONE);
@@ -92,7 +92,7 @@ fn add(out: &mut Vec<Ace>, acl: &PosixAcl, is_dir: bool, flag: u32) {
     push(ace::TYPE_ALLOW, 0, "EVERYONE@".into(), mask_of(other, is_dir) | ANYONE);
 }
 
-/// What was allowed and denied so far.
+/// Permissions allowed and denied so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     allowed: u32,
@@ -100,7 +100,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// What was said first counts.
+    /// Adds an entry. The first entry that names a permission decides.
     fn say(&mut self, allow: bool, mask: u32) {
         match allow {
             true => self.allowed |= mask & !self.denied,
@@ -109,15 +109,15 @@ impl Sum {
     }
 }
 
-/// Sums of everybody that a list of entries names.
+/// The sums of all users and groups in a list of entries.
 #[derive(Debug, Default)]
 struct Sums {
     any: bool,
     owner: Sum,
     group: Sum,
     other: Sum,
-    /// What users and groups begin with that no entry has named yet: they may be in any group that
-    /// was denied something.
+    /// Initial sum of users and groups that no entry has named yet. They may be members of any
+    /// group that was denied a permission.
     unnamed: Sum,
     users: BTreeMap<u32, Sum>,
     groups: BTreeMap<u32, Sum>,
@@ -134,7 +134,7 @@ impl Sums {
                 sum.say(allow, mask);
                 let denied = sum.denied;
                 if !allow {
-                    // He may be the owner.
+                    // The user may be the owner.
                     self.owner.say(false, denied);
                 }
             }
@@ -146,8 +146,8 @@ impl Sums {
                 sum.say(allow, mask);
                 let denied = sum.denied;
                 if !allow {
-                    // Anybody may be in it, but those who are in no group that is named: to them
-                    // alone the entry of the others is.
+                    // Any named user or group may belong to this group. Users in no named group do
+                    // not, and only the entry for others applies to them.
                     self.named(false, denied);
                 }
             }
@@ -160,7 +160,7 @@ impl Sums {
         self.named(allow, mask);
     }
 
-    /// All but the others.
+    /// Adds to all sums except `other`.
     fn named(&mut self, allow: bool, mask: u32) {
         let by_number = self.users.values_mut().chain(self.groups.values_mut());
         let all = [&mut self.owner, &mut self.group, &mut self.unnamed].into_iter().chain(by_number);
@@ -174,7 +174,7 @@ impl Sums {
         entries.push((AclWho::OwnerGroup, bits(&self.group)));
         entries.extend(self.groups.iter().map(|(id, sum)| (AclWho::Group(*id), bits(sum))));
         if !self.users.is_empty() || !self.groups.is_empty() {
-            // No more than any of them has, so that it takes nothing from one.
+            // The mask is the union of the entries that it limits, so it removes no permission.
             let most = entries[1..].iter().fold(0, |all, (_, bits)| all | bits);
             entries.push((AclWho::Mask, most));
         }
@@ -183,12 +183,12 @@ impl Sums {
     }
 }
 
-/// What a client sets.
+/// The POSIX ACLs for entries that a client sets.
 ///
 /// # Errors
-/// ATTRNOTSUPP: what POSIX ACLs cannot say (kinds of entries, flags, inheritance of something that
-/// is no directory, or by files alone); BADOWNER: somebody who is no number; INVAL: nobody is named
-/// who has access, as with an empty list.
+/// `FBIG`: too many entries. `ATTRNOTSUPP`: POSIX ACLs cannot express an entry (kind, flags,
+/// inheritance of an object that is no directory, or inheritance by files alone). `BADOWNER`: a
+/// user is not a number. `INVAL`: no entry gives access, as in an empty list.
 pub(super) fn from_wire(aces: &[Ace], is_dir: bool) -> Result<PosixAcls, Nfsstat4> {
     if aces.len() > ENTRIES_MAX {
         return Err(Nfsstat4::FBIG);
@@ -239,8 +239,8 @@ mod tests {
         PosixAcl { entries: entries.to_vec() }
     }
 
-    /// Whether NFSv4 (RFC 8881 section 6.2.1) gives somebody a permission: the first entry that
-    /// speaks of a bit counts.
+    /// Whether an NFSv4 ACL grants a permission (RFC 8881 section 6.2.1). The first entry with a
+    /// bit decides that bit.
     fn granted(aces: &[Ace], me: &dyn Fn(AclWho) -> bool, want: u32) -> bool {
         let mut left = want;
         for entry in aces.iter().filter(|a| a.flag & ace::FLAG_INHERIT_ONLY == 0) {
@@ -255,7 +255,7 @@ mod tests {
         left == 0
     }
 
-    /// Whether POSIX does (acl(5)).
+    /// Whether a POSIX ACL grants a permission (acl(5)).
     fn posix(acl: &PosixAcl, is_owner: bool, uid: u32, in_group: bool, gids: &[u32], want: u8) -> bool {
         let most = acl.of(AclWho::Mask).unwrap_or(7);
         if is_owner {
@@ -290,8 +290,8 @@ mod tests {
         acl(&entries)
     }
 
-    /// For one permission at a time: whoever asks, whatever the list, both say the same; and what
-    /// came is set again as it was, up to the mask.
+    /// Both kinds of ACLs grant the same single permissions, for random users and ACLs. Setting the
+    /// converted ACL gives the original, except for the mask.
     /// Promise: S8e
     #[test]
     fn both_kinds_of_lists_allow_the_same() {
@@ -319,8 +319,7 @@ mod tests {
                     posix(&one, is_owner, uid, in_group, gids, bit),
                     granted(&aces, &me, mask_of(bit, is_dir)),
                 );
-                // POSIX lets the owner have what his own entry says alone, NFSv4 looks at that
-                // first as well.
+                // Both check the owner's own entry first.
                 assert_eq!(
                     here, there,
                     "{seed}: {one:?} {bit} {is_owner} {uid} {in_group} {gids:?} {aces:?}"
@@ -347,7 +346,7 @@ mod tests {
         assert!(allowed > 10_000);
     }
 
-    /// Whatever a client sets, nobody may more by it than it says.
+    /// An ACL from a client never grants more than its NFSv4 entries do.
     /// Promise: S8e
     #[test]
     fn what_is_set_allows_no_more_than_it_says() {

@@ -1,7 +1,7 @@
-//! Attributes between the `Vfs` interface and the wire, and which of them there are.
+//! Conversion of attributes between the `Vfs` and the wire, and the sets of supported attributes.
 //!
-//! It knows nothing of operations. Owners are decimal numbers, which all clients take with AUTH_SYS
-//! (RFC 8881 section 5.9).
+//! The module knows nothing of operations. Owners are decimal numbers, which all clients accept
+//! with AUTH_SYS (RFC 8881 section 5.9).
 
 use super::exec::Object;
 use crate::creator;
@@ -9,17 +9,17 @@ use crate::table::Export;
 use hither_proto::nfs4::{self, Attrs as Wire, Bitmap4, Fsid, Ftype, Nfsstat4, Specdata, attr};
 use hither_vfs::{Attr, FileKind, FsStat, SetAttr, SetTime, Time};
 
-/// Longest file.
+/// Longest file, in bytes.
 const FILE_MAX_BYTES: u64 = i64::MAX as u64;
-/// Most hard links: what ext4 takes.
+/// Most hard links: the limit of ext4.
 const LINK_MAX: u32 = 65_000;
 /// Granularity of times.
 const NANOSECOND: nfs4::Time = nfs4::Time { seconds: 0, nseconds: 1 };
 
-/// Attributes that SETATTR can set: an ACL, too.
+/// Attributes that SETATTR can set. They include the ACL.
 pub(crate) const SETTABLE_LATER: Bitmap4 = SETTABLE.union(Bitmap4::of(&[attr::ACL]));
 
-/// Attributes that can be set, also at a creation.
+/// Attributes that SETATTR and creations can set.
 pub(crate) const SETTABLE: Bitmap4 = Bitmap4::of(&[
     attr::SIZE,
     attr::MODE,
@@ -29,10 +29,10 @@ pub(crate) const SETTABLE: Bitmap4 = Bitmap4::of(&[
     attr::TIME_MODIFY_SET,
 ]);
 
-/// Those of an exclusive creation, which keeps its verifier in the times.
+/// Attributes that an exclusive creation can set. The times hold its verifier.
 pub(crate) const SETTABLE_EXCLUSIVELY: Bitmap4 = Bitmap4::of(&[attr::MODE, attr::OWNER, attr::OWNER_GROUP]);
 
-/// Those of the file system, which cost a question more.
+/// Attributes of the file system. They need one more call of the `Vfs`.
 const OF_FILE_SYSTEM: Bitmap4 = Bitmap4::of(&[
     attr::FILES_AVAIL,
     attr::FILES_FREE,
@@ -43,7 +43,7 @@ const OF_FILE_SYSTEM: Bitmap4 = Bitmap4::of(&[
     attr::SPACE_TOTAL,
 ]);
 
-/// Those that an object has of its own or that follow from which object it is.
+/// Attributes of the object itself, and those that follow from its identity.
 const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
     attr::SUPPORTED_ATTRS,
     attr::TYPE,
@@ -89,30 +89,30 @@ const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
     attr::XATTR_SUPPORT,
 ]);
 
-/// Those of a READDIR entry that need no look at the object.
+/// Attributes of a READDIR entry that need no access to the object.
 pub(crate) const OF_ENTRY: Bitmap4 =
     Bitmap4::of(&[attr::RDATTR_ERROR, attr::FILEID, attr::MOUNTED_ON_FILEID]);
 
-/// Which attributes there are.
+/// The set of supported attributes.
 #[derive(Clone, Copy)]
 pub(crate) struct Have {
     /// The minor version.
     pub minor: u32,
-    /// What clones are aligned to, where there are any.
+    /// Alignment of clones in bytes. `None`: there are no clones.
     pub clone_block_bytes: Option<u32>,
-    /// Whether there are ACLs.
+    /// Whether ACLs are supported.
     pub acls: bool,
 }
 
 impl Have {
-    /// In an export; `None`: above all of them.
+    /// The attributes of objects in an export. `None`: of directories above the exports.
     pub fn of(minor: u32, export: Option<&Export>) -> Self {
         let extra = export.and_then(|e| e.extra.as_ref());
         let clone_block_bytes = extra.and_then(|e| e.clone_block_bytes());
         Self { minor, clone_block_bytes, acls: extra.is_some_and(|e| e.has_acls()) }
     }
 
-    /// All of them.
+    /// All supported attributes.
     pub fn all(self) -> Bitmap4 {
         let all = OF_OBJECT.union(OF_FILE_SYSTEM);
         let all = if self.minor < 2 { all.without(attr::XATTR_SUPPORT) } else { all };
@@ -122,23 +122,23 @@ impl Have {
     }
 }
 
-/// Whether these attributes cost more than the object's own.
+/// Whether these attributes need more calls than the object's own attributes.
 pub(crate) fn cost_more(wanted: Bitmap4) -> bool {
     needs_fsstat(wanted) || wanted.has(attr::ACL)
 }
 
-/// Whether a question about these attributes needs the file system's.
+/// Whether these attributes include some of the file system.
 pub(crate) fn needs_fsstat(wanted: Bitmap4) -> bool {
     !wanted.intersection(OF_FILE_SYSTEM).is_empty()
 }
 
-/// What attributes are made of.
+/// The values from which attributes are made.
 pub(crate) struct Source<'a> {
     pub attr: &'a Attr,
     pub fsid: (u64, u64),
     /// The wire handle.
     pub handle: &'a bytes::Bytes,
-    /// Number of what the export covers, for its root.
+    /// Fileid of the covered directory, for the root of an export.
     pub mounted_on: Option<u64>,
     pub fs: Option<FsStat>,
     pub acl: Option<Vec<nfs4::Ace>>,
@@ -148,7 +148,7 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The attributes in `wanted` that there are.
+    /// Those of the `wanted` attributes that are supported.
     pub fn wire(&self, wanted: Bitmap4) -> Wire {
         let a = self.attr;
         let mut out = Wire {
@@ -168,7 +168,7 @@ impl Source<'_> {
             time_metadata: Some(time(a.ctime)),
             time_modify: Some(time(a.mtime)),
             mounted_on_fileid: Some(self.mounted_on.unwrap_or(a.fileid)),
-            // Only an entry whose attributes cannot be had has an error.
+            // Only an entry without attributes has an error.
             rdattr_error: Some(Nfsstat4::OK),
             ..Wire::default()
         };
@@ -217,7 +217,7 @@ impl Source<'_> {
     }
 }
 
-/// Attributes of an entry about which nothing but its number is known.
+/// Attributes of an entry of which only the fileid is known.
 pub(crate) fn bare_entry(fileid: u64, wanted: Bitmap4, error: Nfsstat4) -> Wire {
     let mut out = Wire {
         rdattr_error: Some(error),
@@ -272,11 +272,11 @@ fn number(id: u32) -> nfs4::OwnerName {
     bytes::Bytes::from(id.to_string()).into()
 }
 
-/// What SETATTR or a creation sets.
+/// The attributes that SETATTR or a creation sets.
 ///
 /// # Errors
-/// ATTRNOTSUPP: not among `settable` nor known; INVAL: cannot be set; BADOWNER: an owner that is
-/// not a number.
+/// `ATTRNOTSUPP`: an attribute is not supported. `INVAL`: it is not among `settable`, or a time is
+/// invalid. `BADOWNER`: an owner is not a number.
 pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAttr, Nfsstat4> {
     let mask = wire.mask();
     if !mask.is_subset(have.all()) {
@@ -304,8 +304,8 @@ pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAt
     })
 }
 
-/// What a creation sets, and the attributes that its reply says were set: no owner that the creator
-/// cannot give.
+/// The attributes that a creation sets, and the attributes that its reply names as set. An owner
+/// that the creator may not set is in neither.
 ///
 /// # Errors
 /// As [`to_set`].
@@ -318,7 +318,7 @@ pub(super) fn to_create(
     let wanted = to_set(wire, settable, have)?;
     let set = creator::allowed(wanted.clone(), &dir.cx.cred);
     let mut mask = wire.mask();
-    // The creator is the owner, named or not.
+    // The creator is the owner even when the client names no owner.
     if set.uid != wanted.uid && wanted.uid != Some(dir.cx.cred.uid) {
         mask.remove(attr::OWNER);
     }
@@ -332,7 +332,7 @@ pub(super) fn id(owner: &[u8]) -> Result<u32, Nfsstat4> {
     let text = std::str::from_utf8(owner).map_err(|_| Nfsstat4::BADOWNER)?;
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let id = if digits { text.parse().ok() } else { None };
-    // -1 would leave an owner as it is.
+    // -1 means "no change" to the kernel.
     id.filter(|id| *id != u32::MAX).ok_or(Nfsstat4::BADOWNER)
 }
 
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(to_set(&mode, SETTABLE, have).map(|s| s.mode), Ok(Some(0o7777)));
     }
 
-    /// Whatever is announced can be asked for.
+    /// Every announced attribute can be read.
     #[test]
     fn what_is_announced_is_there() {
         let attr = Attr {

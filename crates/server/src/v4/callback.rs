@@ -1,8 +1,8 @@
-//! Calls to clients (RFC 8881 section 20): on the connections that they made, one at a time for
-//! each session.
+//! Calls to clients (RFC 8881 section 20). They use the clients' own connections, one call at a
+//! time for each session.
 //!
-//! It knows nothing of why. A client that does not answer in time is no longer called until it
-//! binds a connection again; SEQUENCE tells it so.
+//! The module knows nothing of the reasons for calls. After a timeout the client is not called
+//! again until it binds a connection to the session. SEQUENCE tells the client so.
 
 use super::session::Session;
 use bytes::Bytes;
@@ -15,24 +15,24 @@ use hither_rpc::server::CallBack;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a client may take.
+/// Timeout of a call to a client.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 impl Session {
-    /// Calls the client; the result of `op`.
+    /// Calls the client and returns the result of `op`.
     ///
     /// # Errors
-    /// There is no way back, or the client does not answer as it should.
+    /// There is no backchannel, or the client's reply is missing or invalid.
     pub async fn call_back(&self, minor: u32, op: CbOp) -> Result<CbRes, CallError> {
         let result = self.call_with(minor, Some(op)).await?;
         result.ok_or(CallError::PeerMisbehaved("did not answer a callback"))
     }
 
-    /// Finds out whether the client can be called, unless that is being found out.
+    /// Tests the backchannel with an empty call, unless a call is in progress.
     pub fn prove_back(self: &Arc<Self>, minor: u32) {
         let session = self.clone();
         tokio::spawn(async move {
-            // Whoever calls at the moment proves it as well.
+            // A call in progress tests the backchannel as well.
             let free = session.back_turn.try_lock().is_ok();
             if free && let Err(e) = session.call_with(minor, None).await {
                 tracing::debug!("a client cannot be called: {e}");
@@ -85,7 +85,7 @@ impl Session {
                 *sequenceid = sequenceid.wrapping_add(1);
                 self.back.lock().proven = Some(peer.id);
             }
-            // One that we gave up was executed after all.
+            // The client executed an earlier call that had timed out.
             Some(CbRes::Sequence(Err(Nfsstat4::SEQ_MISORDERED | Nfsstat4::RETRY_UNCACHED_REP))) => {
                 *sequenceid = sequenceid.wrapping_add(1);
             }

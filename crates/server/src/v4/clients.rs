@@ -1,10 +1,10 @@
-//! Clients of NFSv4: who they are, their sessions, and how long they have been silent (RFC 8881
+//! Clients of NFSv4: their identity, their sessions, and the time of their last call (RFC 8881
 //! sections 2.4, 8.3, 18.35, 18.36).
 //!
-//! It knows nothing of files. A client introduces itself with a name and a verifier that changes
-//! when it restarts; it is confirmed by its first session. A confirmed client that is silent for
-//! longer than its lease keeps what it holds out of courtesy, until somebody else wants it, or a
-//! day has passed, or room is needed.
+//! The module knows nothing of files. A client introduces itself by EXCHANGE_ID with a name and a
+//! verifier that changes when the client restarts. Its first session confirms it. A confirmed
+//! client that is silent beyond its lease keeps its state as a courtesy. The state ends when
+//! another client wants it, when a day has passed, or when room is needed.
 
 use super::session::{Back, Session};
 use super::state::State;
@@ -19,42 +19,42 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Most sessions of a client; one with many connections still has one.
+/// Most sessions of a client. A client with many connections still has one session.
 const SESSIONS_MAX: usize = 64;
-/// One address may have this part of all clients.
+/// One address may have at most this fraction of all clients: one in `HOST_PART`.
 const HOST_PART: usize = 4;
-/// How often the log hears that there are too many clients.
+/// Least time between two log messages about too many clients.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// Who a client is to the server: the flavor and user of its EXCHANGE_ID.
+/// The identity of a client's user: the flavor and uid of its EXCHANGE_ID.
 pub(crate) type Principal = Option<u32>;
 
-/// A client in one of its lives.
+/// One instance of a client. A restarted client is a new instance.
 pub(crate) struct Client {
     pub id: Clientid,
-    /// Its own name.
+    /// The name that the client gave itself.
     pub owner: Bytes,
-    /// Where it introduced itself from.
+    /// The address from which the client sent EXCHANGE_ID.
     pub host: IpAddr,
     pub verifier: Verifier,
     pub principal: Principal,
     pub confirmed: AtomicBool,
-    /// It may take back what it held before the server restarted.
+    /// The client may reclaim its state from before the server's restart.
     pub may_reclaim: bool,
-    /// It has said that there is nothing more to take back.
+    /// The client has sent RECLAIM_COMPLETE.
     pub reclaim_done: AtomicBool,
-    /// Nothing of it counts any more.
+    /// The client has been removed.
     pub gone: AtomicBool,
-    /// When it was heard last, in milliseconds since the server began.
+    /// Time of the client's last call, in milliseconds since the server began.
     heard_ms: AtomicU64,
-    /// CREATE_SESSION is executed once, too: its last sequence number and answer.
+    /// Sequence number and answer of the last CREATE_SESSION, which is also executed only once.
     pub creation: tokio::sync::Mutex<Creation>,
     sessions: Mutex<HashMap<Sessionid, Arc<Session>>>,
-    /// What it holds.
+    /// The client's opens, locks and delegations.
     pub states: Mutex<HashMap<[u8; 12], State>>,
-    /// Delegations that it holds.
+    /// Number of the client's delegations.
     pub delegations: AtomicUsize,
-    /// Delegations that it has lost and has not said so yet.
+    /// Number of revoked delegations that the client has not freed.
     pub revoked: AtomicUsize,
 }
 
@@ -70,7 +70,7 @@ impl Client {
         self.heard_ms.store(at.0, Relaxed);
     }
 
-    /// How long nothing of it has been read.
+    /// The time since the server last read a call of the client.
     fn unheard(&self, now: Moment) -> Duration {
         Duration::from_millis(now.0.saturating_sub(self.heard_ms.load(Relaxed)))
     }
@@ -99,17 +99,18 @@ pub(crate) struct Moment(pub u64);
 /// All clients and sessions.
 pub(crate) struct Clients {
     began: Instant,
-    /// Distinguishes the client numbers of this run from those of others.
+    /// Distinguishes the client ids of this run from those of other runs.
     boot: u32,
     inner: Mutex<Inner>,
     sessions: Mutex<HashMap<Sessionid, Arc<Session>>>,
-    /// Calls may wait, and with them what a client says to be heard.
+    /// Limits the rate of calls. While calls wait, a silent client may have sent a call that is not
+    /// read yet.
     pace: Option<Arc<Pace>>,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// When the log last heard that there are too many.
+    /// Time of the last log message about too many clients.
     told: Option<Instant>,
     by_id: HashMap<Clientid, Arc<Client>>,
     by_owner: HashMap<Bytes, Lives>,
@@ -117,20 +118,20 @@ struct Inner {
     next_session: u32,
 }
 
-/// The lives of a client that matter: the confirmed one, and one that has only introduced itself.
+/// The current instances of a client: the confirmed one, and one that has sent only EXCHANGE_ID.
 #[derive(Default, Clone)]
 struct Lives {
     confirmed: Option<Arc<Client>>,
     introduced: Option<Arc<Client>>,
 }
 
-/// A client that introduces itself.
+/// The arguments of EXCHANGE_ID.
 pub(crate) struct Introduction {
     pub owner: Bytes,
     pub host: IpAddr,
     pub verifier: Verifier,
     pub principal: Principal,
-    /// It says that it is confirmed already.
+    /// The client claims that it is confirmed.
     pub update: bool,
     pub may_reclaim: bool,
 }
@@ -140,7 +141,7 @@ impl Clients {
         Self { began: Instant::now(), boot, inner: Mutex::default(), sessions: Mutex::default(), pace }
     }
 
-    /// How long a client has been silent. Nobody is while calls wait.
+    /// For how long a client has been silent. While calls wait, no client counts as silent.
     pub fn silent(&self, client: &Client) -> Duration {
         let held_up = self.pace.as_ref().map_or(Duration::MAX, |pace| pace.since_held_up());
         client.unheard(self.now()).min(held_up)
@@ -166,11 +167,11 @@ impl Clients {
         self.sessions.lock().get(id).cloned()
     }
 
-    /// The confirmed client of another principal whose name an EXCHANGE_ID uses, which has to end
-    /// first (RFC 8881 section 18.35.4, item 3).
+    /// The confirmed client of another principal with the name in an EXCHANGE_ID. The caller must
+    /// end it first (RFC 8881 section 18.35.4, item 3).
     ///
     /// # Errors
-    /// That client lives: it has state or a session, and was heard of within its `lease`.
+    /// `CLID_INUSE`: that client has state or a session, and called within its `lease`.
     pub fn collision(&self, who: &Introduction, lease: Duration) -> Result<Option<Arc<Client>>, Nfsstat4> {
         let confirmed = self.inner.lock().by_owner.get(&who.owner).and_then(|lives| lives.confirmed.clone());
         let other = confirmed.filter(|c| c.principal != who.principal && !who.update);
@@ -182,10 +183,10 @@ impl Clients {
         }
     }
 
-    /// Makes room for one more client of an address, among `max` of all. At the limit of the
-    /// address, or of all, the oldest client goes that holds nothing and has made no session, else
-    /// the one that is silent longest beyond its lease. A client that is known already needs no
-    /// room.
+    /// Makes room for one more client of an address, among `max` clients in total. At the limit of
+    /// the address or of the total, one client without state is removed. The first choice is the
+    /// oldest client without a session. The second choice is the client that is silent longest
+    /// beyond its lease. A client that is already in the table needs no room.
     pub fn make_room(&self, who: &Introduction, max: usize, lease: Duration) -> Result<(), Nfsstat4> {
         let host = who.host;
         let gone = {
@@ -211,9 +212,9 @@ impl Clients {
             if inner.told.is_none_or(|told| now - told >= TOLD_EVERY) {
                 inner.told = Some(now);
                 tracing::warn!(
-                    "{host} has {of_host} of {} NFSv4 clients, the limit is {max} and {share} of an address: {}",
+                    "{host} has {of_host} of {} NFSv4 clients; the limits are {max} clients and {share} from one address: {}",
                     inner.by_id.len(),
-                    if gone.is_some() { "the oldest without a session goes" } else { "it has to wait" }
+                    if gone.is_some() { "an idle client is removed" } else { "the new client has to wait" }
                 );
             }
             gone
@@ -221,7 +222,7 @@ impl Clients {
         gone.map(|client| self.remove(&client)).ok_or(Nfsstat4::DELAY)
     }
 
-    /// EXCHANGE_ID (RFC 8881 section 18.35.4) of a client that collides with no other.
+    /// EXCHANGE_ID (RFC 8881 section 18.35.4) of a client without a collision.
     pub fn introduce(&self, who: Introduction) -> Result<Arc<Client>, Nfsstat4> {
         let now = self.now();
         let mut inner = self.inner.lock();
@@ -267,7 +268,8 @@ impl Clients {
         Ok(client)
     }
 
-    /// Confirms a client that makes its first session; returns its former life, whose state ends.
+    /// Confirms a client at its first session. Returns its earlier instance, whose state the caller
+    /// must end.
     pub fn confirm(&self, client: &Arc<Client>) -> Option<Arc<Client>> {
         let mut inner = self.inner.lock();
         if client.confirmed.swap(true, Relaxed) {
@@ -284,7 +286,7 @@ impl Clients {
         former
     }
 
-    /// Makes a session of a confirmed client.
+    /// Creates a session of a confirmed client.
     pub fn add_session(
         &self,
         client: &Arc<Client>,
@@ -319,7 +321,7 @@ impl Clients {
         Some(session)
     }
 
-    /// Forgets a client and its sessions. Its state is ended by whoever calls.
+    /// Removes a client and its sessions. The caller ends the client's state.
     pub fn remove(&self, client: &Arc<Client>) {
         client.gone.store(true, Relaxed);
         let sessions: Vec<Sessionid> = client.sessions.lock().drain().map(|(id, _)| id).collect();
@@ -343,9 +345,10 @@ impl Clients {
         }
     }
 
-    /// A connection has ended: no calls go back on it.
+    /// Handles the end of a connection: it carries no more callbacks.
     pub fn closed(&self, peer: &Peer) {
-        // Only sessions whose way back it was remember it; there are as many sessions as clients.
+        // Only the sessions that use the connection for callbacks refer to it. There are about as
+        // many sessions as clients.
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         for session in sessions {
             let mut back = session.back.lock();
@@ -397,8 +400,8 @@ mod tests {
         assert_eq!(clients.count(), 0);
     }
 
-    /// Whoever uses the name of a client of another principal waits while that client has a session
-    /// and is heard of.
+    /// A client that uses another principal's client name is refused while the other client has a
+    /// session and calls within its lease.
     #[tokio::test(start_paused = true)]
     async fn collisions() {
         let clients = Clients::new(1, None);
@@ -419,8 +422,8 @@ mod tests {
         assert!(clients.by_id(first.id).is_none());
     }
 
-    /// An address that introduces clients without end fills its own part only, and those go first
-    /// that made no session.
+    /// An address that introduces clients without end fills only its own share. Clients without a
+    /// session are removed first.
     /// Promise: S7
     #[tokio::test(start_paused = true)]
     async fn one_address_does_not_fill_the_table() {
@@ -441,7 +444,7 @@ mod tests {
         }
         assert_eq!(clients.count(), MAX / HOST_PART);
         assert_eq!(come(1, 0).unwrap().id, own.id, "a known client needs no room");
-        // Many addresses fill the table: of all of them the oldest goes.
+        // Many addresses fill the table. Then the oldest of all clients is removed.
         for host in 2..=64 {
             let client = come(host, 0).unwrap();
             assert!(clients.count() <= MAX);

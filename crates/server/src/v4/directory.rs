@@ -1,9 +1,10 @@
-//! GET_DIR_DELEGATION (RFC 8881 section 18.39), and what waits for directories that are delegated.
+//! GET_DIR_DELEGATION (RFC 8881 section 18.39), and operations that wait for delegated directories.
 //!
-//! A directory is delegated like a file for reading, in the same table: until it is recalled nobody
-//! changes its names or attributes through the server but its holder, who learns what he did
-//! himself from the `change_info4` of his own operations. There are no notifications: whatever
-//! somebody else is about to do recalls it. Nothing of the objects in it is promised.
+//! A directory is delegated like a file for reading, in the same table. Until the recall, only the
+//! holder changes its names or attributes through the server. The `change_info4` of the holder's
+//! operations reports the holder's own changes. There are no notifications: an operation of another
+//! client recalls the delegation. The delegation covers no attributes of the objects in the
+//! directory.
 
 use super::delegation::{Changing, PATIENCE_V4, Wish};
 use super::exec::{Exec, Here, Object};
@@ -14,13 +15,13 @@ use hither_vfs::{Access, FileKind, Name, Want, Where};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Not now, and no word when.
+/// No delegation now, and no signal when one becomes available.
 const UNAVAILABLE: GetDirDelegationOk = GetDirDelegationOk::Unavail(false);
 
 impl Exec<'_> {
     pub(super) async fn get_dir_delegation(&mut self) -> Result<GetDirDelegationOk, Nfsstat4> {
         if !self.nfs.leases.delegates() {
-            // As by a server that does not know of it: clients need not ask again.
+            // The reply of a server without directory delegations: clients need not ask again.
             return Err(Nfsstat4::NOTSUPP);
         }
         let client = self.client()?;
@@ -31,13 +32,14 @@ impl Exec<'_> {
         if self.attrs(&dir).await?.attr.kind != FileKind::Directory {
             return Err(Nfsstat4::NOTDIR);
         }
-        // It is nothing that could be taken back after a restart (RFC 8881 section 18.39 has no
-        // claim): whoever had one asks again.
+        // Directory delegations cannot be reclaimed after a restart (RFC 8881 section 18.39 has no
+        // claim). Clients ask again.
         let early = self.nfs.in_grace() || self.nfs.may_be_delegated() || !client.reclaim_done.load(Relaxed);
         if early || self.nfs.registry.is_full() {
             return Ok(UNAVAILABLE);
         }
-        // Others wait for whoever holds it: it is for those who may use the directory.
+        // A delegation makes other clients wait, so only callers that may use the directory get
+        // one.
         let wanted = Access::READ | Access::LOOKUP;
         let may = dir.export.vfs.access(&dir.cx, &dir.fh, wanted).await.map_err(|e| stat4(&e))?;
         if may.is_empty() || !self.may_delegate(Kind::Read).await {
@@ -47,13 +49,14 @@ impl Exec<'_> {
         let granted = self.nfs.leases.grant(&self.nfs.registry, &client, (&dir.export, &dir.fh), wish).await;
         let Some(d) = granted else { return Ok(UNAVAILABLE) };
         if !Arc::ptr_eq(&self.r.table, &self.r.server.table()) {
-            // The exports have changed since the call began: recalled as all others were.
+            // The exports have changed since the call began. The delegation is recalled like all
+            // earlier ones.
             self.nfs.leases.changed_elsewhere(&dir.fh);
         }
-        // What was seen before may have been changed since.
+        // The attributes from before the grant may be out of date.
         self.changed();
         Ok(GetDirDelegationOk::Granted(DirDelegation {
-            // Cookies are not bound to it.
+            // Cookies do not depend on the delegation.
             cookieverf: [0; 8],
             stateid: d.stateid(),
             notification: Bitmap4::EMPTY,
@@ -62,15 +65,15 @@ impl Exec<'_> {
         }))
     }
 
-    /// Waits until nobody else relies on the names of a directory in which an OPEN may make a file.
-    /// `None`: the name is there, and nothing is to be made under it.
+    /// Waits until no other client relies on the names of a directory in which an OPEN may create a
+    /// file. `None`: the name exists, and the OPEN must not create it.
     pub(super) async fn for_new_name(
         &self,
         dir: &Object,
         name: &Name,
         exclusive: bool,
     ) -> Result<Option<Changing>, Nfsstat4> {
-        // Programs open with O_CREAT what has long been there: that is no change of the directory.
+        // An open with O_CREAT of an existing file does not change the directory.
         if !exclusive && self.nfs.leases.any() {
             let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, name), Want::default()).await;
             if trail.is_ok_and(|t| !t.steps.is_empty()) {
@@ -80,8 +83,8 @@ impl Exec<'_> {
         self.for_entries(dir).await.map(Some)
     }
 
-    /// Waits until nobody else relies on the names of a directory that are about to change, and
-    /// nobody begins to until the result is dropped.
+    /// Waits until no other client relies on the names of a directory that are about to change. No
+    /// client can begin to rely on them until the result is dropped.
     pub(super) async fn for_entries(&self, dir: &Object) -> Result<Changing, Nfsstat4> {
         if self.nfs.may_be_delegated() {
             return Err(Nfsstat4::GRACE);

@@ -1,9 +1,10 @@
-//! A compound while it is executed: where it is, and one operation after the other.
+//! The execution of a compound: its current and saved filehandles, and its operations one after the
+//! other.
 //!
-//! It knows nothing of slots or replies. The current filehandle is an object of an export, with the
-//! caller's identity there, or a directory above the exports. Names that a walk has found ahead of
-//! their LOOKUPs wait in `ahead`; attributes that came with an object are used until an operation
-//! of this compound changes something.
+//! The module knows nothing of slots or replies. The current filehandle is an object of an export,
+//! with the caller's identity there, or a directory above the exports. Objects that a walk has
+//! found before their LOOKUPs wait in `ahead`. Attributes that came with an object are used until
+//! an operation of the compound changes state.
 
 use super::Nfs4;
 use super::acl;
@@ -28,17 +29,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// File system of the directories above the exports.
+/// File system number of the directories above the exports.
 const ABOVE_FSID: (u64, u64) = (0x6869_7468_6572, 0);
 
-/// An object of an export, and as whom it is used.
+/// An object of an export, with the identity and rights of the caller.
 #[derive(Clone)]
 pub(super) struct Object {
     pub export: Arc<Export>,
     pub fh: Fh,
     pub cx: Cx,
     pub rights: Rights,
-    /// Attributes that came along and still hold.
+    /// Attributes that came with the object and are still valid.
     pub known: Option<Attrs>,
 }
 
@@ -47,7 +48,7 @@ impl Object {
         File { fh: &self.fh, open }
     }
 
-    /// The same, to change it.
+    /// The object, for a change. Fails with `ROFS` when the export is read-only for the client.
     pub fn writable(self) -> Result<Self, Nfsstat4> {
         if self.rights.read_only { Err(Nfsstat4::ROFS) } else { Ok(self) }
     }
@@ -71,18 +72,18 @@ pub(super) enum Here {
     Object(Object),
 }
 
-/// A compound under way.
+/// A compound in progress.
 pub(super) struct Exec<'a> {
     pub r: &'a Request,
     pub nfs: &'a Nfs4,
     pub minor: u32,
     pub session: Option<Arc<Session>>,
     pub client: Option<Arc<Client>>,
-    /// The call in its slot; `None` outside of sessions.
+    /// The session, slot and sequence number of the call. `None` outside of sessions.
     pub call: Option<CallId>,
-    /// The place of the operation that is executed.
+    /// Index of the current operation in the compound.
     pub at: usize,
-    /// What a life before did of the call.
+    /// The effects of the call in an earlier process of the server.
     done: Option<Done>,
     pub current: Option<Here>,
     pub saved: Option<Here>,
@@ -90,18 +91,18 @@ pub(super) struct Exec<'a> {
     saved_stateid: Option<Stateid>,
     pub ahead: VecDeque<Node>,
     pub ahead_stop: Option<Stop>,
-    /// Bytes that a result may still take.
+    /// Bytes that the current result may have.
     pub room_bytes: usize,
-    /// Whether the payload of a READ may stay in a pipe: nobody keeps the reply.
+    /// Whether the payload of a READ may stay in a pipe, because the reply is not cached.
     pub may_pipe: bool,
-    /// The payload of the READ that was just executed, which its result lacks.
+    /// The payload of the last READ. Its result lacks the payload.
     pub piped: Option<Box<dyn Pipe>>,
-    /// What the holder of the current file told, for the GETATTR that is executed.
+    /// The answer of the delegation's holder, for the current GETATTR.
     told: Option<Told>,
 }
 
-/// Whether an operation changes anything that would have to be undone. The results of these are
-/// short.
+/// Whether an operation changes state that would have to be undone. The results of these operations
+/// are short.
 pub(super) fn changes(op: &Op) -> bool {
     matches!(
         op,
@@ -158,12 +159,12 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// The compound belongs to a session.
+    /// Starts a compound of a session.
     pub fn begin(&mut self, session: Arc<Session>, client: Arc<Client>, call: CallId) {
         (self.session, self.client, self.call) = (Some(session), Some(client), Some(call));
     }
 
-    /// The compound belongs to a session of a life before, which has done this of it.
+    /// Starts a repeated compound of an earlier process. `done` has its effects there.
     pub fn begin_again(&mut self, done: Done, call: CallId) {
         (self.done, self.call) = (Some(done), Some(call));
     }
@@ -191,7 +192,8 @@ impl<'a> Exec<'a> {
         }))
     }
 
-    /// Executes an operation that was not done before; `rest` are those behind it.
+    /// Executes an operation, or returns its result from an earlier process. `rest` are the
+    /// operations after it.
     pub async fn execute_or_again(&mut self, op: &Op, rest: &[Op]) -> OpRes {
         match self.done.clone() {
             Some(done) => self.execute_again(&done, op, rest).await,
@@ -199,7 +201,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Executes an operation; `rest` are those behind it.
+    /// Executes an operation. `rest` are the operations after it.
     pub async fn execute(&mut self, op: &Op, rest: &[Op]) -> OpRes {
         if let Err(status) = self.for_reading(op).await {
             return OpRes::failed(op.number(), status);
@@ -267,7 +269,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Operations that this server does not have.
+    /// The result of an operation that this server does not support.
     fn not_here(&self, op: &Op) -> OpRes {
         const FIRST_OF_42: u32 = 59;
         match op {
@@ -282,8 +284,8 @@ impl<'a> Exec<'a> {
         self.current.as_ref().ok_or(Nfsstat4::NOFILEHANDLE)
     }
 
-    /// The current object; `above` is the answer where directories above exports cannot have what
-    /// is asked.
+    /// The current object. `above` is the error when the current filehandle is a directory above
+    /// the exports.
     pub fn object(&self, above: Nfsstat4) -> Result<Object, Nfsstat4> {
         match self.here()? {
             Here::Object(o) => Ok(o.clone()),
@@ -302,9 +304,9 @@ impl<'a> Exec<'a> {
         self.client.clone().ok_or(Nfsstat4::OP_NOT_IN_SESSION)
     }
 
-    /// Waits until nobody caches what is about to be changed, and nobody begins to until the result
-    /// is dropped. `opened`: the client has the file open for writing, so nobody has it delegated
-    /// since before a restart.
+    /// Waits until no client caches an object that is about to change. No client can begin to cache
+    /// it until the result is dropped. `opened`: the client has the file open for writing, so no
+    /// other client has held a delegation of it since before a restart.
     pub async fn for_change(&self, o: &Object, opened: bool) -> Result<Changing, Nfsstat4> {
         if !opened && self.nfs.may_be_delegated() {
             return Err(Nfsstat4::GRACE);
@@ -312,16 +314,16 @@ impl<'a> Exec<'a> {
         self.nfs.leases.change(self.client.as_ref(), &o.fh, PATIENCE_V4).await
     }
 
-    /// Waits until nobody delays writes to what an operation is about to read, or to open, or has
-    /// the holder's word for it.
+    /// Waits until no other client has delayed writes to a file that an operation is about to read
+    /// or open. A GETATTR asks the holder of the write delegation instead.
     async fn for_reading(&mut self, op: &Op) -> Result<(), Nfsstat4> {
         if !self.nfs.leases.may_be_delayed() && !self.nfs.may_be_dirty() {
             return Ok(());
         }
         let here = match (op, &self.current) {
             (Op::Open(a), Some(Here::Object(dir))) => {
-                // Before the operation: after it the client has the file open, whatever becomes of
-                // the rest.
+                // The wait comes before the OPEN. After the OPEN the client has the file open even
+                // if a later operation fails.
                 if let OpenClaim::Null(wanted) = &a.claim
                     && let Ok(wanted) = Name::new(Bytes::copy_from_slice(wanted))
                 {
@@ -365,8 +367,8 @@ impl<'a> Exec<'a> {
         Ok(())
     }
 
-    /// Whether the client has the file open or delegated, so that nobody else delays writes to it
-    /// since before a restart.
+    /// Whether the client has the file open or delegated. No other client can then have delayed
+    /// writes from before a restart.
     fn is_user(&self, o: &Object) -> bool {
         let Some(client) = &self.client else { return false };
         let opened =
@@ -374,8 +376,8 @@ impl<'a> Exec<'a> {
         self.nfs.registry.file(&o.key()).is_some_and(opened) || self.nfs.leases.holds(client, &o.fh)
     }
 
-    /// The same for the file that a name leads to, which is about to lose the name, to get another
-    /// one, or to be opened for writing.
+    /// As [`Exec::for_change`], for the file that a name leads to. The name is about to be removed
+    /// or changed, or opened for writing.
     pub async fn for_change_of(&self, dir: &Object, name: &Name, removes: bool) -> Result<Naming, Nfsstat4> {
         if self.nfs.may_be_delegated() {
             return Err(Nfsstat4::GRACE);
@@ -384,7 +386,7 @@ impl<'a> Exec<'a> {
         self.nfs.leases.change_name(self.client.as_ref(), at, (name, removes), PATIENCE_V4).await
     }
 
-    /// Goes to another filehandle.
+    /// Sets the current filehandle.
     pub fn go(&mut self, here: Here) {
         self.current = Some(here);
         self.stateid = None;
@@ -392,7 +394,7 @@ impl<'a> Exec<'a> {
         self.ahead_stop = None;
     }
 
-    /// Something was changed: attributes that came along hold no more.
+    /// Drops cached attributes after a change.
     pub fn changed(&mut self) {
         for here in [&mut self.current, &mut self.saved].into_iter().flatten() {
             if let Here::Object(o) = here {
@@ -423,13 +425,13 @@ impl<'a> Exec<'a> {
         Ok(())
     }
 
-    /// `STALE` for a directory over which the client finds another export when it looks the name up
-    /// again.
+    /// Fails with `STALE` for a directory that another export covers: a LOOKUP of its name leads to
+    /// the other export.
     fn need_on_top(&self, export: &Export, fh: &Fh) -> Result<(), Nfsstat4> {
         self.r.crossing(export, fh).map_or(Ok(()), |_| Err(Nfsstat4::STALE))
     }
 
-    /// An object of an export, as the caller may use it.
+    /// An object of an export, with the caller's identity and rights.
     async fn enter(&self, export: Arc<Export>, fh: Fh, known: Option<Attrs>) -> Result<Object, Nfsstat4> {
         let (cx, rights) = self.r.enter(&export).await.map_err(|_| Nfsstat4::ACCESS)?;
         Ok(Object { export, fh, cx, rights, known })
@@ -441,12 +443,12 @@ impl<'a> Exec<'a> {
         Ok(())
     }
 
-    /// A place above the exports, or the root of the export that begins there.
+    /// A directory above the exports, or the root of the export that begins at this place.
     pub async fn at_place(&self, at: usize) -> Result<Here, Nfsstat4> {
         let place = self.r.table.place(at);
         match &place.export {
             None => Ok(Here::Above(at)),
-            // It leads to an export inside this one that the client may use.
+            // The place leads to an export inside this one that the client may use.
             Some(export) if !place.children.is_empty() && export.rights(self.r.peer.addr.ip()).is_none() => {
                 Ok(Here::Above(at))
             }
@@ -489,7 +491,7 @@ impl<'a> Exec<'a> {
                     self.need_on_top(&o.export, &node.fh)?;
                     Here::Object(o.with(node))
                 }
-                // The root, which this server has not been asked for yet.
+                // The object is the root of the export, which this server has not looked up yet.
                 Err(e) if e.errno == libc::ENOENT => self.above_export(&o.export).await?,
                 Err(e) => return Err(stat4(&e)),
             },
@@ -498,8 +500,8 @@ impl<'a> Exec<'a> {
         Ok(())
     }
 
-    /// The directory above the root of an export: in the export around it, if the client may use
-    /// that.
+    /// The directory above the root of an export. It is in the export around this one, if the
+    /// client may use that export.
     async fn above_export(&self, export: &Export) -> Result<Here, Nfsstat4> {
         let client = self.r.peer.addr.ip();
         let around = self.r.table.around(export).filter(|(around, _)| around.rights(client).is_some());
@@ -509,7 +511,7 @@ impl<'a> Exec<'a> {
         Ok(Here::Object(covered.with(above)))
     }
 
-    /// The directory above a place; the root of all has none (RFC 8881 section 18.14.3).
+    /// The directory above a place. The root has none (RFC 8881 section 18.14.3).
     async fn above(&self, at: usize) -> Result<Here, Nfsstat4> {
         match at {
             0 => Err(Nfsstat4::NOENT),
@@ -517,7 +519,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// Attributes of the current object as the machine has them.
+    /// Attributes of an object, as the `Vfs` has them.
     pub async fn attrs(&self, o: &Object) -> Result<Attrs, Nfsstat4> {
         match &o.known {
             Some(known) => Ok(known.clone()),
@@ -526,7 +528,7 @@ impl<'a> Exec<'a> {
     }
 
     async fn getattr(&mut self, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
-        // These can only be set (RFC 8881 section 5.5).
+        // These attributes can only be set (RFC 8881 section 5.5).
         if wanted.has(attr::TIME_ACCESS_SET) || wanted.has(attr::TIME_MODIFY_SET) {
             return Err(Nfsstat4::INVAL);
         }
@@ -564,7 +566,7 @@ impl<'a> Exec<'a> {
         Ok(source.wire(wanted))
     }
 
-    /// The ACL of an object, when it is asked for.
+    /// The ACL of an object, when it is requested.
     async fn acl(&self, o: &Object, attr: &Attr, wanted: Bitmap4) -> Result<Option<Vec<Ace>>, Nfsstat4> {
         let extra = o.export.extra.as_ref().filter(|e| wanted.has(attr::ACL) && e.has_acls());
         let Some(extra) = extra.filter(|_| attr.kind != FileKind::Symlink) else { return Ok(None) };
@@ -572,12 +574,13 @@ impl<'a> Exec<'a> {
         Ok(Some(acl::to_wire(&acls, attr.mode, attr.kind == FileKind::Directory)))
     }
 
-    /// Which attributes there are.
+    /// The attributes that an object has.
     pub fn have(&self, o: &Object) -> Have {
         Have::of(self.minor, Some(&o.export))
     }
 
-    /// What attributes of an object are made of, without the file system's and the handle.
+    /// The source of an object's attributes, without the file system's attributes and the
+    /// filehandle.
     pub fn source<'s>(&self, export: &Export, attr: &'s Attr, fh: &Fh, wanted: Bitmap4) -> Source<'s> {
         static NONE: Bytes = Bytes::new();
         let covers = wanted.has(attr::MOUNTED_ON_FILEID) && export.is_root(fh);
@@ -670,7 +673,7 @@ impl<'a> Exec<'a> {
         self.tell_flavors()
     }
 
-    /// Fails where LOOKUPP would: at the top, and at what is no directory.
+    /// Fails as LOOKUPP does for the root and for objects that are no directories.
     async fn has_parent(&self) -> Result<(), Nfsstat4> {
         match self.here()? {
             Here::Above(0) => Err(Nfsstat4::NOENT),
@@ -687,8 +690,8 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// The flavors, which are the same everywhere. That consumes the current filehandle (RFC 8881
-    /// section 2.6.3.1.1.8).
+    /// The security flavors, which are the same for all objects. The operation consumes the current
+    /// filehandle (RFC 8881 section 2.6.3.1.1.8).
     fn tell_flavors(&mut self) -> Result<SecinfoOk, Nfsstat4> {
         self.here()?;
         self.current = None;
@@ -699,7 +702,7 @@ impl<'a> Exec<'a> {
     }
 }
 
-/// The wire handle, when it is asked for.
+/// The wire handle, when it is requested. Empty otherwise.
 pub(super) fn handle_if(wanted: Bitmap4, export: &Export, fh: &Fh) -> Bytes {
     if wanted.has(attr::FILEHANDLE) { handle::object(export.number, fh) } else { Bytes::new() }
 }

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest time that one COPY takes; the client asks for the rest.
+/// Longest time of one COPY. The client sends another COPY for the rest.
 const COPY_AT_MOST: Duration = Duration::from_secs(2);
 
 impl Exec<'_> {
-    /// The open of the `Vfs` under which a stateid allows to use a file; `None`: without one, with
-    /// the caller's own rights.
+    /// The open of the `Vfs` with which a stateid permits the use of a file. `None`: no open, and
+    /// the caller's own rights decide.
     pub(super) fn open_for(
         &self,
         o: &Object,
@@ -41,7 +41,8 @@ impl Exec<'_> {
             State::Delegation(d) if need.contains(OpenAccess::WRITE) && d.kind() == Kind::Read => {
                 return Err(Nfsstat4::OPENMODE);
             }
-            // The client has checked who may open the file, and uses it as whoever did.
+            // The client has checked its user's rights to the file. It uses the file through any of
+            // its opens.
             State::Delegation(_) => return Ok(self.any_open(o, &client, need)),
             _ => state.open().ok_or(Nfsstat4::BAD_STATEID)?,
         };
@@ -51,20 +52,20 @@ impl Exec<'_> {
         if need.contains(OpenAccess::WRITE) && open.inner.lock().access & open::SHARE_ACCESS_WRITE == 0 {
             return Err(Nfsstat4::OPENMODE);
         }
-        // Clients read what they open for writing only, to complete pages; then the caller's own
-        // right counts.
+        // Clients read parts of a file that they opened only for writing, in order to complete
+        // pages. Then the caller's own rights decide.
         Ok(open.below(need))
     }
 
-    /// Some open of a client that allows a use of a file.
+    /// An open of a client that permits a use of a file.
     fn any_open(&self, o: &Object, client: &Client, need: OpenAccess) -> Option<Arc<VfsOpen>> {
         let file = self.nfs.registry.file(&o.key())?;
         let opens = file.opens.lock();
         opens.iter().filter(|open| open.client.id == client.id).find_map(|open| open.below(need))
     }
 
-    /// Whether a stateid is one of a client's own on the file: then nobody else has it delegated
-    /// since before a restart.
+    /// Whether a stateid is the client's own, for this file. No other client can then have held a
+    /// delegation of it since before a restart.
     pub(super) fn is_held(&self, o: &Object, id: &Stateid) -> bool {
         let found = |id: Stateid| self.nfs.registry.find(&*self.client().ok()?, &id).ok();
         match self.actual(id).ok().filter(|id| !id.is_special()).and_then(found) {
@@ -74,7 +75,7 @@ impl Exec<'_> {
         }
     }
 
-    /// I/O without an open: others may have denied it.
+    /// Checks I/O without an open against the deny bits of other opens.
     fn without_open(&self, o: &Object, bypass: bool, need: OpenAccess) -> Result<(), Nfsstat4> {
         if self.nfs.in_grace() {
             return Err(Nfsstat4::GRACE);
@@ -116,7 +117,7 @@ impl Exec<'_> {
         };
         let _changing = self.for_change(&o, self.is_held(&o, &a.stateid)).await?;
         self.changed();
-        // Taken before the write: a verifier that changes meanwhile must not vouch for these bytes.
+        // Read before the write: a verifier that changes during the write must not cover this data.
         let writeverf = self.r.server.write_verifier(&o.export);
         let file = o.file(open.as_ref().map(|b| b.id));
         let data = Data::from(a.data.0.clone());
@@ -149,7 +150,7 @@ impl Exec<'_> {
         let size = o.export.vfs.getattr(&o.cx, file).await.map_err(|e| stat4(&e))?.attr.size_bytes;
         match o.export.vfs.seek(&o.cx, file, a.offset, what).await {
             Ok(offset) => Ok(SeekOk { eof: offset >= size, offset }),
-            // Nothing but a hole until the end.
+            // Only a hole follows, up to the end of the file.
             Err(e) if e.errno == libc::ENXIO && a.offset < size => Ok(SeekOk { eof: true, offset: size }),
             Err(e) => Err(io_stat(&e)),
         }
@@ -206,8 +207,8 @@ impl Exec<'_> {
         Ok(CopyOk { response, requirements })
     }
 
-    /// RFC 7862 section 15.13: all of the range or nothing, and durable with the answer, which has
-    /// no verifier.
+    /// CLONE (RFC 7862 section 15.13): the whole range or nothing. The clone is durable with the
+    /// reply, which has no verifier.
     pub(super) async fn clone_range(&mut self, a: &CloneArgs) -> Result<(), Nfsstat4> {
         let to = self.object(Nfsstat4::WRONG_TYPE)?.writable()?;
         let from = self.saved_object()?;
@@ -231,7 +232,7 @@ impl Exec<'_> {
     }
 }
 
-/// I/O on what is no regular file, or at places that no file has.
+/// The status of failed I/O.
 fn io_stat(e: &Error) -> Nfsstat4 {
     match e.errno {
         libc::EBADF => Nfsstat4::OPENMODE,

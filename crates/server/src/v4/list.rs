@@ -1,7 +1,7 @@
 //! READDIR.
 //!
-//! Cookies 1 and 2 mean nothing in NFSv4 (RFC 8881 section 18.23.3), so those of the `Vfs` are
-//! shifted by two.
+//! Cookies 1 and 2 are reserved in NFSv4 (RFC 8881 section 18.23.3). Cookies of the `Vfs` are
+//! therefore shifted by two.
 
 use super::attrs::{OF_ENTRY, bare_entry};
 use super::delegation::{Look, PATIENCE_V4, Told};
@@ -16,14 +16,14 @@ use hither_vfs::{DirEntry, Fh, FileKind};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Cookies that mean nothing.
+/// Number of reserved cookies.
 const RESERVED: u64 = 2;
 /// Bytes of the result besides entries: verifier, end of list, end of directory.
 const HEAD_BYTES: usize = 8 + 4 + 4;
-/// Up to so many files that others may have delayed writes to, their holders are asked one after
-/// the other; of more, all are called back at once.
+/// Up to this many files with delayed writes, the holders are asked one after the other. Of more
+/// files, all delegations are recalled at once.
 const ASKED_MAX: usize = 8;
-/// Least that the `Vfs` is asked for.
+/// Smallest page to request from the `Vfs`, in bytes.
 const PAGE_MIN_BYTES: u32 = 256;
 
 impl Exec<'_> {
@@ -68,9 +68,9 @@ impl Exec<'_> {
         list.finish(page.verifier, page.eof)
     }
 
-    /// Waits until nobody else delays writes to files in a listing with attributes, or, where these
-    /// are few, has their holders' word in `told`. True when somebody did: the listing is to be
-    /// read anew.
+    /// Waits until no other client has delayed writes to files in a listing with attributes. For a
+    /// few files, the holders' answers are in `told` instead. Returns true when there were delayed
+    /// writes: the directory must be read again.
     async fn of_files_delayed(
         &self,
         entries: &[DirEntry],
@@ -95,13 +95,14 @@ impl Exec<'_> {
                 Ok(Look::Told(known)) => drop(told.insert(n.fh.clone(), known)),
                 Ok(_) => {}
                 Err(status) => {
-                    // The listing is asked for again, when all have come.
+                    // The client repeats the READDIR. All other recalls start now, so that the
+                    // repetition finds them done.
                     asked[i + 1..].iter().for_each(|n| leases.want(client, &n.fh));
                     return Err(status);
                 }
             }
         }
-        // All are called back before any is waited for.
+        // All recalls start before the first wait.
         recalled.iter().for_each(|n| leases.want(client, &n.fh));
         for n in recalled {
             leases.read(client, &n.fh, PATIENCE_V4).await?;
@@ -129,7 +130,7 @@ impl Exec<'_> {
         }
     }
 
-    /// Attributes of the root of an export that lies over an entry.
+    /// Attributes of the root of an export that covers an entry.
     async fn root_attrs(&self, inside: &Arc<Export>, entry: u64, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
         let attrs = async {
             let root = self.root_of(inside).await?;
@@ -142,7 +143,7 @@ impl Exec<'_> {
         }
     }
 
-    /// The directories above the exports, and the roots of exports among them.
+    /// Lists directories above the exports, and the roots of exports among them.
     async fn readdir_above(&self, at: usize, a: &ReaddirArgs, max: usize) -> Result<ReaddirOk, Nfsstat4> {
         let table = &self.r.table;
         let mut list = List::new(max);
@@ -177,7 +178,7 @@ impl Exec<'_> {
     }
 }
 
-/// Entries as far as they fit.
+/// Entries that fit into the reply.
 struct List {
     entries: Vec<Entry>,
     bytes: usize,

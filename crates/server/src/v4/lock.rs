@@ -1,9 +1,9 @@
-//! LOCK, LOCKT and LOCKU, and what clients ask about stateids.
+//! LOCK, LOCKT and LOCKU, and operations on stateids.
 //!
-//! The server's own table says who is in whose way, because the answer names the owner. The layer
-//! below is told as well, so that whoever else uses the files (local programs, another server)
-//! respects the locks. Clients that want to wait ask again; they are told when that is worth it
-//! (CB_NOTIFY_LOCK).
+//! The server's own table decides conflicts, because the reply names the owner of the conflicting
+//! lock. The server also takes each lock in the layer below, so that local programs and other
+//! servers respect it. A client that wants to wait repeats its LOCK. CB_NOTIFY_LOCK tells the
+//! client when the lock may be free.
 
 use super::exec::{Exec, Object};
 use super::ranges::Held;
@@ -18,9 +18,10 @@ use hither_vfs::{FileKind, FileRange, LockConflict, LockKind, LockOwner, LockWai
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Whoever holds a lock that this server did not give.
+/// Owner of a lock that this server did not grant.
 const STRANGER: &[u8] = b"another program";
-/// Most lock-owners of a file that are told; the others ask again by themselves.
+/// Most waiting lock-owners of a file that get CB_NOTIFY_LOCK. The others repeat their LOCK without
+/// it.
 const WAITERS_MAX: usize = 256;
 
 impl Exec<'_> {
@@ -39,7 +40,7 @@ impl Exec<'_> {
         }
     }
 
-    /// Takes a lock unless somebody has it.
+    /// Takes a lock unless it conflicts.
     async fn try_lock(
         &self,
         o: &Object,
@@ -57,21 +58,22 @@ impl Exec<'_> {
         let locks = self.locks_of(o, &a.locker, wanted.0)?;
         let waiter = Waiter { client, owner: locks.owner.clone(), minor: self.minor };
         let waits = matches!(a.locktype, LockType::READW | LockType::WRITEW);
-        // Before the attempt, so that no release is missed.
+        // The owner is added before the attempt, so that no release is missed.
         let waits = waits && add_waiter(file, &waiter);
         let tried = self.take(o, &locks, wanted).await;
         let denied = matches!(tried, Ok(Tried::InTheWay(..)) | Err(LockFail::Denied(_)));
         if waits && !denied {
             remove_waiter(file, &waiter);
         }
-        // An owner that got nothing was not there.
+        // An owner that never held a lock is removed.
         if *locks.seqid.lock() == 0 {
             self.nfs.registry.release_locks(&locks);
         }
         tried
     }
 
-    /// The owner's locks on the file, made when these are the first. With the file's `order` held.
+    /// The owner's locks on the file, created with the first lock. The caller holds the file's
+    /// `order`.
     fn locks_of(&self, o: &Object, locker: &Locker, kind: LockKind) -> Result<Arc<Locks>, Nfsstat4> {
         let client = self.client()?;
         let registry = &self.nfs.registry;
@@ -120,7 +122,8 @@ impl Exec<'_> {
         Ok(locks)
     }
 
-    /// Takes a lock, here and below, with the file's `order` held.
+    /// Takes a lock in the server's table and in the layer below. The caller holds the file's
+    /// `order`.
     async fn take(
         &self,
         o: &Object,
@@ -132,8 +135,7 @@ impl Exec<'_> {
             return Ok(Tried::InTheWay(held, holder));
         }
         if !file.ranges.lock().has_room() {
-            // No status of NFSv4.1 says that there are too many locks, and it is no use to come
-            // back.
+            // NFSv4.1 has no status for too many locks, and trying again does not help.
             return Err(Nfsstat4::SERVERFAULT.into());
         }
         self.take_below(o, locks, kind, range).await?;
@@ -141,7 +143,8 @@ impl Exec<'_> {
         Ok(Tried::Taken(locks.changed()))
     }
 
-    /// A lock in the way goes when its client is silent for too long.
+    /// Ends the state of a conflicting client when its lease has expired. Otherwise denies the
+    /// lock.
     async fn give_way(&self, held: Held, holder: &Locks) -> Result<(), LockFail> {
         if self.nfs.is_courtesy(&holder.client) {
             self.nfs.expire(&holder.client).await;
@@ -164,7 +167,7 @@ impl Exec<'_> {
         let owner = LockOwner { id: locks.number, flock: false };
         match vfs.lock(&o.cx, file, owner, kind, range, LockWait::No).await {
             Ok(()) => Ok(()),
-            // Nobody else can lock there.
+            // The layer below has no locks, so no other program can take one.
             Err(e) if matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
             Err(e) if matches!(e.errno, libc::EAGAIN | libc::EACCES) => {
                 let found = vfs.test_lock(&o.cx, file, owner, kind, range).await.ok().flatten();
@@ -186,7 +189,7 @@ impl Exec<'_> {
         let registry = &self.nfs.registry;
         let file = registry.file(&o.key());
         if file.is_none() {
-            // Nobody has it open, so it may be anything.
+            // No client has the file open, so the object may be of any kind.
             match self.attrs(&o).await?.attr.kind {
                 FileKind::Regular => {}
                 FileKind::Directory => return Err(Nfsstat4::ISDIR.into()),
@@ -277,8 +280,8 @@ impl Exec<'_> {
         };
         let file = &locks.open.file;
         let _order = file.order.lock().await;
-        // The owner may have locked again, under the same stateid: Linux frees it while the next
-        // process with that name locks.
+        // The owner may have locked again under the same stateid. A Linux client frees a stateid
+        // while the next process with the same owner takes a lock.
         registry.find(&client, &id)?;
         if file.ranges.lock().holds(locks.number) {
             return Err(Nfsstat4::LOCKS_HELD);
@@ -288,14 +291,14 @@ impl Exec<'_> {
     }
 }
 
-/// What became of an attempt to lock.
+/// The result of an attempt to lock.
 enum Tried {
     Taken(Stateid),
-    /// A lock of somebody else.
+    /// A conflicting lock of another owner.
     InTheWay(Held, Arc<Locks>),
 }
 
-/// A lock of somebody else that forbids one, and whose it is. With the file's `order` held.
+/// A conflicting lock of another owner, and that owner. The caller holds the file's `order`.
 fn in_the_way(
     file: &FileState,
     owner: u64,
@@ -304,7 +307,7 @@ fn in_the_way(
 ) -> Result<Option<(Held, Arc<Locks>)>, Nfsstat4> {
     let Some(held) = file.ranges.lock().conflict(owner, kind, range) else { return Ok(None) };
     let holder = file.lockers.lock().iter().find(|l| l.number == held.owner).cloned();
-    // Ranges go before their owner does, and both go in order.
+    // Ranges are removed before their owner, and both under `order`, so every range has an owner.
     holder.map(|holder| Some((held, holder))).ok_or(Nfsstat4::SERVERFAULT)
 }
 
@@ -327,7 +330,7 @@ fn remove_waiter(file: &FileState, waiter: &Waiter) {
     file.waiters.lock().retain(|w| !is_it(w, waiter));
 }
 
-/// Something was released: tells everybody who waits, once.
+/// Sends one CB_NOTIFY_LOCK to each waiting owner after a release.
 pub(super) fn tell_waiters(file: &FileState) {
     for waiter in std::mem::take(&mut *file.waiters.lock()) {
         let Some(session) = waiter.client.sessions().into_iter().find(|s| s.back_is_up()) else { continue };

@@ -1,9 +1,9 @@
 //! Operations on names and attributes: LOOKUP, ACCESS, READLINK, CREATE, REMOVE, RENAME, LINK,
 //! SETATTR.
 //!
-//! A run of LOOKUPs is one walk: operations that only look at what was found (GETFH, GETATTR,
-//! ACCESS, READDIR, VERIFY, SAVEFH) may stand between them, as clients that want to know a whole
-//! path send them.
+//! A run of LOOKUPs is one walk. Operations that only read the found object (GETFH, GETATTR,
+//! ACCESS, READDIR, VERIFY, SAVEFH) may stand between the LOOKUPs. Clients that look up a whole
+//! path send such compounds.
 
 use super::acl;
 use super::attrs::{SETTABLE, SETTABLE_LATER, to_create, to_set};
@@ -19,16 +19,16 @@ use hither_vfs::{
     Where,
 };
 
-/// Longest run of LOOKUPs that is walked at once.
+/// Longest run of LOOKUPs in one walk.
 const WALK_MAX: usize = 256;
 
-/// Rights that a client may ask about, in the words of the `Vfs`.
+/// Rights that the `Vfs` has under the same bits.
 const RIGHTS: u32 =
     access::READ | access::LOOKUP | access::MODIFY | access::EXTEND | access::DELETE | access::EXECUTE;
-/// Extended attributes are read and written as data are (RFC 8276 section 8.4.1).
+/// Extended attributes need the same rights as data (RFC 8276 section 8.4.1).
 const XATTR_READ: u32 = access::XAREAD | access::XALIST;
 
-/// A name that an object may have.
+/// Checks the name of an object.
 pub(super) fn name(wire: &Bytes) -> Result<Name, Nfsstat4> {
     match &wire[..] {
         [] => Err(Nfsstat4::INVAL),
@@ -55,7 +55,7 @@ impl Exec<'_> {
         }
         if let Some(node) = self.ahead.pop_front() {
             if let Some(inside) = self.r.crossing(&dir.export, &node.fh) {
-                // The rest of the walk saw the directory below.
+                // The rest of the walk found objects in the covered directory.
                 let root = self.root_of(inside).await?;
                 self.go(Here::Object(root));
                 return Ok(());
@@ -73,7 +73,7 @@ impl Exec<'_> {
         }
     }
 
-    /// Looks up the name and those of the LOOKUPs that follow.
+    /// Looks up the name and the names of the LOOKUPs that follow.
     async fn walk(&mut self, dir: &Object, first: Name, rest: &[Op]) -> Result<(), Nfsstat4> {
         let mut path = vec![first];
         for op in rest {
@@ -161,12 +161,13 @@ impl Exec<'_> {
         let held = open.is_some() || set.size_bytes.is_some() && self.is_held(&o, &a.stateid);
         let _changing = self.for_change(&o, held).await?;
         self.changed();
-        // With an ACL it is the first of two changes.
+        // With an ACL, this is only the first of two changes, so the journal does not name it.
         let cx = if acls.is_none() { self.named(&o.cx) } else { o.cx.clone() };
         let attrs = o.export.vfs.setattr(&cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
         let mut attrs = attrs.map_err(|e| stat4(&e))?;
         if let (Some(acls), Some(extra)) = (acls, &o.export.extra) {
-            // After the mode, whose permissions it replaces (RFC 8881 section 6.4.1.3).
+            // The ACL is set after the mode, because it replaces the mode's permissions (RFC 8881
+            // section 6.4.1.3).
             attrs = extra.set_acls(&o.cx, &o.fh, &acls).await.map_err(|e| stat4(&e))?;
         }
         if let Some(Here::Object(here)) = &mut self.current {
@@ -175,7 +176,7 @@ impl Exec<'_> {
         Ok(a.attrs.mask())
     }
 
-    /// The ACLs that an object is to have.
+    /// Converts the ACLs for an object.
     async fn acls_of(&self, o: &Object, aces: &[Ace]) -> Result<PosixAcls, Nfsstat4> {
         match self.attrs(o).await?.attr.kind {
             FileKind::Symlink => Err(Nfsstat4::ATTRNOTSUPP),
@@ -230,7 +231,8 @@ impl Exec<'_> {
             Err(e) if e.errno == libc::EISDIR => {
                 let gone = vfs.rmdir(&cx, &dir.fh, &name).await;
                 if let (Ok(_), Some((fh, _))) = (&gone, &naming.file) {
-                    // The client itself may have it delegated, and does not know by the name.
+                    // The client itself may hold a delegation of the directory. It knows the
+                    // directory by its filehandle, not by the removed name.
                     self.nfs.leases.changed_elsewhere(fh);
                 }
                 gone

@@ -1,8 +1,8 @@
 //! OPEN, CLOSE and OPEN_DOWNGRADE.
 //!
-//! The `Vfs` opens the file with the caller's rights; then share reservations are compared with
-//! those of others. An open-owner has one stateid for a file, however often he opens it: access and
-//! denials add up.
+//! The `Vfs` opens the file with the caller's rights. Then the server compares the share
+//! reservation with those of other opens. An open-owner has one stateid for a file, however often
+//! it opens the file: access and deny bits accumulate.
 
 use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_create};
 use super::delegation::{Changing, Naming, PATIENCE_V4, Wish};
@@ -25,29 +25,30 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Wishes that may stand beside the access.
+/// Delegation wants that may accompany the access bits.
 const WANTS: u32 = open::WANT_DELEG_MASK
     | open::WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL
     | open::WANT_PUSH_DELEG_WHEN_UNCONTENDED
     | open::WANT_DELEG_TIMESTAMPS
     | open::WANT_OPEN_XOR_DELEGATION;
-/// What tells a client that the times are not those of the file yet.
+/// Attributes that hold the verifier after an exclusive creation. They tell the client that the
+/// times must still be set.
 pub(super) const VERIFIER_ATTRS: Bitmap4 =
     Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_ACCESS_SET, attr::TIME_MODIFY, attr::TIME_MODIFY_SET]);
 
-/// How often an exclusive creation is tried again when what has its name comes and goes.
+/// Most attempts of an exclusive creation while another client makes and removes the name.
 const TRIES: usize = 8;
 
-/// What the `Vfs` has opened.
+/// The result of an open of the `Vfs`.
 struct Got {
     opened: Opened,
     /// Attributes that the creation set.
     set: Bitmap4,
-    /// The length to cut an existing file to.
+    /// The size to which an existing file must be truncated, in bytes.
     cut: Option<u64>,
 }
 
-/// What keeps others from caching a file while it is opened for writing.
+/// Prevents other clients from caching a file while it is opened for writing.
 #[derive(Default)]
 struct Held {
     naming: Option<Naming>,
@@ -55,21 +56,21 @@ struct Held {
 }
 
 impl Held {
-    /// Whether it is about this file.
+    /// Whether the guard covers this file.
     fn covers(&self, fh: &Fh) -> bool {
         let named = self.naming.as_ref().and_then(|n| n.file.as_ref());
         self.itself.is_some() || named.is_some_and(|(file, _)| file == fh)
     }
 }
 
-/// Whether an OPEN may set the length of a file that is there.
+/// Whether an OPEN may set the size of an existing file.
 fn cuts(a: &OpenArgs) -> bool {
     matches!(&a.how, Some(CreateHow::Unchecked(attrs)) if attrs.size.is_some())
 }
 
 impl Exec<'_> {
-    /// OPEN. When something is used up for it, what clients hold beyond their leases ends, and the
-    /// client may come back.
+    /// OPEN. In a shortage, the state of clients with expired leases ends, and the client may try
+    /// again.
     pub(super) async fn open(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
         let before = scarcity::times();
         let opened = self.open_now(a).await;
@@ -109,9 +110,9 @@ impl Exec<'_> {
         };
         let changes = share & open::SHARE_ACCESS_WRITE != 0 || a.how.is_some();
         let at = if changes { at.writable()? } else { at };
-        // Whoever takes back an open changes no bytes. While leases of before the restart may be
-        // out none is granted, and what he writes has to wait for them; to take back what was held
-        // he must not, or the grace period would be over.
+        // A reclaimed open changes no bytes. While NQNFS leases from before the restart may be out,
+        // no lease is granted, and the client's writes wait for them. The reclaim itself must not
+        // wait, or the grace period would end first.
         let early = matches!(a.claim, OpenClaim::Previous(_)) && self.nfs.leases.is_recovering();
         let writes = !early && (share & open::SHARE_ACCESS_WRITE != 0 || cuts(a));
         let mut changing = match &a.claim {
@@ -119,7 +120,8 @@ impl Exec<'_> {
             OpenClaim::Null(n) => {
                 Held { naming: Some(self.for_change_of(&at, &name(n)?, false).await?), itself: None }
             }
-            // Whoever takes back an open for writing had it, so nobody had the file delegated.
+            // The client reclaims an open for writing. It held that open before the restart, so no
+            // other client had the file delegated.
             OpenClaim::Previous(_) => Held { naming: None, itself: Some(self.for_change(&at, true).await?) },
             _ => Held { naming: None, itself: Some(self.for_change(&at, false).await?) },
         };
@@ -161,8 +163,8 @@ impl Exec<'_> {
         if writes && !changing.covers(&file.fh) {
             match self.for_change(&file, false).await {
                 Ok(itself) => changing.itself = Some(itself),
-                // It was not there before: somebody has opened it meanwhile, and is told when it is
-                // written.
+                // The file is new. Another client has opened it in the meantime. That client's
+                // delegation is recalled at the first write.
                 Err(_) if created && cut.is_none() => {}
                 Err(status) => return Err(status),
             }
@@ -173,8 +175,8 @@ impl Exec<'_> {
         scarcity::is_over();
         let mut file = file;
         if !writes && !early {
-            // Nobody is delegated the file for writing from here on: somebody may have been just
-            // before.
+            // From now on no client gets a write delegation of the file. A client may have got one
+            // just before.
             match self.nfs.leases.read(self.client.as_ref(), &file.fh, PATIENCE_V4).await {
                 Ok(false) => {}
                 Ok(true) => file.known = None,
@@ -203,8 +205,8 @@ impl Exec<'_> {
         Ok(OpenOk { stateid, cinfo, rflags, attrset: set, delegation })
     }
 
-    /// Fails unless an OPEN that may create finds its file in a read-only export and does not
-    /// change it.
+    /// Fails unless an OPEN with creation finds its file in a read-only export and does not change
+    /// it.
     async fn exists_read_only(&self, dir: &Object, a: &OpenArgs) -> Result<(), Nfsstat4> {
         let OpenClaim::Null(wanted) = &a.claim else { return Err(Nfsstat4::INVAL) };
         let wanted = name(wanted)?;
@@ -220,8 +222,8 @@ impl Exec<'_> {
         }
     }
 
-    /// An open that is refused although it was registered: it was new and nobody has used it, or it
-    /// goes on as it was with a sequence number more.
+    /// Undoes a refused open. A new open is closed. An existing open keeps its higher sequence
+    /// number.
     async fn undo(&self, opened: &Arc<Open>) {
         let _order = opened.file.order.lock().await;
         if opened.stateid().seqid == 1 {
@@ -229,12 +231,14 @@ impl Exec<'_> {
         }
     }
 
-    /// Delegates the file that was just opened, if the client wants that and nothing is in the way.
+    /// Delegates the file that was just opened, if the client wants that and no other use
+    /// conflicts.
     async fn delegate(&self, a: &OpenArgs, share: u32, file: &mut Object) -> OpenDelegation {
         let none = no_delegation(a.share_access);
         let Some(wish) = wish(a, share, self.minor) else { return none };
         let Some(client) = &self.client else { return none };
-        // Otherwise it is not recorded either: a restart would wait for what nobody has.
+        // Without a backchannel no delegation is granted, so none is recorded. Otherwise a restart
+        // would wait for a delegation that no client has.
         if !client.sessions().iter().any(|s| s.back_is_up()) {
             return none;
         }
@@ -244,7 +248,7 @@ impl Exec<'_> {
         let leases = &self.nfs.leases;
         let granted = leases.grant(&self.nfs.registry, client, (&file.export, &file.fh), wish).await;
         let Some(d) = granted else { return none };
-        // What was seen before may have been changed since.
+        // The attributes from before the grant may be out of date.
         file.known = None;
         let permissions = Ace { ace_type: 0, flag: 0, access_mask: 0, who: Bytes::new().into() };
         let (stateid, recall) = (d.stateid(), d.is_recalled());
@@ -257,14 +261,14 @@ impl Exec<'_> {
         }
     }
 
-    /// Makes it durable that something is delegated, before anybody relies on it; false when that
-    /// is not possible.
+    /// Makes durable that delegations of this kind exist, before any client relies on one. False
+    /// when that fails.
     pub(super) async fn may_delegate(&self, kind: Kind) -> bool {
         let leases = &self.nfs.leases;
         if leases.is_marked(kind) {
             return true;
         }
-        // One at a time: a mark for reading must not be written over one for writing.
+        // One call at a time: a mark for reading must not overwrite a mark for writing.
         let _marking = leases.marking.lock().await;
         if !leases.is_marked(kind) {
             let mark = Delegated { believed: self.nfs.lease, writing: kind == Kind::Write };
@@ -277,8 +281,8 @@ impl Exec<'_> {
         true
     }
 
-    /// How long a file may become before its holder has to write it: what it has, and his share of
-    /// what is free.
+    /// The size up to which the holder of a write delegation may delay writes, in bytes. It is the
+    /// file's size plus the holder's share of the free space.
     async fn room_for(&self, file: &mut Object) -> u64 {
         let Ok(attrs) = self.attrs(file).await else { return 0 };
         let size_bytes = attrs.attr.size_bytes;
@@ -290,7 +294,7 @@ impl Exec<'_> {
         size_bytes.saturating_add(self.nfs.leases.share_of(free_bytes))
     }
 
-    /// Fails unless a stateid is one of a delegation of the file.
+    /// Fails unless a stateid belongs to a delegation of the file.
     fn delegated(&self, id: &Stateid, file: &(u32, Fh)) -> Result<(), Nfsstat4> {
         match self.nfs.registry.find(&*self.client()?, &self.actual(id)?)? {
             State::Delegation(d) if d.is_revoked() => Err(Nfsstat4::DELEG_REVOKED),
@@ -303,7 +307,7 @@ impl Exec<'_> {
         let o = self.object(Nfsstat4::BAD_STATEID)?;
         match self.nfs.registry.find(&*self.client()?, &self.actual(id)?)? {
             State::Delegation(d) if d.file != o.key() => Err(Nfsstat4::BAD_STATEID),
-            // The client has yet to hear that it was taken away.
+            // The client does not know yet that the delegation is revoked.
             State::Delegation(d) if d.is_revoked() => Err(Nfsstat4::DELEG_REVOKED),
             State::Delegation(d) => {
                 self.nfs.leases.end(&self.nfs.registry, &d);
@@ -313,7 +317,7 @@ impl Exec<'_> {
         }
     }
 
-    /// Whether state may be made now: during the grace period only what is taken back.
+    /// Whether the client may get state now. During the grace period only reclaims are granted.
     pub(super) fn check_grace(&self, reclaim: bool) -> Result<(), Nfsstat4> {
         let client = self.client()?;
         let done = client.reclaim_done.load(Relaxed);
@@ -366,7 +370,8 @@ impl Exec<'_> {
         let creates = a.how.is_some();
         let how = how(share, if may_create { create } else { Create::No });
         let vfs = &dir.export.vfs;
-        // What is to be longer than nothing is not done when it is made.
+        // A file with a requested size above zero needs a second step. The journal must then not
+        // name the creation as the whole operation.
         let whole = size.is_none_or(|size| size == 0);
         let cx = if creates && whole { self.named(&dir.cx) } else { dir.cx.clone() };
         let mut tries = 0;
@@ -375,7 +380,7 @@ impl Exec<'_> {
                 (Err(e), Some(verf)) if e.errno == libc::EEXIST => {
                     match self.open_again(dir, name, share, verf).await? {
                         Some(opened) => break Ok(opened),
-                        // What was there has been removed since.
+                        // The existing file has been removed in the meantime.
                         None if tries < TRIES => tries += 1,
                         None => break Err(e),
                     }
@@ -386,12 +391,14 @@ impl Exec<'_> {
         let opened = match first {
             Ok(opened) => opened,
             Err(e) if e.errno == libc::EACCES && !creates && share == open::SHARE_ACCESS_READ => {
-                // What may be executed may be read by the client that executes it.
+                // A client reads a file in order to execute it. The right to execute therefore
+                // suffices for an open for reading.
                 let how = OpenHow { execute: true, ..how };
                 let again = vfs.open(&dir.cx, Where::name(&dir.fh, name), &how).await;
                 again.map_err(|_| Nfsstat4::ACCESS)?
             }
-            // It was there a moment ago, so nobody was asked for the directory.
+            // The file existed a moment ago, so delegations of the directory were not recalled. The
+            // client must try again.
             Err(e) if e.errno == libc::ENOENT && creates && !may_create => return Err(Nfsstat4::DELAY),
             Err(e) => return Err(stat_of_open(&e)),
         };
@@ -411,8 +418,8 @@ impl Exec<'_> {
         Ok((Got { opened, set, cut }, cinfo))
     }
 
-    /// A file that an exclusive creation finds: its own, when the verifier is in it. `None`: there
-    /// is none any more.
+    /// The existing file of an exclusive creation, when it holds the same verifier. `None`: the
+    /// file is gone.
     async fn open_again(
         &self,
         dir: &Object,
@@ -435,8 +442,8 @@ impl Exec<'_> {
         Ok(Some(self.open_handle(&file, share, true).await?.opened))
     }
 
-    /// Opens the object itself. `held`: it was open before, or was just made, so its owner needs no
-    /// right.
+    /// Opens the object itself. `held`: the file was open before or is new, so its owner needs no
+    /// permission.
     async fn open_handle(&self, file: &Object, share: u32, held: bool) -> Result<Got, Nfsstat4> {
         let vfs = &file.export.vfs;
         let at = Where::fh(&file.fh);
@@ -457,8 +464,8 @@ impl Exec<'_> {
         Ok(Got { opened, set: Bitmap4::EMPTY, cut: None })
     }
 
-    /// Adds an open to what the client holds; its stateid as this call made it, which is told to
-    /// nobody else.
+    /// Registers an open of the client. Returns it with the stateid that this call made. No other
+    /// call returns the same stateid.
     async fn register(
         &self,
         file: &Object,
@@ -521,7 +528,8 @@ impl Exec<'_> {
         }
     }
 
-    /// The open that a stateid names on the current file; to be asked again in the file's `order`.
+    /// The open that a stateid names on the current file. The caller must look it up again under
+    /// the file's `order`.
     fn open_of(&self, id: &Stateid) -> Result<Arc<Open>, Nfsstat4> {
         let o = self.object(Nfsstat4::BAD_STATEID)?;
         match self.nfs.registry.find(&*self.client()?, &self.actual(id)?)? {
@@ -530,7 +538,7 @@ impl Exec<'_> {
         }
     }
 
-    /// A stateid, with the compound's current one put in (RFC 8881 section 16.2.3.1.2).
+    /// A stateid, with the compound's current stateid substituted (RFC 8881 section 16.2.3.1.2).
     pub(super) fn actual(&self, id: &Stateid) -> Result<Stateid, Nfsstat4> {
         if *id == Stateid::CURRENT {
             return self.stateid.ok_or(Nfsstat4::BAD_STATEID);
@@ -541,7 +549,8 @@ impl Exec<'_> {
     pub(super) async fn close(&mut self, a: &CloseArgs) -> Result<Stateid, Nfsstat4> {
         let open = self.open_of(&a.stateid)?;
         let _order = open.file.order.lock().await;
-        // An OPEN of the same owner may have been faster: then the client has to hear of it first.
+        // An OPEN of the same owner may have changed the stateid. The client must then see that
+        // reply first.
         self.open_of(&a.stateid)?;
         self.nfs.close(&open).await;
         self.stateid = None;
@@ -561,8 +570,8 @@ impl Exec<'_> {
             inner.access = share;
             inner.deny = a.share_deny;
             inner.seqid = next(inner.seqid);
-            // Opens of the file below that are used for nothing any more; one that can do what is
-            // left stays.
+            // Closes the opens of the `Vfs` that are not needed any more, when one of them has
+            // exactly the remaining access.
             let need = access(share);
             if let Some(exact) = inner.below.iter().position(|b| b.access == need) {
                 let keep = inner.below.swap_remove(exact);
@@ -579,7 +588,7 @@ fn how(share: u32, create: Create) -> OpenHow {
     OpenHow { create, ..OpenHow::existing(access(share)) }
 }
 
-/// Objects that OPEN cannot open have statuses of their own (RFC 8881 section 18.16.3).
+/// The status of an object that OPEN cannot open (RFC 8881 section 18.16.3).
 fn stat_of_open(e: &hither_vfs::Error) -> Nfsstat4 {
     match e.errno {
         libc::EINVAL | libc::ENXIO | libc::ENODEV => Nfsstat4::WRONG_TYPE,
@@ -587,7 +596,7 @@ fn stat_of_open(e: &hither_vfs::Error) -> Nfsstat4 {
     }
 }
 
-/// The delegation that may come with an open; `None`: the client wants none, or cannot have one.
+/// The delegation to grant with an open. `None`: the client wants none, or may not have one.
 fn wish(a: &OpenArgs, share: u32, minor: u32) -> Option<Wish> {
     let usual = if share == open::SHARE_ACCESS_READ { Kind::Read } else { Kind::Write };
     let (kind, reclaim) = match &a.claim {
@@ -595,7 +604,7 @@ fn wish(a: &OpenArgs, share: u32, minor: u32) -> Option<Wish> {
         OpenClaim::Previous(DelegationType::READ | DelegationType::READ_ATTRS) if usual == Kind::Read => {
             (Kind::Read, true)
         }
-        // It may outlive the open for writing that brought it.
+        // A write delegation may outlive the open for writing with which it was granted.
         OpenClaim::Previous(DelegationType::WRITE | DelegationType::WRITE_ATTRS) => (Kind::Write, true),
         _ => return None,
     };

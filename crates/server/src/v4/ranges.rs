@@ -1,13 +1,13 @@
-//! Byte-range locks of one file: who holds what, and who is in whose way.
+//! Byte-range locks of one file, and conflicts between them.
 //!
-//! It knows nothing of stateids or clients: owners are numbers. Locks of one owner never overlap; a
-//! new one replaces what he held in its range, as POSIX has it, so that a part can be upgraded,
-//! downgraded or given up.
+//! The module knows nothing of stateids or clients: owners are numbers. Locks of one owner never
+//! overlap. A new lock replaces the owner's locks in its range, as POSIX requires. A part of a lock
+//! can therefore be upgraded, downgraded or released.
 
 use hither_vfs::{FileRange, LockKind};
 
-/// Most locks of a file; a program that locks single bytes meets this end before the server's
-/// memory does.
+/// Most locks of a file. The limit stops a program that locks single bytes before it exhausts the
+/// server's memory.
 const LOCKS_MAX: usize = if cfg!(test) { 256 } else { 16_384 };
 
 /// A lock.
@@ -25,7 +25,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// A lock of somebody else that forbids `kind` on `range`.
+    /// A lock of another owner that conflicts with `kind` on `range`.
     pub fn conflict(&self, owner: u64, kind: LockKind, range: FileRange) -> Option<Held> {
         let forbids = |h: &&Held| h.kind == LockKind::Write || kind == LockKind::Write;
         let before_its_end = self.held.partition_point(|h| h.range.start_bytes < range.end_bytes);
@@ -36,16 +36,16 @@ impl Ranges {
             .copied()
     }
 
-    /// Whether one more lock (which may split another in three) finds room.
+    /// Whether there is room for one more lock. A new lock may split another into three.
     pub fn has_room(&self) -> bool {
         self.held.len() + 2 <= LOCKS_MAX
     }
 
-    /// Takes a lock that [`Ranges::conflict`] allows.
+    /// Takes a lock without a conflict according to [`Ranges::conflict`].
     pub fn take(&mut self, owner: u64, kind: LockKind, mut range: FileRange) {
         self.release(owner, range);
-        // Neighbours of the same kind become one, so that locking byte by byte does not cost a lock
-        // each.
+        // Adjacent locks of the same kind are merged, so that a program that locks byte by byte
+        // uses one lock.
         self.held.retain(|h| {
             let touches = h.range.end_bytes == range.start_bytes || h.range.start_bytes == range.end_bytes;
             let joins = h.owner == owner && h.kind == kind && touches;
@@ -58,7 +58,7 @@ impl Ranges {
         self.insert(Held { owner, kind, range });
     }
 
-    /// Gives up what an owner holds in a range; returns whether there was any.
+    /// Releases an owner's locks in a range. Returns whether there were any.
     pub fn release(&mut self, owner: u64, range: FileRange) -> bool {
         let mut rest: Vec<Held> = Vec::new();
         let before = self.held.len();
@@ -81,7 +81,7 @@ impl Ranges {
         released
     }
 
-    /// Whether an owner holds anything.
+    /// Whether an owner has any lock.
     pub fn holds(&self, owner: u64) -> bool {
         self.held.iter().any(|h| h.owner == owner)
     }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(l.held, [Held { owner: 1, kind: Write, range: r(0, 1000) }]);
     }
 
-    /// Compared with a byte-by-byte table, for many small histories.
+    /// Compares the locks with a table of bytes, over many short histories.
     #[test]
     fn it_is_what_a_table_of_bytes_says() {
         let mut seed = 1u64;

@@ -1,15 +1,15 @@
-//! Calls of sessions of a life before: what they did is answered again and not done again.
+//! Calls in sessions of an earlier process: their stored effects are reported and not repeated.
 //!
-//! A session ends with the server. Its client sends again what was not answered, in the same slot
-//! under the same number, before it learns that. Every operation that changes something has a name
-//! ([`CallId::op`]), which a layer with a journal keeps with what the operation did. When there are
-//! such names of a call, it is executed once more, in no session: what was done is answered as
-//! done, what only looks looks again, and the rest is done now, but for what needs opens and locks,
-//! which are gone: it has to wait for the client to take them back. A call of which nothing is
-//! known gets NFS4ERR_BADSESSION, as if there were no journal.
+//! A session ends with the server. Before its client learns that, the client repeats unanswered
+//! calls in the same slots with the same sequence numbers. Every operation that changes state has a
+//! name ([`CallId::op`]). A layer with a journal stores that name with the operation's effect. A
+//! call with such names is executed once more, without a session. Operations with a stored effect
+//! report success. Operations that only read are executed again. The other operations are executed
+//! now, unless they need opens or locks. Those are gone until the client reclaims them. A call
+//! without stored names gets NFS4ERR_BADSESSION, as without a journal.
 //!
-//! These are not the persistent sessions of RFC 8881 section 2.10.6.5: those answer every call that
-//! was executed, whole and as it was answered first.
+//! These are not the persistent sessions of RFC 8881 section 2.10.6.5. Persistent sessions answer
+//! every executed call with its first reply.
 
 use super::exec::{Exec, Here, Object};
 use super::names::wire_change;
@@ -27,16 +27,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// What names of operations begin with; those of NFSv3 begin with an address family.
+/// First word of an operation's name. Names of NFSv3 calls begin with an address family.
 const TAG: u32 = 41;
-/// Bytes of a call that its checksum covers: enough to tell two calls apart, little enough for a
-/// WRITE of a megabyte.
+/// Bytes of a call in its checksum. The number is enough to distinguish calls, and small compared
+/// with a WRITE of a megabyte.
 const SUM_BYTES: usize = 4096;
-/// Longest reply that is kept for one who asks a third time: with all calls that a journal tells
-/// of, 64 MiB.
+/// Longest reply that is kept for a second repetition. With all calls in a journal, the replies
+/// take 64 MiB.
 const KEPT_MAX_BYTES: usize = 4096;
 
-/// A checksum of a call, and of who makes it.
+/// A checksum of a call and its user.
 pub(super) fn checksum(args: &[u8], caller: &Caller) -> u64 {
     let who = match caller {
         Caller::Nobody => u32::MAX,
@@ -56,12 +56,12 @@ pub(super) struct CallId {
 }
 
 impl CallId {
-    /// A call with this checksum.
+    /// The call with these arguments of SEQUENCE and this checksum.
     pub fn of(args: &SequenceArgs, sum: u64) -> Self {
         Self { session: args.sessionid, slot: args.slotid, seqid: args.sequenceid, sum }
     }
 
-    /// The name of an operation, by its place in the compound.
+    /// The name of an operation, by its index in the compound.
     pub fn op(&self, at: usize) -> Bytes {
         let mut out = Enc::new();
         out.u32(TAG);
@@ -71,7 +71,7 @@ impl CallId {
         out.to_bytes()
     }
 
-    /// The call and the place that [`CallId::op`] named; `None` for another name.
+    /// The call and the index in a name from [`CallId::op`]. `None` for other names.
     fn parse(raw: &Bytes) -> Option<(Self, usize)> {
         let mut raw = Dec::new(raw);
         let is_one = raw.u32().ok()? == TAG;
@@ -83,7 +83,7 @@ impl CallId {
     }
 }
 
-/// Something that was done.
+/// The stored effect of an operation.
 #[derive(Debug, Clone)]
 struct Did {
     /// The number of the export.
@@ -94,7 +94,7 @@ struct Did {
     bytes: u32,
 }
 
-/// What a call did, by the places of its operations.
+/// The stored effects of a call, by the index of the operation.
 pub(super) type Done = Arc<Deeds>;
 
 /// See [`Done`].
@@ -112,25 +112,25 @@ struct Call {
     turn: Arc<tokio::sync::Mutex<Turn>>,
 }
 
-/// Whether a call was executed once more.
+/// Whether a call has been executed once more.
 #[derive(Default)]
 pub(super) enum Turn {
     #[default]
     No,
-    /// Or is being executed, or that was cut off; its reply is not known.
+    /// The execution has begun. It is in progress, was cut off, or had too long a reply.
     Begun,
     Done(Bytes),
 }
 
-/// The calls that a journal tells of.
+/// The calls in journals.
 #[derive(Default)]
 pub(crate) struct Replays {
-    /// By session and slot. As many at most as the journals keep.
+    /// By session and slot. The journals limit their number.
     calls: Mutex<HashMap<(Sessionid, u32), Call>>,
 }
 
 impl Replays {
-    /// Adds what a life before did in an export, oldest first.
+    /// Adds the effects of an earlier process in an export, oldest first.
     pub fn fill(&self, export: u32, made: &[Answered]) {
         let mut calls = self.calls.lock();
         for was in made {
@@ -138,7 +138,7 @@ impl Replays {
             let new = || Call { id, done: Done::default(), turn: Arc::default() };
             let call = calls.entry((id.session, id.slot)).or_insert_with(new);
             if call.id != id {
-                // Only the last call of a slot can be sent again.
+                // Only the last call of a slot can be repeated.
                 if (id.seqid.wrapping_sub(call.id.seqid) as i32) < 0 {
                     continue;
                 }
@@ -150,7 +150,7 @@ impl Replays {
         }
     }
 
-    /// What is known of a call; `None`: nothing, or it is not the very call.
+    /// The stored effects of a call. `None`: there are none, or they belong to another call.
     pub(super) fn find(&self, id: CallId) -> Option<(Done, Arc<tokio::sync::Mutex<Turn>>)> {
         let calls = self.calls.lock();
         let call = calls.get(&(id.session, id.slot)).filter(|call| call.id == id)?;
@@ -159,7 +159,7 @@ impl Replays {
 }
 
 impl Turn {
-    /// A call was executed once more and has this reply.
+    /// Stores the reply of a call that was executed once more.
     pub fn finish(&mut self, reply: &[Bytes]) {
         if reply.iter().map(Bytes::len).sum::<usize>() <= KEPT_MAX_BYTES {
             *self = Self::Done(reply.concat().into());
@@ -167,7 +167,7 @@ impl Turn {
     }
 }
 
-/// What SEQUENCE says of a session that is no more.
+/// The result of SEQUENCE for a session that has ended.
 pub(super) fn sequence(args: &SequenceArgs) -> OpRes {
     OpRes::Sequence(Ok(SequenceOk {
         sessionid: args.sessionid,
@@ -180,28 +180,28 @@ pub(super) fn sequence(args: &SequenceArgs) -> OpRes {
 }
 
 impl Exec<'_> {
-    /// The same caller, for the change that the operation makes, by the name that it is known by
-    /// after a restart.
+    /// The identity for a change, with the operation's name for the journal.
     pub(super) fn named(&self, cx: &Cx) -> Cx {
         Cx { call: self.call.map(|call| call.op(self.at)), ..cx.clone() }
     }
 
-    /// Executes an operation of a call of a life before.
+    /// Executes an operation of a call that an earlier process has begun.
     pub(super) async fn execute_again(&mut self, done: &Deeds, op: &Op, rest: &[Op]) -> OpRes {
         if let Some(did) = done.by_place.get(&self.at) {
             let again = self.did(op, did).await;
             return again.unwrap_or_else(|status| OpRes::failed(op.number(), status));
         }
         match op {
-            // What they looked at may be what was changed after them.
+            // VERIFY and NVERIFY succeed: later operations may have changed the attributes that
+            // they compare.
             Op::Verify(_) if self.at < done.last => OpRes::Verify(Ok(())),
             Op::Nverify(_) if self.at < done.last => OpRes::Nverify(Ok(())),
-            // Neither opens nor delegations have outlived the restart.
+            // Neither opens nor delegations survive the restart.
             Op::Delegreturn(_) => OpRes::Delegreturn(Ok(())),
             Op::Close(_) => OpRes::Close(Ok(Stateid::INVALID)),
             _ => match self.execute(op, rest).await {
-                // Whatever needs a client: he has to come with a session, and to take back what he
-                // held.
+                // The operation needs a client. The client must create a session and reclaim its
+                // state first.
                 result if result.status() == Nfsstat4::OP_NOT_IN_SESSION => {
                     OpRes::failed(op.number(), Nfsstat4::GRACE)
                 }
@@ -210,7 +210,7 @@ impl Exec<'_> {
         }
     }
 
-    /// The result of an operation that was done.
+    /// The result of an operation with a stored effect.
     async fn did(&mut self, op: &Op, did: &Did) -> Result<OpRes, Nfsstat4> {
         let here = self.object(Nfsstat4::ROFS)?;
         if here.export.number != did.export {
@@ -226,8 +226,7 @@ impl Exec<'_> {
             Op::Open(a) => {
                 let cinfo = self.some_change(&here).await;
                 self.go(Here::Object(Object { fh: did.fh.clone(), known: None, ..here }));
-                // No stateid of anything: the client finds that the server has restarted, and takes
-                // the open back.
+                // The stateid names no open. The client notices the restart and reclaims the open.
                 let stateid = Stateid { seqid: 1, other: self.nfs.registry.other() };
                 self.stateid = Some(stateid);
                 let (rflags, delegation) = (open::RESULT_LOCKTYPE_POSIX, OpenDelegation::None);
@@ -250,7 +249,7 @@ impl Exec<'_> {
         })
     }
 
-    /// That a directory was changed, by whoever: clients forget what they know of it.
+    /// A non-atomic change of a directory, so that clients drop its cached names.
     async fn some_change(&self, dir: &Object) -> WireChange {
         let now = dir.export.vfs.getattr(&dir.cx, dir.file(None)).await.map_or(0, |a| a.attr.change);
         wire_change(&ChangeInfo {
@@ -262,7 +261,7 @@ impl Exec<'_> {
     }
 }
 
-/// Attributes that an OPEN set which has made its file.
+/// Attributes that an OPEN set when it created its file.
 fn set_by(a: &OpenArgs) -> Bitmap4 {
     match &a.how {
         None => Bitmap4::EMPTY,

@@ -1,10 +1,11 @@
-//! Sessions: slots that execute each call exactly once (RFC 8881 section 2.10.6), and the way back
-//! to the client.
+//! Sessions: slots that execute each call exactly once (RFC 8881 section 2.10.6), and the
+//! backchannel.
 //!
-//! It knows nothing of operations. A slot remembers the sequence number of its last call, a
-//! checksum of it and its reply. A call with the next number is new, one with the same number is a
-//! repetition. The reply of a call that asked for it is kept however it ended; others are kept when
-//! they are small, because that costs little and spares the client a doubt.
+//! The module knows nothing of operations. A slot stores the sequence number, the checksum and the
+//! reply of its last call. A call with the next number is new. A call with the same number is a
+//! repetition. The reply of a call with `cachethis` is kept up to the session's limit. Other small
+//! replies are kept too: that costs little, and the client then learns the outcome of a repeated
+//! call.
 
 use super::clients::Client;
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use tokio::sync::Notify;
 
-/// Replies up to this length are kept though nobody asked for it.
+/// Replies up to this length are kept even without `cachethis`.
 const KEPT_ANYHOW_BYTES: usize = 1024;
 
 /// A session.
@@ -26,21 +27,22 @@ pub(crate) struct Session {
     slots: Vec<Mutex<Slot>>,
     finished: Notify,
     pub back: Mutex<Back>,
-    /// One callback at a time, in the client's first slot: its next sequence number.
+    /// Sequence number of the next callback in the client's first slot. The lock serialises
+    /// callbacks.
     pub back_turn: tokio::sync::Mutex<u32>,
 }
 
-/// The way back to a client.
+/// The backchannel of a session.
 pub(crate) struct Back {
     /// The client's program number.
     pub prog: u32,
-    /// How we say who we are.
+    /// The server's credential.
     pub cred: OpaqueAuth,
-    /// The client wants calls.
+    /// The client wants callbacks.
     pub wanted: bool,
-    /// On which connection.
+    /// The connection for callbacks.
     pub peer: Option<Arc<Peer>>,
-    /// The connection on which the client has answered.
+    /// The connection on which the client has answered a callback.
     pub proven: Option<u64>,
 }
 
@@ -52,11 +54,11 @@ struct Slot {
     reply: Option<Vec<Bytes>>,
 }
 
-/// What SEQUENCE means for the rest of its compound.
+/// The result of SEQUENCE for its compound.
 pub(crate) enum Slotted {
-    /// Execute it, then [`Session::finish`].
+    /// A new call: execute it, then call [`Session::finish`].
     New,
-    /// It was executed: its reply.
+    /// A repetition, with the stored reply.
     Again(Vec<Bytes>),
 }
 
@@ -74,15 +76,15 @@ impl Session {
         }
     }
 
-    /// The highest slot.
+    /// Number of the highest slot.
     pub fn highest_slot(&self) -> u32 {
         self.slots.len() as u32 - 1
     }
 
-    /// Takes a slot for a call whose checksum is `sum`.
+    /// Takes a slot for a call with the checksum `sum`.
     ///
     /// # Errors
-    /// Those of SEQUENCE; the slot is as before.
+    /// Those of SEQUENCE. The slot is unchanged then.
     pub async fn begin(&self, args: &SequenceArgs, sum: u64) -> Result<Slotted, Nfsstat4> {
         let slot = self.slots.get(args.slotid as usize).ok_or(Nfsstat4::BADSLOT)?;
         if args.highest_slotid < args.slotid {
@@ -106,19 +108,19 @@ impl Session {
                     return slot.reply.clone().map(Slotted::Again).ok_or(Nfsstat4::RETRY_UNCACHED_REP);
                 }
             }
-            // The same call on another connection: its reply is worth waiting for.
+            // The same call is in progress on another connection. Its reply will serve both.
             finished.await;
         }
     }
 
-    /// The call in a slot has ended with this reply.
+    /// Ends the call in a slot with this reply.
     pub fn finish(&self, args: &SequenceArgs, reply: &[Bytes]) {
         let Some(slot) = self.slots.get(args.slotid as usize) else { return };
         let len: usize = reply.iter().map(Bytes::len).sum();
         let most = if args.cachethis { self.fore.maxresponsesize_cached as usize } else { KEPT_ANYHOW_BYTES };
         let mut slot = slot.lock();
         slot.running = false;
-        // Small replies are copied: a slice would keep a larger buffer.
+        // Small replies are copied, because a slice would keep a larger buffer alive.
         slot.reply = match len {
             0..=KEPT_ANYHOW_BYTES => Some(vec![reply.concat().into()]),
             len if len <= most => Some(reply.to_vec()),
@@ -128,7 +130,7 @@ impl Session {
         self.finished.notify_waiters();
     }
 
-    /// The call in a slot has ended with a reply that cannot be kept.
+    /// Ends the call in a slot with a reply that cannot be kept.
     pub fn finish_unkept(&self, args: &SequenceArgs) {
         let Some(slot) = self.slots.get(args.slotid as usize) else { return };
         let mut slot = slot.lock();
@@ -138,7 +140,7 @@ impl Session {
         self.finished.notify_waiters();
     }
 
-    /// The call in a slot ended without a reply.
+    /// Ends the call in a slot without a reply.
     pub fn abandon(&self, args: &SequenceArgs) {
         let Some(slot) = self.slots.get(args.slotid as usize) else { return };
         let mut slot = slot.lock();
@@ -149,18 +151,18 @@ impl Session {
         self.finished.notify_waiters();
     }
 
-    /// Whether callbacks can be made.
+    /// Whether callbacks are possible.
     pub fn back_is_up(&self) -> bool {
         self.back.lock().peer.as_ref().is_some_and(|p| !p.is_closed())
     }
 
-    /// Whether the client has answered a callback on the connection that it would come on now.
+    /// Whether the client has answered a callback on the current connection for callbacks.
     pub fn back_is_proven(&self) -> bool {
         let back = self.back.lock();
         back.peer.as_ref().is_some_and(|p| !p.is_closed() && back.proven == Some(p.id))
     }
 
-    /// Whether callbacks were wanted and cannot be made.
+    /// Whether the client wants callbacks and they are impossible.
     pub fn back_is_down(&self) -> bool {
         let back = self.back.lock();
         back.wanted && back.peer.as_ref().is_none_or(|p| p.is_closed())

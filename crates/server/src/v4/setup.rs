@@ -1,4 +1,4 @@
-//! Operations that make and end clients and sessions: EXCHANGE_ID, CREATE_SESSION,
+//! Operations that create and end clients and sessions: EXCHANGE_ID, CREATE_SESSION,
 //! BIND_CONN_TO_SESSION and their opposites.
 
 use super::clients::{Introduction, Principal};
@@ -16,27 +16,26 @@ use hither_rpc::server::Caller;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Bytes of a call or reply beside the largest READ or WRITE.
+/// Bytes of a call or reply besides the data of the largest READ or WRITE.
 pub(super) const OVERHEAD_BYTES: u32 = 64 << 10;
 /// Bytes of the header of a reply: transaction id, direction, acceptance, an empty verifier,
 /// success.
 pub(super) const REPLY_HEADER_BYTES: usize = 24;
 /// Bytes of the header of a call whose credential is empty.
 const CALL_HEADER_BYTES: usize = 40;
-/// A call with less has no room for SEQUENCE (36 bytes) and one operation behind the compound's own
-/// 12 bytes.
+/// Smallest call: the compound's own 12 bytes, SEQUENCE (36 bytes) and one operation.
 const REQUEST_MIN_BYTES: u32 = CALL_HEADER_BYTES as u32 + 12 + 36 + 4;
-/// The same of a reply, whose SEQUENCE takes 44 bytes.
+/// Smallest reply. SEQUENCE takes 44 bytes in it.
 const RESPONSE_MIN_BYTES: u32 = REPLY_HEADER_BYTES as u32 + 12 + 44 + 8;
-/// CB_SEQUENCE and CB_RECALL of the longest filehandle.
+/// A call with CB_SEQUENCE and a CB_RECALL of the longest filehandle.
 const CALLBACK_MIN_BYTES: u32 = CALL_HEADER_BYTES as u32 + 16 + 44 + 156;
-/// Their replies.
+/// The reply to such a call.
 const CALLBACK_RESPONSE_MIN_BYTES: u32 = REPLY_HEADER_BYTES as u32 + 12 + 44 + 8;
 /// Most operations of a compound.
 const OPS_MAX: u32 = 512;
-/// Most slots.
+/// Most slots of a session.
 const SLOTS_MAX: u32 = 64;
-/// Most bytes of a reply that is kept: with all slots full, four megabytes for a session.
+/// Most bytes of a cached reply. With all slots full, a session takes four megabytes.
 const CACHED_MAX_BYTES: u32 = 64 << 10;
 
 const FLAGS: u32 = exchgid::SUPP_MOVED_REFER
@@ -79,7 +78,7 @@ impl Exec<'_> {
         }
         let client = self.nfs.clients.introduce(who)?;
         let confirmed = client.confirmed.load(Relaxed);
-        // A creation that is under way moves the number on; a client does not send both at a time.
+        // A concurrent CREATE_SESSION advances the number. A client does not send both at a time.
         let sequence = client.creation.try_lock().map_or(0, |c| c.sequence);
         Ok(ExchangeIdOk {
             clientid: client.id,
@@ -116,8 +115,8 @@ impl Exec<'_> {
         answer
     }
 
-    /// A CREATE_SESSION that is sent again because its connection was lost names the connection for
-    /// callbacks.
+    /// Uses the connection of a repeated CREATE_SESSION for callbacks. The client repeats it
+    /// because it lost the first connection.
     fn call_back_here(&self, answer: &Result<CreateSessionOk, Nfsstat4>) {
         let wanted = |ok: &&CreateSessionOk| ok.flags & create_session::CONN_BACK_CHAN != 0;
         let Some(ok) = answer.as_ref().ok().filter(wanted) else { return };
@@ -165,7 +164,7 @@ impl Exec<'_> {
         })
     }
 
-    /// What is granted of the limits that a client wishes.
+    /// The granted limits of a channel.
     fn fore(&self, wish: &ChannelAttrs) -> Result<ChannelAttrs, Nfsstat4> {
         let most = self.r.server.options.io_max_bytes + OVERHEAD_BYTES;
         let fore = ChannelAttrs {
@@ -223,15 +222,15 @@ impl Exec<'_> {
     pub(super) async fn reclaim_complete(&mut self, one_fs: bool) -> Result<(), Nfsstat4> {
         let client = self.client()?;
         if one_fs {
-            // Only migration makes clients reclaim a file system by itself.
+            // A reclaim of one file system is only needed after a migration.
             return self.here().map(drop);
         }
         if client.reclaim_done.load(Relaxed) {
             return Err(Nfsstat4::COMPLETE_ALREADY);
         }
-        // On stable storage before the client may hold anything new.
+        // The record is on stable storage before the client may get new state.
         if let Err(e) = self.nfs.stable.remember(client.owner.clone()).await {
-            tracing::error!("the record of a client cannot be written, so it gets no state: {e}");
+            tracing::error!("the record of a client cannot be written, so the client gets no state: {e}");
             return Err(Nfsstat4::DELAY);
         }
         client.reclaim_done.store(true, Relaxed);
@@ -252,7 +251,7 @@ impl Exec<'_> {
     }
 }
 
-/// Whether the limits of a channel for callbacks allow the longest that is sent, a recall.
+/// Whether the limits of a backchannel allow a recall, which is the longest callback.
 fn carries_recalls(back: &ChannelAttrs) -> bool {
     back.maxrequestsize >= CALLBACK_MIN_BYTES
         && back.maxresponsesize >= CALLBACK_RESPONSE_MIN_BYTES
@@ -269,7 +268,7 @@ pub(super) fn header_bytes(caller: &Caller) -> usize {
         }
 }
 
-/// How we may say who we are to a client: the first flavor that we know.
+/// The server's credential in callbacks: the first offered flavor that the server supports.
 fn callback_cred(wishes: &[CallbackSec]) -> Result<OpaqueAuth, Nfsstat4> {
     if wishes.is_empty() {
         return Ok(OpaqueAuth::none());

@@ -1,10 +1,10 @@
-//! What NFSv4 remembers across restarts: the server's own name, and which clients may reclaim (RFC
-//! 8881 section 8.4.2.1).
+//! State of NFSv4 that survives restarts: the server's own name, and the names of clients that may
+//! reclaim (RFC 8881 section 8.4.2.1).
 //!
-//! It knows nothing of sessions. A client's record is a file that holds the client's own name,
-//! called by a checksum of it; it is on stable storage before the client is told that it has
-//! nothing more to reclaim. Without a directory nothing is remembered: clients find that what they
-//! held is lost.
+//! The module knows nothing of sessions. A client's record is a file with the client's own name as
+//! its content, and with a checksum of that as its file name. The record is on stable storage
+//! before RECLAIM_COMPLETE is answered. Without a directory there are no records, and clients lose
+//! their state in a restart.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -16,17 +16,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use twox_hash::XxHash3_64;
 
-/// Longest name of a client (`NFS4_OPAQUE_LIMIT`).
+/// Longest name of a client, in bytes (`NFS4_OPAQUE_LIMIT`).
 const OWNER_MAX_BYTES: u64 = 1024;
-/// Most records that are read.
+/// Most records to read.
 const RECORDS_MAX: usize = 65_536;
 
-/// That files are delegated.
+/// The durable mark that files are delegated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Delegated {
-    /// How long clients rely on it, at most, without hearing of us.
+    /// The longest time for which clients rely on a delegation without contact to the server.
     pub believed: Duration,
-    /// Some may delay writes.
+    /// Some clients may delay writes.
     pub writing: bool,
 }
 
@@ -37,8 +37,8 @@ pub(crate) struct Stable {
 }
 
 impl Stable {
-    /// Opens the directory; makes it when it is not there. Also returns who held something at the
-    /// end of the last run.
+    /// Opens the directory, and creates it when it is missing. Also returns the names of the
+    /// clients that held state at the end of the last run.
     pub fn open(dir: Option<&Path>) -> io::Result<(Self, HashSet<Bytes>)> {
         let Some(dir) = dir else { return Ok((Self { dir: None }, HashSet::new())) };
         let clients = dir.join("clients");
@@ -47,7 +47,7 @@ impl Stable {
         for entry in fs::read_dir(&clients)?.take(RECORDS_MAX) {
             let path = entry?.path();
             if path.extension().is_some() {
-                // Was being written when the server ended.
+                // An incomplete file from the end of the last run.
                 let _ = fs::remove_file(&path);
                 continue;
             }
@@ -64,7 +64,8 @@ impl Stable {
         Ok((Self { dir: Some(clients.into()) }, owners))
     }
 
-    /// The server's name for itself: the same after a restart, different from all others.
+    /// The server's name. It stays the same after a restart and differs from all other servers'
+    /// names.
     pub fn name(dir: Option<&Path>, random: impl Fn() -> u64) -> io::Result<Bytes> {
         let fresh = || format!("hither-{:016x}{:016x}", random(), random());
         let Some(dir) = dir else { return Ok(fresh().into()) };
@@ -82,11 +83,11 @@ impl Stable {
         }
     }
 
-    /// Whether the last run has delegated files.
+    /// The mark of the last run.
     pub fn delegated(&self) -> io::Result<Option<Delegated>> {
         let Some(path) = self.marker() else { return Ok(None) };
         match fs::read_to_string(&path) {
-            // A mark that cannot be read is one.
+            // A mark that cannot be read counts as the worst case.
             Ok(text) => {
                 let mut words = text.split_whitespace();
                 let seconds = words.next().and_then(|w| w.parse().ok());
@@ -98,7 +99,7 @@ impl Stable {
         }
     }
 
-    /// Remembers that files are delegated.
+    /// Writes the mark that files are delegated.
     pub async fn mark_delegated(&self, mark: Delegated) -> io::Result<()> {
         let Some(path) = self.marker() else { return Ok(()) };
         let work = move || {
@@ -113,7 +114,7 @@ impl Stable {
         self.dir.as_ref().map(|clients| clients.with_file_name("delegations"))
     }
 
-    /// Remembers that a client holds something.
+    /// Writes the record of a client that may hold state.
     pub async fn remember(&self, owner: Bytes) -> io::Result<()> {
         let Some(dir) = self.dir.clone() else { return Ok(()) };
         let work = move || {
@@ -123,8 +124,8 @@ impl Stable {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
 
-    /// Forgets a client. One that is not forgotten because the disk fails is one that may reclaim
-    /// nothing the next time.
+    /// Removes the record of a client. If the disk fails, the record stays, and the client may
+    /// reclaim nothing after the next restart.
     pub fn forget(&self, owner: Bytes) {
         if self.dir.is_some() {
             let stable = self.clone();
@@ -132,7 +133,7 @@ impl Stable {
         }
     }
 
-    /// The same, before it returns.
+    /// As [`Stable::forget`], but removes the record before it returns.
     pub fn forget_now(&self, owner: &[u8]) {
         let Some(dir) = &self.dir else { return };
         let path = dir.join(file_name(owner));
@@ -149,8 +150,8 @@ fn file_name(owner: &[u8]) -> String {
     format!("{:016x}{:016x}", XxHash3_64::oneshot(owner), XxHash3_64::oneshot_with_seed(1, owner))
 }
 
-/// Writes a file so that it is there whole or as it was before, also after a loss of power. Of
-/// several who write one at the same time, each finds it written.
+/// Writes a file atomically and durably: after a crash or power loss it has the old or the new
+/// content. Concurrent writers take turns.
 pub(crate) fn write_durably(dir: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     static WRITING: Mutex<()> = Mutex::new(());
     let _writing = WRITING.lock();
@@ -197,7 +198,7 @@ mod tests {
             assert_eq!(stable.delegated().unwrap(), Some(mark));
         }
         fs::write(dir.path().join("delegations"), "?").unwrap();
-        assert!(stable.delegated().unwrap().is_some_and(|d| d.writing), "what cannot be read is the worst");
+        assert!(stable.delegated().unwrap().is_some_and(|d| d.writing), "a damaged mark is the worst case");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

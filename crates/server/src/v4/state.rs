@@ -1,19 +1,18 @@
-//! What clients hold: opens with their share reservations, byte-range locks (RFC 8881 sections 8
+//! The state of clients: opens with their share reservations, byte-range locks (RFC 8881 sections 8
 //! and 9), and delegations.
 //!
-//! It knows nothing of operations on the wire. A stateid is a number of the server, the same for
-//! all changes of one open or one owner's locks on a file; its sequence number grows with each. A
-//! file with opens has an entry that knows them all, so that share reservations and locks of
-//! different clients meet there. The opens of the `Vfs` below live as long as a call uses them,
-//! even when the client closes the file meanwhile.
+//! The module knows nothing of operations on the wire. A stateid is a number of the server. It
+//! stays the same for all changes of one open, or of one owner's locks on a file. Its sequence
+//! number grows with each change. A file with opens has one entry with all of them. Share
+//! reservations and locks of different clients are compared there. An open of the `Vfs` lives as
+//! long as a call uses it, even when the client closes the file during the call.
 //!
-//! Calls of one client run side by side, and some clients give a stateid up while they ask for its
-//! owner's next lock. So what a file's state becomes is decided in its `order`, one call at a time:
-//! who changes it looks his stateid up there (again), and takes the sequence number that he answers
-//! there.
+//! Calls of one client run concurrently. Some clients free a stateid while they request its owner's
+//! next lock. Changes of a file's state are therefore serialised by the file's `order`. A call
+//! looks its stateid up (again) under `order`, and takes the sequence number of its reply there.
 //!
 //! Locks: `Registry::files`, then a file's `opens` or `lockers`, then a client's `states`, then
-//! `Registry::states`; a file's `order` is held across awaits and taken first.
+//! `Registry::states`. A file's `order` is held across awaits and taken first.
 
 use super::clients::Client;
 use super::delegation::Delegation;
@@ -28,10 +27,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-/// Which file: export and handle.
+/// The identity of a file: the number of its export, and its handle.
 pub(crate) type FileKey = (u32, Fh);
 
-/// An open of the `Vfs`; closed when nobody uses it any more.
+/// An open of the `Vfs`, closed after its last use.
 pub(crate) struct VfsOpen {
     pub export: Arc<Export>,
     pub fh: Fh,
@@ -42,7 +41,7 @@ pub(crate) struct VfsOpen {
 impl Drop for VfsOpen {
     fn drop(&mut self) {
         let (export, fh, id) = (self.export.clone(), self.fh.clone(), self.id);
-        // Outside of a runtime the process ends, and opens with it.
+        // Outside of a runtime the process is ending, and its opens end with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             let cx = Cx::new(Arc::new(Cred::root()));
@@ -53,22 +52,22 @@ impl Drop for VfsOpen {
     }
 }
 
-/// A file that somebody has open.
+/// A file with opens.
 pub(crate) struct FileState {
     pub key: FileKey,
     pub export: Arc<Export>,
     pub opens: Mutex<Vec<Arc<Open>>>,
-    /// Owners with locks; they end with their open.
+    /// Owners with locks. They end with their open.
     pub lockers: Mutex<Vec<Arc<Locks>>>,
     pub ranges: Mutex<Ranges>,
-    /// Who asked for a lock that somebody has, and wants to be told.
+    /// Owners that requested a conflicting lock and wait for CB_NOTIFY_LOCK.
     pub waiters: Mutex<Vec<Waiter>>,
-    /// Changes of opens and locks, one after the other, from the look at the stateid to the new
-    /// one; the table here and the layer below change together.
+    /// Serialises changes of opens and locks, from the look-up of the stateid to the new stateid.
+    /// The tables and the layer below change together.
     pub order: tokio::sync::Mutex<()>,
 }
 
-/// A lock-owner that waits.
+/// A lock-owner that waits for a lock.
 #[derive(Clone)]
 pub(crate) struct Waiter {
     pub client: Arc<Client>,
@@ -101,13 +100,13 @@ pub(crate) struct Locks {
     pub client: Arc<Client>,
     /// The client's name for the owner.
     pub owner: Bytes,
-    /// Our number for it.
+    /// The server's number for the owner.
     pub number: u64,
     pub open: Arc<Open>,
     pub seqid: Mutex<u32>,
 }
 
-/// What a stateid names.
+/// The state that a stateid names.
 #[derive(Clone)]
 pub(crate) enum State {
     Open(Arc<Open>),
@@ -124,12 +123,12 @@ impl State {
         }
     }
 
-    /// The file whose opens and locks it is among.
+    /// The file of an open or of locks. `None` for a delegation.
     pub fn file(&self) -> Option<&Arc<FileState>> {
         self.open().map(|open| &open.file)
     }
 
-    /// The open under which I/O is done; under a delegation there is none.
+    /// The open for I/O. `None` for a delegation.
     pub fn open(&self) -> Option<&Arc<Open>> {
         match self {
             Self::Open(o) => Some(o),
@@ -152,14 +151,14 @@ impl Open {
         Stateid { seqid: self.inner.lock().seqid, other: self.other }
     }
 
-    /// An open of the `Vfs` for some use, when this open has one.
+    /// An open of the `Vfs` with this access, when there is one.
     pub fn below(&self, access: OpenAccess) -> Option<Arc<VfsOpen>> {
         self.inner.lock().below.iter().find(|b| b.access.contains(access)).cloned()
     }
 }
 
 impl Locks {
-    /// Moves on to the next sequence number.
+    /// Advances the sequence number and returns the new stateid.
     pub fn changed(&self) -> Stateid {
         let mut seqid = self.seqid.lock();
         *seqid = next(*seqid);
@@ -167,7 +166,7 @@ impl Locks {
     }
 }
 
-/// Sequence numbers of stateids skip zero, which means "whatever it is".
+/// The next sequence number of a stateid. It skips zero, which means the current one.
 pub(crate) fn next(seqid: u32) -> u32 {
     match seqid.wrapping_add(1) {
         0 => 1,
@@ -197,7 +196,7 @@ impl Registry {
         }
     }
 
-    /// How many opens and locks there are.
+    /// Number of opens, locks and delegations.
     pub fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
@@ -210,7 +209,7 @@ impl Registry {
         self.count() >= self.max
     }
 
-    /// A number that was never given out: for stateids and lock owners.
+    /// A number that was never used before, for stateids and lock owners.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Relaxed)
     }
@@ -222,12 +221,12 @@ impl Registry {
         other
     }
 
-    /// The entry of a file, when somebody has it open.
+    /// The entry of a file. `None` when no client has the file open.
     pub fn file(&self, key: &FileKey) -> Option<Arc<FileState>> {
         self.files.lock().get(key).and_then(Weak::upgrade)
     }
 
-    /// The entry of a file, made when there is none.
+    /// The entry of a file, created when there is none.
     pub fn file_or_new(&self, export: &Arc<Export>, fh: &Fh) -> Arc<FileState> {
         let key = (export.number, fh.clone());
         let mut files = self.files.lock();
@@ -250,7 +249,7 @@ impl Registry {
     /// Adds state of a client.
     ///
     /// # Errors
-    /// The client is gone.
+    /// `EXPIRED`: the client has been removed.
     pub fn add(&self, state: State) -> Result<(), Nfsstat4> {
         let other = match &state {
             State::Open(o) => o.other,
@@ -275,7 +274,7 @@ impl Registry {
         }
     }
 
-    /// The state that a client means by a stateid (RFC 8881 section 8.2.4).
+    /// The state that a client's stateid names (RFC 8881 section 8.2.4).
     pub fn find(&self, client: &Client, id: &Stateid) -> Result<State, Nfsstat4> {
         if id.is_special() {
             return Err(Nfsstat4::BAD_STATEID);
@@ -296,8 +295,8 @@ impl Registry {
         }
     }
 
-    /// Ends an open and the locks under it, with the file's `order` held. Returns the locks'
-    /// owners, to be told to the layer below.
+    /// Ends an open and the locks under it. The caller holds the file's `order`. Returns the locks'
+    /// owners, which the caller must release in the layer below.
     pub fn close(&self, open: &Arc<Open>) -> Vec<Arc<Locks>> {
         let below = {
             let mut inner = open.inner.lock();
@@ -316,7 +315,7 @@ impl Registry {
         of_open
     }
 
-    /// Ends all locks of an owner on a file, with its `order` held.
+    /// Ends all locks of an owner on a file. The caller holds the file's `order`.
     pub fn release_locks(&self, locks: &Arc<Locks>) {
         let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
         locks.open.file.ranges.lock().release(locks.number, all);
@@ -330,11 +329,12 @@ impl Registry {
         lockers.iter().find(|l| l.client.id == client.id && l.owner == owner).cloned()
     }
 
-    /// Removes the entry of a file that nobody has open.
+    /// Removes the entry of a file without opens.
     fn forget_file(&self, file: &Arc<FileState>) {
         let mut files = self.files.lock();
-        // Only the open that ends holds it; whoever else does has found it and is about to use it.
-        // A second entry beside that one would know nothing of its opens and locks.
+        // Only the ending open refers to the entry. Any other reference belongs to a call that has
+        // found the entry and is about to use it. A second entry beside it would lack its opens and
+        // locks.
         let is_this = files.get(&file.key).and_then(Weak::upgrade).is_some_and(|f| Arc::ptr_eq(&f, file));
         if is_this && file.opens.lock().is_empty() && Arc::strong_count(file) == 1 {
             files.remove(&file.key);
@@ -347,13 +347,13 @@ impl Registry {
         states.values().filter_map(|s| if let State::Open(o) = s { Some(o.clone()) } else { None }).collect()
     }
 
-    /// Opens of some files.
+    /// Opens of the files that `wanted` selects.
     pub fn opens_where(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Arc<Open>> {
         let files: Vec<Arc<FileState>> = self.files.lock().values().filter_map(Weak::upgrade).collect();
         files.iter().filter(|file| wanted(file)).flat_map(|file| file.opens.lock().clone()).collect()
     }
 
-    /// Drops entries of files that nobody has open any more.
+    /// Drops entries of files without opens.
     pub fn tidy(&self) {
         self.files.lock().retain(|_, file| file.strong_count() > 0);
     }
@@ -364,7 +364,7 @@ pub(crate) fn excludes(a: (u32, u32), b: (u32, u32)) -> bool {
     a.0 & b.1 != 0 || b.0 & a.1 != 0
 }
 
-/// What an open's access means to the `Vfs`.
+/// The access of an open in terms of the `Vfs`.
 pub(crate) fn access(share: u32) -> OpenAccess {
     let mut access = OpenAccess::empty();
     if share & open::SHARE_ACCESS_READ != 0 {

@@ -1,5 +1,4 @@
-//! Extended attributes (RFC 8276): those of the name space `user.`, whose prefix is not on the
-//! wire.
+//! Extended attributes (RFC 8276) of the name space `user.`. The wire omits that prefix.
 
 use super::exec::{Exec, Object};
 use super::names::wire_change;
@@ -12,9 +11,9 @@ use hither_proto::nfs4::{
 use hither_vfs::{ChangeInfo, XattrMode};
 
 const PREFIX: &[u8] = b"user.";
-/// Longest name with its prefix (`XATTR_NAME_MAX` of Linux).
+/// Longest name with its prefix, in bytes (`XATTR_NAME_MAX` of Linux).
 const NAME_MAX_BYTES: usize = 255;
-/// Longest value (`XATTR_SIZE_MAX` of Linux).
+/// Longest value, in bytes (`XATTR_SIZE_MAX` of Linux).
 const VALUE_MAX_BYTES: usize = 65_536;
 
 fn full(name: &[u8]) -> Result<Vec<u8>, Nfsstat4> {
@@ -33,7 +32,7 @@ impl Exec<'_> {
         if value.len() > self.room_bytes { Err(Nfsstat4::REP_TOO_BIG) } else { Ok(value.into()) }
     }
 
-    /// `change` of the object, to tell the client what its own call did.
+    /// The object's change attribute. The client compares it before and after its own call.
     async fn change(&self, o: &Object) -> Result<u64, Nfsstat4> {
         Ok(o.export.vfs.getattr(&o.cx, o.file(None)).await.map_err(|e| stat4(&e))?.attr.change)
     }
@@ -78,7 +77,7 @@ impl Exec<'_> {
         let all = o.export.vfs.listxattr(&o.cx, &o.fh).await.map_err(|e| stat4(&e))?;
         let mut all: Vec<Bytes> =
             all.into_iter().filter(|n| n.starts_with(PREFIX)).map(|n| n.slice(PREFIX.len()..)).collect();
-        // The same order in each call, so that a cookie can be a place in it.
+        // All calls use the same order, because a cookie is an index into it.
         all.sort();
         let from = usize::try_from(a.cookie).unwrap_or(usize::MAX).min(all.len());
         let (mut bytes, max) = (HEAD_BYTES, (a.maxcount as usize).min(self.room_bytes));
