@@ -19,7 +19,7 @@ use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
 pub(crate) use rights::KnownSettings;
 
-use hither_vfs::{Account, Attrs, Cred, Cx, Error, File, Name, Node, Result, Validity};
+use hither_vfs::{Account, Attrs, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, Time, Validity};
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -206,21 +206,58 @@ impl Call {
                 Ok(inode) => return Ok(inode),
                 Err(crate::inode::Ambiguous(known)) => known,
             };
-            // Another handle for a known identity: an alias while the old handle is good, else a
-            // new object whose number was used before.
-            let fh = known.fh();
-            // The cached attributes of the old one are from when it was good.
-            let cx = self.cx().fresh(Instant::now());
-            match self.session.vfs.getattr(&cx, File { fh: &fh, open: None }).await {
-                Ok(a) if known.ident.is_of(&a.attr) && a.attr.kind == known.kind => {
-                    inodes.add_alias(&known, &node.fh);
-                }
-                Ok(_) => inodes.retire(&known),
-                Err(e) if e.errno == libc::ESTALE => inodes.retire(&known),
-                Err(e) => return Err(e),
+            if self.has_handle(&known, node).await? {
+                inodes.add_alias(&known, &node.fh);
+            } else {
+                inodes.retire(&known);
             }
         }
         Err(Error::because(libc::EIO, "the server keeps changing the filehandle of one object"))
+    }
+
+    /// Whether the handle of `node` is another handle of the object of `known`, which has the same
+    /// numbers at the server.
+    ///
+    /// A file system gives the number of a removed object to a new one, and a server may answer for
+    /// the removed object from its cache (nfs-ganesha 4.3 does for a minute). So both handles are
+    /// asked: handles of one object have the same ctime. An object that changes between all
+    /// questions is taken for one object.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` when the object of `node` is gone, else the error of a question.
+    async fn has_handle(&self, known: &Inode, node: &Node) -> Result<bool> {
+        let vfs = &self.session.vfs;
+        let ctime = async |fh: &Fh| -> Result<Option<Time>> {
+            // Cached attributes are older than the doubt.
+            let cx = self.cx().fresh(Instant::now());
+            let attr = vfs.getattr(&cx, File { fh, open: None }).await?.attr;
+            let is_known = known.ident.is_of(&attr) && attr.kind == known.kind;
+            Ok(is_known.then_some(attr.ctime))
+        };
+        let known_ctime = async || match ctime(&known.fh()).await {
+            Err(e) if e.errno == libc::ESTALE => Ok(None),
+            answer => answer,
+        };
+        if known.kind == FileKind::Regular {
+            // Delayed bytes have times of this machine.
+            let _ = vfs.commit(&self.cx(), File { fh: &known.fh(), open: None }).await;
+        }
+        let mut before = known_ctime().await?;
+        for _ in 0..3 {
+            if before.is_none() {
+                return Ok(false);
+            }
+            if ctime(&node.fh).await? == before {
+                return Ok(true);
+            }
+            let after = known_ctime().await?;
+            if after == before {
+                return Ok(false);
+            }
+            before = after;
+        }
+        Ok(true)
     }
 
     /// How long the kernel may use names in `dir` that hold for `valid`: it does not check search

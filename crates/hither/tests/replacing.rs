@@ -13,10 +13,12 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// Bytes of the file that is replaced.
@@ -33,22 +35,54 @@ const SHORT: Duration = Duration::from_millis(300);
 
 /// Runs `test` on a mount of each case; in a long run with each option.
 fn for_each_mount(test: impl Fn(&str, &Path)) {
+    for_each_pair("", |mount, [mnt, _]| test(mount, mnt));
+}
+
+/// The same with two mounts of the server, and with more options.
+fn for_each_pair(more: &str, test: impl Fn(&str, [&Path; 2])) {
     let ganesha = Ganesha::start();
     let mut serve = Serve::of_directory();
     serve.serve();
     let options: &[&str] = if long().is_some() { &["", ",noac", ",nocto"] } else { &[""] };
     for (server, version) in CASES {
         for options in options {
-            let options = format!("vers={version}{options}");
-            let mnt = if *server == "nfs-ganesha" { ganesha.mnt() } else { serve.mnt("mnt") };
-            let mounted = match *server {
-                "nfs-ganesha" => ganesha.mount(&options, &mnt),
-                _ => serve.mount(&options, &mnt),
-            };
-            mounted.ok();
-            test(&format!("{server}, {options}"), &mnt);
-            umount(&mnt);
+            let options = format!("vers={version}{options}{more}");
+            let mounts = ["one", "two"].map(|name| {
+                if *server == "nfs-ganesha" {
+                    let mnt = ganesha.dir.path().join(name);
+                    let _ = fs::create_dir(&mnt);
+                    ganesha.mount(&options, &mnt).ok();
+                    return mnt;
+                }
+                let mnt = serve.mnt(name);
+                serve.mount(&options, &mnt).ok();
+                mnt
+            });
+            let [one, two] = mounts.map(Mounted);
+            test(&format!("{server}, {options}"), [&one.0, &two.0]);
+            umount(&one.0);
+            umount(&two.0);
         }
+    }
+}
+
+/// A mount that ends before its server when a test fails.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+}
+
+/// Runs its function at its end.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 
@@ -242,6 +276,61 @@ fn program_is_replaced_while_started() {
         println!("{mount}: {started} started");
         faults.none(mount);
         fs::remove_dir_all(&dir).unwrap();
+    });
+}
+
+/// A new file gets the number of a removed file whose inode the kernel still has. It is a file of
+/// its own, whichever mount removes the old one and makes the new one. The other mount looks at the
+/// old file all the time: so the server may still answer for it after its removal.
+/// Promise: 13
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn inode_number_is_reused() {
+    const ROUNDS: u64 = 10;
+    // Each look asks the server.
+    for_each_pair(",noac,lookupcache=none", |mount, [mnt, other]| {
+        let (number, over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let look = || {
+            while !over.load(SeqCst) {
+                let _ = fs::metadata(other.join(format!("old{}", number.load(SeqCst))));
+            }
+        };
+        let list = || {
+            while !over.load(SeqCst) {
+                let _ =
+                    fs::read_dir(other).map(|names| names.for_each(|name| drop(name.map(|n| n.metadata()))));
+            }
+        };
+        let reuse = |removed_in: &Path, made_in: &Path| {
+            let n = number.fetch_add(1, SeqCst) + 1;
+            let (old, new) = (format!("old{n}"), format!("new{n}"));
+            fs::write(mnt.join(&old), "").unwrap();
+            // It keeps the inode and is no open at the server.
+            let held = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(mnt.join(&old)).unwrap();
+            let old_ino = held.metadata().unwrap().ino();
+            fs::remove_file(removed_in.join(&old)).unwrap();
+            let at = format!("{mount}: round {n}, removed in {removed_in:?}, made in {made_in:?}");
+            fs::write(made_in.join(&new), &new).unwrap_or_else(|e| panic!("{at}: {e}"));
+            for reader in [mnt, other] {
+                let found = fs::read_to_string(reader.join(&new));
+                assert_eq!(found.map_err(|e| e.to_string()), Ok(new.clone()), "{at}, read in {reader:?}");
+            }
+            let new_ino = mnt.join(&new).metadata().unwrap().ino();
+            fs::remove_file(mnt.join(&new)).unwrap();
+            new_ino == old_ino
+        };
+        let reused = std::thread::scope(|s| {
+            let _end = OnDrop(|| over.store(true, SeqCst));
+            s.spawn(look);
+            s.spawn(list);
+            let mut reused = 0;
+            for (removed_in, made_in) in [(mnt, mnt), (mnt, other), (other, mnt), (other, other)] {
+                reused += (0..ROUNDS).filter(|_| reuse(removed_in, made_in)).count();
+            }
+            reused
+        });
+        println!("{mount}: {reused} reused");
+        assert!(reused > 0, "{mount}: no number was used again");
     });
 }
 

@@ -163,6 +163,17 @@ impl Inodes {
         }
     }
 
+    /// Notes that `node` is a new object: an inode with its identity and another handle belongs to a
+    /// removed object.
+    pub fn is_new(&self, node: &Node) {
+        let ident = self.ident(&node.fh, &node.attrs.attr);
+        let mut t = self.table.lock();
+        let former = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id));
+        if former.is_some_and(|entry| !entry.inode.knows(&node.fh)) {
+            t.by_ident.remove(&ident);
+        }
+    }
+
     /// Takes `count` look-ups away; the inode ends with the last, which is true then.
     pub fn forget(&self, id: u64, count: u64) -> bool {
         if id == self.root.id {

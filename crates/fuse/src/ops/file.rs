@@ -191,7 +191,9 @@ impl Call {
         let asked = self.asked();
         let dir_fh = dir.fh();
         let opened = self.session.vfs.open(&self.cx(), Where::name(&dir_fh, &name), &how).await?;
-        if !opened.created {
+        if opened.created {
+            self.session.inodes.is_new(&opened.node);
+        } else {
             self.doubt_others(&dir, &name, &opened.node).await;
             if let Err(e) = self.may_create_over(&dir, &opened.node.attrs.attr) {
                 let _ = self.session.vfs.close(&self.cx(), &opened.node.fh, opened.open).await;

@@ -193,15 +193,22 @@ impl World {
             Kind::Hither => {}
         }
         let mut server = start(&words, &self.path("server.log"));
-        let port = if self.made.kind == Kind::Ganesha { ":20048 " } else { ":2049 " };
         wait_for(&format!("the server, see {d}"), 60, || {
             let ended = server.try_wait().unwrap();
             let said = || std::fs::read_to_string(self.path("server.log")).unwrap_or_default();
             assert!(ended.is_none(), "the server has ended: {ended:?} {}", said());
             let listening = run(Command::new("nsenter").args([&net, "--", "ss", "-ltnH"])).out;
-            listening.contains(":2049 ") && listening.contains(port)
+            // nfs-ganesha listens before it registers its programs.
+            let registers = self.made.kind == Kind::Ganesha;
+            listening.contains(":2049 ") && (!registers || self.is_registered(&net))
         });
         self.server = Some(server);
+    }
+
+    /// Whether rpcbind in the network namespace gives the port of mountd.
+    fn is_registered(&self, net: &str) -> bool {
+        let out = run(Command::new("nsenter").args([net, "--", "rpcinfo", "-p", "127.0.0.1"])).out;
+        out.contains(&format!(" 3   tcp{:>7} ", 20048))
     }
 
     /// Kills the server as it stands.

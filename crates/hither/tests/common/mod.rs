@@ -150,8 +150,9 @@ impl Ganesha {
         std::fs::write(self.dir.path().join("go"), "").unwrap();
         let path = self.dir.path().to_path_buf();
         wait_for(&format!("ganesha, see {}", path.display()), 60, || {
-            let listening = run(self.inside("ss").args(["-ltnH"])).out;
-            listening.contains(":2049 ") && listening.contains(":20048 ")
+            // It listens before it registers its programs, and mounts ask rpcbind for both.
+            let registered = run(self.inside("rpcinfo").args(["-p", "127.0.0.1"])).out;
+            [2049, 20048].iter().all(|port| registered.contains(&format!(" 3   tcp{port:>7} ")))
         });
     }
 
