@@ -1,53 +1,53 @@
-//! The cost of a call: the questions that were sent to the server for it, and their reasons.
+//! The cost of a call: the requests that were sent to the server for it, and their reasons.
 //!
-//! A frontend that wants the cost of a call gives it an [`Account`] in its [`Cx`]. The layer that
-//! decides to ask gives the reason ([`Cx::because`]); the one that asks reports the question
-//! ([`Cx::asked`]). No call waits for an account and no decision depends on it; calls without one
-//! cost nothing. Its lock is held for a few stores.
+//! A frontend that measures the cost of a call puts an [`Account`] into its [`Cx`]. The layer that
+//! decides to send a request gives the reason ([`Cx::because`]). The layer that sends it reports
+//! the request ([`Cx::asked`]). No call waits for an account and no decision depends on it. A call
+//! without an account has no extra cost. The lock of the account is held for a few stores.
 
 use crate::Cx;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// Questions of one call that are kept; more are counted.
+/// Maximum number of requests per call that are kept. Further requests are only counted.
 const QUESTIONS_MAX: usize = 8;
 
-/// Why the server had to be asked.
+/// Why a request was sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Why {
-    /// No reason was given: the question's own purpose counts (bytes, a change, an open).
+    /// No reason was given. The purpose is that of the request (bytes, a change, an open).
     #[default]
     Unsaid,
-    /// Nothing was known.
+    /// No answer was cached.
     Unknown,
-    /// It was known, and its time was over; asked so long before.
+    /// The validity of the cached answer was over. The age of the answer.
     Expired(Duration),
-    /// It was known and held, but the call needs an answer as new as itself (close-to-open); asked
-    /// so long before.
+    /// The cached answer was valid, but the call needs an answer as new as the call
+    /// (close-to-open). The age of the answer.
     Fresh(Duration),
-    /// A change of this client's own made it unknown.
+    /// A change by this client invalidated the cached answer.
     Changed,
-    /// The rights of this caller were not known.
+    /// The rights of this caller were not cached.
     Rights,
-    /// The bytes were not here.
+    /// The bytes were not cached.
     Contents,
-    /// For data that is likely to be wanted next.
+    /// Read-ahead: data that the program is likely to need next.
     Ahead,
 }
 
-/// One question to the server.
+/// One request to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
-    /// Its operation: the label of the statistics.
+    /// Operation, as in the labels of the statistics.
     pub op: &'static str,
-    /// Why.
+    /// Reason of the request.
     pub why: Why,
-    /// From sending it to the answer, waiting for a slot included.
+    /// Time from sending to the reply, including the wait for a slot.
     pub took: Duration,
 }
 
-/// The cost of one call so far.
+/// The cost of one call until now.
 #[derive(Debug, Default)]
 pub struct Account(Mutex<Entries>);
 
@@ -59,20 +59,20 @@ struct Entries {
 }
 
 impl Account {
-    /// The questions in the order of their answers, and how many more there were.
+    /// The requests in the order of their replies, and the number of further requests.
     pub fn questions(&self) -> (SmallVec<[Question; 2]>, u32) {
         let entries = self.0.lock();
         (entries.questions.clone(), entries.more)
     }
 
-    /// Whether there was none.
+    /// Whether there were no requests.
     pub fn is_empty(&self) -> bool {
         self.0.lock().questions.is_empty()
     }
 }
 
 impl Cx {
-    /// Says why the question that comes next is needed.
+    /// Sets the reason of the next request.
     pub fn because(&self, why: impl FnOnce() -> Why) {
         if let Some(account) = &self.account {
             let why = why();
@@ -80,7 +80,7 @@ impl Cx {
         }
     }
 
-    /// Says that the server was asked.
+    /// Reports a request to the server.
     pub fn asked(&self, op: &'static str, took: Duration) {
         if let Some(account) = &self.account {
             account.asked(op, took);

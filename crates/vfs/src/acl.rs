@@ -1,12 +1,12 @@
-//! POSIX access control lists as Linux keeps them (acl(5)), and their form as extended attributes.
+//! POSIX access control lists of Linux (acl(5)), and their encoding as extended attributes.
 
 use bytes::Bytes;
 
-/// Version of the form.
+/// Version of the encoding.
 const VERSION: u32 = 2;
-/// Bytes of an entry: tag, permissions, number.
+/// Size of an entry in bytes: tag, permissions, number.
 const ENTRY_BYTES: usize = 8;
-/// The number of those that have none.
+/// Number in entries that name no user or group.
 const NO_ID: u32 = u32::MAX;
 
 /// The subject of an entry.
@@ -20,7 +20,7 @@ pub enum AclWho {
     OwnerGroup,
     /// A group by number.
     Group(u32),
-    /// The most that users and groups by number and the owner's group have.
+    /// The maximum rights of the owner's group and of users and groups by number.
     Mask,
     /// All other users.
     Other,
@@ -36,26 +36,27 @@ pub struct PosixAcl {
 /// The ACLs of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PosixAcls {
-    /// That of the object; `None`: its mode says all.
+    /// The ACL of the object; `None`: the mode contains all rights.
     pub access: Option<PosixAcl>,
-    /// The ACL that new objects in a directory begin with.
+    /// The initial ACL of new objects in a directory.
     pub default: Option<PosixAcl>,
 }
 
 impl PosixAcl {
-    /// The ACL of a mode.
+    /// The ACL that is equivalent to a mode.
     pub fn of_mode(mode: u32) -> Self {
         let bits = |shift: u32| (mode >> shift & 7) as u8;
         let entries = vec![(AclWho::Owner, bits(6)), (AclWho::OwnerGroup, bits(3)), (AclWho::Other, bits(0))];
         Self { entries }
     }
 
-    /// The permissions of one.
+    /// The permissions of one entry.
     pub fn of(&self, who: AclWho) -> Option<u8> {
         self.entries.iter().find(|(w, _)| *w == who).map(|(_, bits)| *bits)
     }
 
-    /// Reads the value of `system.posix_acl_access` or `_default`; `None` when it is none.
+    /// Decodes the value of `system.posix_acl_access` or `_default`. `None` when the value is no
+    /// valid ACL.
     pub fn parse(raw: &[u8]) -> Option<Self> {
         let (version, mut rest) = raw.split_first_chunk::<4>()?;
         if u32::from_le_bytes(*version) != VERSION {

@@ -1,4 +1,4 @@
-//! The known attributes of an object, and their lifetime.
+//! The attributes of an object, and the time for which they hold.
 
 use crate::Fh;
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ pub enum FileKind {
     Fifo,
 }
 
-/// Attributes of an object, in the client machine's own terms (numeric ids).
+/// Attributes of an object with numeric ids of the client machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attr {
     /// Type.
@@ -50,7 +50,7 @@ pub struct Attr {
     pub size_bytes: u64,
     /// Space taken on the server's disk, in bytes.
     pub used_bytes: u64,
-    /// The server's file system this object is in.
+    /// The server's file system that holds the object.
     pub fsid: (u64, u64),
     /// Number of the object, unique within `fsid`.
     pub fileid: u64,
@@ -60,28 +60,29 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change of data or attributes.
     pub ctime: Time,
-    /// Differs whenever data or attributes differ (v4 `change`; for v3 made of ctime).
+    /// Change attribute: differs whenever data or attributes differ (v4 `change`; for v3 made of
+    /// ctime).
     pub change: u64,
 }
 
-/// Values of [`Attr::change`] with these bits are a server's own, for changes that its file system
-/// does not show: no file system has them.
+/// Values of [`Attr::change`] with these bits are made by a server, for changes that its file
+/// system does not show. No file system has such values.
 pub const CHANGE_OF_SERVER: u64 = 3 << 62;
 
-/// How long an answer may be used without asking again.
+/// How long an answer may be used without a new request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validity {
-    /// For the call that asked, no longer.
+    /// For the calling request only.
     Once,
-    /// Until that moment.
+    /// Until this moment.
     Until(Instant),
-    /// Until the layer that answered withdraws it
+    /// Until the layer below withdraws the answer
     /// ([`Upcalls::withdraw`](crate::Upcalls::withdraw)): a delegation or lease.
     Lease,
 }
 
 impl Validity {
-    /// Time left at `now`; zero when over. A lease has no end of its own: `Duration::MAX`.
+    /// Time left at `now`; zero when it is over. A lease has no end: `Duration::MAX`.
     pub fn left(&self, now: Instant) -> std::time::Duration {
         match self {
             Validity::Once => std::time::Duration::ZERO,
@@ -98,28 +99,28 @@ pub struct Attrs {
     pub attr: Attr,
     /// How long they hold.
     pub valid: Validity,
-    /// When the question was sent: they are at least as new as that. Freshness
-    /// ([`Cx::fresh_since`](crate::Cx)) is judged by it.
+    /// The time at which the request was sent. The attributes are at least as new as that.
+    /// Freshness ([`Cx::fresh_since`](crate::Cx)) is compared with it.
     pub asked: Instant,
 }
 
-/// `change` of a directory around an operation in it (RFC 8881 section 3.3.4). When `atomic` and
-/// `before` equals the known value, no other client changed the directory.
+/// Change attribute of a directory around an operation in it (RFC 8881 section 3.3.4). When
+/// `atomic` is set and `before` equals the known value, no other client changed the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChangeInfo {
-    /// Whether `before` and `after` were taken atomically with the operation.
+    /// Whether the server took `before` and `after` atomically with the operation.
     pub atomic: bool,
     /// Change value before.
     pub before: u64,
     /// Change value after.
     pub after: u64,
-    /// The directory's attributes afterwards, when they came along.
+    /// The directory's attributes after the operation, when the reply has them.
     pub attrs: Option<Attrs>,
 }
 
 impl ChangeInfo {
-    /// Whether the server said anything of the directory: otherwise other clients may have changed
-    /// it.
+    /// Whether the reply has the change attribute of the directory. Without it, other clients may
+    /// have changed the directory.
     pub fn is_told(&self) -> bool {
         self.atomic || self.before != 0 || self.after != 0
     }
@@ -128,14 +129,14 @@ impl ChangeInfo {
 /// The outcome of a rename.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Moved {
-    /// Change of the directory that the name was in.
+    /// Change of the source directory.
     pub from: ChangeInfo,
-    /// Change of the directory that the name is in.
+    /// Change of the target directory.
     pub to: ChangeInfo,
-    /// The object that has the new name now; `None` when it may be another one than was known by
-    /// the old name.
+    /// The object that has the new name now. `None` when it may be another object than the one that
+    /// was known under the old name.
     pub object: Option<Fh>,
-    /// Its attributes afterwards, when they came along.
+    /// Attributes of the object after the rename, when the reply has them.
     pub attrs: Option<Attrs>,
 }
 
@@ -148,7 +149,7 @@ pub enum SetTime {
     To(Time),
 }
 
-/// Attributes to set; `None` leaves one as it is.
+/// Attributes to set. `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (07777).
@@ -184,8 +185,9 @@ pub struct FsStat {
     pub name_max_bytes: u32,
 }
 
-/// Whether bytes that a server gave by handle prove the right to read: servers give them to the
-/// owner whatever the mode, and to users with the right to execute the file (RFC 1813 section 4.4).
+/// Whether a successful READ by filehandle proves the right to read. Servers also return data to
+/// the owner of a file, independent of the mode. They also return data to users with the right to
+/// execute it (RFC 1813 section 4.4).
 pub fn bytes_prove_reading(mode: u32) -> bool {
     let (read, execute) = (mode >> 2 & 0o111, mode & 0o111);
     read & 0o100 != 0 && execute & !read == 0

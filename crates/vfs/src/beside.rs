@@ -1,7 +1,8 @@
-//! How one frontend of a stack reports its changes to another.
+//! Reports of changes from one frontend of a stack to another.
 //!
-//! Two frontends over one stack see each other's changes by asking it. State that one of them has
-//! given away for longer (a kernel's caches) has to be taken back when the other changes it.
+//! Each frontend sees the changes of the other when it calls the stack. A frontend may have passed
+//! on state for a longer time, for example to the kernel's caches. That state has to be invalidated
+//! when the other frontend changes the object.
 
 use crate::{Fh, Name};
 use async_trait::async_trait;
@@ -13,18 +14,18 @@ use std::pin::Pin;
 pub enum Touched {
     /// The contents of a file.
     Contents(Fh),
-    /// The target of a name in a directory, and the directory. The object as far as it is known.
+    /// A name in a directory: the directory, the name, and the target object when it is known.
     Name(Fh, Name, Option<Fh>),
 }
 
-/// Work whose outcome its maker takes out of itself.
+/// A future that stores its outcome outside of itself.
 pub type Work<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// A frontend that has given answers away.
+/// A frontend that has passed on cached state.
 #[async_trait]
 pub trait Beside: Send + Sync + 'static {
-    /// Runs a call of another frontend that changes something. When this returns, nothing older
-    /// than the end of `work` is shown by this frontend. Dropped before, it is as if `work` were
-    /// still under way.
+    /// Runs a change of another frontend. After this returns, this frontend shows no state that is
+    /// older than the end of `work`. When the future is dropped early, the frontend acts as if
+    /// `work` were still running.
     async fn around<'a>(&self, touched: &[Touched], work: Work<'a>);
 }

@@ -1,4 +1,4 @@
-//! The caller, its deadline, and the end of its interest in the answer.
+//! The context of a call: caller, deadline and cancellation.
 
 use crate::{Account, Fh};
 use bytes::Bytes;
@@ -20,7 +20,7 @@ pub struct Cred {
 }
 
 impl Cred {
-    /// The superuser without further groups: the daemon's own calls.
+    /// The superuser without supplementary groups, for the daemon's own calls.
     pub fn root() -> Self {
         Self { uid: 0, gid: 0, groups: SmallVec::new() }
     }
@@ -29,54 +29,55 @@ impl Cred {
 /// Context of one call, passed explicitly to every layer.
 #[derive(Debug, Clone)]
 pub struct Cx {
-    /// On whose behalf.
+    /// The caller.
     pub cred: Arc<Cred>,
-    /// When the answer is no longer wanted; `None` waits as the mount's policy says.
+    /// The latest time for the answer. `None`: the call waits as long as the mount options say.
     pub deadline: Option<Instant>,
-    /// Cancelled when the caller was interrupted. A call that changes something runs to its end
-    /// all the same; waiting (for locks, for a dead server) ends with `EINTR`.
+    /// Cancelled when the caller was interrupted. A call that changes the file system runs to its
+    /// end nevertheless. A wait for a lock or for an unreachable server ends with `EINTR`.
     pub cancel: CancellationToken,
-    /// Close-to-open: the answer must have been asked of the server at or after this moment, or
-    /// hold under a lease. `None`: cached state will do as long as its validity lasts.
+    /// Close-to-open: the request must have been sent at or after this moment, or the answer must
+    /// be under a lease. `None`: cached state may be used while it is valid.
     pub fresh_since: Option<Instant>,
-    /// The cost of the call is noted here.
+    /// The account that records the cost of the call.
     pub account: Option<Arc<Account>>,
-    /// Distinguishes the call from all others, also after a restart: at most [`CALL_MAX_BYTES`]. A
-    /// layer with a journal keeps it with the call's change ([`Answered`]). To be given to one
-    /// change only: the last one that a client's call makes.
+    /// An identifier that distinguishes the call from all other calls, also after a restart: at
+    /// most [`CALL_MAX_BYTES`]. A layer with a journal stores it with the change ([`Answered`]). A
+    /// client's call passes it to one change only: its last one.
     pub call: Option<Bytes>,
-    /// The times in the answer are not shown, as when the kernel asks for a length before it reads:
-    /// times of this machine will do.
+    /// The caller does not show the times in the answer, for example when the kernel needs the
+    /// length before a read. Times of this machine are sufficient.
     pub times_unseen: bool,
-    /// A write that is right only while other clients are kept from the file (`Vfs::may_delay`):
-    /// otherwise it fails with `EAGAIN`, and writes nothing. Only where the layer below says that
-    /// it heeds it.
+    /// The write is allowed only while other clients are kept from the file (`Vfs::may_delay`).
+    /// Otherwise it fails with `EAGAIN` and writes no data. A layer sets it only when the layer
+    /// below supports it.
     pub only_held: bool,
-    /// The call makes the last name of its path, and the server decides whether it can. An absence
-    /// that was not confirmed lately is good enough for the look-up before it.
+    /// The call creates the last name of its path, and the server checks whether the name exists.
+    /// For the lookup before it, a cached absence is sufficient even when it was not confirmed
+    /// recently.
     pub makes_last: bool,
-    /// No program has the object open whose name is removed or replaced: opens of it at the layer
-    /// that is asked are of layers above, and it need not stay readable for them.
+    /// No program has the object open whose name is removed or replaced. Opens of it at this layer
+    /// belong to layers above. The object need not stay readable for them.
     pub target_unused: bool,
 }
 
-/// Longest [`Cx::call`].
+/// Maximum length of [`Cx::call`] in bytes.
 pub const CALL_MAX_BYTES: usize = 64;
 
-/// A call that was made, and is durable: one that is repeated after a restart is answered by this
-/// and not made again.
+/// A durable call. When the client repeats the call after a restart, the server replies from this
+/// record and does not execute it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answered {
     /// [`Cx::call`].
     pub call: Bytes,
-    /// The object that was made, changed, moved or removed.
+    /// The object that was created, changed, renamed or removed.
     pub fh: Fh,
     /// Bytes written; 0 for other calls.
     pub bytes: u32,
 }
 
 impl Cx {
-    /// A call for `cred` without deadline.
+    /// A context of `cred` without deadline.
     pub fn new(cred: Arc<Cred>) -> Self {
         let cancel = CancellationToken::new();
         Self {
@@ -93,17 +94,17 @@ impl Cx {
         }
     }
 
-    /// The same call, satisfied only by answers from `since` on.
+    /// The same context, which accepts only answers to requests sent at or after `since`.
     pub fn fresh(&self, since: Instant) -> Self {
         Self { fresh_since: Some(since), ..self.clone() }
     }
 }
 
-/// The inputs that logic may not ask the machine for: randomness and the wall clock. (Monotonic
-/// time is tokio's clock, which tests pause.)
+/// The inputs that the logic does not take from the machine: randomness and the wall clock.
+/// Monotonic time is tokio's clock, which tests pause.
 #[derive(Clone)]
 pub struct Env {
-    /// Random 64-bit numbers: verifiers, xids, owners.
+    /// Random 64-bit numbers, for verifiers, xids and owners.
     pub random: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// Wall-clock time.
     pub wall: Arc<dyn Fn() -> SystemTime + Send + Sync>,

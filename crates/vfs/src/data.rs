@@ -1,9 +1,10 @@
-//! File contents on their way through the stack, without copies.
+//! File contents, passed between layers without copies.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// Bytes of a file: one or more refcounted buffers in order. A frontend hands them to `writev`.
+/// Bytes of a file: one or more reference-counted buffers in order. A frontend passes them to
+/// `writev`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Data {
     parts: SmallVec<[Bytes; 1]>,
@@ -32,7 +33,7 @@ impl Data {
         }
     }
 
-    /// One buffer; copies only when there is more than one part.
+    /// All bytes in one buffer. They are copied only when there is more than one part.
     pub fn into_bytes(mut self) -> Bytes {
         match self.parts.len() {
             0 => Bytes::new(),

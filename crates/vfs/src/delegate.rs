@@ -1,10 +1,10 @@
-//! How a layer names the calls that it only passes on.
+//! The list of the calls that a layer passes on.
 
 /// Passes calls of [`Vfs`](crate::Vfs) on to the layer below, inside the `impl` of a layer:
 /// `delegate!(self.below; read, seek)`.
 ///
-/// The trait has no default methods. So a call that a layer neither has nor names here does not
-/// compile. The future of the layer below is returned as it is, without a box around it.
+/// The trait has no default methods. A call that a layer neither implements nor lists does not
+/// compile. The future of the layer below is returned as it is, without another box.
 #[macro_export]
 macro_rules! delegate {
     ($this:ident.$($field:ident).+; $($op:ident),+ $(,)?) => {
@@ -319,7 +319,7 @@ macro_rules! delegate {
         $crate::delegate!(@fn shutdown<>() -> $crate::Result<()>, $($to)+);
     };
 
-    // As `async_trait` writes it, with its lifetimes in its order.
+    // The signature that `async_trait` generates, with the same order of lifetimes.
     (
         @fn $op:ident<$($life:lifetime),*>($($arg:ident: $ty:ty),*) -> $out:ty,
         $this:ident, ($($to:tt)+)
@@ -340,8 +340,8 @@ macro_rules! delegate {
     };
 }
 
-/// The answers of a [`Vfs`](crate::Vfs) without leases to questions about them, inside its `impl`:
-/// writes may wait, no other client is known, and all objects belong to one realm.
+/// The lease calls of a [`Vfs`](crate::Vfs) without leases, inside its `impl`. Writes may be
+/// delayed, no other client is known, and all objects belong to one realm.
 #[macro_export]
 macro_rules! without_leases {
     () => {
@@ -387,7 +387,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, SystemTime};
 
-    /// A layer that does nothing: each call that the trait has is named, or this does not compile.
+    /// A layer that passes on every call. It does not compile when a call of the trait is missing
+    /// in the list.
     struct Nothing {
         below: Arc<dyn Vfs>,
     }

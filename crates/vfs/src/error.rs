@@ -1,4 +1,4 @@
-//! One error for the whole stack: an errno, and a reason for the log.
+//! The error type of all layers: an errno, and a reason for the log.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,28 +6,28 @@ use std::fmt;
 /// Result of a file-system call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a file-system call failed.
+/// An error of a file-system call.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error {
-    /// The errno the program sees.
+    /// The errno for the program.
     pub errno: i32,
-    /// The cause, for the log; `None` when the errno says all.
+    /// The cause for the log; `None` when the errno is sufficient.
     pub why: Option<Cow<'static, str>>,
 }
 
 impl Error {
-    /// An expected failure that the errno describes fully.
+    /// An expected failure that the errno describes completely.
     pub fn new(errno: i32) -> Self {
         Self { errno, why: None }
     }
 
-    /// A failure worth a line in the log.
+    /// A failure that is logged with a reason.
     pub fn because(errno: i32, why: impl Into<Cow<'static, str>>) -> Self {
         Self { errno, why: Some(why.into()) }
     }
 
-    /// Level at which the failure is logged: answers that programs ask for all day (no such file,
-    /// not permitted) are `debug`; a reason worth telling is `warn`.
+    /// Level at which the failure is logged. Common answers (no such file, not permitted) are
+    /// `debug`. An error with a reason is `warn`.
     pub fn level(&self) -> tracing::Level {
         match self.why {
             None => tracing::Level::DEBUG,

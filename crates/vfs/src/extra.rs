@@ -1,49 +1,51 @@
-//! Services of a machine's file system for a server, beyond [`Vfs`](crate::Vfs).
+//! Operations of a local file system for servers, in addition to [`Vfs`](crate::Vfs).
 
 use crate::{Attrs, Cx, Fh, File, PosixAcls, Result};
 use async_trait::async_trait;
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
-/// Bytes of a file that wait in a pipe.
+/// Bytes of a file in a pipe.
 pub trait Pipe: Debug + Send + Sync {
-    /// The end to read from; never blocks.
+    /// The read end of the pipe. It never blocks.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// How many bytes there are.
+    /// Number of bytes in the pipe.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether the pipe has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The read bytes, in a pipe.
+/// The bytes of a read, in a pipe.
 #[derive(Debug)]
 pub struct ReadPiped {
     /// The bytes, at least one.
     pub data: Box<dyn Pipe>,
-    /// They reach the end of the file.
+    /// Whether they reach the end of the file.
     pub eof: bool,
 }
 
-/// Calls that servers need and mounts do not. It belongs to a [`Vfs`](crate::Vfs) and takes that
-/// one's handles and opens; there are no default methods, as there.
+/// Operations that servers need and mounts do not. An implementation belongs to a
+/// [`Vfs`](crate::Vfs) and takes the filehandles and opens of that `Vfs`. There are no default
+/// methods, as in `Vfs`.
 #[async_trait]
 pub trait Extra: Send + Sync + 'static {
     /// The alignment of offsets and lengths of [`Extra::clone_range`], in bytes; `None`: this file
-    /// system shares no blocks.
+    /// system cannot share blocks.
     fn clone_block_bytes(&self) -> Option<u32>;
 
-    /// Makes a range of a file share the blocks of another one's, or of another range of the same
-    /// (FICLONERANGE): all of it or nothing, and durable when answered. A length of 0 is to the end
-    /// of the source.
+    /// Makes a range of a file share the blocks of another range, of the same or of another file
+    /// (FICLONERANGE). The whole range is cloned, or no part of it. The clone is durable when the
+    /// call returns. A length of 0 means up to the end of the source.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the file system shares no blocks; `EXDEV`: these two files have not the same
-    /// one; `EINVAL`: not at block boundaries (only the end of the source may be anywhere, to
-    /// become the end of the target), beyond the source's end, or overlapping.
+    /// - `EOPNOTSUPP`: the file system cannot share blocks.
+    /// - `EXDEV`: the two files are in different file systems.
+    /// - `EINVAL`: the range is not aligned to blocks, ends beyond the source's end, or overlaps.
+    ///   Only the end of the source may be unaligned, when it becomes the end of the target.
     async fn clone_range(
         &self,
         cx: &Cx,
@@ -54,25 +56,28 @@ pub trait Extra: Send + Sync + 'static {
         len_bytes: u64,
     ) -> Result<()>;
 
-    /// The result of [`Vfs::read`](crate::Vfs::read), without a copy. `None`: it would have to
-    /// wait, or it is not worth while; then the bytes are to be read. Writes meanwhile may show in
-    /// them until they are taken out of the pipe.
+    /// The result of [`Vfs::read`](crate::Vfs::read), without a copy. `None` when the read would
+    /// have to wait or is too small to profit; then the caller uses `read`. The bytes may show
+    /// later writes until they are taken out of the pipe.
     fn read_piped(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Option<ReadPiped>;
 
     /// Whether objects can have ACLs.
     fn has_acls(&self) -> bool;
 
-    /// The ACLs of an object, for every caller with the right to its attributes.
+    /// The ACLs of an object. Every caller with the right to read its attributes may read them.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: such objects have none (symbolic links).
+    /// `EOPNOTSUPP`: the object cannot have an ACL (symbolic links).
     async fn acls(&self, cx: &Cx, fh: &Fh) -> Result<PosixAcls>;
 
-    /// Sets the ACL of an object, and the mode with it, and the default ACL for new objects in a
-    /// directory (`None` removes it). Durable when answered. Returns the attributes then.
+    /// Sets the ACL of an object together with its mode, and the default ACL for new objects in a
+    /// directory (`None` removes it). The change is durable when the call returns. Returns the
+    /// attributes after the change.
     ///
     /// # Errors
-    /// `EPERM`: the caller is not the owner; `EOPNOTSUPP`: such objects have none; `EINVAL`: it is
-    /// none; those of the disk.
+    /// - `EPERM`: the caller is not the owner.
+    /// - `EOPNOTSUPP`: the object cannot have an ACL.
+    /// - `EINVAL`: the ACL is not valid.
+    /// - Errors of the disk.
     async fn set_acls(&self, cx: &Cx, fh: &Fh, acls: &PosixAcls) -> Result<Attrs>;
 }

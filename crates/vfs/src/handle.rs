@@ -1,12 +1,12 @@
-//! Addresses: filehandles, names, and the path that joins them.
+//! Addresses: filehandles, names and paths.
 
 use crate::{Error, Result};
 use bytes::Bytes;
 use std::fmt;
 
-/// Opaque filehandle of the layer below: at most 128 bytes, cheap to clone, equal when the bytes
-/// are equal. Two different handles may still name one file (RFC 8881 section 4.1); a layer that
-/// cares compares `(fsid, fileid)`.
+/// Opaque filehandle of the layer below: at most 128 bytes, cheap to clone. Two filehandles are
+/// equal when their bytes are equal. Different filehandles may name one file (RFC 8881 section
+/// 4.1). A layer that needs to know compares `(fsid, fileid)`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fh(pub Bytes);
 
@@ -44,7 +44,7 @@ impl Name {
         Ok(Self(name))
     }
 
-    /// The names of a path below a directory; empty ones and `.` do not count.
+    /// The names of a path below a directory. Empty names and `.` are skipped.
     ///
     /// # Errors
     /// Those of [`Self::new`].
@@ -53,10 +53,10 @@ impl Name {
         names.map(|name| Self::new(name.as_bytes().to_vec())).collect()
     }
 
-    /// Whether servers may find an object under this name although no listing shows it: the
-    /// snapshots of several file systems are hidden, and names beyond ASCII may be found in another
-    /// normal form. The absence of such a name shows when it is looked up. (File systems without
-    /// regard to case are another matter.)
+    /// Whether servers may find an object under this name although no listing shows it. Several
+    /// file systems hide their snapshot directories. Names beyond ASCII may be found in another
+    /// normal form. The absence of such a name is known only after a lookup. File systems that
+    /// ignore case are not covered.
     pub fn may_be_unlisted(&self) -> bool {
         const HIDDEN: [&[u8]; 7] =
             [b".snapshot", b".snapshots", b"~snapshot", b".zfs", b".snap", b".snaps", b".ckpt"];
@@ -68,7 +68,7 @@ impl Name {
         &self.0
     }
 
-    /// The bytes, refcounted.
+    /// The bytes, reference-counted.
     pub fn bytes(&self) -> &Bytes {
         &self.0
     }
@@ -80,12 +80,13 @@ impl fmt::Debug for Name {
     }
 }
 
-/// An object's address: a known directory (or object, when `path` is empty) and the names below it.
+/// Address of an object: a filehandle, and the names below it. With an empty `path` the object is
+/// `base`.
 #[derive(Debug, Clone, Copy)]
 pub struct Where<'a> {
-    /// Known starting point.
+    /// The starting point.
     pub base: &'a Fh,
-    /// Names from there, outermost first; may be empty.
+    /// Names below the starting point, outermost first; may be empty.
     pub path: &'a [Name],
 }
 

@@ -1,11 +1,11 @@
-//! The one file-system interface that every part of hither stacks on, and its words.
+//! The file-system interface between the layers of hither, and its types.
 //!
-//! [`Vfs`] is implemented by an NFS client (`hither-nfs`), and later by caches and local disks; it
-//! is consumed by the FUSE frontend (`hither-fuse`) and later by servers. The path is in the
-//! address ([`Where`]), every answer carries attributes and how long they hold ([`Validity`]), and
-//! the caller's identity, deadline and cancellation travel in [`Cx`].
+//! An NFS client (`hither-nfs`), caches and local file systems implement [`Vfs`]. The FUSE frontend
+//! (`hither-fuse`) and the servers call it. An address ([`Where`]) contains a path. Every answer
+//! has attributes and the time for which they hold ([`Validity`]). [`Cx`] has the caller's
+//! identity, the deadline and the cancellation of a call.
 //!
-//! Architecture Invariant: this crate knows neither NFS nor FUSE, and does no I/O.
+//! Architecture Invariant: this crate depends on neither NFS nor FUSE, and does no I/O.
 
 #![forbid(unsafe_code)]
 

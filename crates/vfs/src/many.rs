@@ -1,27 +1,27 @@
-//! Several changes of one directory in one call, and the same one by one.
+//! Several changes of one directory in one call, and their replacement by single calls.
 
 use crate::{ChangeInfo, Cx, Data, Fh, File, Made, Name, Node, Result, SetAttr, Vfs};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-/// Changes that are under way at a time when they are made one by one.
+/// Maximum number of concurrent single calls.
 const AT_ONCE: usize = 16;
 
 /// An object to be created by [`Vfs::create_many`].
 #[derive(Debug, Clone)]
 pub struct Creation {
-    /// Its name.
+    /// Name of the object.
     pub name: Name,
-    /// The kind of object.
+    /// Kind of the object.
     pub kind: NewKind,
-    /// Mode and times of a file, mode of a directory, times of a symbolic link.
+    /// Mode and times of a file, mode of a directory, or times of a symbolic link.
     pub set: SetAttr,
 }
 
-/// The object to create.
+/// Kind and contents of an object to create.
 #[derive(Debug, Clone)]
 pub enum NewKind {
-    /// A regular file with all its bytes, no more than one WRITE takes.
+    /// A regular file with all its bytes. They fit into one WRITE.
     File(Data),
     /// A directory.
     Directory,
@@ -34,14 +34,14 @@ pub enum NewKind {
 pub struct Removal {
     /// The name.
     pub name: Name,
-    /// The object, when the caller knows it; see [`Vfs::unlink`].
+    /// The object, when the caller knows it (see [`Vfs::unlink`]).
     pub target: Option<Fh>,
-    /// It is a directory.
+    /// Whether the name is a directory.
     pub is_dir: bool,
 }
 
 impl Creation {
-    /// Bytes of a file.
+    /// Length of a file in bytes; 0 for other objects.
     pub fn len_bytes(&self) -> usize {
         match &self.kind {
             NewKind::File(data) => data.len(),
@@ -50,8 +50,8 @@ impl Creation {
     }
 }
 
-/// [`Vfs::create_many`] by the layer's own calls, some side by side: for those that have nothing
-/// better.
+/// [`Vfs::create_many`] by the layer's own calls, some of them concurrent, for layers without a
+/// combined request.
 pub async fn create_many_in_steps(
     vfs: &(impl Vfs + ?Sized),
     cx: &Cx,
@@ -81,7 +81,7 @@ async fn create(vfs: &(impl Vfs + ?Sized), cx: &Cx, dir: &Fh, one: &Creation) ->
     }
 }
 
-/// [`Vfs::remove_many`] by the layer's own calls: for those that have nothing better.
+/// [`Vfs::remove_many`] by the layer's own calls, for layers without a combined request.
 pub async fn remove_many_in_steps(
     vfs: &(impl Vfs + ?Sized),
     cx: &Cx,

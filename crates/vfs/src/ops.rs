@@ -14,14 +14,16 @@ use std::sync::Arc;
 pub struct Node {
     /// Filehandle.
     pub fh: Fh,
-    /// Attributes with validity. For an object found by name, the name's binding holds as long.
+    /// Attributes with validity. For an object found by name, the binding of the name has the same
+    /// validity.
     pub attrs: Attrs,
 }
 
-/// Everything a walk saw, and why it stopped.
+/// The objects that a walk found, and the reason of its end.
 #[derive(Debug, Clone)]
 pub struct Trail {
-    /// One node per name walked, in order; shorter than the path when the walk stopped early.
+    /// One node per name walked, in order. There are fewer nodes than names when the walk stopped
+    /// early.
     pub steps: Vec<Node>,
     /// Why the walk ended.
     pub stop: Stop,
@@ -30,59 +32,60 @@ pub struct Trail {
 }
 
 impl Trail {
-    /// A trail that brought nothing but its steps.
+    /// A trail without extras.
     pub fn new(steps: Vec<Node>, stop: Stop) -> Self {
         Self { steps, stop, along: Along::default() }
     }
 }
 
-/// The extras to fetch with a walk. Wishes, not orders: a layer leaves out those that would cost a
-/// round trip more.
+/// The extras to fetch with a walk. They are optional: a layer leaves out an extra that would cost
+/// one more round trip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Want {
-    /// At most so many bytes of a listing with nodes of the directory that holds the last name; 0:
-    /// none. It comes even when the last name is absent.
+    /// Maximum size in bytes of a listing with nodes; 0: no listing. The listed directory is the
+    /// one that holds the last name. The listing is fetched even when the last name is absent.
     pub listing_bytes: u32,
-    /// At most so many first bytes of the last object, when it is a regular file that the caller
-    /// may read; 0: none.
+    /// Maximum number of first bytes of the last object; 0: none. Only a regular file that the
+    /// caller may read has first bytes.
     pub read_bytes: u32,
-    /// Rights on the last object to ask for.
+    /// Rights on the last object to check.
     pub access: Access,
 }
 
-/// The extras that came with a walk ([`Want`]).
+/// The extras that a walk has fetched ([`Want`]).
 #[derive(Debug, Clone, Default)]
 pub struct Along {
-    /// The listing from its start: of the base for a path of one name, else of the last step but
-    /// one (or the last, when the last name is absent).
+    /// The listing from its start. For a path of one name the listed directory is the base. For a
+    /// longer path it is the last step but one, or the last step when the last name is absent.
     pub listing: Option<DirPage>,
-    /// The first bytes of the last step; `eof` when that is all of it. They belong to that step's
-    /// attributes.
+    /// The first bytes of the last step. `eof` is set when they are the whole file. The bytes
+    /// belong to the attributes of that step.
     pub first: Option<Read>,
-    /// The rights asked for that the caller has on the last step.
+    /// The checked rights that the caller has on the last step.
     pub access: Option<Access>,
-    /// Attributes of the base of a path that is not empty, from no later than the lookups below it:
-    /// names found in the base hold as long as its `change` stays.
+    /// Attributes of the base, for a path that is not empty. They were taken no later than the
+    /// lookups in the base. Names found in the base hold while its `change` stays the same.
     pub base: Option<Attrs>,
 }
 
-/// A file brought whole or in part by [`Vfs::read_many`].
+/// The attributes and first bytes of a file, read by [`Vfs::read_many`].
 #[derive(Debug, Clone)]
 pub struct Fetched {
-    /// Attributes of the file with these bytes.
+    /// Attributes of the file at the time of the read.
     pub attrs: Attrs,
-    /// From the start of the file.
+    /// The bytes from the start of the file.
     pub read: Read,
 }
 
-/// Starts of many files, in the order of the question ([`Vfs::read_many`]).
+/// First bytes of many files, in the order of the request ([`Vfs::read_many`]).
 #[derive(Debug, Clone)]
 pub struct Starts {
-    /// Each file's.
+    /// One result per file.
     pub files: Vec<Result<Fetched>>,
-    /// Attributes of the directory that was named as their holder, asked for when all the files had
-    /// been looked at (and leases granted): names found in it under this `change` led to the files
-    /// then. `None` where that would cost a round trip.
+    /// Attributes of the directory that the request named as the holder of the files. They were
+    /// taken after all files were read and leases were granted. Names found in the directory under
+    /// this `change` led to these files at that time. `None` when they would cost one more round
+    /// trip.
     pub holder: Option<Attrs>,
 }
 
@@ -97,7 +100,7 @@ pub enum Stop {
     Symlink,
     /// The last step is no directory and names remain.
     NotDirectory,
-    /// The layer below does not walk further at once: go on from the last step.
+    /// The layer below does not walk further in one call. The caller continues from the last step.
     Limit,
     /// The next name could not be looked up.
     Failed(crate::Error),
@@ -107,12 +110,12 @@ pub enum Stop {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpenId(pub u64);
 
-/// A file to act on: by handle, and through an open when there is one.
+/// The file of a call: a filehandle, and an open when there is one.
 #[derive(Debug, Clone, Copy)]
 pub struct File<'a> {
     /// Filehandle.
     pub fh: &'a Fh,
-    /// The open under which to act; `None` for calls by handle alone.
+    /// The open that the call uses; `None` for calls by filehandle only.
     pub open: Option<OpenId>,
 }
 
@@ -126,7 +129,7 @@ bitflags! {
         const WRITE = 2;
     }
 
-    /// Rights, to ask for and as granted (RFC 1813 section 3.3.4).
+    /// Access rights, requested or granted (RFC 1813 section 3.3.4).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
         /// Read data, list a directory.
@@ -153,40 +156,42 @@ bitflags! {
     }
 }
 
-/// The behaviour about existence when opening by name.
+/// The treatment of existing and missing files in an open by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Create {
     /// The file must exist.
     No,
     /// Create when missing, with these attributes.
     IfMissing(SetAttr),
-    /// Create; `EEXIST` when it exists. Exactly once even when the call is retransmitted.
+    /// Create; `EEXIST` when the name exists. The file is created exactly once even when the call
+    /// is retransmitted.
     Exclusive(SetAttr),
 }
 
-/// How to open.
+/// The parameters of an open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenHow {
-    /// Use.
+    /// Access of the open.
     pub access: OpenAccess,
-    /// Existence. Anything but `No` needs an address that ends in a name.
+    /// Treatment of existing and missing files. Every value except `No` needs an address that ends
+    /// in a name.
     pub create: Create,
-    /// Cut an existing file to length zero.
+    /// Truncate an existing file to length zero.
     pub truncate: bool,
-    /// The open is for execve(2): the right to execute is needed instead of the right to read.
+    /// The open is for execve(2). It needs the right to execute instead of the right to read.
     pub execute: bool,
-    /// At most so many first bytes to bring along from an existing file opened for reading; 0:
-    /// none. A wish.
+    /// Maximum number of first bytes to return from an existing file opened for reading; 0: none.
+    /// The bytes are optional.
     pub first_bytes: u32,
-    /// The caller holds attributes of the file that are fresh enough for this open, and the server
-    /// has allowed this credential to read it (or execute, for `execute`): a layer that holds all
-    /// of it as of exactly these attributes need not ask. Only for opens by handle for reading. A
-    /// permission, not an order.
+    /// Attributes that the caller holds and that are fresh enough for this open. The server has
+    /// allowed this credential to read the file (or to execute it, for `execute`). A layer that
+    /// holds the whole file as of exactly these attributes may skip the request to the server. Only
+    /// for opens by filehandle for reading.
     pub known: Option<Attrs>,
 }
 
 impl OpenHow {
-    /// A file that is there, as it is; without its first bytes.
+    /// An open of an existing file, without truncation and without first bytes.
     pub fn existing(access: OpenAccess) -> Self {
         Self { access, create: Create::No, truncate: false, execute: false, first_bytes: 0, known: None }
     }
@@ -197,20 +202,20 @@ impl OpenHow {
 pub struct Opened {
     /// The file.
     pub node: Node,
-    /// Number to pass to further calls; ends with [`Vfs::close`].
+    /// Number of the open for further calls. It is valid until [`Vfs::close`].
     pub open: OpenId,
     /// Whether the call created the file (always true for `Exclusive`).
     pub created: bool,
     /// The directory's change, when the file was opened by name and may have been created.
     pub dir: Option<ChangeInfo>,
-    /// First bytes, when they came along; they belong to `node.attrs`.
+    /// First bytes, when the layer returned them. They belong to `node.attrs`.
     pub first: Option<Read>,
-    /// A local file that holds all of its bytes as of `node.attrs`, when there is one.
+    /// A local file with all bytes of the file as of `node.attrs`, when there is one.
     pub backing: Option<Backing>,
 }
 
-/// A local file with the bytes of a remote one, from its first to its last. Its bytes never change
-/// and are never cut while this is held, even when the layer that made it has no more use for it.
+/// A local file with all bytes of a remote file. The bytes are neither changed nor truncated while
+/// this value exists. That holds even when the layer that made the local file has dropped it.
 #[derive(Debug, Clone)]
 pub struct Backing(pub Arc<std::fs::File>);
 
@@ -234,24 +239,24 @@ pub enum Special {
     CharDevice(u32, u32),
     /// Block device with major and minor number.
     BlockDevice(u32, u32),
-    /// Regular file without opening it.
+    /// Regular file, created without an open.
     Regular,
 }
 
 /// Bytes read.
 #[derive(Debug, Clone)]
 pub struct Read {
-    /// The bytes; shorter than asked only at the end of the file.
+    /// The bytes. They are fewer than requested only at the end of the file.
     pub data: Data,
     /// Whether the end of the file was reached.
     pub eof: bool,
 }
 
-/// The storage that a write must have reached before it is acknowledged.
+/// The storage that a write must reach before it is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stability {
-    /// The server; [`Vfs::commit`] makes it stable. The layer keeps the bytes until then and sends
-    /// them again when the server lost them.
+    /// The server's memory. [`Vfs::commit`] moves the bytes to stable storage. The layer keeps the
+    /// bytes until then and sends them again when the server lost them.
     Unstable,
     /// The server's stable storage, with all metadata (O_SYNC, O_DSYNC).
     Stable,
@@ -260,26 +265,26 @@ pub enum Stability {
 /// Outcome of a write.
 #[derive(Debug, Clone)]
 pub struct Wrote {
-    /// Bytes written: all of them, or fewer when the server's disk filled up in the middle.
+    /// Number of bytes written. It is less than requested only when the server's disk became full.
     pub bytes: u64,
-    /// Attributes afterwards, when they came along.
+    /// Attributes after the write, when the reply has them.
     pub attrs: Option<Attrs>,
 }
 
 /// Outcome of [`Vfs::finish`].
 #[derive(Debug, Clone)]
 pub struct Finished {
-    /// The written bytes of the piece, and the attributes after everything.
+    /// Outcome of the write of the piece, and the attributes after the whole call.
     pub wrote: Wrote,
-    /// Whether the attributes were set; with an error, or when fewer bytes than all were written,
-    /// they were not.
+    /// Whether the attributes were set. They were not set when this is an error or when not all
+    /// bytes were written.
     pub set: Result<()>,
 }
 
-/// The object at the end of a path of names below the root, one step at a time.
+/// The object at the end of a path below the root, looked up one name at a time.
 ///
 /// # Errors
-/// Those of looking it up.
+/// Those of the lookups.
 pub async fn resolve(vfs: &(impl Vfs + ?Sized), cx: &Cx, path: &[Name]) -> Result<Fh> {
     let mut at = vfs.root(cx).await?.fh;
     for name in path {
@@ -293,8 +298,7 @@ pub async fn resolve(vfs: &(impl Vfs + ?Sized), cx: &Cx, path: &[Name]) -> Resul
     Ok(at)
 }
 
-/// [`Vfs::finish`] step by step, by the layer's own `write` and `setattr`: for those that have
-/// nothing better.
+/// [`Vfs::finish`] by the layer's own `write` and `setattr`, for layers without a combined request.
 ///
 /// # Errors
 /// As [`Vfs::finish`].
@@ -322,8 +326,8 @@ pub async fn finish_in_steps(
     }
 }
 
-/// [`Vfs::create_whole`] step by step, by the layer's own `open`, `finish` and `close`: for those
-/// that have nothing better.
+/// [`Vfs::create_whole`] by the layer's own `open`, `finish` and `close`, for layers without a
+/// combined request.
 ///
 /// # Errors
 /// As [`Vfs::create_whole`].
@@ -358,7 +362,7 @@ pub async fn create_in_steps(
     Ok(Made { node, dir: dir.unwrap_or_default() })
 }
 
-/// A part of a file. `end_bytes` is exclusive; `u64::MAX` reaches to the end, wherever that is.
+/// A range of a file. `end_bytes` is exclusive; `u64::MAX` means the end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileRange {
     /// First byte.
@@ -367,8 +371,8 @@ pub struct FileRange {
     pub end_bytes: u64,
 }
 
-/// Owner of byte-range locks: as the local kernel numbers them. flock(2) owners and fcntl(2) owners
-/// are different even when the numbers agree.
+/// Owner of byte-range locks, with the number that the local kernel gives. Owners of flock(2) and
+/// fcntl(2) locks are different even when their numbers are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockOwner {
     /// The local kernel's number.
@@ -389,35 +393,35 @@ pub enum LockKind {
 /// Whether to wait for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockWait {
-    /// `EAGAIN` when it is taken.
+    /// Fail with `EAGAIN` when another owner has the lock.
     No,
-    /// Wait until it is granted or the call is cancelled (`EINTR`).
+    /// Wait until the lock is granted or the call is cancelled (`EINTR`).
     Yes,
 }
 
-/// A lock in the way.
+/// A lock that conflicts with the requested one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockConflict {
     /// Its kind.
     pub kind: LockKind,
     /// Its range.
     pub range: FileRange,
-    /// Process id of the holder when it is known to be on this machine, else 0.
+    /// Process id of the holder when the holder runs on this machine, otherwise 0.
     pub pid: u32,
 }
 
 /// An entry of a directory page.
 #[derive(Debug, Clone)]
 pub struct DirEntry {
-    /// Name: neither `.` nor `..`.
+    /// Name, never `.` or `..`.
     pub name: Name,
-    /// Cookie to continue after this entry.
+    /// Cookie for a listing that continues after this entry.
     pub cookie: u64,
     /// Number of the object.
     pub fileid: u64,
     /// Type, when known.
     pub kind: Option<FileKind>,
-    /// The object, when handle and attributes came along.
+    /// The object, when the reply has its filehandle and attributes.
     pub node: Option<Node>,
 }
 
@@ -426,7 +430,7 @@ pub struct DirEntry {
 pub struct DirPage {
     /// Entries in the server's order.
     pub entries: Vec<DirEntry>,
-    /// Verifier to pass with the next page's cookie.
+    /// Verifier for the request of the next page.
     pub verifier: [u8; 8],
     /// Whether this is the last page.
     pub eof: bool,
@@ -448,89 +452,92 @@ pub enum XattrMode {
     Either,
     /// `EEXIST` when it exists.
     Create,
-    /// `ENODATA` when it does not.
+    /// `ENODATA` when it does not exist.
     Replace,
 }
 
-/// A file system. Calls return answers; they may run concurrently in any order, and a call that
-/// changes something runs to its end even when its caller stopped waiting.
+/// A file system. Calls may run concurrently in any order. A call that changes the file system runs
+/// to its end even when the caller stopped waiting.
 ///
-/// Object-safe by `async_trait`: one box a call, about 30 ns against at least a system call each.
-/// There are no default methods: a layer that forgets an operation must not compile. It lists the
-/// calls that it only passes on ([`delegate!`](crate::delegate)).
+/// The trait is object-safe by `async_trait`: each call allocates one box, about 30 ns. Each call
+/// costs at least one system call anyway. There are no default methods, so a layer that leaves out
+/// an operation does not compile. A layer lists the calls that it passes on
+/// ([`delegate!`](crate::delegate)).
 #[async_trait]
 pub trait Vfs: Send + Sync + 'static {
     /// The root directory.
     async fn root(&self, cx: &Cx) -> Result<Node>;
 
-    /// The answer to [`Vfs::walk`] (with an empty path: the attributes of the base) when it is
-    /// known here: never waits. `None` when the server has to be asked.
+    /// The answer to [`Vfs::walk`] from cached state. With an empty path the answer is the
+    /// attributes of the base. `None` when the server has to be asked. Never waits.
     fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail>;
 
-    /// Up to which length in bytes a file may be left unsent when it is closed, because no other
-    /// client sees it before [`Upcalls::withdraw`] of it has ended: a delegation for writing, and
-    /// its limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
+    /// The length in bytes up to which a file may be closed with unsent data. No other client sees
+    /// the file before [`Upcalls::withdraw`] of it has ended. This is a write delegation and its
+    /// limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64>;
 
-    /// Whether writes to a file may be delayed above before they are written here, where other
-    /// clients would have to be kept from the file meanwhile. The layer notes that writes are
-    /// delayed, so that [`Upcalls::settle`] asks for them in time. Never waits.
+    /// Whether the layer above may delay writes to a file. It may when the server keeps other
+    /// clients from the file, or when that is not needed. The layer notes the delay and calls
+    /// [`Upcalls::settle`] in time. Never waits.
     fn may_delay(&self, fh: &Fh) -> bool;
 
-    /// The same, and asks for the right if it is not there.
+    /// As [`Vfs::may_delay`], and requests the right from the server when the layer lacks it.
     async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool;
 
-    /// Whether other clients use the file so that nothing of it may be kept: each read and write
-    /// has to come here. Never waits.
+    /// Whether other clients use the file so that its data must not be cached. Each read and write
+    /// of the file must then reach this layer. Never waits.
     fn is_shared(&self, fh: &Fh) -> bool;
 
-    /// The part of the mount that an object was found in. Never waits.
+    /// The realm that an object belongs to. Never waits.
     fn realm(&self, fh: &Fh) -> Realm;
 
-    /// Looks up a path. Stopping early is an answer, not an error; `Err` means that nothing was
-    /// learnt.
+    /// Looks up a path. A walk that stops early is no error. `Err` means that no step was looked
+    /// up.
     async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail>;
 
     /// The directory that holds `dir`. The caller needs the right to search `dir`. `ENOENT` for the
     /// root, `ENOTDIR` for an object that is no directory.
     async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node>;
 
-    /// Attributes: known ones that still hold and are fresh enough for `cx`, or the authority's.
+    /// Attributes: cached ones that hold and are fresh enough for `cx`, or those of the server.
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs>;
 
     /// Attributes of many objects in as few round trips as possible, in order.
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>>;
 
-    /// Attributes of many objects, always the authority's, with the rights in `want` that the
-    /// caller has on each, in as few round trips as possible, in order.
+    /// Attributes of many objects, and the rights in `want` that the caller has on each. They
+    /// always come from the server. The layer uses as few round trips as possible. The results are
+    /// in the order of `objects`.
     async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>;
 
-    /// At most `max_bytes` of the start of each of many regular files in as few round trips as
-    /// possible, in order, and then attributes of `holder`, a directory that all of them are in.
-    /// With 0 bytes it only proves that the caller may read each, and brings its attributes, under
-    /// a lease where there are leases.
+    /// At most `max_bytes` from the start of each of many regular files, in the order of `files`.
+    /// The layer uses as few round trips as possible. Afterwards it fetches the attributes of
+    /// `holder`, a directory that holds all the files. With 0 bytes the call only checks that the
+    /// caller may read each file, and returns its attributes. They are under a lease where the
+    /// server grants leases.
     async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts;
 
-    /// The first pages with nodes, at most about `max_bytes` each, of many directories in as few
-    /// round trips as possible, with the directories' own attributes from the same moment, in
-    /// order.
+    /// The first page with nodes of each of many directories, at most about `max_bytes` each. The
+    /// directory's own attributes are of the same moment. The layer uses as few round trips as
+    /// possible. The results are in the order of `dirs`.
     async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>>;
 
-    /// Changes attributes; with a size, `file.open` should be an open for writing where the caller
-    /// has one.
+    /// Sets attributes. With a size, `file.open` should be an open for writing when the caller has
+    /// one.
     async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs>;
 
-    /// Which of the rights in `want` the caller has.
+    /// The rights in `want` that the caller has.
     async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access>;
 
     /// Target of a symbolic link.
     async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes>;
 
-    /// Opens a file by handle (`at.path` empty) or by name, creating it as `how` says.
+    /// Opens a file by filehandle (`at.path` empty) or by name, and creates it according to `how`.
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened>;
 
-    /// Ends an open. All written data is stable before, or its error is returned; the open is gone
-    /// in either case.
+    /// Ends an open. All written data is stable before the call returns, or the call returns the
+    /// error. The open is gone in either case.
     async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()>;
 
     /// Reads up to `len_bytes` at `offset_bytes`.
@@ -546,11 +553,12 @@ pub trait Vfs: Send + Sync + 'static {
         stability: Stability,
     ) -> Result<Wrote>;
 
-    /// Writes `piece` (offset in bytes, bytes) to stable storage, and then sets `set`, which has no
-    /// length: the end of writing a file, in as few round trips as possible. Without a piece it
-    /// only sets. Fails when nothing is known to be written; see [`Finished`] for the rest. (One
-    /// piece: servers write wrong bytes of a second WRITE in a message, and several in messages of
-    /// their own go faster unstable, side by side, with one [`Vfs::commit`].)
+    /// Writes `piece` (offset in bytes, bytes) to stable storage and then sets `set`, in as few
+    /// round trips as possible. `set` has no length. Without a piece the call only sets attributes.
+    /// The call fails when no data is known to be written; see [`Finished`] for the other outcomes.
+    ///
+    /// There is only one piece, because servers write wrong bytes of a second WRITE in one message.
+    /// Several pieces are faster as concurrent unstable writes with one [`Vfs::commit`].
     async fn finish(
         &self,
         cx: &Cx,
@@ -559,19 +567,19 @@ pub trait Vfs: Send + Sync + 'static {
         set: &SetAttr,
     ) -> Result<Finished>;
 
-    /// Returns when everything written to the file before the call, through any open of this layer,
-    /// is on stable storage; reports errors of earlier unstable writes.
+    /// Waits until all data written to the file before the call is on stable storage. That includes
+    /// writes through every open of this layer. Returns errors of earlier unstable writes.
     async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()>;
 
-    /// Creates a regular file with all its bytes (no more than one WRITE takes), mode and times, in
-    /// as few round trips as possible; everything is on stable storage then, and nothing is left
-    /// open. `EEXIST` when the name exists; after another error the file may be there without its
-    /// bytes.
+    /// Creates a regular file with all its bytes, mode and times, in as few round trips as
+    /// possible. The bytes fit into one WRITE. On success all of it is on stable storage and no
+    /// open is left. `EEXIST` when the name exists. After another error the file may exist without
+    /// its bytes.
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>;
 
     /// Creates several objects in a directory in as few round trips as possible, in no particular
-    /// order: the promises of [`Vfs::create_whole`] and its like hold for each, whatever the
-    /// outcome of the others. Outcomes in the order of `new`.
+    /// order. Each object has the guarantees of [`Vfs::create_whole`], [`Vfs::mkdir`] or
+    /// [`Vfs::symlink`], independent of the other outcomes. The results are in the order of `new`.
     async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
 
     /// Creates a directory.
@@ -583,24 +591,25 @@ pub trait Vfs: Send + Sync + 'static {
     /// Creates a symbolic link.
     async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>;
 
-    /// Creates a hard link to `fh`; returns its attributes afterwards.
+    /// Creates a hard link to `fh`. Returns the attributes after the call.
     async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
 
-    /// Removes a name that is no directory. `target` is the object when the caller knows it: a file
-    /// that is open here stays readable and writable until its last close.
+    /// Removes a name of an object that is no directory. `target` is the object when the caller
+    /// knows it. A target that is open at this layer stays readable and writable until its last
+    /// close.
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>;
 
     /// Removes an empty directory.
     async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
 
-    /// Removes several names of a directory in as few round trips as possible, one after the other:
-    /// the promises of [`Vfs::unlink`] and [`Vfs::rmdir`] hold for each, whatever the outcome of
-    /// the others. Outcomes in the order of `gone`.
+    /// Removes several names of a directory one after the other, in as few round trips as possible.
+    /// Each removal has the guarantees of [`Vfs::unlink`] or [`Vfs::rmdir`], independent of the
+    /// other outcomes. The results are in the order of `gone`.
     async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
 
     /// Renames. `replaced` is the object at the target when the caller knows it, as for
-    /// [`Vfs::unlink`]. Which object is renamed is the server's to say: another one may have the
-    /// name than was known.
+    /// [`Vfs::unlink`]. The server decides which object is renamed. It may be another object than
+    /// the one that the caller knows under the name.
     async fn rename(
         &self,
         cx: &Cx,
@@ -610,10 +619,10 @@ pub trait Vfs: Send + Sync + 'static {
         flags: RenameFlags,
     ) -> Result<Moved>;
 
-    /// Lists a directory after `cookie` (0: from the start, with a zero verifier): at most about
-    /// `max_bytes` of names and attributes. With `nodes`, entries have handles and attributes where
-    /// the server gives them and no question more is needed. A page that is not `eof` has at least
-    /// one entry.
+    /// Lists a directory after `cookie` (0: from the start, with a zero verifier). A page has at
+    /// most about `max_bytes` of names and attributes. With `nodes`, entries have filehandles and
+    /// attributes where the server returns them without another request. A page that is not `eof`
+    /// has at least one entry.
     async fn readdir(
         &self,
         cx: &Cx,
@@ -627,8 +636,9 @@ pub trait Vfs: Send + Sync + 'static {
     /// Space of the file system that holds `fh`.
     async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat>;
 
-    /// Value of an extended attribute, by its full Linux name (`user.x`, `system.nfs4_acl`);
-    /// `ENODATA` when there is none, `EOPNOTSUPP` when the server or name space has none.
+    /// Value of an extended attribute, by its full Linux name (`user.x`, `system.nfs4_acl`).
+    /// `ENODATA` when it does not exist. `EOPNOTSUPP` when the server or the name space has no
+    /// extended attributes.
     async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes>;
 
     /// Sets an extended attribute.
@@ -651,10 +661,10 @@ pub trait Vfs: Send + Sync + 'static {
         wait: LockWait,
     ) -> Result<()>;
 
-    /// Gives up locks in a range; fine when there are none.
+    /// Releases locks in a range. No locks in the range is no error.
     async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
 
-    /// Another owner's lock that is in conflict.
+    /// A lock of another owner that conflicts.
     async fn test_lock(
         &self,
         cx: &Cx,
@@ -664,17 +674,18 @@ pub trait Vfs: Send + Sync + 'static {
         range: FileRange,
     ) -> Result<Option<LockConflict>>;
 
-    /// Next data or hole at or after an offset; `ENXIO` beyond the end.
+    /// Next data or hole at or after an offset; `ENXIO` beyond the end of the file.
     async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64>;
 
-    /// Reserves space for a range, growing the file to its end when it is shorter.
+    /// Reserves space for a range. A shorter file grows to the end of the range.
     async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
 
-    /// Makes a hole; the length stays.
+    /// Makes a hole. The length of the file stays.
     async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
 
-    /// Copies bytes on the server; returns how many, which may be fewer. `EOPNOTSUPP` when the
-    /// caller has to copy itself, `ENOSYS` when that will always be so.
+    /// Copies bytes on the server. Returns the number of copied bytes, which may be less than
+    /// requested. `EOPNOTSUPP` when the caller has to copy by itself, `ENOSYS` when that is so for
+    /// all files.
     async fn copy(
         &self,
         cx: &Cx,
@@ -685,30 +696,31 @@ pub trait Vfs: Send + Sync + 'static {
         len_bytes: u64,
     ) -> Result<u64>;
 
-    /// Names the layer above, which learns when answers stop holding before their time. Once,
+    /// Sets the layer above, which is called when answers end before their time. Called once,
     /// before the first call.
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>);
 
-    /// Ends the use of this layer: flushes, gives up all state at the server, within `cx.deadline`.
+    /// Ends the use of this layer within `cx.deadline`: flushes data and returns all state to the
+    /// server.
     async fn shutdown(&self, cx: &Cx) -> Result<()>;
 }
 
-/// The data of a file that waits in layers above ([`Upcalls::unsent`]).
+/// The delayed data of a file in the layers above ([`Upcalls::unsent`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsent {
     /// No change that a program counts as done.
     Nothing,
-    /// Bytes. With them the file is so long.
+    /// Delayed bytes.
     Bytes {
-        /// Length of the file as programs see it here.
+        /// Length of the file in bytes as programs on this machine see it, with the delayed bytes.
         size_bytes: u64,
     },
-    /// Something else, or that is not known.
+    /// Other delayed changes, or an unknown state.
     More,
 }
 
 impl Unsent {
-    /// The sum of the data that waits in two places.
+    /// The combination of the delayed data in two layers.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -721,15 +733,15 @@ impl Unsent {
     }
 }
 
-/// The calls of a layer to the one above. Calls return at once and wait for nothing.
+/// The calls of a layer to the layer above. Calls return at once and wait for nothing.
 pub trait Upcalls: Send + Sync + 'static {
-    /// Earlier answers about an object's attributes and contents hold no longer. The returned
-    /// future ends when all layers above have dropped them; it may be dropped.
+    /// Earlier answers about an object's attributes and contents are no longer valid. The returned
+    /// future ends when all layers above have dropped them. The future may be dropped.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()>;
 
-    /// Leases on these objects have ended by themselves: answers about them hold no longer than
-    /// they would have without. No change is known, so contents of the version that the next
-    /// attributes show may be used on.
+    /// Leases on these objects have expired. Answers about the objects hold no longer than answers
+    /// without a lease. No change of the objects is known. Contents of the version that the next
+    /// attributes show may still be used.
     fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
         let withdrawn: Vec<_> = files.iter().map(|fh| self.withdraw(fh)).collect();
         Box::pin(async move {
@@ -739,18 +751,18 @@ pub trait Upcalls: Send + Sync + 'static {
         })
     }
 
-    /// The delayed data of an object is wanted ([`Vfs::may_delay`]). The returned future ends when
-    /// it was written, or could not be.
+    /// The layer below needs the delayed data of an object ([`Vfs::may_delay`]). The returned
+    /// future ends when the data was written or the write failed.
     fn settle(&self, _fh: &Fh) -> BoxFuture<()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// The delayed data of a file above, at this moment. Never waits.
+    /// The delayed data of a file in the layers above at this moment. Never waits.
     fn unsent(&self, _fh: &Fh) -> Unsent {
         Unsent::More
     }
 
-    /// As [`Upcalls::withdraw`], for everything under [`Validity::Lease`](crate::Validity): all
+    /// As [`Upcalls::withdraw`], for all answers under [`Validity::Lease`](crate::Validity): all
     /// leases are lost.
     fn withdraw_all(&self) -> BoxFuture<()>;
 }

@@ -1,23 +1,23 @@
-//! Parts of a mount with a consistency of their own.
+//! Parts of a mount with separate consistency rules.
 
-/// Where an object belongs ([`Vfs::realm`](crate::Vfs::realm)).
+/// The realm of an object ([`Vfs::realm`](crate::Vfs::realm)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Realm {
-    /// Objects of realms with different numbers are different objects to every layer that keeps
-    /// state of them, whatever numbers the server gives them: cached state of one realm is not used
-    /// in another.
+    /// Number of the realm. Every layer treats objects of realms with different numbers as
+    /// different objects, even when the server gives them equal numbers. Cached state of one realm
+    /// is not used in another.
     pub number: u8,
-    /// When the server is asked; `None`: as everywhere in the mount.
+    /// When the server is asked to confirm cached state; `None`: as in the rest of the mount.
     pub asks: Option<Asks>,
 }
 
 /// When the server is asked to confirm cached state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asks {
-    /// When its time is over, and by each open.
+    /// When the validity of the state is over, and at each open.
     AtOpens,
-    /// When its time is over.
+    /// When the validity of the state is over.
     WhenOver,
-    /// By each call.
+    /// At each call.
     Always,
 }
