@@ -107,8 +107,10 @@ mod tests {
     use crate::Cred;
     use std::sync::Arc;
 
+    /// `because` sets the reason of the next request only, and questions beyond the limit are
+    /// counted.
     #[test]
-    fn a_reason_belongs_to_the_question_that_follows() {
+    fn reason_belongs_to_next_question() {
         let account = Arc::new(Account::default());
         let mut cx = Cx::new(Arc::new(Cred::root()));
         cx.because(|| unreachable!("nobody keeps an account"));

@@ -404,6 +404,7 @@ mod tests {
         );
     }
 
+    /// A layer that delegates all calls answers like the layer below.
     #[tokio::test]
     async fn calls_reach_the_layer_below() {
         let env = Env { random: Arc::new(|| 4), wall: Arc::new(|| SystemTime::UNIX_EPOCH) };

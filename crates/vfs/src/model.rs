@@ -1,8 +1,8 @@
-//! A file system in memory with POSIX semantics: the reference for implementations of [`Vfs`].
+//! A file system in memory with POSIX semantics, the reference for implementations of [`Vfs`].
 //!
-//! It stands in for a server in tests. All objects live in one table under one lock. Each call
-//! checks the caller's permissions as a server does, and returns fresh attributes. A test that
-//! calls the [`Model`] directly plays another client of the server.
+//! It replaces a server in tests. All objects are in one table under one lock. Each call checks the
+//! caller's permissions like a server, and returns fresh attributes. A test that calls the
+//! [`Model`] directly acts as another client of the server.
 
 mod locks;
 mod object;
@@ -30,14 +30,14 @@ use tokio::time::Instant;
 
 /// Largest extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_MAX_BYTES: usize = 65536;
-/// The alignment of clones, in bytes.
+/// Alignment of clones in bytes.
 const CLONE_BLOCK_BYTES: u32 = 4096;
-/// The assumed size of a directory entry in a page, besides its name, in bytes.
+/// Size in bytes that a listing page counts for an entry, without its name.
 const ENTRY_BYTES: usize = 32;
-/// The same with handle and attributes.
+/// As [`ENTRY_BYTES`], for an entry with filehandle and attributes.
 const NODE_ENTRY_BYTES: usize = 160;
 
-/// The file system. Cheap calls, no I/O; shared by reference.
+/// The file system. Calls are cheap and do no I/O. It is shared by reference.
 pub struct Model {
     state: Mutex<State>,
     env: Env,
@@ -52,19 +52,19 @@ impl std::fmt::Debug for Model {
 }
 
 impl Model {
-    /// An empty file system of `capacity_bytes` whose root is 0755 and belongs to the superuser.
-    /// Answers hold for `validity` (zero: [`Validity::Once`]).
+    /// An empty file system of `capacity_bytes`. The root has mode 0755 and belongs to the
+    /// superuser. Answers are valid for `validity` (zero: [`Validity::Once`]).
     pub fn new(env: Env, validity: Duration, capacity_bytes: u64) -> Self {
         let now = wall(&env);
         Self { state: Mutex::new(State::new(capacity_bytes, now)), env, validity, unlocked: Notify::new() }
     }
 
-    /// Number of opens that were not closed: zero after an orderly end.
+    /// Number of opens without a close; zero after an orderly end.
     pub fn open_count(&self) -> usize {
         self.state.lock().opens.len()
     }
 
-    /// Number of objects, counting unlinked ones that are still open.
+    /// Number of objects, including unlinked ones that are still open.
     pub fn object_count(&self) -> usize {
         self.state.lock().objects.len()
     }
@@ -168,7 +168,7 @@ impl Model {
         OpenId(id)
     }
 
-    /// Object of a file address; with an open, the open decides about the right to `access`.
+    /// Object of a file address. With an open, the open decides the right to `access`.
     fn file(&self, s: &State, cx: &Cx, file: File<'_>, access: OpenAccess) -> Result<u64> {
         let ino = s.ino(file.fh)?;
         match file.open {
@@ -179,7 +179,7 @@ impl Model {
             None => {
                 let bits = if access.contains(OpenAccess::WRITE) { 2 } else { 4 };
                 let object = s.object(ino);
-                // As NFS servers do: the owner may always read and write his file.
+                // As on NFS servers: the owner may always read and write the file.
                 if !object.owned_by(&cx.cred) {
                     object.need(&cx.cred, bits)?;
                 }
@@ -581,7 +581,7 @@ impl Vfs for Model {
             (XattrMode::Replace, false) => return Err(Error::new(libc::ENODATA)),
             _ => {}
         }
-        // Not a slice of the caller's buffer, which may be much larger than the value.
+        // A copy, because the caller's buffer may be much larger than the value.
         o.xattrs.insert(name.to_vec(), Bytes::copy_from_slice(value));
         s.touch(ino, self.now());
         Ok(())
@@ -623,7 +623,7 @@ impl Vfs for Model {
                 let ino = s.ino(file.fh)?;
                 let locks = &mut s.object_mut(ino).locks;
                 if locks.conflict(owner, kind, range).is_none() {
-                    // A smaller right may let another caller go on.
+                    // A downgrade may unblock another waiter.
                     if locks.release(owner, range) && kind == LockKind::Read {
                         self.unlocked.notify_waiters();
                     }
@@ -715,7 +715,7 @@ impl Vfs for Model {
         to_offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<u64> {
-        // At most 1 MiB a call, so that callers meet short copies.
+        // At most 1 MiB per call, so that callers are tested with short copies.
         let len = len_bytes.min(1 << 20) as u32;
         let read = self.read(cx, from, from_offset_bytes, len).await?;
         if read.data.is_empty() {
@@ -789,8 +789,8 @@ impl Extra for Model {
     }
 }
 
-/// Only the name spaces a server may have are accepted: `user.` (RFC 8276) here, to meet
-/// `EOPNOTSUPP` in the others.
+/// Accepts only names in the name space `user.` (RFC 8276). Other name spaces fail with
+/// `EOPNOTSUPP`, as on a server.
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     match name {
         n if n.len() > Name::MAX_BYTES => Err(Error::new(libc::ERANGE)),

@@ -16,7 +16,7 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    /// A lock of another owner that forbids `kind` on `range`.
+    /// A lock of another owner that conflicts with `kind` on `range`.
     pub fn conflict(&self, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict> {
         self.held
             .iter()
@@ -28,14 +28,15 @@ impl Locks {
             .map(|h| LockConflict { kind: h.kind, range: h.range, pid: 0 })
     }
 
-    /// Takes a lock that [`Locks::conflict`] allowed; replaces the owner's locks in the range.
+    /// Takes a lock without conflict ([`Locks::conflict`]). It replaces the owner's locks in the
+    /// range.
     pub fn take(&mut self, owner: LockOwner, kind: LockKind, range: FileRange) {
         self.release(owner, range);
         self.held.push(Held { owner, kind, range });
     }
 
-    /// Gives up the locks of `owner` in `range`, splitting locks at its edges. Returns whether
-    /// there was any.
+    /// Releases the locks of `owner` in `range` and splits locks at its edges. Returns whether a
+    /// lock was released.
     pub fn release(&mut self, owner: LockOwner, range: FileRange) -> bool {
         let mut rest = Vec::new();
         let before = self.held.len();

@@ -1,4 +1,4 @@
-//! Objects of the model and the permission rules that a POSIX server applies to them.
+//! Objects of the model, and the permission rules of a POSIX server.
 
 use super::locks::Locks;
 use super::pages::Pages;
@@ -6,7 +6,7 @@ use crate::{Access, Attr, Cred, Error, FileKind, Name, Result};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
-/// First cookie of a directory entry: 0, 1 and 2 are not given out (RFC 8881 section 18.23.3).
+/// First cookie of a directory entry: 0, 1 and 2 are reserved (RFC 8881 section 18.23.3).
 const FIRST_COOKIE: u64 = 3;
 
 #[derive(Debug)]
@@ -28,13 +28,14 @@ pub(super) enum Body {
     Special,
 }
 
-/// Entries of a directory in order of creation, so that cookies stay good while others come and go.
+/// Entries of a directory in order of creation. Cookies stay valid when other entries are created
+/// or removed.
 #[derive(Debug)]
 pub(super) struct Dir {
     names: HashMap<Name, (u64, u64)>,
     order: BTreeMap<u64, Name>,
     next_cookie: u64,
-    /// The directory this one is in; itself for the root.
+    /// The parent directory; the root is its own parent.
     pub parent: u64,
 }
 
@@ -51,7 +52,7 @@ impl Dir {
         self.names.is_empty()
     }
 
-    /// Adds a name, or points an existing one at another object, keeping its place.
+    /// Adds a name. An existing name gets the new object and keeps its cookie.
     pub fn insert(&mut self, name: &Name, ino: u64) {
         if let Some(entry) = self.names.get_mut(name) {
             entry.1 = ino;
@@ -128,7 +129,7 @@ impl Object {
         }
     }
 
-    /// `EACCES` unless `cred` has all of `bits`.
+    /// `EACCES` unless `cred` has all rights in `bits`.
     pub fn need(&self, cred: &Cred, bits: u32) -> Result<()> {
         if self.bits(cred) & bits == bits { Ok(()) } else { Err(Error::new(libc::EACCES)) }
     }
@@ -142,7 +143,8 @@ impl Object {
         cred.uid == 0 || cred.uid == self.attr.uid
     }
 
-    /// Sticky directories let only the owners of directory or entry remove or rename it.
+    /// Whether a sticky directory forbids a removal or rename. Only owners of the directory or of
+    /// the entry may do it.
     pub fn sticky_forbids(&self, cred: &Cred, victim: &Object) -> bool {
         self.attr.mode & 0o1000 != 0 && !self.owned_by(cred) && !victim.owned_by(cred)
     }
@@ -165,7 +167,7 @@ impl Object {
         have & want
     }
 
-    /// A write by an unprivileged user takes the set-id bits away.
+    /// Removes the set-id bits after a write by an unprivileged user.
     pub fn drop_set_id(&mut self, cred: &Cred) {
         if cred.uid != 0 {
             self.attr.mode = without_set_id(self.attr.mode);
@@ -173,7 +175,7 @@ impl Object {
     }
 }
 
-/// Without set-uid, and without set-gid where it means execution as that group.
+/// The mode without set-uid, and without set-gid when the group may execute the file.
 pub(super) fn without_set_id(mode: u32) -> u32 {
     let sgid = if mode & 0o010 != 0 { 0o2000 } else { 0 };
     mode & !(0o4000 | sgid)

@@ -1,23 +1,23 @@
-//! Contents of a sparse file in memory: pages of 4 KiB, absent ones are holes.
+//! Contents of a sparse file in memory: pages of 4 KiB. Absent pages are holes.
 
 use bytes::{Bytes, BytesMut};
 use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 
-/// A sparse byte array without a length of its own: bytes never written read as zero.
+/// A sparse byte array without a length. Bytes that were never written read as zero.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     pages: BTreeMap<u64, Box<[u8]>>,
 }
 
 impl Pages {
-    /// Space taken, in bytes.
+    /// Allocated space in bytes.
     pub fn used_bytes(&self) -> u64 {
         self.pages.len() as u64 * PAGE
     }
 
-    /// Bytes that a write of `len` at `at` would add to the space taken, at most.
+    /// Upper bound of the space in bytes that a write of `len` bytes at `at` allocates.
     pub fn growth_bytes(&self, at: u64, len: u64) -> u64 {
         if len == 0 {
             return 0;
@@ -27,7 +27,7 @@ impl Pages {
         (last - first + 1 - present) * PAGE
     }
 
-    /// Copies out `len` bytes at `at`.
+    /// Copies `len` bytes at `at`.
     pub fn read(&self, at: u64, len: usize) -> Bytes {
         let mut out = BytesMut::zeroed(len);
         let end = at + len as u64;
@@ -55,7 +55,7 @@ impl Pages {
         }
     }
 
-    /// Makes `start..end` read as zeros, giving whole pages back.
+    /// Makes `start..end` read as zeros, and frees whole pages.
     pub fn punch(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
@@ -79,7 +79,7 @@ impl Pages {
         }
     }
 
-    /// Gives pages to `start..end`, as zeros where there are none.
+    /// Allocates pages of zeros for the holes in `start..end`.
     pub fn reserve(&mut self, start: u64, end: u64) {
         if start < end {
             for index in start / PAGE..=(end - 1) / PAGE {
@@ -88,14 +88,14 @@ impl Pages {
         }
     }
 
-    /// First byte at or after `at` that has a page, below `size`.
+    /// First byte at or after `at` in an allocated page, below `size`.
     pub fn next_data(&self, at: u64, size: u64) -> Option<u64> {
         let (&index, _) = self.pages.range(at / PAGE..).next()?;
         let found = at.max(index * PAGE);
         (found < size).then_some(found)
     }
 
-    /// First byte at or after `at` without a page; `size` when there is none before it.
+    /// First byte at or after `at` in a hole; `size` when there is none before it.
     pub fn next_hole(&self, at: u64, size: u64) -> u64 {
         let mut index = at / PAGE;
         while index * PAGE < size && self.pages.contains_key(&index) {

@@ -1,5 +1,4 @@
-//! The tree of the model: all objects, their names, and the rules of creating, removing and
-//! renaming.
+//! The tree of the model: all objects, their names, and the rules for create, remove and rename.
 
 use super::object::{Body, Dir, Object, in_group};
 use crate::{
@@ -8,7 +7,7 @@ use crate::{
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
-/// Number of the root directory.
+/// Inode number of the root directory.
 pub(super) const ROOT: u64 = 2;
 
 #[derive(Debug)]
@@ -22,14 +21,14 @@ pub(super) struct State {
     change: u64,
 }
 
-/// An open of the model.
+/// An open file of the model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Open {
     pub ino: u64,
     pub access: crate::OpenAccess,
 }
 
-/// A new object before it has a number.
+/// A new object without inode number.
 pub(super) struct New {
     pub kind: FileKind,
     pub body: Body,
@@ -53,7 +52,7 @@ impl State {
         s
     }
 
-    /// Handle of an object: its number and generation.
+    /// Filehandle of an object: its inode number and generation.
     pub fn fh(&self, ino: u64) -> Fh {
         let mut raw = [0; 16];
         raw[..8].copy_from_slice(&ino.to_be_bytes());
@@ -61,7 +60,7 @@ impl State {
         Fh(Bytes::copy_from_slice(&raw))
     }
 
-    /// Number of the object behind a handle; `ESTALE` when it is gone.
+    /// Inode number of a filehandle; `ESTALE` when the object is gone.
     pub fn ino(&self, fh: &Fh) -> Result<u64> {
         let stale = || Error::new(libc::ESTALE);
         let raw: &[u8; 16] = fh.0.as_ref().try_into().map_err(|_| stale())?;
@@ -74,22 +73,22 @@ impl State {
         }
     }
 
-    /// An object that is known to exist.
+    /// An existing object.
     pub fn object(&self, ino: u64) -> &Object {
         self.objects.get(&ino).expect("the object exists while it has names or opens")
     }
 
-    /// As [`State::object`], to change it.
+    /// As [`State::object`], mutable.
     pub fn object_mut(&mut self, ino: u64) -> &mut Object {
         self.objects.get_mut(&ino).expect("the object exists while it has names or opens")
     }
 
-    /// Bytes in use.
+    /// Allocated space in bytes.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// Takes note of the space that a file takes after its contents changed.
+    /// Updates the space of a file after its contents changed.
     pub fn settle(&mut self, ino: u64) -> Result<()> {
         let o = self.object_mut(ino);
         let (before, after) = (o.attr.used_bytes, o.pages()?.used_bytes());
@@ -98,13 +97,13 @@ impl State {
         Ok(())
     }
 
-    /// Notes that the data of an object changed.
+    /// Updates times and change attribute after the data of an object changed.
     pub fn touch_data(&mut self, ino: u64, now: Time) {
         self.touch(ino, now);
         self.object_mut(ino).attr.mtime = now;
     }
 
-    /// Notes that an object changed.
+    /// Updates ctime and change attribute of an object.
     pub fn touch(&mut self, ino: u64, now: Time) {
         self.change += 1;
         let change = self.change;
@@ -113,7 +112,7 @@ impl State {
         attr.change = change;
     }
 
-    /// Looks `name` up for `cred`, which needs the right to search.
+    /// Looks up `name` for `cred`, which needs the right to search the directory.
     pub fn lookup(&self, cred: &Cred, dir: u64, name: &Name) -> Result<Option<u64>> {
         let object = self.object(dir);
         let entries = object.dir()?;
@@ -155,8 +154,7 @@ impl State {
         ino
     }
 
-    /// Creates an object in a directory on behalf of `cred`: group and set-gid bit as the directory
-    /// says.
+    /// Creates an object in a directory for `cred`. Group and set-gid bit follow the directory.
     pub fn create(
         &mut self,
         cred: &Cred,
@@ -200,7 +198,7 @@ impl State {
         Ok((ino, change))
     }
 
-    /// Changes entries of a directory and its times.
+    /// Changes the entries of a directory and updates its times.
     fn change_dir(&mut self, dir: u64, now: Time, f: impl FnOnce(&mut Dir)) -> Result<ChangeInfo> {
         let before = self.object(dir).attr.change;
         f(self.object_mut(dir).dir_mut()?);
@@ -208,7 +206,7 @@ impl State {
         Ok(ChangeInfo { atomic: true, before, after: self.object(dir).attr.change, attrs: None })
     }
 
-    /// Changes attributes. `may_write` when the caller holds an open for writing.
+    /// Sets attributes. `may_write`: the caller has an open for writing.
     pub fn set_attr(
         &mut self,
         cred: &Cred,
@@ -296,7 +294,7 @@ impl State {
         self.settle(ino)
     }
 
-    /// Forgets an object that has neither names nor opens.
+    /// Removes an object without names and opens.
     pub fn reap(&mut self, ino: u64) {
         if self.objects.get(&ino).is_some_and(|o| o.attr.nlink == 0 && o.opens == 0) {
             let gone = self.objects.remove(&ino);
@@ -413,7 +411,7 @@ impl State {
         Ok(())
     }
 
-    /// The rules of rename(2); directories and objects on both sides.
+    /// The rules of rename(2) for the directories and objects on both sides.
     fn check_rename(
         &self,
         cred: &Cred,

@@ -1,4 +1,4 @@
-//! The model keeps the rules that tests of other crates rely on.
+//! Tests of the model rules that tests of other crates rely on.
 
 use super::*;
 use crate::Cred;
@@ -51,8 +51,10 @@ fn errno<T>(r: Result<T>) -> i32 {
     r.err().map_or(0, |e| e.errno)
 }
 
+/// Holes read as zeros, SEEK_DATA and SEEK_HOLE find them, and truncated bytes read as zeros after
+/// growth.
 #[tokio::test]
-async fn a_sparse_file_reads_zeros_in_its_holes() {
+async fn holes_read_zeros() {
     let (m, cx) = (model(), root());
     let top = m.root(&cx).await.unwrap().fh;
     let f = create(&m, &cx, &top, "f", 0o644).await.unwrap();
@@ -64,7 +66,7 @@ async fn a_sparse_file_reads_zeros_in_its_holes() {
     assert_eq!(m.seek(&cx, file, 0, Seek::Data).await.unwrap(), 8192);
     assert_eq!(m.seek(&cx, file, 9_000, Seek::Hole).await.unwrap(), 10_003);
     assert_eq!(errno(m.seek(&cx, file, 10_003, Seek::Hole).await), libc::ENXIO);
-    // Truncating and growing again must not bring old bytes back.
+    // Truncation and growth must not show old bytes.
     for size in [10_001, 10_003] {
         let set = SetAttr { size_bytes: Some(size), ..Default::default() };
         m.setattr(&cx, file, &set).await.unwrap();
@@ -74,7 +76,7 @@ async fn a_sparse_file_reads_zeros_in_its_holes() {
 }
 
 #[tokio::test]
-async fn an_unlinked_open_file_lives_until_its_last_close() {
+async fn unlink_keeps_open_file() {
     let (m, cx) = (model(), root());
     let top = m.root(&cx).await.unwrap().fh;
     let f = create(&m, &cx, &top, "f", 0o644).await.unwrap();
@@ -86,8 +88,9 @@ async fn an_unlinked_open_file_lives_until_its_last_close() {
     assert_eq!(m.object_count(), 1);
 }
 
+/// Access is checked by owner, group and supplementary groups.
 #[tokio::test]
-async fn permissions_follow_owner_group_and_supplementary_groups() {
+async fn permissions_follow_owner_and_groups() {
     let m = model();
     let admin = root();
     let top = m.root(&admin).await.unwrap().fh;
@@ -116,8 +119,9 @@ async fn permissions_follow_owner_group_and_supplementary_groups() {
     );
 }
 
+/// A rename keeps link counts, and refuses loops and non-empty targets.
 #[tokio::test]
-async fn rename_keeps_link_counts_and_refuses_loops() {
+async fn rename_keeps_link_counts() {
     let (m, cx) = (model(), root());
     let top = m.root(&cx).await.unwrap().fh;
     let a = m.mkdir(&cx, &top, &name("a"), &mode(0o755)).await.unwrap().node.fh;
@@ -140,8 +144,9 @@ async fn rename_keeps_link_counts_and_refuses_loops() {
     assert!(matches!(trail.stop, Stop::Complete));
 }
 
+/// A listing shows each name once although the test removes names between its pages.
 #[tokio::test]
-async fn a_listing_survives_changes_between_its_pages() {
+async fn listing_survives_removals() {
     let (m, cx) = (model(), root());
     let top = m.root(&cx).await.unwrap().fh;
     for i in 0..100 {
@@ -162,8 +167,9 @@ async fn a_listing_survives_changes_between_its_pages() {
     assert_eq!(seen.len(), 100);
 }
 
+/// A blocked lock is granted on release and ends with EINTR on cancellation.
 #[tokio::test]
-async fn a_waiting_lock_is_granted_on_release_and_ends_when_cancelled() {
+async fn release_grants_waiting_lock() {
     let m = Arc::new(model());
     let cx = root();
     let top = m.root(&cx).await.unwrap().fh;
@@ -187,7 +193,7 @@ async fn a_waiting_lock_is_granted_on_release_and_ends_when_cancelled() {
     assert_eq!(errno(task.await.unwrap()), libc::EINTR);
     let task = waiter(cx.clone());
     tokio::task::yield_now().await;
-    // Splitting: the middle stays locked by the first owner.
+    // Locks are split: the first owner keeps the middle.
     m.unlock(&cx, file, owner(1), FileRange { start_bytes: 0, end_bytes: 10 }).await.unwrap();
     m.unlock(&cx, file, owner(1), FileRange { start_bytes: 20, end_bytes: u64::MAX }).await.unwrap();
     tokio::task::yield_now().await;
@@ -198,8 +204,9 @@ async fn a_waiting_lock_is_granted_on_release_and_ends_when_cancelled() {
     task.await.unwrap().unwrap();
 }
 
+/// A write to a full disk fails with ENOSPC. Freed space can be used again.
 #[tokio::test]
-async fn a_full_disk_says_so() {
+async fn full_disk_fails_write() {
     let (m, cx) = (model(), root());
     let top = m.root(&cx).await.unwrap().fh;
     let f = create(&m, &cx, &top, "f", 0o644).await.unwrap();

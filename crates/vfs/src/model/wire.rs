@@ -1,5 +1,5 @@
-//! A layer that counts the calls that pass, and can make each take its time on both ways, as a
-//! network does.
+//! A layer for tests that counts the calls to the layer below. It can delay each call and each
+//! reply, like a network.
 
 use crate::*;
 use async_trait::async_trait;
@@ -9,47 +9,46 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What stands between a layer and the server, in tests.
+/// The simulated network between a layer and the server.
 pub struct Wire {
     below: Arc<dyn Vfs>,
     calls: Mutex<BTreeMap<&'static str, usize>>,
-    /// State of the random numbers that delays are made of; `None`: no delays.
+    /// State of the random numbers for delays; `None`: no delays.
     random: Mutex<Option<u64>>,
     most: Duration,
-    /// Since when files are under a lease; answers to questions of before are not.
+    /// The time since which files are under a lease. Answers to earlier requests are not under a
+    /// lease.
     lease: Mutex<Option<tokio::time::Instant>>,
-    /// Whether directories are, too.
+    /// Whether directories are also under a lease.
     pub directories: Mutex<bool>,
-    /// Leases come with questions about an object itself, and not by the way, when it is made or in
-    /// the listing of its directory.
+    /// Only requests for the object itself grant a lease. Replies to a create and listings do not.
     pub itself: Mutex<bool>,
-    /// Opens that are refused a lease before one is granted.
+    /// Number of opens without a lease before one is granted.
     refused: Mutex<Option<usize>>,
-    /// What the layer above gave to hear of leases that end.
+    /// The upcalls of the layer above.
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
-    /// Called when the layer below has answered and before the answer travels back.
+    /// Called after the layer below has answered, before the reply is delayed.
     pub answered: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Whether changes of directories are told without the promise that they are atomic.
+    /// Whether changes of directories are reported as not atomic.
     pub vague: Mutex<bool>,
     /// As with NQNFS: no reply has the directory's attributes after a change.
     pub silent: Mutex<bool>,
-    /// `change` of directories is at most this, as if later changes had come in one
-    /// tick of a clock.
+    /// Maximum of `change` of directories, as if later changes had the same clock tick.
     pub tick: Mutex<u64>,
-    /// As with NFSv3: nobody tells which object a rename moved.
+    /// As with NFSv3: no reply names the object that a rename moved.
     pub blind: Mutex<bool>,
-    /// As with NFSv3: `change` of files is made of their time, and finishing a file takes a call
-    /// for each step.
+    /// As with NFSv3: `change` of files is made of ctime, and [`Vfs::finish`] takes a call for each
+    /// step.
     pub plain: Mutex<bool>,
 }
 
 impl Wire {
-    /// Calls take no time.
+    /// A wire without delays.
     pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
         Self::slow(below, None, Duration::ZERO)
     }
 
-    /// Calls take up to `most` each way.
+    /// Calls and replies are delayed by up to `most` each.
     pub fn slow(below: Arc<dyn Vfs>, seed: Option<u64>, most: Duration) -> Arc<Self> {
         Arc::new(Self {
             below,
@@ -70,24 +69,24 @@ impl Wire {
         })
     }
 
-    /// Calls since the last question, by kind: `walk 1, getattr 2`.
+    /// The calls since the previous `take`, by kind: `walk 1, getattr 2`.
     pub fn take(&self) -> String {
         let calls = std::mem::take(&mut *self.calls.lock());
         let all: Vec<_> = calls.iter().map(|(op, n)| format!("{op} {n}")).collect();
         all.join(", ")
     }
 
-    /// Number of calls since the last question.
+    /// Number of calls since the previous `take`.
     pub fn total(&self) -> usize {
         std::mem::take(&mut *self.calls.lock()).values().sum()
     }
 
-    /// From now on attributes of files are under a lease, as with delegations.
+    /// Sets whether attributes of files are under a lease from now on, as with delegations.
     pub fn lease(&self, on: bool) {
         *self.lease.lock() = on.then(tokio::time::Instant::now);
     }
 
-    /// Leases come with opens, and so many are refused one first.
+    /// Opens grant leases, after this number of opens without one.
     pub fn refuse_leases(&self, opens: usize) {
         *self.refused.lock() = Some(opens);
     }
@@ -197,7 +196,7 @@ macro_rules! pass_on {
     };
 }
 
-/// Attributes are told as asked when the question was sent, and hold from then.
+/// Sets `asked` of attributes to the time of the request. Their validity starts at that time.
 fn stamp(w: &Wire, attrs: &mut Attrs, asked: tokio::time::Instant) {
     stamp_without_lease(w, attrs, asked);
     w.leased(attrs);
@@ -310,7 +309,7 @@ pass_on! {
 
 fn moved(w: &Wire, moved: &mut Moved, asked: tokio::time::Instant) {
     if *w.blind.lock() && moved.from.after == moved.to.before {
-        // In one directory: one change, told twice.
+        // In one directory: one change, reported twice.
         moved.from.after = moved.to.after;
         moved.to.before = moved.from.before;
     }
