@@ -1,5 +1,5 @@
-//! The memory of a table, by counting allocations: `cargo run --release -p hither-lease --example
-//! memory [LEASES]`.
+//! Measures the memory of a table by counting allocations: `cargo run --release -p hither-lease
+//! --example memory [LEASES]`.
 
 use hither_lease::{Access, Boot, ClientId, Config, Decision, FileKey, Kind, Op, Table, Term, Want};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,16 +9,16 @@ struct Counting;
 
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system allocator unchanged.
+// SAFETY: every call is passed to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -26,7 +26,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes a lease, with so many clients on each file.
+/// Bytes per lease, with this number of clients per file.
 fn bytes_a_lease(leases: u64, clients: u64) -> f64 {
     let before = LIVE_BYTES.load(Ordering::Relaxed);
     let mut table = Table::new(Config::default(), Boot::FIRST, 0);

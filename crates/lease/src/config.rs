@@ -1,53 +1,52 @@
-//! The numbers of the protocol, with the paper's values as defaults.
+//! The parameters of the protocol, with the paper's values as defaults.
 
 use crate::Ms;
 
 /// Settings of a [`Table`](crate::Table).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Term of a lease when the client names none. The paper measured 30 s as about optimal on a
+    /// Term of a lease when the client requests none. The paper measured 30 s as about optimal on a
     /// local network.
     pub term_ms: u32,
-    /// Longest term that is granted; the paper's is twice the default.
+    /// Maximum term of a lease. The paper's is twice the default.
     pub term_max_ms: u32,
-    /// By how much clocks of client and server may drift apart during the longest term.
+    /// Maximum drift between the clocks of client and server during the longest term.
     pub skew_ms: u32,
-    /// For how long no write may have come before a write lease counts as ended. Several times the
-    /// interval at which clients repeat their calls.
+    /// Time without writes after which a write lease counts as ended. Several times the interval at
+    /// which clients retransmit.
     pub write_slack_ms: u32,
-    /// After this a first unanswered eviction is sent again; the interval doubles, to eight times
-    /// at most.
+    /// Time after which the first unanswered eviction is sent again. The interval doubles up to
+    /// eight times this value.
     pub evict_retry_ms: u32,
-    /// After this a lease without an end of its own is revoked if it was recalled and did not come
-    /// back.
+    /// Time after which a recalled lease without expiry is revoked when it was not returned.
     pub recall_timeout_ms: u32,
-    /// A write lease that is being evicted ends after this at the latest, whatever its holder still
-    /// sends.
+    /// Maximum time until a write lease that is being evicted ends, even when its holder still
+    /// writes.
     pub flush_max_ms: u32,
-    /// For how long a file whose lease was just taken away is leased to no client; doubles with
-    /// each further eviction, to `quiet_max_ms`. Not applied to a first eviction.
+    /// Time for which no client gets a lease on a file after an eviction. It doubles with each
+    /// further eviction, up to `quiet_max_ms`. It does not apply to a first eviction.
     pub quiet_ms: u32,
-    /// Longest time for which a file is leased to no client.
+    /// Maximum time for which no client gets a lease on a file.
     pub quiet_max_ms: u32,
-    /// For how long a file is kept free for a client that had to try later.
+    /// Time for which a file is kept free for a client that had to try later.
     pub retry_hold_ms: u32,
-    /// The time that "try later" names when nothing better is known.
+    /// Time of a "try later" reply without a better estimate.
     pub try_later_ms: u32,
-    /// Most lease records.
+    /// Maximum number of lease records.
     pub leases_max: u32,
-    /// Most file records (leased, waited for, or with a remembered modify revision).
+    /// Maximum number of file records (files with leases, waiting operations or a modify revision).
     pub files_max: u32,
-    /// Most operations that wait.
+    /// Maximum number of waiting operations.
     pub waiters_max: u32,
-    /// Operations other than writes under a lease that are let in each second while the server
-    /// recovers from a restart and for `settle_ms` after; the others have to try later. 0: no
+    /// Number of operations per second that are admitted for `settle_ms` after the recovery from a
+    /// restart. The others have to try later. Writes under a lease are always admitted. 0: no
     /// limit.
     pub recovery_rate_per_s: u32,
-    /// For how long after recovery that limit holds.
+    /// Time after recovery for which that limit holds.
     pub settle_ms: u32,
-    /// Modify revisions are reserved in steps of this many, a power of two.
+    /// Step in which modify revisions are reserved, a power of two.
     pub revision_step: u64,
-    /// Scatters keys in hash tables.
+    /// Seed of the hash tables.
     pub hash_seed: u64,
 }
 
@@ -76,17 +75,18 @@ impl Default for Config {
     }
 }
 
-/// A server's knowledge of its past when it starts. No lease is ever stored.
+/// The stored state of a server at its start. Leases are never stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Boot {
-    /// The last [`Action::Reserve`](crate::Action::Reserve) that became durable; 0 the first time.
+    /// The last [`Action::Reserve`](crate::Action::Reserve) that became durable; 0 at the first
+    /// start.
     pub reserved_end: u64,
-    /// The epoch that came with it; 0 the first time.
+    /// The epoch of that action; 0 at the first start.
     pub epoch: u32,
-    /// For how long leases that were granted before may still be held: 0 when nothing was exported
-    /// before or the table was empty at shutdown, [`Config::term_max_ms`] (or the longest term ever
-    /// granted) otherwise, and for leases without an end of their own the longest time for which
-    /// their clients were trusted.
+    /// Time for which leases of the previous lifetime may still be held. 0 when nothing was
+    /// exported before or the table was empty at shutdown. Otherwise [`Config::term_max_ms`] or the
+    /// longest term ever granted. For leases without expiry it is the longest term of their
+    /// clients.
     pub outstanding_ms: u32,
 }
 
@@ -98,14 +98,14 @@ impl Boot {
 /// Settings of a [`Holder`](crate::Holder).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderConfig {
-    /// Term to ask for.
+    /// Requested term.
     pub term_ms: u32,
-    /// A lease in use is renewed when less than this is left.
+    /// A lease in use is renewed when less than this time is left.
     pub renew_before_ms: u32,
-    /// Delayed writes are pushed when less than this is left and the lease was not renewed; nothing
-    /// is delayed any more from then on.
+    /// Delayed writes are pushed when less than this time is left and the lease was not renewed.
+    /// From then on no write is delayed.
     pub push_before_ms: u32,
-    /// An unanswered renewal is repeated after this.
+    /// Time after which an unanswered renewal is sent again.
     pub renew_retry_ms: Ms,
 }
 

@@ -1,17 +1,18 @@
-//! Which record is due next: a binary heap of indices whose records know their place in it, so that
-//! a deadline can be changed or removed without a search. Four bytes a record.
+//! The record with the next deadline: a binary heap of record indices. Each record stores its
+//! position in the heap, so that a deadline is changed or removed without a search. Four bytes per
+//! record.
 
 use crate::Ms;
 use crate::slab::Slab;
 
-/// Not in the heap.
+/// Position of a record that is not in the heap.
 pub(crate) const OUT: u32 = u32::MAX;
 
 /// A record with a deadline.
 pub(crate) trait Timed {
-    /// When it is due.
+    /// The deadline.
     fn deadline_ms(&self) -> Ms;
-    /// Its place in the heap, or [`OUT`].
+    /// The position in the heap, or [`OUT`].
     fn place(&mut self) -> &mut u32;
 }
 
@@ -20,17 +21,17 @@ pub(crate) trait Timed {
 pub(crate) struct Heap(Vec<u32>);
 
 impl Heap {
-    /// The index of the record that is due first.
+    /// The index of the record with the earliest deadline.
     pub fn first(&self) -> Option<u32> {
         self.0.first().copied()
     }
 
-    /// Bytes taken from the allocator.
+    /// Allocated bytes.
     pub fn heap_bytes(&self) -> usize {
         self.0.capacity() * 4
     }
 
-    /// Puts record `i` where its deadline belongs, whether it was in the heap or not.
+    /// Adds record `i`, or moves it to the position of its changed deadline.
     pub fn put<T: Timed>(&mut self, slab: &mut Slab<T>, i: u32) {
         let at = match *slab[i].place() {
             OUT => {
@@ -47,7 +48,7 @@ impl Heap {
         self.down(slab, at);
     }
 
-    /// Takes record `i` out, if it is in.
+    /// Removes record `i`, if it is in the heap.
     pub fn take<T: Timed>(&mut self, slab: &mut Slab<T>, i: u32) {
         let at = std::mem::replace(slab[i].place(), OUT);
         if at == OUT {

@@ -1,20 +1,20 @@
-//! The client's half: the data that may be served from the cache, the time when delayed writes must
-//! be pushed, the answer to an eviction, and the lease to ask for.
+//! The client's part of the lease protocol. It decides which cached data may be served, when
+//! delayed writes must be pushed, how an eviction is answered, and which lease is requested.
 //!
-//! It keeps rights, not data: the caller has the data, and reports its state. Terms count from the
-//! moment a request was *sent*, on this client's clock, so that a lease ends here before it ends at
-//! the server. A grant whose request was sent before an eviction arrived is void, because the
-//! server may have meant just that lease. Delayed writes that outlived their lease are pushed, or
-//! given up when the server says so, before another lease is asked for.
+//! The holder stores rights and no data. The caller has the data and reports its state. A term
+//! starts when the request was *sent*, on this client's clock. So a lease ends on the client before
+//! it ends on the server. A grant is void when its request was sent before an eviction arrived,
+//! because the server may have evicted just that lease. Delayed writes that outlived their lease
+//! are pushed before another lease is requested. They are dropped when the server refuses them.
 
 use crate::rules::HolderRules;
 use crate::{ClientId, FileKey, Grant, HolderConfig, Kind, Ms, Op, Term, Want};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The caller's tasks.
+/// The tasks for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HolderAction {
-    /// Ask for the lease again ([`Holder::request`], [`Op::Lease`]).
+    /// Request the lease again ([`Holder::request`], [`Op::Lease`]).
     Renew {
         /// The file.
         file: FileKey,
@@ -22,46 +22,46 @@ pub enum HolderAction {
         kind: Kind,
     },
     /// Write all delayed data of this file to the server ([`Op::Push`]), then call
-    /// [`Holder::pushed`]. Given once; the caller repeats it until there is an answer.
+    /// [`Holder::pushed`]. The action is given once. The caller repeats the push until there is a
+    /// reply.
     Push {
-        /// Which.
+        /// The file.
         file: FileKey,
     },
-    /// Tell the server that the lease is given up (Vacated, DELEGRETURN), then call
-    /// [`Holder::vacated`].
+    /// Return the lease to the server (Vacated, DELEGRETURN), then call [`Holder::vacated`].
     Vacate {
         /// The file.
         file: FileKey,
-        /// Which lease.
+        /// The number of the lease.
         seq: u64,
     },
-    /// Forget the cached data.
+    /// Drop the cached data.
     Invalidate {
         /// The file.
         file: FileKey,
     },
-    /// A lease has ended by itself, and nothing was delayed under it: cached data is as good as its
-    /// revision.
+    /// A lease expired without delayed writes. Cached data may be used while its modify revision is
+    /// current.
     Ended {
         /// The file.
         file: FileKey,
     },
-    /// Delayed writes cannot be pushed any more: the lease is gone and others may have changed the
-    /// file. They must be reported, and kept apart if at all.
+    /// Delayed writes cannot be pushed any more: the lease is gone and other clients may have
+    /// changed the file. The caller must report them, and may keep them outside of the file.
     Lost {
         /// The file.
         file: FileKey,
     },
 }
 
-/// A request under way, to be given back with its answer.
+/// A request under way. The caller passes it back with the reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
     /// The file.
     pub file: FileKey,
-    /// The lease to ask for; `None` when no lease is asked for.
+    /// The requested lease; `None` for no lease.
     pub want: Option<Want>,
-    /// The lease for writing that is held, so that a write may be an [`Op::Push`].
+    /// The number of the held write lease, which makes a write an [`Op::Push`].
     pub claim: Option<u64>,
     sent_ms: Ms,
     voided: u64,
@@ -75,7 +75,8 @@ const OWN: u64 = u64::MAX;
 struct Held {
     kind: Kind,
     cachable: bool,
-    /// On this clock; [`Ms::MAX`] for one that lasts as long as this client renews itself.
+    /// End of the lease on this clock. [`Ms::MAX`] for a lease that lasts as long as this client
+    /// renews itself.
     expiry_ms: Ms,
     seq: u64,
 }
@@ -83,26 +84,26 @@ struct Held {
 #[derive(Debug, Clone, Default)]
 struct Entry {
     lease: Option<Held>,
-    /// Data of this modify revision is cached; 0 when none is, [`OWN`] when it is ahead of the
-    /// server.
+    /// Modify revision of the cached data; 0 without cached data. [`OWN`] when the cached data is
+    /// newer than the server's.
     revision: u64,
     dirty: bool,
-    /// The lease under which writes were delayed.
+    /// The number of the lease for the delayed writes.
     dirty_seq: u64,
     pushing: bool,
     in_use: bool,
     giving_up: bool,
-    /// Vacated was sent and not answered.
+    /// The return of the lease was sent and has no reply.
     vacating: bool,
-    /// When the last renewal was asked for.
+    /// The time of the last renewal request.
     renewed_ms: Option<Ms>,
     /// Requests with another number are void.
     voided: u64,
-    /// Changes with every write that is sent: data read meanwhile is not cached.
+    /// Changes with every write that is sent. Data read meanwhile is not cached.
     written: u64,
-    /// Writes without an answer.
+    /// Number of writes without a reply.
     writing: u32,
-    /// Its entry among the timers.
+    /// The deadline in `timers`.
     timer_ms: Option<Ms>,
 }
 
@@ -113,16 +114,16 @@ pub struct Holder {
     rules: HolderRules,
     files: BTreeMap<FileKey, Entry>,
     timers: BTreeSet<(Ms, FileKey)>,
-    /// Source of numbers for [`Entry::voided`] and [`Entry::written`], which must not repeat when a
+    /// Source of numbers for [`Entry::voided`] and [`Entry::written`]. They must not repeat after a
     /// file was forgotten.
     numbers: u64,
-    /// Leases without an end of their own hold until then.
+    /// The end of leases that last as long as this client renews itself.
     alive_until_ms: Ms,
     actions: VecDeque<HolderAction>,
 }
 
 impl Holder {
-    /// Without leases.
+    /// A holder without leases.
     pub fn new(config: HolderConfig) -> Self {
         Self {
             config,
@@ -135,23 +136,24 @@ impl Holder {
         }
     }
 
-    /// The same with some rules broken, for tests that show that they are needed.
+    /// As [`Holder::new`] with some rules switched off, for tests that show that each rule is
+    /// needed.
     #[cfg(any(test, feature = "sim"))]
     pub fn with_rules(config: HolderConfig, rules: HolderRules) -> Self {
         Self { rules, ..Self::new(config) }
     }
 
-    /// The next task. To be called until there is nothing left after every other call.
+    /// The next task. The caller fetches tasks after every other call until there is none.
     pub fn poll_action(&mut self) -> Option<HolderAction> {
         self.actions.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    /// The time of the next [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Ms> {
         self.timers.first().map(|&(t, _)| t)
     }
 
-    /// Whether a read may be answered from the cache.
+    /// Whether a read may be served from the cache.
     pub fn may_read(&self, now: Ms, file: FileKey) -> bool {
         self.files.get(&file).is_some_and(|e| e.revision != 0 && self.caches(now, e))
     }
@@ -164,30 +166,30 @@ impl Holder {
         })
     }
 
-    /// Whether delayed writes wait to be pushed.
+    /// Whether the file has delayed writes.
     pub fn is_dirty(&self, file: FileKey) -> bool {
         self.files.get(&file).is_some_and(|e| e.dirty)
     }
 
-    /// Whether they are being pushed.
+    /// Whether the delayed writes are being pushed.
     pub fn is_pushing(&self, file: FileKey) -> bool {
         self.files.get(&file).is_some_and(|e| e.pushing)
     }
 
-    /// The lease that is held and in force: its kind, and whether it is a caching lease.
+    /// The valid lease on a file: its kind, and whether it is a caching lease.
     pub fn lease(&self, now: Ms, file: FileKey) -> Option<(Kind, bool)> {
         let e = self.files.get(&file)?;
         let l = e.lease.filter(|l| self.lives(now, l))?;
         Some((l.kind, l.cachable))
     }
 
-    /// A file is opened (leases on it are renewed) or closed by its last user.
+    /// A file was opened, or its last user closed it. Leases on open files are renewed.
     pub fn set_in_use(&mut self, now: Ms, file: FileKey, in_use: bool) {
         self.entry(file).in_use = in_use;
         self.settle(now, file);
     }
 
-    /// The cached data of a file is gone (no room).
+    /// The cached data of a file was dropped for lack of space.
     pub fn dropped(&mut self, now: Ms, file: FileKey) {
         let e = self.entry(file);
         if !e.dirty {
@@ -196,9 +198,9 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// A call about the file is about to be sent first (retransmissions do not count): returns the
-    /// lease to ask for with it. `held` asks for a lease without an end of its own. For a write,
-    /// [`Holder::wrote`] follows the answer.
+    /// Prepares a call about the file that is about to be sent for the first time. Retransmissions
+    /// do not count. Returns the lease to request with the call. `held` requests a lease that lasts
+    /// as long as the client renews itself. For a write, [`Holder::wrote`] follows the reply.
     pub fn request(&mut self, now: Ms, file: FileKey, kind: Kind, op: Op, held: bool) -> Request {
         let (rules, term_ms) = (self.rules, self.config.term_ms);
         let renew_ms = u64::from(self.config.renew_before_ms);
@@ -222,10 +224,11 @@ impl Holder {
         Request { file, want, claim, sent_ms: now, voided: e.voided, written: e.written }
     }
 
-    /// A request was answered. `grant` is the lease that came with it. `revision` is the file's
-    /// when the call was executed ([`Go::revision`](crate::Go::revision) of a read, the result of
-    /// [`Table::finish`](crate::Table::finish) for a write); `has_data` says that all cached data
-    /// is now of that revision. True when it may be kept in the cache.
+    /// Handles the reply to a request. `grant` is the granted lease. `revision` is the file's
+    /// modify revision at the execution of the call. For a read it is
+    /// [`Go::revision`](crate::Go::revision), for a write the result of
+    /// [`Table::finish`](crate::Table::finish). `has_data` means that all cached data has that
+    /// revision. Returns whether the data may be kept in the cache.
     pub fn answered(
         &mut self,
         now: Ms,
@@ -251,7 +254,7 @@ impl Holder {
         keep
     }
 
-    /// Takes a lease. True when the cached data is of another revision.
+    /// Stores a granted lease. Returns whether the cached data has another revision.
     fn granted(&mut self, now: Ms, request: Request, grant: Grant, revision: u64) -> bool {
         let (rules, file) = (self.rules, request.file);
         let end = self.end_of(file);
@@ -262,7 +265,7 @@ impl Holder {
         }
         if !grant.cachable {
             if e.lease.is_some_and(|l| l.cachable) {
-                // As good as an eviction.
+                // Equivalent to an eviction.
                 self.evicted(now, file, grant.seq);
                 return false;
             }
@@ -275,16 +278,15 @@ impl Holder {
             Some(Term::Held) => Ms::MAX,
             _ => from + u64::from(grant.term_ms),
         };
-        // Without a gap: cached data is as good as it was.
+        // The lease continues without a gap, so cached data stays valid.
         let continues =
             e.lease.is_some_and(|l| l.cachable && l.seq == grant.seq) && request.sent_ms < end && now < end;
         e.lease = Some(Held { kind: grant.kind, cachable: true, expiry_ms, seq: grant.seq });
         !continues && !e.dirty && e.revision != 0 && e.revision != revision && rules.revision
     }
 
-    /// A write that [`request`](Self::request) was called for was answered, whether it was executed
-    /// or not. To be called before [`answered`](Self::answered), which says whether the written
-    /// data may be cached.
+    /// Handles the reply to a write of [`request`](Self::request), executed or not. To be called
+    /// before [`answered`](Self::answered), which decides whether the written data may be cached.
     pub fn wrote(&mut self, request: Request) {
         let e = self.entry(request.file);
         e.writing -= 1;
@@ -293,7 +295,7 @@ impl Holder {
         }
     }
 
-    /// A write was delayed: [`may_delay`](Self::may_delay) has said yes. The cache has the whole of
+    /// Records a delayed write, which [`may_delay`](Self::may_delay) has allowed. The cache has all
     /// the data.
     pub fn delayed(&mut self, now: Ms, file: FileKey) {
         let e = self.entry(file);
@@ -302,7 +304,7 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// Delayed writes shall be pushed now (fsync, age, memory).
+    /// Starts the push of delayed writes (fsync, age, memory).
     pub fn push(&mut self, now: Ms, file: FileKey) {
         self.start_push(file);
         self.settle(now, file);
@@ -316,8 +318,8 @@ impl Holder {
         }
     }
 
-    /// The delayed writes were pushed, which gave the file this modify revision; `more` have been
-    /// delayed since. To be called after [`wrote`](Self::wrote).
+    /// The delayed writes were pushed, and the file has this modify revision. `more`: further
+    /// writes were delayed meanwhile. To be called after [`wrote`](Self::wrote).
     pub fn pushed(&mut self, now: Ms, file: FileKey, revision: u64, more: bool) {
         let end = self.end_of(file);
         let e = self.entry(file);
@@ -334,7 +336,7 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// The server has refused delayed writes because their lease is gone.
+    /// The server refused delayed writes because their lease is gone.
     pub fn expired(&mut self, now: Ms, file: FileKey) {
         let number = self.number();
         let e = self.entry(file);
@@ -351,9 +353,9 @@ impl Holder {
         self.settle(now, file);
     }
 
-    /// The server calls a lease back; `seq` tells which, 0 when the protocol does not. It is
-    /// answered even if there is none: the server may have granted one whose answer is still under
-    /// way, and that one will be void.
+    /// The server evicts a lease. `seq` is its number, 0 when the protocol has none. An eviction is
+    /// answered even without a lease. The server may have granted a lease in a reply that is under
+    /// way, and that lease becomes void.
     pub fn evicted(&mut self, now: Ms, file: FileKey, seq: u64) {
         let rules = self.rules;
         let number = self.number();
@@ -383,21 +385,21 @@ impl Holder {
         self.actions.push_back(HolderAction::Vacate { file, seq });
     }
 
-    /// The server has heard that a lease was given up.
+    /// The server has received the return of a lease.
     pub fn vacated(&mut self, now: Ms, file: FileKey) {
         self.entry(file).vacating = false;
         self.settle(now, file);
     }
 
-    /// The server has heard of this client: the call was sent at `sent_ms`. Leases without an end
-    /// of their own hold for `term_ms` from then. Revoked leases in the same answer come first
-    /// ([`Holder::evicted`]), and the grant in it last.
+    /// The server has received a call of this client, sent at `sent_ms`. Leases that last as long
+    /// as the client renews itself hold for `term_ms` from then. The caller first reports revoked
+    /// leases of the same reply ([`Holder::evicted`]), and last its grant.
     pub fn renewed(&mut self, sent_ms: Ms, term_ms: u32) {
         self.alive_until_ms = self.alive_until_ms.max(sent_ms + u64::from(term_ms));
     }
 
-    /// The server has forgotten this client: leases without an end of their own are gone. Delayed
-    /// writes are pushed while the server recovers.
+    /// The server has restarted: leases that last as long as the client renews itself are gone.
+    /// Delayed writes are pushed while the server recovers.
     pub fn server_restarted(&mut self, now: Ms) {
         let held = |e: &Entry| e.lease.is_some_and(|l| l.expiry_ms == Ms::MAX);
         let files: Vec<FileKey> = self.files.iter().filter(|(_, e)| held(e)).map(|(&f, _)| f).collect();
@@ -410,7 +412,7 @@ impl Holder {
         }
     }
 
-    /// Lets time pass.
+    /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Ms) {
         while let Some(&(t, file)) = self.timers.first() {
             if t > now {
@@ -449,7 +451,7 @@ impl Holder {
         }
     }
 
-    /// When a file's lease ends here; never when it has none.
+    /// The end of a file's lease on this clock; [`Ms::MAX`] without a lease.
     fn end_of(&self, file: FileKey) -> Ms {
         self.files.get(&file).and_then(|e| e.lease).map_or(Ms::MAX, |l| self.end(&l))
     }
@@ -461,12 +463,13 @@ impl Holder {
         if l.expiry_ms == Ms::MAX { self.alive_until_ms } else { l.expiry_ms }
     }
 
-    /// When something is due about a file; only later than `now` right after [`look`](Self::look).
+    /// The time of the next task of a file. It is later than `now` only right after
+    /// [`look`](Self::look).
     fn next(&self, now: Ms, e: &Entry) -> Option<Ms> {
         let l = e.lease?;
         let end = self.end(&l);
         if now >= end {
-            // Its answer decides.
+            // The reply to the push decides.
             return (!(e.dirty && e.pushing)).then_some(now);
         }
         let mut next = end;
@@ -493,8 +496,7 @@ impl Holder {
         self.numbers
     }
 
-    /// After a change: sets the timer of a file, and forgets a file of which there is nothing to
-    /// know.
+    /// Updates the timer of a file after a change, and removes an entry without state.
     fn settle(&mut self, now: Ms, file: FileKey) {
         let Some(e) = self.files.get(&file) else { return };
         let next = self.next(now, e);
@@ -544,8 +546,8 @@ impl Holder {
         }
     }
 
-    /// The state of a request after later events: whether it is void, and whether its data was
-    /// overtaken.
+    /// The state of a request after later events: whether it is void, and whether its data is
+    /// outdated by a write.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn standing(&self, r: &Request) -> [u64; 2] {
         let e = self.files.get(&r.file);
@@ -557,13 +559,13 @@ impl Holder {
 }
 
 impl Request {
-    /// When it was sent first.
+    /// The time of the first transmission.
     pub fn sent_ms(&self) -> Ms {
         self.sent_ms
     }
 
-    /// The operation as the table sees it: a write becomes a push when a lease covers it and no
-    /// other is asked for.
+    /// The operation for the table. A write becomes a push when a lease covers it and no other
+    /// lease is requested.
     pub fn access(&self, client: ClientId, op: Op) -> crate::Access {
         let op = match op {
             Op::Write if self.claim.is_some() && self.want.is_none() => Op::Push,

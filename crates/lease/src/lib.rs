@@ -1,16 +1,15 @@
-//! The right to cache, and its end: the lease [`Table`] of a server and the lease [`Holder`] of a
-//! client (R. Macklem, "Not Quite NFS", 1994; C. Gray and D. Cheriton, "Leases", 1989).
+//! Cache leases: the lease [`Table`] of a server and the lease [`Holder`] of a client (R. Macklem,
+//! "Not Quite NFS", 1994; C. Gray and D. Cheriton, "Leases", 1989).
 //!
-//! Pure state machines: no sockets, no runtime, no clock, no storage, no knowledge of RPC or of any
-//! version of NFS. Time comes in as an argument, in milliseconds of a clock that never goes back;
-//! tasks come out as actions that the caller fetches ([`Table::poll_action`],
-//! [`Holder::poll_action`]). The same table serves leases that end by themselves (NQNFS), leases
-//! that last while their client is heard of (NFSv4 delegations), and accesses without any lease
-//! (NFSv3, local processes).
+//! Both are pure state machines without sockets, runtime, clock, storage, RPC or NFS version. Time
+//! is an argument, in milliseconds of a monotonic clock. Tasks are actions that the caller fetches
+//! ([`Table::poll_action`], [`Holder::poll_action`]). One table serves leases that expire (NQNFS)
+//! and leases that last while the client renews itself (NFSv4 delegations). It also serves accesses
+//! without a lease (NFSv3, local processes).
 //!
-//! The rule that everything follows from: **an operation waits until no other client can have
-//! cached state that it contradicts**. A read contradicts another client's write lease; a write
-//! contradicts every other client's lease.
+//! All rules follow from one: **an operation waits until no other client can have cached state in
+//! conflict with it**. A read conflicts with another client's write lease. A write conflicts with
+//! every other client's lease.
 
 #![forbid(unsafe_code)]
 
@@ -33,23 +32,24 @@ pub use table::{
     Access, Action, Decision, Ended, Go, Grant, Op, Permit, Sizes, Table, Term, Ticket, Usage, Want,
 };
 
-/// Milliseconds of a monotone clock: the table's is the server's, the holder's is the client's.
+/// Milliseconds of a monotonic clock. The table uses the server's clock, the holder the client's.
 pub type Ms = u64;
 
-/// A file or directory, by a number that the caller gives: unique among all objects, the same for
-/// as long as the object exists. A file system and inode number, or a 128-bit hash of a filehandle.
+/// A file or directory, by a number from the caller: a file system and inode number, or a 128-bit
+/// hash of a filehandle. The number is unique among all objects. It stays the same as long as the
+/// object exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey(pub [u64; 2]);
 
-/// One incarnation of a client: a client that lost its memory comes back under another number.
+/// One incarnation of a client. A client that lost its memory returns with another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u32);
 
-/// The right that a lease gives.
+/// The right of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// To cache read data; many clients may hold it at once.
+    /// The right to cache read data. Many clients may hold it at once.
     Read,
-    /// To cache reads and to delay writes; one client at a time.
+    /// The right to cache read data and to delay writes. One client may hold it at a time.
     Write,
 }

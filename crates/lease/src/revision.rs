@@ -1,11 +1,11 @@
-//! Modify revisions: numbers that grow and are never given out twice, not even after a crash.
+//! Modify revisions: growing numbers that are never reused, even after a crash.
 //!
-//! One counter serves all files; a file's revision is the counter's value at its last change.
-//! Before numbers are given out, the end of the range they come from is made durable
-//! ([`Revisions::reserve`], [`Revisions::reserved`]); a restart continues behind the last durable
-//! end. With steps of 2^32 that costs one durable write per four thousand million changes. A file
-//! of which nothing is remembered has the [`floor`](Revisions::floor): the highest revision of all
-//! that was forgotten. So a revision may grow without a change, but never stays the same with one.
+//! One counter serves all files. A file's revision is the counter's value at its last change. The
+//! end of a range is made durable before numbers of the range are used ([`Revisions::reserve`],
+//! [`Revisions::reserved`]). A restart continues after the last durable end. With steps of 2^32
+//! that costs one durable write per four thousand million changes. A file without a record has the
+//! [`floor`](Revisions::floor): the highest revision of all removed records. So a revision may grow
+//! without a change, but it always grows with a change.
 
 /// The counter.
 #[derive(Debug, Clone)]
@@ -20,8 +20,8 @@ pub struct Revisions {
 }
 
 impl Revisions {
-    /// Continues behind `reserved_end`, the last end that became durable (0 the first time), in
-    /// steps of `step`.
+    /// Continues after `reserved_end`, the last durable end (0 at the first start), in steps of
+    /// `step`.
     pub fn new(reserved_end: u64, step: u64) -> Self {
         // A revision is never zero.
         let start = reserved_end.max(1);
@@ -36,37 +36,37 @@ impl Revisions {
         }
     }
 
-    /// Breaks the rules that revisions grow and that they are reserved.
+    /// Switches off the growth of revisions, or their reservation.
     pub(crate) fn breaking(self, growth: bool, durability: bool) -> Self {
         Self { grows: !growth, unlimited: durability, ..self }
     }
 
-    /// The end that was asked for last.
+    /// The end that was requested last.
     pub fn asked_end(&self) -> u64 {
         self.asked_end
     }
 
-    /// The highest revision of all so far.
+    /// The highest revision until now.
     pub fn last(&self) -> u64 {
         self.last
     }
 
-    /// The revision of a file of which nothing is remembered.
+    /// The revision of a file without a record.
     pub fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// A file with this revision is forgotten.
+    /// The record of a file with this revision was removed.
     pub fn forget(&mut self, revision: u64) {
         self.floor = self.floor.max(revision);
     }
 
-    /// Whether so many changes can be numbered.
+    /// Whether the reserved range has numbers for `changes` changes.
     pub fn has(&self, changes: u64) -> bool {
         self.unlimited || self.last.saturating_add(changes) < self.durable_end
     }
 
-    /// The next number. Only after [`has`](Self::has) has said yes.
+    /// The next number. Only after [`has`](Self::has) returned true.
     pub fn number(&mut self) -> u64 {
         if self.grows {
             debug_assert!(self.has(1), "a modify revision that is not reserved");
@@ -75,7 +75,7 @@ impl Revisions {
         self.last
     }
 
-    /// The end of the range that is to be made durable now, if it is time.
+    /// The end of the range to make durable now, when the current range is half used.
     pub fn reserve(&mut self) -> Option<u64> {
         if self.unlimited
             || self.durable_end != self.asked_end
@@ -99,6 +99,7 @@ impl Revisions {
 mod tests {
     use super::*;
 
+    /// Revisions grow across 50 restarts, also when a crash prevents a reservation.
     #[test]
     fn revisions_never_repeat_across_crashes() {
         let (mut stored, mut highest) = (0, 0);
@@ -107,7 +108,7 @@ mod tests {
             assert!(!r.has(1), "nothing is given out before it is reserved");
             for change in 0..lifetime {
                 if let Some(end) = r.reserve() {
-                    // Every third time the crash comes before the end is durable.
+                    // In every third round the crash happens before the end is durable.
                     if change % 3 == 2 {
                         break;
                     }
@@ -124,8 +125,9 @@ mod tests {
         assert!(highest > 100);
     }
 
+    /// After a file is forgotten, the floor is at least its revision. So its clients see a change.
     #[test]
-    fn what_was_forgotten_changed_for_all_anybody_knows() {
+    fn forgotten_file_raises_floor() {
         let mut r = Revisions::new(0, 8);
         let end = r.reserve().unwrap();
         r.reserved(end);
@@ -136,8 +138,9 @@ mod tests {
         assert!(r.floor() >= changed);
     }
 
+    /// A range is requested once, before the previous range is used up.
     #[test]
-    fn ranges_are_asked_for_once_and_in_time() {
+    fn range_is_reserved_once() {
         let mut r = Revisions::new(0, 8);
         assert_eq!((r.reserve(), r.reserve()), (Some(8), None));
         r.reserved(8);

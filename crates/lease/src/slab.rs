@@ -1,7 +1,7 @@
-//! Records in one growing array, addressed by their index. It grows by an eighth, so little of it
+//! Records in one growing array, addressed by index. The array grows by an eighth, so little of it
 //! is unused.
 
-/// An array of records with a list of those that are free.
+/// An array of records with a list of free records.
 #[derive(Debug, Clone)]
 pub(crate) struct Slab<T> {
     items: Vec<T>,
@@ -10,12 +10,12 @@ pub(crate) struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Of at most `max` records.
+    /// A slab of at most `max` records.
     pub fn new(max: u32) -> Self {
         Self { items: Vec::new(), free: Vec::new(), max: max.min(u32::MAX - 1) }
     }
 
-    /// Records in use.
+    /// Number of records in use.
     pub fn len(&self) -> usize {
         self.items.len() - self.free.len()
     }
@@ -25,7 +25,7 @@ impl<T> Slab<T> {
         self.free.is_empty() && self.items.len() >= self.max as usize
     }
 
-    /// Adds a record; its index, or `None` when the slab is full.
+    /// Adds a record. Returns its index, or `None` when the slab is full.
     pub fn add(&mut self, item: T) -> Option<u32> {
         if let Some(i) = self.free.pop() {
             self.items[i as usize] = item;
@@ -41,12 +41,12 @@ impl<T> Slab<T> {
         Some(self.items.len() as u32 - 1)
     }
 
-    /// The record with this index, which may be a free one.
+    /// The record with this index. It may be a free record.
     pub fn get(&self, i: u32) -> Option<&T> {
         self.items.get(i as usize)
     }
 
-    /// The records in use, looked for among all there ever were.
+    /// The records in use. The search visits all records, also the free ones.
     pub fn used(&self) -> impl Iterator<Item = &T> {
         let free: std::collections::HashSet<u32> = self.free.iter().copied().collect();
         self.items.iter().enumerate().filter(move |(i, _)| !free.contains(&(*i as u32))).map(|(_, item)| item)
@@ -57,7 +57,7 @@ impl<T> Slab<T> {
         self.free.push(i);
     }
 
-    /// Bytes taken from the allocator.
+    /// Allocated bytes.
     pub fn heap_bytes(&self) -> usize {
         self.items.capacity() * size_of::<T>() + self.free.capacity() * 4
     }

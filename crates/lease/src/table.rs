@@ -1,20 +1,18 @@
-//! The server's half: which client holds which lease on which file, and which operations have to
-//! wait for it.
+//! The server's part of the lease protocol: the leases of each client on each file, and the
+//! operations that wait for them.
 //!
-//! A caller brackets every operation. [`Table::begin`] says whether it may go ahead, must wait, or
-//! should be tried later, and at the same time grants the lease that came with it; an operation
-//! that changes something ends with [`Table::finish`]. Conflicting leases are called back
-//! ([`Action::Evict`]). A lease ends when its holder gives it up ([`Table::vacated`]), or, if
-//! nothing is heard, when it has surely expired (`due.rs`). Then the waiting operations go ahead,
-//! first come first ([`Action::Ready`]).
+//! A caller brackets every operation. [`Table::begin`] decides whether the operation goes ahead,
+//! waits or must be tried later. It also grants the requested lease. An operation that changes the
+//! file ends with [`Table::finish`]. Conflicting leases are evicted ([`Action::Evict`]). A lease
+//! ends when its holder returns it ([`Table::vacated`]), or when it has expired (`due.rs`). Then
+//! the waiting operations go ahead in the order of their arrival ([`Action::Ready`]).
 //!
-//! Write-shared files are cached by no client: each client then has a *non-caching* lease, which
-//! says only that it uses the file. As long as such leases of several clients contradict each
-//! other, and for a growing time after leases were taken back and forth, no caching lease is
-//! granted.
+//! No client caches a write-shared file. Each client then has a *non-caching* lease, which only
+//! states that it uses the file. No caching lease is granted while such leases of several clients
+//! conflict. The same holds for a growing time after repeated evictions.
 //!
-//! Records: one of 64 bytes per lease, one of 64 per file, one per client; all in arrays, linked by
-//! index (`record.rs`).
+//! Records: 64 bytes per lease, 64 bytes per file, and one record per client. They are in arrays
+//! and linked by index (`record.rs`).
 
 mod act;
 #[cfg(any(test, feature = "sim"))]
@@ -40,26 +38,25 @@ use std::collections::{HashMap, VecDeque};
 /// A client's operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Nothing but have the lease that [`Access::lease`] names.
+    /// Only request the lease [`Access::lease`].
     Lease,
     /// Read data or attributes, or list a directory.
     Read,
-    /// Change the file (data, attributes, entries), or open it for that. The client claims no lease
-    /// for it.
+    /// Change the file (data, attributes, entries), or open it for a change. The client claims no
+    /// lease for it.
     Write,
-    /// Change the file under a lease that the client claims to hold: a delayed write, or a write
-    /// through under a non-caching lease. It overtakes waiting operations, and goes ahead even in
-    /// recovery. It is refused when the lease is gone, because other clients may have changed the
-    /// file since.
+    /// Change the file under a lease that the client claims: a delayed write, or a write through
+    /// under a non-caching lease. It overtakes waiting operations, and is served during recovery.
+    /// It is refused when the lease is gone, because other clients may have changed the file since.
     Push,
 }
 
-/// How long a lease lasts.
+/// The duration of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Term {
-    /// For so long after it is granted, and longer when it is asked for again; 0 for the default.
+    /// The number of milliseconds from the grant on; 0 for the default. A new request prolongs it.
     For(u32),
-    /// Until it is returned or revoked, as long as its client is heard of ([`Table::renew`]).
+    /// Until it is returned or revoked, as long as its client renews itself ([`Table::renew`]).
     Held,
 }
 
@@ -68,13 +65,14 @@ pub enum Term {
 pub struct Want {
     /// The kind of lease.
     pub kind: Kind,
-    /// For how long.
+    /// Requested duration.
     pub term: Term,
-    /// The client can do without: no lease is evicted for it, and it is not waited for.
+    /// The lease is optional: no other lease is evicted for it, and the operation does not wait for
+    /// it.
     pub optional: bool,
 }
 
-/// An operation and the lease asked for with it.
+/// An operation and its requested lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Access {
     /// The client; `None` for callers that never hold leases (NFSv3 clients, local processes).
@@ -83,30 +81,30 @@ pub struct Access {
     pub file: FileKey,
     /// The operation.
     pub op: Op,
-    /// The lease that is asked for.
+    /// The requested lease.
     pub lease: Option<Want>,
-    /// Of an [`Op::Push`]: [`Grant::seq`] of the lease that is claimed, if the protocol carries it.
-    /// Without it a delayed write whose lease ended long ago is accepted when the server happens to
-    /// recover from a restart.
+    /// For an [`Op::Push`]: [`Grant::seq`] of the claimed lease, when the protocol has it. Without
+    /// this number, the server cannot refuse a delayed write of a long ended lease while it
+    /// recovers from a restart.
     pub claim: Option<u64>,
 }
 
-/// A lease that was granted.
+/// A granted lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
     /// The kind of lease.
     pub kind: Kind,
-    /// False for a non-caching lease: nothing may be cached and no write delayed. To the holder of
-    /// a caching lease it is as good as an eviction.
+    /// False for a non-caching lease: no data may be cached and no write delayed. For the holder of
+    /// a caching lease it is equivalent to an eviction.
     pub cachable: bool,
-    /// From the grant on; 0 when it lasts as long as the client is heard of.
+    /// Duration in milliseconds from the grant on; 0 for [`Term::Held`].
     pub term_ms: u32,
-    /// Tells it from earlier leases of the same client on the same file, also from those before a
-    /// restart.
+    /// Distinguishes the lease from earlier leases of the same client on the same file, also from
+    /// those before a restart.
     pub seq: u64,
 }
 
-/// An operation that changes something is under way. To be given back to [`Table::finish`].
+/// A change under way. The caller returns it to [`Table::finish`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[must_use = "the table counts the operation as running until it is finished"]
 pub struct Permit {
@@ -116,15 +114,15 @@ pub struct Permit {
 /// The operation may go ahead now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Go {
-    /// Given back when the operation is done; operations that change nothing have none.
+    /// For [`Table::finish`] at the end of the operation. Operations without changes have none.
     pub permit: Option<Permit>,
-    /// The lease, if one was asked for and granted.
+    /// The granted lease.
     pub grant: Option<Grant>,
-    /// The file's modify revision before the operation: data read now is at least as new.
+    /// The file's modify revision before the operation. Data that is read now is at least as new.
     pub revision: u64,
 }
 
-/// Stands for an operation that waits.
+/// A waiting operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
     slot: u32,
@@ -136,81 +134,81 @@ pub struct Ticket {
 pub enum Decision {
     /// It goes ahead.
     Go(Go),
-    /// Leases of others are in its way, or lease records have run out: [`Action::Ready`] follows,
-    /// unless the caller answers "try later" of its own and [cancels](Table::cancel).
+    /// The operation waits for conflicting leases or for a free lease record. [`Action::Ready`]
+    /// follows, unless the caller itself answers "try later" and [cancels](Table::cancel) the
+    /// operation.
     Wait(Ticket),
-    /// The client should ask again after about this time.
+    /// The client should repeat the operation after about this time.
     TryLater {
         /// Milliseconds.
         after_ms: u32,
     },
-    /// It claimed a lease that is gone.
+    /// The operation claimed a lease that has ended.
     Expired,
 }
 
-/// How a lease ended without being given back.
+/// The reason why a lease ended without being returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ended {
-    /// Its time was over.
+    /// It expired.
     Expired,
-    /// It was called back, and its holder went on flushing for [`Config::flush_max_ms`].
+    /// It was evicted, and its holder still flushed data after [`Config::flush_max_ms`].
     Overdue,
 }
 
-/// The caller's tasks.
+/// The tasks for the caller.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Call back a lease (Evicted, CB_RECALL). Repeated until it ends.
+    /// Evict a lease (Evicted, CB_RECALL). Repeated until the lease ends.
     Evict {
-        /// Whose.
+        /// The holder.
         client: ClientId,
         /// The file.
         file: FileKey,
-        /// Which.
+        /// The number of the lease.
         seq: u64,
         /// The kind of lease.
         kind: Kind,
-        /// 0 the first time.
+        /// 0 for the first attempt.
         attempt: u8,
     },
-    /// An operation that waited: any decision but [`Decision::Wait`].
+    /// The decision about a waiting operation: any but [`Decision::Wait`].
     Ready {
-        /// Which.
+        /// The operation.
         ticket: Ticket,
         /// The decision about it.
         decision: Decision,
     },
-    /// A lease without an end of its own did not come back in time, or its client was not heard of.
-    /// From now on every reply to the client says so (NFSv4.1: a flag of SEQUENCE) until it has
-    /// given the lease up; a client that is not heard of stops using it by itself.
+    /// A lease without expiry was not returned in time, or its client did not renew itself. From
+    /// now on every reply to the client says so until it has returned the lease (NFSv4.1: a flag of
+    /// SEQUENCE). A client without contact stops using the lease by itself.
     Revoked {
-        /// Whose.
+        /// The holder.
         client: ClientId,
         /// The file.
         file: FileKey,
-        /// Which.
+        /// The number of the lease.
         seq: u64,
     },
-    /// A caching lease ended without being given back. If it was for writing, its holder may come
-    /// back with delayed writes, which are refused. A server that wants that even if it restarts in
-    /// between makes client, file and lease durable before it carries out any later action, and
-    /// hands them to [`Table::fence`] at the start, until the client got [`Decision::Expired`] or
-    /// another lease.
+    /// A caching lease ended without being returned. The holder of a write lease may still send
+    /// delayed writes, which are refused. To refuse them also after a restart, a server makes
+    /// client, file and lease durable before it carries out any later action. It passes them to
+    /// [`Table::fence`] at the start, until the client got [`Decision::Expired`] or another lease.
     Ended {
-        /// Whose.
+        /// The holder.
         client: ClientId,
         /// The file.
         file: FileKey,
-        /// Which.
+        /// The number of the lease.
         seq: u64,
         /// The kind of lease.
         kind: Kind,
-        /// How.
+        /// The reason.
         how: Ended,
     },
-    /// Make these numbers durable, then call [`Table::reserved`] with them. They are those of
-    /// [`Boot`] at the next start. The first come with the start and with the end of recovery, and
-    /// operations that depend on them are not served before they are carried out.
+    /// Make these numbers durable, then call [`Table::reserved`] with them. They are the numbers of
+    /// [`Boot`] at the next start. The first ones come at the start and at the end of recovery.
+    /// Operations that depend on them are not served before they are durable.
     Reserve {
         /// [`Boot::reserved_end`].
         end: u64,
@@ -232,21 +230,21 @@ pub struct Table {
     by_key: HashTable<u32>,
     by_client: HashTable<u32>,
     timers: Heap,
-    /// Files without a holder, by disuse: the first is forgotten first.
+    /// List of files without leases or operations. The first file is removed first.
     idle_first: u32,
     idle_last: u32,
-    /// Files that are leased to no client for a while.
+    /// Files on which no client gets a lease for a while.
     quiet: HashMap<u32, Quiet>,
     /// Operations that wait for a free lease record.
     no_room: VecDeque<Ticket>,
     revisions: Revisions,
     recovery: Option<Recovery>,
-    /// Tells this lifetime of the server from others; 0 as long as nothing says so durably.
+    /// Number of this lifetime of the server; 0 until it is durable.
     epoch: u32,
-    /// The numbers to make durable: the last lifetime's until recovery ends.
+    /// The requested durable epoch: that of the last lifetime until recovery ends.
     asked_epoch: u32,
     last_epoch: u32,
-    /// Whose delayed writes come too late even in recovery.
+    /// Clients and files with late delayed writes, which are refused also during recovery.
     fenced: HashMap<(ClientId, FileKey), u64>,
     settle_until_ms: Ms,
     admitted: u64,
@@ -259,12 +257,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without leases, at a server's start.
+    /// A table without leases at the start of a server.
     pub fn new(config: Config, boot: Boot, now: Ms) -> Self {
         Self::build(config, Rules::ALL, boot, now)
     }
 
-    /// The same with some rules broken, for tests that show that they are needed.
+    /// As [`Table::new`] with some rules switched off, for tests that show that each rule is
+    /// needed.
     #[cfg(any(test, feature = "sim"))]
     pub fn with_rules(config: Config, rules: Rules, boot: Boot, now: Ms) -> Self {
         Self::build(config, rules, boot, now)
@@ -318,32 +317,32 @@ impl Table {
         &self.config
     }
 
-    /// The next task. To be called until there is nothing left after every other call.
+    /// The next task. The caller fetches tasks after every other call until there is none.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called; it may be called at any other
-    /// time, too.
+    /// The time of the next [`handle_timeout`](Self::handle_timeout). It may also be called
+    /// earlier.
     pub fn poll_timeout(&self) -> Option<Ms> {
         let lease = self.timers.first().map(|i| self.leases[i].deadline_ms);
         let recovery = self.recovery.as_ref().map(|r| self.recovery_end(r).saturating_add(1));
         [lease, recovery].into_iter().flatten().min()
     }
 
-    /// Lets time pass: expired leases end, evictions are repeated, recovery ends.
+    /// Handles expired timers: ends expired leases, repeats evictions, ends recovery.
     pub fn handle_timeout(&mut self, now: Ms) {
         self.end_recovery(now);
         self.run_due(now);
     }
 
-    /// Whether a worker waits for work, so that no call that has arrived is still unserved. As long
-    /// as none does, no write lease counts as ended: queued calls may be its last writes.
+    /// Sets whether a worker waits for work, so that every call that has arrived is served. Without
+    /// such a worker no write lease ends, because queued calls may be its last writes.
     pub fn set_idle(&mut self, idle: bool) {
         self.idle_workers = idle;
     }
 
-    /// Asks for permission. The decision is to be obeyed; when it is [`Decision::Go`] with a
+    /// Requests an operation. The caller must follow the decision. After [`Decision::Go`] with a
     /// [`Permit`], the operation is under way until [`finish`](Self::finish).
     pub fn begin(&mut self, now: Ms, access: Access) -> Decision {
         self.handle_timeout(now);
@@ -360,7 +359,7 @@ impl Table {
         if writes && self.comes_overdue(now, &access) {
             return self.try_later();
         }
-        // Leases are granted only when all older ones are known to be over.
+        // During recovery no lease is granted, because older leases may still be held.
         let access = Access { lease: access.lease.filter(|_| self.recovery.is_none()), ..access };
         match self.attempt(now, &access) {
             Attempt::Done(decision) => decision,
@@ -382,14 +381,14 @@ impl Table {
         }
     }
 
-    /// Whether there is a record for a client's lease on a file. Without one, an operation that
-    /// asks for a lease waits for room.
+    /// Whether a client's lease on a file has a record or can get one. Without a record, an
+    /// operation that requests a lease waits.
     pub fn has_room(&self, client: ClientId, file: FileKey) -> bool {
         !self.leases.is_full() || self.lease_of(client, file).is_some()
     }
 
-    /// An operation is done. `changed` says whether the file was changed; if so it gets a new
-    /// modify revision, which is returned.
+    /// Ends a change. With `changed` the file gets a new modify revision. Returns the modify
+    /// revision.
     pub fn finish(&mut self, now: Ms, permit: Permit, changed: bool) -> u64 {
         self.writes_in_flight -= 1;
         let f = permit.file;
@@ -405,11 +404,13 @@ impl Table {
         revision
     }
 
-    /// A client gave a lease back, asked or not (Vacated, DELEGRETURN, FREE_STATEID). `seq` is the
-    /// one of its [`Grant`], `None` when the protocol cannot tell: then the caller must not deliver
-    /// a Vacated twice, and the client must not ask for a lease before its Vacated is answered.
-    /// `in_use`: it goes on using the file, as far as is known, and counts as sharing it until its
-    /// lease would have expired.
+    /// A client returned a lease, by itself or after an eviction (Vacated, DELEGRETURN,
+    /// FREE_STATEID).
+    ///
+    /// `seq` is the number of its [`Grant`], `None` when the protocol has none. Without a number,
+    /// the caller must not deliver a Vacated twice, and the client must not request a lease before
+    /// its Vacated is answered. `in_use`: the client may still use the file, and counts as sharing
+    /// it until its lease would have expired.
     pub fn vacated(&mut self, now: Ms, client: ClientId, file: FileKey, seq: Option<u64>, in_use: bool) {
         self.handle_timeout(now);
         let Some(i) = self.lease_of(client, file) else { return };
@@ -420,8 +421,8 @@ impl Table {
         self.end_caching(now, i, in_use);
     }
 
-    /// A client was heard of. Its leases without an end of their own last `term_ms` from now on,
-    /// except those that were revoked.
+    /// A client renewed itself. Its leases without expiry last `term_ms` from now on, except
+    /// revoked ones.
     pub fn renew(&mut self, now: Ms, client: ClientId, term_ms: u32) {
         self.handle_timeout(now);
         let Some(c) = self.client_or_insert(client) else { return };
@@ -429,8 +430,7 @@ impl Table {
         (c.known, c.renewed_ms, c.term_ms) = (true, now, term_ms);
     }
 
-    /// A client is gone for good (it restarted, or its state was discarded): all it held ends at
-    /// once.
+    /// A client is gone (it restarted, or its state was discarded). All its leases end at once.
     pub fn forget(&mut self, now: Ms, client: ClientId) {
         self.handle_timeout(now);
         let Some(c) = self.client(client) else { return };
@@ -443,22 +443,22 @@ impl Table {
                 false => self.free_lease(now, i),
             }
             if last {
-                return; // The record of the client went with its last lease.
+                return; // The client's record was removed with its last lease.
             }
         }
         self.drop_client_if_unused(c);
     }
 
-    /// A file changed behind the table's back (a process on the server, seen afterwards): it has a
-    /// new modify revision, and clients that cache it are evicted.
+    /// A process on the server changed a file without the table. The file gets a new modify
+    /// revision, and clients that cache it are evicted.
     pub fn changed(&mut self, now: Ms, file: FileKey) {
         self.handle_timeout(now);
         if !self.revisions.has(u64::from(self.writes_in_flight) + 1) {
             return;
         }
         let Some(f) = self.file_or_insert(file) else {
-            // No room to remember it: then nothing that is not remembered can be distinguished from
-            // it.
+            // There is no room for a record, so the floor rises: all files without a record count
+            // as changed.
             let next = self.revisions.number();
             self.revisions.forget(next);
             return;
@@ -470,13 +470,13 @@ impl Table {
         self.rest(f);
     }
 
-    /// The present modify revision of a file.
+    /// The current modify revision of a file.
     pub fn revision(&self, file: FileKey) -> u64 {
         self.file(file).map_or(self.revisions.floor(), |f| self.files[f].revision)
     }
 
-    /// No file has a higher modify revision than this now: one that has a higher one later was
-    /// changed in between, or forgotten.
+    /// The highest modify revision of all files. A file that later has a higher revision was
+    /// changed meanwhile, or its record was removed.
     pub fn last_revision(&self) -> u64 {
         self.revisions.last()
     }
@@ -486,7 +486,7 @@ impl Table {
         self.file(file).is_some_and(|f| self.files[f].in_flight > 0)
     }
 
-    /// Calls back a client's caching lease on a file, although no operation waits for the file.
+    /// Evicts a client's caching lease on a file without a waiting operation.
     pub fn recall(&mut self, now: Ms, client: ClientId, file: FileKey) {
         self.handle_timeout(now);
         if let Some(i) = self.lease_of(client, file).filter(|&i| self.leases[i].cachable) {
@@ -494,7 +494,7 @@ impl Table {
         }
     }
 
-    /// [`Action::Reserve`] was carried out.
+    /// [`Action::Reserve`] is durable.
     pub fn reserved(&mut self, end: u64, epoch: u32) {
         self.revisions.reserved(end);
         if epoch != self.last_epoch {
@@ -508,14 +508,14 @@ impl Table {
         lease.cachable.then_some(lease.kind)
     }
 
-    /// Whether no other client holds a caching lease for writing, so that a read would not wait.
+    /// Whether no other client holds a caching write lease, so that a read does not wait.
     pub fn may_read(&self, client: Option<ClientId>, file: FileKey) -> bool {
         !self.conflicts(&Access { client, file, op: Op::Read, lease: None, claim: None })
     }
 
-    /// True when no client holds a caching lease: a server that stops now needs no recovery. (A
-    /// client that has given one up and goes on using the file still has a record, until the term
-    /// ends.)
+    /// True when no client holds a caching lease, so that a server that stops now needs no
+    /// recovery. A client that has returned its lease and still uses the file has a record until
+    /// the term ends.
     pub fn is_vacant(&self) -> bool {
         self.leases.used().all(|lease| !lease.cachable)
     }
@@ -526,7 +526,7 @@ impl Table {
         }
     }
 
-    /// Leases of earlier lifetimes are over: makes sure that the next start will know.
+    /// Requests a durable new epoch after all leases of earlier lifetimes have ended.
     fn ask_for_epoch(&mut self) {
         if self.asked_epoch == self.last_epoch {
             self.asked_epoch = self.last_epoch.wrapping_add(1).max(1);
@@ -540,11 +540,11 @@ impl Table {
     }
 }
 
-/// The result of one look at an operation.
+/// The result of one attempt of an operation.
 enum Attempt {
     Done(Decision),
-    /// Leases of others are in the way.
+    /// Leases of other clients conflict.
     Blocked,
-    /// A record for the lease asked for is lacking.
+    /// There is no record for the requested lease.
     NoRoom,
 }

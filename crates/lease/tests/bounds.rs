@@ -1,5 +1,5 @@
-//! However long a client goes on writing, recovery ends, and so does a lease that others wait for;
-//! but not under a write.
+//! Bounds on flushing: recovery and the eviction of a lease end although a client writes all the
+//! time. They do not end during a write.
 
 use hither_lease::{
     Access, Action, Boot, ClientId, Config, Decision, Ended, FileKey, Go, Kind, Op, Permit, Table, Term, Want,
@@ -9,7 +9,7 @@ const FILE: FileKey = FileKey([1, 2]);
 const WRITER: ClientId = ClientId(1);
 const OTHER: ClientId = ClientId(2);
 
-/// Carries out the table's actions; returns how leases ended.
+/// Carries out the table's actions. Returns the reasons of ended leases.
 fn settle(t: &mut Table) -> Vec<Ended> {
     let mut ended = Vec::new();
     while let Some(action) = t.poll_action() {
@@ -34,8 +34,9 @@ fn permit(decision: Decision) -> Permit {
     }
 }
 
+/// Recovery ends in time although a client pushes delayed writes all the time.
 #[test]
-fn recovery_ends_however_long_somebody_writes() {
+fn recovery_ends_despite_pushes() {
     let config = Config { flush_max_ms: 20_000, ..Config::default() };
     let bound = 60_000 + u64::from(config.skew_ms) + 20_000 + u64::from(config.write_slack_ms);
     for pipelined in [false, true] {
@@ -44,8 +45,8 @@ fn recovery_ends_however_long_somebody_writes() {
         settle(&mut t);
         let (mut now, mut last, mut pushed) = (0, None, 0);
         while t.is_recovering() {
-            assert!(now <= bound + 2_000, "it recovers for ever");
-            // Of two writes that overlap, one is always under way.
+            assert!(now <= bound + 2_000, "recovery does not end");
+            // Of two overlapping writes one is always under way.
             let next = match t.begin(now, access(WRITER, Op::Push, None)) {
                 Decision::Go(go) => go.permit,
                 Decision::TryLater { .. } | Decision::Expired if now > bound => None,
@@ -61,13 +62,12 @@ fn recovery_ends_however_long_somebody_writes() {
             t.handle_timeout(now);
             settle(&mut t);
         }
-        assert!(pushed > 80, "what was delayed is written all the time until then: {pushed}");
+        assert!(pushed > 80, "delayed writes are pushed until then: {pushed}");
         assert!(now > bound - 1_000, "{now}");
     }
 }
 
-/// The holder of a lease that another client waits for, at `now`, when it has gone on writing for
-/// as long as it may.
+/// A table at time `now` with an evicted lease. Its holder has written for as long as it may.
 fn overdue(config: &Config) -> (Table, u64, Permit) {
     let mut t = Table::new(config.clone(), Boot::FIRST, 0);
     settle(&mut t);
@@ -85,8 +85,9 @@ fn overdue(config: &Config) -> (Table, u64, Permit) {
     (t, now, running)
 }
 
+/// An overdue lease ends only after the write under way, and no further write begins.
 #[test]
-fn a_lease_that_is_overdue_does_not_end_under_a_write() {
+fn overdue_lease_waits_for_write() {
     let config = Config::default();
     let (mut t, mut now, running) = overdue(&config);
     for _ in 0..120 {
@@ -95,7 +96,7 @@ fn a_lease_that_is_overdue_does_not_end_under_a_write() {
         assert_eq!(settle(&mut t), [], "a write is under way at {now}");
     }
     assert_eq!(t.held(WRITER, FILE), Some(Kind::Write));
-    // No other begins, or it would never end.
+    // No other write begins, because the lease would never end.
     assert!(matches!(t.begin(now, access(WRITER, Op::Write, None)), Decision::TryLater { .. }));
     t.finish(now, running, true);
     t.handle_timeout(now + 200);
@@ -103,8 +104,10 @@ fn a_lease_that_is_overdue_does_not_end_under_a_write() {
     assert_eq!(t.held(WRITER, FILE), None);
 }
 
+/// A table is vacant when all caching leases are returned, although their client still uses the
+/// files.
 #[test]
-fn who_gave_up_what_he_cached_keeps_no_successor_waiting() {
+fn returned_leases_make_table_vacant() {
     let mut t = Table::new(Config::default(), Boot { reserved_end: 0, epoch: 0, outstanding_ms: 0 }, 0);
     settle(&mut t);
     let files = [FILE, FileKey([3, 4])];
@@ -113,11 +116,11 @@ fn who_gave_up_what_he_cached_keeps_no_successor_waiting() {
         t.finish(now, p, true);
         settle(&mut t);
     }
-    assert!(!t.is_vacant(), "it may cache two");
-    // As VACATED has it: nothing is cached any more, and the client may go on using the file.
+    assert!(!t.is_vacant(), "the client may cache two files");
+    // As with VACATED: the client caches no data and may still use the file.
     t.vacated(10, WRITER, files[0], None, true);
     settle(&mut t);
-    assert!(!t.is_vacant(), "it may cache one");
+    assert!(!t.is_vacant(), "the client may cache one file");
     t.vacated(11, WRITER, files[1], None, true);
     settle(&mut t);
     assert!(t.is_vacant());

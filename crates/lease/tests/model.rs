@@ -1,5 +1,5 @@
-//! Every state of small configurations: reads are never stale, writes never lost, everything ends.
-//! With a rule broken, a wrong state is found.
+//! Every state of small configurations: reads are never stale, writes are never lost, and every
+//! operation ends. With a rule off, a wrong state is found.
 
 use hither_lease::sim::model::{Setup, explore};
 use hither_lease::{HolderRules, Rules};
@@ -22,8 +22,8 @@ fn two_clients_and_two_operations() {
 
 /// `STATES=50000000 cargo test --release -p hither-lease --test model -- --ignored --nocapture`
 #[test]
-#[ignore = "takes as many states, and as much memory, as it is given"]
-fn as_many_states_as_wanted() {
+#[ignore = "visits as many states as STATES says, with much memory"]
+fn large_setups_with_every_fault() {
     let max = std::env::var("STATES").ok().and_then(|v| v.parse().ok()).unwrap_or(2_000_000);
     let faults = |s| Setup { lag: 1, losses: 1, crashes: 1, states_max: max, ..s };
     for setup in [Setup::new(2, 1, 2), Setup::new(2, 1, 3), Setup::new(3, 1, 3), Setup::new(2, 2, 3)] {
@@ -32,7 +32,7 @@ fn as_many_states_as_wanted() {
     }
 }
 
-/// A wrong state is found when the rule is broken, and none among as many states when it is kept.
+/// Checks that a wrong state is found with the rule off, and none with all rules on.
 fn caught(change: fn(&mut Rules, &mut HolderRules)) {
     let mut setup = Setup { states_max: 30_000, ..Setup::new(2, 1, 3) };
     explore(&setup).unwrap_or_else(|e| panic!("all rules kept: {e}"));

@@ -1,13 +1,12 @@
-//! Each rule is needed: with any one of them broken the judges find a wrong history, a lost write,
-//! or an operation that waits too long, in the same worlds in which nothing is wrong when it is
-//! kept.
+//! Each rule is needed. With a rule off, the simulation finds a wrong history, a lost write, or an
+//! operation that waits too long. With all rules on, the same worlds are right.
 
 use hither_lease::sim::world::{Faults, Report, Setup, run};
 use hither_lease::{HolderRules, Rules};
 
 const SEEDS: u64 = 16;
 
-/// The fault of a world, if there is one.
+/// The error of a world.
 fn wrong(setup: &Setup, also: fn(&Setup, &Report) -> Option<String>) -> Option<String> {
     match run(setup) {
         Err(e) => Some(e),
@@ -15,7 +14,7 @@ fn wrong(setup: &Setup, also: fn(&Setup, &Report) -> Option<String>) -> Option<S
     }
 }
 
-/// Nothing is lost but the data of clients that died.
+/// An error when a write was lost without a crash of its client.
 fn losses(_: &Setup, r: &Report) -> Option<String> {
     (r.lost > 0).then(|| format!("{} writes lost", r.lost))
 }
@@ -24,7 +23,8 @@ fn nothing(_: &Setup, _: &Report) -> Option<String> {
     None
 }
 
-/// Worlds of `setup` are right, and at least one of them is wrong when `change` breaks a rule.
+/// Checks that worlds of `setup` are right, and that one of them is wrong with the rule of `change`
+/// off.
 fn caught(
     setup: impl Fn(u64) -> Setup,
     also: fn(&Setup, &Report) -> Option<String>,
@@ -50,7 +50,7 @@ fn no_callbacks(seed: u64) -> Setup {
     Setup::new(seed, Faults { callbacks_lost: true, client_crashes: false, ..Faults::BOUNDED })
 }
 
-/// Leases lapse often, with writes pushed at the last moment.
+/// Leases expire often, and writes are pushed at the last moment.
 fn last_moment(seed: u64, faults: Faults) -> Setup {
     let mut s = Setup { think_max_ms: 800, ..Setup::new(seed, faults) };
     (s.holder.push_before_ms, s.holder.renew_before_ms) = (1, 20);
@@ -148,8 +148,9 @@ fn no_lease_while_others_write() {
     caught(writers, nothing, |r, _| r.in_flight = false);
 }
 
+/// A lease is not renewed while an operation waits for the file.
 #[test]
-fn what_is_wanted_is_not_renewed() {
+fn wanted_lease_is_not_renewed() {
     let f = Faults { callbacks_lost: true, ..Faults::NONE };
     let patient = |seed| Setup { latency_max_ms: Some(20_000), locality: 900, ..Setup::new(seed, f) };
     caught(patient, losses, |r, _| r.no_renewal_when_wanted = false);
@@ -167,8 +168,9 @@ fn claims_of_older_lifetimes_are_refused() {
     caught(move |seed| Setup { think_max_ms: 100, ..Setup::new(seed, f) }, nothing, |r, _| r.claim = false);
 }
 
+/// A push under a lease that ended before a restart is refused after the restart.
 #[test]
-fn claims_of_leases_that_ended_before_a_restart_are_refused() {
+fn fenced_claims_are_refused() {
     let f = Faults { every_ms: 10_000, client_crashes: false, ..Faults::UNBOUNDED };
     caught(move |seed| Setup::new(seed, f), nothing, |r, _| r.fence = false);
 }
@@ -195,8 +197,9 @@ fn revoked_delegations_are_waited_for() {
     caught(held, losses, |r, _| r.revoke_waits = false);
 }
 
+/// A return of an earlier lease does not end the current one.
 #[test]
-fn returned_leases_are_told_apart() {
+fn return_of_earlier_lease_is_ignored() {
     let f = Faults { late: 200, duplicates: 400, ..Faults::NONE };
     let f = Faults { late_max_ms: 4_000, ..f };
     caught(move |seed| Setup { think_max_ms: 60, ..Setup::new(seed, f) }, nothing, |r, _| r.seq = false);
@@ -223,8 +226,9 @@ fn delayed_writes_are_pushed_before_vacating() {
     caught(|seed| Setup::new(seed, Faults::NONE), nothing, |_, h| h.push_before_vacating = false);
 }
 
+/// A grant is void when its request was sent before an eviction arrived.
 #[test]
-fn grants_overtaken_by_an_eviction_are_void() {
+fn eviction_voids_overtaken_grant() {
     let f = Faults { late: 200, late_max_ms: 1_500, ..Faults::NONE };
     caught(
         move |seed| Setup { think_max_ms: 60, ..Setup::new(seed, f) },
@@ -233,7 +237,8 @@ fn grants_overtaken_by_an_eviction_are_void() {
     );
 }
 
+/// Cached data is dropped when a grant shows another modify revision.
 #[test]
-fn cached_data_of_another_revision_is_dropped() {
+fn other_revision_drops_cached_data() {
     caught(|seed| Setup::new(seed, Faults::NONE), nothing, |_, h| h.revision = false);
 }

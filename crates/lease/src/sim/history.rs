@@ -1,34 +1,37 @@
-//! Whether the programs' view of a file could have happened on one copy of it: linearizability of a
-//! register.
+//! Linearizability of a register: whether the programs' view of a file is possible with one copy of
+//! it.
 //!
-//! Every write writes another value, so each read says which write it saw. Then the question can be
-//! answered in O(n log n) (P. Gibbons and E. Korach, "Testing shared memories", 1997): all
-//! operations on one value form a cluster; a cluster that contains operations that do not overlap
-//! must occupy the whole time between them (*forward zone*), others can be shrunk to a point
-//! (*backward zone*). The history is linearizable exactly if no read ends before its write begins,
-//! no two forward zones overlap, and no backward zone lies inside a forward zone. The tests compare
-//! this with a search over all orders.
+//! Every write writes another value, so each read shows which write it saw. Then the check is
+//! possible in O(n log n) (P. Gibbons and E. Korach, "Testing shared memories", 1997). All
+//! operations on one value form a cluster. A cluster with operations that do not overlap must
+//! occupy the whole time between them (*forward zone*). Other clusters can be shrunk to a point
+//! (*backward zone*). The history is linearizable if and only if these conditions hold:
+//! - no read ends before its write begins;
+//! - no two forward zones overlap;
+//! - no backward zone is inside a forward zone.
+//!
+//! The tests compare this check with a search over all orders.
 
 use std::collections::{HashMap, HashSet};
 
 /// One operation of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// The client; another number after a crash.
+    /// The client. It has another number after a crash.
     pub client: u32,
     /// A write, not a read.
     pub write: bool,
-    /// The value written or read; 0 is the file's value at the beginning.
+    /// The value written or read; 0 is the initial value of the file.
     pub value: u64,
-    /// When it began, in an order of all events.
+    /// Its start, in an order of all events.
     pub start: u64,
-    /// When it ended; `None` if it never did.
+    /// Its end; `None` without an end.
     pub end: Option<u64>,
 }
 
-/// Leaves out writes that the model of delayed writes allows to vanish: those that their client
-/// lost with its memory or its lease before the server had them, with that client's own reads of
-/// them. A lost value that another client saw was not lost, and stays.
+/// Removes writes that delayed writes may lose. A client lost them with its memory or its lease
+/// before the server had them. The client's own reads of them are removed, too. A lost value that
+/// another client saw counts as a normal write.
 pub fn without_lost(events: &[Event], lost: &HashSet<u64>) -> Vec<Event> {
     let mut writer = HashMap::new();
     events.iter().filter(|e| e.write).for_each(|e| {
@@ -53,14 +56,13 @@ struct Zone {
 /// Checks the history of one file.
 ///
 /// # Errors
-/// It is not linearizable; says why.
+/// The reason why it is not linearizable.
 pub fn check(events: &[Event]) -> Result<(), String> {
     let mut zones: HashMap<u64, Zone> = HashMap::new();
     let read: HashSet<u64> = events.iter().filter(|e| !e.write && e.end.is_some()).map(|e| e.value).collect();
     zones.insert(0, Zone { write: Some((0, 0)), first_end: 0, last_start: 0, value: 0 });
     for e in events {
-        // Reads without an answer say nothing, and writes without one count only if a read saw
-        // them.
+        // Reads without an end are ignored. Writes without an end count only if a read saw them.
         if e.end.is_none() && (!e.write || !read.contains(&e.value)) {
             continue;
         }
@@ -80,7 +82,7 @@ pub fn check(events: &[Event]) -> Result<(), String> {
     for e in events.iter().filter(|e| !e.write) {
         let Some(end) = e.end else { continue };
         match zones.get(&e.value).and_then(|z| z.write) {
-            None => return Err(format!("{e:?} saw a value that nobody wrote")),
+            None => return Err(format!("{e:?} saw a value that no client wrote")),
             Some((start, _)) if end < start => {
                 return Err(format!("{e:?} saw a value before it was written"));
             }
@@ -95,7 +97,7 @@ pub fn check(events: &[Event]) -> Result<(), String> {
         }
     }
     for z in zones.values().filter(|z| z.first_end >= z.last_start) {
-        // The last forward zone that begins before this one.
+        // The last forward zone that begins before this zone.
         let at = forward.partition_point(|f| f.first_end < z.last_start);
         if at > 0 && z.first_end < forward[at - 1].last_start {
             return Err(describe(forward[at - 1], z, events));
@@ -116,7 +118,7 @@ mod tests {
     use super::super::random::Random;
     use super::*;
 
-    /// Tries all orders (Wing and Gong), remembering which sets of operations were tried with which
+    /// Tries all orders (Wing and Gong). It remembers the tried sets of operations with their
     /// value.
     fn search(events: &[Event]) -> bool {
         fn go(events: &[Event], done: u32, value: u64, tried: &mut HashSet<(u32, u64)>) -> bool {
@@ -142,8 +144,9 @@ mod tests {
         go(events, 0, 0, &mut HashSet::new())
     }
 
+    /// The zone check and the search over all orders agree on random histories.
     #[test]
-    fn zones_decide_as_a_search_does() {
+    fn zone_check_agrees_with_search() {
         let mut random = Random::new(7);
         let (mut good, mut bad) = (0, 0);
         for _ in 0..20_000 {
@@ -175,8 +178,10 @@ mod tests {
         assert!(good > 1000 && bad > 1000, "{good} and {bad}");
     }
 
+    /// A lost value may vanish with its client's own reads. A value that another client read may
+    /// not vanish.
     #[test]
-    fn only_what_nobody_else_saw_may_be_lost() {
+    fn lost_value_has_no_other_reader() {
         let e = |client, write, value, start| Event { client, write, value, start, end: Some(start + 1) };
         let lost = HashSet::from([1]);
         let alone = [e(1, true, 1, 1), e(1, false, 1, 3), e(2, false, 0, 5)];

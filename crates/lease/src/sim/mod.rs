@@ -1,10 +1,10 @@
-//! How the protocol is judged: whole worlds of clients, a network and a server on virtual time.
+//! Simulation and model checking of the protocol: clients, a network and a server on virtual time.
 //!
 //! [`world`] plays long random histories with message loss, duplication, reordering, partitions,
-//! drifting clocks and crashes; [`history`] decides whether the programs' view could have happened
-//! on one copy of each file; [`model`] visits every state that a small configuration can reach. All
-//! use the very [`Table`](crate::Table) and [`Holder`](crate::Holder) that are shipped, and nothing
-//! here is compiled into them.
+//! drifting clocks and crashes. [`history`] decides whether the programs' view is possible with one
+//! copy of each file. [`model`] visits every state that a small configuration can reach. All use
+//! the same [`Table`](crate::Table) and [`Holder`](crate::Holder) as a release, which contain no
+//! code of the simulation.
 
 pub mod history;
 pub mod model;

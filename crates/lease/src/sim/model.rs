@@ -1,14 +1,20 @@
-//! Every state that a small configuration can reach.
+//! Model checker: visits every state that a small configuration can reach.
 //!
-//! A few clients do a few operations on one or two files. Possible next events are tried in every
-//! order, breadth first: an operation begins, a message arrives, an operation is executed, the
-//! clock ticks while any of the clients' clocks stands still, an eviction is lost, the server
-//! crashes. States that differ only in absolute times and numbers are the same. Messages take at
-//! most one tick. In every state:
-//! - a read returns the latest completed write, wherever that is, in a cache or at the server;
-//! - no acknowledged write is given up as lost;
-//! - if from now on everything goes well, every operation ends, and a file that only one client
-//!   writes is cached by it.
+//! A few clients do a few operations on one or two files. The possible next events are tried in
+//! every order, breadth first:
+//! - an operation begins;
+//! - a message arrives;
+//! - an operation is executed;
+//! - the clock ticks, and any of the clients' clocks may stand still;
+//! - an eviction is lost;
+//! - the server crashes.
+//!
+//! States that differ only in absolute times and numbers are equal. Messages take at most one tick.
+//! In every state:
+//! - a read returns the latest completed write, from a cache or from the server;
+//! - no acknowledged write is reported as lost;
+//! - without further faults every operation ends, and a file that only one client writes is cached
+//!   by that client.
 
 use super::random::Random;
 use crate::table::Canonical;
@@ -18,34 +24,34 @@ use crate::{
 };
 use std::collections::{HashSet, VecDeque};
 
-/// Moments further apart than this are not told from each other.
+/// Time differences of more than this are equal.
 const WINDOW: Ms = 14;
 
 /// The bounds of the exploration.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Operations in all.
+    /// Total number of operations.
     pub operations: u8,
-    /// By how many ticks a client's clock may fall behind, in all.
+    /// Maximum total lag of the clients' clocks in ticks.
     pub lag: u64,
-    /// Evictions that may be lost.
+    /// Number of evictions that may be lost.
     pub losses: u8,
-    /// Crashes of the server.
+    /// Number of crashes of the server.
     pub crashes: u8,
-    /// Most states to visit.
+    /// Maximum number of states to visit.
     pub states_max: usize,
-    /// Rules of the table in force.
+    /// Rules of the table.
     pub rules: Rules,
-    /// Rules of the clients in force.
+    /// Rules of the clients.
     pub holder_rules: HolderRules,
 }
 
 impl Setup {
-    /// So many clients, files and operations, nothing going wrong.
+    /// A setup with these clients, files and operations, and without faults.
     pub fn new(clients: usize, files: u64, operations: u8) -> Self {
         Self {
             clients,
@@ -64,11 +70,11 @@ impl Setup {
 /// The extent of the exploration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {
-    /// States.
+    /// Number of states.
     pub states: usize,
-    /// Steps from one to another.
+    /// Number of steps between states.
     pub steps: usize,
-    /// Whether these are all there are.
+    /// Whether all reachable states were visited.
     pub all: bool,
 }
 
@@ -141,11 +147,11 @@ struct State {
     now: Ms,
     table: Table,
     clients: Vec<Client>,
-    /// With the moment at which it arrives at the latest.
+    /// The messages, with their latest time of arrival.
     net: Vec<(Message, Ms)>,
     running: Vec<(Call, Go, u64, Ms)>,
     waiting: Vec<(Ticket, Call)>,
-    /// Replies of calls that were executed, as long as they are asked for.
+    /// Replies of executed calls that the client still waits for.
     done: Vec<(Call, Answer)>,
     stored: Vec<u64>,
     truth: Vec<u64>,
@@ -164,7 +170,7 @@ enum Step {
     Deliver(usize),
     Lose(usize),
     Execute(usize),
-    /// The clocks of the clients in this set stand still.
+    /// A tick in which the clocks of the clients in this set stand still.
     Tick(u32),
     Crash,
 }
@@ -172,11 +178,11 @@ enum Step {
 /// Visits all states of `setup`.
 ///
 /// # Errors
-/// One of them is wrong: says how, and by which steps it is reached.
+/// A wrong state: its description, and the steps that lead to it.
 pub fn explore(setup: &Setup) -> Result<Explored, String> {
     let mut seen = HashSet::new();
     let mut queue = VecDeque::new();
-    // For the way back: where each state came from.
+    // The predecessor of each state, for the report.
     let mut trail: Vec<(u32, Step)> = Vec::new();
     let first = State::new(setup);
     seen.insert(first.digest());
@@ -329,7 +335,7 @@ impl State {
                 self.operate(c);
             }
             for f in 0..self.stored.len() {
-                // A push that has to be tried later.
+                // A push that the server answered with "try later".
                 let file = FileKey([0, f as u64]);
                 if !push && self.clients[c].dirty[f].is_some() && self.clients[c].holder.is_pushing(file) {
                     self.push(c, file);
@@ -550,7 +556,7 @@ impl State {
                 HolderAction::Vacate { file, seq } => self.send(c, Purpose::Vacate, file, None, 0, seq, None),
                 HolderAction::Invalidate { .. } | HolderAction::Ended { .. } => {}
                 HolderAction::Lost { file } => {
-                    self.wrong = Some(format!("client {c} had to give up what it wrote to {file:?}"));
+                    self.wrong = Some(format!("client {c} lost its delayed writes to {file:?}"));
                 }
             }
         }
@@ -564,7 +570,7 @@ impl State {
                 }
                 Action::Ready { ticket, decision } => {
                     let at = self.waiting.iter().position(|&(t, _)| t == ticket);
-                    let (_, call) = self.waiting.remove(at.expect("only what waits becomes ready"));
+                    let (_, call) = self.waiting.remove(at.expect("only waiting calls become ready"));
                     self.decided(call, decision);
                 }
                 Action::Reserve { end, epoch } => {
@@ -576,7 +582,7 @@ impl State {
         }
     }
 
-    /// From here on everything goes well.
+    /// Checks that without further faults every operation ends.
     fn ends_well(&self, setup: &Setup) -> Result<(), String> {
         let mut s = self.clone();
         (s.left, s.losses, s.crashes) = (0, 0, 0);
@@ -594,7 +600,7 @@ impl State {
             } else if s.clients.iter().any(|c| c.operation.is_some()) {
                 s.take(setup, Step::Tick(0));
             } else {
-                // Everything has ended. Now the first client writes, alone.
+                // Everything has ended. Now only the first client writes.
                 let file = FileKey([0, 0]);
                 if s.clients[0].holder.may_delay(s.local(0), file) {
                     return Ok(());
@@ -613,7 +619,7 @@ impl State {
         Err("an operation does not end".into())
     }
 
-    /// The same for states that differ only in absolute times and numbers.
+    /// Digest of the state. It is equal for states that differ only in absolute times and numbers.
     fn digest(&self) -> u128 {
         let mut c = Canonical::default();
         let mut values = self.stored.clone();
@@ -663,7 +669,7 @@ impl State {
         hash(&[c.plain, ranks(&c.revisions), ranks(&c.seqs), ranks(&values)])
     }
 
-    /// A call that its client waits for, by its place among those.
+    /// A call that its client waits for, by its index among the calls of the client.
     fn canonical_known(&self, kind: u64, k: &Call, c: &mut Canonical) {
         let at = self.clients[k.client].calls.iter().position(|x| x.xid == k.xid);
         c.plain.extend([kind, k.client as u64, at.map_or(99, |at| at as u64)]);
@@ -698,7 +704,7 @@ fn canonical_answer(a: &Answer, c: &mut Canonical, values: &mut Vec<u64>) {
     }
 }
 
-/// Numbers of which only the order matters, as their places among each other.
+/// The rank of each number, for numbers of which only the order counts.
 fn ranks(numbers: &[u64]) -> Vec<u64> {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();

@@ -1,39 +1,39 @@
-//! Messages, and their fates.
+//! Messages and network faults.
 
 use super::random::Random;
 use crate::{Access, ClientId, FileKey, Grant, Ms};
 
-/// The possible faults. All bounds are in milliseconds of the server's clock.
+/// The faults of a simulation. All bounds are in milliseconds of the server's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Faults {
-    /// Messages lost, of a thousand; never more than three copies of a call in a row.
+    /// Lost messages per thousand. Never more than three copies of a call in a row are lost.
     pub loss: u32,
-    /// Messages delivered twice, of a thousand.
+    /// Messages per thousand that are delivered twice.
     pub duplicates: u32,
-    /// Longest delay; delays differ, so messages overtake each other.
+    /// Maximum delay. Delays differ, so messages overtake each other.
     pub delay_max_ms: Ms,
-    /// A copy that is late is at most so late.
+    /// Maximum delay of a late copy.
     pub late_max_ms: Ms,
-    /// Copies that are late, of a thousand.
+    /// Late copies per thousand.
     pub late: u32,
-    /// Longest partition of one client; 0: none.
+    /// Maximum duration of a partition of one client; 0: no partitions.
     pub partition_max_ms: Ms,
-    /// No eviction arrives.
+    /// All evictions are lost.
     pub callbacks_lost: bool,
-    /// Clocks drift apart as much as is allowed.
+    /// Clocks drift apart as far as the clock skew allows.
     pub drift: bool,
     /// Clients crash.
     pub client_crashes: bool,
-    /// The server crashes and is down for at most so long; 0: it does not.
+    /// Maximum downtime of the server after a crash; 0: no crashes.
     pub server_down_max_ms: Ms,
-    /// The server serves no client for at most so long while calls arrive; 0: it does not.
+    /// Maximum time for which the server receives calls and serves none; 0: no stalls.
     pub stall_max_ms: Ms,
     /// Mean time between faults of one kind.
     pub every_ms: Ms,
 }
 
 impl Faults {
-    /// A network that only delays.
+    /// A network with delays only.
     pub const NONE: Self = Self {
         loss: 0,
         duplicates: 0,
@@ -49,8 +49,7 @@ impl Faults {
         every_ms: 20_000,
     };
 
-    /// Everything within the bounds that the protocol is made for: nothing may be lost but the data
-    /// of a client that dies.
+    /// All faults within the bounds of the protocol. Only data of a crashed client may be lost.
     pub const BOUNDED: Self = Self {
         loss: 80,
         duplicates: 80,
@@ -66,8 +65,8 @@ impl Faults {
         every_ms: 20_000,
     };
 
-    /// Partitions longer than any lease, too: data that a client could not send in time is reported
-    /// as lost, and nothing else may go wrong.
+    /// As [`Faults::BOUNDED`], with partitions longer than any lease. Data that a client could not
+    /// send in time is reported as lost. No other error may occur.
     pub const UNBOUNDED: Self = Self { partition_max_ms: 15_000, ..Self::BOUNDED };
 }
 
@@ -76,9 +75,9 @@ impl Faults {
 pub enum Body {
     /// An operation; `value` is the value of a write.
     Access { access: Access, value: u64 },
-    /// A lease is given up.
+    /// The return of a lease.
     Vacated { file: FileKey, seq: u64 },
-    /// The client is there.
+    /// A renewal of the client.
     Heartbeat,
 }
 
@@ -105,15 +104,15 @@ pub enum Answer {
     TryLater(u32),
     Expired,
     Heard,
-    /// Another incarnation of the server, and its number.
+    /// The server has another incarnation, with this number.
     Restarted(u32),
 }
 
 /// The messages to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToClient {
-    /// Every reply says which delegations are revoked, until their client has given them up. It
-    /// says that the client was heard of only if the client knows this incarnation of the server.
+    /// A reply. Each reply lists the revoked delegations until their client has returned them. It
+    /// renews the client only if the client knows this incarnation of the server.
     Reply {
         xid: u64,
         answer: Answer,
@@ -126,7 +125,7 @@ pub enum ToClient {
     },
 }
 
-/// When the copies of a message arrive, if they do: at most two.
+/// The arrival times of the copies of a message: none, one or two.
 pub fn arrivals(random: &mut Random, faults: &Faults, now: Ms, deliver: bool) -> [Option<Ms>; 2] {
     let mut delay = || {
         let late = faults.late > 0 && random.one_in_thousand(faults.late);

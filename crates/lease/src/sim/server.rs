@@ -1,7 +1,7 @@
-//! A server around a [`Table`]: a queue of calls, a store of values, and the replies it remembers.
+//! A server around a [`Table`]: a queue of calls, a store of values, and a reply cache.
 //!
-//! Applied operations are durable, and so are the remembered replies: a retransmitted call is
-//! executed once. Leases are not durable.
+//! Executed operations and cached replies are durable, so a retransmitted call is executed once.
+//! Leases are not durable.
 
 use super::net::{Answer, Body, Call};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::collections::{HashMap, VecDeque};
 
-/// The server's requests to the world.
+/// The server's requests to the simulation.
 #[derive(Debug)]
 pub enum Effect {
     Reply(Call, Answer),
@@ -31,7 +31,7 @@ struct Running {
     value_before: u64,
 }
 
-/// The server. A crash takes `table` and everything down to `queue`.
+/// The server. A crash loses the fields from `table` to `queue`.
 #[derive(Debug)]
 pub struct Server {
     config: Config,
@@ -131,7 +131,7 @@ impl Server {
 
     fn handle(&mut self, now: Ms, call: Call) {
         let key = (call.from, call.xid);
-        // An answer to an eviction that says which lease it means may arrive twice.
+        // A Vacated with the number of its lease may arrive twice.
         let repeatable = match call.body {
             Body::Vacated { .. } => !self.bare_wire,
             Body::Heartbeat => true,
@@ -193,8 +193,8 @@ impl Server {
 
     fn refuse(&mut self, call: Call, answer: Answer) {
         self.in_progress.remove(&(call.from, call.xid));
-        // Remembered: had a refused write been overtaken by its own repetition, it would be
-        // executed later.
+        // The reply is cached. Otherwise a refused write could be executed later, when a
+        // retransmission arrives late.
         self.replies.insert((call.from, call.xid), (self.boot, answer));
         self.effects.push(Effect::Reply(call, answer));
         if let (Answer::Expired, Body::Access { access, .. }) = (answer, call.body) {
@@ -202,8 +202,7 @@ impl Server {
         }
     }
 
-    /// Carries out an operation that may go ahead. Applying it and remembering the reply is one
-    /// step.
+    /// Executes an operation that may go ahead, and caches the reply in the same step.
     pub fn execute(&mut self, now: Ms, number: u64) {
         let Some(Running { call, go, value_before }) = self.running.remove(&number) else { return };
         let Body::Access { access, value } = call.body else { return };
@@ -240,7 +239,7 @@ impl Server {
         self.drain(now);
     }
 
-    /// The news that a client gets with every reply.
+    /// The revocations that a client gets with every reply.
     pub fn revoked(&self, client: ClientId) -> Vec<(FileKey, u64)> {
         self.revoked.get(&client).cloned().unwrap_or_default()
     }
@@ -257,7 +256,7 @@ impl Server {
                     self.effects.push(Effect::Evict { client, file, seq });
                 }
                 Action::Ready { ticket, decision } => {
-                    let call = self.waiting.remove(&ticket).expect("only what waits becomes ready");
+                    let call = self.waiting.remove(&ticket).expect("only waiting calls become ready");
                     self.decided(call, decision);
                 }
                 Action::Revoked { client, file, seq } => {
@@ -274,8 +273,8 @@ impl Server {
     }
 }
 
-/// A lease of an earlier incarnation is none, unless it ends by itself: then its holder counts from
-/// the call.
+/// Removes a grant of an earlier incarnation of the server. A lease with expiry stays, because its
+/// holder counts the term from the call.
 fn without_old_grant(answer: Answer, same: bool) -> Answer {
     match answer {
         Answer::Done { grant: Some(g), revision, value } if !same && g.term_ms == 0 => {

@@ -1,5 +1,5 @@
-//! A client around a [`Holder`]: one program that reads and writes whole files, a cache, and calls
-//! that are repeated until they are answered.
+//! A client around a [`Holder`]: one program that reads and writes whole files, a cache, and
+//! retransmission of unanswered calls.
 
 use super::net::{Answer, Body, Call, ToClient};
 use crate::{
@@ -7,16 +7,16 @@ use crate::{
 };
 use std::collections::HashMap;
 
-/// Repetition of unanswered calls.
+/// Retransmission interval of unanswered calls.
 pub const RETRANSMIT_MS: Ms = 100;
 
-/// The client's requests to the world.
+/// The client's requests to the simulation.
 #[derive(Debug)]
 pub enum Wish {
     Send(Call),
-    /// The program's operation is over; the value that it read or wrote.
+    /// The program's operation has ended, with the value that it read or wrote.
     Finished(u64),
-    /// Try the program's operation again after this time.
+    /// Repeat the program's operation after this time.
     Again(Ms),
     /// Push again after this time.
     PushAgain(FileKey, Ms),
@@ -27,7 +27,7 @@ pub enum Wish {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Program,
-    /// Before the program's operation.
+    /// A revalidation before the program's operation.
     Question,
     Push,
     Renewal,
@@ -47,9 +47,9 @@ struct Outstanding {
 #[derive(Debug, Clone, Copy)]
 pub struct Operation {
     pub file: FileKey,
-    /// `None` reads.
+    /// The value to write; `None` for a read.
     pub write: Option<u64>,
-    /// Asks first whether the cached data still holds.
+    /// Revalidates cached data first.
     pub asks: bool,
 }
 
@@ -59,13 +59,13 @@ pub struct Side {
     pub id: ClientId,
     pub slot: usize,
     pub holder: Holder,
-    /// Holds no leases at all.
+    /// The client requests no leases.
     leaseless: bool,
-    /// Delegations: for how long it is heard of.
+    /// The term of a renewal for delegations.
     heard_ms: u32,
     boot: u32,
     cached: HashMap<FileKey, u64>,
-    /// Written and not yet at the server, in order.
+    /// Delayed writes that are not yet on the server, in order.
     unpushed: HashMap<FileKey, Vec<u64>>,
     calls: HashMap<u64, Outstanding>,
     next_xid: u64,
@@ -102,7 +102,7 @@ impl Side {
         }
     }
 
-    /// All that dies with it.
+    /// All values that a crash loses.
     pub fn unpushed(&self) -> Vec<u64> {
         self.unpushed.values().flatten().copied().collect()
     }
@@ -120,10 +120,10 @@ impl Side {
             }
         } else if !self.leaseless && self.holder.may_read(now, file) {
             self.cache_reads += 1;
-            let value = self.cached.get(&file).copied().expect("the holder knows what is cached");
+            let value = self.cached.get(&file).copied().expect("the holder knows the cached data");
             return self.finished(value);
         }
-        // Delayed data is sent first: a write through must not be overtaken by it.
+        // Delayed data is sent first, because it must not overtake a write through.
         if self.holder.is_dirty(file) {
             self.holder.push(now, file);
             self.follow(now);
@@ -168,7 +168,7 @@ impl Side {
         self.wishes.push(Wish::Send(call));
     }
 
-    /// The call, if it is still unanswered.
+    /// The call, when it has no reply yet.
     pub fn outstanding(&self, xid: u64) -> Option<Call> {
         self.calls.get(&xid).map(|o| o.call)
     }
@@ -185,7 +185,7 @@ impl Side {
         }
     }
 
-    /// Everything that was delayed is pushed now.
+    /// Pushes all delayed data.
     pub fn push_all(&mut self, now: Ms) {
         let files: Vec<FileKey> = self.unpushed.keys().copied().collect();
         files.into_iter().for_each(|f| self.holder.push(now, f));
@@ -201,7 +201,8 @@ impl Side {
         match message {
             ToClient::Evict { file, seq } => self.holder.evicted(now, file, seq),
             ToClient::Reply { xid, answer, heard, revoked } => {
-                // First: a lease must not be revived by being heard of, nor by a late grant.
+                // Revocations first: neither the renewal nor a late grant may make a revoked lease
+                // valid again.
                 revoked.into_iter().for_each(|(file, seq)| self.holder.evicted(now, file, seq));
                 if let Some(o) = self.calls.remove(&xid) {
                     self.answered(now, o, answer, heard);
@@ -281,7 +282,7 @@ impl Side {
         }
     }
 
-    /// The server is another one: delegations are gone, and the call was not executed.
+    /// The server has restarted: delegations are gone, and the call was not executed.
     fn restarted(&mut self, now: Ms, o: Outstanding, boot: u32) {
         if self.boot != boot {
             self.boot = boot;

@@ -1,9 +1,9 @@
 //! Long random histories on virtual time.
 //!
-//! Programs on several clients read and write whole files while the network, the clocks and the
-//! machines behave as [`Faults`] allows. Every operation is recorded. At the end the faults stop,
-//! everything must come to rest, and the histories must be linearizable, file by file. The same
-//! seed gives the same world.
+//! Programs on several clients read and write whole files under the faults of the network, the
+//! clocks and the machines ([`Faults`]). Every operation is recorded. At the end the faults stop,
+//! and every operation must end. The history of each file must be linearizable. The same seed gives
+//! the same world.
 
 use super::history::{self, Event};
 pub use super::net::Faults;
@@ -15,42 +15,42 @@ use crate::{ClientId, Config, FileKey, HolderConfig, HolderRules, Ms, Rules};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-/// The parts of a world.
+/// The parameters of a world.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// Decides everything that is left to chance.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// Events until the faults stop.
+    /// Number of events until the faults stop.
     pub steps: u64,
-    /// Clients that hold leases.
+    /// Number of clients that hold leases.
     pub clients: usize,
-    /// Clients that hold none.
+    /// Number of clients without leases.
     pub leaseless: usize,
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Writes, of a thousand operations.
+    /// Writes per thousand operations.
     pub writes: u32,
-    /// Operations on a file that no other client prefers at the time, of a thousand.
+    /// Operations per thousand on a file that no other client prefers at the time.
     pub locality: u32,
-    /// Longest pause of a program between operations.
+    /// Maximum pause of a program between operations.
     pub think_max_ms: Ms,
-    /// Leases without an end of their own, for clients that are heard of within this time; 0:
-    /// leases with an end.
+    /// Leases without expiry, for clients that renew themselves within this time; 0: leases with
+    /// expiry.
     pub heard_ms: u32,
-    /// The wire of 1994, which has no numbers for leases: neither evictions, nor answers to them,
-    /// nor delayed writes say which they mean.
+    /// The protocol of 1994, which has no numbers for leases in evictions, their replies and
+    /// delayed writes.
     pub bare_wire: bool,
     /// The table's settings.
     pub table: Config,
     /// The clients' settings.
     pub holder: HolderConfig,
-    /// The possible faults.
+    /// The faults.
     pub faults: Faults,
-    /// Rules of the table in force.
+    /// Rules of the table.
     pub rules: Rules,
-    /// Rules of the clients in force.
+    /// Rules of the clients.
     pub holder_rules: HolderRules,
-    /// No operation may take longer than this, if it is given.
+    /// Maximum duration of an operation, when it is checked.
     pub latency_max_ms: Option<Ms>,
 }
 
@@ -102,25 +102,25 @@ impl Setup {
 /// The report of a world.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Events.
+    /// Number of events.
     pub steps: u64,
     /// Virtual time.
     pub elapsed_ms: Ms,
-    /// Operations that ended.
+    /// Number of completed operations.
     pub operations: u64,
-    /// Reads and writes that needed no call.
+    /// Number of reads and writes without a call.
     pub cached: u64,
-    /// Evictions sent.
+    /// Number of evictions.
     pub evictions: u64,
-    /// Crashes of clients and of the server, partitions.
+    /// Number of crashes and partitions.
     pub faults: u64,
-    /// Values that died with their client.
+    /// Number of values that a crashed client lost.
     pub died: u64,
-    /// Values that a client had to report as lost.
+    /// Number of values that a client reported as lost.
     pub lost: u64,
-    /// Longest operation.
+    /// Duration of the longest operation.
     pub slowest_ms: Ms,
-    /// Most lease records at once.
+    /// Maximum number of concurrent lease records.
     pub peak_leases: usize,
 }
 
@@ -180,7 +180,7 @@ struct World {
 /// Plays a world to its end.
 ///
 /// # Errors
-/// A forbidden event: its description.
+/// The description of a forbidden event.
 pub fn run(setup: &Setup) -> Result<Report, String> {
     let mut w = World::new(setup.clone());
     w.play();
@@ -241,7 +241,7 @@ impl World {
         Side::new(id, slot, self.setup.holder.clone(), self.setup.holder_rules, leaseless, heard)
     }
 
-    /// As slow or as fast as the clock skew allows, in turn.
+    /// A clock as slow or as fast as the clock skew allows, in turn.
     fn clock(&mut self, slot: usize) -> (u64, Ms) {
         let term = u64::from(self.setup.table.term_max_ms);
         let skew = u64::from(self.setup.table.skew_ms);
@@ -272,7 +272,7 @@ impl World {
         (u128::from(self.now) * u128::from(s.rate_ppm) / 1_000_000) as u64 + s.offset
     }
 
-    /// The first moment at which a client's clock shows `local`.
+    /// The first time at which a client's clock shows `local`.
     fn global(&self, slot: usize, local: Ms) -> Ms {
         let s = &self.slots[slot];
         (u128::from(local.saturating_sub(s.offset)) * 1_000_000).div_ceil(u128::from(s.rate_ppm)) as u64
@@ -520,7 +520,7 @@ impl World {
     fn begin_later(&mut self, slot: usize) {
         if !self.quiet {
             let id = self.slots.get(slot).map_or(ClientId(self.next_client), |s| s.side.id);
-            // Now and then so long that leases lapse.
+            // Some pauses are so long that leases expire.
             let long = if self.random.below(50) == 0 { 40 } else { 1 };
             let wait = self.random.below(long * self.setup.think_max_ms + 1);
             self.at(self.now + wait, What::Begin(slot, id));
@@ -531,7 +531,7 @@ impl World {
         if self.slots[slot].side.id != id || self.slots[slot].open.is_some() || self.quiet {
             return;
         }
-        // Mostly a file of its own for some seconds, else any.
+        // Mostly a file of its own for some seconds, otherwise any file.
         let own = self.now / 8_192 + slot as u64;
         let any = self.random.below(self.setup.files);
         let file = FileKey([
@@ -571,7 +571,7 @@ impl World {
         }
     }
 
-    /// Plays on without faults until nothing is open, and at least for a while.
+    /// Continues without faults until no operation is open, and at least for a while.
     fn rest(&mut self, bound_ms: Ms) -> Result<(), String> {
         let end = self.now + bound_ms;
         for slot in 0..self.slots.len() {
@@ -594,7 +594,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets everything end, and has all clients read everything.
+    /// Ends all operations, and lets all clients read all files.
     fn settle(&mut self) -> Result<(), String> {
         let c = &self.setup.table;
         let longest = u64::from(c.term_max_ms + c.skew_ms + c.write_slack_ms + c.recall_timeout_ms);
@@ -618,7 +618,7 @@ impl World {
         Ok(())
     }
 
-    /// A file that only one client uses any more is soon cached by it again.
+    /// Checks that a file with only one client is soon cached by that client again.
     fn returns_to_caching(&mut self) -> Result<(), String> {
         let file = FileKey([7, 0]);
         let c = &self.setup.table;

@@ -1,4 +1,4 @@
-//! The obstacles of an operation, and its execution without any.
+//! The conflicts of an operation, and its execution without conflicts.
 
 use super::grant::Granted;
 use super::record::{MANY, NONE};
@@ -6,7 +6,7 @@ use super::{Access, Action, Attempt, Decision, Go, Op, Permit, Table};
 use crate::{ClientId, Kind, Ms};
 
 impl Access {
-    /// Whether other clients' read leases are in its way, too.
+    /// Whether read leases of other clients also conflict.
     fn is_exclusive(&self) -> bool {
         let wants = self.lease.is_some_and(|w| w.kind == Kind::Write && !w.optional);
         wants || self.changes()
@@ -18,7 +18,7 @@ impl Access {
 }
 
 impl Table {
-    /// Whether another client may have cached state that the operation contradicts.
+    /// Whether another client may have cached state in conflict with the operation.
     pub(super) fn conflicts(&self, a: &Access) -> bool {
         let Some(f) = self.file(a.file) else { return false };
         let own = a.client.and_then(|id| self.client(id)).and_then(|c| self.lease_at(c, f));
@@ -29,7 +29,7 @@ impl Table {
         writer || (a.is_exclusive() && file.readers > u32::from(own_reads))
     }
 
-    /// Lets an operation go ahead if nothing is in its way.
+    /// Lets an operation without conflicts go ahead.
     pub(super) fn attempt(&mut self, now: Ms, a: &Access) -> Attempt {
         if a.op == Op::Push && self.rules.expired && !self.may_push(a) {
             return Attempt::Done(Decision::Expired);
@@ -62,8 +62,8 @@ impl Table {
         Go { permit: None, grant, revision: self.revision(a.file) }
     }
 
-    /// Whether the client holds the lease for writing that it claims, caching or not; during
-    /// recovery, whether it can have held it right before the restart.
+    /// Whether the client holds the claimed write lease, caching or not. During recovery: whether
+    /// it can have held the lease right before the restart.
     fn may_push(&self, a: &Access) -> bool {
         let Some(client) = a.client else { return false };
         if self.recovery.is_some() {
@@ -96,7 +96,7 @@ impl Table {
         Some(Permit { file: f })
     }
 
-    /// Calls back the leases that an operation contradicts.
+    /// Evicts the leases that conflict with an operation.
     pub(super) fn evict_for(&mut self, now: Ms, a: &Access) {
         let Some(f) = self.file(a.file) else { return };
         let own = a.client.and_then(|id| self.client(id)).and_then(|c| self.lease_at(c, f));
@@ -129,7 +129,7 @@ impl Table {
         taken
     }
 
-    /// A broken rule: it does not wait for the answer.
+    /// With a rule off: ends conflicting leases without waiting for a reply.
     pub(super) fn drop_conflicting(&mut self, now: Ms, a: &Access) {
         let Some(f) = self.file(a.file) else { return };
         let mut held = Vec::new();
@@ -149,7 +149,7 @@ impl Table {
         }
     }
 
-    /// Calls back one lease; false when it has been called back before.
+    /// Evicts one lease. Returns false when it is already being evicted.
     pub(super) fn evict(&mut self, now: Ms, i: u32) -> bool {
         use super::record::LeaseState;
         let lease = &mut self.leases[i];
@@ -174,8 +174,8 @@ impl Table {
         self.actions.push_back(Action::Evict { client, file, seq, kind, attempt });
     }
 
-    /// A file was taken from its holders: if that happens again and again, it is leased to no
-    /// client for a while.
+    /// Counts the evictions of a file. After several in a short time no client gets a lease on it
+    /// for a while.
     fn count_taking(&mut self, now: Ms, f: u32, by_leaseless: bool) {
         let c = &self.config;
         let (unit, max) = (u64::from(c.quiet_ms), u64::from(c.quiet_max_ms));
@@ -183,8 +183,8 @@ impl Table {
         if now.saturating_sub(q.taken_ms) > max {
             q.times = 0;
         }
-        // Callers without leases will not show up among the clients that share the file, so they
-        // count twice.
+        // Callers without leases do not appear among the clients that share the file. So they count
+        // twice.
         q.times = (q.times + 1 + u8::from(by_leaseless)).min(32);
         q.taken_ms = now;
         if q.times > 1 {
@@ -192,7 +192,7 @@ impl Table {
         }
     }
 
-    /// A file is leased to no client until then.
+    /// No client gets a lease on the file until `until_ms`.
     pub(super) fn keep_free(&mut self, f: u32, until_ms: Ms) {
         let q = self.quiet.entry(f).or_default();
         q.until_ms = q.until_ms.max(until_ms);

@@ -1,5 +1,5 @@
-//! The table's state in a form in which equal states are equal: no indices, no absolute times, no
-//! absolute numbers. A model checker tells by it whether it has been somewhere before.
+//! A canonical form of the table's state, in which equal states are equal: without indices,
+//! absolute times and absolute numbers. The model checker uses it to recognise visited states.
 
 use super::Table;
 use super::record::{NEVER, NONE};
@@ -10,14 +10,14 @@ use crate::Ms;
 pub struct Canonical {
     /// Plain values.
     pub plain: Vec<u64>,
-    /// Modify revisions, of which only the order matters.
+    /// Modify revisions, of which only the order counts.
     pub revisions: Vec<u64>,
-    /// Numbers of leases, of which only the order matters.
+    /// Numbers of leases, of which only the order counts.
     pub seqs: Vec<u64>,
 }
 
 impl Canonical {
-    /// A moment, as the time until then or since then, within `window`.
+    /// Appends a time, as the difference to `now`, limited to `window`.
     pub fn time(&mut self, now: Ms, t: Ms, window: Ms) {
         self.plain.push(match t {
             NEVER => u64::MAX,
@@ -27,7 +27,7 @@ impl Canonical {
 }
 
 impl Table {
-    /// Appends the state at `now`. Moments further than `window` in the past are all the same.
+    /// Appends the state at `now`. All times more than `window` in the past are equal.
     pub fn canonical(&self, now: Ms, window: Ms, out: &mut Canonical) {
         out.plain.push(u64::from(self.idle_workers));
         out.plain.push(u64::from(self.writes_in_flight));

@@ -1,29 +1,30 @@
-//! The times at which leases end by themselves, and the effects of their ends.
+//! The expiry of leases, and its effects.
 //!
-//! A read lease has ended when its term and the clock skew have passed. A write lease has not,
-//! because its holder may just be sending delayed writes; the paper's three conditions (section 5)
-//! are:
+//! A read lease has ended when its term and the clock skew are over. The holder of a write lease
+//! may still be sending delayed writes then. So the paper has three conditions (section 5) for its
+//! end:
 //! 1. the clock is past expiry plus clock skew;
-//! 2. a server worker waits for work, so that no write that has arrived is still unserved;
+//! 2. a server worker waits for work, so that every write that has arrived is served;
 //! 3. no write came for the file within the write slack after the corrected expiry.
 //!
 //! A write lease that is being evicted ends after
-//! [`Config::flush_max_ms`](crate::Config::flush_max_ms) in any case: no further write of its
-//! holder begins then, and it ends with the last of those under way.
+//! [`Config::flush_max_ms`](crate::Config::flush_max_ms) in any case. From then on no further write
+//! of its holder begins. The lease ends with the last write under way.
 //!
-//! A lease without an end of its own (a delegation) expires when its client was not heard of for
-//! the client's term. One that was recalled and did not come back is revoked: from then on hearing
-//! of the client does not prolong it, and it expires like the others. A client that is still there
-//! learns of it with the next answer.
+//! A lease without expiry (a delegation) expires when its client did not renew itself for the
+//! client's term. It is revoked when it was recalled and not returned in time. From then on a
+//! renewal of the client does not prolong it, and it expires like other leases. A client that is
+//! still connected learns of the revocation with the next reply.
 
 use super::record::{LeaseState, NEVER};
 use super::{Access, Action, Ended, Table};
 use crate::{Kind, Ms};
 
-/// A lease that should have ended but for condition 2 is looked at again after this.
+/// Time in milliseconds after which a lease is checked again that has not ended only because of
+/// condition 2.
 pub(super) const RECHECK_MS: Ms = 100;
 
-/// After so many evictions none is sent any more.
+/// Maximum number of evictions per lease.
 const ATTEMPTS_MAX: u8 = 250;
 
 impl Table {
@@ -33,7 +34,7 @@ impl Table {
         }
     }
 
-    /// Looks at a lease whose deadline has come.
+    /// Checks a lease at its deadline.
     fn look(&mut self, now: Ms, i: u32) {
         let lease = &self.leases[i];
         if !lease.cachable {
@@ -47,7 +48,7 @@ impl Table {
             let (client, file) = (self.clients[lease.client].id, self.files[lease.file].key);
             let (seq, kind) = (self.seq_of(i), lease.kind);
             if self.is_held(i) {
-                // Its client may come back, and would take it for good again.
+                // The client may renew itself, and must not use the lease again.
                 self.actions.push_back(Action::Revoked { client, file, seq });
             }
             self.actions.push_back(Action::Ended { client, file, seq, kind, how });
@@ -68,13 +69,13 @@ impl Table {
         self.arm(i, deadline);
     }
 
-    /// Held without an end of its own, and not revoked.
+    /// Whether the lease lasts while its client renews itself, and is not revoked.
     fn is_held(&self, i: u32) -> bool {
         let state = self.leases[i].state;
         state.has(LeaseState::HELD) && !state.has(LeaseState::REVOKED)
     }
 
-    /// When it expires on its holder's clock at the latest, if the clocks agree.
+    /// The latest expiry on the holder's clock, without clock skew.
     fn expiry(&self, i: u32) -> Ms {
         let lease = &self.leases[i];
         let client = &self.clients[lease.client];
@@ -89,7 +90,7 @@ impl Table {
         self.expiry(i) + u64::from(skew)
     }
 
-    /// When a write lease may end as far as condition 3 goes.
+    /// The earliest end of a write lease by condition 3.
     fn slack_end(&self, i: u32) -> Ms {
         let slack = if self.rules.slack { self.config.write_slack_ms } else { 0 };
         let file = &self.files[self.leases[i].file];
@@ -99,7 +100,7 @@ impl Table {
     fn has_ended(&self, now: Ms, i: u32) -> Option<Ended> {
         let lease = &self.leases[i];
         let evicting = lease.state.has(LeaseState::EVICTING);
-        // A delegation is left to a silent client until another client wants the file.
+        // A client without contact keeps its delegation until another client wants the file.
         if (self.is_held(i) && !evicting) || now <= self.corrected_expiry(i) {
             return None;
         }
@@ -114,16 +115,16 @@ impl Table {
         (idle && !writing && now >= self.slack_end(i)).then_some(Ended::Expired)
     }
 
-    /// Whether an evicted write lease has gone on for too long. The caller has seen that it is past
-    /// its expiry.
+    /// Whether the holder of an evicted write lease flushes for too long. The caller has checked
+    /// that the lease is past its expiry.
     fn is_overdue(&self, now: Ms, i: u32) -> bool {
         let lease = &self.leases[i];
         let evicting = lease.state.has(LeaseState::EVICTING);
         evicting && now >= lease.evict_ms + u64::from(self.config.flush_max_ms)
     }
 
-    /// Whether a change comes from a client whose lease ends as soon as its changes under way have
-    /// ended.
+    /// Whether a change comes from the holder of an overdue lease, which ends when its changes
+    /// under way have ended.
     pub(super) fn comes_overdue(&self, now: Ms, a: &Access) -> bool {
         let own = a.client.and_then(|client| self.lease_of(client, a.file));
         own.is_some_and(|i| {
@@ -147,7 +148,7 @@ impl Table {
         self.actions.push_back(Action::Revoked { client, file, seq });
     }
 
-    /// When the next eviction is sent: the interval doubles, to eight times.
+    /// The time of the next eviction. The interval doubles up to eight times the first.
     fn next_eviction(&self, i: u32) -> Ms {
         let lease = &self.leases[i];
         let sent = u64::from(lease.attempts);
@@ -161,7 +162,7 @@ impl Table {
         lease.evict_ms + intervals * u64::from(self.config.evict_retry_ms.max(1))
     }
 
-    /// When a lease is to be looked at next.
+    /// The time of the next check of a lease.
     pub(super) fn next_look(&self, now: Ms, i: u32) -> Ms {
         let lease = &self.leases[i];
         let evicting = lease.state.has(LeaseState::EVICTING);
@@ -191,7 +192,7 @@ impl Table {
         next
     }
 
-    /// A caching lease has ended. If its holder goes on using the file, it counts as sharing it.
+    /// Ends a caching lease. A holder that still uses the file counts as sharing it.
     pub(super) fn end_caching(&mut self, now: Ms, i: u32, in_use: bool) {
         let lease = &self.leases[i];
         let f = lease.file;
@@ -208,7 +209,7 @@ impl Table {
         }
     }
 
-    /// A lease of any kind is over.
+    /// Removes a lease of any kind.
     pub(super) fn free_lease(&mut self, now: Ms, i: u32) {
         let f = self.leases[i].file;
         self.remove_lease(i);

@@ -1,4 +1,4 @@
-//! Which lease a client gets: a caching one, a non-caching one, none, or none yet.
+//! The grant of a lease: a caching lease, a non-caching lease, none, or a wait for a record.
 
 use super::record::{LeaseRec, LeaseState, NEVER, NONE};
 use super::{Access, Grant, Op, Table, Term, Want};
@@ -7,15 +7,15 @@ use crate::{ClientId, FileKey, Kind, Ms};
 /// The decision about a request for a lease.
 pub(super) enum Granted {
     Yes(Grant),
-    /// The client goes without.
+    /// The client gets no lease.
     No,
-    /// There is no record for it.
+    /// There is no record for the lease.
     NoRoom,
 }
 
 impl Table {
-    /// Answers a request for a lease. No caching lease of others contradicts the operation that it
-    /// came with.
+    /// Decides a request for a lease. No caching lease of another client conflicts with the
+    /// operation of the request.
     pub(super) fn grant(&mut self, now: Ms, client: ClientId, key: FileKey, want: Want) -> Granted {
         let full = if want.optional { Granted::No } else { Granted::NoRoom };
         let Some(f) = self.file_or_insert(key) else { return full };
@@ -52,15 +52,15 @@ impl Table {
         }
     }
 
-    /// Whether a client's caching lease for reading can become one for writing now, and nobody is
-    /// called back.
+    /// Whether a client's caching read lease can become a write lease now without an eviction.
     pub fn may_write_too(&self, now: Ms, client: ClientId, file: FileKey) -> bool {
         let Some((c, f)) = self.client(client).zip(self.file(file)) else { return false };
         let own = self.lease_at(c, f).filter(|&i| self.leases[i].cachable);
         own.is_some() && !self.is_shared(now, f, own, client, Kind::Write)
     }
 
-    /// Whether a lease of this kind would contradict how others use the file, or will soon.
+    /// Whether a lease of this kind would conflict with the use of the file by other clients, now
+    /// or soon.
     fn is_shared(&self, now: Ms, f: u32, own: Option<u32>, client: ClientId, kind: Kind) -> bool {
         let file = &self.files[f];
         let own = own.map(|i| &self.leases[i]);
@@ -79,7 +79,7 @@ impl Table {
         sharing || quiet || others_write || others_read || wanted || written
     }
 
-    /// A caching lease, new or renewed. `None` when there is no record.
+    /// Grants or renews a caching lease. `None` without a free record.
     fn give(&mut self, now: Ms, c: u32, f: u32, own: Option<u32>, want: Want) -> Option<Granted> {
         let term_ms = self.term(want.term);
         let held = want.term == Term::Held;
@@ -105,7 +105,7 @@ impl Table {
             lease.state.set(LeaseState::HELD);
         }
         if evicting {
-            // Only with a broken rule: it is renewed although it is wanted.
+            // Only with a rule off: it is renewed although an operation waits for the file.
             lease.state.set(LeaseState::EVICTING);
         }
         lease.expiry_ms = if held { NEVER } else { now + u64::from(term_ms) };
@@ -117,7 +117,7 @@ impl Table {
         Some(Granted::Yes(grant))
     }
 
-    /// A non-caching lease, new or renewed. `None` when there is no record.
+    /// Grants or renews a non-caching lease. `None` without a free record.
     fn share(&mut self, now: Ms, c: u32, f: u32, own: Option<u32>, want: Want) -> Option<Granted> {
         if want.optional || want.term == Term::Held {
             return Some(Granted::No);
@@ -126,14 +126,14 @@ impl Table {
         let expiry = now + u64::from(term_ms);
         let i = match own {
             Some(i) if self.leases[i].cachable => {
-                // Its present lease must come back first. The answer says so as well as the
+                // The client must return its present lease first. The reply is equivalent to the
                 // eviction.
                 if want.kind == Kind::Write {
                     self.leases[i].state.set(LeaseState::WRITES);
                 }
                 self.evict(now, i);
-                // It covers nothing beyond this operation: as long as the caching lease is on
-                // record, others wait for that, and once it is gone they may cache.
+                // The grant covers only this operation. While the caching lease has a record, other
+                // clients wait for it. After its end they may cache.
                 let seq = self.seq_of(i);
                 return Some(Granted::Yes(Grant { kind: want.kind, cachable: false, term_ms: 0, seq }));
             }
@@ -189,7 +189,8 @@ impl Table {
         }
     }
 
-    /// When the file is only kept free for a while, the client may ask again right after.
+    /// The term of a non-caching lease. When the file is only kept free for a while, the client may
+    /// ask again right afterwards.
     fn sharing_term(&self, now: Ms, f: u32, term: Term) -> u32 {
         let term = self.term(term);
         let file = &self.files[f];

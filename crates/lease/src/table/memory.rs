@@ -3,36 +3,36 @@
 use super::record::{ClientRec, FileRec, LeaseRec, Waiter};
 use super::{Action, Table};
 
-/// Bytes of each record.
+/// Size of each record in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of a lease.
+    /// Size of a lease record.
     pub lease: usize,
-    /// Of a file.
+    /// Size of a file record.
     pub file: usize,
-    /// Of a client.
+    /// Size of a client record.
     pub client: usize,
-    /// Of an operation that waits.
+    /// Size of a waiting operation.
     pub waiter: usize,
 }
 
 /// The memory in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Leases, caching or not.
+    /// Number of leases, caching or not.
     pub leases: usize,
-    /// Files, also those of which only the modify revision is remembered.
+    /// Number of files, including those of which only the modify revision is stored.
     pub files: usize,
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
-    /// Operations that wait.
+    /// Number of waiting operations.
     pub waiters: usize,
-    /// Bytes taken from the allocator.
+    /// Allocated bytes.
     pub heap_bytes: usize,
 }
 
 impl Table {
-    /// Bytes of each record.
+    /// Size of each record in bytes.
     pub const SIZES: Sizes = Sizes {
         lease: size_of::<LeaseRec>(),
         file: size_of::<FileRec>(),
@@ -40,8 +40,8 @@ impl Table {
         waiter: size_of::<Waiter>(),
     };
 
-    /// The memory in use. The bytes are computed from capacities; the example `memory` counts
-    /// allocations instead.
+    /// The memory in use. The bytes are computed from capacities. The example `memory` counts
+    /// allocations.
     pub fn usage(&self) -> Usage {
         Usage {
             leases: self.leases.len(),

@@ -1,15 +1,14 @@
-//! The records and how they hang together.
+//! The records and their links.
 //!
-//! A lease is found by client and file through one hash table, and hangs in two lists: those of its
-//! file, and those of its client. A file counts its leases by kind, so that whether an operation is
-//! in conflict is known without a look at them; nothing walks a list except to do something to each
-//! of its elements.
+//! One hash table finds a lease by client and file. Each lease is in two lists: the leases of its
+//! file, and the leases of its client. A file counts its leases by kind, so that a conflict is
+//! found without visiting them. A list is walked only to change each of its elements.
 
 use super::{Access, Table, Ticket};
 use crate::heap::{OUT, Timed};
 use crate::{ClientId, FileKey, Kind, Ms};
 
-/// No record.
+/// Index of no record.
 pub(super) const NONE: u32 = u32::MAX;
 /// The deadline of a record without one.
 pub(super) const NEVER: Ms = Ms::MAX;
@@ -17,11 +16,11 @@ pub(super) const NEVER: Ms = Ms::MAX;
 /// One lease of one client on one file, caching or not.
 #[derive(Debug, Clone)]
 pub(super) struct LeaseRec {
-    /// When it expires, before clock skew; of a lease without end, [`NEVER`] until it is revoked.
+    /// Expiry without clock skew. For a lease without expiry it is [`NEVER`] until the revocation.
     pub expiry_ms: Ms,
-    /// When it is to be looked at next.
+    /// Time of the next check.
     pub deadline_ms: Ms,
-    /// When it was called back first.
+    /// Time of the first eviction.
     pub evict_ms: Ms,
     pub file: u32,
     pub client: u32,
@@ -34,7 +33,7 @@ pub(super) struct LeaseRec {
     pub kind: Kind,
     pub cachable: bool,
     pub state: LeaseState,
-    /// Evictions sent.
+    /// Number of evictions sent.
     pub attempts: u8,
 }
 
@@ -43,13 +42,13 @@ pub(super) struct LeaseRec {
 pub(super) struct LeaseState(u8);
 
 impl LeaseState {
-    /// Lasts as long as its client is heard of.
+    /// The lease lasts as long as its client renews itself.
     pub const HELD: Self = Self(1);
-    /// Called back: it is not renewed.
+    /// The lease is being evicted and is not renewed.
     pub const EVICTING: Self = Self(2);
-    /// Was held and is revoked: it has an end.
+    /// The lease was [`Self::HELD`] and is revoked: it has an expiry.
     pub const REVOKED: Self = Self(4);
-    /// Its holder also writes through: it will be a non-caching lease for writing.
+    /// The holder also writes through. The lease will become a non-caching write lease.
     pub const WRITES: Self = Self(8);
 
     pub fn has(self, other: Self) -> bool {
@@ -73,68 +72,68 @@ impl Timed for LeaseRec {
     }
 }
 
-/// A file that is leased, waited for, being written, or whose modify revision is remembered.
+/// A file with leases, waiting operations, changes under way, or a stored modify revision.
 #[derive(Debug, Clone)]
 pub(super) struct FileRec {
     pub key: FileKey,
     pub revision: u64,
     pub last_write_ms: Ms,
-    /// First lease; of an idle file, the next idle one.
+    /// First lease. For an idle file: the next idle file.
     pub leases: u32,
-    /// Last of the waiting operations, in a ring; of an idle file, the previous idle one.
+    /// Last waiting operation, in a ring. For an idle file: the previous idle file.
     pub waiters: u32,
-    /// The caching write lease.
+    /// Caching write lease.
     pub writer: u32,
-    /// Caching read leases.
+    /// Number of caching read leases.
     pub readers: u32,
-    /// Non-caching leases of readers.
+    /// Number of non-caching read leases.
     pub sharing_readers: u32,
-    /// Non-caching leases of writers.
+    /// Number of non-caching write leases.
     pub sharing_writers: u32,
-    /// The client whose changes are under way, [`MANY`], or any caller without leases ([`NONE`]).
+    /// The client of the changes under way, [`MANY`], or [`NONE`] for callers without leases.
     pub in_flight_client: u32,
-    /// Changes under way.
+    /// Number of changes under way.
     pub in_flight: u16,
     pub idle: bool,
-    /// All its caching leases are being called back.
+    /// All its caching leases are being evicted.
     pub evicted_all: bool,
 }
 
-/// Changes of several clients are under way.
+/// Several clients have changes under way.
 pub(super) const MANY: u32 = u32::MAX - 1;
 
 /// One incarnation of a client.
 #[derive(Debug, Clone)]
 pub(super) struct ClientRec {
     pub id: ClientId,
-    /// It is renewed, not just the holder of a lease.
+    /// The client renews itself, and does not only hold leases with expiry.
     pub known: bool,
     pub term_ms: u32,
     pub renewed_ms: Ms,
     pub leases: u32,
 }
 
-/// An operation that waits.
+/// A waiting operation.
 #[derive(Debug, Clone)]
 pub(super) struct Waiter {
     pub access: Access,
-    /// The number of its ticket; it distinguishes odd slots from their earlier users.
+    /// The number of its ticket, which distinguishes the current user of a slot from earlier users.
     pub number: u32,
     pub live: bool,
-    /// The file whose ring it is in, or [`NONE`]: it waits for a lease record.
+    /// The file of its ring, or [`NONE`] when it waits for a lease record.
     pub file: u32,
     pub next: u32,
     pub prev: u32,
 }
 
-/// A file that was taken from its holders lately.
+/// A file with a recent eviction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Quiet {
-    /// Until then it is leased to no client.
+    /// No client gets a lease before this time.
     pub until_ms: Ms,
-    /// When it was taken last.
+    /// Time of the last eviction.
     pub taken_ms: Ms,
-    /// How many times it was taken in short order.
+    /// Number of evictions in a short time.
     pub times: u8,
 }
 
@@ -169,7 +168,7 @@ impl Table {
         self.lease_at(self.client(client)?, self.file(file)?)
     }
 
-    /// The record of a file, made if need be; `None` when there is no room.
+    /// The record of a file, created on demand; `None` without a free record.
     pub(super) fn file_or_insert(&mut self, key: FileKey) -> Option<u32> {
         if let Some(f) = self.file(key) {
             self.wake_from_idle(f);
@@ -201,7 +200,7 @@ impl Table {
         Some(f)
     }
 
-    /// The record of a client, made if need be; `None` when there is no room.
+    /// The record of a client, created on demand; `None` without a free record.
     pub(super) fn client_or_insert(&mut self, id: ClientId) -> Option<u32> {
         if let Some(c) = self.client(id) {
             return Some(c);
@@ -225,7 +224,7 @@ impl Table {
         self.clients.remove(c);
     }
 
-    /// Adds a lease to its file and client. There is room: the caller has looked.
+    /// Adds a lease to its file and client. The caller has checked that a record is free.
     pub(super) fn add_lease(&mut self, mut lease: LeaseRec) -> Option<u32> {
         let (c, f) = (lease.client, lease.file);
         lease.place = OUT;
@@ -250,7 +249,7 @@ impl Table {
         Some(i)
     }
 
-    /// Takes a lease out of everything.
+    /// Removes a lease from its lists, the hash table and the timers.
     pub(super) fn remove_lease(&mut self, i: u32) {
         self.count(i, false);
         self.timers.take(&mut self.leases, i);
@@ -277,8 +276,8 @@ impl Table {
         self.drop_client_if_unused(l.client);
     }
 
-    /// Adds a lease to the counts of its file, or subtracts it. To be called around every change of
-    /// its kind.
+    /// Adds a lease to the counts of its file, or subtracts it. To be called before and after every
+    /// change of its kind.
     pub(super) fn count(&mut self, i: u32, add: bool) {
         let l = &self.leases[i];
         let f = &mut self.files[l.file];
@@ -297,14 +296,14 @@ impl Table {
         }
     }
 
-    /// Changes a lease's kind, keeping the counts right.
+    /// Changes a lease's kind, and the counts of its file.
     pub(super) fn turn(&mut self, i: u32, cachable: bool, kind: Kind) {
         self.count(i, false);
         (self.leases[i].cachable, self.leases[i].kind) = (cachable, kind);
         self.count(i, true);
     }
 
-    /// Sets when a lease is looked at next.
+    /// Sets the time of the next check of a lease.
     pub(super) fn arm(&mut self, i: u32, deadline_ms: Ms) {
         self.leases[i].deadline_ms = deadline_ms;
         match deadline_ms {
@@ -313,7 +312,7 @@ impl Table {
         }
     }
 
-    /// An unused file joins the idle ones, which keep its modify revision as long as there is room.
+    /// Moves an unused file to the idle files. They keep their modify revision while there is room.
     pub(super) fn rest(&mut self, f: u32) {
         let file = &self.files[f];
         let needed = file.leases != NONE || file.waiters != NONE || file.in_flight > 0;
@@ -370,7 +369,7 @@ impl Table {
         self.files.remove(f);
     }
 
-    /// The number of a lease as others see it.
+    /// The number of a lease for clients.
     pub(super) fn seq_of(&self, i: u32) -> u64 {
         u64::from(self.epoch) << 32 | u64::from(self.leases[i].seq)
     }

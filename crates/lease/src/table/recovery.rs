@@ -1,35 +1,37 @@
-//! After a restart: no lease is remembered, so all that may be out are waited for.
+//! Recovery after a restart. No lease is stored, so the table waits until all old leases have
+//! ended.
 //!
-//! Until the longest of them is over, clock skew included, and no write came for the write slack,
-//! only writes under a lease are served: delayed ones, and those of clients that know that a file
-//! is shared. All other calls have to try later (section 4.1 of the paper). A write for which no
-//! lease is claimed is refused as well: it could be overtaken by an older, delayed one. Writes
-//! prolong this by [`Config::flush_max_ms`](crate::Config::flush_max_ms) at most. A client with
-//! delayed writes after that has to try later, and finds its lease gone.
+//! During recovery only writes under a lease are served: delayed writes, and writes of clients that
+//! know that a file is shared. Recovery ends when the longest old lease has ended, clock skew
+//! included, and no write came within the write slack. All other calls have to try later (section
+//! 4.1 of the paper). A write that claims no lease is refused as well, because an older, delayed
+//! write could overtake it. Writes prolong recovery by at most
+//! [`Config::flush_max_ms`](crate::Config::flush_max_ms). A client with delayed writes after that
+//! time has to try later, and its lease is gone.
 
 use super::due::RECHECK_MS;
 use super::{Access, Decision, Op, Table};
 use crate::Ms;
 
-/// The time after a restart.
+/// The state of recovery.
 #[derive(Debug, Clone)]
 pub(super) struct Recovery {
-    /// All leases that were granted before have expired then.
+    /// Time at which all leases of the previous lifetime have expired.
     pub until_ms: Ms,
-    /// When the last write came.
+    /// Time of the last write.
     pub last_write_ms: Ms,
-    /// Not to be looked at before.
+    /// Earliest time of the next check.
     pub recheck_ms: Ms,
 }
 
 impl Table {
-    /// True as long as only writes under leases are served.
+    /// True while only writes under leases are served.
     pub fn is_recovering(&self) -> bool {
         self.recovery.is_some()
     }
 
-    /// This client's write lease ended without being given back before the restart
-    /// ([`Action::Ended`](super::Action)): other clients may have seen the file without its delayed
+    /// This client's write lease ended before the restart without being returned
+    /// ([`Action::Ended`](super::Action)). Other clients may have seen the file without its delayed
     /// writes.
     pub fn fence(&mut self, client: crate::ClientId, file: crate::FileKey, seq: u64) {
         if self.recovery.is_some() {
@@ -48,7 +50,7 @@ impl Table {
         (r.until_ms.max(r.last_write_ms.min(self.flushed(r))) + self.grace_slack()).max(r.recheck_ms)
     }
 
-    /// Writes that come later do not prolong recovery.
+    /// Writes after this time do not prolong recovery.
     fn flushed(&self, r: &Recovery) -> Ms {
         r.until_ms.saturating_add(self.config.flush_max_ms.into())
     }
@@ -76,7 +78,7 @@ impl Table {
         }
     }
 
-    /// A write came or ended.
+    /// Records the time of a write or of its end.
     pub(super) fn note_write(&mut self, now: Ms) {
         if let Some(r) = &mut self.recovery {
             r.last_write_ms = now;
@@ -86,7 +88,7 @@ impl Table {
     /// Whether an operation is not served because of a restart.
     pub(super) fn refuse_in_recovery(&mut self, now: Ms, a: &Access) -> Option<Decision> {
         if a.op == Op::Push {
-            // Those under way end, and recovery with them.
+            // No later push begins. Recovery ends when the changes under way have ended.
             let late = self.recovery.as_ref().is_some_and(|r| now > self.flushed(r) + self.grace_slack());
             return late.then(|| self.try_later());
         }

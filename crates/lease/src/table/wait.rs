@@ -1,12 +1,12 @@
-//! Waiting operations: in a ring per file, first come first served.
+//! Waiting operations: one ring per file, in the order of arrival.
 
 use super::record::{NONE, Waiter};
 use super::{Access, Action, Attempt, Decision, Op, Table, Ticket};
 use crate::Ms;
 
 impl Table {
-    /// Puts an operation in the queue of its file (which has leases, or there would be nothing to
-    /// wait for), or in the queue for a record.
+    /// Adds an operation to the ring of its file, or to the queue for a lease record. A file with
+    /// waiting operations has leases.
     pub(super) fn enqueue(&mut self, access: &Access) -> Decision {
         self.next_ticket = self.next_ticket.wrapping_add(1);
         let file = self.file(access.file).filter(|&f| !self.files[f].idle).unwrap_or(NONE);
@@ -31,7 +31,7 @@ impl Table {
         self.files[f].waiters = slot;
     }
 
-    /// Takes an operation out of its queue.
+    /// Removes an operation from its ring.
     fn unlink(&mut self, slot: u32) {
         let Waiter { file, prev, next, .. } = self.waiters[slot];
         self.waiters[slot].live = false;
@@ -44,8 +44,8 @@ impl Table {
         self.waiters.remove(slot);
     }
 
-    /// The operation does not wait any more: its client has to try later, or is gone. The file is
-    /// kept free for it for a while, so that it finds it free when it comes back.
+    /// Ends the wait of an operation: its client has to try later, or is gone. The file is kept
+    /// free for a while, so that the client finds no lease when it repeats the operation.
     pub fn cancel(&mut self, now: Ms, ticket: Ticket) {
         let Some(waiter) = self.waiter(ticket) else { return };
         let file = waiter.file;
@@ -62,14 +62,14 @@ impl Table {
         self.waiters.get(ticket.slot).filter(|w| w.live && w.number == ticket.number)
     }
 
-    /// Lets operations without obstacles go ahead.
+    /// Lets operations without conflicts go ahead.
     pub(super) fn wake(&mut self, now: Ms, f: u32) {
         let last = self.files[f].waiters;
         if last == NONE {
             return;
         }
-        // With a writer, or several readers, no waiting operation can go: each is in conflict with
-        // at least one.
+        // With several readers no waiting operation can go ahead, because each conflicts with at
+        // least one.
         let file = &self.files[f];
         if file.readers > 1 {
             return;
@@ -91,7 +91,7 @@ impl Table {
         }
     }
 
-    /// Looks again at an operation that has left its queue.
+    /// Attempts an operation again after its removal from the queue.
     fn retry(&mut self, now: Ms, ticket: Ticket, access: Access) {
         let writes = matches!(access.op, Op::Write | Op::Push);
         let decision = match writes && !self.revisions.has(u64::from(self.writes_in_flight) + 1) {
@@ -104,7 +104,7 @@ impl Table {
         self.actions.push_back(Action::Ready { ticket, decision });
     }
 
-    /// A lease record is free: the first operation that waits for one gets it.
+    /// Gives a free lease record to the first operation that waits for one.
     pub(super) fn wake_for_room(&mut self, now: Ms) {
         while let Some(ticket) = self.no_room.pop_front() {
             let Some(waiter) = self.waiter(ticket) else { continue };
