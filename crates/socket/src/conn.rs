@@ -1,11 +1,12 @@
-//! One connection: greets, reads requests, gives each a task, and closes all open files in the end.
+//! One connection. It greets, reads requests, runs a task for each, and closes all open files at
+//! its end.
 //!
-//! Everything that a program can make this side keep is bounded: requests under way, open files,
-//! watched paths, bytes. Beyond, a request fails with `EAGAIN` (`EMFILE` for files; `E2BIG` for a
-//! request that is always too large). Bytes wait, as do unread replies, which stops the reading of
-//! further requests. Anything malformed ends the connection, after an error that says so. A program
-//! that hangs up ends all its requests, except changes: a change runs to its end, or the mount
-//! could not be shown it.
+//! All resources of a program are bounded: running requests, open files, watched paths and bytes.
+//! Beyond a limit a request fails with `EAGAIN`, with `EMFILE` for files, or with `E2BIG` when it
+//! is too large even alone. When the limit of request bytes or of unread replies is reached, the
+//! connection reads no further requests. A malformed message ends the connection after an error
+//! reply. When a program closes the connection, all its requests end. Only changes run to their
+//! end, so that the mount can show them.
 
 use crate::file::OpenFile;
 use crate::frames::{self, ALLOWANCE_BYTES, QUEUE_FRAMES, Reply, gone};
@@ -28,16 +29,17 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Requests under way.
+/// Maximum number of running requests.
 const REQUESTS_MAX: usize = 256;
-/// Bytes of requests that wait for their turn; further ones are not read until then.
+/// Maximum size in bytes of waiting requests. Further requests are not read until then.
 const INBOUND_BYTES: usize = 16 << 20;
-/// Bytes of requests whose replies have many frames, each path in them counted with so many more.
+/// Maximum size in bytes of requests with replies of many frames. `PATH_BYTES` are added for each
+/// path.
 const LISTS_BYTES: usize = 64 << 20;
 const PATH_BYTES: usize = 512;
-/// Bytes of directories that wait to be listed.
+/// Maximum size in bytes of directories that wait for their listing.
 const WAITING_BYTES: usize = 64 << 20;
-/// Frames that a program may allow ahead in one reply.
+/// Maximum number of frames that a program may request in advance for one reply.
 const CREDIT_MAX: usize = 1 << 16;
 
 /// A connection.
@@ -46,16 +48,16 @@ pub(crate) struct Connection {
     pub cred: Arc<Cred>,
     pub files: Mutex<HashMap<u64, Arc<OpenFile>>>,
     pub next_file: AtomicU64,
-    /// Paths that are watched.
+    /// Number of watched paths.
     pub watched: AtomicUsize,
-    /// Room for directories that wait to be listed, in bytes.
+    /// Free bytes for directories that wait for their listing.
     pub waiting: Arc<Semaphore>,
     running: Mutex<HashMap<u32, Running>>,
-    /// Requests until their replies are on their way.
+    /// Requests until their replies are queued.
     slots: Arc<Semaphore>,
     inbound: Arc<Semaphore>,
     lists: Arc<Semaphore>,
-    /// Ends of opens for reading without a waiting program.
+    /// Running closes of read opens, which no program waits for.
     pub closing: TaskTracker,
     over: CancellationToken,
 }
@@ -68,21 +70,21 @@ struct Running {
 
 /// The last frame of a reply.
 enum Last {
-    /// These bytes, which were allowed where they are many.
+    /// A body, with the permit for a large one.
     Body(Vec<Bytes>, Option<OwnedSemaphorePermit>),
     /// A descriptor.
     Lent(std::fs::File),
-    /// There is no reply.
+    /// No reply.
     None,
 }
 
-/// The resources of a request: until it is done, and until its reply is on its way.
+/// The permits of a request: one until the call ends, one until its reply is queued.
 struct Admitted {
     taken: OwnedSemaphorePermit,
     slot: OwnedSemaphorePermit,
 }
 
-/// Serves a connection to its end.
+/// Serves a connection until its end.
 pub(crate) async fn serve(shared: Arc<Shared>, stream: UnixStream, cred: Arc<Cred>) {
     let over = shared.ending.child_token();
     let conn = Arc::new(Connection {
@@ -105,7 +107,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: UnixStream, cred: Arc<Cre
         let allowance = Arc::new(Semaphore::new(ALLOWANCE_BYTES));
         let reading = Reading { conn: &conn, stream: &stream, calls: &calls, out, allowance, greeted: false };
         let ended = reading.run().await;
-        // The program does not read the answers, or the end was reported.
+        // The program has closed the connection, or the error was reported.
         over.cancel();
         ended
     };
@@ -122,12 +124,12 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: UnixStream, cred: Arc<Cre
     }
     over.cancel();
     calls.close();
-    // Calls that change something run to their end.
+    // Changes run to their end.
     calls.wait().await;
     conn.close_all().await;
 }
 
-/// The side of a connection that reads.
+/// The reading side of a connection.
 struct Reading<'a> {
     conn: &'a Arc<Connection>,
     stream: &'a UnixStream,
@@ -138,7 +140,7 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Reads requests until the program hangs up or the daemon ends.
+    /// Reads requests until the program closes the connection or the daemon ends.
     async fn run(mut self) -> io::Result<()> {
         let conn = self.conn;
         let ended = loop {
@@ -160,8 +162,8 @@ impl Reading<'_> {
         Err(e)
     }
 
-    /// Reads a request and begins it; false when there is none. Errors with the request's number
-    /// and operation.
+    /// Reads a request and starts it. Returns false at the end of the connection. Errors contain
+    /// the number and operation of the request.
     async fn next(&mut self) -> std::result::Result<bool, (u32, u16, io::Error)> {
         let header = frames::read_header(self.stream).await.map_err(|e| (0, 0, e))?;
         let Some(header) = header else { return Ok(false) };
@@ -185,7 +187,7 @@ impl Reading<'_> {
 }
 
 impl Connection {
-    /// Begins a request.
+    /// Starts a request.
     async fn begin(
         self: &Arc<Self>,
         reply: Reply,
@@ -232,13 +234,14 @@ impl Connection {
         calls.spawn(async move {
             let outcome = conn.call(&reply, &body).await;
             drop((body, taken));
-            // Before the last frame: a program that has read it may use the number again.
+            // Before the last frame, because a program that has read the last frame may reuse the
+            // number.
             conn.running.lock().remove(&reply.id);
             match outcome {
                 Ok(Last::Body(parts, allowance)) => reply.answer(parts, allowance).await,
                 Ok(Last::Lent(fd)) => reply.lend(fd).await,
                 Ok(Last::None) => {}
-                // The layers below say it so.
+                // The layers below report a cancellation as EINTR.
                 Err(e) if e.errno == libc::EINTR && reply.over.is_cancelled() => reply.fail(&gone()).await,
                 Err(e) => reply.fail(&e).await,
             }
@@ -247,7 +250,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes note of a request; `None` when there are too many.
+    /// Reserves the resources of a request; `None` when there are too many requests.
     async fn admit(&self, reply: &Reply, bytes: usize) -> std::result::Result<Option<Admitted>, Malformed> {
         self.unused(reply)?;
         {
@@ -259,7 +262,8 @@ impl Connection {
             running.insert(reply.id, Running { credit, over });
         }
         let n = bytes as u32;
-        // A request that waits for the program's word must not keep that word from being read.
+        // A request that waits for [`Request::More`] must not prevent the connection from reading
+        // it.
         let many = matches!(reply.op, op::READ_MANY | op::STAT_MANY | op::LIST | op::WALK | op::WATCH);
         let taken = match many {
             true => self.lists.clone().try_acquire_many_owned(n).ok(),
@@ -269,16 +273,16 @@ impl Connection {
             self.running.lock().remove(&reply.id);
             return Ok(None);
         };
-        // Fewer are under way, so when there is none left, another's reply waits for the program to
-        // read.
+        // Fewer requests are running. Without a free slot, a finished reply waits for the program
+        // to read.
         let slot = self.slots.clone().acquire_owned().await.ok();
         Ok(slot.map(|slot| Admitted { taken, slot }))
     }
 
-    /// A program that uses a number twice could not tell the answers apart.
+    /// Refuses a number that is in use, because the program could not distinguish the two replies.
     fn unused(&self, reply: &Reply) -> std::result::Result<(), Malformed> {
         match self.running.lock().contains_key(&reply.id) {
-            true => Err(Malformed("a request's number that is in use")),
+            true => Err(Malformed("a request number that is in use")),
             false => Ok(()),
         }
     }
@@ -300,7 +304,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Serves one request; returns the rest, to be sent as its last frame.
+    /// Serves one request. Returns the last frame of its reply.
     async fn call(self: &Arc<Self>, reply: &Reply, body: &Bytes) -> Result<Last> {
         let request = Request::decode(reply.op, body).map_err(|e| Error::because(libc::EPROTO, e.0))?;
         let cx = self.cx(reply, changes(&request));
@@ -351,14 +355,14 @@ impl Connection {
         })
     }
 
-    /// Only the end of the mount cancels a change: until it has ended, the mount's kernel may not
-    /// keep its view.
+    /// The context of a request. Only the end of the mount cancels a change, because the mount's
+    /// kernel caches are invalid until the change has ended.
     fn cx(&self, reply: &Reply, changes: bool) -> Cx {
         let cancel = if changes { self.shared.ending.clone() } else { reply.over.clone() };
         Cx { cancel, ..Cx::new(self.cred.clone()) }
     }
 
-    /// The same call, as new as an open that begins now has to be.
+    /// The context for an open. With close-to-open it accepts only answers from now on.
     pub fn opening(&self, cx: &Cx) -> Cx {
         match self.shared.options.close_to_open {
             true => cx.fresh(Instant::now()),
@@ -373,7 +377,7 @@ impl Connection {
     }
 }
 
-/// Whether a request changes something, or ends an open.
+/// Whether a request changes the file system, or ends an open.
 fn changes(request: &Request<'_>) -> bool {
     match request {
         Request::Open(_, flags, _) => flags & (OPEN_CREATE | OPEN_TRUNCATE) != 0,
@@ -383,7 +387,7 @@ fn changes(request: &Request<'_>) -> bool {
     }
 }
 
-/// Attributes as programs get them.
+/// Attributes in the wire format.
 pub(crate) fn told(attr: &Attr) -> wire::Attr {
     let time = |t: hither_vfs::Time| (t.secs, t.nanos);
     wire::Attr {

@@ -1,4 +1,4 @@
-//! Open files: of the connection that opened them, with the identity they were opened with.
+//! Open files. They belong to the connection and the identity that opened them.
 
 use crate::conn::{Connection, told};
 use crate::frames::Reply;
@@ -20,23 +20,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, RwLock};
 use tokio::time::Instant;
 
-/// Last place in a file, as the kernel's calls have it.
+/// Maximum offset in a file, as in system calls.
 const OFFSET_MAX: u64 = i64::MAX as u64;
-/// Open files of one connection.
+/// Maximum number of open files per connection.
 const FILES_MAX: usize = 1024;
-/// Opens of a path that changes all the time.
+/// Maximum number of attempts to open a path that changes meanwhile.
 const TRIES: usize = 4;
-/// First bytes to bring along with a name that is opened for reading.
+/// Maximum number of first bytes that an open for reading fetches.
 pub(crate) const FIRST_BYTES: u32 = 64 << 10;
 
-/// Ends of opens without a waiting program, of one connection; a program that adds to more waits.
+/// Maximum number of running closes of read opens per connection. Beyond it a program waits for its
+/// close.
 const CLOSING_MOST: usize = 1024;
 
-/// Locks for appends. Files share them out: one append waits for another to a file with the same
-/// lock.
+/// Number of locks for appends. Several files share one lock, so an append may wait for an append
+/// to another file.
 const APPENDING: usize = 64;
 
-/// A lock for each file, held by the appending program.
+/// The locks for appends. A program holds the lock of the file during an append.
 pub(crate) struct Appending {
     locks: [tokio::sync::Mutex<()>; APPENDING],
     hashed: RandomState,
@@ -60,10 +61,10 @@ pub(crate) struct OpenFile {
     open: OpenId,
     access: OpenAccess,
     written: AtomicBool,
-    /// Why a part of a write was not taken whose beginning was.
+    /// The error of a partial write.
     failed: Mutex<Option<Error>>,
     backing: Option<Backing>,
-    /// Held for reading by calls, for writing by the end.
+    /// Calls hold it for reading, the close for writing.
     using: RwLock<()>,
 }
 
@@ -76,7 +77,7 @@ impl OpenFile {
         [Touched::Contents(self.fh.clone())]
     }
 
-    /// Tells, once, of an error that came too late for its own request.
+    /// Returns the error of an earlier partial write once.
     fn check(&self) -> Result<()> {
         self.failed.lock().take().map_or(Ok(()), Err)
     }
@@ -102,7 +103,7 @@ impl Connection {
         let opened = loop {
             tries -= 1;
             match self.open_once(cx, path, flags, mode, access).await {
-                // The name has come to lead elsewhere in between.
+                // The name leads to another object now.
                 Err(e) if tries > 0 && matches!(e.errno, libc::ESTALE | libc::ELOOP) => {}
                 Err(e) if tries > 0 && e.errno == libc::ENOENT && has(OPEN_CREATE) => {}
                 Err(e) if tries > 0 && e.errno == libc::EEXIST && !has(OPEN_EXCLUSIVE) => {}
@@ -185,13 +186,13 @@ impl Connection {
         self.files.lock().get(&number).cloned().ok_or_else(|| Error::new(libc::EBADF))
     }
 
-    /// A file that was opened for this.
+    /// An open file with this access.
     fn file_for(&self, number: u64, access: OpenAccess) -> Result<Arc<OpenFile>> {
         let file = self.file(number)?;
         if file.access.contains(access) { Ok(file) } else { Err(Error::new(libc::EBADF)) }
     }
 
-    /// Reads: the reply, and the room that was allowed for it.
+    /// Reads. Returns the reply and its reserved bytes.
     pub async fn read(
         &self,
         cx: &Cx,
@@ -211,7 +212,7 @@ impl Connection {
         Ok((parts, allowance))
     }
 
-    /// Writes; returns how many bytes were taken, and where they begin.
+    /// Writes. Returns the number of written bytes and their offset.
     pub async fn write(
         &self,
         cx: &Cx,
@@ -227,7 +228,7 @@ impl Connection {
         }
         let _using = file.using.read().await;
         let stability = if flags & WRITE_STABLE != 0 { Stability::Stable } else { Stability::Unstable };
-        // One after the other: the next begins where this one ends.
+        // Appends are serial: each starts at the end of the previous one.
         let _alone = match appends {
             true => Some(self.shared.appending.of(&file.fh).lock().await),
             false => None,
@@ -265,21 +266,21 @@ impl Connection {
         Ok((n, offset))
     }
 
-    /// The present end of a file. The server is asked unless it is known for sure: other clients'
-    /// appends are not overwritten.
+    /// The current end of a file. The server is asked unless a lease covers the attributes, so that
+    /// an append does not overwrite other clients' appends.
     async fn end_of(&self, cx: &Cx, file: &OpenFile) -> Result<u64> {
         let asking = Cx { times_unseen: true, ..cx.fresh(Instant::now()) };
         self.shared.vfs.getattr(&asking, file.at()).await.map(|attrs| attrs.attr.size_bytes)
     }
 
-    /// Makes everything stable that was written.
+    /// Makes all written data stable.
     pub async fn sync(&self, cx: &Cx, number: u64) -> Result<()> {
         let file = self.file(number)?;
         let _using = file.using.read().await;
         file.check()?;
         let call = self.shared.vfs.commit(cx, file.at());
         match file.written.load(Ordering::Relaxed) {
-            // The times are the server's from now on.
+            // From now on the times are the server's.
             true => self.shared.change(&file.contents(), call).await,
             false => call.await,
         }
@@ -302,8 +303,8 @@ impl Connection {
     pub async fn stat_file(&self, cx: &Cx, number: u64) -> Result<wire::Attr> {
         let file = self.file(number)?;
         let _using = file.using.read().await;
-        // By its handle: the times are to be those that stay, as for stat(2) on a mount, and a
-        // caller that names an open is about to read.
+        // By filehandle, as for stat(2) on a mount, so that the times are final. A getattr with an
+        // open means that a read follows.
         let at = File { open: None, ..file.at() };
         self.shared.vfs.getattr(cx, at).await.map(|attrs| told(&attrs.attr))
     }
@@ -312,7 +313,7 @@ impl Connection {
     pub async fn close(&self, cx: &Cx, number: u64) -> Result<()> {
         let file = self.files.lock().remove(&number).ok_or_else(|| Error::new(libc::EBADF))?;
         if !file.access.contains(OpenAccess::WRITE) {
-            // Calls that still use it keep the kernel's descriptor in this respect, too.
+            // Calls that still use the open delay the close, as in the kernel.
             let using = file.using.write().await;
             self.shared.stats.files_open.fetch_sub(1, Ordering::Relaxed);
             drop(using);
@@ -323,13 +324,13 @@ impl Connection {
         file.check()
     }
 
-    /// Ends an open for reading, which has no error to report: several such ends are sent to the
-    /// server together, and that takes its time.
+    /// Ends a read open without waiting. It has no error to report. Several closes are sent to the
+    /// server together, which takes some time.
     pub(crate) async fn close_aside(&self, cx: &Cx, fh: &Fh, open: OpenId) {
         let (vfs, cx, fh) = (self.shared.vfs.clone(), Cx::new(cx.cred.clone()), fh.clone());
         let close = async move {
             if let Err(error) = vfs.close(&cx, &fh, open).await {
-                tracing::debug!(%error, "the end of an open for reading");
+                tracing::debug!(%error, "closing a file that was open for reading");
             }
         };
         match self.closing.len() < CLOSING_MOST {
@@ -348,7 +349,7 @@ impl Connection {
         }
     }
 
-    /// Ends all opens, when no program is there to get errors.
+    /// Ends all opens. No program gets their errors.
     pub async fn close_all(&self) {
         self.closing.close();
         self.closing.wait().await;
@@ -360,26 +361,26 @@ impl Connection {
         }
     }
 
-    /// A descriptor for reading with all bytes of a file.
+    /// A read-only descriptor with all bytes of a file.
     pub fn lend(&self, number: u64) -> Result<std::fs::File> {
         use std::os::fd::AsRawFd;
         let file = self.file_for(number, OpenAccess::READ)?;
         let none =
-            || Error::because(libc::EOPNOTSUPP, "the file is not wholly on the local disk, or may change");
+            || Error::because(libc::EOPNOTSUPP, "the file is not completely on the local disk, or may change");
         let backing = file.backing.as_ref().ok_or_else(none)?;
-        // Our own descriptor can be written to. This one cannot, and opening it again needs rights
-        // on the cache's directory.
+        // The daemon's own descriptor is writable. The new one is not, and opening it again needs
+        // rights on the cache directory.
         let path = format!("/proc/self/fd/{}", backing.0.as_raw_fd());
         std::fs::File::open(path).map_err(|e| Error::new(e.raw_os_error().unwrap_or(libc::EIO)))
     }
 }
 
-/// A name that is made.
+/// The change of a created name.
 pub(crate) fn created(dir: &Fh, name: &Name) -> [Touched; 1] {
     [Touched::Name(dir.clone(), name.clone(), None)]
 }
 
-/// Reads in the sizes that the stack takes.
+/// Reads in the sizes that the stack supports.
 pub(crate) async fn read_on(
     conn: &Connection,
     cx: &Cx,

@@ -1,9 +1,8 @@
-//! Frames on their way to a program.
+//! Frames to and from a program.
 //!
-//! A reply takes its bytes out of its connection's allowance before they are there, and gives them
-//! back when they are written: unread data is bounded. Replies of many frames wait for the
-//! program's word ([`Request::More`]) before that, so that an unread one keeps nothing from the
-//! others.
+//! A reply reserves bytes of its connection's allowance before it reads them, and releases them
+//! after they are written. So unread data is bounded. Replies of many frames first wait for a
+//! request for more frames ([`Request::More`]). So an unread reply does not block other replies.
 //!
 //! [`Request::More`]: hither_client::wire::Request::More
 
@@ -22,18 +21,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a program may take to read a frame.
+/// Maximum time in which a program must read a frame.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
-/// How long reading the rest may take when its connection ends.
+/// Maximum time for the remaining frames after the end of a connection.
 const LAST_WITHIN: Duration = Duration::from_secs(2);
-/// How long a program may take to send the body of a request, and any part of its header but the
-/// first.
+/// Maximum time in which a program must send the body of a request, and each part of its header
+/// after the first.
 const RECEIVE_WITHIN: Duration = Duration::from_secs(60);
-/// Bytes on their way to and from one program.
+/// Maximum number of bytes of unread replies per connection.
 pub(crate) const ALLOWANCE_BYTES: usize = 16 << 20;
-/// Frames that wait to be written.
+/// Maximum number of queued frames.
 pub(crate) const QUEUE_FRAMES: usize = 64;
-/// A frame of many small things is sent when it has so many bytes.
+/// A frame of many small items is sent when it has this number of bytes.
 pub(crate) const FULL_BYTES: usize = 64 << 10;
 
 /// A frame to send.
@@ -46,31 +45,29 @@ pub(crate) struct Frame {
     _allowance: Option<OwnedSemaphorePermit>,
 }
 
-/// The way back from one request.
+/// The return path of one request.
 #[derive(Clone)]
 pub(crate) struct Reply {
     pub id: u32,
     pub op: u16,
     pub out: mpsc::Sender<Frame>,
     pub allowance: Arc<Semaphore>,
-    /// Frames that the program is ready for, beside the last.
+    /// Number of frames besides the last that the program has requested.
     pub credit: Arc<Semaphore>,
-    /// Its program does not want it any more.
+    /// Cancelled when the program does not need the reply any more.
     pub over: CancellationToken,
 }
 
-/// The program's word for one frame of many, and room for its bytes.
+/// Permission for one frame of a reply: the program's request for it, and the reserved bytes.
 pub(crate) struct Turn {
     credit: OwnedSemaphorePermit,
     allowance: OwnedSemaphorePermit,
 }
 
 impl Reply {
-    /// Waits until the program is ready for a frame, and then until so many bytes may be on their
-    /// way.
+    /// Waits until the program requests a frame, and then until `bytes` bytes are reserved.
     pub async fn turn(&self, bytes: usize) -> Result<Turn> {
-        // The order matters: a reply that a program never asks on for must not keep room from the
-        // others.
+        // In this order, because a reply without requested frames must not reserve bytes.
         let credit = tokio::select! {
             credit = self.credit.clone().acquire_owned() => credit.map_err(|_| gone())?,
             () = self.over.cancelled() => return Err(gone()),
@@ -78,7 +75,7 @@ impl Reply {
         Ok(Turn { credit, allowance: self.allow(bytes).await? })
     }
 
-    /// Waits until so many bytes may be on their way.
+    /// Waits until `bytes` bytes are reserved.
     pub async fn allow(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
         let n = u32::try_from(bytes.min(ALLOWANCE_BYTES)).unwrap_or(u32::MAX);
         tokio::select! {
@@ -87,18 +84,18 @@ impl Reply {
         }
     }
 
-    /// Sends a whole reply; its bytes were allowed.
+    /// Sends a whole reply with reserved bytes.
     pub async fn answer(&self, parts: Vec<Bytes>, allowance: Option<OwnedSemaphorePermit>) {
         self.send(0, parts, None, allowance).await;
     }
 
     /// Sends a reply with a descriptor.
     pub async fn lend(&self, fd: File) {
-        // A descriptor needs a byte to travel with.
+        // A descriptor is sent with at least one byte, here the header.
         self.send(FLAG_FD, Vec::new(), Some(fd), None).await;
     }
 
-    /// Sends why there is no (further) reply.
+    /// Sends an error as the end of the reply.
     pub async fn fail(&self, e: &Error) {
         let mut body = Vec::new();
         wire::encode_error(e.errno, e.why.as_deref().unwrap_or(""), &mut body);
@@ -119,17 +116,17 @@ impl Reply {
         allowance: Option<OwnedSemaphorePermit>,
     ) {
         let frame = Frame { id: self.id, op: self.op, flags, parts, fd, _allowance: allowance };
-        // When the writer has gone, the connection is over.
+        // After the end of the writer the connection is over.
         let _ = self.out.send(frame).await;
     }
 }
 
-/// The program, or this daemon, ends the connection.
+/// The error of requests that end with the connection.
 pub(crate) fn gone() -> Error {
     Error::new(libc::ECANCELED)
 }
 
-/// Things that are collected to frames.
+/// Collects small items into frames.
 pub(crate) struct Collected<'a> {
     reply: &'a Reply,
     body: Vec<u8>,
@@ -140,13 +137,13 @@ impl<'a> Collected<'a> {
         Self { reply, body: Vec::new() }
     }
 
-    /// Adds one.
+    /// Adds an item.
     pub async fn add(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         encode(&mut self.body);
         if self.body.len() >= FULL_BYTES { self.flush().await } else { Ok(()) }
     }
 
-    /// Sends the available frames.
+    /// Sends the collected items.
     pub async fn flush(&mut self) -> Result<()> {
         if self.body.is_empty() {
             return Ok(());
@@ -158,8 +155,8 @@ impl<'a> Collected<'a> {
     }
 }
 
-/// Writes frames until there will be no more, or the program does not read. Once the connection is
-/// over there is little time.
+/// Writes frames until the queue ends or the program does not read in time. After the end of the
+/// connection the time is short.
 pub(crate) async fn write_all(
     stream: &UnixStream,
     mut frames: mpsc::Receiver<Frame>,
@@ -210,7 +207,7 @@ async fn write(stream: &UnixStream, frame: &Frame) -> io::Result<()> {
 
 fn send(stream: &UnixStream, slices: &[IoSlice<'_>], fd: Option<&File>) -> io::Result<usize> {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    // As many as the kernel takes in one call.
+    // Maximum number of slices of one system call.
     let slices = &slices[..slices.len().min(1024)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -221,7 +218,7 @@ fn send(stream: &UnixStream, slices: &[IoSlice<'_>], fd: Option<&File>) -> io::R
     Ok(sendmsg(stream, slices, &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Reads a frame's header; `None` when the program has hung up between two.
+/// Reads the header of a frame. `None` when the program closed the connection before a header.
 pub(crate) async fn read_header(stream: &UnixStream) -> io::Result<Option<Header>> {
     let mut header = [0; HEADER_BYTES];
     let mut have = 0;
@@ -237,7 +234,7 @@ pub(crate) async fn read_header(stream: &UnixStream) -> io::Result<Option<Header
     }
 }
 
-/// Reads a body.
+/// Reads the body of a frame.
 pub(crate) async fn read_body(stream: &UnixStream, len: usize) -> io::Result<Bytes> {
     let mut body = vec![0; len];
     let mut have = 0;

@@ -1,11 +1,19 @@
-//! A Vfs becomes a socket for programs: docs/SOCKET.md, served.
+//! A socket through which programs use a Vfs: the server of docs/SOCKET.md.
 //!
-//! It knows the [`Vfs`](hither_vfs::Vfs) interface and the library's wire format, and nothing of
-//! mounts or NFS. From the bottom: `sys` identifies the peer, `conn` is one connection with its
-//! limits, `frames` its replies, `path` whole paths, `file` open files, `many` questions about many
-//! files, `tree` listings and walks, `watch` changes of watched paths, `names` calls that change
-//! names. Each request is a task with the identity that the kernel gives for the program. A program
-//! that does not read its replies, or asks for too much at a time, delays only itself.
+//! The crate depends on the [`Vfs`](hither_vfs::Vfs) interface and the library's wire format, and
+//! not on mounts or NFS. Its modules, from the bottom:
+//! - `sys` identifies the peer.
+//! - `conn` is one connection with its limits.
+//! - `frames` sends its replies.
+//! - `path` resolves whole paths.
+//! - `file` has the open files.
+//! - `many` serves requests about many files.
+//! - `tree` serves listings and walks.
+//! - `watch` reports changes of watched paths.
+//! - `names` serves calls that change names.
+//!
+//! Each request is a task with the program's identity from the kernel. A program that does not read
+//! its replies, or sends too many requests, delays only itself.
 
 #![deny(unsafe_code)]
 
@@ -39,38 +47,40 @@ use tokio::sync::{OnceCell, watch as channel};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections at a time, of all users and of one user.
+/// Maximum number of connections, of all users and per user.
 const CONNECTIONS_MAX: usize = 256;
 const CONNECTIONS_EACH: usize = 64;
 
-/// The services offered to programs.
+/// The settings of the socket.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where the same stack is mounted: absolute symbolic links are followed below it.
+    /// Mount point of the same stack. Absolute symbolic links are followed below it.
     pub dir: PathBuf,
     /// The mounted export: `server:/path`.
     pub source: String,
-    /// Nothing can be changed.
+    /// All changes are refused.
     pub read_only: bool,
-    /// An open shows data that other clients closed before it, whatever cached state still holds.
+    /// An open shows data that other clients closed before it, even when cached state is still
+    /// valid.
     pub close_to_open: bool,
-    /// Largest read and write of the stack, in bytes.
+    /// Maximum size of a read and a write of the stack in bytes.
     pub max_io_bytes: u32,
-    /// Descriptors of files that are wholly on the local disk are lent: only where nothing ever
-    /// changes.
+    /// Descriptors of files that are completely on the local disk are passed to programs. Only for
+    /// exports that never change.
     pub lends: bool,
 }
 
-/// The state that all connections share.
+/// The state of all connections.
 struct Shared {
     vfs: Arc<dyn Vfs>,
     beside: Option<Arc<dyn Beside>>,
     options: Options,
-    /// Asked for when a program first wants it: a mount must not wait for that.
+    /// The root directory. The first request fetches it, because the start of a mount must not wait
+    /// for the server.
     root: OnceCell<Fh>,
     appending: Appending,
     stats: Stats,
-    /// Connections of each user.
+    /// Number of connections per user.
     users: Mutex<HashMap<u32, usize>>,
     ending: CancellationToken,
     tasks: TaskTracker,
@@ -84,7 +94,7 @@ impl Shared {
         self.root.get_or_try_init(root).await.cloned()
     }
 
-    /// Runs a call that changes something, and has it shown elsewhere.
+    /// Runs a change, and invalidates the caches of the other frontend.
     async fn change<T: Send>(&self, touched: &[Touched], call: impl Future<Output = T> + Send) -> T {
         let Some(beside) = &self.beside else { return call.await };
         let mut out = None;
@@ -99,15 +109,15 @@ impl Shared {
     }
 }
 
-/// The socket at work.
+/// The running socket server.
 pub struct Programs {
     shared: Arc<Shared>,
     alive: channel::Sender<()>,
 }
 
 impl Programs {
-    /// Serves `vfs` to the programs that connect, and asks it nothing before. `beside` learns of
-    /// their changes. Inside a tokio runtime.
+    /// Serves `vfs` to connecting programs, without a call of `vfs` before the first request.
+    /// `beside` gets the changes of the programs. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// None at present.
@@ -133,17 +143,17 @@ impl Programs {
         Ok(Self { shared, alive: channel::Sender::new(()) })
     }
 
-    /// The counters so far.
+    /// The counters.
     pub fn stats(&self) -> SocketStats {
         self.shared.stats.snapshot()
     }
 
-    /// Ends all connections; their open files are closed, within that time.
+    /// Ends all connections and closes their open files within this time.
     pub async fn end(&self, within: Duration) {
         self.shared.ending.cancel();
         self.shared.tasks.close();
         if tokio::time::timeout(within, self.shared.tasks.wait()).await.is_err() {
-            tracing::warn!("files that programs had open on the socket could not be closed in time");
+            tracing::warn!("could not close all files of socket connections in time");
         }
         self.alive.send_replace(());
     }
@@ -171,7 +181,7 @@ async fn accept(shared: &Arc<Shared>, listener: UnixListener) {
         };
         let Ok(cred) = sys::peer(&stream) else { continue };
         let Some(seat) = Seat::take(shared, cred.uid) else {
-            // Closed without a word: there is no reader for it yet.
+            // Closed without a reply, because no task reads the socket yet.
             tracing::debug!(cred.uid, "too many connections");
             continue;
         };
@@ -183,7 +193,7 @@ async fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     }
 }
 
-/// A place among the connections.
+/// A counted connection.
 struct Seat {
     shared: Arc<Shared>,
     uid: u32,

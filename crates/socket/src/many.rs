@@ -1,10 +1,10 @@
-//! Questions about many files: names by their directory, contents by messages that are filled.
+//! Requests about many files: names are listed by directory, contents are read in full messages.
 //!
-//! Paths are dealt by directory. Known state that is new enough is taken from memory. Where more
-//! than a few names of a directory are unknown, the directory is listed once, and names that the
-//! listing does not show are looked up one by one. Small files are then read many to a message. All
-//! others (large, a symbolic link, just being written, an error) take the way of a single open,
-//! read and close, which also finds the error to report.
+//! Paths are grouped by directory. Cached state is used when it is new enough. When more than a few
+//! names of a directory are not cached, the directory is listed once. Names that the listing does
+//! not show are looked up singly. Then small files are read, many in one message. All other files
+//! (large files, symbolic links, files being written, errors) are opened, read and closed singly.
+//! That also finds the error of a file.
 
 use crate::conn::{Connection, told};
 use crate::file::read_on;
@@ -22,23 +22,23 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// Things done side by side for one request.
+/// Maximum number of concurrent tasks for one request.
 const AT_ONCE: usize = 16;
-/// Unknown names in one directory from which on it is listed.
+/// Minimum number of uncached names in one directory for a listing.
 const WORTH_LISTING: usize = 4;
-/// Bytes of one page of such a listing.
+/// Size of one page of such a listing in bytes.
 const PAGE_BYTES: u32 = 256 << 10;
-/// Entries that are looked through for one name that is wanted, and at least.
+/// Maximum number of listed entries per requested name, and the minimum of that limit.
 const ENTRIES_EACH: usize = 64;
 const ENTRIES_MIN: usize = 2048;
-/// Files up to these lengths go together, and how many at most.
+/// Size classes in bytes, and the maximum number of files per message in each class.
 const CLASSES: [(u32, usize); 3] = [(4 << 10, 512), (16 << 10, 256), (64 << 10, 64)];
-/// Bytes of one group: as many as fit in a frame.
+/// Maximum bytes of one group, which fit into one frame.
 const TOGETHER_BYTES: usize = 1 << 20;
-/// Such frames that are asked for side by side.
+/// Maximum number of concurrent requests for groups.
 const TOGETHER_AT_ONCE: usize = 4;
 
-/// A part of a file that is asked for.
+/// A requested range of a file.
 struct Wanted {
     index: u32,
     path: Bytes,
@@ -46,15 +46,15 @@ struct Wanted {
     len: u32,
 }
 
-/// A small file that is read together with others.
+/// A small file that is read together with other files.
 struct Small {
     wanted: Wanted,
     fh: Fh,
-    /// Bytes that are expected.
+    /// Expected number of bytes.
     bytes: usize,
 }
 
-/// Small files in as many as go together, with the most bytes of one and the bytes of all.
+/// Groups small files. Returns the maximum bytes per file, the bytes of the group, and its files.
 fn batches(classes: [Vec<Small>; CLASSES.len()]) -> Vec<(u32, usize, Vec<Small>)> {
     let mut out: Vec<(u32, usize, Vec<Small>)> = Vec::new();
     for (class, (most, at_once)) in classes.into_iter().zip(CLASSES) {
@@ -74,8 +74,8 @@ fn batches(classes: [Vec<Small>; CLASSES.len()]) -> Vec<(u32, usize, Vec<Small>)
     out
 }
 
-/// Runs futures, some at a time, and gathers their results. Once one fails none begins, but those
-/// under way run to their end: a file that was opened is closed.
+/// Runs futures, some concurrently, and collects their results. After an error no further future is
+/// started. Running futures end normally, so that every opened file is closed.
 async fn all<F, T>(at_once: usize, mut tasks: impl Iterator<Item = F>) -> Result<Vec<T>>
 where
     F: Future<Output = Result<Vec<T>>> + Send + 'static,
@@ -102,11 +102,11 @@ where
     }
 }
 
-/// Names by the path of their directory, with their objects.
+/// Names with their items, by the path of their directory.
 type Groups<'a, T> = BTreeMap<&'a [u8], Vec<(Name, T)>>;
 
-/// Paths by the directory they are in; those that end in no plain name, or cannot be paths, stand
-/// alone.
+/// Groups paths by directory. Paths that end in no name, and invalid paths, are returned
+/// separately.
 fn by_directory<'a, T>(items: impl Iterator<Item = (&'a [u8], T)>) -> (Groups<'a, T>, Vec<T>) {
     let (mut groups, mut alone) = (Groups::new(), Vec::new());
     for (path, item) in items {
@@ -120,7 +120,7 @@ fn by_directory<'a, T>(items: impl Iterator<Item = (&'a [u8], T)>) -> (Groups<'a
 }
 
 impl Connection {
-    /// Attributes of many paths.
+    /// Returns the attributes of many paths.
     pub async fn stat_many(
         self: &Arc<Self>,
         cx: &Cx,
@@ -164,7 +164,7 @@ impl Connection {
         out.flush().await
     }
 
-    /// The objects of names in a directory, links themselves, and the directory.
+    /// The objects of names in a directory, and the directory. Symbolic links are not followed.
     async fn nodes<T>(
         &self,
         cx: &Cx,
@@ -177,8 +177,8 @@ impl Connection {
             Ok(node) => node.fh,
             Err(e) => return names.into_iter().map(|(_, t)| (t, Err(e.clone()), None)).collect(),
         };
-        // A caller with the right to list a directory may lack the right to look names up, and
-        // memory answers only callers whose rights are known.
+        // A caller may have the right to list a directory and not the right to look up names. The
+        // cache answers only callers with known rights.
         let searched = match self.searches(cx, &dir).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::new(libc::EACCES)),
@@ -205,7 +205,7 @@ impl Connection {
         out
     }
 
-    /// Looks for names in a listing; returns those it does not tell about.
+    /// Looks for names in a listing. Returns the names that the listing does not show.
     async fn listed<T>(
         &self,
         cx: &Cx,
@@ -221,7 +221,7 @@ impl Connection {
         let (mut cookie, mut verifier, mut seen) = (0, [0; 8], 0);
         while !wanted.is_empty() && seen < most {
             let page = self.shared.vfs.readdir(cx, dir, cookie, verifier, PAGE_BYTES, true).await;
-            // A caller that may not list it may still look names up.
+            // A caller without the right to list the directory may still look up names.
             let Ok(page) = page else { break };
             seen += page.entries.len();
             for entry in page.entries {
@@ -236,11 +236,12 @@ impl Connection {
                 break;
             }
         }
-        // Absent names are looked up as well: a listing is no proof for all of them.
+        // Names that are not in the listing are looked up, because a listing is no proof of absence
+        // for all names.
         wanted.into_iter().flat_map(|(name, ts)| ts.into_iter().map(move |t| (name.clone(), t))).collect()
     }
 
-    /// Parts of many files.
+    /// Reads ranges of many files.
     pub async fn read_many(self: &Arc<Self>, cx: &Cx, reply: &Reply, parts: &[Part<'_>]) -> Result<()> {
         let cx = self.opening(cx);
         add(&self.shared.stats.pieces, parts.len() as u64);
@@ -290,8 +291,8 @@ impl Connection {
         all(AT_ONCE, singly).await.map(drop)
     }
 
-    /// A part of a small file that memory holds as new as it is wanted, for a caller with a known
-    /// right to read it.
+    /// A range of a cached small file, when the cached bytes are new enough and the caller's right
+    /// to read is cached.
     async fn held(&self, cx: &Cx, dir: &Fh, wanted: &Wanted, node: &Node) -> Option<(Bytes, u64)> {
         let (_, name) = split(&wanted.path);
         let name = Name::new(Bytes::copy_from_slice(name)).ok()?;
@@ -311,7 +312,7 @@ impl Connection {
         Some((cut(first.data.into_bytes(), wanted), size))
     }
 
-    /// Reads small files together; returns those that need more.
+    /// Reads small files together. Returns the files that must be read singly.
     async fn read_together(
         &self,
         cx: &Cx,
@@ -332,14 +333,14 @@ impl Connection {
                 continue;
             };
             if !bytes_prove_reading(fetched.attrs.attr.mode) {
-                // An open finds out.
+                // An open checks the right to read.
                 alone.push(wanted);
                 continue;
             }
             let (size, eof) = (fetched.attrs.attr.size_bytes, fetched.read.eof);
             let data = fetched.read.data.into_bytes();
             let end = wanted.offset.saturating_add(u64::from(wanted.len));
-            // It is longer by now.
+            // The file has grown.
             if data.len() > bytes || !eof && (data.len() as u64) < end {
                 alone.push(wanted);
                 continue;
@@ -358,7 +359,7 @@ impl Connection {
         Ok(alone)
     }
 
-    /// Opens one file, reads its part, closes it.
+    /// Opens one file, reads the range and closes the file.
     async fn read_alone(&self, cx: &Cx, reply: &Reply, wanted: &Wanted) -> Result<()> {
         let turn = reply.turn(wanted.len as usize + Piece::BYTES).await?;
         let read = self.read_path(cx, wanted).await.map_err(|e| e.errno);
@@ -395,7 +396,7 @@ impl Connection {
     }
 }
 
-/// Sends one part of one file.
+/// Sends the range of one file.
 async fn send(
     conn: &Connection,
     reply: &Reply,
@@ -415,14 +416,14 @@ async fn send(
     reply.part(turn, parts).await;
 }
 
-/// The extras wanted of the start of a file.
+/// The requested range of the first bytes of a file.
 fn cut(data: Bytes, wanted: &Wanted) -> Bytes {
     let start = usize::try_from(wanted.offset).unwrap_or(usize::MAX).min(data.len());
     let end = start.saturating_add(wanted.len as usize).min(data.len());
     data.slice(start..end)
 }
 
-/// The only step of a walk of one name.
+/// The step of a walk of one name.
 fn first(trail: hither_vfs::Trail) -> Result<Node> {
     match (trail.stop, trail.steps.into_iter().next()) {
         (_, Some(node)) => Ok(node),

@@ -10,7 +10,7 @@ use hither_vfs::{
 };
 
 impl Connection {
-    /// Makes a directory.
+    /// Creates a directory.
     pub async fn mkdir(&self, cx: &Cx, path: &[u8], mode: u32) -> Result<()> {
         self.writable()?;
         let (dir, name) = self.place(cx, path).await.map_err(exists)?;
@@ -19,7 +19,7 @@ impl Connection {
         self.shared.change(&created(&dir, &name), call).await.map(drop)
     }
 
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     pub async fn symlink(&self, cx: &Cx, target: &[u8], path: &[u8]) -> Result<()> {
         self.writable()?;
         if target.is_empty() {
@@ -57,7 +57,7 @@ impl Connection {
         }
     }
 
-    /// Renames.
+    /// Renames a file or directory.
     pub async fn rename(&self, cx: &Cx, from: &[u8], to: &[u8], flags: u32) -> Result<()> {
         self.writable()?;
         if flags & !RENAME_NOREPLACE != 0 {
@@ -97,7 +97,7 @@ impl Connection {
         self.shared.place(cx, path).await
     }
 
-    /// The object of a name, links themselves.
+    /// The object of a name. Symbolic links are not followed.
     async fn child(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Node>> {
         let trail = self.shared.vfs.walk(cx, Where::name(dir, name), Want::default()).await?;
         match (trail.stop, trail.steps.into_iter().next()) {
@@ -108,7 +108,7 @@ impl Connection {
     }
 }
 
-/// Names that cannot be made because they always exist: the root, `.`, `..`.
+/// The error for names that always exist: the root, `.`, `..`.
 fn exists(e: Error) -> Error {
     if e.errno == libc::EBUSY { Error::new(libc::EEXIST) } else { e }
 }

@@ -1,8 +1,8 @@
-//! Whole paths, as a program has them: names, `.`, `..`, symbolic links.
+//! Resolution of whole paths of programs: names, `.`, `..`, symbolic links.
 //!
-//! Runs of names are walked at once; only a symbolic link or `..` behind a name ends a run. Links
-//! are followed as in the kernel, except out of the mount: an absolute target is followed below the
-//! mount point, any other is `EXDEV`, as is `..` above the root.
+//! Names are walked in runs. Only a symbolic link or a `..` after a name ends a run. Symbolic links
+//! are followed as in the kernel, except when they leave the mount. An absolute target below the
+//! mount point is followed. Any other absolute target is `EXDEV`, and so is `..` above the root.
 
 use crate::Shared;
 use bytes::Bytes;
@@ -11,9 +11,9 @@ use hither_vfs::{Cx, Error, Fh, File, FileKind, Name, Node, Result, Stop, Want, 
 use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 
-/// Symbolic links in one path, at most, as in Linux.
+/// Maximum number of symbolic links in one path, as in Linux.
 const LINKS_MAX: u32 = 40;
-/// Names walked at once.
+/// Maximum number of names in one walk.
 const RUN_MAX: usize = 64;
 
 /// A part of a path.
@@ -23,12 +23,12 @@ enum Part {
     Up,
 }
 
-/// Where a path leads.
+/// The result of a path lookup.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// To this object, under a name in a directory (none: the root).
+    /// An object, and its directory and name (none for the root).
     Object { node: Node, at: Option<(Fh, Name)> },
-    /// To no object, but to a directory that could have it.
+    /// No object. The directory exists and does not contain the name.
     Missing { dir: Fh, name: Name },
 }
 
@@ -49,21 +49,21 @@ impl Found {
 struct Follow<'a> {
     shared: &'a Shared,
     cx: &'a Cx,
-    /// Names passed, with their objects.
+    /// Walked names with their objects.
     passed: Vec<(Name, Node)>,
     root: Fh,
     rest: VecDeque<Part>,
     links: u32,
     missing: bool,
-    /// The path says that it leads to a directory.
+    /// The path ends like the path of a directory.
     directory: bool,
 }
 
 impl Shared {
-    /// Follows a path; the layers below keep the extras wanted of its end.
+    /// Resolves a path. `want` has the extras of its last object.
     ///
     /// # Errors
-    /// Those of [`fits`], and of looking names up.
+    /// Those of [`fits`], and of lookups.
     pub async fn find(&self, cx: &Cx, path: &[u8], follow: bool, want: Want) -> Result<Found> {
         fits(path)?;
         let mut follower = Follow {
@@ -79,7 +79,8 @@ impl Shared {
         follower.run(follow || wants_directory(path), want).await
     }
 
-    /// A directory and a name in it that need not exist, for calls that change names.
+    /// The directory of a path's last name, and the name, which need not exist. For calls that
+    /// change names.
     pub async fn place(&self, cx: &Cx, path: &[u8]) -> Result<(Fh, Name)> {
         fits(path)?;
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
@@ -96,7 +97,7 @@ impl Shared {
     }
 }
 
-/// Whether bytes can be a path, or the target of a symbolic link.
+/// Checks the bytes of a path or of the target of a symbolic link.
 ///
 /// # Errors
 /// `ENAMETOOLONG`, or `EINVAL` for a NUL.
@@ -107,12 +108,12 @@ pub(crate) fn fits(path: &[u8]) -> Result<()> {
     if path.contains(&0) { Err(Error::new(libc::EINVAL)) } else { Ok(()) }
 }
 
-/// Whether a path says that it leads to a directory.
+/// Whether a path ends like the path of a directory: with `/` or `/.`.
 pub(crate) fn wants_directory(path: &[u8]) -> bool {
     path.ends_with(b"/") || path.ends_with(b"/.")
 }
 
-/// A path's last name, and the path of its directory.
+/// The path of the directory, and the last name.
 pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
@@ -153,7 +154,7 @@ impl Follow<'_> {
         Ok(Found::Object { node, at: Some((dir, name)) })
     }
 
-    /// The last name does not exist.
+    /// The result when the last name does not exist.
     fn absent(&mut self) -> Result<Found> {
         match (self.rest.pop_front(), self.rest.is_empty()) {
             (Some(Part::Name(name)), true) => Ok(Found::Missing { dir: self.here(), name }),
@@ -173,12 +174,12 @@ impl Follow<'_> {
         Ok(Found::Object { node: Node { fh, attrs }, at: None })
     }
 
-    /// The directory, or other object, that was reached.
+    /// The last walked object; the root at the start.
     fn here(&self) -> Fh {
         self.passed.last().map_or_else(|| self.root.clone(), |(_, node)| node.fh.clone())
     }
 
-    /// Goes one run of names further.
+    /// Walks one run of names.
     async fn advance(&mut self, want: Want) -> Result<()> {
         if self.rest.front() == Some(&Part::Up) {
             self.rest.pop_front();
@@ -212,7 +213,7 @@ impl Follow<'_> {
         match trail.stop {
             Stop::Complete => {}
             Stop::Limit if got > 0 => {}
-            Stop::Limit => return Err(Error::because(libc::EIO, "a walk that does not get on")),
+            Stop::Limit => return Err(Error::because(libc::EIO, "a walk without progress")),
             Stop::Missing(_) => self.missing = true,
             Stop::Symlink => self.follow_link().await?,
             Stop::NotDirectory => return Err(Error::new(libc::ENOTDIR)),
@@ -221,7 +222,7 @@ impl Follow<'_> {
         Ok(())
     }
 
-    /// Replaces the last name, a symbolic link, by its target.
+    /// Replaces the last object, a symbolic link, by its target.
     async fn follow_link(&mut self) -> Result<()> {
         self.links += 1;
         if self.links > LINKS_MAX {

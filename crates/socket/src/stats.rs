@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters since the mount began.
+/// Counters since the start of the mount.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
     pub connections: AtomicU64,
@@ -19,30 +19,30 @@ pub(crate) struct Stats {
     pub pieces_held: AtomicU64,
 }
 
-/// The programs' calls on the socket.
+/// Counters of the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct SocketStats {
-    /// Connections so far.
+    /// Connections since the start of the mount.
     pub connections: u64,
-    /// Connections now.
+    /// Current connections.
     pub connected: u64,
-    /// Connections that were too many.
+    /// Refused connections beyond the limit.
     pub refused: u64,
-    /// Connections that ended because of something malformed.
+    /// Connections that ended with a malformed message.
     pub malformed: u64,
     /// Requests.
     pub requests: u64,
-    /// Open files now.
+    /// Current open files.
     pub files_open: u64,
-    /// Bytes given to programs.
+    /// Bytes read by programs.
     pub read_bytes: u64,
-    /// Bytes taken from programs.
+    /// Bytes written by programs.
     pub written_bytes: u64,
-    /// Parts of files that were asked for together with others.
+    /// Ranges of files in requests for many files.
     pub pieces: u64,
-    /// Of these, asked of the server together with others.
+    /// The part of `pieces` that was read from the server together with other files.
     pub pieces_together: u64,
-    /// Of these, answered from memory.
+    /// The part of `pieces` that was answered from the cache.
     pub pieces_held: u64,
 }
 

@@ -1,14 +1,14 @@
-//! The peer of a socket: its identity as the kernel noted it at connect.
+//! The peer of a socket: its identity at the time of connect.
 
 use hither_vfs::Cred;
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Supplementary groups of one program (the kernel's NGROUPS_MAX).
+/// Maximum number of supplementary groups of a process (the kernel's NGROUPS_MAX).
 const GROUPS_MAX: usize = 65_536;
 
-/// User, group and supplementary groups of the program that connected, as they were then.
+/// User, group and supplementary groups of the connected program, as of connect.
 pub(crate) fn peer(socket: &impl AsFd) -> io::Result<Cred> {
     let who = rustix::net::sockopt::socket_peercred(socket)?;
     let groups = groups(socket.as_fd())?;
@@ -42,8 +42,9 @@ fn groups(socket: BorrowedFd<'_>) -> io::Result<SmallVec<[u32; 8]>> {
 mod tests {
     use super::*;
 
+    /// The kernel reports uid, gid and supplementary groups of the peer.
     #[test]
-    fn the_kernel_tells_who_connected() {
+    fn peer_identity_is_read() {
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let cred = peer(&one).unwrap();
         assert_eq!(cred.uid, rustix::process::geteuid().as_raw());

@@ -1,4 +1,4 @@
-//! The socket over the model: events that no test with a real server can be sure to meet.
+//! The socket over the model: situations that a test with a real server cannot produce reliably.
 
 #[path = "../../fuse/tests/common/gate.rs"]
 #[allow(dead_code, missing_docs)]
@@ -59,7 +59,7 @@ fn over(vfs: Arc<dyn Vfs>) -> Arc<Shared> {
     Arc::new(shared)
 }
 
-/// A directory of the superuser's with a file `f` of three bytes.
+/// A directory of the superuser with a file `f` of three bytes.
 async fn directory(model: &Model, name: &str, mode: u32) {
     directory_with(model, name, mode, b"abc".to_vec()).await;
 }
@@ -119,7 +119,7 @@ impl Program {
         (header, body)
     }
 
-    /// All frames of a reply, joined; an errno.
+    /// Returns all frames of a reply, joined, or the errno.
     async fn call(&mut self, request: &Request<'_>) -> Result<Vec<u8>, i32> {
         let id = self.send(request).await;
         let mut all = Vec::new();
@@ -148,10 +148,10 @@ impl Program {
     }
 }
 
-/// A caller with the right to list a directory but not to look names up in it gets names and
-/// nothing else, by every request.
+/// A caller with the right to list a directory, and without the right to look up names, gets only
+/// names from every request.
 #[tokio::test]
-async fn a_listing_is_no_right_to_look_names_up() {
+async fn listing_right_is_not_lookup_right() {
     let (model, shared) = shared().await;
     directory(&model, "d", 0o744).await;
     for (uid, attr) in [(0, Ok(3)), (7, Err(libc::EACCES))] {
@@ -161,7 +161,7 @@ async fn a_listing_is_no_right_to_look_names_up() {
             let entry = Entry::decode(&mut Reader(&body)).unwrap();
             assert_eq!((entry.name, entry.attr.map(|a| a.size)), (&b"f"[..], attr), "{uid} {request:?}");
         }
-        // One name and many go different ways.
+        // One name and many names use different code.
         for n in [1, 10] {
             let body = program.call(&Request::StatMany(0, vec![b"d/f"; n])).await.unwrap();
             let mut r = Reader(&body);
@@ -175,9 +175,9 @@ async fn a_listing_is_no_right_to_look_names_up() {
     }
 }
 
-/// Files are the connection's own, limited in number, and closed at its end.
+/// Open files belong to one connection, are bounded, and are closed at its end.
 #[tokio::test]
-async fn open_files_are_bounded_and_end_with_the_connection() {
+async fn connection_end_closes_files() {
     let (model, shared) = shared().await;
     directory(&model, "d", 0o755).await;
     let mut program = Program::new(&shared, 0).await;
@@ -188,14 +188,14 @@ async fn open_files_are_bounded_and_end_with_the_connection() {
     }
     assert_eq!(program.call(&open).await, Err(libc::EMFILE));
     let mut other = Program::new(&shared, 0).await;
-    assert_eq!(other.call(&Request::Read(last, 0, 3)).await, Err(libc::EBADF), "nobody else's");
+    assert_eq!(other.call(&Request::Read(last, 0, 3)).await, Err(libc::EBADF), "a file of another connection");
     assert_eq!(other.call(&Request::Close(last)).await, Err(libc::EBADF));
     assert_eq!(program.call(&Request::Read(last, 1, 9)).await.unwrap(), b"\x01bc");
     assert_eq!(program.call(&Request::Write(last, 0, 0, b"x")).await, Err(libc::EBADF), "opened for reading");
     program.call(&Request::Close(last)).await.unwrap();
     assert_eq!(program.call(&Request::Close(last)).await, Err(libc::EBADF));
     program.call(&open).await.unwrap();
-    soon("the end of the one that was closed", async {
+    soon("the close of one file", async {
         while model.open_count() != 1024 {
             tokio::task::yield_now().await;
         }
@@ -207,9 +207,9 @@ async fn open_files_are_bounded_and_end_with_the_connection() {
     assert_eq!(model.open_count(), 0);
 }
 
-/// Too many requests fail singly; cancelling makes room.
+/// Requests beyond the limit fail singly. A cancelled request frees its resources.
 #[tokio::test]
-async fn requests_under_way_are_bounded() {
+async fn running_requests_are_bounded() {
     let (model, shared) = shared().await;
     directory(&model, "d", 0o755).await;
     let mut program = Program::new(&shared, 0).await;
@@ -226,13 +226,13 @@ async fn requests_under_way_are_bounded() {
     assert_eq!((header.id, header.flags & FLAG_MORE), (first, 0));
     program.call(&Request::List(b"")).await.unwrap();
     let many = Request::Watch(vec![b"d/f"; 1024]);
-    assert_eq!(program.call(&many).await, Err(libc::EAGAIN), "with those that are watched");
+    assert_eq!(program.call(&many).await, Err(libc::EAGAIN), "together with the watched paths");
 }
 
-/// A path that is too long, or one path too many, fails by itself, also among many, and the
-/// connection goes on.
+/// A path that is too long fails alone, also in a request with many paths. A request with too many
+/// paths fails alone. The connection continues.
 #[tokio::test]
-async fn what_is_too_much_is_no_end_of_the_connection() {
+async fn oversized_request_keeps_connection() {
     let (model, shared) = shared().await;
     directory(&model, "d", 0o755).await;
     let mut program = Program::new(&shared, 0).await;
@@ -282,17 +282,17 @@ async fn what_is_too_much_is_no_end_of_the_connection() {
         let op = request.op();
         assert_eq!(program.call(&request).await, Err(libc::E2BIG), "operation {op}");
     }
-    // As much as allowed is served, and refused requests are not counted.
+    // The maximum is served, and refused requests are not counted.
     program.send(&Request::Watch(vec![b"d"; 1024])).await;
     assert_eq!(program.frame().await.0.flags, FLAG_MORE);
 }
 
-/// Events that must happen soon.
+/// Waits for an event that must happen soon.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.unwrap_or_else(|_| panic!("{what}"))
 }
 
-/// Sends until nothing is taken any more, or so many.
+/// Sends frames until none is accepted any more, or `most` frames.
 async fn pour(stream: &mut UnixStream, frame: impl Fn(u32) -> Vec<u8>, most: u32) -> u32 {
     for i in 0..most {
         let sent = tokio::time::timeout(Duration::from_millis(500), stream.write_all(&frame(1000 + i))).await;
@@ -303,9 +303,9 @@ async fn pour(stream: &mut UnixStream, frame: impl Fn(u32) -> Vec<u8>, most: u32
     most
 }
 
-/// A program that sends and does not read is not listened to for ever: its waiting data is bounded.
+/// A program that does not read replies is not served without limit: its waiting data is bounded.
 #[tokio::test]
-async fn who_does_not_read_is_not_heard() {
+async fn unread_replies_stop_requests() {
     let (_, shared) = shared().await;
     let mut program = Program::new(&shared, 0).await;
     let close = |id| {
@@ -315,16 +315,16 @@ async fn who_does_not_read_is_not_heard() {
     };
     let sent = pour(&mut program.stream, close, 50_000).await;
     assert!((256..5000).contains(&sent), "{sent} requests were taken");
-    // Once it reads, it is.
+    // After the program reads, all requests are answered.
     for _ in 0..sent {
         assert_eq!(soon("a reply", program.frame()).await.0.flags, FLAG_ERROR);
     }
 }
 
-/// A program that hangs up ends its connection, with everything under way: watches, replies that it
-/// did not ask on for.
+/// A program that closes its connection ends all its requests: watches, and replies with frames
+/// that it did not request.
 #[tokio::test]
-async fn who_hangs_up_is_gone() {
+async fn hangup_ends_requests() {
     let (model, shared) = shared().await;
     directory(&model, "d", 0o755).await;
     let mut program = Program::new(&shared, 0).await;
@@ -337,7 +337,7 @@ async fn who_hangs_up_is_gone() {
     drop(stream);
     soon("the end of the connection", server).await.unwrap();
     assert_eq!(model.open_count(), 0);
-    // A malformed message is reported as such, and ends it as well.
+    // A malformed message is reported, and ends the connection as well.
     let mut program = Program::new(&shared, 0).await;
     program.send(&Request::Watch(vec![b"d/f"])).await;
     assert_eq!(program.frame().await.0.flags, FLAG_MORE);
@@ -347,10 +347,9 @@ async fn who_hangs_up_is_gone() {
     soon("the end of the connection", program.server).await.unwrap();
 }
 
-/// A program that stops in the middle of a request, or of reading, does not hold up the end of the
-/// mount.
+/// A program that stops in the middle of a request or a reply does not delay the end of the mount.
 #[tokio::test]
-async fn who_stops_does_not_hold_up_the_end() {
+async fn stopped_program_delays_no_unmount() {
     let (model, shared) = shared().await;
     directory_with(&model, "d", 0o755, vec![1; 1 << 20]).await;
     let mut sends = Program::new(&shared, 0).await;
@@ -363,14 +362,14 @@ async fn who_stops_does_not_hold_up_the_end() {
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     shared.ending.cancel();
-    soon("the end of who stopped sending", sends.server).await.unwrap();
-    soon("the end of who stopped reading", reads.server).await.unwrap();
+    soon("the end of the program that stopped sending", sends.server).await.unwrap();
+    soon("the end of the program that stopped reading", reads.server).await.unwrap();
     assert_eq!(model.open_count(), 0);
 }
 
-/// Files that are being read for a program that has gone are closed.
+/// Files that are being read are closed when their program has closed its connection.
 #[tokio::test]
-async fn files_read_for_nobody_are_closed() {
+async fn hangup_closes_files_being_read() {
     let model = model(64 << 20);
     directory_with(&model, "d", 0o755, vec![1; 1 << 20]).await;
     let gate = Gate::new(model.clone());
@@ -378,7 +377,7 @@ async fn files_read_for_nobody_are_closed() {
     let mut program = Program::new(&shared, 0).await;
     let part = Part { path: b"d/f", offset: 0, len: 1 << 20 };
     gate.shut("read");
-    // Together they want more than may be on its way: some wait for that, the others for the
+    // The two requests need more than the allowance: some reads wait for it, the others for the
     // server.
     program.send(&Request::ReadMany(vec![part; 10])).await;
     let second = program.send(&Request::ReadMany(vec![part; 16])).await;
@@ -397,9 +396,9 @@ async fn files_read_for_nobody_are_closed() {
     assert_eq!(model.open_count(), 0);
 }
 
-/// An unread reply keeps no room from the others.
+/// An unread reply does not block other replies.
 #[tokio::test]
-async fn who_asks_for_no_more_frames_blocks_nothing() {
+async fn unread_reply_blocks_no_other() {
     let (model, shared) = shared().await;
     directory_with(&model, "d", 0o755, vec![1; 1 << 20]).await;
     let mut program = Program::new(&shared, 0).await;
@@ -413,7 +412,7 @@ async fn who_asks_for_no_more_frames_blocks_nothing() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let read = Request::Read(file, 1, 2);
     assert_eq!(soon("another reply", program.call(&read)).await.unwrap(), b"\x00\x01\x01");
-    // And it goes on when it is wanted.
+    // The reply continues on request.
     let frames = 60 - wire::FRAMES_AHEAD;
     program.send(&Request::More(many, frames)).await;
     for _ in 0..frames {
@@ -422,9 +421,9 @@ async fn who_asks_for_no_more_frames_blocks_nothing() {
     assert_eq!(soon("the end", program.frame()).await.0.flags, 0);
 }
 
-/// A mount is ready before the socket has asked the server for anything.
+/// The socket starts without a call to the server. The first request fetches the root.
 #[tokio::test]
-async fn the_root_is_asked_for_when_it_is_wanted() {
+async fn first_request_fetches_root() {
     let model = model(64 << 20);
     directory(&model, "d", 0o755).await;
     let gate = Gate::new(model.clone());
@@ -445,10 +444,10 @@ async fn the_root_is_asked_for_when_it_is_wanted() {
     assert_eq!(gate.calls("root"), 1);
 }
 
-/// A program that has only read does not wait until the server knows of its close; the end of the
-/// connection does.
+/// A program does not wait for the server when it closes a file that it only read. The end of the
+/// connection waits.
 #[tokio::test]
-async fn the_end_of_reading_is_not_waited_for() {
+async fn close_after_reading_returns_early() {
     let model = model(64 << 20);
     directory(&model, "d", 0o755).await;
     let gate = Gate::new(model.clone());
@@ -471,9 +470,9 @@ async fn the_end_of_reading_is_not_waited_for() {
     assert_eq!(model.open_count(), 0);
 }
 
-/// Questions about many files are bounded by how many files they ask about.
+/// Requests about many files are limited by their number of paths.
 #[tokio::test]
-async fn questions_are_bounded() {
+async fn bulk_requests_are_bounded() {
     let model = model(64 << 20);
     directory(&model, "d", 0o755).await;
     let gate = Gate::new(model.clone());
@@ -487,10 +486,10 @@ async fn questions_are_bounded() {
     gate.open_all();
 }
 
-/// Appends of several programs at a time: each is in one piece at the end that the file has then,
-/// also after another client's append.
+/// Concurrent appends of several programs do not overlap: each is in one piece at the current end
+/// of the file. That also holds after another client's append.
 #[tokio::test]
-async fn appends_write_over_nothing() {
+async fn concurrent_appends_do_not_overlap() {
     let model = model(64 << 20);
     directory(&model, "d", 0o755).await;
     let gate = Gate::new(model.clone());
@@ -501,7 +500,7 @@ async fn appends_write_over_nothing() {
         let opened = program.call(&Request::Open(b"d/f", wire::OPEN_WRITE, 0)).await.unwrap();
         programs.push((program, Opened::decode(&opened).unwrap().file));
     }
-    // Longer than the model's largest write, so that another's could come in between.
+    // Longer than the model's largest write, so that a second append could start in between.
     let body = |p: usize, round: u8| vec![b'a' + p as u8 * 8 + round; 10_000];
     gate.shut_answers("write");
     for round in 0..5 {
@@ -515,7 +514,7 @@ async fn appends_write_over_nothing() {
         }
     })
     .await;
-    // Time for the others to find another end.
+    // Time for the other appends to find the end of the file.
     tokio::time::sleep(Duration::from_millis(50)).await;
     gate.open_all();
     let mut begun = Vec::new();
@@ -544,7 +543,7 @@ async fn appends_write_over_nothing() {
 
 /// The next call reports an error in the middle of a write.
 #[tokio::test]
-async fn an_error_in_the_middle_of_a_write_is_told() {
+async fn next_call_reports_write_error() {
     let model = model(64 << 20);
     directory(&model, "d", 0o755).await;
     let gate = Gate::new(model.clone());
@@ -572,17 +571,17 @@ async fn an_error_in_the_middle_of_a_write_is_told() {
             _ => Request::Close(file),
         };
         assert_eq!(program.call(&after).await, Err(libc::EIO), "{after:?}");
-        // Once.
+        // The error is reported once.
         let closed = program.call(&Request::Close(file)).await;
         assert_eq!(closed.err(), (next == 2).then_some(libc::EBADF));
     }
     assert_eq!(model.open_count(), 0);
 }
 
-/// A path that ends with a slash, or with a slash and a dot, is one of a directory, as system calls
-/// have it; how many slashes does not count.
+/// A path that ends with a slash, or with a slash and a dot, is the path of a directory, as in
+/// system calls. The number of slashes does not count.
 #[tokio::test]
-async fn what_ends_with_a_slash_is_a_directory() {
+async fn trailing_slash_means_directory() {
     let (model, shared) = shared().await;
     directory(&model, "d", 0o755).await;
     let mut program = Program::new(&shared, 0).await;
@@ -623,9 +622,10 @@ async fn what_ends_with_a_slash_is_a_directory() {
     assert_eq!(names, ["f", "l", "s2", "s3"]);
 }
 
-/// A request that no system call could make is refused before any layer below has to handle it.
+/// A request with an offset or flag that no system call accepts is refused before a layer below
+/// gets it.
 #[tokio::test]
-async fn numbers_that_no_file_has_are_refused() {
+async fn impossible_offsets_are_refused() {
     let (model, shared) = shared().await;
     directory(&model, "d", 0o755).await;
     let mut program = Program::new(&shared, 0).await;
@@ -638,7 +638,7 @@ async fn numbers_that_no_file_has_are_refused() {
         (Request::Write(file, last - 1, 0, b"xyz"), libc::EFBIG),
         (Request::SetLen(file, last + 1), libc::EFBIG),
         (Request::SetLen(file, u64::MAX), libc::EFBIG),
-        // It would be a rename that replaces.
+        // Flag 2 is RENAME_EXCHANGE in the kernel and is not supported.
         (Request::Rename(b"d/f", b"d/g", 2), libc::EINVAL),
     ] {
         assert_eq!(program.call(&request).await, Err(errno), "{request:?}");

@@ -1,4 +1,4 @@
-//! Listings with attributes, of one directory or of all below one.
+//! Listings with attributes, of one directory or of a whole tree.
 
 use crate::conn::{Connection, told};
 use crate::frames::{Collected, Reply};
@@ -8,14 +8,14 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
-/// Bytes of one page of a listing.
+/// Size of one page of a listing in bytes.
 const PAGE_BYTES: u32 = 128 << 10;
-/// Directories listed side by side.
+/// Maximum number of concurrently listed directories.
 const AT_ONCE: usize = 8;
-/// The bytes of a directory that waits to be listed, besides its path.
+/// Size in bytes of a waiting directory, without its path.
 const WAITING_BYTES: usize = 256;
 
-/// A directory that waits to be listed.
+/// A directory that waits for its listing.
 struct Waiting {
     path: Vec<u8>,
     fh: Fh,
@@ -23,14 +23,14 @@ struct Waiting {
 }
 
 impl Connection {
-    /// A directory's entries.
+    /// Lists a directory.
     pub async fn list(&self, cx: &Cx, reply: &Reply, path: &[u8]) -> Result<()> {
         let dir = self.directory(cx, path).await?;
         self.entries(cx, reply, &dir, b"", false).await.map(drop)
     }
 
-    /// All objects below a directory. A directory that cannot be listed is reported as an entry
-    /// with an error behind its own.
+    /// Lists all objects below a directory. A directory that cannot be listed gets a second entry
+    /// with the error.
     pub async fn walk(self: &Arc<Self>, cx: &Cx, reply: &Reply, path: &[u8], depth: u32) -> Result<()> {
         let root = self.directory(cx, path).await?;
         let mut waiting = vec![(self.waiting(Vec::new(), root)?, 1)];
@@ -61,7 +61,8 @@ impl Connection {
         }
     }
 
-    /// Takes note of a directory; `E2BIG` when there are too many, of all walks of the connection.
+    /// Reserves bytes for a waiting directory. `E2BIG` when all walks of the connection have too
+    /// many.
     fn waiting(&self, path: Vec<u8>, fh: Fh) -> Result<Waiting> {
         let bytes = (path.len() + WAITING_BYTES) as u32;
         let room = self.waiting.clone().try_acquire_many_owned(bytes);
@@ -82,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Sends the entries of one directory; returns the directories among them when they are wanted.
+    /// Sends the entries of one directory. Returns the subdirectories if `deeper` is set.
     async fn entries(
         &self,
         cx: &Cx,
@@ -93,7 +94,7 @@ impl Connection {
     ) -> Result<Vec<Waiting>> {
         let mut out = Collected::new(reply);
         let mut dirs = Vec::new();
-        // A caller that may list it may lack the right to see more than names.
+        // A caller with the right to list the directory may have no right to look up names.
         let searches = self.searches(cx, dir).await?;
         let (mut cookie, mut verifier) = (0, [0; 8]);
         loop {
@@ -114,7 +115,7 @@ impl Connection {
                             self.shared.vfs.walk(cx, Where::name(dir, &entry.name), Want::default()).await;
                         match trail.map(|t| (t.steps.into_iter().next(), t.stop)) {
                             Ok((Some(node), _)) => Ok(node),
-                            // It was removed meanwhile.
+                            // The entry was removed meanwhile.
                             Ok((None, Stop::Missing(_))) => continue,
                             Ok((None, Stop::Failed(e))) | Err(e) => Err(e),
                             Ok((None, _)) => Err(Error::new(libc::EIO)),

@@ -1,8 +1,8 @@
-//! Changes at watched paths, as the stack below notices them.
+//! Watches paths for changes that the layers below notice.
 //!
-//! NFS reports no changes. It has answers that hold for a time, or under a lease until it is
-//! withdrawn. A watched path is looked at when its answer has ceased to hold, and its watcher is
-//! notified when another answer came. While the stack may answer from memory, that costs nothing at
+//! NFS reports no changes. Its answers hold for a time, or under a lease until it is withdrawn. A
+//! watched path is checked when the validity of its last answer is over. The program is notified
+//! when the answer has changed. While the stack answers from its cache, a check costs no request to
 //! the server.
 
 use crate::conn::{Connection, told};
@@ -16,16 +16,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Watched paths of one connection.
+/// Maximum number of watched paths per connection.
 const PATHS_MAX: usize = 1024;
-/// How often a path is looked at, at most and at least.
+/// Minimum and maximum interval of checks.
 const LOOK_FLOOR: Duration = Duration::from_millis(500);
 const LOOK_CEILING: Duration = Duration::from_secs(60);
 
-/// Watches some paths until their watcher ends.
+/// Watches paths until the request ends.
 ///
 /// # Errors
-/// Those of [`fits`] and [`Counted::take`], before anything is watched.
+/// Those of [`fits`] and [`Counted::take`], before the first check.
 pub(crate) async fn watch(conn: &Arc<Connection>, cx: &Cx, reply: &Reply, paths: &[&[u8]]) -> Result<()> {
     paths.iter().try_for_each(|path| fits(path))?;
     let _counted = Counted::take(&conn.watched, paths.len())?;
@@ -41,7 +41,7 @@ pub(crate) async fn watch(conn: &Arc<Connection>, cx: &Cx, reply: &Reply, paths:
         let now = Instant::now();
         queue.insert((now + pause(&found, now), i));
         let attr = found.map(|node| told(&node.attrs.attr));
-        // A server that does not answer says nothing about the file.
+        // An error of the connection to the server is no news about the file.
         if matches!(&attr, Err(e) if !tells(e)) {
             continue;
         }
@@ -56,10 +56,10 @@ pub(crate) async fn watch(conn: &Arc<Connection>, cx: &Cx, reply: &Reply, paths:
     Ok(())
 }
 
-/// When to look again.
+/// The time until the next check.
 fn pause(found: &Result<Node>, now: Instant) -> Duration {
     match found.as_ref().map(|node| node.attrs.valid) {
-        // Looking costs nothing until it is withdrawn.
+        // A check costs nothing until the lease is withdrawn.
         Ok(Validity::Lease) => LOOK_FLOOR,
         Ok(valid) => valid.left(now).clamp(LOOK_FLOOR, LOOK_CEILING),
         Err(_) => LOOK_FLOOR * 4,
@@ -83,13 +83,13 @@ fn differs(before: &Result<wire::Attr>, now: &Result<wire::Attr>) -> bool {
     }
 }
 
-/// Paths that are watched, counted.
+/// A number of watched paths of the connection.
 struct Counted<'a>(&'a AtomicUsize, usize);
 
 impl<'a> Counted<'a> {
     /// # Errors
-    /// `EAGAIN` when there are too many beside those that are watched, `E2BIG` when there would be
-    /// without them.
+    /// `EAGAIN` when the connection watches too many paths, `E2BIG` when the request alone has too
+    /// many.
     fn take(watched: &'a AtomicUsize, n: usize) -> Result<Self> {
         if n > PATHS_MAX {
             let why = format!("more than {PATHS_MAX} paths to watch");
