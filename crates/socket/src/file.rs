@@ -366,7 +366,7 @@ impl Connection {
         use std::os::fd::AsRawFd;
         let file = self.file_for(number, OpenAccess::READ)?;
         let none =
-            || Error::because(libc::EOPNOTSUPP, "the file is not completely on the local disk, or may change");
+            || Error::because(libc::EOPNOTSUPP, "the file is not fully on the local disk, or may change");
         let backing = file.backing.as_ref().ok_or_else(none)?;
         // The daemon's own descriptor is writable. The new one is not, and opening it again needs
         // rights on the cache directory.
