@@ -1,9 +1,9 @@
-//! The kernel's FUSE protocol, version 7.34 to 7.45: numbers, layouts and nothing else.
+//! The kernel's FUSE protocol, version 7.34 to 7.45: numbers and layouts.
 //!
-//! It knows nothing of file systems. Requests are parsed once, here, from a buffer that the kernel
-//! filled, into [`Op`] values whose names and payloads are slices of that buffer; replies are built
-//! as bytes. All integers are in the machine's own byte order. A request that is shorter than its
-//! layout says is an error, never a panic. (Source: the kernel's `include/uapi/linux/fuse.h`.)
+//! The module has no file system logic. A request is parsed once, from the buffer that the kernel
+//! filled, into an [`Op`]. Names and payloads of an [`Op`] are slices of that buffer. Replies are
+//! built as bytes. All integers are in the machine's byte order. A request that is shorter than its
+//! layout is an error, never a panic. (Source: the kernel's `include/uapi/linux/fuse.h`.)
 
 mod init;
 mod parse;
@@ -20,17 +20,17 @@ pub(crate) use reply::{
 
 /// Protocol major version.
 pub(crate) const MAJOR: u32 = 7;
-/// Newest minor version spoken here.
+/// Newest supported minor version.
 pub(crate) const MINOR: u32 = 45;
-/// Oldest minor version accepted: Linux 5.15 offers 7.34.
+/// Oldest supported minor version: Linux 5.15 offers 7.34.
 pub(crate) const MINOR_OLDEST: u32 = 34;
 /// Number of the root inode.
 pub(crate) const ROOT_ID: u64 = 1;
-/// Header of every request.
+/// Size of the header of every request in bytes.
 pub(crate) const IN_HEADER_BYTES: usize = 40;
-/// Header of every reply and notification.
+/// Size of the header of every reply and notification in bytes.
 pub(crate) const OUT_HEADER_BYTES: usize = 16;
-/// Bytes of a WRITE request before its payload.
+/// Size of a WRITE request before its payload in bytes.
 pub(crate) const WRITE_HEAD_BYTES: usize = IN_HEADER_BYTES + 40;
 
 /// Operation codes.
@@ -80,10 +80,10 @@ pub(crate) mod opcode {
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const SYNCFS: u32 = 50;
     pub const COPY_FILE_RANGE_64: u32 = 53;
-    /// One more than the largest code, for tables.
+    /// The largest code plus one, for tables.
     pub const COUNT: usize = 64;
 
-    /// Name of a code, as the kernel's header spells it.
+    /// Name of a code in the kernel's header.
     pub fn name(code: u32) -> &'static str {
         const NAMES: [&str; 54] = [
             "",
@@ -168,45 +168,45 @@ pub(crate) mod fopen {
     pub const DIRECT_IO: u32 = 1;
     /// Keep the pages cached under earlier opens.
     pub const KEEP_CACHE: u32 = 1 << 1;
-    /// Cache the listing.
+    /// The page cache keeps the listing.
     pub const CACHE_DIR: u32 = 1 << 3;
     /// No FLUSH at close(2).
     pub const NOFLUSH: u32 = 1 << 5;
-    /// Direct writes to one inode may run side by side.
+    /// Direct writes to one inode may run concurrently.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
-    /// Reads go to a local file.
+    /// The kernel reads from a local file.
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// Codes of notifications to the kernel.
 pub(crate) mod notify {
-    /// Attributes and pages of an inode are out of date.
+    /// Attributes and pages of an inode are invalid.
     pub const INVAL_INODE: i32 = 2;
-    /// A name is out of date.
+    /// A name is invalid.
     pub const INVAL_ENTRY: i32 = 3;
-    /// All names are out of date (7.44).
+    /// All names are invalid (7.44).
     pub const INC_EPOCH: i32 = 8;
-    /// In `INVAL_ENTRY`: look the name up again, but keep the mounts and caches below it.
+    /// In `INVAL_ENTRY`: the kernel looks the name up again, and keeps mounts and caches below it.
     pub const EXPIRE_ONLY: u32 = 1;
 }
 
-/// In a GETATTR request: `fh` is given.
+/// In a GETATTR request: `fh` is valid.
 pub(crate) const GETATTR_FH: u32 = 1;
 /// In a lock request: an flock(2) lock.
 pub(crate) const LK_FLOCK: u32 = 1;
-/// In a WRITE request: from the page cache, with a guessed handle.
+/// In a WRITE request: written back from the page cache, with a guessed handle.
 pub(crate) const WRITE_CACHE: u32 = 1;
-/// In a WRITE request: a caller whose locks are named writes past the page cache.
+/// In a WRITE request: written past the page cache, with a valid lock owner.
 pub(crate) const WRITE_LOCKOWNER: u32 = 2;
-/// In a WRITE request: the caller is not one whose writes leave set-id bits alone.
+/// In a WRITE request: the write removes set-id bits.
 pub(crate) const WRITE_KILL_PRIV: u32 = 4;
 
-/// READ flag: the read of a waiting caller, with its lock owner. Reads that fill pages come without
-/// it.
+/// In a READ request: read for a waiting caller, with its lock owner. Reads that fill pages do not
+/// have the flag.
 pub(crate) const READ_LOCKOWNER: u32 = 2;
-/// In a RELEASE request: give up flock(2) locks.
+/// In a RELEASE request: release flock(2) locks.
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// In `flags` of an OPEN request: the open is for execve(2).
 pub(crate) const OPEN_FOR_EXEC: u32 = 0x20;
-/// Type of the extension that carries a supplementary group.
+/// Type of the extension with a supplementary group.
 pub(crate) const EXT_GROUPS: u32 = 32;

@@ -1,15 +1,15 @@
-//! Changes by another frontend of the same stack, and the kernel caches that are dropped for them.
+//! Changes by another frontend of the same stack, and the invalidation of kernel caches.
 //!
-//! A change from beside is a modification of the mount's own: questions asked before or meanwhile
-//! prove nothing afterwards ([`crate::inode`]). Then the kernel is made to drop its caches of the
-//! objects. It asks again at once, and the stack that made the change answers. Answers that the
-//! kernel gets while the change is under way may be from before it, so objects are looked for again
-//! in the end.
+//! A change by another frontend counts as a modification by the mount. Replies to requests from
+//! before or during the change are not evidence of a foreign change ([`crate::inode`]). Then the
+//! kernel caches of the objects are invalidated. The kernel asks again at once, and the stack with
+//! the change answers. Replies during the change may be older than the change, so the objects are
+//! looked up again after it.
 //!
-//! The kernel writes a page back, whole, before it drops the page, if a program has stored to it
-//! through a map. Done only after the change, that would put old bytes over the new ones around the
-//! store. So pages are dropped before the change as well, and earlier stores lie below it. Stores
-//! while the change is under way still win with their whole page.
+//! If a program has stored to a page through a map, the kernel writes the whole page back before it
+//! drops the page. After the change, such a write-back would overwrite the new bytes around the
+//! store with old ones. So pages are also dropped before the change, and earlier stores are written
+//! before it. Stores during the change still write their whole page.
 
 use crate::inode::Inode;
 use crate::session::Session;
@@ -18,7 +18,7 @@ use hither_vfs::{Beside, Fh, Touched, Work};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The kernel of a mount.
+/// The kernel caches of a mount.
 pub(crate) struct Kernel(pub Arc<Session>);
 
 impl Kernel {
@@ -26,7 +26,7 @@ impl Kernel {
         self.0.inodes.by_fh(fh)
     }
 
-    /// The objects that the kernel knows: those whose contents change, and the others.
+    /// The objects that the kernel knows: those with changed contents, and the others.
     fn known(&self, touched: &[Touched]) -> (Vec<Arc<Inode>>, Vec<Arc<Inode>>) {
         let (mut contents, mut others) = (Vec::new(), Vec::new());
         for one in touched {
@@ -62,7 +62,7 @@ impl Beside for Kernel {
         work.await;
         drop((modifying, changing));
         for inode in contents.iter().chain(&self.known(touched).0) {
-            // A program of the mount that calls fsync wants these bytes on stable storage, too.
+            // A program of the mount that calls fsync must also find these bytes on stable storage.
             inode.wrote(0, false);
             drop(inode.modify(clock));
             inode.attrs_dropped();

@@ -1,12 +1,15 @@
-//! A request on its way: from the kernel to an answer, or to the moment when its caller has gone.
+//! A request from its arrival until its answer, or until its caller is gone.
 //!
 //! The kernel sends an interrupt for any signal to a waiting caller, also for timers that the
-//! program handles. Disturbing calls for those would make programs fail that work on a local disk.
-//! So an interrupted call is answered `EINTR` in three cases only: its caller is about to die; it
-//! waits for a lock; or the program was asked to stop (SIGINT, SIGTERM, SIGQUIT, SIGHUP with a
-//! handler) and the call has been waiting for seconds. The kernel reports the first signal only, so
-//! [`Calls::sweep`] looks again later. The work below goes on to its end; a result without a taker
-//! is undone ([`Undo`]).
+//! program handles. If such an interrupt ended the call, programs would fail that work on a local
+//! disk. So an interrupted call is answered with `EINTR` in three cases only:
+//! - its caller is about to die;
+//! - the call waits for a lock;
+//! - the program got SIGINT, SIGTERM, SIGQUIT or SIGHUP, has a handler for it, and the call has
+//!   waited for seconds.
+//!
+//! The kernel reports only the first signal, so [`Calls::sweep`] checks again later. The call of
+//! the layer below continues to its end. A result that no caller takes is undone ([`Undo`]).
 
 use crate::abi::{Header, opcode};
 use crate::cred;
@@ -24,32 +27,31 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 const SHARDS: usize = 16;
-/// The sweep looks at a call that waits longer than this even without an interrupt. A dying process
-/// closes its files without being interruptible, and no program may hang because word of its signal
-/// did not come.
+/// Time after which the sweep also checks a call without an interrupt. A dying process closes its
+/// files without being interruptible. No program may hang because an interrupt was lost.
 const EXITING_CHECK: Duration = Duration::from_secs(1);
-/// Most buffers passed to one writev(2), below `IOV_MAX`.
+/// Maximum number of buffers per writev(2), below `IOV_MAX`.
 const PARTS_MAX: usize = 1000;
 
 /// The result of a call.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// Success without contents.
+    /// Success without a body.
     Empty,
-    /// A few bytes.
+    /// A small body.
     Bytes(Vec<u8>),
     /// Contents of a file.
     Data(Data),
 }
 
-/// The action that undoes an answer without a taker.
+/// The action that undoes an answer that no caller takes.
 #[derive(Debug)]
 pub(crate) enum Undo {
     /// Nothing.
     Nothing,
-    /// Look-ups that the kernel will not count.
+    /// Lookups that the kernel does not count.
     Forget(Vec<u64>),
-    /// An open file that the kernel will not release, and perhaps a look-up.
+    /// An open file that the kernel does not release, and possibly a lookup.
     Close { file: u64, forget: Option<u64> },
     /// An open directory.
     CloseDir { dir: u64 },
@@ -57,7 +59,7 @@ pub(crate) enum Undo {
     Unlock { file: Arc<OpenFile>, owner: LockOwner, range: FileRange, held: OwnedRwLockReadGuard<()> },
 }
 
-/// Answer of a call with its undo action.
+/// Answer of a call, with its undo action.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub body: Body,
@@ -65,41 +67,42 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Success without contents.
+    /// Success without a body.
     pub fn empty() -> Self {
         Self { body: Body::Empty, undo: Undo::Nothing }
     }
 
-    /// These bytes.
+    /// An answer with these bytes.
     pub fn bytes(bytes: Vec<u8>) -> Self {
         Self { body: Body::Bytes(bytes), undo: Undo::Nothing }
     }
 
-    /// The same answer with something to undo.
+    /// The same answer with an undo action.
     pub fn or(self, undo: Undo) -> Self {
         Self { undo, ..self }
     }
 }
 
-/// A request that was read and not answered yet.
+/// A request without an answer.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub unique: u64,
     pub opcode: u32,
     tid: u32,
     device: Arc<Device>,
-    /// When it was read.
+    /// Time of the arrival.
     pub started: Instant,
-    /// Passed to the layer below.
+    /// Cancellation of the calls of the layer below.
     pub cancel: CancellationToken,
     answered: AtomicBool,
     interrupted: AtomicBool,
-    /// Comes from the page cache, where `EINTR` would become an error of its own (SIGBUS, EIO).
+    /// The request comes from the page cache, where `EINTR` would become another error (SIGBUS,
+    /// EIO).
     patient: AtomicBool,
 }
 
 impl Pending {
-    /// Answers, once; later attempts are unwanted.
+    /// Answers once. Later answers are dropped.
     pub fn answer(&self, result: Result<&Body, i32>) -> Delivery {
         if self.answered.swap(true, Ordering::AcqRel) {
             return Delivery::Unwanted;
@@ -128,7 +131,7 @@ impl Pending {
         }
     }
 
-    /// Says that `EINTR` would do harm; only a dying caller ends the call.
+    /// Excludes `EINTR` answers. Only a dying caller ends the call.
     pub fn be_patient(&self) {
         self.patient.store(true, Ordering::Relaxed);
     }
@@ -142,7 +145,7 @@ impl Pending {
         self.answer(Err(libc::EINTR));
     }
 
-    /// Decides about an interrupted call.
+    /// Checks whether an interrupted call ends.
     fn judge(&self, now: Instant, patience: Duration) {
         if self.is_answered() {
             return;
@@ -153,7 +156,7 @@ impl Pending {
         }
         let signals = cred::signals(self.tid);
         if signals.gone && !interrupted && self.opcode != opcode::FLUSH {
-            // Its waiting thread is somewhere: it cannot be seen from here.
+            // The waiting thread is not visible in this process namespace.
             return;
         }
         let waited = now.duration_since(self.started);
@@ -167,18 +170,18 @@ impl Pending {
     }
 }
 
-/// Requests under way.
+/// Running requests.
 #[derive(Debug)]
 pub(crate) struct Calls {
     shards: [Mutex<HashMap<u64, Arc<Pending>>>; SHARDS],
     patience: Duration,
-    /// Whose turn it is to have all its waiting calls looked at.
+    /// The shard whose long calls are checked next.
     turn: AtomicUsize,
 }
 
 impl Calls {
-    /// `patience`: how long a call waits when its program was asked to stop but handles that
-    /// itself.
+    /// `patience`: how long a call waits after its program got a signal to stop and handles the
+    /// signal.
     pub fn new(patience: Duration) -> Self {
         Self { shards: Default::default(), patience, turn: AtomicUsize::new(0) }
     }
@@ -188,7 +191,7 @@ impl Calls {
         &self.shards[(unique >> 1) as usize % SHARDS]
     }
 
-    /// A request begins.
+    /// Registers a request.
     pub fn begin(&self, head: &Header, device: &Arc<Device>) -> Arc<Pending> {
         let pending = Arc::new(Pending {
             unique: head.unique,
@@ -205,13 +208,13 @@ impl Calls {
         pending
     }
 
-    /// A request ended.
+    /// Removes a request.
     pub fn end(&self, unique: u64) {
         self.shard(unique).lock().remove(&unique);
     }
 
-    /// The kernel says that the caller of `unique` got a signal. False when there is no such call
-    /// here (yet).
+    /// Handles the kernel's report that the caller of `unique` got a signal. Returns false when the
+    /// call is not registered (yet).
     pub fn interrupted(&self, unique: u64) -> bool {
         let Some(pending) = self.shard(unique).lock().get(&unique).cloned() else { return false };
         pending.interrupted.store(true, Ordering::Release);
@@ -219,9 +222,9 @@ impl Calls {
         true
     }
 
-    /// Looks again at calls whose callers got signals, and at closes that wait long; at others that
-    /// wait long a part at a time, since a dead server may have thousands of them. Returns the
-    /// number of calls under way.
+    /// Checks calls whose callers got signals, and long closes. Other long calls are checked one
+    /// shard at a time, because an unreachable server may have thousands of them. Returns the
+    /// number of running calls.
     pub fn sweep(&self) -> usize {
         let now = Instant::now();
         let mut under_way = 0;
@@ -239,8 +242,8 @@ impl Calls {
         under_way
     }
 
-    /// The mount is gone, and with it all waiting callers. Calls that keep a promise about data, or
-    /// give something back, go on unless `all`; returns the number of those that are left.
+    /// Cancels calls after the end of the mount, when all callers are gone. Without `all`, calls
+    /// that store data or release an open continue. Returns the number of remaining calls.
     pub fn abandon(&self, all: bool) -> usize {
         let mut left = 0;
         for shard in &self.shards {
@@ -255,7 +258,7 @@ impl Calls {
         left
     }
 
-    /// Number of calls under way.
+    /// Number of running calls.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|s| s.lock().len()).sum()
     }
@@ -266,8 +269,8 @@ impl Pending {
         matches!(self.opcode, opcode::RELEASE | opcode::FLUSH | opcode::FSYNC | opcode::WRITE)
     }
 
-    /// Whether the very thread that the kernel names waits for the answer, and no other. Pages are
-    /// read and written for many.
+    /// Whether only the thread of the request waits for the answer. Reads and writes of pages are
+    /// for several callers.
     fn is_its_callers(&self) -> bool {
         matches!(
             self.opcode,
@@ -290,9 +293,9 @@ impl Pending {
     }
 }
 
-/// The errno of a failure as the kernel may see it.
+/// The errno of a failure for the kernel.
 pub(crate) fn errno(error: &Error) -> i32 {
-    // The kernel accepts 1 to 511; ERESTARTSYS and its kin are its own affair.
+    // The kernel accepts 1 to 511. ERESTARTSYS and similar values are internal to the kernel.
     if (1..512).contains(&error.errno) { error.errno } else { libc::EIO }
 }
 
@@ -306,7 +309,7 @@ mod tests {
         Header { opcode, unique, tid, nodeid: 1, uid: 0, gid: 0, groups: Default::default() }
     }
 
-    /// A process that was killed and is not buried.
+    /// A killed process without wait(2).
     fn doomed() -> Child {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
         child.kill().unwrap();
@@ -317,9 +320,9 @@ mod tests {
         child
     }
 
-    /// Word of a signal can get lost: callers that wait for seconds are checked in any case. A
-    /// request of the page cache does not belong to one caller, and the state of invisible
-    /// processes is unknown.
+    /// An interrupt can get lost, so callers that wait for seconds are checked in any case. A
+    /// request of the page cache does not belong to one caller. The state of invisible processes is
+    /// unknown.
     #[tokio::test(start_paused = true)]
     async fn a_killed_caller_without_an_interrupt_is_found() {
         let mut child = doomed();

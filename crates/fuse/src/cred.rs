@@ -1,7 +1,7 @@
 //! The caller: supplementary groups and pending signals of the calling thread, from `/proc`.
 //!
-//! FUSE reports user, group and thread of a caller, but not its groups. The caller waits in the
-//! kernel while its request is served, so `/proc/TID` describes that call.
+//! FUSE reports user, group and thread of a caller, but not its supplementary groups. The caller
+//! waits in the kernel during its request, so `/proc/TID` describes that call.
 
 use crate::abi::Header;
 use hither_vfs::Cred;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the groups of a thread are remembered: a path walk or a short-lived compiler asks many
-/// times in that time, and reading them costs more than the rest of a request. A process changes
-/// its groups as the superuser or together with its user or group id, which both lead to another
-/// entry.
+/// Time for which the groups of a thread are cached. A path walk or a short-lived compiler sends
+/// many requests in that time. Reading the groups costs more than the rest of a request. A process
+/// changes its groups as the superuser or together with its user or group id. Both lead to another
+/// cache entry.
 const REMEMBER: Duration = Duration::from_millis(100);
-/// Identities remembered.
+/// Maximum number of cached identities.
 const REMEMBER_MAX: usize = 1024;
 
 /// Identities of callers, by thread, user and group.
@@ -32,8 +32,8 @@ pub(crate) struct Creds {
 type Caller = (u32, u32, u32);
 
 impl Creds {
-    /// The caller's identity. Groups are read for all callers but the superuser; a caller in a
-    /// process namespace that is not visible from here has the groups that the kernel sent, if any.
+    /// The caller's identity. Groups are read for all callers except the superuser. A caller in an
+    /// invisible process namespace has the groups in the request.
     pub fn of(&self, head: &Header) -> Arc<Cred> {
         if head.uid == 0 || head.tid == 0 {
             let groups = head.groups.iter().copied().collect();
@@ -62,18 +62,18 @@ impl Creds {
     }
 }
 
-/// Signals of a thread that matters for interrupting its call.
+/// Signals of a thread that can end its call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Signals {
     /// The thread is about to die, or gone.
     pub fatal: bool,
-    /// There is no such thread any more, or none that can be seen from here.
+    /// The thread does not exist, or is not visible in this process namespace.
     pub gone: bool,
-    /// A person or a supervisor wants the program to stop, and the program will handle the signal.
+    /// A signal to stop is pending, and the program has a handler for it.
     pub asked_to_stop: bool,
 }
 
-/// Looks at the signals of thread `tid`.
+/// Reads the pending signals of thread `tid`.
 pub(crate) fn signals(tid: u32) -> Signals {
     if tid == 0 {
         return Signals::default();
@@ -88,14 +88,14 @@ pub(crate) fn signals(tid: u32) -> Signals {
     seen
 }
 
-/// The process of a thread and the name of its program.
+/// The process of a thread, and its program name.
 pub(crate) fn process(tid: u32) -> Option<(u32, String)> {
     let status = read_proc(tid, "status").filter(|_| tid != 0)?;
     let text = |name| field(&status, name).map(|value| String::from_utf8_lossy(value).trim().to_string());
     Some((text(b"Tgid")?.parse().ok()?, text(b"Name")?))
 }
 
-/// The process that a process was started by, or was given to when that one ended.
+/// The parent of a process, or its reaper after the parent has ended.
 pub(crate) fn parent(pid: u32) -> Option<u32> {
     let status = read_proc(pid, "status")?;
     std::str::from_utf8(field(&status, b"PPid")?).ok()?.trim().parse().ok()
@@ -118,8 +118,8 @@ fn parse_groups(status: &[u8]) -> SmallVec<[u32; 8]> {
         .collect()
 }
 
-/// A signal that ends the process arrives at each of its threads as SIGKILL; the ones people send
-/// to stop a program that has a handler for them stay as they are.
+/// A fatal signal arrives at each thread of the process as SIGKILL. A signal to stop with a handler
+/// stays pending under its own number.
 fn parse_signals(status: &[u8]) -> Signals {
     let mask = |name: &[u8]| -> u64 {
         let hex = field(status, name).unwrap_or_default().trim_ascii();
@@ -136,16 +136,16 @@ fn parse_signals(status: &[u8]) -> Signals {
     }
 }
 
-/// A thread that dies of a signal closes its files on the way out, when no signal is pending any
-/// more: its exit code (the last field but none of `/proc/TID/stat`) has the signal by then.
+/// Whether a killed thread is exiting. It closes its files while exiting, when no signal is pending
+/// any more. Its exit code (the last field but none of `/proc/TID/stat`) has the signal then.
 fn killed_and_exiting(tid: u32) -> bool {
     const PF_EXITING: u64 = 4;
     let Some(stat) = read_proc(tid, "stat") else { return true };
-    // The command name may hold anything but its closing parenthesis is the last.
+    // The command name may contain any character. It ends with the last closing parenthesis.
     let Some(end) = stat.iter().rposition(|&b| b == b')') else { return false };
     let rest = String::from_utf8_lossy(&stat[end + 1..]).into_owned();
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // proc(5): field 3 (state) comes first here; flags is field 9, exit_code 52.
+    // proc(5): the fields start with field 3 (state). flags is field 9, exit_code is field 52.
     let number = |n: usize| fields.get(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
     number(9) & PF_EXITING != 0 && number(52) & 0x7f != 0
 }

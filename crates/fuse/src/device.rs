@@ -1,9 +1,8 @@
 //! `/dev/fuse`: reading requests, writing replies and notifications.
 //!
-//! It knows the framing of messages and nothing of their meaning. Every clone has its own queue of
-//! requests under way in the kernel, so a reply must be written to the descriptor that its request
-//! was read from. Request buffers come from a bounded pool; their WRITE payload starts on a page
-//! boundary.
+//! The module handles the framing of messages, not their contents. Every clone has its own queue of
+//! requests in the kernel. So a reply must be written to the descriptor that its request was read
+//! from. Request buffers come from a bounded pool. The WRITE payload in them is page-aligned.
 
 use crate::abi::{OUT_HEADER_BYTES, WRITE_HEAD_BYTES};
 use bytes::Bytes;
@@ -26,20 +25,20 @@ pub(crate) struct Device {
 /// The outcome of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// The kernel took it.
+    /// The kernel accepted the reply.
     Delivered,
-    /// Its caller has gone.
+    /// The caller is gone.
     Unwanted,
 }
 
 impl Device {
-    /// Opens the device. The descriptor is not inherited by other programs.
+    /// Opens the device. The descriptor is closed on exec.
     pub fn open() -> io::Result<Self> {
         let file = File::options().read(true).write(true).open("/dev/fuse")?;
         Ok(Self { fd: file.into() })
     }
 
-    /// Another descriptor of the same mount, to read in parallel; works once the mount exists.
+    /// Another descriptor of the same mount, for parallel reads. It works only after the mount.
     pub fn duplicate(&self) -> io::Result<Self> {
         // _IOR(229, 0, u32)
         const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
@@ -50,10 +49,10 @@ impl Device {
         if r < 0 { Err(io::Error::last_os_error()) } else { Ok(new) }
     }
 
-    /// Lets the kernel read from a local file; the number under which it does.
+    /// Lets the kernel read from a local file. Returns the number of the file in the kernel.
     ///
     /// # Errors
-    /// `EPERM`, `EOPNOTSUPP`, `ELOOP` and others where it cannot.
+    /// `EPERM`, `EOPNOTSUPP`, `ELOOP` and others when the kernel cannot.
     pub fn lend(&self, file: &File) -> io::Result<u32> {
         // _IOW(229, 1, struct fuse_backing_map): fd, flags, padding.
         const FUSE_DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
@@ -63,10 +62,10 @@ impl Device {
         if id <= 0 { Err(io::Error::last_os_error()) } else { Ok(id as u32) }
     }
 
-    /// Ends that; opens that use it go on.
+    /// Ends a [`Device::lend`]. Running opens continue to use the file.
     ///
     /// # Errors
-    /// There is no such number.
+    /// The number does not exist.
     pub fn take_back(&self, mut id: u32) -> io::Result<()> {
         // _IOW(229, 2, u32)
         const FUSE_DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
@@ -75,13 +74,13 @@ impl Device {
         if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Number of the descriptor, for mount(2).
+    /// The number of the descriptor, for mount(2).
     pub fn raw(&self) -> i32 {
         self.fd.as_raw_fd()
     }
 
-    /// Reads one request into `buf`; blocks. `ENODEV` when the mount is gone, `ECONNABORTED` when
-    /// it was aborted.
+    /// Reads one request into `buf`; blocks. `ENODEV` after unmounting, `ECONNABORTED` after an
+    /// abort.
     pub fn read(&self, buf: &mut Buffer) -> io::Result<usize> {
         let space = buf.space();
         // SAFETY: `space` is valid for writes of its length for the duration of the call.
@@ -89,15 +88,15 @@ impl Device {
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }
 
-    /// Answers a request: `error` is 0 or an errno (positive), `body` only follows when it is 0.
+    /// Answers a request. `error` is 0 or a positive errno. `body` is sent only when `error` is 0.
     ///
     /// # Errors
-    /// The kernel's objection to the reply's form, which is a mistake of ours.
+    /// The kernel refused the reply as malformed, which is a bug of the daemon.
     pub fn reply(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> io::Result<Delivery> {
         match self.send(unique, -error, body) {
             Ok(()) => Ok(Delivery::Delivered),
             Err(e) => match e.raw_os_error() {
-                // No such request any more; the mount is gone.
+                // The request is gone, or the mount is.
                 Some(libc::ENOENT | libc::ENODEV | libc::EPERM | libc::ECONNABORTED) => {
                     Ok(Delivery::Unwanted)
                 }
@@ -106,8 +105,8 @@ impl Device {
         }
     }
 
-    /// Sends a notification. Some wait for locks inside the kernel: not from a thread that answers
-    /// requests.
+    /// Sends a notification. Some notifications wait for locks in the kernel, so threads that
+    /// answer requests must not send them.
     pub fn notify(&self, code: i32, body: &[IoSlice<'_>]) -> io::Result<()> {
         self.send(0, code, body)
     }
@@ -127,7 +126,7 @@ impl Device {
     }
 }
 
-/// Memory for one request of the largest size. Its contents start so that the payload of a WRITE is
+/// Memory for one request of the maximum size. Its offset makes the payload of a WRITE
 /// page-aligned.
 pub(crate) struct Buffer {
     memory: NonNull<u8>,
@@ -151,13 +150,13 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(Self::START), len) }
     }
 
-    /// The bytes last read.
+    /// The bytes of the last read.
     pub fn filled(&self, len: usize) -> &[u8] {
         &self.as_ref()[..len]
     }
 
-    /// The bytes last read, with the buffer behind them; it goes back to the pool with the last
-    /// reference.
+    /// The bytes of the last read, together with the buffer. The buffer returns to the pool with
+    /// the last reference.
     pub fn into_bytes(self, len: usize) -> Bytes {
         Bytes::from_owner(Lent(Some(self))).slice(..len)
     }
@@ -199,8 +198,8 @@ impl Drop for Lent {
     }
 }
 
-/// Buffers for requests. Those in use are bounded by the kernel, which has a caller or a background
-/// slot waiting behind each; at most `spare_max` unused ones are kept.
+/// Request buffers. The kernel bounds the used ones, because each belongs to a waiting caller or a
+/// background slot. At most `spare_max` unused ones are kept.
 #[derive(Clone)]
 pub(crate) struct BufferPool {
     spare: Arc<Mutex<Vec<Buffer>>>,
@@ -209,12 +208,12 @@ pub(crate) struct BufferPool {
 }
 
 impl BufferPool {
-    /// For payloads of at most `payload_bytes`.
+    /// A pool for payloads of at most `payload_bytes`.
     pub fn new(payload_bytes: usize, spare_max: usize) -> Self {
         Self { spare: Arc::default(), spare_max, payload_bytes }
     }
 
-    /// A buffer, used before or new.
+    /// A reused or a new buffer.
     pub fn take(&self) -> Buffer {
         if let Some(buffer) = self.spare.lock().pop() {
             return buffer;

@@ -1,4 +1,4 @@
-//! Open files and directories, under the numbers that the kernel passes back.
+//! Open files and directories, by the handle numbers of the kernel.
 
 use crate::in_use::Quiet;
 use crate::inode::{Inode, Moment};
@@ -10,41 +10,41 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
-/// An open file. Data moves through it with the identity of its opener, as NFS does.
+/// An open file. Reads and writes use the identity of its opener, as NFS does.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     /// The file.
     pub inode: Arc<Inode>,
     /// The open of the layer below.
     pub open: OpenId,
-    /// Use.
+    /// Access of the open.
     pub access: OpenAccess,
-    /// Whether it may be closed already.
+    /// Whether the file may be closed already.
     pub quiet: Quiet,
     /// The opener.
     pub cred: Arc<Cred>,
-    /// Held for reading by calls that take locks, until an abandoned lock is given back; closing
-    /// waits for them.
+    /// Calls that take locks hold it for reading, until a lock without a taker is released. The
+    /// close waits for them.
     pub locking: Arc<tokio::sync::RwLock<()>>,
-    /// Owners of fcntl(2) locks taken through this open. A process gives its locks up with FLUSH.
-    /// Locks left at the release belong to the open itself (F_OFD_SETLK), and the kernel does not
-    /// name it there.
+    /// Owners of fcntl(2) locks through this open. A process releases its locks with FLUSH. Locks
+    /// that are left at RELEASE belong to the open (F_OFD_SETLK), and RELEASE does not contain
+    /// their owner.
     pub lockers: Mutex<HashSet<LockOwner>>,
-    /// First bytes that came along, until they were read.
+    /// First bytes that the open returned, until they are read.
     pub first: Mutex<Option<First>>,
-    /// So many writes of the file were made stable when somebody asked through this open, or before
-    /// it: each open has to be told of errors.
+    /// Number of writes of the file that were stable at the last check through this open or before
+    /// the open. Each open must get the error of a write.
     pub committed: AtomicU64,
-    /// Where its reads go, in mounts where they may go elsewhere; until the kernel has given it up.
+    /// The read path of the open, in mounts with passthrough, until the kernel releases the open.
     pub noted: Mutex<Option<Noted>>,
 }
 
-/// First bytes of a file that came along with an answer.
+/// First bytes of a file from the reply to an open or a walk.
 #[derive(Debug, Clone)]
 pub(crate) struct First {
-    /// The change value they belong to.
+    /// The change attribute of the bytes.
     pub change: u64,
-    /// When the answer was asked for. Two states of a file can have one change value, where the
+    /// The time of the request. Two states of a file can have one change attribute when the
     /// server's clock is coarse.
     pub asked: Moment,
     /// The bytes.
@@ -52,8 +52,7 @@ pub(crate) struct First {
 }
 
 impl OpenFile {
-    /// Bytes at `offset` that came along with the open, at most `size`, and whether the file ends
-    /// with them.
+    /// At most `size` of the first bytes at `offset`, and whether the file ends with them.
     pub fn take_first(&self, offset: u64, size: usize) -> (Data, bool) {
         let mut first = self.first.lock();
         let none = (Data::default(), false);
@@ -80,14 +79,12 @@ impl OpenFile {
     }
 }
 
-/// Opens whose first bytes came along and were not read yet, the oldest first: files may be open
-/// for long without being read.
+/// Opens with unread first bytes, oldest first. Files may be open for a long time without a read.
 #[derive(Debug, Default)]
 pub(crate) struct Unread(Mutex<VecDeque<u64>>);
 
 impl Unread {
-    /// Takes note of one more; returns the one that has to give its bytes up for it when there are
-    /// `most`.
+    /// Adds an open. Returns the open that must drop its bytes when there are more than `most`.
     pub fn add(&self, id: u64, most: usize) -> Option<u64> {
         let mut ids = self.0.lock();
         ids.push_back(id);
@@ -102,53 +99,53 @@ pub(crate) struct OpenDir {
     pub inode: Arc<Inode>,
     /// The opener.
     pub cred: Arc<Cred>,
-    /// The kernel may answer from its cache through it.
+    /// The kernel may use its cached listing for this open.
     pub cached: bool,
-    /// The page read last. Readers of one descriptor take turns.
+    /// The last page. Readers of one descriptor take turns.
     pub page: tokio::sync::Mutex<Page>,
 }
 
-/// A page of a directory, kept because the kernel may take it in smaller pieces.
+/// A page of a directory. The kernel may read it in smaller pieces.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// Cookie it was asked for with.
+    /// Cookie of the request.
     pub from: u64,
     /// Entries in order.
     pub entries: Vec<DirEntry>,
-    /// Where the last piece ended.
+    /// Index after the last piece.
     pub next: usize,
-    /// Cookie of the last entry given: a reader that asks for another one has sought.
+    /// Cookie of the last returned entry. A request with another cookie follows a seek.
     pub given: u64,
-    /// Entries of a piece at most.
+    /// Maximum number of entries of a piece.
     pub piece_max: usize,
-    /// Nothing follows.
+    /// The page is the last one.
     pub eof: bool,
-    /// There is a page.
+    /// Whether the page was read.
     pub filled: bool,
     /// Verifier for the cookies.
     pub verifier: [u8; 8],
-    /// When it was asked for.
+    /// Time of the request.
     pub asked: Moment,
-    /// Until when all objects given to the kernel since the start hold; `None` when some were
-    /// missing.
+    /// End of the validity of all objects since the start of the listing; `None` when some objects
+    /// were missing.
     pub hold: Option<Instant>,
-    /// When the start was asked for, and the change value of the listing that the kernel had cached
-    /// then.
+    /// Time of the request for the start of the listing, and change attribute of the kernel's
+    /// cached listing at that time.
     pub began: Moment,
     pub base: Option<u64>,
-    /// Until when all entries given since the start hold.
+    /// End of the validity of all entries since the start of the listing.
     pub until: Instant,
-    /// The directory was under a lease before anything of it was asked for.
+    /// The directory was under a lease before the start of the listing.
     pub leased: bool,
-    /// Bytes to ask for next time.
+    /// Size of the next request in bytes.
     pub ask_bytes: u32,
-    /// Pages since the start, and a cookie seen on the way: meeting it again means that the server
-    /// runs in a circle.
+    /// Number of pages since the start, and an earlier cookie. When the cookie repeats, the
+    /// server's listing is a loop.
     pub pages: u64,
     pub milestone: Option<u64>,
 }
 
-/// Things under numbers that are never used twice.
+/// Objects with unique numbers.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     table: Mutex<HashMap<u64, Arc<T>>>,
@@ -162,39 +159,39 @@ impl<T> Default for Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// Whether there is one like that.
+    /// Whether an object satisfies `like`.
     pub fn any(&self, like: impl Fn(&T) -> bool) -> bool {
         self.table.lock().values().any(|thing| like(thing))
     }
 
-    /// Adds a thing.
+    /// Adds an object.
     pub fn add(&self, thing: T) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.table.lock().insert(id, Arc::new(thing));
         id
     }
 
-    /// Finds a thing.
+    /// Finds an object.
     pub fn find(&self, id: u64) -> Option<Arc<T>> {
         self.table.lock().get(&id).cloned()
     }
 
-    /// Removes a thing.
+    /// Removes an object.
     pub fn remove(&self, id: u64) -> Option<Arc<T>> {
         self.table.lock().remove(&id)
     }
 
-    /// Everything.
+    /// All objects.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.table.lock().values().cloned().collect()
     }
 
-    /// Removes everything.
+    /// Removes all objects.
     pub fn drain(&self) -> Vec<Arc<T>> {
         self.table.lock().drain().map(|(_, thing)| thing).collect()
     }
 
-    /// Number of things.
+    /// Number of objects.
     pub fn len(&self) -> usize {
         self.table.lock().len()
     }

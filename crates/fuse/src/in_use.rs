@@ -1,16 +1,16 @@
-//! Whether a file is open, for the removal of its names.
+//! Tracks whether a file is open, for the removal of its names.
 //!
-//! An open under way holds the gate of its file shared, from before it asks anything until its
-//! handle is booked. The removal of a name (unlink(2), or rename(2) to it) holds the gate alone: it
-//! sees an open or comes before it.
+//! A starting open holds the gate of its file shared, from before its first request until its
+//! handle is registered. The removal of a name (unlink(2), or rename(2) to it) holds the gate
+//! exclusively. So a removal sees an open, or precedes it.
 //!
-//! The kernel releases a handle just before close(2) returns, but does not wait for the answer: the
-//! removal that a program asks for next can overtake it. A handle that was flushed and not used
+//! The kernel sends RELEASE just before close(2) returns, but does not wait for the answer. The
+//! next removal of the program can overtake the RELEASE. A handle that was flushed and not used
 //! since is probably being released, unless the program has a second descriptor of it. A removal
-//! waits a moment for handles like that.
+//! waits a short time for such handles.
 //!
-//! The layer below gives a file that loses its name while it is open a hidden one, and removes that
-//! in the close. The removal of the directory waits for such closes.
+//! When an open file loses its name, the layer below renames it to a hidden name, and removes that
+//! at the close. The removal of the directory waits for such closes.
 
 use crate::handles::OpenFile;
 use crate::inode::Inode;
@@ -26,11 +26,11 @@ use std::time::Duration;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::time::{Instant, timeout_at};
 
-/// How long the removal of a file's name waits for the release of handles that were flushed, and
-/// the removal of a directory for those of files that were in it.
+/// Maximum wait for the release of flushed handles: of the removal of a file's name, and of the
+/// removal of a directory with files that were in it.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
 const EMPTY_WAIT: Duration = Duration::from_secs(1);
-/// How long the removal of a directory waits for closes that have begun.
+/// Maximum wait of the removal of a directory for running closes.
 const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
 /// Opens and handles of a file.
@@ -38,59 +38,58 @@ const CLOSE_WAIT: Duration = Duration::from_secs(30);
 pub(crate) struct InUse {
     gate: RwLock<()>,
     handles: Mutex<Handles>,
-    /// A handle was released or used.
+    /// Notified when a handle is released or used.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Handles {
     open: usize,
-    /// Those that may be closed already.
+    /// Number of handles that may be closed already.
     quiet: usize,
-    /// Handles that the layer below is closing.
+    /// Number of handles that the layer below is closing.
     closing: usize,
-    /// Directories from which a name was removed while one was open; below there may be a hidden
-    /// name instead.
+    /// Directories in which a name was removed while a handle was open. The layer below may have a
+    /// hidden name there.
     left: SmallVec<[u64; 1]>,
 }
 
-/// Files that lost a name while a handle was there, by the directory of the name.
+/// Files that lost a name while a handle was open, by the directory of the name.
 #[derive(Debug, Default)]
 pub(crate) struct Removed(Mutex<HashMap<u64, Vec<Arc<Inode>>>>);
 
-/// Whether the kernel's release of a handle may be under way.
+/// Whether the kernel may be releasing a handle.
 #[derive(Debug)]
 pub(crate) struct Quiet {
     now: AtomicBool,
-    /// The kernel does not tell of closes: any moment may be the one after.
+    /// The kernel sends no FLUSH for the handle, so it may be closed at any time.
     untold: bool,
 }
 
 impl InUse {
-    /// An open begins; it has ended when this is dropped.
+    /// Starts an open, which ends when the result is dropped.
     pub async fn opening(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().await
     }
 
-    /// A name is about to be removed: waits for opens under way, and keeps others waiting until
-    /// this is dropped.
+    /// Starts the removal of a name. Waits for running opens, and blocks new ones until the result
+    /// is dropped.
     pub async fn removing(&self) -> RwLockWriteGuard<'_, ()> {
         self.wait_for_releases(RELEASE_WAIT).await;
         self.gate.write().await
     }
 
-    /// Waits for opens under way.
+    /// Waits for running opens.
     pub async fn opens_end(&self) {
         drop(self.gate.write().await);
     }
 
-    /// Waits until no handle is left, or one is in use for certain. False when neither is so in
-    /// time.
+    /// Waits until no handle is open, or one is certainly in use. Returns false after the timeout.
     async fn wait_for_releases(&self, most: Duration) -> bool {
         self.when(most, |handles| handles.open == 0 || handles.quiet < handles.open).await
     }
 
-    /// Waits until the layer below has closed all handles. False when one may be in use.
+    /// Waits until the layer below has closed all handles. Returns false when one may be in use.
     pub async fn closes_end(&self) -> bool {
         self.wait_for_releases(EMPTY_WAIT).await
             && self.when(CLOSE_WAIT, |handles| handles.open > 0 || handles.closing == 0).await
@@ -112,7 +111,7 @@ impl InUse {
         }
     }
 
-    /// A handle is there. `told`: the kernel flushes it at each close.
+    /// Registers a handle. `told`: the kernel sends a FLUSH at each close.
     pub fn opened(&self, told: bool) -> Quiet {
         let mut handles = self.handles.lock();
         handles.open += 1;
@@ -132,7 +131,7 @@ impl InUse {
         }
     }
 
-    /// The layer below has begun to close the handle.
+    /// The layer below has started to close the handle.
     pub fn released(&self, handle: &Quiet) {
         self.set(handle, false);
         {
@@ -156,7 +155,7 @@ impl InUse {
 }
 
 impl Removed {
-    /// A name in directory `dir` was removed from a file.
+    /// A name of a file in directory `dir` was removed.
     pub fn add(&self, file: &Arc<Inode>, dir: u64) {
         let mut handles = file.in_use.handles.lock();
         if handles.open + handles.closing > 0 && !handles.left.contains(&dir) {
@@ -165,7 +164,7 @@ impl Removed {
         }
     }
 
-    /// Files that lost a name in this directory and were not closed since.
+    /// Files that lost a name in this directory and have not been closed since.
     pub fn of(&self, dir: u64) -> Vec<Arc<Inode>> {
         self.0.lock().get(&dir).cloned().unwrap_or_default()
     }
@@ -190,8 +189,8 @@ impl Removed {
 }
 
 impl Session {
-    /// Ends an open that was taken out of the table. Removals of the file's names wait until the
-    /// layer below knows that the open ends, and no longer.
+    /// Closes an open that was removed from the table. Removals of the file's names wait until the
+    /// layer below has started the close, and no longer.
     pub async fn close_below(&self, cx: &Cx, file: &OpenFile) -> Result<()> {
         let fh = file.inode.fh();
         let mut close = std::pin::pin!(self.vfs.close(cx, &fh, file.open));
@@ -205,8 +204,8 @@ impl Session {
         closed
     }
 
-    /// Holds a file open until the thread that got it as an answer, whose identity is `cred`, has
-    /// opened it.
+    /// Keeps a file open until the thread that found it has opened it. `cred` is the identity of
+    /// the thread.
     pub async fn keep_open(self: &Arc<Self>, inode: &Arc<Inode>, cred: Arc<Cred>) {
         let (fh, cx) = (inode.fh(), Cx::new(cred));
         for access in [OpenAccess::READ, OpenAccess::WRITE] {
@@ -216,7 +215,7 @@ impl Session {
             let quiet = inode.in_use.opened(false);
             self.aside(async move {
                 session.sent_back.expected(inode.id).await;
-                // The open that has come is done.
+                // The open of the thread has ended.
                 inode.in_use.opens_end().await;
                 inode.in_use.released(&quiet);
                 let _ = session.vfs.close(&cx, &fh, opened.open).await;
@@ -231,7 +230,7 @@ impl Session {
 mod tests {
     use super::*;
 
-    /// How long a removal of a name takes, in milliseconds.
+    /// Duration of a removal of a name in milliseconds.
     async fn removal_ms(file: &InUse) -> u128 {
         let began = Instant::now();
         drop(file.removing().await);

@@ -1,15 +1,13 @@
 //! The kernel's caches under leases, and their withdrawal.
 //!
-//! An answer under a lease holds until the layer below withdraws it, so the kernel gets a long
-//! lifetime and an invalidation in the end ([`Upcalls`]). The lease may be withdrawn between the
-//! answer of the layer below and the moment when the kernel takes it. So each question notes the
-//! moment before it, and keeps that moment with the answer for as long as the answer is kept. A
-//! lease is passed on only while none was withdrawn since that moment. From that check until the
-//! reply is written, a moment without waiting, withdrawals are held up. Answers without this
-//! protocol hold for the call only.
+//! An answer under a lease holds until the layer below withdraws it. So the kernel gets a long
+//! validity, and an invalidation at the withdrawal ([`Upcalls`]). The lease may be withdrawn
+//! between the answer of the layer below and the reply to the kernel. So each request records the
+//! time before it, and keeps that time with the answer. A lease is passed on only when no lease was
+//! withdrawn since that time. Withdrawals wait from that check until the reply is written. Other
+//! answers hold for the call only.
 //!
-//! It knows nothing of servers. Invalidating pages waits for reads of them, so it happens on
-//! threads that may block.
+//! The invalidation of pages waits for running reads of them, so it runs on threads that may block.
 
 use crate::inode::{Clock, Moment};
 use crate::session::Session;
@@ -21,43 +19,43 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
-/// Longest time for which the kernel may keep state under a lease before it asks again.
+/// Maximum time for which the kernel keeps state under a lease without a new request.
 pub(crate) const LEASE_TIME: Duration = Duration::from_secs(3600);
 
-/// Leases passed on to the kernel.
+/// Leases that were passed on to the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    /// Held for reading by calls that pass a lease on, until their reply is written.
+    /// Calls that pass on a lease hold it for reading, until their reply is written.
     gate: Arc<RwLock<()>>,
     withdrawals: AtomicU64,
-    /// When the last one was.
+    /// Time of the last withdrawal.
     last: Mutex<Moment>,
-    /// Inodes that the kernel keeps attributes of under a lease.
+    /// Inodes whose attributes the kernel keeps under a lease.
     held: Mutex<HashSet<u64>>,
 }
 
-/// The right to pass leases on; as long as it lives, none is withdrawn.
+/// The right to pass on leases. No lease is withdrawn while it exists.
 pub(crate) type Grant = OwnedRwLockReadGuard<()>;
 
 impl Leases {
-    /// The right to pass on leases that were asked for at `asked`; `None` when one was withdrawn
-    /// since.
+    /// The right to pass on leases that were requested at `asked`. `None` when a lease was
+    /// withdrawn since.
     pub fn grant(&self, asked: Moment) -> Option<Grant> {
         let grant = self.gate.clone().try_read_owned().ok()?;
         self.none_since(asked).then_some(grant)
     }
 
-    /// Whether no lease was withdrawn since then; to be asked with a [`Grant`] in hand.
+    /// Whether no lease was withdrawn since `asked`. Must be called with a [`Grant`].
     pub fn none_since(&self, asked: Moment) -> bool {
         *self.last.lock() <= asked
     }
 
-    /// Notes that the kernel has attributes of an inode under a lease.
+    /// Records that the kernel has attributes of an inode under a lease.
     pub fn passed_on(&self, inode: u64) {
         self.held.lock().insert(inode);
     }
 
-    /// Notes that the kernel has forgotten an inode.
+    /// Records that the kernel has forgotten an inode.
     pub fn forget(&self, inode: u64) {
         let mut held = self.held.lock();
         if !held.is_empty() {
@@ -65,8 +63,8 @@ impl Leases {
         }
     }
 
-    /// Notes a withdrawal, after the last call that passes leases on has written its reply, and
-    /// takes back the noted leases before the next call passes any on.
+    /// Records a withdrawal, after the last call that passes on leases has written its reply.
+    /// `take_back` removes the recorded leases before the next call passes on a lease.
     pub async fn withdraw<T>(&self, clock: &Clock, take_back: impl FnOnce() -> T) -> T {
         let gate = self.gate.write().await;
         self.withdrawals.fetch_add(1, Ordering::SeqCst);
@@ -76,35 +74,36 @@ impl Leases {
         taken
     }
 
-    /// Objects that the kernel keeps attributes of under a lease, and withdrawals so far.
+    /// Number of objects whose attributes the kernel keeps under a lease, and number of
+    /// withdrawals.
     pub fn counts(&self) -> (u64, u64) {
         (self.held.lock().len() as u64, self.withdrawals.load(Ordering::SeqCst))
     }
 
-    /// Inodes under leases, which end here.
+    /// Removes and returns all inodes under leases.
     pub fn take_all(&self) -> Vec<u64> {
         self.held.lock().drain().collect()
     }
 }
 
-/// The calls of the layer below. It exists before the session does.
+/// The receiver of upcalls from the layer below. It is created before the session.
 #[derive(Debug, Default)]
 pub(crate) struct Withdrawer {
     session: OnceLock<Weak<Session>>,
 }
 
 impl Withdrawer {
-    /// Names the session.
+    /// Sets the session.
     pub fn serves(&self, session: &Arc<Session>) {
         let _ = self.session.set(Arc::downgrade(session));
     }
 
-    /// Does something with the session, also without a waiting caller.
+    /// Runs work of the session, also when no caller waits for it.
     fn start<F>(&self, work: impl FnOnce(Arc<Session>) -> F) -> BoxFuture<()>
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        // Without a session nothing has been answered.
+        // Without a session no request was answered.
         let Some(session) = self.session.get().and_then(Weak::upgrade) else { return Box::pin(async {}) };
         let task = session.runtime().spawn(work(session.clone()));
         Box::pin(async move { drop(task.await) })

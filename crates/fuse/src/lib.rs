@@ -1,15 +1,18 @@
-//! A Vfs becomes a mount: the `/dev/fuse` layer and the frontend that maps the kernel's requests
-//! onto [`Vfs`](hither_vfs::Vfs) calls.
+//! The FUSE frontend: mounts a Vfs through `/dev/fuse`, and maps the kernel's requests to
+//! [`Vfs`](hither_vfs::Vfs) calls.
 //!
-//! It knows the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and nothing of NFS or
-//! caches. From the bottom: `abi` has the protocol's bytes, and `device` reads and writes them.
-//! `call` is one request until its answer (with interrupts), and `hint` the caller's whole path.
-//! `inode` and `handles` map the kernel's numbers and know its caches. `lease` has the state that
-//! may be withdrawn. `beside` handles changes by another frontend. `ops` serves each request,
-//! `session` runs the threads, `mount` begins and ends it all.
+//! The crate depends on the kernel's protocol and the [`Vfs`](hither_vfs::Vfs) interface, and not
+//! on NFS or caches. Its modules, from the bottom:
+//! - `abi` has the layouts of the protocol, and `device` reads and writes messages.
+//! - `call` is one request until its answer (with interrupts), and `hint` reads the caller's whole
+//!   path.
+//! - `inode` and `handles` map the kernel's numbers and track its caches.
+//! - `lease` has the kernel state under leases.
+//! - `beside` handles changes by another frontend.
+//! - `ops` serves each request, `session` runs the threads, `mount` mounts and unmounts.
 //!
-//! Lock order: `Inodes`' table, then one `Inode`'s state; nothing else is locked while they are
-//! held, and neither is held across an await.
+//! Lock order: the table of `Inodes`, then the state of one `Inode`. No other lock is taken while
+//! they are held. They are not held across an await.
 
 #![deny(unsafe_code)]
 

@@ -17,82 +17,84 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Type of the mounted file system, as mount(8) and findmnt(8) show it: `-t hither` finds it.
+/// Type of the mounted file system in mount(8) and findmnt(8), for `-t hither`.
 const FS_TYPE: &str = "fuse.hither";
 
-/// How to mount.
+/// Settings of a mount.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The mount's source as shown: `server:/export`.
+    /// The displayed source of the mount: `server:/export`.
     pub source: String,
     /// mount(2) flags: `MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOEXEC`, `MS_NOATIME`,
     /// `MS_SYNCHRONOUS`, `MS_DIRSYNC`, …
     pub mount_flags: libc::c_ulong,
-    /// Users other than the mounting one may use the mount.
+    /// Other users than the mounting user may use the mount.
     pub allow_other: bool,
-    /// The kernel's read-ahead, in KiB; `None` leaves its default.
+    /// The kernel's read-ahead in KiB; `None` keeps the kernel's default.
     pub read_ahead_kb: Option<u32>,
-    /// Threads that read requests.
+    /// Number of threads that read requests.
     pub threads: usize,
-    /// flock(2) and fcntl(2) locks go to the server; else they are between processes of this
-    /// machine only.
+    /// flock(2) and fcntl(2) locks are locks of the server. Otherwise they are locks between
+    /// processes of this machine.
     pub server_locks: bool,
-    /// There are extended attributes; when there are none for any file, the kernel asks once.
+    /// Files may have extended attributes. Without them the kernel asks only once.
     pub xattrs: bool,
-    /// Bytes can be copied without coming here; when they never can, the kernel asks once.
+    /// The server can copy bytes. When it cannot copy for any file, the kernel asks only once.
     pub server_copy: bool,
-    /// Largest READ and WRITE, in bytes; a multiple of 4096, at most 1 MiB.
+    /// Maximum size of READ and WRITE in bytes: a multiple of 4096, at most 1 MiB.
     pub max_io_bytes: u32,
-    /// Asynchronous requests (read-ahead, direct I/O in parts) under way at most.
+    /// Maximum number of asynchronous requests (read-ahead, direct I/O in parts).
     pub max_background: u16,
-    /// Read the whole path of a caller whose look-up has to ask, and ask for all of it at once.
+    /// For a lookup with a request to the server, read the caller's whole path and look all of it
+    /// up at once.
     pub hints: bool,
-    /// First bytes of a file to bring along with its name or its open, when it is opened for
-    /// reading.
+    /// Maximum number of first bytes to fetch with the lookup or the open of a file that is opened
+    /// for reading.
     pub first_bytes: u32,
-    /// An open shows data that other clients closed before it, whatever cached state still holds.
+    /// An open shows data that other clients closed before it, even when cached state is still
+    /// valid.
     pub close_to_open: bool,
-    /// read(2) and write(2) of all files come here, past the kernel's pages, and an append writes
-    /// at the end that the file has then. State that holds for one call only is not shared with
-    /// others: the kernel looks up each name of a path for each call.
+    /// read(2) and write(2) of all files bypass the kernel's pages. An append writes at the current
+    /// end of the file. State that is valid for one call is not shared between calls: the kernel
+    /// looks up each name of a path for each call.
     pub strict: bool,
-    /// The same holds for files of which the layer below says so
-    /// ([`Vfs::realm`](hither_vfs::Vfs::realm)), if it ever does.
+    /// The rules of `strict` also hold for single files that the layer below names
+    /// ([`Vfs::realm`](hither_vfs::Vfs::realm)).
     pub strict_parts: bool,
-    /// Other clients may begin to use a file so that nothing of it may be kept
+    /// Other clients may start to use a file so that its data must not be cached
     /// ([`Vfs::is_shared`](hither_vfs::Vfs::is_shared)), also while it is open. The kernel then
-    /// asks for attributes before each read(2) without valid ones, and drops a file's pages when
-    /// its times have changed.
+    /// requests attributes before each read(2) without valid ones. It drops the pages of a file
+    /// when its times have changed.
     pub may_be_shared: bool,
-    /// The kernel may keep names as long as they hold; otherwise it looks each of them up for each
+    /// The kernel may cache names while they are valid. Otherwise it looks each name up for each
     /// call.
     pub keeps_names: bool,
-    /// Changes of names can be answered before they are on stable storage: fsync(2) of a directory
-    /// asks for that.
+    /// Changes of names may be answered before they are on stable storage. fsync(2) of a directory
+    /// makes them stable.
     pub names_wait: bool,
-    /// Nothing ever changes: files that are wholly on the local disk are read by the kernel itself,
-    /// where it knows how.
+    /// The exported files never change. The kernel itself reads files that are completely on the
+    /// local disk, if it supports passthrough.
     pub passthrough: bool,
-    /// The kinds of close(2) that return when the written data is on stable storage, or report why
-    /// it is not.
+    /// The cases in which close(2) returns only after the written data is on stable storage, or
+    /// with the write error.
     pub close_waits: CloseWaits,
-    /// Data that an fsync found stable stays stable: without a write since then, the next fsync
-    /// asks nothing.
+    /// Data that is stable after an fsync stays stable. Without a later write the next fsync sends
+    /// no request.
     pub commits_last: bool,
-    /// How long an interrupted call goes on waiting when its program handles the signal (SIGINT and
-    /// the like) itself.
+    /// Time for which an interrupted call continues to wait when its program handles the signal
+    /// (SIGINT and similar).
     pub interrupt_patience: Duration,
 }
 
-/// Which closes wait for stable storage.
+/// The closes that wait for stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseWaits {
-    /// All.
+    /// All closes.
     Always,
-    /// Those of files that others may look at meanwhile
+    /// Closes of files that other clients may read meanwhile
     /// ([`Vfs::delegated_bytes`](hither_vfs::Vfs::delegated_bytes)).
     UnlessDelegated,
-    /// None.
+    /// No close.
     Never,
 }
 
@@ -125,7 +127,7 @@ impl Default for Config {
     }
 }
 
-/// Why a mount failed. Each has its own line for the user.
+/// The reason why a mount failed. Each has its own message for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// Mounting needs the superuser.
@@ -143,18 +145,18 @@ pub enum MountError {
     /// The mount point is in use.
     #[error("mount point {} is busy", .0.display())]
     Busy(PathBuf),
-    /// The layer below cannot show its root directory.
+    /// The layer below returned an error for the root directory.
     #[error("cannot read the root directory: {0}")]
     Root(hither_vfs::Error),
-    /// The kernel does not speak the protocol.
+    /// The kernel's protocol version is not supported.
     #[error("{0}")]
     Protocol(String),
-    /// Anything else.
+    /// Another error.
     #[error("{0}: {1}")]
     Os(&'static str, io::Error),
 }
 
-/// A mount at work. Dropping it detaches the mount.
+/// A running mount. Dropping it detaches the mount.
 pub struct Mounted {
     session: Arc<Session>,
     dir: PathBuf,
@@ -169,14 +171,14 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Mounts `vfs` on `dir`; returns when programs can use it. Must run inside a tokio runtime with
-/// time enabled, which then serves the mount.
+/// Mounts `vfs` on `dir`. Returns when programs can use the mount. Must run inside a tokio runtime
+/// with time enabled, which then serves the mount.
 ///
-/// When the mount has ended ([`Mounted::wait`]), every open of `vfs` was closed; [`Vfs::shutdown`]
-/// is left to the caller.
+/// After the end of the mount ([`Mounted::wait`]) all opens of `vfs` are closed. The caller calls
+/// [`Vfs::shutdown`].
 ///
 /// # Errors
-/// See [`MountError`]; nothing is left mounted.
+/// See [`MountError`]. After an error nothing is mounted.
 pub async fn mount(dir: &Path, config: Config, vfs: Arc<dyn Vfs>) -> Result<Mounted, MountError> {
     let withdrawer = Arc::new(Withdrawer::default());
     vfs.subscribe(withdrawer.clone());
@@ -221,7 +223,7 @@ async fn blocking<T: Send + 'static>(
 
 impl Mounted {
     /// Major and minor number of the mount's device, as in `/proc/self/mountinfo` and `st_dev`. The
-    /// minor number names the connection in `/sys/fs/fuse/connections`.
+    /// minor number is the name of the connection in `/sys/fs/fuse/connections`.
     pub fn device(&self) -> (u32, u32) {
         self.device
     }
@@ -231,72 +233,72 @@ impl Mounted {
         &self.dir
     }
 
-    /// FUSE minor version and capability bits agreed with the kernel.
+    /// FUSE minor version and capability bits negotiated with the kernel.
     pub fn negotiated(&self) -> (u32, u64) {
         self.session.negotiated()
     }
 
-    /// Waits until the mount has ended, by umount(8) or by abort, and everything is closed.
+    /// Waits until the mount has ended, by umount(8) or by abort, and all opens are closed.
     pub async fn wait(&self) {
         let mut phase = self.phase.clone();
         let _ = phase.wait_for(|p| *p == Phase::Ended).await;
         self.unmounted.store(true, Ordering::Release);
     }
 
-    /// Unmounts; `lazy` detaches at once and ends when the last user is gone. Blocks while dirty
-    /// pages are written: not to be called on a thread of the runtime that serves the mount.
+    /// Unmounts. `lazy` detaches at once, and the mount ends with its last user. Blocks while dirty
+    /// pages are written, so it must not be called on a thread of the mount's runtime.
     ///
     /// # Errors
-    /// `EBUSY` while something is in use, unless `lazy`.
+    /// `EBUSY` while the mount is in use, unless `lazy`.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
         detach(&self.dir, lazy)?;
         self.unmounted.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Requests by kind since the mount began.
+    /// Requests by kind since the start of the mount.
     pub fn stats(&self) -> Vec<OpCount> {
         self.session.stats.list()
     }
 
-    /// Entries of directories given to the kernel since the mount began.
+    /// Directory entries in replies to the kernel since the start of the mount.
     pub fn entries_listed(&self) -> u64 {
         self.session.stats.entries.load(Ordering::Relaxed)
     }
 
-    /// Path hints since the mount began.
+    /// Path hints since the start of the mount.
     pub fn hints(&self) -> HintStats {
         self.session.hints.stats()
     }
 
-    /// Opens so far whose reads the kernel answers itself.
+    /// Number of opens until now with reads by the kernel.
     pub fn passthrough_opens(&self) -> u64 {
         self.session.passthrough.opens()
     }
 
-    /// Objects that the kernel keeps under a lease now, and withdrawals of leases so far.
+    /// Number of objects that the kernel keeps under a lease, and number of withdrawals until now.
     pub fn leases(&self) -> (u64, u64) {
         self.session.leases.counts()
     }
 
-    /// The receiver of changes by another frontend of the same stack, so that the kernel shows them
-    /// at once.
+    /// The receiver of changes by another frontend of the same stack. The kernel shows them at
+    /// once.
     pub fn beside(&self) -> Arc<dyn hither_vfs::Beside> {
         Arc::new(crate::beside::Kernel(self.session.clone()))
     }
 
-    /// The root directory's handle.
+    /// The filehandle of the root directory.
     pub fn root(&self) -> Fh {
         self.session.inodes.root()
     }
 
-    /// The last calls, newest first, that asked the server about an object, or about one of some
-    /// names in directories.
+    /// The recent calls with requests to the server about an object or about names in directories,
+    /// newest first.
     pub fn recent(&self, object: Option<&Fh>, names: &[(Fh, Name)]) -> Vec<RecentCall> {
         self.session.recent.about(object, names)
     }
 
-    /// The calls that asked the server since the one with number `from`.
+    /// The calls with requests to the server since the call with number `from`.
     pub fn calls_since(&self, from: u64) -> RecentCalls {
         let (next, lost, calls) = self.session.recent.since(from);
         let inodes = &self.session.inodes;
@@ -310,18 +312,18 @@ impl Mounted {
         RecentCalls { next, lost, calls: found.collect() }
     }
 
-    /// Begins to record, for process `by`, the calls of process `below` and its children, or of all
-    /// processes. `false` when another process does so.
+    /// Starts a recording for process `by`: the calls of process `below` and its children, or of
+    /// all processes. Returns `false` when another process is recording.
     pub fn trace(&self, by: u32, below: Option<u32>, record: Record) -> bool {
         self.session.tracer.start(by, below, record)
     }
 
-    /// Ends the recording of process `by`.
+    /// Ends the recording for process `by`.
     pub fn end_trace(&self, by: u32) -> Option<Traced> {
         self.session.tracer.stop(by)
     }
 
-    /// Open files, open directories, requests under way, inodes the kernel knows.
+    /// Number of open files, open directories, running requests and inodes that the kernel knows.
     pub fn counts(&self) -> (usize, usize, usize, usize) {
         self.session.counts()
     }
@@ -383,7 +385,7 @@ fn detach(dir: &Path, lazy: bool) -> io::Result<()> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Device number of the mounted root, from the kernel's own data, without a question.
+/// Device number of the mounted root, from the kernel without a FUSE request.
 fn device_number(dir: &Path) -> io::Result<(u32, u32)> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
     let flags = AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC as u32);

@@ -1,37 +1,38 @@
-//! Mounts that lie inside this one, in any mount namespace.
+//! Mounts inside this mount, in any mount namespace.
 //!
 //! Every invalidation of a name in the kernel detaches the mounts on it and below it, in every
-//! namespace. So the places of mounts are looked up before: by listmount(2) and statmount(2) in all
-//! namespaces, and where the kernel does not have these calls, in the daemon's own namespace.
+//! namespace. So the mount points are listed before an invalidation. listmount(2) and statmount(2)
+//! list them in all namespaces. On a kernel without these calls only the daemon's own namespace is
+//! listed.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A mount of some namespace.
+/// A mount of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mount {
     id: u64,
     parent: u64,
     device: (u32, u32),
-    /// Its root, as a path in its file system.
+    /// Root of the mount, as a path in its file system.
     root: Vec<u8>,
-    /// Where it is mounted, as a path in its namespace.
+    /// Mount point, as a path in its namespace.
     point: Vec<u8>,
 }
 
-/// Places inside a file system where something is mounted.
+/// Mount points inside a file system.
 #[derive(Debug, Default)]
 pub(crate) struct Inside {
-    /// Paths from the root of the file system, which begin with a slash.
+    /// Paths from the root of the file system, with a leading slash.
     points: Vec<Vec<u8>>,
-    /// All namespaces were looked at.
+    /// Whether all namespaces were listed.
     complete: bool,
 }
 
 impl Inside {
-    /// Looks at the mounts inside the file system with this device number.
+    /// Lists the mount points inside the file system with this device number.
     pub fn of(device: (u32, u32)) -> Self {
         match all_namespaces() {
             Ok(namespaces) => {
@@ -46,12 +47,12 @@ impl Inside {
         }
     }
 
-    /// Whether nothing is certain to be mounted inside.
+    /// Whether it is certain that no mount is inside.
     pub fn is_none(&self) -> bool {
         self.complete && self.points.is_empty()
     }
 
-    /// Whether something is mounted on the object with this path, or below it.
+    /// Whether a mount point is at this path or below it.
     pub fn is_at_or_below(&self, path: &[u8]) -> bool {
         let below = |point: &Vec<u8>| {
             point.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
@@ -60,7 +61,7 @@ impl Inside {
     }
 }
 
-/// Places in the file system `device` where mounts of one namespace lie; its root is none.
+/// Mount points of one namespace inside the file system `device`, without its root.
 fn points(mounts: &[Mount], device: (u32, u32)) -> Vec<Vec<u8>> {
     let by_id: HashMap<u64, &Mount> = mounts.iter().map(|m| (m.id, m)).collect();
     let place = |mount: &Mount| {
@@ -91,7 +92,7 @@ fn parse(text: &[u8]) -> Vec<Mount> {
     text.split(|b| *b == b'\n').filter_map(mount).collect()
 }
 
-/// Undoes `\040` and the like.
+/// Decodes octal escapes like `\040`.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::with_capacity(word.len()), word);
     while let Some((&first, after)) = rest.split_first() {
@@ -148,13 +149,13 @@ fn all_namespaces() -> io::Result<Vec<Vec<Mount>>> {
     Ok(all)
 }
 
-/// The namespace before or after another one, and its number.
+/// The next or previous namespace, and its number.
 fn neighbour(of: &OwnedFd, which: libc::c_ulong) -> io::Result<Option<(OwnedFd, u64)>> {
     let mut info = NamespaceInfo { size: size_of::<NamespaceInfo>() as u32, ..Default::default() };
     // SAFETY: the ioctl writes the structure, which lives across the call.
     let fd = unsafe { libc::ioctl(of.as_raw_fd(), which as _, &raw mut info) };
     if fd >= 0 {
-        // SAFETY: the kernel has just made the descriptor for this caller.
+        // SAFETY: the kernel has just created the descriptor for this caller.
         return Ok(Some((unsafe { OwnedFd::from_raw_fd(fd) }, info.id)));
     }
     match io::Error::last_os_error() {
@@ -188,13 +189,13 @@ fn mounts_of(namespace: u64) -> io::Result<Vec<Mount>> {
     }
 }
 
-/// The answer of statmount(2) about a mount; `None` when it has just ended.
+/// The mount with this id, from statmount(2); `None` when it has just ended.
 fn mount(namespace: u64, id: u64) -> io::Result<Option<Mount>> {
     const SB_BASIC: u64 = 1;
     const MNT_BASIC: u64 = 2;
     const MNT_ROOT: u64 = 8;
     const MNT_POINT: u64 = 16;
-    /// Bytes of `struct statmount` before its strings, and room for two paths.
+    /// Size of `struct statmount` before its strings in bytes.
     const STRINGS: usize = 512;
     let mut buf = vec![0u8; STRINGS + 3 * libc::PATH_MAX as usize];
     let param = SB_BASIC | MNT_BASIC | MNT_ROOT | MNT_POINT;
@@ -221,6 +222,7 @@ fn mount(namespace: u64, id: u64) -> io::Result<Option<Mount>> {
 mod tests {
     use super::*;
 
+    /// Mount points inside a file system are paths from its root, for binds too.
     #[test]
     fn places_are_paths_of_the_file_system() {
         let text = br"20 1 8:1 / / rw - ext4 a rw
@@ -245,7 +247,7 @@ broken line
         assert!(points(&mounts, (8, 9)).is_empty());
     }
 
-    /// Where the kernel lists namespaces, it lists this one, as `/proc` does.
+    /// A kernel that lists namespaces lists this one as `/proc` does.
     #[test]
     fn namespaces_are_listed() {
         let Ok(all) = all_namespaces() else { return };

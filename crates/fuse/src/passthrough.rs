@@ -1,17 +1,18 @@
-//! Reads that the kernel answers itself, from a local file with all the bytes of a remote one.
+//! Passthrough: the kernel reads from a local file with all bytes of a remote file.
 //!
-//! The kernel has rules: all opens of an inode at a time use the same local file or none does, and
-//! the local file cannot be taken away while one of them lives. Elsewhere an open file shows other
-//! clients' writes when its attributes expire or its lease is withdrawn, and this machine's writes
-//! at once. A local file that cannot be taken away would go on showing the old bytes, and an open
-//! of the new version beside it fails, or maps the old bytes. So passthrough is for mounts on which
-//! nothing changes, read-only ones whose contents are taken to be frozen
-//! ([`Config::passthrough`](crate::Config)). There each open is noted here, and a call that would
-//! change a lent file (after `mount -o remount,rw`: an open for writing, a cut) is refused with
-//! `ETXTBSY` before anything is done.
+//! The kernel requires that all concurrent opens of an inode use the same local file, or none. It
+//! cannot give up the local file while one of these opens exists. Without passthrough, an open file
+//! shows other clients' writes when its attributes expire or its lease is withdrawn. It shows this
+//! machine's writes at once. With a local file it would continue to show the old bytes. An open of
+//! the new version beside it would fail or map the old bytes.
 //!
-//! It knows nothing of where local files come from. A kernel or file system that cannot do it is
-//! found out by trying, once.
+//! So passthrough is for mounts without changes: read-only mounts with contents declared as frozen
+//! ([`Config::passthrough`](crate::Config)). On such a mount each open is recorded. A call that
+//! would change a lent file (after `mount -o remount,rw`: an open for writing, a truncation) fails
+//! with `ETXTBSY` before any change.
+//!
+//! Whether the kernel and the local file system support passthrough is found out with the first
+//! file.
 
 use crate::device::Device;
 use hither_vfs::{Backing, Error, OpenAccess, Result};
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How the opens of each inode are served.
+/// The read path of the opens of each inode.
 #[derive(Debug)]
 pub(crate) struct Passthrough {
     device: Arc<Device>,
@@ -31,42 +32,41 @@ pub(crate) struct Passthrough {
 
 #[derive(Debug)]
 enum Mode {
-    /// So many opens come here with their reads.
+    /// The number of opens that read through the daemon.
     Cached(usize),
-    /// So many opens read from the local file with this number.
+    /// The number of opens that read from the local file with this number.
     Lent { id: u32, opens: usize, _file: Backing },
 }
 
-/// An open that is noted; ends when dropped.
+/// A recorded open, which ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Noted {
     all: Arc<Passthrough>,
     inode: u64,
-    /// Number of the local file, when reads go there.
+    /// Number of the local file for reads by the kernel.
     pub backing_id: Option<u32>,
 }
 
 impl Passthrough {
-    /// Nothing is lent until [`Passthrough::start`].
+    /// Passthrough is off until [`Passthrough::start`].
     pub fn new(device: Arc<Device>) -> Arc<Self> {
         Arc::new(Self { device, on: false.into(), modes: Mutex::default(), opens: 0.into() })
     }
 
-    /// The kernel knows how.
+    /// Starts passthrough, which the kernel supports.
     pub fn start(&self) {
         self.on.store(true, Ordering::Release);
     }
 
-    /// Opens so far that read without coming here.
+    /// Number of opens until now with reads by the kernel.
     pub fn opens(&self) -> u64 {
         self.opens.load(Ordering::Relaxed)
     }
 
-    /// Notes an open, or for as long as it lasts a change of the length; `None` when nothing is
-    /// ever lent in this mount.
+    /// Records an open, or a change of the length while it runs. `None` while passthrough is off.
     ///
     /// # Errors
-    /// `ETXTBSY` for an open for writing while the file is lent.
+    /// `ETXTBSY` for an open for writing while the kernel reads the local file.
     pub fn open(
         self: &Arc<Self>,
         inode: u64,
@@ -106,8 +106,8 @@ impl Passthrough {
         match self.device.lend(&file.0) {
             Ok(id) => Some((id, file)),
             Err(e) => {
-                // If one file cannot be lent, no file of the same disk can.
-                tracing::info!("the kernel refuses to read from the local disk by itself: {e}");
+                // When one file is refused, all files of the same disk are.
+                tracing::info!("the kernel refuses passthrough to the local disk: {e}");
                 self.on.store(false, Ordering::Release);
                 None
             }
@@ -127,7 +127,7 @@ impl Drop for Noted {
         if let Some(Mode::Lent { id, .. }) = modes.remove(&self.inode)
             && let Err(e) = self.all.device.take_back(id)
         {
-            tracing::debug!("a file lent to the kernel could not be taken back: {e}");
+            tracing::debug!("cannot end passthrough of a file: {e}");
         }
     }
 }

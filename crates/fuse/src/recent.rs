@@ -1,8 +1,8 @@
-//! The last calls that had to ask the server: their callers, their objects, and their cost.
+//! The recent calls with requests to the server: their callers, their objects, and their cost.
 //!
-//! Calls that were answered here leave no trace and cost nothing. One that asked took a round trip
-//! at least; noting it takes a lock for one store, and once a second for each thread a look at its
-//! name in /proc. The ring is bounded; no call waits for it.
+//! Calls that were answered from the cache are not recorded and cost nothing. A call with a request
+//! took at least one round trip. Recording it takes a lock for one store, and once per second and
+//! thread a read of the thread's name in /proc. The ring is bounded. No call waits for it.
 
 use crate::abi::opcode;
 use crate::cred;
@@ -16,49 +16,49 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Calls that are kept: about half a megabyte.
+/// Maximum number of recorded calls: about half a megabyte.
 const CALLS_MAX: usize = 2048;
-/// How long a thread is taken to be of the same program.
+/// Time for which the program of a thread is cached.
 const REMEMBER: Duration = Duration::from_secs(1);
-/// Threads remembered.
+/// Maximum number of cached threads.
 const THREADS_MAX: usize = 256;
 
-/// A call that asked the server.
+/// A call with a request to the server.
 #[derive(Debug, Clone)]
 pub struct RecentCall {
-    /// How long ago it ended.
+    /// Time since its end.
     pub ago: Duration,
-    /// The kernel's request, as its header spells it (`LOOKUP`).
+    /// Name of the kernel's request in the kernel's header (`LOOKUP`).
     pub op: &'static str,
-    /// The name that it was about, when it was about a name in a directory.
+    /// The name in the request, in the directory of the request.
     pub name: Option<Name>,
-    /// Process, 0 when it cannot be seen from here, and its program.
+    /// Process id and program. The process id is 0 when the process is not visible in this
+    /// namespace.
     pub process: (u32, Arc<str>),
-    /// User.
+    /// User id of the caller.
     pub uid: u32,
-    /// From the kernel's request to the answer.
+    /// Time from the kernel's request to the answer.
     pub took: Duration,
-    /// The error it ended with, or 0.
+    /// The errno of the answer, or 0.
     pub errno: i32,
-    /// The questions, and the number of further ones.
+    /// The requests to the server.
     pub questions: SmallVec<[Question; 2]>,
-    /// See `questions`.
+    /// Number of further requests.
     pub more: u32,
 }
 
-/// Calls that asked the server, from a number on.
+/// The recorded calls from a number on.
 #[derive(Debug, Clone)]
 pub struct RecentCalls {
-    /// The number to go on with.
+    /// The number of the next call.
     pub next: u64,
-    /// How many in between are forgotten.
+    /// Number of dropped calls in between.
     pub lost: u64,
-    /// The calls in order, with the path of each object below the mount point, as far as that is
-    /// known.
+    /// The calls in order, with the known path of each object below the mount point.
     pub calls: Vec<(Option<Vec<Name>>, RecentCall)>,
 }
 
-/// A call with the handle of its object.
+/// A call with the filehandle of its object.
 type OfObject = (Option<Fh>, RecentCall);
 
 /// The ring.
@@ -68,7 +68,7 @@ pub(crate) struct Recent {
     threads: Mutex<HashMap<u32, (Instant, Process)>>,
 }
 
-/// The calls, and how many there were before the first of them.
+/// The calls, and the number of dropped calls before them.
 #[derive(Debug, Default)]
 struct Ring {
     calls: VecDeque<Noted>,
@@ -85,11 +85,11 @@ struct Noted {
 }
 
 impl Recent {
-    /// Notes a call that is about to be answered. `fh` is the object that it names.
+    /// Records a call that is about to be answered. `fh` is the object of the request.
     pub fn note(&self, call: &Call, account: &Account, errno: i32, fh: Option<Fh>) {
         let (head, at) = (&call.head, Instant::now());
         let (questions, more) = account.questions();
-        // A copy: the name is a slice of the request's buffer.
+        // A copy, because the name is a slice of the request's buffer.
         let own = |name: &Name| Name::new(Bytes::copy_from_slice(name.as_bytes())).ok();
         let noted = RecentCall {
             ago: Duration::ZERO,
@@ -132,7 +132,7 @@ impl Recent {
         process
     }
 
-    /// The calls, newest first, about an object or about one of some names in directories.
+    /// The calls about an object or about names in directories, newest first.
     pub fn about(&self, object: Option<&Fh>, names: &[(Fh, Name)]) -> Vec<RecentCall> {
         let now = Instant::now();
         let ring = self.calls.lock();
@@ -146,8 +146,8 @@ impl Recent {
 }
 
 impl Recent {
-    /// The calls from number `from` on, with their objects; before them the number of the next, and
-    /// how many are forgotten.
+    /// The number of the next call, the number of dropped calls, and the calls from number `from`
+    /// on with their objects.
     pub fn since(&self, from: u64) -> (u64, u64, Vec<OfObject>) {
         let now = Instant::now();
         let ring = self.calls.lock();
@@ -188,6 +188,7 @@ mod tests {
         Noted { at: Instant::now(), fh: Some(fh(n)), call }
     }
 
+    /// Recorded calls are found by object or by name, and the ring drops the oldest calls.
     #[test]
     fn the_newest_calls_are_found_by_object_and_by_name() {
         let recent = Recent::default();
@@ -202,7 +203,7 @@ mod tests {
         for n in 0..CALLS_MAX {
             recent.push(noted(10 + n % 2, None));
         }
-        assert_eq!(recent.about(Some(&fh(1)), &[]).len(), 0, "the oldest went");
+        assert_eq!(recent.about(Some(&fh(1)), &[]).len(), 0, "the oldest call was dropped");
         assert_eq!(recent.about(Some(&fh(10)), &[]).len(), CALLS_MAX / 2);
         let (next, lost, calls) = recent.since(1);
         assert_eq!((next, lost, calls.len()), (CALLS_MAX as u64 + 4, 3, CALLS_MAX));
@@ -211,6 +212,7 @@ mod tests {
         assert_eq!(recent.since(u64::MAX).2.len(), 0);
     }
 
+    /// The name of a process is read from /proc and cached, and the cache is bounded.
     #[test]
     fn processes_are_named_once_in_a_while() {
         let recent = Recent::default();

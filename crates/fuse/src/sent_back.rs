@@ -1,16 +1,15 @@
-//! Threads whose open was sent back: they look their path up again and come once more.
+//! Threads with an ESTALE answer to an open, which walk their path again.
 //!
-//! The kernel opens the file that it has cached under a name. When the name turns out to belong to
-//! another file by now, the open fails with ESTALE. The kernel walks the same path once more with
-//! fresh lookups and opens the files that they find (`do_filp_open` with `LOOKUP_REVAL`). A second
-//! ESTALE would reach the program. So the next lookups must not be answered from older state, and
-//! the open after them is believed. The file that the last of them found counts as open until that
-//! open has come: removed or replaced in between, it would be stale a second time. This module
-//! knows nothing of names.
+//! The kernel opens the file that it has cached under a name. When the name belongs to another file
+//! by now, the open fails with ESTALE. The kernel walks the same path once more with fresh lookups
+//! and opens the files that they find (`do_filp_open` with `LOOKUP_REVAL`). The program would see a
+//! second ESTALE. So the next lookups must not be answered from older state, and the open after
+//! them is accepted without a check. The file of the last lookup counts as open until that open
+//! arrives. If it were removed or replaced in between, the open would fail again.
 //!
-//! Renames are another such case. The kernel answers rename(2) by itself when it takes both names
-//! for one object. It looks the old name up first, and that cached answer may be older than the
-//! lookup of the new name. Such a lookup fails with ESTALE, and the kernel begins again with both.
+//! Renames are a second case. The kernel answers rename(2) by itself when both names are one object
+//! to it. It looks up the old name first, and that cached answer may be older than the lookup of
+//! the new name. Such a lookup fails with ESTALE, and the kernel looks up both names again.
 
 use hither_vfs::{Cred, Name};
 use parking_lot::Mutex;
@@ -21,43 +20,44 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-/// Threads remembered.
+/// Maximum number of tracked threads.
 const THREADS_MAX: usize = 1024;
-/// The kernel comes back at once, and goes on at once when a look-up is answered.
+/// Maximum time until the next request of a thread after an ESTALE or a lookup. The kernel sends it
+/// at once.
 const AWAY_MAX: Duration = Duration::from_secs(10);
-/// Longest wait for other calls that change the directory, and for the server. A later thread gets
-/// no belief, but is not sent back again.
+/// Maximum wait for other calls that change the directory, and for the server. The open of a later
+/// thread is checked, but does not get a second ESTALE.
 const LATE_MAX: Duration = Duration::from_secs(600);
 
-/// How a thread comes back.
+/// The next open of a thread after its ESTALE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Back {
-    /// Its look-ups were as new as this.
+    /// It follows the ESTALE. The lookups before it were as new as this time.
     Since(Instant),
-    /// Perhaps it has not come back, but begins something else.
+    /// It may follow the ESTALE, or belong to another system call.
     Late,
 }
 
-/// Threads that were sent back.
+/// Threads that got ESTALE.
 #[derive(Debug, Default)]
 pub(crate) struct SentBack {
     threads: Mutex<HashMap<u32, Away>>,
     /// Their number, for a check without a lock.
     count: AtomicUsize,
-    /// A thread has come back.
+    /// Notified when a thread sends its open.
     back: Notify,
 }
 
 #[derive(Debug)]
 struct Away {
-    /// Since when the answers to the thread must be fresh.
+    /// Earliest time of requests whose replies the thread accepts.
     since: Instant,
-    /// When it was sent back.
+    /// Time of the ESTALE, or of the last answered lookup.
     sent: Instant,
-    /// The file that its last look-up found, and the thread's identity.
+    /// The file of the last lookup, and the thread's identity.
     found: Option<(u64, Arc<Cred>)>,
-    /// The name that its last look-up did not find. The kernel looks such a name up a second time
-    /// when it has known it before.
+    /// The name that the last lookup did not find. The kernel looks such a name up again when it
+    /// had cached it.
     missing: Option<(u64, Name)>,
 }
 
@@ -68,8 +68,8 @@ impl Away {
 }
 
 impl SentBack {
-    /// Thread `tid` is about to be sent back; its answers from now on must be as new as `since`.
-    /// False when there is no room: then it must not be sent.
+    /// Thread `tid` is about to get ESTALE. Its answers from now on must be as new as `since`.
+    /// Returns false without a free entry; then the thread must not get ESTALE.
     pub fn send(&self, tid: u32, since: Instant, now: Instant) -> bool {
         let mut threads = self.threads.lock();
         if threads.len() >= THREADS_MAX {
@@ -83,7 +83,7 @@ impl SentBack {
         room
     }
 
-    /// How new the answer to a look-up must be, when its thread was sent back.
+    /// The required freshness of the answer to a lookup, when its thread got ESTALE.
     pub fn since(&self, tid: u32, at: (u64, &Name), now: Instant) -> Option<Instant> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -94,14 +94,14 @@ impl SentBack {
             if (*dir, name) != at {
                 return None;
             }
-            // It may be another call.
+            // The lookup may belong to another system call.
             away.since = now;
         }
         Some(away.since)
     }
 
-    /// A look-up of the thread that came at `began` has been answered: however long that took, it
-    /// goes on from there.
+    /// A lookup of the thread from time `began` was answered. The timeout restarts, also after a
+    /// slow answer.
     pub fn looked_up(&self, tid: u32, began: Instant, now: Instant) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -114,8 +114,8 @@ impl SentBack {
         }
     }
 
-    /// The thread, whose identity is `cred`, is about to get this file as an answer, or something
-    /// else.
+    /// The thread is about to get this file, or another object, as its answer. `cred` is its
+    /// identity.
     pub fn found(&self, tid: u32, file: Option<u64>, cred: &Arc<Cred>) {
         if let Some(away) = self.threads.lock().get_mut(&tid) {
             away.found = file.map(|file| (file, cred.clone()));
@@ -124,7 +124,7 @@ impl SentBack {
         self.back.notify_waiters();
     }
 
-    /// The thread is about to be told that there is no such name, or that the look-up failed.
+    /// The thread is about to get the answer that the name does not exist, or an error.
     pub fn missed(&self, tid: u32, at: (u64, &Name)) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -135,7 +135,7 @@ impl SentBack {
         self.back.notify_waiters();
     }
 
-    /// The identity of a thread that got this file as an answer and is expected to open it.
+    /// The identity of a thread that found this file and is expected to open it.
     pub fn expects(&self, file: u64, now: Instant) -> Option<Arc<Cred>> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -159,7 +159,7 @@ impl SentBack {
         }
     }
 
-    /// The thread came back at `now`, or will not come.
+    /// The thread sent its open at `now`, or another request that ends its tracking.
     pub fn over(&self, tid: u32, now: Instant) -> Option<Back> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -178,7 +178,7 @@ impl SentBack {
     }
 }
 
-/// Threads whose rename was sent back.
+/// Threads that got ESTALE for a lookup of a rename.
 #[derive(Debug, Default)]
 pub(crate) struct Doubtful {
     threads: Mutex<HashMap<u32, Doubt>>,
@@ -187,10 +187,10 @@ pub(crate) struct Doubtful {
 
 #[derive(Debug)]
 struct Doubt {
-    /// The name whose look-up failed, and its directory.
+    /// The name with the failed lookup, and its directory.
     at: (u64, Name),
     since: Instant,
-    /// Another name has been looked up since.
+    /// Another name was looked up since.
     again: bool,
 }
 
@@ -201,7 +201,8 @@ impl Doubt {
 }
 
 impl Doubtful {
-    /// Thread `tid` looks up this name: how new the answer must be, when the thread was sent back.
+    /// Thread `tid` looks up this name. Returns the required freshness of the answer, when the
+    /// thread got ESTALE.
     pub fn looks_up(&self, tid: u32, at: (u64, &Name), now: Instant) -> Option<Instant> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -212,9 +213,10 @@ impl Doubtful {
         Some(doubt.since)
     }
 
-    /// Whether a look-up of this name by thread `tid`, which came at `since`, is to fail. That it
-    /// is `doubtful` counts unless the thread has begun again or there is no room for it. (The
-    /// kernel asks a second time before it believes that a name that it has known fails.)
+    /// Whether a lookup of this name by thread `tid`, which arrived at `since`, must fail with
+    /// ESTALE. `doubtful` decides it for a new thread. The kernel looks a cached name up twice
+    /// before it accepts the failure, so the second lookup fails too. After a lookup of another
+    /// name the thread is answered. Without a free entry the lookup is answered, too.
     pub fn send(&self, tid: u32, at: (u64, &Name), since: Instant, doubtful: impl FnOnce() -> bool) -> bool {
         let known = match self.count.load(Ordering::Relaxed) {
             0 => None,
@@ -230,7 +232,7 @@ impl Doubtful {
                 self.over(tid);
                 return false;
             }
-            // On its way to that name.
+            // The lookup of the other name.
             Some((false, _)) => return false,
             None if !doubtful() => return false,
             None => {}
@@ -245,7 +247,7 @@ impl Doubtful {
         room
     }
 
-    /// The thread's rename has come.
+    /// The thread's rename has arrived.
     pub fn over(&self, tid: u32) {
         if self.count.load(Ordering::Relaxed) > 0 {
             let mut threads = self.threads.lock();
@@ -270,7 +272,7 @@ mod tests {
         assert_eq!(doubtful.looks_up(1, old, now), None);
         assert!(!doubtful.send(1, new, now, || false));
         assert!(doubtful.send(1, new, now, || true));
-        assert_eq!(doubtful.looks_up(1, new, now), Some(now), "the kernel doubts the known name first");
+        assert_eq!(doubtful.looks_up(1, new, now), Some(now), "the kernel asks twice about a known name");
         assert!(doubtful.send(1, new, now, || false));
         assert_eq!(doubtful.looks_up(1, old, now), Some(now));
         assert!(!doubtful.send(1, old, now, || true), "on its way");
@@ -281,7 +283,7 @@ mod tests {
         doubtful.over(1);
         assert!(doubtful.send(1, old, now, || true), "the next rename");
         tokio::time::advance(AWAY_MAX).await;
-        assert_eq!(doubtful.looks_up(1, old, Instant::now()), None, "it has not come");
+        assert_eq!(doubtful.looks_up(1, old, Instant::now()), None, "the rename did not arrive");
         assert!(doubtful.send(1, new, Instant::now(), || true));
     }
 
@@ -302,7 +304,7 @@ mod tests {
         tokio::time::advance(AWAY_MAX).await;
         assert_eq!(looks_up(&back, 3, Instant::now()), None, "too late");
         assert!(back.send(u32::MAX, since, Instant::now()));
-        assert_eq!(back.threads.lock().len(), 1, "those who never came are forgotten");
+        assert_eq!(back.threads.lock().len(), 1, "expired threads are removed");
     }
 
     #[tokio::test(start_paused = true)]
@@ -325,12 +327,12 @@ mod tests {
         tokio::join!(back.expected(7), came);
         assert_eq!(began.elapsed(), Duration::from_millis(1));
         back.expected(8).await;
-        assert_eq!(began.elapsed(), AWAY_MAX + Duration::from_millis(1), "the thread does not come");
+        assert_eq!(began.elapsed(), AWAY_MAX + Duration::from_millis(1), "the open does not arrive");
         assert!(!expects(8));
     }
 
-    /// Look-ups that wait for a server behind a link that is cut do not make a thread one that has
-    /// not been sent.
+    /// A slow lookup restarts the timeout of its thread, for example when the link to the server is
+    /// cut.
     #[tokio::test(start_paused = true)]
     async fn a_thread_may_look_up_for_long() {
         let (back, since) = (SentBack::default(), Instant::now());
@@ -339,17 +341,17 @@ mod tests {
             let began = Instant::now();
             tokio::time::advance(AWAY_MAX * 5).await;
             back.looked_up(1, began, Instant::now());
-            assert_eq!(looks_up(&back, 1, Instant::now()), Some(since), "the next one is to be as new");
+            assert_eq!(looks_up(&back, 1, Instant::now()), Some(since), "the next lookup must be as new");
         }
         assert_eq!(back.over(1, Instant::now()), Some(Back::Since(since)));
         assert_eq!(back.over(2, Instant::now()), Some(Back::Late), "not sent again");
         assert_eq!(back.over(2, Instant::now()), None, "but once");
         tokio::time::advance(LATE_MAX).await;
         back.looked_up(3, Instant::now(), Instant::now());
-        assert_eq!(back.over(3, Instant::now()), None, "too late for anything");
+        assert_eq!(back.over(3, Instant::now()), None, "after the maximum wait");
     }
 
-    /// The kernel looks a name up again that it has known and that is missing.
+    /// The kernel looks up a cached name again that is missing.
     #[tokio::test(start_paused = true)]
     async fn missing_name_is_looked_up_twice() {
         let names = Name::of_path("f/g").unwrap();
@@ -361,11 +363,11 @@ mod tests {
         }
         tokio::time::advance(Duration::from_secs(1)).await;
         let now = Instant::now();
-        assert_eq!(back.since(1, f, now), Some(now), "perhaps it is the next call");
+        assert_eq!(back.since(1, f, now), Some(now), "it may be the next call");
         back.found(1, Some(7), &cred);
         assert_eq!(back.over(1, now), Some(Back::Since(now)));
         assert_eq!(back.since(2, g, now), None, "it is the next call");
         assert_eq!(back.over(2, now), None);
-        assert_eq!(back.over(3, now), None, "nothing was found that it could open");
+        assert_eq!(back.over(3, now), None, "no file was found");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Stats {
     began: [AtomicU64; opcode::COUNT],
     failed: [AtomicU64; opcode::COUNT],
-    /// Entries of directories that were given to the kernel.
+    /// Directory entries in replies to the kernel.
     pub entries: AtomicU64,
 }
 
@@ -18,14 +18,14 @@ impl Default for Stats {
     }
 }
 
-/// Requests of one kind since the mount began.
+/// Requests of one kind since the start of the mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpCount {
-    /// Name of the operation, as the kernel's header spells it (`LOOKUP`).
+    /// Name of the operation in the kernel's header (`LOOKUP`).
     pub op: &'static str,
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
-    /// Those among them that were answered with an error, such as "no such file".
+    /// Number of requests with an error reply, for example "no such file".
     pub errors: u64,
 }
 
@@ -42,7 +42,7 @@ impl Stats {
         }
     }
 
-    /// Kinds that occurred.
+    /// The kinds with at least one request.
     pub fn list(&self) -> Vec<OpCount> {
         let counts = self.began.iter().zip(&self.failed).enumerate();
         counts

@@ -1,9 +1,9 @@
-//! INIT: the abilities of both sides.
+//! INIT: the capabilities of kernel and daemon.
 
 use super::parse::Dec;
 use super::reply::Out;
 
-/// Capability bits of INIT; the upper half travels in `flags2`.
+/// Capability bits of INIT. The upper half is in `flags2`.
 pub(crate) mod init_flags {
     #![allow(missing_docs)]
     pub const ASYNC_READ: u64 = 1;
@@ -29,14 +29,14 @@ pub(crate) mod init_flags {
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
 }
 
-/// The kernel's offer.
+/// The kernel's INIT request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InitIn {
     /// Major version.
     pub major: u32,
     /// Minor version.
     pub minor: u32,
-    /// Largest read-ahead, in bytes.
+    /// Maximum read-ahead in bytes.
     pub max_readahead: u32,
     /// Capabilities, both halves.
     pub flags: u64,
@@ -53,31 +53,32 @@ impl InitIn {
     }
 }
 
-/// Our answer.
+/// The INIT reply.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InitOut {
-    /// Largest read-ahead, in bytes.
+    /// Maximum read-ahead in bytes.
     pub max_readahead: u32,
-    /// Capabilities to use.
+    /// Capabilities in use.
     pub flags: u64,
-    /// Asynchronous requests under way at most.
+    /// Maximum number of asynchronous requests.
     pub max_background: u16,
-    /// Largest WRITE payload, in bytes.
+    /// Maximum WRITE payload in bytes.
     pub max_write_bytes: u32,
 }
 
 impl InitOut {
-    /// The reply's body (64 bytes).
+    /// Body of the reply (64 bytes).
     pub fn encode(&self) -> Vec<u8> {
         let mut o = Out::with_capacity(64);
         o.u32(super::MAJOR).u32(super::MINOR).u32(self.max_readahead).u32(self.flags as u32);
         o.u16(self.max_background).u16(self.max_background / 4 * 3);
         o.u32(self.max_write_bytes);
-        // Timestamps have nanoseconds.
+        // Granularity of timestamps: 1 ns.
         o.u32(1);
         o.u16((self.max_write_bytes / 4096) as u16).u16(0);
         o.u32((self.flags >> 32) as u32);
-        // With passthrough: local files are not themselves on a file system that stacks on others.
+        // With passthrough: the maximum stacking depth. Local files are not on a stacked file
+        // system.
         o.u32(u32::from(self.flags & init_flags::PASSTHROUGH != 0));
         o.zeros(24);
         o.into_vec()

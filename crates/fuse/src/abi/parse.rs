@@ -1,11 +1,11 @@
-//! Requests.
+//! Parsing of requests.
 
 use super::{EXT_GROUPS, IN_HEADER_BYTES, InitIn, opcode};
 use bytes::Bytes;
 use hither_vfs::Name;
 use smallvec::SmallVec;
 
-/// Reads integers and byte strings off the front of a buffer. Errors are errnos: `EINVAL` for a
+/// Reads integers and byte strings from the front of a buffer. Errors are errnos: `EINVAL` for a
 /// request that is too short.
 pub(crate) struct Dec {
     buf: Bytes,
@@ -44,7 +44,7 @@ impl Dec {
         Ok(v)
     }
 
-    /// A NUL-terminated string, without its NUL.
+    /// A NUL-terminated string, without the NUL.
     fn string(&mut self) -> Result<Bytes, i32> {
         let end = self.buf.iter().position(|&b| b == 0).ok_or(libc::EINVAL)?;
         let s = self.buf.split_to(end);
@@ -57,22 +57,23 @@ impl Dec {
     }
 }
 
-/// The head of every request.
+/// The header of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Operation code.
     pub opcode: u32,
-    /// Number of the request, to be repeated in the reply.
+    /// Number of the request, repeated in the reply.
     pub unique: u64,
-    /// Inode it is about.
+    /// Inode of the request.
     pub nodeid: u64,
     /// Caller's file-system user id.
     pub uid: u32,
     /// Caller's file-system group id.
     pub gid: u32,
-    /// Caller's thread; 0 when it cannot be seen from here.
+    /// Caller's thread; 0 when it is not visible in this process namespace.
     pub tid: u32,
-    /// Supplementary groups that came along (the one that matters for creating, 7.38).
+    /// Supplementary groups in the request: the group of the parent directory for creating calls
+    /// (7.38).
     pub groups: SmallVec<[u32; 1]>,
 }
 
@@ -80,7 +81,7 @@ pub(crate) struct Header {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) struct SetattrIn {
-    /// Which fields count (`fattr`).
+    /// Bits of the valid fields (`fattr`).
     pub valid: u32,
     pub fh: u64,
     pub size: u64,
@@ -105,7 +106,7 @@ pub(crate) struct LockCall {
     pub flags: u32,
 }
 
-/// A request, parsed.
+/// A parsed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Op {
@@ -245,12 +246,12 @@ pub(crate) enum Op {
     },
     Syncfs,
     Ioctl,
-    /// An operation that is not served; the kernel then does without.
+    /// An operation that is not supported. The kernel continues without it.
     Unserved,
 }
 
 impl Header {
-    /// Splits a request into header and body; the length in it must be the length read.
+    /// Splits a request into header and body. The length field must be the number of bytes read.
     pub fn parse(buf: &Bytes) -> Result<(Self, Dec), i32> {
         let mut d = Dec::new(buf.clone());
         let head_bytes = d.take(IN_HEADER_BYTES)?;
@@ -269,7 +270,7 @@ impl Header {
     }
 }
 
-/// Groups among the extensions; others are skipped.
+/// Groups in the extensions. Other extensions are skipped.
 fn parse_groups(ext: Bytes) -> Result<SmallVec<[u32; 1]>, i32> {
     let mut d = Dec::new(ext);
     while !d.buf.is_empty() {
@@ -284,7 +285,7 @@ fn parse_groups(ext: Bytes) -> Result<SmallVec<[u32; 1]>, i32> {
 }
 
 impl Op {
-    /// The name that the request is about, in the directory it names.
+    /// The name in the request, in the directory of the request.
     pub fn name(&self) -> Option<&Name> {
         match self {
             Op::Lookup { name }
@@ -300,11 +301,11 @@ impl Op {
         }
     }
 
-    /// The object whose contents the request about object `node` changes, the first byte and the
-    /// number of bytes.
+    /// The change of contents by a request about object `node`: the changed object, the first byte
+    /// and the number of bytes.
     pub fn contents(&self, node: u64) -> Option<(u64, u64, u64)> {
         match self {
-            // The kernel's pages have these bytes already.
+            // The kernel's pages already have these bytes.
             Op::Write { write_flags, .. } if write_flags & super::WRITE_CACHE != 0 => None,
             Op::Write { offset, data, .. } => Some((node, *offset, data.len() as u64)),
             Op::Setattr(set) if set.valid & super::fattr::SIZE != 0 => Some((node, 0, u64::MAX)),
@@ -314,7 +315,7 @@ impl Op {
         }
     }
 
-    /// The names that the request about directory `dir` makes, moves or removes.
+    /// The names that a request about directory `dir` creates, renames or removes.
     pub fn changed_names(&self, dir: u64) -> SmallVec<[(u64, Name); 1]> {
         let mut names = SmallVec::new();
         if !matches!(self, Op::Lookup { .. }) {
@@ -326,7 +327,7 @@ impl Op {
         names
     }
 
-    /// Where it reads or writes, and how many bytes.
+    /// Offset and number of bytes of a read or write.
     pub fn range(&self) -> (u64, u64) {
         match self {
             Op::Read { offset, size, .. } => (*offset, u64::from(*size)),
@@ -335,9 +336,9 @@ impl Op {
         }
     }
 
-    /// Parses the body of a request. `setxattr_ext` as negotiated.
+    /// Parses the body of a request. `setxattr_ext`: the negotiated layout of SETXATTR.
     ///
-    /// Errors are the errno to answer with: `EINVAL` for a malformed request, `ENAMETOOLONG` for a
+    /// Errors are the errno of the reply: `EINVAL` for a malformed request, `ENAMETOOLONG` for a
     /// long name.
     pub fn parse(opcode: u32, mut d: Dec, setxattr_ext: bool) -> Result<Self, i32> {
         let d = &mut d;
@@ -397,7 +398,7 @@ impl Op {
     }
 }
 
-/// Requests that act on an open file.
+/// Requests on an open file.
 fn parse_file(opcode: u32, d: &mut Dec) -> Result<Op, i32> {
     Ok(match opcode {
         opcode::OPEN => Op::Open { flags: d.u32()? },

@@ -3,9 +3,9 @@
 use hither_vfs::{Attr, FileKind, Time};
 use std::time::Duration;
 
-/// Bytes of a directory entry before its name.
+/// Size of a directory entry before its name in bytes.
 pub(crate) const DIRENT_BYTES: usize = 24;
-/// The same with an entry reply in front.
+/// Size of a directory entry with an entry reply, before its name, in bytes.
 pub(crate) const DIRENTPLUS_BYTES: usize = 128 + DIRENT_BYTES;
 
 /// Appends integers to a buffer.
@@ -53,16 +53,16 @@ impl Out {
     }
 }
 
-/// An object as a reply names it.
+/// An object in a reply.
 #[derive(Debug, Clone)]
 pub(crate) struct EntryReply<'a> {
     /// Inode; 0 for "no such name".
     pub nodeid: u64,
-    /// Number shown as `st_ino`.
+    /// Number in `st_ino`.
     pub ino: u64,
-    /// How long the name holds.
+    /// Validity of the name.
     pub entry_valid: Duration,
-    /// How long the attributes hold.
+    /// Validity of the attributes.
     pub attr_valid: Duration,
     /// Attributes; `None` only with inode 0.
     pub attr: Option<&'a Attr>,
@@ -81,19 +81,19 @@ pub(crate) fn type_bits(kind: FileKind) -> u32 {
     }
 }
 
-/// The kernel's encoding of a device number in 32 bits: minor's low byte, major, minor's rest.
+/// The kernel's encoding of a device number in 32 bits: low byte of minor, major, rest of minor.
 fn rdev((major, minor): (u32, u32)) -> u32 {
     (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12
 }
 
-/// Whole seconds and nanoseconds; a very long time is cut to a length that the kernel can add to
-/// its clock.
+/// Whole seconds and nanoseconds. A very long time is limited, so that the kernel can add it to its
+/// clock.
 fn valid(d: Duration) -> (u64, u32) {
     (d.as_secs().min(u64::from(u32::MAX)), d.subsec_nanos())
 }
 
-/// Preferred size of reads and writes, shown as `st_blksize`: stdio and cp(1) hand over so much in
-/// one call, and every call is a request of its own.
+/// Preferred size of reads and writes in bytes, in `st_blksize`. stdio and cp(1) use this size, and
+/// every call is one request.
 const BLOCK_BYTES: u32 = 256 << 10;
 
 fn attr(o: &mut Out, ino: u64, a: &Attr) {
@@ -105,7 +105,7 @@ fn attr(o: &mut Out, ino: u64, a: &Attr) {
     o.u32(BLOCK_BYTES).u32(0);
 }
 
-/// Body of LOOKUP and of everything that makes a name (128 bytes).
+/// Body of LOOKUP and of requests that create a name (128 bytes).
 pub(crate) fn entry_out(o: &mut Out, e: &EntryReply<'_>) {
     let (entry, attrs) = (valid(e.entry_valid), valid(e.attr_valid));
     o.u64(e.nodeid).u64(0).u64(entry.0).u64(attrs.0).u32(entry.1).u32(attrs.1);
@@ -117,7 +117,7 @@ pub(crate) fn entry_out(o: &mut Out, e: &EntryReply<'_>) {
     }
 }
 
-/// Changes how long name and attributes hold in the entry reply that begins at byte `at`.
+/// Sets the validity of name and attributes in the entry reply at byte `at`.
 pub(crate) fn set_times(o: &mut Out, at: usize, entry_valid: Duration, attr_valid: Duration) {
     let (entry, attrs) = (valid(entry_valid), valid(attr_valid));
     let mut times = Out::with_capacity(24);

@@ -1,4 +1,4 @@
-//! The kernel's messages: accepted and refused ones, and no panics.
+//! Parsing of the kernel's messages: accepted and refused messages, without panics.
 
 use super::*;
 use bytes::Bytes;
@@ -18,6 +18,7 @@ fn parse(buf: &Bytes) -> Result<(Header, Op), i32> {
     Ok((head, op))
 }
 
+/// A LOOKUP request has a header and a name.
 #[test]
 fn a_lookup_is_its_header_and_a_name() {
     let (head, op) = parse(&request(opcode::LOOKUP, b"caf\xe9\0", b"")).unwrap();
@@ -25,6 +26,7 @@ fn a_lookup_is_its_header_and_a_name() {
     assert!(matches!(op, Op::Lookup { name } if name.as_bytes() == b"caf\xe9"));
 }
 
+/// The payload of a WRITE is a slice of the request, without a copy.
 #[test]
 fn a_write_payload_is_a_slice_of_the_request() {
     let mut body = Out::default();
@@ -36,6 +38,7 @@ fn a_write_payload_is_a_slice_of_the_request() {
     assert_eq!(data.as_ptr(), buf[WRITE_HEAD_BYTES..].as_ptr());
 }
 
+/// The supplementary group is read from its extension, and other extensions are skipped.
 #[test]
 fn a_supplementary_group_comes_from_its_extension() {
     let mut ext = Out::default();
@@ -48,6 +51,7 @@ fn a_supplementary_group_comes_from_its_extension() {
     assert!(matches!(op, Op::Mkdir { mode: 0o644, name } if name.as_bytes() == b"d"));
 }
 
+/// A request with a wrong length is refused.
 #[test]
 fn lying_lengths_are_refused() {
     let whole = request(opcode::LOOKUP, b"abc\0", b"");
@@ -63,6 +67,7 @@ fn lying_lengths_are_refused() {
     body.u64(9).u64(0).u32(u32::MAX).u32(0).u64(0).u32(0).u32(0).bytes(b"hello");
     assert_eq!(parse(&request(opcode::WRITE, &body.into_vec(), b"")).unwrap_err(), libc::EINVAL);
 }
+/// Reply bodies have the sizes of the kernel's layouts.
 
 #[test]
 fn reply_bodies_have_the_sizes_the_kernel_expects() {
@@ -98,7 +103,7 @@ fn reply_bodies_have_the_sizes_the_kernel_expects() {
 }
 
 proptest! {
-    /// The kernel is trusted, its bytes are not: parsing ends without a panic for all of them.
+    /// Parsing ends without a panic for all bytes.
     #[test]
     fn no_bytes_panic_the_parser(code in 0u32..64, body in prop::collection::vec(any::<u8>(), 0..200), ext: bool) {
         let ext_bytes = if ext { body.len() / 8 * 8 } else { 0 };
@@ -106,6 +111,7 @@ proptest! {
         let _ = parse(&request(code, body, tail));
     }
 
+    /// Parsing raw bytes without a valid header ends without a panic.
     #[test]
     fn no_raw_bytes_panic_the_parser(raw in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = parse(&raw.into());
