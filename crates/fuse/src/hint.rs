@@ -1,19 +1,19 @@
-//! Path hints: the whole path of a caller that asks for one name after another.
+//! Path hints: the caller's whole path, for a kernel that looks up one name after another.
 //!
-//! The kernel looks names up one at a time, and each could cost a round trip. But the caller waits
-//! in its system call. The call, its arguments and the path that they point to can be read from
-//! outside ([`caller`], [`calls`]). So a lookup that cannot be answered here becomes one walk of
-//! all following names of the path ([`path`]), with the objects that the call will need at its end.
-//! The next lookups of the same call find their answers in the layer below or, when that keeps
-//! nothing, in the record of the thread ([`record`]).
+//! The kernel looks up names singly, and each lookup could cost a round trip. But the caller waits
+//! in its system call. Another process can read the call, its arguments and the path that they
+//! point to ([`caller`], [`calls`]). So an uncached lookup becomes one walk of all remaining names
+//! of the path ([`path`]). The walk also fetches the objects that the call needs at its end. The
+//! next lookups of the same call are answered from the layer below. When that caches nothing, they
+//! are answered from the record of the thread ([`record`]).
 //!
-//! A hint is never trusted: it says only which names to ask for ahead, with the caller's own
-//! identity, below the directory that the kernel asked about. One that is missing, wrong or forged
-//! leads to the same answers. Memory of another program can make its reader wait (its pages may lie
-//! on a file system that does not answer): at most all but one of the threads that read requests
-//! may be in such a read, and one that does not come back is written off and replaced.
+//! A hint is not trusted. It only selects the names to look up in advance, with the caller's own
+//! identity, below the directory in the kernel's request. A missing, wrong or forged hint leads to
+//! the same answers. A read of another program's memory can block, because its pages may be on a
+//! file system that does not respond. So at least one of the threads that read requests never reads
+//! hints. A thread that blocks in such a read is replaced.
 //!
-//! It knows the kernel's calls and paths, and nothing of the layers that answer them.
+//! The module depends on the kernel's calls and paths, and not on the layers that answer them.
 
 #[allow(unsafe_code)]
 pub(crate) mod caller;
@@ -40,31 +40,32 @@ use std::thread::ThreadId;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Threads remembered.
+/// Maximum number of recorded threads.
 const RECORDS_MAX: usize = 1024;
-/// From an answer to its thread's next request: longer, and the request is taken to belong to
-/// another call.
+/// Maximum time from an answer to the next request of its thread. After that the request counts as
+/// part of another call.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// A hint that takes so long to read has met memory that does not come.
+/// Time after which the read of a hint counts as blocked.
 const STUCK: Duration = Duration::from_millis(500);
 
-/// Why there was no hint.
+/// The reason why there was no hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missed {
-    /// The caller is in a process namespace that is not visible from here.
+    /// The caller is in a process namespace that is not visible to the daemon.
     Unseen,
-    /// The caller is gone, or may not be looked at.
+    /// The caller is gone, or must not be inspected.
     Unreadable,
-    /// The caller did not come to rest.
+    /// The caller did not go to sleep.
     Running,
-    /// No call with a path: io_uring's workers, connect(2), 32-bit programs.
+    /// The call has no path (io_uring workers, connect(2)), or is of a 32-bit program.
     OtherCall,
-    /// The path cannot be read, or is none.
+    /// The path is unreadable or invalid.
     NoPath,
-    /// The name is not in the path: it comes from a symbolic link or the interpreter of a script.
+    /// The name is not in the path. It comes from a symbolic link or from the interpreter of a
+    /// script.
     NoMatch,
-    /// The caller was in another call by the time the path was read.
+    /// The caller was in another call after the path was read.
     MovedOn,
     /// Too many hints are being read.
     Busy,
@@ -73,67 +74,67 @@ pub(crate) enum Missed {
 const MISSED: [&str; 8] =
     ["unseen", "unreadable", "running", "other-call", "no-path", "no-match", "moved-on", "busy"];
 
-/// The outcomes of path hints since the mount began.
+/// The outcomes of path hints since the start of the mount.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct HintStats {
-    /// Look-ups that had to ask and had a hint.
+    /// Uncached lookups with a hint.
     pub used: u64,
-    /// Names asked for ahead, in the same question as a look-up.
+    /// Names that were looked up in advance, in the request of another lookup.
     pub ahead: u64,
-    /// Look-ups answered from names asked for ahead.
+    /// Lookups that were answered from names looked up in advance.
     pub answered: u64,
-    /// Hints with names ahead of which none was looked up: the kernel knew them, or the hint was
-    /// wrong.
+    /// Hints without a use of their names: the kernel had cached them, or the hint was wrong.
     pub wrong: u64,
-    /// Look-ups that had to ask without a hint, by reason.
+    /// Uncached lookups without a hint, by reason.
     pub missed: std::collections::BTreeMap<&'static str, u64>,
 }
 
 /// The needs of a call at its last name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Intent {
-    /// A file is opened for reading, by its contents.
+    /// The call reads the contents of a file.
     pub reads: bool,
-    /// An open for nothing but reading follows.
+    /// A read-only open follows.
     pub opens: bool,
-    /// Rights that will be asked for.
+    /// Rights that the call checks.
     pub rights: Access,
-    /// The call makes the last name of its last path if that is absent.
+    /// The call creates the last name of its last path when it is absent.
     pub makes_last: bool,
 }
 
-/// The question to ask instead of one name.
+/// A path walk instead of the lookup of one name.
 #[derive(Debug, Clone)]
 pub(crate) struct Hint {
     /// The call.
     pub call: SystemCall,
-    /// When its first look-up came.
+    /// Time of its first lookup.
     pub began: Instant,
-    /// Its paths as they were given.
+    /// The paths of the call.
     text: SmallVec<[Path; 2]>,
-    /// Its paths behind the symbolic links seen so far, and which part of which is being looked up.
+    /// The paths after replacing the known symbolic links, and the part of one that is being looked
+    /// up.
     paths: SmallVec<[Path; 2]>,
     which: usize,
     at: usize,
     /// The purpose of the call.
     pub intent: Intent,
-    /// The name itself and those behind it.
+    /// The looked up name and the following names.
     pub names: Vec<Name>,
-    /// They end the path.
+    /// The names reach the end of the path.
     pub whole: bool,
-    /// The object that an earlier walk of the same call found under the name, and when it was
-    /// asked.
+    /// The object that an earlier walk of the same call found under the name, and the time of that
+    /// request.
     pub known: Option<(Known, Moment)>,
 }
 
 impl Hint {
-    /// With the names that follow.
+    /// The hint with the remaining names.
     fn ahead(self) -> Self {
         let (names, whole) = self.paths.get(self.which).map(|p| p.ahead(self.at)).unwrap_or_default();
         Self { names, whole, ..self }
     }
 
-    /// Whether the walk ends with the name that the call makes.
+    /// Whether the walk ends with the name that the call creates.
     pub fn makes_last(&self) -> bool {
         self.whole && self.intent.makes_last && self.which + 1 == self.paths.len()
     }
@@ -151,16 +152,16 @@ impl Hint {
     }
 }
 
-/// An open that ends a call whose look-ups were seen.
+/// An open that ends a call with recorded lookups.
 #[derive(Debug)]
 pub(crate) struct Opening {
-    /// When the call's first look-up came.
+    /// Time of the call's first lookup.
     pub began: Instant,
-    /// First bytes of the file that came with its name.
+    /// First bytes of the file from the lookup of its name.
     pub first: Option<First>,
 }
 
-/// Reads hints and remembers the calls they came from.
+/// Reads hints and records their calls.
 #[derive(Debug)]
 pub(crate) struct Hints {
     readers_max: usize,
@@ -177,7 +178,7 @@ pub(crate) struct Hints {
 }
 
 impl Hints {
-    /// For a mount on `mount`; at most `readers_max` hints are read at a time, 0 for none at all.
+    /// Hints of a mount on `mount`. At most `readers_max` hints are read at a time; 0: none.
     pub fn new(readers_max: usize, mount: &std::path::Path) -> Self {
         use std::os::unix::ffi::OsStrExt;
         Self {
@@ -194,7 +195,7 @@ impl Hints {
         }
     }
 
-    /// The hint for a look-up of `name` in `dir` that a call under way was expected to make next.
+    /// The hint for a lookup of `name` in `dir`, when it is the next lookup of a recorded call.
     pub fn expected(&self, tid: u32, dir: u64, name: &Name, cred: &Cred) -> Option<Hint> {
         if self.recorded.load(Ordering::Relaxed) == 0 {
             return None;
@@ -221,7 +222,7 @@ impl Hints {
         (SystemCall::of(tid) == Ok(hint.call)).then_some(hint)
     }
 
-    /// Reads the hint for a look-up of `name` in `dir`, which came at `now`.
+    /// Reads the hint for a lookup of `name` in `dir`, which arrived at `now`.
     pub fn read(&self, tid: u32, dir: u64, name: &Name, inodes: &Inodes, now: Instant) -> Option<Hint> {
         if self.readers_max == 0 {
             return None;
@@ -263,8 +264,8 @@ impl Hints {
             whole: false,
             known: None,
         };
-        // A call under way goes on, perhaps behind symbolic links. The same call made again begins
-        // anew.
+        // A recorded call continues, possibly after symbolic links. A repetition of the same call
+        // starts again.
         if let Some(record) = self.records.lock().get(&tid).filter(|r| r.is_made_of(&hint, now)) {
             let mut tracks = record.tracks.iter().enumerate();
             if let Some((which, at)) = tracks.find_map(|(i, t)| Some((i, place(&t.path, t.at)?))) {
@@ -291,15 +292,15 @@ impl Hints {
         Ok(Reading(&self.reading))
     }
 
-    /// Writes off the threads that do not come back from reading a hint; how many that are now.
+    /// Marks the threads that are blocked in the read of a hint as written off. Returns the number
+    /// of newly marked threads.
     pub fn write_off(&self) -> usize {
         let (mut reading, now) = (self.reading.lock(), Instant::now());
         let stuck = |u: &&mut Under| !u.written_off && now.saturating_duration_since(u.since) > STUCK;
         reading.iter_mut().filter(stuck).map(|u| u.written_off = true).count()
     }
 
-    /// The last parts of the paths of the call that thread `tid` is in, as they were given: one for
-    /// an open, two for a rename.
+    /// The last parts of the paths of the thread's call: one for an open, two for a rename.
     pub fn last_parts(&self, tid: u32) -> SmallVec<[Bytes; 2]> {
         self.try_last_parts(tid).unwrap_or_default()
     }
@@ -315,7 +316,8 @@ impl Hints {
         paths.iter().map(|path| path.parts.last().cloned().ok_or(Missed::NoPath)).collect()
     }
 
-    /// Notes the results of a hint's walk, asked at `asked`; before its lookup is answered.
+    /// Records the results of a hint's walk, requested at `asked`. Must be called before its lookup
+    /// is answered.
     pub fn walked(&self, tid: u32, dir: u64, cred: &Arc<Cred>, hint: Hint, trail: &Trail, asked: Moment) {
         self.ahead.fetch_add(hint.names.len() as u64 - 1, Ordering::Relaxed);
         let now = Instant::now();
@@ -356,7 +358,7 @@ impl Hints {
         self.recorded.store(records.len(), Ordering::Relaxed);
     }
 
-    /// A look-up is about to be answered with inode `found`: the thread's call goes on from there.
+    /// A lookup is about to be answered with inode `found`. The record moves to the next name.
     pub fn advance(&self, tid: u32, dir: u64, name: &Name, found: u64) {
         self.with(tid, |record| {
             let Some(track) = record.tracks.iter_mut().find(|t| t.expects(dir, name)) else { return true };
@@ -369,7 +371,7 @@ impl Hints {
         });
     }
 
-    /// A symbolic link's target is about to be answered: the path goes on in it.
+    /// The target of a symbolic link is about to be answered. The path continues in the target.
     pub fn through_link(&self, tid: u32, link: u64, target: &[u8]) {
         self.with(tid, |record| {
             if let Some(track) = record.tracks.iter_mut().find(|t| t.is_at(link)) {
@@ -380,7 +382,7 @@ impl Hints {
         });
     }
 
-    /// A look-up is about to be answered with "no such name": the call goes on no further.
+    /// A lookup is about to be answered with ENOENT, which ends the call.
     pub fn missing(&self, tid: u32, dir: u64, name: &Name) {
         self.with(tid, |record| {
             if record.tracks.iter().any(|t| t.expects(dir, name) && t.is_early()) {
@@ -391,12 +393,12 @@ impl Hints {
         });
     }
 
-    /// The thread is in another call, or will not go on with this one.
+    /// The thread is in another call, or the call has ended.
     pub fn over(&self, tid: u32) {
         self.with(tid, |_| false);
     }
 
-    /// An open of `inode` by the thread: the call it ends. The record ends with it.
+    /// Ends the record of the thread's call with an open of `inode`. Returns the call's data.
     pub fn opening(&self, tid: u32, inode: &Inode, cred: &Cred) -> Option<Opening> {
         if self.recorded.load(Ordering::Relaxed) == 0 {
             return None;
@@ -414,7 +416,7 @@ impl Hints {
         Some(Opening { began: record.began, first })
     }
 
-    /// Does something with a thread's record, which ends when that says false.
+    /// Runs `act` on a thread's record. The record ends when `act` returns false.
     fn with(&self, tid: u32, act: impl FnOnce(&mut Record) -> bool) {
         if self.recorded.load(Ordering::Relaxed) == 0 {
             return;
@@ -429,7 +431,7 @@ impl Hints {
         }
     }
 
-    /// Forgets calls that must have ended.
+    /// Removes the records of calls that must have ended.
     pub fn expire(&self) {
         if self.recorded.load(Ordering::Relaxed) > 0 {
             self.forget_old(&mut self.records.lock(), Instant::now());
@@ -453,7 +455,7 @@ impl Hints {
         }
     }
 
-    /// Counters.
+    /// The counters.
     pub fn stats(&self) -> HintStats {
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
         HintStats {
@@ -466,7 +468,7 @@ impl Hints {
     }
 }
 
-/// A thread that is reading a hint.
+/// A thread that reads a hint.
 #[derive(Debug)]
 struct Under {
     thread: ThreadId,
@@ -474,7 +476,7 @@ struct Under {
     written_off: bool,
 }
 
-/// A hint being read.
+/// The read of a hint.
 struct Reading<'a>(&'a Mutex<SmallVec<[Under; 8]>>);
 
 impl Drop for Reading<'_> {
@@ -490,12 +492,12 @@ thread_local! {
     static WRITTEN_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread was written off while it read a hint: another does its work.
+/// Whether this thread was written off while it read a hint. Another thread has replaced it.
 pub(crate) fn written_off() -> bool {
     WRITTEN_OFF.take()
 }
 
-/// The paths of a call, and its purpose.
+/// Reads the paths of a call, and its purpose.
 fn read_paths(tid: u32, call: &SystemCall) -> Result<(SmallVec<[Path; 2]>, Intent), Missed> {
     let shape = calls::shape(call.number).filter(|_| !call.is_narrow()).ok_or(Missed::OtherCall)?;
     let arg = |i: usize| call.args.get(i).copied().unwrap_or(0);
@@ -517,7 +519,7 @@ fn read_paths(tid: u32, call: &SystemCall) -> Result<(SmallVec<[Path; 2]>, Inten
 }
 
 impl Intent {
-    /// Of open(2) with these flags.
+    /// The needs of open(2) with these flags.
     fn of_open(flags: u64) -> Self {
         let flags = flags as i32;
         let has = |bits: i32| flags & bits != 0;
@@ -533,8 +535,8 @@ impl Intent {
         Self { reads, opens, rights, makes_last: has(libc::O_CREAT) }
     }
 
-    /// Of access(2): before the object's type is known, the right to execute may be the right to
-    /// search.
+    /// The rights for access(2). Before the type of the object is known, the right to execute may
+    /// be the right to search.
     fn rights(mask: u64) -> Access {
         let has = |bit: i32| mask as i32 & bit != 0;
         let mut rights = Access::empty();

@@ -1,16 +1,15 @@
-//! Inodes: the kernel's numbers for objects, and the attributes that the kernel was given.
+//! Inodes: the kernel's numbers for objects, and the attributes that the kernel has.
 //!
-//! One number per object identity `(fsid, fileid)`, so that hard links share pages and locks in the
-//! kernel; numbers are never used twice. An inode lives while the kernel counts look-ups of it
-//! (LOOKUP and its kin add, FORGET subtracts) or something is open.
+//! Each object identity `(fsid, fileid)` has one number, so that hard links share pages and locks
+//! in the kernel. Numbers are never reused. An inode exists while the kernel counts lookups of it,
+//! or while it is open. LOOKUP and similar requests increase the count, FORGET decreases it.
 //!
-//! The kernel's pages of a file are right for one value of the change attribute, remembered in
-//! `pages`. The mount's own modifications make that value unknown, because an answer cannot tell
-//! whether another client wrote in between. A different value with no modification of ours in
-//! flight or since is another client's change, and then the kernel's pages must be dropped
-//! ([`Seen::pages_stale`]). To order answers and modifications there is one counter for the mount
-//! ([`Clock`]): a call samples it before it asks, each modification moves it at its beginning and
-//! end.
+//! The kernel's pages of a file belong to one value of the change attribute, stored in `pages`. The
+//! mount's own modifications make that value unknown, because an answer cannot show whether another
+//! client wrote meanwhile. A different value is another client's change if the mount has modified
+//! nothing meanwhile or since. Then the kernel's pages must be dropped ([`Seen::pages_stale`]). One
+//! counter per mount ([`Clock`]) orders answers and modifications. A call reads it before its
+//! request. Each modification advances it at its start and end.
 
 mod table;
 
@@ -26,27 +25,26 @@ use tokio::time::Instant;
 
 pub(crate) use table::{Ambiguous, Inodes, Named};
 
-/// How long a thread that was sent back to look up a file takes to come again, at most.
+/// Time for which a thread with an ESTALE answer is expected to open the file again.
 const SENT_BACK: Duration = Duration::from_secs(2);
-/// Threads sent back at a time.
+/// Maximum number of such threads.
 const SENT_BACK_MAX: usize = 64;
-/// Longest time before its expiry at which an open file is revalidated: the kernel must not show
-/// older data.
+/// Maximum time before the end of validity at which an open file is revalidated, so that the kernel
+/// shows no older data.
 pub(crate) const LEAD_MAX: Duration = Duration::from_millis(200);
-/// How often an open file is looked at whose attributes do not hold.
+/// Interval of checks of an open file without valid attributes.
 const LOOK_UNKNOWN: Duration = Duration::from_secs(1);
-/// How often one is looked at of which nothing is kept, because others use it at the same time.
+/// Interval of checks of a file that is not cached because other clients use it.
 const LOOK_SHARED: Duration = Duration::from_secs(30);
-/// How often one is looked at, at most and at least.
+/// Minimum and maximum interval of checks of an open file.
 const LOOK_FLOOR: Duration = Duration::from_millis(50);
 const LOOK_CEILING: Duration = Duration::from_secs(3600);
-/// Absent names of a directory told under a lease, at most.
+/// Maximum number of absent names per directory that the kernel gets under a lease.
 const ABSENT_MAX: usize = 4096;
-/// Further handles accepted for one object.
+/// Maximum number of further filehandles per object.
 const ALIASES_MAX: usize = 4;
 
-/// Identity of an object: numbers that the server gives it, and the part of the mount in which it
-/// was found.
+/// Identity of an object: the server's numbers, and the realm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ident {
     fsid: (u64, u64),
@@ -55,29 +53,29 @@ pub(crate) struct Ident {
 }
 
 impl Ident {
-    /// Identity that attributes tell.
+    /// Identity in the attributes.
     pub fn of(attr: &Attr, realm: Realm) -> Self {
         Self { fsid: attr.fsid, fileid: attr.fileid, realm: realm.number }
     }
 
-    /// Whether these are its numbers at the server.
+    /// Whether the attributes have the same numbers at the server.
     pub fn is_of(self, attr: &Attr) -> bool {
         self.fsid == attr.fsid && self.fileid == attr.fileid
     }
 
-    /// Another object of the same file system.
+    /// The identity of another object of the same file system.
     pub fn sibling(self, fileid: u64) -> Self {
         Self { fileid, ..self }
     }
 
-    /// Number to show as `st_ino` in a mount whose root is in file system `root`: the server's own
-    /// number there; mixed with the file system's number elsewhere, so that numbers of two do not
-    /// meet.
+    /// Number for `st_ino` in a mount with a root in file system `root`. In that file system it is
+    /// the server's number. In other file systems it is mixed with the file system's number, so
+    /// that the numbers of two file systems do not collide.
     pub fn ino(self, root: Ident) -> u64 {
         if self.fsid == root.fsid {
             return self.fileid.max(1);
         }
-        // SplitMix64's finisher: every bit of the input moves half the bits of the output.
+        // Finisher of SplitMix64: every input bit changes half of the output bits.
         let mut x = self.fsid.0 ^ self.fsid.1.rotate_left(32) ^ 0x9e37_79b9_7f4a_7c15;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -85,7 +83,7 @@ impl Ident {
     }
 }
 
-/// Mode and owners as attributes tell them.
+/// Mode and owners in the attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rights {
     mode: u32,
@@ -103,33 +101,33 @@ impl Rights {
     }
 }
 
-/// How an exec compares with the attributes that the kernel takes the identity of the program from.
+/// Comparison of the file's attributes with those that the kernel uses for an exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnExec {
-    /// Set-id bits and owners are the file's, or there are no such bits.
+    /// Set-id bits and owners are equal, or there are no set-id bits.
     Same,
-    /// The kernel does not have set-id bits or owners that the file has.
+    /// The kernel lacks set-id bits or owners of the file.
     Less,
-    /// The kernel may have set-id bits that the file does not have, or has with another owner.
+    /// The kernel may have set-id bits that the file lacks or has with another owner.
     More,
 }
 
-/// Moments of a mount's own modifications.
+/// A counter that orders the mount's own modifications.
 #[derive(Debug, Default)]
 pub(crate) struct Clock(AtomicU64);
 
-/// A moment of a [`Clock`]. Withdrawals of leases move the clock too: the moment of its question
-/// shows whether an answer is older than one.
+/// A value of a [`Clock`]. Withdrawals of leases advance the clock too. So the moment of a request
+/// shows whether its answer is older than a withdrawal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Moment(u64);
 
 impl Clock {
-    /// Now; answers to calls begun before this moment tell nothing of modifications after it.
+    /// The current moment. Answers to earlier requests show no later modifications.
     pub fn now(&self) -> Moment {
         Moment(self.0.load(Ordering::SeqCst))
     }
 
-    /// Moves on.
+    /// Advances the clock.
     pub fn tick(&self) -> Moment {
         Moment(self.0.fetch_add(1, Ordering::SeqCst) + 1)
     }
@@ -142,11 +140,11 @@ pub(crate) struct Inode {
     pub id: u64,
     /// The server's numbers.
     pub ident: Ident,
-    /// When the layer below asks the server, where that is not as everywhere.
+    /// The revalidation rule of the object's realm; `None`: that of the mount.
     pub asks: Option<Asks>,
     /// Type.
     pub kind: FileKind,
-    /// Opens under way, handles, and removals of its names.
+    /// Starting opens, handles, and removals of its names.
     pub in_use: InUse,
     state: Mutex<State>,
 }
@@ -155,88 +153,89 @@ pub(crate) struct Inode {
 struct State {
     fh: Fh,
     aliases: SmallVec<[Fh; 1]>,
-    /// Permission bits and owner as last seen.
+    /// Last seen permission bits and owner.
     mode: u32,
     uid: u32,
-    /// Mode and owners that the kernel has; `None` when it may have been told others.
+    /// Mode and owners that the kernel has; `None` when it may have others.
     told_rights: Option<Rights>,
     /// The kernel may have set-id bits.
     told_set_id: bool,
-    /// Change value for which the kernel's pages are right; `None` when unknown.
+    /// Change attribute of the kernel's pages; `None` when unknown.
     pages: Option<u64>,
-    /// Change value last seen with no modification of ours since: a foundation less firm than
-    /// `pages`, but a different value later is still another client's change.
+    /// Last seen change attribute without a later modification of the mount. The kernel's pages
+    /// need not belong to it, but a different value is still another client's change.
     seen: Option<u64>,
-    /// Whether the kernel can have pages at all.
+    /// Whether the kernel may have pages.
     opened: bool,
-    /// Nothing was read or written since the kernel's pages were dropped.
+    /// No data was read or written since the kernel's pages were dropped.
     empty: bool,
-    /// A read or write has gone through the kernel's pages.
+    /// A read or write has used the kernel's pages.
     filled: bool,
-    /// Length the kernel takes the file to have; `None` when it has to ask. (Attributes that arrive
-    /// together with an invalidation are ignored by the kernel.)
+    /// Length that the kernel has; `None` when the kernel must ask. The kernel ignores attributes
+    /// that arrive together with an invalidation.
     told_size: Option<u64>,
-    /// Change value of the attributes the kernel has; `None` when it asks again anyway.
+    /// Change attribute that the kernel has; `None` when the kernel asks again.
     told_change: Option<u64>,
-    /// Own modifications under way, and the last beginning or end of one.
+    /// Number of running modifications of the mount, and the last start or end of one.
     modifying: u32,
     modified: Moment,
-    /// Writes so far, and how many of them are known to be stable.
+    /// Number of writes, and the number of those known to be stable.
     writes: u64,
     committed: u64,
-    /// Names of it were forgotten: a call that takes one of them may not be known to be about it.
+    /// Names of the object were forgotten, so a call with a forgotten name is not known to concern
+    /// it.
     names_forgotten: bool,
-    /// Owners that took byte-range locks.
+    /// Owners of byte-range locks.
     lock_owners: HashSet<LockOwner>,
-    /// Threads whose opens for appending were sent back to look the file up again, and when.
+    /// Threads whose opens for appending got ESTALE, and the time.
     sent_back: SmallVec<[(u32, Instant); 1]>,
-    /// Until when the kernel's attributes and pages hold; `None` when they are to be looked at. A
-    /// lease only once it was passed on, so that its withdrawal finds it.
+    /// Validity of the kernel's attributes and pages; `None` when they must be checked. A lease is
+    /// stored only after it was passed on, so that its withdrawal finds it.
     valid: Option<Validity>,
-    /// When an open file is to be looked at again.
+    /// Time of the next check while the file is open.
     look: Instant,
-    /// When it is going to be; `None` when no program has it open.
+    /// Planned time of the next check; `None` when no program has it open.
     queued: Option<Instant>,
-    /// Until when looks were put off.
+    /// Time until which checks are postponed.
     postponed: Option<Instant>,
-    /// Attributes last seen, with nothing of ours happening to the object since. Never under a
-    /// lease: no withdrawal would end it here.
+    /// Last seen attributes without a later change by the mount. They are never under a lease,
+    /// because no withdrawal would remove them.
     known: Option<Attrs>,
-    /// The last target read of a symbolic link.
+    /// Last read target of a symbolic link.
     target: Option<Bytes>,
-    /// Until when the objects hold that came along with the last whole listing of this directory.
+    /// End of validity of the objects in the last whole listing of this directory.
     listed: Option<Instant>,
-    /// Until when the entries of this directory hold that the kernel may have in its cache.
+    /// End of validity of the entries of this directory in the kernel's cache.
     entries: Option<Instant>,
-    /// Absent names of this directory that the kernel got under a lease.
+    /// Absent names of this directory that the kernel has under a lease.
     absent: HashSet<Name>,
-    /// An error of written bytes that no program has been told yet.
+    /// A write error that no program has got.
     error: Option<Error>,
 }
 
-/// The effect of observed attributes on the kernel's caches.
+/// The effect of attributes on the kernel's caches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Another client changed the contents: cached pages must go before the answer is given.
+    /// Another client changed the contents. Cached pages must be dropped before the answer.
     pub pages_stale: bool,
-    /// A directory is no longer searchable by all users: cached names in it must not be used.
+    /// Not all users may search the directory any more. Cached names in it must not be used.
     pub search_lost: bool,
-    /// It is open, and to be looked at sooner than planned.
+    /// The object is open and must be checked earlier than planned.
     pub sooner: bool,
 }
 
 /// The effect of an open on the kernel's caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OnOpen {
-    /// The pages cached before are right.
+    /// The cached pages are right.
     pub keep: bool,
     /// The kernel's attributes are out of date.
     pub attrs_stale: bool,
-    /// The kernel may not know the length.
+    /// The kernel may have no current length.
     pub size_unknown: bool,
 }
 
-/// A modification under way; ends when dropped.
+/// A running modification, which ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Modifying<'a> {
     inode: &'a Inode,
@@ -246,7 +245,7 @@ pub(crate) struct Modifying<'a> {
 }
 
 impl Modifying<'_> {
-    /// Hands over the attributes that came back with the modification.
+    /// Sets the attributes in the reply to the modification.
     pub fn brought(&mut self, attrs: Attrs) {
         self.attrs = Some(attrs);
     }
@@ -256,7 +255,7 @@ impl Drop for Modifying<'_> {
     fn drop(&mut self) {
         let mut s = self.inode.state.lock();
         s.modifying -= 1;
-        // The order of the attributes of simultaneous modifications is unknown.
+        // The order of the attributes of concurrent modifications is unknown.
         s.known = if s.modified == self.began { self.attrs.take().filter(unleased) } else { None };
         s.seen = s.known.as_ref().map(|a| a.attr.change);
         s.modified = self.clock.tick();
@@ -265,7 +264,7 @@ impl Drop for Modifying<'_> {
     }
 }
 
-/// A change of attributes or entries under way; ends when dropped.
+/// A running change of attributes or entries, which ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Changing<'a> {
     inode: &'a Inode,
@@ -318,12 +317,12 @@ impl Inode {
         Self { id, ident, asks: realm.asks, kind: attr.kind, in_use, state: Mutex::new(state) }
     }
 
-    /// The handle.
+    /// The filehandle.
     pub fn fh(&self) -> Fh {
         self.state.lock().fh.clone()
     }
 
-    /// Accepts another handle of the same object; returns it, and the one that had to go for it.
+    /// Adds another filehandle of the same object. Returns a copy of it, and a removed filehandle.
     fn add_alias(&self, fh: &Fh) -> (Fh, Option<Fh>) {
         let mut s = self.state.lock();
         let gone = (s.aliases.len() >= ALIASES_MAX).then(|| s.aliases.remove(0));
@@ -337,18 +336,19 @@ impl Inode {
         std::iter::once(&s.fh).chain(&s.aliases).cloned().collect()
     }
 
-    /// Whether a handle is one of its own.
+    /// Whether this is a filehandle of the object.
     pub fn knows(&self, fh: &Fh) -> bool {
         let s = self.state.lock();
         s.fh == *fh || s.aliases.contains(fh)
     }
 
-    /// Whether all users may look names up here: only then may the kernel do it without asking.
+    /// Whether all users may look up names in the directory. Only then the kernel may use cached
+    /// names without asking.
     pub fn world_searchable(&self) -> bool {
         self.state.lock().mode & 0o111 == 0o111
     }
 
-    /// Begins a modification of the contents.
+    /// Starts a modification of the contents.
     pub fn modify<'a>(&'a self, clock: &'a Clock) -> Modifying<'a> {
         let mut s = self.state.lock();
         s.modifying += 1;
@@ -360,13 +360,13 @@ impl Inode {
         Modifying { inode: self, clock, began: s.modified, attrs: None }
     }
 
-    /// Begins a change of attributes or entries; contents stay.
+    /// Starts a change of attributes or entries, without a change of contents.
     pub fn changing<'a>(&'a self, clock: &'a Clock) -> Changing<'a> {
         self.touch(clock);
         Changing { inode: self, clock }
     }
 
-    /// Notes a change of attributes by the mount itself, which moves the change attribute too.
+    /// Records a change of attributes by the mount, which also changes the change attribute.
     pub fn touch(&self, clock: &Clock) {
         let mut s = self.state.lock();
         s.modified = clock.tick();
@@ -377,18 +377,18 @@ impl Inode {
         s.listed = None;
     }
 
-    /// Whether the mount itself changed the object since `asked`.
+    /// Whether the mount changed the object since `asked`.
     pub fn changed_since(&self, asked: Moment) -> bool {
         let s = self.state.lock();
         s.modifying > 0 || s.modified > asked
     }
 
-    /// The mount's last change of the object.
+    /// The moment of the mount's last change of the object.
     fn last_changed(&self) -> Moment {
         self.state.lock().modified
     }
 
-    /// Notes that the kernel has a symbolic link's target in its page cache.
+    /// Records that the kernel has a symbolic link's target in its page cache.
     pub fn link_read(&self, target: &Bytes) {
         let mut s = self.state.lock();
         s.opened = true;
@@ -396,13 +396,13 @@ impl Inode {
         s.target = Some(Bytes::copy_from_slice(target));
     }
 
-    /// Target of a symbolic link as the kernel read it last: it may go on there without asking.
+    /// The last read target of a symbolic link. The kernel may follow it without asking.
     pub fn link_target(&self) -> Option<Bytes> {
         self.state.lock().target.clone()
     }
 
-    /// Notes that a write up to `end` succeeded; the kernel extends the length likewise. Returns
-    /// the number of writes until now.
+    /// Records a successful write up to `end`. The kernel extends the length in the same way.
+    /// Returns the number of writes.
     pub fn wrote(&self, end: u64, stable: bool) -> u64 {
         let mut s = self.state.lock();
         s.told_size = s.told_size.map(|size| size.max(end));
@@ -413,41 +413,41 @@ impl Inode {
         s.writes
     }
 
-    /// Notes the length after a truncation of ours.
+    /// Records the length after a truncation by the mount.
     pub fn resized(&self, size: u64) {
         let mut s = self.state.lock();
         s.told_size = Some(size);
         s.writes += 1;
     }
 
-    /// Notes that attributes were set: the layer below may send them with the last bytes.
+    /// Records a change of attributes, which the layer below may send with the last bytes.
     pub fn set_attributes(&self) {
         self.state.lock().writes += 1;
     }
 
-    /// Number of writes until now, and how many of them are known to be stable.
+    /// Number of writes, and the number of those known to be stable.
     pub fn writes(&self) -> (u64, u64) {
         let s = self.state.lock();
         (s.writes, s.committed)
     }
 
-    /// Notes that the first `writes` writes are stable.
+    /// Records that the first `writes` writes are stable.
     pub fn committed(&self, writes: u64) {
         let mut s = self.state.lock();
         s.committed = s.committed.max(writes);
     }
 
-    /// Remembers that `owner` may hold byte-range locks.
+    /// Records that `owner` may hold byte-range locks.
     pub fn note_lock_owner(&self, owner: LockOwner) {
         self.state.lock().lock_owners.insert(owner);
     }
 
-    /// Forgets that; true when it had been noted.
+    /// Removes an owner. Returns whether it was recorded.
     pub fn drop_lock_owner(&self, owner: LockOwner) -> bool {
         self.state.lock().lock_owners.remove(&owner)
     }
 
-    /// Takes note of attributes asked for at `asked`, which are about to be given to the kernel.
+    /// Records attributes, requested at `asked`, that are about to be passed to the kernel.
     pub fn observe(&self, attrs: &Attrs, asked: Moment) -> Seen {
         let attr = &attrs.attr;
         let mut s = self.state.lock();
@@ -458,8 +458,7 @@ impl Inode {
         if s.modifying > 0 || s.modified > asked {
             s.told_rights = None;
             s.told_set_id |= rights.is_set_id();
-            // The kernel ignores these attributes too: it orders by its own counter in the same
-            // way.
+            // The kernel ignores these attributes too, by its own counter.
             s.told_change = None;
             let sooner = s.hold(None);
             return Seen { pages_stale: false, search_lost, sooner };
@@ -480,8 +479,8 @@ impl Inode {
         Seen { pages_stale, search_lost, sooner }
     }
 
-    /// Notes that the kernel's pages were dropped after attributes with `change`, asked for at
-    /// `asked`, were seen.
+    /// Records that the kernel's pages were dropped, after attributes with `change`, requested at
+    /// `asked`.
     pub fn pages_dropped(&self, change: u64, asked: Moment) {
         let mut s = self.state.lock();
         s.told_size = None;
@@ -492,14 +491,14 @@ impl Inode {
         }
     }
 
-    /// Notes an open that returned `attr` and was begun at `asked`: the kernel caches that may
-    /// stay.
+    /// Records an open that returned `attrs`, requested at `asked`. Returns which kernel caches
+    /// stay valid.
     pub fn opened(&self, attrs: &Attrs, asked: Moment) -> OnOpen {
         self.paged();
         self.opened_past_pages(attrs, asked)
     }
 
-    /// The same for an open whose reads do not go through the kernel's pages.
+    /// As [`Inode::opened`] for an open with reads past the kernel's pages.
     pub fn opened_past_pages(&self, attrs: &Attrs, asked: Moment) -> OnOpen {
         let attr = &attrs.attr;
         let mut s = self.state.lock();
@@ -511,8 +510,8 @@ impl Inode {
         }
         let size_differs =
             self.kind == FileKind::Regular && s.told_size.is_some_and(|t| t != attr.size_bytes);
-        // The kernel's attributes are only known when they are noted: in doubt it asks again, or it
-        // would end reads at an old length.
+        // The kernel's attributes are known only when they are recorded. Otherwise the kernel asks
+        // again, so that no read ends at an old length.
         let attrs_stale = s.told_size != Some(attr.size_bytes) || s.told_change != Some(attr.change);
         let keep = s.pages == Some(attr.change) && !size_differs;
         s.empty |= !keep;
@@ -520,14 +519,14 @@ impl Inode {
         OnOpen { keep, attrs_stale, size_unknown: s.told_size != Some(attr.size_bytes) }
     }
 
-    /// Notes that the kernel gets mode and owners, which it may ignore.
+    /// Records that the kernel gets mode and owners, which it may ignore.
     pub fn observe_rights(&self, attr: &Attr) {
         let mut s = self.state.lock();
         s.told_rights = None;
         s.told_set_id |= Rights::of(attr).is_set_id();
     }
 
-    /// How the kernel would run the file with `attr`.
+    /// Compares `attr` with the attributes that the kernel would use for an exec of the file.
     pub fn on_exec(&self, attr: &Attr) -> OnExec {
         let (s, rights) = (self.state.lock(), Rights::of(attr));
         match (s.told_rights == Some(rights), s.told_set_id) {
@@ -538,18 +537,18 @@ impl Inode {
         }
     }
 
-    /// Whether the file had set-id bits when its attributes were last seen.
+    /// Whether the last seen attributes of the file have set-id bits.
     pub fn is_set_id(&self) -> bool {
         self.kind == FileKind::Regular && self.state.lock().mode & (libc::S_ISUID | libc::S_ISGID) != 0
     }
 
-    /// Permission bits and owner as last seen.
+    /// Last seen permission bits and owner.
     pub fn mode_and_owner(&self) -> (u32, u32) {
         let s = self.state.lock();
         (s.mode, s.uid)
     }
 
-    /// Notes that the kernel has to ask for the attributes again.
+    /// Records that the kernel must request the attributes again.
     pub fn attrs_dropped(&self) {
         let mut s = self.state.lock();
         s.known = None;
@@ -557,12 +556,12 @@ impl Inode {
         s.told_change = None;
     }
 
-    /// Notes that the kernel can have pages.
+    /// Records that the kernel may have pages.
     pub fn paged(&self) {
         self.state.lock().opened = true;
     }
 
-    /// Notes a read or write through the kernel's pages.
+    /// Records a read or write through the kernel's pages.
     pub fn fills(&self) {
         self.state.lock().filled = true;
     }
@@ -572,26 +571,26 @@ impl Inode {
         self.state.lock().filled
     }
 
-    /// Notes that the kernel reads contents.
+    /// Records that the kernel reads contents.
     pub fn read(&self) {
         self.state.lock().empty = false;
     }
 
-    /// Whether the kernel may have pages that are right.
+    /// Whether the kernel may have right pages.
     pub fn has_pages(&self) -> bool {
         let s = self.state.lock();
         s.opened && !s.empty && s.pages.is_some()
     }
 
-    /// Whether contents that belong to `change`, and were asked for then, are still those of the
-    /// file, as far as is known here.
+    /// Whether contents with change attribute `change`, requested at `asked`, are still those of
+    /// the file as far as known.
     pub fn holds(&self, change: u64, asked: Moment) -> bool {
         let s = self.state.lock();
         s.modifying == 0 && s.modified <= asked && s.pages == Some(change)
     }
 
-    /// Notes that nothing answered before holds any more, and that the kernel is being told to drop
-    /// it. True when it is open, and to be looked at sooner than planned.
+    /// Records that earlier answers are invalid, and that the kernel's caches are being
+    /// invalidated. Returns true when the object is open and must be checked earlier than planned.
     pub fn withdrawn(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
@@ -599,8 +598,8 @@ impl Inode {
         s.hold(None)
     }
 
-    /// Notes that attributes do not hold under a lease any more, and that the kernel is being told
-    /// to ask for them again. True as [`Inode::withdrawn`] is.
+    /// Records that attributes are not under a lease any more, and that the kernel must request
+    /// them again. Returns as [`Inode::withdrawn`].
     pub fn lapsed(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
@@ -608,13 +607,13 @@ impl Inode {
         s.hold(None)
     }
 
-    /// Notes that the kernel's attributes and pages hold under a lease that is passed on.
+    /// Records that the kernel's attributes and pages are under a lease that is passed on.
     pub fn leased(&self) {
         let mut s = self.state.lock();
         (s.valid, s.look) = (Some(Validity::Lease), Instant::now() + LOOK_CEILING);
     }
 
-    /// The lifetime of attributes that the kernel was given last.
+    /// The validity of the kernel's attributes.
     pub fn valid(&self) -> Validity {
         self.state.lock().valid.unwrap_or(Validity::Once)
     }
@@ -625,54 +624,54 @@ impl Inode {
         s.modifying == 0 && s.pages == Some(attr.change) && s.told_size == Some(attr.size_bytes)
     }
 
-    /// Attributes that still hold.
+    /// Cached attributes that are valid at `now`.
     pub fn known(&self, now: Instant) -> Option<Attrs> {
         let s = self.state.lock();
         let may_hold = s.modifying == 0 && !s.names_forgotten;
         s.known.clone().filter(|a| may_hold && !a.valid.left(now).is_zero())
     }
 
-    /// Whether it has names that are not remembered.
+    /// Whether names of the object were forgotten.
     pub fn has_forgotten_names(&self) -> bool {
         self.state.lock().names_forgotten
     }
 
-    /// Not every name of it is remembered any more.
+    /// Records that a name of the object was forgotten.
     pub fn forget_names(&self) {
         self.state.lock().names_forgotten = true;
     }
 
-    /// Notes that this directory was listed to its end with all its objects, which hold until then;
-    /// `None` when some were missing. The directory has to be the one (`base`) that the kernel's
-    /// cache was begun with.
+    /// Records a complete listing of this directory with all its objects, which are valid until
+    /// `until`; `None` when some were missing. The listing counts only when `base` is the change
+    /// attribute of the kernel's cached listing.
     pub fn listed(&self, until: Option<Instant>, asked: Moment, base: Option<u64>) {
         let mut s = self.state.lock();
         s.listed = until.filter(|_| s.modified <= asked && s.pages == base);
     }
 
-    /// Change value for which the kernel's caches are right, as far as that is known.
+    /// Change attribute of the kernel's caches, when known.
     pub fn pages(&self) -> Option<u64> {
         self.state.lock().pages
     }
 
-    /// Notes that the kernel is given entries of this directory that hold until then.
+    /// Records that the kernel gets entries of this directory that are valid until `until`.
     pub fn entries_given(&self, until: Instant) {
         let mut s = self.state.lock();
         s.entries = Some(s.entries.map_or(until, |e| e.min(until)));
     }
 
-    /// Notes until when all entries hold that the kernel has in its cache; `None` when there are
-    /// none.
+    /// Sets the end of validity of all entries in the kernel's cache; `None` when there are none.
     pub fn entries_hold(&self, until: Option<Instant>) {
         self.state.lock().entries = until;
     }
 
-    /// Until when all entries hold that the kernel may have in its cache.
+    /// End of validity of all entries that the kernel may have in its cache.
     pub fn entries_until(&self) -> Option<Instant> {
         self.state.lock().entries
     }
 
-    /// Notes a name that the kernel gets as absent under a lease; false when there are too many.
+    /// Records an absent name that the kernel gets under a lease. Returns false when there are too
+    /// many.
     pub fn leases_absent(&self, name: &Name) -> bool {
         let mut s = self.state.lock();
         let room = s.absent.contains(name) || s.absent.len() < ABSENT_MAX;
@@ -682,32 +681,32 @@ impl Inode {
         room
     }
 
-    /// The names noted so, which are forgotten.
+    /// Removes and returns the recorded absent names.
     pub fn take_absent(&self) -> Vec<Name> {
         self.state.lock().absent.drain().collect()
     }
 
-    /// Whether the kernel can do with the listing it has cached: the objects on it still hold. When
-    /// they do not, a new listing brings all of them at once, while a cached one would be followed
-    /// by a look-up of each.
+    /// Whether the kernel may use its cached listing, because the objects in it are still valid.
+    /// Otherwise a new listing returns all of them at once, while a lookup of each would follow a
+    /// cached one.
     pub fn listing_holds(&self, now: Instant) -> bool {
         self.state.lock().listed.is_some_and(|until| now < until)
     }
 
-    /// Whether the kernel's caches of an open file are due for revalidation.
+    /// Whether the kernel's caches of an open file must be revalidated.
     pub fn is_due(&self, now: Instant) -> bool {
         let s = self.state.lock();
         s.opened && s.modifying == 0 && s.look <= now
     }
 
-    /// When an open file is to be looked at next, which is noted as planned.
+    /// The time of the next check of an open file, which is recorded as planned.
     pub fn plan_look(&self) -> Instant {
         let mut s = self.state.lock();
         s.queued = Some(s.look);
         s.look
     }
 
-    /// Notes that it was looked at; without success when it is due still.
+    /// Records a check. When it did not succeed, a new one is planned.
     pub fn looked(&self, now: Instant) {
         let mut s = self.state.lock();
         if s.look <= now {
@@ -715,7 +714,7 @@ impl Inode {
         }
     }
 
-    /// Puts a look off, for a while; true when it was.
+    /// Postpones a check for a while. Returns whether it was postponed.
     pub fn postpone(&self, now: Instant) -> bool {
         let mut s = self.state.lock();
         let until = s.postponed.take().unwrap_or(now + LOOK_SHARED);
@@ -726,7 +725,7 @@ impl Inode {
         off
     }
 
-    /// Notes that no program has it open any more.
+    /// Records that no program has the object open.
     pub fn plan_nothing(&self) {
         self.state.lock().queued = None;
     }
@@ -736,13 +735,13 @@ impl Inode {
         self.state.lock().error.get_or_insert(error);
     }
 
-    /// The error kept, once.
+    /// Removes and returns the error.
     pub fn take_error(&self) -> Option<Error> {
         self.state.lock().error.take()
     }
 
-    /// Sends an open for appending by thread `tid` back to look the file up again; false when there
-    /// are too many.
+    /// Records that an open for appending by thread `tid` gets ESTALE. Returns false when there are
+    /// too many.
     pub fn send_back(&self, tid: u32, now: Instant) -> bool {
         let mut s = self.state.lock();
         let room = s.sent_back.len() < SENT_BACK_MAX;
@@ -752,7 +751,7 @@ impl Inode {
         room
     }
 
-    /// Whether thread `tid` comes back from being sent: it must not be sent again.
+    /// Whether thread `tid` opens again after ESTALE. It must not get a second ESTALE.
     pub fn came_back(&self, tid: u32, now: Instant) -> bool {
         let mut s = self.state.lock();
         s.sent_back.retain(|(_, at)| now.duration_since(*at) < SENT_BACK);
@@ -762,8 +761,8 @@ impl Inode {
 }
 
 impl State {
-    /// Notes how long the kernel's attributes and pages hold; true when that is looked at sooner
-    /// than planned. A lease says nothing yet.
+    /// Sets the validity of the kernel's attributes and pages. Returns true when they must be
+    /// checked earlier than planned. A lease changes nothing here.
     fn hold(&mut self, valid: Option<Validity>) -> bool {
         let now = Instant::now();
         let look = match valid {
@@ -772,7 +771,7 @@ impl State {
                 let left = end - now;
                 now + (left - (left / 8).min(LEAD_MAX)).clamp(LOOK_FLOOR, LOOK_CEILING)
             }
-            // However often that is found, it is looked at.
+            // Repeated invalid answers do not postpone the planned check.
             _ if self.queued.is_some() => self.look.min(now + LOOK_UNKNOWN),
             _ => now + LOOK_UNKNOWN,
         };
@@ -785,12 +784,12 @@ impl State {
     }
 }
 
-/// Whether attributes hold for a time that is known.
+/// Whether the validity of attributes is not a lease.
 fn unleased(attrs: &Attrs) -> bool {
     attrs.valid != Validity::Lease
 }
 
-/// A copy that does not keep the message alive which the handle came in.
+/// A copy that does not keep the message buffer of the filehandle alive.
 fn own_fh(fh: &Fh) -> Fh {
     Fh(Bytes::copy_from_slice(&fh.0))
 }

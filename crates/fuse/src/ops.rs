@@ -1,4 +1,4 @@
-//! The meaning of each request on a [`Vfs`](hither_vfs::Vfs), one module per family.
+//! The implementation of each request by [`Vfs`](hither_vfs::Vfs) calls, one module per family.
 
 mod attr;
 mod dir;
@@ -31,7 +31,7 @@ pub(crate) struct Call {
     pub head: Header,
     pub pending: Arc<Pending>,
     cred: OnceLock<Arc<Cred>>,
-    /// The name it is about.
+    /// The name in the request.
     pub name: Option<Name>,
     /// See [`Op::range`].
     pub range: (u64, u64),
@@ -41,7 +41,7 @@ pub(crate) struct Call {
     pub names: SmallVec<[(u64, Name); 1]>,
     /// The cost of the call.
     account: OnceLock<Arc<Account>>,
-    /// Held from passing a lease on to the end of the reply.
+    /// Exists from passing on a lease until the reply is written.
     grant: OnceLock<Option<Grant>>,
 }
 
@@ -59,7 +59,7 @@ impl Call {
             self.session.hints.over(self.head.tid);
         }
         if self.is_never_served(&op) {
-            // The kernel does without from now on.
+            // The kernel does not send such requests any more.
             return Err(Error::new(libc::ENOSYS));
         }
         match op {
@@ -115,7 +115,7 @@ impl Call {
         }
     }
 
-    /// Whether the layer below never does such a thing, for any file.
+    /// Whether the layer below does not support the request for any file.
     fn is_never_served(&self, op: &Op) -> bool {
         let config = &self.session.config;
         match op {
@@ -132,23 +132,23 @@ impl Call {
         self.cred.get_or_init(|| self.session.creds.of(&self.head)).clone()
     }
 
-    /// Context on behalf of the caller.
+    /// Context of the caller.
     fn cx(&self) -> Cx {
         self.cx_of(self.cred())
     }
 
-    /// Context on behalf of another user, the opener of a file.
+    /// Context of another user, the opener of a file.
     fn cx_of(&self, cred: Arc<Cred>) -> Cx {
         let account = self.account.get_or_init(Arc::default).clone();
         Cx { cancel: self.pending.cancel.clone(), account: Some(account), ..Cx::new(cred) }
     }
 
-    /// Its cost, if it asked the server.
+    /// The cost of the call, when it sent a request to the server.
     pub fn account(&self) -> Option<&Account> {
         self.account.get().map(|account| &**account).filter(|account| !account.is_empty())
     }
 
-    /// The inode the request is about.
+    /// The inode of the request.
     fn inode(&self) -> Result<Arc<Inode>> {
         self.inode_of(self.head.nodeid)
     }
@@ -168,18 +168,18 @@ impl Call {
         self.session.dirs.find(fh).ok_or_else(|| Error::new(libc::EBADF))
     }
 
-    /// The present moment of the mount's modifications and of withdrawals, to be taken before
-    /// asking the layer below.
+    /// The current moment of modifications and withdrawals. Must be read before a call of the layer
+    /// below.
     fn asked(&self) -> Moment {
         self.session.inodes.clock.now()
     }
 
-    /// The moment of a name that the mount itself has just made: later than all earlier questions.
+    /// The moment of a name that the mount has just created, later than all earlier requests.
     fn now_named(&self) -> Moment {
         self.session.inodes.clock.tick()
     }
 
-    /// Brings the kernel's caches in line with attributes that are about to be answered.
+    /// Updates the kernel's caches for attributes that are about to be answered.
     async fn saw(&self, inode: &Inode, attrs: &Attrs, asked: Moment) {
         let seen = inode.observe(attrs, asked);
         if seen.search_lost {
@@ -193,8 +193,8 @@ impl Call {
         }
     }
 
-    /// Inode of an object that the layer below returned, with one look-up more. `at` is the name
-    /// that led to it, and when that was so.
+    /// The inode of an object from the layer below, with one more lookup. `at` is the name of the
+    /// object, and the moment of the name.
     async fn remember(
         &self,
         at: Option<(u64, &hither_vfs::Name, Moment)>,
@@ -260,15 +260,16 @@ impl Call {
         Ok(true)
     }
 
-    /// How long the kernel may use names in `dir` that hold for `valid`: it does not check search
-    /// permission on names it has cached, so it may keep only names that all users may look up.
+    /// The validity in the kernel of names in `dir` with validity `valid`. The kernel does not
+    /// check search permission for cached names. So it may cache only names that all users may look
+    /// up.
     fn name_valid(&self, dir: &Inode, valid: Duration) -> Duration {
         if self.session.config.keeps_names && dir.world_searchable() { valid } else { Duration::ZERO }
     }
 
-    /// How long the kernel may keep a name in `dir` and the attributes of the object it leads to.
-    /// To be asked when nothing is waited for any more: a lease passed on holds its withdrawal up
-    /// until the reply is written.
+    /// The validity in the kernel of a name in `dir`, and of the attributes of its object. Must be
+    /// called after the last wait, because the withdrawal of a passed on lease waits until the
+    /// reply is written.
     fn times(
         &self,
         (dir, name): (&Inode, &Name),
@@ -278,7 +279,7 @@ impl Call {
     ) -> (Duration, Duration) {
         let attr_valid = self.attr_valid(inode, attrs, asked);
         let holds = match attrs.valid {
-            // A lease on a file says nothing about its names.
+            // A lease on a file does not cover its names.
             Validity::Lease if !attr_valid.is_zero() => self.name_left(dir, name, inode),
             _ => attr_valid,
         };
@@ -286,8 +287,8 @@ impl Call {
         (if keeps { self.name_valid(dir, holds) } else { Duration::ZERO }, attr_valid)
     }
 
-    /// How long a name holds that leads to something under a lease: as long as the lease on its
-    /// directory, if it was found under that one, which is not withdrawn before the reply is
+    /// The validity of a name of an object under a lease. It is that of the lease on its directory,
+    /// when the name was found under that lease. That lease is not withdrawn before the reply is
     /// written.
     fn name_left(&self, dir: &Inode, name: &Name, inode: &Inode) -> Duration {
         let fh = dir.fh();
@@ -303,7 +304,7 @@ impl Call {
         }
     }
 
-    /// How long the kernel may keep the absence of a name that was asked for at `asked`.
+    /// The validity in the kernel of an absent name, requested at `asked`.
     fn absent_valid(&self, (dir, name): (&Inode, &Name), valid: Validity, asked: Moment) -> Duration {
         let left = match valid {
             Validity::Lease if self.may_pass_on(asked) && dir.leases_absent(name) => self.leased_names(),
@@ -313,22 +314,22 @@ impl Call {
         self.name_valid(dir, left)
     }
 
-    /// How long the kernel may keep names under a lease on their directory: not at all where it
-    /// cannot be made to forget them before the lease is given back.
+    /// The validity in the kernel of names under a lease on their directory. It is zero when the
+    /// kernel cannot drop them before the lease is returned.
     fn leased_names(&self) -> Duration {
         if self.session.can_distrust_names() { LEASE_TIME } else { Duration::ZERO }
     }
 
-    /// Whether a lease may be passed on that was asked for at `asked`; none is withdrawn from then
-    /// on until the reply is written.
+    /// Whether a lease that was requested at `asked` may be passed on. From then on no lease is
+    /// withdrawn until the reply is written.
     fn may_pass_on(&self, asked: Moment) -> bool {
         let leases = &self.session.leases;
-        // With a grant in hand none is withdrawn, but the answer to pass on may have been asked for
-        // before the grant was.
+        // With a grant no lease is withdrawn, but the answer may have been requested before the
+        // grant.
         self.grant.get_or_init(|| leases.grant(asked)).is_some() && leases.none_since(asked)
     }
 
-    /// How long the kernel may keep attributes that were asked for at `asked`.
+    /// The validity in the kernel of attributes that were requested at `asked`.
     fn attr_valid(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Duration {
         if attrs.valid != Validity::Lease {
             return attrs.valid.left(Instant::now());
@@ -344,7 +345,7 @@ impl Call {
         LEASE_TIME
     }
 
-    /// How long names in a directory hold that were not said to hold less.
+    /// The validity of names in a directory without a shorter one.
     fn dir_valid(&self, dir: &Inode) -> Validity {
         let fh = dir.fh();
         let known = self.session.vfs.peek(&self.cx(), hither_vfs::Where::fh(&fh));
@@ -369,8 +370,8 @@ impl Call {
         );
     }
 
-    /// Answer of LOOKUP and of everything that makes a name, and the inode it names. `named` is
-    /// when the name led there.
+    /// Answer of LOOKUP and of requests that create a name, and the inode. `named` is the moment of
+    /// the name.
     async fn entry_answer(
         &self,
         dir: &Inode,
@@ -386,7 +387,7 @@ impl Call {
     }
 }
 
-/// A request is answered in every case: with `EIO` when serving it panicked.
+/// Every request is answered: with `EIO` when serving it panicked.
 impl Drop for Call {
     fn drop(&mut self) {
         self.pending.answer(Err(libc::EIO));

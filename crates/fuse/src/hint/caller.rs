@@ -1,26 +1,26 @@
-//! The caller of a request, seen from outside: which system call its thread is in, and its memory.
+//! Inspection of the caller of a request: the system call of its thread, and its memory.
 //!
 //! The thread waits in the kernel for the answer to the request, so `/proc/TID/syscall` shows its
-//! call, and process_vm_readv(2) reads the memory behind the arguments. Other threads of the
-//! program may change or unmap that memory meanwhile. The result is a guess about the program's
-//! intention, and no more.
+//! call. process_vm_readv(2) reads the memory that the arguments point to. Other threads of the
+//! program may change or unmap that memory meanwhile. So the result is only a guess of the
+//! program's path.
 
 use super::Missed;
 use std::ffi::c_void;
 use std::os::unix::fs::FileExt;
 
-/// Longest path, with its NUL (`PATH_MAX`).
+/// Maximum length of a path in bytes, with its NUL (`PATH_MAX`).
 pub(crate) const PATH_MAX_BYTES: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
-/// A thread that has just sent its request may still be on its way to sleep: so often it is looked
-/// at again.
+/// Maximum number of reads of a thread's state. A thread that has just sent its request may not be
+/// asleep yet.
 const TRIES: usize = 4;
 
-/// A system call under way. Two that are equal are the same one, unless a thread makes the same
-/// call in a loop.
+/// A running system call. Two equal values are the same call, unless a thread repeats a call in a
+/// loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SystemCall {
-    /// Number on this machine.
+    /// Number on this architecture.
     pub number: u64,
     /// Arguments.
     pub args: [u64; 6],
@@ -28,14 +28,14 @@ pub(crate) struct SystemCall {
     pub at: (u64, u64),
 }
 
-/// A thread, to be looked at more than once.
+/// A thread that is inspected more than once.
 #[derive(Debug)]
 pub(crate) struct Caller {
     file: std::fs::File,
 }
 
 impl Caller {
-    /// Thread `tid`, by its number here.
+    /// Opens thread `tid`, numbered as in the daemon's namespace.
     pub fn open(tid: u32) -> Result<Self, Missed> {
         if tid == 0 {
             return Err(Missed::Unseen);
@@ -44,11 +44,11 @@ impl Caller {
         file.map(|file| Self { file }).map_err(|_| Missed::Unreadable)
     }
 
-    /// The call that the thread is in now.
+    /// The current system call of the thread.
     pub fn call(&self) -> Result<SystemCall, Missed> {
         for _ in 0..TRIES {
             let mut text = [0; 256];
-            // From the start each time: only then the file is made anew.
+            // Read at offset 0, because only then the kernel generates the file again.
             let len = self.file.read_at(&mut text, 0).map_err(|_| Missed::Unreadable)?;
             match &text[..len] {
                 b"running\n" => std::thread::yield_now(),
@@ -60,13 +60,13 @@ impl Caller {
 }
 
 impl SystemCall {
-    /// The call that thread `tid` is in.
+    /// The current system call of thread `tid`.
     pub fn of(tid: u32) -> Result<Self, Missed> {
         Caller::open(tid)?.call()
     }
 
-    /// Parses a line of `/proc/TID/syscall` (proc(5)): `number arg0 … arg5 sp pc`, or `-1 sp pc`
-    /// outside of any call.
+    /// Parses a line of `/proc/TID/syscall` (proc(5)): `number arg0 … arg5 sp pc`. The line `-1 sp
+    /// pc` means no system call.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|b| b.is_ascii_whitespace()).filter(|w| !w.is_empty());
         let number = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
@@ -81,21 +81,21 @@ impl SystemCall {
         Some(Self { number, args, at: (hex()?, hex()?) })
     }
 
-    /// Whether it comes from a 32-bit program, whose numbers mean other calls: stack and code are
-    /// then below 4 GiB.
+    /// Whether the call is of a 32-bit program, which has other call numbers. Its stack and code
+    /// are below 4 GiB.
     pub fn is_narrow(&self) -> bool {
         self.at.0 >> 32 == 0 && self.at.1 >> 32 == 0
     }
 }
 
-/// Bytes of the NUL-terminated string at `address` in the memory of thread `tid`; `None` when it is
-/// not readable or longer than a path may be.
+/// Bytes of the NUL-terminated string at `address` in the memory of thread `tid`. `None` when it is
+/// unreadable or longer than a path.
 pub(crate) fn string(tid: u32, address: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buf = [0; PAGE_BYTES as usize];
     while bytes.len() < PATH_MAX_BYTES {
         let from = address.checked_add(bytes.len() as u64)?;
-        // Never across a page: the memory behind the string may not exist.
+        // Never across a page, because the memory after the string may be unmapped.
         let piece = &mut buf[..(PAGE_BYTES - from % PAGE_BYTES) as usize];
         let read = memory(tid, from, piece)?;
         if let Some(end) = piece[..read].iter().position(|&b| b == 0) {
@@ -129,6 +129,7 @@ fn memory(tid: u32, address: u64, buf: &mut [u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
+    /// A line of `/proc/TID/syscall` is parsed, and malformed lines are refused.
     #[test]
     fn a_line_of_proc_is_parsed_or_refused() {
         let line = b"257 0xffffff9c 0x7ffd1000 0x80000 0x0 0x1 0x2 0x7ffd0ff8 0x7f2a00\n";
@@ -149,6 +150,7 @@ mod tests {
         }
     }
 
+    /// A string is read up to its NUL, across pages, and never beyond readable memory or PATH_MAX.
     #[test]
     fn strings_are_read_up_to_their_nul_and_no_further() {
         use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
@@ -167,7 +169,7 @@ mod tests {
         let text = |at: usize| string(me, base as u64 + at as u64);
         put(100, b"a/b\0");
         assert_eq!(text(100).unwrap(), b"a/b");
-        // Across a page, and up to the very end of readable memory.
+        // A string across a page boundary, and a string at the end of readable memory.
         put(4090, b"0123456789\0");
         assert_eq!(text(4090).unwrap(), b"0123456789");
         put(3 * 4096 - 4, b"end\0");
@@ -184,10 +186,11 @@ mod tests {
         assert_eq!(string(me, u64::MAX), None);
         put(8, &77u64.to_ne_bytes());
         assert_eq!((number(me, base as u64 + 8), number(me, 8)), (Some(77), None));
-        // SAFETY: mapped above, used no more.
+        // SAFETY: mapped above and not used any more.
         unsafe { munmap(base.cast(), 4 * 4096) }.unwrap();
     }
 
+    /// Invisible and missing threads are reported as such.
     #[test]
     fn nobody_is_seen_where_nobody_is() {
         assert_eq!(SystemCall::of(0), Err(Missed::Unseen));

@@ -1,28 +1,27 @@
-//! System calls that take paths: the position of the path among the arguments, and the purpose of
-//! the call.
+//! System calls with paths: the position of the path in the arguments, and the purpose of the call.
 //!
-//! Numbers of x86_64 and of aarch64 (the generic table), from the kernel's `syscall_64.tbl` and
-//! `asm-generic/unistd.h`. Mount and quota calls are left out: their speed does not matter.
+//! The numbers are those of x86_64 and aarch64 (the generic table), from the kernel's
+//! `syscall_64.tbl` and `asm-generic/unistd.h`. Mount and quota calls are left out, because their
+//! speed is not important.
 
-/// A system call's use of its path, as far as it predicts further questions.
+/// The purpose of a system call, as far as it predicts further requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// open(2) with flags in this argument.
     Open(usize),
     /// openat2(2) with `struct open_how` at this argument.
     OpenHow(usize),
-    /// Running a program.
+    /// execve(2): runs a program.
     Execute,
     /// access(2) with a mask in this argument.
     Access(usize),
-    /// Becoming the working or root directory.
+    /// Changes the working or root directory.
     Enter,
-    /// Anything else.
+    /// Another purpose.
     Other,
 }
 
-/// Where the paths of a call are: argument numbers of the first and, for renaming and linking, of
-/// the second.
+/// The argument numbers of a call's paths: the first, and for renames and links the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub paths: (usize, Option<usize>),
@@ -37,7 +36,7 @@ const fn two(first: usize, second: usize) -> Option<Shape> {
     Some(Shape { paths: (first, Some(second)), purpose: Purpose::Other })
 }
 
-/// Shape of a system call on the machine this runs on.
+/// Shape of a system call on this architecture.
 pub(crate) fn shape(number: u64) -> Option<Shape> {
     if cfg!(target_arch = "x86_64") {
         x86_64(number)
@@ -48,7 +47,7 @@ pub(crate) fn shape(number: u64) -> Option<Shape> {
     }
 }
 
-/// Whether the kind of call makes the last name of its last path; open(2) says so in its flags.
+/// Whether a call creates the last name of its last path. For open(2) the flags decide.
 pub(crate) fn makes_last(number: u64) -> bool {
     if cfg!(target_arch = "x86_64") {
         // rename, mkdir, creat, link, symlink, mknod, mkdirat, mknodat, renameat, linkat,
@@ -60,7 +59,7 @@ pub(crate) fn makes_last(number: u64) -> bool {
     }
 }
 
-/// Calls that came after the tables of all machines were made one.
+/// Newer calls, with the same numbers on all architectures.
 fn common(number: u64) -> Option<Shape> {
     match number {
         // open_tree, fchmodat2, setxattrat to removexattrat, file_getattr, file_setattr

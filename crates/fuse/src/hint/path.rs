@@ -1,23 +1,23 @@
-//! A caller's path as text, and where in it a look-up is.
+//! A caller's path as text, and the position of a lookup in it.
 
 use bytes::Bytes;
 use hither_vfs::Name;
 use std::sync::Arc;
 
-/// Names of one path taken at most; names behind them are asked for when the kernel gets there.
+/// Maximum number of names of one walk. Later names are looked up when the kernel requests them.
 const NAMES_MAX: usize = 64;
 
-/// A path cut at its slashes, without empty parts and `.`; `..` stays.
+/// A path split at its slashes, without empty parts and `.`. Parts `..` stay.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Path {
     /// Parts in order.
     pub parts: Arc<[Bytes]>,
-    /// Begins at the root directory.
+    /// The path starts at the root directory.
     pub absolute: bool,
 }
 
 impl Path {
-    /// Cuts a path.
+    /// Splits a path.
     pub fn new(text: Vec<u8>) -> Self {
         let absolute = text.first() == Some(&b'/');
         let text = Bytes::from(text);
@@ -25,8 +25,8 @@ impl Path {
         Self { parts: parts.map(|part| text.slice_ref(part)).collect(), absolute }
     }
 
-    /// The path that a walk goes on with when the part before `rest` is a symbolic link with this
-    /// target.
+    /// The path after following a symbolic link with this target. The link is the part before
+    /// `rest`.
     pub fn through_link(&self, target: &[u8], rest: usize) -> Self {
         let target = Path::new(target.to_vec());
         let behind = self.parts.get(rest..).unwrap_or_default();
@@ -34,7 +34,7 @@ impl Path {
         Self { parts, absolute: target.absolute }
     }
 
-    /// Names from part `at` on up to the next `..`, and whether they reach the end of the path.
+    /// Names from part `at` up to the next `..`, and whether they reach the end of the path.
     pub fn ahead(&self, at: usize) -> (Vec<Name>, bool) {
         let parts = self.parts.get(at..).unwrap_or_default();
         let names: Vec<Name> =
@@ -43,10 +43,10 @@ impl Path {
         (names, whole)
     }
 
-    /// Which part, from part `from` on, is being looked up: one equal to `name`. When several are,
-    /// the parts before them are compared with where the directory is known to be: `above` tells
-    /// how many of these, from the last backwards, agree with its names, and whether one
-    /// contradicts.
+    /// The index of the part that is being looked up, from part `from` on: a part equal to `name`.
+    /// When several are equal, the parts before each are compared with the path of the directory.
+    /// `above` returns the number of equal parts, from the last backwards, and whether a part
+    /// differs.
     pub fn find(&self, name: &[u8], from: usize, above: impl Fn(&[Bytes]) -> Agreement) -> Option<usize> {
         let parts = self.parts.iter().enumerate().skip(from);
         let mut all = parts.filter(|(_, part)| &part[..] == name).map(|(i, _)| i);
@@ -54,8 +54,8 @@ impl Path {
         let Some(second) = all.next() else { return Some(first) };
         let all = [first, second].into_iter().chain(all);
         let judged = all.map(|i| (i, above(&self.parts[..i]))).filter(|(_, a)| !a.contradicts);
-        // An absolute path passes through all directories above this one; a relative one may begin
-        // in it.
+        // An absolute path contains all directories above this one. A relative path may start in
+        // it.
         let best = match self.absolute {
             true => judged.max_by_key(|(i, a)| (a.parts, std::cmp::Reverse(*i))),
             false => judged.min_by_key(|(i, _)| *i),
@@ -64,12 +64,12 @@ impl Path {
     }
 }
 
-/// How parts of a path compare with the names of a directory and of those above it.
+/// Comparison of parts of a path with the names of a directory and its parents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Agreement {
-    /// Parts that agree, from the last backwards.
+    /// Number of equal parts, from the last backwards.
     pub parts: usize,
-    /// The next one is another name.
+    /// The next part differs.
     pub contradicts: bool,
 }
 
@@ -85,7 +85,7 @@ mod tests {
         names.iter().map(|n| String::from_utf8_lossy(n.as_bytes())).collect::<Vec<_>>().join(" ")
     }
 
-    /// The answer of `Inodes` about a directory whose path from the root is `dir`.
+    /// The comparison with a directory whose path from the root is `dir`, as in `Inodes`.
     fn in_dir(dir: &'static str) -> impl Fn(&[Bytes]) -> Agreement {
         move |parts| {
             let names: Vec<&str> = dir.split('/').filter(|n| !n.is_empty()).collect();
@@ -101,6 +101,7 @@ mod tests {
         }
     }
 
+    /// Empty parts and `.` are removed from a path.
     #[test]
     fn dots_and_empty_parts_are_nothing() {
         for text in ["/a/b/c", "//a/./b///c/", "/./a/b/c/.", "/a/b/c/./"] {
@@ -122,6 +123,7 @@ mod tests {
         assert_eq!((shown(&path(&too_long).ahead(0).0), path(&too_long).ahead(0).1), ("a".into(), false));
     }
 
+    /// A name that occurs once in the path needs no comparison.
     #[test]
     fn one_part_of_that_name_is_the_one() {
         let p = path("/mnt/a/b/c");
@@ -130,6 +132,7 @@ mod tests {
         assert_eq!(p.find(b"..", 0, in_dir("")), None);
     }
 
+    /// Of several equal names the one below the looked up directory is chosen.
     #[test]
     fn of_several_the_one_below_its_directory() {
         let p = path("/mnt/a/a/b/a");
@@ -140,13 +143,14 @@ mod tests {
         assert_eq!(p.find(b"a", 0, in_dir("x")), Some(0));
         assert_eq!(p.find(b"a", 1, in_dir("x/a")), Some(1));
         assert_eq!(p.find(b"a", 2, in_dir("x/a/a")), Some(2));
-        // Nothing agrees: a guess, which costs nothing.
+        // No part is equal: a guess, which costs nothing.
         assert_eq!(path("/q/a/a").find(b"a", 2, in_dir("elsewhere")), Some(2));
         assert_eq!(path("/q/a/a").find(b"a", 0, in_dir("elsewhere")), Some(1));
-        // A path is walked forwards.
+        // Later parts are looked up later.
         assert_eq!(path("/q/a/a").find(b"a", 3, in_dir("q")), None);
     }
 
+    /// A symbolic link is replaced by its target.
     #[test]
     fn a_link_puts_its_target_before_the_rest() {
         let p = path("/mnt/a/link/c/../d");

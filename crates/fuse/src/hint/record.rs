@@ -1,4 +1,4 @@
-//! System calls under way whose look-ups come one after another.
+//! Records of running system calls with a sequence of lookups.
 
 use super::caller::SystemCall;
 use super::path::Path;
@@ -14,35 +14,35 @@ use tokio::time::Instant;
 /// The object that a walk found under a name.
 #[derive(Debug, Clone)]
 pub(crate) enum Known {
-    /// This object.
+    /// A found object.
     Node(Node),
-    /// Nothing.
+    /// No object; the validity of the absence.
     Missing(Validity),
 }
 
-/// A thread's call.
+/// The system call of a thread.
 #[derive(Debug)]
 pub(crate) struct Record {
     /// The call.
     pub call: SystemCall,
-    /// The paths that it was made with.
+    /// The paths of the call.
     pub text: SmallVec<[Path; 2]>,
-    /// On whose behalf the walk was.
+    /// The identity of the walk.
     pub cred: Arc<Cred>,
-    /// When its first look-up came.
+    /// Time of the first lookup.
     pub began: Instant,
-    /// When the last was answered.
+    /// Time of the last answer.
     pub last: Instant,
-    /// Its purpose.
+    /// The purpose of the call.
     pub intent: Intent,
-    /// Its paths.
+    /// The progress of each path.
     pub tracks: SmallVec<[Track; 2]>,
-    /// Names were asked for ahead, and none has been looked up yet.
+    /// Names were looked up in advance, and none of them has been used.
     pub unused: bool,
 }
 
 impl Record {
-    /// Whether the call of a hint, read `now`, may be this one.
+    /// Whether the call of a hint, read at `now`, may be this one.
     pub fn is_made_of(&self, hint: &Hint, now: Instant) -> bool {
         self.call == hint.call && self.is_live(now) && self.text == hint.text
     }
@@ -53,33 +53,32 @@ impl Record {
     }
 }
 
-/// How far one path of a call is.
+/// The progress of one path of a call.
 #[derive(Debug, Default)]
 pub(crate) struct Track {
-    /// The path, with symbolic links replaced as they are met.
+    /// The path, after replacing known symbolic links.
     pub path: Path,
-    /// The part that comes next.
+    /// The index of the next part.
     pub at: usize,
-    /// The object that was found last: the next part is looked up in it. 0: none yet.
+    /// The inode of the last found object, in which the next part is looked up. 0: none yet.
     here: u64,
-    /// The directory in which that was found.
+    /// The directory of that object.
     above: u64,
-    /// The known next parts.
+    /// The results for the next parts.
     pub ahead: VecDeque<Known>,
-    /// Entries of `ahead` that were asked for before they were looked up.
+    /// Number of entries of `ahead` that were looked up in advance.
     early: usize,
-    /// When that was asked for.
+    /// Time of the request for `ahead`.
     pub asked: Moment,
     /// First bytes of the last object.
     pub first: Option<First>,
 }
 
 impl Track {
-    /// A walk from part `at` in directory `dir`.
+    /// Records a walk from part `at` in directory `dir`.
     pub fn begin(&mut self, at: usize, dir: u64, trail: &Trail, asked: Moment) {
         (self.at, self.here, self.above, self.asked) = (at, dir, 0, asked);
-        // A lease could be withdrawn until a step is used: it holds for this call, as any answer
-        // does.
+        // A lease may be withdrawn before a step is used. So the step is valid for this call only.
         let once = |valid| if valid == Validity::Lease { Validity::Once } else { valid };
         let known = |node: &Node| {
             let attrs = Attrs { valid: once(node.attrs.valid), ..node.attrs.clone() };
@@ -95,12 +94,12 @@ impl Track {
         self.first = first.map(|(change, read)| First { change, asked, read });
     }
 
-    /// Whether a look-up of `name` in `dir` is the next step.
+    /// Whether the next lookup of the path is `name` in `dir`.
     pub fn expects(&self, dir: u64, name: &Name) -> bool {
         self.here == dir && self.path.parts.get(self.at).is_some_and(|part| part == name.bytes())
     }
 
-    /// Goes one step on, to inode `found`; true when it had been asked for ahead.
+    /// Moves to inode `found`. Returns true when it was looked up in advance.
     pub fn advance(&mut self, found: u64) -> bool {
         (self.above, self.here) = (self.here, found);
         self.at += 1;
@@ -110,18 +109,18 @@ impl Track {
         early
     }
 
-    /// Whether the next part was asked for before it was looked up.
+    /// Whether the next part was looked up in advance.
     pub fn is_early(&self) -> bool {
         !self.ahead.is_empty() && self.ahead.len() <= self.early
     }
 
-    /// Whether `inode` is where the path has come to.
+    /// Whether `inode` is the last found object of the path.
     pub fn is_at(&self, inode: u64) -> bool {
         self.here == inode && self.here != 0
     }
 
-    /// Whether the path ends at `inode`: it has come there, or the next part is known. (The kernel
-    /// does not look up names that it has cached.)
+    /// Whether the path ends at `inode`: it is the last found object, or the result for the last
+    /// part. The kernel does not look up names that it has cached.
     pub fn ends_at(&self, inode: &Inode) -> bool {
         let left = self.path.parts.len().saturating_sub(self.at);
         match self.ahead.back() {
@@ -131,11 +130,11 @@ impl Track {
         }
     }
 
-    /// The path goes on in the target of the symbolic link it has come to.
+    /// The path continues in the target of its last found object, a symbolic link.
     pub fn through_link(&mut self, target: &[u8]) {
         self.path = self.path.through_link(target, self.at);
         self.at = 0;
-        // An absolute target begins at the caller's root.
+        // An absolute target starts at the caller's root.
         self.here = if self.path.absolute { 0 } else { self.above };
         self.ahead.clear();
         self.early = 0;

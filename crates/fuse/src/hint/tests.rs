@@ -1,4 +1,4 @@
-//! Hints from the call to the record, with this process as the caller.
+//! Hints from the system call to the record, with this process as the caller.
 
 use super::*;
 use hither_vfs::{Attr, Attrs, Fh, FileKind, Node, Stop, Time, Validity};
@@ -33,8 +33,7 @@ fn root() -> Arc<Cred> {
     Arc::new(Cred::root())
 }
 
-/// A thread that waits in openat2(2)'s place: in a call with a path that does not return. (Opening
-/// a FIFO.)
+/// A thread that waits in an open of a FIFO, which is a system call with a path.
 struct Waiting {
     tid: u32,
     fifo: std::path::PathBuf,
@@ -75,6 +74,7 @@ fn hints_for(w: &Waiting) -> (Hints, Inodes, Name) {
     (Hints::new(2, above.parent().unwrap()), Inodes::new(&node(1), None), dir)
 }
 
+/// All names of a path are walked at once, and the lookups and the open of the call use the record.
 #[test]
 fn a_call_is_followed_from_its_first_name_to_its_open() {
     let w = Waiting::in_open(1);
@@ -89,7 +89,7 @@ fn a_call_is_followed_from_its_first_name_to_its_open() {
     trail.along.first = Some(hither_vfs::Read { data: Default::default(), eof: true });
     hints.walked(w.tid, 1, &cred, hint, &trail, asked);
     hints.advance(w.tid, 1, &dir, 70);
-    // Another directory, another name, another identity: not the next lookup.
+    // A lookup in another directory, of another name, or with another identity is not the next one.
     let other = Cred { uid: 5, ..Cred::root() };
     assert!(hints.expected(w.tid, 1, &name("b"), &cred).is_none());
     assert!(hints.expected(w.tid, 70, &name("f"), &cred).is_none());
@@ -103,7 +103,7 @@ fn a_call_is_followed_from_its_first_name_to_its_open() {
         hints.advance(w.tid, at, &name(part), found);
     }
     let file = inodes.remember(None, &node(9)).unwrap();
-    // The inode at the end of the track has the number that it was answered with.
+    // The inode at the end of the track has the number of the answer.
     hints.with(w.tid, |record| {
         assert!(!record.tracks[0].ends_at(&file) && record.tracks[0].is_at(90));
         true
@@ -115,6 +115,8 @@ fn a_call_is_followed_from_its_first_name_to_its_open() {
     w.end();
 }
 
+/// An open is as fresh as the first lookup of its call. It must have the same caller, call and
+/// identity.
 #[test]
 fn an_open_is_as_new_as_the_first_name_of_its_call() {
     let w = Waiting::in_open(2);
@@ -127,13 +129,13 @@ fn an_open_is_as_new_as_the_first_name_of_its_call() {
         hints.walked(w.tid, 1, &Arc::new(of.clone()), hint, &trail, asked);
         hints.advance(w.tid, 1, &dir, 70);
     };
-    // The kernel had the other names cached.
+    // The kernel had cached the other names.
     walk(&cred);
     assert_eq!(hints.opening(w.tid, &file, &cred).unwrap().began, began);
     assert!(hints.opening(w.tid, &file, &cred).is_none(), "once");
-    assert_eq!(hints.stats().wrong, 1, "names were asked for that nobody looked up");
+    assert_eq!(hints.stats().wrong, 1, "no name looked up in advance was used");
     walk(&Cred { uid: 5, ..Cred::root() });
-    assert!(hints.opening(w.tid, &file, &cred).is_none(), "somebody else");
+    assert!(hints.opening(w.tid, &file, &cred).is_none(), "another identity");
     walk(&cred);
     hints.over(w.tid);
     assert!(hints.opening(w.tid, &file, &cred).is_none(), "another request came between");
@@ -143,6 +145,7 @@ fn an_open_is_as_new_as_the_first_name_of_its_call() {
     assert!(hints.opening(tid, &file, &cred).is_none(), "the caller is in no call any more");
 }
 
+/// Missed hints are counted by reason, and concurrent readers are limited.
 #[test]
 fn reasons_are_counted_and_readers_limited() {
     let w = Waiting::in_open(3);
@@ -164,6 +167,7 @@ fn reasons_are_counted_and_readers_limited() {
     w.end();
 }
 
+/// A blocked reader is replaced once.
 #[tokio::test(start_paused = true)]
 async fn a_reader_is_written_off_once() {
     let hints = Hints::new(2, std::path::Path::new("/"));
@@ -177,6 +181,7 @@ async fn a_reader_is_written_off_once() {
     assert!(!written_off());
 }
 
+/// The flags of an open decide which data is fetched with its path.
 #[test]
 fn what_an_open_wants_is_in_its_flags() {
     let of = |flags: i32| Intent::of_open(flags as u64);

@@ -1,21 +1,21 @@
-//! A system call's use of the object at the end of its path: whether it opens it, and whether it
-//! follows a symbolic link there.
+//! The use of the last object of a path by a system call: whether it opens the object, and whether
+//! it follows a symbolic link.
 
 use super::caller::{self, SystemCall};
 use super::calls::{Purpose, shape};
 
-/// A caller's use of the last name of its path.
+/// The use of the last name of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// open(2)'s flags, of a call that opens.
+    /// Flags of open(2), for a call that opens.
     pub opens: Option<i32>,
-    /// It sends to a socket, or connects to it.
+    /// The call sends to a socket or connects to it.
     pub connects: bool,
-    /// It follows a symbolic link.
+    /// The call follows a symbolic link.
     pub follows: bool,
 }
 
-/// The use of the call that thread `tid` is in; `None` when it cannot be seen.
+/// The use of thread `tid`'s call; `None` when the call is not visible.
 pub(crate) fn of(tid: u32) -> Option<Use> {
     let call = SystemCall::of(tid).ok().filter(|call| !call.is_narrow())?;
     let how = |at: usize| caller::number(tid, call.args.get(at).copied().unwrap_or(0));
@@ -27,7 +27,7 @@ fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
     let arg = |at: usize| call.args.get(at).copied().unwrap_or(0);
     let opens = match shape(call.number).map(|shape| shape.purpose) {
         Some(Purpose::Open(flags)) => Some(arg(flags) as i32),
-        // A structure that cannot be read may say anything.
+        // An unreadable structure may have any flags.
         Some(Purpose::OpenHow(at)) => {
             Some(how(at).map_or(libc::O_RDWR | libc::O_CREAT, |flags| flags as i32))
         }
@@ -46,7 +46,7 @@ fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
     Use { opens, connects, follows }
 }
 
-/// Whether a call that opens nothing follows a link at the end of its path.
+/// Whether a call without an open follows a symbolic link at the end of its path.
 fn follows(number: i64, arg: &dyn Fn(usize) -> u64) -> bool {
     const NOFOLLOW: u64 = libc::AT_SYMLINK_NOFOLLOW as u64;
     const FOLLOW: u64 = libc::AT_SYMLINK_FOLLOW as u64;
@@ -76,7 +76,7 @@ fn is_creat(_: i64) -> bool {
     false
 }
 
-/// Calls that later machines do not have.
+/// Calls that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 fn is_old_without_following(number: i64) -> bool {
     let of_names = [libc::SYS_rename, libc::SYS_rmdir, libc::SYS_link, libc::SYS_unlink, libc::SYS_symlink];
@@ -97,6 +97,7 @@ mod tests {
         of_call(&SystemCall { number: number as u64, args, at: (0, 0) }, &|_| None)
     }
 
+    /// Flags decide whether a call opens the object and follows a symbolic link.
     #[test]
     fn calls_open_and_follow_as_their_flags_say() {
         let openat = |flags: i32| used(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! The table of inodes: the kernel's numbers, the server's, and names last seen.
+//! The table of inodes: the kernel's numbers, the server's numbers, and the last seen names.
 
 use super::{Clock, Ident, Inode, Moment};
 use crate::hint::path::Agreement;
@@ -9,20 +9,20 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Names remembered per object, at most: they are hints. Attributes of an object that has more are
-/// asked for each time.
+/// Maximum number of names per object. They are hints. The attributes of an object with more names
+/// are requested each time.
 const NAMES_MAX: usize = 16;
 
-/// Names of a path that is shown, at most.
+/// Maximum number of names of a displayed path.
 const PATH_MAX: usize = 64;
 
 /// All inodes of a mount.
 pub(crate) struct Inodes {
     table: Mutex<Table>,
     root: Arc<Inode>,
-    /// Tells of handles where they belong; `None`: all to one.
+    /// The layer that knows the realms of filehandles; `None`: all are in one realm.
     realms: Option<Arc<dyn Vfs>>,
-    /// The mount's own modifications.
+    /// The clock of the mount's own modifications.
     pub clock: Clock,
 }
 
@@ -31,11 +31,11 @@ struct Table {
     by_id: HashMap<u64, Entry>,
     by_ident: HashMap<Ident, u64>,
     by_fh: HashMap<Fh, u64>,
-    /// The objects that names were last seen to lead to, and when each was asked for, or made so by
-    /// the mount itself.
+    /// The last seen objects of names, with the moment of the request, or of the mount's own
+    /// change.
     children: HashMap<u64, HashMap<Name, (u64, Moment)>>,
     next: u64,
-    /// Last change of ours to an object that was forgotten since.
+    /// The moment of the mount's last change of an object that was forgotten since.
     lost: Moment,
 }
 
@@ -46,19 +46,19 @@ struct Entry {
     names: SmallVec<[(u64, Name); 1]>,
 }
 
-/// The name by which the kernel came to an object.
+/// The name through which the kernel found an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Named {
-    /// This one, in the directory with this handle.
+    /// This name, in the directory with this filehandle.
     By(Fh, Name),
-    /// One of several, and unknown which.
+    /// One of several names, without knowing which.
     ByOneOf,
-    /// It was not found by a name, or the name is gone.
+    /// The object was not found by a name, or the name is gone.
     No,
 }
 
-/// Another handle carries the identity of an object known here: is it the same object, or a new one
-/// whose number was used before? Only the server can tell.
+/// Another filehandle has the identity of a known object. It is the same object, or a new object
+/// with a reused number. Only the server can decide.
 #[derive(Debug)]
 pub(crate) struct Ambiguous(pub Arc<Inode>);
 
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Inodes {
 }
 
 impl Inodes {
-    /// With the root; `realms` tells of handles where they belong.
+    /// A table with the root. `realms` knows the realms of filehandles.
     pub fn new(root: &Node, realms: Option<Arc<dyn Vfs>>) -> Self {
         let id = crate::abi::ROOT_ID;
         let realm = realms.as_ref().map_or_else(Realm::default, |vfs| vfs.realm(&root.fh));
@@ -85,17 +85,17 @@ impl Inodes {
         self.realms.as_ref().map_or_else(Realm::default, |vfs| vfs.realm(fh))
     }
 
-    /// The identity that an object has here.
+    /// The identity of an object in this mount.
     pub fn ident(&self, fh: &Fh, attr: &Attr) -> Ident {
         Ident::of(attr, self.realm(fh))
     }
 
-    /// The root directory's handle.
+    /// The filehandle of the root directory.
     pub fn root(&self) -> Fh {
         self.root.fh()
     }
 
-    /// The inode with that number; `None` for a number the kernel should not know.
+    /// The inode with this number; `None` for an unknown number.
     pub fn find(&self, id: u64) -> Option<Arc<Inode>> {
         if id == self.root.id {
             return Some(self.root.clone());
@@ -103,9 +103,9 @@ impl Inodes {
         self.table.lock().by_id.get(&id).map(|e| e.inode.clone())
     }
 
-    /// Inode of the object, made if new, with one lookup more. `at` is the name that led to it, and
-    /// when the name was asked for: a lookup that was overtaken by a change of the mount's own does
-    /// not undo newer knowledge of the name.
+    /// Returns the inode of an object, created if new, and adds one lookup. `at` is the name of the
+    /// object, and the moment of the request. A name from a request before a change by the mount
+    /// does not replace newer names.
     pub fn remember(&self, at: Option<(u64, &Name, Moment)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
         let realm = self.realm(&node.fh);
         let mut table = self.table.lock();
@@ -138,13 +138,13 @@ impl Inodes {
         Ok(inode)
     }
 
-    /// The inode of a handle.
+    /// The inode of a filehandle.
     pub fn by_fh(&self, fh: &Fh) -> Option<Arc<Inode>> {
         let t = self.table.lock();
         t.by_fh.get(fh).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone())
     }
 
-    /// Accepts another handle of the same object.
+    /// Adds another filehandle of the same object.
     pub fn add_alias(&self, inode: &Inode, fh: &Fh) {
         let mut t = self.table.lock();
         let (alias, gone) = inode.add_alias(fh);
@@ -154,8 +154,7 @@ impl Inodes {
         }
     }
 
-    /// Takes the identity away from an inode whose object is gone, so that a new object may have
-    /// it.
+    /// Removes the identity of an inode whose object is gone, so that a new object may have it.
     pub fn retire(&self, inode: &Inode) {
         let mut t = self.table.lock();
         if t.by_ident.get(&inode.ident) == Some(&inode.id) {
@@ -174,7 +173,7 @@ impl Inodes {
         }
     }
 
-    /// Takes `count` look-ups away; the inode ends with the last, which is true then.
+    /// Subtracts `count` lookups. Returns true when the inode was removed with the last one.
     pub fn forget(&self, id: u64, count: u64) -> bool {
         if id == self.root.id {
             return false;
@@ -201,12 +200,12 @@ impl Inodes {
         true
     }
 
-    /// The names that lead from the root to an object, as they were last seen.
+    /// The last seen names from the root to an object.
     pub fn path_of(&self, fh: &Fh) -> Option<Vec<Name>> {
         let t = self.table.lock();
         let mut here = *t.by_fh.get(fh)?;
         let mut path = Vec::new();
-        // Names that were renamed in turn could lead in a circle.
+        // Renamed names could form a loop.
         while here != self.root.id && path.len() < PATH_MAX {
             let (above, name) = t.by_id.get(&here)?.names.last()?;
             path.push(name.clone());
@@ -216,23 +215,24 @@ impl Inodes {
         (here == self.root.id).then_some(path)
     }
 
-    /// The object that a name was last seen to lead to.
+    /// The last seen object of a name.
     pub fn child(&self, dir: u64, name: &Name) -> Option<Arc<Inode>> {
         let t = self.table.lock();
         let (child, _) = t.children.get(&dir)?.get(name)?;
         t.by_id.get(child).map(|e| e.inode.clone())
     }
 
-    /// Whether the mount itself may have changed the object since `asked`.
+    /// Whether the mount may have changed the object since `asked`.
     pub fn changed_since(&self, ident: Ident, asked: Moment) -> bool {
         let t = self.table.lock();
         let inode = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| &e.inode);
         inode.map_or(t.lost > asked, |inode| inode.changed_since(asked))
     }
 
-    /// How the last of `parts` compare with the names of directory `dir` and those above it, up to
-    /// the root and on in `mount`, the parts of the mount point's path. (The path above the root
-    /// may have another name for a program: that contradicts nothing.)
+    /// Compares the last parts of a path with the names of directory `dir` and its parents up to
+    /// the root. Above the root they are compared with `mount`, the parts of the mount point's
+    /// path. There a different part is no contradiction, because the path above the root may have
+    /// another name for a program.
     pub fn agreement(&self, dir: u64, parts: &[Bytes], mount: &[Bytes]) -> Agreement {
         let t = self.table.lock();
         let mut agreement = Agreement::default();
@@ -255,7 +255,7 @@ impl Inodes {
         agreement
     }
 
-    /// Identity of the directory that a directory was last seen in.
+    /// Identity of the last seen parent of a directory.
     pub fn parent(&self, id: u64) -> Option<Ident> {
         let t = self.table.lock();
         let (above, _) = t.by_id.get(&id)?.names.last()?;
@@ -267,12 +267,12 @@ impl Inodes {
         self.root.ident
     }
 
-    /// Names last seen in a directory.
+    /// Last seen names in a directory.
     pub fn children(&self, dir: u64) -> Vec<Name> {
         self.table.lock().children.get(&dir).map(|c| c.keys().cloned().collect()).unwrap_or_default()
     }
 
-    /// Forgets a name that was removed.
+    /// Removes a name.
     pub fn unbind(&self, dir: u64, name: &Name) {
         let mut t = self.table.lock();
         if let Some((child, _)) = t.children.get(&dir).and_then(|c| c.get(name)).copied() {
@@ -280,7 +280,7 @@ impl Inodes {
         }
     }
 
-    /// Forgets a name that was absent at `asked`, unless more is known of it since.
+    /// Removes a name that was absent at `asked`, unless it was seen later.
     pub fn unbind_absent(&self, dir: u64, name: &Name, asked: Moment) {
         let mut t = self.table.lock();
         if let Some((child, known)) = t.children.get(&dir).and_then(|c| c.get(name)).copied()
@@ -290,9 +290,8 @@ impl Inodes {
         }
     }
 
-    /// Moves names as a rename did. `moved` and `replaced` are the objects of the old and the new
-    /// name at its beginning: lookups that came to the moved object by its new name may have taken
-    /// the old one from it since.
+    /// Moves names after a rename. `moved` and `replaced` are the objects of the old and the new
+    /// name at its start. Lookups of the new name may have already moved the object.
     pub fn rename(
         &self,
         from: (u64, &Name),
@@ -301,7 +300,7 @@ impl Inodes {
         exchange: bool,
     ) {
         let mut t = self.table.lock();
-        // Later than all questions asked before this rename was done.
+        // Later than all requests before the end of this rename.
         let now = self.clock.tick();
         for at in [from, to] {
             if let Some((id, _)) = t.children.get(&at.0).and_then(|c| c.get(at.1)).copied() {
@@ -316,8 +315,8 @@ impl Inodes {
         }
     }
 
-    /// The name by which the kernel came to an inode: where several are known, the only one that is
-    /// `last`, the last part of the caller's path.
+    /// The name through which the kernel found an inode. Of several names it is the only one equal
+    /// to `last`, the last part of the caller's path.
     pub fn named(&self, id: u64, last: impl FnOnce() -> Option<Bytes>) -> Named {
         let names = match self.table.lock().by_id.get(&id) {
             Some(entry) => entry.names.clone(),
@@ -341,7 +340,7 @@ impl Inodes {
         }
     }
 
-    /// Names by which an object was last seen, but for one.
+    /// Last seen names of an object, except one.
     pub fn other_names(&self, fh: &Fh, but: (u64, &Name)) -> SmallVec<[(u64, Name); 1]> {
         let t = self.table.lock();
         let entry = t.by_fh.get(fh).and_then(|id| t.by_id.get(id));
@@ -355,7 +354,7 @@ impl Inodes {
     }
 }
 
-/// A copy that does not keep the message alive which the name came in.
+/// A copy that does not keep the message buffer of the name alive.
 pub(super) fn own_name(name: &Name) -> Name {
     Name::new(Bytes::copy_from_slice(name.as_bytes())).unwrap_or_else(|_| name.clone())
 }

@@ -42,6 +42,7 @@ fn changed(node: &Node, change: u64, size_bytes: u64) -> Attrs {
     }
 }
 
+/// Hard links share one number, and a number is not reused after the inode was forgotten.
 #[test]
 fn one_object_has_one_number_until_it_is_forgotten() {
     let t = inodes();
@@ -56,13 +57,14 @@ fn one_object_has_one_number_until_it_is_forgotten() {
     assert!(t.find(a.id).is_none() && t.child(1, &name("a")).is_none());
     let again = t.remember(None, &f).unwrap();
     assert_ne!(again.id, a.id, "numbers are not used twice");
-    // More than was given: not our mistake, not our end.
+    // A count that is too large is the kernel's mistake and must not panic.
     t.forget(again.id, 100);
     t.forget(777, 1);
     t.forget(1, 1);
     assert_eq!(t.len(), 1);
 }
 
+/// Another filehandle of a known identity is an alias, or a new object after the old one is gone.
 #[test]
 fn another_handle_is_an_alias_or_a_new_object() {
     let t = inodes();
@@ -71,18 +73,18 @@ fn another_handle_is_an_alias_or_a_new_object() {
     let Err(Ambiguous(known)) = t.remember(None, &alias) else { panic!() };
     t.add_alias(&known, &alias.fh);
     assert_eq!(t.remember(None, &alias).unwrap().id, old.id);
-    // The old object is gone: its number belongs to the new one, while the old inode keeps its
-    // handle.
+    // The old object is gone. Its number belongs to the new object, while the old inode keeps its
+    // filehandle.
     let reborn = node("h", 5, FileKind::Regular);
     assert!(t.remember(None, &reborn).is_err());
     t.retire(&old);
     let new = t.remember(None, &reborn).unwrap();
     assert_ne!(new.id, old.id);
     assert_eq!(t.find(old.id).unwrap().fh(), node("f", 5, FileKind::Regular).fh);
-    // Forgetting the old one leaves the new one's identity alone.
+    // Removing the old inode does not change the new one's identity.
     t.forget(old.id, 2);
     assert_eq!(t.remember(None, &reborn).unwrap().id, new.id);
-    // Another type needs no asking.
+    // An object of another type is always new.
     assert_ne!(t.remember(None, &node("d", 5, FileKind::Directory)).unwrap().id, new.id);
 }
 
@@ -102,8 +104,8 @@ fn names_follow_renames() {
     assert!(t.children(1).is_empty());
 }
 
-/// A look-up whose answer is from before a rename, and comes after it, does not bring the replaced
-/// file back.
+/// The answer to a lookup from before a rename, which arrives after it, does not restore the
+/// replaced file.
 #[test]
 fn belated_lookup_binds_no_name() {
     let t = inodes();
@@ -112,7 +114,7 @@ fn belated_lookup_binds_no_name() {
     let replaced = t.remember(Some((1, &to, t.clock.now())), &old).unwrap().id;
     let id = t.remember(Some((1, &from, t.clock.now())), &new).unwrap().id;
     let asked = t.clock.tick();
-    // A look-up of the new name that comes before the rename's own answer.
+    // A lookup of the new name before the rename's own answer.
     t.remember(Some((1, &to, asked)), &new).unwrap();
     t.unbind(1, &from);
     t.rename((1, &from), (1, &to), (Some(id), Some(replaced)), false);
@@ -123,6 +125,7 @@ fn belated_lookup_binds_no_name() {
     assert_eq!(t.child(1, &to).unwrap().id, later.id);
 }
 
+/// Pages are kept only for the change attribute of the open before, and not after a modification.
 #[test]
 fn pages_are_kept_only_for_the_change_they_were_read_under() {
     let t = inodes();
@@ -134,7 +137,8 @@ fn pages_are_kept_only_for_the_change_they_were_read_under() {
     let on_open = i.opened(&theirs, t.clock.now());
     assert_eq!(on_open, OnOpen { keep: false, attrs_stale: true, size_unknown: false });
     assert!(i.opened(&theirs, t.clock.now()).keep);
-    // An own write makes it unknown for every value; so does one that runs meanwhile.
+    // A write by the mount makes the pages unknown for every change attribute. A concurrent write
+    // does too.
     drop(i.modify(&t.clock));
     assert!(!i.opened(&theirs, t.clock.now()).keep);
     let asked = t.clock.now();
@@ -144,6 +148,7 @@ fn pages_are_kept_only_for_the_change_they_were_read_under() {
     assert!(i.opened(&theirs, t.clock.now()).keep);
 }
 
+/// A different change attribute is another client's change, unless the mount modified the file.
 #[test]
 fn a_foreign_change_is_told_from_an_own_one() {
     let t = inodes();
@@ -154,7 +159,7 @@ fn a_foreign_change_is_told_from_an_own_one() {
     assert!(i.observe(&changed(&f, 2, 10), t.clock.now()).pages_stale);
     i.pages_dropped(2, t.clock.now());
     assert!(!i.observe(&changed(&f, 2, 10), t.clock.now()).pages_stale);
-    // Own write to byte 20; the answer to a question asked before it is no news.
+    // A write by the mount up to byte 20. The answer to an earlier request shows no foreign change.
     let asked = t.clock.now();
     let m = i.modify(&t.clock);
     assert!(!i.observe(&changed(&f, 3, 15), t.clock.now()).pages_stale);
@@ -162,11 +167,12 @@ fn a_foreign_change_is_told_from_an_own_one() {
     drop(m);
     assert!(!i.observe(&changed(&f, 3, 15), asked).pages_stale);
     assert!(!i.observe(&changed(&f, 3, 20), t.clock.now()).pages_stale);
-    // Longer than we made it: another client's change.
+    // Longer than after the mount's write: another client's change.
     drop(i.modify(&t.clock));
     assert!(i.observe(&changed(&f, 4, 21), t.clock.now()).pages_stale);
 }
 
+/// Attributes are known until their validity ends or the mount modifies the file.
 #[test]
 fn attributes_are_known_until_something_else_happens() {
     let t = inodes();
@@ -181,7 +187,7 @@ fn attributes_are_known_until_something_else_happens() {
     drop(m);
     assert_eq!(i.known(now), Some(later.clone()));
     assert!(i.known(now + Duration::from_secs(10)).is_none());
-    // Of two writes side by side neither knows.
+    // After two concurrent writes no attributes are known.
     let (mut a, mut b) = (i.modify(&t.clock), i.modify(&t.clock));
     a.brought(later.clone());
     b.brought(later);
@@ -190,6 +196,7 @@ fn attributes_are_known_until_something_else_happens() {
     assert!(i.known(now).is_none());
 }
 
+/// A lease counts only after it was passed on to the kernel.
 #[test]
 fn a_lease_counts_only_when_it_was_passed_on() {
     let t = inodes();
@@ -215,6 +222,7 @@ fn a_lease_counts_only_when_it_was_passed_on() {
     assert!(nothing(&i));
 }
 
+/// A directory that loses search rights for all users is reported once.
 #[test]
 fn losing_search_rights_for_all_is_noticed() {
     let t = inodes();
@@ -227,6 +235,7 @@ fn losing_search_rights_for_all_is_noticed() {
     assert!(!i.observe(&private, t.clock.now()).search_lost);
 }
 
+/// Inode numbers of other file systems differ from those of the root's file system.
 #[test]
 fn numbers_of_other_file_systems_do_not_meet_the_roots() {
     let root = Ident { fsid: (1, 1), fileid: 2, realm: 0 };
@@ -237,8 +246,8 @@ fn numbers_of_other_file_systems_do_not_meet_the_roots() {
     assert_eq!(Ident { fsid: (1, 1), fileid: 0, realm: 0 }.ino(root), 1, "0 would hide the entry");
 }
 
-/// Where the server's clock is coarse, a write of this mount can leave the change value as it was.
-/// Bytes that were asked for before do not hold after it: an empty file would stay empty.
+/// With a coarse server clock, a write of this mount can keep the change attribute. Bytes of an
+/// earlier request are not valid after it. Otherwise an empty file would stay empty.
 #[test]
 fn first_bytes_end_with_a_write() {
     let t = inodes();

@@ -1,4 +1,4 @@
-//! The tables against the numbers that the C library knows.
+//! Comparison of the tables with the numbers of the C library.
 
 use super::*;
 
@@ -6,6 +6,7 @@ fn of(number: libc::c_long) -> Shape {
     shape(number as u64).unwrap_or_else(|| panic!("no shape for {number}"))
 }
 
+/// The numbers of this architecture are those of the C library.
 #[test]
 fn this_machines_numbers_are_the_c_librarys() {
     let other = |path| Shape { paths: (path, None), purpose: Purpose::Other };
@@ -57,6 +58,7 @@ fn this_machines_numbers_are_the_c_librarys() {
     }
 }
 
+/// Calls that create a name are listed.
 #[test]
 fn calls_that_make_a_name_are_known() {
     for number in [
@@ -85,6 +87,7 @@ fn calls_that_make_a_name_are_known() {
     }
 }
 
+/// The old calls of x86_64 have the path as their first argument.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_old_calls_of_x86_64_have_their_path_first() {
@@ -115,9 +118,10 @@ fn the_old_calls_of_x86_64_have_their_path_first() {
     }
 }
 
+/// Both tables have the common calls, with equal shapes.
 #[test]
 fn both_tables_know_the_calls_of_every_day() {
-    // Numbers from the kernel's tables, as this machine's library knows only its own.
+    // Numbers from the kernel's tables, because the C library has only those of this architecture.
     for (x86, arm) in
         [(257, 56), (262, 79), (332, 291), (269, 48), (59, 221), (263, 35), (316, 276), (437, 437)]
     {
