@@ -1,9 +1,9 @@
-//! A mount at work: threads that read requests, and their shared state.
+//! A running mount: the threads that read requests, and their shared state.
 //!
-//! Each thread reads one descriptor of `/dev/fuse`. A request that needs no waiting is answered on
-//! that thread: its future is polled once, and only if it has to wait does it move to the runtime.
-//! So threads always come back to read, and interrupts and forgets are never stuck behind a slow
-//! server. An answer that the layer below has at hand costs no change of thread.
+//! Each thread reads one descriptor of `/dev/fuse`. The future of a request is polled once on that
+//! thread. It moves to the runtime only when it has to wait. So threads always return to reading,
+//! and an unresponsive server does not delay interrupts and forgets. An answer from the cache of
+//! the layer below costs no thread switch.
 
 mod names;
 
@@ -40,27 +40,27 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch as channel};
 use tokio::time::Instant;
 
-/// WRITE requests larger than this keep the buffer they were read into; smaller ones are copied out
-/// of it.
+/// WRITE requests larger than this keep their read buffer. Smaller requests are copied out of it.
 const OWN_BUFFER_BYTES: usize = 32 << 10;
-/// Unused request buffers kept.
+/// Maximum number of unused request buffers.
 const SPARE_BUFFERS: usize = 16;
-/// How often interrupted calls are looked at again.
+/// Interval of checks of interrupted calls.
 const SWEEP: Duration = Duration::from_millis(200);
-/// After so many sweeps without any call, sweeping stops until the next call.
+/// Number of sweeps without calls after which sweeping stops until the next call.
 const IDLE_SWEEPS: u32 = 25;
 
-/// How long the end of a mount waits for data on its way, and again for files to be closed.
+/// Maximum wait of the end of a mount for running requests with data, and again for the close of
+/// files.
 const END_PATIENCE: Duration = Duration::from_secs(5);
-/// How often it looks.
+/// Polling interval of that wait.
 const END_POLL: Duration = Duration::from_millis(5);
-/// Calls that drop ranges of pages at a time. Each may wait for a read on a thread that reads may
-/// need.
+/// Maximum number of concurrent calls that drop ranges of pages. Each may wait for a read, which
+/// may need another thread.
 const RANGE_DROPS: usize = 64;
-/// First bytes of files that were opened and not read yet, at most.
+/// Maximum bytes of unread first bytes of open files.
 const UNREAD_MAX_BYTES: usize = 64 << 20;
 
-/// The state that all threads and calls of a mount share.
+/// The state of all threads and calls of a mount.
 pub(crate) struct Session {
     pub vfs: Arc<dyn Vfs>,
     pub config: Config,
@@ -69,15 +69,15 @@ pub(crate) struct Session {
     pub dirs: Handles<OpenDir>,
     pub calls: Calls,
     pub stats: Stats,
-    /// Calls that asked the server.
+    /// Calls with requests to the server.
     pub recent: Recent,
     /// The recorder of opened files.
     pub tracer: Tracer,
     pub creds: Creds,
     pub hints: Hints,
-    /// Opens that came by a name which leads elsewhere by now.
+    /// Threads whose open got ESTALE because its name leads to another object.
     pub sent_back: SentBack,
-    /// Renames to a name whose object another name has led to.
+    /// Renames to a name whose object was seen under another name.
     pub doubtful: Doubtful,
     pub leases: Leases,
     /// Open files, and the times of their revalidation.
@@ -89,18 +89,18 @@ pub(crate) struct Session {
     pub written_beside: AtomicBool,
     /// Files that were removed while they were open.
     pub removed: Removed,
-    /// Reads of files that others use at the same time.
+    /// Number of reads of files that other clients use at the same time.
     pub shared_reads: AtomicU32,
-    /// The server has no file capabilities; known after the first question.
+    /// The server has no file capabilities. Known after the first request.
     pub no_capabilities: AtomicBool,
-    /// The last attributes of the mount point and its file system.
+    /// The last attributes of the mount point and of its file system.
     pub last_root: Mutex<Option<Attrs>>,
     pub last_statfs: Mutex<Option<FsStat>>,
-    /// The machine's protections in sticky directories.
+    /// The machine's protection settings for sticky directories.
     pub settings: KnownSettings,
-    /// Device number of the mount, once it is known.
+    /// Device number of the mount, when known.
     pub number: OnceLock<(u32, u32)>,
-    /// Mounts were seen inside this one.
+    /// Other mounts were found inside this mount.
     mounts_inside: AtomicBool,
     rt: Handle,
     device: Arc<Device>,
@@ -114,30 +114,30 @@ pub(crate) struct Session {
     phase: channel::Sender<Phase>,
 }
 
-/// Why a thread stops reading requests.
+/// The reason why a thread stops reading requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     /// The mount is gone.
     Ended,
-    /// Another thread reads in its place.
+    /// Another thread has replaced it.
     WrittenOff,
 }
 
-/// Where a mount is in its life.
+/// The phase of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The kernel has not said hello yet.
+    /// Before the kernel's INIT request.
     Starting,
-    /// At work.
+    /// Running.
     Running,
-    /// The kernel cannot be served.
+    /// The kernel's version is not supported.
     Refused(String),
-    /// Unmounted or aborted, and everything closed.
+    /// Unmounted or aborted, and all files are closed.
     Ended,
 }
 
 impl Session {
-    /// A session over a freshly opened device that mount(2) has, with the root and its mount point.
+    /// A session over the device that mount(2) has used, with the root and the mount point.
     pub fn new(
         device: Device,
         config: Config,
@@ -162,7 +162,7 @@ impl Session {
             unread: Unread::default(),
             range_drops: Semaphore::new(RANGE_DROPS),
             passthrough: Passthrough::new(device.clone()),
-            // One thread always comes back to read.
+            // At least one thread never reads hints.
             sent_back: SentBack::default(),
             doubtful: Doubtful::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
@@ -189,12 +189,12 @@ impl Session {
         })
     }
 
-    /// Where the mount is in its life.
+    /// The phase of the mount.
     pub fn phase(&self) -> channel::Receiver<Phase> {
         self.phase.subscribe()
     }
 
-    /// Starts the first reader, which greets the kernel.
+    /// Starts the first reader, which negotiates with the kernel.
     pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
         self.read_on(self.device.clone())?;
         let session = self.clone();
@@ -204,7 +204,7 @@ impl Session {
         Ok(())
     }
 
-    /// Starts the other readers; after the greeting.
+    /// Starts the other readers, after the negotiation.
     pub fn widen(self: &Arc<Self>) -> std::io::Result<()> {
         for _ in 1..self.config.threads.max(1) {
             let device = Arc::new(self.device.duplicate()?);
@@ -242,7 +242,7 @@ impl Session {
             let len = match device.read(&mut buffer) {
                 Ok(len) => len,
                 Err(e) => match e.raw_os_error() {
-                    // A request that was taken back while it was read; a signal.
+                    // The request was interrupted while it was read, or a signal arrived.
                     Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {
                         spare = Some(buffer);
                         continue;
@@ -264,8 +264,8 @@ impl Session {
         }
     }
 
-    /// Readers that a program's memory keeps are replaced: requests have to be read, and the end of
-    /// the mount must not wait for them.
+    /// Replaces readers that are blocked in the read of a program's memory. Requests must be read,
+    /// and the end of the mount must not wait for blocked readers.
     fn replace_stuck_readers(self: &Arc<Self>) {
         for _ in 0..self.hints.write_off() {
             tracing::warn!("the memory of a program cannot be read: path hints of it are not used");
@@ -309,8 +309,9 @@ impl Session {
         }
     }
 
-    /// An interrupt that overtakes its request is sent back until the request is known; the
-    /// descriptor that fetched the request is not known either, and the others take no notice.
+    /// Handles an interrupt. One that overtakes its request is answered with EAGAIN, and the kernel
+    /// repeats it until the request is known. The descriptor of the request is not known either.
+    /// Other descriptors ignore the answer.
     fn interrupt(&self, own: u64, target: u64) {
         if !self.calls.interrupted(target) {
             for device in self.devices.lock().iter() {
@@ -329,8 +330,8 @@ impl Session {
             let result = call.serve(op).await;
             call.session.clone().finish(&call, result).await;
         });
-        // The first poll runs here. A future that is not ready is polled again by the runtime at
-        // once, so nothing is lost by a waker that does nothing.
+        // The first poll. The runtime polls a pending future again at once, so the no-op waker
+        // loses no wake-up.
         let polled =
             catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(Waker::noop()))));
         if let Ok(Poll::Pending) = polled {
@@ -394,7 +395,7 @@ impl Session {
         }
     }
 
-    /// Undoes an answer without a taker.
+    /// Undoes an answer that no caller takes.
     pub async fn undo(&self, undo: Undo) {
         match undo {
             Undo::Nothing => {}
@@ -408,7 +409,7 @@ impl Session {
                 }
             }
             Undo::CloseDir { dir } => {
-                // The kernel neither took the answer nor dropped its listing.
+                // The kernel has neither accepted the answer nor dropped its cached listing.
                 if let Some(dir) = self.take_dir(dir).filter(|dir| dir.cached) {
                     self.drop_pages(dir.inode.id).await;
                 }
@@ -422,8 +423,8 @@ impl Session {
         }
     }
 
-    /// Closes an open that the kernel does not know. No call waits for that: layers below may keep
-    /// a CLOSE back to send several together.
+    /// Closes an open that the kernel does not know. No call waits for it, because layers below may
+    /// delay a CLOSE to send several together.
     pub fn close_aside(self: &Arc<Self>, id: u64) {
         let Some(file) = self.take_file(id) else { return };
         drop(file.noted.lock().take());
@@ -431,7 +432,7 @@ impl Session {
         self.aside(async move { session.close(&file).await });
     }
 
-    /// Runs work that no call waits for.
+    /// Runs work in the background.
     pub fn aside(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.rt.spawn(task);
     }
@@ -450,8 +451,7 @@ impl Session {
         Some(dir)
     }
 
-    /// Takes note that an open keeps its first bytes. When many do, the oldest reads them later as
-    /// all others.
+    /// Records that an open keeps its first bytes. When too many opens do, the oldest drops them.
     pub fn keep_first(&self, id: u64) {
         let most = UNREAD_MAX_BYTES / (self.config.first_bytes as usize).max(1);
         if let Some(oldest) = self.unread.add(id, most).and_then(|oldest| self.files.find(oldest)) {
@@ -459,7 +459,7 @@ impl Session {
         }
     }
 
-    /// Takes look-ups of an inode away.
+    /// Subtracts lookups from an inode.
     pub fn forget(&self, id: u64, count: u64) {
         if self.inodes.forget(id, count) {
             self.leases.forget(id);
@@ -468,12 +468,12 @@ impl Session {
 
     async fn close(&self, file: &OpenFile) {
         if let Err(error) = self.close_below(&Cx::new(file.cred.clone()), file).await {
-            tracing::warn!(%error, "closing a file without a waiting program");
+            tracing::warn!(%error, "closing a file in the background");
         }
     }
 
-    /// The last reader ended: the mount is gone. Files that the kernel did not release are closed
-    /// here.
+    /// Ends the session after the last reader has ended: the mount is gone. Files without a RELEASE
+    /// are closed.
     async fn end(self: Arc<Self>) {
         let patience = Instant::now() + END_PATIENCE;
         while self.calls.abandon(false) > 0 && Instant::now() < patience {
@@ -487,7 +487,7 @@ impl Session {
             }
         };
         if tokio::time::timeout(END_PATIENCE, close_all).await.is_err() {
-            tracing::warn!("the server did not answer; some files were not closed there");
+            tracing::warn!("the server did not answer; some files were not closed on the server");
         }
         self.dirs.drain();
         self.phase.send_modify(|p| {
@@ -519,7 +519,7 @@ impl Session {
         }
     }
 
-    /// Takes back the answers about an object; ends when the kernel has dropped it.
+    /// Invalidates the answers about an object. Returns when the kernel has dropped them.
     pub async fn withdraw(&self, fh: &Fh) {
         let mut directory = None;
         let take_back = || {
@@ -541,8 +541,8 @@ impl Session {
         }
     }
 
-    /// Has the kernel ask for the attributes of these objects again. Its pages stay: the next
-    /// attributes show, as for any other file, whether the pages are of that version.
+    /// Lets the kernel request the attributes of these objects again. Its pages stay, because the
+    /// next attributes show whether the pages are of that version.
     pub async fn lapse(&self, files: &[Fh]) {
         let take_back = || {
             let inodes = files.iter().filter_map(|fh| self.inodes.by_fh(fh));
@@ -560,7 +560,7 @@ impl Session {
         }
     }
 
-    /// Takes back everything that was answered under leases.
+    /// Invalidates all answers under leases.
     pub async fn withdraw_all(&self) {
         let take_back = || {
             let ids = self.leases.take_all();
@@ -620,36 +620,36 @@ impl Session {
         (self.minor.load(Ordering::Acquire), self.flags.load(Ordering::Acquire))
     }
 
-    /// Whether each call on an object asks the server.
+    /// Whether each call on an object sends a request to the server.
     pub fn is_strict(&self, inode: &Inode) -> bool {
         inode.asks.map_or(self.config.strict, |asks| asks == Asks::Always)
     }
 
-    /// Whether an open of a file asks whether it has changed.
+    /// Whether an open of a file checks for changes.
     pub fn opens_ask(&self, inode: &Inode) -> bool {
         inode.asks.map_or(self.config.close_to_open, |asks| asks == Asks::AtOpens)
     }
 
-    /// Number to show as `st_ino`.
+    /// Number for `st_ino`.
     pub fn ino(&self, attr: &Attr) -> u64 {
         self.ino_of(Ident::of(attr, Realm::default()))
     }
 
-    /// The same for an identity.
+    /// Number for `st_ino` of an identity.
     pub fn ino_of(&self, ident: Ident) -> u64 {
         ident.ino(self.inodes.root_ident())
     }
 
-    /// Makes the kernel drop an inode's pages and attributes, and waits for it: pages that are
-    /// being read or written back hold it up, so this never runs on a thread that reads requests.
-    /// False when it failed.
+    /// Makes the kernel drop an inode's pages and attributes, and waits for it. Pages that are
+    /// being read or written back delay it. So it never runs on a thread that reads requests.
+    /// Returns false when it failed.
     pub async fn drop_pages(&self, inode: u64) -> bool {
         let device = self.device.clone();
         let done = tokio::task::spawn_blocking(move || inval_inode(&device, inode, 0, 0)).await;
         done.unwrap_or(false)
     }
 
-    /// The same for pages with some of `len` bytes from `start` on.
+    /// As [`Session::drop_pages`] for the pages of a range.
     pub async fn drop_range(&self, inode: u64, start: u64, len: u64) {
         let Ok(_permit) = self.range_drops.acquire().await else { return };
         let device = self.device.clone();
@@ -658,7 +658,7 @@ impl Session {
         let _ = tokio::task::spawn_blocking(move || inval_inode(&device, inode, start, len)).await;
     }
 
-    /// Makes the kernel drop an inode's attributes; does not wait for anything.
+    /// Makes the kernel drop an inode's attributes, without waiting.
     pub fn drop_attrs(&self, inode: u64) {
         inval_inode(&self.device, inode, -1, 0);
     }
@@ -668,30 +668,31 @@ impl Session {
         &self.rt
     }
 
-    /// Files, directories and requests under way, and inodes: for the curious and for tests.
+    /// Number of open files, open directories, running requests, and inodes.
     pub fn counts(&self) -> (usize, usize, usize, usize) {
         (self.files.len(), self.dirs.len(), self.calls.len(), self.inodes.len())
     }
 
-    /// The superuser's own context.
+    /// The context of the daemon's own calls.
     pub fn own_cx() -> Cx {
         Cx::new(Arc::new(Cred::root()))
     }
 }
 
-/// Drops attributes, and with `offset` 0 or more the pages of `len` bytes from there; 0 is to the
-/// end.
+/// Drops attributes, and with `offset` 0 or more the pages of `len` bytes from there. `len` 0 means
+/// up to the end.
 fn inval_inode(device: &Device, inode: u64, offset: i64, len: i64) -> bool {
     let mut body = crate::abi::Out::with_capacity(24);
     body.u64(inode).u64(offset as u64).u64(len as u64);
     match device.notify(notify::INVAL_INODE, &[IoSlice::new(&body.into_vec())]) {
         Ok(()) => true,
-        // The kernel has forgotten the inode, with everything cached.
+        // The kernel has forgotten the inode with all its caches.
         Err(e) => e.raw_os_error() == Some(libc::ENOENT),
     }
 }
 
-/// Large writes keep their buffer; anything else is copied out of it, and the buffer is used again.
+/// Takes a request out of its buffer. A large write keeps the buffer. Other requests are copied,
+/// and the buffer is returned for reuse.
 fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
     if len > OWN_BUFFER_BYTES {
         (buffer.into_bytes(len), None)
@@ -700,16 +701,20 @@ fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
     }
 }
 
-/// Capabilities this side can use.
+/// The capabilities that the daemon uses.
 ///
-/// These flags are left out. WRITEBACK_CACHE would make the kernel the authority for length and
-/// times, hide other clients' writes, and exclude passthrough. AUTO_INVAL_DATA drops a file's pages
-/// after each own write, because the modification time moved; it is for mounts that need its
-/// question before each read(2). (EXPLICIT_INVAL_DATA leaves the decision here, where the change
-/// attribute is known; but the kernel ignores attributes that arrive together with our invalidation
-/// of pages, and strict mounts need those more than pages.) With ATOMIC_O_TRUNC the kernel checks
-/// only after the cut whether the file is a running program, and an `O_RDONLY | O_TRUNC` would cut
-/// it. POSIX_ACL does not exist in NFSv4. DONT_MASK is not needed, as the kernel applies the umask.
+/// These flags are left out:
+/// - WRITEBACK_CACHE would make the kernel the authority for length and times, hide other clients'
+///   writes, and exclude passthrough.
+/// - AUTO_INVAL_DATA drops a file's pages after each own write, because the modification time
+///   changed. It is used for mounts that need its GETATTR before each read(2). With
+///   EXPLICIT_INVAL_DATA the daemon decides, by the change attribute. But the kernel ignores
+///   attributes that arrive together with an invalidation of pages, and strict mounts need those
+///   attributes.
+/// - With ATOMIC_O_TRUNC the kernel checks only after the truncation whether the file is a running
+///   program. An `O_RDONLY | O_TRUNC` would truncate it.
+/// - POSIX_ACL does not exist in NFSv4.
+/// - DONT_MASK is not needed, because the kernel applies the umask.
 fn wanted_flags(config: &Config) -> u64 {
     use init_flags::*;
     let mut flags = ASYNC_READ

@@ -1,10 +1,10 @@
-//! Which files were opened, in the order in which that first happened, or each request of the
-//! kernel: of all programs, or of one and its children.
+//! Recording of opened files in the order of their first open, or of each request. The recorded
+//! programs are all, or one process and its children.
 //!
-//! It is off unless a process records. Each request is looked at while its caller still waits, so
-//! the caller and its parents are there in /proc. Requests by the kernel itself (read-ahead,
-//! writing back, RELEASE) have no caller, and count only when all processes are recorded. A
-//! recorder that is killed is replaced by the next. Everything is bounded; requests beyond the
+//! Recording is off until a process starts it. Each request is recorded while its caller still
+//! waits, so the caller and its parents exist in /proc. Requests by the kernel itself (read-ahead,
+//! write-back, RELEASE) have no caller. They are recorded only with all processes. When a recording
+//! process is killed, the next one replaces it. All records are bounded, and requests beyond the
 //! bounds are counted.
 
 use crate::cred;
@@ -15,76 +15,75 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Files that are noted.
+/// Maximum number of recorded files.
 const FILES_MAX: usize = 1 << 20;
-/// Bytes of their names.
+/// Maximum bytes of their names.
 const BYTES_MAX: usize = 128 << 20;
-/// Requests that are noted: 64 MiB of them.
+/// Maximum number of recorded requests: 64 MiB of them.
 const CALLS_MAX: usize = 1 << 20;
-/// How far up a process is followed.
+/// Maximum number of parents of a process that are checked.
 const ABOVE_MAX: usize = 64;
-/// How long a process is taken to be below the one that is recorded, or not.
+/// Time for which the membership of a process in the recording is cached.
 const REMEMBER: Duration = Duration::from_secs(1);
-/// Processes remembered.
+/// Maximum number of cached processes.
 const PROCESSES_MAX: usize = 1024;
 
-/// A file that was opened.
+/// An opened file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedFile {
-    /// Since recording began.
+    /// Time since the start of the recording.
     pub after: Duration,
-    /// Below the mount point.
+    /// Path below the mount point.
     pub path: Vec<Name>,
 }
 
-/// A request of the kernel that was answered.
+/// An answered request of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedCall {
-    /// From the beginning of recording to the request.
+    /// Time from the start of the recording to the request.
     pub after: Duration,
-    /// From the request to the answer.
+    /// Time from the request to the answer.
     pub took: Duration,
-    /// As its header spells it (`READ`).
+    /// Name of the request in the kernel's header (`READ`).
     pub op: &'static str,
-    /// The object that it names: a number in [`Traced::objects`].
+    /// The object of the request: an index in [`Traced::objects`].
     pub object: u32,
-    /// Where it read or wrote, and how many bytes.
+    /// Offset and number of bytes of a read or write.
     pub range: (u64, u64),
-    /// Questions to the server that it waited for.
+    /// Number of requests to the server that the call waited for.
     pub asked: u32,
-    /// How long these took.
+    /// Total time of these requests.
     pub asked_for: Duration,
 }
 
 /// The recorded files or calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traced {
-    /// In the order in which they were first opened.
+    /// Files in the order of their first open.
     pub files: Vec<TracedFile>,
-    /// In the order of their answers, if calls were asked for.
+    /// Calls in the order of their answers, when calls are recorded.
     pub calls: Vec<TracedCall>,
-    /// The paths below the mount point of these objects, as far as they are known.
+    /// The paths of these objects below the mount point, when known.
     pub objects: Vec<Option<Vec<Name>>>,
-    /// Files of which no name is known, and files and calls that came when there was no room any
-    /// more.
+    /// Number of files without a known name, and of files and calls beyond the bounds.
     pub lost: u64,
 }
 
-/// The kind of record.
+/// The kind of a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
-    /// Which files are opened.
+    /// Opened files.
     Opens,
-    /// Each request.
+    /// All requests.
     Calls,
 }
 
-/// A request that is to be noted.
+/// A request to record.
 pub(crate) struct Answered<'a> {
     pub tid: u32,
     pub started: Instant,
     pub op: &'static str,
-    /// The inode.
+    /// The inode number.
     pub object: u64,
     pub range: (u64, u64),
     pub account: Option<&'a Account>,
@@ -112,8 +111,8 @@ struct Recording {
 }
 
 impl Tracer {
-    /// Begins for process `by`, noting the calls of `below` and its children, or of all processes.
-    /// `false`: another process records.
+    /// Starts a recording for process `by`: the calls of `below` and its children, or of all
+    /// processes. Returns `false` when another process is recording.
     pub fn start(&self, by: u32, below: Option<u32>, record: Record) -> bool {
         let mut recording = self.recording.lock();
         if recording.as_ref().is_some_and(|r| r.by != by && cred::process(r.by).is_some()) {
@@ -135,7 +134,7 @@ impl Tracer {
         true
     }
 
-    /// Ends the recording of process `by`; returns the record.
+    /// Ends the recording of process `by`, and returns the record.
     pub fn stop(&self, by: u32) -> Option<Traced> {
         let mut recording = self.recording.lock();
         let ended = recording.take_if(|r| r.by == by);
@@ -145,12 +144,12 @@ impl Tracer {
         ended.map(|r| r.traced)
     }
 
-    /// Whether calls are noted.
+    /// Whether calls are being recorded.
     pub fn notes_calls(&self) -> bool {
         self.calls.load(Ordering::Acquire)
     }
 
-    /// A request is about to be answered.
+    /// Records a request that is about to be answered.
     pub fn answered(&self, call: &Answered<'_>, path: impl FnOnce() -> Option<Vec<Name>>) {
         let now = Instant::now();
         let (below, known, is_new) = match &*self.recording.lock() {
@@ -168,7 +167,7 @@ impl Tracer {
         }
     }
 
-    /// A thread opened an object.
+    /// Records an open by a thread.
     pub fn opened(&self, tid: u32, object: u64, path: impl FnOnce() -> Option<Vec<Name>>) {
         if !self.on.load(Ordering::Acquire) {
             return;
@@ -178,7 +177,7 @@ impl Tracer {
             Some(r) if !r.seen.contains(&object) => (r.below, r.known(tid, now)),
             _ => return,
         };
-        // Neither /proc nor the table of inodes is looked at under the lock.
+        // /proc and the table of inodes are not read under the lock.
         let is_below = known.unwrap_or_else(|| below.is_none_or(|above| is_below(tid, above)));
         let path = if is_below { path() } else { None };
         if let Some(r) = &mut *self.recording.lock() {
@@ -188,7 +187,7 @@ impl Tracer {
 }
 
 impl Recording {
-    /// Whether a thread counts, if that was found out a moment ago.
+    /// Whether a thread is recorded, when that is cached.
     fn known(&self, tid: u32, now: Instant) -> Option<bool> {
         let fresh = |(at, _): &&(Instant, bool)| now.duration_since(*at) < REMEMBER;
         self.processes.get(&tid).filter(fresh).map(|(_, is)| *is)
@@ -250,7 +249,7 @@ impl Recording {
     }
 }
 
-/// The bytes that the names of a path take.
+/// The bytes of the names of a path.
 fn bytes_of(path: &Option<Vec<Name>>) -> usize {
     path.iter().flatten().map(|name| name.as_bytes().len() + size_of::<Name>()).sum()
 }
@@ -282,11 +281,12 @@ mod tests {
         traced.files.iter().map(|f| String::from_utf8_lossy(f.path[0].as_bytes()).into_owned()).collect()
     }
 
+    /// Files are recorded once, in the order of their first open, and only while a recording runs.
     #[tokio::test]
     async fn files_are_noted_once_in_order_while_somebody_records() {
         let tracer = Tracer::default();
         let own = std::process::id();
-        tracer.opened(own, 1, || panic!("nobody records"));
+        tracer.opened(own, 1, || panic!("no recording"));
         assert!(tracer.start(own, None, Record::Opens));
         for (object, text) in [(3, "c"), (1, "a"), (3, "again"), (2, "b")] {
             tracer.opened(own, object, || name(text));
@@ -295,9 +295,10 @@ mod tests {
         let traced = tracer.stop(own).unwrap();
         assert_eq!((names(&traced).concat().as_str(), traced.lost), ("cab", 1));
         assert_eq!(tracer.stop(own), None);
-        tracer.opened(own, 9, || panic!("nobody records"));
+        tracer.opened(own, 9, || panic!("no recording"));
     }
 
+    /// A recording of one process contains its children, and no other processes.
     #[tokio::test]
     async fn of_a_program_its_children_count_and_nobody_else() {
         let tracer = Tracer::default();
@@ -321,6 +322,7 @@ mod tests {
         child.wait().unwrap();
     }
 
+    /// A recorded call has its requests to the server and their time.
     #[tokio::test]
     async fn calls_are_noted_with_what_they_cost() {
         let tracer = Tracer::default();
@@ -338,12 +340,12 @@ mod tests {
         assert!(!tracer.notes_calls());
         let before = Instant::now();
         assert!(tracer.start(own, None, Record::Calls) && tracer.notes_calls());
-        tracer.answered(&call("READ", 7, before, None), || panic!("it began before"));
+        tracer.answered(&call("READ", 7, before, None), || panic!("the call began before"));
         let now = Instant::now();
         tracer.answered(&call("READ", 7, now, Some(&account)), || name("a"));
         tracer.answered(&call("WRITE", 7, now, None), || panic!("its name is known"));
         tracer.answered(&call("STATFS", 1, now, None), || None);
-        tracer.opened(own, 9, || panic!("not only which files are opened"));
+        tracer.opened(own, 9, || panic!("calls are recorded, not opens"));
         let traced = tracer.stop(own).unwrap();
         assert!(!tracer.notes_calls());
         let found: Vec<_> =
@@ -352,6 +354,7 @@ mod tests {
         assert_eq!((traced.objects, traced.calls[0].range), (vec![name("a"), None], (4096, 10)));
     }
 
+    /// Only one process records at a time. A recording of a process that has ended is replaced.
     #[tokio::test]
     async fn one_records_at_a_time_unless_it_has_gone() {
         let tracer = Tracer::default();

@@ -1,14 +1,14 @@
-//! Open files, and the times at which the kernel's caches of them are revalidated.
+//! The queue of open objects, ordered by the time of their revalidation.
 //!
-//! The kernel asks no question when it reads from its page cache, nor when it lists a directory
-//! from its cache through an earlier descriptor. An open file must show other clients' changes
-//! within the lifetime of its attributes. So each open object stands in a queue ordered by the end
-//! of that time. A file is looked at a moment before, and its pages are dropped when it was
-//! changed. The cached listing of a directory is dropped when its time is over, without a question:
-//! the next reader from its start asks. Some are looked at side by side, the longest due first;
-//! nothing happens while nothing is due.
+//! The kernel sends no request when it reads from its page cache. It also sends none when it lists
+//! a directory from its cache through an earlier descriptor. An open file must show other clients'
+//! changes within the validity of its attributes. So each open object is in a queue, ordered by the
+//! end of that validity. A file is checked a short time before, and its pages are dropped when it
+//! was changed. The cached listing of a directory is dropped at the end of its validity without a
+//! request. The next reader from the start sends one. Several objects are checked concurrently, the
+//! longest due first. Nothing is checked before it is due.
 //!
-//! It knows nothing of how long things hold: that is the inodes' ([`crate::inode`]).
+//! The validity itself is in the inodes ([`crate::inode`]).
 
 use crate::inode::{Inode, LEAD_MAX, Moment};
 use crate::session::{Phase, Session};
@@ -21,11 +21,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// How many are looked at side by side.
+/// Maximum number of concurrent checks.
 const LOOKS_MAX: usize = 64;
-/// How long a look waits for the server.
+/// Maximum wait of a check for the server.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long nothing happens, at most.
+/// Maximum time between checks.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// The open objects.
@@ -39,42 +39,42 @@ pub(crate) struct Watch {
 struct Queue {
     order: BTreeSet<(Instant, u64)>,
     open: HashMap<u64, Entry>,
-    /// When the queue is looked at next without being told.
+    /// Time of the next check without a notification.
     wakes: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Entry {
     inode: Arc<Inode>,
-    /// Its open files or directories.
+    /// Its open files or directories, by handle.
     handles: BTreeSet<u64>,
-    /// Where it stands in the queue.
+    /// Its time in the queue.
     due: Option<Instant>,
-    /// It is being looked at, and stands in no queue.
+    /// It is being checked and not in the queue.
     looking: bool,
 }
 
-/// Something to look at.
+/// An object to check.
 #[derive(Debug)]
 pub(crate) struct Due {
     inode: Arc<Inode>,
-    /// One of its open files or directories.
+    /// One of its open files or directories, by handle.
     handle: u64,
 }
 
 impl Watch {
-    /// Takes note of an open.
+    /// Records an open.
     pub fn add(&self, inode: &Arc<Inode>, handle: u64) {
         let mut q = self.queue.lock();
         let new = || Entry { inode: inode.clone(), handles: BTreeSet::new(), due: None, looking: false };
         q.open.entry(inode.id).or_insert_with(new).handles.insert(handle);
-        // With the queue locked: the end of the last open says that nothing is planned.
+        // With the lock of the queue, because the end of the last open resets the plan.
         let wake = planned(inode).is_some_and(|due| q.put(inode.id, due));
         drop(q);
         self.wake(wake);
     }
 
-    /// Takes note of the end of an open.
+    /// Records the end of an open.
     pub fn remove(&self, inode: &Inode, handle: u64) {
         let mut q = self.queue.lock();
         let Some(entry) = q.open.get_mut(&inode.id) else { return };
@@ -89,13 +89,13 @@ impl Watch {
         }
     }
 
-    /// Looks at it when it says, if that is sooner than planned.
+    /// Moves an object ahead when it is due earlier than planned.
     pub fn hasten(&self, inode: &Inode) {
         let wake = planned(inode).is_some_and(|due| self.queue.lock().put(inode.id, due));
         self.wake(wake);
     }
 
-    /// Takes note of the end of a look.
+    /// Records the end of a check.
     fn looked(&self, inode: &Inode) {
         if let Some(entry) = self.queue.lock().open.get_mut(&inode.id) {
             entry.looking = false;
@@ -109,7 +109,7 @@ impl Watch {
         }
     }
 
-    /// Takes the longest due from the queue.
+    /// Removes the longest due object from the queue.
     fn pop(&self, now: Instant) -> Option<Due> {
         let mut q = self.queue.lock();
         loop {
@@ -125,7 +125,8 @@ impl Watch {
         }
     }
 
-    /// When the first is due; an object that is due earlier from now on wakes the sleeper.
+    /// The time of the first object in the queue. From now on an earlier object wakes the sleeping
+    /// task.
     fn next(&self, now: Instant) -> Instant {
         let mut q = self.queue.lock();
         let next = q.order.first().map_or(now + SLEEP_MAX, |(due, _)| *due);
@@ -135,7 +136,8 @@ impl Watch {
 }
 
 impl Queue {
-    /// Puts it into the queue, or further ahead; true when that is before the next look.
+    /// Adds an object to the queue, or moves it ahead. Returns true when it is due before the next
+    /// wake-up.
     fn put(&mut self, id: u64, due: Instant) -> bool {
         let Some(entry) = self.open.get_mut(&id) else { return false };
         match entry.due {
@@ -152,7 +154,7 @@ impl Queue {
     }
 }
 
-/// When something is to be looked at.
+/// The time of the next check of an object.
 fn planned(inode: &Inode) -> Option<Instant> {
     match inode.kind {
         FileKind::Directory => inode.entries_until(),
@@ -160,7 +162,7 @@ fn planned(inode: &Inode) -> Option<Instant> {
     }
 }
 
-/// Looks at due objects until the mount ends.
+/// Checks due objects until the mount ends.
 pub(crate) async fn run(session: Arc<Session>) {
     let (mut phase, mut looks) = (session.phase(), JoinSet::new());
     loop {
@@ -189,12 +191,12 @@ async fn look(session: &Session, due: &Due) {
             session.drop_pages(inode.id).await;
         }
     } else if session.vfs.is_shared(&inode.fh()) && inode.postpone(now) {
-        // The kernel asks before each read(2), and a look would take the file from its writer:
-        // mappings alone need it.
+        // The kernel asks before each read(2), and a check would recall the file from its writer.
+        // Only mappings need the check.
     } else if inode.is_due(now)
         && let Some(file) = session.files.find(due.handle)
     {
-        // Delayed writes age as they were told to: a look shows no program the times.
+        // Delayed writes keep their age, because a check shows the times to no program.
         let cx = Cx { deadline: Some(now + PATIENCE), times_unseen: true, ..Cx::new(file.cred.clone()) };
         let (fh, asked) = (inode.fh(), session.inodes.clock.now());
         let found = ask(session, &cx, File { fh: &fh, open: Some(file.open) }, now);
@@ -206,7 +208,7 @@ async fn look(session: &Session, due: &Due) {
     session.watch.looked(inode);
 }
 
-/// Attributes that hold for longer than those that are about to end.
+/// Attributes with a longer validity than those that are about to end.
 async fn ask(session: &Session, cx: &Cx, at: File<'_>, now: Instant) -> Result<Attrs> {
     let attrs = session.vfs.getattr(cx, at).await?;
     match attrs.asked < now && attrs.valid.left(now) <= LEAD_MAX {
@@ -220,7 +222,7 @@ async fn saw(session: &Session, inode: &Inode, attrs: &Attrs, asked: Moment) {
         inode.pages_dropped(attrs.attr.change, asked);
     }
     if attrs.valid == Validity::Lease {
-        // The pages hold under it from now on, so a withdrawal has to find them.
+        // The pages are under the lease from now on, so that a withdrawal must find them.
         match session.leases.grant(asked) {
             Some(_grant) => {
                 session.leases.passed_on(inode.id);

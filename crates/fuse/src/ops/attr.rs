@@ -16,8 +16,8 @@ use tokio::time::Instant;
 /// Unit of the counts in a STATFS reply.
 const STATFS_BLOCK_BYTES: u64 = 4096;
 
-/// How long questions about the mount point itself wait for the server before the last known answer
-/// is used. umount(8) asks them first, and must work when the server is dead.
+/// Maximum wait of requests for the mount point for the server. After it the last known answer is
+/// used. umount(8) sends such requests first, and must work when the server is unreachable.
 const ROOT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Nanoseconds of a second.
@@ -38,8 +38,7 @@ impl Call {
         let open = fh.and_then(|fh| self.session.files.find(fh));
         let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
-        // The kernel names an open file before it reads or seeks in it, for the length, and not for
-        // stat(2).
+        // The kernel sends a handle to get the length before a read or a seek, and not for stat(2).
         let cx = Cx { times_unseen: fh.is_some(), ..cx };
         let call = self.session.vfs.getattr(&cx, file);
         let attrs = match self.head.nodeid {
@@ -49,10 +48,12 @@ impl Call {
         self.attr_answer(&inode, &attrs, asked).await
     }
 
-    /// The kernel is about to read from its pages a file of which nothing may be kept (it names an
-    /// open file then, and not for stat(2)). It drops the pages itself when the times have changed,
-    /// so it gets times that it was not given before; no other way leaves it the length of the same
-    /// answer. The times hold for this call: stat(2) asks for the real ones.
+    /// The kernel is about to read a file from its pages that must not be cached. It sends a handle
+    /// then, and not for stat(2).
+    ///
+    /// The kernel itself drops the pages when the times have changed. So the answer has changed
+    /// times. No other way gives the kernel the length of the same answer. The times are valid for
+    /// this call only: stat(2) requests the real ones.
     async fn before_shared_read(&self, inode: &Inode, fh: u64) -> Result<Answer> {
         let file = self.file(fh)?;
         let (handle, asked) = (inode.fh(), self.asked());
@@ -63,8 +64,8 @@ impl Call {
             return Err(Error::new(libc::ESTALE));
         }
         if inode.changed_since(asked) {
-            // Changes meanwhile make the kernel ignore the answer: its pages are dropped in the
-            // other way, and it asks again for the length.
+            // The kernel ignores an answer after concurrent changes. Its pages are dropped
+            // explicitly, and it requests the length again.
             self.session.drop_pages(inode.id).await;
         }
         inode.observe_rights(&attr);
@@ -105,21 +106,22 @@ impl Call {
         if let (Some(_), None) = (wanted.size_bytes, &open)
             && !self.session.files.any(writes)
         {
-            // truncate(2) needs the right to write, and so does O_TRUNC, for which the kernel names
-            // no open (an open for writing has just shown the right). SETATTR does not: servers let
-            // the owner of a file set its length whatever its permissions, because they do not know
-            // of descriptors.
+            // truncate(2) needs the right to write. So does O_TRUNC, for which the kernel sends no
+            // handle; an open for writing has just proved the right. SETATTR does not need it:
+            // servers let the owner of a file set its length independent of the mode, because
+            // servers do not know descriptors.
             let have = vfs.access(&self.cx(), &handle, Access::MODIFY).await?;
             if !have.contains(Access::MODIFY) {
                 return Err(Error::new(libc::EACCES));
             }
         }
-        // While it is done the file is not lent; and one that is lent is not cut under its readers.
+        // No passthrough starts during the truncation, and a file with passthrough is not
+        // truncated.
         let _not_lent = match wanted.size_bytes {
             Some(_) => self.session.passthrough.open(inode.id, OpenAccess::WRITE, None)?,
             None => None,
         };
-        // ftruncate(2) is a right of the descriptor, like write(2).
+        // ftruncate(2) needs the right of the descriptor, like write(2).
         let cx = match &open {
             Some(f) if wanted.size_bytes.is_some() => self.cx_of(f.cred.clone()),
             _ => self.cx(),
@@ -141,8 +143,8 @@ impl Call {
         if seen.sooner {
             self.session.watch.hasten(&inode);
         }
-        // No pages are dropped here, even if they are stale: while it truncates, the kernel writes
-        // none back, and dropping dirty ones would wait for this answer.
+        // Stale pages are not dropped here. During a truncation the kernel writes back no pages,
+        // and dropping dirty pages would wait for this answer.
         Ok(self.attr_body(&inode, &attrs, asked))
     }
 
@@ -162,7 +164,7 @@ impl Call {
         let inode = self.inode()?;
         let (cx, handle) = (self.cx(), inode.fh());
         let call = self.session.vfs.statfs(&cx, &handle);
-        // No blocks: the size is unknown, and df(1) leaves the file system out.
+        // No blocks: the size is unknown, and df(1) skips the file system.
         let unknown = FsStat { name_max_bytes: 255, ..FsStat::default() };
         let s = match self.head.nodeid {
             ROOT_ID => patiently(&self.session.last_statfs, Some(unknown), call).await?,
@@ -172,14 +174,14 @@ impl Call {
         for bytes in [s.total_bytes, s.free_bytes, s.avail_bytes] {
             o.u64(bytes / STATFS_BLOCK_BYTES);
         }
-        // statvfs(3) has a third count of files, which the kernel makes from these two.
+        // statvfs(3) has a third count of files, which the kernel computes from these two.
         o.u64(s.total_files).u64(s.avail_files.min(s.free_files));
         o.u32(STATFS_BLOCK_BYTES as u32).u32(s.name_max_bytes).u32(STATFS_BLOCK_BYTES as u32).zeros(28);
         Ok(Answer::bytes(o.into_vec()))
     }
 }
 
-/// The outcome of a call about the mount point; `last` or `fallback` when it does not come in time.
+/// The outcome of a call for the mount point, or `last` or `fallback` after a timeout.
 async fn patiently<T: Clone>(
     last: &Mutex<Option<T>>,
     fallback: Option<T>,
@@ -199,7 +201,7 @@ async fn patiently<T: Clone>(
     result
 }
 
-/// Rights that access(2)'s mask asks for.
+/// The rights in the mask of access(2).
 fn rights(mask: u32, kind: FileKind) -> Access {
     let mask = mask as i32;
     let mut want = Access::empty();
@@ -238,14 +240,16 @@ mod tests {
     use super::*;
     use std::future::{pending, ready};
 
+    /// Requests for the mount point are answered from the last answer, or a fallback, when the
+    /// server does not respond.
     #[tokio::test(start_paused = true)]
     async fn the_mount_point_answers_without_its_server() {
         let last = Mutex::new(None);
         let began = Instant::now();
-        // Nothing seen yet: these values are made up for that case, after the time a server has.
+        // Without an earlier answer the fallback is used after the timeout.
         assert_eq!(patiently(&last, Some(1), pending()).await, Ok(1));
         assert_eq!(began.elapsed(), ROOT_PATIENCE);
-        assert_eq!(*last.lock(), None, "what is made up is not remembered");
+        assert_eq!(*last.lock(), None, "a fallback is not remembered");
         // An answer is remembered, an error is not.
         assert_eq!(patiently(&last, Some(1), ready(Ok(7))).await, Ok(7));
         assert_eq!(
@@ -258,7 +262,7 @@ mod tests {
         };
         assert_eq!(patiently(&last, Some(1), late).await, Ok(7));
         assert_eq!(began.elapsed(), 2 * ROOT_PATIENCE);
-        // Without anything to say it waits.
+        // Without a fallback the call waits.
         let none = Mutex::new(None);
         let waits = tokio::time::timeout(10 * ROOT_PATIENCE, patiently::<u8>(&none, None, pending())).await;
         assert!(waits.is_err());

@@ -1,8 +1,6 @@
-//! OPENDIR, READDIR and READDIRPLUS.
-//!
-//! The offset after an entry is the server's cookie, so that seekdir(3) works without any memory
-//! here: only `.` and `..` take the offsets 1 and 2, which NFSv4 servers never use, and the cookies
-//! 1 and 2 of an NFSv3 server move to the end of the range.
+//! The offset after an entry is the server's cookie, so seekdir(3) needs no state. Only `.` and
+//! `..` use the offsets 1 and 2, which NFSv4 servers never use. The cookies 1 and 2 of an NFSv3
+//! server are mapped to the end of the range.
 
 use super::Call;
 use crate::abi::{
@@ -20,23 +18,23 @@ use tokio::time::Instant;
 
 const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
-/// Where the cookies 1 and 2 go.
+/// Start of the mapped cookies 1 and 2.
 const LOW_COOKIES: u64 = i64::MAX as u64 - 3;
-/// Bytes asked for with the first page; doubles with every page.
+/// Size of the request for the first page in bytes. It doubles with every page.
 const FIRST_PAGE_BYTES: u32 = 32 << 10;
-/// Entries of the first piece read after seekdir(3); doubles with every piece. The C library drops
-/// its read-ahead at each seek, so a program that seeks for each entry would have the rest of the
-/// directory made anew each time.
+/// Number of entries of the first piece after seekdir(3). It doubles with every piece. The C
+/// library drops its read-ahead at each seek. So a program that seeks for each entry would
+/// otherwise get the rest of the directory each time.
 const SOUGHT_ENTRIES: usize = 4;
 
-/// A listing without entries holds as long as the directory does; something finite to start from.
+/// Maximum validity of a listing without entries, which is valid as long as its directory.
 const LISTING_HOLDS_MAX: Duration = Duration::from_secs(24 * 3600);
 
 fn offset_of(cookie: u64) -> u64 {
     if cookie <= AFTER_DOT_DOT { LOW_COOKIES + cookie } else { cookie }
 }
 
-/// Cookie to continue with at an offset behind the dot entries.
+/// Cookie for an offset after the dot entries.
 fn cookie_at(offset: u64) -> u64 {
     match offset {
         0..=AFTER_DOT_DOT => 0,
@@ -51,8 +49,8 @@ impl Call {
             let fh = self.inode()?.fh();
             self.session.vfs.commit(&self.cx(), File { fh: &fh, open: None }).await?;
         }
-        // Otherwise changes of directories are on stable storage when they are answered (RFC 1813,
-        // RFC 8881).
+        // Otherwise changes of directories are on stable storage before their answer (RFC 1813, RFC
+        // 8881).
         Ok(Answer::empty())
     }
 
@@ -68,8 +66,9 @@ impl Call {
             if keep {
                 flags |= fopen::KEEP_CACHE;
             }
-            // The kernel's listing is the present one; otherwise it begins anew. The kept listing
-            // does not hold longer than before: an equal directory may not prove its names.
+            // Either the kernel's cached listing is kept, or the kernel reads a new one. A kept
+            // listing is not valid for longer than before, because an unchanged directory does not
+            // prove its names.
             let until = inode.entries_until().map_or(now + left, |until| until.min(now + left));
             inode.entries_hold(keep.then_some(until));
         }
@@ -102,8 +101,8 @@ impl Call {
         Ok(Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir }))
     }
 
-    /// Attributes of a directory that the caller may list. A listing from the kernel's cache is not
-    /// checked by the server: the right to it is checked here.
+    /// Attributes of a directory that the caller may list. The server does not check a listing from
+    /// the kernel's cache, so the right is checked here.
     async fn dir_attrs(&self, inode: &Inode) -> Result<(Attrs, Moment)> {
         let (vfs, fh, cx, asked) = (&self.session.vfs, inode.fh(), self.cx(), self.asked());
         let known = inode.known(Instant::now());
@@ -168,7 +167,7 @@ impl Call {
                 page.hold = page.hold.zip(hold).map(|(a, b)| a.min(b));
                 page.next += 1;
             }
-            // Something to show, or nothing more to come.
+            // The piece has entries, or the listing is complete.
             if page.eof {
                 dir.inode.listed(page.hold, page.began, page.base);
             }
@@ -179,8 +178,8 @@ impl Call {
     }
 
     /// The answer with a piece of a page, which the kernel may cache. The kernel uses its cached
-    /// listing from the answer without further entries on, through any descriptor and at any
-    /// rewind. So it is taken away when its time is over.
+    /// listing after an answer without further entries, for any descriptor and after any rewind. So
+    /// the cached listing is dropped at the end of its validity.
     fn piece(&self, dir: &OpenDir, page: &Page, list: List) -> Answer {
         if dir.cached {
             let withdrawn = page.leased && !self.may_pass_on(page.began);
@@ -192,7 +191,7 @@ impl Call {
         self.listed(&dir.inode, list)
     }
 
-    /// The answer with a list, in which leases are passed on.
+    /// The answer with a list. Leases are passed on with it.
     fn listed(&self, dir: &Inode, mut list: List) -> Answer {
         for Leased { at, name, inode, attrs, asked } in std::mem::take(&mut list.leased) {
             let (entry_valid, attr_valid) = self.times((dir, &name), &inode, &attrs, asked);
@@ -201,7 +200,7 @@ impl Call {
         list.answer()
     }
 
-    /// Reads the page that follows `cookie`.
+    /// Reads the page after `cookie`.
     async fn fetch(&self, dir: &OpenDir, page: &mut Page, cookie: u64, nodes: bool) -> Result<()> {
         let asked = self.asked();
         let verifier = if cookie == 0 { [0; 8] } else { page.verifier };
@@ -217,9 +216,9 @@ impl Call {
         let before = before.left(Instant::now()).min(LEASE_TIME);
         let until = (!before.is_zero()).then(|| Instant::now() + before);
         let new = vfs.readdir(&cx, &fh, cookie, verifier, page.ask_bytes, nodes).await?;
-        // An answer from the cache below holds as long as the directory was known to; an answer
-        // from the server, as it is known to now. (It may be from before a lease that is there
-        // now.)
+        // An answer from the cache below is valid as long as the directory was known to be before
+        // the request. An answer from the server is valid as long as the directory is known to be
+        // after it. The answer may be older than a lease that exists now.
         let until = until.unwrap_or_else(|| match self.dir_valid(&dir.inode) {
             Validity::Until(end) => end,
             Validity::Once | Validity::Lease => Instant::now(),
@@ -230,7 +229,7 @@ impl Call {
             || new.entries.iter().any(|e| e.cookie == cookie || e.cookie == 0);
         let last = new.entries.last().map(|e| e.cookie);
         if stuck || last.is_some() && last == page.milestone && !new.eof {
-            return Err(Error::because(libc::EIO, "the server's directory listing runs in a circle"));
+            return Err(Error::because(libc::EIO, "the server's directory listing is a loop"));
         }
         page.pages += 1;
         if page.pages.is_power_of_two() {
@@ -242,8 +241,8 @@ impl Call {
         Ok(())
     }
 
-    /// Adds an entry; `None` when it does not fit. The entry has its object when the page is as
-    /// good as new, and then the answer is until when it holds.
+    /// Adds an entry; `None` when it does not fit. The entry has its object when the page is still
+    /// valid. Then the result is the end of its validity.
     async fn add_entry(
         &self,
         list: &mut List,
@@ -281,7 +280,7 @@ impl Call {
                 self.saw(inode, &node.attrs, asked).await;
                 list.remembered.push(inode.id);
                 let leased = node.attrs.valid == Validity::Lease;
-                // Leases are passed on at the end, when nothing is waited for any more.
+                // Leases are passed on after the last wait.
                 let (entry_valid, attr_valid) = match leased {
                     true => (Duration::ZERO, Duration::ZERO),
                     false if !self.keeps_name(dir, &node.attrs.attr) => (Duration::ZERO, left),
@@ -308,12 +307,12 @@ impl Call {
     }
 }
 
-/// An entry without its object.
+/// The part of an entry that has no object.
 const NOBODY: EntryReply<'static> =
     EntryReply { nodeid: 0, ino: 0, entry_valid: Duration::ZERO, attr_valid: Duration::ZERO, attr: None };
 
 impl Page {
-    /// Takes note of where a piece begins; true when the reader has sought it.
+    /// Records the start of a piece. Returns true after a seek.
     fn comes_to(&mut self, cookie: u64) -> bool {
         let sought = cookie != 0 && cookie != self.given;
         self.piece_max = match sought {
@@ -325,14 +324,13 @@ impl Page {
         sought
     }
 
-    /// Reads on from somewhere else than where the last page ended: that a cookie comes again is no
-    /// circle.
+    /// Continues after a seek. A repeated cookie is no loop then.
     fn begin_at_seek(&mut self) {
         self.ask_bytes = FIRST_PAGE_BYTES;
         (self.pages, self.milestone) = (0, None);
     }
 
-    /// Moves to the entry after `cookie`; false when it has to be read.
+    /// Moves to the entry after `cookie`. Returns false when it must be read.
     fn seek(&mut self, cookie: u64) -> bool {
         if !self.filled {
             return false;
@@ -345,12 +343,12 @@ impl Page {
                 None => return false,
             }
         }
-        // The start is always read again: rewinddir(3) asks for a new listing.
+        // The start is always read again, because rewinddir(3) requests a new listing.
         (cookie != 0 || self.next > 0) && (self.next < self.entries.len() || self.eof)
     }
 }
 
-/// A reply being filled.
+/// A reply under construction.
 struct List {
     out: Out,
     size: usize,
@@ -362,7 +360,7 @@ struct List {
 
 /// An object under a lease in a listing.
 struct Leased {
-    /// Where its entry is.
+    /// Position of its entry in the reply.
     at: usize,
     name: Name,
     inode: Arc<Inode>,

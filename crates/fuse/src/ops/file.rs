@@ -30,11 +30,12 @@ const O_TRUNC: u32 = libc::O_TRUNC as u32;
 impl Call {
     pub(super) async fn open(&self, flags: u32) -> Result<Answer> {
         let inode = self.inode()?;
-        // Until its handle is there: a name of the file is removed before this open, or after it.
+        // Held until the handle is registered. A name of the file is removed before this open, or
+        // after it.
         let _opening = inode.in_use.opening().await;
         let (how, cx, brought) = self.prepare_open(&inode, flags);
         let changes = how.truncate || how.access.contains(OpenAccess::WRITE);
-        // Before anything is cut: a file that is lent is not opened so.
+        // Before any truncation: a file with passthrough is not opened for writing.
         let not_lent = match changes {
             true => self.session.passthrough.open(inode.id, OpenAccess::WRITE, None)?,
             false => None,
@@ -63,9 +64,9 @@ impl Call {
             self.check_exec(&inode, &opened, came_back).inspect_err(|_| self.session.close_aside(id))?;
         }
         if appends && !came_back && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
-            // The kernel appends at the length it knows, which may be wrong by now. ESTALE makes it
-            // look the path up again, with fresh attributes, and open once more. Attributes that
-            // arrive together with an invalidation are ignored, so the invalidation comes first.
+            // The kernel appends at its cached length, which may be outdated. After ESTALE it walks
+            // the path again, with fresh attributes, and opens once more. It ignores attributes
+            // that arrive together with an invalidation, so the invalidation precedes them.
             self.session.sent_back.send(self.head.tid, self.pending.started, Instant::now());
             self.session.close_aside(id);
             if !on_open.keep && self.session.drop_pages(inode.id).await {
@@ -91,15 +92,15 @@ impl Call {
         Ok(Answer::bytes(out.into_vec()).or(undo))
     }
 
-    /// Has the kernel look the file up again before it runs a program whose set-id bits or owner
-    /// are others by now: it takes them from its own attributes after this open, without asking.
+    /// Fails an exec with ESTALE when the set-id bits or the owner have changed, so that the kernel
+    /// looks up the file again. After this open the kernel uses its own attributes without asking.
     fn check_exec(&self, inode: &Inode, opened: &Opened, came_back: bool) -> Result<()> {
         let on_exec = inode.on_exec(&opened.node.attrs.attr);
         let (tid, now) = (self.head.tid, Instant::now());
         let again = match on_exec {
             OnExec::Same => false,
             OnExec::Less => !came_back && inode.send_back(tid, now),
-            // A file that changes all the time is not run at all.
+            // A file that changes repeatedly is not run.
             OnExec::More => true,
         };
         if !again {
@@ -114,10 +115,10 @@ impl Call {
         Err(Error::new(libc::ESTALE))
     }
 
-    /// Opens the file by the name under which the kernel has it, as far as close-to-open matters:
-    /// elsewhere the name may have been given to another file meanwhile, and that one is meant.
-    /// Then, and when one of several names may be meant, the kernel has to look the path up again.
-    /// True when it has just done that.
+    /// Opens the file by the name in the kernel, under close-to-open. Another client may have given
+    /// the name to another file meanwhile, which must be opened instead. Then the kernel has to
+    /// walk the path again. It also has to when one of several names may be meant. Returns true
+    /// when the kernel has just walked the path again.
     async fn open_named(&self, inode: &Inode, cx: &Cx, how: &OpenHow) -> Result<(Opened, bool)> {
         let (session, tid, fh) = (&self.session, self.head.tid, inode.fh());
         let by_handle = async |cx: &Cx| session.vfs.open(cx, Where::fh(&fh), how).await;
@@ -126,11 +127,11 @@ impl Call {
             let since = cx.fresh_since.map(|_| since);
             return Ok((by_handle(&Cx { fresh_since: since, ..cx.clone() }).await?, true));
         }
-        // A second time the kernel would not look it up again.
+        // After a second ESTALE the kernel would not walk the path again.
         let late = back == Some(Back::Late);
         let believed = async || {
             let opened = by_handle(cx).await.map_err(|e| {
-                // The file was replaced or removed since its name was looked up.
+                // The file was replaced or removed after the lookup of its name.
                 let again = may_be_gone(&e) && !late;
                 match again && session.sent_back.send(tid, Instant::now(), Instant::now()) {
                     true => Error::new(libc::ESTALE),
@@ -161,13 +162,13 @@ impl Call {
         }
     }
 
-    /// How to open, with what the call's own look-ups brought: first bytes, and the moment since
-    /// when they are new.
+    /// The parameters of an open, and the data from the call's lookups: first bytes, and the time
+    /// of the first lookup.
     fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, Cx, Option<First>) {
         let (mut how, mut cx, config) = (how(flags, Create::No), self.cx(), &self.session.config);
         let (strict, opens_ask) = (self.session.is_strict(inode), self.session.opens_ask(inode));
         let opening = self.session.hints.opening(self.head.tid, inode, &cx.cred);
-        // An open for writing asks the server anyway.
+        // An open for writing sends a request in any case.
         let opening = opening.filter(|_| how.access == OpenAccess::READ && !how.truncate && !strict);
         if opens_ask {
             cx.fresh_since = Some(opening.as_ref().map_or(self.pending.started, |o| o.began));
@@ -270,11 +271,11 @@ impl Call {
     fn open_flags(&self, flags: u32, inode: &Inode, keep: bool, backing_id: Option<u32>) -> u32 {
         let mut out = 0;
         if backing_id.is_some() {
-            // All of its opens, whatever flags they asked for.
+            // All opens of the file use passthrough, independent of their flags.
             return fopen::PASSTHROUGH;
         }
         if self.session.is_strict(inode) || self.session.vfs.is_shared(&inode.fh()) {
-            // Pages that a mapping has brought into the kernel are no older than the open.
+            // Pages of a mapping are no older than the open.
             out |= fopen::DIRECT_IO;
         } else if keep {
             out |= fopen::KEEP_CACHE;
@@ -288,15 +289,15 @@ impl Call {
         out
     }
 
-    /// Whether there may be something to write at a close, or locks of ours to give up.
+    /// Whether a close may have data to write, or locks of the server to release.
     fn is_flushed(&self, flags: u32) -> bool {
         access(flags) != OpenAccess::READ || self.session.config.server_locks
     }
 
     pub(super) async fn read(&self, fh: u64, offset: u64, size: u32, read_flags: u32) -> Result<Answer> {
         let file = self.file(fh)?;
-        // A read past the pages names the owner of its locks; a mapping of a file that was opened
-        // with O_DIRECT fills pages.
+        // A read past the pages contains its lock owner. A mapping of a file that was opened with
+        // O_DIRECT fills pages.
         let past_pages = read_flags & READ_LOCKOWNER != 0;
         if !past_pages {
             self.pending.be_patient();
@@ -311,7 +312,7 @@ impl Call {
         if past_pages {
             (data, end) = (Data::default(), false);
         }
-        // A short answer means the end of the file to the kernel: go on until it is.
+        // The kernel takes a short answer for the end of the file, so reads continue until the end.
         while data.len() < size as usize && !end {
             let done = data.len() as u64;
             let read = self.session.vfs.read(&cx, at, offset + done, size - done as u32).await?;
@@ -321,7 +322,7 @@ impl Call {
             }
         }
         if data.len() > size as usize {
-            return Err(Error::because(libc::EIO, "more bytes than were asked for"));
+            return Err(Error::because(libc::EIO, "more bytes than requested"));
         }
         Ok(Answer { body: Body::Data(data), undo: Undo::Nothing })
     }
@@ -338,7 +339,7 @@ impl Call {
         if write_flags & WRITE_CACHE != 0 {
             self.pending.be_patient();
         }
-        // The server clears set-id bits when the bytes come: they do not wait.
+        // The server clears set-id bits at the WRITE, so the WRITE is not delayed.
         let kills = write_flags & WRITE_KILL_PRIV != 0 && file.inode.is_set_id();
         let stability = if flags & O_DSYNC != 0 || kills { Stability::Stable } else { Stability::Unstable };
         let handle = file.inode.fh();
@@ -347,7 +348,7 @@ impl Call {
         let cx = self.cx_of(file.cred.clone());
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
         let offset = match self.session.is_strict(&file.inode) && appends {
-            // The kernel uses the length it got last.
+            // The kernel uses its last known length.
             true => self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes,
             false => offset,
         };
@@ -359,8 +360,8 @@ impl Call {
         let len = data.len() as u64;
         let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
         if past_pages {
-            // As long as the modification lasts, attributes that the kernel ignores for this are
-            // not taken for known to it.
+            // During the modification, so that attributes that the kernel ignores for this
+            // invalidation are not recorded as known to the kernel.
             self.drop_filled(&file.inode, offset, len).await;
         }
         if kills {
@@ -383,8 +384,8 @@ impl Call {
         Ok(Answer { body, undo: Undo::Nothing })
     }
 
-    /// Answers a write to a file of which nothing may be kept, and has the kernel drop the pages of
-    /// the range: it ignores an invalidation beside the write ([`Call::getattr`]).
+    /// Answers a write to a file that must not be cached, and then drops the kernel's pages of the
+    /// file. The kernel ignores an invalidation during the write ([`Call::getattr`]).
     async fn answer_and_drop_shared(&self, inode: &Inode, body: &Body) {
         if self.session.config.may_be_shared && self.session.vfs.is_shared(&inode.fh()) {
             self.pending.answer(Ok(body));
@@ -419,16 +420,17 @@ impl Call {
         self.commit(&file).await.map(|()| Answer::empty())
     }
 
-    /// Makes written data stable, if anything was written since the last time.
+    /// Makes written data stable, when data was written since the last time.
     pub(super) async fn commit(&self, file: &OpenFile) -> Result<()> {
         if let Some(error) = file.inode.take_error() {
             return Err(error);
         }
         let (writes, _) = file.inode.writes();
-        // Where closes do not wait, the kernel may have forgotten the file, and with it our count,
-        // before everything was sent. Where fsync waits for the local disk only, the server may
-        // have refused the data since. Writes from beside, before the kernel knew the file, were
-        // never counted.
+        // The count of writes is incomplete in three cases:
+        // - Closes do not wait, and the kernel has forgotten the file, and the count with it,
+        //   before all data was sent.
+        // - fsync waits only for the local disk, and the server has refused the data since.
+        // - Another frontend wrote before the kernel knew the file.
         let counted =
             self.session.config.commits_last && !self.session.written_beside.load(Ordering::Relaxed);
         if counted && file.committed.load(Ordering::Relaxed) >= writes {
@@ -437,7 +439,7 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let result = self.session.vfs.commit(&self.cx_of(file.cred.clone()), at).await;
-        // After an error the layer below knows the remaining work: it is asked again.
+        // After an error the next call asks the layer below again, which knows the remaining work.
         if result.is_ok() {
             file.inode.committed(writes);
             file.committed.fetch_max(writes, Ordering::Relaxed);
@@ -454,11 +456,11 @@ impl Call {
 
     pub(super) async fn release(&self, fh: u64, release_flags: u32, lock_owner: u64) -> Result<Answer> {
         let Some(file) = self.session.take_file(fh) else { return Err(Error::new(libc::EBADF)) };
-        // At once: the close below may take its time, and the next open of the file may be one that
-        // the kernel can read by itself.
+        // Before the close below, which may take some time. The next open of the file may use
+        // passthrough.
         drop(file.noted.lock().take());
-        // The kernel does not wait for the answer, but until it comes it keeps the inode. When the
-        // file was removed, `mount -o remount,ro` is busy for as long.
+        // The kernel does not wait for the answer, but keeps the inode until the answer. For a
+        // removed file, `mount -o remount,ro` is busy until then.
         self.pending.answer(Ok(&Body::Empty));
         let _no_lock_calls = file.locking.write().await;
         let owner = LockOwner { id: lock_owner, flock: true };
@@ -481,21 +483,23 @@ impl Call {
     }
 }
 
-/// Whether opening by name may fail so when opening the file that was found under it does not.
+/// Whether an open by name may fail with this error although an open of the file by filehandle does
+/// not.
 fn may_be_another(e: &Error) -> bool {
     let another = [libc::ENOENT, libc::ENOTDIR, libc::EISDIR, libc::ELOOP, libc::ENXIO, libc::EINVAL];
-    // The directory may not be searched any more: that matters to a path, and not to a name in
-    // /proc/self/fd.
+    // The caller may have no right to search the directory any more. That matters for a path, and
+    // not for a name in /proc/self/fd.
     another.contains(&e.errno) || e.errno == libc::EACCES || may_be_gone(e)
 }
 
-/// Whether an open may fail so because its file is gone. nfs-ganesha 4.3 answers a file that is
-/// removed beside the call with NFS4ERR_SERVERFAULT. (The kernel cuts a file after its open.)
+/// Whether an open may fail with this error because its file is gone. nfs-ganesha 4.3 answers
+/// NFS4ERR_SERVERFAULT when the file is removed during the call. The kernel truncates a file after
+/// its open.
 fn may_be_gone(e: &Error) -> bool {
     matches!(e.errno, libc::ESTALE | libc::EREMOTEIO)
 }
 
-/// The access that open(2)'s flags ask for.
+/// The access in the flags of open(2).
 fn access(flags: u32) -> OpenAccess {
     match (flags & O_ACCMODE) as i32 {
         libc::O_RDONLY => OpenAccess::READ,
@@ -504,7 +508,7 @@ fn access(flags: u32) -> OpenAccess {
     }
 }
 
-/// How to open with open(2)'s flags.
+/// The parameters of an open with these flags of open(2).
 fn how(flags: u32, create: Create) -> OpenHow {
     OpenHow {
         access: access(flags),

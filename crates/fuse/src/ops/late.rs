@@ -1,9 +1,9 @@
-//! Caches of the kernel that a call makes out of date and that the kernel itself keeps.
+//! Invalidation of kernel caches that a call has outdated and that the kernel keeps.
 //!
-//! The kernel drops pages before a direct write, and after it only when the caller waited for the
-//! write. A page that a buffered read fills meanwhile holds the old bytes. The kernel also drops
-//! nothing for a call that it takes to have failed: an interrupted call is answered early and runs
-//! to its end, and an error can come after the server has changed the file.
+//! The kernel drops pages before a direct write. It drops them after the write only when the caller
+//! waited for it. A page that a buffered read fills meanwhile has the old bytes. The kernel also
+//! drops no caches after a failed call. But an interrupted call is answered early and runs to its
+//! end, and an error can arrive after the server has changed the file.
 
 use super::Call;
 use crate::inode::Inode;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the server has to tell the attributes of a file after a call that failed.
+/// Maximum wait for the attributes of a file after a failed call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Errors that tell that the server has not changed anything.
+/// Errors that prove that the server has changed nothing.
 const REFUSALS: [i32; 14] = [
     libc::EACCES,
     libc::EBADF,
@@ -35,16 +35,16 @@ const REFUSALS: [i32; 14] = [
 ];
 
 impl Call {
-    /// Drops pages in a range that the call has changed. Pages that are being read wait for the
-    /// answer of that read, which never waits for this call.
+    /// Drops the pages of a changed range. Pages that are being read wait for the answer of that
+    /// read, which never waits for this call.
     pub(super) async fn drop_filled(&self, inode: &Inode, start: u64, len: u64) {
         if len > 0 && inode.is_filled() {
             self.session.drop_range(inode.id, start, len).await;
         }
     }
 
-    /// Drops the caches of the objects that the call may have changed although the kernel takes it
-    /// for failed: with `errno`, or by an interrupt.
+    /// Drops the caches of objects that a failed or interrupted call may have changed. `errno` is
+    /// its error; `None` for an interrupted call.
     pub fn failed_late(&self, errno: Option<i32>) {
         let session = &self.session;
         if errno.is_none_or(|errno| !REFUSALS.contains(&errno))
@@ -66,8 +66,8 @@ impl Call {
     }
 }
 
-/// Drops the caches of a file that a call may change even now. The change attribute is taken before
-/// the pages go, so that a later one tells of pages that were filled too early.
+/// Drops the caches of a file that a call may still be changing. The change attribute is read
+/// before the pages are dropped. A later value then shows that pages were filled too early.
 async fn doubt(session: &Session, cred: Arc<Cred>, inode: &Inode) {
     let (now, asked, fh) = (Instant::now(), session.inodes.clock.now(), inode.fh());
     let cx = Cx { deadline: Some(now + PATIENCE), ..Cx::new(cred).fresh(now) };

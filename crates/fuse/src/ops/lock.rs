@@ -5,7 +5,7 @@ use crate::abi::{LK_FLOCK, LockCall, Out};
 use crate::call::{Answer, Undo};
 use hither_vfs::{Error, File, FileRange, LockKind, LockOwner, LockWait, Result};
 
-/// The kernel's largest offset: a lock up to there goes on for ever.
+/// The kernel's maximum offset: a lock up to it has no end.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 fn range(call: &LockCall) -> FileRange {
@@ -13,8 +13,8 @@ fn range(call: &LockCall) -> FileRange {
     FileRange { start_bytes: call.start, end_bytes }
 }
 
-/// First and last byte of a lock as the kernel wants them: it makes EIO of an offset beyond its
-/// greatest, and of an end before the beginning, whatever the lock of the other client.
+/// First and last byte of a lock for the kernel. The kernel returns EIO for an offset beyond its
+/// maximum, and for an end before the start. So the lock of another client is limited.
 fn first_and_last(range: FileRange) -> (u64, u64) {
     let first = range.start_bytes.min(OFFSET_MAX);
     (first, range.end_bytes.saturating_sub(1).clamp(first, OFFSET_MAX))
@@ -58,7 +58,7 @@ impl Call {
         let cx = self.cx_of(file.cred.clone());
         let (owner, range) = (owner(&call), range(&call));
         if call.kind as i32 == libc::F_UNLCK {
-            // Other clients may read the data written under the lock once it is released.
+            // Other clients may read the data after the unlock, so it is stable before.
             if let Err(error) = self.commit(&file).await {
                 file.inode.keep_error(error);
             }
@@ -72,8 +72,8 @@ impl Call {
             file.lockers.lock().insert(owner);
         }
         self.session.vfs.lock(&cx, at, owner, kind(&call)?, range, wait).await?;
-        // A lock promises to show the writes of its former holders (nfs(5), "Using file locks with
-        // NFS").
+        // A lock guarantees that its holder sees the writes of earlier holders (nfs(5), "Using file
+        // locks with NFS").
         let asked = self.asked();
         if let Ok(attrs) = self.session.vfs.getattr(&cx, at).await {
             self.saw_under_lock(&file.inode, &attrs, asked).await;
@@ -81,8 +81,8 @@ impl Call {
         Ok(Answer::empty().or(Undo::Unlock { file, owner, range, held }))
     }
 
-    /// Brings the kernel's caches in line with the file as its lock found it: unless every page is
-    /// known to be right, all go.
+    /// Updates the kernel's caches after a lock was granted. Unless all pages are known to be
+    /// right, all are dropped.
     async fn saw_under_lock(
         &self,
         inode: &crate::inode::Inode,
@@ -103,7 +103,7 @@ impl Call {
 mod tests {
     use super::*;
 
-    /// Every range of a layer below becomes a range that the kernel accepts.
+    /// Every range of the layer below is mapped to a valid range of the kernel.
     #[test]
     fn conflicts_fit_the_kernel() {
         let edges = [0, 1, 4096, OFFSET_MAX - 1, OFFSET_MAX, OFFSET_MAX + 1, 1 << 63, u64::MAX - 1, u64::MAX];

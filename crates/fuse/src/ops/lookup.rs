@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often a name is looked up for an open when it leads to another file each time.
+/// Maximum number of lookups of a name for an open, when the name leads to another file each time.
 const LOOK_UPS_MAX: u32 = 8;
-/// How long such a look-up waits for the removal of another name of the file.
+/// Maximum wait of such a lookup for the removal of another name of the file.
 const REMOVAL_WAIT: Duration = Duration::from_millis(200);
-/// The kernel takes targets that fit a page with their NUL.
+/// Maximum length of a target in the kernel: one page with the NUL.
 const TARGET_MAX_BYTES: usize = 4095;
 
 impl Call {
@@ -32,7 +32,7 @@ impl Call {
             && self.session.inodes.child(dir.id, &name).is_some()
             && self.session.is_mounted_on(&dir.fh(), &name).await
         {
-            // The kernel detaches the mount for any other error, in any caller's lookup.
+            // The kernel detaches the mount after any other error, in any caller's lookup.
             found = Err(Error::new(libc::ENOMEM));
         }
         match &found {
@@ -52,9 +52,9 @@ impl Call {
         found.map(|(answer, _)| answer)
     }
 
-    /// The same for a thread that was sent back: a file that it is told of counts as open from now
-    /// on. The name must not have been taken from that file meanwhile: removals of the file wait,
-    /// and the server is asked after the last of them.
+    /// The lookup of a thread after ESTALE. The found file counts as open from now on. The name
+    /// must not be removed from that file meanwhile. So the lookup excludes removals of the file,
+    /// and asks the server after the last one.
     async fn look_up_to_open(
         &self,
         dir: &Inode,
@@ -69,13 +69,13 @@ impl Call {
             let opening = match &likely {
                 None => None,
                 Some(file) if round == 0 => Some(file.in_use.opening().await),
-                // Bounded, because the removal may wait for a grant of an earlier round.
+                // With a timeout, because the removal may wait for a grant of an earlier round.
                 Some(file) => tokio::time::timeout(REMOVAL_WAIT, file.in_use.opening()).await.ok(),
             };
             let held = likely.as_ref().filter(|_| opening.is_some()).map(|file| file.id);
             let since = if held.is_some() { Instant::now() } else { since };
             let looked_up = self.look_up(dir, name, Some(since)).await;
-            // Until now, so that the file did not become another inode.
+            // Not earlier, so that the file kept its inode.
             session.undo(known).await;
             let (answer, found) = looked_up?;
             let file = found.and_then(|id| session.inodes.find(id)).filter(is_file);
@@ -91,7 +91,7 @@ impl Call {
         self.look_up(dir, name, Some(since)).await
     }
 
-    /// The answer, as new as `since`, and the inode it names.
+    /// The answer, from a request at or after `since`, and the inode.
     async fn look_up(
         &self,
         dir: &Inode,
@@ -111,13 +111,14 @@ impl Call {
             return self.found(dir, name, &trail, asked).await;
         }
         if self.session.is_strict(dir) {
-            // A thread that makes one call twice looks like one that is still in it.
+            // A thread that repeats a call cannot be distinguished from one that is still in the
+            // call.
             let trail = vfs.walk(&cx, at, Want::default()).await?;
             return self.found(dir, name, &trail, asked).await;
         }
         let expected = hints.expected(tid, dir.id, name, &cx.cred);
         if let Some(hint) = &expected {
-            // An answer to this very call is good enough for it, however short it holds.
+            // An answer to this call is fresh enough for the call, even with a short validity.
             let began = since.map_or(hint.began, |since| since.max(hint.began));
             if let Some(trail) = vfs.peek(&cx.fresh(began), at) {
                 return self.found(dir, name, &trail, asked).await;
@@ -137,7 +138,7 @@ impl Call {
             let trail = vfs.walk(&cx, at, Want::default()).await?;
             return self.found(dir, name, &trail, asked).await;
         };
-        // A file system that cannot be written does not ask the server to make anything.
+        // On a read-only mount no call creates a name.
         cx.makes_last = hint.makes_last() && self.session.config.mount_flags & libc::MS_RDONLY == 0;
         let want = hint.want(self.session.config.first_bytes);
         let trail = vfs.walk(&cx, Where { base: &fh, path: &hint.names }, want).await?;
@@ -145,7 +146,7 @@ impl Call {
         self.found(dir, name, &trail, asked).await
     }
 
-    /// Whether a modification of the mount's own came between a walk's answer and now.
+    /// Whether the mount changed the object or the directory since a walk.
     fn changed_here(&self, dir: &Inode, known: &Known, asked: Moment) -> bool {
         let inodes = &self.session.inodes;
         let changed = |node: &Node| inodes.changed_since(inodes.ident(&node.fh, &node.attrs.attr), asked);
@@ -188,24 +189,24 @@ impl Call {
         Ok((answer, Some(inode)))
     }
 
-    /// Whether a rename has to begin again, because the kernel may take both of its names for one
-    /// object where the old one is another by now.
+    /// Whether a rename must start again, because the kernel may take both names for one object
+    /// although the old name is another object now.
     async fn is_doubtful(&self, dir: &Inode, name: &Name, node: &Node) -> bool {
         let (session, tid) = (&self.session, self.head.tid);
         let others = self.doubt_others(dir, name, node).await;
-        // The old name may be one that was forgotten.
+        // The old name may be a forgotten name.
         let many = session.inodes.by_fh(&node.fh).is_some_and(|inode| inode.has_forgotten_names());
         session.doubtful.send(tid, (dir.id, name), self.pending.started, || {
-            // The kernel looks up the old name first. Of two names that are spelled alike in two
-            // directories, the one meant is unknown here.
+            // The kernel looks up the old name first. With equal names in two directories it is not
+            // known which one is meant.
             let is_old = |old: &Bytes| many || others.iter().any(|(_, name)| name.bytes() == old);
             (many || !others.is_empty())
                 && matches!(&session.hints.last_parts(tid)[..], [old, new] if old != new && new == name.bytes() && is_old(old))
         })
     }
 
-    /// Names besides this one by which the object was last seen. When it has only this one, they
-    /// are looked up again.
+    /// Other last seen names of the object. When the object has only one link, they are
+    /// invalidated.
     pub(super) async fn doubt_others(
         &self,
         dir: &Inode,

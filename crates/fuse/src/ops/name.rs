@@ -52,7 +52,7 @@ impl Call {
         let _changing = (self.changing(&dir), self.changing(&inode));
         let asked = self.asked();
         let made = self.session.vfs.link(&self.cx(), &inode.fh(), &dir.fh(), &name).await?;
-        // The kernel takes the answer only for the inode it asked about.
+        // The kernel accepts an answer only for the inode in its request.
         let node = hither_vfs::Node { fh: inode.fh(), attrs: made.node.attrs };
         self.entry_answer(&dir, (&name, self.now_named()), &node, asked).await.map(|(answer, _)| answer)
     }
@@ -85,7 +85,7 @@ impl Call {
     pub(super) async fn rmdir(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
         let _changing = self.changing(&dir);
-        // Seen before: when it fails for one of them, that one may be closed already.
+        // Read before, because the file that blocks the removal may be closed when it fails.
         let removed =
             self.session.inodes.child(dir.id, &name).map(|emptied| self.session.removed.of(emptied.id));
         let removed = removed.unwrap_or_default();
@@ -119,9 +119,9 @@ impl Call {
         let moved = match renamed {
             Ok(moved) => moved,
             Err(e) => {
-                // A rename that is executed twice fails the second time, and the new name that the
-                // kernel has known to be absent is there; it doubts the old one by itself, and new
-                // ones that it has known to be there.
+                // A rename that is executed twice fails the second time, although the new name
+                // exists. The kernel may have cached its absence. The kernel itself looks up the
+                // old name again, and new names that it has cached as existing.
                 if matches!(e.errno, libc::ENOENT | libc::EEXIST | libc::EINTR | libc::EIO) {
                     self.session.doubt_name(to_dir.id, &to).await;
                 }
@@ -134,7 +134,7 @@ impl Call {
         if let (Some(replaced), false) = (&replaced, exchange) {
             self.session.removed.add(replaced, to_dir.id);
         }
-        // The kernel takes it for the object that it knew by the old name.
+        // The kernel takes the object for the one that it has cached under the old name.
         if moved.object.is_none() || moved.object != known.as_ref().map(|i| i.fh()) {
             if moved.object.is_some() {
                 inodes.unbind(to_dir.id, &to);
@@ -144,8 +144,8 @@ impl Call {
         Ok(Answer::empty())
     }
 
-    /// The object that a name was last seen to lead to, without a question. The layers below may
-    /// remember more names than the table of inodes.
+    /// The last seen object of a name, without a request. The layers below may cache more names
+    /// than the table of inodes.
     fn bound_to(&self, dir: &Inode, name: &Name) -> Option<Arc<Inode>> {
         let (inodes, fh) = (&self.session.inodes, dir.fh());
         inodes.child(dir.id, name).or_else(|| {
@@ -154,8 +154,8 @@ impl Call {
         })
     }
 
-    /// Keeps opens of a file waiting while a name is taken from it. A file that a sent-back thread
-    /// is about to open is kept open.
+    /// Blocks opens of a file while a name of it is removed. A file that a thread is about to open
+    /// after ESTALE is kept open.
     async fn alone_with<'a>(&self, target: Option<&'a Arc<Inode>>) -> Option<RwLockWriteGuard<'a, ()>> {
         let target = target.filter(|target| target.kind == FileKind::Regular)?;
         let alone = target.in_use.removing().await;
@@ -165,14 +165,14 @@ impl Call {
         Some(alone)
     }
 
-    /// Marks an object's attributes as changing while a call on it runs: answers that were asked
-    /// for before or meanwhile are not to be trusted.
+    /// Marks an object's attributes as changing during a call. Answers to earlier and concurrent
+    /// requests are not used.
     fn changing<'a>(&'a self, inode: &'a Inode) -> crate::inode::Changing<'a> {
         inode.changing(&self.session.inodes.clock)
     }
 }
 
-/// Waits for closes of files that were removed while they were open. Whether there were any.
+/// Waits for closes of files that were removed while open. Returns whether there were any.
 async fn hidden_names_go(removed: &[Arc<Inode>]) -> bool {
     let mut any = false;
     for file in removed {

@@ -6,7 +6,7 @@ use crate::call::Answer;
 use crate::handles::OpenFile;
 use hither_vfs::{Error, File, FileRange, Result, Seek};
 
-/// COPY_FILE_RANGE answers with 32 bits; whole pages below that.
+/// Maximum length of a COPY_FILE_RANGE answer with 32 bits, in whole pages.
 const NARROW_COPY_MAX_BYTES: u64 = 0xffff_f000;
 
 impl Call {
@@ -26,8 +26,8 @@ impl Call {
         const ZERO_KEEP: i32 = ZERO | KEEP;
         let mode = mode as i32;
         if mode == KEEP || mode == ZERO_KEEP {
-            // The protocol's ALLOCATE always grows the file: keeping its length works only inside
-            // it.
+            // ALLOCATE of the protocol always extends the file. So keeping the length works only
+            // inside the file.
             let size = vfs.getattr(&cx, at).await?.attr.size_bytes;
             if end_bytes > size {
                 return Err(Error::new(libc::EOPNOTSUPP));
@@ -39,7 +39,7 @@ impl Call {
             ZERO | ZERO_KEEP => {
                 vfs.deallocate(&cx, at, range).await?;
                 if let Err(e) = vfs.allocate(&cx, at, range).await {
-                    // The kernel drops nothing for a call that failed.
+                    // The kernel drops no pages after a failed call.
                     self.drop_filled(&file.inode, offset, length).await;
                     return Err(e);
                 }
@@ -47,7 +47,7 @@ impl Call {
             _ => return Err(Error::new(libc::EOPNOTSUPP)),
         }
         self.drop_set_id(&file.inode);
-        // As a write would, the kernel extends its length.
+        // The kernel extends its length, as after a write.
         file.inode.wrote(if mode & KEEP == 0 { end_bytes } else { 0 }, false);
         Ok(Answer::empty())
     }
@@ -74,7 +74,7 @@ impl Call {
         self.session.vfs.seek(&self.cx_of(file.cred.clone()), at, offset, what).await
     }
 
-    /// A server that knows no holes: all is data up to the end (lseek(2) allows that).
+    /// For a server without holes: all bytes up to the end are data (lseek(2) allows that).
     async fn seek_without_holes(&self, file: &OpenFile, offset: u64, what: Seek) -> Result<u64> {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
@@ -107,7 +107,7 @@ impl Call {
         let to_file = File { fh: &target_fh, open: Some(target.open) };
         let _modifying = target.inode.modify(&self.session.inodes.clock);
         let cx = self.cx_of(target.cred.clone());
-        // The server copies the bytes that it has.
+        // The server copies the bytes that it has, so the source is committed first.
         self.commit(&source).await?;
         let copied = self.session.vfs.copy(&cx, from_file, from, to_file, to, length).await?;
         target.inode.wrote(to.saturating_add(copied), false);

@@ -1,11 +1,11 @@
-//! Rights that the kernel decides from attributes, and that it cannot decide right by itself.
+//! Rights that the kernel decides wrongly from attributes.
 //!
-//! Without `default_permissions` the kernel does not ask for the rights to a file before an action
-//! that a local file system would refuse, and it ignores sticky bits. With it, mode bits would
-//! decide where the server uses access control lists and squashed identities. So the checks are
-//! made here: at the lookup of the name, as the kernel opens special files and follows links
-//! without another request. Such names are looked up for each call ([`Call::keeps_name`]), and the
-//! caller's system call tells the use ([`uses`]).
+//! Without `default_permissions` the kernel does not check rights for some actions that a local
+//! file system would refuse. It also ignores sticky bits. With the option, mode bits would decide
+//! although the server uses access control lists and squashed identities. So the checks are made at
+//! the lookup of the name, because the kernel opens special files and follows links without another
+//! request. Such names are looked up for each call ([`Call::keeps_name`]). The use is read from the
+//! caller's system call ([`uses`]).
 
 use super::Call;
 use crate::hint::uses::{self, Use};
@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the settings of the machine are believed.
+/// Time for which the machine's settings are cached.
 const SETTINGS_HOLD: Duration = Duration::from_secs(1);
 
-/// Which names in sticky directories are protected (proc_sys_fs(5)).
+/// The protected names in sticky directories (proc_sys_fs(5)).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Settings {
     symlinks: u8,
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     regular: u8,
 }
 
-/// The settings as last read.
+/// The last read settings.
 pub(crate) type KnownSettings = Mutex<Option<(Instant, Settings)>>;
 
 impl Settings {
@@ -38,8 +38,8 @@ impl Settings {
         Self { symlinks: level("symlinks"), fifos: level("fifos"), regular: level("regular") }
     }
 
-    /// Whether such a use of an object in a directory is refused to `uid`, as the kernel's
-    /// may_follow_link() and may_create_in_sticky() decide it.
+    /// Whether this use of an object in a directory is refused to `uid`, as in the kernel's
+    /// may_follow_link() and may_create_in_sticky().
     fn refuse(self, (dir_mode, dir_uid): (u32, u32), object: &Attr, uid: u32, used: Use) -> bool {
         if dir_mode & libc::S_ISVTX == 0 || object.uid == dir_uid || object.uid == uid {
             return false;
@@ -58,7 +58,7 @@ impl Settings {
         creates && writable
     }
 
-    /// Whether some use of the object may be refused.
+    /// Whether any use of the object may be refused.
     fn concern(self, (dir_mode, dir_uid): (u32, u32), object: &Attr) -> bool {
         let level = match object.kind {
             FileKind::Symlink => self.symlinks,
@@ -73,15 +73,15 @@ impl Settings {
     }
 }
 
-/// Whether the kernel opens such an object without asking for the right to.
+/// Whether the kernel opens such an object without a check of the right.
 fn is_special(kind: FileKind) -> bool {
     use FileKind::{BlockDevice, CharDevice, Fifo, Socket};
     matches!(kind, BlockDevice | CharDevice | Fifo | Socket)
 }
 
 impl Call {
-    /// Has the kernel ask for the attributes of a set-id file again, whose bits the server may have
-    /// cleared.
+    /// Lets the kernel request the attributes of a set-id file again, because the server may have
+    /// cleared the bits.
     pub(super) fn drop_set_id(&self, inode: &Inode) {
         if inode.is_set_id() {
             inode.attrs_dropped();
@@ -89,9 +89,9 @@ impl Call {
         }
     }
 
-    /// Whether the caller may link the file, with `fs.protected_hardlinks` (proc_sys_fs(5)):
-    /// another user's file has to be one that the caller may read and write. The kernel itself
-    /// checks that it is a regular file without set-id bits.
+    /// Whether the caller may link the file under `fs.protected_hardlinks` (proc_sys_fs(5)).
+    /// Another user's file must be readable and writable for the caller. The kernel itself checks
+    /// that it is a regular file without set-id bits.
     pub(super) async fn may_link(&self, inode: &Inode) -> Result<()> {
         let (uid, (_, owner)) = (self.cred().uid, inode.mode_and_owner());
         let protected =
@@ -112,7 +112,8 @@ impl Call {
         settings
     }
 
-    /// Whether the kernel may keep the name of an object: not where each use of it is judged here.
+    /// Whether the kernel may cache the name of an object. It may not when each use of the object
+    /// is checked.
     pub(super) fn keeps_name(&self, dir: &Inode, object: &Attr) -> bool {
         let at = dir.mode_and_owner();
         let sticky = at.0 & libc::S_ISVTX != 0;
@@ -120,7 +121,7 @@ impl Call {
         !judged
     }
 
-    /// Whether the caller may use an object as its system call is about to.
+    /// Whether the caller's system call may use an object.
     ///
     /// # Errors
     /// `EACCES`.
@@ -132,7 +133,7 @@ impl Call {
         let tid = self.head.tid;
         let parts = self.session.hints.last_parts(tid);
         if !parts.is_empty() && parts.iter().all(|part| part != name.bytes()) {
-            // The path goes on from here.
+            // The name is not the last part of the path.
             return Ok(());
         }
         let used = uses::of(tid);
@@ -152,7 +153,7 @@ impl Call {
         }
     }
 
-    /// The same for an object that a creation has found under the name.
+    /// As [`Call::may_use`] for an existing object under the name of a CREATE.
     pub(super) fn may_create_over(&self, dir: &Inode, object: &Attr) -> Result<()> {
         let used = Use { opens: Some(libc::O_CREAT), connects: false, follows: true };
         match self.settings().refuse(dir.mode_and_owner(), object, self.cred().uid, used) {
@@ -162,7 +163,7 @@ impl Call {
     }
 }
 
-/// Rights to a special file that a use of it needs.
+/// The rights that a use of a special file needs.
 fn special_rights(kind: FileKind, used: Option<Use>) -> Access {
     let all = Access::READ | Access::MODIFY;
     match used {

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use hither_vfs::{Error, Result, XattrMode};
 use std::sync::atomic::Ordering;
 
-/// Asked for by the kernel itself before the first write to each file.
+/// The kernel requests it before the first write to each file.
 const CAPABILITY: &[u8] = b"security.capability";
-/// POSIX ACLs have no place in NFSv4; asked for by `ls -l` and `cp -p` for every file.
+/// NFSv4 has no POSIX ACLs. `ls -l` and `cp -p` request them for every file.
 const POSIX_ACL: &[u8] = b"system.posix_acl_";
 
 impl Call {
@@ -69,7 +69,7 @@ fn refuse_posix_acl(name: &[u8]) -> Result<()> {
     if name.starts_with(POSIX_ACL) { Err(Error::new(libc::EOPNOTSUPP)) } else { Ok(()) }
 }
 
-/// A value for a caller with room for `size` bytes; 0 asks for the length only.
+/// A value for a caller with space for `size` bytes; 0 requests only the length.
 fn sized(value: Bytes, size: u32) -> Result<Answer> {
     if size == 0 {
         let mut out = Out::with_capacity(8);

@@ -1,9 +1,9 @@
-//! Names that the kernel has to look up again, without harm to mounts on them.
+//! Invalidation of names in the kernel, which keeps mounts on them.
 //!
-//! Since Linux 6.16 one notification makes all names of the mount doubtful, at once and without
-//! waiting for a lock. It detaches the mounts inside on their way, so it is used only where there
-//! are none. Otherwise names expire one by one: that keeps mounts, and it waits for the lock of the
-//! directory, which calls that are under way hold.
+//! Since Linux 6.16 one notification invalidates all names of the mount, at once and without
+//! waiting for a lock. It would detach the mounts inside, so it is used only when there are none.
+//! Otherwise names expire one by one. That keeps mounts, but waits for the lock of the directory,
+//! which running calls hold.
 
 use super::Session;
 use crate::abi::{Out, init_flags, notify};
@@ -16,20 +16,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long the end of a lease waits for names to expire.
+/// Maximum wait of a lease withdrawal for names to expire.
 const EXPIRY_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Makes the kernel look up again all names that it has cached in a directory that not all
-    /// users may search any more. Where names expire one by one, that comes after the answer: for
-    /// that moment cached names still work.
+    /// Makes the kernel look up again all cached names of a directory that not all users may search
+    /// any more. When names expire one by one, they expire after the answer. Until then cached
+    /// names still work.
     pub async fn distrust_names(&self, dir: &Inode) {
         if !self.distrust_all_names().await {
             self.expire(dir, self.inodes.children(dir.id));
         }
     }
 
-    /// The same for names that the kernel got under a lease, absent ones included; waits for it.
+    /// Invalidates names that the kernel got under a lease, including absent names, and waits for
+    /// it.
     pub(super) async fn withdraw_names(&self, dirs: &[Arc<Inode>]) {
         let names = |dir: &Arc<Inode>| [dir.take_absent(), self.inodes.children(dir.id)].concat();
         let all: Vec<_> = dirs.iter().map(|dir| (dir, names(dir))).collect();
@@ -47,8 +48,8 @@ impl Session {
         }
     }
 
-    /// The same when all leases end: names that hold for a time of their own are looked up again as
-    /// well, where that does no harm.
+    /// Invalidates names when all leases end. Where it does no harm, names without a lease are
+    /// looked up again as well.
     pub(super) async fn withdraw_all_names(&self, dirs: &[Arc<Inode>]) {
         if dirs.is_empty() {
             self.distrust_all_names().await;
@@ -57,16 +58,16 @@ impl Session {
         }
     }
 
-    /// Makes the kernel look up a name again, and waits for it: a look-up of it that is under way
-    /// holds it up, so this never runs on a thread that reads requests.
+    /// Makes the kernel look up a name again, and waits for it. A running lookup of the name delays
+    /// it. So it never runs on a thread that reads requests.
     pub async fn drop_name(&self, dir: u64, name: &Name) {
         if let Some(dir) = self.inodes.find(dir) {
             let _ = self.expire(&dir, vec![name.clone()]).await;
         }
     }
 
-    /// Makes the kernel look up a name again that a call is about, which may hold its directory's
-    /// lock: where names expire one by one that comes after the answer.
+    /// Makes the kernel look up a name of a running call again. The call may hold the lock of the
+    /// directory. So names that expire one by one expire after the answer.
     pub async fn doubt_name(&self, dir: u64, name: &Name) {
         if !self.distrust_all_names().await
             && let Some(dir) = self.inodes.find(dir)
@@ -75,13 +76,13 @@ impl Session {
         }
     }
 
-    /// Whether the kernel can be made to look up again all names that it has cached, at once and
-    /// without harm, as far as is known.
+    /// Whether the kernel can invalidate all cached names at once without detaching a mount, as far
+    /// as known.
     pub fn can_distrust_names(&self) -> bool {
         self.knows_epochs() && !self.mounts_inside.load(Ordering::Relaxed)
     }
 
-    /// Whether something is mounted on a name, or below it.
+    /// Whether a mount is on a name, or below it.
     pub async fn is_mounted_on(&self, dir: &Fh, name: &Name) -> bool {
         let (Some(&number), Some(path)) = (self.number.get(), self.path(dir, name)) else { return false };
         let look = tokio::task::spawn_blocking(move || Inside::of(number).is_at_or_below(&path));
@@ -102,8 +103,8 @@ impl Session {
         self.negotiated().0 >= EPOCH_SINCE_MINOR
     }
 
-    /// Makes the kernel look up again all names that it has cached; false when it cannot do that
-    /// without harm.
+    /// Makes the kernel look up all cached names again. Returns false when that would detach a
+    /// mount, or is not supported.
     async fn distrust_all_names(&self) -> bool {
         let Some(number) = self.number.get().copied().filter(|_| self.knows_epochs()) else { return false };
         let device = self.device.clone();
@@ -116,8 +117,8 @@ impl Session {
         done
     }
 
-    /// Has names of a directory expire. A kernel that can only invalidate them (before 6.2) is not
-    /// told of those with mounts on them or below them.
+    /// Lets names of a directory expire. A kernel that can only invalidate names (before 6.2) does
+    /// not get names with mounts on them or below them.
     fn expire(&self, dir: &Inode, names: Vec<Name>) -> tokio::task::JoinHandle<()> {
         let (_, flags) = self.negotiated();
         let expires = flags & init_flags::HAS_EXPIRE_ONLY != 0;

@@ -23,7 +23,7 @@ fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Takes the due objects, as if looks at them had found no change.
+/// Removes the due objects, as after checks without a change.
 fn take(w: &Watch) -> Vec<u64> {
     let mut taken = Vec::new();
     while let Some(due) = w.pop(Instant::now()) {
@@ -34,6 +34,7 @@ fn take(w: &Watch) -> Vec<u64> {
     taken
 }
 
+/// The longest due object is checked first, each object once, and failed checks are repeated.
 /// Promise: 10
 #[tokio::test(start_paused = true)]
 async fn the_longest_due_comes_first_and_each_in_its_turn() {
@@ -51,11 +52,13 @@ async fn the_longest_due_comes_first_and_each_in_its_turn() {
     expected.sort_unstable();
     let mut again = take(&w);
     again.sort_unstable();
-    assert_eq!(again, expected, "what could not be looked at is tried again");
+    assert_eq!(again, expected, "failed checks are repeated");
     files.iter().for_each(|f| w.remove(f, f.id));
     assert!(w.queue.lock().order.is_empty() && w.queue.lock().open.is_empty());
 }
 
+/// A check comes a short time before the end of validity, and earlier when the validity becomes
+/// shorter.
 /// Promise: 10
 #[tokio::test(start_paused = true)]
 async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_shorter() {
@@ -64,19 +67,19 @@ async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_sho
     w.add(&f, 7);
     let due = w.next(now);
     assert!(due < now + secs(60) && due > now + secs(59));
-    // The sleeper until then is woken.
+    // The sleeping task is woken.
     let sooner = node(2, FileKind::Regular, Validity::Until(now + secs(2))).attrs;
     assert!(f.observe(&sooner, t.clock.now()).sooner);
     w.hasten(&f);
     w.sooner.notified().await;
     assert!(w.next(now) < now + secs(2));
-    // Later is found out when it is due.
+    // A longer validity is found at the check.
     let later = node(2, FileKind::Regular, Validity::Until(now + secs(90))).attrs;
     assert!(!f.observe(&later, t.clock.now()).sooner);
     tokio::time::advance(secs(2)).await;
     assert_eq!(take(&w), [f.id]);
     assert!(!f.is_due(Instant::now()) && w.next(Instant::now()) > now + secs(80));
-    // Again and again nothing is known: that puts no look off.
+    // Repeated attributes without validity do not postpone the check.
     let once = node(2, FileKind::Regular, Validity::Once).attrs;
     for _ in 0..8 {
         f.observe(&once, t.clock.now());
@@ -87,6 +90,7 @@ async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_sho
     assert_eq!(take(&w), [f.id]);
 }
 
+/// The cached listing of an open directory is dropped at the end of its shortest entry.
 #[tokio::test(start_paused = true)]
 async fn the_cached_listing_of_an_open_directory_has_its_time() {
     let (t, w, now) = (table(), Watch::default(), Instant::now());
