@@ -324,7 +324,7 @@ mod tests {
     /// request of the page cache does not belong to one caller. The state of invisible processes is
     /// unknown.
     #[tokio::test(start_paused = true)]
-    async fn a_killed_caller_without_an_interrupt_is_found() {
+    async fn sweep_finds_killed_caller() {
         let mut child = doomed();
         let device = Arc::new(Device::open().unwrap());
         let calls = Calls::new(Duration::from_secs(5));

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn this_thread_is_not_being_killed() {
+    fn live_thread_has_no_signals() {
         assert_eq!(signals(std::process::id()), Signals::default());
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_lease_is_passed_on_only_when_none_was_withdrawn_meanwhile() {
+    async fn withdrawal_blocks_grant() {
         let (leases, clock) = (Leases::default(), Clock::default());
         let began = clock.now();
         let grant = leases.grant(began);

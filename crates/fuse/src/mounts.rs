@@ -224,7 +224,7 @@ mod tests {
 
     /// Mount points inside a file system are paths from its root, for binds too.
     #[test]
-    fn places_are_paths_of_the_file_system() {
+    fn mount_points_are_relative_to_root() {
         let text = br"20 1 8:1 / / rw - ext4 a rw
 30 20 0:50 / /mnt/a\040b rw - fuse.hither s:/ rw
 31 30 0:60 / /mnt/a\040b/x/y rw - tmpfs t rw

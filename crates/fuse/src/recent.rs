@@ -190,7 +190,7 @@ mod tests {
 
     /// Recorded calls are found by object or by name, and the ring drops the oldest calls.
     #[test]
-    fn the_newest_calls_are_found_by_object_and_by_name() {
+    fn recent_calls_are_found_by_object() {
         let recent = Recent::default();
         recent.push(noted(1, None));
         recent.push(noted(2, Some(name("a"))));
@@ -214,7 +214,7 @@ mod tests {
 
     /// The name of a process is read from /proc and cached, and the cache is bounded.
     #[test]
-    fn processes_are_named_once_in_a_while() {
+    fn process_names_are_cached() {
         let recent = Recent::default();
         let own = std::process::id();
         let (pid, program) = recent.process(own, Instant::now());

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rename_is_sent_back_until_it_begins_again() {
+    async fn rename_gets_estale_until_retry() {
         let names = Name::of_path("old/new").unwrap();
         let (doubtful, now, old, new) = (Doubtful::default(), Instant::now(), (1, &names[0]), (1, &names[1]));
         assert_eq!(doubtful.looks_up(1, old, now), None);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_thread_comes_back_once_and_in_time() {
+    async fn estale_retry_is_expected_once() {
         let (back, since) = (SentBack::default(), Instant::now());
         assert_eq!(looks_up(&back, 1, since), None);
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn found_file_is_expected() {
+    async fn open_of_found_file_is_expected() {
         let (back, cred) = (SentBack::default(), Arc::new(Cred::root()));
         let expects = |file| back.expects(file, Instant::now()).is_some();
         back.found(1, Some(7), &cred);
@@ -334,7 +334,7 @@ mod tests {
     /// A slow lookup restarts the timeout of its thread, for example when the link to the server is
     /// cut.
     #[tokio::test(start_paused = true)]
-    async fn a_thread_may_look_up_for_long() {
+    async fn slow_lookup_restarts_timeout() {
         let (back, since) = (SentBack::default(), Instant::now());
         assert!(back.send(1, since, since) && back.send(2, since, since) && back.send(3, since, since));
         for _ in 0..3 {

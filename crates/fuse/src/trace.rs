@@ -283,7 +283,7 @@ mod tests {
 
     /// Files are recorded once, in the order of their first open, and only while a recording runs.
     #[tokio::test]
-    async fn files_are_noted_once_in_order_while_somebody_records() {
+    async fn trace_records_files_once() {
         let tracer = Tracer::default();
         let own = std::process::id();
         tracer.opened(own, 1, || panic!("no recording"));
@@ -300,7 +300,7 @@ mod tests {
 
     /// A recording of one process contains its children, and no other processes.
     #[tokio::test]
-    async fn of_a_program_its_children_count_and_nobody_else() {
+    async fn trace_includes_child_processes() {
         let tracer = Tracer::default();
         let own = std::process::id();
         let mut child = std::process::Command::new("sh").args(["-c", "sleep 60 & wait"]).spawn().unwrap();
@@ -324,7 +324,7 @@ mod tests {
 
     /// A recorded call has its requests to the server and their time.
     #[tokio::test]
-    async fn calls_are_noted_with_what_they_cost() {
+    async fn trace_records_cost_of_calls() {
         let tracer = Tracer::default();
         let own = std::process::id();
         let account = Account::default();
@@ -356,7 +356,7 @@ mod tests {
 
     /// Only one process records at a time. A recording of a process that has ended is replaced.
     #[tokio::test]
-    async fn one_records_at_a_time_unless_it_has_gone() {
+    async fn ended_recorder_is_replaced() {
         let tracer = Tracer::default();
         let own = std::process::id();
         assert!(tracer.start(own, None, Record::Opens));

@@ -20,7 +20,7 @@ fn parse(buf: &Bytes) -> Result<(Header, Op), i32> {
 
 /// A LOOKUP request has a header and a name.
 #[test]
-fn a_lookup_is_its_header_and_a_name() {
+fn lookup_is_parsed() {
     let (head, op) = parse(&request(opcode::LOOKUP, b"caf\xe9\0", b"")).unwrap();
     assert_eq!((head.unique, head.nodeid, head.uid, head.gid, head.tid), (77, 5, 1000, 100, 4242));
     assert!(matches!(op, Op::Lookup { name } if name.as_bytes() == b"caf\xe9"));
@@ -28,7 +28,7 @@ fn a_lookup_is_its_header_and_a_name() {
 
 /// The payload of a WRITE is a slice of the request, without a copy.
 #[test]
-fn a_write_payload_is_a_slice_of_the_request() {
+fn write_payload_is_not_copied() {
     let mut body = Out::default();
     body.u64(9).u64(4096).u32(5).u32(1).u64(0).u32(0).u32(0).bytes(b"hello");
     let buf = request(opcode::WRITE, &body.into_vec(), b"");
@@ -40,7 +40,7 @@ fn a_write_payload_is_a_slice_of_the_request() {
 
 /// The supplementary group is read from its extension, and other extensions are skipped.
 #[test]
-fn a_supplementary_group_comes_from_its_extension() {
+fn supplementary_group_is_parsed() {
     let mut ext = Out::default();
     ext.u32(16).u32(3).u64(0);
     ext.u32(16).u32(EXT_GROUPS).u32(1).u32(555);
@@ -53,7 +53,7 @@ fn a_supplementary_group_comes_from_its_extension() {
 
 /// A request with a wrong length is refused.
 #[test]
-fn lying_lengths_are_refused() {
+fn wrong_lengths_are_refused() {
     let whole = request(opcode::LOOKUP, b"abc\0", b"");
     assert_eq!(parse(&whole.slice(..whole.len() - 1)).unwrap_err(), libc::EINVAL);
     assert_eq!(parse(&request(opcode::LOOKUP, b"abc", b"")).unwrap_err(), libc::EINVAL);
@@ -70,7 +70,7 @@ fn lying_lengths_are_refused() {
 /// Reply bodies have the sizes of the kernel's layouts.
 
 #[test]
-fn reply_bodies_have_the_sizes_the_kernel_expects() {
+fn reply_sizes_match_kernel() {
     let attr = hither_vfs::Attr {
         kind: hither_vfs::FileKind::Directory,
         mode: 0o755,
@@ -105,7 +105,7 @@ fn reply_bodies_have_the_sizes_the_kernel_expects() {
 proptest! {
     /// Parsing ends without a panic for all bytes.
     #[test]
-    fn no_bytes_panic_the_parser(code in 0u32..64, body in prop::collection::vec(any::<u8>(), 0..200), ext: bool) {
+    fn parser_survives_any_body(code in 0u32..64, body in prop::collection::vec(any::<u8>(), 0..200), ext: bool) {
         let ext_bytes = if ext { body.len() / 8 * 8 } else { 0 };
         let (body, tail) = body.split_at(body.len() - ext_bytes);
         let _ = parse(&request(code, body, tail));
@@ -113,7 +113,7 @@ proptest! {
 
     /// Parsing raw bytes without a valid header ends without a panic.
     #[test]
-    fn no_raw_bytes_panic_the_parser(raw in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn parser_survives_raw_bytes(raw in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = parse(&raw.into());
     }
 }

@@ -131,7 +131,7 @@ mod tests {
 
     /// A line of `/proc/TID/syscall` is parsed, and malformed lines are refused.
     #[test]
-    fn a_line_of_proc_is_parsed_or_refused() {
+    fn syscall_line_is_parsed() {
         let line = b"257 0xffffff9c 0x7ffd1000 0x80000 0x0 0x1 0x2 0x7ffd0ff8 0x7f2a00\n";
         let call = SystemCall::parse(line).unwrap();
         assert_eq!((call.number, call.args[0], call.args[1]), (257, 0xffff_ff9c, 0x7ffd_1000));
@@ -152,7 +152,7 @@ mod tests {
 
     /// A string is read up to its NUL, across pages, and never beyond readable memory or PATH_MAX.
     #[test]
-    fn strings_are_read_up_to_their_nul_and_no_further() {
+    fn string_read_ends_at_nul() {
         use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
         let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let rw = ProtFlags::READ | ProtFlags::WRITE;
@@ -192,7 +192,7 @@ mod tests {
 
     /// Invisible and missing threads are reported as such.
     #[test]
-    fn nobody_is_seen_where_nobody_is() {
+    fn missing_thread_is_unreadable() {
         assert_eq!(SystemCall::of(0), Err(Missed::Unseen));
         assert_eq!(SystemCall::of(i32::MAX as u32), Err(Missed::Unreadable));
         assert_eq!(string(i32::MAX as u32, 4096), None);

@@ -103,7 +103,7 @@ mod tests {
 
     /// Empty parts and `.` are removed from a path.
     #[test]
-    fn dots_and_empty_parts_are_nothing() {
+    fn path_drops_dots_and_empty_parts() {
         for text in ["/a/b/c", "//a/./b///c/", "/./a/b/c/.", "/a/b/c/./"] {
             assert_eq!(path(text), path("/a/b/c"), "{text}");
         }
@@ -125,7 +125,7 @@ mod tests {
 
     /// A name that occurs once in the path needs no comparison.
     #[test]
-    fn one_part_of_that_name_is_the_one() {
+    fn unique_name_needs_no_comparison() {
         let p = path("/mnt/a/b/c");
         assert_eq!(p.find(b"b", 0, |_| Agreement { parts: 0, contradicts: true }), Some(2));
         assert_eq!(p.find(b"x", 0, in_dir("")), None);
@@ -134,7 +134,7 @@ mod tests {
 
     /// Of several equal names the one below the looked up directory is chosen.
     #[test]
-    fn of_several_the_one_below_its_directory() {
+    fn repeated_name_is_chosen_by_directory() {
         let p = path("/mnt/a/a/b/a");
         assert_eq!(p.find(b"a", 0, in_dir("mnt")), Some(1));
         assert_eq!(p.find(b"a", 0, in_dir("mnt/a")), Some(2));
@@ -152,7 +152,7 @@ mod tests {
 
     /// A symbolic link is replaced by its target.
     #[test]
-    fn a_link_puts_its_target_before_the_rest() {
+    fn link_is_replaced_by_target() {
         let p = path("/mnt/a/link/c/../d");
         assert_eq!(p.through_link(b"x/./y", 3), path("x/y/c/../d"));
         assert_eq!(p.through_link(b"/z", 3), path("/z/c/../d"));

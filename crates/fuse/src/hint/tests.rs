@@ -76,7 +76,7 @@ fn hints_for(w: &Waiting) -> (Hints, Inodes, Name) {
 
 /// All names of a path are walked at once, and the lookups and the open of the call use the record.
 #[test]
-fn a_call_is_followed_from_its_first_name_to_its_open() {
+fn record_follows_call_to_open() {
     let w = Waiting::in_open(1);
     let (hints, inodes, dir) = hints_for(&w);
     let (began, cred, asked) = (Instant::now(), root(), inodes.clock.now());
@@ -118,7 +118,7 @@ fn a_call_is_followed_from_its_first_name_to_its_open() {
 /// An open is as fresh as the first lookup of its call. It must have the same caller, call and
 /// identity.
 #[test]
-fn an_open_is_as_new_as_the_first_name_of_its_call() {
+fn open_is_fresh_as_first_lookup() {
     let w = Waiting::in_open(2);
     let (hints, inodes, dir) = hints_for(&w);
     let (began, cred, asked) = (Instant::now(), root(), inodes.clock.now());
@@ -147,7 +147,7 @@ fn an_open_is_as_new_as_the_first_name_of_its_call() {
 
 /// Missed hints are counted by reason, and concurrent readers are limited.
 #[test]
-fn reasons_are_counted_and_readers_limited() {
+fn missed_hints_are_counted() {
     let w = Waiting::in_open(3);
     let (hints, inodes, dir) = hints_for(&w);
     let now = Instant::now();
@@ -169,7 +169,7 @@ fn reasons_are_counted_and_readers_limited() {
 
 /// A blocked reader is replaced once.
 #[tokio::test(start_paused = true)]
-async fn a_reader_is_written_off_once() {
+async fn blocked_reader_is_replaced_once() {
     let hints = Hints::new(2, std::path::Path::new("/"));
     let reading = hints.reading().unwrap();
     assert_eq!(hints.write_off(), 0);
@@ -183,7 +183,7 @@ async fn a_reader_is_written_off_once() {
 
 /// The flags of an open decide which data is fetched with its path.
 #[test]
-fn what_an_open_wants_is_in_its_flags() {
+fn open_flags_select_prefetch() {
     let of = |flags: i32| Intent::of_open(flags as u64);
     let reads = Intent { reads: true, opens: true, ..Intent::default() };
     for flags in [0, libc::O_CLOEXEC, libc::O_NOFOLLOW, libc::O_NONBLOCK] {

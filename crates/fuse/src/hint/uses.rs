@@ -99,7 +99,7 @@ mod tests {
 
     /// Flags decide whether a call opens the object and follows a symbolic link.
     #[test]
-    fn calls_open_and_follow_as_their_flags_say() {
+    fn flags_decide_use_of_object() {
         let openat = |flags: i32| used(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
         assert_eq!(openat(libc::O_RDONLY), Use { opens: Some(0), connects: false, follows: true });
         for flags in [libc::O_NOFOLLOW, libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY] {

@@ -44,7 +44,7 @@ fn changed(node: &Node, change: u64, size_bytes: u64) -> Attrs {
 
 /// Hard links share one number, and a number is not reused after the inode was forgotten.
 #[test]
-fn one_object_has_one_number_until_it_is_forgotten() {
+fn inode_number_is_never_reused() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
     let a = t.remember(Some((1, &name("a"), Moment(0))), &f).unwrap();
@@ -66,7 +66,7 @@ fn one_object_has_one_number_until_it_is_forgotten() {
 
 /// Another filehandle of a known identity is an alias, or a new object after the old one is gone.
 #[test]
-fn another_handle_is_an_alias_or_a_new_object() {
+fn filehandle_is_alias_or_new_object() {
     let t = inodes();
     let old = t.remember(None, &node("f", 5, FileKind::Regular)).unwrap();
     let alias = node("g", 5, FileKind::Regular);
@@ -127,7 +127,7 @@ fn belated_lookup_binds_no_name() {
 
 /// Pages are kept only for the change attribute of the open before, and not after a modification.
 #[test]
-fn pages_are_kept_only_for_the_change_they_were_read_under() {
+fn open_keeps_pages_of_same_change() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
     let i = t.remember(None, &f).unwrap();
@@ -150,7 +150,7 @@ fn pages_are_kept_only_for_the_change_they_were_read_under() {
 
 /// A different change attribute is another client's change, unless the mount modified the file.
 #[test]
-fn a_foreign_change_is_told_from_an_own_one() {
+fn foreign_change_makes_pages_stale() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
     let i = t.remember(None, &f).unwrap();
@@ -174,7 +174,7 @@ fn a_foreign_change_is_told_from_an_own_one() {
 
 /// Attributes are known until their validity ends or the mount modifies the file.
 #[test]
-fn attributes_are_known_until_something_else_happens() {
+fn modification_forgets_attributes() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
     let i = t.remember(None, &f).unwrap();
@@ -198,7 +198,7 @@ fn attributes_are_known_until_something_else_happens() {
 
 /// A lease counts only after it was passed on to the kernel.
 #[test]
-fn a_lease_counts_only_when_it_was_passed_on() {
+fn lease_counts_after_passing_on() {
     let t = inodes();
     let leased = Node {
         attrs: Attrs { valid: Validity::Lease, ..node("f", 5, FileKind::Regular).attrs },
@@ -224,7 +224,7 @@ fn a_lease_counts_only_when_it_was_passed_on() {
 
 /// A directory that loses search rights for all users is reported once.
 #[test]
-fn losing_search_rights_for_all_is_noticed() {
+fn lost_search_right_is_reported() {
     let t = inodes();
     let d = node("d", 5, FileKind::Directory);
     let i = t.remember(None, &d).unwrap();
@@ -237,7 +237,7 @@ fn losing_search_rights_for_all_is_noticed() {
 
 /// Inode numbers of other file systems differ from those of the root's file system.
 #[test]
-fn numbers_of_other_file_systems_do_not_meet_the_roots() {
+fn inode_numbers_mix_in_fsid() {
     let root = Ident { fsid: (1, 1), fileid: 2, realm: 0 };
     assert_eq!(Ident { fsid: (1, 1), fileid: 77, realm: 0 }.ino(root), 77);
     let other = Ident { fsid: (1, 2), fileid: 77, realm: 0 }.ino(root);

@@ -243,7 +243,7 @@ mod tests {
     /// Requests for the mount point are answered from the last answer, or a fallback, when the
     /// server does not respond.
     #[tokio::test(start_paused = true)]
-    async fn the_mount_point_answers_without_its_server() {
+    async fn mount_point_answers_without_server() {
         let last = Mutex::new(None);
         let began = Instant::now();
         // Without an earlier answer the fallback is used after the timeout.

@@ -105,7 +105,7 @@ mod tests {
 
     /// Every range of the layer below is mapped to a valid range of the kernel.
     #[test]
-    fn conflicts_fit_the_kernel() {
+    fn lock_ranges_fit_kernel() {
         let edges = [0, 1, 4096, OFFSET_MAX - 1, OFFSET_MAX, OFFSET_MAX + 1, 1 << 63, u64::MAX - 1, u64::MAX];
         for (start_bytes, end_bytes) in edges.iter().flat_map(|s| edges.map(|e| (*s, e))) {
             let (first, last) = first_and_last(FileRange { start_bytes, end_bytes });

@@ -37,7 +37,7 @@ fn take(w: &Watch) -> Vec<u64> {
 /// The longest due object is checked first, each object once, and failed checks are repeated.
 /// Promise: 10
 #[tokio::test(start_paused = true)]
-async fn the_longest_due_comes_first_and_each_in_its_turn() {
+async fn longest_due_file_comes_first() {
     let (t, w, now) = (table(), Watch::default(), Instant::now());
     let until = |i: u64| Validity::Until(now + secs(200 - i));
     let files: Vec<_> = (2..102).map(|i| inode(&t, i, FileKind::Regular, until(i))).collect();
@@ -61,7 +61,7 @@ async fn the_longest_due_comes_first_and_each_in_its_turn() {
 /// shorter.
 /// Promise: 10
 #[tokio::test(start_paused = true)]
-async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_shorter() {
+async fn check_precedes_end_of_validity() {
     let (t, w, now) = (table(), Watch::default(), Instant::now());
     let f = inode(&t, 2, FileKind::Regular, Validity::Until(now + secs(60)));
     w.add(&f, 7);
@@ -92,7 +92,7 @@ async fn looks_come_a_moment_before_the_time_is_over_and_sooner_when_it_gets_sho
 
 /// The cached listing of an open directory is dropped at the end of its shortest entry.
 #[tokio::test(start_paused = true)]
-async fn the_cached_listing_of_an_open_directory_has_its_time() {
+async fn cached_listing_of_directory_expires() {
     let (t, w, now) = (table(), Watch::default(), Instant::now());
     let d = inode(&t, 2, FileKind::Directory, Validity::Until(now + secs(9)));
     w.add(&d, 1);

@@ -8,7 +8,7 @@ fn of(number: libc::c_long) -> Shape {
 
 /// The numbers of this architecture are those of the C library.
 #[test]
-fn this_machines_numbers_are_the_c_librarys() {
+fn numbers_match_c_library() {
     let other = |path| Shape { paths: (path, None), purpose: Purpose::Other };
     assert_eq!(of(libc::SYS_openat), Shape { paths: (1, None), purpose: Purpose::Open(2) });
     assert_eq!(of(libc::SYS_openat2), Shape { paths: (1, None), purpose: Purpose::OpenHow(2) });
@@ -60,7 +60,7 @@ fn this_machines_numbers_are_the_c_librarys() {
 
 /// Calls that create a name are listed.
 #[test]
-fn calls_that_make_a_name_are_known() {
+fn creating_calls_are_listed() {
     for number in [
         libc::SYS_mkdirat,
         libc::SYS_mknodat,
@@ -90,7 +90,7 @@ fn calls_that_make_a_name_are_known() {
 /// The old calls of x86_64 have the path as their first argument.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn the_old_calls_of_x86_64_have_their_path_first() {
+fn old_x86_calls_have_path_first() {
     assert_eq!(of(libc::SYS_open), Shape { paths: (0, None), purpose: Purpose::Open(1) });
     assert_eq!(of(libc::SYS_access), Shape { paths: (0, None), purpose: Purpose::Access(1) });
     for number in [libc::SYS_rename, libc::SYS_link] {
@@ -120,7 +120,7 @@ fn the_old_calls_of_x86_64_have_their_path_first() {
 
 /// Both tables have the common calls, with equal shapes.
 #[test]
-fn both_tables_know_the_calls_of_every_day() {
+fn both_tables_have_common_calls() {
     // Numbers from the kernel's tables, because the C library has only those of this architecture.
     for (x86, arm) in
         [(257, 56), (262, 79), (332, 291), (269, 48), (59, 221), (263, 35), (316, 276), (437, 437)]
