@@ -1,5 +1,5 @@
-//! Mounts the in-memory reference file system: `mount_model DIR [validity in ms] [threads]`. Ends
-//! when it is unmounted; for trying the frontend, and test suites, without a server.
+//! Mounts the in-memory reference file system: `mount_model DIR [validity in ms] [threads]`. It
+//! ends when it is unmounted. For manual tests and test suites of the frontend, without a server.
 
 use hither_fuse::{Config, mount};
 use hither_vfs::{Env, model::Model};
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(threads) = args.next() {
         config.threads = threads.parse()?;
     }
-    #[allow(clippy::disallowed_methods)] // The one place that asks the machine.
+    #[allow(clippy::disallowed_methods)] // The only read of the machine's clock.
     let wall = || std::time::SystemTime::now();
     let env = Env { random: Arc::new(|| 4), wall: Arc::new(wall) };
     let model = Arc::new(Model::new(env, validity, 1 << 40));

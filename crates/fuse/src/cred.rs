@@ -165,6 +165,7 @@ mod tests {
         assert_eq!(parse_signals(b""), Signals::default());
     }
 
+    /// A running thread has no pending signals.
     #[test]
     fn live_thread_has_no_signals() {
         assert_eq!(signals(std::process::id()), Signals::default());

@@ -136,6 +136,8 @@ impl std::fmt::Debug for Session {
 mod tests {
     use super::*;
 
+    /// A lease is passed on only when no withdrawal started since its request. A withdrawal waits
+    /// for the reply.
     #[tokio::test]
     async fn withdrawal_blocks_grant() {
         let (leases, clock) = (Leases::default(), Clock::default());

@@ -265,6 +265,7 @@ mod tests {
         back.since(tid, (1, &Name::of_path("f").unwrap()[0]), now)
     }
 
+    /// A lookup of a rename fails with ESTALE until the kernel has looked up the other name again.
     #[tokio::test(start_paused = true)]
     async fn rename_gets_estale_until_retry() {
         let names = Name::of_path("old/new").unwrap();
@@ -287,6 +288,7 @@ mod tests {
         assert!(doubtful.send(1, new, Instant::now(), || true));
     }
 
+    /// A thread gets one ESTALE, and its next open is expected within the timeout.
     #[tokio::test(start_paused = true)]
     async fn estale_retry_is_expected_once() {
         let (back, since) = (SentBack::default(), Instant::now());
@@ -307,6 +309,7 @@ mod tests {
         assert_eq!(back.threads.lock().len(), 1, "expired threads are removed");
     }
 
+    /// The open of the found file is expected from each thread that got ESTALE.
     #[tokio::test(start_paused = true)]
     async fn open_of_found_file_is_expected() {
         let (back, cred) = (SentBack::default(), Arc::new(Cred::root()));

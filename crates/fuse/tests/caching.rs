@@ -1,5 +1,5 @@
-//! Other clients' changes are seen: at the next open at once, otherwise when attributes expire.
-//! Unchanged state is not asked for again.
+//! Other clients' changes are visible: at the next open at once, otherwise when the attributes
+//! expire. Unchanged state is not requested again.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -10,12 +10,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
-/// Validity so long that it plays no part.
+/// Validity that does not end during a test.
 const LONG: u64 = 600_000;
 
+/// An open after another client's close shows the new contents and length.
 /// Promise: 7
 #[test]
-fn an_open_sees_what_was_closed_elsewhere() {
+fn open_sees_foreign_close() {
     let Some(m) = mounted(LONG) else { return };
     fs::write(m.path("f"), b"old contents").unwrap();
     assert_eq!(fs::read(m.path("f")).unwrap(), b"old contents");
@@ -33,12 +34,13 @@ fn an_open_sees_what_was_closed_elsewhere() {
     m.end();
 }
 
+/// A second read of an unchanged file sends no READ.
 #[test]
 fn an_unchanged_file_is_read_once() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_write("f", 0, &vec![5; 3 << 20]);
     assert_eq!(fs::read(m.path("f")).unwrap().len(), 3 << 20);
-    // The kernel may give pages up at any time; mostly it does not.
+    // The kernel may drop pages at any time, but seldom does.
     let quiet = (0..5).any(|_| {
         let before = m.requests("READ");
         assert_eq!(fs::read(m.path("f")).unwrap().len(), 3 << 20);
@@ -48,9 +50,10 @@ fn an_unchanged_file_is_read_once() {
     m.end();
 }
 
+/// An append writes at the end of the file that another client has extended.
 /// Promise: 6
 #[test]
-fn an_append_goes_to_the_end_another_client_made() {
+fn append_follows_foreign_append() {
     let Some(m) = mounted(LONG) else { return };
     fs::write(m.path("log"), b"one\n").unwrap();
     for i in 0..5 {
@@ -67,28 +70,29 @@ fn an_append_goes_to_the_end_another_client_made() {
     m.end();
 }
 
-/// The kernel is sent to look the path up again with the length it did not know: the file opened
-/// for that is closed while the program goes on.
+/// An append after another client's write opens the file twice. The program does not wait for the
+/// close of the first open.
 #[test]
-fn an_append_to_what_another_client_made_longer_waits_for_no_close() {
+fn append_waits_for_no_close() {
     let Some(m) = mounted(LONG) else { return };
     fs::write(m.path("log"), b"one\n").unwrap();
-    // Its end brings the present length.
+    // The close returns the current length.
     eventually("the first open is closed", || m.gate.calls("close") == 1);
     let end = m.foreign_read("log").len() as u64;
     m.foreign_write("log", end, b"theirs\n");
     m.gate.shut("close");
     let mut f = OpenOptions::new().append(true).open(m.path("log")).unwrap();
     f.write_all(b"ours\n").unwrap();
-    eventually("the open that was sent back is being closed", || m.gate.waiting("close") == 1);
+    eventually("the first open is being closed", || m.gate.waiting("close") == 1);
     m.gate.open_all();
     drop(f);
     assert_eq!(m.foreign_read("log"), b"one\ntheirs\nours\n");
     m.end();
 }
 
+/// A reader of an open file gets bytes that another client appends.
 #[test]
-fn a_growing_file_can_be_followed() {
+fn reader_follows_growing_file() {
     let Some(m) = mounted(100) else { return };
     m.foreign_write("log", 0, b"first ");
     let mut f = File::open(m.path("log")).unwrap();
@@ -103,9 +107,10 @@ fn a_growing_file_can_be_followed() {
     m.end();
 }
 
+/// An open file shows another client's write, although no program requests attributes.
 /// Promise: 10
 #[test]
-fn a_file_held_open_shows_changes_without_anybody_asking_for_attributes() {
+fn open_file_shows_foreign_write() {
     let Some(m) = mounted(200) else { return };
     for written_here in [false, true] {
         m.foreign_write("f", 0, b"aaaa");
@@ -125,9 +130,10 @@ fn a_file_held_open_shows_changes_without_anybody_asking_for_attributes() {
     m.end();
 }
 
+/// A shared mapping shows other clients' writes, and a private mapping keeps its own bytes.
 /// Promise: 5
 #[test]
-fn a_mapping_shows_changes_and_keeps_its_own() {
+fn mapping_shows_foreign_write() {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let Some(m) = mounted(200) else { return };
     m.foreign_write("f", 0, &[b'a'; 8192]);
@@ -156,15 +162,16 @@ fn a_mapping_shows_changes_and_keeps_its_own() {
     m.foreign_write("f", 5000, b"foreign");
     eventually("the mapping shows it", || get(shared, 5000) == b'f');
     for at in [shared, private] {
-        // SAFETY: mapped above, used no more.
+        // SAFETY: mapped above, and not used any more.
         unsafe { munmap(at.cast(), 8192) }.unwrap();
     }
     drop(f);
     m.end();
 }
 
+/// The absence of a name is cached while it is valid, and looked up again after that.
 #[test]
-fn an_absent_name_is_remembered_for_its_time_only() {
+fn cached_absence_expires() {
     let Some(m) = mounted(LONG) else { return };
     assert!(!m.path("f").exists());
     let before = m.requests("LOOKUP");
@@ -174,14 +181,14 @@ fn an_absent_name_is_remembered_for_its_time_only() {
     let Some(m) = mounted(400) else { return };
     assert!(!m.path("f").exists());
     m.foreign_write("f", 0, b"x");
-    eventually("it is there", || m.path("f").exists());
+    eventually("the name exists", || m.path("f").exists());
     m.end();
 }
 
-/// A rename that the server executes again after it was restarted finds its work done; the new name
-/// was known to be absent.
+/// A server that executes a rename again after a restart returns ENOENT. The cached absence of the
+/// new name must be dropped then.
 #[test]
-fn a_rename_that_was_executed_twice_leaves_no_absent_name() {
+fn repeated_rename_drops_absence() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_write("f", 0, b"moved");
     assert!(m.path("f").exists() && !m.path("g").exists());
@@ -193,16 +200,17 @@ fn a_rename_that_was_executed_twice_leaves_no_absent_name() {
     m.foreign_write("g", 0, b"moved");
     m.gate.open_all();
     assert_eq!(renames.join().unwrap().unwrap_err().raw_os_error(), Some(libc::ENOENT));
-    // Kernels before 6.16 learn it a moment later.
-    eventually("it is there", || m.path("g").exists());
+    // Kernels before 6.16 drop the name a short time later.
+    eventually("the name exists", || m.path("g").exists());
     assert!(!m.path("f").exists());
     assert_eq!(fs::read(m.path("g")).unwrap(), b"moved");
     m.end();
 }
 
+/// A cached listing is used while it is valid, and dropped after a change.
 /// Promise: 11
 #[test]
-fn a_listing_is_cached_while_it_holds_and_nothing_changes() {
+fn listing_is_cached_until_change() {
     for validity in [LONG, 500] {
         let Some(m) = mounted(validity) else { return };
         let list = || {
@@ -230,16 +238,17 @@ fn a_listing_is_cached_while_it_holds_and_nothing_changes() {
     }
 }
 
+/// A listing after the end of validity returns the attributes of all its files.
 #[test]
-fn a_listing_brings_attributes_again_when_they_have_run_out() {
+fn listing_returns_expired_attributes() {
     let Some(m) = mounted(400) else { return };
     for i in 0..50 {
         m.foreign_write(&format!("f{i}"), 0, b"x");
     }
     let list = || fs::read_dir(&m.dir).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum::<u64>();
     assert_eq!(list(), 50);
-    // On a busy machine some may run out again on the way.
-    once_below("questions for 50 files that come with the listing", 25, || {
+    // On a busy machine some attributes may expire again before they are used.
+    once_below("requests for 50 files of the listing", 25, || {
         pause(600);
         let before = (m.gate.calls("walk"), m.gate.calls("getattr"));
         assert_eq!(list(), 50);
@@ -248,12 +257,14 @@ fn a_listing_brings_attributes_again_when_they_have_run_out() {
     m.end();
 }
 
+/// Names in a directory that only its owner may search are answered from the cache of the layer
+/// below.
 #[test]
-fn a_private_directory_is_not_asked_about_every_time() {
+fn private_directory_is_cached_below() {
     use std::os::unix::fs::PermissionsExt;
     let Some(m) = mounted(LONG) else { return };
-    // The kernel asks each time, as it does not know the right to search; the test peeks at the
-    // layer below.
+    // The kernel sends a LOOKUP each time, because it does not know the right to search. The answer
+    // comes from the layer below.
     m.gate.remember_names();
     fs::create_dir(m.path("home")).unwrap();
     fs::set_permissions(m.path("home"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -264,12 +275,13 @@ fn a_private_directory_is_not_asked_about_every_time() {
         assert_eq!(fs::read(m.path("home/f")).unwrap(), b"x");
     }
     assert_eq!(m.gate.calls("walk"), before);
-    eventually("it is closed", || m.model.open_count() == 0);
-    // Replaced elsewhere: opening the old file fails, and then the name is looked up in earnest.
+    eventually("the file is closed", || m.model.open_count() == 0);
+    // Another client replaces the file. The open of the old file fails, and the name is looked up
+    // on the server.
     m.foreign_unlink("home/f");
     m.foreign_write("home/f", 0, b"new");
     assert_eq!(fs::read(m.path("home/f")).unwrap(), b"new");
-    eventually("it is closed", || m.model.open_count() == 0);
+    eventually("the file is closed", || m.model.open_count() == 0);
     fs::rename(m.path("home/f"), m.path("home/g")).unwrap();
     assert!(!m.path("home/f").exists());
     assert_eq!(fs::read(m.path("home/g")).unwrap(), b"new");
@@ -278,27 +290,28 @@ fn a_private_directory_is_not_asked_about_every_time() {
     m.end();
 }
 
+/// An open of a file that another client has replaced opens the new file.
 #[test]
-fn a_file_replaced_elsewhere_is_found_under_its_name() {
+fn open_finds_foreign_replacement() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_write("f", 0, b"first");
     assert_eq!(fs::read(m.path("f")).unwrap(), b"first");
-    eventually("it is closed", || m.model.open_count() == 0);
+    eventually("the file is closed", || m.model.open_count() == 0);
     m.foreign_unlink("f");
     m.foreign_write("f", 0, b"second");
-    // The kernel still knows the old file by that name; opening it is ESTALE, and the name is
-    // looked up again.
+    // The kernel has cached the old file under the name. Its open fails with ESTALE, and the kernel
+    // looks up the name again.
     assert_eq!(fs::read(m.path("f")).unwrap(), b"second");
-    eventually("it is closed", || m.model.open_count() == 0);
+    eventually("the file is closed", || m.model.open_count() == 0);
     m.foreign_unlink("f");
     assert_eq!(fs::read(m.path("f")).unwrap_err().raw_os_error(), Some(libc::ENOENT));
     m.end();
 }
 
-/// However long the look-ups of an open wait that was sent back to look its path up again, the
-/// program gets its file: a second ESTALE would reach it.
+/// An open whose lookups are slow after ESTALE still gets its file. The program would see a second
+/// ESTALE.
 #[test]
-fn an_open_that_is_looked_up_again_for_long_gets_its_file() {
+fn slow_estale_retry_opens_file() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_dirs("a");
     m.foreign_dirs("b");
@@ -306,23 +319,23 @@ fn an_open_that_is_looked_up_again_for_long_gets_its_file() {
     assert_eq!(fs::read(m.path("a/f")).unwrap(), b"text");
     fs::hard_link(m.path("a/f"), m.path("b/f")).unwrap();
     assert_eq!(fs::read(m.path("b/f")).unwrap(), b"text");
-    // Which of its names is meant is not known here: the kernel is to look it up, behind a link
-    // that is cut.
+    // It is not known which name of the file is meant. So the kernel must walk the path again, over
+    // a cut link.
     m.gate.shut("walk");
     let path = m.path("a/f");
     let reader = std::thread::spawn(move || fs::read(path));
-    eventually("it is looked up", || m.gate.waiting("walk") > 0);
+    eventually("the name is looked up", || m.gate.waiting("walk") > 0);
     common::pause(11_000);
     m.gate.open_all();
     assert_eq!(reader.join().unwrap().unwrap(), b"text");
     m.end();
 }
 
-/// A file that is replaced a second time, while the path of an open that was sent back is looked
-/// up, is not opened under its old handle: a second ESTALE would reach the program.
+/// A file is replaced a second time while the path of an open is walked again after ESTALE. The
+/// open must not use the old filehandle, because the program would see a second ESTALE.
 /// Promise: 13
 #[test]
-fn replaced_file_is_looked_up_after_its_directory() {
+fn twice_replaced_file_is_opened() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_dirs("d");
     let replace = |text| {
@@ -331,7 +344,7 @@ fn replaced_file_is_looked_up_after_its_directory() {
     };
     m.foreign_write("d/f", 0, b"first");
     assert_eq!(fs::read(m.path("d/f")).unwrap(), b"first");
-    eventually("it is closed", || m.model.open_count() == 0);
+    eventually("the file is closed", || m.model.open_count() == 0);
     replace(b"second");
     m.gate.shut_answers("walk");
     let path = m.path("d/f");
@@ -343,15 +356,15 @@ fn replaced_file_is_looked_up_after_its_directory() {
     m.end();
 }
 
-/// Servers that fail an open in another way, because its file is being removed: the name is looked
-/// up again, once.
+/// Some servers fail an open with another error while its file is being removed. The name is looked
+/// up again once.
 /// Promise: 13
 #[test]
-fn open_that_the_server_fails_is_looked_up_again() {
+fn failed_open_is_retried_once() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_write("f", 0, b"text");
     assert_eq!(fs::read(m.path("f")).unwrap(), b"text");
-    eventually("it is closed", || m.model.open_count() == 0);
+    eventually("the file is closed", || m.model.open_count() == 0);
     let (gate, failing) = (m.gate.clone(), || m.gate.fail("open", libc::EREMOTEIO));
     failing();
     assert_eq!(fs::read(m.path("f")).unwrap_err().raw_os_error(), Some(libc::EREMOTEIO));
@@ -361,8 +374,9 @@ fn open_that_the_server_fails_is_looked_up_again() {
     m.end();
 }
 
+/// The attributes in the reply to a write answer a later stat(2).
 #[test]
-fn attributes_after_a_write_come_with_it() {
+fn write_reply_answers_stat() {
     let Some(m) = mounted(LONG) else { return };
     let f = File::create(m.path("f")).unwrap();
     f.write_all_at(&[1; 100], 0).unwrap();
@@ -375,8 +389,9 @@ fn attributes_after_a_write_come_with_it() {
     m.end();
 }
 
+/// After an open, lseek(2) with SEEK_END uses the server's length.
 #[test]
-fn seeking_to_the_end_finds_the_servers_end_after_an_open() {
+fn seek_end_uses_server_length() {
     let Some(m) = mounted(LONG) else { return };
     fs::write(m.path("f"), b"12345").unwrap();
     m.foreign_write("f", 5, b"67890");
@@ -386,10 +401,10 @@ fn seeking_to_the_end_finds_the_servers_end_after_an_open() {
     m.end();
 }
 
-/// Each descriptor asks for the outcome of the writes: an error is reported to all that were open,
-/// not only to the first that asks.
+/// Each open sends a COMMIT for writes that it has not checked. So an error is reported to all
+/// opens of the file, not only to the first.
 #[test]
-fn each_open_asks_what_became_of_writes() {
+fn each_open_commits_writes() {
     let Some(m) = mounted(0) else { return };
     let mut a = fs::File::create(m.path("f")).unwrap();
     let b = fs::OpenOptions::new().write(true).open(m.path("f")).unwrap();
@@ -398,18 +413,19 @@ fn each_open_asks_what_became_of_writes() {
     let asked = m.gate.calls("commit");
     assert!(asked > 0);
     drop(a);
-    assert_eq!(m.gate.calls("commit"), asked, "it was told before");
+    assert_eq!(m.gate.calls("commit"), asked, "the writes were stable before");
     drop(b);
     assert_eq!(m.gate.calls("commit"), asked + 1);
     let c = fs::OpenOptions::new().write(true).open(m.path("f")).unwrap();
     drop(c);
-    assert_eq!(m.gate.calls("commit"), asked + 1, "nothing was written since it was opened");
+    assert_eq!(m.gate.calls("commit"), asked + 1, "no write since the open");
     m.end();
 }
 
+/// 300 open files all show other clients' writes.
 /// Promise: 10
 #[test]
-fn all_open_files_show_changes_however_many() {
+fn many_open_files_show_changes() {
     const COUNT: usize = 300;
     let Some(m) = mounted(400) else { return };
     let names: Vec<String> = (0..COUNT).map(|i| format!("f{i}")).collect();
@@ -433,20 +449,21 @@ fn all_open_files_show_changes_however_many() {
     m.end();
 }
 
+/// An open file shows another client's write at the latest when its validity ends.
 /// Promise: 8b
 #[test]
-fn contents_of_an_open_file_are_no_older_than_their_validity() {
+fn open_file_contents_expire() {
     let Some(m) = mounted(1000) else { return };
     m.foreign_write("f", 0, &[0; 4]);
     let f = File::open(m.path("f")).unwrap();
     let mut buf = [0; 4];
     f.read_exact_at(&mut buf, 0).unwrap();
     let mut round = 0;
-    // A busy machine may be late, but not each time.
+    // A busy machine may be late, but not in each attempt.
     once_below("seconds until the new contents are read", 1.0, || {
-        // The longest time: right after a look.
+        // The longest delay is right after a check.
         let looks = m.gate.calls("getattr");
-        eventually("it is looked at", || m.gate.calls("getattr") > looks);
+        eventually("the file is checked", || m.gate.calls("getattr") > looks);
         pause(20);
         round += 1;
         m.foreign_write("f", 0, &[round; 4]);
@@ -461,9 +478,10 @@ fn contents_of_an_open_file_are_no_older_than_their_validity() {
     m.end();
 }
 
+/// An open directory shows new names after rewinddir(3).
 /// Promise: 11
 #[test]
-fn an_open_directory_shows_changes_when_it_is_read_from_its_start_again() {
+fn rewinddir_shows_new_names() {
     use rustix::fs::{Dir, Mode, OFlags, open};
     let Some(m) = mounted(400) else { return };
     m.foreign_write("f0", 0, b"x");
@@ -482,9 +500,10 @@ fn an_open_directory_shows_changes_when_it_is_read_from_its_start_again() {
     m.end();
 }
 
+/// An earlier open of a directory does not use the kernel's cached listing after its validity.
 /// Promise: 11
 #[test]
-fn a_cached_listing_is_not_used_after_its_time_by_who_opened_before() {
+fn cached_listing_expires_for_earlier_open() {
     use rustix::fs::{Dir, Mode, OFlags, open};
     let Some(m) = mounted(700) else { return };
     m.foreign_write("f0", 0, b"x");
@@ -499,9 +518,9 @@ fn a_cached_listing_is_not_used_after_its_time_by_who_opened_before() {
     m.end();
 }
 
-/// First bytes that came with opens are kept for the youngest opens only.
+/// First bytes of opens are kept only for the most recent opens.
 #[test]
-fn files_that_are_open_and_never_read_keep_few_bytes() {
+fn unread_files_keep_few_bytes() {
     let Some(m) = mounted_with(LONG, |c| c.first_bytes = 4 << 20) else { return };
     let names: Vec<String> = (0..20).map(|i| format!("f{i}")).collect();
     for name in &names {
@@ -514,7 +533,7 @@ fn files_that_are_open_and_never_read_keep_few_bytes() {
         assert_eq!(buf[..n], *names[i].as_bytes());
         m.gate.calls("read") - before
     };
-    // 64 MiB are 16 times as much as comes with one.
+    // The limit of 64 MiB is 16 times the first bytes of one file.
     assert_eq!((0..20).map(read).collect::<Vec<_>>(), [[1; 4].as_slice(), &[0; 16]].concat());
     drop(files);
     m.end();

@@ -1,5 +1,5 @@
-//! Listings: large ones, odd cookies, seeking, changes under way, and servers that never come to an
-//! end.
+//! Listings: large directories, unusual cookies, seeks, concurrent changes, and servers with an
+//! endless listing.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -17,8 +17,9 @@ fn names(dir: &Path) -> Vec<String> {
     entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
 }
 
+/// A directory with 100,000 entries is listed in few pages, and its attributes need few lookups.
 #[test]
-fn a_hundred_thousand_entries() {
+fn large_directory_is_listed_completely() {
     const COUNT: usize = 100_000;
     let Some(m) = mounted(600_000) else { return };
     fs::create_dir(m.path("big")).unwrap();
@@ -35,8 +36,8 @@ fn a_hundred_thousand_entries() {
     let took = seconds(|| seen = names(&m.path("big")).into_iter().collect::<HashSet<_>>().len());
     assert_eq!(seen, COUNT);
     eprintln!("{COUNT} entries in {took:.2} s, {} pages from below", m.gate.calls("readdir"));
-    assert!(m.gate.calls("readdir") < 100, "pages grow");
-    // With attributes: they come with the listing, not one by one.
+    assert!(m.gate.calls("readdir") < 100, "pages must grow");
+    // With attributes, which are in the listing.
     let before = m.gate.calls("walk");
     let entries = fs::read_dir(m.path("big")).unwrap();
     let inodes: HashSet<u64> = entries.map(|e| e.unwrap().metadata().unwrap().ino()).collect();
@@ -47,10 +48,12 @@ fn a_hundred_thousand_entries() {
     m.end();
 }
 
+/// Each entry is listed once, also with the cookies 1 and 2.
 /// Promise: 11
 #[test]
-fn every_entry_comes_once_whatever_the_cookies() {
-    // With shift 2 the first entries have the cookies 1 and 2, where others keep `.` and `..`.
+fn each_entry_is_listed_once() {
+    // With shift 2 the first entries have the cookies 1 and 2, which are often those of `.` and
+    // `..`.
     for shift in [0, 2] {
         let Some(m) = mounted(0) else { return };
         m.gate.shift_cookies(shift);
@@ -65,8 +68,9 @@ fn every_entry_comes_once_whatever_the_cookies() {
     }
 }
 
+/// seekdir(3) with an offset of telldir(3) continues after the same entry.
 #[test]
-fn seekdir_comes_back_to_where_telldir_was() {
+fn seekdir_returns_to_telldir_offset() {
     for validity in [0, 600_000] {
         let Some(m) = mounted(validity) else { return };
         m.gate.shift_cookies(2);
@@ -93,9 +97,10 @@ fn seekdir_comes_back_to_where_telldir_was() {
     }
 }
 
+/// Removing a tree while listing it removes all entries.
 /// Promise: 11
 #[test]
-fn removing_while_listing_misses_nothing() {
+fn removal_during_listing_is_complete() {
     let Some(m) = mounted(1000) else { return };
     fs::create_dir(m.path("d")).unwrap();
     for i in 0..2500 {
@@ -103,20 +108,21 @@ fn removing_while_listing_misses_nothing() {
     }
     fs::remove_dir_all(m.path("d")).unwrap();
     assert!(names(&m.dir).is_empty());
-    // The last ones that were written are being closed.
+    // The last written files are still being closed.
     eventually("only the root is left", || m.model.object_count() == 1);
     m.end();
 }
 
+/// A name that was removed after its page was read is not cached by the kernel.
 #[test]
-fn a_name_removed_after_its_page_was_read_does_not_come_back() {
+fn removed_name_stays_absent() {
     let Some(m) = mounted(600_000) else { return };
     for i in 0..2000 {
         fs::write(m.path(&format!("f{i}")), b"").unwrap();
     }
     let mut listing = fs::read_dir(&m.dir).unwrap();
     listing.next();
-    // More was read than was taken.
+    // The page has more entries than were taken.
     for i in 1000..2000 {
         fs::remove_file(m.path(&format!("f{i}"))).unwrap();
     }
@@ -127,14 +133,15 @@ fn a_name_removed_after_its_page_was_read_does_not_come_back() {
     m.end();
 }
 
+/// A listing that returns to its start ends with EIO.
 #[test]
-fn a_server_that_never_ends_a_listing_is_an_error() {
+fn endless_listing_fails() {
     let Some(m) = mounted(0) else { return };
     for i in 0..300 {
         fs::write(m.path(&format!("some longer file name {i}")), b"").unwrap();
     }
     m.gate.circle();
-    once_below("seconds until it is given up", 5.0, || {
+    once_below("seconds until the error", 5.0, || {
         seconds(|| {
             let result: Result<Vec<_>, _> = fs::read_dir(&m.dir).unwrap().collect();
             assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
@@ -143,8 +150,9 @@ fn a_server_that_never_ends_a_listing_is_an_error() {
     m.end();
 }
 
+/// The entries `.` and `..` have the right inode numbers.
 #[test]
-fn dot_and_dot_dot_are_there() {
+fn dot_entries_have_inode_numbers() {
     let Some(m) = mounted(1000) else { return };
     fs::create_dir_all(m.path("a/b")).unwrap();
     let fd = open(m.path("a/b"), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
@@ -156,7 +164,7 @@ fn dot_and_dot_dot_are_there() {
     m.end();
 }
 
-/// A stream of directory entries as the C library has them.
+/// A directory stream of the C library.
 struct Stream(*mut libc::DIR);
 
 impl Stream {
@@ -175,7 +183,7 @@ impl Stream {
     }
 
     fn seek(&self, place: i64) {
-        // SAFETY: an open stream, and a place that it told.
+        // SAFETY: an open stream, and an offset from telldir(3).
         unsafe { libc::seekdir(self.0, place) }
     }
 
@@ -191,16 +199,16 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: an open stream, which is not used any more.
+        // SAFETY: an open stream that is not used any more.
         unsafe { libc::closedir(self.0) };
     }
 }
 
-/// A program that asks where it is and goes there for each entry costs a bounded number of entries
-/// each time, however large the directory, forwards, backwards, and across pages; each place leads
-/// to its entry.
+/// A program that calls telldir(3) and seekdir(3) for each entry costs a bounded number of entries
+/// each time. That holds for large directories, forwards, backwards, and across pages. Each offset
+/// leads to its entry.
 #[test]
-fn seeking_costs_the_same_in_large_directories() {
+fn seekdir_cost_is_bounded() {
     for validity in [0, 600_000] {
         let Some(m) = mounted(validity) else { return };
         fs::create_dir(m.path("d")).unwrap();
@@ -231,7 +239,7 @@ fn seeking_costs_the_same_in_large_directories() {
             }
             let requests = m.requests("READDIR") + m.requests("READDIRPLUS") - requests;
             assert!(requests <= 2 * count as u64 + 10, "{requests} requests");
-            // Two seeks for each entry, and whole pieces at the start of the directory.
+            // Two seeks per entry, and whole pieces at the start of the directory.
             let given = m.mounted().entries_listed() - given;
             assert!(given <= 8 * count as u64 + 6000, "{given} entries for {count}");
             costs.push((m.gate.listed() - listed) / count);

@@ -1,5 +1,4 @@
-//! Path hints: one walk for a whole path, and right answers when there is no hint, a wrong one or a
-//! forged one.
+//! Path hints: one walk for a whole path, and right answers with a missing, wrong or forged hint.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -12,17 +11,18 @@ use std::ffi::{CString, c_char};
 use std::fs;
 use std::path::Path;
 
-/// Validity so long that it plays no part.
+/// Validity that does not end during a test.
 const LONG: u64 = 600_000;
 
 thread_local! {
-    /// Walks that were not those of a machine that does nothing else.
+    /// Unexpected walks.
     static OTHERS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-    /// A call took so long that its look-ups may count as those of several.
+    /// A call took so long that its lookups may count as those of several calls.
     static LATE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The walks, on an otherwise idle machine. Answers are compared by assertions.
+/// Records a difference in walks, which a busy machine may cause. Answers are compared by
+/// assertions.
 macro_rules! walked {
     ($seen:expr, $wanted:expr $(, $($what:tt)+)?) => {{
         let (seen, wanted) = (&$seen, &$wanted);
@@ -34,9 +34,9 @@ macro_rules! walked {
     }};
 }
 
-/// A test of walks, on a new mount after each disturbance. A caller that is not seen to rest has no
-/// hint, and one that comes back late counts as another call. The walks are not judged then, the
-/// answers always are.
+/// Runs a test of walks, again on a new mount after each disturbance. A caller that is not asleep
+/// has no hint. A late request counts as part of another call. In both cases the walks are not
+/// compared, but the answers are.
 fn undisturbed(begin: impl Fn() -> Option<Mount>, test: impl Fn(&Mount)) {
     for _ in 0..10 {
         OTHERS.take();
@@ -51,9 +51,9 @@ fn undisturbed(begin: impl Fn() -> Option<Mount>, test: impl Fn(&Mount)) {
             return;
         }
         eprintln!("{others:#?}");
-        assert!(LATE.get() || busy, "nothing was in the way of it: {others:#?}");
+        assert!(LATE.get() || busy, "walks differ without a disturbance: {others:#?}");
     }
-    panic!("something was in the way each time");
+    panic!("each attempt was disturbed");
 }
 
 fn c(path: impl AsRef<Path>) -> CString {
@@ -61,7 +61,7 @@ fn c(path: impl AsRef<Path>) -> CString {
     CString::new(path.as_ref().as_os_str().as_bytes()).unwrap()
 }
 
-/// A directory of depth 7 below `top` with a file, as another client makes them.
+/// A directory of depth 7 below `top` with a file, created by another client.
 fn tree(m: &Mount, top: &str) -> String {
     let dir = format!("{top}/b/c/d/e/f/g");
     m.foreign_dirs(&dir);
@@ -69,25 +69,25 @@ fn tree(m: &Mount, top: &str) -> String {
     format!("{dir}/h")
 }
 
-/// Walks that `call` makes, as their paths.
+/// The paths of the walks of `call`.
 fn walks(m: &Mount, call: impl FnOnce()) -> Vec<String> {
     m.gate.walks();
     on_time(call);
     m.gate.walks().into_iter().map(|w| w.path).collect()
 }
 
-/// Notes when a call takes so long that its look-ups may count as those of several, or their
-/// answers run out on the way.
+/// Records a call that takes too long: its lookups may count as those of several calls, or their
+/// answers may expire.
 fn on_time(call: impl FnOnce()) {
     if common::seconds(call) > 0.05 {
         LATE.set(true);
     }
 }
 
-/// A system call with a path that the test makes itself.
+/// A system call with a path.
 type Raw = fn(*const c_char) -> i64;
 
-/// A system call as it is.
+/// A raw system call.
 fn sys(number: libc::c_long, args: [usize; 5]) -> i64 {
     // SAFETY: callers pass NUL-terminated paths and buffers that are large enough and live across
     // the call.
@@ -100,7 +100,8 @@ fn open(path: *const c_char, flags: i32) -> i64 {
     close(sys(libc::SYS_openat, [CWD, path as usize, flags as usize, 0, 0]))
 }
 
-/// A call that fills a buffer: the arguments before the path, and those between it and the buffer.
+/// A system call that fills a buffer: the arguments before the path, and those between the path and
+/// the buffer.
 fn filled(number: libc::c_long, first: &[usize], path: *const c_char, between: &[usize]) -> i64 {
     let mut buf = [0u64; 64];
     let (path, buf) = ([path as usize], [buf.as_mut_ptr() as usize]);
@@ -146,8 +147,9 @@ fn close(fd: i64) -> i64 {
     if fd >= 0 { sys(libc::SYS_close, [fd as usize, 0, 0, 0, 0]) } else { fd }
 }
 
+/// Each system call with a path of depth 8 sends one walk.
 #[test]
-fn one_walk_for_a_path_of_depth_8_whatever_the_call() {
+fn deep_path_needs_one_walk() {
     for validity in [LONG, 0] {
         undisturbed(
             || mounted(validity),
@@ -166,8 +168,9 @@ fn one_walk_for_a_path_of_depth_8_whatever_the_call() {
     }
 }
 
+/// The walk of a call fetches the data that the call needs: first bytes, rights, or no extras.
 #[test]
-fn the_walk_asks_for_what_the_call_will_want() {
+fn walk_fetches_needed_data() {
     undisturbed(
         || mounted(LONG),
         |m| {
@@ -199,15 +202,16 @@ fn the_walk_asks_for_what_the_call_will_want() {
     );
 }
 
+/// A small file is read with one walk and one open.
 #[test]
-fn a_small_file_is_read_without_a_read() {
+fn small_file_needs_no_read() {
     undisturbed(
         || mounted(LONG),
         |m| {
             let path = tree(m, "a");
             on_time(|| assert_eq!(fs::read(m.path(&path)).unwrap(), b"contents"));
             walked!((m.gate.calls("walk"), m.gate.calls("open"), m.gate.calls("read")), (1, 1, 0));
-            // A larger one from its 65537th byte on.
+            // The bytes of a larger file from byte 65,537 on.
             let large: Vec<u8> = (0..300_000u32).map(|i| (i / 7) as u8).collect();
             m.foreign_write("large", 0, &large);
             assert_eq!(fs::read(m.path("large")).unwrap(), large);
@@ -215,8 +219,9 @@ fn a_small_file_is_read_without_a_read() {
     );
 }
 
+/// Without hints each name of a path is looked up singly.
 #[test]
-fn without_hints_names_are_asked_one_by_one() {
+fn without_hints_names_walk_singly() {
     let Some(m) = mounted_with(LONG, |c| c.hints = false) else { return };
     let path = tree(&m, "a");
     let walked = walks(&m, || assert_eq!(fs::metadata(m.path(&path)).unwrap().len(), 8));
@@ -225,7 +230,7 @@ fn without_hints_names_are_asked_one_by_one() {
     m.end();
 }
 
-/// Walks of `stat`-like calls on a path, given from the mount's root.
+/// The walks of stat(2) on a path below the mount point.
 fn stat_walks(m: &Mount, path: &str, expected: Result<u64, i32>) -> Vec<String> {
     let full = format!("{}/{path}", m.dir.display());
     walks(m, || {
@@ -234,8 +239,9 @@ fn stat_walks(m: &Mount, path: &str, expected: Result<u64, i32>) -> Vec<String> 
     })
 }
 
+/// A rename or link sends one walk for each of its paths.
 #[test]
-fn renaming_and_linking_walk_each_of_two_paths_once() {
+fn rename_and_link_walk_once() {
     undisturbed(
         || mounted(LONG),
         |m| {
@@ -250,8 +256,9 @@ fn renaming_and_linking_walk_each_of_two_paths_once() {
     );
 }
 
+/// execve(2) finds its program with one walk.
 #[test]
-fn a_program_is_found_in_one_walk() {
+fn exec_needs_one_walk() {
     undisturbed(
         || mounted(LONG),
         |m| {
@@ -266,8 +273,9 @@ fn a_program_is_found_in_one_walk() {
     );
 }
 
+/// A call that creates a name sends one walk.
 #[test]
-fn creating_walks_once() {
+fn create_needs_one_walk() {
     undisturbed(
         || mounted(LONG),
         |m| {
@@ -281,8 +289,9 @@ fn creating_walks_once() {
     );
 }
 
+/// A path with a symbolic link continues with a second walk in the target.
 #[test]
-fn symbolic_links_in_the_middle_continue_in_their_target() {
+fn walk_continues_in_link_target() {
     for validity in [LONG, 0] {
         undisturbed(
             || mounted(validity),
@@ -296,7 +305,7 @@ fn symbolic_links_in_the_middle_continue_in_their_target() {
                     m.foreign_write(&format!("l{i}/x/y/z/f"), 0, b"12345");
                     let walked = stat_walks(m, &format!("l{i}/x/down/z/f"), Ok(5));
                     walked!(walked, [format!("l{i}/x/down/z/f"), "y/z/f".into()]);
-                    // Up again, and from the root of the machine.
+                    // A link with `..`, and a link from the root of the machine.
                     m.foreign_symlink(&format!("l{i}/up"), &format!("../t{i}/b/c"));
                     let walked = stat_walks(m, &format!("l{i}/up/d/e/f/g/h"), Ok(8));
                     let rest = format!("t{i}/b/c/d/e/f/g/h");
@@ -310,8 +319,9 @@ fn symbolic_links_in_the_middle_continue_in_their_target() {
     }
 }
 
+/// A path with a link in the kernel's cache is walked in the same way as without the cache.
 #[test]
-fn a_link_whose_target_the_kernel_has_cached_is_followed_as_well() {
+fn walk_follows_link_cached_by_kernel() {
     for validity in [0, 100] {
         undisturbed(
             || mounted(validity),
@@ -324,20 +334,21 @@ fn a_link_whose_target_the_kernel_has_cached_is_followed_as_well() {
                     common::pause(validity + 50);
                 }
                 walked!(m.requests("READLINK"), 1, "the kernel keeps the target");
-                // Another client lets it lead elsewhere.
+                // Another client changes the target of the link.
                 m.foreign_dirs("l/x/new/z");
                 m.foreign_write("l/x/new/z/f", 0, b"123");
                 m.foreign_unlink("l/x/down");
                 m.foreign_symlink("l/x/down", "new");
-                // The kernel asks twice when a name leads to another object.
+                // The kernel looks up a name twice when it leads to another object.
                 walked!(stat_walks(m, "l/x/down/z/f", Ok(3)), ["l/x/down/z/f", "down/z/f", "new/z/f"]);
             },
         );
     }
 }
 
+/// A symbolic link at the end of a path is followed only if the flags of the call say so.
 #[test]
-fn symbolic_links_at_the_end_are_followed_or_not_as_the_call_says() {
+fn flags_decide_last_link() {
     undisturbed(
         || mounted(LONG),
         |m| {
@@ -363,6 +374,8 @@ fn symbolic_links_at_the_end_are_followed_or_not_as_the_call_says() {
     );
 }
 
+/// Paths with dots, repeated slashes, repeated names and missing names have right answers and few
+/// walks.
 #[test]
 fn dots_slashes_and_missing_names() {
     undisturbed(
@@ -371,25 +384,26 @@ fn dots_slashes_and_missing_names() {
             tree(m, "a");
             walked!(stat_walks(m, "a/./b//c/././d/e", Ok(0)), ["a/b/c/d/e"]);
             walked!(stat_walks(m, "a/b/c///", Ok(0)), ["a/b/c"]);
-            // The walk stops at '..', and goes on behind it.
+            // The walk stops at `..`, and a second walk continues after it.
             walked!(stat_walks(m, "a/b/../b/c/d", Ok(0)), ["a/b", "b/c/d"]);
             walked!(stat_walks(m, "a/b/../../a/b/c", Ok(0)), ["a/b", "a/b/c"]);
             walked!(stat_walks(m, "a/b/c/none", Err(libc::ENOENT)), ["a/b/c/none"]);
             walked!(stat_walks(m, "a/none/c/d", Err(libc::ENOENT)), ["a/none/c/d"]);
             walked!(stat_walks(m, "a/b/c/d/e/f/g/h/i", Err(libc::ENOTDIR)), ["a/b/c/d/e/f/g/h/i"]);
             walked!(stat_walks(m, "a/b/c/d/e/f/g/h/", Err(libc::ENOTDIR)), ["a/b/c/d/e/f/g/h"]);
-            // One buffer with ever new contents, and the same call again.
+            // The same buffer with new contents, and repeated calls.
             for _ in 0..3 {
                 walked!(stat_walks(m, "a/b/c/d/e/f/g/h/", Err(libc::ENOTDIR)), ["a/b/c/d/e/f/g/h"]);
                 walked!(stat_walks(m, "a/b/c/d/e/f/g/x/", Err(libc::ENOENT)), ["a/b/c/d/e/f/g/x"]);
             }
-            // The same name again and again.
+            // The same name several times.
             m.foreign_dirs("b/b/b/a/b/b");
             walked!(stat_walks(m, "b/b/b/a/b/b", Ok(0)), ["b/b/b/a/b/b"]);
         },
     );
 }
 
+/// Relative paths and paths below a directory descriptor are walked once.
 #[test]
 fn relative_paths_and_directory_descriptors() {
     use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
@@ -420,6 +434,7 @@ fn relative_paths_and_directory_descriptors() {
     );
 }
 
+/// The restrictions of openat2(2) hold.
 #[test]
 fn openat2_restrictions_hold() {
     let Some(m) = mounted(LONG) else { return };
@@ -446,13 +461,14 @@ fn openat2_restrictions_hold() {
     assert_eq!(beneath("link/d/e/f/g/h", ResolveFlags::BENEATH), Ok(()));
     assert_eq!(beneath("link/../../../a/b", ResolveFlags::BENEATH), Err(libc::EXDEV));
     assert_eq!(beneath("away/passwd", ResolveFlags::BENEATH), Err(libc::EXDEV));
-    // Here the link's root is the directory.
+    // With IN_ROOT the root of the link is the directory.
     assert_eq!(beneath("away/passwd", ResolveFlags::IN_ROOT), Err(libc::ENOENT));
     assert_eq!(beneath("../../b/c/d/e/f/g/h", ResolveFlags::IN_ROOT), Ok(()));
     drop(dir);
     m.end();
 }
 
+/// Mounts over and inside a path have right answers.
 #[test]
 fn mounts_over_and_inside_the_path() {
     undisturbed(
@@ -484,7 +500,8 @@ fn mounts_over_and_inside_the_path() {
             );
             unmount("a/b/c");
             assert_eq!(fs::metadata(m.path("a/b/c/d/e/f/g/h")).unwrap().len(), 8);
-            // A part of the mount inside itself: the names above are not those of the directory.
+            // A bind mount inside the mount: the path above it differs from the names of the
+            // directory.
             m.foreign_dirs("bound");
             bind("z/b/c", "bound");
             walked!(stat_walks(m, "bound/d/e/f/g/h", Ok(8)).len(), 1);
@@ -494,15 +511,16 @@ fn mounts_over_and_inside_the_path() {
     );
 }
 
+/// Programs in another root, mount namespace or process namespace have hints.
 #[test]
-fn another_root_and_another_mount_namespace() {
+fn other_root_and_namespace_have_hints() {
     undisturbed(
         || mounted(0),
         |m| {
             tree(m, "a");
             m.foreign_dirs("bin");
             let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
-            // In a root of its own the path begins below the mount's: `/a/b/…`.
+            // In its own root the path starts below the mount point: `/a/b/…`.
             if let Some(busybox) = busybox {
                 m.foreign_write("bin/busybox", 0, &fs::read(busybox).unwrap());
                 let set = hither_vfs::SetAttr { mode: Some(0o755), ..Default::default() };
@@ -536,7 +554,7 @@ fn another_root_and_another_mount_namespace() {
                 assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), "8");
             };
             walked!(walks(m, elsewhere).contains(&"a/b/c/d/e/f/g/h".to_string()), true);
-            // Threads in another process namespace are seen from here under their numbers here.
+            // Threads in another process namespace are visible with their numbers in this one.
             let inside = || {
                 let mut c = std::process::Command::new("unshare");
                 let path = m.path("a/b/c/d/e/f/g/h");
@@ -548,22 +566,25 @@ fn another_root_and_another_mount_namespace() {
     );
 }
 
+/// A walk ends at a directory that the caller may not search.
 #[test]
-fn a_directory_that_may_not_be_searched_ends_the_walk() {
+fn unsearchable_directory_ends_walk() {
     let Some(m) = mounted(LONG) else { return };
     tree(&m, "a");
     m.foreign_setattr("a/b/c", &hither_vfs::SetAttr { mode: Some(0o700), ..Default::default() });
     let stat = |uid| common::user_can(&m.dir, uid, uid, &[], "stat $M/a/b/c/d/e/f/g/h");
     assert!(!stat(5001));
     assert!(stat(0));
-    assert!(!stat(5001), "what was found for the superuser is not for others");
+    assert!(!stat(5001), "the superuser's walk is no answer for other users");
     let list = common::as_user(&m.dir, 5001, 5001, &[], "cat $M/a/b/c/d/e/f/g/h");
     assert!(String::from_utf8_lossy(&list.stderr).contains("Permission denied"));
     m.end();
 }
 
+/// An open sees another client's write with one walk, and is as fresh as the first lookup of its
+/// call.
 #[test]
-fn close_to_open_holds_with_one_round_trip_for_name_and_contents() {
+fn walk_keeps_close_to_open() {
     undisturbed(
         || mounted(0),
         |m| {
@@ -573,12 +594,13 @@ fn close_to_open_holds_with_one_round_trip_for_name_and_contents() {
                 m.foreign_write(&path, 0, text.as_bytes());
                 assert_eq!(fs::read(m.path(&path)).unwrap(), text.as_bytes());
             }
-            // An open without look-ups is as new as itself, one with them as its first look-up.
+            // An open without lookups is as fresh as the open, and an open with lookups as fresh as
+            // the first lookup.
             let mut opened = None;
             on_time(|| opened = Some(fs::File::open(m.path(&path)).unwrap()));
             let f = opened.unwrap();
             let walk = m.gate.walks().pop().unwrap();
-            walked!(m.gate.last_open().fresh_since.unwrap() <= walk.at, true, "as its first look-up");
+            walked!(m.gate.last_open().fresh_since.unwrap() <= walk.at, true, "as fresh as its first lookup");
             let again =
                 fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&f))).unwrap();
             assert!(m.gate.last_open().fresh_since.unwrap() > walk.at);
@@ -587,8 +609,9 @@ fn close_to_open_holds_with_one_round_trip_for_name_and_contents() {
     );
 }
 
+/// Without close-to-open an open has no freshness requirement.
 #[test]
-fn without_close_to_open_validity_decides() {
+fn without_close_to_open_validity_suffices() {
     let Some(m) = mounted_with(0, |c| c.close_to_open = false) else { return };
     let path = tree(&m, "a");
     assert_eq!(fs::read(m.path(&path)).unwrap(), b"contents");
@@ -596,11 +619,12 @@ fn without_close_to_open_validity_decides() {
     m.end();
 }
 
+/// A name that the mount changes during a walk is not answered from the walk.
 #[test]
-fn what_this_mount_changes_meanwhile_is_not_answered_from_the_walk() {
+fn local_change_outdates_walk() {
     let Some(m) = mounted(0) else { return };
     tree(&m, "a");
-    // Between the first look-up and the last, a program of this machine writes, removes and makes
+    // Between the first and the last lookup a program of this machine writes, removes and creates
     // names.
     let (dir, path) = (m.path("a/b/c/d/e/f/g"), m.path("a/b/c/d/e/f/g/h"));
     let held = std::os::fd::OwnedFd::from(fs::File::open(&dir).unwrap());
@@ -624,8 +648,8 @@ fn what_this_mount_changes_meanwhile_is_not_answered_from_the_walk() {
         let (busy, done) = (busy.0, std::sync::Mutex::new(done.1));
         let started = std::sync::Mutex::new(busy);
         m.gate.at_peek(move |name| {
-            // The look-up of the last but one: the worker's own need the other thread that reads
-            // requests.
+            // At the lookup of the last but one name, because the worker's own lookups need the
+            // other reading thread.
             if name == "f" && !once.swap(true, std::sync::atomic::Ordering::SeqCst) {
                 started.lock().unwrap().send(()).unwrap();
                 done.lock().unwrap().recv().unwrap();
@@ -641,8 +665,9 @@ fn what_this_mount_changes_meanwhile_is_not_answered_from_the_walk() {
     m.end();
 }
 
+/// Calls of io_uring have no hint and right answers.
 #[test]
-fn io_uring_has_no_hint_and_right_answers() {
+fn io_uring_open_needs_no_hint() {
     let Some(m) = mounted(0) else { return };
     let path = tree(&m, "a");
     let text = c(m.path(&path));
@@ -659,11 +684,12 @@ fn io_uring_has_no_hint_and_right_answers() {
     m.end();
 }
 
+/// A hint costs less than 200 µs.
 #[test]
-fn what_a_hint_costs() {
+fn hint_costs_few_microseconds() {
     use rustix::fs::{AtFlags, statat};
-    // The fast part of it: other work of the machine makes calls slow now and then, a hint makes
-    // each of them slow.
+    // The fastest calls, because other work of the machine slows single calls, and a hint slows
+    // each call.
     let cost = |hints: bool| {
         let m = mounted_with(0, |c| c.hints = hints)?;
         m.foreign_dirs("a");

@@ -1,5 +1,5 @@
-//! Callers whose paths cannot be read, change under the reader, or keep it waiting: hints may be
-//! lost, answers never.
+//! Callers whose paths are unreadable, change during the read, or block the reader. Hints may be
+//! lost, answers may not.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const LONG: u64 = 600_000;
 
-/// Memory of this program for a path, on pages of its own.
+/// Memory of this program for a path, on separate pages.
 #[derive(Clone, Copy)]
 struct Memory(usize);
 
@@ -38,7 +38,7 @@ impl Memory {
         }
     }
 
-    /// stat(2) with this very memory: the size, or the errno.
+    /// stat(2) with a path in this memory: the size or the errno.
     fn stat(self) -> Result<i64, i32> {
         // SAFETY: a structure that lives across the call; the kernel checks the path.
         unsafe {
@@ -56,7 +56,8 @@ impl Memory {
     }
 
     fn protect(self, protection: i32) {
-        // SAFETY: as above; no code in this program touches them until they are readable again.
+        // SAFETY: as above. No code in this program accesses the pages until they are readable
+        // again.
         assert_eq!(unsafe { libc::mprotect(self.0 as *mut _, 8192, protection) }, 0);
     }
 }
@@ -69,9 +70,10 @@ fn trees(m: &Mount) {
     m.foreign_write("g", 0, b"at the top");
 }
 
+/// A path that changes during its call does not change the answer.
 /// Promise: 8
 #[test]
-fn a_path_that_changes_while_its_call_runs_changes_no_answer() {
+fn changing_path_keeps_answer() {
     let others: [&[&str]; 3] = [
         &["a/x/y/f"],
         &["a/b/none", "a/b/c/f/beyond"],
@@ -100,8 +102,10 @@ fn a_path_that_changes_while_its_call_runs_changes_no_answer() {
     }
 }
 
+/// A path that another thread overwrites gives the answer for one of its two values, or for a
+/// mixture.
 #[test]
-fn another_thread_writes_over_the_path_all_the_time() {
+fn overwritten_path_gives_valid_answer() {
     let Some(m) = mounted(0) else { return };
     trees(&m);
     let memory = Memory::with(&m.path("a/b/c/f"));
@@ -115,13 +119,13 @@ fn another_thread_writes_over_the_path_all_the_time() {
             }
         }
     });
-    // Which of the two the kernel itself sees is open; no third is.
+    // The kernel may read either of the two paths, but no third one.
     let (mut right, mut wrong) = (0, 0);
     for _ in 0..2000 {
         match memory.stat() {
             Ok(5) => right += 1,
             Ok(10) => wrong += 1,
-            // Halves of both.
+            // A mixture of both paths.
             Err(libc::ENOENT) => {}
             other => panic!("{other:?}"),
         }
@@ -132,8 +136,9 @@ fn another_thread_writes_over_the_path_all_the_time() {
     m.end();
 }
 
+/// An unreadable path is looked up name by name.
 #[test]
-fn a_path_that_is_gone_is_walked_name_by_name() {
+fn unreadable_path_is_walked_singly() {
     let Some(m) = mounted(0) else { return };
     trees(&m);
     let memory = Memory::with(&m.path("a/b/c/f"));
@@ -151,8 +156,8 @@ fn a_path_that_is_gone_is_walked_name_by_name() {
     m.end();
 }
 
-/// A region whose missing pages are not supplied until it is closed (userfaultfd(2)); `None` where
-/// that is not allowed.
+/// Makes missing pages of the memory block their reader until the returned file is closed
+/// (userfaultfd(2)). `None` when that is not allowed.
 fn unanswered(memory: Memory) -> Option<std::fs::File> {
     use std::os::fd::FromRawFd;
     const UFFDIO_API: u64 = 0xc018_aa3f;
@@ -173,8 +178,9 @@ fn unanswered(memory: Memory) -> Option<std::fs::File> {
     }
 }
 
+/// A caller whose memory blocks its reader does not block other callers.
 #[test]
-fn memory_that_never_comes_stops_nobody_else() {
+fn blocked_reader_blocks_no_other() {
     let Some(m) = mounted_with(0, |c| c.threads = 2) else { return };
     trees(&m);
     let memory = Memory::with(&m.path("a/b/c/f"));
@@ -187,13 +193,13 @@ fn memory_that_never_comes_stops_nobody_else() {
             memory.advise(libc::MADV_DONTNEED);
         }
     });
-    // (Where another call's hint was just being read it goes without one, and is not stuck.)
+    // A request during the read of another hint has no hint and does not block.
     let stuck = (0..20).find_map(|_| {
         let busy = || m.mounted().hints().missed.get("busy").copied().unwrap_or(0);
         let before = busy();
         let stuck = std::thread::spawn(move || memory.stat());
-        // One thread is left from the start, and before long there are two again.
-        eventually("the reader is stuck, or through", || {
+        // One reading thread is left at first, and soon a second one is started.
+        eventually("the reader is blocked, or done", || {
             assert_eq!(fs::metadata(m.path("g")).unwrap().len(), 10);
             busy() > before || stuck.is_finished()
         });
@@ -203,7 +209,7 @@ fn memory_that_never_comes_stops_nobody_else() {
         }
         (!stuck.is_finished()).then_some(stuck)
     });
-    let stuck = stuck.expect("nobody was ever stuck");
+    let stuck = stuck.expect("no reader was blocked");
     let path = m.path("g");
     let many: Vec<_> = (0..4)
         .map(|_| {
@@ -226,8 +232,9 @@ fn memory_that_never_comes_stops_nobody_else() {
     m.end();
 }
 
+/// A mount ends although a reader of a hint is blocked.
 #[test]
-fn a_mount_ends_though_a_reader_is_stuck() {
+fn mount_ends_despite_blocked_reader() {
     let Some(mut m) = mounted_with(0, |c| c.threads = 2) else { return };
     trees(&m);
     let memory = Memory::with(&m.path("a/b/c/f"));
@@ -242,14 +249,15 @@ fn a_mount_ends_though_a_reader_is_stuck() {
     let mounted = m.mounted.take().unwrap();
     mounted.unmount(true).unwrap();
     let ended = m.rt.block_on(async { tokio::time::timeout(common::PATIENCE, mounted.wait()).await });
-    assert!(ended.is_ok(), "the end waits for a stuck thread");
+    assert!(ended.is_ok(), "the end waits for a blocked thread");
     m.gate.at_peek(|_| ());
     drop(fault);
     assert!(stuck.join().unwrap().is_err());
 }
 
+/// A caller that is killed during its call leaves no running call and no wrong answer.
 #[test]
-fn a_caller_killed_in_its_call_leaves_nothing_behind() {
+fn killed_caller_leaves_no_call() {
     let Some(m) = mounted(0) else { return };
     trees(&m);
     for _ in 0..5 {
@@ -260,10 +268,10 @@ fn a_caller_killed_in_its_call_leaves_nothing_behind() {
         child.kill().unwrap();
         child.wait().unwrap();
         m.gate.open_all();
-        eventually("it ends", || m.mounted().counts().2 == 0);
+        eventually("the call ends", || m.mounted().counts().2 == 0);
         assert_eq!(fs::metadata(m.path("a/b/c/f")).unwrap().len(), 5);
     }
-    // Killed before its memory was read.
+    // Killed before its memory is read.
     let victim = Arc::new(std::sync::Mutex::new(None::<u32>));
     let kill = victim.clone();
     m.gate.at_peek(move |_| {
@@ -288,8 +296,9 @@ fn a_caller_killed_in_its_call_leaves_nothing_behind() {
     m.end();
 }
 
+/// Names that are looked up in advance are checked with the caller's own rights.
 #[test]
-fn names_asked_for_ahead_need_the_callers_own_rights() {
+fn prefetched_names_check_caller_rights() {
     let Some(m) = mounted(0) else { return };
     trees(&m);
     fs::set_permissions(m.path("a/b"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -303,8 +312,9 @@ fn names_asked_for_ahead_need_the_callers_own_rights() {
     m.end();
 }
 
+/// Concurrent threads with hints get the answers for their own paths.
 #[test]
-fn many_threads_each_get_their_own() {
+fn threads_get_own_answers() {
     for validity in [0, LONG] {
         let Some(m) = mounted(validity) else { return };
         for t in 0..8 {

@@ -1,5 +1,5 @@
-//! A dead server blocks only its waiting callers, and they can be killed; signals that a program
-//! handles do not disturb it; unmounting always works.
+//! An unresponsive server blocks only its waiting callers, and they can be killed. Signals that a
+//! program handles do not disturb it. Unmounting always works.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Starts a program that does `what` to `path`; see [`child`].
+/// Starts a program that does `what` to `path` (see [`child`]).
 fn start(m: &Mount, what: &str, path: &str) -> Child {
     let mut c = Command::new(std::env::current_exe().unwrap());
     c.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -20,7 +20,7 @@ fn start(m: &Mount, what: &str, path: &str) -> Child {
     c.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// The program's report about its call: `ok` or `errno N`, after how many signals.
+/// The program's report: `ok` or `errno N`, and whether it caught signals.
 fn outcome(mut child: Child) -> String {
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
@@ -33,8 +33,8 @@ fn signal(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-/// Sends a signal to the very thread that waits in the kernel for its call, once it does: its
-/// request was seen before it sleeps.
+/// Sends a signal to the thread that waits in the kernel for its call. The request can arrive
+/// before the thread sleeps.
 fn signal_waiter(child: &Child, signal: i32) {
     let tasks = format!("/proc/{}/task", child.id());
     let mut waiter = None;
@@ -57,7 +57,7 @@ extern "C" fn caught(_: i32) {
 }
 
 fn handle(signal: i32) {
-    // SAFETY: the handler only counts; the structure is filled as sigaction(2) wants it.
+    // SAFETY: the handler only counts, and the structure is filled as sigaction(2) requires.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = caught as extern "C" fn(i32) as usize;
@@ -72,8 +72,7 @@ fn child() {
     let Ok(what) = std::env::var("CHILD") else { return };
     let path = std::env::var("CHILD_PATH").unwrap();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // An ignored signal, as from nohup(1) and similar programs, is inherited.
-        // SAFETY: no handler, only the default.
+        // The program inherits ignored signals, for example from nohup(1).
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     for part in what.split_whitespace() {
@@ -108,16 +107,16 @@ fn child() {
     }
 }
 
-/// Thousands of calls, while another thread sends signals to this one as fast as it can.
+/// Runs thousands of calls while another thread sends signals to this one as fast as possible.
 fn storm(path: &str) -> std::io::Result<()> {
     use std::sync::atomic::{AtomicBool, Ordering};
     handle(libc::SIGUSR1);
     static DONE: AtomicBool = AtomicBool::new(false);
-    // SAFETY: no arguments but numbers.
+    // SAFETY: only numbers are passed.
     let me = unsafe { libc::syscall(libc::SYS_gettid) };
     let thread = std::thread::spawn(move || {
         while !DONE.load(Ordering::Relaxed) {
-            // SAFETY: a signal with a handler to a thread of this process that waits for this one.
+            // SAFETY: a signal with a handler, to a thread of this process that waits for this one.
             unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), me, libc::SIGUSR1) };
         }
     });
@@ -127,12 +126,13 @@ fn storm(path: &str) -> std::io::Result<()> {
     result
 }
 
+/// No call fails while its thread gets many handled signals.
 #[test]
-fn a_storm_of_signals_loses_no_call() {
+fn signals_lose_no_call() {
     let Some(m) = mounted(0) else { return };
     fs::write(m.path("f"), b"x").unwrap();
-    // How many signals come while a call waits is the scheduler's affair: until there were enough
-    // of them.
+    // The scheduler decides how many signals arrive during a call, so the test repeats until there
+    // were enough.
     let mut interrupts = 0;
     for _ in 0..100 {
         let children: Vec<_> = (0..3).map(|_| start(&m, "storm", "f")).collect();
@@ -148,8 +148,8 @@ fn a_storm_of_signals_loses_no_call() {
     m.end();
 }
 
-/// Seconds until a program has ended by a signal. The child of the test harness runs its test on a
-/// thread: the call waits there.
+/// Seconds until the signal ends the program. The call waits on a thread, because the test harness
+/// runs its test on one.
 fn ends_by(mut child: Child, wanted: i32) -> f64 {
     signal(&child, wanted);
     let mut status = None;
@@ -163,14 +163,15 @@ fn ends_by(mut child: Child, wanted: i32) -> f64 {
     took
 }
 
+/// SIGKILL ends a program that waits for an unresponsive server, in each kind of call.
 /// Promise: 24
 #[test]
-fn kill_ends_a_call_to_a_dead_server() {
-    // First bytes that come with the name would spare the read.
+fn kill_ends_waiting_call() {
+    // Without first bytes, which would avoid the read.
     let Some(m) = mounted_with(0, |c| c.first_bytes = 0) else { return };
     fs::write(m.path("f"), b"x").unwrap();
     for (op, what) in [("walk", "stat"), ("open", "read"), ("read", "read"), ("write", "write")] {
-        once_below("seconds until it ends", 2.0, || {
+        once_below("seconds until the program ends", 2.0, || {
             m.gate.shut(op);
             let child = start(&m, what, "f");
             eventually("the call waits", || m.gate.waiting(op) > 0);
@@ -183,12 +184,14 @@ fn kill_ends_a_call_to_a_dead_server() {
     m.end();
 }
 
+/// SIGINT, SIGTERM and SIGHUP without a handler end a program that waits for an unresponsive
+/// server.
 /// Promise: 24
 #[test]
-fn ctrl_c_ends_a_call_to_a_dead_server() {
+fn ctrl_c_ends_waiting_call() {
     let Some(m) = mounted(0) else { return };
     for s in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        once_below("seconds until it ends", 2.0, || {
+        once_below("seconds until the program ends", 2.0, || {
             m.gate.shut("walk");
             let child = start(&m, "stat", "f");
             eventually("the call waits", || m.gate.waiting("walk") == 1);
@@ -201,8 +204,9 @@ fn ctrl_c_ends_a_call_to_a_dead_server() {
     m.end();
 }
 
+/// A handled SIGALRM neither fails nor repeats a waiting call.
 #[test]
-fn timers_of_a_program_do_not_disturb_its_calls() {
+fn handled_timer_keeps_waiting_call() {
     let Some(m) = mounted_with(0, |c| c.interrupt_patience = Duration::from_millis(300)) else { return };
     fs::write(m.path("f"), b"x").unwrap();
     for (op, what) in [("walk", "stat"), ("open", "read"), ("write", "write")] {
@@ -214,7 +218,7 @@ fn timers_of_a_program_do_not_disturb_its_calls() {
             signal_waiter(&child, libc::SIGALRM);
             pause(50);
         }
-        // Neither failed nor tried again.
+        // The call neither failed nor was repeated.
         assert_eq!(m.gate.calls(op), calls, "{op}");
         m.gate.open_all();
         assert_eq!(outcome(child), "ok true", "{op}");
@@ -222,9 +226,10 @@ fn timers_of_a_program_do_not_disturb_its_calls() {
     m.end();
 }
 
+/// A waiting call fails with EINTR some time after a SIGINT with a handler.
 /// Promise: 24
 #[test]
-fn a_program_that_handles_ctrl_c_gets_eintr_after_a_while() {
+fn handled_ctrl_c_gets_eintr() {
     let Some(m) = mounted_with(0, |c| c.interrupt_patience = Duration::from_millis(1500)) else { return };
     m.gate.shut("walk");
     let child = start(&m, "handle-int stat", "f");
@@ -239,8 +244,9 @@ fn a_program_that_handles_ctrl_c_gets_eintr_after_a_while() {
     m.end();
 }
 
+/// An open that is answered after its caller was killed is closed again.
 #[test]
-fn what_comes_too_late_is_taken_back() {
+fn late_open_is_closed() {
     let Some(m) = mounted(0) else { return };
     m.gate.shut("open");
     let child = start(&m, "create", "late");
@@ -248,16 +254,17 @@ fn what_comes_too_late_is_taken_back() {
     ends_by(child, libc::SIGKILL);
     assert_eq!(m.model.open_count(), 0);
     m.gate.open_all();
-    // The file was created, as the server does not know better; no program has it open.
-    eventually("it is there", || m.path("late").exists());
-    eventually("it is closed", || m.model.open_count() == 0 && m.mounted().counts().2 == 0);
+    // The server has created the file. No program has it open.
+    eventually("the file exists", || m.path("late").exists());
+    eventually("the file is closed", || m.model.open_count() == 0 && m.mounted().counts().2 == 0);
     m.end();
 }
 
+/// A killed program does not wait for the flush of its files.
 #[test]
-fn a_killed_program_does_not_wait_for_its_files_to_be_flushed() {
+fn killed_program_skips_flush() {
     let Some(m) = mounted(0) else { return };
-    once_below("seconds until it ends", 4.0, || {
+    once_below("seconds until the program ends", 4.0, || {
         let mut child = start(&m, "hold", "f");
         let mut said = [0; 64];
         let out = child.stdout.as_mut().unwrap();
@@ -276,9 +283,10 @@ fn a_killed_program_does_not_wait_for_its_files_to_be_flushed() {
     m.end();
 }
 
+/// Other calls are answered while one waits for the server.
 #[test]
-fn others_go_on_while_one_call_waits() {
-    // First bytes that come with the name would spare the read.
+fn waiting_call_blocks_no_other() {
+    // Without first bytes, which would avoid the read.
     let Some(m) = mounted_with(0, |c| c.first_bytes = 0) else { return };
     fs::write(m.path("f"), b"x").unwrap();
     m.gate.shut("read");
@@ -295,24 +303,26 @@ fn others_go_on_while_one_call_waits() {
     m.end();
 }
 
+/// A lazy unmount returns while calls wait for the server.
 #[test]
-fn a_lazy_unmount_works_while_calls_wait() {
+fn lazy_unmount_ignores_waiting_calls() {
     let Some(m) = mounted(0) else { return };
     m.gate.shut("walk");
     let child = start(&m, "stat", "f");
     eventually("the call waits", || m.gate.waiting("walk") == 1);
     let mounted = m.mounted();
     assert_eq!(mounted.unmount(false).unwrap_err().raw_os_error(), Some(libc::EBUSY));
-    // The server is dead until the end of the test: nothing here waits for it.
+    // The server does not respond until the end of the test.
     mounted.unmount(true).unwrap();
     ends_by(child, libc::SIGKILL);
-    // With its last user the mount ends, though the server is still dead.
+    // The mount ends with its last user, although the server does not respond.
     let ended = async { tokio::time::timeout(PATIENCE, mounted.wait()).await };
     m.rt.block_on(ended).expect("the threads end");
 }
 
+/// An abort of the connection ends all calls and closes all files on the server.
 #[test]
-fn aborting_the_connection_ends_everything() {
+fn connection_abort_ends_calls() {
     let Some(m) = mounted(0) else { return };
     fs::write(m.path("f"), b"x").unwrap();
     let held = fs::File::open(m.path("f")).unwrap();
@@ -331,18 +341,19 @@ fn aborting_the_connection_ends_everything() {
     mounted.unmount(true).unwrap();
 }
 
+/// A running close reaches the server although the mount ends first.
 #[test]
-fn a_closed_file_is_closed_below_even_when_the_mount_goes_first() {
+fn close_outlives_unmount() {
     let Some(m) = mounted(0) else { return };
     fs::write(m.path("f"), b"x").unwrap();
     m.gate.shut("close");
     drop(fs::File::open(m.path("f")).unwrap());
     eventually("the close waits", || m.gate.waiting("close") >= 1);
-    // The kernel asks for the close a moment before it lets go of the mount.
-    eventually("it is unmounted", || m.mounted().unmount(false).is_ok());
+    // The kernel sends RELEASE a short time before it releases the mount.
+    eventually("the mount is unmounted", || m.mounted().unmount(false).is_ok());
     m.gate.open_all();
     let mounted = m.mounted();
     let ended = async { tokio::time::timeout(PATIENCE, mounted.wait()).await };
     m.rt.block_on(ended).expect("the threads end");
-    eventually("it is closed", || m.model.open_count() == 0);
+    eventually("the file is closed", || m.model.open_count() == 0);
 }

@@ -1,4 +1,4 @@
-//! State under a lease is not asked for again until it is withdrawn, and not used a moment longer.
+//! State under a lease is not requested again until its withdrawal, and not used after it.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -18,9 +18,10 @@ fn withdraw(m: &Mount, path: &str) {
     m.rt.block_on(m.gate.withdraw(Some(&fh)));
 }
 
+/// Attributes under a lease need no request until the withdrawal, and are fresh after it.
 /// Promise: 8a
 #[test]
-fn attributes_under_a_lease_hold_until_it_is_withdrawn() {
+fn withdrawal_drops_leased_attributes() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
     m.foreign_write("f", 0, b"old");
@@ -40,9 +41,10 @@ fn attributes_under_a_lease_hold_until_it_is_withdrawn() {
     m.end();
 }
 
+/// Pages of an open file are dropped when its lease is withdrawn.
 /// Promise: 8a
 #[test]
-fn pages_of_an_open_file_go_with_the_lease() {
+fn withdrawal_drops_pages() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
     m.foreign_write("f", 0, &[b'a'; 10_000]);
@@ -60,11 +62,11 @@ fn pages_of_an_open_file_go_with_the_lease() {
     m.end();
 }
 
-/// When a lease has ended by itself the attributes are asked for again, and pages stay if the file
-/// is the same.
+/// After a lease has expired the attributes are requested again. Pages stay if the file has not
+/// changed.
 /// Promise: 8a'
 #[test]
-fn a_lease_that_lapses_keeps_the_pages_of_what_did_not_change() {
+fn expired_lease_keeps_unchanged_pages() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
     m.foreign_write("f", 0, &[b'a'; 10_000]);
@@ -87,8 +89,9 @@ fn a_lease_that_lapses_keeps_the_pages_of_what_did_not_change() {
     m.end();
 }
 
+/// A name of an object under a lease is valid only as long as its directory.
 #[test]
-fn a_leases_name_holds_no_longer_than_its_directory() {
+fn name_expires_with_directory() {
     let Some(m) = mounted(300) else { return };
     m.gate.give_leases();
     m.foreign_write("f", 0, b"first");
@@ -100,8 +103,9 @@ fn a_leases_name_holds_no_longer_than_its_directory() {
     m.end();
 }
 
+/// Attributes in a listing are under leases.
 #[test]
-fn a_listing_passes_leases_on() {
+fn listing_passes_on_leases() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
     for i in 0..20 {
@@ -111,7 +115,7 @@ fn a_listing_passes_leases_on() {
     assert_eq!(sizes(), 20);
     let before = asked(&m);
     assert_eq!(sizes(), 20);
-    // The directory itself has no lease.
+    // The directory has no lease.
     assert!(asked(&m) <= before + 1);
     m.foreign_write("f7", 0, b"longer");
     withdraw(&m, "f7");
@@ -119,8 +123,9 @@ fn a_listing_passes_leases_on() {
     m.end();
 }
 
+/// The withdrawal of all leases makes all attributes fresh.
 #[test]
-fn all_leases_go_at_once() {
+fn withdrawal_of_all_leases_works() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
     let files: Vec<String> = (0..20).map(|i| format!("f{i}")).collect();
@@ -132,14 +137,15 @@ fn all_leases_go_at_once() {
     for f in &files {
         m.foreign_write(f, 0, b"xyz");
     }
-    assert_eq!(sizes(), 20, "under leases nothing is asked");
+    assert_eq!(sizes(), 20, "attributes under leases are not requested");
     m.rt.block_on(m.gate.withdraw(None));
     assert_eq!(sizes(), 60);
     m.end();
 }
 
+/// An answer that was requested before a withdrawal is not cached under a lease.
 #[test]
-fn a_lease_withdrawn_while_its_answer_is_on_its_way_is_not_believed() {
+fn overtaken_lease_is_not_cached() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
     m.foreign_write("f", 0, b"old");
@@ -155,14 +161,15 @@ fn a_lease_withdrawn_while_its_answer_is_on_its_way_is_not_believed() {
         m.foreign_write("f", 0, "x".repeat(10 + i as usize).as_bytes());
         assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 10 + i);
         assert!(asked(&m) > before);
-        // The next round looks the name up again.
+        // The next round looks up the name again.
         m.rt.block_on(m.gate.withdraw(None));
     }
     m.end();
 }
 
+/// A withdrawal of an object that the kernel does not know has no effect.
 #[test]
-fn withdrawing_what_nobody_knows_is_nothing() {
+fn withdrawal_of_unknown_object_is_ignored() {
     let Some(m) = mounted(600_000) else { return };
     m.foreign_write("f", 0, b"x");
     withdraw(&m, "f");
@@ -172,11 +179,11 @@ fn withdrawing_what_nobody_knows_is_nothing() {
     m.end();
 }
 
-/// The kernel takes a page of a listing in pieces, and goes on with it however long ago the page
-/// was read.
+/// The kernel reads a page of a listing in pieces, and continues with it a long time after the page
+/// was read. Its entries pass on no lease after a withdrawal.
 /// Promise: 8a
 #[test]
-fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
+fn old_page_passes_no_lease() {
     use rustix::fs::{Mode, OFlags, RawDir, open};
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
@@ -194,8 +201,7 @@ fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
             break name;
         }
     };
-    // Attributes that came with the listing were used: the kernel asks for them with the next piece
-    // too.
+    // Attributes of the listing were used, so the kernel requests them with the next piece too.
     assert_eq!(fs::metadata(m.path(&first)).unwrap().len(), 3);
     let pages = m.gate.calls("readdir");
     for f in &files {
@@ -206,7 +212,7 @@ fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
     while let Some(entry) = list.next() {
         entry.unwrap();
     }
-    assert_eq!(m.gate.calls("readdir"), pages, "the page goes on");
+    assert_eq!(m.gate.calls("readdir"), pages, "the same page continues");
     assert!(m.requests("READDIRPLUS") > plus);
     for f in &files {
         assert_eq!(fs::metadata(m.path(f)).unwrap().len(), 6);
@@ -215,13 +221,15 @@ fn a_page_read_before_a_withdrawal_passes_no_lease_on() {
     m.end();
 }
 
+/// Attributes in the reply to a write are not cached when their lease was withdrawn before the
+/// reply.
 /// Promise: 8a
 #[test]
-fn attributes_that_a_write_brings_from_before_a_withdrawal_are_not_kept() {
+fn old_write_reply_is_not_cached() {
     use std::os::unix::fs::OpenOptionsExt;
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
-    // Without pages: dropping them would wait for the write.
+    // Without pages, because dropping them would wait for the write.
     let mut how = fs::OpenOptions::new();
     let f = how.write(true).create(true).custom_flags(libc::O_DIRECT).open(m.path("f")).unwrap();
     f.write_all_at(b"ours", 0).unwrap();
@@ -238,13 +246,13 @@ fn attributes_that_a_write_brings_from_before_a_withdrawal_are_not_kept() {
     m.end();
 }
 
+/// A name that was looked up in advance passes on no lease after a withdrawal.
 /// Promise: 8a
 #[test]
-fn names_found_ahead_before_a_withdrawal_pass_no_lease_on() {
+fn old_prefetch_passes_no_lease() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
-    // (A caller that is not seen to rest, on a machine where it is not scheduled, has nothing found
-    // ahead.)
+    // A caller that is not asleep has no hint, so no name is looked up in advance.
     let mut others = (0..20).map(|n| format!("d{n}"));
     let ahead = others.any(|dir| {
         let name = format!("{dir}/f");
@@ -263,14 +271,15 @@ fn names_found_ahead_before_a_withdrawal_pass_no_lease_on() {
         assert_eq!(fs::metadata(m.path(&name)).unwrap().len(), 6);
         ahead
     });
-    assert!(ahead, "nothing is found ahead");
+    assert!(ahead, "no name was looked up in advance");
     m.end();
 }
 
-/// The lease came with a look of the mount's own, not with an answer to a program.
+/// The lease came with a check of the open file, not with an answer to a program. The withdrawal of
+/// all leases includes it.
 /// Promise: 8a
 #[test]
-fn an_open_file_under_a_later_lease_is_found_when_all_go() {
+fn full_withdrawal_includes_checked_file() {
     let Some(m) = mounted(200) else { return };
     m.foreign_write("f", 0, b"aaaa");
     let f = File::open(m.path("f")).unwrap();

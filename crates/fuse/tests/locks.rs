@@ -1,4 +1,4 @@
-//! Locks of the server: between programs here, and against other clients.
+//! Locks of the server: between local programs, and against other clients.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -34,7 +34,7 @@ fn foreign_unlock(m: &Mount) {
     m.rt.block_on(m.model.unlock(&common::root(), file, OTHER_CLIENT, ALL)).unwrap();
 }
 
-/// A program that takes a lock on `f`, says so, and holds it until its standard input closes.
+/// A program that locks `f`, reports it, and holds the lock until its standard input closes.
 fn holder(m: &Mount, what: &str) -> Child {
     let mut c = Command::new(std::env::current_exe().unwrap());
     c.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -68,8 +68,9 @@ fn child() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
+/// fcntl(2) and flock(2) locks conflict between programs, and with other clients.
 #[test]
-fn locks_conflict_between_programs_and_with_other_clients() {
+fn locks_conflict_between_clients() {
     let Some(m) = mounted(1000) else { return };
     let f = file(&m);
     type Lock = fn(&File, FlockOperation) -> Result<(), Errno>;
@@ -79,7 +80,7 @@ fn locks_conflict_between_programs_and_with_other_clients() {
         wait_for(&mut child, "locked!");
         assert_eq!(lock(&f, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN), "{what}");
         assert_eq!(foreign_lock(&m, LockKind::Read, ALL), libc::EAGAIN, "{what}");
-        // Its end gives the lock up.
+        // The end of the program releases the lock.
         drop(child.stdin.take());
         child.wait().unwrap();
         eventually("the lock is free", || lock(&f, FlockOperation::NonBlockingLockExclusive).is_ok());
@@ -92,8 +93,9 @@ fn locks_conflict_between_programs_and_with_other_clients() {
     m.end();
 }
 
+/// Any close of a file releases the process's fcntl(2) locks on it.
 #[test]
-fn any_close_gives_up_fcntl_locks_of_the_process() {
+fn close_releases_fcntl_locks() {
     let Some(m) = mounted(1000) else { return };
     let (f, g) = (file(&m), file(&m));
     fcntl_lock(&f, FlockOperation::LockExclusive).unwrap();
@@ -105,8 +107,9 @@ fn any_close_gives_up_fcntl_locks_of_the_process() {
     m.end();
 }
 
+/// A waiting lock is granted when another client releases its lock.
 #[test]
-fn a_waiting_lock_is_granted_when_the_other_client_lets_go() {
+fn foreign_unlock_grants_waiting_lock() {
     let Some(m) = mounted(1000) else { return };
     let f = file(&m);
     assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
@@ -121,12 +124,13 @@ fn a_waiting_lock_is_granted_when_the_other_client_lets_go() {
     m.end();
 }
 
+/// A killed program that waits for a lock ends at once and gets no lock.
 #[test]
-fn a_killed_waiter_is_gone_at_once_and_takes_no_lock() {
+fn killed_waiter_takes_no_lock() {
     let Some(m) = mounted(1000) else { return };
     let f = file(&m);
     for what in ["fcntl", "flock"] {
-        once_below("seconds until it ends", 2.0, || {
+        once_below("seconds until the program ends", 2.0, || {
             assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0);
             let before = m.gate.calls("lock");
             let mut child = holder(&m, what);
@@ -134,7 +138,7 @@ fn a_killed_waiter_is_gone_at_once_and_takes_no_lock() {
             pause(100);
             child.kill().unwrap();
             let took = seconds(|| assert!(!child.wait().unwrap().success()));
-            // While the other client still holds the lock.
+            // The other client still holds the lock.
             eventually("the call below ends", || m.mounted().counts().2 == 0);
             foreign_unlock(&m);
             pause(100);
@@ -147,11 +151,12 @@ fn a_killed_waiter_is_gone_at_once_and_takes_no_lock() {
     m.end();
 }
 
+/// A lock that is granted after its caller was killed is released.
 #[test]
-fn a_lock_granted_after_its_caller_was_killed_is_given_back() {
+fn late_lock_is_released() {
     let Some(m) = mounted(1000) else { return };
     let f = file(&m);
-    once_below("seconds until it ends", 2.0, || {
+    once_below("seconds until the program ends", 2.0, || {
         m.gate.shut("lock");
         let mut child = holder(&m, "fcntl");
         eventually("the call waits", || m.gate.waiting("lock") == 1);
@@ -167,8 +172,9 @@ fn a_lock_granted_after_its_caller_was_killed_is_given_back() {
     m.end();
 }
 
+/// A lock shows writes under the previous lock, and its own writes are stable before its release.
 #[test]
-fn a_lock_shows_what_was_written_under_the_last_one() {
+fn lock_shows_earlier_writes() {
     let Some(m) = mounted(600_000) else { return };
     let f = file(&m);
     f.write_all_at(&[b'a'; 8192], 0).unwrap();
@@ -180,7 +186,7 @@ fn a_lock_shows_what_was_written_under_the_last_one() {
         f.read_exact_at(&mut buf, 100).unwrap();
         assert_eq!(buf, [b'0' + i; 10]);
         assert_eq!(f.metadata().unwrap().len(), 8193 + u64::from(i));
-        // Data written under the lock is at the server when it is given up.
+        // Data that was written under the lock is on the server before the unlock.
         let commits = m.gate.calls("commit");
         f.write_all_at(&[b'A' + i], 50).unwrap();
         fcntl_lock(&f, FlockOperation::Unlock).unwrap();
@@ -191,11 +197,12 @@ fn a_lock_shows_what_was_written_under_the_last_one() {
     m.end();
 }
 
+/// Byte ranges of a lock are split at an unlock and reported by F_GETLK.
 #[test]
-fn ranges_are_split_and_tested() {
+fn lock_ranges_are_split() {
     let Some(m) = mounted(1000) else { return };
     let f = file(&m);
-    // SQLite's way: single bytes far out.
+    // As in SQLite: single bytes at a high offset.
     let range = |start, len| FileRange { start_bytes: start, end_bytes: start + len };
     let set = |kind: i32, start: i64, len: i64| {
         let lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: start, l_len: len, l_pid: 0 };
@@ -218,8 +225,9 @@ fn ranges_are_split_and_tested() {
     m.end();
 }
 
+/// Without server locks, locks conflict only between local programs.
 #[test]
-fn without_server_locks_they_are_between_local_programs() {
+fn local_locks_need_no_server() {
     let Some(m) = mounted_with(1000, |c| c.server_locks = false) else { return };
     let f = file(&m);
     let mut child = holder(&m, "fcntl");

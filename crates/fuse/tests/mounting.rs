@@ -1,4 +1,4 @@
-//! Mounting and the system's view of it; every failure has its own line.
+//! Mounting, and its display by the system. Every failure has its own message.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -14,8 +14,9 @@ fn mountinfo(dir: &Path) -> String {
     all.lines().find(|l| l.split(' ').nth(4) == dir.to_str()).unwrap_or_default().to_owned()
 }
 
+/// mountinfo shows type, source, options and device number of a mount.
 #[test]
-fn the_system_shows_type_source_and_options() {
+fn mountinfo_shows_options() {
     let change = |c: &mut Config| {
         c.source = "server.example:/export with space".into();
         c.mount_flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOATIME;
@@ -32,8 +33,9 @@ fn the_system_shows_type_source_and_options() {
     m.end();
 }
 
+/// A missing mount point and a file as mount point have their own errors.
 #[test]
-fn mistakes_are_named() {
+fn wrong_mount_points_are_refused() {
     let Some(m) = mounted(1000) else { return };
     fs::write(m.path("file"), b"").unwrap();
     let attempt = |dir: &str| {
@@ -49,8 +51,9 @@ fn mistakes_are_named() {
     m.end();
 }
 
+/// An error for the root directory fails the mount.
 #[test]
-fn a_server_without_a_root_is_not_mounted() {
+fn failing_root_is_not_mounted() {
     let Some(m) = mounted(1000) else { return };
     let dir = m.path("inner");
     fs::create_dir(&dir).unwrap();
@@ -62,6 +65,7 @@ fn a_server_without_a_root_is_not_mounted() {
     m.end();
 }
 
+/// Dropping a mount detaches it.
 #[test]
 fn a_dropped_mount_is_detached() {
     let Some(mut m) = mounted(1000) else { return };
@@ -69,8 +73,9 @@ fn a_dropped_mount_is_detached() {
     assert_eq!(mountinfo(&m.dir), "");
 }
 
+/// A mount on a directory of another mount works.
 #[test]
-fn a_mount_on_a_directory_of_another_mount_works() {
+fn nested_mount_works() {
     let Some(m) = mounted(1000) else { return };
     let dir = m.path("inner");
     fs::create_dir(&dir).unwrap();

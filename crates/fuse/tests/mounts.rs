@@ -1,4 +1,4 @@
-//! Mounts inside a mount stay, whatever happens to the names on their way.
+//! Mounts inside a mount stay after any change to the names of their path.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -11,10 +11,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Child, Command, Stdio};
 
-/// Where something is mounted: a directory, one further down, and a file.
+/// Mount points: a directory, a deeper directory, and a file.
 const POINTS: [&str; 3] = ["w/mp", "w/deep/er/mp", "w/file"];
 
-/// Something that makes the kernel doubt names on the way to the mounts.
+/// An event that invalidates names of the path of the mounts.
 type Doubt = fn(&Mount);
 
 fn mode(m: &Mount, path: &str, mode: u32) {
@@ -30,14 +30,14 @@ fn touched(m: &Mount, dir: &str, last: &str, object: Option<Fh>) -> Touched {
     Touched::Name(m.fh(dir), name(last), object)
 }
 
-/// Every way in which names are dropped.
+/// All events that invalidate names.
 const DOUBTS: [(&str, Doubt); 11] = [
     ("a rename that fails", |m| {
         m.gate.fail("rename", libc::EIO);
         assert!(fs::rename(m.path("w/a"), m.path("w/b")).is_err());
         m.gate.fail("rename", 0);
     }),
-    ("a rename of what another client has replaced", |m| {
+    ("a rename of a file that another client has replaced", |m| {
         fs::metadata(m.path("w/a")).unwrap();
         m.foreign_unlink("w/a");
         m.foreign_write("w/a", 0, b"new");
@@ -48,20 +48,20 @@ const DOUBTS: [(&str, Doubt); 11] = [
         m.foreign_rename("f", "g");
         fs::metadata(m.path("g")).unwrap();
     }),
-    ("search rights that go here", |m| mode(m, "w", 0o700)),
-    ("search rights that go elsewhere", |m| {
+    ("search rights removed by this client", |m| mode(m, "w", 0o700)),
+    ("search rights removed by another client", |m| {
         m.foreign_setattr("w", &SetAttr { mode: Some(0o700), ..Default::default() });
         let fh = m.fh("w");
         m.rt.block_on(m.gate.lapse(&fh));
         fs::metadata(m.path("w")).unwrap();
     }),
-    ("a directory's lease that is withdrawn", |m| {
+    ("the withdrawal of a directory's lease", |m| {
         for dir in ["w", "w/deep", "w/mp", ""] {
             let fh = m.fh(dir);
             m.rt.block_on(m.gate.withdraw(Some(&fh)));
         }
     }),
-    ("all leases that are withdrawn", |m| {
+    ("the withdrawal of all leases", |m| {
         let fh = m.fh("w/file");
         m.rt.block_on(m.gate.withdraw(Some(&fh)));
         m.rt.block_on(m.gate.withdraw(None));
@@ -108,7 +108,7 @@ fn sh(m: &Mount, command: &str) -> Command {
     c
 }
 
-/// Shell commands that mount something on each point, and that check it.
+/// Shell commands that mount a file system on each mount point.
 fn mount_all() -> String {
     let point = |p: &&str| match *p {
         "w/file" => format!("mount --bind /etc/passwd $M/{p}; "),
@@ -117,10 +117,11 @@ fn mount_all() -> String {
     POINTS.iter().map(point).collect()
 }
 
-/// Names on the way hold for the time that is left, and then are asked for again.
+/// Mounts inside the mount stay after each event that invalidates names. The names of their path
+/// are valid for the rest of their time, and are looked up again after it.
 /// Promise: 12a
 #[test]
-fn inner_mounts_stay_whatever_names_do() {
+fn inner_mounts_survive_invalidation() {
     for (what, doubt) in DOUBTS {
         let Some(m) = mounted_with(100, |c| c.source = what.into()) else { return };
         prepare(&m);
@@ -131,7 +132,7 @@ fn inner_mounts_stay_whatever_names_do() {
             pause(60);
             for p in POINTS {
                 let there = fs::metadata(m.path(p)).unwrap_or_else(|e| panic!("{what}: {p}: {e}"));
-                assert_ne!(there.dev(), own, "{what}: {p} is mounted on no more");
+                assert_ne!(there.dev(), own, "{what}: {p} has lost its mount");
             }
         }
         for p in POINTS {
@@ -141,7 +142,7 @@ fn inner_mounts_stay_whatever_names_do() {
     }
 }
 
-/// A program in a mount namespace of its own, where it has mounted something.
+/// A program in its own mount namespace with mounts inside the mount.
 fn container(m: &Mount) -> Child {
     let check = POINTS.map(|p| format!("mountpoint -q $M/{p}; ")).concat().replace(
         "mountpoint -q $M/w/file",
@@ -153,10 +154,10 @@ fn container(m: &Mount) -> Child {
     c.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// The same for mounts in the namespace of a container, of which nothing is seen here.
+/// Mounts in another mount namespace, which are not visible in this one, stay too.
 /// Promise: 12a
 #[test]
-fn mounts_of_other_namespaces_stay() {
+fn mounts_in_other_namespaces_survive() {
     for (what, doubt) in DOUBTS {
         if what == "a user without rights" || what == "a server that fails" {
             continue;
@@ -173,12 +174,13 @@ fn mounts_of_other_namespaces_stay() {
         assert_eq!(out.next().and_then(Result::ok).as_deref(), Some("there"), "{what}");
         drop(go);
         container.wait().unwrap();
-        // The namespace and its copy of the mount end a moment after its last process.
+        // The namespace and its copy of the mount end a short time after its last process.
         m.end();
     }
 }
 
-/// Without mounts inside, all names are doubted at once; with one, those of the directory are.
+/// Without mounts inside, all names are invalidated at once. With a mount, only the names of the
+/// directory are.
 #[test]
 fn withdrawn_names_are_looked_up_again() {
     for inside in [false, true] {
@@ -194,7 +196,7 @@ fn withdrawn_names_are_looked_up_again() {
         let absent_ones = m.requests("LOOKUP") - before;
         let fh = m.fh("w");
         m.rt.block_on(m.gate.withdraw(Some(&fh)));
-        eventually("it is looked up again", || {
+        eventually("the name is looked up again", || {
             let before = m.requests("LOOKUP");
             look();
             m.requests("LOOKUP") > before + absent_ones || absent_ones > 0

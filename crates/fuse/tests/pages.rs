@@ -1,5 +1,5 @@
-//! Pages of the kernel beside changes that it does not follow itself: changes that end after it has
-//! dropped pages, calls that it gave up, and calls that failed half way.
+//! The kernel's pages after changes that the kernel does not track: changes that end after it has
+//! dropped pages, interrupted calls, and calls with partial effects.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Validity so long that it plays no part.
+/// Validity that does not end during a test.
 const LONG: u64 = 600_000;
 const LEN: usize = 4 * PAGE;
 const PAGE: usize = 4096;
@@ -23,7 +23,7 @@ const PAGE: usize = 4096;
 struct Aligned([u8; LEN]);
 
 fn fallocate(file: &File, mode: i32) -> std::io::Result<()> {
-    // SAFETY: no memory is passed.
+    // SAFETY: only numbers are passed.
     let r = unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, LEN as i64) };
     if r < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -36,7 +36,7 @@ fn copy(from: &File, to: &File) {
     assert_eq!(n, LEN as isize, "{}", std::io::Error::last_os_error());
 }
 
-/// How a program fills the file `path` with one byte, and the call below that does it.
+/// The ways to fill the file `path` with one byte, and the call of the layer below.
 const CHANGES: [(&str, &str); 8] = [
     ("direct", "write"),
     ("direct aio", "write"),
@@ -48,7 +48,7 @@ const CHANGES: [(&str, &str); 8] = [
     ("buffered", "write"),
 ];
 
-/// Makes the change; returns the file's contents afterwards.
+/// Makes the change. Returns the byte that the file contains afterwards.
 fn change(path: &Path, how: &str) -> u8 {
     let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap();
     let buffer = Aligned([b'z'; LEN]);
@@ -58,7 +58,7 @@ fn change(path: &Path, how: &str) -> u8 {
         "aio" => assert_eq!(aio_write(&open(0), &buffer.0, 0), LEN as i64),
         "direct aio, set later" => {
             let file = open(0);
-            // SAFETY: no memory is passed.
+            // SAFETY: only numbers are passed.
             assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) }, 0);
             assert_eq!(aio_write(&file, &buffer.0, 0), LEN as i64);
         }
@@ -89,14 +89,14 @@ fn page(file: &File, number: usize) -> u8 {
     buf[0]
 }
 
-/// A file of four pages, and another one to copy from.
+/// A file of four pages, and a file to copy from.
 fn prepare(m: &Mount) -> File {
     m.foreign_write("f", 0, &[b'a'; LEN]);
     m.foreign_write("source", 0, &[b'z'; LEN]);
     File::open(m.path("f")).unwrap()
 }
 
-/// A page that a buffered read fills while the change is under way is not shown after it.
+/// A page that a buffered read fills during the change is not shown after it.
 /// Promise: 5
 #[test]
 fn no_page_outlives_a_change() {
@@ -120,7 +120,8 @@ fn no_page_outlives_a_change() {
     }
 }
 
-/// The same for pages that a mapping fills where read(2) and write(2) go past the pages.
+/// A page that a mapping fills during the change is not shown after it, on a mount with reads and
+/// writes past the pages.
 /// Promise: 5
 #[test]
 fn no_mapped_page_outlives_a_change() {
@@ -144,16 +145,16 @@ fn no_mapped_page_outlives_a_change() {
             changer.join().unwrap()
         });
         assert_eq!(mapped(), b'z', "{how}");
-        // SAFETY: the mapping made above, of which nothing is used any more.
+        // SAFETY: the mapping made above, which is not used any more.
         unsafe { libc::munmap(map, LEN) };
         drop(reader);
         m.end();
     }
 }
 
-/// A file that was never read through pages costs no notification.
+/// Direct writes to a file that was never read through pages send no notification.
 #[test]
-fn direct_writes_alone_drop_nothing() {
+fn direct_writes_send_no_invalidation() {
     let Some(m) = mounted(LONG) else { return };
     drop(prepare(&m));
     let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(m.path("f")).unwrap();
@@ -165,7 +166,7 @@ fn direct_writes_alone_drop_nothing() {
     m.end();
 }
 
-/// Starts a program that does `what` to `f` or to names; see [`child`].
+/// Starts a program that does `what` to `f` or to names (see [`child`]).
 fn start(m: &Mount, what: &str) -> Child {
     let mut c = Command::new(std::env::current_exe().unwrap());
     c.args(["--exact", "child", "--ignored", "--test-threads=1"]);
@@ -192,10 +193,10 @@ fn child() {
     }
 }
 
-/// The kernel gives a killed program's call up that the server has carried out.
+/// A change that the server has executed is shown although the calling program was killed.
 /// Promise: 5
 #[test]
-fn a_killed_change_shows_at_its_end() {
+fn change_of_killed_program_shows() {
     let changes =
         [("copy", "copy"), ("punch", "deallocate"), ("zero", "deallocate"), ("truncate", "setattr")];
     for (how, below) in changes {
@@ -218,10 +219,10 @@ fn a_killed_change_shows_at_its_end() {
     }
 }
 
-/// Names that a killed program makes, moves or removes.
+/// Names that a killed program creates, renames or removes are shown.
 /// Promise: 5
 #[test]
-fn a_killed_change_of_names_shows_at_its_end() {
+fn names_of_killed_program_show() {
     let changes = [
         ("mkdir", "mkdir"),
         ("create", "open"),
@@ -256,10 +257,11 @@ fn a_killed_change_of_names_shows_at_its_end() {
     }
 }
 
-/// The server has punched a hole and then cannot allocate it: the call fails, and the zeros show.
+/// The server has punched a hole and then cannot allocate it. The call fails, and the zeros are
+/// shown.
 /// Promise: 5
 #[test]
-fn a_change_that_fails_half_way_shows() {
+fn partial_change_shows() {
     for errno in [libc::EIO, libc::EOPNOTSUPP] {
         let Some(m) = mounted(LONG) else { return };
         let reader = prepare(&m);
@@ -274,10 +276,10 @@ fn a_change_that_fails_half_way_shows() {
     }
 }
 
-/// A write that failed may have been carried out: the server's bytes show soon.
+/// A failed write may have been executed. The server's bytes are shown soon.
 /// Promise: 5
 #[test]
-fn a_failed_write_shows_what_the_server_has() {
+fn failed_write_shows_server_bytes() {
     let Some(m) = mounted(LONG) else { return };
     let reader = prepare(&m);
     assert_eq!(page(&reader, 0), b'a');

@@ -1,5 +1,5 @@
-//! The server decides about rights, with the caller's user, group and supplementary groups, also
-//! where the kernel has names cached.
+//! The server decides rights by the caller's user, group and supplementary groups. That also holds
+//! for names in the kernel's cache.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -17,9 +17,10 @@ fn mode(m: &Mount, path: &str, mode: u32) {
     fs::set_permissions(m.path(path), fs::Permissions::from_mode(mode)).unwrap();
 }
 
+/// The server gets the caller's supplementary groups.
 /// Promise: 19
 #[test]
-fn supplementary_groups_count() {
+fn supplementary_groups_reach_server() {
     let Some(m) = mounted(1000) else { return };
     fs::write(m.path("f"), b"secret").unwrap();
     chown(m.path("f"), Some(A), Some(7007)).unwrap();
@@ -34,15 +35,16 @@ fn supplementary_groups_count() {
     m.end();
 }
 
+/// Names that the owner of a private directory has looked up are not answered to other users.
 /// Promise: 20
 #[test]
-fn cached_names_in_a_private_directory_are_not_for_others() {
+fn private_names_stay_private() {
     let Some(m) = mounted(600_000) else { return };
     fs::create_dir_all(m.path("d/sub")).unwrap();
     fs::write(m.path("d/sub/f"), b"x").unwrap();
     chown(m.path("d"), Some(A), Some(A)).unwrap();
     mode(&m, "d", 0o700);
-    // The owner's look-ups leave names in the kernel, present and absent ones.
+    // The owner's lookups leave existing and absent names in the kernel.
     assert!(user_can(&m.dir, A, A, &[], "stat $M/d/sub/f && ! stat $M/d/none"));
     let denied = as_user(&m.dir, B, B, &[], "stat $M/d/sub/f; stat $M/d/none; stat $M/d/sub; ls $M/d");
     let text = String::from_utf8_lossy(&denied.stderr).into_owned();
@@ -50,9 +52,10 @@ fn cached_names_in_a_private_directory_are_not_for_others() {
     m.end();
 }
 
+/// chmod(2) that removes search rights takes effect at once for cached names.
 /// Promise: 20
 #[test]
-fn taking_search_rights_away_works_at_once() {
+fn lost_search_right_applies_at_once() {
     let Some(m) = mounted(600_000) else { return };
     fs::create_dir_all(m.path("d/sub")).unwrap();
     fs::write(m.path("d/sub/f"), b"x").unwrap();
@@ -61,7 +64,7 @@ fn taking_search_rights_away_works_at_once() {
     assert!(user_can(&m.dir, B, B, &[], "stat $M/d/sub/f && ! stat $M/d/none"));
     let before = m.requests("LOOKUP");
     assert!(user_can(&m.dir, B, B, &[], "stat $M/d/sub/f && ! stat $M/d/none"));
-    assert_eq!(m.requests("LOOKUP"), before, "names everybody may look up are cached");
+    assert_eq!(m.requests("LOOKUP"), before, "names that all users may look up are cached");
     mode(&m, "d", 0o700);
     assert!(!user_can(&m.dir, B, B, &[], "stat $M/d/sub/f"));
     let none = as_user(&m.dir, B, B, &[], "stat $M/d/none");
@@ -71,8 +74,9 @@ fn taking_search_rights_away_works_at_once() {
     m.end();
 }
 
+/// Another client's chmod(2) takes effect when the attributes expire.
 #[test]
-fn another_clients_chmod_is_seen_when_attributes_run_out() {
+fn foreign_chmod_applies_after_expiry() {
     let Some(m) = mounted(300) else { return };
     fs::create_dir(m.path("d")).unwrap();
     fs::write(m.path("d/f"), b"x").unwrap();
@@ -83,6 +87,7 @@ fn another_clients_chmod_is_seen_when_attributes_run_out() {
     m.end();
 }
 
+/// access(2), chdir(2) and opendir(3) ask the server for the rights.
 #[test]
 fn access_chdir_and_opendir_ask_the_server() {
     let Some(m) = mounted(60_000) else { return };
@@ -97,9 +102,10 @@ fn access_chdir_and_opendir_ask_the_server() {
     m.end();
 }
 
+/// An open file keeps the identity of its opener in another user's process.
 /// Promise: 20
 #[test]
-fn an_open_file_keeps_the_rights_of_its_opener() {
+fn open_file_keeps_opener_rights() {
     let Some(m) = mounted(1000) else { return };
     fs::write(m.path("f"), b"before\n").unwrap();
     mode(&m, "f", 0o600);
@@ -112,11 +118,12 @@ fn an_open_file_keeps_the_rights_of_its_opener() {
     m.end();
 }
 
+/// Executing a file needs only the right to execute.
 #[test]
-fn executing_needs_the_right_to_execute_and_nothing_else() {
+fn exec_needs_only_execute_right() {
     let Some(m) = mounted(1000) else { return };
-    // Not by this process: a child of another test would have it open for writing until its own
-    // exec.
+    // Not written by this process, because a child of another test would have the file open for
+    // writing until its exec.
     m.foreign_write("true", 0, &fs::read("/bin/true").unwrap());
     mode(&m, "true", 0o644);
     assert!(!user_can(&m.dir, B, B, &[], "$M/true"));
@@ -126,11 +133,11 @@ fn executing_needs_the_right_to_execute_and_nothing_else() {
     m.end();
 }
 
-/// A server may let the owner of a file set its length whatever its permissions, so a caller
-/// without the right to write must not get there.
+/// A server may let the owner of a file set its length independent of the mode. So a caller without
+/// the right to write must be refused before the request.
 /// Promise: 19
 #[test]
-fn the_owner_of_a_read_only_file_may_not_cut_it() {
+fn read_only_owner_cannot_truncate() {
     let Some(m) = mounted(1000) else { return };
     fs::write(m.path("f"), b"text").unwrap();
     chown(m.path("f"), Some(A), Some(A)).unwrap();
@@ -138,16 +145,16 @@ fn the_owner_of_a_read_only_file_may_not_cut_it() {
     let before = m.gate.calls("setattr");
     assert!(!user_can(&m.dir, A, A, &[], "perl -e 'truncate(\"$ENV{M}/f\", 0) or exit 1'"));
     assert!(!user_can(&m.dir, A, A, &[], "perl -e 'sysopen(F, \"$ENV{M}/f\", 01000) or exit 1'"));
-    assert_eq!(m.gate.calls("setattr"), before, "nobody was asked to");
+    assert_eq!(m.gate.calls("setattr"), before, "no SETATTR was sent");
     assert_eq!(m.foreign_read("f"), b"text");
     mode(&m, "f", 0o644);
     assert!(user_can(&m.dir, A, A, &[], "perl -e 'truncate(\"$ENV{M}/f\", 2) or exit 1'"));
     assert_eq!(m.foreign_read("f"), b"te");
-    // A caller that has just opened it for writing is not asked about.
+    // A caller that has just opened the file for writing needs no check.
     let before = m.gate.calls("access");
     assert!(user_can(&m.dir, A, A, &[], "echo text > $M/f"));
     assert_eq!((m.gate.calls("access"), &m.foreign_read("f")[..]), (before, &b"text\n"[..]));
-    // A descriptor that was opened for writing is good for it.
+    // A descriptor that was opened for writing is sufficient.
     assert!(user_can(
         &m.dir,
         A,
@@ -159,8 +166,9 @@ fn the_owner_of_a_read_only_file_may_not_cut_it() {
     m.end();
 }
 
+/// A write or truncation by another user clears set-id bits.
 #[test]
-fn set_id_bits_go_when_somebody_else_writes() {
+fn foreign_write_clears_set_id() {
     let Some(m) = mounted(60_000) else { return };
     fs::write(m.path("f"), b"x").unwrap();
     chown(m.path("f"), Some(A), Some(A)).unwrap();
@@ -174,25 +182,24 @@ fn set_id_bits_go_when_somebody_else_writes() {
     m.end();
 }
 
-/// A program that says whose rights it has, set-user-id of the superuser and writable for group
-/// `B`.
+/// A program that prints its user. It is set-user-ID of the superuser and writable for group `B`.
 fn set_id_program(m: &Mount) {
-    // Not by this process: a child of another test would have it open for writing until its own
-    // exec.
+    // Not written by this process, because a child of another test would have the file open for
+    // writing until its exec.
     m.foreign_write("id", 0, &fs::read("/usr/bin/id").unwrap());
     chown(m.path("id"), Some(0), Some(B)).unwrap();
     mode(m, "id", 0o4775);
 }
 
-/// The user that the program runs as when user `B` runs it.
+/// The user of the program when user `B` starts it.
 fn runs_as(m: &Mount, how: &str) -> String {
     let out = as_user(&m.dir, B, B, &[], how);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if out.status.success() { text(&out.stdout) } else { text(&out.stderr) }
 }
 
-/// The kernel takes the identity of a program from cached attributes: they are as new as the open,
-/// for every kind of change and of start.
+/// The kernel takes the identity of a program from cached attributes. They are as fresh as the
+/// open, for every kind of change and of start.
 /// Promise: 19a
 #[test]
 fn set_id_programs_run_with_fresh_rights() {
@@ -218,10 +225,11 @@ fn set_id_programs_run_with_fresh_rights() {
     }
 }
 
-/// The same after a change by a user that may write the file and does not own it.
+/// A write by a user that may write the file and does not own it clears set-id bits for the next
+/// start.
 /// Promise: 19a
 #[test]
-fn set_id_bits_do_not_survive_a_write_here() {
+fn local_write_clears_set_id() {
     let write =
         ["printf x >> $M/id", "truncate -s +1 $M/id", "dd if=/dev/zero of=$M/id bs=1 seek=90000 count=1"];
     for close_to_open in [true, false] {
@@ -236,7 +244,8 @@ fn set_id_bits_do_not_survive_a_write_here() {
     }
 }
 
-/// Programs without such bits are not looked at again, and those with them only when they change.
+/// Programs without set-id bits are not checked again, and programs with such bits only after a
+/// change.
 /// Promise: 19a
 #[test]
 fn unchanged_programs_are_opened_once() {
@@ -259,8 +268,8 @@ fn unchanged_programs_are_opened_once() {
     m.end();
 }
 
-/// Switches a protection of the machine on for the mounts of this thread, by a file that is mounted
-/// over the setting.
+/// Switches on a protection of the machine for the mounts of this thread, by a bind mount over the
+/// setting.
 fn protect(name: &str, value: &str) {
     let file = std::env::temp_dir().join(format!("hither-fuse-{}-{name}", std::process::id()));
     fs::write(&file, value).unwrap();
@@ -270,11 +279,11 @@ fn protect(name: &str, value: &str) {
     fs::remove_file(&file).unwrap();
 }
 
-/// Other users' names in sticky directories that all users may write to mislead no program. The
-/// owners of link and directory are no other users, and names are seen, read and removed as ever.
+/// In sticky directories that all users may write to, names of other users are protected. The
+/// owners of link and directory are allowed. All names can be listed, read and removed as usual.
 /// Promise: 19b
 #[test]
-fn sticky_directories_protect_who_uses_them() {
+fn sticky_directory_refuses_foreign_links() {
     let Some(m) = mounted(600_000) else { return };
     for name in ["symlinks", "regular", "fifos"] {
         protect(name, "1");
@@ -301,7 +310,7 @@ fn sticky_directories_protect_who_uses_them() {
     for used in uses {
         for again in 0..2 {
             assert!(!user_can(&m.dir, B, B, &[], used), "{used}");
-            // These protections are for the superuser.
+            // These protections also hold for the superuser.
             assert!(!user_can(&m.dir, 0, 0, &[], used) || used.contains("1<>"), "{used}, {again}");
         }
         assert!(user_can(&m.dir, A, A, &[], used), "{used}");
@@ -324,10 +333,11 @@ fn sticky_directories_protect_who_uses_them() {
     m.end();
 }
 
-/// The kernel asks for no right before it opens a fifo or a device, or connects to a socket.
+/// The kernel does not check rights before it opens a FIFO or a device, or connects to a socket. So
+/// the mount checks them.
 /// Promise: 19b
 #[test]
-fn special_files_need_the_rights_that_they_have() {
+fn special_files_check_access() {
     let Some(m) = mounted(600_000) else { return };
     let mut server = std::process::Command::new("perl");
     server.args(["-e", "use IO::Socket::UNIX; chdir $ENV{M}; $s = IO::Socket::UNIX->new(Local => 'sock', Listen => 5) or die; sleep 1000"]);
@@ -352,11 +362,11 @@ fn special_files_need_the_rights_that_they_have() {
     m.end();
 }
 
-/// A user without the right to read and write another user's file makes no hard link to it where
-/// the machine protects hard links.
+/// With protected hard links, a user without the right to read and write another user's file cannot
+/// link it.
 /// Promise: 19b
 #[test]
-fn hard_links_to_unwritable_files_are_protected() {
+fn unwritable_file_refuses_hard_link() {
     let Some(m) = mounted(600_000) else { return };
     if fs::read_to_string("/proc/sys/fs/protected_hardlinks").unwrap().trim() == "0" {
         return;
@@ -374,8 +384,9 @@ fn hard_links_to_unwritable_files_are_protected() {
     m.end();
 }
 
+/// New files get the umask, and the group of a set-group-ID directory.
 #[test]
-fn the_umask_and_a_directorys_group_shape_new_files() {
+fn new_file_follows_umask_and_group() {
     let Some(m) = mounted(1000) else { return };
     fs::create_dir(m.path("d")).unwrap();
     chown(m.path("d"), Some(A), Some(7007)).unwrap();
@@ -388,6 +399,7 @@ fn the_umask_and_a_directorys_group_shape_new_files() {
     m.end();
 }
 
+/// Only the owner of an entry in a sticky directory may remove or rename it.
 #[test]
 fn sticky_directories_protect_their_entries() {
     let Some(m) = mounted(1000) else { return };

@@ -1,5 +1,5 @@
-//! Programs see a POSIX file system: their changes through the mount arrive at the server, and the
-//! other way round.
+//! POSIX semantics for programs: their changes through the mount reach the server, and the server's
+//! changes reach them.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 
-/// Whether a call failed so.
+/// The errno of a failed call, or 0.
 fn errno<T>(r: std::io::Result<T>) -> i32 {
     r.err().and_then(|e| e.raw_os_error()).unwrap_or(0)
 }
@@ -26,9 +26,10 @@ fn new(m: &Mount, name: &str) -> File {
     OpenOptions::new().read(true).write(true).create_new(true).open(m.path(name)).unwrap()
 }
 
+/// Written data is read through the mount and on the server.
 /// Promise: 5
 #[test]
-fn what_is_written_is_read_back_here_and_at_the_server() {
+fn written_data_reads_back() {
     let Some(m) = mounted(1000) else { return };
     let data: Vec<u8> = (0..5_000_000u32).map(|i| (i * 7 % 251) as u8).collect();
     fs::write(m.path("f"), &data).unwrap();
@@ -38,6 +39,7 @@ fn what_is_written_is_read_back_here_and_at_the_server() {
     m.end();
 }
 
+/// Names of any bytes except `/` and NUL work, up to 255 bytes.
 /// Promise: 14
 #[test]
 fn names_are_bytes() {
@@ -54,6 +56,7 @@ fn names_are_bytes() {
     m.end();
 }
 
+/// Hard links share inode number, link count and contents.
 #[test]
 fn hard_links_are_one_inode() {
     let Some(m) = mounted(60_000) else { return };
@@ -70,8 +73,9 @@ fn hard_links_are_one_inode() {
     m.end();
 }
 
+/// An unlinked open file stays readable and writable until its last close.
 #[test]
-fn an_unlinked_open_file_stays_usable_and_then_goes() {
+fn unlink_keeps_open_file() {
     let Some(m) = mounted(1000) else { return };
     let before = m.model.object_count();
     let mut f = new(&m, "f");
@@ -89,8 +93,9 @@ fn an_unlinked_open_file_stays_usable_and_then_goes() {
     m.end();
 }
 
+/// Lengths are right at once after writes, truncations and appends.
 #[test]
-fn lengths_are_right_at_once() {
+fn file_length_is_current() {
     let Some(m) = mounted(60_000) else { return };
     let f = new(&m, "f");
     let size = || fs::metadata(m.path("f")).unwrap().len();
@@ -110,8 +115,9 @@ fn lengths_are_right_at_once() {
     m.end();
 }
 
+/// Holes are found by lseek(2), punched, and filled by fallocate(2).
 #[test]
-fn holes_are_found_made_and_filled() {
+fn holes_are_found_and_punched() {
     let Some(m) = mounted(1000) else { return };
     let f = new(&m, "f");
     const TIB: u64 = 1 << 40;
@@ -139,8 +145,9 @@ fn holes_are_found_made_and_filled() {
     m.end();
 }
 
+/// On a server without SEEK, all bytes up to the end are data.
 #[test]
-fn a_server_without_holes_is_all_data() {
+fn seek_without_holes_finds_data() {
     let Some(m) = mounted(1000) else { return };
     m.gate.fail("seek", libc::EOPNOTSUPP);
     let f = new(&m, "f");
@@ -152,6 +159,7 @@ fn a_server_without_holes_is_all_data() {
     m.end();
 }
 
+/// Extended attributes are set, listed, read and removed with the right errors.
 #[test]
 fn extended_attributes() {
     use rustix::fs::{getxattr, listxattr, removexattr, setxattr};
@@ -165,8 +173,8 @@ fn extended_attributes() {
     assert_eq!(setxattr(&f, "user.b", b"x", XattrFlags::REPLACE), Err(Errno::NODATA));
     let mut buf = [0; 100];
     let path = std::ffi::CString::new(f.as_os_str().as_bytes()).unwrap();
-    // SAFETY: two strings that end in NUL, and no buffer: the length is asked for. (rustix hides
-    // it.)
+    // SAFETY: two strings that end with NUL, and no buffer, to get the length. rustix does not
+    // offer this.
     let len = unsafe { libc::getxattr(path.as_ptr(), c"user.a".as_ptr(), std::ptr::null_mut(), 0) };
     assert_eq!(len, 5);
     assert_eq!(getxattr(&f, "user.a", &mut buf[..3]), Err(Errno::RANGE));
@@ -184,8 +192,9 @@ fn extended_attributes() {
     m.end();
 }
 
+/// Changed attributes are shown at once.
 #[test]
-fn attributes_are_set_and_seen_at_once() {
+fn set_attributes_show_at_once() {
     let Some(m) = mounted(60_000) else { return };
     fs::write(m.path("f"), b"").unwrap();
     let f = m.path("f");
@@ -205,6 +214,7 @@ fn attributes_are_set_and_seen_at_once() {
     m.end();
 }
 
+/// Symbolic links, FIFOs, devices and sockets work.
 #[test]
 fn symlinks_pipes_sockets_and_devices() {
     let Some(m) = mounted(1000) else { return };
@@ -230,6 +240,7 @@ fn symlinks_pipes_sockets_and_devices() {
     m.end();
 }
 
+/// Renames replace, exchange, and fail with the right errors.
 #[test]
 fn renames_replace_exchange_and_refuse() {
     let Some(m) = mounted(60_000) else { return };
@@ -248,9 +259,10 @@ fn renames_replace_exchange_and_refuse() {
     m.end();
 }
 
+/// Of concurrent exclusive creates exactly one succeeds.
 /// Promise: 12
 #[test]
-fn exactly_one_of_many_creates_a_file() {
+fn exclusive_create_has_one_winner() {
     let Some(m) = mounted(1000) else { return };
     for round in 0..20 {
         let path = m.path(&format!("lock{round}"));
@@ -266,8 +278,9 @@ fn exactly_one_of_many_creates_a_file() {
     m.end();
 }
 
+/// copy_file_range(2) copies on the server, or through the kernel without the server's COPY.
 #[test]
-fn copy_file_range_copies_at_the_server() {
+fn copy_file_range_uses_server() {
     let Some(m) = mounted(1000) else { return };
     let data: Vec<u8> = (0..3_000_000u32).map(|i| (i % 253) as u8).collect();
     fs::write(m.path("a"), &data).unwrap();
@@ -282,7 +295,7 @@ fn copy_file_range_copies_at_the_server() {
     assert_eq!((&back[..10], back.len()), (&[0; 10][..], 2_000_010));
     assert!(back[10..] == data[1000..2_001_000]);
     assert!(m.gate.calls("copy") >= 2 && m.gate.calls("write") < 5);
-    // Without the server's help the kernel copies.
+    // Without the server's COPY the kernel copies.
     m.gate.fail("copy", libc::EOPNOTSUPP);
     let n = copy_file_range(&a, Some(&mut 0), &b, Some(&mut 0), 5000).unwrap();
     assert!(n > 0 && fs::read(m.path("b")).unwrap()[..n] == data[..n]);
@@ -290,6 +303,7 @@ fn copy_file_range_copies_at_the_server() {
     m.end();
 }
 
+/// O_DIRECT reads and writes bypass the kernel's pages.
 #[test]
 fn direct_io_bypasses_the_page_cache() {
     let Some(m) = mounted(60_000) else { return };
@@ -308,8 +322,9 @@ fn direct_io_bypasses_the_page_cache() {
     m.end();
 }
 
+/// A short read reply is not the end of the file.
 #[test]
-fn short_answers_are_not_taken_for_the_end() {
+fn short_read_is_not_eof() {
     let Some(m) = mounted(0) else { return };
     let data: Vec<u8> = (0..300_000u32).map(|i| (i % 241) as u8).collect();
     fs::write(m.path("f"), &data).unwrap();
@@ -318,8 +333,9 @@ fn short_answers_are_not_taken_for_the_end() {
     m.end();
 }
 
+/// Errors of writes and COMMIT reach the program.
 #[test]
-fn errors_of_the_server_reach_the_program() {
+fn server_errors_reach_program() {
     let Some(m) = mounted(1000) else { return };
     let full = fs::write(m.path("full"), vec![1; 65 << 20]);
     assert_eq!(errno(full), libc::ENOSPC);
@@ -328,7 +344,7 @@ fn errors_of_the_server_reach_the_program() {
     f.write_all_at(b"x", 0).unwrap();
     m.gate.fail("commit", libc::EDQUOT);
     assert_eq!(errno(f.sync_all()), libc::EDQUOT);
-    // The layer below knows the remaining work and the reported errors: it is asked again.
+    // The layer below knows the remaining work and the reported errors, so each fsync asks it.
     assert_eq!(errno(f.sync_all()), libc::EDQUOT);
     m.gate.fail("commit", 0);
     f.sync_all().unwrap();
@@ -339,19 +355,20 @@ fn errors_of_the_server_reach_the_program() {
     m.end();
 }
 
-/// close(2), which [`File`] hides the result of.
+/// close(2) with its result, which [`File`] drops.
 fn close(f: File) -> i32 {
     let fd = std::os::fd::IntoRawFd::into_raw_fd(f);
-    // SAFETY: the descriptor was given up by its owner just now.
+    // SAFETY: the descriptor was just released by its owner.
     errno(match unsafe { libc::close(fd) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     })
 }
 
+/// close(2) and fsync(2) wait for a COMMIT only after a write.
 /// Promise: 1
 #[test]
-fn close_and_fsync_wait_for_stable_storage_only_when_something_was_written() {
+fn close_commits_only_after_write() {
     let Some(m) = mounted(1000) else { return };
     let f = new(&m, "f");
     f.sync_all().unwrap();
@@ -362,7 +379,7 @@ fn close_and_fsync_wait_for_stable_storage_only_when_something_was_written() {
     f.write_all_at(b"y", 0).unwrap();
     drop(f);
     assert_eq!(m.gate.calls("commit"), 2);
-    // Each O_SYNC write is stable by itself.
+    // Each O_SYNC write is stable.
     let flags = OFlags::WRONLY | OFlags::SYNC;
     let f = File::from(openat(CWD, m.path("f"), flags, Mode::empty()).unwrap());
     f.write_all_at(b"z", 0).unwrap();
@@ -371,10 +388,10 @@ fn close_and_fsync_wait_for_stable_storage_only_when_something_was_written() {
     m.end();
 }
 
-/// Where the server may have refused data since it was stable, every fsync and close asks.
+/// When the server may refuse data later, every fsync and close sends a COMMIT.
 /// Promise: 6e
 #[test]
-fn fsync_asks_again_where_commits_do_not_last() {
+fn fsync_repeats_commit() {
     let Some(m) = mounted_with(1000, |config| config.commits_last = false) else { return };
     let f = new(&m, "f");
     f.write_all_at(b"x", 0).unwrap();
@@ -385,10 +402,11 @@ fn fsync_asks_again_where_commits_do_not_last() {
     m.end();
 }
 
-/// Where names wait, fsync(2) of a directory asks; elsewhere they are on stable storage already.
+/// When names may be delayed, fsync(2) of a directory sends a COMMIT. Otherwise names are already
+/// on stable storage.
 /// Promise: 6g
 #[test]
-fn fsync_of_a_directory_asks_where_names_wait() {
+fn directory_fsync_commits_delayed_names() {
     for waits in [true, false] {
         let Some(m) = mounted_with(1000, |config| config.names_wait = waits) else { return };
         drop(new(&m, "f"));
@@ -399,6 +417,7 @@ fn fsync_of_a_directory_asks_where_names_wait() {
     }
 }
 
+/// statfs(2) shows the server's size and name limit.
 #[test]
 fn statfs_shows_the_server() {
     let Some(m) = mounted(1000) else { return };
@@ -407,8 +426,9 @@ fn statfs_shows_the_server() {
     m.end();
 }
 
+/// Concurrent threads create, rename, read, write and remove files without errors.
 #[test]
-fn many_threads_at_once() {
+fn concurrent_threads_change_files() {
     let Some(m) = mounted(100) else { return };
     let shared = new(&m, "shared");
     let threads: Vec<_> = (0..8u8)
@@ -439,6 +459,7 @@ fn many_threads_at_once() {
     m.end();
 }
 
+/// A read-only mount refuses changes with EROFS.
 #[test]
 fn a_read_only_mount_refuses_changes() {
     let Some(m) = common::mounted_with(1000, |c| c.mount_flags = libc::MS_RDONLY) else { return };
@@ -448,8 +469,9 @@ fn a_read_only_mount_refuses_changes() {
     m.end();
 }
 
+/// An operation that is not supported for any file is requested only once.
 #[test]
-fn what_is_never_served_is_asked_for_once() {
+fn unsupported_operation_is_requested_once() {
     let never = |c: &mut hither_fuse::Config| (c.xattrs, c.server_copy) = (false, false);
     let Some(m) = common::mounted_with(600_000, never) else { return };
     fs::write(m.path("f"), b"contents").unwrap();
@@ -461,7 +483,7 @@ fn what_is_never_served_is_asked_for_once() {
         assert_eq!((n, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EOPNOTSUPP)));
         let (from, to) = (fs::File::open(m.path("f")).unwrap(), fs::File::create(m.path("g")).unwrap());
         let copied = rustix::fs::copy_file_range(&from, None, &to, None, 8);
-        // Old kernels leave copying to the program, which does it.
+        // Old kernels leave copying to the program.
         assert!(copied == Ok(8) || copied == Err(rustix::io::Errno::OPNOTSUPP), "{copied:?}");
     }
     assert_eq!(m.requests("GETXATTR"), 1);
@@ -471,11 +493,11 @@ fn what_is_never_served_is_asked_for_once() {
     m.end();
 }
 
-/// The layer below keeps the hidden name of a removed file until it has closed the file: the
-/// directory is removed after that, however late the close begins.
+/// The layer below keeps the hidden name of a removed file until it has closed the file. The
+/// directory is removed after a late close.
 /// Promise: 13
 #[test]
-fn directory_is_removed_after_close_of_removed_file() {
+fn rmdir_waits_for_late_close() {
     let Some(m) = mounted(60_000) else { return };
     fs::create_dir(m.path("d")).unwrap();
     let file = File::create(m.path("d/f")).unwrap();
@@ -483,7 +505,7 @@ fn directory_is_removed_after_close_of_removed_file() {
     m.gate.shut("close");
     m.gate.fail("rmdir", libc::ENOTEMPTY);
     drop(file);
-    eventually("it is being closed", || m.gate.waiting("close") == 1);
+    eventually("the file is being closed", || m.gate.waiting("close") == 1);
     let dir = m.path("d");
     let remover = std::thread::spawn(move || fs::remove_dir(dir));
     eventually("the directory is not empty", || m.gate.calls("rmdir") == 1);

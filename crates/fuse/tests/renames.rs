@@ -1,5 +1,5 @@
-//! The kernel answers rename(2) by itself when it takes both names for one object. That they are is
-//! never a belief of before.
+//! The kernel answers rename(2) by itself when both names are one object to it. That knowledge must
+//! not be outdated.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -9,20 +9,22 @@ use common::{mounted, mounted_with};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 
-/// Validity so long that it plays no part.
+/// Validity that does not end during a test.
 const LONG: u64 = 600_000;
 
-/// Another client moves `old` to `new` and makes another `old`.
+/// Another client renames `old` to `new` and creates another `old`.
 fn moved_elsewhere(m: &common::Mount, old: &str, new: &str) {
     m.foreign_rename(old, new);
     m.foreign_write(old, 0, b"another");
 }
 
+/// A rename moves the current object of the old name, also when the kernel has cached both names as
+/// one file.
 /// Promise: 12
 #[test]
-fn an_old_name_is_what_it_is_when_the_new_one_is_known() {
+fn rename_moves_current_file() {
     let Some(m) = mounted(LONG) else { return };
-    // This client's cached state of the new name, and its use of it before the rename.
+    // The cached state of the new name, and its use before the rename.
     let before: [fn(&common::Mount, &str); 6] = [
         |_, _| (),
         |m, new| drop(fs::metadata(m.path(new)).unwrap_err()),
@@ -50,8 +52,9 @@ fn an_old_name_is_what_it_is_when_the_new_one_is_known() {
     m.end();
 }
 
+/// A rename of a directory moves the current object of the old name.
 #[test]
-fn a_directory_is_the_one_that_has_the_old_name() {
+fn rename_moves_current_directory() {
     let Some(m) = mounted(LONG) else { return };
     m.foreign_dirs("old");
     let first = fs::metadata(m.path("old")).unwrap().ino();
@@ -63,10 +66,10 @@ fn a_directory_is_the_one_that_has_the_old_name() {
     m.end();
 }
 
-/// Two names of one file: POSIX says that nothing happens. No program gets ESTALE.
+/// A rename between two names of one file changes nothing (POSIX), and no program gets ESTALE.
 /// Promise: 12
 #[test]
-fn names_of_one_file_stay() {
+fn rename_keeps_links_of_file() {
     let Some(m) = mounted(LONG) else { return };
     fs::write(m.path("a"), b"one").unwrap();
     fs::create_dir(m.path("d")).unwrap();
@@ -76,13 +79,13 @@ fn names_of_one_file_stay() {
         for (old, new) in [("a", "b"), ("b", "a"), ("a", "a"), ("a", "d/a"), ("d/a", "a"), ("d/a", "b")] {
             fs::rename(m.path(old), m.path(new)).unwrap();
         }
-        // Then with nothing cached.
+        // Then without cached names.
         fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     }
     for name in ["a", "b", "d/a"] {
         assert_eq!(fs::metadata(m.path(name)).unwrap().nlink(), 3, "{name}");
     }
-    // From one of them to a new name, and over another file.
+    // From one of the names to a new name, and over another file.
     fs::rename(m.path("a"), m.path("c")).unwrap();
     fs::write(m.path("e"), b"other").unwrap();
     fs::rename(m.path("b"), m.path("e")).unwrap();
@@ -93,9 +96,10 @@ fn names_of_one_file_stay() {
     m.end();
 }
 
+/// Without cached names in the kernel each call looks up its names.
 /// Promise: 8
 #[test]
-fn names_that_are_not_kept_are_looked_up_for_each_call() {
+fn uncached_names_are_looked_up() {
     for keeps_names in [true, false] {
         let Some(m) = mounted_with(LONG, |c| c.keeps_names = keeps_names) else { return };
         m.foreign_write("f", 0, b"x");
@@ -108,7 +112,7 @@ fn names_that_are_not_kept_are_looked_up_for_each_call() {
             let asked = m.requests("LOOKUP") - before;
             assert_eq!(asked, if keeps_names && look == "again" { 0 } else { 3 }, "{keeps_names} {look}");
         }
-        // Those that a listing brought are not kept either.
+        // Names of a listing are not cached either.
         assert_eq!(fs::read_dir(m.path("")).unwrap().count(), 2);
         m.foreign_rename("f", "g");
         assert_eq!(fs::metadata(m.path("f")).is_ok(), keeps_names);
@@ -116,10 +120,9 @@ fn names_that_are_not_kept_are_looked_up_for_each_call() {
     }
 }
 
-/// However many names a file has, its link count shows each call that removes one, and the open
-/// file stays readable.
+/// The link count of a file with many names shows each removal, and the open file stays readable.
 #[test]
-fn many_names_are_counted() {
+fn link_count_follows_many_names() {
     let Some(m) = mounted(LONG) else { return };
     const NAMES: u64 = 40;
     let path = |n: u64| m.path(&format!("name{n}"));
@@ -129,7 +132,7 @@ fn many_names_are_counted() {
         assert_eq!(fs::metadata(path(1)).unwrap().nlink(), n, "linked");
     }
     let file = File::open(path(1)).unwrap();
-    // The newest and the oldest names in turn, removed and replaced in turn.
+    // The newest and the oldest names alternate, and so do removal and replacement.
     for left in (1..NAMES).rev() {
         let gone = if left % 2 == 0 { left / 2 + 1 } else { NAMES - left / 2 };
         match left % 3 {
@@ -145,8 +148,8 @@ fn many_names_are_counted() {
     m.end();
 }
 
-/// A name that is remembered no more, because the file has so many, is not taken for another name
-/// of the file by a rename.
+/// The file has so many names that the old name was forgotten. A rename must not take it for
+/// another name of the file.
 #[test]
 fn forgotten_name_is_looked_up_again() {
     let Some(m) = mounted(LONG) else { return };

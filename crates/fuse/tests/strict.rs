@@ -1,5 +1,5 @@
-//! Strict mounts: no read, length, name or link is answered from the kernel's caches, and written
-//! data is below when the call returns.
+//! Strict mounts: reads, lengths, names and links are not answered from the kernel's caches.
+//! Written data has reached the layer below when the call returns.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -18,12 +18,12 @@ fn strict() -> Option<Mount> {
     })
 }
 
-/// A mapping of the first page of a file, and its first byte.
+/// A mapping of the first page of a file.
 struct Mapping(*mut u8);
 
 impl Mapping {
     fn of(file: &File, flags: MapFlags) -> Self {
-        // SAFETY: a fresh mapping, which ends with this.
+        // SAFETY: a fresh mapping, which ends with this value.
         let at = unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, flags, file, 0) }.unwrap();
         Self(at.cast())
     }
@@ -41,9 +41,10 @@ impl Drop for Mapping {
     }
 }
 
+/// Each read of an open file shows other clients' writes.
 /// Promise: 8d
 #[test]
-fn each_read_of_an_open_file_comes_here() {
+fn strict_read_bypasses_pages() {
     let Some(m) = strict() else { return };
     m.foreign_write("f", 0, b"0000");
     let mut f = File::open(m.path("f")).unwrap();
@@ -64,9 +65,10 @@ fn each_read_of_an_open_file_comes_here() {
     m.end();
 }
 
+/// An append writes at the current end of the file.
 /// Promise: 8d
 #[test]
-fn an_append_goes_to_the_end_of_now() {
+fn strict_append_uses_current_end() {
     let Some(m) = strict() else { return };
     m.foreign_write("log", 0, b"begin\n");
     let mut f = OpenOptions::new().append(true).open(m.path("log")).unwrap();
@@ -77,7 +79,7 @@ fn an_append_goes_to_the_end_of_now() {
         f.write_all(ours.as_bytes()).unwrap();
         wanted.extend(b"theirs\n");
         wanted.extend(ours.as_bytes());
-        assert_eq!(m.foreign_read("log"), wanted, "below when it has returned");
+        assert_eq!(m.foreign_read("log"), wanted, "written when the call has returned");
     }
     m.foreign_setattr("log", &SetAttr { size_bytes: Some(3), ..Default::default() });
     f.write_all(b"!").unwrap();
@@ -86,11 +88,11 @@ fn an_append_goes_to_the_end_of_now() {
     m.end();
 }
 
-/// A new mapping shows the present bytes; an earlier one shows a change a moment later, and reads
-/// are right meanwhile.
+/// A new mapping shows the current bytes. An earlier mapping shows a change a short time later.
+/// Reads are right meanwhile.
 /// Promise: 8d
 #[test]
-fn mappings_begin_anew_and_follow() {
+fn new_mapping_shows_current_bytes() {
     let Some(m) = strict() else { return };
     m.foreign_write("f", 0, &[b'0'; 8192]);
     let f = File::open(m.path("f")).unwrap();
@@ -114,9 +116,10 @@ fn mappings_begin_anew_and_follow() {
     m.end();
 }
 
+/// Each call looks up its names and reads its links.
 /// Promise: 8d
 #[test]
-fn names_and_links_are_asked_for_by_each_call() {
+fn strict_call_looks_up_names() {
     let Some(m) = strict() else { return };
     for _ in 0..5 {
         assert!(!m.path("f").exists());

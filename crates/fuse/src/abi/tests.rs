@@ -67,8 +67,8 @@ fn wrong_lengths_are_refused() {
     body.u64(9).u64(0).u32(u32::MAX).u32(0).u64(0).u32(0).u32(0).bytes(b"hello");
     assert_eq!(parse(&request(opcode::WRITE, &body.into_vec(), b"")).unwrap_err(), libc::EINVAL);
 }
-/// Reply bodies have the sizes of the kernel's layouts.
 
+/// Reply bodies have the sizes of the kernel's layouts.
 #[test]
 fn reply_sizes_match_kernel() {
     let attr = hither_vfs::Attr {

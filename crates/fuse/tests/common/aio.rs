@@ -1,4 +1,4 @@
-//! The smallest client of asynchronous I/O: one write, and a wait for its end.
+//! Minimal asynchronous I/O (AIO): one write, and a wait for its end.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,7 +21,7 @@ struct Iocb {
     event_fd: u32,
 }
 
-/// Writes through io_submit(2): the number of bytes written or a negative errno.
+/// Writes through io_submit(2). Returns the number of bytes written, or a negative errno.
 pub fn aio_write(file: &File, data: &[u8], offset: i64) -> i64 {
     const PWRITE: u16 = 1;
     let mut context = 0usize;

@@ -1,5 +1,5 @@
-//! A layer that passes calls on, unless a test says otherwise: it can hold calls back as a dead
-//! server does, fail them, cut reads short and count.
+//! A layer that passes calls on. A test can make it delay calls like an unresponsive server, fail
+//! them, shorten reads, and count calls.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -34,7 +34,7 @@ struct State {
     at_peek: Option<Act>,
 }
 
-/// Under which name answers are held back.
+/// Keys of delayed answers, by operation.
 const ANSWERS: [(&str, &str); 6] = [
     ("walk", "walk's answer"),
     ("readdir", "readdir's answer"),
@@ -44,10 +44,10 @@ const ANSWERS: [(&str, &str); 6] = [
     ("setattr", "setattr's answer"),
 ];
 
-/// A test's action when a name is peeked for.
+/// An action of the test at each peek of a name.
 type Act = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A walk that was asked for.
+/// A recorded walk.
 #[derive(Debug, Clone)]
 pub struct Walk {
     /// Names, joined by slashes.
@@ -61,40 +61,40 @@ impl Gate {
         Arc::new(Self { below, state: Mutex::default(), opened: Notify::new() })
     }
 
-    /// Holds calls of a kind back from now on. They do not end when they are cancelled: the worst
-    /// server.
+    /// Delays calls of a kind from now on. They do not end when they are cancelled, as with the
+    /// worst server.
     pub fn shut(&self, op: &'static str) {
         self.state.lock().unwrap().shut.insert(op);
     }
 
-    /// Holds answers of such calls back from now on: they are as old as the call.
+    /// Delays the answers of calls of a kind from now on. They are as old as the call.
     pub fn shut_answers(&self, op: &str) {
         let key = ANSWERS.iter().find(|(of, _)| *of == op).unwrap().1;
         self.shut(key);
     }
 
-    /// Answers of such calls that are held back.
+    /// Number of delayed answers of calls of a kind.
     pub fn answers_waiting(&self, op: &str) -> usize {
         self.waiting(ANSWERS.iter().find(|(of, _)| *of == op).unwrap().1)
     }
 
-    /// Lets everything pass.
+    /// Lets all calls pass.
     pub fn open_all(&self) {
         self.state.lock().unwrap().shut.clear();
         self.opened.notify_waiters();
     }
 
-    /// Calls of a kind that are held back.
+    /// Number of delayed calls of a kind.
     pub fn waiting(&self, op: &'static str) -> usize {
         self.state.lock().unwrap().waiting.get(op).copied().unwrap_or(0)
     }
 
-    /// Calls of a kind so far.
+    /// Number of calls of a kind.
     pub fn calls(&self, op: &'static str) -> usize {
         self.state.lock().unwrap().calls.get(op).copied().unwrap_or(0)
     }
 
-    /// Fails calls of a kind; 0 stops that.
+    /// Fails calls of a kind with `errno`; 0 stops that.
     pub fn fail(&self, op: &'static str, errno: i32) {
         let mut s = self.state.lock().unwrap();
         if errno == 0 {
@@ -104,38 +104,38 @@ impl Gate {
         };
     }
 
-    /// Answers reads with at most so many bytes.
+    /// Limits reads to `bytes` bytes.
     pub fn cut_reads(&self, bytes: u32) {
         self.state.lock().unwrap().short_reads = Some(bytes);
     }
 
-    /// Makes the first cookies smaller by `shift`, as servers of NFSv3 may have them.
+    /// Subtracts `shift` from all cookies, because servers of NFSv3 may use the cookies 1 and 2.
     pub fn shift_cookies(&self, shift: u64) {
         self.state.lock().unwrap().cookie_shift = shift;
     }
 
-    /// Entries of all listings so far.
+    /// Number of entries of all listings.
     pub fn listed(&self) -> usize {
         self.state.lock().unwrap().listed
     }
 
-    /// Makes listings come back to their start for ever.
+    /// Makes listings return to their start for ever.
     pub fn circle(&self) {
         self.state.lock().unwrap().stuck_listing = true;
     }
 
-    /// Walks since this was last asked.
+    /// Removes and returns the recorded walks.
     pub fn walks(&self) -> Vec<Walk> {
         std::mem::take(&mut self.state.lock().unwrap().walks)
     }
 
-    /// Does something whenever a name is peeked for: a look-up was read, and nothing was asked yet.
+    /// Runs `act` at each peek of a name: after a lookup was read, and before a request was sent.
     pub fn at_peek(&self, act: impl Fn(&str) + Send + Sync + 'static) {
         self.state.lock().unwrap().at_peek = Some(Arc::new(act));
     }
 
-    /// Answers names that were walked once from memory, to the same caller, until something is
-    /// changed or fails: the least that a cache does.
+    /// Caches walked names for the same caller, until a change or an error. This is the minimum of
+    /// a cache.
     pub fn remember_names(&self) {
         self.state.lock().unwrap().remembers = true;
     }
@@ -146,12 +146,12 @@ impl Gate {
         Some(Trail::new(vec![node], Stop::Complete))
     }
 
-    /// Lets attributes of files hold under leases from now on.
+    /// Grants leases on files from now on.
     pub fn give_leases(&self) {
         self.state.lock().unwrap().leases = true;
     }
 
-    /// Withdraws a lease, or all.
+    /// Lets a lease expire.
     pub async fn lapse(&self, fh: &Fh) {
         let upcalls = self.state.lock().unwrap().upcalls.clone().unwrap();
         upcalls.lapse(std::slice::from_ref(fh)).await;
@@ -194,7 +194,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Waits while calls of a kind, or their answers, are held back.
+    /// Waits while calls of a kind, or their answers, are delayed.
     async fn hold(&self, op: &'static str) {
         {
             let mut s = self.state.lock().unwrap();

@@ -1,5 +1,4 @@
-//! A mount of the reference model for tests, and a layer in between that stops, fails and counts
-//! calls.
+//! A mount of the reference model for tests, with a layer that delays, fails and counts calls.
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
@@ -21,7 +20,7 @@ use tokio::runtime::Runtime;
 #[allow(unused_imports)]
 pub use uring::uring_open;
 
-/// A mounted model. The runtime serves the mount; the test's own thread plays the programs.
+/// A mounted model. The runtime serves the mount. The test's own thread acts as the programs.
 pub struct Mount {
     pub dir: PathBuf,
     pub model: Arc<Model>,
@@ -30,8 +29,8 @@ pub struct Mount {
     pub rt: Runtime,
 }
 
-/// A mount whose answers hold for `validity_ms`; `None`, with a line why, where tests may not
-/// mount.
+/// A mount with answers that are valid for `validity_ms`. `None`, with a message, when the test may
+/// not mount.
 pub fn mounted(validity_ms: u64) -> Option<Mount> {
     mounted_with(validity_ms, |_| ())
 }
@@ -58,12 +57,12 @@ pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Optio
     Some(Mount { dir, model, gate, mounted: Some(mounted), rt })
 }
 
-/// Moves this thread, and its child processes, to a mount namespace of its own: a copy of the mount
-/// in another new namespace would keep it alive after the unmount.
+/// Moves this thread and its child processes to a new mount namespace. Otherwise a copy of the
+/// mount in another new namespace would keep the mount alive after the unmount.
 fn own_mount_namespace() {
     let none = std::ptr::null();
     let flags = libc::MS_REC | libc::MS_PRIVATE;
-    // SAFETY: no memory is passed but a constant string.
+    // SAFETY: only a constant string is passed.
     let ok = unsafe {
         libc::unshare(libc::CLONE_NEWNS) == 0
             && libc::mount(none, c"/".as_ptr(), none, flags, std::ptr::null()) == 0
@@ -80,12 +79,12 @@ impl Mount {
         self.mounted.as_ref().unwrap()
     }
 
-    /// Requests of one kind so far.
+    /// Number of requests of one kind.
     pub fn requests(&self, op: &str) -> u64 {
         self.mounted().stats().iter().find(|c| c.op == op).map_or(0, |c| c.count)
     }
 
-    /// Number in `/sys/fs/fuse/connections`.
+    /// Name in `/sys/fs/fuse/connections`.
     pub fn connection(&self) -> u32 {
         self.mounted().device().1
     }
@@ -100,7 +99,7 @@ impl Mount {
         std::fs::write(control.join(self.connection().to_string()).join("abort"), "1").unwrap();
     }
 
-    /// Handle of an object, by path from the root, as another client sees it.
+    /// Filehandle of an object, by path from the root, looked up by another client.
     pub fn fh(&self, path: &str) -> Fh {
         self.rt.block_on(async {
             let cx = root();
@@ -120,7 +119,7 @@ impl Mount {
         })
     }
 
-    /// Another client writes a file, creating it if need be.
+    /// Another client writes a file. It creates a missing file.
     pub fn foreign_write(&self, path: &str, offset: u64, data: &[u8]) {
         let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
         let dir = self.fh(dir);
@@ -144,7 +143,7 @@ impl Mount {
         });
     }
 
-    /// Another client makes a directory and its missing parents.
+    /// Another client creates a directory and its missing parents.
     pub fn foreign_dirs(&self, path: &str) {
         let mut dir = self.fh("");
         let set = SetAttr { mode: Some(0o755), ..Default::default() };
@@ -160,7 +159,7 @@ impl Mount {
         }
     }
 
-    /// Another client makes a symbolic link.
+    /// Another client creates a symbolic link.
     pub fn foreign_symlink(&self, path: &str, target: &str) {
         let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
         let (dir, target) = (self.fh(dir), bytes::Bytes::copy_from_slice(target.as_bytes()));
@@ -181,7 +180,7 @@ impl Mount {
         self.rt.block_on(self.model.unlink(&root(), &dir, &name(last), None)).unwrap();
     }
 
-    /// Another client renames something in the mount's root.
+    /// Another client renames an object in the root of the mount.
     pub fn foreign_rename(&self, old: &str, new: &str) {
         let (root_fh, flags) = (self.fh(""), hither_vfs::RenameFlags::empty());
         let (from, to) = ((&root_fh, &name(old)), (&root_fh, &name(new)));
@@ -195,10 +194,10 @@ impl Mount {
         read.unwrap().data.into_bytes().to_vec()
     }
 
-    /// Unmounts and checks that nothing was left open.
+    /// Unmounts, and checks that no file is open.
     pub fn end(mut self) {
         let mounted = self.mounted.take().unwrap();
-        // A process that was killed gives its files up a moment after it was waited for.
+        // A killed process closes its files a short time after wait(2) has returned.
         eventually("nothing is in use", || mounted.unmount(false).is_ok());
         let ended = self.rt.block_on(async { tokio::time::timeout(PATIENCE, mounted.wait()).await });
         ended.expect("the threads end with the mount");
@@ -231,20 +230,20 @@ pub fn as_user(dir: &Path, uid: u32, gid: u32, groups: &[u32], command: &str) ->
         [] => c.arg("--clear-groups"),
         _ => c.arg(format!("--groups={}", groups.iter().map(u32::to_string).collect::<Vec<_>>().join(","))),
     };
-    // The shell must not depend on rights to its working directory.
+    // The shell must not need rights to its working directory.
     c.args(["--", "sh", "-c", command]).current_dir("/").env("M", dir).env("LC_ALL", "C");
     c.output().unwrap()
 }
 
-/// Like [`as_user`], true when the command succeeded.
+/// As [`as_user`], returns whether the command succeeded.
 pub fn user_can(dir: &Path, uid: u32, gid: u32, groups: &[u32], command: &str) -> bool {
     as_user(dir, uid, gid, groups, command).status.success()
 }
 
-/// The time that a busy machine may need for an instant's work.
+/// The maximum time of a short operation on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until something holds, for a minute and more.
+/// Waits until the condition holds, for more than a minute.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..PATIENCE.as_millis() / 10 {
         if holds() {
@@ -255,8 +254,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     panic!("not within {PATIENCE:?}: {what}");
 }
 
-/// A value that is below a bound (a time, a number of calls) on an idle machine, and sometimes
-/// above it on a busy one: one of several attempts stays below.
+/// Checks that a value (a time, a number of calls) is below a bound in one of several attempts. On
+/// a busy machine it is sometimes above the bound.
 pub fn once_below<T: PartialOrd + std::fmt::Debug>(what: &str, bound: T, mut attempt: impl FnMut() -> T) {
     let mut all = Vec::new();
     for _ in 0..10 {
@@ -274,7 +273,7 @@ pub fn pause(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
-/// Seconds that something takes.
+/// Duration of a function in seconds.
 #[allow(clippy::disallowed_methods)]
 pub fn seconds(f: impl FnOnce()) -> f64 {
     let start = std::time::Instant::now();

@@ -1,9 +1,9 @@
-//! The smallest io_uring(7) client: one openat.
+//! Minimal io_uring(7) client: one openat.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Opens a file for reading through io_uring: a descriptor or a negative errno; `None` where
+/// Opens a file for reading through io_uring. Returns a descriptor or a negative errno; `None` when
 /// io_uring is not allowed.
 pub fn uring_open(path: &CStr) -> Option<i32> {
     const OPENAT: u8 = 18;
@@ -28,8 +28,8 @@ pub fn uring_open(path: &CStr) -> Option<i32> {
     };
     let (sq, cq, sqes) = (map(0), map(OFF_CQ), map(OFF_SQES));
     let (sq_off, cq_off) = (&params[10..20], &params[20..30]);
-    // SAFETY: offsets inside the rings, as the kernel gave them; it reads and writes them only as
-    // agreed.
+    // SAFETY: the offsets are inside the rings, as set by the kernel. The kernel reads and writes
+    // the rings only by the protocol.
     unsafe {
         let at = |ring: *mut u8, offset: u32| &*ring.add(offset as usize).cast::<AtomicU32>();
         let mut entry = [0u8; 64];

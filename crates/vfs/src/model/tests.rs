@@ -75,6 +75,7 @@ async fn holes_read_zeros() {
     assert_eq!(&read.data.into_bytes()[..], b"a\0\0");
 }
 
+/// An unlinked file stays readable until its last close. Then its filehandle is stale.
 #[tokio::test]
 async fn unlink_keeps_open_file() {
     let (m, cx) = (model(), root());
