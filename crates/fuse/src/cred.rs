@@ -154,8 +154,9 @@ fn killed_and_exiting(tid: u32) -> bool {
 mod tests {
     use super::*;
 
+    /// Groups and pending signals are parsed from `/proc/TID/status`.
     #[test]
-    fn groups_and_signals_are_read_from_status() {
+    fn status_file_is_parsed() {
         let status = b"Name:\tx\nGroups:\t4 24 1000 \nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000002\n\
                        SigBlk:\t0000000000000000\n";
         assert_eq!(parse_groups(status)[..], [4, 24, 1000]);

@@ -26,8 +26,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::time::{Instant, timeout_at};
 
-/// Maximum wait for the release of flushed handles: of the removal of a file's name, and of the
-/// removal of a directory with files that were in it.
+/// Maximum wait for the release of flushed handles. The first is for the removal of a file's name,
+/// the second for the removal of a directory with files that were in it.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
 const EMPTY_WAIT: Duration = Duration::from_secs(1);
 /// Maximum wait of the removal of a directory for running closes.

@@ -246,7 +246,7 @@ impl Mounted {
     }
 
     /// Unmounts. `lazy` detaches at once, and the mount ends with its last user. Blocks while dirty
-    /// pages are written, so it must not be called on a thread of the mount's runtime.
+    /// pages are written. So it must not be called on a thread of the mount's runtime.
     ///
     /// # Errors
     /// `EBUSY` while the mount is in use, unless `lazy`.

@@ -1,5 +1,5 @@
-//! The kernel's pages after changes that the kernel does not track: changes that end after it has
-//! dropped pages, interrupted calls, and calls with partial effects.
+//! The kernel's pages after changes that the kernel does not track. These are changes that end
+//! after it has dropped pages, interrupted calls, and calls with partial effects.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

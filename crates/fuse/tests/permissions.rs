@@ -89,7 +89,7 @@ fn foreign_chmod_applies_after_expiry() {
 
 /// access(2), chdir(2) and opendir(3) ask the server for the rights.
 #[test]
-fn access_chdir_and_opendir_ask_the_server() {
+fn access_and_chdir_ask_server() {
     let Some(m) = mounted(60_000) else { return };
     fs::create_dir(m.path("d")).unwrap();
     fs::write(m.path("f"), b"x").unwrap();
@@ -202,7 +202,7 @@ fn runs_as(m: &Mount, how: &str) -> String {
 /// open, for every kind of change and of start.
 /// Promise: 19a
 #[test]
-fn set_id_programs_run_with_fresh_rights() {
+fn set_id_program_has_fresh_rights() {
     let (user, other) = (B.to_string(), A.to_string());
     let set = SetAttr::default;
     let foreign = [

@@ -186,8 +186,9 @@ fn evictions_are_repeated() {
     caught(held, losses, |r, _| r.evict_retry = false);
 }
 
+/// A revoked delegation ends only after its client must have noticed the revocation.
 #[test]
-fn revoked_delegations_are_waited_for() {
+fn revoked_delegation_ends_after_notice() {
     let f = Faults { callbacks_lost: true, ..Faults::NONE };
     let held = move |seed| {
         let mut s = Setup { heard_ms: 2_000, think_max_ms: 60, ..Setup::new(seed, f) };
@@ -216,8 +217,9 @@ fn terms_count_from_sending() {
     caught(reads, nothing, |_, h| h.from_sending = false);
 }
 
+/// No data is served from the cache after the end of the lease.
 #[test]
-fn nothing_is_served_after_expiry() {
+fn expired_lease_serves_no_data() {
     caught(no_callbacks, losses, |_, h| h.stop_at_expiry = false);
 }
 

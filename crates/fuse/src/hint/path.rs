@@ -111,8 +111,10 @@ mod tests {
         assert_eq!(path("").parts.len() + path("/").parts.len() + path("./.").parts.len(), 0);
     }
 
+    /// The remaining names end before `..`, at a name that is too long, or at the maximum number of
+    /// names.
     #[test]
-    fn names_ahead_end_at_dot_dot() {
+    fn remaining_names_end_at_parent() {
         let p = path("a/b/../c/d");
         assert_eq!((shown(&p.ahead(0).0), p.ahead(0).1), ("a b".into(), false));
         assert_eq!((shown(&p.ahead(3).0), p.ahead(3).1), ("c d".into(), true));

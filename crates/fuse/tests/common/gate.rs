@@ -119,7 +119,7 @@ impl Gate {
         self.state.lock().unwrap().listed
     }
 
-    /// Makes listings return to their start for ever.
+    /// Makes listings return to their start again and again.
     pub fn circle(&self) {
         self.state.lock().unwrap().stuck_listing = true;
     }
