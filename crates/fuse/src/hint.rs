@@ -10,8 +10,8 @@
 //! A hint is not trusted. It only selects the names to look up in advance, with the caller's own
 //! identity, below the directory in the kernel's request. A missing, wrong or forged hint leads to
 //! the same answers. A read of another program's memory can block, because its pages may be on a
-//! file system that does not respond. So at least one of the threads that read requests never reads
-//! hints. A thread that blocks in such a read is replaced.
+//! file system that does not respond. So at any time at least one of the threads that read requests
+//! reads no hint. A thread that blocks in such a read is replaced.
 //!
 //! The module depends on the kernel's calls and paths, and not on the layers that answer them.
 

@@ -162,7 +162,7 @@ impl Session {
             unread: Unread::default(),
             range_drops: Semaphore::new(RANGE_DROPS),
             passthrough: Passthrough::new(device.clone()),
-            // At least one thread never reads hints.
+            // At any time at least one thread reads no hint.
             sent_back: SentBack::default(),
             doubtful: Doubtful::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
