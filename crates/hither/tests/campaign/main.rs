@@ -1,13 +1,13 @@
 //! The campaign: a mount under all faults, over and over, while programs write. The faults are kill
-//! -9 of the client's daemon, of the server, of both, cut links, and full disks on both sides. They
-//! run in every mode of delayed writes, with NFSv4.2 and NFSv3, nfs-ganesha and `hither serve`.
-//! After each point the server's own directory is compared with the acknowledged data: nothing is
-//! lost, nothing is wrong, data that could not be sent is a listed conflict, and nothing hangs.
+//! -9 of the client's daemon, of the server or of both, cut links, and full disks on both sides.
+//! The campaign covers every mode of delayed writes, NFSv4.2 and NFSv3, nfs-ganesha and
+//! `hither serve`. After each fault the server's directory is compared with the acknowledged data.
+//! No data is lost or wrong. Data that could not be sent is a listed conflict. No call hangs.
 //!
-//! It needs root and nfs-ganesha. `HITHER_SEED` repeats it as far as scheduling allows
-//! (`HITHER_WORLD` from one of its worlds on), `HITHER_POINTS` says how many points there are, a
-//! few unless it does: `make soak` is the whole of it. With `HITHER_CREATES=here` new files wait on
-//! the client as well, in those worlds whose mode is `exclusive`.
+//! The test needs root and nfs-ganesha. `HITHER_SEED` repeats it as far as scheduling allows.
+//! `HITHER_WORLD` starts from one of its worlds. `HITHER_POINTS` is the number of points, by
+//! default a few. `make soak` runs the whole campaign. With `HITHER_CREATES=here`, new files also
+//! wait on the client in worlds with the mode `exclusive`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 #[path = "../common/mod.rs"]
@@ -27,7 +27,7 @@ use truth::Promise;
 use world::{Kind, Made, Mode, World, within};
 use writer::{Orders, Style, Told, Writer};
 
-/// The event at a point.
+/// The fault at a point of the campaign.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Fault {
     ClientKilled,
@@ -46,7 +46,7 @@ enum Fault {
 
 use Fault::*;
 
-/// As often as they stand here.
+/// Faults, each as often as it is drawn.
 const FAULTS: [Fault; 20] = [
     ClientKilled,
     ClientKilled,
@@ -71,7 +71,7 @@ const FAULTS: [Fault; 20] = [
 ];
 
 impl Fault {
-    /// Whether files that were never at the server may be conflicts.
+    /// Whether files that the server never had may become conflicts.
     fn may_keep_new_files(self) -> bool {
         matches!(self, ClientDiskFull | ClientDiskFullAndKilled | ServerDiskFullAndClientKilled)
     }
@@ -93,12 +93,12 @@ impl Fault {
     }
 }
 
-/// Points of a default run, and its seed.
+/// Points and seed of a default run.
 const FEW: (u64, u64) = (6, 24);
-/// Points in a world, which is new after them.
+/// Points in a world. A new world follows after them.
 const POINTS_OF_A_WORLD: u64 = 8;
 
-/// The faults found.
+/// Totals of a world.
 #[derive(Default)]
 struct Tally {
     points: BTreeMap<String, u64>,
@@ -107,13 +107,13 @@ struct Tally {
     synced: u64,
     refused: u64,
     replayed: u64,
-    /// Files that another client wrote to between two lives of the client.
+    /// Number of files that another client wrote to between two lives of the client.
     meddled: u64,
     conflicts: BTreeMap<String, u64>,
 }
 
 fn made(seed: u64, world: u64) -> Made {
-    // Every combination in turn, from a place that the seed says.
+    // Takes every combination in turn. The seed says where to begin.
     let n = seed.wrapping_add(world);
     let mut r = Random(mix(seed ^ mix(world)));
     Made {
@@ -130,11 +130,11 @@ struct Campaign {
     world: World,
     writers: Vec<Writer>,
     tally: Tally,
-    /// The server's disk was full at some time: errors are reported late.
+    /// The server's disk was full at some time, so errors may be reported late.
     full: bool,
 }
 
-/// A writer that works.
+/// A running writer.
 struct Working {
     thread: JoinHandle<Writer>,
     doing: Arc<Mutex<String>>,
@@ -207,7 +207,7 @@ impl Campaign {
         *self.tally.points.entry(combination).or_default() += 1;
     }
 
-    /// Causes the event, and ends the parts of it that need no client.
+    /// Causes the fault and ends the parts of the fault that need no client.
     fn fail(&mut self, fault: Fault, r: &mut Random) {
         let world = &mut self.world;
         match fault {
@@ -269,7 +269,7 @@ impl Campaign {
     }
 
     fn join(&mut self, working: Vec<Working>) {
-        // Twenty-four grace periods.
+        // 120 seconds, which are 24 grace periods.
         for _ in 0..2400 {
             if working.iter().all(|w| w.thread.is_finished()) {
                 break;
@@ -289,7 +289,7 @@ impl Campaign {
     }
 
     fn mnt(&self) -> &'static str {
-        // Some dozen paths a run.
+        // A run has some dozen of these paths.
         Box::leak(self.world.mnt().display().to_string().into_boxed_str())
     }
 
@@ -303,19 +303,19 @@ impl Campaign {
         }
     }
 
-    /// The client is the same: all that write(2) has taken is there.
+    /// The client survived: all data that write(2) accepted is at the server.
     fn same_life(&mut self) {
         within(180, "hither sync", &[HITHER, "sync", "--timeout", "150", self.mnt()]).ok();
         assert_eq!(self.wrong(Promise::Write, |_| Told::Nothing), None, "of a client that lived");
         self.settle();
     }
 
-    /// The client was killed: the data that the mode promises is there, at once or after the next
-    /// mount.
+    /// The client was killed. The data that the mode promises is at the server, either at once or
+    /// after the next mount.
     fn next_life(&mut self, fault: Fault, r: &mut Random) {
         let mode = self.world.made.mode;
         if mode != Mode::Exclusive {
-            // A change that was under way may come while this looks.
+            // A change that was under way may arrive during the comparison.
             let mut wrong = None;
             for _ in 0..5 {
                 wrong = self.wrong(Promise::Sync, |_| Told::Nothing);
@@ -327,10 +327,11 @@ impl Campaign {
             assert_eq!(wrong, None, "before the next mount: fsync and close are the server's");
         }
         self.world.bury();
-        // The data that the killed server had taken is there, so later data comes after it.
+        // The data that the killed server accepted is on its disk. The data of the other client
+        // therefore comes later.
         let mut meddled = None;
-        // With a journal, a served file that a local program changes has its former bytes after a
-        // crash of the server (promise S8).
+        // With a server journal, a crash of the server restores the former bytes of a file that a
+        // local program changed (promise S8).
         let journaled = self.world.made.kind == Kind::HitherJournal;
         if fault == BothKilled && mode == Mode::Journal && !journaled && r.below(2) == 0 {
             pause(50);
@@ -343,7 +344,7 @@ impl Campaign {
             self.world.serve();
         }
         self.world.free("near");
-        // With the server's disk still full, data that cannot be sent becomes a conflict.
+        // While the server's disk is still full, data that cannot be sent becomes a conflict.
         let still_full = fault == ServerDiskFullAndClientKilled && r.below(2) == 0;
         if !still_full {
             self.world.free("far");
@@ -364,7 +365,7 @@ impl Campaign {
                 "{said:?} does not tell of {kept:?}"
             );
             if let Some(meddled) = meddled.filter(|m| !m.holds()) {
-                panic!("what somebody else wrote to {} was written over: {}", meddled.at.display(), said.err);
+                panic!("data of another client in {} was overwritten: {}", meddled.at.display(), said.err);
             }
             let listed = |fileid: u64| match kept.iter().any(|c| c.fileid == fileid) {
                 true => Told::Conflict,
@@ -378,7 +379,7 @@ impl Campaign {
                 }
                 let applied = run(Command::new(HITHER).args(["conflicts", "apply", self.mnt(), &c.name]));
                 if applied.code != 0 {
-                    // Of a file that is removed nothing is missed.
+                    // The file was removed, so its data is not missed.
                     assert!(self.at(c.fileid).is_none(), "{c:?}: {applied:?}");
                     run(Command::new(HITHER).args(["conflicts", "drop", self.mnt(), &c.name])).ok();
                 }
@@ -386,7 +387,7 @@ impl Campaign {
             if !kept.is_empty() {
                 self.writers.iter_mut().for_each(Writer::applied);
             }
-            // Without other writers, applied data need not be at the server yet.
+            // Without other writers, applied data may still wait on the client.
             within(180, "hither sync", &[HITHER, "sync", "--timeout", "150", self.mnt()]).ok();
         } else {
             // A WRITE of the killed daemon may still be on its way.
@@ -400,7 +401,7 @@ impl Campaign {
         self.settle();
     }
 
-    /// Where a file is at the server, if it is one of the writers'.
+    /// Path of a writer's file at the server, found by its fileid.
     fn at(&self, fileid: u64) -> Option<PathBuf> {
         use std::os::unix::fs::MetadataExt;
         let is = |at: &PathBuf| std::fs::metadata(at).is_ok_and(|m| m.ino() == fileid);
@@ -440,6 +441,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|n| n.parse().ok())
 }
 
+/// Faults of client, server, network and disks lose no acknowledged data.
 /// Promise: 2, 3, 6c, 6d, 6g, 22
 #[test]
 #[ignore = "needs root and nfs-ganesha; it takes about five seconds a point"]
@@ -461,8 +463,8 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
         let mut campaign = Campaign::start(made);
         for _ in 0..POINTS_OF_A_WORLD.min(points - done) {
             let fault = FAULTS[r.below(FAULTS.len() as u64) as usize];
-            // A new file that is a conflict has another number than at the server, by which its
-            // conflict would be found.
+            // A new file that becomes a conflict has another fileid than at the server. The check
+            // finds conflicts by fileid, so it would miss this conflict.
             let skipped = made.mode == Mode::Exclusive && world::here() && fault.may_keep_new_files();
             let fault = if skipped { BothKilled } else { fault };
             println!("  {fault:?}");

@@ -1,51 +1,52 @@
-//! The answers that a writer got, and the bytes that may therefore be at the server: the check
+//! The answers that a writer got, and the bytes that may therefore be at the server. The check
 //! reads the server's own directory.
 //!
-//! A file is records of one length, each at its place. Each place has a list of records that may be
-//! there, oldest first; a promised record removes all older ones from the list. A promise is the
-//! return of write(2), or the return of fsync and close, whichever counts for the fault and the
-//! mode.
+//! A file consists of records of one length, each at its place. Each place has a list of records
+//! that it may hold, oldest first. A promised record removes all older records from the list. A
+//! promise is the return of write(2), or the return of fsync and close. The fault and the mode
+//! decide which of the two counts.
 
 use crate::common::record;
 use std::collections::BTreeMap;
 
-/// The calls whose return promises that their data is there.
+/// The calls whose return promises that their data is at the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
-    /// write(2) having returned.
+    /// The return of write(2).
     Write,
-    /// fsync(2), and close(2) where the mode says so, having returned.
+    /// The return of fsync(2), and of close(2) where the mode says so.
     Sync,
 }
 
 /// The events of a file, in order.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A record was written; `told` when write(2) said so.
+    /// A record was written. `told` is true when write(2) returned success.
     Wrote { place: u64, number: u64, told: bool },
-    /// The file was cut to so many places.
+    /// The file was truncated to `keep` places.
     Cut { keep: u64, told: bool },
-    /// Everything before is on stable storage.
+    /// All earlier data is on stable storage.
     Synced,
-    /// A close has said that something before is not there.
+    /// A close reported that some earlier data is missing.
     GivenUp,
-    /// Another client wrote at a place, over any record there; `holds` until a conflict is applied.
+    /// Another client wrote at a place, over any record there. `holds` is true until a conflict is
+    /// applied.
     Foreign { place: u64, number: u64, holds: bool },
 }
 
 /// The writer that stands for all other clients.
 pub const FOREIGN: u64 = 255;
 
-/// A file, as its writer knows it.
+/// A file as its writer knows it.
 #[derive(Clone, Default)]
 pub struct Body {
     /// The state at the last check, with no call under way.
     pub image: Vec<u8>,
-    /// The events since then.
+    /// The events since the last check.
     pub log: Vec<Event>,
-    /// Places that it has.
+    /// Number of places.
     pub places: u64,
-    /// How long it is is not certain, or no multiple of a record.
+    /// The length is not certain, or it is no multiple of a record.
     pub odd: bool,
 }
 
@@ -58,7 +59,8 @@ enum May {
     Foreign(u64),
 }
 
-/// The records that may be at a place, oldest first, and whether its writer had a promise for it.
+/// The records that a place may hold, oldest first. The flag says whether the writer had a promise
+/// for the record.
 type Candidates = Vec<(May, bool)>;
 
 fn forget_before_the_last_told(all: &mut Candidates) {
@@ -68,7 +70,7 @@ fn forget_before_the_last_told(all: &mut Candidates) {
 }
 
 impl Body {
-    /// The records found at the server are the known state from then on.
+    /// Makes the records found at the server the known state.
     pub fn settle(&mut self, image: Vec<u8>, len: usize) {
         self.places = image.len().div_ceil(len) as u64;
         self.odd = !image.len().is_multiple_of(len);
@@ -97,7 +99,7 @@ impl Body {
                     }
                 }
                 Event::Synced => all.values_mut().for_each(forget_before_the_last_told),
-                // The oldest was promised before.
+                // The oldest record was promised before.
                 Event::GivenUp => {
                     all.values_mut().for_each(|may| may.iter_mut().skip(1).for_each(|m| m.1 = false));
                 }
@@ -109,7 +111,7 @@ impl Body {
         all
     }
 
-    /// The fault of these bytes of the file, if there is one.
+    /// The fault in these bytes of the file, if there is one.
     pub fn wrong(&self, writer: u64, len: usize, bytes: &[u8], promise: Promise) -> Option<String> {
         let all = self.candidates(len, promise);
         let mut end = 0;
@@ -123,7 +125,7 @@ impl Body {
             if known.iter().flatten().any(|k| k == is) {
                 continue;
             }
-            // A write without an answer may be there in part.
+            // A write without an answer may be present in part.
             let fits = |i: usize, byte: Option<&u8>| {
                 known.iter().any(|k| match (k.as_ref().and_then(|k| k.get(i)), byte) {
                     (Some(a), Some(b)) => a == b,
@@ -144,13 +146,14 @@ impl Body {
                 end = end.max(*keep as usize * len);
             }
         }
-        // Behind everything there is nothing, not even zeros.
+        // Behind the last place the file has no bytes, not even zeros.
         (bytes.len() > end)
-            .then(|| format!("the file has {} bytes, nothing was written behind {end}", bytes.len()))
+            .then(|| format!("the file has {} bytes, no byte was written behind {end}", bytes.len()))
     }
 
-    /// Data applied from a journal whose disk had failed overwrites newer bytes as well, which had
-    /// bypassed it. If the earlier bytes are right and these are not, the earlier ones count.
+    /// Chooses the bytes to judge after a journal whose disk had failed was applied. The journal
+    /// also overwrites newer bytes that bypassed it. If the earlier bytes are right and the later
+    /// bytes are not, the earlier ones count.
     pub fn either(
         &self,
         writer: u64,
@@ -173,7 +176,7 @@ impl Body {
         out
     }
 
-    /// None where there is nothing.
+    /// The bytes of a record. `None` for [`May::Nothing`].
     fn bytes_of(&self, may: May, writer: u64, place: u64, len: usize) -> Option<Vec<u8>> {
         let from = place as usize * len;
         match may {

@@ -1,6 +1,6 @@
-//! Where a piece of the campaign takes place: a server in a network of its own, a router between,
-//! disks of their own that can be filled, and a mount. The cable is cut in the router, which
-//! forwards nothing then: both ends see silence.
+//! The setting of a part of the campaign: a server in its own network, a router in between, disks
+//! that can be filled, and a mount. Cutting the cable stops the forwarding in the router, so both
+//! ends see silence.
 
 use crate::common::{
     HITHER, Said, daemons, own_mount_namespace, own_network_namespace, pause, run, wait_for,
@@ -10,13 +10,13 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Seconds after which a silent client has lost its state, and for which the server waits for
-/// clients after a restart.
+/// The lease in seconds: the time after which a silent client loses its state. It is also the grace
+/// period of the server after a restart.
 const LEASE_S: u32 = 5;
 const SERVER: &str = "10.77.2.1";
 const ROUTER: [&str; 2] = ["10.77.1.2", "10.77.2.2"];
 
-/// The server.
+/// Kinds of servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Ganesha,
@@ -24,7 +24,7 @@ pub enum Kind {
     HitherJournal,
 }
 
-/// How the mount delays.
+/// Modes of delayed writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     CloseToOpen,
@@ -33,24 +33,25 @@ pub enum Mode {
     Exclusive,
 }
 
-/// The parts of a world.
+/// Properties of a world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Made {
     pub kind: Kind,
     pub version: &'static str,
     pub mode: Mode,
-    /// The mount has a disk cache.
+    /// Whether the mount has a disk cache.
     pub cache: bool,
-    /// The server's disk is an ext4, otherwise a tmpfs; the same of the client's.
+    /// Whether the server's disk is an ext4 instead of a tmpfs. `near_ext4` is the same for the
+    /// client's disk.
     pub far_ext4: bool,
     pub near_ext4: bool,
 }
 
-/// It all; everything ends with it.
+/// Network, server, disks and mount. All of them end when the world is dropped.
 pub struct World {
     pub made: Made,
     pub dir: tempfile::TempDir,
-    /// A failed point leaves its directory.
+    /// Keeps the directory after a failed point.
     pub keep: bool,
     router: Child,
     house: Child,
@@ -58,7 +59,7 @@ pub struct World {
     server: Option<Child>,
 }
 
-/// A process that ends with this thread.
+/// Starts a process that ends with this thread.
 fn start(words: &[&str], log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).unwrap();
     let mut command = Command::new("setpriv");
@@ -75,7 +76,7 @@ fn sh(script: &str) {
     run(Command::new("sh").args(["-ec", script])).ok();
 }
 
-/// Runs a command with a time limit. A command beyond the limit hangs.
+/// Runs a command with a time limit. A command that exceeds the limit counts as hanging.
 #[track_caller]
 pub fn within(seconds: u32, what: &str, command: &[&str]) -> Said {
     let said = run(Command::new("timeout").args(["-s", "KILL", &seconds.to_string()]).args(command));
@@ -83,7 +84,7 @@ pub fn within(seconds: u32, what: &str, command: &[&str]) -> Said {
     said
 }
 
-/// Whether new files wait here, too (`HITHER_CREATES=here`), in the mode in which they may.
+/// Whether new files also wait on the client (`HITHER_CREATES=here`), in the mode that allows this.
 pub fn here() -> bool {
     std::env::var("HITHER_CREATES").is_ok_and(|how| how == "here")
 }
@@ -144,7 +145,7 @@ impl World {
         self.path("mnt")
     }
 
-    /// The server's state, read without the server.
+    /// A path of the server's directory, read without the server.
     pub fn export(&self, sub: &str) -> PathBuf {
         self.path("far/export").join(sub)
     }
@@ -211,7 +212,7 @@ impl World {
         out.contains(&format!(" 3   tcp{:>7} ", 20048))
     }
 
-    /// Kills the server as it stands.
+    /// Kills the server with SIGKILL.
     pub fn kill_server(&mut self) {
         end(self.server.as_mut().unwrap());
         self.server = None;
@@ -227,17 +228,17 @@ impl World {
         run(Command::new("nsenter").args([&net, "--", "sh", "-c", &script])).ok();
     }
 
-    /// The cable is in.
+    /// Lets the router forward.
     pub fn plug(&self) {
         self.forward(true);
     }
 
-    /// The cable is out.
+    /// Stops the forwarding of the router.
     pub fn cut(&self) {
         self.forward(false);
     }
 
-    /// Fills a disk to its last block; [`World::free`] gives the space back.
+    /// Fills a disk to its last block. [`World::free`] gives the space back.
     pub fn fill(&self, disk: &str) {
         let ballast = File::options().create(true).append(true).open(self.ballast(disk)).unwrap();
         let mut step = 16 << 20;
@@ -252,7 +253,7 @@ impl World {
         }
     }
 
-    /// Gives the space back.
+    /// Frees the space that [`World::fill`] took.
     pub fn free(&self, disk: &str) {
         let _ = std::fs::remove_file(self.ballast(disk));
     }
@@ -261,7 +262,7 @@ impl World {
         self.path(disk).join("ballast")
     }
 
-    /// Mounts; returns the command's output.
+    /// Mounts and returns the command's output.
     pub fn mount(&self) -> Said {
         let Made { kind, version, mode, cache, .. } = self.made;
         let near = self.path("near").display().to_string();
@@ -288,7 +289,7 @@ impl World {
         within(120, "mount", &[HITHER, "mount", "--log", &log, "-o", &options, &source, &mnt])
     }
 
-    /// Kills the daemon, in this process: a child would have copies of files.
+    /// Kills the daemon from this process. A child process would hold copies of open files.
     pub fn kill_client(&self) {
         for pid in daemons(&self.mnt()) {
             // SAFETY: kill takes numbers.
@@ -296,7 +297,7 @@ impl World {
         }
     }
 
-    /// Takes a dead mount away.
+    /// Unmounts a dead mount.
     pub fn bury(&self) {
         let mnt = self.mnt();
         within(60, "umount -l", &["umount", "-l", mnt.to_str().unwrap()]).ok();
@@ -304,7 +305,7 @@ impl World {
     }
 }
 
-/// A small file system at `dir/name`.
+/// Mounts a small file system at `dir/name`.
 fn disk(dir: &Path, name: &str, mib: u64, ext4: bool) {
     let (d, at) = (dir.display(), dir.join(name));
     let at = at.display();

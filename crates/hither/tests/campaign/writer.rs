@@ -1,4 +1,4 @@
-//! Programs that write: each in a directory of its own, and each records the answers that it got.
+//! Programs that write, each in its own directory. Each program records the answers that it got.
 
 use crate::common::{Random, pause, record};
 use crate::truth::{Body, Event, FOREIGN, Promise};
@@ -11,21 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A file is cut when it has so many bytes.
+/// A file that reaches this size is truncated.
 const LARGE_BYTES: u64 = 1 << 21;
 
 /// The main work of a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Style {
-    /// Appends.
+    /// Appends to files.
     Appends,
-    /// Goes back to old places.
+    /// Overwrites old places.
     Overwrites,
-    /// Many files of few records: created, written, closed, renamed, removed.
+    /// Makes many files of few records, and writes, closes, renames and removes them.
     Files,
 }
 
-/// A call that changes names, without an answer.
+/// A change of names without an answer.
 #[derive(Clone, Debug)]
 enum Pending {
     Create(String),
@@ -33,15 +33,15 @@ enum Pending {
     Unlink(String),
 }
 
-/// The settings of all writers of a point.
+/// The settings of all writers at a point.
 pub struct Orders {
-    /// No more: fsync, close, end.
+    /// The writer has to end: fsync, close and return.
     pub stop: AtomicBool,
-    /// A close does not wait, so it promises nothing.
+    /// A close does not wait, so its return promises nothing.
     pub lazy: bool,
-    /// Removals and renames that are repeated may find themselves done.
+    /// A repeated removal or rename may find its work done.
     pub forgetful: bool,
-    /// Set when the server's disk was full: ENOSPC is then a valid answer.
+    /// Set while the server's disk is full. ENOSPC is a valid answer then.
     pub full: AtomicBool,
 }
 
@@ -50,25 +50,26 @@ pub struct Writer {
     pub id: u64,
     pub style: Style,
     pub len: usize,
-    /// Its directory in the mount.
+    /// The writer's directory in the mount.
     pub dir: PathBuf,
     pub files: BTreeMap<String, Body>,
-    /// Its present call, for the diagnosis of a hang.
+    /// The present call, for the diagnosis of a hang.
     pub doing: Arc<Mutex<String>>,
-    /// Calls of write(2) that returned, their bytes, calls of fsync and close that did.
+    /// Number of successful write(2) calls. `written_bytes` is their size. `synced` counts
+    /// successful fsync and close calls.
     pub written: u64,
     pub written_bytes: u64,
     pub synced: u64,
-    /// Times that it heard of a full disk.
+    /// Number of "disk full" answers.
     pub refused: u64,
-    /// An answer that nothing explains.
+    /// An answer that no fault explains.
     pub surprise: Option<String>,
     number: u64,
     pending: Option<Pending>,
     random: Random,
 }
 
-/// Another client's record, and its place.
+/// A record that another client wrote, and its place.
 pub struct Meddled {
     pub at: PathBuf,
     from: u64,
@@ -76,23 +77,23 @@ pub struct Meddled {
 }
 
 impl Meddled {
-    /// It was not written over.
+    /// Whether the record is still there.
     pub fn holds(&self) -> bool {
         let mut is = vec![0; self.bytes.len()];
         File::open(&self.at).and_then(|f| f.read_exact_at(&mut is, self.from)).is_ok() && is == self.bytes
     }
 }
 
-/// The reports about a file after a crash.
+/// The report about a file after a crash.
 pub enum Told<'a> {
     Nothing,
-    /// Something is missing, and kept.
+    /// Some data is missing at the server, and kept.
     Conflict,
-    /// The kept data of a failed journal was written over this.
+    /// Kept data of a failed journal was applied over these bytes.
     Applied(&'a [u8]),
 }
 
-/// The mount is gone, or an answer was not to be: it cannot go on.
+/// The writer cannot go on: the mount is gone, or an answer was wrong.
 struct Over;
 
 type Step<T> = Result<T, Over>;
@@ -123,7 +124,7 @@ impl Writer {
         }
     }
 
-    /// Writes until it has to stop, or the mount is gone.
+    /// Writes until the orders say stop or the mount is gone.
     pub fn live(&mut self, seed: u64, orders: &Orders) {
         self.random = Random(seed);
         let mut open = None;
@@ -134,7 +135,7 @@ impl Writer {
             }
         }
         if let Some(opened) = open {
-            // Data that a full disk has refused is accepted when there is space again.
+            // The server accepts refused data when its disk has space again.
             for _ in 0..600 {
                 match self.sync(&opened, orders) {
                     Err(Over) => return,
@@ -177,7 +178,7 @@ impl Writer {
         }
     }
 
-    /// Judges an error: whether to go on without the call.
+    /// Judges an error. `Ok` means that the writer goes on without the call.
     fn judge(&mut self, what: &str, e: &io::Error, orders: &Orders) -> Step<()> {
         match e.raw_os_error() {
             Some(libc::ENOTCONN | libc::ECONNABORTED) => Err(Over),
@@ -226,7 +227,7 @@ impl Writer {
                     self.body(&name).odd = true;
                 }
                 self.judge(&format!("open of {name}"), &e, orders)?;
-                // A full server may have made it all the same.
+                // A full server may still have created the file.
                 return match self.dir.join(&name).exists() {
                     true => {
                         self.pending = None;
@@ -252,7 +253,7 @@ impl Writer {
         let body = &self.files[&opened.name];
         let (end, odd) = (body.places, body.odd);
         if opened.append && odd {
-            // Where it ends is not certain.
+            // The end of the file is not certain.
             return Ok(());
         }
         let most = if self.style == Style::Files { 6 } else { LARGE_BYTES / len as u64 };
@@ -283,7 +284,7 @@ impl Writer {
         }
     }
 
-    /// Whether it was done.
+    /// Calls fsync. Returns whether fsync succeeded.
     fn sync(&mut self, opened: &Opened, orders: &Orders) -> Step<bool> {
         self.say(format!("fsync of {}", opened.name));
         match opened.file.sync_all() {
@@ -375,7 +376,7 @@ impl Writer {
             self.files.remove(&name);
             if is_open(&name, open) {
                 self.say(format!("close of {name}, which is removed"));
-                // Its bytes need no further check.
+                // The bytes of a removed file need no further check.
                 let _ = close(open.take().unwrap().file);
             }
         }
@@ -383,7 +384,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether a change of names was made.
+    /// Whether a change of names succeeded.
     fn changed(&mut self, done: io::Result<()>, what: &str, orders: &Orders) -> Step<bool> {
         match done {
             Ok(()) => Ok(true),
@@ -392,8 +393,8 @@ impl Writer {
         }
     }
 
-    /// Compares the server's data with the promised data; returns the first fault. `dir` is the
-    /// writer's directory there. `told` gives the reports about a file (by its number).
+    /// Compares the server's data with the promised data and returns the first fault. `dir` is the
+    /// writer's directory at the server. `told` gives the report about a file by its fileid.
     pub fn wrong<'a>(&self, dir: &Path, promise: Promise, told: impl Fn(u64) -> Told<'a>) -> Option<String> {
         use std::os::unix::fs::MetadataExt;
         let there = match names(dir) {
@@ -424,7 +425,7 @@ impl Writer {
         None
     }
 
-    /// Files by their names, with the present names where a change got no answer.
+    /// Files by their names at the server. `there` decides about a change without an answer.
     fn resolved(&self, there: &[String]) -> BTreeMap<String, Body> {
         let mut files = self.files.clone();
         let has = |name: &String| there.contains(name);
@@ -445,9 +446,9 @@ impl Writer {
         files
     }
 
-    /// Another client writes over a place of one of the files, at the server.
+    /// Another client overwrites one place of one of the files, at the server.
     pub fn meddle(&mut self, dir: &Path, r: &mut Random) -> Option<Meddled> {
-        // Which names there are is to be certain.
+        // The names must be certain, so no change may be pending.
         let names: Vec<String> = self.files.keys().filter(|_| self.pending.is_none()).cloned().collect();
         let name = names.get(r.below(names.len().max(1) as u64) as usize)?;
         let file = OpenOptions::new().write(true).open(dir.join(name)).unwrap();
@@ -462,7 +463,7 @@ impl Writer {
         Some(Meddled { at: dir.join(name), from: place * self.len as u64, bytes })
     }
 
-    /// Conflicts are applied: they overwrite another client's data.
+    /// Notes that conflicts were applied and overwrote another client's data.
     pub fn applied(&mut self) {
         for event in self.files.values_mut().flat_map(|body| &mut body.log) {
             if let Event::Foreign { holds, .. } = event {
@@ -471,7 +472,7 @@ impl Writer {
         }
     }
 
-    /// Takes the server's data for the known state from then on.
+    /// Makes the server's data the known state.
     pub fn settle(&mut self, dir: &Path) {
         let there = names(dir).unwrap();
         self.files = self.resolved(&there);
@@ -482,7 +483,7 @@ impl Writer {
     }
 }
 
-/// Names in a directory, but for those of removed files that were open.
+/// Names in a directory, without the hidden names of removed open files.
 fn names(dir: &Path) -> io::Result<Vec<String>> {
     let all = std::fs::read_dir(dir)?.map(|e| e.map(|e| e.file_name().to_string_lossy().into_owned()));
     all.filter(|name| !matches!(name, Ok(name) if name.starts_with(".nfs"))).collect()
@@ -490,7 +491,7 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
 
 /// Closes a file and returns the result of close(2).
 fn close(file: File) -> io::Result<()> {
-    // SAFETY: the descriptor is this function's alone.
+    // SAFETY: only this function owns the descriptor.
     match unsafe { libc::close(file.into_raw_fd()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
