@@ -445,7 +445,7 @@ fn number(name: &str) -> Option<u64> {
 /// Promise: 2, 3, 6c, 6d, 6g, 22
 #[test]
 #[ignore = "needs root and nfs-ganesha; it takes about five seconds a point"]
-fn nothing_acknowledged_is_lost_whatever_fails() {
+fn faults_lose_no_acknowledged_data() {
     let wanted = number("HITHER_POINTS");
     let points = wanted.unwrap_or(FEW.0);
     let drawn = || if wanted.is_some() { rand::random::<u32>().into() } else { FEW.1 };

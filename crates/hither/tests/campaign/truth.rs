@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_must_be_there() {
+    fn promised_record_must_be_present() {
         let log = [wrote(0, 1), wrote(1, 2), Event::Synced, wrote(0, 3)];
         check(&log, Promise::Write, &bytes(&[3, 2]), true);
         check(&log, Promise::Write, &bytes(&[1, 2]), false);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_does_not_come_back() {
+    fn truncated_record_stays_gone() {
         let log = [wrote(0, 1), wrote(1, 2), Event::Cut { keep: 1, told: true }, wrote(2, 3)];
         let mut hole = bytes(&[1]);
         hole.resize(2 * LEN, 0);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_heard_of_may_be_there_in_part() {
+    fn unacknowledged_write_may_be_partial() {
         let log = [wrote(0, 1), Event::Synced, Event::Wrote { place: 0, number: 2, told: false }];
         let mut mixed = bytes(&[1]);
         mixed[20..].copy_from_slice(&bytes(&[2])[20..]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_that_fails_gives_up_what_was_not_synced() {
+    fn failed_close_drops_unsynced_promises() {
         let log = [wrote(0, 1), Event::Synced, wrote(0, 2), Event::GivenUp];
         check(&log, Promise::Write, &bytes(&[1]), true);
         check(&log, Promise::Write, &bytes(&[2]), true);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn older_bytes_that_were_applied_hide_no_loss() {
+    fn applied_conflict_hides_no_loss() {
         let now = body(&[wrote(0, 1), wrote(0, 2)]);
         let either = |before: &[u64], after: &[u64]| {
             now.either(7, LEN, (&bytes(before), &bytes(after)), Promise::Write)
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_bytes_are_not_written_over() {
+    fn foreign_record_is_not_overwritten() {
         let log = [wrote(0, 1), Event::Foreign { place: 0, number: 9, holds: true }];
         check(&log, Promise::Write, &record(FOREIGN, 0, 9, LEN), true);
         check(&log, Promise::Write, &bytes(&[1]), false);
