@@ -1,5 +1,5 @@
-//! Shared tools of the binary's tests: running it, a nfs-ganesha of one's own, and mounts that are
-//! removed at the end.
+//! Shared tools of the binary's tests: runs of the binary, a private nfs-ganesha, and mounts that
+//! are removed at the end.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests")]
 
 pub mod serve;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The binary under test.
 pub const HITHER: &str = env!("CARGO_BIN_EXE_hither");
 
-/// The output of a command and its exit status.
+/// The output and exit status of a command.
 #[derive(Debug)]
 pub struct Said {
     /// Exit code; -1 for a signal.
@@ -35,14 +35,14 @@ impl From<Output> for Said {
 }
 
 impl Said {
-    /// The command succeeded.
+    /// Asserts that the command succeeded.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{self:?}");
         self
     }
 
-    /// The command failed with this code and exactly this line.
+    /// Asserts that the command failed with this code and exactly this line.
     #[track_caller]
     pub fn fails(self, code: i32, line: &str) {
         assert_eq!((self.code, self.err.as_str()), (code, format!("{line}\n").as_str()));
@@ -54,7 +54,7 @@ pub fn run(command: &mut Command) -> Said {
     command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}")).into()
 }
 
-/// Runs `hither` with these words.
+/// Runs `hither` with these arguments.
 pub fn hither(words: &[&str]) -> Said {
     run(Command::new(HITHER).args(words))
 }
@@ -76,28 +76,29 @@ pub fn wait_for(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
     panic!("waited {seconds} s in vain: {what}");
 }
 
-/// Waits.
+/// Sleeps for `ms` milliseconds.
 #[expect(clippy::disallowed_methods, reason = "tests of processes wait in real time")]
 pub fn pause(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
-/// A nfs-ganesha in network, mount and process name spaces of its own; everything ends with it.
+/// A nfs-ganesha in its own network, mount and process name spaces. The name spaces end with this
+/// value.
 pub struct Ganesha {
-    /// Its directories: `export`, and others that a test adds.
+    /// Directory of the fixture: `export`, and directories that a test adds.
     pub dir: tempfile::TempDir,
     unshare: Child,
 }
 
 impl Ganesha {
-    /// Starts one that exports `export` as /export and refuses /denied to all clients.
+    /// Starts a server that exports `export` as /export and refuses /denied to all clients.
     pub fn start() -> Self {
         let mut ganesha = Self::prepare();
         ganesha.serve();
         ganesha
     }
 
-    /// The name spaces without the server.
+    /// Makes the name spaces without starting the server.
     pub fn prepare() -> Self {
         own_mount_namespace();
         let dir = tempfile::tempdir().unwrap();
@@ -115,7 +116,7 @@ impl Ganesha {
              LOG {{ Default_Log_Level = WARN; }}\n"
         );
         std::fs::write(dir.path().join("ganesha.conf"), conf).unwrap();
-        // The shell is the first process of its name space: when it ends, all end.
+        // The shell is the first process of its name space. When the shell ends, all processes end.
         let script = format!(
             "ip link set lo up; mount --make-rprivate /; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/lib/nfs\n\
              mkdir -p /run/ganesha /var/lib/nfs/ganesha; touch {d}/namespaces\n\
@@ -156,14 +157,14 @@ impl Ganesha {
         });
     }
 
-    /// A command inside the network name space.
+    /// A command to be run inside the network name space.
     pub fn inside(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.unshare.id())).arg("--").arg(program);
         command
     }
 
-    /// Runs `hither mount` with options on the directory, from inside.
+    /// Runs `hither mount` with options on the directory, inside the network name space.
     pub fn mount(&self, options: &str, dir: &Path) -> Said {
         let log = self.dir.path().join("log");
         let mut command = self.inside(HITHER);
@@ -175,8 +176,8 @@ impl Ganesha {
         run(command.arg(dir))
     }
 
-    /// The same with a disk cache, which is in use when this returns: a mount waits for its cache's
-    /// directory for seconds only, and goes on without it.
+    /// As [`Ganesha::mount`], with a disk cache. Returns when the cache is in use. A mount waits
+    /// only seconds for its cache directory, and then works without the cache.
     pub fn mount_with_cache(&self, options: &str, dir: &Path) {
         self.mount(options, dir).ok();
         wait_for("the disk cache to be in use", 120, || {
@@ -186,10 +187,11 @@ impl Ganesha {
         });
     }
 
-    /// The same with at least so many objects from the beginning that the mount before it
-    /// remembered; `learn` makes a mount know them. (The stored state is written and read at the
-    /// ends of a mount, and both wait for seconds only. Where the machine was too busy, all of it
-    /// is repeated.)
+    /// As [`Ganesha::mount_with_cache`]. The mount starts with at least `objects` objects that the
+    /// previous mount stored. `learn` makes a mount know the objects.
+    ///
+    /// The daemon stores and loads the state at the ends of a mount, and waits only seconds for
+    /// either. On a busy machine this may be too short, so the sequence is repeated.
     pub fn mount_with_memory(&self, options: &str, dir: &Path, objects: u64, mut learn: impl FnMut()) {
         for _ in 0..10 {
             self.mount_with_cache(options, dir);
@@ -204,7 +206,7 @@ impl Ganesha {
         panic!("{objects} objects are not remembered");
     }
 
-    /// The process of the server, as this name space numbers it.
+    /// The server's process id in this process name space.
     pub fn pid(&self) -> u32 {
         let config = format!("{}/ganesha.conf", self.dir.path().display());
         let found = processes().into_iter().find(|pid| {
@@ -214,24 +216,24 @@ impl Ganesha {
         found.expect("a running ganesha")
     }
 
-    /// Stops the server as a process (SIGSTOP).
+    /// Stops the server's process with SIGSTOP.
     pub fn freeze(&self) {
         let pid = self.pid();
         run(Command::new("kill").args(["-STOP", &pid.to_string()])).ok();
         wait_for("a stopped server", 60, || has_stopped(pid));
     }
 
-    /// Lets a stopped server go on.
+    /// Continues a stopped server with SIGCONT.
     pub fn thaw(&self) {
         run(Command::new("kill").args(["-CONT", &self.pid().to_string()])).ok();
     }
 
-    /// The usual mount point.
+    /// The default mount point.
     pub fn mnt(&self) -> PathBuf {
         self.dir.path().join("mnt")
     }
 
-    /// A file or directory as the server has it.
+    /// Path of an exported file or directory, in the server's own file system.
     pub fn export(&self, name: &str) -> PathBuf {
         self.dir.path().join("export").join(name)
     }
@@ -239,7 +241,7 @@ impl Ganesha {
 
 impl Drop for Ganesha {
     fn drop(&mut self) {
-        // A mount that a failed test left behind must not keep the directory.
+        // A mount that a failed test left must not keep the directory busy.
         let mnt = self.mnt();
         let _ = Command::new("umount").arg("-l").arg(&mnt).stderr(Stdio::null()).status();
         let _ = self.unshare.kill();
@@ -247,40 +249,41 @@ impl Drop for Ganesha {
     }
 }
 
-/// Moves this thread, and its child processes, to a mount name space of its own: another test that
-/// makes one meanwhile would copy our mounts into it and keep them alive after their unmount.
+/// Moves this thread and its child processes to their own mount name space. Another test that makes
+/// a mount name space would otherwise copy these mounts. The copies would keep the mounts alive
+/// after their unmount.
 pub fn own_mount_namespace() {
     own_files();
     let flags = libc::CLONE_FS | libc::CLONE_NEWNS;
     let (none, root) = (std::ptr::null(), c"/".as_ptr());
-    // SAFETY: unshare takes no memory, mount a constant string.
+    // SAFETY: unshare takes no memory, and mount takes a constant string.
     let ok = unsafe {
         libc::unshare(flags) == 0
             && libc::mount(none, root, none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
     };
     assert!(ok, "a mount name space: {}", std::io::Error::last_os_error());
-    // Mounts find their sockets by their device numbers, which are reused: files that other tests
-    // leave or make there are not ours.
+    // Mounts find their sockets by device numbers, and device numbers are reused. The private
+    // directory hides the sockets of other tests.
     run(Command::new("mkdir").args(["-p", "/run/hither"])).ok();
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "hither-tests", "/run/hither"])).ok();
 }
 
-/// Gives this thread, and its child processes, open files of its own. A process that another test
-/// starts has copies of all files that this one has open until it is another program, and a mount
-/// is busy for as long.
+/// Gives this thread and its child processes their own table of open files. A process that another
+/// test starts would otherwise hold copies of this thread's files until its exec. A mount would be
+/// busy for that time.
 pub fn own_files() {
     thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
-    // Once, while it has none yet but the first three.
+    // Only the first call unshares the table, while it has only the three standard files.
     if !DONE.replace(true) {
-        // SAFETY: it takes numbers; nothing of this thread's is closed, and the table of the others
-        // is not touched.
+        // SAFETY: close_range takes numbers. This thread has no files from 3 on, and the table of
+        // the other threads stays unchanged.
         let done = unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_UNSHARE as i32) };
-        assert_eq!(done, 0, "files of its own: {}", std::io::Error::last_os_error());
+        assert_eq!(done, 0, "private open files: {}", std::io::Error::last_os_error());
     }
 }
 
-/// Moves this thread, and its child processes, to a network of its own: no other test uses its
-/// ports.
+/// Moves this thread and its child processes to their own network. No other test uses the ports of
+/// that network.
 pub fn own_network_namespace() {
     // SAFETY: unshare takes no memory.
     let ok = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
@@ -288,13 +291,13 @@ pub fn own_network_namespace() {
     run(Command::new("ip").args(["link", "set", "lo", "up"])).ok();
 }
 
-/// Numbers of all processes.
+/// Process ids of all processes.
 pub fn processes() -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Daemons that serve a mount on `dir`.
+/// Process ids of the daemons that serve a mount on `dir`.
 pub fn daemons(dir: &Path) -> Vec<u32> {
     let dir = dir.to_str().unwrap();
     let mut found = processes();
@@ -305,15 +308,15 @@ pub fn daemons(dir: &Path) -> Vec<u32> {
     found
 }
 
-/// Whether nothing of a process runs any more. Its first thread may have ended, and its command
-/// line with it, while others still hold its files.
+/// Whether all threads of a process have ended. The first thread may have ended, and its command
+/// line with it, while other threads still hold its files.
 pub fn has_ended(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     states(threads).all(|state| matches!(state, None | Some('Z' | 'X')))
 }
 
-/// Whether a process was stopped (SIGSTOP), all of it. kill(2) returns before: until one thread has
-/// been scheduled to take the signal, the others go on.
+/// Whether all threads of a process are stopped (SIGSTOP). kill(2) returns earlier. Threads go on
+/// until one of them is scheduled and takes the signal.
 pub fn has_stopped(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     states(threads).all(|state| state == Some('T'))
@@ -332,24 +335,24 @@ pub fn is_mounted(dir: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(4) == dir.to_str())
 }
 
-/// SplitMix64: a history is its seed.
+/// The SplitMix64 generator. The seed determines a history.
 #[derive(Clone)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// Any number.
+    /// A random 64-bit number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// One below `n`.
+    /// A random number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 }
 
-/// Spreads a number over all bits.
+/// Mixes all bits of a number.
 pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! A `hither serve` of one's own.
+//! A private `hither serve`.
 
 use super::{HITHER, Said, has_stopped, own_mount_namespace, own_network_namespace, run, wait_for};
 use std::io::{BufRead, BufReader, Write};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 
-/// A server on a loopback port of a network of its own, with a directory of its own; mounts, server
-/// and files end with it.
+/// A server on a loopback port of its own network, with its own directory. Mounts, server and files
+/// end with this value.
 pub struct Serve {
-    /// Its directories: `export`, `state`, and mount points.
+    /// Directory of the fixture: `export`, `state`, and mount points.
     pub dir: tempfile::TempDir,
-    /// Where it listens.
+    /// Port on which the server listens.
     pub port: u16,
     words: Vec<String>,
     through: Vec<String>,
@@ -20,39 +20,39 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// To serve a new directory.
+    /// A server of a new, empty directory.
     pub fn of_directory() -> Self {
         let server = Self::prepare();
         let export = server.export("").display().to_string();
         server.with(&[export.trim_end_matches('/')])
     }
 
-    /// The directory without a server.
+    /// Makes the directory without a server.
     pub fn prepare() -> Self {
         own_mount_namespace();
         own_network_namespace();
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("export")).unwrap();
-        // Squashed users come here, too.
+        // Squashed users need access as well.
         for path in [dir.path(), &dir.path().join("export")] {
             std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         }
         Self { dir, port: 2049, words: Vec::new(), through: Vec::new(), keeper: None }
     }
 
-    /// More options for the next start.
+    /// Adds options for the next start.
     pub fn with(mut self, words: &[&str]) -> Self {
         self.words.extend(words.iter().map(|w| w.to_string()));
         self
     }
 
-    /// A command that starts it.
+    /// Sets a command that starts the server.
     pub fn through(mut self, words: &[&str]) -> Self {
         self.through = words.iter().map(|w| w.to_string()).collect();
         self
     }
 
-    /// Starts it, and returns when it listens.
+    /// Starts the server and returns when it listens.
     pub fn serve(&mut self) {
         let keeper = self
             .keeper
@@ -64,44 +64,44 @@ impl Serve {
         });
     }
 
-    /// Kills it as it stands.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.signal(libc::SIGKILL);
         self.keeper.as_mut().unwrap().end();
     }
 
-    /// Ends it in an orderly way; its exit code.
+    /// Ends the server in an orderly way and returns its exit code.
     pub fn stop(&mut self) -> i32 {
         self.signal(libc::SIGTERM);
         self.keeper.as_mut().unwrap().end()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the server.
     pub fn signal(&self, signal: i32) {
         let pid = self.keeper.as_ref().unwrap().pid as libc::pid_t;
-        // SAFETY: kill takes numbers; the process is a child of the keeper and not waited for
-        // before it ended.
+        // SAFETY: kill takes numbers. The process is a child of the keeper, which waits for the
+        // process only after its end.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// Stops it as a process (SIGSTOP).
+    /// Stops the server's process with SIGSTOP.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
         let pid = self.keeper.as_ref().unwrap().pid;
         wait_for("a stopped server", 60, || has_stopped(pid));
     }
 
-    /// Its standard output, in all its lives.
+    /// The server's standard output over all its lives.
     pub fn said(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("out")).unwrap()
     }
 
-    /// Its standard error, in all its lives.
+    /// The server's standard error over all its lives.
     pub fn complaints(&self) -> String {
         complaints(self.dir.path())
     }
 
-    /// Most memory that it had, in KiB.
+    /// Peak memory of the server, in KiB.
     pub fn memory_peak_kib(&self) -> u64 {
         let pid = self.keeper.as_ref().unwrap().pid;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -116,7 +116,7 @@ impl Serve {
         path
     }
 
-    /// A file or directory that is served.
+    /// Path of a served file or directory, in the server's own file system.
     pub fn export(&self, name: &str) -> PathBuf {
         self.dir.path().join("export").join(name)
     }
@@ -144,7 +144,7 @@ impl Serve {
 
 impl Drop for Serve {
     fn drop(&mut self) {
-        // A mount that a failed test left behind must not keep the directory.
+        // A mount that a failed test left must not keep the directory busy.
         let entries = std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten();
         for path in entries.map(|e| e.path()).filter(|path| super::is_mounted(path)) {
             let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
@@ -159,9 +159,9 @@ fn complaints(dir: &Path) -> String {
     std::fs::read_to_string(dir.join("err")).unwrap_or_default()
 }
 
-/// Starts the server and waits for it. A process of its own, made before anything is mounted: a
-/// child of a process with open files in a mount closes them before it is another program, and that
-/// asks the server that it is about to be.
+/// Starts the server and waits for its end, in a process made before the first mount. A child of a
+/// process with open files in a mount closes those files before its exec. That close would call the
+/// server that the child is about to start.
 struct Keeper {
     child: Child,
     orders: ChildStdin,
@@ -186,7 +186,7 @@ impl Keeper {
         self.pid = self.line();
     }
 
-    /// The exit code, when it has ended.
+    /// Waits for the server's end and returns its exit code.
     fn end(&mut self) -> i32 {
         self.pid = 0;
         self.line()

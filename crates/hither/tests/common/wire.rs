@@ -1,4 +1,4 @@
-//! A client that sends exactly the calls of a test, and repeats them.
+//! A client that sends exactly the calls of a test and can repeat them.
 
 use bytes::Bytes;
 use hither_proto::mount::MntArgs;
@@ -11,27 +11,27 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 
-/// The usual one.
+/// The default source port.
 const PORT: u16 = 777;
 
-/// A connection from a port of the superuser.
+/// A connection from a privileged port.
 pub struct Wire {
     runtime: Runtime,
     stream: Option<TcpStream>,
-    /// Its own.
+    /// Source port of the connection.
     port: u16,
     server: SocketAddr,
     xid: u32,
     sent: Vec<Sent>,
 }
 
-/// A call that was answered well.
+/// A call that was answered with success.
 struct Sent {
     xid: u32,
     /// Program, version, procedure.
     what: (u32, u32, u32),
     args: Bytes,
-    /// The reply of a call that makes something names it: so must each repetition.
+    /// Handle of the object that the call created. Each repetition must return the same handle.
     made: Option<Fh3>,
 }
 
@@ -40,7 +40,7 @@ impl Wire {
         Self::connect_from(server_port, PORT)
     }
 
-    /// From another port than others.
+    /// Connects from this source port.
     pub fn connect_from(server_port: u16, port: u16) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = SocketAddr::from(([127, 0, 0, 1], server_port));
@@ -48,9 +48,9 @@ impl Wire {
         Self { runtime, stream, port, server, xid: 7_000, sent: Vec::new() }
     }
 
-    /// The same to a server that was started again: from the same port.
+    /// Connects to a restarted server from the same port.
     pub fn reconnect(&mut self) {
-        // First, as the port is the same.
+        // The old connection ends first, because the port is the same.
         self.stream = None;
         self.stream = Some(self.runtime.block_on(connect(self.server, self.port)));
     }
@@ -60,26 +60,26 @@ impl Wire {
         self.call(&MntArgs { dirpath: b"/"[..].into() }).into_result().unwrap().fhandle
     }
 
-    /// A call with a transaction id of its own.
+    /// Sends a call with a new transaction id.
     pub fn call<P: Procedure>(&mut self, args: &P) -> P::Reply {
         self.xid += 1;
         let reply = self.send(self.xid, (P::PROG, P::VERS, P::PROC), Enc::of(args).to_bytes());
         Dec::all(&reply).unwrap()
     }
 
-    /// The same, to a server that may be killed before it answers.
+    /// As [`Wire::call`], to a server that may be killed before it answers.
     pub fn try_call<P: Procedure>(&mut self, args: &P) -> std::io::Result<P::Reply> {
         self.xid += 1;
         let reply = self.try_send(self.xid, (P::PROG, P::VERS, P::PROC), Enc::of(args).to_bytes())?;
         Ok(Dec::all(&reply).unwrap())
     }
 
-    /// A call that is to be repeated; it must succeed.
+    /// Sends a call that must succeed and that [`Wire::repeat`] repeats.
     pub fn done<P: Procedure>(&mut self, args: &P) {
         self.remember(args, |_| None);
     }
 
-    /// The same of a call that makes an object: its handle.
+    /// As [`Wire::done`], for a call that creates an object. Returns the object's handle.
     pub fn made<P: Procedure<Reply = CreateRes>>(&mut self, args: &P) -> Fh3 {
         self.remember(args, made).unwrap()
     }
@@ -94,7 +94,7 @@ impl Wire {
         made
     }
 
-    /// Sends all of those again: each is answered as it was.
+    /// Sends all remembered calls again. Each must be answered as the first time.
     pub fn repeat(&mut self) {
         for sent in std::mem::take(&mut self.sent) {
             let reply = self.send(sent.xid, sent.what, sent.args.clone());
@@ -145,7 +145,7 @@ fn made(reply: &Bytes) -> Option<Fh3> {
     Dec::all::<CreateRes>(reply).unwrap().into_result().unwrap().obj
 }
 
-/// The server may still be starting, and the port still be in use by the connection before.
+/// Connects. The server may still be starting, and the previous connection may still hold the port.
 async fn connect(server: SocketAddr, port: u16) -> TcpStream {
     let began = tokio::time::Instant::now();
     loop {
