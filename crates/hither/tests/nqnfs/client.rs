@@ -1,7 +1,7 @@
-//! A client of NQNFS over TCP, one call at a time: `hither_lease::Holder` decides about caches and
-//! delayed writes.
+//! A client of NQNFS over TCP that makes one call at a time. `hither_lease::Holder` decides about
+//! caching and delayed writes.
 //!
-//! Files hold one number of eight bytes. Evictions are obeyed whenever the client waits for
+//! A file holds one number of eight bytes. The client obeys evictions whenever it waits for
 //! something.
 
 use crate::common::pause;
@@ -17,23 +17,23 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Longest wait for an answer: the longest lease and the time after it.
+/// Longest wait for an answer. It exceeds the longest lease and the time after it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection.
+/// A connection to the server.
 pub struct Wire {
     stream: TcpStream,
     records: record::Reader,
     xid: u32,
     replies: HashMap<u32, Bytes>,
-    /// The files that the server recalls.
+    /// Files whose leases the server evicted.
     pub evicted: Vec<Fh>,
-    /// Calls that were sent, by procedure.
+    /// Number of calls sent, by procedure.
     pub calls: HashMap<&'static str, u64>,
 }
 
 impl Wire {
-    /// Connects, and says HELLO unless `number` is 0.
+    /// Connects, and sends HELLO with `number` unless it is 0.
     pub fn connect(port: u16, number: u64) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -56,13 +56,13 @@ impl Wire {
         }
     }
 
-    /// Sends bytes as a record of their own.
+    /// Sends bytes as one record.
     pub fn send_raw(&mut self, message: Enc) {
         self.stream.write_all(&record::frame(message).concat()).unwrap();
     }
 
-    /// Takes messages that have arrived, or arrive within `wait`; false when the server has ended
-    /// the connection.
+    /// Handles messages that have arrived, or arrive within `wait`. Returns false when the server
+    /// has closed the connection.
     pub fn pump(&mut self, wait: Duration) -> bool {
         self.stream.set_read_timeout(Some(wait.max(Duration::from_micros(100)))).unwrap();
         let mut buffer = vec![0; 1 << 16];
@@ -90,7 +90,7 @@ impl Wire {
         true
     }
 
-    /// Sends a call.
+    /// Sends a call and returns its xid.
     pub fn send<P: Procedure>(&mut self, args: &P) -> u32 {
         self.xid += 1;
         *self.calls.entry(P::NAME).or_default() += 1;
@@ -100,12 +100,12 @@ impl Wire {
         self.xid
     }
 
-    /// The answer to a call, if it is there.
+    /// The answer to a call, if it has arrived.
     pub fn answer(&mut self, xid: u32) -> Option<Bytes> {
         self.replies.remove(&xid)
     }
 
-    /// A call and its answer; evictions meanwhile are only noted.
+    /// Makes a call and returns its answer. Evictions are only recorded meanwhile.
     pub fn call<P: Procedure>(&mut self, args: &P) -> P::Reply {
         let xid = self.send(args);
         let began = now();
@@ -121,7 +121,7 @@ impl Wire {
         }
     }
 
-    /// The same with a lease.
+    /// As [`Wire::call`], with a lease request.
     pub fn ask<A>(&mut self, lease: LeaseRequest, args: A) -> <Asking<A> as Procedure>::Reply
     where
         Asking<A>: Procedure,
@@ -129,21 +129,21 @@ impl Wire {
         self.call(&Asking { lease, args })
     }
 
-    /// Makes a file, or finds it.
+    /// Creates a file, or opens an existing one.
     pub fn create(&mut self, dir: Fh, name: &str) -> Fh {
         let r#where = Diropargs { dir, name: Opaque::copy(name.as_bytes()) };
         let attributes = Sattr { mode: 0o644, ..Sattr::NOTHING };
         loop {
             let args = CreateArgs { r#where: r#where.clone(), attributes };
             match self.ask(LeaseRequest::None, args).into_result() {
-                // It is there, and a client may have delayed writes to it.
+                // The file exists, and a client may have delayed writes to it.
                 Err(Stat::TRYLATER) => pause(100),
                 made => return made.unwrap().1.file,
             }
         }
     }
 
-    /// GETLEASE, again and again while the server asks for that.
+    /// Calls GETLEASE until the server no longer answers "try later".
     pub fn lease(&mut self, file: Fh, rw: Cachetype, duration: u32) -> GetleaseOk {
         loop {
             match self.ask(LeaseRequest::None, GetleaseArgs { file, rw, duration }).into_result() {
@@ -153,14 +153,14 @@ impl Wire {
         }
     }
 
-    /// READ of the whole, once.
+    /// Sends one READ of the whole file.
     pub fn read(&mut self, file: Fh) -> Result<(Vec<u8>, u64), Stat> {
         let args = ReadArgs { file, offset: 0, count: 8192 };
         let ok = self.ask(LeaseRequest::None, args).into_result()?.1;
         Ok((ok.data.to_vec(), ok.attributes.rev))
     }
 
-    /// WRITE at the beginning, once.
+    /// Sends one WRITE at offset 0.
     pub fn write(&mut self, file: Fh, lease: LeaseRequest, bytes: &[u8]) -> Result<Fattr, Stat> {
         let args = WriteArgs { file, offset: 0, append: false, data: Opaque::copy(bytes) };
         self.ask(lease, args).into_result().map(|ok| ok.1)
@@ -178,14 +178,14 @@ struct Cached {
     value: u64,
 }
 
-/// A client that caches and delays.
+/// A client that caches files and delays writes.
 pub struct Cacher {
     pub wire: Wire,
     holder: Holder,
     began: Instant,
     files: Vec<Cached>,
     term: u32,
-    /// Reads and writes that were answered here.
+    /// Numbers of reads and writes without a call to the server.
     pub here: [u64; 2],
 }
 
@@ -212,7 +212,7 @@ impl Cacher {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// Obeys evictions that have arrived, and the clock.
+    /// Obeys evictions that have arrived, and ends expired leases.
     pub fn serve(&mut self, wait: Duration) {
         assert!(self.wire.pump(wait), "disconnected");
         self.obey();
@@ -243,7 +243,7 @@ impl Cacher {
         }
     }
 
-    /// Everything that was delayed is at the server when this returns.
+    /// Sends all delayed writes and returns when they are at the server.
     pub fn sync(&mut self) {
         for n in 0..self.files.len() {
             let (ms, key) = (self.ms(), self.files[n].key);
@@ -258,7 +258,7 @@ impl Cacher {
         &mut self.files[key.0[0] as usize]
     }
 
-    /// A call during which evictions are obeyed.
+    /// Makes a call and obeys evictions meanwhile.
     fn exchange<P: Procedure>(&mut self, args: &P) -> P::Reply {
         let (xid, began) = (self.wire.send(args), now());
         loop {
@@ -318,7 +318,7 @@ impl Cacher {
         }
     }
 
-    /// The number in a file.
+    /// Reads the number in file `n`.
     pub fn get(&mut self, n: usize) -> u64 {
         let key = self.files[n].key;
         loop {
@@ -353,7 +353,7 @@ impl Cacher {
         }
     }
 
-    /// Writes a number to a file, now or later.
+    /// Writes a number to file `n`, now or later.
     pub fn set(&mut self, n: usize, value: u64) {
         let key = self.files[n].key;
         loop {
@@ -392,7 +392,8 @@ impl Cacher {
     }
 }
 
-/// The protocol does not number leases: a lease that was not evicted and has not expired goes on.
+/// The protocol does not number leases. A new grant continues a lease that was not evicted and has
+/// not expired.
 fn grant(kind: Kind, lease: &Lease) -> Grant {
     Grant { kind, cachable: lease.cachable, term_ms: lease.duration * 1000, seq: 1 }
 }

@@ -1,4 +1,5 @@
-//! The questions of a mount without other clients: it knows its own writes and new objects.
+//! The requests of a mount without other clients. The mount keeps its own writes and new objects
+//! cached.
 
 use crate::client::now;
 use crate::leases::calls;
@@ -9,21 +10,22 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Term of leases, in seconds; mounts ask for 30 at most.
+/// Term of leases in seconds. Mounts ask for at most 30.
 const TERM: u32 = 60;
-/// Nothing is sent for its age, and nothing asked again for its own, however long a test takes.
+/// Options under which neither dirty data nor cached attributes expire during a test.
 const ALONE: &str = ",dirty-age=3600,actimeo=3600";
-/// As an assembler writes a small object: from behind, with gaps of alignment.
+/// Pieces in the order in which an assembler writes a small object: not in order, with alignment
+/// gaps.
 const PIECES: [(usize, usize); 7] =
     [(1768, 122), (64, 889), (960, 280), (1896, 645), (1240, 528), (2544, 104), (0, 64)];
 
-/// Calls that look for existing objects.
+/// Number of calls that look for existing objects.
 fn questions(mnt: &Path) -> u64 {
     ["LOOKUP", "READDIRLOOK", "GETATTR", "ACCESS", "READ"].iter().map(|of| calls(mnt, Some(of))).sum()
 }
 
-/// A file written in pieces and read in between, as assemblers do, goes in one WRITE; it is not
-/// read from the server, neither then nor later.
+/// A file is written in pieces and read in between, as assemblers do. The client sends one WRITE
+/// for it, and reads no byte of it from the server.
 #[test]
 #[ignore = "needs root"]
 fn what_a_mount_writes_it_knows() {
@@ -42,8 +44,8 @@ fn what_a_mount_writes_it_knows() {
         file.read_exact_at(&mut seen, 0).unwrap();
         assert!(seen == body, "after piece {n}");
     }
-    // Counting before the close would be a close: a child process closes files that this one has
-    // open.
+    // The counters are read only after the close. The command that reads them is a child process,
+    // and a child closes its copies of open files.
     drop(file);
     assert_eq!((questions(&a) - before, calls(&a, Some("WRITE"))), (0, 1), "gaps and all");
     assert!(fs::read(server.export("u00.o")).unwrap() == body);
@@ -58,7 +60,7 @@ fn what_a_mount_writes_it_knows() {
 /// Files of a pass.
 const FILES: usize = 30;
 
-/// A directory of the server with files that the mount did not make.
+/// Makes a directory at the server with files that the mount did not make.
 fn fill_with_old(dir: &Path) {
     fs::create_dir(dir).unwrap();
     for i in 0..FILES {
@@ -66,7 +68,7 @@ fn fill_with_old(dir: &Path) {
     }
 }
 
-/// Makes and removes files, and looks at them and at absent names.
+/// Makes and removes files, and looks at existing and absent names.
 fn change_and_look(dir: &Path, has_old: bool) {
     for i in 0..FILES {
         let name = |what: &str| dir.join(format!("{what}{i}"));
@@ -82,7 +84,7 @@ fn change_and_look(dir: &Path, has_old: bool) {
     }
 }
 
-/// Questions and renames of a mount until now.
+/// Numbers of requests and of renames that a mount has sent.
 struct Counted {
     asked: u64,
     hidden: u64,
@@ -94,8 +96,9 @@ impl Counted {
     }
 }
 
-/// Names in a directory that the mount made, and absent ones, cost no question; nor do those of one
-/// that it has listed and goes on changing. A removal does not make it forget the rest.
+/// Lookups of present and absent names send no request in a directory that the mount made. The same
+/// holds for a directory that the mount has listed and goes on changing. A removal keeps the other
+/// names cached.
 #[test]
 #[ignore = "needs root"]
 fn a_directory_that_the_mount_changes_stays_known() {
@@ -104,7 +107,7 @@ fn a_directory_that_the_mount_changes_stays_known() {
     (0..PASSES).for_each(|pass| fill_with_old(&server.export(&format!("theirs{pass}"))));
     let a = mounted(&server, "a", ALONE);
     for (dir, most) in [("ours", 0), ("theirs", 3)] {
-        // An inferred absence holds for a second: a pass that took longer proves nothing.
+        // An inferred absence holds for a second, so a pass that takes longer proves nothing.
         let in_time = (0..PASSES).any(|pass| {
             let dir = a.join(format!("{dir}{pass}"));
             let began = now();
@@ -115,7 +118,8 @@ fn a_directory_that_the_mount_changes_stays_known() {
             change_and_look(&dir, most > 0);
             let in_time = began.elapsed() < Duration::from_secs(1);
             let Counted { asked, hidden } = Counted::now(&a);
-            // A name that is still being closed is hidden, under a name that is looked up.
+            // The removal of a name that is still being closed renames it to a hidden name, and the
+            // hidden name is looked up.
             let (asked, hidden) = (asked - before.asked, hidden - before.hidden);
             assert!(!in_time || asked <= most + hidden, "{asked} questions in {dir:?}, {hidden} hidden");
             in_time

@@ -1,5 +1,5 @@
-//! Leases that mounts hold. Nothing is asked under them, a change returns only when no mount shows
-//! the old file any more, and an expired lease costs a question and no bytes.
+//! Leases that mounts hold. A mount sends no request under a lease. A change returns only when no
+//! mount shows the old file any more. An expired lease costs a request and no READ.
 
 use crate::common::serve::Serve;
 use crate::common::{HITHER, daemons, has_stopped, pause, run, wait_for};
@@ -12,20 +12,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// Names hold for long and attributes do not: a lease spares the questions.
+/// Options under which names stay cached for long and attributes do not. Requests about attributes
+/// are saved by leases only.
 const SHORTLY: &str = ",acregmin=1,acregmax=1,acdirmin=60,acdirmax=60";
-/// Nothing comes to light by itself while a test goes on.
+/// An option under which no cached state expires during a test.
 const FOREVER: &str = ",actimeo=3600";
-/// Term of leases, in seconds; mounts ask for 30 at most.
+/// Term of leases in seconds. Mounts ask for at most 30.
 const TERM: u32 = 60;
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// The same without a wait before the file is replaced: the replacement may come between open(2)
-/// and read(2), and then the open file is gone (promise 13). open(2) itself finds the file with the
-/// name, and the next open finds another file.
+/// As `read`, without a wait before the file is replaced. The replacement may come between open(2)
+/// and read(2), and then the open file is gone (promise 13). open(2) itself finds the file of the
+/// name, and the next open finds the new file.
 fn read_what_is_replaced(path: &Path) -> String {
     let (mut file, mut body) = (File::open(path).unwrap(), String::new());
     match file.read_to_string(&mut body) {
@@ -34,8 +35,8 @@ fn read_what_is_replaced(path: &Path) -> String {
     }
 }
 
-/// Calls that a mount has sent, of one procedure or all but those that renew leases and give them
-/// up.
+/// Number of calls that a mount has sent. `of` names a procedure. `None` counts all except those
+/// that renew or give up leases.
 pub fn calls(mnt: &Path, of: Option<&str>) -> u64 {
     let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
@@ -46,13 +47,13 @@ pub fn calls(mnt: &Path, of: Option<&str>) -> u64 {
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
-/// Reads a file until that is done under a lease: read again it asks nothing. (None is given for a
-/// while after one was taken.)
+/// Reads a file until the read is done under a lease, so that a second read sends no request. The
+/// server grants no lease for a while after an eviction.
 fn until_leased(mnt: &Path, path: &Path, body: &str) {
     wait_for("a lease", 120, || {
         pause(100);
         assert_eq!(read(path), body);
-        // A name that was looked up before the lease was there is looked up once more.
+        // A name that was looked up before the lease is looked up once more.
         read(path);
         let before = calls(mnt, None);
         read(path);
@@ -60,8 +61,8 @@ fn until_leased(mnt: &Path, path: &Path, body: &str) {
     });
 }
 
-/// A file under a lease is opened, read and looked at without a question, for longer than any time
-/// limit of attributes, open or not.
+/// A leased file is opened, read and checked by stat without a request, whether it is open or
+/// closed. This lasts longer than any time limit of attributes.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -72,7 +73,7 @@ fn nothing_is_asked_while_a_lease_holds() {
     let f = a.join("f");
     let asked = || {
         until_leased(&a, &f, "leased");
-        // Readers share it.
+        // Both readers hold a lease.
         assert_eq!(read(&b.join("f")), "leased");
         let before = calls(&a, None);
         for _ in 0..60 {
@@ -82,9 +83,9 @@ fn nothing_is_asked_while_a_lease_holds() {
         }
         calls(&a, None) - before
     };
-    // (A lease may be about to end when it is begun.)
-    assert!((0..20).any(|_| asked() == 0), "what is leased is asked about");
-    // A mount that keeps nothing holds none.
+    // The lease may end soon after the loop begins.
+    assert!((0..20).any(|_| asked() == 0), "a leased file cost requests");
+    // A mount with `noac` holds no lease.
     let c = mounted(&server, "c", ",noac");
     read(&c.join("f"));
     let before = calls(&c, None);
@@ -93,8 +94,8 @@ fn nothing_is_asked_while_a_lease_holds() {
     [a, b, c].iter().for_each(|mnt| umount(mnt));
 }
 
-/// A change by another mount of NQNFS, by NFSv3, by NFSv4 and by a local program is seen when it is
-/// done: by open(2), by stat(2) and through a descriptor that was there before.
+/// A change by another NQNFS mount, by NFSv3, by NFSv4 or by a local program is visible when it
+/// returns. This holds for open(2), for stat(2) and for earlier descriptors.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -131,14 +132,14 @@ fn a_change_is_seen_when_it_is_done() {
     }
 }
 
-/// A change without new bytes is seen as well: at once when it comes through the server, and a
-/// moment later otherwise.
+/// A change without new bytes ends leases as well. Mounts see it at once when it comes through the
+/// server, and a moment later otherwise.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
 fn permissions_and_names_end_leases() {
     let server = serve_with(TERM);
-    // Absence holds as long.
+    // Absent names are cached for the same time.
     ["f0", "f1"].iter().for_each(|name| fs::write(server.export(name), "leased").unwrap());
     let (a, b) = (mounted(&server, "a", FOREVER), mounted(&server, "b", ""));
     for (i, through) in [b.clone(), server.export("")].into_iter().enumerate() {
@@ -166,7 +167,7 @@ fn permissions_and_names_end_leases() {
     umount(&b);
 }
 
-/// A listing brings leases: the files in it are opened without a question about their names.
+/// A listing grants leases. The listed files are opened without a request about their names.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -189,7 +190,7 @@ fn a_listing_brings_leases() {
         }
         let asked = calls(&a, Some("LOOKUP")) - before;
         if asked > 2 {
-            // They were there before, and their leases are about to end.
+            // These files had leases before the listing, and those leases are about to end.
             pause(1000);
         }
         asked <= 2
@@ -197,8 +198,8 @@ fn a_listing_brings_leases() {
     umount(&a);
 }
 
-/// When a lease has ended by itself, the next open asks whether the file is the same, and does not
-/// read it again.
+/// After a lease has expired, the next open asks whether the file is unchanged. It reads no byte
+/// again.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -208,11 +209,11 @@ fn a_lease_that_ended_costs_a_question_and_no_bytes() {
     let big = "0123456789abcdef".repeat(1 << 16);
     fs::write(server.export("f"), &big).unwrap();
     let f = a.join("f");
-    // Pages of a file that changed a moment ago may be read again.
+    // The kernel may drop pages of a file that changed a moment ago.
     pause(100);
     assert!(read(&f) == big);
-    // The kernel may reclaim pages at any time: a mount that drops them at the end of each lease
-    // reads them in each round.
+    // The kernel may reclaim pages at any time, so one round may read. A mount that dropped pages
+    // at the end of each lease would read in every round.
     let costs_no_bytes = (0..10).any(|_| {
         until_leased(&a, &f, &big);
         let (reads, before) = (calls(&a, Some("READ")), calls(&a, None));
@@ -227,8 +228,8 @@ fn a_lease_that_ended_costs_a_question_and_no_bytes() {
     umount(&a);
 }
 
-/// A holder that is stopped holds a writer up until its lease is over, and shows nothing old when
-/// it goes on.
+/// A stopped holder delays a writer until its lease has expired. It shows nothing stale when it
+/// goes on.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -262,8 +263,8 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
     umount(&b);
 }
 
-/// A killed server honours leases that it does not remember: a later write returns only when they
-/// have expired.
+/// A restarted server honours leases that it does not remember. A write returns only when they have
+/// expired.
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
@@ -284,7 +285,7 @@ fn leases_outlive_the_server_that_gave_them() {
     umount(&b);
 }
 
-/// Many files, a reader that has them under leases, and writers of all kinds at once: no read shows
+/// A reader has many files under leases while writers of all kinds write at once. No read shows
 /// less than the writes acknowledged before it began.
 /// Promise: 8a'
 #[test]
@@ -324,7 +325,7 @@ fn nothing_stale_is_ever_read() {
                 // Each file has one writer, so that its versions grow.
                 for version in 1..=4 {
                     for i in (w..FILES).step_by(4) {
-                        // In place: a name that stays, and all bytes at once.
+                        // Overwrites in place: the name stays, and all bytes change at once.
                         let file = File::options().write(true).open(dir.join(format!("f{i}"))).unwrap();
                         file.write_all_at(format!("{version:016}").as_bytes(), 0).unwrap();
                         file.sync_all().unwrap();

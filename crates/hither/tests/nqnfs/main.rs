@@ -1,7 +1,7 @@
-//! NQNFS of `hither serve` over TCP: leases that are shared, evicted, expire and outlive the server
-//! that gave them; nothing stale is ever read; messages that mean harm.
+//! NQNFS of `hither serve` over TCP. The tests cover shared leases, evictions, expiry, restarts of
+//! the server, stale reads, and hostile messages.
 //!
-//! They need root. The client is one of these tests' own, and in [`mount`] `hither mount`.
+//! The tests need root. They have their own client. The module [`mount`] tests `hither mount`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod client;
@@ -26,18 +26,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Term of leases, in seconds; the clock skew that the server allows for; and the write slack.
+/// Term of leases in seconds. `SKEW` is the clock skew that the server allows for, and `SLACK` the
+/// write slack.
 const TERM: u32 = 2;
 const SKEW: u64 = 3;
 const SLACK: u64 = 1;
 
-/// A term that does not end while a test goes on, and one that a client which is not scheduled for
-/// seconds keeps.
+/// A term in seconds that does not end during a test. `SHORT` is a term and write slack for a
+/// client that may not be scheduled for seconds.
 const LONG: u32 = 120;
 const SHORT: (u32, u64) = (2, 20);
 
-/// A term that leaves a busy machine time for some calls before the effects of its end, and the
-/// allowed delay of those effects.
+/// A term in seconds that leaves a busy machine time for some calls before its end. `LATE` is the
+/// allowed delay of the effects of that end.
 const MIDDLE: u32 = 8;
 const LATE: Duration = Duration::from_secs(60);
 
@@ -45,7 +46,7 @@ fn serve() -> Serve {
     serve_with(TERM)
 }
 
-/// A server with this term, in seconds.
+/// Starts a server with this lease term in seconds.
 fn serve_with(term: u32) -> Serve {
     serve_with_slack(term, SLACK)
 }
@@ -58,7 +59,7 @@ fn serve_with_slack(term: u32, slack: u64) -> Serve {
     server
 }
 
-/// Waits until the server wants something back.
+/// Waits until the server evicts a lease.
 fn wait_for_eviction(wire: &mut Wire) {
     let began = now();
     while wire.evicted.is_empty() {
@@ -69,8 +70,8 @@ fn wait_for_eviction(wire: &mut Wire) {
     }
 }
 
-/// A file gets a lease, which is not given while it was changed a moment ago. When it was asked
-/// for.
+/// Asks for a lease until the server grants it, and returns the time of that request. The server
+/// grants no lease on a file that changed a moment ago.
 fn until_cachable(wire: &mut Wire, file: Fh, rw: Cachetype, term: u32) -> Instant {
     let began = now();
     loop {
@@ -83,6 +84,8 @@ fn until_cachable(wire: &mut Wire, file: Fh, rw: Cachetype, term: u32) -> Instan
     }
 }
 
+/// Two clients share read leases on a file. A third client's write evicts both, and returns when
+/// both have given up their leases.
 #[test]
 #[ignore = "needs root"]
 fn readers_share_a_file_and_a_writer_evicts_them() {
@@ -114,6 +117,7 @@ fn readers_share_a_file_and_a_writer_evicts_them() {
     assert_eq!(std::fs::read(server.export("f")).unwrap(), b"new");
 }
 
+/// A change by a local program evicts leases, and waits until the holders have given them up.
 #[test]
 #[ignore = "needs root"]
 fn local_programs_make_leases_end() {
@@ -132,15 +136,15 @@ fn local_programs_make_leases_end() {
     let (bytes, revision) = a.read(f).unwrap();
     assert_eq!(bytes, b"local");
     assert!(revision > before);
-    // Without a lease no client is notified, but the revision shows it.
+    // Without a lease no client is notified, but the revision shows the change.
     std::fs::write(server.export("f"), "again").unwrap();
     assert!(a.read(f).unwrap().1 > revision);
 }
 
-/// The call of another thread ends only when the lease was given up.
+/// Waits for another thread's call, which returns only when the lease was given up.
 fn gives_up<T>(wire: &mut Wire, file: Fh, delayed: Option<&[u8]>, other: std::thread::JoinHandle<T>) -> T {
     wait_for_eviction(wire);
-    assert!(!other.is_finished(), "somebody still caches it");
+    assert!(!other.is_finished(), "a client still caches the file");
     if let Some(bytes) = delayed {
         wire.write(file, LeaseRequest::None, bytes).unwrap();
     }
@@ -153,6 +157,8 @@ fn gives_up<T>(wire: &mut Wire, file: Fh, delayed: Option<&[u8]>, other: std::th
     other.join().unwrap()
 }
 
+/// A read by an NFSv3 or NFSv4 mount gets data that an NQNFS client delayed. A write by such a
+/// mount ends read leases.
 #[test]
 #[ignore = "needs root"]
 fn mounts_by_nfsv3_and_nfsv4_see_what_was_delayed_and_make_leases_end() {
@@ -179,6 +185,7 @@ fn mounts_by_nfsv3_and_nfsv4_see_what_was_delayed_and_make_leases_end() {
     }
 }
 
+/// The leases of a killed client expire, and its late write is refused.
 #[test]
 #[ignore = "needs root"]
 fn the_leases_of_a_client_that_is_killed_end_by_themselves() {
@@ -205,6 +212,8 @@ fn the_leases_of_a_client_that_is_killed_end_by_themselves() {
     assert_eq!(r.read(f).unwrap().0, b"old");
 }
 
+/// A restarted server lets clients send delayed writes first. It refuses reads and new writes until
+/// old leases have expired.
 #[test]
 #[ignore = "needs root"]
 fn after_a_kill_of_the_server_delayed_writes_come_first() {
@@ -229,10 +238,10 @@ fn after_a_kill_of_the_server_delayed_writes_come_first() {
         }
     };
     assert_eq!(read.0, b"delayed");
-    // No client has asked for a longer lease than the usual one.
+    // The waiting time is that of the default term, because no client has asked for a longer lease.
     let (waited, least) = (began.elapsed(), Duration::from_secs(u64::from(MIDDLE) + SKEW + SLACK));
     assert!(starts.elapsed() > least && waited < least + LATE, "{:?}, {waited:?}", starts.elapsed());
-    // An orderly end without leases: nothing to wait for.
+    // After an orderly end without leases the server does not wait.
     pause((u64::from(2 * MIDDLE) + SKEW) * 1000);
     drop((w, r));
     assert_eq!(server.stop(), 0);
@@ -240,6 +249,7 @@ fn after_a_kill_of_the_server_delayed_writes_come_first() {
     assert_eq!(Wire::connect(2049, 2).read(f).unwrap().0, b"delayed");
 }
 
+/// Three clients cache files and delay writes. No read returns a stale number.
 #[test]
 #[ignore = "needs root"]
 fn nothing_stale_is_read_while_clients_cache_and_delay() {
@@ -256,7 +266,7 @@ fn nothing_stale_is_read_while_clients_cache_and_delay() {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                // Mostly a file of one's own, for a while; then another.
+                // Prefers one file for a while, and sometimes takes another one.
                 let n = if random & 31 == 0 {
                     (random >> 8) as usize % 3
                 } else {
@@ -264,7 +274,7 @@ fn nothing_stale_is_read_while_clients_cache_and_delay() {
                 };
                 switches += u64::from(random >> 40 & 1023 == 0);
                 // The holder of the lock is the only user of the file, so a read must show the last
-                // write. The others give back their leases while they wait.
+                // write. The other clients give back their leases while they wait.
                 let Ok(mut last) = truth[n].try_lock() else {
                     c.serve(Duration::from_millis(1));
                     continue;
@@ -277,13 +287,14 @@ fn nothing_stale_is_read_while_clients_cache_and_delay() {
                 }
                 drop(last);
                 if random >> 32 & 0x7ff == 0 {
-                    // For longer than a lease lasts, and the client obeys no eviction: its own
-                    // clock shows the expired leases.
+                    // The client pauses longer than a lease lasts and obeys no eviction. Its own
+                    // clock must show the expired leases.
                     c.serve(Duration::from_millis(1));
                     pause(u64::from(SHORT.0) * 1000 + 300);
                 }
             }
-            // As long as it is there it renews its leases and may delay; at its end it must not.
+            // A running client renews its leases and may delay writes. It sends them all before it
+            // ends.
             c.sync();
             (c.here, c.wire.calls)
         })
@@ -314,6 +325,7 @@ fn nothing_stale_is_read_while_clients_cache_and_delay() {
     }
 }
 
+/// The server refuses malformed and hostile calls, and goes on serving other clients.
 #[test]
 #[ignore = "needs root"]
 fn messages_that_mean_harm_are_refused_and_others_served() {
@@ -331,7 +343,7 @@ fn messages_that_mean_harm_are_refused_and_others_served() {
             random ^= random << 17;
             bytes.extend(random.to_be_bytes());
         }
-        // A handle that is right, with anything behind and before it.
+        // A valid handle with random bytes before and behind it.
         bytes.splice(4..4, f.bytes());
         bytes[..4].copy_from_slice(&(round % 3).to_be_bytes());
         bytes.truncate((random % 200) as usize);
@@ -344,7 +356,7 @@ fn messages_that_mean_harm_are_refused_and_others_served() {
             assert!(ok.into_result().is_ok_and(|ok| ok.1.rev > 0));
         }
     }
-    // One that answers nothing and takes nothing delays others for no longer than its lease.
+    // A client that neither answers nor reads delays others no longer than its lease lasts.
     let mut deaf = Wire::connect(2049, 5);
     until_cachable(&mut deaf, f, Cachetype::READ, TERM);
     let began = now();
@@ -360,6 +372,7 @@ fn messages_that_mean_harm_are_refused_and_others_served() {
     good.call(&NullArgs {});
 }
 
+/// Without `--nqnfs` the server answers PROG_UNAVAIL.
 #[test]
 #[ignore = "needs root"]
 fn it_is_offered_only_when_asked_for() {

@@ -1,5 +1,5 @@
-//! A server that is killed and started under many mounts with delayed writes: all are served again,
-//! nothing is lost, and no faster than its rate allows.
+//! A server that is killed and restarted under many mounts with delayed writes. The server serves
+//! all mounts again and loses no data. It recovers no faster than its rate allows.
 
 use crate::client::now;
 use crate::common::pause;
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 const MOUNTS: usize = 5;
 const FILES: usize = 4;
-/// Calls a second.
+/// Calls a second that the recovery rate allows.
 const RATE: usize = 10;
-/// A server of NQNFS. For a minute after a restart leases may be out: longer than any test may have
-/// to wait here.
+/// Options of a server of NQNFS. Leases may be valid for a minute after a restart, which is longer
+/// than any test may wait.
 const LEASES: [&str; 3] = ["--nqnfs", "--nqnfs-term", "60"];
 
 fn served(words: &[&[&str]]) -> Serve {
@@ -29,11 +29,12 @@ fn body(mount: usize, file: usize) -> Vec<u8> {
     format!("{mount} {file} ").repeat(4000).into_bytes()
 }
 
-/// Every mount delays the writes to its files.
+/// Mounts that each delay the writes to their files.
 fn dirty(server: &Serve, options: &str) -> Vec<(PathBuf, Vec<File>)> {
     let mounts: Vec<PathBuf> = (0..MOUNTS).map(|n| server.mnt(&format!("m{n}"))).collect();
     for mnt in &mounts {
-        // Nor is it sent to ask for attributes of files that are held open.
+        // These options keep the data on the client: neither its age nor a request for attributes
+        // of open files sends it.
         server.mount(&format!("{options},dirty-age=3600,actimeo=600"), mnt).ok();
     }
     let write = |(n, mnt): (usize, PathBuf)| {
@@ -48,7 +49,8 @@ fn dirty(server: &Serve, options: &str) -> Vec<(PathBuf, Vec<File>)> {
     mounts.into_iter().enumerate().map(write).collect()
 }
 
-/// Delayed data is at the server when every mount has synchronised it; returns the time that took.
+/// Synchronises all files and checks their data at the server. Returns the time of the
+/// synchronisation.
 fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
     let began = now();
     std::thread::scope(|scope| {
@@ -66,9 +68,10 @@ fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
     took
 }
 
-/// Delayed writes are not kept waiting: those of NQNFS not for other clients' leases, those of
-/// NFSv4 not for the grace period when all clients have come back, and those of NFSv3, whose
-/// clients a server does not know, not at all. With a rate they come as fast as it allows.
+/// Delayed writes do not wait after a restart. Those of NQNFS do not wait for other clients'
+/// leases. Those of NFSv4 do not wait for the grace period when all clients have come back. The
+/// server does not know the clients of NFSv3, so their writes do not wait either. With a rate,
+/// writes arrive as fast as it allows.
 /// Promise: S12
 #[test]
 #[ignore = "needs root"]
@@ -79,7 +82,7 @@ fn what_many_mounts_delayed_outlives_the_server() {
         ("nqnfs", &[leases][..]),
         ("nqnfs", &[leases, paced][..]),
         ("4.2", &[leases, paced][..]),
-        // No client announces its recovery.
+        // An NFSv3 client does not announce its recovery.
         ("3", &[paced][..]),
     ] {
         let mut server = served(words);
@@ -96,8 +99,8 @@ fn what_many_mounts_delayed_outlives_the_server() {
         server.serve();
         let took = synced(&server, &mounts);
         assert!(took < Duration::from_secs(40), "{version} {words:?}: {took:?}");
-        // A call of each mount to begin with, but for NFSv3, and one for each file, but for a burst
-        // of one.
+        // Each file needs a call, and with NFSv4 and NQNFS each mount needs one more. The rate
+        // allows a burst of one.
         let begins = if version == "3" { 0 } else { MOUNTS };
         let least = (begins + MOUNTS * FILES - 2) * 1000 / RATE;
         if words.contains(&paced) {
@@ -110,7 +113,8 @@ fn what_many_mounts_delayed_outlives_the_server() {
     }
 }
 
-/// Mounts that ended in order have given up their leases: the next server serves at once.
+/// Mounts that ended in an orderly way have given up their leases, so the next server serves at
+/// once.
 #[test]
 #[ignore = "needs root"]
 fn an_orderly_end_leaves_nobody_to_wait_for() {

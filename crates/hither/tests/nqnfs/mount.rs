@@ -1,4 +1,5 @@
-//! `hither mount -o vers=nqnfs`: changes by programs arrive, and nothing is lost or seen too late.
+//! `hither mount -o vers=nqnfs`: changes by programs reach the server, and no data is lost or
+//! stale.
 
 use crate::client::{Wire, now};
 use crate::common::serve::Serve;
@@ -19,10 +20,10 @@ pub fn mounted(server: &Serve, name: &str, options: &str) -> PathBuf {
     mnt
 }
 
-/// A term of leases, in seconds, that outlasts the delays of a busy machine in a test.
+/// A lease term in seconds that outlasts the delays of a busy machine in a test.
 const LONG: u32 = 20;
 
-/// A file gets a lease of that term.
+/// Asks for a lease of that term until the server grants it.
 fn until_leased(wire: &mut Wire, file: Fh, rw: Cachetype) {
     wait_for("a lease", 60, || wire.lease(file, rw, LONG).cachable);
 }
@@ -31,11 +32,13 @@ pub fn umount(mnt: &Path) {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
 }
 
-/// Bytes that are not the same anywhere.
+/// Bytes without a repeated pattern.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
 }
 
+/// The common calls of programs work on a mount: data, truncation, links, renames, attributes,
+/// special files, and files removed while open.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -56,14 +59,14 @@ fn a_mount_does_what_programs_do() {
     let tail = [&big[2_999_990..3_000_000], b"middend"].concat();
     let server_has = fs::read(there("d/big")).unwrap();
     assert!(server_has[..3_000_000] == big[..3_000_000] && server_has[2_999_990..] == tail);
-    // Removed while it is open.
+    // Removes the file while it is open.
     fs::remove_file(here("d/big")).unwrap();
     let mut all = Vec::new();
     f.seek(SeekFrom::Start(0)).unwrap();
     f.read_to_end(&mut all).unwrap();
     assert!(all == server_has);
     drop(f);
-    // The kernel tells of the last close when it has time.
+    // The kernel reports the last close at a time of its choice.
     wait_for("the end of the hidden file", 120, || fs::read_dir(there("d")).unwrap().next().is_none());
     fs::remove_dir(here("d")).unwrap();
 
@@ -93,7 +96,7 @@ fn a_mount_does_what_programs_do() {
         fs::symlink_metadata(there("n")).unwrap().rdev(),
         fs::symlink_metadata(here("n")).unwrap().rdev()
     );
-    // A file that may only be read, by its creator.
+    // The creator writes to a file without write permission.
     let f = OpenOptions::new().write(true).create_new(true).mode(0o444).open(here("r")).unwrap();
     (&f).write_all(b"x").unwrap();
     drop(f);
@@ -101,6 +104,7 @@ fn a_mount_does_what_programs_do() {
     umount(&mnt);
 }
 
+/// A mount gives up its leases at its end. The next server then serves without a wait.
 #[test]
 #[ignore = "needs root"]
 fn what_a_mount_gave_up_keeps_the_next_server_waiting_for_nothing() {
@@ -113,13 +117,14 @@ fn what_a_mount_gave_up_keeps_the_next_server_waiting_for_nothing() {
     server.serve();
     let mut wire = Wire::connect(2049, 1);
     let dir = wire.mount();
-    // CREATE of a name that is there opens it. Leases of before would last for four minutes.
+    // CREATE of an existing name opens the file. Earlier leases would last for four minutes.
     let began = now();
     let f = wire.create(dir, "f");
     assert!(began.elapsed() < LATE, "{:?}", began.elapsed());
     assert_eq!(wire.read(f).unwrap().0, b"one");
 }
 
+/// A directory of 1200 long names is listed completely and removed.
 #[test]
 #[ignore = "needs root"]
 fn a_large_directory_is_listed_whole() {
@@ -145,6 +150,7 @@ fn a_large_directory_is_listed_whole() {
     umount(&mnt);
 }
 
+/// An open sees the data that another mount closed before.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -153,10 +159,10 @@ fn what_one_mount_closed_another_opens() {
     let (a, b) = (mounted(&server, "a", ""), mounted(&server, "b", ""));
     for round in 0..20 {
         let (w, r) = if round % 2 == 0 { (&a, &b) } else { (&b, &a) };
-        // Of equal length, so that only the contents tell.
+        // All texts have one length, so that only the contents tell them apart.
         let text = format!("round {round:04}");
         fs::write(w.join("f"), &text).unwrap();
-        // The next write has another ctime, which distinguishes versions.
+        // The pause gives the next write another ctime, which distinguishes versions.
         pause(30);
         assert_eq!(fs::read_to_string(r.join("f")).unwrap(), text);
     }
@@ -164,8 +170,8 @@ fn what_one_mount_closed_another_opens() {
     umount(&b);
 }
 
-/// CREATE of NQNFS opens an existing file: this client's own mechanism makes one client of many the
-/// creator.
+/// CREATE of NQNFS also opens an existing file. The client's own mechanism decides that exactly one
+/// of several mounts is the creator.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -195,7 +201,7 @@ fn of_many_who_create_a_file_one_has_created_it() {
     mounts.iter().for_each(|mnt| umount(mnt));
 }
 
-/// This client's changes end another client's leases, and that client's delayed data is seen.
+/// Calls of a mount end another client's leases, and the mount sees that client's delayed data.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -218,15 +224,15 @@ fn a_mount_sees_what_others_delayed_and_makes_leases_end() {
     umount(&mnt);
 }
 
-/// Data that was written and synchronised is there, however often the server is killed, and
-/// programs only wait.
+/// Written and synchronised data survives repeated kills of the server. Programs only wait.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
 fn a_mount_outlives_its_server() {
     let mut server = serve();
     let mnt = mounted(&server, "m", "");
-    // Before a kill: one that was made by a call that was never answered is there already.
+    // The file is created before the first kill. A repeated CREATE whose first reply was lost would
+    // find the file.
     let file = OpenOptions::new().write(true).create_new(true).open(mnt.join("f")).unwrap();
     let writer = std::thread::spawn(move || {
         for n in 0..400u64 {
@@ -246,8 +252,8 @@ fn a_mount_outlives_its_server() {
     umount(&mnt);
 }
 
-/// After a restart of the server delayed data comes first: a mount's write is not taken for delayed
-/// data.
+/// After a restart of the server, delayed data comes first. A mount's new write does not count as
+/// delayed data.
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
@@ -258,14 +264,14 @@ fn after_a_restart_a_mounts_write_comes_after_delayed_ones() {
     let mnt = mounted(&server, "m", "");
     let f = w.create(dir, "f");
     w.write(f, LeaseRequest::None, b"first").unwrap();
-    // It knows the file, so that it need not ask for anything but the write.
+    // The mount knows the file, so it needs no request except the write.
     let file = OpenOptions::new().write(true).open(mnt.join("f")).unwrap();
     until_leased(&mut w, f, Cachetype::WRITE);
     server.kill();
     server.serve();
     let mut w = Wire::connect(2049, 1);
     assert_eq!(w.read(f), Err(Stat::TRYLATER), "it waits for delayed writes");
-    // Both arrive while it does. In either order, the fresh one has to try later.
+    // Both writes arrive while the server waits. In either order, the fresh write has to try later.
     let write = std::thread::spawn(move || {
         file.write_all_at(b"fresh", 0).unwrap();
         file.sync_all().unwrap();
@@ -276,6 +282,7 @@ fn after_a_restart_a_mounts_write_comes_after_delayed_ones() {
     umount(&mnt);
 }
 
+/// A mount with `vers=nqnfs` of a server without NQNFS fails with a clear line.
 #[test]
 #[ignore = "needs root"]
 fn a_server_that_does_not_offer_it_says_so() {

@@ -1,4 +1,4 @@
-//! Write leases that mounts hold: other users of the file see data delayed under them, and no
+//! Write leases that mounts hold. Other users of a file see the data delayed under a lease. No
 //! acknowledged data is lost when a client, the server or the network fails.
 
 use crate::common::serve::Serve;
@@ -10,9 +10,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Nothing is sent because of its age, and nothing is revalidated by itself while a test goes on.
+/// Options under which data is not sent because of its age, and no cached state expires during a
+/// test.
 const DELAYED: &str = ",dirty-age=3600,actimeo=3600,lookupcache=none";
-/// Term of leases, in seconds; mounts ask for 30 at most.
+/// Term of leases in seconds. Mounts ask for at most 30.
 const TERM: u32 = 60;
 
 fn read(path: &Path) -> String {
@@ -23,8 +24,8 @@ fn write_only(path: &Path) -> File {
     File::options().write(true).open(path).unwrap()
 }
 
-/// A new file on a mount whose writes wait there; it is open. (No lease is given for a while after
-/// one was taken.)
+/// Makes a new open file on a mount that delays the file's writes. The server grants no lease for a
+/// while after an eviction.
 fn delayed(server: &Serve, mnt: &Path, name: &str, body: &str) -> File {
     let file = File::create(mnt.join(name)).unwrap();
     wait_for("a write that waits", 200, || {
@@ -36,21 +37,21 @@ fn delayed(server: &Serve, mnt: &Path, name: &str, body: &str) -> File {
     file
 }
 
-/// The server's own state of a file; stat(2) makes no client send anything. (A child process would:
-/// it closes files that this one has open.)
+/// Length of the file at the server. stat(2) on the server makes no client send data. A child
+/// process would send it, because the child closes its copies of open files.
 fn at_server(server: &Serve, name: &str) -> u64 {
     fs::metadata(server.export(name)).unwrap().len()
 }
 
 fn signal(pids: &[u32], signal: i32) {
     for pid in pids {
-        // SAFETY: kill takes numbers; the daemon is one of this test's and alive.
+        // SAFETY: kill takes numbers. The daemon belongs to this test and is alive.
         assert_eq!(unsafe { libc::kill(*pid as libc::pid_t, signal) }, 0);
     }
 }
 
-/// A lone writer writes to its memory; other users of the file, by any version and through an
-/// earlier descriptor, see all of it.
+/// A lone writer writes to its memory. Other users of the file see all of the data, by any version
+/// and through an earlier descriptor.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -64,7 +65,7 @@ fn what_waits_is_seen_by_whoever_looks() {
         for how in ["open", "stat", "held"] {
             let name = format!("{version}-{how}");
             fs::write(server.export(&name), "").unwrap();
-            // A mount that holds a file open revalidates it now and then.
+            // A mount that holds a file open revalidates the file now and then.
             let held = (how == "held").then(|| File::open(b.join(&name)).unwrap());
             let file = delayed(&server, &a, &name, "first");
             for i in 0..100 {
@@ -76,7 +77,7 @@ fn what_waits_is_seen_by_whoever_looks() {
             match (how, held) {
                 ("open", _) => assert_eq!(read(&b.join(&name)).len(), 400, "{name}"),
                 ("stat", _) => assert_eq!(fs::metadata(b.join(&name)).unwrap().len(), 400, "{name}"),
-                // Only NQNFS promises that to a client that has the file open already.
+                // Only NQNFS promises this to a client that has the file open already.
                 (_, Some(held)) if version == "nqnfs" => {
                     let mut bytes = [0; 400];
                     held.read_exact_at(&mut bytes, 0).unwrap();
@@ -91,8 +92,8 @@ fn what_waits_is_seen_by_whoever_looks() {
     umount(&a);
 }
 
-/// Two mounts keep two files open, each writes one and reads the other, for longer than the server
-/// lets either cache: no read shows less than the writes before it began.
+/// Two mounts keep two files open. Each writes one file and reads the other, for longer than the
+/// server lets either cache. No read shows less than the writes before it began.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -116,7 +117,7 @@ fn nothing_stale_is_read_of_files_that_are_open() {
                 mine.write_all_at(&version.to_le_bytes(), 0).unwrap();
                 assert_eq!(seen(1 - n), version, "{options} of {n}");
             }
-            // Now and then one of them is alone for a while.
+            // Now and then one mount pauses, so that the other is alone.
             if random.below(20) == 0 {
                 pause(200);
             }
@@ -126,8 +127,8 @@ fn nothing_stale_is_read_of_files_that_are_open() {
     }
 }
 
-/// `close=delegated`: a close does not wait while no other client can look; an open shows the
-/// closed data.
+/// `close=delegated`: a close under a lease does not wait for the server. An open by another client
+/// shows the closed data.
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
@@ -143,7 +144,7 @@ fn a_close_under_a_lease_waits_for_nobody() {
             assert_eq!(read(&b.join(&name)), body);
         }
     }
-    // fsync(2) means the server.
+    // fsync(2) waits for the server.
     write_only(&a.join("f1")).sync_all().unwrap();
     assert_eq!(at_server(&server, "f1"), 6);
     umount(&a);
@@ -153,8 +154,8 @@ fn a_close_under_a_lease_waits_for_nobody() {
     umount(&b);
 }
 
-/// A client with delayed data is killed: its synced data is there, and others wait for its lease
-/// and no longer.
+/// A client with delayed data is killed. Its synced data is at the server, and other clients wait
+/// only until its lease has expired.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -180,8 +181,8 @@ fn a_killed_writer_loses_what_it_has_not_synced_and_no_more() {
     umount(&b);
 }
 
-/// The server is killed while a client has delayed data, and is there again before or after the
-/// lease has ended. The delayed data comes before any read of the file, or late, and is never lost.
+/// The server is killed while a client has delayed data, and restarts before or after the lease has
+/// ended. The delayed data arrives before any read of the file, or late. It is never lost.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
@@ -205,8 +206,8 @@ fn what_was_delayed_outlives_the_server() {
     }
 }
 
-/// A client that is silent for longer than its lease has lost the lease: others use the file
-/// meanwhile, and its delayed data is written when it is back.
+/// A client that is silent for longer than its lease loses the lease. Other clients use the file
+/// meanwhile. The client sends its delayed data when it is back.
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
