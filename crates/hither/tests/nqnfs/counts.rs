@@ -28,7 +28,7 @@ fn questions(mnt: &Path) -> u64 {
 /// for it, and reads no byte of it from the server.
 #[test]
 #[ignore = "needs root"]
-fn what_a_mount_writes_it_knows() {
+fn own_writes_stay_cached() {
     let server = serve_with(TERM);
     let a = mounted(&server, "a", ALONE);
     let path = a.join("u00.o");
@@ -101,7 +101,7 @@ impl Counted {
 /// names cached.
 #[test]
 #[ignore = "needs root"]
-fn a_directory_that_the_mount_changes_stays_known() {
+fn changed_directory_stays_cached() {
     const PASSES: usize = 20;
     let server = serve_with(TERM);
     (0..PASSES).for_each(|pass| fill_with_old(&server.export(&format!("theirs{pass}"))));

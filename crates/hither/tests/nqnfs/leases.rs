@@ -66,7 +66,7 @@ fn until_leased(mnt: &Path, path: &Path, body: &str) {
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
-fn nothing_is_asked_while_a_lease_holds() {
+fn leased_file_costs_no_requests() {
     let server = serve_with(TERM);
     let (a, b) = (mounted(&server, "a", SHORTLY), mounted(&server, "b", ""));
     fs::write(server.export("f"), "leased").unwrap();
@@ -99,7 +99,7 @@ fn nothing_is_asked_while_a_lease_holds() {
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
-fn a_change_is_seen_when_it_is_done() {
+fn change_reaches_lease_holders() {
     for writer in ["nqnfs", "3", "4.2", "local"] {
         let server = serve_with(TERM);
         let a = mounted(&server, "a", FOREVER);
@@ -203,7 +203,7 @@ fn a_listing_brings_leases() {
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
-fn a_lease_that_ended_costs_a_question_and_no_bytes() {
+fn expired_lease_costs_no_reads() {
     let server = serve_with_slack(SHORT.0, 1);
     let a = mounted(&server, "a", SHORTLY);
     let big = "0123456789abcdef".repeat(1 << 16);
@@ -233,7 +233,7 @@ fn a_lease_that_ended_costs_a_question_and_no_bytes() {
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
-fn a_stopped_holder_holds_nobody_up_for_long() {
+fn stopped_holder_delays_until_expiry() {
     let server = serve_with_slack(SHORT.0, 1);
     let (a, b) = (mounted(&server, "a", FOREVER), mounted(&server, "b", ""));
     fs::write(b.join("f"), "leased").unwrap();
@@ -268,7 +268,7 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
 /// Promise: 8a'
 #[test]
 #[ignore = "needs root"]
-fn leases_outlive_the_server_that_gave_them() {
+fn restarted_server_honours_leases() {
     let mut server = serve_with_slack(SHORT.0, 1);
     let (a, b) = (mounted(&server, "a", FOREVER), mounted(&server, "b", ""));
     let f = a.join("f");

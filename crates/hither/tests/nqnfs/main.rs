@@ -88,7 +88,7 @@ fn until_cachable(wire: &mut Wire, file: Fh, rw: Cachetype, term: u32) -> Instan
 /// both have given up their leases.
 #[test]
 #[ignore = "needs root"]
-fn readers_share_a_file_and_a_writer_evicts_them() {
+fn write_evicts_shared_read_leases() {
     let server = serve_with(LONG);
     let (mut a, mut b, mut w) = (Wire::connect(2049, 1), Wire::connect(2049, 2), Wire::connect(2049, 3));
     let dir = w.mount();
@@ -161,7 +161,7 @@ fn gives_up<T>(wire: &mut Wire, file: Fh, delayed: Option<&[u8]>, other: std::th
 /// mount ends read leases.
 #[test]
 #[ignore = "needs root"]
-fn mounts_by_nfsv3_and_nfsv4_see_what_was_delayed_and_make_leases_end() {
+fn nfs_mounts_end_write_leases() {
     let server = serve_with(LONG);
     let mut a = Wire::connect(2049, 1);
     let dir = a.mount();
@@ -188,7 +188,7 @@ fn mounts_by_nfsv3_and_nfsv4_see_what_was_delayed_and_make_leases_end() {
 /// The leases of a killed client expire, and its late write is refused.
 #[test]
 #[ignore = "needs root"]
-fn the_leases_of_a_client_that_is_killed_end_by_themselves() {
+fn killed_client_leases_expire() {
     let _server = serve();
     let (mut w, mut r) = (Wire::connect(2049, 1), Wire::connect(2049, 2));
     let dir = w.mount();
@@ -216,7 +216,7 @@ fn the_leases_of_a_client_that_is_killed_end_by_themselves() {
 /// old leases have expired.
 #[test]
 #[ignore = "needs root"]
-fn after_a_kill_of_the_server_delayed_writes_come_first() {
+fn restarted_server_prefers_delayed_writes() {
     let mut server = serve_with(MIDDLE);
     let mut w = Wire::connect(2049, 1);
     let dir = w.mount();
@@ -252,7 +252,7 @@ fn after_a_kill_of_the_server_delayed_writes_come_first() {
 /// Three clients cache files and delay writes. No read returns a stale number.
 #[test]
 #[ignore = "needs root"]
-fn nothing_stale_is_read_while_clients_cache_and_delay() {
+fn caching_clients_read_nothing_stale() {
     const NAMES: [&str; 3] = ["f0", "f1", "f2"];
     let _server = serve_with_slack(SHORT.0, SHORT.1);
     let truth: Arc<Vec<Mutex<u64>>> = Arc::new(NAMES.iter().map(|_| Mutex::new(0)).collect());
@@ -328,7 +328,7 @@ fn nothing_stale_is_read_while_clients_cache_and_delay() {
 /// The server refuses malformed and hostile calls, and goes on serving other clients.
 #[test]
 #[ignore = "needs root"]
-fn messages_that_mean_harm_are_refused_and_others_served() {
+fn hostile_messages_are_refused() {
     let _server = serve();
     let mut good = Wire::connect(2049, 1);
     let dir = good.mount();
@@ -375,7 +375,7 @@ fn messages_that_mean_harm_are_refused_and_others_served() {
 /// Without `--nqnfs` the server answers PROG_UNAVAIL.
 #[test]
 #[ignore = "needs root"]
-fn it_is_offered_only_when_asked_for() {
+fn nqnfs_is_off_by_default() {
     let mut server = Serve::of_directory();
     server.serve();
     let mut stream = std::net::TcpStream::connect("127.0.0.1:2049").unwrap();

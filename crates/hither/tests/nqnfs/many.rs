@@ -75,7 +75,7 @@ fn synced(server: &Serve, mounts: &[(PathBuf, Vec<File>)]) -> Duration {
 /// Promise: S12
 #[test]
 #[ignore = "needs root"]
-fn what_many_mounts_delayed_outlives_the_server() {
+fn many_delayed_writes_survive_restart() {
     let rate = RATE.to_string();
     let (leases, paced) = (&LEASES[..], &["--recovery-rate", &rate][..]);
     for (version, words) in [
@@ -117,7 +117,7 @@ fn what_many_mounts_delayed_outlives_the_server() {
 /// once.
 #[test]
 #[ignore = "needs root"]
-fn an_orderly_end_leaves_nobody_to_wait_for() {
+fn orderly_unmount_frees_next_server() {
     let mut server = served(&[&LEASES]);
     let mounts = dirty(&server, "vers=nqnfs");
     for (mnt, files) in mounts {

@@ -42,7 +42,7 @@ fn bytes(len: usize) -> Vec<u8> {
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
-fn a_mount_does_what_programs_do() {
+fn mount_supports_common_calls() {
     let server = serve();
     let mnt = mounted(&server, "m", "");
     let (here, there) = (|name: &str| mnt.join(name), |name: &str| server.export(name));
@@ -107,7 +107,7 @@ fn a_mount_does_what_programs_do() {
 /// A mount gives up its leases at its end. The next server then serves without a wait.
 #[test]
 #[ignore = "needs root"]
-fn what_a_mount_gave_up_keeps_the_next_server_waiting_for_nothing() {
+fn returned_leases_spare_restart_wait() {
     let mut server = serve_with(crate::LONG);
     let mnt = mounted(&server, "m", "");
     fs::write(mnt.join("f"), "one").unwrap();
@@ -154,7 +154,7 @@ fn a_large_directory_is_listed_whole() {
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
-fn what_one_mount_closed_another_opens() {
+fn open_sees_other_mounts_close() {
     let server = serve();
     let (a, b) = (mounted(&server, "a", ""), mounted(&server, "b", ""));
     for round in 0..20 {
@@ -175,7 +175,7 @@ fn what_one_mount_closed_another_opens() {
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
-fn of_many_who_create_a_file_one_has_created_it() {
+fn exclusive_create_has_one_winner() {
     let server = serve();
     let mounts = [mounted(&server, "a", ""), mounted(&server, "b", ""), mounted(&server, "c", "")];
     let won: Arc<Vec<AtomicUsize>> = Arc::new((0..60).map(|_| AtomicUsize::new(0)).collect());
@@ -205,7 +205,7 @@ fn of_many_who_create_a_file_one_has_created_it() {
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
-fn a_mount_sees_what_others_delayed_and_makes_leases_end() {
+fn mount_ends_other_clients_leases() {
     let server = serve_with(LONG);
     let mut w = Wire::connect(2049, 1);
     let dir = w.mount();
@@ -257,7 +257,7 @@ fn a_mount_outlives_its_server() {
 /// Promise: 7a
 #[test]
 #[ignore = "needs root"]
-fn after_a_restart_a_mounts_write_comes_after_delayed_ones() {
+fn fresh_write_follows_delayed_write() {
     let mut server = serve_with(LONG);
     let mut w = Wire::connect(2049, 1);
     let dir = w.mount();
@@ -285,7 +285,7 @@ fn after_a_restart_a_mounts_write_comes_after_delayed_ones() {
 /// A mount with `vers=nqnfs` of a server without NQNFS fails with a clear line.
 #[test]
 #[ignore = "needs root"]
-fn a_server_that_does_not_offer_it_says_so() {
+fn missing_nqnfs_is_reported() {
     let mut server = Serve::of_directory();
     server.serve();
     let said = server.mount("vers=nqnfs", &server.mnt("m"));

@@ -55,7 +55,7 @@ fn signal(pids: &[u32], signal: i32) {
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
-fn what_waits_is_seen_by_whoever_looks() {
+fn delayed_data_is_visible_to_others() {
     let server = serve_with(TERM);
     let a = mounted(&server, "a", DELAYED);
     for version in ["nqnfs", "3", "4.2"] {
@@ -97,7 +97,7 @@ fn what_waits_is_seen_by_whoever_looks() {
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
-fn nothing_stale_is_read_of_files_that_are_open() {
+fn open_files_show_nothing_stale() {
     for options in ["", ",consistency=strict"] {
         let server = serve_with(TERM);
         let dirs = ["a", "b"].map(|name| mounted(&server, name, &format!(",dirty-age=3600{options}")));
@@ -132,7 +132,7 @@ fn nothing_stale_is_read_of_files_that_are_open() {
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
-fn a_close_under_a_lease_waits_for_nobody() {
+fn leased_close_does_not_wait() {
     let server = serve_with(TERM);
     let (a, b) =
         (mounted(&server, "a", &format!("{DELAYED},close=delegated")), mounted(&server, "b", DELAYED));
@@ -159,7 +159,7 @@ fn a_close_under_a_lease_waits_for_nobody() {
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
-fn a_killed_writer_loses_what_it_has_not_synced_and_no_more() {
+fn killed_writer_keeps_synced_data() {
     let server = serve_with_slack(8, 1);
     let (a, b) = (mounted(&server, "a", DELAYED), mounted(&server, "b", ""));
     let file = delayed(&server, &a, "f", "unsynced");
@@ -186,7 +186,7 @@ fn a_killed_writer_loses_what_it_has_not_synced_and_no_more() {
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
-fn what_was_delayed_outlives_the_server() {
+fn delayed_data_survives_server_kill() {
     for away_ms in [0, 20_000] {
         let mut server = serve_with_slack(8, 4);
         let (a, b) = (mounted(&server, "a", DELAYED), mounted(&server, "b", ""));
@@ -211,7 +211,7 @@ fn what_was_delayed_outlives_the_server() {
 /// Promise: 8a''
 #[test]
 #[ignore = "needs root"]
-fn who_is_cut_off_for_long_writes_late() {
+fn isolated_writer_sends_data_late() {
     let server = serve_with_slack(8, 1);
     let (a, b) = (mounted(&server, "a", DELAYED), mounted(&server, "b", ""));
     let file = delayed(&server, &a, "f", "delayed");
