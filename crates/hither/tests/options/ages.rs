@@ -1,14 +1,14 @@
-//! Lifetimes of answers, and questions in one message.
+//! Lifetimes of answers, and requests that combine several questions.
 
 use crate::common::{pause, wait_for};
 use crate::{Bench, Mount};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Nothing else asks about attributes or names.
+/// Options under which no other request concerns attributes or names.
 const QUIET: &str = "nocto,prefetch=off";
 
-/// Versions that differ in how answers age.
+/// Versions that differ in the expiry of answers.
 const VERSIONS: [&str; 2] = ["4.2", "3"];
 
 /// A mount with the short time sees a change at the server, while a mount with the long time still
@@ -54,8 +54,8 @@ pub fn actimeo(b: &Bench<'_>) {
     ages(b, "actimeo=1", "actimeo=60", links, |n| link(b, n));
 }
 
-/// Questions about an object that does not change and is looked at all the time: fewer and fewer,
-/// where the time may grow.
+/// Number of requests about an unchanged object that is looked at all the time. Where the time may
+/// grow, the requests become fewer.
 fn questions(b: &Bench<'_>, options: &str, of: &str) -> u64 {
     let m = b.mount(&format!("{QUIET},{options}"));
     assert!(m.has(of));
@@ -69,7 +69,7 @@ fn questions(b: &Bench<'_>, options: &str, of: &str) -> u64 {
 
 pub fn acregmax(b: &Bench<'_>) {
     b.put("file", "");
-    // The time of its name is not under test.
+    // The lifetime of the name is not under test.
     let [most, more] = ["acregmax=1", "acregmax=60"]
         .map(|max| questions(b, &format!("acregmin=1,acdirmin=60,{max}"), "file"));
     assert!(most > more, "{most} questions, {more} with a larger maximum");
@@ -109,7 +109,7 @@ pub fn rdirplus(b: &Bench<'_>) {
     }
 }
 
-/// Whether a name was looked up before, or its absence follows from a listing.
+/// Covers a name that was looked up before, and a name whose absence follows from a listing.
 pub fn acnegmax(b: &Bench<'_>) {
     for (round, version) in ["vers=4.2", "vers=3"].into_iter().enumerate() {
         let [short, long] = [2, 60].map(|secs| b.mount(&format!("{version},actimeo=60,acnegmax={secs}")));
@@ -189,7 +189,7 @@ pub fn prefetch(b: &Bench<'_>) {
         wait_for("files ahead", 20, || options.contains("off") || m.figure("meta", "prefetched_files") > 0);
         m.figure("meta", "prefetched_files")
     };
-    // Nothing that may be out of date when it is opened is brought ahead.
+    // Data that may be out of date when it is opened is not prefetched.
     assert_eq!(brought("nocto,prefetch=off"), 0);
     assert!(brought("nocto,prefetch=small") > 0);
 }

@@ -20,8 +20,7 @@ fn room(m: &Mount, name: &str) -> u64 {
     status(m)["room"][name].as_u64().unwrap()
 }
 
-/// A mount with a disk cache in use, in a directory of the check's own; a file that changed long
-/// ago, and one that did not.
+/// A mount with a disk cache in use. The cache is in the check's own directory.
 fn cached(b: &Bench<'_>, place: &str, options: &str) -> Mount {
     let dir = b.near(place);
     if fs::create_dir(&dir).is_ok() {
@@ -39,7 +38,7 @@ fn files(b: &Bench<'_>, count: usize) {
     (0..count).for_each(|n| b.put(&format!("f{n}"), vec![n as u8; FILE_BYTES]));
 }
 
-/// Reads a file; returns when the cache has its data, if the data is to be kept.
+/// Reads a file. Returns when the cache has its data, if the cache is to keep it.
 fn read(m: &Mount, n: usize) {
     assert_eq!(fs::read(m.at(&format!("f{n}"))).unwrap(), vec![n as u8; FILE_BYTES]);
     wait_for("a quiet cache", 60, || counter(m, "queue_bytes") == 0);
@@ -58,7 +57,7 @@ pub fn cache(b: &Bench<'_>) {
     assert!(b.mount("nocache").report()["mount"]["cache"].is_null());
 }
 
-/// As `cache`, in the usual place.
+/// As `cache`, in the default directory.
 pub fn fsc(b: &Bench<'_>) {
     files(b, 1);
     let m = in_use(b.mount("vers=4.2,fsc=tag,cache-age=0"));
@@ -80,7 +79,7 @@ pub fn cache_dir_size(b: &Bench<'_>) {
     wait_for("the cleaner", 60, || counter(&m, "evictions") > 0 && room(&m, "entry_bytes") <= 2 << 20);
 }
 
-/// Eviction starts there: a fifth of 10 MB is full before 20 files are in.
+/// Eviction starts at `cache-soft` percent: a fifth of 10 MB is full before 20 files are stored.
 pub fn cache_soft(b: &Bench<'_>) {
     files(b, 20);
     for (soft, evicts) in [("20", true), ("95", false)] {
@@ -95,8 +94,8 @@ pub fn cache_soft(b: &Bench<'_>) {
     }
 }
 
-/// The policy in use. `policies_keep_what_they_say_and_limits_hold` of the tests of steering shows
-/// the eviction of each.
+/// The policy in use. The test `policies_keep_hot_and_pinned_data` in steering.rs shows the
+/// evictions of each.
 pub fn cache_policy(b: &Bench<'_>) {
     for policy in ["lru", "s3-fifo", "gdsf"] {
         let m = cached(b, policy, &format!("cache-policy={policy}"));
@@ -106,7 +105,7 @@ pub fn cache_policy(b: &Bench<'_>) {
     }
 }
 
-/// Where less than that is free nothing is kept.
+/// The cache keeps nothing when the disk has less free space than this.
 pub fn cache_min_free(b: &Bench<'_>) {
     files(b, 1);
     let keeps = |free: &str| {
@@ -118,7 +117,7 @@ pub fn cache_min_free(b: &Bench<'_>) {
     assert!(keeps("0") && !keeps("1000T"));
 }
 
-/// Which of a small and a large file are kept.
+/// Whether a small and a large file are kept.
 fn kept(b: &Bench<'_>, options: &str) -> [bool; 2] {
     b.put("small", vec![1; 10_000]);
     b.put("large", vec![1; 100_000]);
@@ -153,7 +152,7 @@ pub fn cache_age(b: &Bench<'_>) {
     assert!(keeps("0") && !keeps("3600"));
 }
 
-/// A file of which an eighth is read becomes whole, or does not.
+/// Whether the cache completes a file of which an eighth is read.
 pub fn fill(b: &Bench<'_>) {
     const ALL: u64 = 48 << 20;
     b.put("file", vec![1; ALL as usize]);

@@ -1,9 +1,9 @@
 //! Every option of a mount that takes a value has its effect on a real mount. [`CHECKS`] has an
-//! entry for each; `cargo xtask tidy` and [`every_valued_option_has_a_check`] refuse an option
-//! without one.
+//! entry for each option. `cargo xtask tidy` and [`every_valued_option_has_a_check`] refuse an
+//! option without an entry.
 //!
-//! The checks need root and nfs-ganesha: `cargo test -p hither --test options --
-//! --include-ignored`. `HITHER_OPTION` names the one to run.
+//! The checks need root and nfs-ganesha:
+//! `cargo test -p hither --test options -- --include-ignored`. `HITHER_OPTION` selects one option.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod ages;
@@ -23,22 +23,22 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Checks that share a server, and run side by side.
+/// Groups of checks that share a server and run side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Group {
-    /// Any server will do.
+    /// The check works with any server.
     Plain,
     /// The server grants delegations.
     Delegating,
-    /// The check stops the server: one after the other.
+    /// The check stops the server, so the checks of this group run one after the other.
     Silent,
-    /// The check has a server of its own.
+    /// The check has its own server.
     Alone,
 }
 
 use Group::{Alone, Delegating, Plain, Silent};
 
-/// An option, and a check of its effect.
+/// An option, its group, and a check of its effect.
 type Check = (&'static str, Group, fn(&Bench<'_>));
 
 const CHECKS: &[Check] = &[
@@ -96,9 +96,9 @@ const CHECKS: &[Check] = &[
     ("local_lock", Plain, reach::local_lock),
 ];
 
-/// The table and the checks have the same options. The help is made of the table: `  name=VALUE` or
-/// `  name[=VALUE]` begins an entry, but for options without effect, which `cargo xtask tidy` looks
-/// for.
+/// The table of options and the checks name the same options. The help text comes from the table:
+/// `  name=VALUE` or `  name[=VALUE]` begins an entry. Options without effect are not in the help.
+/// `cargo xtask tidy` checks those.
 #[test]
 fn every_valued_option_has_a_check() {
     let help = hither(&["mount", "--help"]).ok().out;
@@ -156,7 +156,7 @@ fn play(group: Group, server: impl Fn() -> Serve, side_by_side: usize) {
         return;
     }
     let server = server();
-    // The usual places of caches and journals are this test's own.
+    // This test has private default directories for caches and journals.
     for dir in ["/var/cache", "/var/lib"].into_iter().filter(|_| group == Plain) {
         let words = ["-t", "tmpfs", "-o", "mode=755", "hither-tests", dir];
         common::run(std::process::Command::new("mount").args(words)).ok();
@@ -181,7 +181,7 @@ fn play(group: Group, server: impl Fn() -> Serve, side_by_side: usize) {
     assert!(failed.is_empty(), "these have not the effect that they should have: {failed:?}");
 }
 
-/// The tools of a check: a server, and a directory of its own there.
+/// The tools of a check: a server, and the check's own directory there.
 struct Bench<'a> {
     server: &'a Serve,
     name: &'static str,
@@ -194,7 +194,7 @@ impl<'a> Bench<'a> {
         bench
     }
 
-    /// A file of the check's directory, at the server.
+    /// Path of a file of the check's directory, at the server.
     fn there(&self, file: &str) -> PathBuf {
         self.server.export(self.name).join(file)
     }
@@ -204,7 +204,7 @@ impl<'a> Bench<'a> {
         fs::write(self.there(file), data).unwrap();
     }
 
-    /// A place on the local disk.
+    /// A path on the local disk.
     fn near(&self, what: &str) -> PathBuf {
         self.server.dir.path().join(format!("{}-{what}", self.name))
     }
@@ -219,12 +219,12 @@ impl<'a> Bench<'a> {
         Mount { mnt, dir: self.name }
     }
 
-    /// Tries to.
+    /// Tries to mount with these options.
     fn attempt(&self, options: &str) -> Said {
         self.server.mount(options, &self.server.mnt(&format!("mnt-{}-attempt", self.name)))
     }
 
-    /// The mount is refused with these options, in a line that has these words.
+    /// Asserts that a mount with these options is refused, in a line that contains these words.
     #[track_caller]
     fn refuses(&self, options: &str, words: &str) {
         let said = self.attempt(options);
@@ -239,7 +239,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// A file of the check's directory.
+    /// Path of a file of the check's directory, in the mount.
     fn at(&self, file: &str) -> PathBuf {
         self.mnt.join(self.dir).join(file)
     }
@@ -253,7 +253,7 @@ impl Mount {
         self.mnt.to_str().unwrap()
     }
 
-    /// Messages of these kinds since the mount.
+    /// Number of messages of these kinds since the mount.
     fn calls(&self, operations: &[&str]) -> u64 {
         let report = self.report();
         let all = report["operations"].as_array().unwrap().iter();

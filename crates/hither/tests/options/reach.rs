@@ -1,4 +1,5 @@
-//! The way to the server, the identity of its callers, and the users that may ask the mount.
+//! The connection to the server, the identity of callers, and the users that may use the mount's
+//! socket.
 
 use crate::common::{Ganesha, HITHER, hither, pause, run, wait_for};
 use crate::{Bench, Mount};
@@ -24,7 +25,7 @@ pub fn minorversion(b: &Bench<'_>) {
     }
 }
 
-/// The server is named by an IPv4 address.
+/// The test names the server by an IPv4 address.
 pub fn proto(b: &Bench<'_>) {
     drop(b.mount("proto=tcp"));
     b.refuses("proto=tcp6", "");
@@ -46,7 +47,7 @@ pub fn nconnect(b: &Bench<'_>) {
     }
 }
 
-/// For how long a call waits for a server that is silent.
+/// Time for which a call waits for a silent server.
 fn patience(b: &Bench<'_>, options: &str) -> Duration {
     let m = b.mount(&format!("soft,noac,{options}"));
     wait_for("an answer in time", 20, || m.has("file"));
@@ -107,7 +108,7 @@ pub fn sec(b: &Bench<'_>) {
     b.refuses("sec=krb5", "Kerberos");
 }
 
-/// A server that tells owners by name: they are those of this machine when the domain is.
+/// The server sends owners as names. They become local owners when the domain matches.
 pub fn idmap_domain(_: &Bench<'_>) {
     let ganesha = Ganesha::start();
     let (file, mnt) = (ganesha.export("file"), ganesha.mnt());
@@ -122,7 +123,7 @@ pub fn idmap_domain(_: &Bench<'_>) {
     assert_eq!((owner("localdomain"), owner("other.example")), (1, 65_534));
 }
 
-/// Nothing listens there: the attempt ends at once, or goes on.
+/// No server listens at the address. The attempt ends at once, or goes on.
 pub fn retry(b: &Bench<'_>) {
     let mnt = b.server.mnt("mnt-retry");
     let attempt = |retry: &str| {
@@ -174,8 +175,8 @@ pub fn socket_group(b: &Bench<'_>) {
     }
 }
 
-// Words of nfs(5) that change nothing: the one value that is so anyway is taken, others are
-// refused.
+// Options of nfs(5) that change nothing. The value that always holds is accepted, and other values
+// are refused.
 
 pub fn mountproto(b: &Bench<'_>) {
     drop(b.mount("vers=3,mountproto=tcp"));

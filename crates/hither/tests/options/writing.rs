@@ -1,4 +1,4 @@
-//! Bytes and names that wait.
+//! Data and names that wait on the client.
 
 use crate::common::{pause, wait_for};
 use crate::{Bench, names};
@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::time::Duration;
 
-/// Writers wait when so much waits to be sent.
+/// Writers wait when this much data waits to be sent.
 pub fn dirty_max(b: &Bench<'_>) {
     for (max, waits) in [("1M", true), ("64M", false)] {
         let m = b.mount(&format!("dirty-max={max}"));
@@ -29,7 +29,7 @@ pub fn dirty_max(b: &Bench<'_>) {
 
 pub fn dirty_age(b: &Bench<'_>) {
     let at_server = |name: &str| fs::metadata(b.there(name)).unwrap().len();
-    // A look at an open file when its attributes end sends nothing.
+    // The expiry of an open file's attributes sends no data.
     let [soon, late] = [1, 600].map(|age| b.mount(&format!("dirty-age={age},actimeo=1")));
     let mut files = [soon.at("soon"), late.at("late")].map(|path| File::create(path).unwrap());
     files.iter_mut().for_each(|file| file.write_all(b"bytes").unwrap());
@@ -47,7 +47,7 @@ pub fn close(b: &Bench<'_>) {
     let m = b.mount(&format!("{late},close=lazy"));
     fs::write(m.at("lazy"), "bytes").unwrap();
     assert_eq!(at_server("lazy"), 0);
-    // The first files find a server that does not know yet whether its client can be called.
+    // For the first files the server does not know yet whether it can call its client.
     let m = b.mount(&format!("{late},close=delegated"));
     let mut n = 0;
     wait_for("a close that does not wait", 60, || {
@@ -62,7 +62,7 @@ pub fn close(b: &Bench<'_>) {
     }
 }
 
-/// Delayed data is on the local disk.
+/// The number of bytes that the journal holds on the local disk.
 fn journaled(dir: &std::path::Path) -> u64 {
     let Ok(entries) = fs::read_dir(dir) else { return 0 };
     let size = |e: fs::DirEntry| match e.metadata().unwrap() {
@@ -102,7 +102,7 @@ pub fn creates(b: &Bench<'_>) {
     fs::create_dir(m.at("server")).unwrap();
     assert!(names(&b.there("")).contains("server"));
     let m = b.mount(&options("b", "here"));
-    // The first object of a user is made at the server, which says whose it is.
+    // The server makes the first object of a user, and so tells its owner.
     fs::create_dir(m.at("first")).unwrap();
     fs::create_dir(m.at("here")).unwrap();
     pause(200);
