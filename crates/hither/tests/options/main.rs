@@ -132,13 +132,13 @@ fn options_have_their_effect_under_delegations() {
 
 #[test]
 #[ignore = "needs root"]
-fn options_have_their_effect_while_the_server_is_silent() {
+fn silent_server_options_take_effect() {
     play(Silent, || started(Serve::of_directory()), 1);
 }
 
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn options_have_their_effect_at_another_server() {
+fn other_server_options_take_effect() {
     play(Alone, Serve::prepare, 1);
 }
 
