@@ -1,8 +1,8 @@
-//! Names that other clients make in directories which a mount knows as a whole: a program that has
-//! not asked for such a name before finds it.
+//! New names that another client makes in directories with complete cached listings. A program
+//! finds such a name although it never looked the name up before.
 //!
-//! They need root and nfs-ganesha: `cargo test -p hither --test absence -- --include-ignored`.
-//! `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
+//! The tests need root and nfs-ganesha: `cargo test -p hither --test absence -- --include-ignored`.
+//! `HITHER_SEED` repeats a history. `HITHER_STEPS` makes it longer.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -16,10 +16,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// For so long a name that was never asked for counts as absent.
+/// Time for which a name that was never looked up counts as absent.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// The server, and the options of its mounts.
+/// Servers and the options of their mounts.
 const CASES: [(&str, &str); 7] = [
     ("ganesha", "vers=4.2"),
     ("ganesha", "vers=4.1"),
@@ -45,7 +45,7 @@ impl Server {
         Self::Hither(server)
     }
 
-    /// Mounts it on a directory of this name.
+    /// Mounts the server on a directory of this name.
     fn mount(&self, options: &str, name: &str) -> Mount {
         let mnt = match self {
             Self::Ganesha(ganesha) => ganesha.dir.path().join(name),
@@ -96,9 +96,9 @@ fn is_there(path: &Path) -> bool {
     }
 }
 
-/// A random history of two mounts. Each makes files and directories under new names, lists
-/// directories, and opens files that the other one made more than a second before, for the first
-/// time. They are there.
+/// A random history of two mounts. Each mount makes files and directories under new names and lists
+/// directories. Each also opens files that the other mount made more than a second before, for the
+/// first time. These files are found.
 /// Promise: 7'
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -125,7 +125,7 @@ fn unasked_names_are_found() {
             let name = format!("{dir}/n{step}");
             match random.below(8) {
                 0 if dirs.len() < 3 => {
-                    // Its name is known to both.
+                    // Both mounts know this name.
                     fs::create_dir(mounts[who].path(&name)).unwrap();
                     pause(LIMIT.as_millis() as u64);
                     assert!(mounts[1 - who].path(&name).is_dir(), "{kind} {options}: {name}");
@@ -149,14 +149,14 @@ fn unasked_names_are_found() {
     }
 }
 
-/// Messages that look for names.
+/// Requests that look for names.
 const QUESTIONS: &[&str] = &["LOOKUP", "GETATTR", "READDIR", "READDIRPLUS", "ACCESS"];
 
-/// As long as this lasts nothing else runs out.
+/// Time within which no other cached state expires.
 const SOON: Duration = Duration::from_secs(25);
 
-/// A burst of look-ups costs a question a second. Names that a call makes cost none, nor do names
-/// that were looked up before.
+/// A burst of lookups of absent names costs about one request a second. Names that a call creates
+/// cost no LOOKUP. A repeated lookup costs none either.
 /// Promise: 7'
 #[test]
 #[ignore = "needs root"]
@@ -169,8 +169,8 @@ fn absent_names_cost_a_question_a_second() {
         let dir = format!("dir {}", &options[5..]);
         fs::create_dir(b.path(&dir)).unwrap();
         (0..20).for_each(|n| fs::write(b.path(&format!("{dir}/f{n}")), "").unwrap());
-        // A directory that changed a moment ago may change again without a trace, and then no
-        // absence is inferred from it.
+        // A directory that changed a moment ago may change again without a new time stamp. No
+        // absence is inferred from such a directory.
         pause(6_000);
         let began = Instant::now();
         assert_eq!(fs::read_dir(a.path(&dir)).unwrap().count(), 20);
@@ -193,16 +193,17 @@ fn absent_names_cost_a_question_a_second() {
             fs::rename(&file, sub.join("moved")).unwrap();
         }
         let asked = a.calls(&["LOOKUP"]) - before;
-        // With NFSv3 this server does not return the directory's attributes after a change, so its
-        // names are forgotten.
+        // With NFSv3 this server does not return the directory's attributes after a change. The
+        // mount therefore forgets the names of the directory.
         let forgotten = options == "vers=3" || began.elapsed() > SOON;
         assert!(asked == 0 || forgotten, "{options}: {asked} for names that are made");
         [a, b].into_iter().for_each(Mount::unmount);
     }
 }
 
-/// The absent names of "page open": 15 in each of 40 directories that were listed before. Prints
-/// their cost: `cargo test -p hither --test absence -- --include-ignored --nocapture page_open`.
+/// The lookups of "page open": 15 absent names in each of 40 directories that were listed before.
+/// The requests cover many directories at once. Prints their cost:
+/// `cargo test -p hither --test absence -- --include-ignored --nocapture page_open`.
 #[test]
 #[ignore = "needs root"]
 fn page_open_asks_about_many_directories_at_once() {

@@ -1,4 +1,4 @@
-//! `hither bench` in directories: a local one, a mount, and the messages about wrong words.
+//! `hither bench` in local directories and in mounts, and its messages about wrong arguments.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -37,8 +37,8 @@ fn wrong_words_are_told() {
     }
 }
 
-/// The same experiment on the local disk and on a mount, compared: only the mount has calls, and
-/// when it is fresh it has to ask.
+/// Compares the same experiment on the local disk and on a mount. Only the mount counts calls. A
+/// fresh mount has to ask the server.
 #[test]
 #[ignore = "needs root and Python"]
 fn an_experiment_on_disk_and_on_a_mount() {
@@ -81,7 +81,7 @@ fn an_experiment_on_disk_and_on_a_mount() {
         assert_eq!(phases.len(), 8, "depths");
         for line in phases {
             assert!(line["secs"].as_f64().unwrap() > 0.0, "{line}");
-            // Each file has a chain of directories of its own.
+            // Each file has its own chain of directories.
             let asked = line["rpc"]["total"].as_u64();
             assert!(if calls { asked >= Some(1) } else { asked.is_none() }, "{line}");
         }
@@ -96,8 +96,8 @@ fn an_experiment_on_disk_and_on_a_mount() {
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
 }
 
-/// A server measurement prints a line for each of its results, calls the commands in between, and
-/// leaves nothing behind.
+/// A server measurement prints a line for each of its results and calls the commands in between. It
+/// leaves no file behind.
 #[test]
 #[ignore = "needs root"]
 fn a_server_is_measured_and_left_as_it_was() {
@@ -125,7 +125,7 @@ fn a_server_is_measured_and_left_as_it_was() {
     let asked: Vec<(&str, u64)> = kinds.split(',').flat_map(|kind| [(kind, 1), (kind, 3)]).collect();
     assert_eq!(told, asked);
     assert!(lines.iter().all(|l| l["ops_s"].as_f64().unwrap() > 0.0), "{lines:?}");
-    // A file for each client; and the created files are there until the end.
+    // There is a file for each client, and the created files exist until the end.
     assert_eq!(number(&before), 7 * 4);
     assert!(number(&after) > 7 * 4);
 
@@ -138,12 +138,12 @@ fn a_server_is_measured_and_left_as_it_was() {
     let lines = measured(&["nhfsstone", "--rates", "20", "--modifying", "50", "--clients", "4"]);
     assert_eq!((lines.len(), lines[0]["offered"].as_u64()), (2, Some(20)), "{lines:?}");
     assert!(lines[1]["capacity"].as_f64().unwrap() > 0.0, "{lines:?}");
-    // All 400 files were made by four connections.
+    // Four connections made all 400 files.
     assert!(number(&before) == 400 && number(&after) >= 400);
 }
 
-/// Strict mounts show each other nothing stale, whatever they share, and a reader with a long
-/// memory shows stale data.
+/// `bench sharing` on two mounts counts stale reads. Strict mounts have none with every kind of
+/// sharing. A mount that keeps attributes for a minute shows stale data.
 #[test]
 #[ignore = "needs root"]
 fn what_two_mounts_share() {
@@ -179,7 +179,7 @@ fn what_two_mounts_share() {
         }
         mounts.iter().for_each(|mnt| drop(run(Command::new(HITHER).arg("umount").arg(mnt)).ok()));
     }
-    // One directory always agrees with itself, and its questions are not counted.
+    // A directory is never stale to itself, and its requests are not counted.
     let lines = measured(plain.path(), plain.path());
     assert!(lines.iter().all(|line| line["stale"] == 0 && line["calls_op"].is_null()), "{lines:?}");
     let other = tempfile::tempdir().unwrap();

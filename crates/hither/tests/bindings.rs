@@ -1,7 +1,6 @@
 //! The libraries on real mounts: libhither with C and C++ programs, and the examples of both.
 //!
-//! The libraries are built by a cargo of the test's own, into the directory that this test was
-//! built in.
+//! The tests build the libraries with their own cargo run, into the directory that holds this test.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -17,8 +16,9 @@ fn umount(dir: &Path) {
     run(Command::new(HITHER).arg("umount").arg(dir)).ok();
 }
 
-/// Builds the targets that the words name; returns their place. It may take long, because another
-/// cargo may use the directory. It therefore runs before the test's time limit begins.
+/// Builds the targets of these arguments and returns their directory. The build may take long,
+/// because another cargo may hold the lock of the directory. It therefore runs before the test's
+/// time limit begins.
 fn built(words: &[&str]) -> PathBuf {
     let to = Path::new(HITHER).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
@@ -26,12 +26,12 @@ fn built(words: &[&str]) -> PathBuf {
     if to.ends_with("release") {
         cargo.arg("--release");
     }
-    // The environment of the cargo that runs this test is about another package.
+    // The environment of the cargo that runs this test describes another package.
     run(cargo.args(words).current_dir(ROOT).env_remove("CARGO_MANIFEST_DIR")).ok();
     to.to_path_buf()
 }
 
-/// Compiles a program with every warning an error, and links it with the shared library.
+/// Compiles a program with warnings as errors and links it with the shared library.
 fn compiled(compiler: &[&str], source: &str, library: &Path, to: &Path) {
     let c = Path::new(ROOT).join("bindings/c");
     let mut command = Command::new(compiler[0]);
@@ -41,13 +41,13 @@ fn compiled(compiler: &[&str], source: &str, library: &Path, to: &Path) {
     run(&mut command).ok();
 }
 
-/// Files for the compiler only are removed: programs have to find the library by the name with the
-/// number.
+/// Removes the files that only the compiler needs. Programs must then find the library by its
+/// versioned name.
 fn without_link(lib: &Path) {
     std::fs::remove_file(lib.join("libhither.so")).unwrap();
 }
 
-/// The words with which README links the static library, for a program and to a place.
+/// The command of README that links a program with the static library.
 fn static_words(program: &Path, include: &Path, archive: &Path, to: &Path) -> String {
     let readme = include_str!("../../../bindings/c/README.md");
     let line = readme.lines().find(|line| line.contains("--variable=archive")).unwrap();
@@ -57,7 +57,7 @@ fn static_words(program: &Path, include: &Path, archive: &Path, to: &Path) -> St
         .replace("$(pkg-config --variable=archive hither)", &archive.display().to_string())
 }
 
-/// The library as it is found at run time: by its name with the number.
+/// Installs the library under its versioned name, by which programs find it at run time.
 fn installed(dir: &Path) -> PathBuf {
     let from = built(&["-p", "hither-c"]);
     let lib = dir.join("lib");
@@ -65,7 +65,7 @@ fn installed(dir: &Path) -> PathBuf {
     std::fs::copy(from.join("libhither.so"), lib.join("libhither.so.0")).unwrap();
     std::os::unix::fs::symlink("libhither.so.0", lib.join("libhither.so")).unwrap();
     std::fs::copy(from.join("libhither.a"), lib.join("libhither.a")).unwrap();
-    // A thread of the library's may still run when a program has given it up.
+    // A thread of the library may still run after the program has unloaded it.
     let dynamic = run(Command::new("readelf").arg("-d").arg(lib.join("libhither.so.0"))).ok().out;
     assert!(dynamic.contains("NODELETE"), "{dynamic}");
     lib
@@ -83,7 +83,7 @@ fn programs_of_c() {
     let lib = installed(&dir);
     compiled(C, "examples/tour.c", &lib, &dir.join("tour"));
     compiled(CXX, "examples/tour.c", &lib, &dir.join("tour++"));
-    // The static library brings itself; the name of the shared one is not asked for.
+    // A program with the static library must not depend on the shared library.
     let c = Path::new(ROOT).join("bindings/c");
     let words = static_words(
         &c.join("examples/tour.c"),
@@ -114,13 +114,13 @@ fn programs_of_c() {
         }
         umount(&mnt);
     }
-    // Without a mount there is a line for people.
+    // Without a mount, the program prints one readable line.
     let said = run(Command::new(dir.join("tour")).arg(&mnt).env("LD_LIBRARY_PATH", &lib));
     let line = format!("tour: connect {0}: {0} is not in a mount of hither that has a socket", mnt.display());
     said.fails(1, &line);
 }
 
-/// Nothing that happens to a mount, or that threads do at a time, hurts the program.
+/// The program survives failures of its mount and concurrent calls of its threads.
 #[test]
 #[ignore = "needs root, nfs-ganesha and a C compiler"]
 fn a_c_program_survives_its_mount() {
@@ -149,7 +149,7 @@ fn a_c_program_survives_its_mount() {
     run(Command::new("umount").arg(&mnt));
 }
 
-/// The examples of the crate do their work.
+/// The examples of the Rust crate work on a mount.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn examples_of_the_crate() {
@@ -175,11 +175,11 @@ fn examples_of_the_crate() {
         assert!(replace.wait().unwrap().success());
         assert_eq!(std::fs::read_to_string(&state).unwrap(), round);
     }
-    // (The first round's file may still count as open for a moment, and has a hidden name then.)
+    // The file of the first round may still count as open for a moment. It has a hidden name then.
     let names = || std::fs::read_dir(ganesha.export("")).unwrap().count();
     wait_for("a directory in which nothing is left behind", 60, || names() == 3);
 
-    // Appends of another client, and changes by the mount's own programs.
+    // Appends of another client, and changes by programs of this mount.
     let other = ganesha.dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
     ganesha.mount("vers=4.2", &other).ok();
@@ -190,7 +190,8 @@ fn examples_of_the_crate() {
         .spawn()
         .unwrap();
     let followed = || std::fs::read_to_string(&out).unwrap();
-    // Bytes that were there at the start are not printed; so the loop asks until there is output.
+    // `follow` does not print bytes that existed at its start. The loop therefore appends until
+    // there is output.
     let mut lines = 0;
     wait_for("the first line that is followed", 600, || {
         if followed().is_empty() {
@@ -200,7 +201,7 @@ fn examples_of_the_crate() {
         }
         !followed().is_empty()
     });
-    // The same of a file that was not there, by a program of this mount.
+    // The same with a file that did not exist at the start, written by a program of this mount.
     wait_for("a line of the file that was not there", 600, || {
         let found = followed().contains("later ");
         if !found {

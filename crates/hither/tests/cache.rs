@@ -1,6 +1,6 @@
-//! The disk cache in a mount of a real server, and the commands about it.
+//! The disk cache in a mount of a real server, and the commands for the cache.
 //!
-//! It needs root and nfs-ganesha.
+//! The tests need root and nfs-ganesha.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -19,13 +19,13 @@ fn cache(words: &[&str]) -> Said {
     hither(&[&["cache"], words].concat())
 }
 
-/// A counter of the disk layer.
+/// Value of a counter of the disk layer.
 fn counter(mnt: &str, name: &str) -> u64 {
     json(cache(&["status", "--json", mnt]))["counters"][name].as_u64().unwrap()
 }
 
-/// Operations that fetched bytes: READ with NFSv3; compounds may carry bytes under other names, so
-/// those received count.
+/// Bytes received from the server. Compounds may carry file data under several operation names, so
+/// the test counts bytes.
 fn received(mnt: &str) -> u64 {
     let report = json(hither(&["stat", "--json", mnt]));
     report["connections"].as_array().unwrap().iter().map(|c| c["bytes_received"].as_u64().unwrap()).sum()
@@ -39,6 +39,8 @@ fn pattern(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251 + n) as u8).collect()
 }
 
+/// Data read before an unmount is not fetched again after the next mount. Changes by another client
+/// are seen.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -56,7 +58,7 @@ fn what_was_read_is_not_fetched_again_after_a_remount() {
         ganesha.mount_with_memory(&options, &mnt, 20, || {
             assert!((0..20).all(|n| read(n) == pattern(n, 100_000 + n * 10_000)));
             came += received(shown);
-            // The end of a mount waits for the disk, but not for ever.
+            // The unmount waits for the disk, but only for a limited time.
             wait_for("files in the cache", 60, || {
                 counter(shown, "entries") == 20 && counter(shown, "queue_bytes") == 0
             });
@@ -66,7 +68,7 @@ fn what_was_read_is_not_fetched_again_after_a_remount() {
         let again = received(shown);
         assert!(again < 200_000, "vers={version}: {again} bytes were fetched again");
         assert_eq!(counter(shown, "fetches"), 0);
-        // Changed at the server's back, by another client.
+        // Another client changes the files.
         let other = ganesha.dir.path().join("mnt2");
         let _ = std::fs::create_dir(&other);
         ganesha.mount(&format!("vers={version}"), &other).ok();
@@ -74,20 +76,22 @@ fn what_was_read_is_not_fetched_again_after_a_remount() {
         std::fs::write(other.join("f8"), b"short").unwrap();
         umount(other.to_str().unwrap());
         assert_eq!(read(8), b"short");
-        // Put back for the next round.
+        // Restores the file for the next round.
         std::fs::write(mnt.join("f8"), pattern(8, 180_000)).unwrap();
         assert_eq!(read(8), pattern(8, 180_000));
         umount(shown);
     }
 }
 
-/// Calls sent so far, of all kinds but those that renew the lease.
+/// Calls sent so far, without lease renewals.
 fn calls(mnt: &str) -> u64 {
     let report = json(hither(&["stat", "--json", mnt]));
     let counted = report["operations"].as_array().unwrap().iter().filter(|o| o["name"] != "SEQUENCE");
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
+/// After a remount, names and attributes come from the disk cache. The mount revalidates many of
+/// them in one request. Changes by another client between the two mounts are seen.
 /// Promise: 11b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -101,14 +105,15 @@ fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together()
             std::fs::write(ganesha.export(&format!("d{d}/f{f}")), pattern(f, 100 + f)).unwrap();
         }
     }
-    // A file that changed a moment ago may change again without a trace, so it proves nothing.
+    // A file that changed a moment ago may change again without a new time stamp, so its stamp
+    // proves nothing.
     let settled = || {
         let began = std::time::Instant::now();
         wait_for("changes are old enough", 10, || began.elapsed().as_secs() >= 6);
     };
     settled();
     for version in ["4.2", "3"] {
-        // Attributes hold longer than this takes on any machine, so that nothing is asked for
+        // Attributes stay valid for longer than the test takes, so the mount asks for nothing
         // twice.
         let options = format!("vers={version},actimeo=3600,cache={},cache-age=0", dir.display());
         let len = |d: usize, f: usize| std::fs::metadata(mnt.join(format!("d{d}/f{f}"))).map(|m| m.len());
@@ -141,7 +146,7 @@ fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together()
         let listed = std::fs::read_dir(mnt.join("d3")).unwrap().count();
         assert_eq!(listed, 61);
         umount(shown);
-        // Put back for the next round.
+        // Restores the files for the next round.
         std::fs::remove_file(other.join("d3/f60")).unwrap();
         std::fs::write(other.join("d4/f4"), pattern(4, 104)).unwrap();
         std::fs::rename(other.join("d5/moved"), other.join("d5/f5")).unwrap();
@@ -151,8 +156,8 @@ fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together()
     }
 }
 
-/// Many small files come in a message, all of them reach the disk, and other files are read one by
-/// one.
+/// `cache warm` fetches many small files in a message and stores all of them on the disk. It reads
+/// larger files one by one.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn warming_small_files_takes_few_calls() {
@@ -171,7 +176,7 @@ fn warming_small_files_takes_few_calls() {
     std::fs::write(ganesha.export("d1/empty"), b"").unwrap();
     std::os::unix::fs::symlink("f1", ganesha.export("d1/link")).unwrap();
     for version in ["4.2", "3"] {
-        // Attributes hold longer than this takes on any machine, so that nothing is asked for
+        // Attributes stay valid for longer than the test takes, so the mount asks for nothing
         // twice.
         let options = format!("vers={version},actimeo=3600,cache={},cache-age=0", dir.display());
         ganesha.mount_with_cache(&options, &mnt);
@@ -180,7 +185,7 @@ fn warming_small_files_takes_few_calls() {
         let asked = calls(shown) - before;
         assert!(said.starts_with("403 files read, "), "{said}");
         println!("vers={version}: {asked} calls for 403 files");
-        // NFSv3 has a call for each READ.
+        // NFSv3 needs a call for each READ.
         let most = if version == "3" { 900 } else { 60 };
         assert!(asked <= most, "vers={version}: {asked} calls for 403 files");
         wait_for("files in the cache", 60, || {
@@ -194,7 +199,7 @@ fn warming_small_files_takes_few_calls() {
         }
         assert_eq!(std::fs::read(mnt.join("d1/large")).unwrap(), pattern(2, 300_000));
         assert_eq!(counter(shown, "fetched_bytes"), before);
-        // It is all there: warming again brings no bytes.
+        // All files are cached, so a second warming fetches no bytes.
         let before = received(shown);
         cache(&["warm", "--quiet", shown]).ok();
         let again = received(shown) - before;
@@ -258,13 +263,13 @@ fn commands_about_a_cache() {
     assert!(json(cache(&["ls", "--json", dir])).as_array().unwrap().is_empty());
 }
 
-/// Changes a byte of every data file.
+/// Changes one byte of every data file.
 fn damage(dir: &Path) {
     let script = "find \"$0\" -name '*.d' -exec sh -c 'printf X | dd of=\"$0\" bs=1 seek=100 conv=notrunc status=none' {} \\;";
     run(Command::new("sh").args(["-c", script]).arg(dir)).ok();
 }
 
-/// A directory that cannot be used is no reason not to mount.
+/// A mount works without a cache when its cache directory cannot be used.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -285,14 +290,14 @@ fn a_mount_goes_on_without_its_cache() {
     ] {
         ganesha.mount(&format!("vers=4.2,cache={}", dir.display()), &mnt).ok();
         assert_eq!(std::fs::read(mnt.join("f")).unwrap(), b"hello");
-        // It is mounted before it is known, when that takes long.
+        // The mount may be ready before the cache knows this reason.
         wait_for(why, 60, || json(cache(&["status", "--json", shown]))["trouble"].to_string().contains(why));
         assert!(hither(&["stat", shown]).ok().out.contains("; off: cache directory"));
         umount(shown);
     }
     assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1, "nothing was touched");
-    // Two mounts of one export: the second goes without, and has the directory when the first has
-    // gone.
+    // Two mounts of one export. The second mount works without the cache and takes the directory
+    // when the first mount ends.
     let (cache_dir, other) = (ganesha.dir.path().join("cache"), ganesha.dir.path().join("mnt2"));
     std::fs::create_dir(&other).unwrap();
     let options = format!("vers=4.2,cache={}", cache_dir.display());
@@ -309,8 +314,8 @@ fn a_mount_goes_on_without_its_cache() {
     umount(other.to_str().unwrap());
 }
 
-/// Two exports in one directory with a limit for both: it holds, data that no mount uses is evicted
-/// first, and then a share of each.
+/// Two exports share a cache directory with one size limit. The limit holds. Data of an unmounted
+/// export is evicted first, then a share of each mounted export.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -338,10 +343,10 @@ fn mounts_that_share_a_directory_keep_to_its_size() {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).unwrap();
             assert!(bytes == pattern(from + n, MIB), "f{n}");
-            // The kernel does not keep them, so that the next reader asks the cache again.
+            // The kernel drops its pages, so that the next reader asks the cache again.
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
             let shown = of.to_str().unwrap();
-            wait_for("what was read on its way to the disk", 60, || counter(shown, "queue_bytes") == 0);
+            wait_for("the file to be on the disk", 60, || counter(shown, "queue_bytes") == 0);
         }
     };
     let has = |mnt: &str| counter(mnt, "entry_bytes") as usize;
@@ -356,11 +361,10 @@ fn mounts_that_share_a_directory_keep_to_its_size() {
     read(&mnt, 0, 0..4);
     let before = has(a);
     assert!(before >= 4 * MIB && cache(&["status", a]).ok().out.contains("all mounts"));
-    // Alone it could have all of it.
+    // A single mount could use the whole directory.
     read(&other, 50, 0..12);
     assert!(has(a) + has(b) <= 10 * MIB, "{} and {}", has(a), has(b));
-    // (One whose daemon was not scheduled meanwhile gives something up when the other takes in
-    // more.)
+    // A mount whose daemon was not scheduled meanwhile evicts when the other mount stores more.
     wait_for("each to give something up", 60, || {
         let less = has(a) < before;
         if !less {
@@ -370,7 +374,7 @@ fn mounts_that_share_a_directory_keep_to_its_size() {
         less
     });
     wait_for("less than the limit", 60, || room(b, "dir_bytes") <= room(b, "dir_soft_bytes"));
-    // Data of an unmounted export makes way for that of a mounted one.
+    // Data of an unmounted export is evicted in favour of a mounted export.
     umount(a);
     let unused = || {
         let parts = json(cache(&["status", "--json", dir.to_str().unwrap()]));
@@ -378,7 +382,7 @@ fn mounts_that_share_a_directory_keep_to_its_size() {
             parts.as_array().unwrap().iter().find(|part| part["in_use"] == Value::Bool(false)).cloned();
         part.and_then(|part| part["cached_bytes"].as_u64())
     };
-    // (It is in use for as long as the other cleans it.)
+    // The part counts as used while the other mount cleans it.
     let mut left = None;
     wait_for("the unused part", 60, || {
         left = unused();
@@ -392,15 +396,15 @@ fn mounts_that_share_a_directory_keep_to_its_size() {
     assert_eq!(json(cache(&["check", "--json", dir.to_str().unwrap()]))["damaged"], 0);
 }
 
-/// Linux 6.9 and later.
+/// Whether the kernel is Linux 6.9 or later, which has FUSE passthrough.
 fn knows_passthrough() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0_u32));
     (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 9)
 }
 
-/// The kernel itself reads frozen files that are wholly cached; files opened before that are read
-/// as before.
+/// The kernel itself reads frozen files that are completely cached. Files that were opened before
+/// are still read through the daemon.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -431,19 +435,19 @@ fn frozen_files_are_read_by_the_kernel() {
         assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
         lent() > 0
     });
-    // A file that was closed is as good as one that nobody has opened yet.
-    // (Of which the kernel tells after close(2) has returned.)
+    // A closed file is treated like a file that was never open. The kernel reports the close after
+    // close(2) has returned.
     let still_open = || {
         let fuse = json(hither(&["stat", "--json", shown]))["fuse"].clone();
         fuse["OPEN"].as_u64() != fuse["RELEASE"].as_u64()
     };
     for round in 0..10 {
-        wait_for("the end of what was open", 60, || !still_open());
+        wait_for("the end of the open files", 60, || !still_open());
         let before = lent();
         assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
         assert_eq!(lent(), before + 1, "round {round}");
     }
-    // A user makes the mount writable: a lent file does not change under its readers, not even in
+    // A user makes the mount writable. A lent file does not change under its readers, not even in
     // part.
     let remount = |how: &str| {
         let done = std::process::Command::new("mount").args(["-i", "-o", how, shown]).status().unwrap();
@@ -460,11 +464,12 @@ fn frozen_files_are_read_by_the_kernel() {
     assert_eq!(cut().unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
     assert_eq!(perl("exit(truncate($ARGV[0], 0) ? 0 : $!)"), Some(libc::ETXTBSY));
     assert_eq!(perl("exit(sysopen(F, $ARGV[0], 01000) ? 0 : $!)"), Some(libc::ETXTBSY));
-    assert_eq!(std::fs::read(ganesha.export("f")).unwrap(), data, "nobody has cut it");
+    assert_eq!(std::fs::read(ganesha.export("f")).unwrap(), data, "the file was not truncated");
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
     remount("remount,ro");
     drop(open);
-    // Dropped from the cache while it is open: its readers read on, the next open fetches it again.
+    // The cache evicts the file while it is open. Its readers read on, and the next open fetches
+    // the file again.
     let open = std::fs::File::open(mnt.join("f")).unwrap();
     let before = (reads(), lent());
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
@@ -477,7 +482,7 @@ fn frozen_files_are_read_by_the_kernel() {
     drop(open);
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), data);
     umount(shown);
-    // Elsewhere than frozen and read-only, nothing is lent.
+    // Only a mount that is both frozen and read-only lends files.
     for options in ["consistency=frozen", "ro"] {
         ganesha.mount(&format!("{options},cache={},cache-age=0", dir.display()), &mnt).ok();
         for _ in 0..3 {

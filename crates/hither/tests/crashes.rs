@@ -1,10 +1,10 @@
-//! A mount with a disk cache whose daemon is killed at random moments, over and over, while it is
-//! read, written and changed from elsewhere. Every later open reads the file's contents, to the
-//! byte.
+//! A mount with a disk cache whose daemon is killed at random moments, over and over. Meanwhile
+//! files are read, written, and changed by another client. Every later open reads exactly the
+//! file's contents.
 //!
-//! It needs root and nfs-ganesha. `HITHER_SEED` repeats a history as far as scheduling allows,
-//! `HITHER_CRASHES` says how many kills there are: `HITHER_CRASHES=1000 cargo test -p hither --test
-//! crashes -- --ignored` is the campaign.
+//! The test needs root and nfs-ganesha. `HITHER_SEED` repeats a history as far as scheduling
+//! allows. `HITHER_CRASHES` is the number of kills. The campaign is
+//! `HITHER_CRASHES=1000 cargo test -p hither --test crashes -- --ignored`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const FILES: usize = 24;
 
-/// The contents of a file: its bytes follow from its number and the number of its writes.
+/// The contents of a file. The bytes follow from the file's number and the number of its writes.
 #[derive(Clone, Copy)]
 struct Truth {
     file: u64,
@@ -43,7 +43,8 @@ fn path(mnt: &Path, file: u64) -> PathBuf {
     mnt.join(format!("d{}/f{file}", file % 4))
 }
 
-/// A file gets new contents, of the same length or another, whole or cut first.
+/// Gives a file new contents. Either the length changes and the file is truncated first, or the
+/// bytes are overwritten in place.
 fn rewrite(mnt: &Path, truth: &mut Truth, r: &mut Random) {
     truth.written += 1;
     let path = path(mnt, truth.file);
@@ -61,7 +62,7 @@ fn some_len(r: &mut Random) -> usize {
     1 + r.below(largest) as usize
 }
 
-/// Reads of one reader until the daemon is gone. Bytes that were compared.
+/// Reads files until the daemon is gone. Returns the number of compared bytes.
 fn reader(mnt: &Path, truths: &[Truth], mut r: Random, over: &AtomicBool) -> u64 {
     let mut compared = 0;
     while !over.load(Ordering::Relaxed) {
@@ -99,7 +100,7 @@ fn reader(mnt: &Path, truths: &[Truth], mut r: Random, over: &AtomicBool) -> u64
     compared
 }
 
-/// A counter of the disk cache; 0 when the daemon does not tell.
+/// A counter of the disk cache. 0 when the daemon does not answer.
 fn counter(mnt: &Path, name: &str) -> u64 {
     let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(mnt));
     let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_default();
@@ -108,7 +109,7 @@ fn counter(mnt: &Path, name: &str) -> u64 {
 
 struct Campaign {
     ganesha: Ganesha,
-    /// With a cache; another without.
+    /// A mount with a cache, and one without.
     mounts: [PathBuf; 2],
     options: String,
     truths: Vec<Truth>,
@@ -133,8 +134,8 @@ impl Campaign {
         std::fs::create_dir(&mounts[1]).unwrap();
         let cache = ganesha.dir.path().join("cache");
         ganesha.mount(&format!("vers={version}"), &mounts[1]).ok();
-        // Without an age: files are kept from the first read on, and this server's file system
-        // stamps finely enough.
+        // With `cache-age=0` the cache keeps files from the first read on. The time stamps of this
+        // server's file system are fine enough for that.
         let options = format!("vers={version},cache={},cache-age=0,cache-size=3M", cache.display());
         let mut random = Random(seed);
         let mut truths = Vec::new();
@@ -148,7 +149,7 @@ impl Campaign {
         Self { ganesha, mounts, options, truths, random, hit_bytes: 0, kills: 0, lives: 0 }
     }
 
-    /// One life of the daemon. Bytes that were compared.
+    /// Runs one life of the daemon. Returns the number of compared bytes.
     fn life(&mut self) -> u64 {
         let mnt = self.mounts[0].clone();
         self.ganesha.mount(&self.options, &mnt).ok();
@@ -166,9 +167,9 @@ impl Campaign {
                 compared.fetch_add(reader(&mnt, &truths, random, &over), Ordering::Relaxed);
             }));
         }
-        // Some lives are long enough for bytes to be made durable, which happens every second; the
-        // hits of the next life, of any length, come from them. Every eighth is long, by count: a
-        // short campaign by chance may have none.
+        // The cache makes bytes durable once a second. Hits in the next life come from those bytes,
+        // so some lives must last longer. Every eighth life is long, by count and not by chance, so
+        // that a short campaign has a long life too.
         let long = self.lives % 8 == 3;
         self.lives += 1;
         pause(if long { 1000 + self.random.below(500) } else { self.random.below(200) });
@@ -192,6 +193,7 @@ impl Campaign {
     }
 }
 
+/// A killed daemon leaves a disk cache without a wrong byte.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -203,7 +205,7 @@ fn a_killed_daemon_leaves_a_cache_without_a_wrong_byte() {
     for version in ["4.2", "3"] {
         let mut campaign = Campaign::start(seed, version);
         let mut compared = 0;
-        // Longer where the machine was too busy to read much between the kills.
+        // Goes on while the machine was too busy to read much between the kills.
         let tested = |c: &Campaign, compared: u64| compared > 1_000_000 && c.hit_bytes > 0;
         while campaign.kills < crashes / 2 || !tested(&campaign, compared) {
             compared += campaign.life();

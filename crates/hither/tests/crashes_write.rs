@@ -1,10 +1,10 @@
 //! A mount with a journal of delayed writes whose daemon is killed at random moments, over and
-//! over, while programs write: every write that was acknowledged is there after the next mount, at
-//! the server or in a conflict that is reported, and nothing is wrong.
+//! over, while programs write. After the next mount every acknowledged write is at the server or in
+//! a reported conflict. No other byte is wrong.
 //!
-//! Records carry number, writer, place and checksum. It needs root and nfs-ganesha. `HITHER_SEED`
-//! repeats a history as far as scheduling allows, `HITHER_CRASHES` says how many kills there are:
-//! `make crashes-write` is the campaign.
+//! A record carries number, writer, place and checksum. The tests need root and nfs-ganesha.
+//! `HITHER_SEED` repeats a history as far as scheduling allows. `HITHER_CRASHES` is the number of
+//! kills. `make crashes-write` runs the campaign.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -21,15 +21,16 @@ struct Writer {
     id: u64,
     path: PathBuf,
     len: usize,
-    /// It goes back to old places; others only append.
+    /// Whether the writer overwrites old places. Other writers only append.
     overwrites: bool,
     number: u64,
-    /// Newest acknowledged number by place, and those that an fsync that returned came after.
+    /// Newest acknowledged number of each place. `synced` has the numbers that a successful fsync
+    /// covers.
     acked: BTreeMap<u64, u64>,
     synced: BTreeMap<u64, u64>,
-    /// The write that was begun and not acknowledged.
+    /// The place and number of a write that began and was not acknowledged.
     tried: Option<(u64, u64)>,
-    /// A cut that was begun and not acknowledged: places from there on may be gone.
+    /// First place of a truncation that began and was not acknowledged. Later places may be gone.
     cut: Option<u64>,
 }
 
@@ -38,7 +39,7 @@ impl Writer {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(mnt.join(&self.path))
     }
 
-    /// Writes until the daemon is gone. Acknowledged writes.
+    /// Writes until the daemon is gone. Returns the number of acknowledged writes.
     fn write(&mut self, mnt: &Path, mut r: Random) -> u64 {
         let mut acknowledged = 0;
         (self.tried, self.cut) = (None, None);
@@ -83,13 +84,13 @@ impl Writer {
         }
     }
 
-    /// Compares a copy of the file with the acknowledged (or synced) data; returns the fault.
+    /// Compares a copy of the file with the acknowledged or synced data. Returns the fault.
     fn wrong(&self, bytes: &[u8], promised: &BTreeMap<u64, u64>) -> Option<String> {
         for (&place, &number) in promised {
             if self.cut.is_some_and(|cut| place >= cut) {
                 continue;
             }
-            // A record that was synced and written again since has one of the versions in between.
+            // A record that was synced and written again has one of the versions in between.
             let again = self.acked.get(&place) != Some(&number)
                 || self.tried.is_some_and(|(tried, _)| tried == place);
             if again && !std::ptr::eq(promised, &self.acked) {
@@ -103,8 +104,8 @@ impl Writer {
                 ));
             };
             if let Some((_, tried)) = self.tried.filter(|(tried, _)| *tried == place) {
-                // A write that was not acknowledged may be there in part: each byte is of it or of
-                // the one before.
+                // A write that was not acknowledged may be present in part. Each byte belongs to
+                // that write or to the one before.
                 let (old, new) =
                     (record(self.id, place, number, self.len), record(self.id, place, tried, self.len));
                 if let Some(i) = (0..is.len()).find(|&i| is[i] != old[i] && is[i] != new[i]) {
@@ -124,8 +125,8 @@ impl Writer {
     }
 }
 
-/// Kills the daemon. Not by a command: a child of this process closes copies of the open files, and
-/// closing is flushing.
+/// Kills the daemon by a system call. A kill command would be a child of this process. The child
+/// would close copies of the open files, and a close flushes.
 fn kill(mnt: &Path) {
     for pid in daemons(mnt) {
         let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
@@ -173,7 +174,7 @@ fn counter_of(mnt: &Path, layer: &str, name: &str) -> u64 {
     report(mnt)["layers"][layer][name].as_u64().unwrap_or(0)
 }
 
-/// Messages whose main operation that is.
+/// Messages whose main operation is `op`.
 fn calls_of(mnt: &Path, op: &str) -> u64 {
     let report = report(mnt);
     let all = report["operations"].as_array().into_iter().flatten();
@@ -223,7 +224,8 @@ impl Campaign {
         wait_for("the end of the daemon", 60, || daemons(&self.mnt).is_empty());
     }
 
-    /// One life of the daemon, and the check of the next one. Acknowledged writes.
+    /// Runs one life of the daemon and checks the data in the next. Returns the number of
+    /// acknowledged writes.
     fn life(&mut self) -> u64 {
         self.mount();
         self.replayed += counter(&self.mnt, "journal_replayed_files");
@@ -257,7 +259,7 @@ impl Campaign {
         self.mount();
         self.replayed += counter(&self.mnt, "journal_replayed_files");
         for (name, _) in kept(&self.mnt) {
-            assert!(!self.exclusive, "nobody else wrote: {name}");
+            assert!(!self.exclusive, "no other client wrote: {name}");
             self.conflicts += 1;
             run(Command::new(HITHER).args(["conflicts", "apply"]).arg(&self.mnt).arg(name)).ok();
         }
@@ -265,12 +267,13 @@ impl Campaign {
             let bytes = std::fs::read(self.ganesha.export(w.path.to_str().unwrap())).unwrap_or_default();
             assert_eq!(w.wrong(&bytes, &w.acked), None, "f{} after the next mount", w.id);
         }
-        assert_eq!(kept(&self.mnt), [], "what is applied is no conflict any more");
+        assert_eq!(kept(&self.mnt), [], "an applied conflict is still listed");
         self.settle();
         acknowledged
     }
 
-    /// An unacknowledged write is either there or not: from here on its state is known.
+    /// Looks for each unacknowledged write at the server, so that its state is known in the next
+    /// life.
     fn settle(&mut self) {
         for w in &mut self.writers {
             let bytes = std::fs::read(self.ganesha.export(w.path.to_str().unwrap())).unwrap_or_default();
@@ -287,7 +290,7 @@ impl Campaign {
                 } else if is.is_some_and(|is| {
                     w.acked.get(&place).is_some_and(|old| is != record(w.id, place, *old, w.len))
                 }) {
-                    // There in part: the next write overwrites it.
+                    // The write is present in part. The next write overwrites it.
                     w.acked.remove(&place);
                     w.synced.remove(&place);
                 }
@@ -306,6 +309,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|n| n.parse().ok())
 }
 
+/// Acknowledged writes survive kills of the daemon, with and without `exclusive`.
 /// Promise: 6c
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -317,7 +321,7 @@ fn what_was_acknowledged_survives_a_killed_daemon() {
     for (version, exclusive) in [("4.2", false), ("4.2", true), ("3", false), ("3", true)] {
         let mut campaign = Campaign::start(seed, version, exclusive);
         let mut acknowledged = 0;
-        // Longer where no life lasted until the first write.
+        // Goes on while no life lasted until the first write.
         for life in 0.. {
             if life >= crashes.div_ceil(4) && acknowledged > 0 {
                 break;
@@ -336,7 +340,7 @@ fn what_was_acknowledged_survives_a_killed_daemon() {
     assert!(replayed > 0, "nothing was replayed");
 }
 
-/// Another client's change is not overwritten; acknowledged data is kept, shown, and applied on
+/// Another client's change is not overwritten. The acknowledged data is kept, shown, and applied on
 /// request.
 /// Promise: 6d
 #[test]
@@ -397,8 +401,8 @@ fn somebody_elses_change_is_a_conflict() {
     }
 }
 
-/// A mount that names the server otherwise, or speaks another protocol, does not ignore the writes
-/// of before a crash.
+/// A mount with another protocol version is refused while the journal holds writes from before a
+/// crash. An empty journal allows any version.
 /// Promise: 6d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -418,7 +422,7 @@ fn another_name_of_the_server_does_not_hide_a_journal() {
     assert!(said.err.contains("12 bytes of 1 files were sent"), "{}", said.err);
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
     ganesha.mount(&options.replace("vers=4.2", "vers=3"), mnt).ok();
-    // A journal of which everything is at the server hides nothing.
+    // All data of this journal is at the server, so the journal refuses no mount.
     std::fs::write(mnt.join("g"), "closed").unwrap();
     campaign.kill();
     campaign.bury();
@@ -426,7 +430,8 @@ fn another_name_of_the_server_does_not_hide_a_journal() {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
 }
 
-/// `creates=here`: new trees wait here, go many files to a message, and survive the daemon.
+/// `creates=here`: new trees wait on the client and survive a kill of the daemon. A message carries
+/// many files.
 /// Promise: 6g
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -481,8 +486,8 @@ fn new_trees_wait_here_and_survive_a_killed_daemon() {
         grow("synced");
         run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
         if version == "4.2" {
-            // Whether the server takes several, the entries of the upper directory, and fifteen and
-            // three files.
+            // One OPEN tests whether the server accepts several per message. The other three carry
+            // the entries of the upper directory, fifteen files, and three files.
             assert_eq!((calls("WRITE") - before.0, calls("OPEN") - before.1), (0, 4), "many files a message");
         }
         check(&campaign.ganesha.export("synced"));
@@ -491,7 +496,7 @@ fn new_trees_wait_here_and_survive_a_killed_daemon() {
     }
 }
 
-/// `creates=here` with `hither serve`: a new tree goes in few messages, and all of it is there.
+/// `creates=here` with `hither serve`: a new tree is sent in few messages, and all of it arrives.
 /// Promise: 6g
 #[test]
 #[ignore = "needs root"]
@@ -515,13 +520,13 @@ fn a_new_tree_goes_in_few_messages() {
         }
     }
     assert_eq!(counter_of(mnt, "ahead", "ahead_objects"), 100);
-    // The CLOSE of the first file may come at any time.
+    // The CLOSE of the first file may come at any time, so it does not count.
     let calls = || ["OPEN", "CREATE", "WRITE", "SETATTR"].map(|op| calls_of(mnt, op));
     let before = calls();
     run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
     let made: Vec<u64> = calls().iter().zip(before).map(|(now, before)| now - before).collect();
-    // The directories are one message, the files of each are one, and the server's ability is
-    // tested once.
+    // The directories take one message, and the files of each directory take one. One more OPEN
+    // tests the server's ability.
     assert_eq!(made, [11, 1, 0, 0]);
     for dir in 0..10 {
         for file in 0..9 {
@@ -536,8 +541,8 @@ fn a_new_tree_goes_in_few_messages() {
     assert_eq!(server.stop(), 0);
 }
 
-/// `creates=here`: a tree is removed while the server is silent, and stays so although the daemon
-/// is killed.
+/// `creates=here`: a tree is removed while the server is silent. The tree stays removed although
+/// the daemon is killed.
 /// Promise: 6g
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -553,7 +558,7 @@ fn removals_wait_here_and_survive_a_killed_daemon() {
         }
         std::fs::write(mnt.join("kept"), "kept").unwrap();
         run(Command::new(HITHER).arg("sync").arg(mnt)).ok();
-        // All facts are cached then: rights and objects.
+        // After this the mount has cached all needed facts: access rights and objects.
         for dir in ["tree", "tree/sub"] {
             std::fs::write(mnt.join(dir).join("more"), "").unwrap();
         }
@@ -565,7 +570,7 @@ fn removals_wait_here_and_survive_a_killed_daemon() {
         let (done, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || done.send(std::fs::remove_dir_all(tree)));
         let removed = ended.recv_timeout(std::time::Duration::from_secs(60));
-        assert!(matches!(removed, Ok(Ok(()))), "it waits for the server: {removed:?}");
+        assert!(matches!(removed, Ok(Ok(()))), "the removal waits for the server: {removed:?}");
         assert!(campaign.ganesha.export("tree").exists(), "the server was silent");
         File::open(mnt).unwrap().sync_all().unwrap();
         assert_eq!(counter_of(mnt, "removals", "removals_waiting"), 24, "22 files and two directories");
@@ -580,8 +585,8 @@ fn removals_wait_here_and_survive_a_killed_daemon() {
     }
 }
 
-/// `exclusive`: close and fsync wait for the local disk, `hither sync` for the server, umount as
-/// well.
+/// `exclusive`: close and fsync wait for the local disk. `hither sync` and umount wait for the
+/// server.
 /// Promise: 6e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

@@ -1,7 +1,7 @@
-//! `close=delegated`: data written to a file that `hither serve` has delegated for writing waits on
-//! the client, and other clients that look at the file still see it.
+//! `close=delegated`: data written to a file under a write delegation of `hither serve` waits on
+//! the client. Other clients that look at the file still see the data.
 //!
-//! They need root. Two mounts of one server are two clients. `HITHER_SEED` repeats a history,
+//! The tests need root. Two mounts of one server are two clients. `HITHER_SEED` repeats a history.
 //! `HITHER_STEPS` makes it longer.
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Nothing is sent because of its age, and no name is trusted.
+/// Options under which data is not sent because of its age, and names are always revalidated.
 const MINE: &str = "vers=4.2,close=delegated,dirty-age=3600,lookupcache=none";
 
 fn server() -> Serve {
@@ -38,13 +38,13 @@ fn umount(mnt: &Path) {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
 }
 
-/// The server's own state of a file; stat(2) makes no client send anything.
+/// Length of the file at the server. stat(2) on the server makes no client send data.
 fn at_server(server: &Serve, name: &str) -> u64 {
     fs::metadata(server.export(name)).unwrap().len()
 }
 
-/// Writes new files, until one waits here after its close; its name. (The first ones find a server
-/// that does not know yet whether its client can be called.)
+/// Writes new files until the data of one waits on the client after its close. Returns the name of
+/// that file. For the first files the server does not know yet whether it can call its client.
 fn delayed(server: &Serve, mnt: &Path, prefix: &str, body: &str) -> String {
     let (mut n, mut name) = (0, String::new());
     wait_for("a close that does not wait", 60, || {
@@ -59,7 +59,8 @@ fn delayed(server: &Serve, mnt: &Path, prefix: &str, body: &str) -> String {
 /// A way to look at a file at the server, and its result.
 type Look<'a> = (&'a str, &'a dyn Fn(&str) -> String);
 
-/// Another client of each version, a program on the server, and the end of the mount.
+/// Other clients of each version and programs on the server see delayed data. `hither sync`, fsync
+/// and umount send it.
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
@@ -85,11 +86,11 @@ fn what_waits_is_seen_by_whoever_looks() {
         assert_eq!(look(&name), body, "{how}");
         assert_eq!(fs::read_to_string(a.join(&name)).unwrap(), body, "{how}: here");
     }
-    // fsync(2) means the server.
+    // fsync(2) waits for the server.
     let name = delayed(&server, &a, "fsync", &body);
     File::options().write(true).open(a.join(&name)).unwrap().sync_all().unwrap();
     assert_eq!(at_server(&server, &name), 10_000);
-    // One of two names goes: by the other one the file is seen.
+    // One of two names is removed. Another client still sees the data by the other name.
     let name = delayed(&server, &a, "linked", &body);
     fs::hard_link(a.join(&name), a.join("other name")).unwrap();
     let twice = fs::read_to_string(a.join(&name)).unwrap() + "more";
@@ -98,7 +99,7 @@ fn what_waits_is_seen_by_whoever_looks() {
     drop(file);
     fs::remove_file(a.join(&name)).unwrap();
     assert_eq!(fs::read_to_string(b.join("other name")).unwrap(), twice);
-    // A removed file is not sent; the others are, at the end.
+    // A removed file is not sent. The unmount sends the other files.
     let gone = delayed(&server, &a, "gone", &body);
     fs::remove_file(a.join(&gone)).unwrap();
     assert!(!server.export(&gone).exists());
@@ -109,14 +110,14 @@ fn what_waits_is_seen_by_whoever_looks() {
     umount(&c);
 }
 
-/// The delegation counters of a mount.
+/// A delegation counter of the mount.
 fn counted(mnt: &Path, name: &str) -> u64 {
     let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     json["layers"]["leases"][name].as_u64().unwrap()
 }
 
-/// The server's metrics page.
+/// A value of the server's metrics page.
 fn figure(socket: &Path, name: &str) -> u64 {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
@@ -127,8 +128,8 @@ fn figure(socket: &Path, name: &str) -> u64 {
     line.trim().parse().unwrap()
 }
 
-/// A client that only stats a file under a write delegation sees all bytes of its writer, and
-/// recalls nothing. A client that reads the file gets the data.
+/// A client that only stats a file under a write delegation sees all bytes of the writer. It
+/// recalls no delegation. A client that reads the file gets the data.
 /// Promise: S10c
 #[test]
 #[ignore = "needs root"]
@@ -176,7 +177,7 @@ fn looks_at_what_is_being_written_take_nothing_away() {
     assert!(seen.is_sorted() && seen.is_sorted_by_key(|(_, time)| *time), "{seen:?}");
     let lengths: BTreeSet<u64> = seen.iter().map(|(len, _)| *len).collect();
     assert!(lengths.len() > 10, "{lengths:?}");
-    // The writer's own call was not made to send it, nor to give it back.
+    // The writer neither sent data nor gave the delegation back.
     assert_eq!((at_server(&server, &name), counted(&a, "recalls")), (0, recalls));
     let asked = counted(&a, "getattrs");
     assert!(asked >= 104, "{asked}");
@@ -190,7 +191,7 @@ fn looks_at_what_is_being_written_take_nothing_away() {
     assert!(last.len() == shown.0 && last.modified().unwrap() >= shown.1, "{last:?} {seen:?}");
     drop(file);
 
-    // Changes that wait beside bytes are seen as well.
+    // Attribute changes that wait together with data are seen as well.
     let name = delayed(&server, &a, "mode", "begun");
     let before = fs::metadata(b.join(&name)).unwrap().permissions().mode() & 0o777;
     let mut file = File::options().append(true).open(a.join(&name)).unwrap();
@@ -202,7 +203,8 @@ fn looks_at_what_is_being_written_take_nothing_away() {
     [&a, &b, &c].into_iter().for_each(|mnt| umount(mnt));
 }
 
-/// With a journal, fsync and close wait for that alone; a killed daemon loses nothing of it.
+/// With a journal, fsync and close wait only for the journal. A killed daemon loses none of the
+/// journaled data.
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
@@ -239,7 +241,7 @@ fn what_waits_in_the_journal_survives_a_killed_daemon() {
 
 struct World {
     server: Serve,
-    /// Two mounts, and the directory at the server.
+    /// The directories of two mounts, and the directory at the server.
     dirs: [PathBuf; 3],
     random: Random,
     files: BTreeMap<String, Vec<u8>>,
@@ -256,8 +258,8 @@ impl Drop for World {
 }
 
 impl World {
-    /// Programs on the server itself only look: a client that has the file closed does not learn of
-    /// their changes.
+    /// Programs on the server only look at files. A client that has the file closed does not learn
+    /// of their changes.
     fn step(&mut self) {
         let what = self.random.below(14);
         let who = self.random.below(if what < 5 { 3 } else { 2 }) as usize;
@@ -309,7 +311,8 @@ impl World {
     }
 }
 
-/// Random histories of two clients that both delay, while the server is killed now and then.
+/// Random histories of two clients that both delay writes, while the server is killed now and then.
+/// An open sees all data that was closed before.
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
@@ -340,8 +343,8 @@ fn history(seed: u64, steps: u64, journal: bool) {
             world.log.push("the server is killed".into());
             world.server.kill();
             world.server.serve();
-            // Programs on the server are held up after the delegation has been reclaimed, which
-            // comes first.
+            // The server delays local programs only for delegations that a client has reclaimed.
+            // These calls make the clients reclaim first.
             for mnt in &world.dirs[..2] {
                 fs::metadata(mnt.join("no such file")).unwrap_err();
             }

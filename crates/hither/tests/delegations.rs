@@ -1,7 +1,7 @@
-//! Files that `hither serve` delegates: no question while they do not change, and nothing stale
-//! when they change, through the server or beside it.
+//! Files that `hither serve` delegates. A delegated file costs no request while it does not change.
+//! A reader sees nothing stale when the file changes, through the server or on its disk.
 //!
-//! They need root. Two mounts of one server are two clients.
+//! The tests need root. Two mounts of one server are two clients.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -49,7 +49,8 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// Operations that a mount has sent, without those that renew its lease and end opens of before.
+/// Operations that a mount has sent, without those that renew its lease and those that end earlier
+/// opens.
 fn calls(mnt: &Path) -> u64 {
     calls_but(mnt, &["SEQUENCE", "CLOSE"])
 }
@@ -62,20 +63,23 @@ fn calls_but(mnt: &Path, not: &[&str]) -> u64 {
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
-/// Makes new bytes until they are read under a delegation: read again they ask nothing. (One is not
-/// given while the writer has not closed the file, nor for a while after one was taken; and a
-/// client that knows the bytes does not ask for one.)
+/// Writes new bytes until the mount reads them under a delegation. A second read then sends no
+/// request.
+///
+/// The server grants no delegation while the writer has the file open, nor for a while after a
+/// recall. A client that knows the bytes does not ask for a delegation.
 fn until_delegated(mnt: &Path, path: &Path, writer: &Path) {
     wait_for("a delegation", 5, || {
         fs::write(writer, "delegated").unwrap();
         std::thread::sleep(Duration::from_millis(700));
-        // The server may learn late that a local program has made the file; a client's is there.
+        // The server may learn late that a local program created the file. A file of another client
+        // exists already.
         let local = writer.iter().any(|part| part == "export");
         if local && !path.exists() {
             return false;
         }
         assert_eq!(read(path), "delegated");
-        // A name that was looked up before the delegation was there is looked up once more.
+        // A name that was looked up before the delegation is looked up once more.
         read(path);
         let before = calls(mnt);
         read(path);
@@ -83,8 +87,8 @@ fn until_delegated(mnt: &Path, path: &Path, writer: &Path) {
     });
 }
 
-/// A file that is delegated is opened and read without a question, for longer than any time limit
-/// of attributes.
+/// A delegated file is opened and read without a request, for longer than any time limit of
+/// attributes.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -95,8 +99,7 @@ fn nothing_is_asked_while_nobody_changes_anything() {
             "vers=4.2",
         ]);
         let f = two.a.join("f");
-        // (A server that is late to learn of the last write here takes the delegation back, and
-        // gives it again.)
+        // A server that learns late of this last write recalls the delegation and grants it again.
         let asked = || {
             until_delegated(&two.a, &f, &two.server.export("f"));
             read(&two.b.join("f"));
@@ -109,20 +112,20 @@ fn nothing_is_asked_while_nobody_changes_anything() {
             }
             calls(&two.a) - before
         };
-        assert!((0..20).any(|_| asked() == 0), "vers={version}: what is delegated is asked about");
+        assert!((0..20).any(|_| asked() == 0), "vers={version}: a delegated file cost requests");
         two.unmount();
     }
 }
 
-/// Recalls that a mount was sent.
+/// Number of recalls that the mount received.
 fn recalls(mnt: &Path) -> u64 {
     let said = run(Command::new(HITHER).arg("stat").arg("--json").arg(mnt)).ok();
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     json["layers"]["leases"]["recalls"].as_u64().unwrap()
 }
 
-/// A client that has a file delegated for reading opens and writes it without a recall. Calls of
-/// others, here and on the server, recall it as before.
+/// A client with a read delegation opens and writes its file without a recall. Calls of other
+/// clients and of local programs recall the delegation as before.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -134,7 +137,8 @@ fn own_delegation_is_not_recalled_by_own_open() {
         fs::write(two.server.export(&format!("f{n}")), "old").unwrap();
     }
     let f = |n: u32| two.a.join(format!("f{n}"));
-    // A client that can be called has files delegated, but not one that was changed just now.
+    // The server delegates files to a client that it can call, but not a file that has just
+    // changed.
     until_delegated(&two.a, &two.a.join("first"), &two.server.export("first"));
     std::thread::sleep(Duration::from_millis(100));
     for n in 0..count {
@@ -166,9 +170,9 @@ fn own_delegation_is_not_recalled_by_own_open() {
     two.unmount();
 }
 
-/// A change of a file that others have delegated, by NFSv4, by NFSv3 or on the server, ends only
-/// when no client shows the old file any more: not to open(2), not to stat(2), not in a descriptor
-/// that was there before.
+/// A file changes by NFSv4, by NFSv3 or on the server while other clients hold it delegated. The
+/// change returns only when no client shows the old file any more. This holds for open(2), for
+/// stat(2) and for earlier descriptors.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -203,13 +207,13 @@ fn a_change_is_seen_when_it_is_done() {
     }
 }
 
-/// A change without new bytes is seen as well: at once when it comes through the server, and a
-/// moment later otherwise.
+/// A change without new bytes ends delegations as well. Clients see it at once when it comes
+/// through the server, and a moment later otherwise.
 /// Promise: S10a
 #[test]
 #[ignore = "needs root"]
 fn permissions_and_names_end_delegations() {
-    // Nothing comes to light by itself while the test waits.
+    // With this option no cached state expires while the test waits.
     let two = Two::mount(["vers=4.2,actimeo=3600", "vers=4.2"]);
     for (i, through) in [two.b.clone(), two.server.export("")].into_iter().enumerate() {
         let name = format!("f{i}");
@@ -235,8 +239,8 @@ fn permissions_and_names_end_delegations() {
     two.unmount();
 }
 
-/// A holder that is stopped holds a writer up for the length of its lease (ten seconds here) at
-/// most twice, and shows nothing old when it goes on.
+/// A stopped holder of a file delegation delays a writer for at most twice the length of its lease
+/// (ten seconds in this test). It shows nothing stale when it goes on.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -251,7 +255,7 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
             assert_eq!(unsafe { libc::kill(*pid as libc::pid_t, signal) }, 0);
         })
     };
-    // (A server that is late to learn of the last write takes the delegation back before.)
+    // A server that learns late of the last write recalls the delegation earlier.
     for round in 0.. {
         until_delegated(&two.a, &f, &local);
         signal(libc::SIGSTOP);
@@ -271,8 +275,8 @@ fn a_stopped_holder_holds_nobody_up_for_long() {
     two.unmount();
 }
 
-/// Many files, a reader that has them delegated, and three writers of all kinds at once: no read
-/// shows less than the writes acknowledged before it began.
+/// A reader has many files delegated while three writers of all kinds write at once. No read shows
+/// less than the writes acknowledged before it began.
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
@@ -297,7 +301,7 @@ fn nothing_stale_is_ever_read() {
                         if over.load(SeqCst) {
                             return;
                         }
-                        // In place: a name that stays, and all bytes at once.
+                        // Overwrites in place: the name stays, and all bytes change at once.
                         let file = File::options().write(true).open(dir.join(format!("f{i}"))).unwrap();
                         file.write_all_at(format!("{version:016}").as_bytes(), 0).unwrap();
                         file.sync_all().unwrap();
@@ -326,8 +330,8 @@ fn nothing_stale_is_ever_read() {
     two.unmount();
 }
 
-/// Options under which directories are asked about every other second, and files not while a test
-/// runs.
+/// Options under which directories expire every other second, and files do not expire during a
+/// test.
 const SHORT: &str = "vers=4.2,acregmin=60,acregmax=60,acdirmin=2,acdirmax=2";
 
 fn names(dir: &Path) -> Vec<String> {
@@ -337,7 +341,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// `ls -lR`, and looks for names that are not there.
+/// Lists a tree as `ls -lR` does, and looks up absent names.
 fn look_around(dir: &Path) {
     fs::metadata(dir).unwrap();
     for name in names(dir) {
@@ -349,7 +353,7 @@ fn look_around(dir: &Path) {
     }
 }
 
-/// The cost of looking around, when all cached state is too old.
+/// The number of requests of a pass after all cached state has expired.
 fn looks_cost(mnt: &Path, dir: &Path) -> u64 {
     std::thread::sleep(Duration::from_millis(2100));
     let before = calls(mnt);
@@ -357,8 +361,8 @@ fn looks_cost(mnt: &Path, dir: &Path) -> u64 {
     calls(mnt) - before
 }
 
-/// Looks around until it costs nothing. (A directory is delegated to a client that asks about it
-/// again, and not soon after a recall.)
+/// Looks around until a pass costs no request. The server delegates a directory to a client that
+/// asks about it again, and not soon after a recall.
 fn until_directories_are_delegated(mnt: &Path, dir: &Path) {
     look_around(dir);
     wait_for("delegated directories", 60, || looks_cost(mnt, dir) == 0);
@@ -375,9 +379,9 @@ fn tree(server: &Two) -> PathBuf {
     server.a.join("d")
 }
 
-/// Directories that stay as they are, are listed and looked through without a question, also for
-/// names that are not there, for longer than any time limit; their holder may change them himself
-/// and still knows them.
+/// A client lists delegated directories that do not change and looks up their names without a
+/// request. This includes absent names, and lasts longer than any time limit. The holder may change
+/// the directories itself and keeps the delegations.
 /// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
@@ -387,7 +391,7 @@ fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
     until_directories_are_delegated(&two.a, &d);
     until_directories_are_delegated(&two.b, &two.b.join("d"));
     assert_eq!(looks_cost(&two.a, &d), 0, "there may be many holders");
-    // The other one loses its state.
+    // The other mount loses its delegation of this directory.
     fs::create_dir(d.join("g/own")).unwrap();
     fs::write(d.join("g/mine"), "mine").unwrap();
     fs::remove_file(d.join("g/one")).unwrap();
@@ -395,7 +399,7 @@ fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
     assert_eq!(names(&two.b.join("d/g")), ["mine", "own"]);
     look_around(&d);
     let asked = looks_cost(&two.a, &d.join("e/deep"));
-    assert_eq!(asked, 0, "what was not changed is as it was");
+    assert_eq!(asked, 0, "an unchanged directory stays delegated");
     assert_eq!(names(&d.join("g")), ["mine", "own"]);
     assert_eq!(names(&d.join("e")), ["deep", "one", "two", "two2"]);
     assert!(!d.join("g/one").exists());
@@ -403,9 +407,9 @@ fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
     two.unmount();
 }
 
-/// Names that another client makes, removes or moves, by NFSv4, by NFSv3 or on the server, are seen
-/// by holders of their directory's delegation when the call returns (or, on the server itself, a
-/// moment later).
+/// Another client makes, removes or moves names, by NFSv4, by NFSv3 or on the server. Holders of a
+/// delegation of the directory see the change when the call returns. On the server itself they see
+/// it a moment later.
 /// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
@@ -447,8 +451,8 @@ fn read_if(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// A stopped holder delays a client that changes names in the directory for at most twice the
-/// length of its lease.
+/// A stopped holder of a directory delegation delays a client that changes names in the directory
+/// for at most twice the length of its lease.
 /// Promise: S10b
 #[test]
 #[ignore = "needs root"]
@@ -475,9 +479,9 @@ fn a_stopped_holder_of_a_directory_holds_nobody_up_for_long() {
     two.unmount();
 }
 
-/// A reader that opens a recently written file again and again soon asks nothing. It is refused a
-/// delegation while the writer has the file open, and for a while after a recall from the writer,
-/// and asks for one again.
+/// A reader that opens a recently written file again and again soon sends no request. The server
+/// refuses a delegation while the writer has the file open, and for a while after a recall from the
+/// writer. The reader asks again.
 #[test]
 #[ignore = "needs root"]
 fn what_was_just_written_is_soon_read_without_a_question() {
@@ -505,12 +509,12 @@ fn what_was_just_written_is_soon_read_without_a_question() {
         for _ in 0..200 {
             assert_eq!(read(&seen), "later");
         }
-        assert_eq!(calls(&two.a), before, "what is delegated is asked about");
+        assert_eq!(calls(&two.a), before, "a delegated file cost requests");
         two.unmount();
     }
 }
 
-/// Messages about locks that a mount has sent, and all of them.
+/// Lock requests that a mount has sent, and all its requests.
 fn lock_calls(mnt: &Path) -> (u64, u64) {
     let all = calls(mnt);
     (all - calls_but(mnt, &["SEQUENCE", "CLOSE", "LOCK", "LOCKT", "LOCKU", "FREE_STATEID"]), all)
@@ -520,9 +524,10 @@ fn for_writing(path: &Path) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// fcntl(2) on a range of bytes; 0 or the errno.
+/// Calls fcntl(2) on a range of bytes. Returns 0 or the errno.
 fn fcntl_lock(file: &File, command: i32, kind: i32, start: i64, len: i64) -> i32 {
-    // SAFETY: all zeros is a flock; the descriptor is open, and fcntl(2) reads the structure only.
+    // SAFETY: all zeros is a valid flock. The descriptor is open, and fcntl(2) only reads the
+    // structure.
     let done = unsafe {
         let mut lock: libc::flock = std::mem::zeroed();
         (lock.l_type, lock.l_whence) = (kind as i16, libc::SEEK_SET as i16);
@@ -536,7 +541,7 @@ fn takes(file: &File, kind: i32, start: i64, len: i64) {
     assert_eq!(fcntl_lock(file, libc::F_SETLK, kind, start, len), 0);
 }
 
-/// A file that is open for writing and delegated for that: its locks cost nothing.
+/// Opens a file for writing until it is delegated for writing, so that its locks cost no request.
 fn opened_and_delegated(mnt: &Path, path: &Path) -> File {
     let mut opened = for_writing(path);
     wait_for("a delegation for writing", 60, || {
@@ -552,8 +557,8 @@ fn opened_and_delegated(mnt: &Path, path: &Path) -> File {
     opened
 }
 
-/// A thousand locks and unlocks are no message where the file is delegated for writing, and two
-/// thousand where it is not.
+/// A thousand locks and unlocks send no message under a write delegation. Without a delegation they
+/// send two thousand.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
@@ -578,15 +583,17 @@ fn locks_under_a_delegation_are_no_messages() {
         let sent = (after.0 - before.0, after.1 - before.1);
         println!("--max-delegations {delegations}: {} messages about locks, {} in all", sent.0, sent.1);
         assert_eq!(sent.0, if delegations == "0" { 2000 } else { 0 });
-        // Nor is the file asked about, unlike a file that another client locks.
+        // The client sends no other request about the file either. It would for a file that another
+        // client locks.
         assert!(delegations == "0" || sent.1 < 10, "{} messages", sent.1);
         drop(f);
         run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     }
 }
 
-/// SQLite's calls for a transaction, by two programs of one machine: a rollback journal's locks
-/// cost no message, they exclude each other, and their writes are there.
+/// SQLite's calls for transactions of two programs on one machine, under a write delegation. The
+/// locks of a rollback journal cost no message and exclude each other. The writes of both programs
+/// arrive.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
@@ -620,8 +627,9 @@ fn transactions_under_a_delegation_take_no_locks_at_the_server() {
     two.unmount();
 }
 
-/// Another client that opens the file finds the locks at the server. It is refused while they are
-/// held, and gets released ones; so does a waiting client, on both sides.
+/// A recall moves local locks to the server, where another client finds them. That client is
+/// refused while the locks are held, and gets released ones. The same holds for waiting locks, on
+/// both sides.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
@@ -630,7 +638,7 @@ fn locks_of_before_are_found_by_another_client() {
     let a = opened_and_delegated(&two.a, &two.a.join("f"));
     let before = lock_calls(&two.a).0;
     takes(&a, libc::F_WRLCK, 100, 100);
-    // Another program here: flock(2) has owners of its own.
+    // The lock of another program on this machine. flock(2) locks belong to the open file.
     let beside = for_writing(&two.a.join("f"));
     assert!(matches!(beside.try_lock(), Err(fs::TryLockError::WouldBlock)));
     assert_eq!(lock_calls(&two.a).0, before);
@@ -660,11 +668,11 @@ fn locks_of_before_are_found_by_another_client() {
     });
     takes(&a, libc::F_UNLCK, 0, 0);
     drop((a, beside));
-    // When no other client has it open, its locks are here again.
+    // When no other client has the file open, its locks are local again.
     let a = opened_and_delegated(&two.a, &two.a.join("f"));
     takes(&a, libc::F_WRLCK, 0, 10);
-    // A lock that waits in another program of this machine when the delegation is returned, waits
-    // at the server.
+    // A lock that waits in another program of this machine continues to wait at the server after
+    // the delegation is returned.
     let beside = for_writing(&two.a.join("f"));
     let released = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -682,8 +690,8 @@ fn locks_of_before_are_found_by_another_client() {
     two.unmount();
 }
 
-/// A lock that the server knows nothing of survives its restart: no other client gets it, in the
-/// grace period or after.
+/// A lock that only the client knows survives a restart of the server. No other client gets the
+/// lock, in the grace period or after it.
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]

@@ -1,4 +1,4 @@
-//! `hither doctor` at a real server.
+//! `hither doctor` on a real server.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -27,7 +27,7 @@ fn a_server_is_examined_and_left_as_it_was() {
     std::fs::create_dir(ganesha.export("sub")).unwrap();
     std::fs::write(ganesha.export("sub/large"), vec![1_u8; 3 << 20]).unwrap();
 
-    // Without leave to write.
+    // Without permission to write.
     let (_, json) = doctor(&ganesha, &["127.0.0.1:/export"]);
     let m = &json["measured"];
     assert!(m["rtt_us"]["median"].as_u64().unwrap() > 0, "{m}");
@@ -37,29 +37,29 @@ fn a_server_is_examined_and_left_as_it_was() {
     assert_eq!(works, [true, true, true], "{m}");
     assert!(m["limits"]["slots"].as_u64().unwrap() > 0 && m["limits"]["rsize_bytes"].as_u64().unwrap() > 0);
     assert_eq!(m["read"]["bytes"], 3 << 20, "the file in the directory below: {m}");
-    // This server never grants any.
+    // nfs-ganesha never grants a delegation here.
     assert_eq!(m["delegation"], false);
     assert!(m["stable_write_us"].is_null() && m["clock_ahead_us"].is_null());
     let tcp = &m["tcp"];
     assert!(tcp["rtt_us"].as_u64().unwrap() > 0 && tcp["segments_sent"].as_u64().unwrap() > 20, "{tcp}");
     assert!(findings(&json).contains("no delegation"), "{json}");
 
-    // With leave, and with each version.
+    // With permission to write, for each version.
     for version in ["4.2", "3"] {
         let options = format!("vers={version}");
         let mut all = Vec::new();
-        // A machine that does much else moves less in the seconds that there are for it, and shows
-        // the time late; not each time.
+        // A busy machine transfers less in the limited seconds and shows the time late. One of ten
+        // attempts must succeed.
         let measured = (0..10).any(|_| {
             let (_, json) = doctor(&ganesha, &["--write", "-o", &options, "127.0.0.1:/export"]);
             let m = &json["measured"];
             assert_eq!(m["version"], version);
             let left: Vec<_> =
                 std::fs::read_dir(ganesha.export("")).unwrap().map(|e| e.unwrap().file_name()).collect();
-            assert_eq!(left, ["sub"], "what the doctor made is gone");
+            assert_eq!(left, ["sub"], "the doctor's files are gone");
             let moved = ["write", "read"].iter().all(|way| m[way]["bytes"] == 4 << 20);
             let written = m["stable_write_us"]["samples"] == m["unstable_write_us"]["samples"];
-            // One machine, one clock.
+            // Server and client share a machine and its clock.
             let ahead = m["clock_ahead_us"][0].as_i64().unwrap();
             all.push(m.to_string());
             moved && written && ahead.abs() < 1_000_000
@@ -67,7 +67,7 @@ fn a_server_is_examined_and_left_as_it_was() {
         assert!(measured, "{all:#?}");
     }
 
-    // As text, and of a server alone.
+    // As text, and for a server without an export.
     let said = run(ganesha.inside(HITHER).args(["doctor", "127.0.0.1"]));
     assert!(said.code == 0 || said.code == 3, "{said:?}");
     assert!(said.out.contains("round trip") && said.out.contains("give a path"), "{said:?}");
@@ -77,7 +77,8 @@ fn a_server_is_examined_and_left_as_it_was() {
     assert_eq!((said.code, said.err.lines().count()), (32, 1), "{said:?}");
 }
 
-/// Of a mount: its version, its figures, its connections, and the slowest part.
+/// The examination of a mount shows its version, its figures, its connections, and the slowest
+/// part.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_mount_is_examined() {
@@ -99,7 +100,7 @@ fn a_mount_is_examined() {
     assert_eq!(m["disk"]["dir"], cache.to_str().unwrap(), "{m}");
     assert!(m["disk"]["write"]["bytes"].as_u64().unwrap() > 0, "{m}");
     assert!(findings(&json).contains("% of the time went by"), "{json}");
-    // The cache's directory is as the mount left it.
+    // The doctor leaves the cache directory as the mount left it.
     run(std::process::Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     ganesha.mount_with_cache(&format!("vers=4.1,cache={}", cache.display()), &mnt);
     let text = run(std::process::Command::new(HITHER).arg("stat").arg(&mnt)).ok().out;

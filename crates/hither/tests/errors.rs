@@ -1,6 +1,6 @@
 //! Every failure of a mount has its own clear line and the right exit code.
 //!
-//! Tests that need root run with `cargo test -p hither -- --include-ignored` (`make test` does).
+//! Tests that need root run with `cargo test -p hither -- --include-ignored`, as in `make test`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -56,7 +56,7 @@ fn wrong_usage() {
     hither(&["umount", "/none"]).fails(32, "hither: /none: no such directory");
 }
 
-/// The helpers speak under their own names.
+/// The mount helpers print messages under their own names.
 #[test]
 fn wrong_usage_of_the_helpers() {
     let dir = tempfile::tempdir().unwrap();
@@ -68,7 +68,8 @@ fn wrong_usage_of_the_helpers() {
     sh(&format!("{script} ./umount.hither /none")).fails(32, "umount.hither: /none: no such directory");
 }
 
-/// Faults on standard output, a line each; how many on standard error; a status for scripts.
+/// Standard output has a line for each fault, and standard error their number. The exit status
+/// serves scripts.
 #[test]
 fn faults_of_configuration() {
     let said = hither(&["config", "check", "-o", "vers=4.2,sofft"]);
@@ -94,7 +95,7 @@ fn help_and_version() {
     assert_eq!(hither(&["help", "mount"]).ok().out, help);
 }
 
-/// A user that is not root gets that message, after the options were checked.
+/// A user other than root gets a message that root is needed, after the check of the options.
 #[test]
 #[ignore = "becomes nobody, which needs root"]
 fn not_root() {
@@ -128,7 +129,7 @@ fn wrong_mount_points() {
         .fails(32, &format!("hither: mount point {n} is not a directory"));
 }
 
-/// `mount -o retry=0,...` of 127.0.0.1:/x; the mount point is a new directory.
+/// Runs `mount -o retry=0,...` of 127.0.0.1:/x. The mount point is a new directory.
 fn attempt(options: &str) -> common::Said {
     let dir = tempfile::tempdir().unwrap();
     let options = format!("retry=0,{options}");
@@ -140,7 +141,7 @@ fn attempt(options: &str) -> common::Said {
 fn no_such_host() {
     let dir = tempfile::tempdir().unwrap();
     let d = dir.path().display();
-    // Without a name server in the way: the answer is known, and it is no.
+    // The script has no name server, so the lookup fails at once.
     let script = format!(
         "echo 'hosts: files' > {d}/nss; mkdir {d}/mnt; \
          exec unshare -m sh -c 'mount --bind {d}/nss /etc/nsswitch.conf; exec $HITHER mount no.invalid:/x {d}/mnt'"
@@ -148,7 +149,7 @@ fn no_such_host() {
     sh(&script).fails(32, "hither: no such host 'no.invalid'");
 }
 
-/// A port where nothing listens, and that no other process takes: in a network of one's own.
+/// A port where no process listens. It is in a private network, so no other process can take it.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -168,7 +169,7 @@ fn refused() {
     );
 }
 
-/// With the default `retry`, the user gets the message at once and the command goes on trying.
+/// With the default `retry`, the user gets the message at once, and the command goes on trying.
 #[test]
 #[ignore = "needs root"]
 fn waiting_is_told() {
@@ -194,7 +195,7 @@ fn waiting_is_told() {
     assert_eq!(line, "", "it is told once");
 }
 
-/// Serves connections: each call is answered by `reply(xid)`.
+/// Serves connections and answers each call with `reply(xid)`.
 fn peer(reply: impl Fn([u8; 4]) -> Vec<u8> + Send + Clone + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -232,7 +233,7 @@ fn wrong_version() {
         32,
         "hither: 127.0.0.1: the server does not offer NFS version 4.2 (it offers 2 to 3); try another vers=, or none to negotiate",
     );
-    // vers=4 tries both minor versions and says which was refused last.
+    // vers=4 tries both minor versions and names the version that was refused last.
     let said = attempt(&format!("vers=4,port={port}"));
     assert!(said.err.contains("does not offer NFS version 4.1"), "{}", said.err);
 }
@@ -259,8 +260,8 @@ fn credential_refused() {
     );
 }
 
-/// The peer is no NFS server at all: the mount fails in bounded time, with one line, and leaves
-/// nothing behind.
+/// The peer is no NFS server. The mount fails in bounded time with one line, and leaves nothing
+/// behind.
 #[test]
 #[ignore = "needs root"]
 fn garbage() {
@@ -274,7 +275,7 @@ fn garbage() {
     );
 }
 
-/// The command reports a log file that cannot be opened; the message is not lost with the daemon.
+/// The command reports a log file that cannot be opened. The message is not lost with the daemon.
 #[test]
 #[ignore = "needs root"]
 fn wrong_log() {

@@ -1,4 +1,4 @@
-//! The report of a mount about itself, in every format, against a real server.
+//! A mount's report of its figures in every format, with a real server.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -18,7 +18,7 @@ fn json(dir: &Path) -> serde_json::Value {
     serde_json::from_str(&stat(&["--json"], dir)).unwrap()
 }
 
-/// The sample of a page whose name and labels contain all of `parts`.
+/// The sample of a metrics page whose name and labels contain all of `parts`.
 #[track_caller]
 fn sample(page: &str, parts: &[&str]) -> f64 {
     let mut found = page.lines().filter(|l| !l.starts_with('#') && parts.iter().all(|p| l.contains(p)));
@@ -26,7 +26,7 @@ fn sample(page: &str, parts: &[&str]) -> f64 {
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }
 
-/// The same figures in all formats, also over HTTP; they grow by the calls made.
+/// All formats have the same figures, also over HTTP. The figures grow by the calls made.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn all_formats_tell_the_same() {
@@ -35,7 +35,7 @@ fn all_formats_tell_the_same() {
     for name in ["a", "b", "c"] {
         std::fs::write(ganesha.export(name), vec![7_u8; 300_000]).unwrap();
     }
-    // A place that is taken is refused before anything is mounted.
+    // An address in use is refused before anything is mounted.
     let taken = ganesha.mount("vers=4.2,metrics=127.0.0.1:2049", &mnt);
     assert_eq!(taken.code, 1, "{taken:?}");
     assert!(taken.err.starts_with("hither: option 'metrics=127.0.0.1:2049': "), "{taken:?}");
@@ -46,7 +46,7 @@ fn all_formats_tell_the_same() {
         for name in ["a", "b", "c"] {
             assert_eq!(std::fs::read(mnt.join(name)).unwrap().len(), 300_000);
         }
-        // All formats at a moment without reads: prefetched data may come later.
+        // Compares all formats at a moment without reads, because prefetched data may come later.
         let read_of = |report: serde_json::Value| {
             let operations = report["operations"].as_array().unwrap();
             operations.iter().find(|op| op["name"] == "READ").unwrap().clone()
@@ -70,8 +70,8 @@ fn all_formats_tell_the_same() {
         assert!(sample(&page, &["hither_meta_memory_bytes"]) > 0.0);
         assert!(page.contains(&format!("mountpoint=\"{}\"", mnt.display())));
 
-        // A reader that asks for nothing for seconds is cut off, and this one may not be scheduled
-        // so long.
+        // The server cuts off a reader that asks for nothing for seconds. On a busy machine this
+        // reader may be cut off too.
         let mut served = String::new();
         wait_for("the page", 60, || {
             let mut http = UnixStream::connect(&socket).unwrap();

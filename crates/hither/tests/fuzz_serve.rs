@@ -1,8 +1,9 @@
-//! A running server under calls that were real ones once. The calls of clients are recorded between
-//! them and the server, changed at random places, and sent again on connections and sessions of
-//! their own, while another client's bytes are compared.
+//! A running server under mutated calls. The test records the calls of clients on their way to the
+//! server. It changes the calls at random places and sends them again on its own connections and
+//! sessions. Meanwhile the bytes of another client are compared.
 //!
-//! HITHER_SECONDS is how long (`make fuzz-serve`), HITHER_SEED where the dice begin.
+//! `HITHER_SECONDS` is the duration (`make fuzz-serve`). `HITHER_SEED` is the seed of the random
+//! choices.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -18,16 +19,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Most records kept of a client, and the longest one.
+/// Most records kept of a client. `RECORD_MAX_BYTES` is the size of the longest kept record.
 const RECORDS_MAX: usize = 4000;
 const RECORD_MAX_BYTES: usize = 64 << 10;
-/// Operations that begin an NFSv4 session (RFC 8881 section 16.2).
+/// Operations that begin an NFSv4 session, by their numbers (RFC 8881 section 16.2).
 const EXCHANGE_ID: u32 = 42;
 const CREATE_SESSION: u32 = 43;
 const SEQUENCE: u32 = 53;
 const RECLAIM_COMPLETE: u32 = 58;
-/// Answers after which another session is begun: BADSESSION, BADSLOT, SEQ_MISORDERED, DEADSESSION
-/// (RFC 8881 section 15.1).
+/// Statuses after which the fuzzer begins another session: BADSESSION, BADSLOT, SEQ_MISORDERED,
+/// DEADSESSION (RFC 8881 section 15.1).
 const NEW_SESSION: [u32; 4] = [10_052, 10_053, 10_063, 10_078];
 
 #[expect(clippy::disallowed_methods, reason = "tests of processes measure in real time")]
@@ -62,7 +63,7 @@ fn write_record(to: &mut TcpStream, record: &[u8]) -> io::Result<()> {
     to.write_all(&out)
 }
 
-/// Stands between a client and the server, and keeps the client's bytes.
+/// Relays between a client and the server, and records the client's calls.
 fn recorder(server: u16) -> (u16, Records) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -80,7 +81,7 @@ fn recorder(server: u16) -> (u16, Records) {
                         break;
                     }
                     let mut kept = kept.lock().unwrap();
-                    // Calls, not answers to callbacks.
+                    // Records calls, not replies to callbacks.
                     if word(&record, 4) == Some(0)
                         && record.len() <= RECORD_MAX_BYTES
                         && kept.len() < RECORDS_MAX
@@ -99,13 +100,13 @@ fn recorder(server: u16) -> (u16, Records) {
     (port, records)
 }
 
-/// Where a call's arguments begin: behind its credential and verifier.
+/// Offset of a call's arguments, behind its credential and verifier.
 fn args_at(record: &[u8]) -> Option<usize> {
     let verf = 32 + (word(record, 28)? as usize).next_multiple_of(4);
     Some(verf + 8 + (word(record, verf + 4)? as usize).next_multiple_of(4))
 }
 
-/// The first operation of an NFSv4 compound, and where its arguments are.
+/// The first operation of an NFSv4 compound, and the offset of its arguments.
 fn first_op(record: &[u8]) -> Option<(u32, usize)> {
     if (word(record, 12)?, word(record, 16)?, word(record, 20)?) != (100_003, 4, 1) {
         return None;
@@ -115,8 +116,8 @@ fn first_op(record: &[u8]) -> Option<(u32, usize)> {
     Some((word(record, op)?, op + 4))
 }
 
-/// The results of the first operation of a good answer: behind the reply's header, the compound's
-/// status, its tag, the number of results, the operation and its status.
+/// The results of the first operation in a successful reply. They follow the reply's header, the
+/// compound's status, its tag, the number of results, the operation and its status.
 fn first_result(reply: &[u8]) -> Option<&[u8]> {
     let verf = 12;
     let at = verf + 8 + (word(reply, verf + 4)? as usize).next_multiple_of(4) + 4;
@@ -131,7 +132,7 @@ struct Fuzzer {
     dice: Random,
     corpus: Vec<Vec<u8>>,
     stream: Option<TcpStream>,
-    /// Session and next sequence number of its slot 0.
+    /// Session id and next sequence number of slot 0.
     session: Option<([u8; 16], u32)>,
     answered: u64,
     good: u64,
@@ -147,25 +148,25 @@ impl Fuzzer {
         }
         let stream = self.stream.as_mut().unwrap();
         write_record(stream, record)?;
-        // A call that became a reply gets no reply.
+        // A call that mutation turned into a reply gets no reply.
         if word(record, 4) == Some(1) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         loop {
             let reply = read_record(stream)?;
-            // Not a callback.
+            // A reply, not a callback.
             if word(&reply, 4) == Some(1) {
                 return Ok(reply);
             }
         }
     }
 
-    /// A session as a recorded client began one, under another name.
+    /// Begins a session as a recorded client did, under another owner name.
     fn begin_session(&mut self) -> Option<()> {
         let find = |op| self.corpus.iter().find(|r| first_op(r).is_some_and(|(o, _)| o == op)).cloned();
         let (mut exchange, mut create) = (find(EXCHANGE_ID)?, find(CREATE_SESSION)?);
         let at = first_op(&exchange)?.1;
-        // The verifier, and the end of the owner's name.
+        // The verifier, and the last bytes of the owner's name.
         let owner = at + 12 + word(&exchange, at + 8)? as usize;
         for at in [at, at + 4, owner - 4] {
             exchange[at..at + 4].copy_from_slice(&(self.dice.next() as u32).to_be_bytes());
@@ -214,7 +215,7 @@ impl Fuzzer {
 
     fn change(&mut self, record: &mut Vec<u8>) {
         let from = match first_op(record) {
-            // A call that is refused for its session is not executed.
+            // A call with a refused session is not executed.
             Some((SEQUENCE, at)) if self.dice.below(20) > 0 => at + 32,
             _ if self.dice.below(10) > 0 => args_at(record).unwrap_or(0),
             _ => 0,
@@ -267,7 +268,7 @@ impl Fuzzer {
             let xid = (self.dice.next() as u32).to_be_bytes();
             record[..4].copy_from_slice(&xid);
             self.in_session(&mut record);
-            // One in eight as it was, with other calls before it than then.
+            // One call in eight stays unchanged, after other calls than in the recording.
             if self.dice.below(8) > 0 {
                 self.change(&mut record);
             }
@@ -285,7 +286,7 @@ impl Fuzzer {
     }
 }
 
-/// Calls of programs, of every kind.
+/// Makes every kind of file system call.
 fn play(mnt: &Path) {
     let script = format!(
         "cd {} && rm -rf d && mkdir -p d/e && echo text > d/a && dd if=/dev/zero of=d/b bs=4096 count=20 conv=fsync status=none && cat d/a d/b > /dev/null \
@@ -294,13 +295,14 @@ fn play(mnt: &Path) {
         mnt.display()
     );
     sh(&script).ok();
-    // Not everywhere: attributes of users, holes.
+    // Not every mount supports user attributes and holes.
     let _ = run(Command::new("sh").arg("-c").arg(format!(
         "cd {}/d; setfattr -n user.x -v y a; getfattr -d a; fallocate -l 9000 a; fallocate -p -o 0 -l 4096 a; cp --reflink=auto a r; rm r",
         mnt.display()
     )));
 }
 
+/// Mutated calls harm no other client of the server.
 /// Promise: S7
 #[test]
 #[ignore = "needs root"]

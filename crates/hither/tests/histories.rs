@@ -1,9 +1,9 @@
-//! Random histories of two clients of a real server, checked against close-to-open: an open file
-//! shows the bytes of its last close, under the name that it has at the server. They are also
-//! checked against the maximum age of stat and listings.
+//! Random histories of two clients of a real server, checked against close-to-open. An open file
+//! shows the bytes of its last close, under the file's present name at the server. The tests also
+//! check the maximum age of stat and listings.
 //!
-//! It needs root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does).
-//! `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
+//! The tests need root and nfs-ganesha: `cargo test -p hither -- --include-ignored`, as in
+//! `make test`. `HITHER_SEED` repeats a history. `HITHER_STEPS` makes it longer.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant, SystemTime};
 struct Mounts([PathBuf; 2]);
 
 impl Drop for Mounts {
-    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its
-    /// server.
+    /// Unmounts after a failed test. The fixture's directory cannot be removed while its mounts
+    /// wait for its server.
     fn drop(&mut self) {
         for mnt in &self.0 {
             let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
@@ -36,8 +36,8 @@ struct World {
     /// The contents of each file.
     files: BTreeMap<String, Vec<u8>>,
     random: Random,
-    /// Every write leaves another length: a server that stamps changes by a slow clock shows them
-    /// at least so.
+    /// Number of writes. Each write leaves another length, so that a server with a slow clock shows
+    /// at least the length.
     written: usize,
     log: Vec<String>,
 }
@@ -79,14 +79,14 @@ impl World {
                 self.files.get_mut(&name).unwrap().truncate(to);
             }
             5 => {
-                // As editors save.
+                // Saves as editors do: a new file replaces the old.
                 let (data, new) = (self.fresh(), mnt.join("new"));
                 std::fs::write(&new, &data).unwrap();
                 std::fs::rename(&new, &path).unwrap();
                 self.files.insert(name, data);
             }
             6 => {
-                // As logs rotate: two names change places.
+                // Rotates as logs do: two names change places.
                 let other = self.some_file();
                 let spare = mnt.join("spare");
                 if other != name {
@@ -130,6 +130,8 @@ impl World {
     }
 }
 
+/// A random history of writes and renames by two clients. An open sees all data that was closed
+/// before.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -163,13 +165,14 @@ fn whoever_opens_sees_what_was_closed() {
     }
 }
 
-/// Maximum age of attributes and names in the test below, and the delay that an otherwise idle
-/// machine may add between an answer and its use: the kernel counts from the arrival of the answer.
+/// Maximum age of attributes and names in the test below. `SLACK` is the delay that an otherwise
+/// idle machine may add between an answer and its use. The kernel counts the age from the arrival
+/// of the answer.
 const AGE: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(250);
 
-/// A thread that wants to run all the time: for how long it was not let, and until when. As long
-/// others may not have been.
+/// A thread that wakes every few milliseconds and records longer gaps: the end and the length of
+/// each. Other threads may have waited as long.
 struct Pulse {
     gaps: Arc<Mutex<Vec<(Instant, Duration)>>>,
     over: Arc<AtomicBool>,
@@ -213,21 +216,21 @@ impl Drop for Pulse {
     }
 }
 
-/// The object of a name: inode number, length and permissions; `None`: nothing.
+/// The object of a name: inode number, length and permissions. `None` when the name is absent.
 type Seen = Option<(u64, u64, u32)>;
 
-/// A file at the server: its inode number, which may be used again, and when it was made.
+/// A file at the server: its inode number, which may be reused, and its creation time.
 type Inode = (u64, SystemTime);
 
-/// A fact about a name (its inode) or an inode (length and permissions), the client that caused it,
-/// and its time.
+/// A fact about a name (its inode) or about an inode (length and permissions). `by` is the client
+/// that caused the fact, and `done` its time.
 struct State<T> {
     what: T,
     by: usize,
     done: Instant,
 }
 
-/// Two clients that change and look at the names of one directory.
+/// Two clients that change and read the names of one directory.
 struct Street {
     mounts: Mounts,
     /// The directory at the server.
@@ -250,7 +253,8 @@ fn look(path: &Path) -> Seen {
     }
 }
 
-/// The facts at a moment within the allowed age before `began`, and after `who`'s own last change.
+/// The facts that `who` may see at `began`: those within the allowed age, and none before the last
+/// change of `who`.
 fn believable<T>(
     states: &[State<T>],
     who: usize,
@@ -265,8 +269,8 @@ fn believable<T>(
 }
 
 impl Street {
-    /// Notes the facts after a change by `who`. All names: by an old name, permissions of another
-    /// file are changed.
+    /// Records the facts of all names after a change by `who`. An outdated name may have changed
+    /// the permissions of another file.
     fn changed(&mut self, who: usize) {
         let done = Instant::now();
         for name in (0..6).map(|n| format!("n{n}")) {
@@ -318,8 +322,8 @@ impl Street {
         let right = believable(&self.names[name], who, began, slack).any(|inode| match (inode, seen) {
             (None, None) => true,
             (Some(inode), Some((ino, len, mode))) if inode.0 == ino => {
-                // Permissions of a file that another client has removed may have been changed by
-                // its old name.
+                // The permissions of a file that another client has removed may have changed
+                // through an outdated name.
                 let named = self.names.values().any(|s| s.last().is_some_and(|s| s.what == Some(*inode)));
                 let mut states = believable(&self.inodes[inode], who, began, slack);
                 states.any(|what| what.0 == len && (what.1 == mode || !named))
@@ -371,8 +375,8 @@ impl Street {
     }
 }
 
-/// Promises 8 and 11: stat(2) and readdir(3) show another client's state of the last second, and
-/// one's own changes at once.
+/// stat(2) and readdir(3) show another client's state of at most a second before, and the client's
+/// own changes at once (promises 8 and 11).
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn nothing_that_is_seen_is_older_than_its_time() {
@@ -411,8 +415,8 @@ fn nothing_that_is_seen_is_older_than_its_time() {
     }
 }
 
-/// Promise 12: a rename moves the object that the server has under that name, for every cached
-/// state; the renaming client sees that object.
+/// A rename moves the object that the server has under that name, for every cached state. The
+/// renaming client then sees that object.
 /// Promise: 12
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -423,7 +427,7 @@ fn what_was_renamed_is_what_was_there() {
         let [mine, theirs] = &mounts.0;
         let _ = std::fs::create_dir(theirs);
         for mnt in [mine, theirs] {
-            // Nothing ages while it runs.
+            // No cached state expires during this test.
             ganesha.mount(&format!("vers={version},actimeo=600"), mnt).ok();
         }
         for (n, (moves_before, to)) in
@@ -452,8 +456,8 @@ fn what_was_renamed_is_what_was_there() {
             assert_eq!((seen.ino(), seen.len()), (truth.ino(), truth.len()), "{case}");
             assert_eq!(std::fs::read(mine.join(to)).unwrap(), b"the second one", "{case}");
         }
-        // Both names have the same object: the kernel, which takes both for one file then, does not
-        // report that there is nothing to do.
+        // In the cached state both names have the same object. The kernel must not treat the rename
+        // as one between two names of one file, which does nothing.
         for appended_to in [false, true] {
             let [mine, theirs] = [mine, theirs].map(|mnt| mnt.join(format!("{version}-{appended_to}")));
             std::fs::create_dir(&theirs).unwrap();

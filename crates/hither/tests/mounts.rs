@@ -1,7 +1,7 @@
-//! Real mounts of a real server: nfs-ganesha in name spaces of its own.
+//! Real mounts of a real server: nfs-ganesha in its own name spaces.
 //!
-//! They need root, nfs-ganesha and rpcbind: `cargo test -p hither -- --include-ignored` (`make
-//! test` does, after installing them).
+//! The tests need root, nfs-ganesha and rpcbind: `cargo test -p hither -- --include-ignored`.
+//! `make test` installs them and runs the tests.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -23,14 +23,14 @@ fn json(dir: &Path) -> serde_json::Value {
     serde_json::from_str(&stat(&["--json"], dir).ok().out).unwrap()
 }
 
-/// Calls of one operation, as `hither stat` tells.
+/// Number of calls of one operation in the report of `hither stat`.
 fn calls(report: &serde_json::Value, name: &str) -> u64 {
     let operations = report["operations"].as_array().unwrap();
     operations.iter().find(|op| op["name"] == name).map_or(0, |op| op["calls"].as_u64().unwrap())
 }
 
-/// With each version: written data is on the server when umount returns, the counters show it, and
-/// neither daemon nor socket is left.
+/// For each version, written data is on the server when umount returns. The counters show it. No
+/// daemon and no socket is left.
 /// Promise: 27
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -43,8 +43,8 @@ fn a_mount_from_beginning_to_end() {
     {
         ganesha.mount(options, &mnt).ok();
         assert!(is_mounted(&mnt));
-        // A name for each: the server keeps for a while its cached state of names that were removed
-        // behind its back.
+        // Each mount uses its own file name. The server caches names for a while after they were
+        // removed locally.
         let file = format!("file with {options}");
         std::fs::write(mnt.join(&file), &contents).unwrap();
         assert!(std::fs::read(mnt.join(&file)).unwrap() == contents);
@@ -76,7 +76,7 @@ fn failures_that_only_a_server_can_tell() {
             ("/export/none", "127.0.0.1:/export/none: no such export"),
             ("/export/file", "127.0.0.1:/export/file: not a directory"),
         ] {
-            // For every fault below an export, ganesha's mountd (NFSv3) answers MNT3ERR_ACCES.
+            // For every fault below an export, nfs-ganesha's mountd (NFSv3) answers MNT3ERR_ACCES.
             let denied = format!("127.0.0.1:{path}: access denied");
             let part = if version == "3" && path.starts_with("/export/") { &denied } else { part };
             let said = attempt(path);
@@ -103,7 +103,7 @@ fn one_mount_a_directory() {
         32,
         &format!("hither: {d} is already mounted: 127.0.0.1:/export is mounted there (hither umount {d})"),
     );
-    // Flags change in place; a busy mount names its users.
+    // Flags change in place. The message about a busy mount names its users.
     ganesha.mount("remount,ro", &mnt).ok();
     assert_eq!(std::fs::write(mnt.join("x"), "").unwrap_err().raw_os_error(), Some(30));
     let mut user = Command::new("sleep").arg("1000").current_dir(&mnt).spawn().unwrap();
@@ -116,8 +116,8 @@ fn one_mount_a_directory() {
     wait_for("the daemon ends after its last user", 60, || daemons(&mnt).is_empty());
 }
 
-/// The mount of a daemon that was killed does not keep the next one away, however often that
-/// happens, nor do programs that are in it; a mount that is served stays.
+/// The dead mount of a killed daemon does not block the next mount. This holds for repeated kills
+/// and while programs are in the dead mount. A served mount stays.
 /// Promise: 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -150,8 +150,8 @@ fn mounts_over_a_dead_mount() {
     }
 }
 
-/// A bind mount of a part of the mount is unmounted at once and without a word, and the mount
-/// stays. If the mount itself is unmounted before its copy, that is reported.
+/// A bind mount of a part of the mount is unmounted at once without a message, and the mount stays.
+/// When the mount itself is unmounted before its copy, umount reports the copy.
 /// Promise: 27
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -178,7 +178,7 @@ fn bind_mounts_come_off_alone() {
     assert!(daemons(&mnt).is_empty());
 }
 
-/// A copy of the mount in another mount name space does not keep umount waiting, and stays usable.
+/// umount does not wait for a copy of the mount in another mount name space. The copy stays usable.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_mount_that_another_name_space_holds() {
@@ -211,7 +211,7 @@ fn a_mount_that_another_name_space_holds() {
     wait_for("the daemon ends with the last copy", 60, || daemons(&mnt).is_empty());
 }
 
-/// mount(8), fstab, findmnt and umount(8), with the links where they belong.
+/// mount(8), fstab, findmnt and umount(8) work with the helper links in place.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn mount8_and_fstab() {
@@ -219,7 +219,7 @@ fn mount8_and_fstab() {
     let d = ganesha.dir.path().display().to_string();
     let fstab = format!("127.0.0.1:/export {d}/mnt hither _netdev,nofail,vers=4.2,x-systemd.automount 0 0\n");
     std::fs::write(ganesha.dir.path().join("fstab"), fstab).unwrap();
-    // A private mount name space in which /usr/sbin has nothing but the four links.
+    // A private mount name space in which /usr/sbin contains only the four links.
     let script = format!(
         "mount --make-rprivate /; mount -t tmpfs none /usr/sbin
          for name in mount.hither umount.hither mount.fuse.hither umount.fuse.hither; do
@@ -253,7 +253,7 @@ fn mount8_and_fstab() {
     assert_eq!(std::fs::read_to_string(ganesha.export("file")).unwrap(), "from fstab\n");
 }
 
-/// Every option reaches its layer, and the options in effect are shown.
+/// Every option reaches its layer, and `hither stat` shows the options in effect.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn options_in_effect() {
@@ -281,7 +281,7 @@ fn options_in_effect() {
     umount(&[], &mnt).ok();
 }
 
-/// nfs-utils' own reader understands our record.
+/// The mountstats program of nfs-utils reads the mount's record.
 #[test]
 #[ignore = "needs root, nfs-ganesha and mountstats"]
 fn mountstats_is_read_by_mountstats() {
@@ -308,7 +308,7 @@ fn mountstats_is_read_by_mountstats() {
     }
 }
 
-/// A server that does not answer stops neither stat nor umount.
+/// A silent server blocks neither `hither stat` nor umount.
 /// Promise: 25, 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -318,12 +318,12 @@ fn a_dead_server_stops_nobody_else() {
     for options in ["vers=4.2,noac", "vers=3,noac"] {
         ganesha.mount(options, &mnt).ok();
         ganesha.freeze();
-        // A program that waits can be killed. (And is gone then: until it is, the mount is busy.)
+        // A waiting program can be killed. The mount is busy until the program has ended.
         let mut waiting = Command::new("ls").arg(&mnt).stdout(std::process::Stdio::null()).spawn().unwrap();
         common::pause(2000);
         assert!(waiting.try_wait().unwrap().is_none(), "it waits for the server");
         waiting.kill().unwrap();
-        wait_for("the end of what was killed", 60, || waiting.try_wait().unwrap().is_some());
+        wait_for("the end of the killed program", 60, || waiting.try_wait().unwrap().is_some());
         waiting.wait().unwrap();
         assert_eq!(json(&mnt)["mount"]["source"], "127.0.0.1:/export");
         let text = run(Command::new("timeout").args(["60", HITHER, "umount"]).arg(&mnt));
@@ -334,7 +334,7 @@ fn a_dead_server_stops_nobody_else() {
     }
 }
 
-/// SIGTERM ends a mount cleanly, even a busy one; after SIGKILL the dead mount is recognised and
+/// SIGTERM ends a mount cleanly, even a busy one. After SIGKILL, the dead mount is recognised and
 /// removed.
 /// Promise: 26
 #[test]
@@ -371,7 +371,7 @@ fn the_end_of_a_daemon() {
     assert!(!is_mounted(&mnt));
 }
 
-/// `bg`: the command succeeds at once, the mount comes with the server.
+/// `bg`: the command succeeds at once, and the mount appears when the server does.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_background_mount() {
@@ -386,7 +386,7 @@ fn a_background_mount() {
     umount(&[], &mnt).ok();
 }
 
-/// `-f`: in the foreground, until interrupted.
+/// `-f`: the mount runs in the foreground until it is interrupted.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_foreground_mount() {
@@ -407,7 +407,7 @@ fn a_foreground_mount() {
     assert!(said.err.contains("INFO 127.0.0.1:/export unmounted from"), "{said:?}");
 }
 
-/// `--watch` shows the increase, and ends with its reader.
+/// `--watch` shows the increase of the counters, and ends with its reader.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn watching() {
@@ -430,8 +430,8 @@ fn watching() {
     umount(&[], &mnt).ok();
 }
 
-/// One question leads through the root of the server's name space into an exported file system,
-/// whose objects are distinct from those above.
+/// One call looks up a path from the root of the server's name space into an exported file system.
+/// Objects of the export have other inode numbers than those above.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_path_into_another_file_system_is_one_question() {
@@ -440,10 +440,10 @@ fn a_path_into_another_file_system_is_one_question() {
     let mnt = ganesha.mnt();
     std::fs::create_dir_all(ganesha.export("d1/d2")).unwrap();
     std::fs::write(ganesha.export("d1/d2/f"), "there").unwrap();
-    // Its cost on a new mount, which is correct at any cost.
+    // The number of calls on a new mount. The result must be right for any number.
     let cost = |version: &str| {
         let mut command = ganesha.inside(HITHER);
-        // Nothing is asked again because its time is over.
+        // No cached state expires during this test.
         command.args(["mount", "-o", &format!("retry=0,vers={version},actimeo=600"), "127.0.0.1:/"]);
         run(command.arg(&mnt)).ok();
         let asked = || {
@@ -472,8 +472,8 @@ fn a_path_into_another_file_system_is_one_question() {
         cost
     };
     for version in ["4.2", "4.1"] {
-        // A caller that is not seen to rest, because it is not scheduled, asks name by name; not
-        // each time.
+        // On a busy machine the kernel's lookups may come one by one, each with its own call. One
+        // of ten attempts must need a single call.
         let costs: Vec<u64> = (0..10).map(|_| cost(version)).take_while(|cost| *cost != 1).collect();
         assert!(costs.len() < 10, "vers={version}: {costs:?} questions");
     }

@@ -1,7 +1,7 @@
-//! `hither serve` where something lies inside an export: mounts of this machine, and other exports;
-//! and clients by name.
+//! `hither serve` with mounts and other exports inside an export, and with clients given by name.
 //!
-//! They need root. The server listens on a loopback address; nothing foreign is started.
+//! The tests need root. The server listens on a loopback address. The tests start no foreign
+//! server.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -25,12 +25,12 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
-/// The error of a mount point that is to be removed or renamed: NFSv3 has no word for EBUSY.
+/// The error for removing or renaming a mount point. NFSv3 has no status for EBUSY.
 fn busy(version: &str) -> i32 {
     if version == "3" { libc::EACCES } else { libc::EBUSY }
 }
 
-/// A tmpfs with a file `inside` at a directory of this machine.
+/// Mounts a tmpfs with a file `inside` on a directory of this machine.
 fn mount_tmpfs(at: &Path) {
     sh(&format!("mount -t tmpfs tmpfs {0} && echo inside > {0}/inside", at.display())).ok();
 }
@@ -39,7 +39,7 @@ fn umount(at: &Path) {
     sh(&format!("umount {}", at.display())).ok();
 }
 
-/// A server of `export`, where `m` has a file `below` and a tmpfs over it.
+/// Starts a server of `export`. Its directory `m` has a file `below`, with a tmpfs mounted over it.
 fn with_a_mount(options: &[&str]) -> Serve {
     let server = Serve::prepare();
     fs::create_dir_all(server.export("m")).unwrap();
@@ -53,7 +53,8 @@ fn with_a_mount(options: &[&str]) -> Serve {
     server
 }
 
-/// With `crossmnt` clients see mounts: from the start, later, and not after their unmount.
+/// With `crossmnt`, clients see mounts: those from before the start and later ones. After an
+/// unmount clients see the directory again.
 /// Promise: S2a
 #[test]
 #[ignore = "needs root"]
@@ -66,12 +67,12 @@ fn crossmnt_leads_into_mounts() {
         assert_eq!(names(&mnt.join("m")), ["inside"]);
         fs::write(mnt.join("m/new"), "new").unwrap();
         assert_eq!(fs::read_to_string(server.export("m/new")).unwrap(), "new");
-        // A file system of its own.
+        // The mount is its own file system.
         fs::write(mnt.join("f"), "f").unwrap();
         assert_eq!(errno(fs::rename(mnt.join("f"), mnt.join("m/f"))), libc::EXDEV);
         assert_eq!(errno(fs::hard_link(mnt.join("f"), mnt.join("m/f"))), libc::EXDEV);
         assert_eq!(errno(fs::remove_dir(mnt.join("m"))), busy(version));
-        // Names that the client has in memory do not hide a mount.
+        // Names in the client's cache do not hide a new mount.
         assert_eq!(fs::read_to_string(mnt.join("deep/late/old/f")).unwrap(), "old");
         mount_tmpfs(&server.export("deep/late"));
         wait_for("the server to see the mount", 60, || server.complaints().contains("have changed"));
@@ -91,7 +92,8 @@ fn crossmnt_leads_into_mounts() {
     }
 }
 
-/// Without it a mount point is an empty directory, and no client writes below the mount.
+/// Without `crossmnt`, a mount point is an empty directory, and no client writes to the directory
+/// below the mount.
 /// Promise: S2a
 #[test]
 #[ignore = "needs root"]
@@ -115,7 +117,7 @@ fn mount_points_are_empty_without_crossmnt() {
     }
 }
 
-/// Each export inside another is entered with the rights that it gives itself.
+/// Each export inside another export grants its own rights.
 /// Promise: S2a
 #[test]
 #[ignore = "needs root"]
@@ -146,7 +148,7 @@ fn exports_inside_exports_have_their_own_rights() {
     }
 }
 
-/// Wildcards and netgroups decide by the name that the machine knows for a client's address.
+/// Wildcards and netgroups match the host name that the machine knows for a client's address.
 /// Promise: S2b
 #[test]
 #[ignore = "needs root"]
@@ -161,7 +163,7 @@ fn clients_are_known_by_name() {
         fs::write(etc.join("netgroup"), "near (client.lab.example,,)\nfar (away.lab.example,,)\n").unwrap();
         fs::write(etc.join("nsswitch.conf"), "passwd: files\ngroup: files\nhosts: files\nnetgroup: files\n")
             .unwrap();
-        // In this test's own mount namespace.
+        // The change affects only this test's mount name space.
         sh(&format!("cp /etc/passwd /etc/group {0} && mount --bind {0} /etc", etc.display())).ok();
         fs::write(server.export("f"), "f").unwrap();
         let export = server.export("").display().to_string();

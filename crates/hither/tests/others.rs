@@ -1,4 +1,5 @@
-//! `hither serve` where clients are in each other's way, are not ours, or want more than there is.
+//! `hither serve` with clients that disturb each other, with foreign clients, and with clients that
+//! ask for more than the server has.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Descriptors that the server has, with those of its connections and of itself.
+/// Descriptor limit of the server. It covers connections and the server's own files as well.
 const DESCRIPTORS: usize = 200;
 
 #[expect(clippy::disallowed_methods, reason = "tests of processes measure in real time")]
@@ -38,10 +39,10 @@ fn opened_to_write(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// Many times as many files are open as the server has descriptors, and each is written and read.
-/// Files that another client has removed go on as well; when they have all descriptors, further
-/// opens are refused after a while, and nothing that is open suffers. `HITHER_OPENS` is the number
-/// of opens, with a fifth of as many descriptors.
+/// Clients hold many more files open than the server has descriptors, and read and write each of
+/// them. Files that another client has removed stay usable. When removed files hold all
+/// descriptors, further opens are refused after a while, and open files stay intact. `HITHER_OPENS`
+/// is the number of opens. The server then has a fifth as many descriptors.
 /// Promise: S7a
 #[test]
 #[ignore = "needs root"]
@@ -68,7 +69,7 @@ fn more_files_are_open_than_there_are_descriptors() {
     fs::rename(other.join("f9"), other.join("f8")).unwrap();
     for (n, file) in &files {
         file.write_all_at(b"x", 0).unwrap();
-        // Each sync waits for the disk.
+        // Only some files are synced, because each fsync waits for the disk.
         if n % 8 == 7 {
             file.sync_all().unwrap();
         }
@@ -103,7 +104,7 @@ fn more_files_are_open_than_there_are_descriptors() {
     assert!(n - count > descriptors * 3 / 8);
     assert!(refused > Duration::from_secs(10) && refused < Duration::from_secs(60), "{refused:?}");
     check(&files);
-    // Somebody else comes as well, and there is room again when files are closed.
+    // Another client is served as well, and closed files make room for new opens.
     assert_eq!(fs::read(other.join("f23")).unwrap(), b"x23");
     files.truncate(count + 10);
     for n in count + descriptors - 20..count + descriptors {
@@ -118,7 +119,8 @@ fn more_files_are_open_than_there_are_descriptors() {
     assert!(said.contains("too many files are open for the limit of descriptors"), "{said}");
 }
 
-/// Makes a file again and again that another client removes; returns how often it did.
+/// Creates a file again and again while another client removes it. Returns the number of created
+/// files.
 fn makes(dir: &Path, over: &AtomicBool, writes: bool) -> u64 {
     let mut made = 0;
     while !over.load(Relaxed) {
@@ -136,7 +138,7 @@ fn makes(dir: &Path, over: &AtomicBool, writes: bool) -> u64 {
     made
 }
 
-/// An object that another client removes during its creation was created and then removed.
+/// The creation of an object succeeds although another client removes the object meanwhile.
 /// Promise: S7b
 #[test]
 #[ignore = "needs root"]
@@ -149,14 +151,14 @@ fn what_is_made_while_others_remove_it_was_there() {
         }
         server.serve();
         let (one, other) = (server.mnt("one"), server.mnt("other"));
-        // Names are asked for each time.
+        // Options under which each call asks for names.
         let options = format!("vers={version},actimeo=0,lookupcache=none");
         server.mount(&options, &one).ok();
         server.mount(&options, &other).ok();
         let (over, removed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let maker = {
             let (dir, over) = (one.clone(), over.clone());
-            // With NFSv4 it is open, whatever its name.
+            // With NFSv4 the file is open and stays usable without a name.
             let writes = version != "3";
             std::thread::spawn(move || makes(&dir, &over, writes))
         };
@@ -184,8 +186,8 @@ fn what_is_made_while_others_remove_it_was_there() {
     }
 }
 
-/// Stands between a client and the server, and answers MKDIR, SYMLINK and LINK, once they are done,
-/// as a server does that is sent them again after it was killed: there is something by that name.
+/// Relays between a client and the server. Lets MKDIR, SYMLINK and LINK succeed and answers them
+/// with NFS3ERR_EXIST. A restarted server answers a repeated call in this way.
 fn repeating(server: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -197,7 +199,7 @@ fn repeating(server: u16) -> u16 {
             let (from, to) = (client.try_clone().unwrap(), there.try_clone().unwrap());
             std::thread::spawn(move || {
                 pass(from, to, |record| {
-                    // The transaction's number, the program and the procedure.
+                    // Transaction id, program and procedure of the call.
                     if let (100_003, proc @ (9 | 10 | 15)) = (word(record, 12), word(record, 20)) {
                         calls.lock().unwrap().insert(word(record, 0), proc);
                     }
@@ -207,8 +209,8 @@ fn repeating(server: u16) -> u16 {
                 pass(there, client, |record| {
                     if let Some(proc) = repeated.lock().unwrap().remove(&word(record, 0)) {
                         assert_eq!(word(record, 24), 0, "it is done");
-                        // NFS3ERR_EXIST and no attributes: of the directory, and before them of the
-                        // linked object.
+                        // NFS3ERR_EXIST without attributes: those of the directory, and for LINK
+                        // also those of the linked object.
                         record.truncate(24);
                         let words: &[u32] = if proc == 15 { &[17, 0, 0, 0] } else { &[17, 0, 0] };
                         words.iter().for_each(|w| record.extend_from_slice(&w.to_be_bytes()));
@@ -237,12 +239,12 @@ fn pass(mut from: TcpStream, mut to: TcpStream, mut change: impl FnMut(&mut Vec<
     }
 }
 
-/// An object made by a call that was then answered as a repetition is found, although its name had
-/// just been absent.
+/// A call creates an object and is answered like a repetition. The client finds the object,
+/// although it had just cached the absence of its name.
 #[test]
 #[ignore = "needs root"]
 fn what_a_repeated_call_has_made_is_found() {
-    // The one in between has no port of the superuser's.
+    // The relay connects from an unprivileged port.
     let mut server = Serve::of_directory().with(&["-o", "rw,insecure,no_root_squash"]);
     server.serve();
     let (mnt, port, mountport) = (server.mnt("mnt"), repeating(server.port), server.port);
@@ -257,7 +259,7 @@ fn what_a_repeated_call_has_made_is_found() {
     ];
     for (name, make) in ways {
         let here = mnt.join(name);
-        // The cached state of a directory that has just changed is not trusted for long.
+        // The client trusts the cached state of a recently changed directory only for a short time.
         common::pause(2500);
         assert_eq!(fs::symlink_metadata(&here).unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!(make(&mnt.join("from"), &here).unwrap_err().kind(), ErrorKind::AlreadyExists, "{name}");
@@ -268,8 +270,8 @@ fn what_a_repeated_call_has_made_is_found() {
     server.stop();
 }
 
-/// libnfs's tools, which are no kernel's client and none of ours. Its NFSv4 is 4.0, which is
-/// refused at once.
+/// The tools of libnfs, a foreign client in user space. Their NFSv4 is NFSv4.0, which the server
+/// refuses at once.
 #[test]
 #[ignore = "needs root"]
 fn the_tools_of_libnfs_list_read_and_write() {
@@ -304,8 +306,8 @@ fn the_tools_of_libnfs_list_read_and_write() {
     assert_eq!(server.stop(), 0);
 }
 
-/// Connections that ask for much and never read hold no more memory than the server may have, and
-/// their neighbour is served. `HITHER_DEAF` tells how many.
+/// Connections that ask for much data and never read hold no more memory than the limit of the
+/// server. Another connection is served meanwhile. `HITHER_DEAF` is the number of connections.
 /// Promise: S7
 #[test]
 #[ignore = "needs root"]

@@ -1,5 +1,5 @@
-//! Calls of programs that other suites have not: locks of others, locks of read-only descriptors,
-//! overlayfs. Each on nfs-ganesha and on `hither serve`.
+//! Calls of programs that other suites lack: locks of other clients, locks on read-only
+//! descriptors, and overlayfs. Each test runs on nfs-ganesha and on `hither serve`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A server, and how to mount it.
+/// A server that a test can mount.
 enum Server {
     Ganesha(Ganesha),
     Hither(Serve),
@@ -52,24 +52,24 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A mount that a failed test left behind must not keep the directory.
+        // A mount that a failed test left must not keep the directory busy.
         for mnt in ["a", "b"].map(|name| self.dir().join(name)).iter().filter(|mnt| is_mounted(mnt)) {
             let _ = Command::new("umount").arg("-l").arg(mnt).status();
         }
     }
 }
 
-/// fcntl(2) about a lock; its answer, or the error.
+/// Calls fcntl(2) for a lock. Returns the kernel's answer or the errno.
 fn fcntl(file: &File, call: i32, kind: i32, (start, len): (i64, i64)) -> Result<(i32, i64, i64), i32> {
     let mut lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: start, l_len: len, l_pid: 0 };
-    // SAFETY: the structure lives across the call and the descriptor is open.
+    // SAFETY: the structure outlives the call, and the descriptor is open.
     match unsafe { libc::fcntl(file.as_raw_fd(), call, &mut lock) } {
         0 => Ok((i32::from(lock.l_type), lock.l_start, lock.l_len)),
         _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
     }
 }
 
-/// F_GETLK tells of every lock of another client, from where to where it is, also of one to the end
+/// F_GETLK reports every lock of another client with its exact range. A range may extend to the end
 /// of the file.
 fn conflicts_are_told(server: &Server) {
     let (a, b) = (server.dir().join("a"), server.dir().join("b"));
@@ -99,6 +99,7 @@ fn conflicts_are_told(server: &Server) {
     }
 }
 
+/// F_GETLK reports locks of another client of nfs-ganesha.
 /// Promise: 16
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -106,6 +107,7 @@ fn conflicts_are_told_of_ganesha() {
     conflicts_are_told(&Server::ganesha());
 }
 
+/// F_GETLK reports locks of another client of `hither serve`.
 /// Promise: 16
 #[test]
 #[ignore = "needs root"]
@@ -113,8 +115,8 @@ fn conflicts_are_told_of_hither() {
     conflicts_are_told(&Server::hither());
 }
 
-/// flock(2) takes either kind of lock on a descriptor for reading, writing or both, if the file may
-/// be opened for that, as on a local disk. It holds between clients, until it is given up.
+/// flock(2) takes either kind of lock on a descriptor for reading, writing or both, as on a local
+/// disk. The file must permit such an open. The lock holds between clients until it is released.
 fn flock_on_every_descriptor(server: &Server) {
     let (a, b) = (server.dir().join("a"), server.dir().join("b"));
     std::fs::set_permissions(server.dir(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -136,10 +138,10 @@ fn flock_on_every_descriptor(server: &Server) {
             drop(other);
             drop(file);
             let last = OpenOptions::new().read(true).write(true).open(b.join("flocked")).unwrap();
-            // The kernel tells of the close a moment after close(2) has returned.
+            // The kernel reports the close a moment after close(2) has returned.
             last.lock().unwrap_or_else(|e| panic!("{case}: {e}"));
         }
-        // A user with the right to read only.
+        // A user with read permission only.
         let script = "exec 3<flocked; flock -s -n 3; flock -x -n 3";
         let mut user = Command::new("setpriv");
         user.args(["--reuid=12345", "--regid=12345", "--clear-groups", "--", "sh", "-c", script]);
@@ -167,13 +169,13 @@ fn flock_on_every_descriptor_with_hither() {
     flock_on_every_descriptor(&Server::hither());
 }
 
-/// Every name that listxattr(2) gives has a value for getxattr(2), and overlayfs over a mount
+/// getxattr(2) returns a value for every name that listxattr(2) lists. overlayfs over a mount
 /// copies files up.
 fn overlays(server: &Server) {
     let mnt = server.dir().join("a");
     for options in ["vers=4.2", "vers=4.1", "vers=3", "vers=4.2,noacl"] {
         server.mount(options, &mnt).ok();
-        // NFSv3 has none, and says so.
+        // NFSv3 has no extended attributes and reports that.
         let list = if options == "vers=3" { "" } else { "getfattr -h -m - -d a/low/* > /dev/null" };
         let script = format!(
             "cd {}; umount over 2>/dev/null || true; rm -rf a/low up work over; mkdir -p a/low/sub up work over
@@ -193,8 +195,8 @@ fn overlays(server: &Server) {
         let said = sh(&script);
         assert_eq!(said.code, 0, "{options}: {said:?}");
         assert!(!said.err.contains("getfattr"), "{options}: {said:?}");
-        // The kernel demands more of an overlay's upper layer than NFS has; it says so, and nothing
-        // is left.
+        // The kernel demands more of an overlay's upper layer than NFS offers. The mount fails with
+        // that message and leaves no file.
         let script = format!(
             "cd {}; rm -rf a/up a/work local; mkdir -p a/up a/work local over; echo local > local/file
              mount -t overlay overlay -o lowerdir=local,upperdir=a/up,workdir=a/work over || {{ rm -r a/up a/work; exit 7; }}

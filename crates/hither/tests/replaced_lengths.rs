@@ -1,8 +1,8 @@
-//! Files that are replaced while others read them: every length and every byte is of one version,
-//! however closes wait.
+//! Files that are replaced while others read them. Every length and every byte belongs to one
+//! version, in each mode of delayed closes.
 //!
-//! They need root. `HITHER_SECONDS` makes each history longer than a second, `HITHER_SEED` repeats
-//! one.
+//! The tests need root. `HITHER_SECONDS` makes each history longer than a second. `HITHER_SEED`
+//! repeats a history.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests of processes")]
 
 mod common;
@@ -26,7 +26,7 @@ fn version(n: u64) -> Vec<u8> {
     vec![b'a' + (n % 26) as u8; 1000 + 700 * (n % 26) as usize]
 }
 
-/// Why these bytes, or only their number, are no version's.
+/// Checks that bytes, or only a length, belong to one version. Returns the fault otherwise.
 fn judge(bytes: Option<&[u8]>, len: u64) -> Result<(), String> {
     let is_version = |n: u64| match bytes {
         Some(bytes) => bytes == version(n),
@@ -39,7 +39,7 @@ fn judge(bytes: Option<&[u8]>, len: u64) -> Result<(), String> {
     }
 }
 
-/// Replaces a file; a name that was just replaced may be stale for a moment.
+/// Replaces a file. A name that was just replaced may be stale for a moment.
 fn replace(dir: &Path, random: &mut Random, writer: u64) -> io::Result<()> {
     let temporary = dir.join(format!("tmp{writer}"));
     if random.below(3) == 0 {
@@ -87,8 +87,8 @@ fn look(dir: &Path, random: &mut Random) -> io::Result<Result<(), String>> {
     })
 }
 
-/// Runs writers beside readers; returns contents that belong to no version, and the number of
-/// looks.
+/// Runs writers and readers side by side. Returns contents that belong to no version, and the
+/// number of calls.
 fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
     for file in 0..FILES {
         fs::write(dir.join(format!("file{file}")), version(0)).unwrap();
@@ -106,7 +106,7 @@ fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
                     };
                     let mut wrong = wrong.lock().unwrap();
                     wrong.1 += 1;
-                    // A stale handle or an absent name is not judged here.
+                    // This test does not judge a stale handle or an absent name.
                     if let Ok(Err(why)) = seen {
                         *wrong.0.entry(why).or_insert(0) += 1;
                     }
@@ -117,6 +117,7 @@ fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
     wrong.into_inner().unwrap()
 }
 
+/// Readers of a file that is replaced never see it empty or mixed.
 /// Promise: 6a
 #[test]
 #[ignore = "needs root"]
@@ -147,7 +148,7 @@ fn replaced_files_are_never_empty() {
     assert!(failed.is_empty(), "seed {seed}: {failed:#?}");
 }
 
-/// The work of each of several processes, with files that wait here after their close.
+/// The script of each of several processes. Their files wait on the client after the close.
 const REMOVE: &str = "
     for round in 1 2; do
         mkdir d$N; cd d$N
@@ -165,8 +166,8 @@ const REMOVE: &str = "
         [ ! -e d$N ] || exit 6
     done";
 
-/// Files that no program uses get no hidden name when they lose theirs: none is listed or counted,
-/// and trees go.
+/// The removal of a closed, unsent file makes no hidden name. No hidden name is listed or counted,
+/// and trees can be removed.
 /// Promise: 6a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

@@ -1,8 +1,8 @@
 //! Files that are replaced or removed while programs of the same mount open them.
 //!
-//! No call fails with ESTALE, no read returns bytes of two files, and a directory is empty when the
+//! No call fails with ESTALE, and no read returns bytes of two files. A directory is empty when the
 //! last of its files was closed and removed. The tests need root and nfs-ganesha.
-//! `HITHER_REPLACING` sets the seconds for each combination of server, version and kind.
+//! `HITHER_REPLACING` is the number of seconds for each combination of server, version and kind.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -21,19 +21,19 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// Bytes of the file that is replaced.
+/// Size of the replaced file in bytes.
 const FILE_BYTES: usize = 4000;
-/// Programs on each side.
+/// Number of writing programs. The number of readers is the same.
 const WRITERS: u64 = 4;
 const READERS: u64 = 4;
 
-/// Servers and versions.
+/// Servers and protocol versions.
 const CASES: &[(&str, &str)] =
     &[("nfs-ganesha", "3"), ("hither serve", "3"), ("nfs-ganesha", "4.2"), ("hither serve", "4.2")];
-/// Time of each case in a short run.
+/// Duration of each case in a short run.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Runs `test` on a mount of each case; in a long run with each option.
+/// Runs `test` on a mount of each case. A long run also tries other options.
 fn for_each_mount(test: impl Fn(&str, &Path)) {
     for_each_pair("", |mount, [mnt, _]| test(mount, mnt));
 }
@@ -94,7 +94,7 @@ fn long() -> Option<Duration> {
     std::env::var("HITHER_REPLACING").ok().map(|s| Duration::from_secs(s.parse().unwrap()))
 }
 
-/// The faults and their numbers.
+/// The faults and their counts.
 #[derive(Default)]
 struct Faults(Mutex<BTreeMap<String, u64>>);
 
@@ -103,7 +103,7 @@ impl Faults {
         *self.0.lock().unwrap().entry(what).or_default() += 1;
     }
 
-    /// Notes an error of a call unless it is one of these.
+    /// Records an error of a call unless its errno is in `allowed`.
     fn check<T>(&self, call: &str, outcome: io::Result<T>, allowed: &[i32]) -> Option<T> {
         outcome
             .inspect_err(|e| {
@@ -121,7 +121,7 @@ impl Faults {
     }
 }
 
-/// How a file gets new contents.
+/// Ways to give a file new contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Rename,
@@ -187,25 +187,27 @@ fn look(dir: &Path, way: Way, mapped: bool, faults: &Faults) {
     }
 }
 
-/// The bytes of a file through a map. A page that cannot be read is an error and no signal.
+/// The bytes of a file through a mapping. A page that cannot be read is an error and raises no
+/// signal.
 fn map(file: &File, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     if len == 0 {
         return Ok(bytes);
     }
-    // SAFETY: the map is the kernel's choice of place, read only, and used through its address
-    // alone.
+    // SAFETY: the kernel chooses the address, and the read-only mapping is used only through that
+    // address.
     let at = unsafe {
         libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
     assert_ne!(at, libc::MAP_FAILED);
     let read = File::open("/proc/self/mem").and_then(|memory| memory.read_exact_at(&mut bytes, at as u64));
-    // SAFETY: nothing refers to the map any more.
+    // SAFETY: nothing refers to the mapping any more.
     unsafe { libc::munmap(at, len) };
     read.map(|()| bytes)
 }
 
 /// Four writers replace a file while four readers open it, read or map it, and ask for its length.
+/// No call fails with ESTALE.
 /// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -227,8 +229,8 @@ fn file_is_replaced_under_readers() {
             };
             let (at, noted, during) = (&dir, &faults, &during);
             let write = |w| move || during(&|n| replace(at, way, w, w + n * WRITERS, noted));
-            // A map of a file that is just being written can meet length 0 (promise 13): in long
-            // runs only.
+            // A mapping of a file that is just being written can meet length 0 (promise 13). Such
+            // mappings occur in long runs only.
             let maps = way != Way::UnlinkAndCreate || long().is_some();
             let read = |r| move || during(&|_| look(at, way, maps && r % 2 == 1, noted));
             let (replaced, opened): (u64, u64) = std::thread::scope(|s| {
@@ -245,7 +247,7 @@ fn file_is_replaced_under_readers() {
     });
 }
 
-/// A program that is replaced while it is started.
+/// A program file is replaced while programs are started from it.
 /// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -255,7 +257,8 @@ fn program_is_replaced_while_started() {
     for_each_mount(|mount, mnt| {
         let (dir, faults) = (mnt.join("programs"), Faults::default());
         fs::create_dir(&dir).unwrap();
-        // A process of its own: no child of the starters has its descriptors.
+        // The replacing loop is a separate process, so that no child of the starters inherits its
+        // descriptors.
         let script = "while [ ! -e stop ]; do cp /bin/true t; mv -f t c; done";
         fs::copy("/bin/true", dir.join("c")).unwrap();
         fs::set_permissions(dir.join("c"), Permissions::from_mode(0o755)).unwrap();
@@ -334,7 +337,7 @@ fn inode_number_is_reused() {
     });
 }
 
-/// A program's use of a file before its removal.
+/// Uses a file in one of several ways and removes it.
 fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
     let path = dir.join("f");
     match kind {
@@ -344,7 +347,7 @@ fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
             fs::write(&path, vec![b'x'; 5000])?;
             fs::read(&path)?;
         }
-        // Removed while it is open, which ends before its directory is removed.
+        // Removes the file while it is open, and closes it before its directory is removed.
         3 => {
             let mut file = File::create(&path)?;
             fs::remove_file(&path)?;
@@ -356,7 +359,7 @@ fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
             fs::remove_file(&path)?;
             file.read_to_end(&mut Vec::new())?;
         }
-        // Replaced while it is open.
+        // Replaces the file while it is open.
         _ => {
             let file = File::create(&path)?;
             fs::write(dir.join("g"), "other bytes")?;
@@ -371,7 +374,7 @@ fn use_and_remove(dir: &Path, kind: u64) -> io::Result<()> {
 }
 
 /// A directory can be removed as soon as the last of its files was closed and removed. The hidden
-/// name of a file that was removed before its close is gone by then.
+/// name of a file that was removed while open is gone by then.
 /// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -402,7 +405,8 @@ fn directory_is_empty_after_last_close() {
     });
 }
 
-/// Processes that make, read and remove trees side by side, each its own and then all the same one.
+/// Processes make, read and remove trees side by side: first each its own tree, then all the same
+/// tree.
 /// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

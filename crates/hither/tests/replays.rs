@@ -1,8 +1,8 @@
-//! Calls of NFSv4 that a server with a journal did before it was killed, sent again to the next
-//! one.
+//! NFSv4 calls that a server with a journal executed before a kill. The client sends them again to
+//! the restarted server.
 //!
-//! They need root and loop devices. The server listens on a loopback address; nothing foreign is
-//! started.
+//! The test needs root and loop devices. The server listens on a loopback address. The test starts
+//! no foreign server.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -17,12 +17,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A client of NFSv4.2 that sends each call in a slot of its own, and again.
+/// A client of NFSv4.2 that sends each call in its own slot, and can repeat the calls.
 struct Client {
     wire: Wire,
     session: Sessionid,
     slot: u32,
-    /// The calls sent, with the handles that came back.
+    /// The calls sent, with the handles that the replies contained.
     sent: Vec<(Compound, Vec<Fh>)>,
 }
 
@@ -33,7 +33,7 @@ impl Client {
         client
     }
 
-    /// Makes a session. Nothing is to be taken back.
+    /// Begins a session and sends RECLAIM_COMPLETE. The client reclaims nothing.
     fn begin(&mut self, name: &str) {
         let args = ExchangeIdArgs {
             clientowner: ClientOwner { verifier: [1; 8], ownerid: name.as_bytes().into() },
@@ -81,7 +81,7 @@ impl Client {
         })
     }
 
-    /// A call that is to be repeated; it must succeed.
+    /// Sends a call that must succeed and that [`Client::repeat`] repeats.
     fn done(&mut self, ops: Vec<Op>) -> Vec<Fh> {
         let all = [vec![self.sequence(self.slot, 1), Op::Putrootfh], ops].concat();
         self.slot += 1;
@@ -93,7 +93,7 @@ impl Client {
         handles
     }
 
-    /// Sends all of those again: each is answered as it was.
+    /// Sends all calls again. Each must be answered as the first time.
     fn repeat(&mut self) {
         for (call, known) in &self.sent {
             for _ in 0..2 {
@@ -148,8 +148,9 @@ fn names(server: &Serve) -> Vec<String> {
     names.into_iter().map(|n| n.into_string().unwrap()).collect()
 }
 
-/// One test, as a runtime of tokio and a second thread with open files of its own do not go
-/// together.
+/// A restarted server answers repeated calls of before the kill and does not execute them again.
+/// Both parts are one test, because a tokio runtime and a second thread with a private file table
+/// conflict.
 /// Promise: S8c
 #[test]
 #[ignore = "needs root"]
@@ -167,7 +168,7 @@ fn each_kind_of_call() {
     let file = c.done(vec![open("f", CreateHow::Guarded(mode(0o640))), Op::Getfh]).remove(0);
     let link = Op::create(CreateType::Link(b"f"[..].into()), b"s", Attrs::default());
     c.done(vec![link, Op::Getfh]);
-    // Several of them in one call, with looks in between.
+    // Several changes in one call, with lookups in between.
     c.done(vec![
         mkdir("d"),
         Op::Getfh,
@@ -195,15 +196,15 @@ fn each_kind_of_call() {
     c.done(vec![Op::putfh(&file), Op::Savefh, Op::Putrootfh, Op::lookup(b"d"), Op::Link(b"l"[..].into())]);
     c.done(vec![Op::Savefh, rename("f", "g"), Op::lookup(b"g"), Op::Getfh]);
     c.done(vec![Op::remove(b"gone")]);
-    // Another client comes after that; its changes stay.
+    // Later changes of another client, which must survive the repetitions.
     let sent = c.sent.len();
     c.done(vec![Op::putfh(&file), write(b"newer!")]);
     for name in ["f", "s", "gone"] {
         c.done(vec![mkdir(name)]);
     }
     c.sent.truncate(sent);
-    // From the journal; from the notes beside it when records were given back; after an orderly
-    // end.
+    // The replies come from the journal, then from the saved replies after journal records were
+    // freed, then from the state of an orderly end.
     for life in 0..4 {
         match life {
             2 => assert_eq!(server.stop(), 0),
@@ -214,8 +215,8 @@ fn each_kind_of_call() {
         c.repeat();
         assert_eq!(names(&server), ["d", "f", "g", "gone", "s", "x"], "life {life}");
         assert_eq!(fs::read(server.export("g")).unwrap(), b"\0\0\0newer!", "life {life}");
-        // Nothing but the very call is known: not the next one of the slot, nor another one of the
-        // same number or session.
+        // The server knows only the exact call. It refuses the next call of the slot, and other
+        // calls with the same number or session.
         let (mut call, _) = c.sent[2].clone();
         let Op::Sequence(first) = call.ops[0].clone() else { panic!("no session") };
         let mut sessionid = first.sessionid;
@@ -236,14 +237,13 @@ fn each_kind_of_call() {
     assert_eq!(server.stop(), 0);
 }
 
-/// A client that makes and unmakes things, one call at a time, and goes on when the server comes
-/// back.
+/// A client that makes and removes objects, one call at a time. It goes on when the server is back.
 struct Worker {
     client: Client,
     name: String,
     dir: Fh,
     seqid: u32,
-    /// Calls that were sent again and answered in the session that was lost.
+    /// Number of repeated calls that were answered in the lost session.
     answered: u64,
 }
 
@@ -257,8 +257,8 @@ impl Worker {
         Self { client, name, dir, seqid: 1, answered: 0 }
     }
 
-    /// Makes a change in the directory until the server says that it is made: no other answer is
-    /// right.
+    /// Makes a change in the directory and repeats it until the server reports success. Any other
+    /// final answer is a fault.
     fn must(&mut self, what: &str, ops: Vec<Op>) {
         loop {
             self.seqid += 1;
@@ -291,7 +291,7 @@ impl Worker {
         }
     }
 
-    /// A new session; `None` when the server was killed meanwhile.
+    /// Begins a new session. `None` when the server was killed meanwhile.
     fn try_begin(&mut self) -> Option<()> {
         let (client, name) = (&mut self.client, self.name.clone());
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| client.begin(&name))).ok()
@@ -311,8 +311,8 @@ impl Worker {
     }
 }
 
-/// Clients that repeat unanswered calls notice nothing of a server that is killed again and again:
-/// no call is executed twice, and no executed call is reported as failed.
+/// Clients repeat unanswered calls while the server is killed again and again. No call is executed
+/// twice, and no executed call is reported as failed.
 fn whoever_sends_again_what_was_not_answered_finds_it_done_once() {
     let rounds = std::env::var("HITHER_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(12_u64);
     let mut server = Serve::prepare();

@@ -1,8 +1,9 @@
-//! A large tree in the disk cache, after an orderly end of its daemon and after a kill: it is
-//! revalidated by many files in a message, and no bytes of it are fetched again.
+//! A large tree in the disk cache, after an orderly end of its daemon and after a kill. A message
+//! revalidates many files, and no byte of them is fetched again.
 //!
-//! It needs root and nfs-ganesha. `HITHER_FILES` is the number of files: `HITHER_FILES=10000 cargo
-//! test -p hither --test revalidation -- --ignored --nocapture` prints the cost.
+//! The test needs root and nfs-ganesha. `HITHER_FILES` is the number of files. This command prints
+//! the cost:
+//! `HITHER_FILES=10000 cargo test -p hither --test revalidation -- --ignored --nocapture`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -12,7 +13,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Directories of the tree.
+/// Number of directories of the tree.
 const DIRS: usize = 40;
 
 /// A tree, and the contents of its files.
@@ -55,7 +56,7 @@ fn sum(report: &Value, of: &str, what: &str) -> u64 {
     report[of].as_array().unwrap().iter().map(|o| o[what].as_u64().unwrap()).sum()
 }
 
-/// Calls and bytes received since the mount.
+/// Calls sent and bytes received since the mount.
 fn cost(mnt: &Path) -> (u64, u64) {
     let report = report(mnt);
     (sum(&report, "operations", "calls"), sum(&report, "connections", "bytes_received"))
@@ -77,6 +78,8 @@ fn kill(mnt: &Path) {
     wait_for("the end of the daemon", 60, || daemons(mnt).is_empty());
 }
 
+/// The next mount revalidates a large cached tree with many files in a message, and fetches no byte
+/// again.
 /// Promise: 11b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -86,11 +89,12 @@ fn a_large_tree_is_asked_about_together_and_not_fetched_again() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     tree.make(&ganesha.export(""));
-    // A file that changed a moment ago may change again without a trace, so it proves nothing.
+    // A file that changed a moment ago may change again without a new time stamp, so its stamp
+    // proves nothing.
     pause(7_000);
     for version in ["4.2", "3"] {
         let dir = ganesha.dir.path().join(format!("cache-{version}"));
-        // Attributes hold longer than this takes on any machine, so that nothing is asked for
+        // Attributes stay valid for longer than the test takes, so the mount asks for nothing
         // twice.
         let options = format!("vers={version},nocto,actimeo=3600,cache={},cache-age=0", dir.display());
         let learn = || {
@@ -117,9 +121,9 @@ fn a_large_tree_is_asked_about_together_and_not_fetched_again() {
             println!("vers={version}: {calls} calls in {questions} questions, {bytes} bytes received");
             assert_eq!(counter(&mnt, "disk", "fetched_bytes"), 0);
             assert_eq!(counter(&mnt, "disk", "passed_reads"), 0);
-            // NFSv3 has a call for each file.
+            // NFSv3 needs a call for each file.
             if version != "3" {
-                // A question is about 11 files at least, and a message about as many.
+                // A request covers at least 11 files, and a message about as many.
                 assert!(calls <= files as u64 / 8, "{calls} calls");
                 assert!(bytes < first.1 / 4, "{bytes} bytes of {}", first.1);
             }

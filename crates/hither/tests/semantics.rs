@@ -1,7 +1,8 @@
-//! The promises of docs/SEMANTICS.md, kept by real mounts of a real server: two mounts are two
+//! The promises of docs/SEMANTICS.md, tested on real mounts of a real server. Two mounts are two
 //! clients.
 //!
-//! They need root and nfs-ganesha: `cargo test -p hither -- --include-ignored` (`make test` does).
+//! The tests need root and nfs-ganesha: `cargo test -p hither -- --include-ignored`, as in
+//! `make test`.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -14,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// Versions that behave differently enough to try both.
+/// Versions that differ enough to test both.
 const VERSIONS: [&str; 2] = ["4.2", "3"];
 
-/// Two mounts of one export with the same options; unmounted in the end, successfully.
+/// Two mounts of one export with the same options. A passing test unmounts both successfully.
 struct Two<'a> {
     ganesha: &'a Ganesha,
     a: PathBuf,
@@ -43,7 +44,7 @@ impl<'a> Two<'a> {
 
 impl Drop for Two<'_> {
     fn drop(&mut self) {
-        // After a failed test only; the first mount point is the fixture's.
+        // Unmounts after a failed test. The first mount point belongs to the fixture.
         let _ = Command::new("umount").arg("-l").arg(&self.b).stderr(std::process::Stdio::null()).status();
         let _ = self.ganesha;
     }
@@ -53,8 +54,8 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// Data acknowledged by close(2) and fsync(2) is at the server, whatever happens to this machine
-/// then: the daemon is killed at once.
+/// Data acknowledged by close(2) and fsync(2) is at the server, also when the daemon is killed
+/// right after the call.
 /// Promise: 1
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -78,8 +79,8 @@ fn close_and_fsync_mean_the_server() {
     }
 }
 
-/// A close waits for no server: another client sees the data after a sync of the first one, or
-/// after `dirty-age`; fsync waits.
+/// A lazy close waits for no server. Another client sees the data after a sync of the first client,
+/// or after `dirty-age`. fsync waits for the server.
 /// Promise: 6a, 6b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -107,8 +108,8 @@ fn a_lazy_close_and_sync() {
     }
 }
 
-/// Trees of files that were closed and not sent can be removed, also where the server keeps a
-/// hidden name of each until then.
+/// Trees of closed, unsent files can be removed, also where the server keeps a hidden name of each
+/// file until the removal.
 /// Promise: 6a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -128,8 +129,9 @@ fn trees_of_files_that_were_not_sent_go() {
     }
 }
 
-/// Times and permissions that the creator of a file sets wait for its bytes. They are there for
-/// every open, after close, and after `dirty-age`; a change that removes rights is there at once.
+/// Times and permissions that the creator of a file sets wait for its data. They are visible to
+/// every open, after a close, and after `dirty-age`. A change that removes permissions is not
+/// delayed.
 /// Promise: 5
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -162,7 +164,7 @@ fn attributes_of_new_files_wait_for_their_bytes() {
             .args(["--reuid=1000", "--regid=1000", "--clear-groups", "cat", &opened_name])
             .current_dir(&two.a);
         assert_eq!(run(&mut other).ok().out, "bytes");
-        assert_eq!(mode(&opened_name), 0o644, "somebody needed them");
+        assert_eq!(mode(&opened_name), 0o644, "another user needed them");
         let (private, private_name) = create("private");
         private.set_permissions(Permissions::from_mode(0o400)).unwrap();
         assert_eq!(mode(&private_name), 0o400);
@@ -198,7 +200,8 @@ fn close_to_open() {
         std::fs::write(&a, "first").unwrap();
         assert_eq!(read(&b), "first");
         for n in 0..5 {
-            // The same length too: neither size nor whole seconds of mtime tell them apart.
+            // All texts have the same length, so neither the size nor the whole seconds of mtime
+            // tell them apart.
             let text = format!("turn{n}");
             std::fs::write(&a, &text).unwrap();
             assert_eq!(read(&b), text, "vers={version}");
@@ -207,7 +210,7 @@ fn close_to_open() {
     }
 }
 
-/// Attributes are believed for `acregmax`, `acdirmax` at most; absent names likewise.
+/// Attributes are cached for at most `acregmax` and `acdirmax`, and absent names likewise.
 /// Promise: 8
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -229,7 +232,7 @@ fn attributes_and_names_age() {
     }
 }
 
-/// `noac` believes nothing for any time.
+/// With `noac`, nothing is cached for any time.
 /// Promise: 9
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -250,7 +253,8 @@ fn noac_is_always_fresh() {
     }
 }
 
-/// Nothing is older than the bound, and within it nothing is asked.
+/// With `consistency=bounded`, no data is older than the bound, and within the bound the mount
+/// sends no request.
 /// Promise: 8b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -265,14 +269,14 @@ fn bounded_has_a_bound() {
         assert_eq!(read(&b), "1");
         std::fs::write(&a, "22").unwrap();
         wait_for("the new contents", 4, || read(&b) == "22");
-        // A file that was written a moment ago may change again without a new time stamp: for its
-        // first five seconds the bytes are fetched again at each end of the bound.
+        // A recently written file may change again without a new time stamp. In its first five
+        // seconds the bytes are fetched again at each end of the bound.
         let written = std::fs::metadata(&b).unwrap().modified().unwrap();
         wait_for("the file's old age", 9, || {
             assert_eq!(read(&b), "22");
             written.elapsed().is_ok_and(|age| age > std::time::Duration::from_secs(8))
         });
-        // When the bound ends meanwhile, from the next end on.
+        // A pass in which the bound ends sends requests. A later pass sends none.
         wait_for(&format!("vers={version}: 50 opens that ask nothing"), 60, || {
             let before = calls(&two.b);
             (0..50).for_each(|_| assert_eq!(read(&b), "22"));
@@ -282,7 +286,7 @@ fn bounded_has_a_bound() {
     }
 }
 
-/// Cached state is not asked for again; this mount's own changes are seen.
+/// A frozen mount asks for cached state only once. It shows its own changes.
 /// Promise: 8c
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -307,7 +311,7 @@ fn frozen_asks_once() {
     }
 }
 
-/// Calls to the server since the mount, lease renewals left out.
+/// Calls to the server since the mount, without lease renewals and CLOSE.
 fn calls(mnt: &Path) -> u64 {
     let out = Command::new(HITHER).args(["stat", "--json"]).arg(mnt).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
@@ -316,7 +320,7 @@ fn calls(mnt: &Path) -> u64 {
     counted.map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
-/// With NFSv4 a lock holds between machines, with NFSv3 on this machine only.
+/// With NFSv4 a lock holds between machines. With NFSv3 it holds on one machine only.
 /// Promise: 16, 18
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -348,8 +352,8 @@ fn whose_locks_they_are() {
     }
 }
 
-/// A file that is removed while open here stays readable and writable until its last close; then
-/// nothing of it is left at the server.
+/// A file that is removed while open stays readable and writable until its last close. Then no part
+/// of it is left at the server.
 /// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -381,8 +385,8 @@ fn removed_open_files_live_on() {
     }
 }
 
-/// The server decides about rights, by uid, gid and supplementary groups of the caller, and new
-/// files are the caller's.
+/// The server decides about permissions, by uid, gid and supplementary groups of the caller. New
+/// files belong to the caller.
 /// Promise: 19
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -408,8 +412,8 @@ fn permissions_are_the_servers() {
         as_user("--clear-groups", &format!("echo mine > mine{version}")).ok();
         let meta = std::fs::metadata(ganesha.export(&format!("mine{version}"))).unwrap();
         assert_eq!((meta.uid(), meta.gid()), (12345, 12345));
-        // A program that others may run and not read; a server cannot tell the two apart, its
-        // answer about rights can.
+        // A program file that others may execute but not read. READ does not distinguish the two
+        // permissions, but the answer to ACCESS does.
         let program = mnt.join(format!("program{version}"));
         std::fs::copy("/bin/true", &program).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o711)).unwrap();
@@ -419,8 +423,8 @@ fn permissions_are_the_servers() {
             let said = as_user("--clear-groups", &format!("cat {shown}"));
             assert!(said.err.contains("Permission denied"), "vers={version}: {} bytes", said.out.len());
         }
-        // An open that would create it asks the same; one that creates a file which may not be read
-        // does not.
+        // An open with O_CREAT of an existing file needs the same permission. An open that creates
+        // an unreadable file needs none.
         let create = "import os, sys; os.umask(0); os.open(sys.argv[1], os.O_RDONLY | os.O_CREAT, 0o200)";
         let late = ganesha.export(&format!("late{version}"));
         assert!(!mnt.join(format!("late{version}")).exists());
@@ -437,8 +441,8 @@ fn permissions_are_the_servers() {
     }
 }
 
-/// `soft` and `softerr` end calls to a dead server with their errno after `timeo` and `retrans`;
-/// `hard` waits, and the waiting program can be killed. When the server is back, all go on.
+/// `soft` and `softerr` end calls to a dead server with their errno after `timeo` and `retrans`.
+/// `hard` waits, and the waiting program can be killed. When the server is back, all mounts go on.
 /// Promise: 22, 23
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -475,7 +479,7 @@ fn hard_and_soft() {
     }
 }
 
-/// A read-only mount refuses changes before the server is asked.
+/// A read-only mount refuses changes without a request.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn read_only() {
@@ -487,8 +491,8 @@ fn read_only() {
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
 }
 
-/// An open that is refused has cut nothing: the right to read, which not every server asks for, is
-/// known before a file is cut.
+/// A refused open truncates no file. Not every server checks the read permission, so the client
+/// checks it before a truncation.
 /// Promise: 19
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -499,10 +503,10 @@ fn refused_opens_cut_nothing() {
     let script = "import os, sys\n\
         flags = {'r': os.O_RDONLY, 'w': os.O_WRONLY, 'rw': os.O_RDWR}[sys.argv[2]] | os.O_TRUNC\n\
         os.open(sys.argv[1], flags | (os.O_CREAT if sys.argv[3] == 'create' else 0), 0o600)";
-    // Not one of root's own, which others may not run.
+    // A Python in root's home directory may not be executable for other users.
     let program = if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
     let mut cases = Vec::new();
-    // Another user's file, and one's own.
+    // Files of another user and of the caller.
     for (owner, mode, open, allowed) in [
         (0, 0o733, "rw", false),
         (0, 0o733, "w", true),
@@ -519,7 +523,7 @@ fn refused_opens_cut_nothing() {
         }
     }
     let name = |version: &str, i: usize| format!("{version}.{i}");
-    // All of them before the server has looked at the directory.
+    // Makes all files before the server has read the directory.
     for version in VERSIONS {
         for (i, (owner, mode, ..)) in cases.iter().enumerate() {
             let there = ganesha.export(&name(version, i));

@@ -1,6 +1,6 @@
-//! `hither serve` as a process: mounts of it, endless restarts, exports, malicious clients.
+//! `hither serve` as a process: mounts of it, repeated kills, exports, and hostile clients.
 //!
-//! They need root. The server listens on a loopback address; nothing foreign is started.
+//! The tests need root. The server listens on a loopback address. No foreign server is started.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -30,7 +30,7 @@ type Truth = BTreeMap<String, Body>;
 #[derive(Default)]
 struct Body {
     bytes: Vec<u8>,
-    /// When it was set.
+    /// The mode, once it was set.
     mode: Option<u32>,
 }
 
@@ -46,10 +46,10 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// Calls that found their work done, by themselves before the server was killed.
+/// Number of repeated calls that found their work done by the first attempt.
 static DONE_BEFORE: AtomicU64 = AtomicU64::new(0);
 
-/// The last call of a worker, reported when it fails.
+/// The last calls of a worker, printed when it fails.
 struct Log {
     dir: std::path::PathBuf,
     lines: std::collections::VecDeque<String>,
@@ -79,7 +79,7 @@ impl Log {
         result.unwrap()
     }
 
-    /// A repeated call of a server that did not live to answer the first one finds its work done.
+    /// Accepts that a repeated call finds its work done, because its first reply was lost.
     #[track_caller]
     fn again(&mut self, what: impl std::fmt::Display, result: std::io::Result<()>, done: ErrorKind) {
         match result {
@@ -92,7 +92,7 @@ impl Log {
     }
 }
 
-/// Changes a directory of its own until it has to end.
+/// Changes its own directory until `over` is set.
 fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth {
     let (mut truth, mut log) = (Truth::new(), Log::new(dir));
     for i in 0.. {
@@ -119,7 +119,7 @@ fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth 
                 }
             }
             2 => {
-                // Bytes in the middle, stable one by one.
+                // Overwrites bytes in the middle and syncs each write.
                 if let Some(body) = truth.get_mut(&name) {
                     let at = usize::from(dice[4]) * 11;
                     let opened =
@@ -147,7 +147,7 @@ fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth 
                 }
             }
             5 => {
-                // A move by two names.
+                // Moves a file by adding a second name and removing the first.
                 let to = format!("f{}", dice[3] % 24);
                 if truth.contains_key(&name) && !truth.contains_key(&to) {
                     let done = fs::hard_link(dir.join(&name), dir.join(&to));
@@ -177,8 +177,7 @@ fn worker(dir: &Path, seed: u64, over: &AtomicBool, count: &AtomicU64) -> Truth 
     truth
 }
 
-/// A file that stays open, and with NFSv4 locked, over all restarts of the server. Returns its
-/// required contents.
+/// Writes to a file that stays open, and with NFSv4 locked. Returns the required contents.
 fn keeper(file: &File, over: &AtomicBool) -> Vec<u8> {
     let mut all = Vec::new();
     let mut file = file;
@@ -198,7 +197,7 @@ fn keeper(file: &File, over: &AtomicBool) -> Vec<u8> {
     all
 }
 
-/// Kills the server again and again under load; its directory has all acknowledged data at the end.
+/// Kills the server again and again under load. In the end all acknowledged data is on its disk.
 fn kills(version: &str, mut server: Serve, rounds: u64) {
     server.serve();
     let mnt = server.mnt("mnt");
@@ -207,7 +206,7 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
     let workers: Vec<_> = (0..3)
         .map(|n| {
             let (dir, over, count) = (mnt.join(format!("d{n}")), over.clone(), count.clone());
-            // Made before the first kill: after one, a repeated mkdir may find its directory there.
+            // Made before the first kill, because a repeated mkdir may find its directory.
             fs::create_dir(&dir).unwrap();
             std::thread::spawn(move || worker(&dir, n, &over, &count))
         })
@@ -235,7 +234,7 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
     let truths: Vec<Truth> = workers.into_iter().map(|w| w.join().unwrap()).collect();
     let line = keeper.join().unwrap();
     if version != "3" {
-        // The lock was taken back each time: no other client can have it.
+        // The client reclaimed the lock each time, so no other client can get it.
         let other = server.mnt("other");
         server.mount(&format!("vers={version}"), &other).ok();
         let file = File::options().write(true).open(other.join("kept")).unwrap();
@@ -267,6 +266,7 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
     server.stop();
 }
 
+/// All acknowledged data is at the server after repeated kills.
 /// Promise: S5
 #[test]
 #[ignore = "needs root"]
@@ -276,7 +276,7 @@ fn what_was_acknowledged_is_there_however_often_the_server_is_killed() {
     }
 }
 
-/// The same, with a journal: every start applies records again over the existing data.
+/// As above, with a journal. Each start replays records and undoes no later change.
 /// Promise: S8, S8b
 #[test]
 #[ignore = "needs root"]
@@ -293,8 +293,7 @@ fn with_journal(size_mib: &str) -> Serve {
     server.with(&["--journal", &journal, "--journal-size", size_mib])
 }
 
-/// A client of NFSv3 that got no answers sends its calls again, with their transaction ids and from
-/// its port, as clients do.
+/// A restarted server answers the repeated calls of an NFSv3 client and executes none again.
 /// Promise: S8c
 #[test]
 #[ignore = "needs root"]
@@ -332,12 +331,12 @@ fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
     wire.done(&write(b"stable"));
     wire.done(&RemoveArgs { object: at(&root, "s") });
     wire.done(&RmdirArgs { object: at(&root, "gone") });
-    // Another client comes after that; its changes stay.
+    // Later changes of another client, which must survive the repetitions.
     wire.call(&write(b"newer!")).into_result().unwrap();
     wire.call(&create("f", None)).into_result().unwrap();
     wire.call(&create("s", None)).into_result().unwrap();
     wire.call(&mkdir("gone")).into_result().unwrap();
-    // From the journal; from notes beside it when records were given back; after an orderly end.
+    // Replies come from the journal, from replies saved beside it, and from an orderly end.
     for life in 0..4 {
         match life {
             2 => assert_eq!(server.stop(), 0),
@@ -352,7 +351,7 @@ fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
         assert_eq!(names, ["d", "f", "g", "gone", "long", "s"], "life {life}");
         assert_eq!(fs::read(server.export("g")).unwrap(), b"\0\0\0newer!", "life {life}");
     }
-    // They were not made again because they were known, not because they could not be.
+    // The repetitions above were recognised. New calls of the same kind are executed.
     let remove = RemoveArgs { object: at(&root, "s") };
     assert_eq!(wire.call(&remove).status(), Nfsstat3::OK);
     assert_eq!(wire.call(&remove).status(), Nfsstat3::NOENT);
@@ -360,6 +359,7 @@ fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
     assert_eq!(server.stop(), 0);
 }
 
+/// A start without the journal that holds records, or with a foreign journal, is refused.
 /// Promise: S9
 #[test]
 #[ignore = "needs root"]
@@ -386,7 +386,7 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
     let used = second("120", &named);
     assert!(used.code != 0 && used.err.contains("another server uses it"), "{used:?}");
     server.kill();
-    // Without it, its records would be applied over newer bytes some day.
+    // Without its journal, the server might later replay the records over newer bytes.
     let without = second("120", &[]);
     assert!(without.code != 0 && without.err.contains("start with it (--journal "), "{without:?}");
     let other = dir.join("journal2");
@@ -400,13 +400,12 @@ fn a_journal_is_not_forgotten_nor_taken_for_another() {
     assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "stable");
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     assert_eq!(server.stop(), 0);
-    // An orderly end leaves nothing in it: the next start may do without.
+    // An orderly end empties the journal, so the next start may omit it.
     let without = second("3", &[]);
     assert_eq!(without.code, 124, "it serves until it is ended: {without:?}");
 }
 
-/// A state directory serves one server at a time, on any port, and a journal belongs to its state
-/// directory until it is empty.
+/// A state directory has one server at a time. A journal with records belongs to one directory.
 /// Promise: S9
 #[test]
 #[ignore = "needs root"]
@@ -433,11 +432,12 @@ fn a_state_directory_has_one_server() {
     assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "stable");
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     assert_eq!(server.stop(), 0, "{}", server.complaints());
-    // Emptied by an orderly end it is free for any server.
+    // An orderly end empties the journal, and any server may use it.
     let empty = other("5", "state2", &named);
     assert_eq!(empty.code, 124, "it serves until it is ended: {empty:?}");
 }
 
+/// `hither serve` prints a working mount command. A signal ends the server in an orderly way.
 #[test]
 #[ignore = "needs root"]
 fn the_printed_command_mounts_it_and_a_signal_ends_it() {
@@ -459,7 +459,7 @@ fn the_printed_command_mounts_it_and_a_signal_ends_it() {
     symlink("sub/f", mnt.join("link")).unwrap();
     assert_eq!(fs::read_to_string(mnt.join("link")).unwrap(), "body");
     assert_eq!(fs::read_to_string(server.export("sub/f")).unwrap(), "body");
-    // Another one does not get the port, and names the remedy.
+    // A second server does not get the port, and its message names the remedy.
     let listen = format!("127.0.0.1:{}", server.port);
     let second = run(Command::new(HITHER)
         .args(["serve", "/", "--listen", &listen, "--state-dir"])
@@ -475,14 +475,14 @@ fn the_printed_command_mounts_it_and_a_signal_ends_it() {
     assert!(daemons(&mnt).is_empty());
 }
 
-/// The server answered that the right is missing, or that the export is read-only: the question
-/// decides which.
+/// Asserts that the server refused a change for a missing permission or a read-only export.
 #[track_caller]
 fn refused(result: std::io::Result<()>) {
     let errno = result.unwrap_err().raw_os_error();
     assert!(matches!(errno, Some(libc::EROFS | libc::EACCES)), "{errno:?}");
 }
 
+/// Each export grants its own rights. The server reads the exports again on SIGHUP.
 /// Promise: S6
 #[test]
 #[ignore = "needs root"]
@@ -537,8 +537,7 @@ fn exports_say_who_may_do_what_and_are_read_again() {
         let (_, said) = at("denied", version);
         assert_eq!(said.code, 32, "{said:?}");
     }
-    // SIGHUP: a read-only export becomes writable, on the existing mounts. A file with a mistake
-    // changes nothing.
+    // SIGHUP makes an export writable on existing mounts. A file with a mistake changes nothing.
     let ro = server.mnt("mnt-ro-4.2");
     fs::write(&file, "/nonsense").unwrap();
     server.signal(libc::SIGHUP);
@@ -551,7 +550,7 @@ fn exports_say_who_may_do_what_and_are_read_again() {
     server.stop();
 }
 
-/// Connections that send impossible bytes, until told to end; they are counted in `all`.
+/// Opens connections that send invalid bytes until `over` is set. `all` counts them.
 fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
     let mut held: Vec<TcpStream> = Vec::new();
     let mut count = 0;
@@ -562,23 +561,21 @@ fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
         s.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
         s.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let noise = bytes(seed << 20 | count, 4096);
-        // A call of NFSv3 NULL, whole: mark, xid, CALL, version 2, program, version, procedure, two
-        // empty credentials.
+        // A NULL call of NFSv3: mark, xid, CALL, version 2, program, version, procedure,
+        // credentials.
         let call: Vec<u8> = [0x8000_0028_u32, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]
             .iter()
             .flat_map(|w| w.to_be_bytes())
             .collect();
         let _ = match count % 6 {
             0 => s.write_all(&noise),
-            // A record of 2 GiB is announced.
+            // Announces a record of 2 GiB.
             1 => s.write_all(&[0xff; 4]).and_then(|()| s.write_all(&noise)),
-            // Endless fragments of nothing.
             2 => (0..1000).try_for_each(|_| s.write_all(&[0, 0, 0, 0])),
-            // A mark whose record never comes, held.
+            // Sends a mark without its record, and keeps the connection open.
             3 => s.write_all(&[0x80, 0, 1, 0, 1, 2, 3]),
-            // Calls whose answers are never read, held.
+            // Sends calls, never reads the replies, and keeps the connection open.
             4 => (0..2_000).try_for_each(|_| s.write_all(&call)),
-            // A good call with noise behind it.
             _ => s.write_all(&call).and_then(|()| s.write_all(&noise)),
         };
         let mut buf = [0; 64];
@@ -589,6 +586,7 @@ fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
     }
 }
 
+/// Hostile clients neither delay another client for long nor exceed the memory limit.
 /// Promise: S7
 #[test]
 #[ignore = "needs root"]
@@ -631,7 +629,7 @@ fn clients_that_mean_harm_hurt_nobody_else() {
     assert_eq!(server.stop(), 0, "it lived until it was told to end");
 }
 
-/// A child that ends with its test.
+/// A child process that is killed at the end of its test.
 struct Child(std::process::Child);
 
 impl Drop for Child {
@@ -641,7 +639,7 @@ impl Drop for Child {
     }
 }
 
-/// A real rpcbind's entries of TCP programs: number, version, port.
+/// The TCP programs registered with rpcbind: number, version, port.
 fn registered() -> Vec<(u32, u32, u16)> {
     let out = Command::new("rpcinfo").args(["-p", "127.0.0.1"]).output().unwrap();
     assert!(out.status.success(), "rpcinfo: {}", String::from_utf8_lossy(&out.stderr));
@@ -654,6 +652,7 @@ fn registered() -> Vec<(u32, u32, u16)> {
     all
 }
 
+/// `hither serve` registers its ports with rpcbind and removes them at an orderly end.
 /// Promise: S14
 #[test]
 #[ignore = "needs root, rpcbind and nfs-common"]
@@ -680,7 +679,7 @@ fn rpcbind_knows_the_ports() {
     assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "found");
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
 
-    // Another server does not take them away, not even at its end; with `off` it prints nothing.
+    // A second server leaves these entries alone, also at its end. With `off` it reports nothing.
     for (port, when, says) in [(2051, "auto", Some("of another server, on port 2050")), (2052, "off", None)] {
         let said = server.dir.path().join(format!("said-{port}"));
         let mut other = Command::new(HITHER);
@@ -693,14 +692,14 @@ fn rpcbind_knows_the_ports() {
         if let Some(says) = says {
             wait_for("its line", 60, || told().contains(says));
         }
-        // SAFETY: kill takes numbers; the child is not waited for yet.
+        // SAFETY: kill takes numbers. The child was not waited for yet.
         assert_eq!(unsafe { libc::kill(other.0.id() as libc::pid_t, libc::SIGTERM) }, 0);
         assert!(other.0.wait().unwrap().success());
         assert_eq!(told().contains("rpcbind"), says.is_some(), "{}", told());
         assert_eq!(registered(), all);
     }
 
-    // Left behind by a crash, and taken over; removed at an orderly end.
+    // A crash leaves entries. The next start takes them over, and an orderly end removes them.
     server.kill();
     assert_eq!(registered(), all);
     server.serve();
@@ -711,6 +710,7 @@ fn rpcbind_knows_the_ports() {
     assert_eq!(registered(), []);
 }
 
+/// NFSv4 ACLs show and change the POSIX ACLs of the served file system.
 /// Promise: S8e
 #[test]
 #[ignore = "needs root, acl, nfs4-acl-tools and util-linux"]
@@ -742,12 +742,12 @@ fn acls_are_those_of_the_file_system_that_is_served() {
     assert!(reads(1003) && !reads(1004));
     assert_eq!(fs::metadata(&here).unwrap().mode() & 0o7777, 0o670, "the mask is the group's permissions");
 
-    // A mode takes from all that the mask covers, and leaves the list.
+    // A new mode restricts every entry that the mask covers, and keeps the list.
     fs::set_permissions(&here, Permissions::from_mode(0o600)).unwrap();
     assert_eq!(getfacl(&there), set.replace("mask::rwx", "mask::---"));
     assert!(!reads(1001) && !reads(1003));
 
-    // New objects in a directory begin with the directory's default.
+    // New objects in a directory start with the directory's default ACL.
     fs::create_dir(mnt.join("d")).unwrap();
     words("setfacl -d -m u:1001:rw", &server.export("d")).ok();
     let seen = words("nfs4_getfacl", &mnt.join("d")).ok().out;
@@ -758,6 +758,7 @@ fn acls_are_those_of_the_file_system_that_is_served() {
     assert_eq!(server.stop(), 0, "{}", server.complaints());
 }
 
+/// Large files are read unchanged by each version, whole and in parts, also after local changes.
 /// Promise: S4
 #[test]
 #[ignore = "needs root"]
@@ -771,7 +772,7 @@ fn large_files_are_read_as_they_are_however_they_are_asked_for() {
     });
     let file = server.export("large");
     for (round, len) in [5 << 20, (3 << 20) + 17, 70_000, (6 << 20) + 4095, 100].into_iter().enumerate() {
-        // In memory the first time, and changed in its place after that.
+        // The first read may come from memory. Later rounds change the file in place.
         let mut content = bytes(round as u64, len);
         fs::write(&file, &content).unwrap();
         for at in [0, len / 2, len.saturating_sub(50)] {

@@ -1,4 +1,5 @@
-//! Programs on the socket of a mount, against a real server: their view, their cost, their rights.
+//! Programs on the socket of a mount, with a real server: their view, their cost, their
+//! permissions.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -17,8 +18,7 @@ fn umount(dir: &Path) {
     run(Command::new(HITHER).arg("umount").arg(dir)).ok();
 }
 
-/// Calls that the server was asked until now, without those that renew the lease, and all of them
-/// by name.
+/// Number of calls to the server so far, without lease renewals, and all of them by name.
 fn rpcs(dir: &Path) -> (u64, String) {
     let said = run(Command::new(HITHER).args(["stat", "--json"]).arg(dir)).ok().out;
     let report: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -29,7 +29,7 @@ fn rpcs(dir: &Path) -> (u64, String) {
     (counted.into_iter().map(calls).sum(), each.join(", "))
 }
 
-/// Everything that a file can do, on the versions that differ.
+/// All operations on files, with the versions that differ.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn files_by_the_socket() {
@@ -96,7 +96,7 @@ fn files_by_the_socket() {
     }
 }
 
-/// A thousand small files come in few round trips, and cached ones cost none.
+/// A thousand small files arrive in few round trips, and cached files need none.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn many_files_take_few_round_trips() {
@@ -110,7 +110,7 @@ fn many_files_take_few_round_trips() {
         std::fs::write(ganesha.export(name), vec![i as u8; 100 + i]).unwrap();
     }
     std::fs::write(ganesha.export("0/large"), vec![7; 3 << 20]).unwrap();
-    // Nothing ends while this goes on, however busy the machine is.
+    // No cached state expires during this test on any machine.
     ganesha.mount("vers=4.2,actimeo=3600", &mnt).ok();
     let client = Client::connect(&mnt).unwrap();
     let (before, _) = rpcs(&mnt);
@@ -129,7 +129,7 @@ fn many_files_take_few_round_trips() {
     println!("1000 files looked at: {} RPCs ({each})", after - before);
     assert!(after - before <= 8, "{} RPCs to look at 1000 files: {each}", after - before);
 
-    // Errors, large files and parts come where they belong.
+    // Errors, large files and parts arrive at their own places in the result.
     let mixed = ["0/large", "none", "0", "1/f1", "none/none"];
     let read = client.read_many(&mixed).unwrap();
     let kinds: Vec<_> = read.iter().map(|r| r.as_ref().map(Vec::len).map_err(|e| e.raw_os_error())).collect();
@@ -146,11 +146,12 @@ fn many_files_take_few_round_trips() {
     assert_eq!(parts.into_iter().flatten().collect::<Vec<_>>(), wanted);
     umount(&mnt);
 
-    // State that holds for a minute is not asked for twice.
+    // State that holds for a minute is requested once.
     ganesha.mount("vers=4.2,consistency=bounded=60", &mnt).ok();
     let client = Client::connect(&mnt).unwrap();
     client.read_many(&names).unwrap().into_iter().for_each(|read| drop(read.unwrap()));
-    // (Files written less than five seconds ago may change without a trace, and are not kept.)
+    // Files written less than five seconds ago may change without a new time stamp, and are not
+    // cached.
     wait_for("a thousand files that are known", 60, || {
         let (before, _) = rpcs(&mnt);
         let all = client.read_many(&names).unwrap();
@@ -162,14 +163,15 @@ fn many_files_take_few_round_trips() {
     umount(&mnt);
 }
 
-/// A change on one side is seen on the other at once, whatever the kernel caches.
+/// A change on one side is visible on the other side at once, even if the kernel has cached the old
+/// state.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn socket_and_mount_see_each_other() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     for version in ["4.2", "3"] {
-        // Everything is believed for a minute: only being told shows anything.
+        // Cached state holds for a minute, so only notifications can show a change.
         ganesha.mount(&format!("vers={version},consistency=bounded=60"), &mnt).ok();
         let client = Client::connect(&mnt).unwrap();
         std::fs::write(mnt.join("f"), "by the mount").unwrap();
@@ -182,7 +184,7 @@ fn socket_and_mount_see_each_other() {
             let file = OpenOptions::new().write(true).open(&client, "f").unwrap();
             let body = [b'a' + round % 26; 6];
             file.write_all_at(&body, 0).unwrap();
-            // Before it is closed, through a descriptor that has read the old bytes.
+            // Before the close, through a descriptor that has read the old bytes.
             held.read_exact_at(&mut start, 0).unwrap();
             assert_eq!(start, body, "round {round}");
             file.write_all_at(b"!", 12 + u64::from(round)).unwrap();
@@ -192,7 +194,7 @@ fn socket_and_mount_see_each_other() {
             assert_eq!((&whole[..6], whole.len()), (&body[..], 13 + usize::from(round)));
         }
 
-        // Names: absent ones, new ones, listings.
+        // Absent names, new names, and listings.
         assert!(!mnt.join("new").exists());
         let list = || {
             let mut names: Vec<_> = std::fs::read_dir(&mnt)
@@ -226,7 +228,7 @@ fn socket_and_mount_see_each_other() {
         assert_eq!(byte, *b"1");
         drop(open);
 
-        // The other way: data that a program of the mount has not closed yet.
+        // The other direction: data that a program of the mount has not closed yet.
         let writer = std::fs::File::create(mnt.join("g")).unwrap();
         for round in 0..20_u8 {
             writer.write_all_at(&[round; 3], 0).unwrap();
@@ -239,12 +241,11 @@ fn socket_and_mount_see_each_other() {
         assert_eq!(client.stat("g").unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!(client.read("h").unwrap(), [19]);
         std::fs::remove_file(mnt.join("h")).unwrap();
-        // A file that was open when it lost its name goes a moment after its last close.
+        // A file that lost its name while open disappears a moment after its last close.
         let left = || std::fs::read_dir(ganesha.export("")).unwrap().count();
         wait_for("an empty directory", 60, || left() == 0);
 
-        // Appends come behind the appends of others: by the socket, by the mount, and by another
-        // mount.
+        // Appends follow the appends of others, by the socket, by the mount and by another mount.
         let log = client.create("log").unwrap();
         let second = OpenOptions::new().write(true).open(&client, "log").unwrap();
         assert_eq!(log.append(b"one ").unwrap(), 4);
@@ -277,7 +278,7 @@ fn socket_and_mount_see_each_other() {
         file.close().unwrap();
         drop(other);
         client.remove_file("s").unwrap();
-        // Also when the mount learns of the file only afterwards.
+        // The same when the mount learns of the file only later.
         let file = client.create("s").unwrap();
         file.write_all_at(b"earlier", 0).unwrap();
         let other = std::fs::OpenOptions::new().write(true).open(mnt.join("s")).unwrap();
@@ -290,7 +291,7 @@ fn socket_and_mount_see_each_other() {
     }
 }
 
-/// Each user has its own rights, and no others; the socket admits the configured users.
+/// Each user has exactly its own permissions. The socket admits the configured users.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn rights_are_those_of_the_program() {
@@ -316,13 +317,13 @@ fn rights_are_those_of_the_program() {
     for options in ["vers=4.2", "vers=3", "vers=4.2,consistency=bounded=60"] {
         let where_ = format!("{options},socket={},socket-mode=0666", socket.display());
         ganesha.mount(&where_, &mnt).ok();
-        // The data that the superuser has read lies in memory.
+        // The data that the superuser has read is in memory.
         let client = Client::connect(&mnt).unwrap();
         for _ in 0..2 {
             let read = client.read_many(&names).unwrap();
             assert!(read.iter().all(Result::is_ok), "{options}: {read:?}");
         }
-        // The example is another user, with one group more.
+        // The program runs as another user with one more group.
         for (uid, groups, wanted) in [
             (1234, "4242", "root: EACCES, group: 5, own: 3, all: 3, closed/f: EACCES, blind: EACCES"),
             (1234, "1", "root: EACCES, group: EACCES, own: 3, all: 3, closed/f: EACCES, blind: EACCES"),
@@ -353,7 +354,7 @@ fn rights_are_those_of_the_program() {
         umount(&mnt);
         assert!(!socket.exists(), "the socket goes with the mount");
     }
-    // By default only the superuser is admitted; with nosocket there is no socket.
+    // By default only the superuser is admitted. With `nosocket` there is no socket.
     ganesha.mount("vers=4.2", &mnt).ok();
     let dev = std::fs::metadata(&mnt).unwrap().dev();
     let usual = format!("/run/hither/{}:{}.programs", libc::major(dev), libc::minor(dev));
@@ -366,7 +367,7 @@ fn rights_are_those_of_the_program() {
     umount(&mnt);
     let refused = ganesha.mount("vers=4.2,socket=relative", &mnt);
     refused.fails(1, "hither: option 'socket=relative': expected an absolute path");
-    // Read only is read only.
+    // A read-only mount refuses changes by the socket as well.
     ganesha.mount("vers=4.2,ro", &mnt).ok();
     let client = Client::connect(&mnt).unwrap();
     assert!(client.is_read_only());
@@ -376,7 +377,7 @@ fn rights_are_those_of_the_program() {
     umount(&mnt);
 }
 
-/// Whole trees with attributes; changes as they are found out.
+/// Whole trees with attributes, and notifications of changes.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn trees_and_changes() {
@@ -404,7 +405,7 @@ fn trees_and_changes() {
     println!("a tree of 1040: {} RPCs ({each})", after - before);
     assert!(after - before <= 41 * 3, "{} RPCs for 41 directories: {each}", after - before);
     assert_eq!(client.walk("t", 1).unwrap().count(), 20);
-    // An unread walk holds nothing up.
+    // A walk whose results are not read blocks no other call.
     let mut begun = client.walk("t", u32::MAX).unwrap();
     begun.next().unwrap().unwrap();
     drop(begun);
@@ -423,7 +424,8 @@ fn trees_and_changes() {
     first.sort_by_key(|(i, _)| *i);
     assert!(first[0].1.as_ref().is_ok_and(|a| a.size == 0));
     assert_eq!(first[1].1.as_ref().unwrap_err().kind(), ErrorKind::NotFound);
-    // Several steps of a program (cutting a file, writing it) may be reported as several changes.
+    // Several steps of a program (truncating a file, writing it) may be reported as several
+    // changes.
     let mut told = |wanted: (usize, Option<u64>), steps: &[(usize, Option<u64>)]| loop {
         let (i, attr) = changes.next_within(within).unwrap();
         let missing = |e: std::io::Error| assert_eq!(e.kind(), ErrorKind::NotFound);
@@ -444,7 +446,7 @@ fn trees_and_changes() {
     umount(&mnt);
 }
 
-/// For every message sent, others are served, and nothing stays open.
+/// For every kind of bad message, other programs are served, and no file stays open.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn strange_programs_hurt_themselves() {
@@ -456,7 +458,7 @@ fn strange_programs_hurt_themselves() {
     let refused = |bytes: &[u8]| {
         let mut stream = UnixStream::connect(&socket).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        // It may be closed before everything is written.
+        // The server may close the connection before all bytes are written.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -479,13 +481,13 @@ fn strange_programs_hurt_themselves() {
         assert!(text.contains("malformed"), "{bytes:?}: {text}");
     }
     long.truncate(5);
-    // A number that is in use: two readers of one name.
+    // A request number in use: two reads with one number.
     let mut doubled = greeting.clone();
     let watch = Request::Watch(vec![b"f"]);
     watch.encode(5, &mut doubled);
     watch.encode(5, &mut doubled);
     assert!(String::from_utf8_lossy(&refused(&doubled)).contains("in use"));
-    // A program asks for much and reads nothing: gigabytes do not pile up.
+    // A program requests gigabytes and reads nothing. The replies do not accumulate.
     let mut greedy = UnixStream::connect(&socket).unwrap();
     greedy.write_all(&greeting).unwrap();
     greedy.set_nonblocking(true).unwrap();
@@ -531,13 +533,13 @@ fn strange_programs_hurt_themselves() {
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
         report["layers"]["socket"][name].as_u64().unwrap()
     };
-    // The bytes are at the server before the close has come to its end.
+    // The bytes reach the server before the close has ended.
     wait_for("nothing open", 60, || figure("files_open") == 0);
     assert!(figure("malformed") >= 6 && figure("pieces") > 50);
     umount(&mnt);
 }
 
-/// The Python package's own tests, on a mount, with fsspec where it is installed.
+/// The Python package's own tests run on a mount, with fsspec where it is installed.
 #[test]
 #[ignore = "needs root, nfs-ganesha and Python"]
 fn the_python_package() {
@@ -545,7 +547,7 @@ fn the_python_package() {
     let mnt = ganesha.mnt();
     ganesha.mount("vers=4.2", &mnt).ok();
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bindings/python");
-    // The system's, which has the system's fsspec.
+    // The system's Python, which finds the system's fsspec.
     let python = if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
     let mut tests = Command::new(python);
     tests
@@ -558,7 +560,7 @@ fn the_python_package() {
     umount(&mnt);
 }
 
-/// A descriptor of a file that is wholly in the cache of a frozen mount, and of no other.
+/// A frozen mount lends descriptors of files that are completely in its cache. No other mount does.
 #[test]
 #[ignore = "needs root, nfs-ganesha and Python"]
 fn descriptors_are_lent_where_nothing_changes() {
@@ -593,7 +595,7 @@ fn descriptors_are_lent_where_nothing_changes() {
         ganesha.mount(&options, &mnt).ok();
         let said = run(Command::new("python3").args(["-c", script, dir, mnt.to_str().unwrap(), wanted])).ok();
         assert_eq!(said.out.trim(), wanted, "{options}: {}", said.err);
-        // In Rust, with which libhither does it.
+        // The same with the Rust crate, which libhither uses.
         let file = Client::connect(&mnt).unwrap().open("f").unwrap();
         match file.lend() {
             Ok(lent) => {
@@ -601,7 +603,7 @@ fn descriptors_are_lent_where_nothing_changes() {
                 assert_eq!((wanted, lent.read_at(&mut bytes, 0).unwrap()), ("lent", body.len()));
                 assert!(bytes[..body.len()] == body);
                 assert!(lent.write_at(b"x", 0).is_err());
-                // Programs that this one runs do not get it.
+                // Programs that this one executes do not inherit the descriptor.
                 assert_eq!(rustix::io::fcntl_getfd(&lent).unwrap(), rustix::io::FdFlags::CLOEXEC);
             }
             Err(e) => assert_eq!((wanted, e.raw_os_error()), ("ENOTSUP", Some(libc::EOPNOTSUPP))),
@@ -611,7 +613,7 @@ fn descriptors_are_lent_where_nothing_changes() {
     }
 }
 
-/// `hither daemon`: the same without a mount.
+/// `hither daemon` serves the socket without a mount.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn without_a_mount() {
@@ -632,7 +634,7 @@ fn without_a_mount() {
         assert_eq!(line, format!("127.0.0.1:/export for programs at {}\n", socket.display()));
         daemon
     };
-    // nsenter(1) has become the daemon itself.
+    // nsenter(1) has executed the daemon, so the process id is the daemon's.
     let kill = |daemon: &std::process::Child, signal: &str| {
         run(Command::new("kill").args([signal, &daemon.id().to_string()])).ok();
     };
@@ -650,7 +652,7 @@ fn without_a_mount() {
         let all = client.read_many(&names).unwrap();
         assert!(all.into_iter().zip(&names).all(|(read, name)| read.unwrap() == name.as_bytes()));
         assert_eq!(client.walk("", u32::MAX).unwrap().count(), 22);
-        // An absolute link leads somewhere on a machine, and nothing is mounted on this one.
+        // An absolute link has no target here, because nothing is mounted on this machine.
         client.symlink("/d/f", "d/absolute").unwrap();
         assert_eq!(client.read("d/absolute").unwrap_err().raw_os_error(), Some(libc::EXDEV));
         let second = ["daemon", "127.0.0.1:/export", "-o", "retry=0", "--socket", socket.to_str().unwrap()];
@@ -666,7 +668,7 @@ fn without_a_mount() {
         assert_eq!(std::fs::read(ganesha.export("d/open")).unwrap(), b"not closed");
         assert!(client.stat("").is_err(), "the daemon is gone");
         drop((file, client));
-        // A killed one leaves its socket, which the next one takes.
+        // A killed daemon leaves its socket, and the next daemon takes it over.
         let mut daemon = start(options);
         kill(&daemon, "-KILL");
         daemon.wait().unwrap();

@@ -1,7 +1,7 @@
-//! Steering a disk cache from outside: policies, programs that choose evictions, traces, and disks
-//! that are full, read-only or broken.
+//! Control of a disk cache from outside: policies, programs that choose evictions, traces, and
+//! disks that are full, read-only or broken.
 //!
-//! It needs root, nfs-ganesha, python3, and mkfs.ext4 with loop devices.
+//! The tests need root, nfs-ganesha, python3, and mkfs.ext4 with loop devices.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -37,7 +37,7 @@ fn pattern(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251 + n) as u8).collect()
 }
 
-/// A server with `count` files of `len` bytes, f0 and so on.
+/// A server with `count` files of `len` bytes, named f0 and so on.
 fn with_files(count: usize, len: usize) -> Ganesha {
     let ganesha = Ganesha::start();
     for n in 0..count {
@@ -50,8 +50,8 @@ fn settled(mnt: &str) {
     wait_for("a quiet cache", 60, || counter(mnt, "queue_bytes") == 0);
 }
 
-/// Often read data stays, over a remount too, during a scan; pinned data stays as well; no read is
-/// wrong.
+/// During a scan, s3-fifo keeps often read data, also over a remount, and lru does not. Pinned data
+/// stays with both. The size limit holds, and no read is wrong.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -67,8 +67,8 @@ fn policies_keep_what_they_say_and_limits_hold() {
         );
         ganesha.mount_with_cache(&options, &mnt);
         assert_eq!(status(shown)["room"]["policy"], policy);
-        // Six files that are wanted again and again, and one that is pinned.
-        // (Reads that follow each other closely are one use.)
+        // Six files that are read again and again, and one that is pinned. Reads that follow each
+        // other closely count as one use.
         wait_for("all to have been used", 60, || {
             (0..7).for_each(read);
             settled(shown);
@@ -85,7 +85,7 @@ fn policies_keep_what_they_say_and_limits_hold() {
         for n in 7..60 {
             read(n);
             settled(shown);
-            // Data that comes before the cleaner has made room again would not be kept.
+            // The cleaner must make room first. The cache would not keep data that arrives before.
             wait_for("the cleaner", 60, || {
                 let room = &status(shown)["room"];
                 assert!(room["entry_bytes"].as_u64() <= room["hard_bytes"].as_u64(), "{room}");
@@ -109,8 +109,8 @@ fn policies_keep_what_they_say_and_limits_hold() {
     }
 }
 
-/// One sequential read of a file three times as large as the cache leaves the files there that are
-/// used, asks for each of its bytes once, and leaves a part of itself, which the next one finds.
+/// A sequential read of a file three times as large as the cache keeps the used files in the cache.
+/// It fetches each byte once. A part of the large file stays, and the next read finds it.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_large_scan_leaves_hot_files() {
@@ -130,13 +130,13 @@ fn a_large_scan_leaves_hot_files() {
             let before = counter(shown, "fetched_bytes");
             let mut large = std::fs::File::open(mnt.join("large")).unwrap();
             assert_eq!(std::io::copy(&mut large, &mut std::io::sink()).unwrap(), 200 * MIB);
-            // The kernel's own copy goes.
-            // SAFETY: the descriptor is open; nothing else is passed but numbers.
+            // The kernel must drop its pages.
+            // SAFETY: the descriptor is open, and all other arguments are numbers.
             assert_eq!(unsafe { libc::posix_fadvise(large.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
             settled(shown);
             counter(shown, "fetched_bytes") - before
         };
-        // But for those that come with the open.
+        // Each byte is fetched once, except those that come with the open.
         let fetched = scan();
         assert!((199 * MIB..=200 * MIB).contains(&fetched), "{policy}: each byte once: {fetched}");
         let files = |least: u64| {
@@ -152,13 +152,13 @@ fn a_large_scan_leaves_hot_files() {
     }
 }
 
-/// The saved index of the one part of a cache directory, if it is valid.
+/// The saved index of the only part of a cache directory, if the index is valid.
 fn saved_index(dir: &Path) -> Option<PathBuf> {
     let parts = std::fs::read_dir(dir).unwrap().flatten().map(|e| e.path().join("memo/index.x"));
     parts.filter(|file| std::fs::read(file).is_ok_and(|bytes| bytes.starts_with(b"hitherX"))).last()
 }
 
-/// A program with a policy of its own lists, chooses and evicts; pinned files stay.
+/// A program with its own policy lists files, chooses among them and evicts. Pinned files stay.
 #[test]
 #[ignore = "needs root, nfs-ganesha and python3"]
 fn a_program_chooses_what_goes() {
@@ -170,7 +170,7 @@ fn a_program_chooses_what_goes() {
     settled(shown);
     let all = json(cache(&["ls", "--json", shown]));
     assert_eq!(all.as_array().unwrap().len(), 20);
-    // Three are named by their keys, and stay.
+    // Three files are named by their keys, and stay.
     let keys: Vec<&str> = all.as_array().unwrap()[..3].iter().map(|e| e["key"].as_str().unwrap()).collect();
     let with_keys = |what: &str| {
         sh(&format!("printf '{}' | $HITHER cache {what} --keys --json {shown}", keys.join("\\n")))
@@ -203,8 +203,8 @@ fn a_program_chooses_what_goes() {
     umount(shown);
 }
 
-/// The opens of a program and its children are recorded in order, without those of others, and read
-/// again elsewhere.
+/// A trace records the opens of a program and its children in order, without those of other
+/// programs. The replay reads the files on another mount.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn a_trace_is_recorded_and_replayed() {
@@ -233,9 +233,9 @@ fn a_trace_is_recorded_and_replayed() {
     let names = ["f3", "f1", "f5", "d/in a directory"];
     let expected: String = names.iter().map(|name| format!("{shown}/./{name}\n")).collect();
     assert_eq!(std::fs::read_to_string(&trace).unwrap(), expected);
-    // Without a program all programs count, until it is interrupted.
+    // Without a program, the trace records all programs until it is interrupted.
     let all = ganesha.dir.path().join("all");
-    // (It records when it listens to SIGINT.)
+    // The trace records from the moment when it handles SIGINT.
     let script = format!(
         "$HITHER trace record -m {shown} {} & \
          until grep -q '^SigCgt:.*[2367abef]$' /proc/$!/status; do sleep 0.1; done; \
@@ -245,7 +245,7 @@ fn a_trace_is_recorded_and_replayed() {
     sh(&script).ok();
     assert_eq!(std::fs::read_to_string(&all).unwrap(), format!("{shown}/./f8\n"));
     umount(shown);
-    // Another mount point, an empty cache.
+    // Another mount point and an empty cache.
     let other = ganesha.dir.path().join("mnt2");
     std::fs::create_dir(&other).unwrap();
     let elsewhere = other.to_str().unwrap();
@@ -254,7 +254,7 @@ fn a_trace_is_recorded_and_replayed() {
     settled(elsewhere);
     assert_eq!(counter(elsewhere, "entries"), 4);
     umount(elsewhere);
-    // A trace is a list for `warm`, too.
+    // `cache warm` also takes a trace as its list.
     ganesha.mount_with_cache(&options("three"), &mnt);
     sh(&format!("$HITHER cache warm --quiet - < {list}")).ok();
     settled(shown);
@@ -264,7 +264,7 @@ fn a_trace_is_recorded_and_replayed() {
         .fails(1, "hither: there is no mount of hither");
 }
 
-/// READs that a mount has sent.
+/// Number of READs that a mount has sent.
 fn reads(mnt: &str) -> u64 {
     let report: serde_json::Value = serde_json::from_str(&hither(&["stat", "--json", mnt]).ok().out).unwrap();
     let all = report["operations"].as_array().unwrap();
@@ -279,7 +279,7 @@ fn calls_are_traced_and_played() {
     let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path());
     let (shown, trace) = (mnt.to_str().unwrap(), dir.join("trace"));
     let list = trace.to_str().unwrap();
-    // Past the kernel's pages, so that each reaches the daemon.
+    // The reads bypass the kernel's pages, so that each reaches the daemon.
     let script = format!(
         "for round in 1 2 3; do for f in f0 f1 f2 f3; do dd if={shown}/$f iflag=direct bs=1M status=none | wc -c; sleep 0.2; done; done"
     );
@@ -297,7 +297,8 @@ fn calls_are_traced_and_played() {
     let (recorded, small, large) = (&played[0], &played[1], &played[2]);
     assert_eq!((&recorded["reads"], &recorded["files"]), (&12.into(), &4.into()), "{recorded}");
     assert!(recorded["asked_for_reads"].as_u64().unwrap() >= 12, "{recorded}");
-    // Three of the four, and the fourth makes room by the next read.
+    // The small cache holds three of the four files. The fourth file evicts the next one to be
+    // read.
     assert_eq!(
         (&small["hits"], &large["hits"], &large["calls"]),
         (&0.into(), &8.into(), &4.into()),
@@ -306,17 +307,18 @@ fn calls_are_traced_and_played() {
     let waited = |line: &serde_json::Value| line["at"][0]["waited_us"].as_f64().unwrap();
     let spared = (waited(small) - waited(large)) / 100_000.0;
     assert!((7.5..9.5).contains(&spared), "eight round trips: {spared}, {played:?}");
-    // All policies, a megabyte and enough for all unless told otherwise; a table for people.
+    // By default the prediction covers all policies, with one megabyte and with enough for all
+    // files. Without `--json` it prints a table.
     assert_eq!(play(&[]).len(), 1 + 2 * 3);
     let told = hither(&["trace", "what-if", list]).ok().out;
     assert!(told.contains("s3-fifo") && told.contains("at 200 ms"), "{told}");
-    // And so it is.
+    // The real cache confirms the prediction.
     ganesha.mount_with_cache(&format!("vers=4.2,cache={},cache-age=0", dir.join("cache").display()), &mnt);
     sh(&script).ok();
     let with = reads(shown);
     assert!(without >= 12 && with < 12, "{with} of {without}");
     umount(shown);
-    // A list of files is no trace of calls.
+    // A list of files is not a trace of calls.
     std::fs::write(&trace, "/mnt/./a\n").unwrap();
     let refused = hither(&["trace", "what-if", list]);
     assert!(
@@ -331,8 +333,8 @@ fn trouble(mnt: &str) -> String {
     status(mnt)["trouble"].as_str().unwrap_or_default().to_string()
 }
 
-/// Whether the daemons' log tells of a disk that fails, once each time: after it a disk that works
-/// comes first, which it may for a moment when it is tried again.
+/// Asserts that the daemons' log reports a failing disk once each time. Between two such reports
+/// comes a report of a working disk. The retry of a failing disk may cause that report.
 #[track_caller]
 fn told_once(ganesha: &Ganesha) {
     let log = std::fs::read_to_string(ganesha.dir.path().join("log")).unwrap();
@@ -342,8 +344,8 @@ fn told_once(ganesha: &Ganesha) {
     assert!(!told.is_empty() && told.iter().enumerate().all(|(i, what)| *what == i % 2), "{log}");
 }
 
-/// Waits until the cache tells of a disk that fails so, which it does for half a minute after each
-/// attempt; `stat` tells the same.
+/// Waits until the cache reports this failure of its disk. The report stays for half a minute after
+/// each attempt. `hither stat` shows the same report.
 #[track_caller]
 fn tells(mnt: &str, words: &str, mut attempt: impl FnMut()) {
     wait_for(words, 60, || {
@@ -355,15 +357,15 @@ fn tells(mnt: &str, words: &str, mut attempt: impl FnMut()) {
     });
 }
 
-/// Reads the files `0..count` of `len` bytes until a whole round fetches nothing, because all of
-/// them are here.
+/// Reads the files `0..count` of `len` bytes until a whole round fetches nothing, because all files
+/// are cached.
 #[track_caller]
 fn all_here(mnt: &Path, count: usize, len: usize) {
     let shown = mnt.to_str().unwrap();
     again(shown, || {
         let asked = || counter(shown, "fetches") + counter(shown, "passed_reads");
-        // All the time: data read before the disk is in use again is not kept, and fetched in a
-        // later round.
+        // The disk must work during the whole round. Data read before the disk is in use again is
+        // not kept, and a later round fetches it.
         let (well, before) = (trouble(shown).is_empty(), asked());
         right(mnt, 0..count, len);
         settled(shown);
@@ -371,8 +373,8 @@ fn all_here(mnt: &Path, count: usize, len: usize) {
     });
 }
 
-/// The files are as they should be. The kernel does not keep their pages, so that the next reader
-/// asks the cache again.
+/// Asserts that the files have the right contents. The kernel drops their pages, so that the next
+/// reader asks the cache again.
 #[track_caller]
 fn right(mnt: &Path, files: std::ops::Range<usize>, len: usize) {
     for n in files {
@@ -384,7 +386,7 @@ fn right(mnt: &Path, files: std::ops::Range<usize>, len: usize) {
     }
 }
 
-/// Waits until the cache is in use again: it tries every half minute.
+/// Waits until the cache uses its disk again. The cache tries every half minute.
 #[track_caller]
 fn again(mnt: &str, mut is: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
@@ -394,8 +396,8 @@ fn again(mnt: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// A file system that is full with other things: the mount goes on, says so once and in `stat`, and
-/// uses it when there is room.
+/// A disk that other data fills: the mount works without the disk, reports that once and in
+/// `hither stat`, and uses the disk again when it has space.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -405,7 +407,8 @@ fn a_full_disk() {
     let (shown, at) = (mnt.to_str().unwrap(), small.display());
     std::fs::create_dir(&small).unwrap();
     sh(&format!("mount -t tmpfs -o size=4m,mode=700 none {at}")).ok();
-    // The cache may not know that it is short of space: it finds out by writing.
+    // With this option the cache does not know that space is short. It learns it from a failed
+    // write.
     let options = format!("vers=4.2,cache={at}/cache,cache-age=0,cache-min-free=0,fill=off");
     ganesha.mount_with_cache(&options, &mnt);
     right(&mnt, 0..40, 300_000);
@@ -420,21 +423,22 @@ fn a_full_disk() {
     right(&mnt, 0..40, 300_000);
     assert_eq!(counter(shown, "fetches"), before);
     umount(shown);
-    // Less free space than `cache-min-free`: nothing fails, and data is evicted.
+    // Less free space than `cache-min-free`: no call fails, and data is evicted.
     let options = format!("vers=4.2,cache={at}/cache,cache-age=0,cache-min-free=60M,fill=off");
     ganesha.mount_with_cache(&options, &mnt);
     wait_for("the cleaner", 60, || counter(shown, "entry_bytes") < 5 << 20);
     right(&mnt, 0..40, 300_000);
     settled(shown);
-    // (The last of the queue is on the disk before the cleaner has made room for it.)
+    // The last file of the queue reaches the disk before the cleaner has made room for it.
     wait_for("the cleaner", 60, || status(shown)["room"]["free_bytes"].as_u64().unwrap() > 55 << 20);
     assert_eq!(counter(shown, "errors"), 0);
     umount(shown);
     sh(&format!("umount {at}")).ok();
 }
 
-/// A file system that turns read-only under the cache, as ext4 does after an error: its data is
-/// used, nothing is added; it is used again after it was mounted anew.
+/// A file system that becomes read-only under the cache, as ext4 does after an error. The cache
+/// uses the existing data and adds none. After a new mount of the file system, the cache uses it
+/// fully again.
 /// Promise: 11a
 #[test]
 #[ignore = "needs root, nfs-ganesha and loop devices"]
@@ -462,8 +466,8 @@ fn a_disk_that_becomes_read_only() {
     assert!(counter(shown, "fetched_bytes") - before <= 6_000_000, "what is there is used");
     tells(shown, "Read-only file system", || right(&mnt, 0..20, 300_000));
     told_once(&ganesha);
-    // Mended and mounted again, below the same mount of the server. (A copy: the broken one lives
-    // as long as it is in use.)
+    // Repairs a copy of the image and mounts it below the same mount of the server. The broken file
+    // system exists as long as it is in use.
     let mended = ganesha.dir.path().join("mended");
     sh(&format!(
         "umount -l {at}; cp {0} {1}; e2fsck -fy {1} >/dev/null || [ $? -le 2 ]",
@@ -477,7 +481,7 @@ fn a_disk_that_becomes_read_only() {
     right(&mnt, 0..20, 300_000);
     assert_eq!(counter(shown, "fetches"), before);
     umount(shown);
-    // One that is read-only from the beginning.
+    // A file system that is read-only from the beginning.
     sh(&format!("umount {at}; mount -o loop,ro {} {at}", mended.display())).ok();
     ganesha.mount(&options, &mnt).ok();
     right(&mnt, 0..20, 300_000);

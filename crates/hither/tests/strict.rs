@@ -1,8 +1,8 @@
 //! `consistency=strict`: random histories and races of two mounts of one server. Every read, stat,
-//! listing and failed lookup shows the result of the last call that had returned before it began,
-//! by either mount.
+//! listing and failed lookup shows the last call of either mount that returned before it began.
 //!
-//! They need root and nfs-ganesha. `HITHER_SEED` repeats a history, `HITHER_STEPS` makes it longer.
+//! The tests need root and nfs-ganesha. `HITHER_SEED` repeats a history. `HITHER_STEPS` makes it
+//! longer.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -18,10 +18,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// The server.
+/// Kinds of servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// nfs-ganesha: no delegations, and a `change` made of a clock that ticks.
+    /// nfs-ganesha: without delegations, and with a `change` attribute derived from a ticking
+    /// clock.
     Ganesha,
     Hither,
     /// `hither serve --max-delegations`.
@@ -96,8 +97,8 @@ impl Two {
 }
 
 impl Drop for Two {
-    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its
-    /// server.
+    /// Unmounts after a failed test. The fixture's directory cannot be removed while its mounts
+    /// wait for its server.
     fn drop(&mut self) {
         for mnt in &self.mounts {
             let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
@@ -109,14 +110,14 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|n| n.parse().ok())
 }
 
-/// A file as it has to be.
+/// The required state of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Truth {
     bytes: Vec<u8>,
     mode: u32,
 }
 
-/// An open file: the mount that has it open, its file, and whether it was opened for appending.
+/// An open file: the mount that has it open, its object, and whether it was opened for appending.
 struct Held {
     who: usize,
     object: usize,
@@ -131,7 +132,7 @@ struct World {
     held: Vec<Held>,
     made: usize,
     random: Random,
-    /// Whether a moment of rest now and then lets the server delegate something.
+    /// Whether the history pauses now and then, so that the server can delegate files.
     rests: bool,
     log: Vec<String>,
 }
@@ -151,11 +152,11 @@ impl World {
             1 => 4096,
             _ => 1 + self.below(20_000),
         };
-        // Often as long as the old contents: only the bytes differ.
+        // The length often equals that of the old contents, so that only the bytes differ.
         vec![b'a' + (self.made % 26) as u8; len]
     }
 
-    /// An open file.
+    /// Chooses an open file.
     fn some(&mut self) -> Option<usize> {
         (!self.held.is_empty()).then(|| self.below(self.held.len()))
     }
@@ -238,8 +239,8 @@ impl World {
         self.objects.get_mut(&object).unwrap().bytes.truncate(to);
     }
 
-    /// A file that no program has open: with NFSv3 an open file would be gone for the other mount
-    /// (promise 13).
+    /// Removes a file that no program has open. With NFSv3 an open file would be gone for the other
+    /// mount (promise 13).
     fn remove(&mut self, path: &Path, name: &str) {
         if !self.is_held(name) {
             assert_eq!(fs::remove_file(path).is_ok(), self.names.remove(name).is_some(), "{}", self.tail());
@@ -257,7 +258,7 @@ impl World {
         self.names.extend(object.map(|object| (to, object)));
     }
 
-    /// As editors save: the name gets another file.
+    /// Replaces a file as editors do: the name gets another file.
     fn replace(&mut self, who: usize, path: &Path, name: String) {
         if !self.is_held(&name) {
             let spare = self.mounts[who].join("spare");
@@ -319,7 +320,7 @@ impl World {
         assert_eq!(listed, wanted, "listing by {who} {}", self.tail());
     }
 
-    /// A mapping that is made now.
+    /// Checks the bytes of a new mapping.
     fn check_mapping(&self, who: usize, name: &str) {
         let Some(object) = self.names.get(name) else { return };
         let file = File::open(self.mounts[who].join(name)).unwrap();
@@ -354,8 +355,8 @@ fn read_at(file: &File, buffer: &mut [u8], at: usize) -> usize {
 
 /// The bytes of a file as a new shared mapping shows them.
 fn mapped(file: &File, len: usize) -> Vec<u8> {
-    // SAFETY: a new mapping of a length above zero, read while it is there and removed; no program
-    // cuts the file meanwhile.
+    // SAFETY: the mapping is new and not empty. It is read before its removal, and no program
+    // truncates the file meanwhile.
     unsafe {
         let at =
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
@@ -366,6 +367,7 @@ fn mapped(file: &File, len: usize) -> Vec<u8> {
     }
 }
 
+/// In a random history of two mounts, every call sees the latest change.
 /// Promise: 8d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -402,8 +404,8 @@ fn calls(mnt: &Path, operation: &str) -> u64 {
     all.iter().filter(|o| o["name"] == operation).map(|o| o["calls"].as_u64().unwrap()).sum()
 }
 
-/// Bytes of a small file under a delegation are asked for once, without one by each read; names
-/// always.
+/// The bytes of a small file under a delegation are requested once. Without a delegation each read
+/// requests them. Names are requested each time.
 /// Promise: 8d
 #[test]
 #[ignore = "needs root"]
@@ -413,7 +415,7 @@ fn what_is_delegated_is_answered_from_here() {
         let [a, b] = &two.mounts;
         let quiet = || {
             fs::write(b.join("f"), "delegated").unwrap();
-            // A file is not delegated for a while after a write.
+            // The server does not delegate a file for a while after a write.
             pause(700);
             for _ in 0..3 {
                 assert_eq!(fs::read(a.join("f")).unwrap(), b"delegated");
@@ -426,8 +428,8 @@ fn what_is_delegated_is_answered_from_here() {
             calls(a, "READ") == before.0
         };
         match kept {
-            true => wait_for("reads that ask nobody", 60, quiet),
-            false => assert!(!quiet(), "nothing covers what is kept"),
+            true => wait_for("reads without a request", 60, quiet),
+            false => assert!(!quiet(), "no delegation covers the cached bytes"),
         }
         fs::write(b.join("f"), "changed").unwrap();
         assert_eq!(fs::read(a.join("f")).unwrap(), b"changed");
@@ -435,7 +437,7 @@ fn what_is_delegated_is_answered_from_here() {
     }
 }
 
-/// A number that one thread writes and others look for: the begun and the returned writes.
+/// A number that one thread writes and others read: the last begun write and the last returned one.
 #[derive(Default)]
 struct Register {
     begun: AtomicU64,
@@ -444,7 +446,7 @@ struct Register {
 }
 
 impl Register {
-    /// Writes ever larger numbers until they were looked at often enough.
+    /// Writes growing numbers until they were read often enough.
     fn write(&self, over: &AtomicBool, looks: u64, write: impl Fn(u64)) {
         let _end = EndAll(over);
         for n in 1.. {
@@ -457,7 +459,7 @@ impl Register {
         }
     }
 
-    /// Looks until the writers have ended; `None`: it was not there to be looked at.
+    /// Reads until the writers have ended. `None` from `look` means that the object was absent.
     fn look(&self, over: &AtomicBool, what: &str, look: impl Fn() -> Option<u64>) {
         let _end = EndAll(over);
         while !over.load(SeqCst) {
@@ -470,7 +472,7 @@ impl Register {
     }
 }
 
-/// When one fails, all end.
+/// Ends all threads when one of them panics.
 struct EndAll<'a>(&'a AtomicBool);
 
 impl Drop for EndAll<'_> {
@@ -481,13 +483,13 @@ impl Drop for EndAll<'_> {
     }
 }
 
-/// A number in eight bytes.
+/// Reads a number of eight bytes.
 fn eight(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// The contents of a file that others replace and remove; a very late reader may find it gone
-/// (NFSv3).
+/// The contents of a file that other threads replace and remove. With NFSv3 a very late reader may
+/// find the file gone.
 fn unless_gone(read: std::io::Result<Vec<u8>>) -> Option<u64> {
     match read {
         Ok(bytes) => Some(eight(&bytes)),
@@ -496,8 +498,9 @@ fn unless_gone(read: std::io::Result<Vec<u8>>) -> Option<u64> {
     }
 }
 
-/// One mount writes, the other looks, all the time and at once: in a file that both hold open, in
-/// one that is replaced, at the length of one that grows, and for names that come and go.
+/// One mount writes while the other reads, all the time: a file that both hold open, a replaced
+/// file, the length of a growing file, and names that come and go. A call that begins sees every
+/// call that has returned.
 /// Promise: 8d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -530,8 +533,8 @@ fn what_has_returned_is_seen_by_who_begins() {
                 }),
                 scope.spawn(|| {
                     replaced.write(&over, LOOKS, |n| {
-                        // With NFSv3 an open file is gone with its last name: it has another one
-                        // for a while.
+                        // With NFSv3 an open file disappears with its last name. Another name keeps
+                        // it for a while.
                         fs::write(a.join("new"), n.to_le_bytes()).unwrap();
                         fs::hard_link(a.join("new"), a.join(format!("old{n}"))).unwrap();
                         if n > 20 {
@@ -569,7 +572,7 @@ fn what_has_returned_is_seen_by_who_begins() {
             });
             scope.spawn(|| {
                 named.look(&over, "name", || {
-                    // It is asked for when it is absent, again and again.
+                    // The absent name is looked up again and again.
                     let next = named.done.load(SeqCst) + 1;
                     let there = |made: bool| {
                         let is = b.join(format!("d/{next}")).exists();

@@ -1,7 +1,7 @@
-//! `subtree=PATH:MODE`: each directory keeps its own promise, seen by a mount beside which another
-//! client changes files.
+//! `subtree=PATH:MODE`: each directory keeps its own promise in a mount, while another client
+//! changes files.
 //!
-//! They need root and nfs-ganesha: `cargo test -p hither --test subtree -- --include-ignored`.
+//! The tests need root and nfs-ganesha: `cargo test -p hither --test subtree -- --include-ignored`.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -31,7 +31,7 @@ enum Server {
     Hither(Serve),
 }
 
-/// A mount with subtrees, and one of another client.
+/// A mount with subtrees, and a mount of another client.
 struct Two {
     a: PathBuf,
     b: PathBuf,
@@ -62,7 +62,7 @@ impl Two {
         for dir in [&two.a, &two.b] {
             fs::create_dir_all(dir).unwrap();
         }
-        // It sees new files of this mount at once.
+        // The other client sees new files of this mount at once.
         two.mount_on(&two.b, "actimeo=0,lookupcache=none");
         for dir in ["datasets/v1", "queue/in", "rest", "deep/er/queue", "seconds"] {
             fs::create_dir_all(two.b.join(dir)).unwrap();
@@ -87,8 +87,8 @@ impl Two {
 }
 
 impl Drop for Two {
-    /// After a failed test: nothing of the fixture can be removed while its mounts wait for its
-    /// server.
+    /// Unmounts after a failed test. The fixture's directory cannot be removed while its mounts
+    /// wait for its server.
     fn drop(&mut self) {
         for mnt in [&self.a, &self.b] {
             let _ = Command::new("umount").arg("-l").arg(mnt).stderr(std::process::Stdio::null()).status();
@@ -109,7 +109,7 @@ fn operations(mnt: &Path) -> BTreeMap<String, u64> {
     operations.iter().map(one).collect()
 }
 
-/// All of them, lease renewals left out.
+/// Number of all calls, without lease renewals and CLOSE.
 fn calls(mnt: &Path) -> u64 {
     let counted = operations(mnt).into_iter().filter(|(op, _)| !matches!(&op[..], "SEQUENCE" | "CLOSE"));
     counted.map(|(_, calls)| calls).sum()
@@ -122,7 +122,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A frozen part is not asked for again, a strict part is never stale, and the rest keeps
+/// The mount asks for a frozen part only once. A strict part is never stale, and the rest keeps
 /// close-to-open.
 /// Promise: 8e
 #[test]
@@ -146,7 +146,7 @@ fn each_subtree_keeps_its_mode() {
             assert_eq!(fs::metadata(&frozen).unwrap().len(), 1);
             assert_eq!(names(&a.join("datasets/v1")).len(), 1);
         }
-        // The first listing asks; then nothing does.
+        // The first listing sends requests. Later listings send none.
         let listed = calls(a);
         assert!(listed - before <= 3, "{kind:?}: {} calls", listed - before);
         for _ in 0..20 {
@@ -168,7 +168,7 @@ fn each_subtree_keeps_its_mode() {
     }
 }
 
-/// Changes of all kinds by another client, each of which is seen by the next call here.
+/// Changes of all kinds by another client. The next call of this mount sees each of them.
 fn strict(kind: Kind, here: &Path, there: &Path) {
     let (f, g) = ("f", "g");
     for i in 0..12 {
@@ -186,8 +186,7 @@ fn strict(kind: Kind, here: &Path, there: &Path) {
         fs::remove_file(there.join(g)).unwrap();
         assert!(!here.join(g).exists(), "{kind:?}: removed {i}");
     }
-    // A file that is held open shows later writes, and this mount's writes are at the server at
-    // once.
+    // A file that is held open shows later writes. This mount's writes are at the server at once.
     let held = fs::OpenOptions::new().read(true).write(true).open(here.join(f)).unwrap();
     use std::os::unix::fs::FileExt;
     for i in 0..12_u8 {
@@ -200,8 +199,8 @@ fn strict(kind: Kind, here: &Path, there: &Path) {
     }
 }
 
-/// A directory that is made later follows the rule from the beginning; a file of that name follows
-/// its directory only.
+/// A directory that is made later follows its rule from the beginning. A file of that name follows
+/// the rule of its directory only.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -221,7 +220,8 @@ fn what_appears_comes_under_its_rule() {
     }
 }
 
-/// Nothing goes from one subtree into another but by copying; within each everything goes as ever.
+/// Renames and links from one subtree into another fail, so only a copy moves data. Within a
+/// subtree they work as usual.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -247,7 +247,7 @@ fn renames_and_links_stay_within() {
             assert_eq!(e.kind(), ErrorKind::CrossesDevices, "{kind:?}: {from}");
         }
         fs::rename(a.join("queue/in/f"), a.join("queue/g")).unwrap();
-        // Two subtrees of one mode, and directories beside the way to one.
+        // Two subtrees of one mode, and directories beside the path of a subtree.
         fs::rename(a.join("queue/g"), a.join("deep/er/queue/g")).unwrap();
         fs::rename(a.join("rest"), a.join("deep/rest")).unwrap();
         fs::hard_link(a.join("deep/rest/r"), a.join("deep/er/r")).unwrap();
@@ -260,7 +260,7 @@ fn renames_and_links_stay_within() {
     }
 }
 
-/// By each of its names a file follows the promise of that name's subtree, and all names show this
+/// By each of its names a file follows the promise of that name's subtree. All names show this
 /// mount's changes.
 /// Promise: 8e
 #[test]
@@ -297,8 +297,8 @@ fn a_file_with_names_in_several_subtrees() {
     }
 }
 
-/// A directory that another client moves into a strict subtree is strict from then on, with its
-/// earlier cached state.
+/// A directory that another client moves into a strict subtree is strict from then on. This
+/// includes its earlier cached state.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -318,8 +318,8 @@ fn what_another_client_moves_changes_its_promise() {
     }
 }
 
-/// Frozen data is kept on the local disk and its bytes are asked for once, also by the next mount;
-/// a strict part bypasses the disk.
+/// Frozen data is kept on the local disk and requested once, also by the next mount. A strict part
+/// bypasses the disk.
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -332,7 +332,7 @@ fn with_a_disk_cache() {
         let (a, b) = (&two.a, &two.b);
         let (here, big) = (a.join("datasets/v1/big"), "b".repeat(300_000));
         fs::write(b.join("datasets/v1/big"), &big).unwrap();
-        // A file that has just changed could change again without a trace.
+        // A file that has just changed could change again without a new time stamp.
         std::thread::sleep(Duration::from_secs(7));
         assert_eq!(read(&here), big);
         std::thread::sleep(Duration::from_secs(4));
@@ -350,7 +350,7 @@ fn with_a_disk_cache() {
             status["room"].is_object()
         });
         assert_eq!(read(&here), big);
-        // With NFSv3 a READ may go out side by side with the first open.
+        // With NFSv3 the mount may send a READ together with the first open.
         let (asked, most) = (operations(a).get("READ").copied().unwrap_or(0), u64::from(two.version == "3"));
         assert!(asked <= most, "{kind:?}: it is on the disk, {asked} READs");
         strict(kind, &a.join("queue/in"), &b.join("queue/in"));
@@ -358,7 +358,7 @@ fn with_a_disk_cache() {
     }
 }
 
-/// `hither why` names the rule, and `hither stat` shows all of them.
+/// `hither why` names the rule of a file, and `hither stat` shows all rules.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn rules_are_told() {
@@ -375,7 +375,7 @@ fn rules_are_told() {
         assert_eq!(read(&two.a.join(file)), "1");
         let said = hither(&["why", two.a.join(file).to_str().unwrap()]).ok();
         assert!(said.out.contains(promise), "{file}: {}", said.out);
-        // Its parts are all known, by whichever part of the mount knows them.
+        // All parts of the path are cached, in whichever cache of the mount they are.
         assert!(!said.out.contains("the rest of the path: not cached"), "{file}: {}", said.out);
     }
     let said = hither(&["stat", two.a.to_str().unwrap()]).ok();
@@ -383,7 +383,7 @@ fn rules_are_told() {
     two.unmount();
 }
 
-/// A recall of a delegation takes nothing from a mount that is frozen as a whole.
+/// A recall of a delegation drops no cached state of a mount that is frozen as a whole.
 /// Promise: 8c
 #[test]
 #[ignore = "needs root and nfs-ganesha"]

@@ -1,4 +1,4 @@
-//! `hither top` without a terminal, and on one.
+//! `hither top` with and without a terminal.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -6,8 +6,8 @@ mod common;
 use common::{Ganesha, HITHER, run, wait_for};
 use std::process::{Command, Stdio};
 
-/// Requests during the display are shown by operation, process and file; on a terminal it ends with
-/// `q` and restores the screen.
+/// Requests during the display are shown by operation, process and file. On a terminal, `q` ends
+/// the program and restores the screen.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_is_asked_now() {
@@ -27,7 +27,7 @@ fn what_is_asked_now() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // A busy machine may keep the others from asking anything in an interval, or more than once.
+    // On a busy machine the loop may send too few requests in an interval.
     let mut said = run(Command::new(HITHER).args(["top", "-n", "2"]).arg(&mnt));
     let rate = |text: &str| {
         let last = text.rsplit("programs  ").next().unwrap();
@@ -41,7 +41,7 @@ fn what_is_asked_now() {
         }
         said = run(Command::new(HITHER).args(["top", "-n", "2"]).arg(&mnt));
     }
-    // script(1) makes a terminal and types its input: `q`, when there is output.
+    // script(1) provides a terminal and types `q` when there is output.
     let typed = format!(
         "(until grep -aq OPERATION {screen}; do sleep 0.1; done; while printf q; do sleep 1; done) 2>/dev/null \
          | timeout 120 script -qefc 'timeout --foreground 90 {HITHER} top {}' {screen} >/dev/null",
@@ -64,6 +64,6 @@ fn what_is_asked_now() {
     let screen = String::from_utf8_lossy(&screen);
     assert!(screen.contains("OPERATION") && screen.contains("\x1b[?1049h"), "{screen:?}");
     assert!(screen.trim_end().ends_with("\x1b[?25h") || screen.contains("\x1b[?1049l"), "{screen:?}");
-    // A child process of it may still be running.
+    // A child process of the loop may still be running.
     wait_for("an idle mount", 60, || run(Command::new(HITHER).arg("umount").arg(&mnt)).code == 0);
 }

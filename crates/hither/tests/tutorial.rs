@@ -1,7 +1,7 @@
-//! The tutorial, run as it stands.
+//! Runs the tutorial as written.
 //!
-//! It needs root. Mounts, network and processes are in namespaces of their own; the tutorial writes
-//! to file systems in memory.
+//! The test needs root. Mounts, network and processes are in their own namespaces. The tutorial
+//! writes to file systems in memory.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -36,9 +36,9 @@ fn every_command_works_as_written() {
          for d in /mnt /var/cache /var/lib /run/hither; do mkdir -p $d; mount -t tmpfs tutorial $d; done\n\
          PATH={bin}:$PATH; cd /; set -e\n{commands}wait %1 || true\n"
     );
-    // A reader of the tutorial has a machine alone. A mount waits for its cache, and its end for
-    // the disk, for seconds only. Where that was not enough, the second reader has to ask for
-    // bytes, but not each time.
+    // A reader of the tutorial has an idle machine. A mount waits only seconds for its cache, and
+    // its end waits only seconds for the disk. On a busy machine the second pass may therefore send
+    // READs, but not in each attempt.
     for attempt in 1.. {
         let said = run(Command::new("timeout")
             .args(["-k", "5", "600", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"])
@@ -52,7 +52,7 @@ fn every_command_works_as_written() {
     }
 }
 
-/// Compares the output of the commands; returns the second table.
+/// Checks the output of the commands. Returns the second table.
 fn judged(said: &Said) -> String {
     let out = &said.out;
     let has = |what: &str| assert!(out.contains(what), "no {what:?} in {out}\n{}", said.err);
@@ -61,7 +61,7 @@ fn judged(said: &Said) -> String {
     has("127.0.0.1:/usr/share/doc on /mnt/share: NFS 4.2");
     has("stat now");
     has("round trip");
-    // Not one of the files was read from the server again.
+    // The second pass read no file from the server.
     let second = out
         .split(" files read, ")
         .nth(1)

@@ -1,5 +1,5 @@
-//! `hither why`: the cached state, its promise, and the cost and reasons of calls, against a real
-//! server.
+//! `hither why` with a real server: the cached state, its promise, and the cost and reasons of
+//! calls.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -14,7 +14,7 @@ fn why(path: &Path) -> Value {
     serde_json::from_str(&said.out).unwrap()
 }
 
-/// The cost of a call: whether the server is asked, and why.
+/// The cost of a call: whether it asks the server, and the reason.
 #[track_caller]
 fn cost(why: &Value, call: &str) -> (bool, String) {
     let costs = why["costs"].as_array().unwrap();
@@ -22,7 +22,7 @@ fn cost(why: &Value, call: &str) -> (bool, String) {
     (cost["asks"].as_bool().unwrap(), cost["why"].as_str().unwrap().to_string())
 }
 
-/// All reasons of the calls of a request that asked, newest first.
+/// The reasons of all requests of this kind, newest first.
 fn reasons(why: &Value, request: &str) -> Vec<String> {
     let calls = why["calls"].as_array().unwrap().iter().filter(|c| c["request"] == request);
     let asked = calls.flat_map(|c| c["asked"].as_array().unwrap());
@@ -33,7 +33,7 @@ fn cat(path: &Path) {
     run(Command::new("cat").arg(path)).ok();
 }
 
-/// RPCs that the mount has made, without those that renew its lease.
+/// RPCs that the mount has sent, without lease renewals.
 fn rpcs(dir: &Path) -> u64 {
     let report: Value =
         serde_json::from_str(&run(Command::new(HITHER).args(["stat", "--json"]).arg(dir)).ok().out).unwrap();
@@ -41,7 +41,8 @@ fn rpcs(dir: &Path) -> u64 {
     counted.map(|op| op["calls"].as_u64().unwrap()).sum()
 }
 
-/// Looking is free, and shows the cached state, the callers, and the reason of each round trip.
+/// `hither why` sends no request. It shows the cached state, the callers, and the reason of each
+/// round trip.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn what_is_known_and_what_calls_cost() {
@@ -56,13 +57,13 @@ fn what_is_known_and_what_calls_cost() {
         let unknown = why(&file);
         assert!(cost(&unknown, "stat").0, "{unknown}");
         assert_eq!(unknown["calls"].as_array().unwrap().len(), 0, "{unknown}");
-        assert_eq!(rpcs(&mnt), before, "looking asks nothing");
+        assert_eq!(rpcs(&mnt), before, "`hither why` sends no request");
 
-        // However busy the machine is: looked at within the two seconds. (When they end between
-        // open and fstat, the bytes of a file that is not five seconds old are not believed any
-        // more.)
+        // Repeats until a look happens within the two seconds, also on a busy machine. When the two
+        // seconds end between open and fstat, the bytes of a file younger than five seconds are not
+        // trusted any more.
         let mut known = Value::Null;
-        wait_for("what is known", 60, || {
+        wait_for("cached attributes and bytes", 60, || {
             cat(&file);
             known = why(&file);
             let left = known["objects"][2]["attributes"]["left_ms"].as_u64();
@@ -78,14 +79,14 @@ fn what_is_known_and_what_calls_cost() {
         assert!(cost(&known, "open").1.contains("close-to-open"), "{known}");
         assert_eq!(cost(&known, "read"), (false, "all bytes are in memory".into()), "{known}");
         let calls = known["calls"].as_array().unwrap();
-        // The walk is noted where the kernel began it: at the first name that was not known.
+        // The record of the walk is at the first name that was not cached, where the kernel began.
         let call = calls.last().unwrap();
         assert_eq!((&call["program"], &call["name"]), (&"cat".into(), &"dir".into()), "{known}");
         assert!(call["pid"].as_u64().unwrap() > 1 && call["took_us"].as_u64().unwrap() > 0);
         assert!(reasons(&known, "LOOKUP").iter().any(|r| r == "nothing was cached of it"), "{known}");
 
-        // A second open asks because of close-to-open, and says so. (Unless the two seconds are
-        // over.)
+        // A second open asks because of close-to-open and names that reason, unless the two seconds
+        // are over.
         wait_for("an open that asks because of close-to-open", 60, || {
             cat(&file);
             let again = why(&file);
@@ -93,7 +94,7 @@ fn what_is_known_and_what_calls_cost() {
             all.any(|r| r.starts_with("close-to-open: an open needs"))
         });
 
-        // And a look after its time because of that.
+        // A stat after the attributes have expired names that reason.
         wait_for("attributes that run out", 60, || cost(&why(&file), "stat").0);
         let over = why(&file);
         assert!(cost(&over, "stat").1.contains("expired"), "{over}");
@@ -105,8 +106,8 @@ fn what_is_known_and_what_calls_cost() {
             .collect();
         assert!(all.iter().any(|r| r.ends_with("had expired")), "{version}: {all:?}");
 
-        // A name that is not there is known not to be.
-        wait_for("what is known of an absent name", 60, || {
+        // The absence of an absent name is cached.
+        wait_for("a cached absence", 60, || {
             std::fs::metadata(mnt.join("dir/none")).unwrap_err();
             why(&mnt.join("dir/none"))["objects"][2]["absent"] == true
         });
@@ -120,7 +121,7 @@ fn what_is_known_and_what_calls_cost() {
         .fails(1, "hither: /proc is not in a mount of hither: `findmnt -t fuse.hither` lists them");
 }
 
-/// The other promises, and the ranges that a disk cache has.
+/// The other promises, and the ranges in a disk cache.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
 fn promises_and_the_local_disk() {
