@@ -160,7 +160,7 @@ const SOON: Duration = Duration::from_secs(25);
 /// Promise: 7'
 #[test]
 #[ignore = "needs root"]
-fn absent_names_cost_a_question_a_second() {
+fn lookup_burst_costs_few_requests() {
     let mut server = Serve::of_directory();
     server.serve();
     let server = Server::Hither(server);
@@ -206,7 +206,7 @@ fn absent_names_cost_a_question_a_second() {
 /// `cargo test -p hither --test absence -- --include-ignored --nocapture page_open`.
 #[test]
 #[ignore = "needs root"]
-fn page_open_asks_about_many_directories_at_once() {
+fn page_open_batches_directories() {
     let mut server = Serve::of_directory();
     server.serve();
     for d in 0..40 {

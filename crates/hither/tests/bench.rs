@@ -41,7 +41,7 @@ fn wrong_words_are_told() {
 /// fresh mount has to ask the server.
 #[test]
 #[ignore = "needs root and Python"]
-fn an_experiment_on_disk_and_on_a_mount() {
+fn experiment_compares_disk_and_mount() {
     let mut server = Serve::of_directory();
     server.serve();
     let (mnt, dir) = (server.mnt("mnt"), server.dir.path().to_path_buf());
@@ -100,7 +100,7 @@ fn an_experiment_on_disk_and_on_a_mount() {
 /// leaves no file behind.
 #[test]
 #[ignore = "needs root"]
-fn a_server_is_measured_and_left_as_it_was() {
+fn server_measurement_leaves_nothing_behind() {
     let mut server = Serve::of_directory();
     server.serve();
     let (port, pid) = (server.port.to_string(), std::process::id().to_string());
@@ -146,7 +146,7 @@ fn a_server_is_measured_and_left_as_it_was() {
 /// sharing. A mount that keeps attributes for a minute shows stale data.
 #[test]
 #[ignore = "needs root"]
-fn what_two_mounts_share() {
+fn sharing_counts_stale_reads() {
     let mut server = Serve::of_directory();
     server.serve();
     let mounts = ["a", "b"].map(|name| server.mnt(name));

@@ -44,7 +44,7 @@ fn pattern(n: usize, len: usize) -> Vec<u8> {
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_was_read_is_not_fetched_again_after_a_remount() {
+fn remount_reuses_cached_data() {
     let ganesha = Ganesha::start();
     let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
     let shown = mnt.to_str().unwrap();
@@ -95,7 +95,7 @@ fn calls(mnt: &str) -> u64 {
 /// Promise: 11b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn names_and_attributes_come_back_after_a_remount_and_are_asked_about_together() {
+fn remount_revalidates_metadata_in_batches() {
     let ganesha = Ganesha::start();
     let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
     let shown = mnt.to_str().unwrap();
@@ -273,7 +273,7 @@ fn damage(dir: &Path) {
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_mount_goes_on_without_its_cache() {
+fn mount_works_without_cache() {
     let ganesha = Ganesha::start();
     std::fs::write(ganesha.export("f"), "hello").unwrap();
     let mnt = ganesha.mnt();
@@ -319,7 +319,7 @@ fn a_mount_goes_on_without_its_cache() {
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn mounts_that_share_a_directory_keep_to_its_size() {
+fn shared_cache_directory_keeps_limit() {
     const MIB: usize = 1 << 20;
     let ganesha = Ganesha::start();
     let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
@@ -408,7 +408,7 @@ fn knows_passthrough() -> bool {
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn frozen_files_are_read_by_the_kernel() {
+fn kernel_reads_frozen_files() {
     if !knows_passthrough() {
         eprintln!("this kernel has no FUSE passthrough");
         return;

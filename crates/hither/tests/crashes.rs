@@ -197,7 +197,7 @@ impl Campaign {
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_killed_daemon_leaves_a_cache_without_a_wrong_byte() {
+fn killed_daemon_leaves_valid_cache() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
     let crashes = number("HITHER_CRASHES").unwrap_or(40);

@@ -313,7 +313,7 @@ fn number(name: &str) -> Option<u64> {
 /// Promise: 6c
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_was_acknowledged_survives_a_killed_daemon() {
+fn acknowledged_writes_survive_daemon_kill() {
     let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
     let crashes = number("HITHER_CRASHES").unwrap_or(8);
     println!("HITHER_SEED={seed}");
@@ -345,7 +345,7 @@ fn what_was_acknowledged_survives_a_killed_daemon() {
 /// Promise: 6d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn somebody_elses_change_is_a_conflict() {
+fn foreign_change_causes_conflict() {
     for version in ["4.2", "3"] {
         let campaign = Campaign::start(1, version, false);
         let options = campaign.options.replace("dirty-age=2", "dirty-age=600");
@@ -406,7 +406,7 @@ fn somebody_elses_change_is_a_conflict() {
 /// Promise: 6d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn another_name_of_the_server_does_not_hide_a_journal() {
+fn journal_blocks_mount_by_other_version() {
     let campaign = Campaign::start(1, "4.2", false);
     let options = campaign.options.replace("dirty-age=2", "dirty-age=600");
     let (mnt, ganesha) = (&campaign.mnt, &campaign.ganesha);
@@ -435,7 +435,7 @@ fn another_name_of_the_server_does_not_hide_a_journal() {
 /// Promise: 6g
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn new_trees_wait_here_and_survive_a_killed_daemon() {
+fn delayed_creates_survive_daemon_kill() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     for version in ["4.2", "3"] {
         let campaign = Campaign::start(2, version, true);
@@ -500,7 +500,7 @@ fn new_trees_wait_here_and_survive_a_killed_daemon() {
 /// Promise: 6g
 #[test]
 #[ignore = "needs root"]
-fn a_new_tree_goes_in_few_messages() {
+fn new_tree_is_sent_in_batches() {
     let mut server = common::serve::Serve::of_directory();
     server.serve();
     let mnt = &server.mnt("mnt");
@@ -546,7 +546,7 @@ fn a_new_tree_goes_in_few_messages() {
 /// Promise: 6g
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn removals_wait_here_and_survive_a_killed_daemon() {
+fn delayed_removals_survive_daemon_kill() {
     for version in ["4.2", "3"] {
         let campaign = Campaign::start(2, version, true);
         let options = campaign.options.clone() + ",creates=here,actimeo=3600,nocto";

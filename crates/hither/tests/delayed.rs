@@ -64,7 +64,7 @@ type Look<'a> = (&'a str, &'a dyn Fn(&str) -> String);
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
-fn what_waits_is_seen_by_whoever_looks() {
+fn delayed_data_is_visible_to_others() {
     let server = server();
     let (a, b, c) = (server.mnt("a"), server.mnt("b"), server.mnt("c"));
     server.mount(MINE, &a).ok();
@@ -133,7 +133,7 @@ fn figure(socket: &Path, name: &str) -> u64 {
 /// Promise: S10c
 #[test]
 #[ignore = "needs root"]
-fn looks_at_what_is_being_written_take_nothing_away() {
+fn getattr_keeps_write_delegation() {
     let mut server = Serve::of_directory();
     let figures = server.mnt("figures").join("socket");
     server = server.with(&["--max-delegations", "1000", "--metrics", figures.to_str().unwrap()]);
@@ -208,7 +208,7 @@ fn looks_at_what_is_being_written_take_nothing_away() {
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
-fn what_waits_in_the_journal_survives_a_killed_daemon() {
+fn journaled_writes_survive_daemon_kill() {
     let server = server();
     let (a, b) = (server.mnt("a"), server.mnt("b"));
     let journal = server.mnt("journal");
@@ -316,7 +316,7 @@ impl World {
 /// Promise: 6a'
 #[test]
 #[ignore = "needs root"]
-fn whoever_opens_sees_what_was_closed() {
+fn open_sees_closed_data() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
     let steps = number("HITHER_STEPS").unwrap_or(400);

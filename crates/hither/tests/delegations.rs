@@ -92,7 +92,7 @@ fn until_delegated(mnt: &Path, path: &Path, writer: &Path) {
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
-fn nothing_is_asked_while_nobody_changes_anything() {
+fn delegated_file_costs_no_requests() {
     for version in ["4.1", "4.2"] {
         let two = Two::mount([
             &format!("vers={version},acregmin=1,acregmax=1,acdirmin=60,acdirmax=60"),
@@ -129,7 +129,7 @@ fn recalls(mnt: &Path) -> u64 {
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
-fn own_delegation_is_not_recalled_by_own_open() {
+fn own_open_keeps_delegation() {
     let two = Two::mount(["vers=4.2,acregmin=60,acregmax=60,acdirmax=60", "vers=4.2"]);
     let mut times = Vec::new();
     let count = 8;
@@ -176,7 +176,7 @@ fn own_delegation_is_not_recalled_by_own_open() {
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
-fn a_change_is_seen_when_it_is_done() {
+fn file_change_reaches_delegation_holders() {
     for writer in ["vers=4.2", "vers=3", "local"] {
         let other = if writer == "local" { "vers=4.2" } else { writer };
         let two = Two::mount(["vers=4.2,acregmin=60,acregmax=60,acdirmax=60", other]);
@@ -244,7 +244,7 @@ fn permissions_and_names_end_delegations() {
 /// Promise: S10
 #[test]
 #[ignore = "needs root"]
-fn a_stopped_holder_holds_nobody_up_for_long() {
+fn stopped_file_holder_delays_briefly() {
     let two = Two::mount(["vers=4.2,acregmin=60,acregmax=60", "vers=4.2"]);
     let f = two.a.join("f");
     let local = two.server.export("f");
@@ -385,7 +385,7 @@ fn tree(server: &Two) -> PathBuf {
 /// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
-fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
+fn directory_delegation_saves_requests() {
     let two = Two::mount([SHORT, SHORT]);
     let d = tree(&two);
     until_directories_are_delegated(&two.a, &d);
@@ -413,7 +413,7 @@ fn nothing_is_asked_about_directories_while_nobody_else_changes_them() {
 /// Promise: 8f, S10b
 #[test]
 #[ignore = "needs root"]
-fn a_change_of_names_is_seen_when_it_is_done() {
+fn directory_change_reaches_delegation_holders() {
     for writer in ["vers=4.2", "vers=3", "local"] {
         let two = Two::mount([SHORT, if writer == "local" { "vers=4.2" } else { writer }]);
         let d = tree(&two);
@@ -456,7 +456,7 @@ fn read_if(path: &Path) -> Option<String> {
 /// Promise: S10b
 #[test]
 #[ignore = "needs root"]
-fn a_stopped_holder_of_a_directory_holds_nobody_up_for_long() {
+fn stopped_directory_holder_delays_briefly() {
     let two = Two::mount([SHORT, "vers=4.2"]);
     let d = tree(&two);
     until_directories_are_delegated(&two.a, &d);
@@ -484,7 +484,7 @@ fn a_stopped_holder_of_a_directory_holds_nobody_up_for_long() {
 /// writer. The reader asks again.
 #[test]
 #[ignore = "needs root"]
-fn what_was_just_written_is_soon_read_without_a_question() {
+fn written_file_is_soon_delegated() {
     for through_the_server in [true, false] {
         let two = Two::mount(["vers=4.2", "vers=4.2"]);
         let (path, seen) =
@@ -562,7 +562,7 @@ fn opened_and_delegated(mnt: &Path, path: &Path) -> File {
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
-fn locks_under_a_delegation_are_no_messages() {
+fn delegated_locks_send_no_messages() {
     for delegations in ["1000", "0"] {
         let mut server = Serve::of_directory().with(&["--max-delegations", delegations]);
         server.serve();
@@ -597,7 +597,7 @@ fn locks_under_a_delegation_are_no_messages() {
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
-fn transactions_under_a_delegation_take_no_locks_at_the_server() {
+fn sqlite_transactions_lock_locally() {
     const PENDING: i64 = 0x4000_0000;
     const RESERVED: i64 = PENDING + 1;
     const SHARED: i64 = PENDING + 2;
@@ -633,7 +633,7 @@ fn transactions_under_a_delegation_take_no_locks_at_the_server() {
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
-fn locks_of_before_are_found_by_another_client() {
+fn local_locks_reach_server_on_recall() {
     let two = Two::mount(["vers=4.2", "vers=4.2"]);
     let a = opened_and_delegated(&two.a, &two.a.join("f"));
     let before = lock_calls(&two.a).0;
@@ -695,7 +695,7 @@ fn locks_of_before_are_found_by_another_client() {
 /// Promise: 16a
 #[test]
 #[ignore = "needs root"]
-fn locks_survive_a_restart_of_the_server() {
+fn local_locks_survive_server_restart() {
     let mut two = Two::mount(["vers=4.2", "vers=4.2"]);
     let a = opened_and_delegated(&two.a, &two.a.join("f"));
     a.write_all_at(b"locked", 0).unwrap();

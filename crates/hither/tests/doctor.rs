@@ -22,7 +22,7 @@ fn findings(json: &serde_json::Value) -> String {
 
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_server_is_examined_and_left_as_it_was() {
+fn doctor_leaves_server_unchanged() {
     let ganesha = Ganesha::start();
     std::fs::create_dir(ganesha.export("sub")).unwrap();
     std::fs::write(ganesha.export("sub/large"), vec![1_u8; 3 << 20]).unwrap();

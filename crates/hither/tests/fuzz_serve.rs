@@ -306,7 +306,7 @@ fn play(mnt: &Path) {
 /// Promise: S7
 #[test]
 #[ignore = "needs root"]
-fn what_is_no_call_any_more_harms_nobody() {
+fn mutated_calls_harm_no_client() {
     let seconds = std::env::var("HITHER_SECONDS").map_or(15, |s| s.parse().unwrap());
     let seed: u64 = std::env::var("HITHER_SEED").map_or(1, |s| s.parse().unwrap());
     let prepared = Serve::prepare();

@@ -135,7 +135,7 @@ impl World {
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn whoever_opens_sees_what_was_closed() {
+fn open_sees_closed_data() {
     let ganesha = Ganesha::start();
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
@@ -379,7 +379,7 @@ impl Street {
 /// own changes at once (promises 8 and 11).
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn nothing_that_is_seen_is_older_than_its_time() {
+fn stat_and_readdir_respect_max_age() {
     let ganesha = Ganesha::start();
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let seed = number("HITHER_SEED").unwrap_or_else(rand::random);
@@ -420,7 +420,7 @@ fn nothing_that_is_seen_is_older_than_its_time() {
 /// Promise: 12
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_was_renamed_is_what_was_there() {
+fn rename_moves_current_object() {
     let ganesha = Ganesha::start();
     for version in ["4.2", "3"] {
         let mounts = Mounts([ganesha.mnt(), ganesha.dir.path().join("mnt2")]);

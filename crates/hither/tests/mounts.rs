@@ -61,7 +61,7 @@ fn a_mount_from_beginning_to_end() {
 
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn failures_that_only_a_server_can_tell() {
+fn server_failures_are_reported() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     std::fs::write(ganesha.export("file"), "").unwrap();
@@ -181,7 +181,7 @@ fn bind_mounts_come_off_alone() {
 /// umount does not wait for a copy of the mount in another mount name space. The copy stays usable.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_mount_that_another_name_space_holds() {
+fn umount_leaves_other_namespace() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     ganesha.mount("vers=4.2", &mnt).ok();
@@ -434,7 +434,7 @@ fn watching() {
 /// Objects of the export have other inode numbers than those above.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_path_into_another_file_system_is_one_question() {
+fn path_across_exports_costs_one_call() {
     use std::os::unix::fs::MetadataExt;
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();

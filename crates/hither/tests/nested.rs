@@ -121,7 +121,7 @@ fn mount_points_are_empty_without_crossmnt() {
 /// Promise: S2a
 #[test]
 #[ignore = "needs root"]
-fn exports_inside_exports_have_their_own_rights() {
+fn nested_exports_have_own_rights() {
     for version in VERSIONS {
         let server = Serve::prepare();
         fs::create_dir_all(server.export("a/sub")).unwrap();

@@ -46,7 +46,7 @@ fn opened_to_write(path: &Path) -> std::io::Result<File> {
 /// Promise: S7a
 #[test]
 #[ignore = "needs root"]
-fn more_files_are_open_than_there_are_descriptors() {
+fn open_files_exceed_descriptors() {
     let long: Option<usize> = std::env::var("HITHER_OPENS").ok().map(|n| n.parse().unwrap());
     let (count, descriptors) = long.map_or((800, DESCRIPTORS), |n| (n, n / 5));
     let own = getrlimit(Resource::Nofile);
@@ -142,7 +142,7 @@ fn makes(dir: &Path, over: &AtomicBool, writes: bool) -> u64 {
 /// Promise: S7b
 #[test]
 #[ignore = "needs root"]
-fn what_is_made_while_others_remove_it_was_there() {
+fn create_succeeds_despite_removal() {
     for (version, journal) in [("3", false), ("4.2", false), ("3", true), ("4.2", true)] {
         let mut server = Serve::of_directory();
         if journal {
@@ -243,7 +243,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, mut change: impl FnMut(&mut Vec<
 /// although it had just cached the absence of its name.
 #[test]
 #[ignore = "needs root"]
-fn what_a_repeated_call_has_made_is_found() {
+fn repeated_create_finds_object() {
     // The relay connects from an unprivileged port.
     let mut server = Serve::of_directory().with(&["-o", "rw,insecure,no_root_squash"]);
     server.serve();
@@ -274,7 +274,7 @@ fn what_a_repeated_call_has_made_is_found() {
 /// refuses at once.
 #[test]
 #[ignore = "needs root"]
-fn the_tools_of_libnfs_list_read_and_write() {
+fn libnfs_tools_read_and_write() {
     let mut server = Serve::of_directory();
     server.serve();
     let local = server.dir.path().join("local");

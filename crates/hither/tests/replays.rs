@@ -154,7 +154,7 @@ fn names(server: &Serve) -> Vec<String> {
 /// Promise: S8c
 #[test]
 #[ignore = "needs root"]
-fn what_was_done_before_a_kill_is_answered_again_and_not_done_again() {
+fn replayed_nfsv4_calls_run_once() {
     each_kind_of_call();
     whoever_sends_again_what_was_not_answered_finds_it_done_once();
 }

@@ -83,7 +83,7 @@ fn kill(mnt: &Path) {
 /// Promise: 11b
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_large_tree_is_asked_about_together_and_not_fetched_again() {
+fn large_tree_revalidates_in_batches() {
     let files = std::env::var("HITHER_FILES").ok().and_then(|n| n.parse().ok()).unwrap_or(1_000);
     let tree = Tree { files };
     let ganesha = Ganesha::start();

@@ -113,7 +113,7 @@ fn a_lazy_close_and_sync() {
 /// Promise: 6a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn trees_of_files_that_were_not_sent_go() {
+fn unsent_trees_can_be_removed() {
     let ganesha = Ganesha::start();
     for version in VERSIONS {
         let two = Two::mount(&ganesha, &format!("vers={version},close=lazy,dirty-age=600"));
@@ -135,7 +135,7 @@ fn trees_of_files_that_were_not_sent_go() {
 /// Promise: 5
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn attributes_of_new_files_wait_for_their_bytes() {
+fn new_file_attributes_wait_for_data() {
     let ganesha = Ganesha::start();
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     for version in VERSIONS {
@@ -324,7 +324,7 @@ fn calls(mnt: &Path) -> u64 {
 /// Promise: 16, 18
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn whose_locks_they_are() {
+fn lock_scope_depends_on_version() {
     let ganesha = Ganesha::start();
     for version in VERSIONS {
         let two = Two::mount(&ganesha, &format!("vers={version}"));

@@ -270,7 +270,7 @@ fn kills(version: &str, mut server: Serve, rounds: u64) {
 /// Promise: S5
 #[test]
 #[ignore = "needs root"]
-fn what_was_acknowledged_is_there_however_often_the_server_is_killed() {
+fn acknowledged_data_survives_server_kills() {
     for version in ["4.2", "4.1", "3"] {
         kills(version, Serve::of_directory(), 4);
     }
@@ -280,7 +280,7 @@ fn what_was_acknowledged_is_there_however_often_the_server_is_killed() {
 /// Promise: S8, S8b
 #[test]
 #[ignore = "needs root"]
-fn a_killed_server_with_a_journal_loses_nothing_and_undoes_nothing() {
+fn killed_server_with_journal_loses_nothing() {
     let rounds = std::env::var("HITHER_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
     for version in ["4.2", "3"] {
         kills(version, with_journal("8"), rounds / 2);
@@ -297,7 +297,7 @@ fn with_journal(size_mib: &str) -> Serve {
 /// Promise: S8c
 #[test]
 #[ignore = "needs root"]
-fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
+fn replayed_nfsv3_calls_run_once() {
     use hither_proto::nfs3::*;
     let mut server = with_journal("8");
     server.serve();
@@ -363,7 +363,7 @@ fn what_was_made_before_a_kill_is_answered_again_and_not_made_again() {
 /// Promise: S9
 #[test]
 #[ignore = "needs root"]
-fn a_journal_is_not_forgotten_nor_taken_for_another() {
+fn start_checks_the_right_journal() {
     let mut server = with_journal("8");
     server.serve();
     let mnt = server.mnt("mnt");
@@ -440,7 +440,7 @@ fn a_state_directory_has_one_server() {
 /// `hither serve` prints a working mount command. A signal ends the server in an orderly way.
 #[test]
 #[ignore = "needs root"]
-fn the_printed_command_mounts_it_and_a_signal_ends_it() {
+fn printed_command_mounts_export() {
     let mut server = Serve::of_directory();
     server.serve();
     wait_for("its words", 60, || server.said().contains("vers=3"));
@@ -486,7 +486,7 @@ fn refused(result: std::io::Result<()>) {
 /// Promise: S6
 #[test]
 #[ignore = "needs root"]
-fn exports_say_who_may_do_what_and_are_read_again() {
+fn exports_decide_rights_and_reload() {
     let conf = tempfile::tempdir().unwrap();
     let file = conf.path().join("a.exports");
     let server = Serve::prepare();
@@ -590,7 +590,7 @@ fn hostile(port: u16, seed: u64, over: &AtomicBool, all: &AtomicU64) {
 /// Promise: S7
 #[test]
 #[ignore = "needs root"]
-fn clients_that_mean_harm_hurt_nobody_else() {
+fn hostile_clients_harm_no_others() {
     let mut server = Serve::of_directory().with(&["--max-memory", "64", "--max-connections", "1000"]);
     server.serve();
     let mnt = server.mnt("mnt");
@@ -714,7 +714,7 @@ fn rpcbind_knows_the_ports() {
 /// Promise: S8e
 #[test]
 #[ignore = "needs root, acl, nfs4-acl-tools and util-linux"]
-fn acls_are_those_of_the_file_system_that_is_served() {
+fn acls_match_served_file_system() {
     let mut server = Serve::of_directory();
     server.serve();
     let mnt = server.mnt("mnt");
@@ -762,7 +762,7 @@ fn acls_are_those_of_the_file_system_that_is_served() {
 /// Promise: S4
 #[test]
 #[ignore = "needs root"]
-fn large_files_are_read_as_they_are_however_they_are_asked_for() {
+fn large_files_read_back_unchanged() {
     let mut server = Serve::of_directory();
     server.serve();
     let mounts = ["vers=3", "vers=4.1", "vers=4.2"].map(|options| {

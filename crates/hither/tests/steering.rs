@@ -55,7 +55,7 @@ fn settled(mnt: &str) {
 /// Promise: 11a
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn policies_keep_what_they_say_and_limits_hold() {
+fn policies_keep_hot_and_pinned_data() {
     let ganesha = with_files(60, 200_000);
     let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
     let shown = mnt.to_str().unwrap();
@@ -161,7 +161,7 @@ fn saved_index(dir: &Path) -> Option<PathBuf> {
 /// A program with its own policy lists files, chooses among them and evicts. Pinned files stay.
 #[test]
 #[ignore = "needs root, nfs-ganesha and python3"]
-fn a_program_chooses_what_goes() {
+fn program_chooses_evictions() {
     let ganesha = with_files(20, 150_000);
     let (mnt, dir) = (ganesha.mnt(), ganesha.dir.path().join("cache"));
     let shown = mnt.to_str().unwrap();

@@ -409,7 +409,7 @@ fn calls(mnt: &Path, operation: &str) -> u64 {
 /// Promise: 8d
 #[test]
 #[ignore = "needs root"]
-fn what_is_delegated_is_answered_from_here() {
+fn delegated_file_is_read_locally() {
     for (kind, kept) in [(Kind::Delegating, true), (Kind::Hither, false)] {
         let two = Two::mount(kind, ["4.2", "4.2"]);
         let [a, b] = &two.mounts;
@@ -504,7 +504,7 @@ fn unless_gone(read: std::io::Result<Vec<u8>>) -> Option<u64> {
 /// Promise: 8d
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_has_returned_is_seen_by_who_begins() {
+fn returned_call_is_visible_to_next() {
     const LOOKS: u64 = 150;
     for (kind, versions) in PAIRS {
         println!("{kind:?} {versions:?}");

@@ -204,7 +204,7 @@ fn strict(kind: Kind, here: &Path, there: &Path) {
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_appears_comes_under_its_rule() {
+fn new_names_follow_their_rule() {
     for kind in KINDS {
         let two = Two::mount(kind, "subtree=later/on:strict,subtree=file:frozen");
         let (a, b) = (&two.a, &two.b);
@@ -265,7 +265,7 @@ fn renames_and_links_stay_within() {
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_file_with_names_in_several_subtrees() {
+fn hard_links_follow_their_subtrees() {
     for kind in KINDS {
         let two = Two::mount(kind, RULES);
         let (a, b) = (&two.a, &two.b);
@@ -302,7 +302,7 @@ fn a_file_with_names_in_several_subtrees() {
 /// Promise: 8e
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_another_client_moves_changes_its_promise() {
+fn foreign_move_changes_mode() {
     for kind in KINDS {
         let two = Two::mount(kind, RULES);
         let (a, b) = (&two.a, &two.b);

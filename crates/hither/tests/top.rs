@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// the program and restores the screen.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_is_asked_now() {
+fn top_shows_current_requests() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     std::fs::create_dir(ganesha.export("sub")).unwrap();

@@ -45,7 +45,7 @@ fn rpcs(dir: &Path) -> u64 {
 /// round trip.
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn what_is_known_and_what_calls_cost() {
+fn why_shows_state_and_costs() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     std::fs::create_dir(ganesha.export("dir")).unwrap();
