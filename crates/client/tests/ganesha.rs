@@ -1,9 +1,10 @@
 //! The whole `Vfs` against a real server, without FUSE.
 //!
-//! Ignored unless told where: `HITHER_TEST_SERVER=10.91.0.1:/export cargo test -p hither-nfs --test
-//! ganesha -- --ignored --test-threads 1`. The export must be writable by root (`no_root_squash`).
-//! `HITHER_TEST_VERS` forces a version (`4.1`, `4.2`, `3`). Tests of restarts need
-//! `HITHER_TEST_RESTART`, a command that kills the server the hard way and starts it again.
+//! The tests are ignored by default. They need a server: `HITHER_TEST_SERVER=10.91.0.1:/export
+//! cargo test -p hither-nfs --test ganesha -- --ignored --test-threads 1`. The export must be
+//! writable by root (`no_root_squash`). `HITHER_TEST_VERS` forces a version (`4.1`, `4.2`, `3`).
+//! Tests of restarts need `HITHER_TEST_RESTART`, a command that kills the server without warning
+//! and starts it again.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are no tests to clippy")]
 
@@ -59,7 +60,7 @@ fn env() -> Env {
     Env { random: Arc::new(|| RandomState::new().hash_one(0)), wall: Arc::new(std::time::SystemTime::now) }
 }
 
-/// A mount with a directory of its own in it.
+/// A mount with its own directory.
 struct Mount {
     vfs: Arc<dyn Vfs>,
     connected: Connected,
@@ -117,7 +118,7 @@ impl Mount {
         }
     }
 
-    /// Removes the test's directory and leaves the server.
+    /// Removes the test's directory and shuts the client down.
     async fn end(self) {
         for e in self.names(&self.dir, true).await {
             match e.kind {
@@ -154,7 +155,7 @@ fn is_v4(m: &Mount) -> bool {
     m.connected.version != Version::V3
 }
 
-/// What was written is read back, by this open and by name, and the attributes agree.
+/// Written data is read back by the same open and by name, and the attributes agree.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn write_and_read() {
@@ -184,7 +185,7 @@ async fn write_and_read() {
     m.end().await;
 }
 
-/// Large transfers are cut and put together again; reads beyond the end are short.
+/// Large transfers are split and reassembled. Reads beyond the end are short.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn large_transfers() {
@@ -207,7 +208,7 @@ async fn large_transfers() {
     m.end().await;
 }
 
-/// A walk says how far it came and why it ended.
+/// A walk reports its last step and the reason of its end.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn walks() {
@@ -252,7 +253,7 @@ async fn walks() {
     m.end().await;
 }
 
-/// Every kind of object is created with the attributes asked for, and every entry is listed once.
+/// Every kind of object is created with the requested attributes, and every entry is listed once.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn objects_and_listing() {
@@ -309,7 +310,7 @@ async fn objects_and_listing() {
     m.end().await;
 }
 
-/// Attributes are set and come back, times to the nanosecond.
+/// Attributes are set and read back, times to the nanosecond.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn attributes() {
@@ -335,7 +336,7 @@ async fn attributes() {
     let s = m.vfs.statfs(&m.cx, &m.dir).await.unwrap();
     assert!(s.total_bytes > s.avail_bytes && s.total_files > 0 && s.name_max_bytes == 255, "{s:?}");
     m.close(&o).await;
-    // A file without an open is cut by handle.
+    // A file without an open is truncated by its handle.
     let set = SetAttr { size_bytes: Some(7), ..SetAttr::default() };
     let a = m.vfs.setattr(&m.cx, File { fh: &o.node.fh, open: None }, &set).await.unwrap();
     assert_eq!(a.attr.size_bytes, 7);
@@ -347,7 +348,7 @@ async fn attributes() {
     m.end().await;
 }
 
-/// Opening: create, exclusive create, existing files, rights of the caller.
+/// Opens: create, exclusive create, existing files, and permissions of the caller.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn opens() {
@@ -362,7 +363,7 @@ async fn opens() {
     assert_eq!(two.node.attrs.attr.mode, 0o600);
     assert_eq!(errno(open("a", &how(rw, Create::Exclusive(mode(0o600))), &m.cx).await), libc::EEXIST);
     assert_eq!(errno(open("b", &how(rw, Create::No), &m.cx).await), libc::ENOENT);
-    // Closing one of two opens leaves the other.
+    // The close of one of two opens keeps the other open.
     m.close(&one).await;
     m.write(&two, 4, "!").await;
     assert_eq!(m.read(&two, 0, 10).await, "data!");
@@ -384,7 +385,7 @@ async fn opens() {
     let all = Access::READ | Access::MODIFY | Access::EXECUTE;
     assert_eq!(m.vfs.access(&user, &one.node.fh, all).await.unwrap(), Access::empty());
     assert_eq!(m.vfs.access(&user, &mine.node.fh, all).await.unwrap() & Access::READ, Access::READ);
-    // Execution: by right, not by reading.
+    // An open for execution needs the execute permission and no read permission.
     let exec = OpenHow {
         access: OpenAccess::READ,
         create: Create::No,
@@ -400,7 +401,7 @@ async fn opens() {
     m.end().await;
 }
 
-/// Many opens and closes of one file at the same time end well, whatever passes what.
+/// Many concurrent opens and closes of one file succeed in any order.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn opens_race_with_closes() {
@@ -432,7 +433,7 @@ async fn opens_race_with_closes() {
     Arc::into_inner(m).unwrap().end().await;
 }
 
-/// Renaming, and the life of files that were removed or replaced while open.
+/// Renames, and the life of files that were removed or replaced while open.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn rename_and_unlink_open_files() {
@@ -448,7 +449,7 @@ async fn rename_and_unlink_open_files() {
     assert_eq!(m.read(&a, 0, 10).await, "kept");
     m.write(&a, 4, "!").await;
     let file = File { fh: &a.node.fh, open: Some(a.open) };
-    // The v3 client shows the link that the hidden name is, as the Linux client does.
+    // The NFSv3 client counts the link of the hidden name, as the Linux client does.
     assert_eq!(v.getattr(cx, file).await.unwrap().attr.nlink, u32::from(!is_v4(&m)));
     m.close(&a).await;
 
@@ -499,7 +500,7 @@ async fn locks() {
     assert_eq!((found.kind, found.range), (w, range(0, 100)));
     m.vfs.unlock(&m.cx, file, me, range(40, 60)).await.unwrap();
     other.lock(&m.cx, their_file, them, r, range(40, 60), no).await.unwrap();
-    // Somebody waits, and gets it when it is free.
+    // A waiting owner gets the lock when it is free.
     let waiting = tokio::spawn({
         let (other, cx, fh) = (other.clone(), m.cx.clone(), o.node.fh.clone());
         async move {
@@ -511,7 +512,7 @@ async fn locks() {
     assert!(!waiting.is_finished());
     m.vfs.unlock(&m.cx, file, me, range(0, u64::MAX)).await.unwrap();
     waiting.await.unwrap().unwrap();
-    // An interrupted wait leaves nothing behind.
+    // An interrupted wait leaves no lock behind.
     let mut cx = m.cx.clone();
     cx.cancel = Default::default();
     let cancel = cx.cancel.clone();
@@ -537,7 +538,8 @@ async fn locks() {
     m.end().await;
 }
 
-/// The operations of NFSv4.2: what a server does not have says so, and what it has is right.
+/// The operations of NFSv4.2. A server that lacks one reports that. The results of the others are
+/// right.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn sparse_copy_xattr_acl() {
@@ -594,8 +596,8 @@ async fn sparse_copy_xattr_acl() {
     m.end().await;
 }
 
-/// The server is killed and started again in the middle of writes, with a lock held: nothing
-/// acknowledged by commit is lost, the lock is still ours, and everything goes on.
+/// The server is killed and started again during writes, with a lock held. No data acknowledged by
+/// COMMIT is lost, the client still holds the lock, and calls go on.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER and HITHER_TEST_RESTART"]
 async fn server_restart() {
@@ -629,7 +631,7 @@ async fn server_restart() {
     restarting.await.unwrap();
     m.vfs.commit(&m.cx, file).await.unwrap();
     eprintln!("{block} blocks in {:?}", began.elapsed());
-    // Another mount sees the bytes and the lock.
+    // Another mount sees the data and the lock.
     let other = hither_nfs::connect(&options(), env()).await.unwrap().vfs;
     let theirs = other
         .open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ | OpenAccess::WRITE, Create::No))
@@ -653,12 +655,12 @@ async fn server_restart() {
     m.end().await;
 }
 
-/// A MKDIR that was executed before the restart is answered with EEXIST when it is sent again.
+/// Accepts EEXIST for a repeated MKDIR that was executed before the restart.
 fn exists(e: Error) -> Result<()> {
     if e.errno == libc::EEXIST { Ok(()) } else { Err(e) }
 }
 
-/// What a user is told who mounts what is not there.
+/// Messages for mounts of missing exports and servers.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn refusals() {

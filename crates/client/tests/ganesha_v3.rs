@@ -1,9 +1,10 @@
 //! The whole `Vfs` interface against a real NFSv3 server, without FUSE.
 //!
-//! Needs a server that exports a directory read-write without root squash, and does nothing
-//! without: `HITHER_TEST_SERVER=host:/path cargo test -p hither-nfs --test ganesha_v3`. With
-//! `HITHER_TEST_CRASH='command'`, which must kill the server without warning and have it restarted,
-//! the crash test runs as well. Everything happens in a fresh directory of the export.
+//! The tests need a server that exports a directory read-write without root squash. Without a
+//! server they do nothing:
+//! `HITHER_TEST_SERVER=host:/path cargo test -p hither-nfs --test ganesha_v3`. The crash test needs
+//! `HITHER_TEST_CRASH='command'`, which must kill the server without warning and let it be
+//! restarted. All files are in a fresh directory of the export.
 
 #![allow(clippy::unwrap_used)] // a failure is a failed test
 
@@ -51,7 +52,7 @@ fn options() -> Option<Options> {
 
 fn env() -> Env {
     let next = AtomicU64::new(std::process::id().into());
-    // Distinct numbers are all that the tests need of randomness.
+    // The tests need distinct numbers and no real randomness.
     let random = move || next.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).rotate_left(17);
     Env { random: Arc::new(random), wall: Arc::new(|| std::time::UNIX_EPOCH) }
 }
@@ -84,7 +85,7 @@ fn errno<T: std::fmt::Debug>(r: Result<T>) -> i32 {
     r.expect_err("this must fail").errno
 }
 
-/// A fresh directory, or `None` when there is no server to test against.
+/// A fresh directory, or `None` without a server.
 async fn lab(test: &str) -> Option<Lab> {
     lab_with(test, options()?).await
 }
@@ -96,7 +97,7 @@ async fn lab_with(test: &str, opts: Options) -> Option<Lab> {
     let root = fs.root(&cx).await.unwrap();
     let dir = name(&format!("v3-{test}-{}", std::process::id()));
     let made = fs.mkdir(&cx, &root.fh, &dir, &mode(0o777)).await.unwrap();
-    // The process's umask is the frontend's affair, but a server may have one.
+    // The frontend applies the process's umask, but a server may have its own.
     fs.setattr(&cx, File { fh: &made.node.fh, open: None }, &mode(0o777)).await.unwrap();
     Some(Lab { fs, cx, dir: made.node.fh, name: dir, stats })
 }
@@ -155,7 +156,7 @@ impl Lab {
         }
     }
 
-    /// NFS calls so far.
+    /// Number of NFS calls so far.
     fn calls(&self) -> u64 {
         self.stats.snapshot().ops.iter().map(|op| op.ops).sum()
     }
@@ -177,6 +178,7 @@ fn file(o: &Opened) -> File<'_> {
     File { fh: &o.node.fh, open: Some(o.open) }
 }
 
+/// A file is created, written, read, truncated, closed and opened again.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_created_written_read_and_cut() {
     let lab = lab!("io");
@@ -184,7 +186,7 @@ async fn files_are_created_written_read_and_cut() {
     assert!(o.created);
     assert_eq!(o.node.attrs.attr.mode, 0o644);
     assert!(o.dir.is_some());
-    // More than wsize and rsize, at an odd offset, so that it is split.
+    // More than wsize and rsize, at an odd offset, so that the client splits the data.
     let data: Vec<u8> = (0..3_500_000_u32).map(|i| (i * 7 % 251) as u8).collect();
     let wrote = lab.write(&o, 4097, data.clone()).await;
     assert_eq!(wrote.bytes, data.len() as u64);
@@ -227,7 +229,7 @@ async fn opens_obey_existence_and_permission() {
     assert_eq!(errno(fs.open(&other, at, &read(Create::No)).await), libc::EACCES);
     assert_eq!(fs.access(&other, &o.node.fh, Access::READ | Access::MODIFY).await.unwrap(), Access::empty());
     lab.close(&o).await;
-    // A file may be created for writing with a mode that forbids it, and stays usable through the
+    // A file may be created for writing with a read-only mode. The creator can write through this
     // open.
     let n = name("readonly");
     let write = how(OpenAccess::all(), Create::IfMissing(mode(0o444)));
@@ -236,12 +238,12 @@ async fn opens_obey_existence_and_permission() {
     fs.write(&other, file(&o), 0, Bytes::from_static(b"mine").into(), Stability::Unstable).await.unwrap();
     fs.close(&other, &o.node.fh, o.open).await.unwrap();
     assert_eq!(errno(fs.open(&other, Where::name(&lab.dir, &n), &write).await), libc::EACCES);
-    // Directories and links are not opened.
+    // Directories and symbolic links cannot be opened.
     let d = fs.mkdir(cx, &lab.dir, &name("d"), &mode(0o755)).await.unwrap();
     assert_eq!(errno(fs.open(cx, Where::fh(&d.node.fh), &read(Create::No)).await), libc::EISDIR);
     let l = fs.symlink(cx, &lab.dir, &name("l"), &Bytes::from_static(b"x"), &mode(0o777)).await.unwrap();
     assert_eq!(errno(fs.open(cx, Where::fh(&l.node.fh), &read(Create::No)).await), libc::ELOOP);
-    // O_TRUNC.
+    // Open with O_TRUNC.
     let trunc = OpenHow { truncate: true, ..how(OpenAccess::WRITE, Create::No) };
     let n = name("readonly");
     let o = fs.open(cx, Where::name(&lab.dir, &n), &trunc).await.unwrap();
@@ -276,7 +278,7 @@ async fn names_are_made_moved_and_removed() {
     assert!(lab.find("f").await.is_none());
     let flags = RenameFlags::NOREPLACE;
     assert_eq!(errno(fs.rename(cx, (dir, &f_name), (dir, &g_name), None, flags).await), libc::EINVAL);
-    // Names are bytes, up to 255 of them.
+    // A name is up to 255 arbitrary bytes.
     let odd = Name::new(vec![0xfe; 255]).unwrap();
     fs.mknod(cx, &d.node.fh, &odd, &Special::Regular, &mode(0o600)).await.unwrap();
     for n in [&odd, &g_name, &name("hard")] {
@@ -287,6 +289,7 @@ async fn names_are_made_moved_and_removed() {
     lab.done().await;
 }
 
+/// A walk reports its last step and the reason of its end.
 #[tokio::test(flavor = "multi_thread")]
 async fn walks_say_where_and_why_they_stopped() {
     let lab = lab!("walk");
@@ -323,7 +326,7 @@ async fn walks_say_where_and_why_they_stopped() {
     lab.done().await;
 }
 
-/// What is wished for comes along, belongs together, and saves calls.
+/// Requested extras arrive with walks and opens, belong together, and save calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn wishes_come_along_with_walks_and_opens() {
     let lab = lab!("wish");
@@ -351,18 +354,18 @@ async fn wishes_come_along_with_walks_and_opens() {
     let first = trail.along.first.unwrap();
     assert_eq!((first.data.into_bytes(), first.eof), (Bytes::from_static(b"content 3"), true));
     assert_eq!(trail.steps[1].attrs.attr.size_bytes, 9);
-    // The same node as a LOOKUP of its own finds.
+    // A separate LOOKUP finds the same node.
     let alone = fs.walk(cx, at, Want::default()).await.unwrap();
     assert_eq!(alone.steps[1].fh, trail.steps[1].fh);
     assert_eq!(alone.steps[1].attrs.attr.fileid, trail.steps[1].attrs.attr.fileid);
     assert_eq!(alone.steps[1].attrs.attr.change, trail.steps[1].attrs.attr.change);
-    // A name that is not in a whole listing does not exist, and needs no question of its own.
+    // A name that is missing in a complete listing is absent and needs no request.
     let path = [name("d"), name("no")];
     let calls = lab.calls();
     let trail = fs.walk(cx, Where { base: dir, path: &path }, want).await.unwrap();
     assert!(matches!(trail.stop, Stop::Missing(_)) && trail.along.listing.is_some());
     assert_eq!(lab.calls() - calls, 2);
-    // Opening with the first bytes.
+    // Opens the file with its first bytes.
     let open = OpenHow { first_bytes: 7, ..how(OpenAccess::READ, Create::No) };
     let calls = lab.calls();
     let o = fs.open(cx, Where::fh(&alone.steps[1].fh), &open).await.unwrap();
@@ -379,14 +382,14 @@ async fn wishes_come_along_with_walks_and_opens() {
     lab.done().await;
 }
 
-/// The attributes that came with a change are those that the directory has.
+/// The attributes returned with a change are those of the directory.
 async fn check_dir_attrs(lab: &Lab, dir: &Fh, change: &ChangeInfo) {
     let now = lab.fs.getattr(&lab.cx, File { fh: dir, open: None }).await.unwrap().attr;
     let came = &change.attrs.as_ref().expect("the server sends attributes of the directory").attr;
     assert_eq!((came.change, change.after, came.nlink), (now.change, now.change, now.nlink));
 }
 
-/// Questions about many objects, against the same questions one by one.
+/// Compares calls about many objects with calls about single ones.
 async fn check_many(lab: &Lab, dir: &Fh) {
     let (fs, cx) = (&lab.fs, &lab.cx);
     let calls = lab.calls();
@@ -433,7 +436,7 @@ async fn attributes_are_set() {
     assert_eq!(before.attr.mtime, a.mtime);
     assert!(matches!(before.valid, Validity::Until(_)));
     assert_eq!(errno(fs.setattr(&user(7), file(&o), &mode(0o777)).await), libc::EPERM);
-    // `change` is made of ctime, which moves with the ticks of the server's clock.
+    // `change` is derived from ctime, which advances with the ticks of the server's clock.
     tokio::time::sleep(Duration::from_millis(50)).await;
     lab.write(&o, 0, &b"x"[..]).await;
     let after = fs.getattr(cx, file(&o)).await.unwrap().attr;
@@ -444,7 +447,7 @@ async fn attributes_are_set() {
     lab.done().await;
 }
 
-/// Both kinds of listing give every name once, over many pages.
+/// Both kinds of listing return every name once, over many pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_directories_are_listed_completely() {
     let lab = lab!("list");
@@ -486,13 +489,13 @@ async fn removed_files_live_until_their_last_close() {
     fs.rename(cx, (dir, &from), (dir, &to), Some(&old.node.fh), none).await.unwrap();
     assert_eq!(lab.read(&old, 0, 10).await.0, b"old");
     assert_eq!(lab.names(false).await.len(), 2);
-    // A rename that fails leaves the open target where it was.
+    // A failed rename leaves the open target unchanged.
     lab.close(&old).await;
     let target = lab.create("target").await;
     let e = fs.rename(cx, (dir, &name("missing")), (dir, &name("target")), Some(&target.node.fh), none).await;
     assert_eq!(errno(e), libc::ENOENT);
     assert!(lab.find("target").await.is_some());
-    // Two names of one file: nothing happens, nothing is hidden.
+    // A rename between two names of one file changes nothing and hides no file.
     fs.link(cx, &target.node.fh, dir, &name("second")).await.unwrap();
     let (from, to) = (name("second"), name("target"));
     fs.rename(cx, (dir, &from), (dir, &to), Some(&target.node.fh), none).await.unwrap();
@@ -501,7 +504,7 @@ async fn removed_files_live_until_their_last_close() {
     lab.done().await;
 }
 
-/// close on one client, open on another: the second sees what the first wrote.
+/// After a close on one client, an open on another client sees the written data.
 #[tokio::test(flavor = "multi_thread")]
 async fn close_to_open() {
     let lab = lab!("cto");
@@ -517,7 +520,7 @@ async fn close_to_open() {
         assert!(read.data.into_bytes()[..] == [round; 10_000]);
         other.close(&lab.cx, &seen.node.fh, seen.open).await.unwrap();
     }
-    // What another client removes is stale here.
+    // A file that another client removed is stale.
     let o = lab.create("gone").await;
     other.unlink(&lab.cx, &lab.dir, &name("gone"), None).await.unwrap();
     assert_eq!(errno(lab.fs.getattr(&lab.cx, file(&o)).await), libc::ESTALE);
@@ -527,7 +530,7 @@ async fn close_to_open() {
 }
 
 impl Lab {
-    /// A write to a stale file fails, and so does nothing worse.
+    /// A write to a stale file fails with ESTALE only.
     async fn write_after_removal(&self, o: &Opened) {
         let data = Data::from(Bytes::from_static(b"x"));
         assert_eq!(errno(self.fs.write(&self.cx, file(o), 0, data, Stability::Unstable).await), libc::ESTALE);
@@ -535,9 +538,8 @@ impl Lab {
     }
 }
 
-/// A file system mounted below the export on the server (`nohide`, `crossmnt`) is entered by its
-/// name, and its objects say that they are of another file system. `HITHER_TEST_CROSSING` names
-/// such a directory of the export.
+/// A walk enters a file system mounted below the export on the server (`nohide`, `crossmnt`).
+/// Objects there have another fsid. `HITHER_TEST_CROSSING` names such a directory of the export.
 #[tokio::test(flavor = "multi_thread")]
 async fn server_side_mounts_are_crossed() {
     let Ok(below) = std::env::var("HITHER_TEST_CROSSING") else {
@@ -559,6 +561,7 @@ async fn server_side_mounts_are_crossed() {
     lab.done().await;
 }
 
+/// Operations that NFSv3 lacks fail with a clear error.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nfsv3_lacks_is_said_so() {
     let lab = lab!("lacks");
@@ -575,7 +578,7 @@ async fn what_nfsv3_lacks_is_said_so() {
     lab.done().await;
 }
 
-/// Each failed mount says what, where and how to mend it.
+/// Each failed mount reports the fault, its place and the remedy.
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_mounts_have_clear_lines() {
     let Some(opts) = options() else { return eprintln!("skipped: HITHER_TEST_SERVER is not set") };
@@ -588,13 +591,13 @@ async fn failed_mounts_have_clear_lines() {
     let e = fail(Options { path: "/no/such/export".into(), ..opts.clone() }).await;
     assert!(matches!(e, MountError::NoSuchExport { .. }), "{e:?}");
     assert!(e.to_string().contains("/no/such/export") && e.to_string().contains(&opts.path), "{e}");
-    // Below an export. Ganesha does not say whether it is missing or forbidden, so the line must
-    // not either.
+    // A path below an export. Ganesha does not tell a missing path from a forbidden one, so the
+    // message does not either.
     let below = format!("{}/no/such", opts.path.trim_end_matches('/'));
     let e = fail(Options { path: below, ..opts.clone() }).await;
     assert!(matches!(e, MountError::AccessDenied { .. } | MountError::NoSuchExport { .. }), "{e:?}");
     assert!(e.to_string().contains("no such"), "{e}");
-    // An export that this client may not have, where the server has one.
+    // An export that refuses this client, where the server has one.
     if let Ok(path) = std::env::var("HITHER_TEST_DENIED") {
         let e = fail(Options { path, ..opts.clone() }).await;
         assert!(matches!(e, MountError::AccessDenied { .. } | MountError::NoSuchExport { .. }), "{e:?}");
@@ -610,8 +613,8 @@ async fn failed_mounts_have_clear_lines() {
     assert!(matches!(e, MountError::NoSuchHost { .. }), "{e:?}");
 }
 
-/// The server is killed again and again while files are written; nothing acknowledged by commit is
-/// lost, reads meanwhile see the latest write, and nothing hangs.
+/// The server is killed again and again while files are written. No data acknowledged by COMMIT is
+/// lost. Reads meanwhile see the latest write, and no call hangs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_committed_is_lost_when_the_server_crashes() {
     let Ok(crash) = std::env::var("HITHER_TEST_CRASH") else {

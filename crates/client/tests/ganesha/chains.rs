@@ -1,15 +1,16 @@
-//! Whole paths and many objects at once, first bytes, directories' attributes with changes,
-//! delegations.
+//! Walks of whole paths, calls about many objects, first bytes, attributes of changed directories,
+//! and delegations.
 
 use super::*;
 
-/// Calls that the connection has made.
+/// Number of calls that the connection has made.
 fn calls(m: &Mount) -> u64 {
     m.connected.stats.snapshot().ops.iter().map(|op| op.ops).sum()
 }
 
-/// One compound brings the whole path, the directory's listing, rights and the first bytes, and
-/// leaves nothing open; an absent name comes with the listing, what is no file without bytes.
+/// One compound brings the whole path, the directory's listing, access rights and the first bytes.
+/// It leaves no file open. For an absent name it brings the listing, and for a directory no first
+/// bytes.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn chains_with_wishes() {
@@ -43,7 +44,7 @@ async fn chains_with_wishes() {
     if is_v4(&m) {
         assert_eq!(calls(&m) - before, 1);
     }
-    // A listing of several pages of a server's memory, in front of other operations.
+    // A listing of several pages of a server's memory, before other operations of the compound.
     for i in 0..200 {
         let n = name(&format!("one of many files {i}"));
         let o = m.vfs.open(&m.cx, Where::name(&deep, &n), &how).await.unwrap();
@@ -64,14 +65,14 @@ async fn chains_with_wishes() {
     let two = [name("sub"), name("deep")];
     let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &two }, want).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete) && trail.along.first.is_none());
-    // Nothing stays open: the file goes for good.
+    // No open is left, so the file is removed and not hidden.
     m.vfs.unlink(&m.cx, &deep, &name("file"), Some(&o.node.fh)).await.unwrap();
     m.vfs.rmdir(&m.cx, &sub, &name("deep")).await.unwrap();
     m.vfs.rmdir(&m.cx, &m.dir, &name("sub")).await.unwrap();
     m.end().await;
 }
 
-/// Questions about many objects are few calls, and an object that fails spoils no other.
+/// Calls about many objects need few messages. A failure for one object does not affect the others.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn many_at_once() {
@@ -115,8 +116,8 @@ async fn many_at_once() {
     m.end().await;
 }
 
-/// An open brings the first bytes with it, by name and by handle, and changes of a directory bring
-/// its attributes.
+/// An open brings the first bytes, by name and by handle. A change of a directory brings the
+/// directory's attributes.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn first_bytes_and_directories() {
@@ -157,7 +158,7 @@ async fn first_bytes_and_directories() {
     m.end().await;
 }
 
-/// What is told from below.
+/// Handles that the client has withdrawn.
 #[derive(Default)]
 struct Told(std::sync::Mutex<Vec<Fh>>);
 
@@ -172,8 +173,8 @@ impl Upcalls for Told {
     }
 }
 
-/// A delegation outlives its open as a lease on attributes, ends when another client writes, and
-/// nobody waits for its own delegations when it writes or removes.
+/// A delegation outlives its open as a lease on attributes, and ends when another client writes. No
+/// client waits for its own delegations when it writes or removes.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn delegations_are_leases() {
@@ -213,7 +214,7 @@ async fn delegations_are_leases() {
         assert_eq!(*told.0.lock().unwrap(), [held[0].fh.clone()]);
         let after = m.vfs.getattr(&m.cx, File { fh: &held[0].fh, open: None }).await.unwrap();
         assert!(after.attr.change != held[0].attrs.attr.change && after.valid != Validity::Lease);
-        // Our own changes do not wait for our own delegations.
+        // A client's changes do not wait for its own delegations.
         let began = Instant::now();
         let o = m.vfs.open(&m.cx, Where::fh(&held[1].fh), &how(OpenAccess::WRITE, Create::No)).await.unwrap();
         eprintln!("own open for writing within {:?}", began.elapsed());
@@ -227,8 +228,8 @@ async fn delegations_are_leases() {
     m.end().await;
 }
 
-/// What a cache above would keep: attributes under a lease, until withdrawn. Who puts something in
-/// says how many withdrawals of the file there had been when it asked.
+/// A cache above the client: attributes under a lease, until they are withdrawn. Each `put` names
+/// the number of withdrawals of the file at the time of its request.
 #[derive(Default)]
 struct Cache(std::sync::Mutex<std::collections::HashMap<Fh, (u64, Option<Attr>)>>);
 
@@ -264,7 +265,8 @@ impl Upcalls for Cache {
     }
 }
 
-/// While one client writes all the time, what another has under a lease is what a third one sees.
+/// While one client writes, leased attributes of a second client equal those that a third client
+/// reads.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn leases_are_never_stale() {
