@@ -180,7 +180,7 @@ fn file(o: &Opened) -> File<'_> {
 
 /// A file is created, written, read, truncated, closed and opened again.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_are_created_written_read_and_cut() {
+async fn files_are_written_and_truncated() {
     let lab = lab!("io");
     let o = lab.create("a").await;
     assert!(o.created);
@@ -291,7 +291,7 @@ async fn names_are_made_moved_and_removed() {
 
 /// A walk reports its last step and the reason of its end.
 #[tokio::test(flavor = "multi_thread")]
-async fn walks_say_where_and_why_they_stopped() {
+async fn walks_report_stop_and_reason() {
     let lab = lab!("walk");
     let (fs, cx, dir) = (&lab.fs, &lab.cx, &lab.dir);
     let mut at = dir.clone();
@@ -328,7 +328,7 @@ async fn walks_say_where_and_why_they_stopped() {
 
 /// Requested extras arrive with walks and opens, belong together, and save calls.
 #[tokio::test(flavor = "multi_thread")]
-async fn wishes_come_along_with_walks_and_opens() {
+async fn walks_and_opens_fetch_extras() {
     let lab = lab!("wish");
     let (fs, cx, dir) = (&lab.fs, &lab.cx, &lab.dir);
     let d = fs.mkdir(cx, dir, &name("d"), &mode(0o755)).await.unwrap();
@@ -462,7 +462,7 @@ async fn large_directories_are_listed_completely() {
 
 /// A file that is removed or replaced while open lives until its last close, under a hidden name.
 #[tokio::test(flavor = "multi_thread")]
-async fn removed_files_live_until_their_last_close() {
+async fn removed_files_live_until_close() {
     let lab = lab!("silly");
     let (fs, cx, dir) = (&lab.fs, &lab.cx, &lab.dir);
     let a = lab.create("a").await;
@@ -563,7 +563,7 @@ async fn server_side_mounts_are_crossed() {
 
 /// Operations that NFSv3 lacks fail with a clear error.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nfsv3_lacks_is_said_so() {
+async fn missing_features_are_reported() {
     let lab = lab!("lacks");
     let (fs, cx) = (&lab.fs, &lab.cx);
     let o = lab.create("a").await;
@@ -616,7 +616,7 @@ async fn failed_mounts_have_clear_lines() {
 /// The server is killed again and again while files are written. No data acknowledged by COMMIT is
 /// lost. Reads meanwhile see the latest write, and no call hangs.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_committed_is_lost_when_the_server_crashes() {
+async fn server_crash_loses_no_commits() {
     let Ok(crash) = std::env::var("HITHER_TEST_CRASH") else {
         return eprintln!("skipped: HITHER_TEST_CRASH is not set");
     };
