@@ -1,9 +1,9 @@
-//! Many cached names: memory per name, and how long look-ups take.
+//! Many cached names: memory per name, and the time of a lookup.
 //!
-//! `cargo run --release -p hither-cache --example million [NAMES]`. The names are in directories of
-//! a thousand, one of them holds a tenth of all. Memory is what the process takes more than before
-//! (resident pages), beside the cache's own count. Before that, the same names one by one with room
-//! for few of them, each look-up timed.
+//! `cargo run --release -p hither-cache --example million [NAMES]`. Directories hold a thousand
+//! names each, and one of them holds a tenth of all names. The memory is the growth of the
+//! process's resident pages, and beside it the cache's own count. An earlier part looks the same
+//! names up one by one with room for few of them, and times each lookup.
 
 use hither_cache::meta::{Meta, MetaOptions};
 use hither_vfs::model::Model;
@@ -19,7 +19,7 @@ fn resident_bytes() -> usize {
     text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4096
 }
 
-/// The length of names in source trees.
+/// Makes names of a length that is common in source trees.
 fn file_name(i: usize) -> Name {
     Name::new(format!("some-file-{i:06}.c")).expect("a name")
 }
@@ -31,7 +31,7 @@ struct Run {
 }
 
 impl Run {
-    /// Lists a directory; the longest call.
+    /// Lists a directory. Returns the time of the longest call.
     async fn list(&self, dir: &Fh) -> Duration {
         let (mut cookie, mut verifier, mut slowest) = (0, [0; 8], Duration::ZERO);
         loop {
@@ -48,7 +48,7 @@ impl Run {
         }
     }
 
-    /// Nanoseconds per look-up of a known name, and how many were known.
+    /// Nanoseconds per lookup of a known name, and the number of known names.
     fn look_up(&self, rounds: usize) -> (u128, usize) {
         let (mut known, began) = (0, Instant::now());
         for round in 0..rounds {
@@ -61,8 +61,8 @@ impl Run {
     }
 }
 
-/// Takes in all names with room for a tenth of them: how long one answer takes to be kept while
-/// another has to go.
+/// Looks up all names with room for a tenth of them. Measures the time of a lookup that has to
+/// evict another name.
 async fn evict(model: Arc<Model>, env: Env, cx: Cx, dirs: &[(Fh, usize)]) {
     let all: usize = dirs.iter().map(|(_, len)| len).sum();
     let options =
@@ -113,7 +113,8 @@ async fn main() {
         dirs.push((dir, len));
     }
     evict(model.clone(), env.clone(), cx.clone(), &dirs).await;
-    // Each directory was changed a moment ago, which a cache that doubts clocks would mind.
+    // Each directory has just changed. With `coarse_change` the cache would not trust such a
+    // directory.
     let options = MetaOptions { memory_bytes: 1 << 30, coarse_change: false, ..MetaOptions::default() };
     let run = Run { meta: Meta::new(model, options, env), cx, dirs };
     run.meta.root(&run.cx).await.expect("a root");
@@ -124,7 +125,7 @@ async fn main() {
         slowest = slowest.max(run.list(dir).await);
     }
     let filled = began.elapsed();
-    // The right to search each directory.
+    // Caches the permission to search each directory.
     for (dir, _) in &run.dirs {
         let name = file_name(0);
         let walk = run.meta.walk(&run.cx, Where::name(dir, &name), Want::default());

@@ -1,21 +1,21 @@
-//! How much a disk cache of each size finds, with each policy: the cleaner's own code over profiles
-//! of reads, without a disk.
+//! The hits of a disk cache of each size, with each policy. The example runs the cleaner's own code
+//! over profiles of reads, without a disk.
 //!
-//! `cargo run --release -p hither-cache --example sweep` plays P4's three profiles (caches of 5 KB
-//! to 5 MB), a Zipf profile over 100,000 files of 10 GB, and the same with a scan of everything
-//! between, and prints a line of JSON for each policy and size. `... --example sweep FILE` plays
-//! the reads in FILE (`name bytes` a line, each a file read from end to end) with the sizes and
-//! policies that follow: `FILE lru 16777216 gdsf 16777216`; `bench/sweep-check.py` compares that
-//! with a mount.
+//! `cargo run --release -p hither-cache --example sweep` plays P4's three profiles with caches of 5
+//! KB to 5 MB. It also plays a Zipf profile over 100,000 files of 10 GB, without and with scans of
+//! all files in between. It prints a line of JSON for each policy and size.
+//! `... --example sweep FILE` plays the reads in FILE with the sizes and policies that follow:
+//! `FILE lru 16777216 gdsf 16777216`. A line of FILE is `name bytes`, and stands for one read of
+//! the whole file. `lab/work/sweep.py check` compares that with a mount.
 //!
-//! What the disk cache does is done to numbers, by `hither_cache::policy::model`.
+//! `hither_cache::policy::model` applies the operations of the disk cache to numbers.
 //!
-//! Beside the policies stand two that know the future. `belady` keeps what is read again soonest,
-//! whole files: a schedule that could be had, the best one if all files were of one size. `bound`
-//! is what no schedule exceeds (PFOO-L; Berger, Beckmann and Harchol-Balter, SIGMETRICS 2018): each
-//! stretch between two reads of a file takes its bytes × its length of the cache's bytes × all
-//! reads; the cheapest stretches are hits until that is used up. The best schedule is between the
-//! two.
+//! Two further schedules know the future. `belady` keeps whole files, those that are read again
+//! soonest. Such a schedule is possible, and it is the best one if all files have one size. `bound`
+//! is a limit that no schedule exceeds (PFOO-L; Berger, Beckmann and Harchol-Balter, SIGMETRICS
+//! 2018). Each interval between two reads of a file costs its bytes × its length. The total to
+//! spend is the cache's bytes × all reads. The cheapest intervals are hits until the total is
+//! spent. The best schedule is between the two.
 
 use hither_cache::policy::Policy;
 use hither_cache::policy::model::{
@@ -24,7 +24,7 @@ use hither_cache::policy::model::{
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 
-/// A profile: sizes of files, and which are read one after the other.
+/// A profile: sizes of files, and the sequence of files that are read.
 struct Profile {
     name: String,
     sizes: Vec<u64>,
@@ -41,7 +41,7 @@ impl Profile {
         cache.score().clone()
     }
 
-    /// For each read, the next one of the same file.
+    /// For each read, the index of the next read of the same file.
     fn next_reads(&self) -> Vec<usize> {
         let mut next = vec![usize::MAX; self.reads.len()];
         let mut seen = HashMap::new();
@@ -57,10 +57,10 @@ impl Profile {
         self.sizes[self.reads[at] as usize]
     }
 
-    /// Whole files, those that are read again soonest.
+    /// Keeps whole files, those that are read again soonest.
     fn belady(&self, next: &[usize], most: u64) -> Score {
         let (mut score, mut bytes) = (Score::default(), 0);
-        // By the next read of the file.
+        // Kept files, by their next read.
         let mut kept: BTreeSet<usize> = BTreeSet::new();
         for (at, later) in next.iter().enumerate() {
             let size = self.size(at);
@@ -87,12 +87,13 @@ impl Profile {
         score
     }
 
-    /// No schedule has more hits, nor more bytes of hits, nor fewer calls; each is bounded by
-    /// itself.
+    /// A limit for every schedule: most hits, most bytes of hits, and fewest calls. Each figure is
+    /// bounded separately.
     fn bound(&self, next: &[usize], most: u64) -> Score {
         let stretches = || next.iter().enumerate().filter(|(_, later)| **later != usize::MAX);
         let room = |(at, later): (usize, &usize)| (self.size(at) + ENTRY) as u128 * (later - at) as u128;
-        // The best value for the room comes first; the last one that fits in part counts whole.
+        // Intervals with the best value for their room come first. The last one that fits in part
+        // counts whole.
         let pack = |value: &dyn Fn(usize) -> u64| -> u64 {
             let mut all: Vec<_> = stretches().map(|(at, later)| (room((at, later)), value(at))).collect();
             all.sort_by(|a, b| (a.0 * u128::from(b.1)).cmp(&(b.0 * u128::from(a.1))));
@@ -154,8 +155,8 @@ impl Profile {
     }
 }
 
-/// P4's: ten files of 16 KB ten times, three of 1 MB, 440 KB and 188 KB ten times, and all of them
-/// four times, one after the other.
+/// The profiles of P4: ten files of 16 KB, ten times; three files of 1 MB, 440 KB and 188 KB, ten
+/// times; and all of them four times, one after the other.
 fn profiles() -> [Profile; 3] {
     let (small, large) = (vec![16 << 10; 10], vec![1 << 20, 440 << 10, 188 << 10]);
     let both = [small.clone(), large.clone()].concat();
@@ -167,7 +168,7 @@ fn profiles() -> [Profile; 3] {
     )
 }
 
-/// A generator of numbers that are the same each time (splitmix64).
+/// A reproducible generator of random numbers (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -183,9 +184,9 @@ impl Random {
     }
 }
 
-/// Files whose sizes are linear, from 2 bytes to 200 KB, read in random order: the one of rank n in
-/// proportion to n^-0.9, whatever its size.
-/// With `scans`, everything is read once in between, so many times.
+/// Files with linear sizes from 2 bytes to 200 KB, read in random order. The file of rank n is read
+/// in proportion to n^-0.9, and its rank does not depend on its size. `scans` is the number of
+/// scans of all files in between.
 fn zipf(files: u32, reads: usize, scans: usize) -> Profile {
     let mut random = Random(7);
     let mut by_rank: Vec<u32> = (0..files).collect();
