@@ -1,9 +1,9 @@
-//! The promise of every decoder for arbitrary bytes: it returns, it does not panic, and an accepted
-//! value survives being encoded and decoded again.
+//! The promise of every decoder for arbitrary bytes. The decoder returns and does not panic. An
+//! accepted value survives being encoded and decoded again.
 //!
-//! One function per fuzz target, and one table ([`TARGETS`]) that knows how to make seeds for each
-//! from sample values of the types. XDR has one encoding per value, so where a type has no leniency
-//! of its own the encoded bytes must also equal the bytes that were read.
+//! There is one function per fuzz target. The table [`TARGETS`] makes seeds for each target from
+//! sample values of the types. XDR has one encoding per value. For types without lenient forms, the
+//! encoded bytes must also equal the bytes that were read.
 
 use bytes::Bytes;
 use hither_client::wire;
@@ -35,10 +35,10 @@ pub const TARGETS: &[(&str, fn(&[u8]), Seed)] = &[
     ("socket_reply", socket_reply, socket_reply_seed),
 ];
 
-/// A request on the socket for programs, by its operation (the first byte).
+/// A request on the socket for programs. The first byte is its operation.
 pub fn socket_request(data: &[u8]) {
     let Some((op, body)) = data.split_first() else { return };
-    // A longer one is not read.
+    // The daemon does not read a longer body.
     if body.len() > wire::BODY_MAX_BYTES {
         return;
     }
@@ -72,7 +72,7 @@ fn socket_request_seed(s: &mut Source<'_>) -> Vec<u8> {
     out
 }
 
-/// Replies on that socket, as a program reads them: each kind of item until the bytes end.
+/// Replies on the socket as a program reads them: each kind of item until the bytes end.
 pub fn socket_reply(data: &[u8]) {
     let _ = (wire::Hello::decode(data), wire::Opened::decode(data), wire::decode_error(data));
     let mut r = wire::Reader(data);
@@ -109,8 +109,9 @@ fn bytes_of(s: &mut Source<'_>, most: u8) -> Vec<u8> {
     (0..(u32::sample(s) as u8).min(most)).map(|_| u32::sample(s) as u8).collect()
 }
 
-/// Record marking. The first three bytes choose limits and how the stream is cut; cutting it must
-/// not matter, limits must hold, and the records must survive being framed again.
+/// Record marking. The first three bytes choose limits and the points where the stream is split.
+/// Splitting must not change the result, and limits must hold. The records must survive being
+/// framed again.
 pub fn record(data: &[u8]) {
     let Some((&[limit, fragments, cut], stream)) = data.split_first_chunk::<3>() else { return };
     let limits = Limits { record_max_bytes: usize::from(limit) * 64, fragments_max: usize::from(fragments) };
@@ -153,7 +154,7 @@ fn record_seed(s: &mut Source<'_>) -> Vec<u8> {
     out
 }
 
-/// RPC headers, and the AUTH_SYS credential within.
+/// RPC headers and the AUTH_SYS credential in them.
 pub fn rpc_message(data: &[u8]) {
     let message = Bytes::copy_from_slice(data);
     let (mut again, body) = match Message::decode(&message) {
@@ -192,7 +193,7 @@ macro_rules! procedure {
         if let Ok(Some(value)) = <$any>::decode($proc($n), $body) {
             let mut e = Enc::new();
             value.encode(&mut e);
-            // The bytes of padding mean nothing when read, and are zero when written.
+            // Padding bytes are ignored by the reader, and the writer sets them to zero.
             let again = e.to_bytes();
             assert_eq!(again.len(), $body.len(), "{value:?}");
             assert_eq!(<$any>::decode($proc($n), &again), Ok(Some(value)));
@@ -254,7 +255,7 @@ fn mount_seed(s: &mut Source<'_>) -> Vec<u8> {
     }
 }
 
-/// Arguments of NFSv3's procedures.
+/// Arguments of the procedures of NFSv3.
 pub fn nfs3_call(data: &[u8]) {
     let Some((&[_, n], body)) = data.split_first_chunk::<2>() else { return };
     procedure!(nfs3::Call3, nfs3::Proc3, u32::from(n), &Bytes::copy_from_slice(body));
@@ -264,7 +265,7 @@ fn nfs3_call_seed(s: &mut Source<'_>) -> Vec<u8> {
     procedure_seed!(0, nfs3::Call3, s)
 }
 
-/// Results of NFSv3's procedures.
+/// Results of the procedures of NFSv3.
 pub fn nfs3_reply(data: &[u8]) {
     let Some((&[_, n], body)) = data.split_first_chunk::<2>() else { return };
     procedure!(nfs3::Reply3, nfs3::Proc3, u32::from(n), &Bytes::copy_from_slice(body));
@@ -274,13 +275,13 @@ fn nfs3_reply_seed(s: &mut Source<'_>) -> Vec<u8> {
     procedure_seed!(0, nfs3::Reply3, s)
 }
 
-/// HELLO's number has more than eight bits; its last eight are unique.
+/// HELLO's number has more than eight bits. Its lowest eight bits are unique.
 fn nqnfs_proc(n: u8) -> u32 {
     if u32::from(n) == nqnfs::NqProc::HELLO.0 & 0xff { nqnfs::NqProc::HELLO.0 } else { u32::from(n) }
 }
 
-/// Arguments of NQNFS's procedures, EVICTED's included. Accepted handles that the server made
-/// survive, too.
+/// Arguments of the procedures of NQNFS, including EVICTED. Accepted handles of the server survive,
+/// too.
 pub fn nqnfs_call(data: &[u8]) {
     let Some((&[_, n], body)) = data.split_first_chunk::<2>() else { return };
     procedure!(nqnfs::NqCall, nqnfs::NqProc, nqnfs_proc(n), &Bytes::copy_from_slice(body));
@@ -295,7 +296,7 @@ fn nqnfs_call_seed(s: &mut Source<'_>) -> Vec<u8> {
     procedure_seed!(0, nqnfs::NqCall, s)
 }
 
-/// Results of NQNFS's procedures.
+/// Results of the procedures of NQNFS.
 pub fn nqnfs_reply(data: &[u8]) {
     let Some((&[_, n], body)) = data.split_first_chunk::<2>() else { return };
     procedure!(nqnfs::NqReply, nqnfs::NqProc, nqnfs_proc(n), &Bytes::copy_from_slice(body));
@@ -336,8 +337,8 @@ fn nfs4_callback_seed(s: &mut Source<'_>) -> Vec<u8> {
     }
 }
 
-/// An accepted value survives the wire. Bytes may differ: bitmaps may have zero words too many, and
-/// operations behind an unknown one are dropped.
+/// An accepted value survives encoding and decoding. Bytes may differ: bitmaps may have superfluous
+/// zero words, and operations after an unknown one are dropped.
 fn again<T: Xdr + PartialEq + Debug>(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     if let Ok(value) = Dec::all::<T>(&body) {

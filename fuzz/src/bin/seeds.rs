@@ -1,12 +1,12 @@
 //! Writes seeds for every target to `corpus/TARGET/`: `cargo run --bin seeds [COUNT]`.
 //!
-//! Seeds are encoded sample values, the same ones every time.
+//! Seeds are encoded sample values. Each run makes the same ones.
 
 use hither_fuzz::TARGETS;
 use hither_proto::sample::Source;
 use std::{env, fs, io};
 
-/// Bytes of decisions for one seed.
+/// Number of bytes of decisions for one seed.
 const DECISIONS: usize = 800;
 
 fn main() -> io::Result<()> {
