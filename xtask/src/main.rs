@@ -1,9 +1,9 @@
 //! Chores of the workspace: `cargo xtask tidy`, `cargo xtask test`.
 //!
-//! `tidy` makes the checks that a compiler does not make: which crate may know which, documentation
-//! at the top of each module, no panics on outside data, `unsafe` only where it belongs, files that
-//! fit a reader, prose that is plain, links that lead somewhere, promises that have a test. Each
-//! check is a function from a file's path and text to complaints.
+//! `tidy` makes the checks that a compiler does not make: dependencies between crates,
+//! documentation of each module, panics on outside data, places of `unsafe`, lengths of files,
+//! plain prose, links, and promises without a test. Each check is a function from a file's path and
+//! text to complaints.
 
 mod promises;
 mod prose;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 const SEMANTICS: &str = "docs/SEMANTICS.md";
 const PAGE: &str = "docs/PROMISES.md";
-/// The words that begin a test's list of promises, in Rust and in Python.
+/// The prefixes of a test's list of promises, in Rust and in Python.
 const MARKS: [&str; 2] = ["/// Promise: ", "# Promise: "];
 
 /// A promise: its number (`6c`) and its first words.
@@ -62,7 +62,7 @@ fn promises(semantics: &str) -> Vec<Promise> {
 fn tests(files: &[PathBuf]) -> Tests {
     let mut all = Tests::new();
     for path in files {
-        // The marks stand in this very file.
+        // This file contains the marks itself.
         let source = path.extension().is_some_and(|e| e == "rs" || e == "py");
         if !source || path.starts_with("xtask") {
             continue;
@@ -76,7 +76,7 @@ fn tests(files: &[PathBuf]) -> Tests {
     all
 }
 
-/// Pairs of a promise's number and the function whose doc comment names it.
+/// Pairs of a promise's number and the function whose doc comment lists the number.
 fn marked(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut waiting: Vec<String> = Vec::new();
@@ -90,7 +90,7 @@ fn marked(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The name of the function that a line begins.
+/// The name of the function that begins on a line.
 fn function(line: &str) -> Option<&str> {
     let after = line.split_once("fn ").or_else(|| line.split_once("def ")).map(|(_, after)| after)?;
     let comment = line.starts_with("//") || line.starts_with('#');

@@ -1,8 +1,8 @@
 //! The prose checks of `cargo xtask tidy`: line width, sentence length and banned constructions.
 //!
-//! They read Markdown files and the comments of Rust files. Code, tables and headings are no prose.
-//! Only the files and directories of [`PLAIN`] are held to the rules; each rewritten part of the
-//! project joins that list and stays in it.
+//! The checks read Markdown files and the comments of Rust files. Code, tables and headings are not
+//! prose. Only the files and directories of [`PLAIN`] must follow the rules. Each rewritten part of
+//! the project joins that list and stays in it.
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use regex::Regex;
@@ -44,12 +44,12 @@ const PLAIN: &[&str] = &[
 const MAX_COLUMNS: usize = 100;
 /// Words of a sentence, on average over a file.
 const MAX_MEAN_WORDS: f64 = 20.0;
-/// Words from which on a sentence is long.
+/// A sentence with more words is long.
 const LONG_WORDS: usize = 40;
-/// Long sentences of a file, in percent.
+/// Most long sentences of a file, in percent.
 const MAX_LONG_PERCENT: usize = 3;
 
-/// Subjects and objects that stand in for a noun of the field.
+/// Subjects and objects that replace a noun of the field.
 static BANNED: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(
         r"(?i)\b(whoever|whatever is|that which|who (is|has|had|may|wants|reads|writes|opens|asks|looks|only)|what (is|was|were|had|has|it|they|this|that|others|somebody|a [a-z]+) [a-z]+)",

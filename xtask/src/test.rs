@@ -1,14 +1,14 @@
-//! `cargo xtask test`: the workspace's tests, several programs side by side, and a second look at
-//! failures.
+//! `cargo xtask test`: the workspace's tests, several programs side by side, with failures
+//! repeated.
 //!
 //! Cargo runs one test program after the other. Most tests of mounts wait for a server, a kill or a
-//! timeout, and each has a network and a mount name space of its own. So [`SIDE_BY_SIDE`] programs
-//! run at once, the longest first.
+//! timeout, and each has its own network and mount name space. So [`SIDE_BY_SIDE`] programs run at
+//! once, the longest first.
 //!
-//! A machine that is shared stands still for seconds. A test that fails, and then passes three
-//! times alone, is reported as unsteady: a fault to mend, and no reason to refuse a change. This
-//! never holds for a test that keeps data safe ([`GATES`]), for a program that died, or for more
-//! than [`UNSTEADY_MOST`] tests.
+//! A shared machine may stand still for seconds. A test that fails, and then passes three times
+//! alone, is reported as unsteady. An unsteady test is a fault to fix, and not a reason to refuse a
+//! change. This does not hold for a test that keeps data safe ([`GATES`]), for a program that died,
+//! or for more than [`UNSTEADY_MOST`] tests.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-/// Packages and test programs that keep data safe: one failure there is a failure.
+/// Packages and test programs that keep data safe. A single failure in one of them fails the run.
 const GATES: [&str; 13] = [
     "-p hither-cache ",
     "-p hither-localfs ",
@@ -35,7 +35,7 @@ const GATES: [&str; 13] = [
     "-p hither --test delegations ",
     "-p hither --test semantics ",
 ];
-/// Programs that take the longest, in this order; the others follow.
+/// Programs that take the longest, in this order. The others follow.
 const LONGEST: [&str; 10] = [
     "-p hither --test nqnfs",
     "-p hither --test delegations",
@@ -48,27 +48,27 @@ const LONGEST: [&str; 10] = [
     "-p hither --test mounts",
     "-p hither-fuse --lib",
 ];
-/// How many test programs run at once.
+/// Number of test programs that run at once.
 const SIDE_BY_SIDE: usize = 4;
-/// More unsteady tests than this are a failure.
+/// Most unsteady tests of a successful run.
 const UNSTEADY_MOST: usize = 3;
-/// How often an unsteady test has to pass alone.
+/// Number of times that an unsteady test has to pass alone.
 const REPEATS: usize = 3;
 
 /// A test program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Program {
-    /// The words with which cargo would run it: `-p hither --test mounts`.
+    /// The arguments with which cargo would run the program: `-p hither --test mounts`.
     label: String,
     /// The file.
     file: PathBuf,
-    /// The directory of its package, in which cargo would run it.
+    /// The directory of the program's package, in which cargo would run the program.
     directory: PathBuf,
 }
 
 impl Program {
-    /// The program that a line of `cargo test --no-run --message-format=json` tells of, if it tells
-    /// of one.
+    /// The test program in a line of `cargo test --no-run --message-format=json`, if the line
+    /// describes one.
     fn built(line: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(line).ok()?;
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -92,8 +92,8 @@ impl Program {
         Some(Self { label: format!("-p {package} {kind}"), file, directory })
     }
 
-    /// The command that runs it. The tests of the binary itself need root and nfs-ganesha, which a
-    /// plain `cargo test` may lack: they are marked as ignored, and run here.
+    /// The command that runs the program. Tests of the binary need root and nfs-ganesha, which a
+    /// plain `cargo test` may lack. They are marked as ignored, and this command includes them.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
@@ -104,7 +104,7 @@ impl Program {
         command
     }
 
-    /// Its place in the order of starts.
+    /// Position of the program in the order of starts.
     fn place(&self) -> usize {
         LONGEST.iter().position(|longest| *longest == self.label).unwrap_or(LONGEST.len())
     }
@@ -116,7 +116,7 @@ struct Ended {
     program: Program,
     /// The names of its failed tests.
     failed: Vec<String>,
-    /// The program failed and named no test.
+    /// Whether the program failed without naming a failed test.
     died: bool,
 }
 
@@ -129,8 +129,8 @@ fn failed_tests(output: &str) -> Vec<String> {
     output.lines().filter_map(failed).collect()
 }
 
-/// Each failed test with its program, when all of them may be repeated; otherwise the reason
-/// against it.
+/// Each failed test with its program, when all of them may be repeated. Otherwise the reason why
+/// they may not.
 fn repeatable(ended: Vec<Ended>) -> Result<Vec<(Program, String)>, String> {
     if let Some(died) = ended.iter().find(|e| e.died) {
         return Err(format!("{} died", died.program.label));
@@ -149,8 +149,8 @@ fn repeatable(ended: Vec<Ended>) -> Result<Vec<(Program, String)>, String> {
     Ok(all)
 }
 
-/// Runs the tests of `cargo test ARGS...`; arguments after `--` go to each test program. Examples
-/// in documentation are tested with `--workspace`.
+/// Runs the tests of `cargo test ARGS...`. Arguments after `--` are passed to each test program.
+/// `--workspace` also tests the examples in documentation.
 pub fn run(args: &[String]) -> ExitCode {
     match tests(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -175,7 +175,7 @@ fn tests(args: &[String]) -> Result<(), String> {
         None => (args, &[][..]),
     };
     let programs = build(args)?;
-    // Examples in documentation are compiled while other tests wait.
+    // Compiles the examples in documentation while other tests wait.
     let mut examples = cargo();
     examples.args(["test", "--doc", "--quiet"]).args(args).stdin(Stdio::null());
     let (ended, examples) = std::thread::scope(|scope| {
@@ -228,7 +228,7 @@ fn build(args: &[String]) -> Result<Vec<Program>, String> {
     }
 }
 
-/// Runs the programs, each whole, and tells of each when it ends; returns those that failed.
+/// Runs the programs, and prints the output of each when it ends. Returns the failed programs.
 fn side_by_side(programs: Vec<Program>, words: &[String]) -> Result<Vec<Ended>, String> {
     let waiting = Mutex::new(VecDeque::from(programs));
     let ended = Mutex::new(Vec::new());
@@ -261,7 +261,7 @@ fn side_by_side(programs: Vec<Program>, words: &[String]) -> Result<Vec<Ended>, 
     Ok(ended.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// All that a program wrote.
+/// The standard output and standard error of a program.
 fn text(output: &std::process::Output) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     format!("{out}{err}")
@@ -315,6 +315,8 @@ mod tests {
         assert_eq!(repeatable(vec![ended(&top.label, &["a"])]), Ok(vec![(top, "a".into())]));
     }
 
+    /// A program that died, or more failures than [`UNSTEADY_MOST`], fail the run without a
+    /// repetition.
     #[test]
     fn dead_programs_and_many_failures_are_failures() {
         assert!(repeatable(vec![ended("-p hither --test top", &[])]).is_err());

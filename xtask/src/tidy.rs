@@ -1,4 +1,4 @@
-//! The tidy checks.
+//! The checks of `cargo xtask tidy`.
 
 use crate::{promises, prose};
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 /// Longest source file, in lines.
 const FILE_MAX_LINES: usize = 800;
 
-/// Which of our crates each crate may depend on.
+/// The workspace crates on which each crate may depend.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/proto", &[]),
     ("crates/vfs", &[]),
@@ -43,7 +43,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Where `unsafe` may stand; the other crates forbid it in their first lines.
+/// Crates that may contain `unsafe`. The other crates forbid it in their first lines.
 const UNSAFE_IN: &[&str] = &[
     "bindings/c/",
     "crates/fuse/",
@@ -58,7 +58,7 @@ const UNSAFE_IN: &[&str] = &[
 /// Columns of a comment line.
 const COMMENT_MAX_COLUMNS: usize = 100;
 
-/// The table of mount options, and the test that has a check of the effect of each.
+/// The table of mount options, and the test that checks the effect of each option.
 const OPTIONS: &str = "crates/hither/src/options/table.rs";
 const OPTION_CHECKS: &str = "crates/hither/tests/options/main.rs";
 
@@ -73,7 +73,7 @@ pub fn promises() -> ExitCode {
     }
 }
 
-/// Runs all checks over the files git knows.
+/// Runs all checks on the files that git tracks.
 pub fn run() -> ExitCode {
     let mut complaints = Vec::new();
     let files = tracked();
@@ -141,7 +141,7 @@ fn check(path: &Path, text: &str) -> Vec<String> {
     out
 }
 
-/// Comment lines that are too long. A line with an address, or of a table, cannot be broken.
+/// Comment lines that are too long. A line with an address or of a table cannot be broken.
 fn wide_comments(name: &str, text: &str) -> Vec<String> {
     let unbroken = |line: &str| line.contains("://") || line.contains(" | ");
     let lines = text.lines().enumerate();
@@ -184,7 +184,7 @@ fn direction(name: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Relative links in Markdown that lead nowhere.
+/// Relative links in Markdown without a target.
 fn links(path: &Path, text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
     let dir = path.parent().unwrap_or(Path::new(""));
     let mut out = Vec::new();
@@ -201,7 +201,7 @@ fn links(path: &Path, text: &str, exists: &dyn Fn(&Path) -> bool) -> Vec<String>
     out
 }
 
-/// Options with a value that have no check of their effect on a real mount.
+/// Options with a value whose effect on a real mount is not checked.
 fn unchecked_options(table: &str, checks: &str) -> Vec<String> {
     let valued = valued_options(table);
     let unchecked = valued.iter().filter(|name| !checks.contains(&format!("(\"{name}\", ")));
@@ -214,8 +214,8 @@ fn unchecked_options(table: &str, checks: &str) -> Vec<String> {
     out
 }
 
-/// Names of the options that take a value: `valued("name", ...)`, and `keyword("name",
-/// ...).optional(...)`.
+/// Names of the options that take a value: `valued("name", ...)`, and
+/// `keyword("name", ...).optional(...)`.
 fn valued_options(table: &str) -> Vec<&str> {
     let starts = ["valued(", "keyword(", "harmless(", "refused("];
     let mut begins: Vec<_> = starts.iter().flat_map(|s| table.match_indices(s)).map(|(at, _)| at).collect();
