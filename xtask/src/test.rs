@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_named_as_cargo_names_them() {
+    fn program_labels_match_cargo() {
         let line = |id: &str, kind: &str, name: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","package_id":"path+file:///x/{id}","manifest_path":"/x/y/Cargo.toml",
@@ -301,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn failed_tests_are_found_in_the_output() {
+    fn failed_tests_are_found() {
         let output = "test a::b ... ok\ntest c ... FAILED\ntest d - should panic ... FAILED\n";
         assert_eq!(failed_tests(output), ["c", "d"]);
     }
 
     #[test]
-    fn tests_that_keep_data_safe_are_never_repeated() {
+    fn data_safety_tests_are_never_repeated() {
         for gate in ["-p hither-writeback --lib", "-p hither --test crashes", "-p hither --test histories"] {
             assert!(repeatable(vec![ended(gate, &["a"])]).is_err(), "{gate}");
         }
@@ -318,7 +318,7 @@ mod tests {
     /// A program that died, or more failures than [`UNSTEADY_MOST`], fail the run without a
     /// repetition.
     #[test]
-    fn dead_programs_and_many_failures_are_failures() {
+    fn dead_programs_are_failures() {
         assert!(repeatable(vec![ended("-p hither --test top", &[])]).is_err());
         assert!(repeatable(vec![ended("-p hither --test top", &["a", "b", "c", "d"])]).is_err());
         assert_eq!(repeatable(Vec::new()), Ok(Vec::new()));

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn complaints_are_found_and_tests_are_spared() {
+    fn code_complaints_spare_tests() {
         let bad = "fn f() { g().unwrap(); }\nunsafe { h() }\n";
         let found = check(Path::new("crates/vfs/src/x.rs"), bad);
         assert_eq!(found.len(), 3, "{found:?}");
