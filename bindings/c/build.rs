@@ -1,10 +1,11 @@
-//! Names the shared library for the run-time linker: a program asks for the name that it was linked
-//! with.
+//! Names the shared library for the run-time linker. A program asks for the name with which it was
+//! linked.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // With the first number of the version, which changes when the header's promises do.
+    // The name carries the major version, which changes with the promises of the header.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libhither.so.{}", env!("CARGO_PKG_VERSION_MAJOR"));
-    // Its threads run until the daemon's end is read: dlclose(3) leaves their code where it is.
+    // The library's threads run until they have read the end of the connection. dlclose(3) must
+    // therefore leave their code loaded.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

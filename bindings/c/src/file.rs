@@ -6,7 +6,7 @@ use libc::{c_char, c_int, c_void};
 use std::io;
 use std::os::fd::IntoRawFd;
 
-/// As much as the client keeps under way.
+/// The size of a piece. The client keeps this many bytes under way.
 const PIECE_BYTES: usize = 8 << 20;
 
 /// `hither_file_t`.
@@ -14,11 +14,10 @@ pub struct OpenFile {
     file: File,
 }
 
-/// The flags of open(2) that have a meaning here.
+/// Converts the flags of open(2) that the library supports.
 fn options(flags: c_int, mode: u32) -> io::Result<OpenOptions> {
     let others = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // O_LARGEFILE, which some compilers' O_RDONLY always contains, is one more name for the usual
-    // behaviour.
+    // Some compilers add O_LARGEFILE to O_RDONLY. It stands for the default behaviour.
     if flags & !(libc::O_ACCMODE | others | libc::O_LARGEFILE) != 0 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -34,7 +33,7 @@ fn options(flags: c_int, mode: u32) -> io::Result<OpenOptions> {
     };
     let has = |flag| flags & flag != 0;
     options.read(read).write(write).mode(mode & 0o7777);
-    // As open(2): O_EXCL alone means nothing.
+    // As in open(2), O_EXCL without O_CREAT has no meaning.
     match (has(libc::O_CREAT), has(libc::O_EXCL)) {
         (true, true) => options.create_new(true),
         (create, _) => options.create(create),
@@ -59,7 +58,7 @@ pub unsafe extern "C" fn hither_open(
     })
 }
 
-/// A length beyond one answer.
+/// Checks that one answer can report this length.
 fn room(len: usize) -> io::Result<usize> {
     isize::try_from(len).map(|_| len).map_err(|_| fail(libc::EINVAL))
 }
@@ -76,13 +75,14 @@ pub unsafe extern "C" fn hither_pread(f: *mut OpenFile, data: *mut c_void, len: 
         if len == 0 {
             return Ok(0);
         }
-        // SAFETY: `len` bytes of the program's.
+        // SAFETY: the program provides `len` bytes.
         unsafe { read_into(&f.file, data.cast(), len, offset) }.map(|n| n as isize)
     })
 }
 
-/// Reads until `len` bytes are there or the file ends: how many. The program's memory may never
-/// have been written to: it is read into memory of our own, a piece at a time.
+/// Reads until `len` bytes are read or the file ends. Returns the number of bytes. The program's
+/// memory may be uninitialised, so the data is read into the library's own memory, a piece at a
+/// time.
 pub(crate) unsafe fn read_into(file: &File, data: *mut u8, len: usize, offset: u64) -> io::Result<usize> {
     let mut piece = vec![0; len.min(PIECE_BYTES)];
     let mut done = 0;
@@ -90,7 +90,7 @@ pub(crate) unsafe fn read_into(file: &File, data: *mut u8, len: usize, offset: u
         let want = piece.len().min(len - done);
         let at = offset.checked_add(done as u64).ok_or_else(|| fail(libc::EINVAL))?;
         let n = file.read_at(&mut piece[..want], at)?;
-        // SAFETY: `len` bytes of the program's, of which there is room for `want` behind the bytes
+        // SAFETY: the program provides `len` bytes. They have room for `want` more behind the bytes
         // already read.
         done += unsafe { many::fill(data.wrapping_add(done), want, &piece[..n]) }?;
         if n < want {
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn hither_fstat(f: *mut OpenFile, attr: *mut CAttr) -> c_i
     })
 }
 
-/// A descriptor of the file's bytes on the local disk.
+/// A descriptor of the file's data on the local disk.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_lend(f: *mut OpenFile) -> c_int {
     // SAFETY: as the header says.
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn hither_close(f: *mut OpenFile) -> c_int {
     if f.is_null() {
         return 0;
     }
-    // SAFETY: a box of ours, which the program gives back.
+    // SAFETY: the library made the box, and the program gives it back.
     let owned = unsafe { Box::from_raw(f) };
     run("close", None, -1, || owned.file.close().map(|()| 0))
 }

@@ -1,10 +1,10 @@
 //! libhither: the crate `hither-client` for C. `include/hither.h` states the promise of each
-//! function; this crate has only the implementation.
+//! function. This crate contains only the implementation.
 //!
-//! It knows no protocol. Handles are boxes that C sees as incomplete types. Every function goes
-//! through [`run`]: a failure becomes errno, a line for [`hither_error`] and the function's value
-//! for failure. A panic stops there, as it may not unwind into C. Safety is the header's: pointers
-//! are NULL, or as the header describes them.
+//! The crate knows no protocol. Handles are boxes that C sees as incomplete types. Every function
+//! calls [`run`]. A failure sets errno, a line for [`hither_error`] and the function's value for
+//! failure. [`run`] stops panics, because they may not unwind into C. Safety is that of the header:
+//! a pointer is NULL, or as the header describes it.
 
 #![allow(clippy::missing_safety_doc, reason = "the header says what holds of pointers")]
 
@@ -95,7 +95,7 @@ impl From<&Attr> for CAttr {
     }
 }
 
-/// Attributes and errno of an outcome.
+/// Attributes and errno of a result.
 fn outcome(attr: &io::Result<Attr>) -> (CAttr, c_int) {
     match attr {
         Ok(attr) => (attr.into(), 0),
@@ -103,7 +103,7 @@ fn outcome(attr: &io::Result<Attr>) -> (CAttr, c_int) {
     }
 }
 
-/// The errno of an error; those of the library itself have none of the system's.
+/// The errno of an error. Errors of the library itself have no errno of the system.
 fn errno(e: &io::Error) -> c_int {
     e.raw_os_error().unwrap_or(match e.kind() {
         ErrorKind::NotFound => libc::ENOENT,
@@ -119,17 +119,18 @@ fn errno(e: &io::Error) -> c_int {
     })
 }
 
-/// An error of the system's.
+/// An error with an errno of the system.
 fn fail(errno: c_int) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// The object behind a pointer of the program.
+/// The object behind a pointer of the program. NULL is `EFAULT`.
 fn given<T: ?Sized>(pointer: Option<&T>) -> io::Result<&T> {
     pointer.ok_or_else(|| fail(libc::EFAULT))
 }
 
-/// Makes a call: its value, or else errno, a line of text and `failed`.
+/// Makes a call and returns its value. A failure sets errno and a line of text, and returns
+/// `failed`.
 fn run<T>(what: &str, path: Option<&Path>, failed: T, call: impl FnOnce() -> io::Result<T>) -> T {
     let error = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return value,
@@ -145,31 +146,31 @@ fn run<T>(what: &str, path: Option<&Path>, failed: T, call: impl FnOnce() -> io:
         Some(path) => format!("{what} {}: {line}", path.display()),
         None => format!("{what}: {line}"),
     };
-    // During the end of a thread there is no place for it.
+    // During the end of a thread the place for the line is already gone.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text(line.as_bytes()));
-    // SAFETY: a thread has one errno, and its place is always there.
+    // SAFETY: each thread has an errno, and its address is always valid.
     unsafe { *libc::__errno_location() = errno };
     failed
 }
 
-/// Bytes as a string of C; bytes behind a NUL are left out.
+/// Bytes as a C string. Bytes after a NUL are dropped.
 fn text(bytes: &[u8]) -> CString {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     CString::new(&bytes[..end]).unwrap_or_default()
 }
 
-/// A path that the program gave.
+/// A path that the program passed.
 unsafe fn path<'a>(path: *const c_char) -> Option<&'a Path> {
     if path.is_null() {
         return None;
     }
-    // SAFETY: a string of the program's, which stays until the call returns.
+    // SAFETY: the string belongs to the program and stays valid until the call returns.
     let path = unsafe { CStr::from_ptr(path) };
     Some(Path::new(OsStr::from_bytes(path.to_bytes())))
 }
 
-/// An array that the program gave; one without elements may be NULL. A length that no memory can
-/// hold, a count of -1 for instance, is `EINVAL`.
+/// An array that the program passed. An empty array may be NULL. A length that exceeds all memory,
+/// for example a count of -1, is `EINVAL`.
 unsafe fn array<'a, T>(first: *const T, count: usize) -> io::Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
@@ -180,16 +181,16 @@ unsafe fn array<'a, T>(first: *const T, count: usize) -> io::Result<&'a [T]> {
     if first.is_null() {
         return Err(fail(libc::EFAULT));
     }
-    // SAFETY: the program says that there are so many, which fit into memory.
+    // SAFETY: the program says that there are `count` elements, and they fit into memory.
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
-/// Puts an answer where the program wants it.
+/// Stores an answer at the program's address.
 unsafe fn put<T>(place: *mut T, value: T) -> io::Result<()> {
     if place.is_null() {
         return Err(fail(libc::EFAULT));
     }
-    // SAFETY: the program's place for one; the old value there has no owner.
+    // SAFETY: the address has room for one value, and the old value needs no drop.
     unsafe { place.write(value) };
     Ok(())
 }
@@ -197,7 +198,7 @@ unsafe fn put<T>(place: *mut T, value: T) -> io::Result<()> {
 /// Ends a handle.
 unsafe fn drop_handle<T>(what: &str, handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: a box of ours, which the program gives back.
+        // SAFETY: the library made the box, and the program gives it back.
         let owned = unsafe { Box::from_raw(handle) };
         run(what, None, (), || {
             drop(owned);
@@ -206,7 +207,8 @@ unsafe fn drop_handle<T>(what: &str, handle: *mut T) {
     }
 }
 
-/// All signals are the program's own business: threads that begin meanwhile get none.
+/// Runs `work` with all signals blocked. Threads that `work` starts inherit the blocked mask, so
+/// the program's signals do not reach them.
 fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: both are plain memory that the calls fill and read.
     let before = unsafe {
@@ -216,15 +218,14 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     };
     let out = work();
     if let Some(before) = before {
-        // SAFETY: the mask that this thread had.
+        // SAFETY: this is the former mask of the thread.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     }
     out
 }
 
-/// Connects, from a thread of its own: the one that the library begins for replies is to get no
-/// signals, while the program's thread, which may wait long for a daemon that does not answer, is
-/// to get all.
+/// Connects in a thread of its own. The library's thread for replies starts there with all signals
+/// blocked. The program's thread may wait long for a silent daemon, and keeps its signals.
 fn connect(to: &Path) -> io::Result<Client> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("hither-connect".into());
@@ -257,14 +258,14 @@ pub unsafe extern "C" fn hither_connect(to: *const c_char) -> *mut Hither {
     })
 }
 
-/// Gives the connection up.
+/// Closes the connection.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_disconnect(h: *mut Hither) {
     // SAFETY: as the header says.
     unsafe { drop_handle("disconnect", h) };
 }
 
-/// Where it is mounted.
+/// The mount point.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_dir(h: *const Hither) -> *const c_char {
     // SAFETY: as the header says.
@@ -280,7 +281,7 @@ pub unsafe extern "C" fn hither_source(h: *const Hither) -> *const c_char {
     run("source", None, std::ptr::null(), || Ok(given(h)?.source.as_ptr()))
 }
 
-/// Whether nothing can be changed.
+/// Whether the mount is read-only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_is_read_only(h: *const Hither) -> c_int {
     // SAFETY: as the header says.
@@ -288,7 +289,7 @@ pub unsafe extern "C" fn hither_is_read_only(h: *const Hither) -> c_int {
     run("is_read_only", None, -1, || Ok(given(h)?.client.is_read_only().into()))
 }
 
-/// A call with one path and no answer but success.
+/// Makes a call with one path whose answer is only success or failure.
 unsafe fn change(
     what: &str,
     h: *mut Hither,

@@ -14,7 +14,7 @@ type Entries = Box<dyn Iterator<Item = io::Result<DirEntry>> + Send>;
 /// `hither_walk_t`.
 pub struct CWalk {
     pub(crate) entries: Entries,
-    /// The path that the program looks at.
+    /// The path shown to the program.
     pub(crate) shown: CString,
 }
 
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn hither_list(h: *mut Hither, at: *const c_char) -> *mut 
     unsafe { begin("list", h, at, list) }
 }
 
-/// A tree.
+/// Walks a tree.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_walk(h: *mut Hither, at: *const c_char, levels: u32) -> *mut CWalk {
     // SAFETY: as the header says.
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn hither_walk(h: *mut Hither, at: *const c_char, levels: 
 /// The next entry.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_next(walk: *mut CWalk, entry: *mut CEntry) -> c_int {
-    // SAFETY: as the header says; one thread at a time has it.
+    // SAFETY: as the header says, only one thread at a time uses the walk.
     let walk = unsafe { walk.as_mut() };
     run("next", None, -1, || {
         let walk = walk.ok_or_else(|| fail(libc::EFAULT))?;
@@ -92,7 +92,7 @@ unsafe fn next(walk: &mut CWalk, entry: *mut CEntry) -> io::Result<c_int> {
     unsafe { put(entry, CEntry { path: walk.shown.as_ptr(), attr, error }) }.map(|()| 1)
 }
 
-/// Gives a walk up.
+/// Ends a walk.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_walk_end(walk: *mut CWalk) {
     // SAFETY: as the header says.
@@ -120,11 +120,11 @@ pub unsafe extern "C" fn hither_change(
     timeout_ms: c_int,
     changed: *mut CChanged,
 ) -> c_int {
-    // SAFETY: as the header says; one thread at a time has it.
+    // SAFETY: as the header says, only one thread at a time uses the watch.
     let watch = unsafe { watch.as_mut() };
     run("change", None, -1, || {
         let watch = watch.ok_or_else(|| fail(libc::EFAULT))?;
-        // A negative time is no time's end.
+        // A negative time means no time limit.
         let within = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
         let (index, attr) = match watch.changes.next_within(within) {
             Ok(change) => change,
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn hither_change(
     })
 }
 
-/// Gives a watch up.
+/// Ends a watch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_watch_end(watch: *mut CWatch) {
     // SAFETY: as the header says.

@@ -1,4 +1,4 @@
-//! Many files at once.
+//! Calls about many files at once.
 
 use crate::file::read_into;
 use crate::{CAttr, Hither, array, errno, fail, given, outcome, path, run};
@@ -38,7 +38,7 @@ pub struct CStated {
     pub(crate) error: c_int,
 }
 
-/// Copies as many bytes as there is room for into the program's memory: how many.
+/// Copies as many bytes as fit into the program's memory. Returns their number.
 pub(crate) unsafe fn fill(to: *mut u8, room: usize, bytes: &[u8]) -> io::Result<usize> {
     let n = bytes.len().min(room);
     if n == 0 {
@@ -47,23 +47,23 @@ pub(crate) unsafe fn fill(to: *mut u8, room: usize, bytes: &[u8]) -> io::Result<
     if to.is_null() {
         return Err(fail(libc::EFAULT));
     }
-    // SAFETY: `room` bytes of the program's, which are none of ours.
+    // SAFETY: the program provides `room` bytes, which the library does not own.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, n) };
     Ok(n)
 }
 
-/// Parts of many files.
+/// Reads parts of many files.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_readv(h: *mut Hither, parts: *mut CPart, count: usize) -> c_int {
     // SAFETY: as the header says.
     let (h, given_parts) = unsafe { (h.as_ref(), array(parts, count)) };
     run("readv", None, -1, || {
-        // Two of them may name the same memory, so they are never borrowed for writing.
+        // Two parts may name the same memory, so the parts are never borrowed mutably.
         let mut copies = given_parts?.to_vec();
         let client = &given(h)?.client;
         read_parts(client, &mut copies)?;
         for (i, part) in copies.iter().enumerate() {
-            // SAFETY: the program's array, in which this one is.
+            // SAFETY: the element is in the program's array.
             unsafe { parts.add(i).write(*part) };
         }
         Ok(0)
@@ -112,8 +112,8 @@ fn read_parts(client: &Client, parts: &mut [CPart]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a part by an open of its own, so that its bytes are of one file. How many, and the file's
-/// length.
+/// Reads a part through its own open, so that all bytes belong to one file. Returns the number of
+/// bytes and the file's length.
 fn read_long(client: &Client, path: &Path, part: &CPart) -> io::Result<(usize, u64)> {
     let file = OpenOptions::new().read(true).open(client, path)?;
     let size = file.stat()?.size;
@@ -123,15 +123,15 @@ fn read_long(client: &Client, path: &Path, part: &CPart) -> io::Result<(usize, u
     Ok((n, size))
 }
 
-/// The program's paths; a NULL path is an error.
+/// The program's paths. A NULL path is an error.
 unsafe fn paths<'a>(all: *const *const c_char, count: usize) -> io::Result<Vec<&'a Path>> {
     // SAFETY: as the header says.
     let all = unsafe { array(all, count) }?;
-    // SAFETY: the same, of each.
+    // SAFETY: the same, for each path.
     all.iter().map(|one| unsafe { path(*one) }.ok_or_else(|| fail(libc::EFAULT))).collect()
 }
 
-/// Many files whole.
+/// Reads many whole files.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_read_files(
     h: *mut Hither,
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn hither_read_files(
     }
 }
 
-/// Asks about many paths, and puts the result of each answer into the program's array.
+/// Makes a call about many paths and stores each result in the program's array.
 unsafe fn each<A, C>(
     what: &str,
     h: *mut Hither,
@@ -171,33 +171,33 @@ unsafe fn each<A, C>(
             return Err(fail(libc::EFAULT));
         }
         for (i, answer) in ask(client, &names)?.into_iter().enumerate() {
-            // SAFETY: the program's array, which contains this element; the old value there has no
-            // owner.
+            // SAFETY: the element is in the program's array, and its old value needs no drop.
             unsafe { to.add(i).write(told(answer)) };
         }
         Ok(0)
     })
 }
 
-/// Gives the read data back.
+/// Frees the data of `hither_read_files`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_free_contents(contents: *mut CContent, count: usize) {
     if contents.is_null() {
         return;
     }
     for i in 0..count {
-        // SAFETY: the program's array, filled by `hither_read_files`.
+        // SAFETY: the element is in the program's array, which `hither_read_files` filled.
         let content = unsafe { &mut *contents.add(i) };
         if !content.data.is_null() {
             let bytes = std::ptr::slice_from_raw_parts_mut(content.data.cast::<u8>(), content.len);
-            // SAFETY: a box of ours, given away with this length; its pointer is forgotten at once.
+            // SAFETY: the library made the box with this length, and the pointer is cleared at
+            // once.
             drop(unsafe { Box::from_raw(bytes) });
         }
         (content.data, content.len) = (std::ptr::null_mut(), 0);
     }
 }
 
-/// A whole file, stable.
+/// Writes a whole file to stable storage.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hither_write_file(
     h: *mut Hither,

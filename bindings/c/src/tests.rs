@@ -1,5 +1,5 @@
-//! Tests without a mount: the header against the code, and calls that fail before they ask. Tests
-//! with real mounts are in crates/hither/tests/bindings.rs.
+//! Tests without a mount: the header against the code, and calls that fail before they send a
+//! request. Tests with real mounts are in crates/hither/tests/bindings.rs.
 
 use super::*;
 use crate::file::{OpenFile, hither_append, hither_close, hither_open, hither_pread, hither_pwrite};
@@ -21,12 +21,12 @@ const HEADER: &str = include_str!("../include/hither.h");
 
 fn said() -> (c_int, String) {
     let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-    // SAFETY: a string of this thread's, copied before anything else fails.
+    // SAFETY: the string belongs to this thread and is copied before another call fails.
     let line = unsafe { CStr::from_ptr(hither_error()) };
     (errno, line.to_str().unwrap().to_string())
 }
 
-/// Each function of the header exists, and nothing else is exported.
+/// Each function of the header exists, and the library exports no other function.
 #[test]
 fn the_header_has_every_function() {
     let code =
@@ -47,7 +47,7 @@ fn the_header_has_every_function() {
     assert!(defined.len() > 30, "{defined:?}");
 }
 
-/// The compiler's layout of the header is Rust's of the structures.
+/// The compiler's layout of the header's structures equals Rust's layout.
 #[test]
 fn the_header_has_the_layout_of_the_code() {
     macro_rules! layout {
@@ -77,14 +77,14 @@ fn the_header_has_the_layout_of_the_code() {
     compiles(&program);
 }
 
-/// The first example of the documentation is a program.
+/// The first example of the documentation compiles.
 #[test]
 fn the_readme_compiles() {
     let text = include_str!("../README.md");
     compiles(text.split("```c\n").nth(1).unwrap().split("```").next().unwrap());
 }
 
-/// A program of C that the compiler has nothing to say about.
+/// Asserts that the C compiler accepts a program without a warning.
 #[track_caller]
 fn compiles(program: &str) {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ fn compiles(program: &str) {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// An impossible argument gives errno and a line, and reaches no further.
+/// An invalid argument sets errno and the error line, and sends no request.
 #[test]
 fn what_cannot_be_is_told() {
     // SAFETY: NULL and constant strings.
@@ -120,7 +120,7 @@ fn what_cannot_be_is_told() {
         assert_eq!(hither_next(null_mut::<CWalk>(), null_mut()), -1);
         assert_eq!(hither_change(null_mut(), 0, null_mut()), -1);
         assert_eq!(said(), (libc::EFAULT, "change: Bad address".into()));
-        // Nothing is nothing to give back.
+        // Freeing NULL has no effect.
         hither_disconnect(null_mut());
         hither_walk_end(null_mut());
         hither_free_contents(null_mut(), 7);
@@ -128,12 +128,12 @@ fn what_cannot_be_is_told() {
     }
 }
 
-/// Lengths and counts that no memory has, `-1` for instance, are refused before they are used.
+/// Lengths and counts that exceed all memory, for example `-1`, are refused before they are used.
 #[test]
 fn lengths_that_cannot_be_are_told() {
     let mut parts = [0_u8; 64];
     let huge = [usize::MAX, isize::MAX as usize + 1];
-    // SAFETY: nothing of these lengths is looked at.
+    // SAFETY: the calls read no memory of these lengths.
     unsafe {
         for len in huge {
             let data: *mut c_void = parts.as_mut_ptr().cast();
@@ -157,7 +157,7 @@ fn lengths_that_cannot_be_are_told() {
             assert!(hither_watch(null_mut(), names, count).is_null());
             assert_eq!(said(), (libc::EINVAL, "watch: Invalid argument".into()));
         }
-        // The end of a read or written range has to be a number as well.
+        // The end of a read or written range must fit into 64 bits as well.
         assert_eq!(hither_pread(null_mut(), parts.as_mut_ptr().cast(), 64, u64::MAX - 63), -1);
         assert_eq!(said(), (libc::EINVAL, "pread: Invalid argument".into()));
         assert_eq!(hither_pwrite(null_mut(), parts.as_ptr().cast(), 64, u64::MAX - 63), -1);
@@ -165,7 +165,7 @@ fn lengths_that_cannot_be_are_told() {
     }
 }
 
-/// A stream that failed once does not continue as if nothing had happened.
+/// A walk that failed once ends instead of continuing.
 #[test]
 fn nothing_follows_an_entry_that_failed() {
     let walk = |names: &[&str]| {
@@ -174,7 +174,7 @@ fn nothing_follows_an_entry_that_failed() {
         CWalk { entries: Box::new(all.into_iter()), shown: CString::default() }
     };
     let mut entry = CEntry { path: null(), attr: CAttr::default(), error: 0 };
-    // SAFETY: a walk and an entry of this test's.
+    // SAFETY: the walk and the entry belong to this test.
     unsafe {
         let mut with_nul = walk(&["a", "b\0c", "d"]);
         assert_eq!(hither_next(&mut with_nul, &mut entry), 1);
@@ -189,7 +189,7 @@ fn nothing_follows_an_entry_that_failed() {
     }
 }
 
-/// A defect of ours ends the call, not the program.
+/// A panic of the library ends the call and not the program.
 #[test]
 fn a_panic_becomes_an_error() {
     let value = run("think", None, -1, || if true { panic!("a test's own panic") } else { Ok(0) });
@@ -198,7 +198,7 @@ fn a_panic_becomes_an_error() {
     assert!(line.starts_with("think: a defect in libhither"), "{line}");
 }
 
-/// Signals come to no thread of the library's.
+/// The library's threads receive no signals.
 #[test]
 fn threads_of_the_library_take_no_signals() {
     let own = || {
@@ -214,15 +214,15 @@ fn threads_of_the_library_take_no_signals() {
     assert_eq!(own(), before);
 }
 
-/// Blocked signals of a thread of this process.
+/// The blocked signals of a thread of this process.
 fn blocked(thread: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
     u64::from_str_radix(mask, 16).unwrap()
 }
 
-/// A program that waits for a daemon that does not answer can be interrupted; the thread that waits
-/// for it takes no signals.
+/// A program that waits for a silent daemon can be interrupted. The library's thread that waits for
+/// the daemon blocks all signals.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test of threads waits in real time")]
 fn a_program_that_connects_takes_its_signals() {
@@ -234,12 +234,12 @@ fn a_program_that_connects_takes_its_signals() {
         let own = std::fs::read_link("/proc/thread-self").unwrap();
         send.send(own.file_name().unwrap().to_str().unwrap().to_string()).unwrap();
         let socket = CString::new(socket.into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: a string.
+        // SAFETY: the argument is a C string.
         unsafe { hither_connect(socket.as_ptr()) }.is_null()
     });
     let own = own.recv().unwrap();
     let (mut connection, _) = daemon.accept().unwrap();
-    // The greeting: from here on it waits for ours.
+    // After this greeting the library waits for the daemon's greeting.
     std::io::Read::read_exact(&mut connection, &mut [0; 4]).unwrap();
     let others = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|e| e.unwrap().file_name());
@@ -250,7 +250,7 @@ fn a_program_that_connects_takes_its_signals() {
         name.is_ok_and(|name| name == "hither-connect\n")
     });
     assert!(blocked(&connecting.unwrap()) & (1 << (libc::SIGINT - 1)) != 0);
-    // The program's thread comes back from beginning the other one a moment later at most.
+    // The program's thread restores its mask shortly after it has started the other thread.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(120);
     while blocked(&own) & (1 << (libc::SIGINT - 1)) != 0 {
         assert!(std::time::Instant::now() < end, "the program takes no signals while it connects");
@@ -260,7 +260,7 @@ fn a_program_that_connects_takes_its_signals() {
     assert!(program.join().unwrap());
 }
 
-/// A directory's attributes as a program of C sees them.
+/// A directory's attributes as a C program sees them.
 #[test]
 fn attributes_are_those_of_stat() {
     let attr = Attr {
