@@ -49,7 +49,7 @@ fn the_header_has_every_function() {
 
 /// The compiler's layout of the header's structures equals Rust's layout.
 #[test]
-fn the_header_has_the_layout_of_the_code() {
+fn header_layout_matches_code() {
     macro_rules! layout {
         ($($name:literal $ty:ident { $($field:ident)* })*) => {
             vec![$(($name, size_of::<$ty>(), vec![$((stringify!($field), offset_of!($ty, $field))),*])),*]
@@ -100,7 +100,7 @@ fn compiles(program: &str) {
 
 /// An invalid argument sets errno and the error line, and sends no request.
 #[test]
-fn what_cannot_be_is_told() {
+fn invalid_arguments_set_errno() {
     // SAFETY: NULL and constant strings.
     unsafe {
         assert!(hither_connect(null()).is_null());
@@ -130,7 +130,7 @@ fn what_cannot_be_is_told() {
 
 /// Lengths and counts that exceed all memory, for example `-1`, are refused before they are used.
 #[test]
-fn lengths_that_cannot_be_are_told() {
+fn impossible_lengths_are_refused() {
     let mut parts = [0_u8; 64];
     let huge = [usize::MAX, isize::MAX as usize + 1];
     // SAFETY: the calls read no memory of these lengths.
@@ -167,7 +167,7 @@ fn lengths_that_cannot_be_are_told() {
 
 /// A walk that failed once ends instead of continuing.
 #[test]
-fn nothing_follows_an_entry_that_failed() {
+fn failed_entry_ends_the_walk() {
     let walk = |names: &[&str]| {
         let entry = |name: &&str| Ok(DirEntry { path: name.into(), attr: Err(ErrorKind::NotFound.into()) });
         let all: Vec<_> = names.iter().map(entry).collect();
@@ -200,7 +200,7 @@ fn a_panic_becomes_an_error() {
 
 /// The library's threads receive no signals.
 #[test]
-fn threads_of_the_library_take_no_signals() {
+fn library_threads_block_signals() {
     let own = || {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
@@ -225,7 +225,7 @@ fn blocked(thread: &str) -> u64 {
 /// the daemon blocks all signals.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test of threads waits in real time")]
-fn a_program_that_connects_takes_its_signals() {
+fn connecting_program_keeps_signals() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let daemon = std::os::unix::net::UnixListener::bind(&socket).unwrap();
