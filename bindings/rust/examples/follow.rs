@@ -1,5 +1,5 @@
-//! Prints bytes that any program appends to files of a mount, as the mount notices them: `tail -f`
-//! without a polling loop.
+//! Prints bytes that any program appends to files of a mount, when the mount notices them. It works
+//! as `tail -f` without a polling loop.
 //!
 //!     cargo run --release -p hither-client --example follow -- /mnt/share/log /mnt/share/other
 
@@ -12,9 +12,9 @@ fn main() -> io::Result<()> {
     let paths: Vec<PathBuf> =
         std::env::args_os().skip(1).map(std::path::absolute).collect::<io::Result<_>>()?;
     let first = paths.first().expect("usage: follow FILE...");
-    // The file need not be there yet; its directory leads to the mount.
+    // The file need not exist yet. Its directory leads to the mount.
     let client = Client::connect(first.parent().unwrap_or(first))?;
-    // How long each was when its bytes were last printed.
+    // Length of each file when its bytes were last printed.
     let mut seen: Vec<Option<u64>> = vec![None; paths.len()];
     let mut changes = client.watch(&paths)?;
     loop {
@@ -27,7 +27,7 @@ fn main() -> io::Result<()> {
             Err(e) if e.kind() == ErrorKind::NotFound => 0,
             Err(e) => return Err(e),
         };
-        // Earlier bytes count as seen; a file that became shorter begins anew.
+        // Existing bytes count as seen. A file that became shorter starts again.
         let from = seen[i].unwrap_or(size);
         let from = if size < from { 0 } else { from };
         if size > from {
@@ -36,7 +36,7 @@ fn main() -> io::Result<()> {
             let n = file.read_at(&mut bytes, from)?;
             io::stdout().write_all(&bytes[..n])?;
             io::stdout().flush()?;
-            // It may have become shorter meanwhile.
+            // The file may have become shorter meanwhile.
             seen[i] = Some(from + n as u64);
         } else {
             seen[i] = Some(size);

@@ -1,5 +1,5 @@
-//! Reads all files below a directory of a mount, many in a round trip, and prints how many bytes
-//! each kind of name has.
+//! Reads all files below a directory of a mount, many in a round trip. Prints the number of bytes
+//! for each kind of name.
 //!
 //!     cargo run --release -p hither-client --example many -- /mnt/share/src
 
@@ -10,11 +10,12 @@ use std::path::PathBuf;
 
 fn main() -> io::Result<()> {
     let dir = std::env::args_os().nth(1).map(PathBuf::from).expect("usage: many DIR");
-    // Paths are relative to the mount's root there, to the working directory here.
+    // The client takes paths relative to the mount's root. This program takes them relative to the
+    // working directory.
     let dir = std::path::absolute(dir)?;
     let client = Client::connect(&dir)?;
 
-    // The whole tree with attributes: a request, and entries as they come.
+    // The whole tree with attributes: one request, and entries as they arrive.
     let mut files = Vec::new();
     for entry in client.walk(&dir, u32::MAX)? {
         let entry = entry?;
@@ -25,7 +26,8 @@ fn main() -> io::Result<()> {
         }
     }
 
-    // Their bytes. Each file has its own outcome; requests of a thousand files bound the memory.
+    // Reads the files' bytes. Each file has its own result. A request for a thousand files bounds
+    // the memory.
     let mut bytes: BTreeMap<String, usize> = BTreeMap::new();
     for some in files.chunks(1000) {
         for (path, read) in some.iter().zip(client.read_many(some)?) {

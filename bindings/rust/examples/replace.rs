@@ -1,5 +1,4 @@
-//! Replaces a file of a mount so that every open finds the old bytes or the new ones, also after a
-//! crash.
+//! Replaces a file of a mount. Every open finds the old bytes or the new ones, also after a crash.
 //!
 //!     some-program |
 //!         cargo run --release -p hither-client --example replace -- /mnt/share/state.json
@@ -20,7 +19,7 @@ fn main() -> io::Result<()> {
     let new = PathBuf::from(name);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&client, &new)?;
     let written = file.write_all_at(&bytes, 0);
-    // The end of a file reports errors of delayed writes: without it there is nothing to rename.
+    // The close reports errors of delayed writes. After an error the file must not be renamed.
     let stable = written.and(file.close());
     match stable.and_then(|()| client.rename(&new, &path)) {
         Ok(()) => Ok(()),

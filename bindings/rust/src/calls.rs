@@ -1,8 +1,8 @@
-//! Requests and their replies: one thread reads, and each caller waits for its own reply.
+//! Requests and their replies. One thread reads, and each caller waits for its own reply.
 //!
-//! A request is sent whole or ends the connection: later bytes would be taken for the rest of a
-//! partial one, for the bytes of a file for instance. A child process has the same socket and not
-//! the thread: every call of it is refused before it waits.
+//! A partly sent request ends the connection. The daemon would take later bytes for the rest of
+//! that request, for example for file data. A child process inherits the socket and not the thread,
+//! so each of its calls is refused before it waits.
 
 use crate::descriptor::receive_exact;
 use crate::wire::{
@@ -16,10 +16,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Requests under way at a time; the daemon takes a few more.
+/// Most requests under way at a time. The daemon accepts a few more.
 const REQUESTS_MAX: usize = 192;
-/// Of these, walks and watches, which a program may hold for ever: the others are for requests that
-/// end by themselves.
+/// Most walks and watches among them. A program may hold these without limit of time, and the other
+/// requests end by themselves.
 pub(crate) const HELD_MAX: usize = 128;
 
 /// A connection after the greeting.
@@ -31,7 +31,7 @@ pub(crate) struct Connection {
     process: u32,
 }
 
-/// One of the daemon's.
+/// A frame from the daemon.
 #[derive(Debug)]
 struct Frame {
     header: Header,
@@ -39,7 +39,7 @@ struct Frame {
     fd: Option<OwnedFd>,
 }
 
-/// The waiting callers.
+/// The callers that wait for replies.
 #[derive(Debug, Default)]
 struct Waiting {
     state: Mutex<State>,
@@ -50,23 +50,23 @@ struct Waiting {
 struct State {
     calls: HashMap<u32, Sender<Frame>>,
     last: u32,
-    /// Walks and watches among them, until the program gives them up.
+    /// Number of walks and watches that the program has not ended yet.
     held: usize,
     over: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The data under these locks is complete between two statements.
+    // A panic leaves the data under these locks consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A request under way. Dropped before its end, it is cancelled.
+/// A request under way. A drop before its end cancels it.
 #[derive(Debug)]
 pub(crate) struct Call {
     conn: Arc<Connection>,
     id: u32,
     replies: Receiver<Frame>,
-    /// Frames since more were allowed.
+    /// Frames received since the client last allowed more.
     taken: u32,
     held: bool,
     over: bool,
@@ -94,14 +94,14 @@ impl Connection {
             }
             let mut state = lock(&told.state);
             state.over = true;
-            // Each waiting caller learns it by the end of its channel.
+            // The end of its channel tells each waiting caller.
             state.calls.clear();
             told.room.notify_all();
         })?;
         Ok(Self { hello, stream: Mutex::new(stream), waiting, process: std::process::id() })
     }
 
-    /// Whether this is a child of the process that connected.
+    /// Whether this process is a child of the process that connected.
     fn is_inherited(&self) -> bool {
         self.process != std::process::id()
     }
@@ -111,13 +111,13 @@ impl Connection {
         if self.is_inherited() { Err(io::Error::new(ErrorKind::ConnectionAborted, why)) } else { Ok(()) }
     }
 
-    /// Sends a request; waits while there are too many.
+    /// Sends a request. Waits while too many requests are under way.
     pub fn begin(self: &Arc<Self>, request: &Request<'_>) -> io::Result<Call> {
         self.start(request, false)
     }
 
-    /// The same of a request that the program may hold for ever: `WouldBlock` when there are too
-    /// many of these.
+    /// As [`Self::begin`], for a request that the program may hold for any time. `WouldBlock` when
+    /// there are too many of these.
     pub fn begin_held(self: &Arc<Self>, request: &Request<'_>) -> io::Result<Call> {
         self.start(request, true)
     }
@@ -127,7 +127,7 @@ impl Connection {
         let (sender, replies) = channel();
         let id = self.waiting.add(sender, held)?;
         let mut call = Call { conn: self.clone(), id, replies, taken: 0, held, over: false };
-        // A request that the daemon never received need not be cancelled, and gets no answer.
+        // The daemon never received this request, so it needs no cancellation and gets no answer.
         let bytes = encoded(id, request).inspect_err(|_| {
             self.waiting.forget(id);
             call.over = true;
@@ -150,7 +150,7 @@ impl Connection {
         stream.write_all(bytes).map_err(|e| {
             let _ = stream.shutdown(Shutdown::Both);
             match e.kind() {
-                // The reading thread learns of the end a moment later.
+                // The reading thread notices the end of the connection a moment later.
                 ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => lost(),
                 _ => e,
             }
@@ -190,18 +190,18 @@ impl Waiting {
         }
     }
 
-    /// Ends a call that was never sent.
+    /// Removes a call that was never sent.
     fn forget(&self, id: u32) {
         lock(&self.state).calls.remove(&id);
         self.room.notify_one();
     }
 
-    /// Hands a frame to its waiting caller.
+    /// Delivers a frame to its waiting caller.
     fn take(&self, frame: Frame) {
         let header = frame.header;
         let mut state = lock(&self.state);
         if let Some(sender) = state.calls.get(&header.id) {
-            // A caller that has gone does not need it.
+            // The caller may have gone.
             let _ = sender.send(frame);
         }
         if header.flags & FLAG_MORE == 0 {
@@ -217,7 +217,7 @@ impl Call {
         self.only().map(|frame| frame.body)
     }
 
-    /// The descriptor that comes with it.
+    /// The descriptor that the reply carries.
     pub fn descriptor(self) -> io::Result<OwnedFd> {
         self.only()?.fd.ok_or_else(|| wire::Malformed("no descriptor").into())
     }
@@ -229,7 +229,7 @@ impl Call {
         if frame.header.flags & FLAG_ERROR != 0 { Err(failure(&frame.body)) } else { Ok(frame) }
     }
 
-    /// The next frame of a reply of many; `None` at its end.
+    /// The next frame of a reply with many frames. `None` at the end.
     pub fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         if self.over {
             return Ok(None);
@@ -239,7 +239,7 @@ impl Call {
         self.took(frame)
     }
 
-    /// The same, but no longer than that.
+    /// As [`Self::next`], with a time limit.
     pub fn next_within(&mut self, within: std::time::Duration) -> io::Result<Option<Vec<u8>>> {
         use std::sync::mpsc::RecvTimeoutError;
         if self.over {
@@ -281,13 +281,13 @@ impl Drop for Call {
             lock(&self.conn.waiting.state).held -= 1;
         }
         if !self.over {
-            // Its number stays taken until the daemon has ended it.
+            // The request number stays in use until the daemon has ended the request.
             let _ = self.conn.send(self.id, &Request::Cancel(self.id));
         }
     }
 }
 
-/// A request's bytes; `InvalidInput` when they are more than the daemon takes.
+/// The bytes of a request. `InvalidInput` when they exceed the daemon's limit.
 fn encoded(id: u32, request: &Request<'_>) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     request.encode(id, &mut out);

@@ -1,5 +1,5 @@
-//! recvmsg(2), for descriptors that come with bytes: the standard library reads the bytes and drops
-//! the rest.
+//! recvmsg(2), for descriptors that arrive with bytes. The standard library reads the bytes and
+//! drops the descriptors.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
-// Lengths are the kernel's, of 64 bits; musl's are their lower halves.
+// The lengths are those of the kernel, with 64 bits. musl's lengths are the lower halves, so
+// big-endian musl has another layout.
 #[cfg(all(target_env = "musl", target_endian = "big", target_pointer_width = "64"))]
 compile_error!("descriptors cannot be received: musl's msghdr is another one here");
 
@@ -34,8 +35,8 @@ struct MsgHdr {
     flags: c_int,
 }
 
-/// A control message's header, and room for the one descriptor that a frame may have (two fit where
-/// lengths have 64 bits).
+/// A control message's header, and room for the one descriptor that a frame may carry. Where
+/// lengths have 64 bits, two descriptors fit.
 #[repr(C)]
 struct Control {
     len: usize,
@@ -50,8 +51,8 @@ unsafe extern "C" {
     fn recvmsg(socket: c_int, message: *mut MsgHdr, flags: c_int) -> isize;
 }
 
-/// Fills `into`. The first descriptor that comes with its bytes goes to `fd`, closed on exec;
-/// others are closed.
+/// Fills `into`. Stores the first descriptor that arrives with its bytes in `fd`, with
+/// close-on-exec set. Closes all other descriptors.
 ///
 /// # Errors
 /// `UnexpectedEof` when the connection ends before, and those of recvmsg(2).
@@ -83,15 +84,16 @@ fn receive(stream: &UnixStream, into: &mut [u8], fd: &mut Option<OwnedFd>) -> io
         control_len: size_of::<Control>(),
         flags: 0,
     };
-    // SAFETY: all that the message points to lives until the call has returned, with the lengths
-    // that it says.
+    // SAFETY: all memory of the message stays valid until the call has returned, with the given
+    // lengths.
     let n = unsafe { recvmsg(stream.as_raw_fd(), &raw mut message, MSG_CMSG_CLOEXEC) };
     let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
     let filled = message.control_len.min(size_of::<Control>());
     if filled >= CONTROL_HEADER_BYTES && (control.level, control.kind) == (SOL_SOCKET, SCM_RIGHTS) {
         let count = control.len.saturating_sub(CONTROL_HEADER_BYTES) / size_of::<c_int>();
         for &raw in control.fds.iter().take(count).filter(|&&raw| raw >= 0) {
-            // SAFETY: the kernel has just made it for this process, and nobody else knows of it.
+            // SAFETY: the kernel has just made the descriptor for this process, and no other owner
+            // exists.
             let one = unsafe { OwnedFd::from_raw_fd(raw) };
             fd.get_or_insert(one);
         }

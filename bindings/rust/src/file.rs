@@ -11,10 +11,10 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Requests of one read or write under way.
+/// Most requests of one read or write under way.
 const WINDOW: usize = 8;
 
-/// How to open a file, as [`std::fs::OpenOptions`]; for appending see [`File::append`].
+/// How to open a file, as [`std::fs::OpenOptions`]. For appending see [`File::append`].
 #[derive(Debug, Clone, Copy)]
 pub struct OpenOptions {
     flags: u32,
@@ -28,7 +28,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Options for no access yet; permissions of new files: 0644, whatever the umask.
+    /// Options without any access. New files get the permissions 0644, independent of the umask.
     pub fn new() -> Self {
         Self { flags: 0, mode: 0o644 }
     }
@@ -38,32 +38,32 @@ impl OpenOptions {
         self
     }
 
-    /// For reading.
+    /// Opens for reading.
     pub fn read(&mut self, on: bool) -> &mut Self {
         self.set(OPEN_READ, on)
     }
 
-    /// For writing.
+    /// Opens for writing.
     pub fn write(&mut self, on: bool) -> &mut Self {
         self.set(OPEN_WRITE, on)
     }
 
-    /// Create it when it is missing.
+    /// Creates a missing file.
     pub fn create(&mut self, on: bool) -> &mut Self {
         self.set(OPEN_CREATE, on)
     }
 
-    /// Create it; it must be missing.
+    /// Creates the file, which must be missing.
     pub fn create_new(&mut self, on: bool) -> &mut Self {
         self.set(OPEN_CREATE | OPEN_EXCLUSIVE, on)
     }
 
-    /// Cut it to nothing.
+    /// Truncates the file to length 0.
     pub fn truncate(&mut self, on: bool) -> &mut Self {
         self.set(OPEN_TRUNCATE, on)
     }
 
-    /// Do not follow a symbolic link at the end of the path.
+    /// Refuses a symbolic link at the end of the path.
     pub fn no_follow(&mut self, on: bool) -> &mut Self {
         self.set(NO_FOLLOW, on)
     }
@@ -74,7 +74,7 @@ impl OpenOptions {
         self
     }
 
-    /// Opens.
+    /// Opens a file.
     ///
     /// # Errors
     /// Those of open(2).
@@ -87,7 +87,7 @@ impl OpenOptions {
     }
 }
 
-/// An open file. If it is dropped without [`File::close`], the program does not learn whether its
+/// An open file. After a drop without [`File::close`], the program does not learn whether its
 /// writes are stable.
 #[derive(Debug)]
 pub struct File {
@@ -99,12 +99,12 @@ pub struct File {
 }
 
 impl File {
-    /// Its attributes when it was opened.
+    /// The file's attributes at the open.
     pub fn opened_as(&self) -> &Attr {
         &self.attr
     }
 
-    /// Its attributes.
+    /// The file's present attributes.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -135,7 +135,7 @@ impl File {
             buf[at..at + n].copy_from_slice(&data[..n]);
             done = at + n;
             if n < len as usize {
-                // The end; later ranges of the request do not exist.
+                // The end of the file. Later ranges of the request do not exist.
                 for (.., call) in calls {
                     call.one()?;
                 }
@@ -163,19 +163,19 @@ impl File {
             }
             let Some((len, call)) = calls.pop_front() else { return Ok(()) };
             if Reader(&call.one()?).u32()? < len {
-                // The file's next request tells why, unless another one of ours has been told
-                // already.
+                // The next request for the file returns the error, unless another request has
+                // returned it already.
                 self.sync_all()?;
                 return Err(ErrorKind::WriteZero.into());
             }
         }
     }
 
-    /// Writes all of a buffer at the end of the file; returns the place behind it. Bytes that
-    /// programs append through the same daemon, 1 MiB at most at once, stay in one piece, and no
+    /// Writes all of a buffer at the end of the file. Returns the offset behind the written bytes.
+    ///
+    /// Appends of programs through the same daemon, of at most 1 MiB each, stay in one piece. No
     /// other append overwrites them. Between clients of a server there is no such promise, as with
-    /// O_APPEND; but the daemon asks for the end each time, unless it knows the end under a
-    /// delegation or lease.
+    /// O_APPEND. The daemon asks for the end each time, unless a delegation or lease covers it.
     ///
     /// # Errors
     /// Those of write(2).
@@ -194,7 +194,7 @@ impl File {
         end.map_or_else(|| self.stat().map(|attr| attr.size), Ok)
     }
 
-    /// Everything from the start to the end.
+    /// Reads the whole file.
     ///
     /// # Errors
     /// Those of pread(2).
@@ -208,7 +208,7 @@ impl File {
         Ok(out)
     }
 
-    /// Everything written is on stable storage when this returns.
+    /// Returns when all written data is on stable storage.
     ///
     /// # Errors
     /// Those of fsync(2).
@@ -224,17 +224,17 @@ impl File {
         self.client.conn.call(&Request::SetLen(self.number, len)).map(drop)
     }
 
-    /// A descriptor for reading, with all bytes of the file: reads from it need no request.
+    /// A descriptor for reading all bytes of the file. Reads from it send no request.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` unless the mount is one with `cache,ro,consistency=frozen` and the file wholly
-    /// on the local disk.
+    /// `EOPNOTSUPP` unless the mount has `cache,ro,consistency=frozen` and the whole file is on the
+    /// local disk.
     pub fn lend(&self) -> io::Result<std::fs::File> {
         let call = self.client.conn.begin(&Request::Lend(self.number))?;
         Ok(call.descriptor()?.into())
     }
 
-    /// Closes the file: its writes are on stable storage, or the error says why not.
+    /// Closes the file. On success its writes are on stable storage.
     ///
     /// # Errors
     /// Those of close(2).
@@ -268,7 +268,7 @@ impl Write for File {
         Ok(buf.len())
     }
 
-    /// Nothing is kept here. For stable storage see [`File::sync_all`].
+    /// Does nothing, because no data is buffered here. For stable storage see [`File::sync_all`].
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

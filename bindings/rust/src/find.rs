@@ -1,13 +1,13 @@
-//! Where the socket of a mount is.
+//! Finds the socket of a mount.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Where daemons put their sockets.
+/// Directory of the daemons' sockets.
 const DIR: &str = "/run/hither";
 
-/// The socket of the mount that holds a path, or the path itself when it is one.
+/// The socket of the mount that contains a path, or the path itself when it is a socket.
 pub(crate) fn socket(path: &Path) -> io::Result<PathBuf> {
     let meta = std::fs::metadata(path)?;
     if meta.file_type().is_socket() {
@@ -25,7 +25,7 @@ pub(crate) fn socket(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Major and minor number of a device, as the C library packs them.
+/// Major and minor number of a device, in the C library's encoding.
 fn split(dev: u64) -> (u64, u64) {
     let major = ((dev & 0x000f_ff00) >> 8) | ((dev & 0xffff_f000_0000_0000) >> 32);
     (major, (dev & 0xff) | ((dev & 0x0000_0fff_fff0_0000) >> 12))

@@ -37,9 +37,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::{IO_MAX_BYTES, NO_FOLLOW, PATH_MAX_BYTES, Part, Piece, Reader, Request, Stated};
 
-/// Linux's number, which the daemon's answers have as well.
+/// Linux's number, which the daemon's answers use as well.
 const ENAMETOOLONG: i32 = 36;
-/// Paths that are put into one request, and their bytes.
+/// Most paths in one request. `BATCH_BYTES` is the most bytes of them.
 const BATCH_PATHS: usize = 4096;
 const BATCH_BYTES: usize = 512 << 10;
 
@@ -50,17 +50,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the mount that holds `path`, or to the socket that `path` is.
+    /// Connects to the mount that contains `path`, or to `path` itself when it is a socket.
     ///
     /// # Errors
-    /// `NotFound` when no hither mount is there or it has no socket; `PermissionDenied` when the
-    /// socket is not for this user; `InvalidData` when the peer does not speak this protocol.
+    /// `NotFound` when the path is in no hither mount or the mount has no socket;
+    /// `PermissionDenied` when the socket is not for this user; `InvalidData` when the peer does
+    /// not speak this protocol.
     pub fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
         let stream = UnixStream::connect(find::socket(path.as_ref())?)?;
         Ok(Self { conn: Arc::new(Connection::greet(stream)?) })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn dir(&self) -> PathBuf {
         PathBuf::from(std::ffi::OsStr::from_bytes(&self.conn.hello.dir))
     }
@@ -70,7 +71,7 @@ impl Client {
         String::from_utf8_lossy(&self.conn.hello.source).into_owned()
     }
 
-    /// Whether nothing can be changed.
+    /// Whether the mount is read-only.
     pub fn is_read_only(&self) -> bool {
         self.conn.hello.read_only
     }
@@ -83,7 +84,7 @@ impl Client {
         OpenOptions::new().read(true).open(self, path)
     }
 
-    /// Makes a file, or cuts it to nothing, for writing.
+    /// Creates a file, or truncates it to length 0, and opens it for writing.
     ///
     /// # Errors
     /// Those of open(2).
@@ -100,7 +101,7 @@ impl Client {
         all.pop().unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
     }
 
-    /// Makes a file with these bytes, on stable storage when this returns.
+    /// Writes a file with these bytes. They are on stable storage when this returns.
     ///
     /// # Errors
     /// Those of open(2), write(2) and close(2).
@@ -110,10 +111,10 @@ impl Client {
         file.close()
     }
 
-    /// All bytes of many files, in their order, in few round trips when they are small.
+    /// All bytes of many files, in the order of the paths. Small files need few round trips.
     ///
     /// # Errors
-    /// When the connection is lost; each file has its own besides.
+    /// When the connection is lost. Each file has its own result besides.
     pub fn read_many(&self, paths: &[impl AsRef<Path>]) -> io::Result<Vec<io::Result<Vec<u8>>>> {
         let mut out: Vec<_> = paths.iter().map(|_| Err(ErrorKind::UnexpectedEof.into())).collect();
         let mut longer = Vec::new();
@@ -132,8 +133,8 @@ impl Client {
         Ok(out)
     }
 
-    /// Parts (path, offset, at most so many bytes up to a megabyte) of many files. `take` gets
-    /// each, in any order: which it is, and the file's length and the bytes.
+    /// Reads parts of many files. A part is a path, an offset, and a length of at most a megabyte.
+    /// `take` gets each part, in any order: its index, and the file's length with the bytes.
     ///
     /// # Errors
     /// When the connection is lost.
@@ -164,7 +165,7 @@ impl Client {
         Ok(())
     }
 
-    /// Attributes of a path; a symbolic link is followed.
+    /// Attributes of a path. A symbolic link is followed.
     ///
     /// # Errors
     /// Those of stat(2).
@@ -172,7 +173,7 @@ impl Client {
         self.stat_one(path.as_ref(), 0)
     }
 
-    /// The same of a symbolic link itself.
+    /// As [`Client::stat`], for a symbolic link itself.
     ///
     /// # Errors
     /// Those of lstat(2).
@@ -188,7 +189,7 @@ impl Client {
     /// Attributes of many paths, in their order, in few round trips.
     ///
     /// # Errors
-    /// When the connection is lost; each path has its own besides.
+    /// When the connection is lost. Each path has its own result besides.
     pub fn stat_many(&self, paths: &[impl AsRef<Path>]) -> io::Result<Vec<io::Result<Attr>>> {
         self.stat_paths(paths, 0)
     }
@@ -244,7 +245,7 @@ impl Client {
         self.conn.call(&Request::Mkdir(&path, mode)).map(drop)
     }
 
-    /// Removes a name that is no directory.
+    /// Removes a name that is not a directory.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -262,7 +263,7 @@ impl Client {
         self.conn.call(&Request::Remove(&path, 1)).map(drop)
     }
 
-    /// Renames; an object with the new name is replaced.
+    /// Renames an object. An object with the new name is replaced.
     ///
     /// # Errors
     /// Those of rename(2).
@@ -281,7 +282,7 @@ impl Client {
         self.conn.call(&Request::Symlink(target, &path)).map(drop)
     }
 
-    /// A path as the daemon wants it.
+    /// A path in the form of the protocol.
     fn relative(&self, path: &Path) -> io::Result<Vec<u8>> {
         let bytes = path.as_os_str().as_bytes();
         if !path.is_absolute() {
@@ -300,7 +301,7 @@ impl Client {
     }
 }
 
-/// A path that a request may have: of any other the daemon would say the same.
+/// Checks a path for a request. The daemon would refuse any other path with the same error.
 fn sendable(path: &[u8]) -> io::Result<&[u8]> {
     if path.len() > PATH_MAX_BYTES {
         return Err(io::Error::from_raw_os_error(ENAMETOOLONG));
@@ -311,7 +312,7 @@ fn sendable(path: &[u8]) -> io::Result<&[u8]> {
     }
 }
 
-/// Divides the questions into requests.
+/// Divides items into requests.
 fn batches<T>(all: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut rest = all;
     std::iter::from_fn(move || {

@@ -10,30 +10,30 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Paths that one connection may watch.
+/// Most paths that one connection may watch.
 const WATCHED_MAX: usize = 1024;
 
 /// An entry of a directory.
 #[derive(Debug)]
 pub struct DirEntry {
-    /// Its name; in a walk, its path below where that began.
+    /// The entry's name. In a walk, its path below the directory where the walk began.
     pub path: PathBuf,
-    /// Its attributes, of a link itself.
+    /// The entry's attributes, for a symbolic link those of the link itself.
     pub attr: io::Result<Attr>,
 }
 
-/// Entries as they come.
+/// Entries of a walk, as they arrive.
 #[derive(Debug)]
 pub struct Walk {
     call: Option<Call>,
     ready: VecDeque<DirEntry>,
 }
 
-/// Changes, as the mount notices them.
+/// Changes of watched paths, as the mount notices them.
 #[derive(Debug)]
 pub struct Changes {
     call: Call,
-    /// Paths that are watched.
+    /// Number of watched paths.
     count: usize,
     ready: VecDeque<(usize, io::Result<Attr>)>,
 }
@@ -49,25 +49,25 @@ impl Client {
         Walk { call: Some(call), ready: VecDeque::new() }.collect()
     }
 
-    /// All objects below a directory, at most so many levels deep, with attributes, in any order
-    /// but each directory before its entries.
+    /// All objects below a directory with their attributes, at most `depth` levels deep. The order
+    /// is free, except that each directory comes before its entries.
     ///
     /// # Errors
     /// When the connection is lost, or `WouldBlock` while 128 walks and watches of this connection
-    /// are held; others come with the entries.
+    /// are held. Other errors come with the entries.
     pub fn walk(&self, dir: impl AsRef<Path>, depth: u32) -> io::Result<Walk> {
         let dir = self.relative(dir.as_ref())?;
         let call = self.conn.begin_held(&Request::Walk(&dir, depth))?;
         Ok(Walk { call: Some(call), ready: VecDeque::new() })
     }
 
-    /// Tells how paths are, and again when that has changed, as the mount finds out: by leases that
-    /// are withdrawn and answers whose time is over.
+    /// Reports the attributes of paths, and again after each change that the mount notices. The
+    /// mount notices changes when leases are recalled and when cached answers expire.
     ///
     /// # Errors
-    /// `InvalidInput` for more than 1024 paths, or a megabyte of them; `WouldBlock` while 128 walks
-    /// and watches of this connection are held; when a path is too long, the connection is lost, or
-    /// the connection's watches have too many paths together.
+    /// `InvalidInput` for more than 1024 paths, or a megabyte of them. `WouldBlock` while 128 walks
+    /// and watches of this connection are held. Other errors: a path is too long, the connection is
+    /// lost, or the connection's watches have too many paths together.
     pub fn watch(&self, paths: &[impl AsRef<Path>]) -> io::Result<Changes> {
         if paths.len() > WATCHED_MAX {
             let why = format!("more than {WATCHED_MAX} paths to watch");
@@ -105,8 +105,8 @@ impl Iterator for Walk {
 }
 
 impl Changes {
-    /// The next change: which path, and how it is now (`NotFound`: gone). Waits at most so long:
-    /// then `TimedOut`.
+    /// The next change: the index of the path, and its attributes (`NotFound` when the object is
+    /// gone). Fails with `TimedOut` after `within`.
     ///
     /// # Errors
     /// When the connection is lost.

@@ -1,13 +1,13 @@
-//! Tests without a daemon, or with one that answers every request with nothing. Tests with real
-//! mounts are in crates/hither/tests/socket.rs.
+//! Tests without a daemon, or with a peer that answers every request with an empty reply. Tests
+//! with real mounts are in crates/hither/tests/socket.rs.
 
 use super::*;
 use std::io::{Read, Write};
 use std::thread::JoinHandle;
 use wire::{HEADER_BYTES, Header, Hello, op};
 
-/// A client, and a peer that answers as the daemon would: an invalid request ends the connection.
-/// Walks and watches are only answered when they are cancelled. The result lists the requested
+/// A client, and a peer that answers as the daemon would. An invalid request ends the connection.
+/// Walks and watches are only answered when they are cancelled. The thread returns the requested
 /// operations.
 fn strict() -> (Client, JoinHandle<Vec<u16>>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -43,7 +43,7 @@ fn strict() -> (Client, JoinHandle<Vec<u16>>) {
     (Client { conn: Arc::new(Connection::greet(ours).unwrap()) }, answers)
 }
 
-/// A frame of the daemon's.
+/// A frame from the daemon.
 fn frame(id: u32, op: u16, flags: u16, encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut body = Vec::new();
     encode(&mut body);
@@ -51,7 +51,7 @@ fn frame(id: u32, op: u16, flags: u16, encode: impl FnOnce(&mut Vec<u8>)) -> Vec
     [&header.encode()[..], &body].concat()
 }
 
-/// Both ends of a connection on which the daemon has said its greeting.
+/// Both ends of a connection on which the daemon has sent its greeting.
 fn greeted() -> (UnixStream, UnixStream) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let hello = Hello { version: 1, read_only: false, dir: b"/mnt".into(), source: b"s:/".into() };
@@ -59,16 +59,16 @@ fn greeted() -> (UnixStream, UnixStream) {
     (ours, theirs)
 }
 
-/// A partly sent request is the last: later bytes would be taken for its rest.
+/// A partly sent request is the last one. The daemon would take later bytes for its rest.
 #[test]
 fn nothing_follows_a_request_that_was_half_sent() {
     let (ours, mut theirs) = greeted();
-    // The other end does not read until this has failed, however long that takes.
+    // The other end reads only after the write has failed.
     ours.set_write_timeout(Some(std::time::Duration::from_millis(10))).unwrap();
     let conn = Arc::new(Connection::greet(ours).unwrap());
     theirs.read_exact(&mut [0; HEADER_BYTES + 6]).unwrap();
     let bytes = vec![b'x'; IO_MAX_BYTES as usize];
-    // Those that fit are taken.
+    // Keeps the calls whose requests fit.
     let mut taken = Vec::new();
     let failed = loop {
         match conn.begin(&Request::Write(7, 0, 0, &bytes)) {
@@ -87,7 +87,7 @@ fn nothing_follows_a_request_that_was_half_sent() {
     }
 }
 
-/// A daemon that reports an unrequested element leads no program out of its array.
+/// A daemon that reports an unrequested index does not lead a program out of its array.
 #[test]
 fn a_change_is_of_a_path_that_is_watched() {
     let (ours, mut theirs) = greeted();
@@ -102,7 +102,7 @@ fn a_change_is_of_a_path_that_is_watched() {
     assert_eq!(changes.next_within(within).unwrap_err().kind(), ErrorKind::InvalidData);
 }
 
-/// A path that no request may have is not sent.
+/// A path that no request may contain is refused without sending it. The connection stays usable.
 #[test]
 fn a_path_that_cannot_be_sent_is_no_end_of_the_connection() {
     let (client, answers) = strict();
@@ -123,14 +123,14 @@ fn a_path_that_cannot_be_sent_is_no_end_of_the_connection() {
         assert_eq!(client.remove_file(path).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(client.symlink(path, "link").unwrap_err().kind(), ErrorKind::InvalidInput);
     }
-    // Of many, each has its own outcome.
+    // In a call for many paths, each path has its own result.
     let stats = client.stat_many(&["a", &long[..], "a\0b"]).unwrap();
     assert_eq!(stats[0].as_ref().unwrap_err().kind(), ErrorKind::UnexpectedEof, "there was no answer for it");
     assert_eq!(stats[1].as_ref().unwrap_err().raw_os_error(), Some(ENAMETOOLONG));
     assert_eq!(stats[2].as_ref().unwrap_err().kind(), ErrorKind::InvalidInput);
     let reads = client.read_many(&[&long]).unwrap();
     assert_eq!(reads[0].as_ref().unwrap_err().raw_os_error(), Some(ENAMETOOLONG));
-    // As long as may be, it is the daemon's to judge.
+    // A path of the greatest length is sent, and the daemon judges it.
     client.create_dir(&fits).unwrap();
     client.create_dir(format!("/mnt/{fits}")).unwrap();
     client.symlink(&fits, "link").unwrap();
@@ -138,12 +138,14 @@ fn a_path_that_cannot_be_sent_is_no_end_of_the_connection() {
     assert_eq!(answers.join().unwrap(), [op::HELLO, op::STAT_MANY, op::MKDIR, op::MKDIR, op::SYMLINK]);
 }
 
+/// A watch with too many paths or bytes is refused. It sends nothing and takes no place among the
+/// requests.
 #[test]
 fn more_than_can_be_watched_is_told_and_takes_no_room() {
     let (client, answers) = strict();
     assert_eq!(client.watch(&vec!["f"; 1025]).unwrap_err().kind(), ErrorKind::InvalidInput);
-    // As many as may be, but more bytes than a request has; more often than requests may be under
-    // way.
+    // The largest number of paths, but more bytes than a request may have. Repeated more often than
+    // requests may be under way.
     let long = vec!["x".repeat(1100); 1024];
     for _ in 0..200 {
         assert_eq!(client.watch(&long).unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -153,7 +155,7 @@ fn more_than_can_be_watched_is_told_and_takes_no_room() {
     assert_eq!(answers.join().unwrap(), [op::HELLO, op::MKDIR], "nothing of it was sent, nor cancelled");
 }
 
-/// Walks and watches that are held leave room for other requests.
+/// Held walks and watches leave room for other requests.
 #[test]
 fn what_is_held_does_not_stop_the_rest() {
     let (client, answers) = strict();
@@ -171,6 +173,7 @@ fn what_is_held_does_not_stop_the_rest() {
     assert_eq!(answers.join().unwrap().iter().filter(|o| **o == op::MKDIR).count(), 2);
 }
 
+/// Batches of paths stay within the limits of a request, in number and in bytes.
 #[test]
 fn requests_are_cut_where_they_would_be_too_long() {
     let few = vec![vec![b'x'; 10]; 5];

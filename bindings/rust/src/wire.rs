@@ -1,15 +1,16 @@
 //! The bytes on the socket: frames, requests, replies. docs/SOCKET.md describes them in words.
 //!
-//! It knows nothing of connections. Numbers are little-endian. A frame is a header of twelve bytes
-//! (length of the rest, number of the request, operation, flags) and a body; byte strings carry
-//! their length in front. Both sides use this module, so each reads exactly the form that the other
-//! writes. A length beyond its bound is refused before memory is taken for it.
+//! The module knows nothing of connections. Numbers are little-endian. A frame is a header of
+//! twelve bytes and a body. The header has the length of the body, the number of the request, the
+//! operation and flags. Byte strings carry their length in front. Both sides use this module, so
+//! each reads exactly the form that the other writes. A length beyond its bound is refused before
+//! memory is allocated for it.
 
 use std::fmt;
 
-/// First bytes of a connection's first request.
+/// First bytes of the body of a connection's first request.
 pub const MAGIC: [u8; 4] = *b"hthr";
-/// The version that this module speaks.
+/// Version of the protocol in this module.
 pub const VERSION: u16 = 1;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
@@ -17,37 +18,37 @@ pub const HEADER_BYTES: usize = 12;
 pub const BODY_MAX_BYTES: usize = (1 << 20) + (64 << 10);
 /// Most bytes of one READ, WRITE, or item of READ_MANY.
 pub const IO_MAX_BYTES: u32 = 1 << 20;
-/// Longest path: longer ones are answered with `ENAMETOOLONG`.
+/// Longest path in bytes. Longer paths are answered with `ENAMETOOLONG`.
 pub const PATH_MAX_BYTES: usize = 4096;
-/// Most paths in one request: more are answered with `E2BIG`.
+/// Most paths in one request. More are answered with `E2BIG`.
 pub const ITEMS_MAX: usize = 16_384;
-/// Frames that a reply of many may be ahead of the reader; [`Request::More`] allows more.
+/// Most frames that a reply may be ahead of the reader. [`Request::More`] allows more.
 pub const FRAMES_AHEAD: u32 = 16;
 
 /// More frames of the same reply follow.
 pub const FLAG_MORE: u16 = 1;
-/// The body is an errno and a line of text, and the reply ends.
+/// The body is an errno and a line of text, and ends the reply.
 pub const FLAG_ERROR: u16 = 2;
-/// A file descriptor comes with the frame.
+/// A file descriptor arrives with the frame.
 pub const FLAG_FD: u16 = 4;
 
-/// For reading ([`Request::Open`]).
+/// Opens for reading ([`Request::Open`]).
 pub const OPEN_READ: u32 = 1;
-/// For writing.
+/// Opens for writing.
 pub const OPEN_WRITE: u32 = 2;
-/// Create it when it is missing.
+/// Creates a missing file.
 pub const OPEN_CREATE: u32 = 4;
-/// With [`OPEN_CREATE`]: it must be missing.
+/// With [`OPEN_CREATE`]: the file must be missing.
 pub const OPEN_EXCLUSIVE: u32 = 8;
-/// Cut it to nothing.
+/// Truncates the file to length 0.
 pub const OPEN_TRUNCATE: u32 = 16;
 /// A symbolic link at the end of the path is not followed.
 pub const NO_FOLLOW: u32 = 32;
-/// [`Request::Write`]: on stable storage before it is answered.
+/// [`Request::Write`]: the data is on stable storage before the reply.
 pub const WRITE_STABLE: u32 = 1;
-/// [`Request::Write`]: at the end that the file has then. The offset is [`APPEND_AT`].
+/// [`Request::Write`]: writes at the end of the file. The offset is [`APPEND_AT`].
 pub const WRITE_APPEND: u32 = 2;
-/// Stands for an offset with [`WRITE_APPEND`].
+/// The offset of a write with [`WRITE_APPEND`].
 pub const APPEND_AT: u64 = u64::MAX;
 /// [`Request::Rename`]: the target must be missing.
 pub const RENAME_NOREPLACE: u32 = 1;
@@ -75,7 +76,7 @@ impl From<Malformed> for std::io::Error {
 pub struct Header {
     /// Bytes of the body.
     pub len: u32,
-    /// The request that it is or belongs to.
+    /// Number of the request to which the frame belongs.
     pub id: u32,
     /// Operation.
     pub op: u16,
@@ -84,7 +85,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// As bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[..4].copy_from_slice(&self.len.to_le_bytes());
@@ -94,7 +95,7 @@ impl Header {
         out
     }
 
-    /// From bytes.
+    /// Decodes a header.
     ///
     /// # Errors
     /// A body that would be too long.
@@ -139,29 +140,29 @@ pub mod op {
 pub struct Part<'a> {
     /// The file.
     pub path: &'a [u8],
-    /// From where, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// At most so many bytes.
+    /// Most bytes to read.
     pub len: u32,
 }
 
-/// A request. Paths are those below the mount point, names separated by `/`.
+/// A request. Paths are relative to the mount point, with names separated by `/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// The first one: [`MAGIC`] and the highest version that the program speaks. Reply: [`Hello`].
+    /// The first request: [`MAGIC`] and the highest version that the program speaks. Reply:
+    /// [`Hello`].
     Hello(u16),
-    /// Opens `path` with `OPEN_*` flags, and permissions for a file that is created. Reply:
-    /// [`Opened`].
+    /// Opens `path` with `OPEN_*` flags, and with permissions for a new file. Reply: [`Opened`].
     Open(&'a [u8], u32, u32),
-    /// Ends an open: its writes are stable, or the error says why not. Empty reply.
+    /// Closes an open file. On success its writes are stable. Empty reply.
     Close(u64),
-    /// Reads from an open file: offset, length. Reply: whether that is the end (u8), then the
+    /// Reads from an open file: offset, length. Reply: whether the file ends there (u8), then the
     /// bytes.
     Read(u64, u64, u32),
-    /// Writes to an open file: offset, flags, bytes. Reply: bytes written (u32), with
-    /// [`WRITE_APPEND`] also where they begin (u64).
+    /// Writes to an open file: offset, flags, bytes. Reply: number of written bytes (u32), with
+    /// [`WRITE_APPEND`] also their offset (u64).
     Write(u64, u64, u32, &'a [u8]),
-    /// Returns when everything written to the file is stable. Empty reply.
+    /// Makes all written data of the file stable. Empty reply.
     Sync(u64),
     /// Sets the length of an open file. Empty reply.
     SetLen(u64, u64),
@@ -175,31 +176,31 @@ pub enum Request<'a> {
     ReadLink(&'a [u8]),
     /// A directory's entries with attributes. Reply: frames of [`Entry`].
     List(&'a [u8]),
-    /// A directory and everything below it, so many levels deep. Reply: frames of [`Entry`] whose
-    /// names are paths below it.
+    /// A directory and all objects below it, to a number of levels. Reply: frames of [`Entry`]
+    /// whose names are paths below the directory.
     Walk(&'a [u8], u32),
-    /// Tells of changes of these paths until it is cancelled. Reply: frames of [`Stated`], first of
-    /// how each is.
+    /// Reports changes of these paths until the request is cancelled. Reply: frames of [`Stated`],
+    /// first with the present state of each path.
     Watch(Vec<&'a [u8]>),
     /// Makes a directory with permissions. Empty reply.
     Mkdir(&'a [u8], u32),
-    /// Removes a name; of an empty directory when the flag is 1. Empty reply.
+    /// Removes a name. The flag 1 means an empty directory. Empty reply.
     Remove(&'a [u8], u32),
-    /// Renames; flags. Empty reply.
+    /// Renames: old path, new path, flags. Empty reply.
     Rename(&'a [u8], &'a [u8], u32),
     /// Makes a symbolic link: target, path. Empty reply.
     Symlink(&'a [u8], &'a [u8]),
-    /// Asks for a descriptor with all bytes of an open file ([`FLAG_FD`]). Empty reply;
+    /// Asks for a descriptor with all bytes of an open file ([`FLAG_FD`]). Empty reply.
     /// `EOPNOTSUPP` when there is none.
     Lend(u64),
-    /// Allows so many further frames of a reply. No reply.
+    /// Allows a number of further frames of a reply. No reply.
     More(u32, u32),
     /// Ends a reply of many frames early. No reply of its own.
     Cancel(u32),
 }
 
 impl<'a> Request<'a> {
-    /// Operation number.
+    /// The operation number.
     pub fn op(&self) -> u16 {
         match self {
             Request::Hello(_) => op::HELLO,
@@ -226,7 +227,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends header and body.
+    /// Appends the header and the body.
     pub fn encode(&self, id: u32, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend([0; HEADER_BYTES]);
@@ -268,11 +269,11 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Reads a body. The code that serves the request judges the length, number and content of
+    /// Decodes a body. The code that serves the request checks the length, number and content of
     /// paths.
     ///
     /// # Errors
-    /// Anything but exactly a request of this version.
+    /// Any body that is not exactly a request of this version.
     pub fn decode(op: u16, body: &'a [u8]) -> Result<Self, Malformed> {
         let mut r = Reader(body);
         let request = match op {
@@ -318,23 +319,23 @@ impl<'a> Request<'a> {
 /// The first message of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The version that is spoken from now on.
+    /// The version for the rest of the connection.
     pub version: u16,
-    /// Nothing can be changed here.
+    /// Whether the mount is read-only.
     pub read_only: bool,
-    /// Where it is mounted; empty without a mount.
+    /// The mount point. Empty without a mount.
     pub dir: Vec<u8>,
     /// The mounted export: `server:/path`.
     pub source: Vec<u8>,
 }
 
 impl Hello {
-    /// Appends it.
+    /// Appends the encoded form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         Writer(out).u16(self.version).u8(u8::from(self.read_only)).bytes(&self.dir).bytes(&self.source);
     }
 
-    /// Reads it; a later version may say more.
+    /// Decodes a greeting. A later version may be longer.
     ///
     /// # Errors
     /// When it is too short.
@@ -382,11 +383,11 @@ pub struct Attr {
     pub rdev: (u32, u32),
     /// Length in bytes.
     pub size: u64,
-    /// Bytes taken at the server.
+    /// Bytes that the object takes at the server.
     pub used: u64,
-    /// The server's file system.
+    /// Number of the file system at the server.
     pub fsid: (u64, u64),
-    /// Number of the object in it.
+    /// Number of the object in its file system.
     pub fileid: u64,
     /// Last access: seconds since 1970, nanoseconds.
     pub atime: (i64, u32),
@@ -399,10 +400,10 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// Its bytes on the wire.
+    /// Length of the encoded attributes in bytes.
     pub const BYTES: usize = 1 + 4 * 6 + 8 * 6 + 12 * 3;
 
-    /// Appends them.
+    /// Appends the encoded form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
         w.u8(self.kind as u8).u32(self.mode).u32(self.nlink).u32(self.uid).u32(self.gid);
@@ -414,10 +415,10 @@ impl Attr {
         w.u64(self.change);
     }
 
-    /// Reads them.
+    /// Decodes attributes.
     ///
     /// # Errors
-    /// Too short, or of a type that does not exist.
+    /// Too few bytes, or an unknown type.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let kind = match r.u8()? {
             1 => Kind::File,
@@ -442,20 +443,20 @@ impl Attr {
 /// An open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opened {
-    /// Its number on this connection.
+    /// The file's number on this connection.
     pub file: u64,
-    /// Its attributes.
+    /// The file's attributes.
     pub attr: Attr,
 }
 
 impl Opened {
-    /// Appends it.
+    /// Appends the encoded form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         Writer(out).u64(self.file);
         self.attr.encode(out);
     }
 
-    /// Reads it.
+    /// Decodes an open file.
     ///
     /// # Errors
     /// When it is malformed.
@@ -465,17 +466,17 @@ impl Opened {
     }
 }
 
-/// Attributes of one of many paths, or why there are none.
+/// Attributes of one of many paths, or the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stated {
-    /// Which of the paths.
+    /// Index of the path in the request.
     pub index: u32,
-    /// The answer; an errno.
+    /// The attributes, or an errno.
     pub attr: Result<Attr, i32>,
 }
 
 impl Stated {
-    /// Appends it.
+    /// Appends the encoded form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         Writer(out).u32(self.index).u32(self.attr.err().unwrap_or(0) as u32);
         if let Ok(attr) = &self.attr {
@@ -483,7 +484,7 @@ impl Stated {
         }
     }
 
-    /// Reads one.
+    /// Decodes one answer.
     ///
     /// # Errors
     /// When it is malformed.
@@ -494,26 +495,26 @@ impl Stated {
     }
 }
 
-/// A part of one of many files, or why there is none.
+/// One of many parts of files, or the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// Which of the parts.
+    /// Index of the part in the request.
     pub index: u32,
-    /// The answer: length of the file, the bytes; an errno.
+    /// The length of the file and the bytes, or an errno.
     pub read: Result<(u64, &'a [u8]), i32>,
 }
 
 impl<'a> Piece<'a> {
-    /// Bytes of one on the wire beside the data.
+    /// Length of the encoded piece without its data, in bytes.
     pub const BYTES: usize = 20;
 
-    /// Appends everything but the data, of which there will be `len` bytes.
+    /// Appends all except the data, which will have `len` bytes.
     pub fn encode_head(index: u32, read: Result<(u64, u32), i32>, out: &mut Vec<u8>) {
         let (size, len) = read.unwrap_or_default();
         Writer(out).u32(index).u32(read.err().unwrap_or(0) as u32).u64(size).u32(len);
     }
 
-    /// Reads one.
+    /// Decodes one piece.
     ///
     /// # Errors
     /// When it is malformed.
@@ -524,17 +525,17 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// An entry of a directory or tree, with attributes or why there are none.
+/// An entry of a directory or tree, with attributes or an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its name, or its path below where a walk began.
+    /// The entry's name. In a walk, its path below the directory where the walk began.
     pub name: &'a [u8],
-    /// Attributes, of a link itself; an errno.
+    /// The attributes, for a symbolic link those of the link itself. Otherwise an errno.
     pub attr: Result<Attr, i32>,
 }
 
 impl<'a> Entry<'a> {
-    /// Appends it.
+    /// Appends the encoded form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         Writer(out).bytes(self.name).u32(self.attr.err().unwrap_or(0) as u32);
         if let Ok(attr) = &self.attr {
@@ -542,7 +543,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Reads one.
+    /// Decodes one entry.
     ///
     /// # Errors
     /// When it is malformed.
@@ -553,12 +554,12 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// An error's body.
+/// Appends the body of an error.
 pub fn encode_error(errno: i32, why: &str, out: &mut Vec<u8>) {
     Writer(out).u32(errno as u32).bytes(why.as_bytes());
 }
 
-/// Reads an error's body: errno and a line that may be empty.
+/// Decodes the body of an error: errno and a line that may be empty.
 ///
 /// # Errors
 /// When it is malformed.
@@ -599,12 +600,12 @@ impl Writer<'_> {
     fn end(&mut self) {}
 }
 
-/// Takes numbers and strings off the front.
+/// Takes numbers and strings from the front of a byte slice.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Whether everything was read.
+    /// Whether all bytes were read.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -619,10 +620,10 @@ impl<'a> Reader<'a> {
         self.take(N)?.try_into().map_err(|_| Malformed("too short"))
     }
 
-    /// A byte.
+    /// Takes a byte.
     ///
     /// # Errors
-    /// At the end.
+    /// When no byte is left.
     pub fn u8(&mut self) -> Result<u8, Malformed> {
         Ok(u8::from_le_bytes(self.array()?))
     }
@@ -631,26 +632,26 @@ impl<'a> Reader<'a> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    /// A number of four bytes.
+    /// Takes a number of four bytes.
     ///
     /// # Errors
-    /// At the end.
+    /// When too few bytes are left.
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    /// A number of eight bytes.
+    /// Takes a number of eight bytes.
     ///
     /// # Errors
-    /// At the end.
+    /// When too few bytes are left.
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A byte string.
+    /// Takes a byte string.
     ///
     /// # Errors
-    /// When it is cut.
+    /// When too few bytes are left.
     pub fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
         let len = self.u32()? as usize;
         self.take(len)
@@ -669,7 +670,7 @@ impl<'a> Reader<'a> {
         if len > IO_MAX_BYTES { Err(Malformed("more bytes than a call may have")) } else { Ok(len) }
     }
 
-    /// A number of things of at least `each` bytes.
+    /// Takes a count of items of at least `each` bytes.
     fn count(&mut self, each: usize) -> Result<usize, Malformed> {
         let n = self.u32()? as usize;
         if n.saturating_mul(each) > self.0.len() {

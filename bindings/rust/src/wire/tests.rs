@@ -1,4 +1,4 @@
-//! Each side reads the messages of the other; all other bytes are refused.
+//! Each side reads the messages of the other side and refuses all other bytes.
 
 use super::*;
 
@@ -31,6 +31,7 @@ fn requests() -> Vec<Request<'static>> {
     ]
 }
 
+/// An encoded request decodes to the same request. A shorter or longer body is refused.
 #[test]
 fn requests_survive_the_wire_and_nothing_shorter_or_longer_does() {
     for request in requests() {
@@ -50,6 +51,7 @@ fn requests_survive_the_wire_and_nothing_shorter_or_longer_does() {
     }
 }
 
+/// Lengths and counts beyond their bounds are refused before memory is allocated.
 #[test]
 fn what_is_too_much_is_refused_before_memory_is_taken() {
     let header = Header { len: BODY_MAX_BYTES as u32 + 1, id: 0, op: op::READ, flags: 0 };
@@ -64,6 +66,7 @@ fn what_is_too_much_is_refused_before_memory_is_taken() {
     assert!(Request::decode(op::HELLO, b"http/1").is_err());
 }
 
+/// Each part of a reply decodes to the encoded value.
 #[test]
 fn replies_survive_the_wire() {
     let attr = Attr {
