@@ -36,14 +36,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_split_as_the_c_library_does() {
+    fn device_numbers_split_like_libc() {
         assert_eq!(split(0x0000_0000_0000_002d), (0, 45));
         assert_eq!(split(0x0000_0000_0010_0801), (8, 257));
         assert_eq!(split(0x0000_1000_0000_0003), (0x1000, 3));
     }
 
     #[test]
-    fn what_is_no_mount_is_told() {
+    fn path_outside_mounts_is_reported() {
         let e = socket(Path::new("/proc")).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound);
         assert!(e.to_string().contains("/proc is not in a mount of hither"), "{e}");

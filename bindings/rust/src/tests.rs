@@ -61,7 +61,7 @@ fn greeted() -> (UnixStream, UnixStream) {
 
 /// A partly sent request is the last one. The daemon would take later bytes for its rest.
 #[test]
-fn nothing_follows_a_request_that_was_half_sent() {
+fn partial_request_ends_connection() {
     let (ours, mut theirs) = greeted();
     // The other end reads only after the write has failed.
     ours.set_write_timeout(Some(std::time::Duration::from_millis(10))).unwrap();
@@ -89,7 +89,7 @@ fn nothing_follows_a_request_that_was_half_sent() {
 
 /// A daemon that reports an unrequested index does not lead a program out of its array.
 #[test]
-fn a_change_is_of_a_path_that_is_watched() {
+fn unrequested_change_is_refused() {
     let (ours, mut theirs) = greeted();
     let client = Client { conn: Arc::new(Connection::greet(ours).unwrap()) };
     let mut changes = client.watch(&["a", "b"]).unwrap();
@@ -104,7 +104,7 @@ fn a_change_is_of_a_path_that_is_watched() {
 
 /// A path that no request may contain is refused without sending it. The connection stays usable.
 #[test]
-fn a_path_that_cannot_be_sent_is_no_end_of_the_connection() {
+fn unsendable_path_keeps_connection() {
     let (client, answers) = strict();
     let (fits, long) = ("x".repeat(PATH_MAX_BYTES), "x".repeat(PATH_MAX_BYTES + 1));
     let below = format!("/mnt/{long}");
@@ -141,7 +141,7 @@ fn a_path_that_cannot_be_sent_is_no_end_of_the_connection() {
 /// A watch with too many paths or bytes is refused. It sends nothing and takes no place among the
 /// requests.
 #[test]
-fn more_than_can_be_watched_is_told_and_takes_no_room() {
+fn oversized_watch_is_refused() {
     let (client, answers) = strict();
     assert_eq!(client.watch(&vec!["f"; 1025]).unwrap_err().kind(), ErrorKind::InvalidInput);
     // The largest number of paths, but more bytes than a request may have. Repeated more often than
@@ -157,7 +157,7 @@ fn more_than_can_be_watched_is_told_and_takes_no_room() {
 
 /// Held walks and watches leave room for other requests.
 #[test]
-fn what_is_held_does_not_stop_the_rest() {
+fn held_walks_leave_room() {
     let (client, answers) = strict();
     let mut walks: Vec<Walk> = (1..calls::HELD_MAX).map(|_| client.walk("", 1).unwrap()).collect();
     let watch = client.watch(&["f"]).unwrap();
@@ -175,7 +175,7 @@ fn what_is_held_does_not_stop_the_rest() {
 
 /// Batches of paths stay within the limits of a request, in number and in bytes.
 #[test]
-fn requests_are_cut_where_they_would_be_too_long() {
+fn batches_stay_within_limits() {
     let few = vec![vec![b'x'; 10]; 5];
     assert_eq!(batches(&few, Vec::len).map(<[_]>::len).collect::<Vec<_>>(), [5]);
     let many = vec![vec![b'x'; 3]; BATCH_PATHS + 1];

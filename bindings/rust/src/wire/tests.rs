@@ -33,7 +33,7 @@ fn requests() -> Vec<Request<'static>> {
 
 /// An encoded request decodes to the same request. A shorter or longer body is refused.
 #[test]
-fn requests_survive_the_wire_and_nothing_shorter_or_longer_does() {
+fn requests_survive_the_wire() {
     for request in requests() {
         let mut out = Vec::new();
         request.encode(5, &mut out);
@@ -53,7 +53,7 @@ fn requests_survive_the_wire_and_nothing_shorter_or_longer_does() {
 
 /// Lengths and counts beyond their bounds are refused before memory is allocated.
 #[test]
-fn what_is_too_much_is_refused_before_memory_is_taken() {
+fn excessive_lengths_are_refused() {
     let header = Header { len: BODY_MAX_BYTES as u32 + 1, id: 0, op: op::READ, flags: 0 };
     assert!(Header::decode(&header.encode()).is_err());
     let many = u32::MAX.to_le_bytes();
