@@ -1,5 +1,5 @@
-//! Connections break again and again (a firewall, a server that limits them) while the server
-//! lives. Calls are sent again without a second execution, and nothing is lost.
+//! Connections break again and again (a firewall, a server that limits them) while the server runs.
+//! The client sends calls again without a second execution, and no data is lost.
 
 use super::{EVERY, Scenario, Stage};
 use crate::clock;

@@ -1,5 +1,5 @@
-//! The cable is pulled and plugged in again while the server's lease lasts: bytes are late, no
-//! connection is closed. Nothing fails, nothing is lost.
+//! The cable is pulled and plugged in again while the server's lease lasts. Bytes arrive late, and
+//! no connection is closed. No call fails, and no data is lost.
 
 use super::{EVERY, Scenario, Stage};
 use crate::clock;

@@ -1,6 +1,6 @@
 //! The cable is pulled for longer than the server's lease, and the old connections are dead when it
-//! is plugged in again. The server may have forgotten the client: it must introduce itself again,
-//! reopen its files, and lose nothing that was acknowledged.
+//! is plugged in again. The server may have forgotten the client. The client must then establish a
+//! new client id, reopen its files, and lose no acknowledged data.
 
 use super::{EVERY, Scenario, Stage};
 use crate::clock;

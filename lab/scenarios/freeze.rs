@@ -1,5 +1,5 @@
 //! The server stops answering for a while without dropping its connections (SIGSTOP, SIGCONT), as
-//! an overloaded one does. Nothing fails, nothing is lost.
+//! an overloaded server does. No call fails, and no data is lost.
 
 use super::{EVERY, Scenario, Stage};
 use crate::clock;

@@ -1,6 +1,6 @@
 //! The server's disk fills up. Every way of writing reports ENOSPC in the call that nfs(5) and
-//! close(2) promise (write, fsync or close). Data that fsync acknowledged before stays readable.
-//! When there is space again, the same descriptors and new files work without a new mount.
+//! close(2) promise: write, fsync or close. Data that fsync acknowledged before stays readable.
+//! When the disk has space again, the same descriptors and new files work without a new mount.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -12,16 +12,16 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "full", versions: EVERY, quick: true, play };
 
-/// Space that the ballast takes away and gives back.
+/// Space of the ballast file, which is freed later.
 const BALLAST_MIB: u32 = 32;
-/// Space that the ballast leaves.
+/// Free space beside the ballast.
 const FREE_MIB: u32 = 24;
 
 /// Promise: 3
 fn play(stage: &Stage<'_>) -> Res<()> {
     let disk = Disk::small(stage)?;
     let outcome = fill_and_free(stage, &disk);
-    // The next scenario finds the large disk in every case.
+    // The next scenario needs the large disk in every case.
     disk.large_again().and(outcome)
 }
 
@@ -41,7 +41,8 @@ fn fill_and_free(stage: &Stage<'_>, disk: &Disk<'_>) -> Res<()> {
     if end.code != 0 {
         return Err(Fail(format!("the writer failed with code {}: {}", end.code, end.last())));
     }
-    // The Linux client does this to a new descriptor; a write error is to be reported once.
+    // The Linux client reports the error to a new descriptor as well. A write error is to be
+    // reported once.
     if end.text.contains("again:") && stage.client.name() != "kernel" {
         return Err(Fail(format!("an error was told twice: {}", end.text)));
     }
@@ -52,8 +53,8 @@ fn fill_and_free(stage: &Stage<'_>, disk: &Disk<'_>) -> Res<()> {
     fresh.umount()
 }
 
-/// The exported file system with little space: for ganesha a small one in memory over the exported
-/// directory, for knfsd a file that takes nearly all of its disk.
+/// An exported file system with little space. For ganesha it is a small tmpfs over the exported
+/// directory. For knfsd a file takes nearly all space of its disk.
 struct Disk<'a> {
     stage: &'a Stage<'a>,
 }
@@ -63,7 +64,7 @@ impl<'a> Disk<'a> {
         let disk = Self { stage };
         let made = match stage.kind {
             Kind::Ganesha | Kind::Hither => disk.cover(),
-            // As root sees it: with the blocks that are reserved for root.
+            // Free space as root sees it, including the blocks that are reserved for root.
             Kind::Knfsd => disk.in_guest(&format!(
                 "rm -f /srv/ballast; free=$(($(stat -f -c '%f * %S' /srv) >> 20)); \
                  fallocate -l $((free - {FREE_MIB}))M /srv/ballast"
@@ -87,7 +88,7 @@ impl<'a> Disk<'a> {
         server.start(&Options::default(), true)
     }
 
-    /// Gives space back.
+    /// Frees the ballast.
     fn free(&self) -> Res<()> {
         match self.stage.kind {
             Kind::Ganesha | Kind::Hither => {
@@ -97,7 +98,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// The server as it was before; it is not started.
+    /// Restores the server's former disk. Does not start the server.
     fn large_again(&self) -> Res<()> {
         match self.stage.kind {
             Kind::Ganesha | Kind::Hither => {

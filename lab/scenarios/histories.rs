@@ -1,6 +1,6 @@
-//! Two clients of one server, the Linux kernel's and ours, take turns in a random history. Each
-//! opens files that the other has closed, and finds the names that the other made or removed, or
-//! made more than a second before. Both agree with a model. `HITHER_SEED` repeats a history,
+//! Two clients of one server, the Linux kernel's and hither, take turns in a random history. Each
+//! opens files that the other has closed. Each finds the names that the other made or removed, or
+//! those made more than a second before. Both agree with a model. `HITHER_SEED` repeats a history.
 //! `HITHER_STEPS` makes it longer.
 
 use super::stage::{Job, Stage};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "histories", versions: EVERY, quick: false, play };
 
-/// Port where the two meet.
+/// Port over which the two programs take turns.
 const MEETING: u16 = 7790;
 
 /// Promise: 7
@@ -29,8 +29,8 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         Client::Kernel if stage.vers == "3" => " careful",
         _ => "",
     };
-    // Close-to-open is about contents; a client that caches no names sees changed names at once as
-    // well.
+    // Close-to-open concerns contents. A client that caches no names also sees changed names at
+    // once.
     for (kind, opts) in [("contents", ""), ("names", "lookupcache=none"), ("newcomers", "")] {
         let (mine, theirs) = (stage.mount(0, opts)?, stage.mount_with(&other, stage.kind, 1, opts)?);
         let dir = stage.directory(&mine)?;

@@ -1,7 +1,7 @@
-//! A dead server blocks only its callers, and they can be ended: Ctrl-C and kill end a process
-//! within seconds, in any call. When the server is back, the mount works as before. (The kernel's
-//! client reacts only to SIGKILL, and not even to that while it closes files of the killed process:
-//! it fails `read` and `write-fsync` here.)
+//! A dead server blocks only its callers, and signals end the callers. Ctrl-C and kill end a
+//! process within seconds, in any call. When the server is back, the mount works as before. The
+//! kernel's client reacts only to SIGKILL, and not while it closes files of the killed process. It
+//! therefore fails `read` and `write-fsync`.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -26,7 +26,7 @@ const CALLS: [(&str, &str, &str); 7] = [
     ),
 ];
 
-/// How long it takes at most until a signal has ended a call.
+/// Longest time until a signal has ended a call.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Promise: 24
@@ -36,15 +36,15 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     let d = dir.display();
     let limit = Duration::from_secs(60);
     let signals: &[&str] = if mount.is_kernel() { &["KILL"] } else { &["INT", "TERM", "KILL"] };
-    // Each program has a directory of its own. A call that changes a directory holds the kernel's
-    // lock on it, and a program that waits for that lock cannot be interrupted.
+    // Each program has its own directory. A call that changes a directory holds the kernel's lock
+    // on it, and a program that waits for that lock cannot be interrupted.
     for (name, _, _) in CALLS {
         for signal in signals {
             let script = "mkdir sub && touch file2 file3 sub/x && head -c 2M /dev/zero >file1";
             mount.shell(&format!("mkdir {d}/{name}{signal} && cd {d}/{name}{signal} && {script}"), limit)?;
         }
     }
-    // No call may be answered from a cache that the writing has filled.
+    // An unmount empties the caches, so that each call needs the server.
     mount.umount()?;
     let mount = stage.mount(0, "")?;
     let mut waiting = vec![];
@@ -86,7 +86,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
             late.push(format!("{name} after SIG{signal}"));
         }
     }
-    // A busy machine may be late, but not each time.
+    // A busy machine may be late in some calls, but not in most.
     if late.len() > all / 2 {
         wrong.push(format!("{} ended more than {} s late", late.join(", "), SOON.as_secs()));
     }

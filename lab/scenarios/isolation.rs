@@ -1,5 +1,5 @@
-//! A dead server blocks only its callers: the mount of another server is as fast as before while
-//! many processes hang in the first.
+//! A dead server blocks only its callers. The mount of another server is as fast as before while
+//! many processes hang in the first mount.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -35,11 +35,11 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         before = before.min(timed()?);
     }
     stage.server().freeze(true)?;
-    // Making files needs the server; that a name is not there may be known without it.
+    // Creating files needs the server. A lookup of an absent name might not.
     let hang = format!("for i in $(seq 40); do touch {}/n$i & done; wait", d.display());
     let hanging = Job::start(&dead, &hang);
     clock::pause(Duration::from_secs(3));
-    // Other work of the machine slows some rounds; a mount that is held up is slow in each.
+    // Other work of the machine slows some rounds. A blocked mount is slow in each round.
     let (mut during, mut rounds) = (timed()?, 1);
     while rounds < 10 && during > bound(before) {
         during = during.min(timed()?);
@@ -62,7 +62,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     Ok(())
 }
 
-/// Twice, and a second for the noise of a busy machine.
+/// Twice the time, and a second for the noise of a busy machine.
 fn bound(before: f64) -> f64 {
     2.0 * before + 1.0
 }

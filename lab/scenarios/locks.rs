@@ -1,6 +1,6 @@
-//! A byte-range lock is still held after the server was restarted: the client reclaims it in the
-//! grace period, and another client cannot steal it, neither then nor later. When it is released,
-//! the other client gets it.
+//! A byte-range lock is still held after a restart of the server. The client reclaims the lock in
+//! the grace period, and another client cannot take it, neither then nor later. When the lock is
+//! released, the other client gets it.
 
 use super::Scenario;
 use super::stage::{Job, Stage};
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-// NFSv3 locks are local to the client here (nolock).
+// NFSv3 locks are local to the client in this laboratory (nolock).
 pub const SCENARIO: Scenario = Scenario { name: "locks", versions: &["4.2", "4.1"], quick: false, play };
 
 /// Promise: 16
@@ -19,7 +19,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     let mount = stage.mount(0, "")?;
     let dir = stage.directory(&mount)?;
     let name = dir.file_name().map(Path::new).unwrap_or(&dir);
-    // The other client has an identity of its own; a second mount of the kernel's would share one.
+    // The other client has its own identity. A second mount of the kernel would share one identity.
     let other = match stage.client {
         Client::Kernel => Client::hither(stage.lab, false)?,
         _ => Client::Kernel,
@@ -55,7 +55,7 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     mount.umount()
 }
 
-/// The other client tries to take the lock and must not get it.
+/// The other client tries to take the lock and must fail.
 fn steal(stage: &Stage<'_>, rival: &Arc<Mount>, file: &Path, when: &str) -> Res<()> {
     let words = format!("{} steal {}", stage.program("locker.py"), file.display());
     let mut text = String::new();

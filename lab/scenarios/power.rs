@@ -1,10 +1,10 @@
 //! The power of the client's machine fails, again and again, while its mount with a disk cache is
 //! read and its files change from both sides. Data that was not yet on the cache's disk is lost,
-//! and the machine starts again with the rest. Every byte read afterwards is the server's. Some of
-//! them come from the cache.
+//! and the machine starts again with the rest. Every byte read afterwards equals the server's. Some
+//! of these bytes come from the cache.
 //!
-//! The machine is the guest with the kernel's NFS client, which is the other side, too; the cache
-//! is on an ext4 of its own disk. `LAB_POWER_CUTS` says how often.
+//! The machine is the guest with the kernel's NFS client, which is also the other client. The cache
+//! is on an ext4 of its own disk. `LAB_POWER_CUTS` is the number of power cuts.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub const SCENARIO: Scenario = Scenario { name: "power", versions: EVERY, quick: false, play };
 
-/// Cuts when the environment says nothing.
+/// Power cuts without `LAB_POWER_CUTS`.
 const CUTS: u64 = 3;
 /// The file system of the cache, in the guest.
 const DISK: &str = "/run/cachedisk";
@@ -31,7 +31,8 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     let (mut kept, mut cut) = (0, 0);
     loop {
         run(&format!("mkdir -p {DISK} && mount -t ext4 /dev/ubda {DISK}"))?;
-        // Files are kept when they did not change for a second: the servers' clocks tick coarsely.
+        // The cache keeps files that did not change for a second, because the servers' clocks tick
+        // coarsely.
         let cached = stage.mount_with(
             &hither,
             stage.kind,
@@ -52,11 +53,11 @@ fn play(stage: &Stage<'_>) -> Res<()> {
             kept += found;
             stage.say(&format!("{}; {found} bytes of the cache", out.trim()));
         }
-        // More, and later ones, on a machine that had nothing on its disk yet.
+        // More and later cuts, when the disk of the machine held no data yet.
         if cut < cuts || (kept == 0 && cut < 4 * cuts) {
             let job = Job::start(&cached, &words("work"));
             job.expect("working", LIMIT)?;
-            // Every other time longer than it takes until things are on the disk.
+            // Every other life lasts longer than data needs to reach the disk.
             let longer = if cut % 2 == 0 { 8_000 * (1 + cut.saturating_sub(cuts)) } else { 0 };
             clock::pause(Duration::from_millis(longer + cut.wrapping_mul(1_618_034) % 6_000));
             if job.ended() {
@@ -69,8 +70,8 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         } else {
             cached.umount()?;
             plain.umount()?;
-            // It fails when something is damaged: bytes reach the disk before it is noted that they
-            // are there.
+            // The check fails on damaged data. The cache writes bytes to the disk before it records
+            // that they are present.
             run(&format!("{} cache check {DISK}/hither && umount {DISK}", binary(stage)))?;
             break;
         }

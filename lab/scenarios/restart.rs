@@ -1,6 +1,6 @@
-//! The server is killed (`kill -9`; for knfsd the power of its machine is cut) and started again,
-//! twice, during a verified write workload. The writer sees no error, it goes on after the grace
-//! period, and everything that fsync acknowledged is there.
+//! The server is killed and started again, twice, during a verified write workload (`kill -9`; for
+//! knfsd the power of its machine is cut). The writer sees no error and goes on after the grace
+//! period. All data that fsync acknowledged is at the server.
 
 use super::{EVERY, Scenario, Stage};
 use crate::clock;
@@ -18,7 +18,8 @@ fn play(stage: &Stage<'_>) -> Res<()> {
         clock::pause(Duration::from_secs(pause_s));
         stage.server().restart()?;
         stage.say("the server is back");
-        // Grace period, reclaim, and the time a client waits between attempts to connect.
+        // The limit covers the grace period, the reclaim, and the client's pause between attempts
+        // to connect.
         writer.must_advance(Duration::from_secs(240))?;
         clock::pause(Duration::from_secs(3));
     }

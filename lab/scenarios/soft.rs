@@ -1,6 +1,6 @@
-//! `soft` gives up: a call to a dead server fails with EIO (`softerr`: ETIMEDOUT) after `retrans`
-//! retransmissions of `timeo` tenths of a second, as nfs(5) says, and the mount works again when
-//! the server does.
+//! A call of a `soft` mount to a dead server fails with EIO (`softerr`: ETIMEDOUT). It fails after
+//! `retrans` retransmissions of `timeo` tenths of a second, as nfs(5) says. The mount works again
+//! when the server does.
 
 use super::{EVERY, Scenario, Stage};
 use crate::clock;

@@ -1,5 +1,5 @@
-//! A mount can be taken away when its server is dead: `umount` and `umount -l`, with programs
-//! waiting in it and without, within seconds and without leaving a daemon behind.
+//! A mount of a dead server can be removed by `umount` and `umount -l`, with and without waiting
+//! programs. The command ends within seconds and leaves no daemon.
 
 use super::stage::{Job, Stage};
 use super::{EVERY, Scenario};
@@ -12,13 +12,13 @@ use std::time::Duration;
 pub const SCENARIO: Scenario = Scenario { name: "umount-dead", versions: EVERY, quick: true, play };
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Seconds that it takes at most.
+/// Longest time of an unmount in seconds.
 const SOON_S: f64 = 15.0;
 
 /// Promise: 26
 fn play(stage: &Stage<'_>) -> Res<()> {
     for (what, busy) in [("umount", false), ("umount -l", false), ("umount -l", true)] {
-        // A busy machine may be late, but not each time.
+        // A busy machine may be late in some attempts, but not in each.
         let mut all: Vec<f64> = vec![];
         while all.last().is_none_or(|secs| *secs > SOON_S) {
             if all.len() == 3 {
@@ -30,13 +30,14 @@ fn play(stage: &Stage<'_>) -> Res<()> {
     Ok(())
 }
 
-/// Takes a mount away; how long that took, in seconds.
+/// Unmounts and returns the time in seconds.
 fn take_away(stage: &Stage<'_>, what: &str, busy: bool) -> Res<f64> {
     let mount = stage.mount(0, "")?;
     let dir = stage.directory(&mount)?;
     mount.shell(&format!("echo data >{d}/f && cat {d}/f && sync", d = dir.display()), LIMIT)?;
     let before = daemons(&mount)?;
-    // It is there before the fault, so that it works in the mount however late it begins.
+    // The program starts before the fault and waits for this file. It then works in the mount even
+    // if it is scheduled late.
     let go = format!("/tmp/go.{}", std::process::id());
     let words = format!(
         "cd {} && echo pid $$ && while [ ! -e {go} ]; do sleep 0.1; done; exec touch new",
@@ -47,7 +48,7 @@ fn take_away(stage: &Stage<'_>, what: &str, busy: bool) -> Res<f64> {
     stage.server().freeze(true)?;
     mount.shell(&format!("touch {go}"), LIMIT)?;
     clock::pause(Duration::from_secs(2));
-    // The kernel's own client asks the server at the end; only -f gives up on it.
+    // The kernel's own client asks the server when it unmounts. Only `-f` gives up on the server.
     let command = if mount.is_kernel() { what.replace("umount", "umount -f") } else { what.to_string() };
     let begun = clock::now();
     let code = mount.run(&format!("{command} {}", mount.mp.display()), LIMIT, |l| stage.say(l))?;
@@ -59,7 +60,7 @@ fn take_away(stage: &Stage<'_>, what: &str, busy: bool) -> Res<f64> {
     }
     mount.shell(&format!("rm -f {go}"), LIMIT)?;
     if let (Some(job), Some(pid)) = (waiter, pid) {
-        // Detached from the tree, but the call still waits: the signal must reach it.
+        // The mount is detached, but the program's call still waits. The signal must reach it.
         mount.shell(&format!("kill -KILL {pid}"), LIMIT)?;
         let end = job.wait(LIMIT)?;
         if end.code != 137 {
@@ -81,8 +82,7 @@ fn take_away(stage: &Stage<'_>, what: &str, busy: bool) -> Res<f64> {
     Ok(secs)
 }
 
-/// Processes that serve this mount point: those of this laboratory that name it in their command
-/// line.
+/// Processes of this laboratory that serve this mount point, found by their command lines.
 fn daemons(mount: &Arc<Mount>) -> Res<Vec<String>> {
     if mount.is_kernel() {
         return Ok(vec![]);

@@ -2,10 +2,10 @@
 
 use crate::lab::Fail;
 
-/// The words that were not consumed yet.
+/// The arguments that were not consumed yet.
 pub struct Args {
     words: Vec<String>,
-    /// Words after `--`, untouched.
+    /// Words after `--`, unchanged.
     tail: Option<Vec<String>>,
 }
 
@@ -20,7 +20,7 @@ impl Args {
         Self { words, tail }
     }
 
-    /// Takes `--flag` if it is there.
+    /// Takes `--flag`, if present.
     pub fn flag(&mut self, name: &str) -> bool {
         let at = self.words.iter().position(|w| w == name);
         at.map(|i| self.words.remove(i)).is_some()
@@ -49,7 +49,7 @@ impl Args {
         Ok(all)
     }
 
-    /// Takes a comma-separated `--name A,B,C`, or the given default.
+    /// Takes a comma-separated `--name A,B,C`. Returns `default` when it is absent.
     pub fn list(&mut self, name: &str, default: &[&str]) -> Result<Vec<String>, Fail> {
         Ok(match self.value(name)? {
             Some(v) => v.split(',').map(str::to_string).collect(),
@@ -68,19 +68,19 @@ impl Args {
         (!self.words.is_empty()).then(|| self.words.remove(0))
     }
 
-    /// Takes all remaining words; those after `--` if there was one.
+    /// Takes all remaining words. With `--`, takes the words after it.
     pub fn rest(&mut self) -> Vec<String> {
         let mut all = std::mem::take(&mut self.words);
         all.extend(self.tail.take().unwrap_or_default());
         all
     }
 
-    /// How many words were not taken yet.
+    /// Number of words that were not taken yet.
     pub fn words_left(&self) -> usize {
         self.words.len()
     }
 
-    /// Refuses unknown options, so that a typing error is not silently ignored.
+    /// Refuses unknown options, so that no typing error is ignored.
     pub fn no_more_options(&self) -> Result<(), Fail> {
         match self.words.iter().find(|w| w.starts_with('-')) {
             Some(w) => Err(Fail(format!("unknown option {w}"))),
@@ -97,6 +97,7 @@ mod tests {
         Args::new(line.split_whitespace().map(str::to_string).collect())
     }
 
+    /// Options are found anywhere before `--`. Words after it are not options.
     #[test]
     fn options_are_found_anywhere_but_not_after_the_dashes() {
         let mut a = args("suite --vers 4.2,3 git --quick -- --quick x");
@@ -107,6 +108,7 @@ mod tests {
         assert_eq!(a.rest(), ["git", "--quick", "x"]);
     }
 
+    /// An option without its value and an unknown option are errors.
     #[test]
     fn a_value_that_is_missing_is_an_error_and_an_unknown_option_too() {
         assert!(args("bench --rtt").value("--rtt").is_err());

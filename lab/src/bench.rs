@@ -1,9 +1,9 @@
-//! Side by side: the same workload, the same server, the same relay, one client after the other.
+//! Comparisons of clients: the same workload, server and relay, one client after the other.
 //!
 //! The traffic of the relay (RPCs, bytes) is compared first, then round trips, then seconds.
-//! Results are JSON lines; [`table`] makes Markdown of them and [`plot`] pictures. Two measurements
-//! differ: [`overhead`] is the price of a system call that needs no server, and [`reread`] the
-//! price of bytes in the disk cache.
+//! Results are JSON lines. [`table`] makes Markdown of them, and [`plot`] makes pictures. Two
+//! measurements differ. [`overhead`] measures a system call that needs no server. [`reread`]
+//! measures reads from the disk cache.
 
 mod nqnfs;
 mod overhead;
@@ -47,13 +47,13 @@ pub const WORKLOADS: [&str; 13] = [
     "bigdir",
 ];
 
-/// Longest that one workload may take with one client, unless `--limit` says otherwise; seconds.
+/// Longest time of one workload with one client in seconds, unless `--limit` says otherwise.
 const LIMIT_S: f64 = 3600.0;
 
-/// A server as it is configured for a measurement.
+/// A server with the configuration of a measurement.
 struct Peer {
-    /// In results: the server's name, with `-nodeleg` when it grants no delegations, with `-deleg`
-    /// when it grants those that it grants only when it is asked to.
+    /// The server's name in results. `-nodeleg` means that it grants no delegations. `-deleg` means
+    /// that it grants those that it grants only on request.
     name: String,
     kind: Kind,
     options: Options,
@@ -70,7 +70,7 @@ impl Peer {
         Ok(Self { name: name.into(), kind: Kind::parse(kind)?, options })
     }
 
-    /// Running, as it should be.
+    /// Starts the server with this configuration.
     fn start(&self, lab: &Lab) -> Res<()> {
         let server = Server::new(lab, self.kind);
         if server.running() && server.last_options() != self.options {
@@ -80,16 +80,16 @@ impl Peer {
     }
 }
 
-/// Mount options that are measured as a client of their own.
+/// Mount options that are measured as a separate client.
 struct OptionSet {
-    /// The one client that has them; none: every client.
+    /// The only client with these options. `None` means every client.
     only: Option<String>,
-    /// "" for none.
+    /// The options. Empty for none.
     words: String,
 }
 
 impl OptionSet {
-    /// `default`, `nocto`, or `hither:prefetch=off` for hither alone.
+    /// Parses `default`, `nocto`, or `hither:prefetch=off` for hither alone.
     fn parse(text: &str) -> Self {
         let (only, words) = match text.split_once(':') {
             Some((client, words)) => (Some(client.to_string()), words),
@@ -107,7 +107,7 @@ struct Plan {
     rtts_ms: Vec<f64>,
     reps: usize,
     params: Value,
-    /// Sets of mount options that are measured beside each other.
+    /// Sets of mount options that are measured side by side.
     opts: Vec<OptionSet>,
     libnfs: bool,
     limit: Duration,
@@ -223,7 +223,7 @@ fn run_all(lab: &Lab, plan: &Plan, tally: &mut Tally) -> Res<()> {
     Ok(())
 }
 
-/// One workload with every client and version, one directly after the other.
+/// Runs one workload with every client and version, one directly after the other.
 fn one_row(
     lab: &Lab,
     plan: &Plan,
@@ -244,7 +244,7 @@ fn one_row(
             }
         }
     }
-    // Its NFSv4 (4.0) does not write big files, so NFSv3 stands for it.
+    // libnfs's NFSv4 (4.0) does not write large files, so it uses NFSv3.
     if workload == "stream" && plan.libnfs {
         results.push(("libnfs 3".into(), libnfs(lab, plan, peer.kind, rtt_ms, rep)));
     }
@@ -267,13 +267,13 @@ fn one_row(
     Ok(())
 }
 
-/// The workload's files, made on the server's own disk once.
+/// Makes the workload's files once on the server's own disk.
 fn prepare(lab: &Lab, kind: Kind, workload: &str) -> Res<()> {
     let program = quote(&lab.file("work/bench.py").display().to_string());
     on_server(lab, kind, |dir| format!("exec /usr/bin/python3 {program} prep {workload} {dir}"))
 }
 
-/// Runs a shell command where the server's files are, with their directory as its argument.
+/// Runs a shell command on the server's machine, with the exported directory as its argument.
 fn on_server(lab: &Lab, kind: Kind, script: impl Fn(&str) -> String) -> Res<()> {
     match kind {
         Kind::Ganesha | Kind::Hither => {
@@ -304,11 +304,11 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// Runs it; a JSON line per phase.
+    /// Runs the workload. Returns a JSON line per phase.
     fn run(&self) -> Res<Vec<String>> {
         let ask =
             Ask { sub: "bench/{work}", opts: self.opts, ..Ask::new(self.peer.kind.relayed(), self.vers) };
-        // The program mounts and unmounts by itself, because a fresh mount makes it cold.
+        // The program mounts and unmounts itself, because only a fresh mount is cold.
         let (commands, place) = self.client.commands(self.lab, &ask)?;
         let tmp = place.scratch("bench")?;
         let meta = json!({"workload": self.workload, "server": self.peer.name, "client": self.client.name(),
@@ -326,7 +326,7 @@ impl Cell<'_> {
         let fscache = place.is_kernel() && self.opts.split(',').any(|word| word == "fsc");
         let mut script = format!("mkdir -p {mp}; umount -l {mp} 2>/dev/null; ");
         if fscache {
-            // Empty, as the caches of others are.
+            // FS-Cache starts empty, as the caches of the others do.
             script += &format!("{} start || exit; ", fscache_sh(self.lab));
         }
         script += &format!(
@@ -358,11 +358,11 @@ fn fscache_sh(lab: &Lab) -> String {
     format!("bash {}", quote(&lab.file("guest/fscache.sh").display().to_string()))
 }
 
-/// libnfs's own copy tool as a peer for sequential transfer: a user-level client without a mount.
+/// libnfs's copy tool, a peer for sequential transfer: a client in user space without a mount.
 fn libnfs(lab: &Lab, plan: &Plan, kind: Kind, rtt_ms: f64, rep: usize) -> Res<Vec<String>> {
     let (at, vers) = (kind.relayed(), "3");
     let mib = plan.params["mib"].as_u64().unwrap_or(1024);
-    // It refuses to overwrite.
+    // The tool refuses to overwrite a file.
     on_server(lab, kind, |dir| format!("rm -f {dir}/stream/libnfs*"))?;
     let url = format!(
         "nfs://{}{}/bench/stream/libnfs{rep}?nfsport={}&mountport={}&version={vers}",

@@ -1,8 +1,8 @@
-//! Clients: the software that mounts a server, and the place where programs run on the mount.
+//! Clients: the software that mounts a server, and the machine on which programs use the mount.
 //!
-//! The kernel's client lives in a guest, so its programs run there; every other client is a command
+//! The kernel's client is in a guest, so its programs run there. Every other client is a command
 //! that mounts a directory on the host, inside the laboratory's namespaces. hither is the default
-//! of those; `--mount` and `--umount` name any other.
+//! client. `--mount` and `--umount` name any other.
 
 use crate::args::Args;
 use crate::clock;
@@ -16,26 +16,26 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// How to mount with a command; words in braces are replaced.
+/// The commands that mount and unmount. Words in braces are replaced.
 #[derive(Clone)]
 pub struct Recipe {
     /// Name shown in results.
     pub name: String,
-    /// `{opts}` are nfs(5) options of this version and port; `{host}`, `{export}`, `{sub}`, `{mp}`,
-    /// `{vers}`, `{port}`, `{mountport}` as expected.
+    /// Command that mounts. `{opts}` are nfs(5) options of this version and port. Further words are
+    /// `{host}`, `{export}`, `{sub}`, `{mp}`, `{vers}`, `{port}` and `{mountport}`.
     pub mount: String,
-    /// `{mp}`.
+    /// Command that unmounts `{mp}`.
     pub umount: String,
 }
 
-/// The kernel's client, as a [`Recipe`] says it.
+/// The kernel's client in the form of a [`Recipe`].
 const KERNEL_MOUNT: &str = "mount.nfs {host}:{export}{sub} {mp} -o {opts}";
 
 /// The completed templates that [`Client::commands`] returns.
 pub struct Commands {
-    /// Mounts.
+    /// Command that mounts.
     pub mount: String,
-    /// Unmounts.
+    /// Command that unmounts.
     pub umount: String,
 }
 
@@ -48,13 +48,12 @@ pub enum Client {
     Command(Recipe),
     /// A command in the guest, whose kernel is older than the host's.
     GuestCommand(Recipe),
-    /// No client at all: a directory of the local disk, the judge of the suites themselves.
+    /// No client: a directory of the local disk, which tests the suites themselves.
     Local,
 }
 
 impl Client {
-    /// The clients named by `--client`, with `--hither`, `--mount` and `--umount` taken into
-    /// account.
+    /// The clients named by `--client`, with `--hither`, `--mount` and `--umount` applied.
     pub fn from_args(lab: &Lab, args: &mut Args, default: &[&str]) -> Res<Vec<Self>> {
         if let Some(binary) = args.value("--hither")? {
             lab.set_hither(PathBuf::from(binary));
@@ -84,7 +83,7 @@ impl Client {
         Ok(all)
     }
 
-    /// hither itself, on the host or in the guest.
+    /// hither, on the host or in the guest.
     pub fn hither(lab: &Lab, guest: bool) -> Res<Self> {
         let file = lab.hither();
         if !file.exists() {
@@ -94,7 +93,7 @@ impl Client {
             )));
         }
         let bin = quote(&file.display().to_string());
-        // One log for all its mounts, appended to.
+        // All mounts of hither append to one log.
         let log = quote(&lab.dir("logs")?.join("hither.log").display().to_string());
         let recipe = Recipe {
             name: if guest { "hither-guest" } else { "hither" }.into(),
@@ -104,7 +103,7 @@ impl Client {
         Ok(if guest { Self::GuestCommand(recipe) } else { Self::Command(recipe) })
     }
 
-    /// Its name in results and in names of expectation lists.
+    /// The client's name in results and in names of expectation lists.
     pub fn name(&self) -> &str {
         match self {
             Self::Kernel => "kernel",
@@ -113,13 +112,13 @@ impl Client {
         }
     }
 
-    /// Whether its programs run in the guest.
+    /// Whether the client's programs run in the guest.
     fn in_guest(&self) -> bool {
         matches!(self, Self::Kernel | Self::GuestCommand(_))
     }
 
-    /// The commands that mount and unmount, for a program that does it by itself, and the place
-    /// where such a program runs. Nothing is mounted yet.
+    /// The commands that mount and unmount, for a program that does so itself, and the place where
+    /// such a program runs. Mounts nothing.
     pub fn commands(&self, lab: &Lab, ask: &Ask<'_>) -> Res<(Commands, Mount)> {
         let mp = self.mount_point(lab, ask)?;
         let commands = match self {
@@ -143,8 +142,8 @@ impl Client {
         let nth = if ask.nth == 0 { String::new() } else { (ask.nth + 1).to_string() };
         Ok(match self {
             Self::Kernel => PathBuf::from(format!("/mnt/nfs{nth}")),
-            // Short, because sockets in it have only 108 bytes for their whole path; /mnt is
-            // private to the laboratory.
+            // A short path, because the whole path of a socket below it has at most 108 bytes. /mnt
+            // is private to the laboratory.
             Self::Command(r) | Self::GuestCommand(r) => {
                 PathBuf::from(format!("/mnt/{}-{}-{}{nth}", r.name, ask.at.kind.name(), ask.vers))
             }
@@ -161,7 +160,7 @@ impl Client {
         let mount = Mount { client: self.clone(), mp, run: lab.run.clone() };
         let here = mount.mp.display();
         let limit = Duration::from_secs(120);
-        // A mount that an interrupted run left.
+        // Removes a mount that an interrupted run left.
         let clear = format!("mkdir -p {here}; umount -l {here} 2>/dev/null; true");
         match self {
             Self::Local => {}
@@ -192,28 +191,28 @@ impl Client {
     }
 }
 
-/// The export to mount, and the way to mount it.
+/// The export to mount, and the way to reach it.
 pub struct Ask<'a> {
     /// The server, direct or through the relay.
     pub at: Endpoint,
     /// "4.2", "4.1", "4.0", "3" or "nqnfs".
     pub vers: &'a str,
-    /// A directory below the export; "" for all of it.
+    /// A directory below the export. Empty for the whole export.
     pub sub: &'a str,
-    /// More options, in the words of nfs(5); "" for none.
+    /// More options of nfs(5). Empty for none.
     pub opts: &'a str,
-    /// Which of several mounts of this client at a time.
+    /// Number of the mount among several mounts of this client.
     pub nth: usize,
 }
 
 impl<'a> Ask<'a> {
-    /// The whole export, once.
+    /// Asks for one mount of the whole export.
     pub fn new(at: Endpoint, vers: &'a str) -> Self {
         Self { at, vers, sub: "", opts: "", nth: 0 }
     }
 
-    /// Options. The ports are given, so no client needs rpcbind; NFSv3 locks stay on the client,
-    /// because the guest runs no lock daemon.
+    /// The mount options. The ports are given, so no client needs rpcbind. NFSv3 locks stay on the
+    /// client, because the guest runs no lock daemon.
     fn options(&self, kernel: bool) -> String {
         let mut o = format!("vers={},port={}", self.vers, self.at.port);
         if self.vers == "3" {
@@ -250,12 +249,12 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// The names by which mount(8) calls hither (for a remount, say), in the laboratory's own `/sbin`.
-/// They follow the hither that is mounted, not the one that was there when the namespace began.
+/// The names by which mount(8) calls hither (for example for a remount), in the laboratory's own
+/// `/sbin`. They refer to the hither that is mounted, not to the one at the start of the namespace.
 fn install_helpers(lab: &Lab) -> Res<()> {
     let sbin = std::fs::canonicalize("/sbin")?;
     let ours = format!("overlay {} overlay", sbin.display());
-    // Where that is the machine's own, a helper is the administrator's business.
+    // In the machine's own `/sbin`, helpers belong to the administrator.
     if !std::fs::read_to_string("/proc/self/mounts")?.contains(&ours) {
         return Ok(());
     }
@@ -275,18 +274,18 @@ fn mounted(mp: &Path) -> bool {
     std::fs::read_to_string("/proc/self/mounts").is_ok_and(|t| t.contains(&line))
 }
 
-/// A mounted server, shared by the threads that run programs on it. Dropping it does not unmount:
-/// say how it should end.
+/// A mounted server, shared by the threads that run programs on it. A drop does not unmount. The
+/// caller chooses how the mount ends.
 pub struct Mount {
     client: Client,
-    /// Where, as its programs see it.
+    /// The mount point, as its programs see it.
     pub mp: PathBuf,
-    /// Run directory of the laboratory.
+    /// The run directory of the laboratory.
     run: PathBuf,
 }
 
 impl Mount {
-    /// A directory on a local disk for programs that use this mount; new and empty.
+    /// A new, empty directory on a local disk for programs that use this mount.
     pub fn scratch(&self, name: &str) -> Res<PathBuf> {
         let dir = match self.client {
             Client::Kernel | Client::GuestCommand(_) => PathBuf::from("/run/tmp").join(name),
@@ -297,13 +296,13 @@ impl Mount {
         Ok(dir)
     }
 
-    /// True for the Linux kernel's client.
+    /// Whether the mount belongs to the Linux kernel's client.
     pub fn is_kernel(&self) -> bool {
         matches!(self.client, Client::Kernel)
     }
 
-    /// Runs a shell command where the mount is; each line of output goes to `line`; its exit code,
-    /// 124 when it took longer than `limit`.
+    /// Runs a shell command on the mount's machine. Passes each line of output to `line`. Returns
+    /// the exit code, or 124 after `limit`.
     pub fn run(&self, script: &str, limit: Duration, mut line: impl FnMut(&str)) -> Res<i32> {
         match self.client {
             Client::Kernel | Client::GuestCommand(_) => CLIENT.run(script, limit, line),
@@ -311,7 +310,7 @@ impl Mount {
         }
     }
 
-    /// As [`Self::run`]; output is returned, failure is an error.
+    /// As [`Self::run`]. Returns the output. A failure is an error.
     pub fn shell(&self, script: &str, limit: Duration) -> Res<String> {
         let mut all = String::new();
         let code = self.run(script, limit, |l| {
@@ -324,7 +323,7 @@ impl Mount {
         Ok(all)
     }
 
-    /// Unmounts, in order.
+    /// Unmounts in an orderly way.
     pub fn umount(&self) -> Res<()> {
         let limit = Duration::from_secs(60);
         match &self.client {
@@ -344,7 +343,7 @@ impl Mount {
         }
     }
 
-    /// Takes the mount away, in every state.
+    /// Removes the mount in every state.
     pub fn force_umount(&self) {
         let limit = Duration::from_secs(20);
         let _ = match &self.client {
@@ -357,8 +356,8 @@ impl Mount {
     }
 }
 
-/// Hands on the lines that are in a pipe, and keeps the beginning of the next one; false at its
-/// end.
+/// Passes on the complete lines in a pipe and keeps the beginning of the next one. Returns false at
+/// the end of the pipe.
 fn drain(out: &mut impl Read, rest: &mut Vec<u8>, line: &mut dyn FnMut(&str)) -> Res<bool> {
     let mut buffer = [0; 1 << 16];
     loop {
@@ -377,7 +376,7 @@ fn drain(out: &mut impl Read, rest: &mut Vec<u8>, line: &mut dyn FnMut(&str)) ->
     }
 }
 
-/// Runs a shell command in a session of its own; kills all of it when the time is up.
+/// Runs a shell command in its own session. Kills the whole session when the time is up.
 fn run_here(script: &str, limit: Duration, line: &mut dyn FnMut(&str)) -> Res<i32> {
     let mut child = command(&["bash", "-c", &format!("exec 2>&1; {script}")])
         .stdin(Stdio::null())
@@ -388,8 +387,8 @@ fn run_here(script: &str, limit: Duration, line: &mut dyn FnMut(&str)) -> Res<i3
     rustix::io::ioctl_fionbio(&out, true)?;
     let mut rest = vec![];
     let end = clock::now() + limit;
-    // A daemon that the command leaves behind may keep its output open for ever, so the end of the
-    // command counts. The pipe contains all its output by then.
+    // A daemon that the command leaves may keep the output open. The end of the command therefore
+    // counts. The pipe contains all output of the command by then.
     loop {
         let ended = child.try_wait()?.is_some();
         if !drain(&mut out, &mut rest, line)? || ended {
@@ -401,7 +400,7 @@ fn run_here(script: &str, limit: Duration, line: &mut dyn FnMut(&str)) -> Res<i3
         if clock::now() > end {
             let group = rustix::process::Pid::from_child(&child);
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-            // Not waited for: a process stuck in a dead mount would hold us, too.
+            // The wait is bounded, because a process stuck in a dead mount would block this one.
             clock::wait_until(Duration::from_secs(5), || matches!(child.try_wait(), Ok(Some(_))));
             return Ok(124);
         }

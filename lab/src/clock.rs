@@ -1,6 +1,7 @@
-//! The one place where the laboratory asks the machine for the time.
+//! The only module of the laboratory that reads the machine's clock.
 //!
-//! It waits for other processes and measures real servers: virtual time would be meaningless here.
+//! The laboratory waits for other processes and measures real servers, so virtual time would be
+//! meaningless.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ pub fn pause(d: Duration) {
     std::thread::sleep(d);
 }
 
-/// Calls `done` every 50 ms until it is true; false when `limit` passed first.
+/// Calls `done` every 50 ms until it returns true. Returns false after `limit`.
 pub fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = now() + limit;
     loop {

@@ -1,12 +1,12 @@
-//! An emulated hard disk: one file in a file system of its own, whose bytes are in memory or on a
-//! fast disk and whose head takes its time.
+//! An emulated hard disk: one file in its own file system. The bytes are in memory or on a fast
+//! disk, and the emulated head takes its time.
 //!
-//! A request that does not begin where the last one ended waits for a seek, a flush for the disk's
-//! cache; there is one head, so requests are served one after the other. losetup(8) with direct I/O
-//! makes a block device of the file, and its path makes it a guest's disk. The ext4 on it, with its
-//! log, is real. The bytes should be in memory (tmpfs): then no request waits for another disk, or,
-//! when memory is short, for itself. Only the head is emulated: the end of this process loses no
-//! data, and the distance of a seek does not matter.
+//! A request that does not begin at the end of the last one waits for a seek. A flush waits for the
+//! disk's cache. There is one head, so requests are served one after the other. losetup(8) with
+//! direct I/O makes a block device of the file. A guest uses the file's path as its disk. The ext4
+//! on the disk, with its log, is real. The bytes should be in memory (tmpfs). Otherwise a request
+//! may wait for another disk, or, when memory is short, for this disk itself. Only the head is
+//! emulated. The end of this process loses no data, and the distance of a seek does not matter.
 
 use crate::args::Args;
 use crate::clock;
@@ -27,39 +27,40 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The file's name.
 const NAME: &str = "disk";
-/// Its inode; the directory's is 1.
+/// The file's inode number. The directory has number 1.
 const INODE: INodeNo = INodeNo(2);
-/// A file to which `on` and `off` are written: it switches the delays. Preparations take no time.
+/// A control file. `on` and `off` written to it switch the delays, so that preparations take no
+/// time.
 const CONTROL: &str = "delays";
 const CONTROL_INODE: INodeNo = INodeNo(3);
-/// Nothing changes behind the kernel's back.
+/// Validity of attributes. They never change without the kernel.
 const VALIDITY: Duration = Duration::from_secs(3600);
 
-/// The commit record of an ext4 log begins so: jbd2's magic number, and its type.
+/// The first bytes of a commit record of an ext4 log: jbd2's magic number and its block type.
 const COMMIT_RECORD: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2];
 
-/// Requests with a delay.
+/// Delays of requests.
 #[derive(Debug, Clone, Copy)]
 struct Delays {
     seek: Duration,
     flush: Duration,
 }
 
-/// The disk. The session has one thread: the lock is never waited for.
+/// The disk. Its session has one thread, so no caller waits for the lock.
 struct Disk {
     bytes: File,
     size_bytes: u64,
     delays: Delays,
     slow: AtomicBool,
     /// User-mode Linux drops the flushes of its file systems. A log's commit record stands between
-    /// two of them: they take place when it is written.
+    /// two flushes. The disk therefore does both flushes when the record is written.
     flushes_by_record: bool,
-    /// Where the last request ended.
+    /// The end of the last request.
     head: Mutex<u64>,
 }
 
 impl Disk {
-    /// Brings the head to a request's first byte.
+    /// Moves the head to the first byte of a request.
     fn seek(&self, offset: u64, len: usize) {
         let mut head = self.head.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if moved(&mut head, offset, len) {
@@ -73,7 +74,7 @@ impl Disk {
         }
     }
 
-    /// `on` or `off`.
+    /// Handles `on` or `off`.
     fn told(&self, text: &[u8], reply: ReplyWrite) {
         match text.trim_ascii() {
             b"on" => self.slow.store(true, Ordering::Relaxed),
@@ -109,7 +110,7 @@ impl Disk {
     }
 }
 
-/// Whether the head has to move to a request; it stands behind it then.
+/// Whether the head has to move to a request. Leaves the head behind the request.
 fn moved(head: &mut u64, offset: u64, len: usize) -> bool {
     let from = std::mem::replace(head, offset + len as u64);
     from != offset
@@ -134,7 +135,7 @@ impl Filesystem for Disk {
         reply.attr(&VALIDITY, &self.attr(ino));
     }
 
-    /// A shell truncates the file that it writes to.
+    /// A shell truncates the file to which it writes.
     fn setattr(
         &self,
         _req: &Request,
@@ -157,7 +158,7 @@ impl Filesystem for Disk {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Caches are above this disk: every request reaches it.
+        // Caches are above this disk, so every request must reach it.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
     }
 
@@ -219,8 +220,8 @@ impl Filesystem for Disk {
     }
 }
 
-/// `disk DIR --bytes-in FILE [--mib N] [--seek-ms N] [--flush-ms N] [--flush-by-record]`: DIR/disk,
-/// until DIR is unmounted. Nothing takes time before `on` is written to DIR/delays.
+/// `disk DIR --bytes-in FILE [--mib N] [--seek-ms N] [--flush-ms N] [--flush-by-record]`: serves
+/// DIR/disk until DIR is unmounted. Requests have no delay before `on` is written to DIR/delays.
 pub fn main(args: &mut Args) -> Res<ExitCode> {
     let file = args.value("--bytes-in")?.ok_or_else(|| Fail("disk DIR --bytes-in FILE".into()))?;
     let size_bytes = (args.number("--mib")?.unwrap_or(4096.0) as u64) << 20;
@@ -253,6 +254,7 @@ pub fn main(args: &mut Args) -> Res<ExitCode> {
 mod tests {
     use super::*;
 
+    /// The head moves unless a request begins at the end of the last one.
     #[test]
     fn the_head_moves_unless_a_request_begins_where_the_last_one_ended() {
         let mut head = 0;

@@ -1,9 +1,9 @@
 //! User-mode Linux guests: a real kernel as an ordinary process.
 //!
-//! A guest's root is the host's own file system (hostfs), so the repository, Python and every tool
-//! are there without an image. Its init starts an agent that runs commands sent over TCP; the
-//! guest itself needs no other door. One guest has the kernel's NFS client, another (see
-//! [`crate::server`]) the kernel's NFS server.
+//! A guest's root is the host's file system (hostfs), so the repository, Python and every tool are
+//! present without an image. Its init starts an agent that runs commands sent over TCP. The guest
+//! needs no other access. One guest has the kernel's NFS client. Another guest (see
+//! [`crate::server`]) has the kernel's NFS server.
 
 use crate::args::Args;
 use crate::clock;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Port of the agent in every guest.
 const AGENT_PORT: u16 = 7000;
 
-/// Disk of the client's guest.
+/// Size of the disk of the client's guest.
 const FSCACHE_BYTES: u64 = 1 << 30;
 
 /// The parts of one guest.
@@ -33,14 +33,14 @@ pub struct Boot<'a> {
     pub ip: &'a str,
     /// Memory in MiB.
     pub mem_mib: u32,
-    /// Disk images, in the order ubda, ubdb...
+    /// Disk images, in the order ubda, ubdb and so on.
     pub disks: Vec<PathBuf>,
-    /// Words for the init script, as NAME=VALUE.
+    /// Variables for the init script, as NAME=VALUE.
     pub env: Vec<(String, String)>,
 }
 
 impl Boot<'_> {
-    /// The command that boots it.
+    /// The command that boots the guest.
     pub fn command(&self, lab: &Lab) -> Res<Command> {
         let mods = lab.dir("mods/lib")?;
         if !mods.join("modules").exists() {
@@ -52,11 +52,12 @@ impl Boot<'_> {
         c.env("LD_PRELOAD", shim(lab)?);
         c.arg(format!("mem={}M", self.mem_mib));
         c.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw", "quiet"]);
-        // A periodic timer: with the one-shot timer a guest under load loses a wake-up after some
-        // time and its clock stands still from then on, leases and file times with it.
+        // A periodic timer. With the one-shot timer a guest under load may lose a wake-up, and its
+        // clock then stands still. Leases and file times stop with the clock.
         c.args(["nohz=off", "highres=off"]);
         c.arg(format!("init={}", lab.file("guest").join(self.init).display()));
-        // The same address at every boot, as a real machine has: the others remember it.
+        // The same MAC address at every boot, as on a real machine. The other machines remember the
+        // address.
         let last = self.ip.rsplit('.').next().unwrap_or("9");
         c.arg(format!("vec0:transport=tap,ifname={},mac=02:00:00:00:98:0{last},depth=128,gro=1", self.tap));
         for (i, disk) in self.disks.iter().enumerate() {
@@ -71,7 +72,7 @@ impl Boot<'_> {
     }
 }
 
-/// The library that makes the guests run on processors with large register sets: their kernel's
+/// A library that lets the guests run on processors with large register sets. The guest kernel's
 /// buffer for ptrace's register sets is smaller than the set that the host's kernel writes.
 fn shim(lab: &Lab) -> Res<PathBuf> {
     let so = lab.run.join("xstate_shim.so");
@@ -87,17 +88,18 @@ fn shim(lab: &Lab) -> Res<PathBuf> {
 
 /// The agent of one guest.
 pub struct Agent {
-    /// Where it listens.
+    /// Address of the agent.
     pub ip: &'static str,
 }
 
 impl Agent {
-    /// True when it answers.
+    /// Whether the agent answers.
     pub fn alive(&self) -> bool {
         self.run("true", Duration::from_secs(5), |_| ()).is_ok_and(|code| code == 0)
     }
 
-    /// Runs a shell command in the guest; every line of output goes to `line`; its exit code.
+    /// Runs a shell command in the guest. Passes every line of output to `line`. Returns the exit
+    /// code.
     pub fn run(&self, script: &str, limit: Duration, mut line: impl FnMut(&str)) -> Res<i32> {
         let addr: SocketAddr = format!("{}:{AGENT_PORT}", self.ip)
             .parse()
@@ -126,14 +128,15 @@ fn client_daemon(lab: &Lab) -> Daemon {
     Daemon::at(&lab.run, "guest")
 }
 
-/// Boots the guest with the kernel's NFS client; does nothing when it is up.
+/// Boots the guest with the kernel's NFS client. Does nothing when the guest runs.
 pub fn start(lab: &Lab) -> Res<()> {
     let daemon = client_daemon(lab);
     if daemon.pid().is_some() && CLIENT.alive() {
         return Ok(());
     }
     daemon.stop(Duration::from_millis(100))?;
-    // For FS-Cache (`guest/fscache.sh`), which makes a file system on it; sparse until then.
+    // A disk for FS-Cache. `guest/fscache.sh` makes a file system on it, and the disk is sparse
+    // until then.
     let disk = lab.run.join("fscache.img");
     fs::OpenOptions::new().create(true).truncate(false).write(true).open(&disk)?.set_len(FSCACHE_BYTES)?;
     let disks = vec![disk];
@@ -148,11 +151,11 @@ pub fn start(lab: &Lab) -> Res<()> {
     Ok(())
 }
 
-/// Ends it.
+/// Ends the guest.
 pub fn stop(lab: &Lab) -> Res<()> {
     let daemon = client_daemon(lab);
     match daemon.pid() {
-        // Its state is worth nothing, so the power is simply cut.
+        // The guest's state is not needed, so its process is killed.
         Some(_) => daemon.kill_group(),
         None => Ok(()),
     }
@@ -184,7 +187,7 @@ fn run_printing(script: &str) -> Res<ExitCode> {
     Ok(ExitCode::from(code.clamp(0, 255) as u8))
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 pub fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,4 +1,4 @@
-//! One laboratory: its name, its place on disk, its addresses, and how a command gets inside.
+//! One laboratory: its name, its directory, its addresses, and the entry into its namespaces.
 
 use crate::process::{Daemon, command};
 use std::fmt;
@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Why a command of the laboratory failed: one line for the person at the keyboard.
+/// The reason why a command of the laboratory failed, as one line for the user.
 #[derive(Debug)]
 pub struct Fail(pub String);
 
@@ -38,7 +38,7 @@ impl From<serde_json::Error> for Fail {
 /// Result of the laboratory's functions.
 pub type Res<T> = Result<T, Fail>;
 
-/// Address of the host's end of the bridge: ganesha and the relay live there.
+/// Address of the host's end of the bridge, used by ganesha and the relay.
 pub const HOST_IP: &str = "10.98.0.1";
 /// Address of the guest with the kernel's NFS client.
 pub const GUEST_IP: &str = "10.98.0.2";
@@ -52,17 +52,18 @@ const WD: &str = "HITHER_LAB_WD";
 
 /// A laboratory.
 pub struct Lab {
-    /// Name; two laboratories with different names share nothing.
+    /// The name. Laboratories with different names share nothing.
     pub name: String,
-    /// State of this run: images, logs, pid files, exports. Nothing outside it is written.
+    /// State of this run: images, logs, pid files, exports. The laboratory writes nothing outside
+    /// of it.
     pub run: PathBuf,
-    /// The repository, which the guests see too (their root is the host's).
+    /// The repository. The guests see it as well, because their root is the host's.
     pub repo: PathBuf,
     hither: OnceLock<PathBuf>,
 }
 
 impl Lab {
-    /// The laboratory called `name`; creates its run directory.
+    /// The laboratory called `name`. Creates its run directory.
     pub fn new(name: &str) -> Res<Self> {
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
             return Err(Fail(format!("--name {name:?}: letters, digits and '-' only")));
@@ -74,7 +75,7 @@ impl Lab {
         Ok(Self { name: name.into(), run, repo, hither: OnceLock::new() })
     }
 
-    /// A directory below the run directory, made when missing.
+    /// A directory below the run directory, created if missing.
     pub fn dir(&self, name: &str) -> Res<PathBuf> {
         let d = self.run.join(name);
         fs::create_dir_all(&d)?;
@@ -86,7 +87,7 @@ impl Lab {
         self.repo.join("lab").join(name)
     }
 
-    /// The hither under test, when it is not the one that cargo built.
+    /// Sets the hither under test, instead of the one that cargo built.
     pub fn set_hither(&self, file: PathBuf) {
         let _ = self.hither.set(file);
     }
@@ -106,15 +107,15 @@ impl Lab {
         Daemon::at(&self.run, "holder")
     }
 
-    /// Moves this process into the laboratory's namespaces, starting them when needed. It does so
-    /// by executing itself again through nsenter(1), so call it before anything else was begun.
+    /// Moves this process into the laboratory's namespaces, and starts them when needed. The
+    /// process executes itself again through nsenter(1), so this must come before any other work.
     pub fn enter(&self) -> Res<()> {
         if self.holder().pid().is_none() {
             crate::net::up(self)?;
         }
         let pid = self.holder().pid().ok_or_else(|| Fail("the laboratory is down".into()))?;
         if self.inside(pid) {
-            // A new mount namespace begins at its root.
+            // A new mount namespace begins at its root, so the working directory is restored.
             if let Some(wd) = std::env::var_os(WD) {
                 std::env::set_current_dir(wd)?;
             }
@@ -128,7 +129,7 @@ impl Lab {
         Err(Fail(format!("cannot enter the laboratory: {}", c.exec())))
     }
 
-    /// True when this process already is in the namespaces of the holder.
+    /// Whether this process is in the namespaces of the holder.
     fn inside(&self, holder: i32) -> bool {
         let same = |ns: &str| {
             let theirs = fs::read_link(format!("/proc/{holder}/ns/{ns}")).ok();
@@ -138,7 +139,7 @@ impl Lab {
     }
 }
 
-/// The repository this program was built from, or that of the working directory.
+/// The repository from which this program was built, or that of the working directory.
 fn repository() -> Res<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf);
     // A new mount namespace begins at its root, so the caller's directory counts.

@@ -1,12 +1,11 @@
 //! `hither-lab`: real kernels, real servers, counted RPCs.
 //!
-//! The laboratory starts the peers that hither is judged against: nfs-ganesha, the kernel's own
-//! nfsd and the kernel's own NFS client (both in User-mode Linux guests). A relay counts and delays
-//! every RPC between any of them. Foreign test suites, fault scenarios and side-by-side
-//! measurements run on them. The laboratory knows nothing of hither's insides: hither is a command
-//! that mounts a directory, as any other client would be. Everything runs as root in a network and
-//! mount namespace of the laboratory's own, so two laboratories, and the machine they run on, do
-//! not see each other.
+//! The laboratory starts the peers of hither: nfs-ganesha, the kernel's nfsd and the kernel's NFS
+//! client. The latter two run in User-mode Linux guests. A relay counts and delays every RPC
+//! between them. Foreign test suites, fault scenarios and comparisons run on them. The laboratory
+//! knows nothing of hither's internals. To the laboratory hither is a command that mounts a
+//! directory, like any other client. All programs run as root in a network and mount namespace of
+//! the laboratory. Two laboratories, and the machine, therefore do not see each other.
 
 mod args;
 mod bench;

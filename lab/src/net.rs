@@ -1,7 +1,7 @@
 //! The laboratory's network: a namespace with a bridge and one tap device per guest.
 //!
-//! A holder process (a shell that sleeps) owns a network and a mount namespace; every command of
-//! the laboratory enters them. Nothing has a global name, so nothing can collide.
+//! A holder process (a shell that sleeps) owns a network and a mount namespace. Every command of
+//! the laboratory enters them. No name is global, so no names collide.
 
 use crate::args::Args;
 use crate::clock;
@@ -15,7 +15,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Starts the namespaces and the relay; does nothing when they are there.
+/// Starts the namespaces and the relay. Does nothing when they run.
 pub fn up(lab: &Lab) -> Res<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(Fail("the laboratory needs root (namespaces, tap devices, NFS servers)".into()));
@@ -56,7 +56,7 @@ pub fn up(lab: &Lab) -> Res<()> {
     relay::start(lab)
 }
 
-/// Shell lines that put hither's mount(8) helpers into the namespace's `/sbin`, and only there.
+/// Shell lines that put hither's mount(8) helpers into the `/sbin` of the namespace only.
 fn helpers(lab: &Lab) -> String {
     let (dir, hither) = (lab.run.join("sbin").display().to_string(), lab.hither().display().to_string());
     format!(
@@ -67,7 +67,7 @@ fn helpers(lab: &Lab) -> String {
     )
 }
 
-/// Ends everything that runs in the laboratory and removes its namespaces.
+/// Ends all processes of the laboratory and removes its namespaces.
 pub fn down(lab: &Lab) -> Res<ExitCode> {
     if lab.holder().pid().is_none() {
         println!("laboratory {} is down", lab.name);
@@ -85,7 +85,7 @@ pub fn down(lab: &Lab) -> Res<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Detaches all clients that are still mounted below the run directory: their daemons then end.
+/// Detaches all mounts below the run directory, so that their daemons end.
 fn unmount_all(lab: &Lab) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let below = format!("{}/", lab.run.display());
@@ -111,7 +111,7 @@ pub fn link(args: &mut Args) -> Res<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `exec -- CMD`: becomes the command.
+/// `exec -- CMD`: executes the command in place of this process.
 pub fn exec(args: &mut Args) -> Res<ExitCode> {
     let user = args.value("-u")?;
     let words = args.rest();
@@ -126,7 +126,7 @@ pub fn exec(args: &mut Args) -> Res<ExitCode> {
     Err(Fail(format!("{}: {status}", words[0])))
 }
 
-/// The exit code of a finished child, 128 + signal when a signal ended it.
+/// The exit code of a finished child, or 128 + signal when a signal ended the child.
 pub fn exit_code(status: std::process::ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }

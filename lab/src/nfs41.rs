@@ -1,10 +1,12 @@
-//! `hither-lab nfs41`: does a server answer each operation of NFSv4.1 and 4.2 as RFC 8881 says?
+//! `hither-lab nfs41`: checks that a server answers each operation of NFSv4.1 and 4.2 as RFC 8881
+//! says.
 //!
-//! A case is a compound, or a few, and the statuses that chapters 15 and 18 allow for its last
-//! operation; where they leave a choice, all are allowed. The client is neither Linux' nor ours: it
-//! sends exactly the compounds of a case. `suites/nfs41/expected.txt` lists the cases that a server
-//! fails, with reasons. An unlisted failure fails the run, and so does a listed case that passes. A
-//! `!` before a case there means that the server does not survive it: it is not run.
+//! A case consists of one or a few compounds, and of the statuses that chapters 15 and 18 allow for
+//! the last operation. Where the chapters leave a choice, all are allowed. The client is a separate
+//! one, neither that of Linux nor that of hither. It sends exactly the compounds of a case.
+//! `suites/nfs41/expected.txt` lists the cases that a server fails, with reasons. An unlisted
+//! failure fails the run, and so does a listed case that passes. A `!` before a case means that the
+//! case kills the server. Such a case is not run.
 
 mod bench;
 mod files;
@@ -21,10 +23,10 @@ use bench::{Bench, Checked, Target};
 use std::fs;
 use std::process::ExitCode;
 
-/// Before a case in the list: it ends the server, and is not run.
+/// Marks a case in the list that kills the server and is not run.
 const DEADLY: char = '!';
 
-/// A case: `OPERATION STATUS`, with a distinction from others.
+/// A case: `OPERATION STATUS`, with words that distinguish it from other cases.
 pub struct Case {
     name: &'static str,
     check: Box<dyn Fn(&mut Bench) -> Checked>,
@@ -70,7 +72,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
         let (mut ok, mut failed) = (Vec::new(), Vec::new());
         let all = cases(minor(vers)?);
         for case in all.iter().filter(|case| case.name.contains(&only) && !is_deadly(case.name)) {
-            // A session of its own, so that no case suffers from another.
+            // Each case has its own session, so that no case affects another.
             let checked = Bench::new(target, minor(vers)?).and_then(|mut bench| (case.check)(&mut bench));
             let name = case.name.replace(' ', "_");
             match checked {

@@ -1,5 +1,5 @@
-//! Processes the laboratory starts: known by pid *and* start time, so that a recycled pid is never
-//! signalled, and ended one by one.
+//! Processes of the laboratory, identified by pid and start time. A recycled pid is therefore never
+//! signalled. Each process is ended separately.
 
 use crate::clock;
 use crate::lab::{Fail, Res};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A process in the background that a later `hither-lab` finds again through its pid file.
+/// A background process. A later `hither-lab` finds the process through its pid file.
 pub struct Daemon {
     file: PathBuf,
 }
@@ -21,7 +21,7 @@ impl Daemon {
         Self { file: dir.join(format!("{name}.pid")) }
     }
 
-    /// Starts `command` in a process group of its own, output into `log`.
+    /// Starts `command` in its own process group, with its output in `log`.
     pub fn start(&self, mut command: Command, log: &Path) -> Res<i32> {
         if let Some(dir) = self.file.parent() {
             fs::create_dir_all(dir)?;
@@ -40,7 +40,7 @@ impl Daemon {
         Ok(pid)
     }
 
-    /// The pid while the process lives.
+    /// The pid, while the process lives.
     pub fn pid(&self) -> Option<i32> {
         let text = fs::read_to_string(&self.file).ok()?;
         let (pid, born) = text.trim().split_once(' ')?;
@@ -48,13 +48,13 @@ impl Daemon {
         (start_time(pid)? == born.parse::<u64>().ok()?).then_some(pid)
     }
 
-    /// Sends a signal to the process alone.
+    /// Sends a signal to the process only.
     pub fn signal(&self, signal: Signal) -> Res<()> {
         let pid = self.pid().ok_or_else(|| Fail(format!("{}: not running", self.label())))?;
         Ok(kill_process(to_pid(pid)?, signal)?)
     }
 
-    /// True when no thread of the process runs, because of SIGSTOP.
+    /// Whether all threads of the process are stopped by SIGSTOP.
     pub fn stopped(&self) -> bool {
         let Some(pid) = self.pid() else { return false };
         let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
@@ -75,10 +75,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// SIGTERM, then SIGKILL when `patience` has passed. No error when nothing runs.
+    /// Sends SIGTERM, and SIGKILL after `patience`. Succeeds when no process runs.
     pub fn stop(&self, patience: Duration) -> Res<()> {
         if self.pid().is_some() {
-            // A stopped process takes no SIGTERM.
+            // A stopped process does not handle SIGTERM.
             let _ = self.signal(Signal::CONT);
             let _ = self.signal(Signal::TERM);
             if !clock::wait_until(patience, || self.pid().is_none()) {
@@ -98,11 +98,11 @@ fn to_pid(pid: i32) -> Res<Pid> {
     Pid::from_raw(pid).ok_or_else(|| Fail("pid 0".into()))
 }
 
-/// Start time in clock ticks since boot, the 22nd field of `/proc/PID/stat`; none for a zombie,
-/// which may never be reaped when the parent has left.
+/// The start time in clock ticks since boot, the 22nd field of `/proc/PID/stat`. `None` for a
+/// zombie, which may never be reaped after its parent has ended.
 pub fn start_time(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain anything, so count from the last one.
+    // The name in parentheses may contain anything, so fields count from the last parenthesis.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     if fields.next()? == "Z" {
         return None;
@@ -110,7 +110,7 @@ pub fn start_time(pid: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Runs a command to its end; its output, or an error that shows it.
+/// Runs a command to its end. Returns its output, or an error that contains the output.
 pub fn output(command: &mut Command) -> Res<String> {
     let out = command
         .stdin(Stdio::null())
@@ -129,7 +129,7 @@ pub fn sh(script: &str) -> Res<String> {
     output(Command::new("sh").arg("-ec").arg(script))
 }
 
-/// A command named by words.
+/// The command of these words.
 pub fn command<S: AsRef<std::ffi::OsStr>>(words: &[S]) -> Command {
     let mut c = Command::new(&words[0]);
     c.args(&words[1..]);
@@ -140,6 +140,7 @@ pub fn command<S: AsRef<std::ffi::OsStr>>(words: &[S]) -> Command {
 mod tests {
     use super::*;
 
+    /// A daemon is found through its pid file, also while it is stopped, and is gone after `stop`.
     #[test]
     fn a_daemon_is_found_again_stopped_and_gone() {
         let dir = std::env::temp_dir().join(format!("hither-lab-test-{}", std::process::id()));
@@ -159,7 +160,7 @@ mod tests {
     fn a_recycled_pid_is_not_ours() {
         let dir = std::env::temp_dir().join(format!("hither-lab-pid-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        // Our own pid with a start time that is not ours.
+        // This process's pid with a wrong start time.
         fs::write(dir.join("x.pid"), format!("{} 1\n", std::process::id())).unwrap();
         assert_eq!(Daemon::at(&dir, "x").pid(), None);
         assert!(Daemon::at(&dir, "x").signal(Signal::TERM).is_err());

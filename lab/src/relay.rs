@@ -1,13 +1,16 @@
 //! The relay: a TCP proxy that counts ONC RPC messages, delays them, and can cut the line.
 //!
-//! It sits in front of every server, so each client is counted by the same neutral eyes and pays
-//! the same delay. It decodes calls with hither's own decoders but forwards bytes, never messages:
-//! it also carries bytes that it cannot decode.
+//! The relay stands before every server, so each client is counted by the same code and has the
+//! same delay. The relay decodes calls with hither's decoders but forwards bytes, not messages. It
+//! therefore also forwards bytes that it cannot decode.
 //!
-//! Control protocol, one command per line, one JSON line back:
-//! `snap` counters; `reset` zero them; `rtt MS` delay, half in each direction; `cut [PORT]` nothing
-//! passes any more (connections stay, as when a cable is pulled); `heal [PORT]`; `break [PORT]`
-//! closes every connection; `ping`.
+//! The control protocol has one command per line, and one JSON line as the answer:
+//! - `snap` returns the counters, and `reset` sets them to zero.
+//! - `rtt MS` sets the delay, half in each direction.
+//! - `cut [PORT]` stops all bytes and keeps the connections, as a pulled cable does. `heal [PORT]`
+//!   ends the cut.
+//! - `break [PORT]` closes every connection.
+//! - `ping` has no effect.
 
 mod count;
 mod decode;
@@ -31,13 +34,13 @@ use std::time::Duration;
 
 /// The state that all connections share.
 pub struct Shared {
-    /// Half a round trip, microseconds.
+    /// Half a round trip in microseconds.
     pub delay_us: AtomicU64,
     /// The counters.
     pub stats: Mutex<Stats>,
 }
 
-/// A lock that a panicking thread does not take away from the others.
+/// Locks a mutex. A panic of another thread does not make the lock unusable.
 pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -47,7 +50,7 @@ pub fn daemon(lab: &Lab) -> Daemon {
     Daemon::at(&lab.run, "relay")
 }
 
-/// Starts the relay in front of both servers; does nothing when it runs.
+/// Starts the relay before both servers. Does nothing when the relay runs.
 pub fn start(lab: &Lab) -> Res<()> {
     let daemon = daemon(lab);
     if daemon.pid().is_some() {
@@ -73,7 +76,7 @@ pub fn start(lab: &Lab) -> Res<()> {
     Ok(())
 }
 
-/// Sends one command to the running relay of the namespace we are in.
+/// Sends one command to the running relay of this process's namespace.
 pub fn ctl(line: &str) -> Res<String> {
     let addr: SocketAddr =
         format!("{HOST_IP}:{CTL_PORT}").parse().map_err(|_| Fail("control address".into()))?;

@@ -1,8 +1,8 @@
-//! Fault scenarios: the behaviour of a client when the server dies, freezes, comes back, or the
-//! cable is cut.
+//! Fault scenarios: the behaviour of a client when the server dies, freezes or comes back, or when
+//! the cable is cut.
 //!
-//! Each scenario is one file of `lab/scenarios`: its doc comment is the promise it checks, and the
-//! versions it applies to stand beside it. It gets a [`Stage`] (a running server, a client, a relay
+//! Each scenario is one file of `lab/scenarios`. Its doc comment is the promise that it checks. It
+//! lists the versions to which it applies. It gets a [`Stage`] (a running server, a client, a relay
 //! between them) and causes the faults there.
 
 mod stage;
@@ -47,9 +47,9 @@ use std::process::ExitCode;
 pub struct Scenario {
     /// Name on the command line.
     name: &'static str,
-    /// Protocol versions it makes sense with.
+    /// Protocol versions to which the scenario applies.
     versions: &'static [&'static str],
-    /// Part of `--quick`.
+    /// Whether `--quick` includes the scenario.
     quick: bool,
     /// The events of the scenario.
     play: fn(&Stage<'_>) -> Res<()>,
@@ -71,10 +71,10 @@ const ALL: [&Scenario; 13] = [
     &histories::SCENARIO,
 ];
 
-/// Every version, for scenarios that need nothing special.
+/// Every version, for scenarios without special needs.
 const EVERY: &[&str] = &["4.2", "4.1", "3"];
 
-/// Their names.
+/// The names of all scenarios.
 pub fn names(_lab: &Lab) -> Res<Vec<String>> {
     Ok(ALL.iter().map(|s| s.name.to_string()).collect())
 }
@@ -110,7 +110,7 @@ fn play(lab: &Lab, s: &Scenario, client: &Client, kind: Kind, vers: &str, verbos
     let begun = clock::now();
     let stage = Stage::new(lab, client, kind, vers, s.name, verbose);
     let outcome = Server::new(lab, kind).start(&Options::default(), true).and_then(|()| (s.play)(&stage));
-    // In every case the next scenario finds the cables in and the servers running.
+    // The next scenario finds the cables plugged in and the servers running in every case.
     let cleaned = stage.restore();
     let secs = begun.elapsed().as_secs_f64();
     let label = format!("{} {} {vers} {}", s.name, kind.name(), client.name());

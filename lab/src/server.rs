@@ -1,8 +1,8 @@
 //! The NFS servers: nfs-ganesha and hither on the host's end of the bridge, and the kernel's nfsd
 //! in a guest.
 //!
-//! All keep the state that a restarted server must remember (client records, exported data) below
-//! the run directory, so that `kill9` followed by `start` is a real server restart.
+//! All servers keep the state that must survive a restart (client records, exported data) below the
+//! run directory. `kill9` followed by `start` is therefore a real restart.
 
 use crate::args::Args;
 use crate::clock;
@@ -16,12 +16,12 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-/// Seconds in which clients may reclaim after a restart. Short, so that tests are.
+/// Grace period after a restart in seconds. It is short, so that tests are short.
 const GRACE_S: u64 = 10;
-/// Lease in seconds. Ganesha and knfsd accept a grace period below it, with a warning.
+/// Lease in seconds. Ganesha and knfsd accept a shorter grace period with a warning.
 const LEASE_S: u64 = 30;
 
-/// Which server.
+/// Kinds of servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// nfs-ganesha with FSAL_VFS.
@@ -33,10 +33,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Ganesha, Self::Knfsd, Self::Hither];
 
-    /// By its name on the command line.
+    /// The server with this name on the command line.
     pub fn parse(name: &str) -> Res<Self> {
         Self::ALL
             .into_iter()
@@ -44,7 +44,7 @@ impl Kind {
             .ok_or_else(|| Fail(format!("no server {name:?}: ganesha, knfsd or hither")))
     }
 
-    /// Its name.
+    /// The server's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ganesha => "ganesha",
@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Where it listens itself.
+    /// The address of the server itself.
     pub fn direct(self) -> Endpoint {
         let (ip, port, mountport) = match self {
             Self::Ganesha => (HOST_IP, 2049, 20048),
@@ -63,7 +63,7 @@ impl Kind {
         Endpoint { kind: self, ip, port, mountport }
     }
 
-    /// The relay in front of it.
+    /// The address of the relay before the server.
     pub fn relayed(self) -> Endpoint {
         let port = match self {
             Self::Ganesha => 3049,
@@ -74,10 +74,10 @@ impl Kind {
     }
 }
 
-/// How a client reaches a server.
+/// The way of a client to a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
-    /// The server behind it.
+    /// The server at this address.
     pub kind: Kind,
     /// Address.
     pub ip: &'static str,
@@ -104,16 +104,15 @@ pub struct Server<'a> {
     kind: Kind,
 }
 
-/// How a server is configured; remembered between `start` and `restart`.
+/// The configuration of a server. `restart` uses that of the last `start`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Options {
     /// knfsd: `sync` or `async` export.
     pub mode: String,
-    /// Delegations offered: "none", "R", "W", "RW", or "all" for those that a server grants only
-    /// when it is asked to. knfsd knows only all or none, and FSAL_VFS of ganesha 4.3 grants none
-    /// in any case.
+    /// Delegations offered: "none", "R", "W", "RW", or "all" for those that a server grants only on
+    /// request. knfsd knows only all or none. FSAL_VFS of ganesha 4.3 grants none in any case.
     pub delegations: String,
-    /// knfsd: an ext4 image or disk to serve instead of its own, by its path; "" for its own.
+    /// knfsd: path of an ext4 image or disk to serve instead of its own. Empty for its own.
     pub disk: String,
 }
 
@@ -124,7 +123,7 @@ impl Default for Options {
 }
 
 impl<'a> Server<'a> {
-    /// A handle; nothing is started.
+    /// A handle for the server. Starts nothing.
     pub fn new(lab: &'a Lab, kind: Kind) -> Self {
         Self { lab, kind }
     }
@@ -133,12 +132,12 @@ impl<'a> Server<'a> {
         Daemon::at(&self.lab.run.join(self.kind.name()), self.kind.name())
     }
 
-    /// True when its process lives.
+    /// Whether the server's process lives.
     pub fn running(&self) -> bool {
         self.daemon().pid().is_some()
     }
 
-    /// Starts it and, when `settle`, waits until its grace period is over.
+    /// Starts the server. With `settle`, waits until its grace period is over.
     pub fn start(&self, options: &Options, settle: bool) -> Res<()> {
         if self.running() {
             return Ok(());
@@ -171,7 +170,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Orderly end; no error when it does not run.
+    /// Ends the server in an orderly way. Succeeds when it does not run.
     pub fn stop(&self) -> Res<()> {
         if !self.running() {
             return self.stop_rpcbind();
@@ -192,12 +191,12 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// As if the power failed: nothing is written any more.
+    /// Kills the server as a power failure would: it writes nothing afterwards.
     pub fn kill9(&self) -> Res<()> {
         self.daemon().kill_group()
     }
 
-    /// Kills it and starts it again as it was; returns as soon as it listens.
+    /// Kills the server and starts it again with the same configuration. Returns when it listens.
     pub fn restart(&self) -> Res<()> {
         if self.running() {
             self.kill9()?;
@@ -205,19 +204,18 @@ impl<'a> Server<'a> {
         self.start(&self.last_options(), false)
     }
 
-    /// Freezes or thaws it: connections stay, nothing answers.
+    /// Freezes or thaws the server. A frozen server keeps its connections and answers nothing.
     pub fn freeze(&self, frozen: bool) -> Res<()> {
         let daemon = self.daemon();
         daemon.signal(if frozen { Signal::STOP } else { Signal::CONT })?;
-        // Until one of its threads has been scheduled to take the signal, the others go on
-        // answering.
+        // The threads go on answering until one of them is scheduled and takes the signal.
         if frozen && !clock::wait_until(Duration::from_secs(60), || daemon.stopped()) {
             return Err(Fail(format!("{} does not stop", self.kind.name())));
         }
         Ok(())
     }
 
-    /// As it was started last.
+    /// The configuration of the last start.
     pub fn last_options(&self) -> Options {
         let file = self.lab.run.join(self.kind.name()).join("options");
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -230,7 +228,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Where the exported files are on this machine, if they are (not those of knfsd).
+    /// The directory of the exported files on this machine. knfsd has none.
     pub fn export_dir(&self) -> Res<PathBuf> {
         self.lab.dir(&format!("{}/export", self.kind.name()))
     }
@@ -239,7 +237,7 @@ impl<'a> Server<'a> {
         Daemon::at(&self.lab.run.join(self.kind.name()), "agent")
     }
 
-    /// An agent as guests have one, in the exported directory.
+    /// Starts an agent, as guests have one, in the exported directory.
     fn start_agent(&self) -> Res<()> {
         if self.agent().pid().is_some() {
             return Ok(());
@@ -288,7 +286,8 @@ impl<'a> Server<'a> {
         );
         fs::write(dir.join("ganesha.conf"), conf)?;
         self.start_rpcbind()?;
-        // Private /run and /var/lib/nfs: sockets and recovery records belong to this laboratory.
+        // Private /run and /var/lib/nfs, so that sockets and recovery records belong to this
+        // laboratory.
         let script = format!(
             "{}exec ganesha.nfsd -F -f '{d}/ganesha.conf' -L '{d}/ganesha.log' -p /run/ganesha/pid",
             self.private_run()?,
@@ -299,7 +298,7 @@ impl<'a> Server<'a> {
 
     fn private_run(&self) -> Res<String> {
         let (run, nfs) = (self.lab.dir("ganesha/run")?, self.lab.dir("ganesha/nfs")?);
-        // A copy of a client's mount would keep that client's daemon alive after its umount.
+        // A copy of a client's mount would keep the client's daemon alive after the unmount.
         Ok(format!(
             "umount -l /mnt; mount --bind '{}' /run; mount --bind '{}' /var/lib/nfs; ",
             run.display(),
@@ -307,7 +306,7 @@ impl<'a> Server<'a> {
         ))
     }
 
-    /// Ganesha registers with rpcbind, or does not start.
+    /// Starts rpcbind, without which ganesha does not start.
     fn start_rpcbind(&self) -> Res<()> {
         let daemon = self.rpcbind();
         if daemon.pid().is_some() {
@@ -365,7 +364,7 @@ impl<'a> Server<'a> {
     }
 }
 
-/// True when both NFS and MOUNT accept connections.
+/// Whether both NFS and MOUNT accept connections.
 fn listens(at: &Endpoint) -> bool {
     [at.port, at.mountport].iter().all(|port| {
         let addr: Result<SocketAddr, _> = format!("{}:{port}", at.ip).parse();

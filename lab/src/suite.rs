@@ -1,10 +1,9 @@
-//! Foreign suites: programs below `lab/suites`, run on every server, version and client asked for.
+//! Foreign suites: programs below `lab/suites`, run on the requested servers, versions and clients.
 //!
 //! A suite prints a line per case (`ok NAME`, `not ok NAME: why`; see `lab/suites/kit.py`).
-//! Failures are compared with the suite's list for that client, `expected-CLIENT.txt`: each line is
-//! a case (`*` at the end matches the rest), the servers and versions where it fails, and the
-//! reason. A failure that is not on the list is a failure, and so is a case on the list that
-//! passes.
+//! Failures are compared with the suite's list for that client, `expected-CLIENT.txt`. A line of
+//! the list has a case (`*` at the end matches the rest), the servers and versions where it fails,
+//! and the reason. A failure outside the list fails the run, and so does a listed case that passes.
 
 use crate::args::Args;
 use crate::client::{Ask, Client, Mount};
@@ -19,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Programs from crates.io that suites run, and the versions their lists were made with.
+/// Programs from crates.io that suites run, with the versions for which the lists were made.
 const TOOLS: [(&str, &str); 2] = [("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
-/// Longest a suite may take.
+/// Longest time of a suite.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// Suites, by name.
+/// The names of all suites.
 pub fn names(lab: &Lab) -> Res<Vec<String>> {
     let mut all = vec![];
     for entry in fs::read_dir(lab.file("suites"))? {
@@ -38,17 +37,17 @@ pub fn names(lab: &Lab) -> Res<Vec<String>> {
     Ok(all)
 }
 
-/// The passed and failed cases, over all runs.
+/// Numbers of passed and failed cases over all runs.
 #[derive(Default)]
 pub struct Tally {
-    /// Cases as they should be.
+    /// Cases with the expected result.
     pub passed: usize,
-    /// Cases that are not.
+    /// Cases with another result.
     pub failed: usize,
 }
 
 impl Tally {
-    /// The last line of every command that tests, and its exit code.
+    /// Prints the last line of a test command. Returns the exit code.
     pub fn finish(self) -> ExitCode {
         println!("{} passed, {} failed", self.passed, self.failed);
         if self.failed == 0 && self.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -102,7 +101,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     Ok(tally.finish())
 }
 
-/// The remaining words, checked against the list of names; "all" is all.
+/// The remaining words, checked against the list of names. "all" means all names.
 pub fn chosen(args: &mut Args, all: &[String]) -> Res<Vec<String>> {
     args.no_more_options()?;
     let words = args.rest();
@@ -115,7 +114,7 @@ pub fn chosen(args: &mut Args, all: &[String]) -> Res<Vec<String>> {
     }
 }
 
-/// All suites of the plan through one mount.
+/// Runs all suites of the plan on one mount.
 fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally: &mut Tally) {
     let label = format!("{} {vers} {}", kind.name(), client.name());
     let at = if plan.relayed { kind.relayed() } else { kind.direct() };
@@ -158,13 +157,13 @@ fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally
     }
 }
 
-/// The outcome of cases.
+/// The outcome of a suite's cases.
 pub struct Outcome {
-    /// Passed.
+    /// Number of passed cases.
     pub ok: usize,
-    /// Failed as listed.
+    /// Number of cases that failed as listed.
     pub expected: usize,
-    /// Everything else.
+    /// Lines of all other cases.
     pub wrong: Vec<String>,
 }
 
@@ -180,7 +179,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn go(&self, mount: &Mount) -> Res<Outcome> {
         let list = self.expectations()?;
-        // A name of its own: files of an earlier run must not matter.
+        // A unique name, so that files of an earlier run do not matter.
         let dir = mount.mp.join(format!("{}.{}", self.suite, std::process::id()));
         let tmp = mount.scratch(self.suite)?;
         let q = |p: &Path| quote(&p.display().to_string());
@@ -225,7 +224,7 @@ impl Run<'_> {
         }
     }
 
-    /// All its output, for the person who examines a failure.
+    /// Writes the whole output to a log, for the analysis of failures.
     fn keep_log(&self, ok: &[String], failed: &[String], rest: &[String]) -> Res<()> {
         let name = format!("{}-{}-{}-{}.log", self.suite, self.server, self.vers, self.client);
         let mut text = String::new();
@@ -238,7 +237,7 @@ impl Run<'_> {
     }
 
     fn expectations(&self) -> Res<Vec<Expected>> {
-        // The same client on an older kernel is held to the same list.
+        // The same client on an older kernel uses the same list.
         let client = self.client.trim_end_matches("-guest");
         let file = self.lab.file("suites").join(self.suite).join(format!("expected-{client}.txt"));
         match fs::read_to_string(&file) {
@@ -249,11 +248,11 @@ impl Run<'_> {
     }
 }
 
-/// One line of a list that applies here.
+/// A line of a list that applies to this server and version.
 pub struct Expected {
-    /// Its name, or the beginning with `*` behind it.
+    /// The name of the case, or its beginning followed by `*`.
     pub case: String,
-    /// It fails in some runs only; passing is no mistake of the list.
+    /// Whether the case fails in some runs only. A pass is then no fault of the list.
     sometimes: bool,
 }
 
@@ -266,8 +265,9 @@ impl Expected {
     }
 }
 
-/// Lines `CASE SERVERS VERSIONS REASON`, `*` for all servers or versions; `?` before the case: it
-/// fails in some runs only. Empty lines and those with `#` first are skipped.
+/// Parses lines of the form `CASE SERVERS VERSIONS REASON`, with `*` for all servers or versions. A
+/// `?` before the case means that it fails in some runs only. Empty lines and lines that begin with
+/// `#` are skipped.
 pub fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
     let mut all = vec![];
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
@@ -287,8 +287,8 @@ pub fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
     Ok(all)
 }
 
-/// Compares the results with the list. A `partial` run cannot tell which lines are obsolete because
-/// their cases did not run.
+/// Compares the results with the list. A `partial` run did not run all cases, so it cannot tell
+/// which lines are obsolete.
 pub fn judge(list: &[Expected], ok: &[String], failed: &[String], partial: bool) -> Outcome {
     let mut wrong = vec![];
     let mut used = BTreeSet::new();
@@ -313,13 +313,13 @@ pub fn judge(list: &[Expected], ok: &[String], failed: &[String], partial: bool)
     Outcome { ok: ok.len(), expected, wrong }
 }
 
-/// Where [`TOOLS`] are: shared by all laboratories of this tree.
+/// Directory of [`TOOLS`], shared by all laboratories of this tree.
 fn tools_dir(lab: &Lab) -> PathBuf {
     lab.run.parent().unwrap_or(&lab.run).join("tools")
 }
 
-/// Builds the programs that these suites need, once for all laboratories. Outside the namespace:
-/// inside is no network.
+/// Builds the programs that these suites need, once for all laboratories. Runs outside the
+/// namespace, because the namespace has no network.
 fn install_tools(lab: &Lab, suites: &[String]) -> Res<()> {
     let dir = tools_dir(lab);
     for (name, version) in TOOLS.iter().filter(|(n, _)| suites.iter().any(|s| s == n)) {
@@ -361,6 +361,8 @@ mod tests {
         assert!(parse("a::b * *", "knfsd", "3").is_err(), "a line without a reason");
     }
 
+    /// An unlisted failure is wrong. A listed case that passes is wrong, and a case that did not
+    /// run is not.
     #[test]
     fn unlisted_failures_and_obsolete_lines_are_wrong() {
         let list = parse(LIST, "knfsd", "3").unwrap();

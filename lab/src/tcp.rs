@@ -1,4 +1,4 @@
-//! The rate of one TCP connection, the measure for every transfer over one.
+//! The rate of one TCP connection, as the measure for every transfer over one connection.
 
 use crate::args::Args;
 use crate::clock;
@@ -9,11 +9,11 @@ use std::net::{TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Bytes of a write(2) and a read(2): the largest READ of NFS servers.
+/// Size of a write(2) and a read(2). It is the largest READ of NFS servers.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// `tcp`: both ends here, on loopback; `tcp --listen ADDR` sends to its peer, `tcp --from ADDR` is
-/// that peer. Prints a JSON line.
+/// `tcp` runs both ends on loopback. `tcp --listen ADDR` sends to its peer, and `tcp --from ADDR`
+/// is that peer. Prints a JSON line.
 pub fn main(args: &mut Args) -> Res<ExitCode> {
     let limit = Duration::from_secs_f64(args.number("--seconds")?.unwrap_or(2.0).clamp(0.1, 600.0));
     let (listen, from) = (args.value("--listen")?, args.value("--from")?);
@@ -45,7 +45,7 @@ fn send(mut stream: TcpStream, limit: Duration) -> Res<()> {
     let (chunk, end) = (vec![0; CHUNK_BYTES], clock::now() + limit);
     while clock::now() < end {
         match stream.write_all(&chunk) {
-            // A receiver that has enough.
+            // The receiver has enough data and closed the connection.
             Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => break,
             other => other?,
         }
@@ -53,7 +53,7 @@ fn send(mut stream: TcpStream, limit: Duration) -> Res<()> {
     Ok(())
 }
 
-/// Bytes a second until the sender closes.
+/// Receives until the sender closes. Returns bytes per second.
 fn receive(mut stream: TcpStream) -> Res<f64> {
     let (mut chunk, mut sum, begun) = (vec![0; CHUNK_BYTES], 0_u64, clock::now());
     loop {

@@ -1,8 +1,8 @@
-//! The figures of "Not Quite NFS" (Macklem 1994) with our clients: `lab/bench-nqnfs.sh` measures,
-//! this draws.
+//! The figures of "Not Quite NFS" (Macklem 1994) with the clients of this project.
+//! `lab/bench-nqnfs.sh` measures, and this module draws.
 //!
-//! A panel for each figure; Table 3 has one too, because it is a series. Where the paper has
-//! numbers (its Table 4), they are drawn beside ours, in grey.
+//! Each figure has a panel. Table 3 has one too, because it is a series. The numbers of the paper's
+//! Table 4 are drawn in grey beside the measured ones.
 
 use super::plot::{COLOURS, Drawn};
 use plotters::prelude::*;
@@ -16,7 +16,7 @@ type Curves = Vec<(String, Vec<Point>)>;
 /// Value and deviation of each run, by x.
 type Runs = BTreeMap<u64, Vec<(f64, f64)>>;
 
-/// x, y, and how far y strays (standard deviation).
+/// A point: x, y, and the standard deviation of y.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Point {
     x: f64,
@@ -24,7 +24,7 @@ struct Point {
     sd: f64,
 }
 
-/// The values that are drawn of a line.
+/// The value of a line that a panel shows.
 #[derive(Debug, Clone, Copy)]
 enum Of {
     /// Seconds of a phase.
@@ -33,14 +33,14 @@ enum Of {
     Whole,
     /// Messages of one client in all phases.
     Messages,
-    /// Of the time of compiling, percent in which the processor was used.
+    /// Use of the processor during the compile phase, in percent.
     Utilisation,
 }
 
 struct Panel {
     title: &'static str,
     series: &'static str,
-    /// The parameter that varies, its name in the lines and on the axis.
+    /// The name of the varied parameter in the lines and on the axis.
     key: &'static str,
     axis: &'static str,
     unit: &'static str,
@@ -80,7 +80,7 @@ const fn panel(
     Panel { title, series, key, axis, unit, of }
 }
 
-/// The paper's Table 4, TCP: round trip in ms, seconds with NFS and with leases.
+/// The paper's Table 4 for TCP: round trip in ms, seconds with NFS, seconds with leases.
 const PAPER: [(f64, f64, f64); 6] = [
     (5.0, 139.0, 108.0),
     (40.0, 208.0, 139.0),
@@ -98,8 +98,7 @@ fn name_of(line: &Value) -> String {
     format!("{v}{}{opts}{granted}", word("vers"))
 }
 
-/// The median of repeated measurements and, of those that were not repeated, the deviation that the
-/// line has itself.
+/// The median of repeated measurements. A single measurement keeps the deviation of its line.
 fn median(mut all: Vec<(f64, f64)>) -> Option<(f64, f64)> {
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let middle = *all.get(all.len() / 2)?;
@@ -108,7 +107,7 @@ fn median(mut all: Vec<(f64, f64)>) -> Option<(f64, f64)> {
     Some((middle.0, if all.len() > 1 { variance.sqrt() } else { middle.1 }))
 }
 
-/// One panel's share of a run of all phases: value and deviation.
+/// The value and deviation of one run of all phases for a panel.
 fn value(of: Of, phases: &[&Value]) -> Option<(f64, f64)> {
     let number = |v: &Value, key: &str| v[key].as_f64();
     let named = |name: &str| phases.iter().copied().find(|v| v["phase"] == name);
@@ -129,7 +128,7 @@ fn value(of: Of, phases: &[&Value]) -> Option<(f64, f64)> {
 
 /// The curves of a panel, in the order in which they were measured.
 fn curves(all: &[Value], panel: &Panel) -> Curves {
-    // Runs: five lines each, begun by the first phase.
+    // A run has five lines. The first phase begins a run.
     let mut runs: Vec<Vec<&Value>> = Vec::new();
     let mut open: BTreeMap<String, usize> = BTreeMap::new();
     for v in all.iter().filter(|v| v["series"] == panel.series) {
@@ -151,7 +150,7 @@ fn curves(all: &[Value], panel: &Panel) -> Curves {
             curves.push((who, BTreeMap::new()));
             curves.len() - 1
         });
-        // Whole numbers, all of them.
+        // All values of x are whole numbers.
         curves[at].1.entry(x as u64).or_default().push(y);
     }
     let point = |(x, all): (u64, Vec<(f64, f64)>)| {
@@ -161,7 +160,7 @@ fn curves(all: &[Value], panel: &Panel) -> Curves {
     curves.into_iter().map(|(name, of)| (name, of.into_iter().filter_map(point).collect())).collect()
 }
 
-/// All panels of which there are results.
+/// Draws all panels that have results.
 pub fn draw(file: &Path, all: &[Value]) -> Drawn {
     let shown: Vec<_> = PANELS.iter().map(|p| (p, curves(all, p))).filter(|(_, c)| !c.is_empty()).collect();
     if shown.is_empty() {
@@ -222,8 +221,8 @@ fn draw_panel(
         chart.draw_series(bars.map(|p| PathElement::new([(p.x, p.y - p.sd), (p.x, p.y + p.sd)], c)))?;
     }
     if panel.series == "delays" {
-        // Scaled to our own time with NFSv3 at the shortest delay: the growth of the curves is
-        // compared.
+        // The paper's curves are scaled to the measured time with NFSv3 at the shortest delay, so
+        // that the growth of the curves is compared.
         let ours = curves.iter().find(|(name, _)| name == "v3").and_then(|(_, points)| points.first());
         let scale = ours.map_or(0.0, |p| p.y / PAPER[0].1);
         for (label, pick) in [("NFS in the paper, scaled", 0), ("leases in the paper, scaled", 1)] {
@@ -262,6 +261,7 @@ mod tests {
             .to_vec()
     }
 
+    /// Repeated runs become one point at their median. Messages are those of one client.
     #[test]
     fn what_was_measured_again_is_one_point_and_messages_are_of_one_client() {
         let all = [1.0, 3.0, 2.0].map(|secs| run("3", "clients", "clients", 2, secs)).concat();
@@ -270,7 +270,7 @@ mod tests {
         assert!((of(1)[0].1[0].sd - 0.8165).abs() < 1e-3, "of three runs, not of one");
         assert_eq!(of(5), [("v3".to_string(), vec![Point { x: 2.0, y: 50.0, sd: 0.0 }])]);
         assert!(of(0).is_empty());
-        // One second of a processor of which half may be used, in two seconds.
+        // One second of processor time in two seconds, of which half may be used.
         let all = run("3", "speeds", "share", 50, 2.0);
         assert_eq!(curves(&all, &PANELS[6])[0].1[0].y, 100.0);
     }

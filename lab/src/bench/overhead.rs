@@ -1,10 +1,10 @@
-//! The cost of a system call that needs no server: names and attributes that are cached, on a mount
-//! of hither, on a FUSE daemon without any further layer (the in-memory model of `crates/vfs`), and
-//! on the local disk.
+//! The cost of a system call that needs no server, for cached names and attributes. Three places
+//! are measured: a mount of hither, a FUSE daemon without any further layer (the in-memory model of
+//! `crates/vfs`), and the local disk.
 //!
-//! It runs on the host, where all three are, one thread, the same loop over the same thousand
-//! files; the best of many rounds counts, because everything else on the machine can only make a
-//! round slower. RPCs are counted, so that a zero is seen to be one.
+//! All three are on the host. One thread runs the same loop over the same thousand files. The best
+//! of many rounds counts, because other work of the machine can only make a round slower. RPCs are
+//! counted, so that a zero is proven.
 
 use crate::args::Args;
 use crate::bench::table::duration;
@@ -26,7 +26,7 @@ use std::time::Duration;
 const DIRS: usize = 10;
 const FILES_PER_DIR: usize = 100;
 
-/// A measured directory, and the processes and mounts that must end afterwards.
+/// A measured directory, with the processes and mounts that must end afterwards.
 struct Place {
     name: String,
     dir: PathBuf,
@@ -41,11 +41,11 @@ struct Cost {
 
 type Operation = fn(&Path) -> Res<()>;
 
-/// Begins the name of an operation that is measured after the kernel has dropped its names and
-/// inodes, so that the daemon is asked again, or ext4 reads its buffers.
+/// Prefix of operations that are measured after the kernel has dropped its names and inodes. The
+/// daemon is then asked again, and ext4 reads its buffers.
 const DROPPED: &str = "after a drop:";
 
-/// The measured calls; on files, but `list` on directories.
+/// The measured calls. They use files, except `list`, which uses directories.
 const OPERATIONS: [(&str, Operation); 6] = [
     ("stat", |f| Ok(rustix::fs::stat(f).map(drop)?)),
     ("stat of an absent name", |f| match rustix::fs::stat(f.with_extension("absent")) {
@@ -123,8 +123,8 @@ impl EmptyFuse {
     fn start(binary: &Path) -> Res<Self> {
         let dir = PathBuf::from("/mnt/empty-fuse");
         fs::create_dir_all(&dir)?;
-        // Answers hold for an hour: the kernel asks only the questions that it must ask any FUSE
-        // daemon.
+        // Answers are valid for an hour, so the kernel sends only the requests that it must send to
+        // any FUSE daemon.
         let child = Command::new(binary)
             .arg(&dir)
             .arg("3600000")
@@ -215,7 +215,7 @@ fn fill(top: &Path) -> Res<()> {
 
 /// The best round of each operation.
 fn measure(place: &Place, rounds: usize) -> Res<Vec<Cost>> {
-    // Attributes of a file that was just written are not trusted as those of an older one.
+    // The client trusts attributes of a recently written file less than those of an older file.
     clock::pause(Duration::from_secs(2));
     let (dirs, files) = (directories(&place.dir), files(&place.dir));
     let mut costs = vec![];
@@ -223,7 +223,7 @@ fn measure(place: &Place, rounds: usize) -> Res<Vec<Cost>> {
         let paths = if name.starts_with("list") { &dirs } else { &files };
         let mut best = Cost { ns: f64::MAX, rpcs: f64::MAX };
         let dropped = name.starts_with(DROPPED);
-        // All programs on this machine pay for a drop.
+        // A drop affects all programs of this machine, so it has fewer rounds.
         let rounds = if dropped { rounds.min(5) } else { rounds };
         for round in 0..rounds + 2 {
             if dropped {
@@ -245,7 +245,7 @@ fn measure(place: &Place, rounds: usize) -> Res<Vec<Cost>> {
     Ok(costs)
 }
 
-/// Calls that passed the relay since it was reset.
+/// Number of calls through the relay since its reset.
 fn calls() -> Res<f64> {
     let snap: Value = serde_json::from_str(&relay::ctl("snap")?)?;
     let all = snap["calls"].as_object().into_iter().flatten();
@@ -261,7 +261,7 @@ fn json_lines(name: &str, costs: &[Cost]) -> Vec<String> {
     .collect()
 }
 
-/// A row per place; ratios to the first two places.
+/// A row per place, with ratios to the first two places.
 fn markdown(columns: &Columns) -> String {
     let heads: Vec<&str> = OPERATIONS.iter().map(|(op, _)| *op).collect();
     let mut s = format!("\n### System calls on cached names\n\n| | {} |\n", heads.join(" | "));
@@ -288,6 +288,7 @@ fn markdown(columns: &Columns) -> String {
 mod tests {
     use super::*;
 
+    /// The table shows each cost, and its ratios to the disk and to the empty daemon.
     #[test]
     fn ratios_are_to_the_disk_and_to_the_empty_daemon() {
         let costs = |ns| OPERATIONS.iter().map(|_| Cost { ns, rpcs: 0.5 }).collect::<Vec<_>>();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The kernel's client is grey; the others have colours that are told apart with any kind of eyes
+/// The kernel's client is grey. The other colours can be distinguished with any colour vision
 /// (Okabe and Ito, 2008).
 const GREYS: [RGBColor; 4] =
     [RGBColor(60, 60, 60), RGBColor(140, 140, 140), RGBColor(100, 100, 100), RGBColor(180, 180, 180)];
@@ -20,7 +20,7 @@ pub(super) const COLOURS: [RGBColor; 6] = [
     RGBColor(204, 121, 167),
 ];
 
-/// Draws `what` ("depth" or "rpcs") of the results with one server, a "sweep", servers side by side
+/// Draws `what` of the results: "depth" or "rpcs" with one server, a "sweep", servers side by side
 /// ("serve"), or the figures of "Not Quite NFS" ("nqnfs").
 pub fn draw(file: &Path, what: &str, server: &str, lines: &[Value]) -> Res<()> {
     if what == "sweep" {
@@ -41,13 +41,13 @@ pub fn draw(file: &Path, what: &str, server: &str, lines: &[Value]) -> Res<()> {
     drawn.map_err(|e| Fail(format!("{}: {e}", file.display())))
 }
 
-/// Whether it could be drawn.
+/// The result of drawing a picture.
 pub(super) type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// A curve per client: (depth, round trips).
 type Curves = BTreeMap<String, Vec<(f64, f64)>>;
 
-/// The names of all clients: kernel before the others, otherwise by the alphabet.
+/// The names of all clients. The kernel comes first, and the others follow in alphabetical order.
 fn clients<'a>(lines: impl Iterator<Item = &'a Value>) -> Vec<String> {
     let mut all: Vec<String> = lines.map(client_name).collect();
     all.sort_by(|a, b| (!is_kernel(a), a).cmp(&(!is_kernel(b), b)));
@@ -65,8 +65,8 @@ fn colour(names: &[String], client: &str) -> RGBColor {
     if is_kernel(client) { GREYS[at % GREYS.len()] } else { COLOURS[at % COLOURS.len()] }
 }
 
-/// Round trips of one operation in one phase. Only results with the longest delay count, in which
-/// everything else is smallest.
+/// Round trips of one operation in one phase. Only results with the longest delay count, because
+/// other costs matter least there.
 fn curves(lines: &[&Value], phase: &str) -> (f64, Curves) {
     let of_phase = || {
         lines.iter().filter(|v| v["workload"] == "opendepth" && v["phase"] == phase && v["depth"].is_u64())
@@ -180,7 +180,7 @@ const ROWS: [(&str, &str); 21] = [
     ("badros", "t07_ls"),
 ];
 
-/// Horizontal bars on a logarithmic scale that has room for zero; a black tick is the target.
+/// Horizontal bars on a logarithmic scale that includes zero. A black tick marks the target.
 fn by_workload(file: &Path, server: &str, lines: &[&Value]) -> Drawn {
     let wanted = |v: &&&Value| ROWS.iter().any(|(w, p)| v["workload"] == *w && v["phase"] == *p);
     let names = clients(lines.iter().filter(wanted).copied());
@@ -197,7 +197,7 @@ fn by_workload(file: &Path, server: &str, lines: &[&Value]) -> Drawn {
     let grey = BLACK.mix(0.15);
     let font = ("sans-serif", 13).into_font();
     area.draw(&Text::new(format!("RPCs by workload, {server}"), (left, 14), ("sans-serif", 22)))?;
-    // log10(1 + n): zero is where the axis begins.
+    // log10(1 + n), so that zero is at the origin of the axis.
     let x = |n: f64| left + ((1.0 + n).log10() / 6.0 * f64::from(width - left - 60)) as i32;
     for n in [0.0, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5] {
         area.draw(&PathElement::new([(x(n), top - 4), (x(n), height - 30)], grey))?;
@@ -240,8 +240,8 @@ fn is(line: &Value, row: &(&str, &str)) -> bool {
     line["workload"] == row.0 && line["phase"] == row.1
 }
 
-/// RPCs of one client in one row; from the run with the least delay, because timeouts run on during
-/// the others.
+/// RPCs of one client in one row, from the run with the shortest delay. In longer runs more
+/// timeouts expire and add RPCs.
 fn least_delay(lines: &[&Value], row: &(&str, &str), client: &str) -> Option<f64> {
     let mut all: Vec<(f64, f64)> = lines
         .iter()

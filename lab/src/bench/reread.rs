@@ -1,8 +1,8 @@
-//! The cost of reading again when the disk cache has the file, against the same bytes in a file of
-//! the same local file system; and the cost of a first read beside the same mount without a cache.
+//! The cost of a read when the disk cache has the file, against the same bytes in a file of the
+//! same local file system. A second part compares a first read with and without a cache.
 //!
-//! It runs on the host. Each round measures all places one after the other, and begins with another
-//! one each time, so that other work of the machine hits all alike. A figure is a ratio of medians
+//! All places are on the host. Each round measures all places one after the other and begins with
+//! another one, so that other work of the machine affects all alike. A figure is a ratio of medians
 //! over the rounds. The state of memory before a measurement is one of [`STATES`]. The daemon's
 //! counters show whether the kernel alone read the place that it should read alone.
 
@@ -32,24 +32,24 @@ const STATES: [(&str, &str); 3] = [
     ("disk", "nothing: all pages of the machine were dropped"),
 ];
 
-/// How a file is read.
+/// Ways to read a file.
 const WAYS: [&str; 3] = ["sequential", "random 4 KiB", "mmap"];
 
-/// A file that is measured.
+/// A measured file.
 struct Place {
     name: &'static str,
     file: PathBuf,
     mount: Option<Mount>,
 }
 
-/// Options of the mounts that are read again: with the kernel reading by itself, and through the
+/// Options of the mounts that are read again: reads by the kernel alone, and reads through the
 /// daemon.
 const AGAIN: [(&str, &str); 2] = [
     ("passthrough", "ro,consistency=frozen,cache-age=0,cache="),
     ("through the daemon", "cache-age=0,cache="),
 ];
 
-/// Seconds of each round.
+/// Times of all rounds in seconds.
 type Rounds = Vec<f64>;
 
 struct Figure {
@@ -106,8 +106,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The local file, the mounts that are read again, and the two of which the first reads are
-/// compared.
+/// Prepares the local file, the mounts for repeated reads, and the two mounts for first reads.
 fn mounted(lab: &Lab, kind: Kind, vers: &str, dir: &Path, places: &mut Vec<Place>) -> Res<()> {
     let client = Client::hither(lab, false)?;
     let mut nth = 0;
@@ -193,7 +192,7 @@ fn fill(lab: &Lab, place: &Place, bytes: u64) -> Res<()> {
     Err(Fail(format!("{}: the cache does not get to have the whole file", place.name)))
 }
 
-/// Lets go of a file here, so that it is read from the server.
+/// Drops a file from the client's caches, so that the next read asks the server.
 fn forget(lab: &Lab, place: &Place) -> Res<()> {
     drop_pages(&place.file)?;
     let mp = place.file.parent().unwrap_or(Path::new("/"));
@@ -204,7 +203,7 @@ fn forget(lab: &Lab, place: &Place) -> Res<()> {
     Ok(())
 }
 
-/// That measured reads were the kernel's own.
+/// Checks that the kernel alone did the measured reads.
 fn read_by_the_kernel(lab: &Lab, place: &Place) -> Res<()> {
     match report(lab, place)?["layers"]["passthrough"]["opens"].as_u64() {
         Some(1..) => Ok(()),
@@ -226,7 +225,7 @@ fn drop_pages(file: &Path) -> Res<()> {
     Ok(rustix::fs::fadvise(&fd, 0, None, Advice::DontNeed)?)
 }
 
-/// Reads a file; seconds.
+/// Reads a file and returns the time in seconds.
 fn read(lab: &Lab, file: &Path, way: &str, state: &str, bytes: u64) -> Res<f64> {
     if way == "mmap" {
         let program = quote(&lab.file("work/mapped.py").display().to_string());
@@ -241,7 +240,8 @@ fn read(lab: &Lab, file: &Path, way: &str, state: &str, bytes: u64) -> Res<f64> 
             file.read_exact_at(&mut buffer, at)?;
         }
     } else {
-        // The same places each time, all over the file; fewer when each costs a seek.
+        // The same offsets each time, over the whole file. There are fewer when each read costs a
+        // seek.
         let mut x = 0x9e37_79b9_7f4a_7c15_u64;
         for _ in 0..if state == "disk" { 3000 } else { 60_000 } {
             x ^= x << 13;
@@ -260,7 +260,7 @@ fn median(rounds: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Speeds as parts of the first place's of the same state and way.
+/// Speeds relative to the first place with the same state and way.
 fn markdown(figures: &[Figure]) -> String {
     let find = |state: &str, way: &str, place: &str| {
         let found = figures.iter().find(|f| f.state == state && f.way == way && f.place == place);

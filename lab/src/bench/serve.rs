@@ -1,4 +1,4 @@
-//! Servers side by side (`lab/bench-serve.sh`): a table of everything, and a picture of response
+//! Servers side by side (`lab/bench-serve.sh`): a table of all results, and a picture of response
 //! time against load (P3, figure 2).
 
 use super::plot::{COLOURS, Drawn};
@@ -16,7 +16,7 @@ const SERVERS: [(&str, &str); 5] = [
     ("knfsd", "knfsd (sync, in a guest)"),
     ("ganesha", "nfs-ganesha"),
 ];
-/// Disks, likewise.
+/// Disks, in the order of columns and legends, with their descriptions.
 const DISKS: [(&str, &str); 2] =
     [("slow", "emulated hard disk, 8 ms a seek and a flush"), ("fast", "this machine's disk")];
 /// The acceptable response time (P3).
@@ -30,10 +30,10 @@ fn lines<'a>(all: &'a [Value], bench: &'a str, disk: &'a str) -> impl Iterator<I
 /// A row of the table: its sort key and its name.
 type Row = (Vec<u64>, String);
 
-/// The runs of a cell, each with its sort key and its text; by row and server.
+/// The runs of a cell by row and server. Each run has its sort key and its text.
 type Rows<'a> = BTreeMap<Row, BTreeMap<&'a str, Vec<(f64, String)>>>;
 
-/// Of several runs the median by `by`.
+/// Writes a table. A cell with several runs shows the run with the median sort key.
 fn table(out: &mut String, head: &str, rows: &Rows<'_>) {
     let known = |name: &str| rows.values().any(|cells| cells.contains_key(name));
     let servers: Vec<_> = SERVERS.iter().filter(|(name, _)| known(name)).collect();
@@ -51,7 +51,7 @@ fn table(out: &mut String, head: &str, rows: &Rows<'_>) {
     }
 }
 
-/// A number with as many digits as say something.
+/// A number with its significant digits.
 fn short(n: f64) -> String {
     match n {
         n if n >= 100.0 => format!("{n:.0}"),
@@ -60,7 +60,7 @@ fn short(n: f64) -> String {
     }
 }
 
-/// The table of everything that is there.
+/// The table of all results.
 pub fn render(all: &[Value]) -> String {
     let mut out = String::from("# Servers side by side\n");
     for (disk, title) in DISKS {
@@ -155,7 +155,7 @@ fn reads(out: &mut String, all: &[Value]) {
     }
 }
 
-/// Sequential reading beside TCP, and memory: each its own kind of line.
+/// Sequential reads beside TCP, and memory. Each has its own kind of line.
 fn others(out: &mut String, all: &[Value]) {
     let of = |bench: &'static str| all.iter().filter(move |v| v["bench"] == bench);
     if of("stream").next().is_some() {
@@ -198,8 +198,8 @@ fn curves<'a>(all: &[Value], disk: &str, key: &str) -> Curves<'a> {
     SERVERS.iter().enumerate().filter_map(curve).collect()
 }
 
-/// Response time against offered load: a row for each disk, the mean and the 99th percentile side
-/// by side.
+/// Response time against offered load: a row for each disk, with the mean and the 99th percentile
+/// side by side.
 pub fn draw(file: &Path, all: &[Value]) -> Drawn {
     let disks: Vec<_> = DISKS.iter().filter(|(disk, _)| !curves(all, disk, "mean_ms").is_empty()).collect();
     if disks.is_empty() {
@@ -220,7 +220,7 @@ pub fn draw(file: &Path, all: &[Value]) -> Drawn {
     Ok(())
 }
 
-/// A number that begins with 1, 2 or 5: the others have no room.
+/// A number that begins with 1, 2 or 5. The axis has no room for other labels.
 fn round(n: f64) -> String {
     let text = format!("{n}");
     if text.starts_with(['1', '2', '5']) { text } else { String::new() }

@@ -1,4 +1,4 @@
-//! Two clients that share a file (`lab/bench-sharing.sh`): a table of each kind of sharing.
+//! Two clients that share a file (`lab/bench-sharing.sh`): a table for each kind of sharing.
 
 use serde_json::Value;
 use std::fmt::Write;
@@ -10,8 +10,7 @@ const KINDS: [(&str, &str); 3] = [
     ("tight", "Both keep the files open; each writes one and reads the other's"),
 ];
 
-/// The tables of everything that is there; a line of a label that was measured again counts for the
-/// older one.
+/// The tables of all results. A newer line of a label replaces an older one.
 pub fn render(all: &[Value]) -> String {
     let mut out = String::from("# Two clients that share a file\n");
     for (kind, title) in KINDS {

@@ -1,5 +1,5 @@
 //! The picture of a cache-size sweep: the hits of each policy in caches of each size, beside the
-//! best possible.
+//! best possible hits.
 
 use super::plot::{COLOURS, Drawn};
 use plotters::prelude::*;
@@ -7,9 +7,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Policies in the order of the legend; the last two know the future.
+/// Policies in the order of the legend. The last two know the future.
 const POLICIES: [&str; 5] = ["lru", "s3-fifo", "gdsf", "belady", "bound"];
-/// The values that a panel shows of a line.
+/// The values of a line that have a panel each.
 const COLUMNS: [(&str, &str); 2] = [("hit_ratio", "files found"), ("byte_hit_ratio", "bytes found")];
 
 /// Profile, then policy: (bytes of the cache, ratio).
@@ -31,7 +31,7 @@ fn panels(lines: &[Value], field: &str) -> Panels {
     all
 }
 
-/// A row for each profile.
+/// Draws a row for each profile.
 pub fn draw(file: &Path, lines: &[Value]) -> Drawn {
     let columns: Vec<(Panels, &str)> =
         COLUMNS.iter().map(|(field, title)| (panels(lines, field), *title)).collect();

@@ -1,41 +1,41 @@
-//! Markdown tables of results: a table per workload, server and delay; a row per phase; a column
-//! per client and its options. A cell is "RPCs / round trips / time", or throughput for big files;
-//! medians over repetitions. Round trips are the time divided by the delay, so they appear only
-//! where there is one. Where a target is known (`lab/work/bounds.py`), a mark says whether the RPCs
-//! meet it.
+//! Markdown tables of results: a table per workload, server and delay, a row per phase, and a
+//! column per client and its options. A cell is "RPCs / round trips / time", or the throughput of
+//! large files, as medians over repetitions. Round trips are the time divided by the delay, so they
+//! appear only with a delay. Where a target is known (`lab/work/bounds.py`), a mark says whether
+//! the RPCs meet it.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// One client's cost of one phase, once.
+/// The cost of one phase with one client, in one repetition.
 struct Sample {
     rpcs: f64,
     secs: f64,
     bytes: f64,
     n: f64,
-    /// Most RPCs that are wanted.
+    /// The target: the most RPCs.
     target: Option<f64>,
 }
 
 #[derive(Default)]
 struct Table {
     rtt_ms: f64,
-    /// In the order of their first appearance.
+    /// Phases in the order of their first appearance.
     phases: Vec<String>,
     clients: Vec<String>,
-    /// RPCs wanted, by phase; more than one where it depends on mount options.
+    /// Targets by phase. A phase has several where the target depends on mount options.
     targets: BTreeMap<String, Vec<f64>>,
     cells: BTreeMap<(String, String), Vec<Sample>>,
 }
 
-/// How a client with its options is called in tables and pictures.
+/// The name of a client with its options in tables and pictures.
 pub fn client_name(line: &Value) -> String {
     let word = |k: &str| line[k].as_str().unwrap_or_default();
     format!("{} {} {}", word("client"), word("vers"), word("opts")).trim_end().to_string()
 }
 
-/// How many of the same operations a phase consists of; its numbers are divided by that.
+/// Number of equal operations in a phase. The phase's numbers are divided by it.
 pub fn operations(line: &Value) -> f64 {
     if line["depth"].is_u64() { line["n"].as_f64().unwrap_or(1.0).max(1.0) } else { 1.0 }
 }
@@ -136,7 +136,7 @@ fn count(x: f64) -> String {
     if x.fract() == 0.0 { format!("{x:.0}") } else { format!("{}", (x * 100.0).round() / 100.0) }
 }
 
-/// A time as a reader wants it.
+/// A time in a readable form.
 pub fn duration(secs: f64) -> String {
     match secs {
         s if s < 0.000_01 => format!("{:.2} µs", s * 1e6),

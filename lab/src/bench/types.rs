@@ -1,14 +1,14 @@
-//! Counts by type of message, as Table 1 of "Not Quite NFS" has them: a row per type, a column per
-//! server and client, all phases of a workload together. Messages of NFSv4 have several operations,
-//! so there the rows count operations, and only the total messages.
+//! Counts by type of message, as in Table 1 of "Not Quite NFS": a row per type, a column per server
+//! and client, all phases of a workload together. A message of NFSv4 has several operations. For
+//! NFSv4 the rows count operations, and only the total counts messages.
 
 use super::table::client_name;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The rows: the calls that each counts, by the names of procedures of all versions and operations
-/// of NFSv4. All other calls are `other`.
+/// The rows, each with the calls that it counts. The names are those of procedures of all versions
+/// and of operations of NFSv4. All other calls are `other`.
 const ROWS: [(&str, &[&str]); 9] = [
     ("lookup", &["LOOKUP", "LOOKUPP"]),
     ("getattr", &["GETATTR"]),
@@ -23,7 +23,7 @@ const ROWS: [(&str, &[&str]); 9] = [
         &["CREATE", "MKDIR", "MKNOD", "SYMLINK", "LINK", "REMOVE", "RMDIR", "RENAME", "SETATTR"],
     ),
 ];
-/// Operations that only name the object or the caller of others.
+/// Operations that only name the object or the caller of other operations.
 const FRAME: [&str; 8] =
     ["SEQUENCE", "PUTFH", "PUTROOTFH", "GETFH", "SAVEFH", "RESTOREFH", "VERIFY", "NVERIFY"];
 
@@ -34,7 +34,7 @@ struct Column {
     runs: BTreeMap<u64, ()>,
 }
 
-/// The tables of all workloads; `base` is the server and client that the totals are compared with.
+/// The tables of all workloads. The totals are compared with those of the server and client `base`.
 pub fn render(lines: &[Value], base: &str) -> String {
     let mut tables: BTreeMap<String, Vec<(String, Column)>> = BTreeMap::new();
     for v in lines.iter().filter(|v| v["phase"] != "mount") {
@@ -94,7 +94,7 @@ impl Column {
         }
     }
 
-    /// Of all repetitions.
+    /// The mean over all repetitions.
     fn mean(&self, sum: f64) -> f64 {
         (sum / self.runs.len().max(1) as f64).round()
     }

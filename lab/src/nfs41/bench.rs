@@ -1,4 +1,4 @@
-//! A client that sends the compounds of a case: a connection, a session, and objects to name.
+//! A client that sends the compounds of a case: a connection, a session, and named objects.
 
 use crate::clock;
 use crate::lab::{Fail, Res};
@@ -17,14 +17,14 @@ use std::time::Duration;
 pub type Checked = Result<(), String>;
 /// Longest wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a delayed call is made again.
+/// Number of attempts for a delayed call.
 const TRIES: u32 = 100;
-/// Ports from which calls come: exports may ask for one that only the superuser has.
+/// Source ports of calls. Exports may require a privileged port.
 const PORTS: std::ops::Range<u16> = 600..1000;
-/// Names of clients and directories differ by it.
+/// Number that distinguishes the names of clients and directories.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Where a server is, and the directory to work in.
+/// The address of a server, and the directory in which cases work.
 pub struct Target {
     addr: SocketAddr,
     path: Vec<Vec<u8>>,
@@ -49,7 +49,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A connection of the superuser, from a port of his.
+    /// Connects as the superuser, from a privileged port.
     pub fn connect(addr: SocketAddr) -> Result<Self, String> {
         let failed = |e: std::io::Error| format!("{addr}: {e}");
         let mut last = "no port is free".to_string();
@@ -76,12 +76,12 @@ impl Wire {
         Err(format!("{addr}: {last}"))
     }
 
-    /// Calls come from a user from now on.
+    /// Sends later calls as this user.
     pub fn become_user(&mut self, uid: u32) {
         self.cred = cred(uid);
     }
 
-    /// A compound and its reply.
+    /// Sends a compound and returns its reply.
     pub fn call(&mut self, compound: &Compound) -> Result<CompoundReply, String> {
         self.xid += 1;
         let args = Enc::of(compound);
@@ -159,14 +159,14 @@ pub fn create_session(clientid: Clientid, sequence: u32, fore: ChannelAttrs) -> 
     }
 }
 
-/// A name that no client has.
+/// A client owner that no other client has.
 pub fn new_owner() -> ClientOwner {
     let name = format!("hither-lab {} {}", std::process::id(), NEXT.fetch_add(1, Relaxed));
     ClientOwner { verifier: [1; 8], ownerid: name.as_bytes().into() }
 }
 
 impl Client {
-    /// A new client that has not said that it has nothing to reclaim.
+    /// A new client that has not sent RECLAIM_COMPLETE.
     pub fn early(wire: Wire, minor: u32, fore: ChannelAttrs) -> Result<Self, String> {
         let owner = new_owner();
         let mut c = Self { wire, minor, id: 0, owner, next: 0, session: [0; 16], seq: 0 };
@@ -176,14 +176,14 @@ impl Client {
         Ok(c)
     }
 
-    /// A new client.
+    /// A new client after RECLAIM_COMPLETE.
     pub fn new(wire: Wire, minor: u32) -> Result<Self, String> {
         let mut c = Self::early(wire, minor, channel())?;
         c.ok(vec![Op::ReclaimComplete(false)])?;
         Ok(c)
     }
 
-    /// Makes a session, which is used from now on.
+    /// Makes a session and uses it for later calls.
     pub fn make_session(&mut self, fore: ChannelAttrs) -> Result<CreateSessionOk, String> {
         let args = create_session(self.id, self.next, fore);
         let made = self.alone(Op::CreateSession(args))?.results().create_session();
@@ -193,7 +193,7 @@ impl Client {
         Ok(made)
     }
 
-    /// An operation outside of sessions.
+    /// Sends an operation outside of sessions.
     pub fn alone(&mut self, op: Op) -> Result<CompoundReply, String> {
         self.wire.call(&Compound::new(self.minor, vec![op]))
     }
@@ -204,7 +204,7 @@ impl Client {
         SequenceArgs { sessionid, sequenceid, slotid: 0, highest_slotid: 0, cachethis }
     }
 
-    /// Operations in the session, as often as the server says that it is too early.
+    /// Sends operations in the session. Repeats them while the server asks for a delay.
     pub fn run(&mut self, ops: Vec<Op>) -> Result<Results<OpRes>, String> {
         let mut tries = 0;
         loop {
@@ -222,7 +222,7 @@ impl Client {
         }
     }
 
-    /// Operations that succeed.
+    /// Sends operations that must succeed.
     pub fn ok(&mut self, ops: Vec<Op>) -> Result<Results<OpRes>, String> {
         let last = ops.last().map(|op| format!("{:?}", op.number())).unwrap_or_default();
         let results = self.run(ops)?;
@@ -232,7 +232,7 @@ impl Client {
         }
     }
 
-    /// The last of these operations, and none before it, ends with one of these statuses.
+    /// Checks that the last operation, and none before it, ends with one of these statuses.
     pub fn ends(&mut self, ops: Vec<Op>, expected: &[Nfsstat4]) -> Checked {
         let len = ops.len();
         let results = self.run(ops)?;
@@ -264,7 +264,8 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Ends it as its next life would, with all that it holds: servers take so many clients only.
+    /// Ends the client with all its state, as a restart of the client would. Servers accept only a
+    /// limited number of clients.
     fn drop(&mut self) {
         self.owner.verifier = [3; 8];
         let again = exchange(&self.owner, 0);
@@ -306,7 +307,7 @@ pub fn open_args(owner: &[u8], access: u32, claim: OpenClaim) -> OpenArgs {
 pub struct Bench {
     addr: SocketAddr,
     pub client: Client,
-    /// The directory: `f`, `d` with `in`, `l`, `p` are in it.
+    /// The directory. It contains `f`, `d` with `in`, `l`, and `p`.
     pub dir: Fh,
     pub file: Fh,
     pub sub: Fh,
@@ -318,7 +319,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A client of its own with a directory of its own.
+    /// Makes a new client with its own directory.
     pub fn new(target: &Target, minor: u32) -> Result<Self, String> {
         let mut client = Client::new(Wire::connect(target.addr)?, minor)?;
         let mut ops = vec![Op::Putrootfh];
@@ -349,26 +350,26 @@ impl Bench {
         Wire::connect(self.addr)
     }
 
-    /// Operations at an object; the last one ends with one of these statuses.
+    /// Sends operations on an object. Checks that the last one ends with one of these statuses.
     pub fn at(&mut self, fh: &Fh, ops: Vec<Op>, expected: &[Nfsstat4]) -> Checked {
         let ops = std::iter::once(Op::putfh(fh)).chain(ops).collect();
         self.client.ends(ops, expected)
     }
 
-    /// The same in the directory.
+    /// As [`Self::at`], on the directory.
     pub fn here(&mut self, ops: Vec<Op>, expected: &[Nfsstat4]) -> Checked {
         let dir = self.dir.clone();
         self.at(&dir, ops, expected)
     }
 
-    /// An operation without a filehandle.
+    /// Checks an operation without a filehandle.
     pub fn nowhere(&mut self, op: Op) -> Checked {
         self.client.ends(vec![op], &[Nfsstat4::NOFILEHANDLE])
     }
 }
 
 impl Drop for Bench {
-    /// Removes the usual objects; other objects that a case has made stay.
+    /// Removes the standard objects. Other objects that a case has made stay.
     fn drop(&mut self) {
         let (dir, sub, parent) = (self.dir.clone(), self.sub.clone(), self.parent.clone());
         let of = |fh: &Fh, name: &[u8]| vec![Op::putfh(fh), Op::remove(name)];

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use hither_proto::nfs4::open::{SHARE_ACCESS_BOTH, SHARE_ACCESS_READ, SHARE_ACCESS_WRITE};
 use hither_proto::nfs4::{Nfsstat4 as S, *};
 
-/// A stateid that no server has given out.
+/// A stateid that no server has issued.
 pub const NOBODYS: Stateid = Stateid { seqid: 1, other: [9; 12] };
-/// The allowed statuses for such a stateid.
+/// The allowed statuses for an unknown stateid.
 pub const UNKNOWN: [S; 3] = [S::BAD_STATEID, S::STALE_STATEID, S::EXPIRED];
 /// The allowed statuses for an object that cannot be read or written.
 const WRONG: [S; 3] = [S::WRONG_TYPE, S::INVAL, S::SYMLINK];
@@ -17,13 +17,13 @@ fn write(id: Stateid, offset: u64) -> Op {
     Op::write(id, offset, StableHow::FILE_SYNC, Bytes::from_static(b"bytes"))
 }
 
-/// Opens the file and does something with the stateid.
+/// Opens the file and sends an operation with its stateid.
 fn opened(b: &mut Bench, access: u32, op: impl Fn(Stateid) -> Op, expected: &[S]) -> Checked {
     let (id, fh) = b.client.open(&b.dir.clone(), b"f", access, 0)?;
     b.at(&fh, vec![op(id)], expected)
 }
 
-/// Another client has the file open and denies this.
+/// Sends an operation while another client has the file open and denies this access.
 fn denied(b: &mut Bench, deny: u32, op: Op, expected: &[S]) -> Checked {
     let mut other = b.another()?;
     let (id, fh) = other.open(&b.dir, b"f", SHARE_ACCESS_READ, deny)?;
@@ -109,7 +109,7 @@ fn writes() -> Vec<Case> {
         case("WRITE INVAL", |b| {
             let how = |id| Op::write(id, 0, StableHow(7), Bytes::from_static(b"x"));
             let checked = opened(b, SHARE_ACCESS_WRITE, how, &[S::INVAL, S::BADXDR]);
-            // The whole call may be refused before any of it is executed.
+            // The server may refuse the whole call before it executes an operation.
             checked.or_else(|why| if why.contains("GarbageArgs") { Ok(()) } else { Err(why) })
         }),
         case("WRITE FBIG", |b| {

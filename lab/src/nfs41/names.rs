@@ -5,9 +5,9 @@ use super::bench::{Bench, Checked, mode};
 use super::{Case, case};
 use hither_proto::nfs4::{Nfsstat4 as S, *};
 
-/// A name that no file system takes.
+/// A name that is too long for any file system.
 const LONG: [u8; 2000] = [b'n'; 2000];
-/// A name that is forbidden, or at least nothing.
+/// The allowed statuses for `.` and `..` as names.
 const DOT: [S; 4] = [S::BADNAME, S::INVAL, S::NOENT, S::EXIST];
 
 fn dir(name: &[u8]) -> Op {
@@ -56,7 +56,7 @@ fn handles() -> Vec<Case> {
         case("PUTFH STALE", |b| {
             let fh = b.client.make(&b.dir.clone(), CreateType::Dir, b"n")?;
             b.here(vec![Op::remove(b"n")], &[S::OK])?;
-            // The server chooses whether the handle fails, or the operation on it.
+            // The server may refuse the handle, or the operation on it.
             let results = b.client.run(vec![Op::putfh(&fh), Op::getattr(&Bitmap4::of(&[attr::SIZE]))])?;
             super::bench::is_one_of(results.status(), &[S::STALE, S::BADHANDLE])
         }),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hither_proto::nfs4::open::{SHARE_ACCESS_BOTH, SHARE_ACCESS_READ};
 use hither_proto::nfs4::{Nfsstat4 as S, *};
 
-/// Does something with the file, open for both.
+/// Sends an operation on the file, which is open for reading and writing.
 fn opened(b: &mut Bench, op: impl Fn(Stateid) -> Op, expected: &[S]) -> Checked {
     let (id, fh) = b.client.open(&b.dir.clone(), b"f", SHARE_ACCESS_BOTH, 0)?;
     b.at(&fh, vec![op(id)], expected)
@@ -17,7 +17,7 @@ fn value() -> Bytes {
     Bytes::from_static(b"value")
 }
 
-/// An operation that a server need not have.
+/// The allowed statuses of an optional operation.
 const OPTIONAL: [S; 2] = [S::OK, S::NOTSUPP];
 
 pub fn cases() -> Vec<Case> {

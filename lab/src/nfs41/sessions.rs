@@ -5,12 +5,12 @@ use super::bench::{Bench, Checked, channel, create_session, exchange, is_one_of,
 use super::{Case, case};
 use hither_proto::nfs4::{Nfsstat4 as S, *};
 
-/// One operation without a session.
+/// Sends one operation without a session.
 fn alone(op: Op, b: &mut Bench, expected: &[S]) -> Checked {
     is_one_of(b.client.alone(op)?.status, expected)
 }
 
-/// The same behind a first operation that has to be the only one.
+/// Sends the operation behind a first operation that must be the only one.
 fn not_alone(op: Op, b: &mut Bench) -> Checked {
     let both = vec![op, Op::Putrootfh];
     is_one_of(b.client.wire.call(&Compound::new(b.client.minor, both))?.status, &[S::NOT_ONLY_OP])
@@ -113,7 +113,7 @@ fn introductions() -> Vec<Case> {
             alone(exchange(&other, update), b, &[S::NOT_SAME])
         }),
         case("EXCHANGE_ID restart", |b| {
-            // The former life lasts until the new one has a session.
+            // The former instance of the client lasts until the new one has a session.
             let restarted = ClientOwner { verifier: [2; 8], ..b.client.owner.clone() };
             let who = b.client.alone(exchange(&restarted, 0))?.results().exchange_id().map_err(text)?;
             b.client.ends(vec![Op::Putrootfh], &[S::OK])?;
@@ -142,7 +142,7 @@ fn introductions() -> Vec<Case> {
     ]
 }
 
-/// Two users with one name (RFC 8881 section 18.35.4, items 3 and 9).
+/// Two users with one client owner (RFC 8881 section 18.35.4, items 3 and 9).
 fn principals() -> Vec<Case> {
     vec![
         case("EXCHANGE_ID PERM", |b| {
@@ -215,13 +215,13 @@ fn making() -> Vec<Case> {
     ]
 }
 
-/// A SEQUENCE that is unlike the one that would be next.
+/// Sends a SEQUENCE that differs from the next valid one.
 fn sequence(b: &mut Bench, change: impl FnOnce(&mut SequenceArgs), expected: &[S]) -> Checked {
     b.client.seq += 1;
     let mut args = b.client.sequence(false);
     change(&mut args);
     let status = b.client.alone(Op::Sequence(args))?.status;
-    // The slot is as before when SEQUENCE itself fails.
+    // A failed SEQUENCE does not change the slot.
     b.client.seq -= u32::from(status != S::OK);
     is_one_of(status, expected)
 }
@@ -251,8 +251,8 @@ fn sequences() -> Vec<Case> {
             let ops = vec![Op::Sequence(b.client.sequence(true)), Op::putfh(&b.dir), make];
             let compound = Compound::new(b.client.minor, ops);
             let first = b.client.wire.call(&compound)?;
-            // On another connection, as after a loss of the first. The flags of SEQUENCE may be
-            // those of now.
+            // The call is repeated on another connection, as after the loss of the first. The flags
+            // of SEQUENCE may differ.
             let second = b.wire()?.call(&compound)?;
             let is_same = second.results.get(1..) == first.results.get(1..);
             match is_same && first.status == S::OK && second.status == S::OK {
@@ -269,13 +269,13 @@ fn sequences() -> Vec<Case> {
             let first = of(b, vec![Op::Putrootfh, Op::Getfh]);
             is_one_of(b.client.wire.call(&first)?.status, &[S::OK])?;
             let other = of(b, vec![Op::putfh(&b.dir), Op::remove(b"none"), Op::Getfh]);
-            // A server that does not compare calls gives the first answer.
+            // A server that does not compare calls returns the first answer.
             is_one_of(b.client.wire.call(&other)?.status, &[S::SEQ_FALSE_RETRY, S::OK])
         }),
     ]
 }
 
-/// Operations in a session with these limits, whose reply is to be kept if `cached`.
+/// Sends operations in a session with these limits. `cached` asks the server to keep the reply.
 fn limited(fore: ChannelAttrs, ops: Vec<Op>, cached: bool, b: &mut Bench, expected: &[S]) -> Checked {
     b.client.make_session(fore)?;
     b.client.seq += 1;
@@ -308,7 +308,7 @@ fn limits() -> Vec<Case> {
         case("SEQUENCE REP_TOO_BIG", move |b| {
             fill(b)?;
             let fore = ChannelAttrs { maxresponsesize: 600, maxresponsesize_cached: 600, ..channel() };
-            // A READ may be short instead.
+            // The server may answer with a short READ instead.
             limited(fore, read(b), false, b, &[S::REP_TOO_BIG, S::OK])
         }),
         case("SEQUENCE REP_TOO_BIG_TO_CACHE", move |b| {
@@ -319,7 +319,7 @@ fn limits() -> Vec<Case> {
         case("SEQUENCE REP_TOO_BIG is not executed", |b| {
             let fore = ChannelAttrs { maxresponsesize: 120, maxresponsesize_cached: 120, ..channel() };
             if b.client.make_session(fore).is_err() {
-                // The server has no sessions as small as that.
+                // The server does not make sessions as small as that.
                 return b.client.make_session(channel()).map(drop).or(Ok(()));
             }
             let make = Op::create(CreateType::Dir, b"n", mode(0o755));

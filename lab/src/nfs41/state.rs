@@ -14,7 +14,7 @@ fn named(name: &[u8]) -> OpenArgs {
     open_args(b"owner", SHARE_ACCESS_READ, OpenClaim::Null(name.into()))
 }
 
-/// OPEN that makes a file.
+/// OPEN that creates a file.
 fn making(name: &[u8], how: CreateHow) -> Op {
     let args = open_args(b"owner", SHARE_ACCESS_BOTH, OpenClaim::Null(name.into()));
     Op::Open(OpenArgs { how: Some(how), ..args })
@@ -37,12 +37,12 @@ fn test(range: (u64, u64)) -> Op {
     Op::Lockt(LocktArgs { locktype: LockType::WRITE, offset: range.0, length: range.1, owner })
 }
 
-/// The file, open for both.
+/// Opens the file for reading and writing.
 fn opened(b: &mut Bench) -> Result<(Stateid, Fh), String> {
     b.client.open(&b.dir.clone(), b"f", SHARE_ACCESS_BOTH, 0)
 }
 
-/// The same, with bytes 0 to 10 locked by `holder`.
+/// As [`opened`], with bytes 0 to 10 locked by `holder`.
 fn locked(b: &mut Bench) -> Result<(Stateid, Stateid, Fh), String> {
     let (id, fh) = opened(b)?;
     let mut r = b.client.ok(vec![Op::putfh(&fh), lock(id, b"holder", (0, 10), false)])?;
@@ -50,7 +50,7 @@ fn locked(b: &mut Bench) -> Result<(Stateid, Stateid, Fh), String> {
     Ok((id, r.lock().map_err(|e| e.to_string())?, fh))
 }
 
-/// Does something with the stateid of an open.
+/// Sends an operation with the stateid of an open.
 fn with_open(b: &mut Bench, op: impl Fn(Stateid) -> Op, expected: &[S]) -> Checked {
     let (id, fh) = opened(b)?;
     b.at(&fh, vec![op(id)], expected)
@@ -93,7 +93,7 @@ fn opens() -> Vec<Case> {
             at(b, OpenArgs { share_deny: open::SHARE_DENY_WRITE, ..named(b"f") }, &[S::SHARE_DENIED])
         }),
         case("OPEN GRACE", |b| {
-            // A client has to say first that it has nothing to reclaim.
+            // A client must first send RECLAIM_COMPLETE.
             let mut early = Client::early(b.wire()?, b.client.minor, channel())?;
             early.ends(vec![Op::putfh(&b.dir), Op::Open(named(b"f"))], &[S::GRACE])
         }),
@@ -289,7 +289,7 @@ fn locks() -> Vec<Case> {
 }
 
 fn stateids() -> Vec<Case> {
-    /// The status that TEST_STATEID gives for one.
+    /// Checks the status that TEST_STATEID returns for one stateid.
     fn tested(b: &mut Bench, id: Stateid, expected: &[S]) -> Checked {
         let mut r = b.client.ok(vec![Op::TestStateid(vec![id].into())])?;
         let said = r.test_stateid().map_err(|e| e.to_string())?;

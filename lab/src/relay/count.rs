@@ -1,4 +1,5 @@
-//! Counting: messages of one connection are put together, calls matched with replies, and added up.
+//! Counters: reassembles the messages of one connection, matches calls with replies, and adds them
+//! up.
 
 use super::decode::{self, Call, Seen};
 use super::lock;
@@ -9,11 +10,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Most bytes of one message that are kept for decoding; the rest is only counted.
+/// Most bytes of one message that are kept for decoding. The other bytes are only counted.
 const KEEP_MAX_BYTES: usize = 4 << 20;
-/// Most calls without a reply that are remembered per connection.
+/// Most calls without a reply that the relay remembers per connection.
 const PENDING_MAX: usize = 4096;
-/// Maximum number of different compounds to count separately.
+/// Most different compounds that are counted separately.
 const SHAPES_MAX: usize = 4096;
 
 /// The counters of a relay.
@@ -27,12 +28,12 @@ pub struct Stats {
     delegations: BTreeMap<&'static str, u64>,
     status4: BTreeMap<u32, u64>,
     max_inflight: usize,
-    /// Records that are no RPC messages.
+    /// Records that are not RPC messages.
     rubbish: u64,
 }
 
-/// One procedure: calls and how many were answered, bytes of calls and replies, summed time from
-/// call to reply.
+/// Counters of one procedure: calls, answered calls, bytes of calls and replies, and the total time
+/// from call to reply.
 #[derive(Default)]
 struct Count {
     n: u64,
@@ -44,8 +45,8 @@ struct Count {
 
 impl Stats {
     /// All counters: `calls` by procedure (`n`, `answered`, bytes `req` and `rep`, `us` waited),
-    /// `ops` by NFSv4 operation, `sigs` by the list of operations in a compound, `deleg` by type
-    /// granted, `status4` by compound status, `rubbish` records that are no RPC message.
+    /// `ops` by NFSv4 operation, `sigs` by the list of operations in a compound, `deleg` by granted
+    /// type, `status4` by compound status, and `rubbish` for records that are not RPC messages.
     pub fn json(&self) -> Value {
         let calls: serde_json::Map<String, Value> = self
             .calls
@@ -94,14 +95,14 @@ impl Stats {
     }
 }
 
-/// Puts record-marked messages together (RFC 5531 section 11).
+/// Reassembles record-marked messages (RFC 5531 section 11).
 #[derive(Default)]
 struct Reassembler {
     header: Vec<u8>,
     left: usize,
     last: bool,
     message: Vec<u8>,
-    /// Bytes of this message, also those not kept.
+    /// All bytes of this message, including those not kept.
     total: usize,
 }
 
@@ -146,7 +147,7 @@ struct Pending {
 pub struct Conversation {
     from_client: Reassembler,
     from_server: Reassembler,
-    /// Calls of the client, and callbacks of the server, without a reply yet.
+    /// Calls of the client and callbacks of the server that have no reply yet.
     calls: HashMap<u32, Pending>,
     callbacks: HashMap<u32, Pending>,
 }
@@ -159,7 +160,8 @@ impl Conversation {
         assembler.feed(bytes, |message, total| {
             let seen = decode::message(message, from_client);
             let mut stats = lock(stats);
-            // Calls travel one way and their replies the other; callbacks the other way round.
+            // Calls travel in one direction and their replies in the other. Callbacks travel the
+            // opposite way.
             match seen {
                 Seen::Call(xid, call) => {
                     let pending = if from_client { &mut *calls } else { &mut *callbacks };
@@ -190,7 +192,7 @@ impl Conversation {
 mod tests {
     use super::*;
 
-    /// A message as two fragments.
+    /// A message in two fragments.
     fn record(message: &[u8]) -> Vec<u8> {
         let (a, b) = message.split_at(message.len() / 2);
         let mut all = (a.len() as u32).to_be_bytes().to_vec();
@@ -204,6 +206,7 @@ mod tests {
         w.iter().flat_map(|v| v.to_be_bytes()).collect()
     }
 
+    /// Calls and replies are counted for any division into fragments and reads.
     #[test]
     fn calls_and_replies_are_counted_whatever_the_pieces_they_arrive_in() {
         let stats = Mutex::new(Stats::default());
@@ -223,6 +226,7 @@ mod tests {
         assert_eq!(all["max_inflight"], 1);
     }
 
+    /// A compound is counted by its operations, its status and the granted delegation.
     #[test]
     fn a_compound_shows_its_operations_its_status_and_the_delegation_it_was_given() {
         let stats = Mutex::new(Stats::default());
@@ -244,6 +248,8 @@ mod tests {
         assert_eq!(all["deleg"]["none"], 1);
     }
 
+    /// The relay stores only the first bytes of an endless message, and counts records that are not
+    /// RPC.
     #[test]
     fn rubbish_and_endless_messages_are_carried_without_growing() {
         let stats = Mutex::new(Stats::default());
@@ -253,7 +259,7 @@ mod tests {
             talk.feed(&vec![0x5a; 1 << 20], true, &stats);
         }
         assert!(talk.from_client.message.len() <= KEEP_MAX_BYTES);
-        // A record of its own that is no RPC message.
+        // A separate record that is not an RPC message.
         Conversation::default().feed(&record(&words(&[1, 99, 2, 3])), true, &stats);
         assert_eq!(lock(&stats).json()["rubbish"], 1);
     }

@@ -1,8 +1,8 @@
-//! The content of a message, in the words of hither's own decoders.
+//! Decodes messages with hither's own decoders.
 //!
-//! It names procedures and operations, a compound's operations, its status and the delegation that
-//! an OPEN was given. A message that cannot be decoded is "undecoded", never an error: the relay
-//! still carries it, and a count of such messages is a finding about the decoders.
+//! The result names procedures, the operations of a compound, its status, and the delegation
+//! granted to an OPEN. A message that cannot be decoded counts as "undecoded" and is no error. The
+//! relay still forwards it. A count of such messages points to a fault of the decoders.
 
 use bytes::Bytes;
 use hither_proto::nfs4::{
@@ -20,17 +20,17 @@ pub struct Call {
     pub ops: Vec<&'static str>,
 }
 
-/// One message, as far as counting needs it.
+/// One message, as far as the counters need it.
 pub enum Seen {
     /// A call or a callback.
     Call(u32, Call),
-    /// A reply, its body not looked into.
+    /// A reply. Its body is not decoded yet.
     Reply(u32, Message),
-    /// Not RPC.
+    /// Not an RPC message.
     Rubbish,
 }
 
-/// Looks into a message; `callback` when a call comes from the server.
+/// Decodes a message. A call that does not come from the client is a callback.
 pub fn message(bytes: &Bytes, from_client: bool) -> Seen {
     match Message::decode(bytes) {
         Ok(Message::Call(header, body)) => {
@@ -83,8 +83,8 @@ fn callback(header: &CallHeader, body: &Bytes) -> Call {
     }
 }
 
-/// Status of a compound's reply and, when `look` says that an OPEN may be in it, the delegation
-/// that was given.
+/// The status of a compound's reply. When `look` says that the compound may contain an OPEN, also
+/// the granted delegation.
 pub fn compound_reply(reply: &Message, look: bool) -> Option<(u32, Option<&'static str>)> {
     let Message::Reply(header, body) = reply else { return None };
     if !header.is_success() {

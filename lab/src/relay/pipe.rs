@@ -1,11 +1,11 @@
 //! One connection through the relay: two directions, each delayed, each stopped by a cut.
 //!
-//! A direction is a reader thread and, while there is a delay, a writer thread that lets each chunk
-//! go when its time has come. Without delay the reader writes itself: a hand-over between threads
-//! would cost more than the network it stands for.
+//! A direction has a reader thread. With a delay it also has a writer thread, which sends each
+//! chunk when the chunk is due. Without a delay the reader writes itself, because passing data
+//! between threads would cost more than the emulated network.
 //!
-//! The server sees the client's port number: servers know a repeated NFSv3 call by it, and clients
-//! keep it when they connect again.
+//! The relay connects from the client's port number. Servers recognise a repeated NFSv3 call by
+//! that port, and clients keep it when they connect again.
 
 use super::count::Conversation;
 use super::{Shared, lock};
@@ -19,14 +19,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes under way in one direction before the reader waits: 50 ms at 1 GB/s.
+/// Most bytes under way in one direction before the reader waits: 50 ms at 1 GB/s.
 const QUEUE_MAX_BYTES: usize = 64 << 20;
 
 /// A listening port, its target, and the state of the cable between them.
 pub struct Line {
-    /// Port it listens on.
+    /// Port on which the line listens.
     pub port: u16,
-    /// Address it connects to.
+    /// Address to which the line connects.
     pub target: String,
     cut: Mutex<bool>,
     healed: Condvar,
@@ -34,30 +34,30 @@ pub struct Line {
 }
 
 impl Line {
-    /// A healthy line.
+    /// A line that is not cut.
     pub fn new(port: u16, target: String) -> Self {
         Self { port, target, cut: Mutex::new(false), healed: Condvar::new(), live: Mutex::default() }
     }
 
-    /// Pulls the cable, or plugs it in again.
+    /// Cuts the line, or ends the cut.
     pub fn cut(&self, cut: bool) {
         *lock(&self.cut) = cut;
         self.healed.notify_all();
     }
 
-    /// Closes every connection; how many there were.
+    /// Closes every connection. Returns their number.
     pub fn close_all(&self) -> usize {
         let open: Vec<_> = lock(&self.live).drain(..).filter_map(|w| w.upgrade()).collect();
         for pair in &open {
             let _ = pair.0.shutdown(Shutdown::Both);
-            // A reset, so that no TIME_WAIT keeps the port from the next connection.
+            // A reset leaves no TIME_WAIT, which would block the port for the next connection.
             let _ = rustix::net::connect_unspec(&pair.1);
             let _ = pair.1.shutdown(Shutdown::Both);
         }
         open.len()
     }
 
-    /// Waits while the cable is out.
+    /// Waits while the line is cut.
     fn pass(&self) {
         let mut cut = lock(&self.cut);
         while *cut {
@@ -72,7 +72,7 @@ impl Line {
     }
 }
 
-/// Carries one accepted connection until both sides have closed.
+/// Forwards one accepted connection until both sides have closed it.
 pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::io::Result<()> {
     line.pass();
     let server = connect_like(client.peer_addr()?.port(), &line.target)?;
@@ -91,12 +91,12 @@ pub fn carry(client: TcpStream, line: &Arc<Line>, shared: &Arc<Shared>) -> std::
     Ok(())
 }
 
-/// Ports that only root binds; a server that exports with `secure` answers calls from these alone.
+/// First port that any user may bind. A server with the export option `secure` accepts only calls
+/// from lower ports.
 const PRIVILEGED: u16 = 1024;
 
-/// Connects from the given source port, or, when that is in use towards the target (by another
-/// client, or by a connection of a moment ago that waits for its last packets), from another that
-/// servers trust as much.
+/// Connects from the given source port. The port may be in use towards the target by another client
+/// or by an old connection. Then connects from another port that servers trust equally.
 fn connect_like(port: u16, target: &str) -> std::io::Result<TcpStream> {
     for port in alike(port) {
         match connect_from(port, target) {
@@ -107,7 +107,7 @@ fn connect_like(port: u16, target: &str) -> std::io::Result<TcpStream> {
     TcpStream::connect(target)
 }
 
-/// A port, and those that servers trust as much.
+/// The port, and other ports that servers trust equally.
 fn alike(port: u16) -> impl Iterator<Item = u16> {
     let others = (512..PRIVILEGED).rev().filter(move |_| port < PRIVILEGED);
     std::iter::once(port).chain(others)
@@ -128,7 +128,7 @@ fn connect_from(port: u16, target: &str) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Chunks that wait for their time.
+/// Chunks that wait until they are due.
 #[derive(Default)]
 struct Queue {
     state: Mutex<QueueState>,
@@ -139,7 +139,7 @@ struct Queue {
 struct QueueState {
     chunks: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
-    /// The writer is in the middle of a chunk.
+    /// Whether the writer is in the middle of a chunk.
     writing: bool,
     closed: bool,
     broken: bool,
@@ -163,7 +163,7 @@ fn direction(
                 Ok(0) | Err(_) => break,
                 Ok(n) => n,
             };
-            // Counted before it is forwarded: the reply must not overtake the count of its call.
+            // Counted before forwarding, so that a reply cannot overtake the count of its call.
             lock(talk).feed(&buf[..n], from_client, &shared.stats);
             let delay = Duration::from_micros(shared.delay_us.load(Ordering::Relaxed));
             if !forward(&queue, to, line, &buf[..n], delay) {
@@ -173,13 +173,14 @@ fn direction(
         lock(&queue.state).closed = true;
         queue.changed.notify_all();
     });
-    // One side is closed: bytes of the other side are lost. A cut line shows neither.
+    // After one side has closed, the bytes of the other side are lost. A cut line must show
+    // neither.
     line.pass();
     let _ = from.shutdown(Shutdown::Read);
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Sends a chunk now or queues it; false when the other side is gone.
+/// Sends a chunk now or queues it. Returns false when the other side has closed.
 fn forward(queue: &Queue, mut to: &TcpStream, line: &Line, data: &[u8], delay: Duration) -> bool {
     let mut state = lock(&queue.state);
     if delay.is_zero() && state.chunks.is_empty() && !state.writing {
@@ -196,7 +197,7 @@ fn forward(queue: &Queue, mut to: &TcpStream, line: &Line, data: &[u8], delay: D
     !state.broken
 }
 
-/// The writer: lets queued chunks go when they are due.
+/// The writer: sends queued chunks when they are due.
 fn drain(queue: &Queue, mut to: &TcpStream, line: &Line) {
     let mut state = lock(&queue.state);
     loop {
@@ -231,7 +232,7 @@ mod tests {
     use std::net::TcpListener;
     use std::sync::atomic::AtomicU64;
 
-    /// A relay in front of an echo server: the client's end, the line, and the shared state.
+    /// A relay before an echo server. Returns the client's end, the line, and the shared state.
     fn echo(delay_us: u64) -> (TcpStream, Arc<Line>, Arc<Shared>) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = server.local_addr().unwrap().to_string();
@@ -264,12 +265,13 @@ mod tests {
         t.elapsed()
     }
 
+    /// Each direction adds its delay once. Bytes keep their order when the delay changes.
     #[test]
     fn a_delay_is_paid_once_each_way_and_bytes_keep_their_order_when_it_changes() {
         let (mut c, _line, shared) = echo(20_000);
         let t = ask(&mut c, b"delayed");
         assert!(t >= Duration::from_millis(40), "{t:?}");
-        // Queued chunks first, although the next one would be free to go.
+        // Queued chunks go first, although the next chunk has no delay.
         c.write_all(b"first").unwrap();
         clock::pause(Duration::from_millis(5));
         shared.delay_us.store(0, Ordering::Relaxed);
@@ -277,10 +279,11 @@ mod tests {
         let mut back = [0; 11];
         c.read_exact(&mut back).unwrap();
         assert_eq!(&back, b"firstsecond");
-        // On a busy machine it may take long, but not each time.
+        // On a busy machine some exchanges take long, but not each.
         assert!((0..100).any(|_| ask(&mut c, b"free") < Duration::from_millis(30)));
     }
 
+    /// A cut line passes no bytes. They arrive when the cut ends.
     #[test]
     fn nothing_passes_a_cut_and_everything_after_it_is_healed() {
         let (mut c, line, _shared) = echo(0);
@@ -305,8 +308,8 @@ mod tests {
         assert_eq!(line.close_all(), 0);
     }
 
-    /// A client that comes back from its old port is known to the server by it, straight after a
-    /// break.
+    /// A client that reconnects from its old port reaches the server with that port, also directly
+    /// after a break.
     #[test]
     fn the_server_sees_the_port_of_the_client() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -323,7 +326,7 @@ mod tests {
             let (served, seen) = server.accept().unwrap();
             assert_eq!(seen.port(), port);
             rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
-            // The server has the connection a moment before the line knows of it.
+            // The server has the connection a moment before the line has registered it.
             while line.close_all() == 0 {
                 thread::yield_now();
             }
@@ -332,8 +335,8 @@ mod tests {
         }
     }
 
-    /// Servers that export with `secure` look at the port: the second client of a port is no
-    /// stranger to them.
+    /// Servers that export with `secure` check the port. A second client with the same port is
+    /// forwarded from another privileged port.
     #[test]
     fn who_calls_from_a_privileged_port_is_forwarded_from_one() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -18,9 +18,9 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub struct Stage<'a> {
     /// The laboratory.
     pub lab: &'a Lab,
-    /// The client on trial.
+    /// The client under test.
     pub client: &'a Client,
-    /// The server that suffers.
+    /// The server with the faults.
     pub kind: Kind,
     /// Protocol version.
     pub vers: &'a str,
@@ -30,7 +30,7 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// Nothing is mounted yet.
+    /// A stage without mounts.
     pub fn new(
         lab: &'a Lab,
         client: &'a Client,
@@ -47,14 +47,14 @@ impl<'a> Stage<'a> {
         Server::new(self.lab, self.kind)
     }
 
-    /// Reports progress, if asked to.
+    /// Reports progress in verbose runs.
     pub fn say(&self, what: &str) {
         if self.verbose {
             println!("    {what}");
         }
     }
 
-    /// Mounts the server through the relay with the client on trial.
+    /// Mounts the server through the relay with the client under test.
     pub fn mount(&self, nth: usize, opts: &str) -> Res<Arc<Mount>> {
         self.mount_with(self.client, self.kind, nth, opts)
     }
@@ -96,7 +96,7 @@ impl<'a> Stage<'a> {
         Ok(Writer { job, dir, tmp, verify: self.program("verified.py") })
     }
 
-    /// Everything that was acknowledged is there for a client that has nothing cached.
+    /// Checks that a client without cached state finds all acknowledged data.
     pub fn verify(&self, mount: &Arc<Mount>, writer: Writer) -> Res<()> {
         let Writer { job, dir, tmp, verify } = writer;
         mount.shell(&format!("touch {}/stop", tmp.display()), LIMIT)?;
@@ -113,7 +113,7 @@ impl<'a> Stage<'a> {
         fresh.umount()
     }
 
-    /// The relay's ports of the server: NFS and MOUNT.
+    /// Sends a command about the server's NFS and MOUNT ports to the relay.
     pub fn relay(&self, verb: &str) -> Res<()> {
         let at = self.kind.relayed();
         for port in [at.port, at.mountport] {
@@ -139,7 +139,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// The verified writer at work.
+/// The running verified writer.
 pub struct Writer {
     /// The program.
     pub job: Job,
@@ -162,16 +162,16 @@ impl Writer {
     }
 }
 
-/// How a program ended.
+/// The end of a program.
 pub struct End {
-    /// Exit code; 128 + signal.
+    /// Exit code, or 128 + signal.
     pub code: i32,
     /// All its output.
     pub text: String,
 }
 
 impl End {
-    /// The last line, which usually says why.
+    /// The last line of output, which usually contains the reason.
     pub fn last(&self) -> String {
         last_line(&self.text)
     }
@@ -181,7 +181,7 @@ fn last_line(text: &str) -> String {
     text.lines().last().unwrap_or("no output").to_string()
 }
 
-/// A program that runs on a mount while other things happen.
+/// A program that runs on a mount in the background.
 pub struct Job {
     text: Arc<Mutex<String>>,
     thread: JoinHandle<Res<i32>>,
@@ -202,17 +202,17 @@ impl Job {
         Self { text, thread }
     }
 
-    /// Its output so far.
+    /// The output so far.
     pub fn text(&self) -> String {
         self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True when it is over.
+    /// Whether the program has ended.
     pub fn ended(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Waits until a line of its output starts with `word`; the rest of that line.
+    /// Waits for a line of output that starts with `word`. Returns the rest of that line.
     pub fn expect(&self, word: &str, limit: Duration) -> Res<String> {
         let mut found = None;
         clock::wait_until(limit, || {
@@ -222,7 +222,7 @@ impl Job {
         found.ok_or_else(|| Fail(format!("it never said {word:?} but {:?}", last_line(&self.text()))))
     }
 
-    /// Its end, or an error when it does not end within `limit`.
+    /// Waits for the end of the program. Fails when it does not end within `limit`.
     pub fn wait(self, limit: Duration) -> Res<End> {
         if !clock::wait_until(limit, || self.ended()) {
             return Err(Fail(format!(
