@@ -99,7 +99,7 @@ mod tests {
 
     /// Options are found anywhere before `--`. Words after it are not options.
     #[test]
-    fn options_are_found_anywhere_but_not_after_the_dashes() {
+    fn options_stop_at_double_dash() {
         let mut a = args("suite --vers 4.2,3 git --quick -- --quick x");
         assert_eq!(a.list("--vers", &["3"]).unwrap(), ["4.2", "3"]);
         assert!(a.flag("--quick"));
@@ -110,7 +110,7 @@ mod tests {
 
     /// An option without its value and an unknown option are errors.
     #[test]
-    fn a_value_that_is_missing_is_an_error_and_an_unknown_option_too() {
+    fn invalid_options_are_refused() {
         assert!(args("bench --rtt").value("--rtt").is_err());
         assert_eq!(args("bench --rtt=10").value("--rtt").unwrap().unwrap(), "10");
         assert!(args("bench --rt 10").no_more_options().is_err());

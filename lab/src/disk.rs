@@ -256,7 +256,7 @@ mod tests {
 
     /// The head moves unless a request begins at the end of the last one.
     #[test]
-    fn the_head_moves_unless_a_request_begins_where_the_last_one_ended() {
+    fn head_moves_between_distant_requests() {
         let mut head = 0;
         let moves: Vec<bool> = [(0, 4096), (4096, 512), (4608, 8), (4608, 8), (1 << 30, 4096), (0, 1)]
             .into_iter()

@@ -142,7 +142,7 @@ mod tests {
 
     /// A daemon is found through its pid file, also while it is stopped, and is gone after `stop`.
     #[test]
-    fn a_daemon_is_found_again_stopped_and_gone() {
+    fn daemon_is_found_by_pid_file() {
         let dir = std::env::temp_dir().join(format!("hither-lab-test-{}", std::process::id()));
         let d = Daemon::at(&dir, "sleeper");
         let pid = d.start(command(&["sleep", "60"]), &dir.with_extension("log")).unwrap();

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_applies_to_its_servers_and_versions() {
+    fn list_selects_servers_and_versions() {
         let cases = |server, vers| -> Vec<String> {
             parse(LIST, server, vers).unwrap().into_iter().map(|e| e.case).collect()
         };
@@ -364,7 +364,7 @@ mod tests {
     /// An unlisted failure is wrong. A listed case that passes is wrong, and a case that did not
     /// run is not.
     #[test]
-    fn unlisted_failures_and_obsolete_lines_are_wrong() {
+    fn unlisted_failures_are_wrong() {
         let list = parse(LIST, "knfsd", "3").unwrap();
         let good = judge(&list, &strings(&["x"]), &strings(&["rename::y: why", "a::b: why"]), false);
         assert_eq!((good.ok, good.expected, good.wrong.len()), (1, 2, 0));

@@ -263,7 +263,7 @@ mod tests {
 
     /// Repeated runs become one point at their median. Messages are those of one client.
     #[test]
-    fn what_was_measured_again_is_one_point_and_messages_are_of_one_client() {
+    fn repeated_runs_become_one_point() {
         let all = [1.0, 3.0, 2.0].map(|secs| run("3", "clients", "clients", 2, secs)).concat();
         let of = |n: usize| curves(&all, &PANELS[n]);
         assert_eq!(of(1)[0].1[0].y, 2.0);

@@ -290,7 +290,7 @@ mod tests {
 
     /// The table shows each cost, and its ratios to the disk and to the empty daemon.
     #[test]
-    fn ratios_are_to_the_disk_and_to_the_empty_daemon() {
+    fn ratios_name_both_baselines() {
         let costs = |ns| OPERATIONS.iter().map(|_| Cost { ns, rpcs: 0.5 }).collect::<Vec<_>>();
         let text = markdown(&vec![
             ("local disk".into(), costs(500.0)),

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_come_from_the_longest_delay() {
+    fn longest_delay_gives_round_trips() {
         let lines = [
             line("kernel", "stat.cold", 1.0, 4, 9.9),
             line("kernel", "stat.cold", 50.0, 4, 0.7),

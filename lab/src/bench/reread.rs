@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds_are_parts_of_the_local_files() {
+    fn speeds_are_relative_to_local() {
         let figure =
             |state, way, place, secs: f64| Figure { state, way, place, rounds: vec![secs, secs, 99.0] };
         let text = markdown(&[

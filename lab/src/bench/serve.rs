@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_shows_every_server_that_was_measured() {
+    fn picture_shows_measured_servers() {
         let file = std::env::temp_dir().join(format!("hither-serve-{}.svg", std::process::id()));
         draw(&file, &some()).unwrap();
         let svg = std::fs::read_to_string(&file).unwrap();

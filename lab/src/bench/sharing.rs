@@ -59,7 +59,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_newest_of_each_label_is_shown() {
+    fn newest_line_of_label_counts() {
         let line = |kind: &str, stale: u32, writes: u32| {
             json!({"bench": "sharing", "label": "x", "kind": kind, "ops_s": 12.4, "calls_op": 0.5, "reads": 3, "writes": writes, "stale": stale,
                    "oldest_ms": 0.25, "read_p50_ms": 1.0, "read_p99_ms": 2.0, "write_p50_ms": 3.0, "write_p99_ms": 4.0})

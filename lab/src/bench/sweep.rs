@@ -106,7 +106,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_picture_shows_every_profile_and_policy() {
+    fn picture_shows_profiles_and_policies() {
         let mut lines = Vec::new();
         for policy in POLICIES {
             for (profile, size) in

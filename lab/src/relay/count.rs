@@ -208,7 +208,7 @@ mod tests {
 
     /// Calls and replies are counted for any division into fragments and reads.
     #[test]
-    fn calls_and_replies_are_counted_whatever_the_pieces_they_arrive_in() {
+    fn fragmented_messages_are_counted() {
         let stats = Mutex::new(Stats::default());
         let mut talk = Conversation::default();
         // NFSv3 GETATTR, xid 7, AUTH_NONE twice, then a reply without results.
@@ -228,7 +228,7 @@ mod tests {
 
     /// A compound is counted by its operations, its status and the granted delegation.
     #[test]
-    fn a_compound_shows_its_operations_its_status_and_the_delegation_it_was_given() {
+    fn compound_operations_are_counted() {
         let stats = Mutex::new(Stats::default());
         let mut talk = Conversation::default();
         let head =
@@ -251,7 +251,7 @@ mod tests {
     /// The relay stores only the first bytes of an endless message, and counts records that are not
     /// RPC.
     #[test]
-    fn rubbish_and_endless_messages_are_carried_without_growing() {
+    fn endless_messages_stay_within_memory() {
         let stats = Mutex::new(Stats::default());
         let mut talk = Conversation::default();
         talk.feed(&0x7fff_ffffu32.to_be_bytes(), true, &stats);

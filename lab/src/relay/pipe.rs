@@ -267,7 +267,7 @@ mod tests {
 
     /// Each direction adds its delay once. Bytes keep their order when the delay changes.
     #[test]
-    fn a_delay_is_paid_once_each_way_and_bytes_keep_their_order_when_it_changes() {
+    fn delay_keeps_order_of_bytes() {
         let (mut c, _line, shared) = echo(20_000);
         let t = ask(&mut c, b"delayed");
         assert!(t >= Duration::from_millis(40), "{t:?}");
@@ -285,7 +285,7 @@ mod tests {
 
     /// A cut line passes no bytes. They arrive when the cut ends.
     #[test]
-    fn nothing_passes_a_cut_and_everything_after_it_is_healed() {
+    fn cut_line_holds_bytes() {
         let (mut c, line, _shared) = echo(0);
         ask(&mut c, b"before");
         line.cut(true);
@@ -311,7 +311,7 @@ mod tests {
     /// A client that reconnects from its old port reaches the server with that port, also directly
     /// after a break.
     #[test]
-    fn the_server_sees_the_port_of_the_client() {
+    fn client_port_is_kept() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpListener::bind("127.0.0.1:0").unwrap();
         let line =
@@ -338,7 +338,7 @@ mod tests {
     /// Servers that export with `secure` check the port. A second client with the same port is
     /// forwarded from another privileged port.
     #[test]
-    fn who_calls_from_a_privileged_port_is_forwarded_from_one() {
+    fn privileged_port_stays_privileged() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = server.local_addr().unwrap().to_string();
         let first = connect_like(1023, &target).unwrap();
