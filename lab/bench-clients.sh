@@ -1,9 +1,10 @@
 #!/bin/bash
-# Many mounts of one hither serve (lab/work/clients.py): JSON lines to standard output. Root.
-#   bench-clients.sh recall     what a conflicting open waits for
-#   bench-clients.sh restart    a server that is killed and started under 50 mounts with delayed writes, without a rate and with RATES (100); about 15 min
-# HITHER and HITHER_LAB name other binaries than those in target/release; CLIENTS another number of mounts, LABS another name of the
-# laboratory.
+# Many mounts of one hither serve (lab/work/clients.py). Prints JSON lines. Needs root.
+#   bench-clients.sh recall     the waiting time of a conflicting open
+#   bench-clients.sh restart    a kill and restart of the server under 50 mounts with delayed writes
+# `restart` runs without a rate and with RATES (100), and takes about 15 minutes.
+# HITHER and HITHER_LAB name other binaries than those in target/release. CLIENTS is another number
+# of mounts. LABS is another name of the laboratory.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export HITHER=$(realpath "${HITHER:-target/release/hither}")
@@ -13,7 +14,8 @@ name=${LABS:-clients}
 trap '$lab --name $name down >/dev/null 2>&1' EXIT
 rc=0
 
-# measured LAB SERVER VERS OPTIONS VERB ARGUMENT...: SERVER as `hither-lab bench` names it; further words go to clients.py.
+# measured LAB SERVER VERS OPTIONS VERB ARGUMENT...: SERVER is a name of `hither-lab bench`. Further
+# arguments go to clients.py.
 measured() {
   local name=$1 server=$2 vers=$3 opts=$4 verb=$5 deleg=none ports=port=6049 label
   shift 5
@@ -29,7 +31,7 @@ measured() {
   return $rc
 }
 
-# each COMMAND...: with every set of leases or delegations
+# each COMMAND...: runs the command with every set of leases or delegations
 each() {
   while read -r set; do
     # shellcheck disable=SC2086

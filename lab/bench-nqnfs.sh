@@ -1,12 +1,15 @@
 #!/bin/bash
-# The experiments of "Not Quite NFS" with many mounts of one hither serve (lab/work/clients.py): JSON lines to standard output. Root.
+# The experiments of "Not Quite NFS" with many mounts of one hither serve (lab/work/clients.py).
 #   bench-nqnfs.sh table2     one client, each way of caching, REPS (2) times
 #   bench-nqnfs.sh memory     the memory of the client's machine, as Figure 1
 #   bench-nqnfs.sh clients    1 to 10 mounts at a time, as Figures 2 to 5
 #   bench-nqnfs.sh speeds     parts of a processor, as Table 3
-#   bench-nqnfs.sh delays     round trips of 5 to 200 ms, as Table 4 and Figure 6, on REPS (3) mounts at a time
-# All but `delays` have the server on an emulated hard disk (8 ms a seek and a flush), as its server had one: on a fast disk nothing waits for writes. HITHER and HITHER_LAB
-# name other binaries than those in target/release; CLIENTS, MEMORY, SPEEDS and DELAYS other numbers.
+#   bench-nqnfs.sh delays     round trips of 5 to 200 ms on REPS (3) mounts, as Table 4 and Figure 6
+# HITHER and HITHER_LAB name other binaries than those in target/release. CLIENTS, MEMORY, SPEEDS
+# and DELAYS are other numbers. Prints JSON lines. Needs root.
+#
+# The server of all parts but `delays` is on an emulated hard disk (8 ms a seek and a flush), as in
+# the paper. On a fast disk no write has to wait.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export HITHER=$(realpath "${HITHER:-target/release/hither}")
@@ -24,7 +27,7 @@ labs=
 trap 'for l in $labs; do $lab --name $l down >/dev/null 2>&1; done; umount "$WORK"/lab/*/hither/export 2>/dev/null; umount "$WORK"/head "$WORK"/bytes 2>/dev/null' EXIT
 rc=0
 
-# An ext4 on an emulated hard disk takes the place of what laboratory $1 serves.
+# Mounts an ext4 on an emulated hard disk over the exported directory of laboratory $1.
 slow() {
   local export=$WORK/lab/$1/hither/export device
   mkdir -p "$export" "$WORK"/{bytes,head}
@@ -39,7 +42,8 @@ slow() {
   losetup -d "$device"
 }
 
-# measured LAB SERVER VERS OPTIONS ARGUMENT...: SERVER as `hither-lab bench` names it; further words go to clients.py.
+# measured LAB SERVER VERS OPTIONS ARGUMENT...: SERVER is a name of `hither-lab bench`. Further
+# arguments go to clients.py.
 measured() {
   local name=$1 server=$2 vers=$3 opts=$4 ports=port=6049 label
   shift 4
@@ -50,7 +54,7 @@ measured() {
   $lab --name "$name" exec -- python3 "$work" mab "$HITHER" "vers=$vers,$ports${opts:+,$opts}" 10.98.0.1:/ --label "$label" "$@"
 }
 
-# served SERIES LAB SERVER VERS OPTIONS: the series, with a server of its own
+# served SERIES LAB SERVER VERS OPTIONS: runs the series with its own server
 served() {
   local deleg=none rc
   [ "$3" = hither ] || deleg=all
@@ -61,7 +65,7 @@ served() {
   return $rc
 }
 
-# each SERIES: for each way of caching that the paper had, or that took its place
+# each SERIES: runs the series for each way of caching of the paper, or its successor
 each() {
   local jobs=() n=0 j
   while read -r set; do
@@ -94,7 +98,7 @@ $sets" ;;
   *) sed -n '2,10p' "$0" >&2; exit 2 ;;
 esac
 if [ -n "$together" ]; then labs="nqnfs-1 nqnfs-2 nqnfs-3 nqnfs-4 nqnfs-5"; else labs=nqnfs-1; fi
-# The disk comes first: the laboratory has mounts of its own from then on.
+# The disk comes first, because the laboratory has its own mounts from then on.
 [ -n "$together" ] || slow nqnfs-1 || exit 1
 for l in $labs; do $lab --name "$l" up >/dev/null || exit 1; done
 each "$series"

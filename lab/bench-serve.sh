@@ -1,16 +1,23 @@
 #!/bin/bash
-# NFS servers side by side: nfs-ganesha, hither serve without a journal, with one on a fast disk and with one on the same disk, and the kernel's server, on an emulated
-# hard disk (8 ms a seek and a flush) and on this machine's. One server runs at a time. Root; nothing else should run.
-# bench-serve.sh [PART]...    JSON lines to standard output; what runs to standard error. Without a PART: all of them
+# NFS servers side by side on an emulated hard disk (8 ms a seek and a flush) and on this machine's
+# disk. The servers are nfs-ganesha, the kernel's server, and hither serve: without a journal, with
+# a journal on a fast disk, and with a journal on the same disk. One server runs at a time. Needs
+# root and an otherwise idle machine.
+#
+# bench-serve.sh [PART]... prints JSON lines to standard output and progress to standard error.
+# Without a PART it runs all parts:
 #   nhfsstone   response times of Moran's mix against offered load
-#   mixes       its capacity with other parts of calls that modify
+#   mixes       the capacity for mixes with other shares of modifying calls
 #   sync        stable changes of each kind, 1, 8 and 64 clients
 #   reads       reads from memory by the server's processor time
 #   stream      sequential reading beside TCP
 #   memory      of hither serve: connections, clients, opens, delegations, a large tree
-# QUICK=1 takes a tenth of the time, to see whether it works. JOURNAL_MIB is the journal's size, ENTRIES how many names the large tree has (1000000). HITHER and HITHER_LAB name other binaries than those in target/release,
-# HITHER_BENCH another one than HITHER that measures; WORK_DIR is where this machine's disk is taken from. SERVERS are others than the usual ones, of ganesha, knfsd, hither,
-# hither-journal, hither-journal-same, and hither-synced, whose directory is one in which new names are synced and not in the journal.
+# QUICK=1 takes a tenth of the time, for a trial. JOURNAL_MIB is the journal's size. ENTRIES is the
+# number of names in the large tree (1000000). HITHER and HITHER_LAB name other binaries than those
+# in target/release. HITHER_BENCH names another binary that measures. WORK_DIR is a directory on
+# this machine's disk. SERVERS lists other servers than the default: ganesha, knfsd, hither,
+# hither-journal, hither-journal-same, hither-synced. The directory of hither-synced syncs new names
+# itself, without the journal.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hither=$(realpath "${HITHER:-target/release/hither}")
@@ -25,26 +32,26 @@ fi
 shift
 parts=("$@")
 [ $# -gt 0 ] || parts=(nhfsstone mixes sync reads stream memory)
-# What is asked for in full, and in a hurry.
+# The argument for a full run, or the one for a quick run.
 full_or() { if [ -z "${QUICK:-}" ]; then echo "$1"; else echo "$2"; fi; }
 export HITHER_LAB_RUN=$WORK/lab
 lab="$lab --name serve"
 ip link set lo up
-# What ganesha keeps belongs to this run.
+# State of ganesha belongs to this run.
 for dir in /run /var/lib/nfs; do mount -t tmpfs tmpfs $dir; done
 mkdir -p /run/ganesha /var/lib/nfs/ganesha
 rpcbind -w
 
 say() { echo "$(date +%T) load $(cut -d' ' -f1-3 /proc/loadavg): $*" >&2; }
-# Each line with the disk it is about.
+# Adds the disk to each line.
 on() { sed -u "s/^{/{\"disk\":\"$1\",/"; }
 until_it() { for _ in $(seq 600); do "$@" 2>/dev/null && return; sleep 0.1; done; echo "never: $*" >&2; exit 1; }
 answers() { (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null; }
 
-# The last line that a command says; all of them where it fails.
+# The last line of a command's output. After a failure, the whole output.
 last() { local all; all=$("$@") || { echo "$all" >&2; return 1; }; tail -1 <<< "$all"; }
 
-# The emulated disk: bytes in memory, a head that takes 8 ms while something is measured.
+# The emulated disk: bytes in memory, and a head that takes 8 ms during measurements.
 slow_disk() {
   mkdir -p "$WORK"/{bytes,head-"$1"}
   mountpoint -q "$WORK/bytes" || mount -t tmpfs -o size=8g tmpfs "$WORK/bytes"
@@ -58,17 +65,17 @@ mount_on() {
   local device
   mkdir -p "$2"
   device=$(losetup --find --show --direct-io=on "$1")
-  # As hard disks have.
+  # The default scheduler of hard disks.
   [ "$2" = "$WORK/fast" ] || echo mq-deadline > "/sys/block/${device#/dev/}/queue/scheduler" || true
   mount -t ext4 -o noatime,nodiscard "$device" "$2"
-  losetup -d "$device"     # when it is unmounted
+  losetup -d "$device"  # freed when the file system is unmounted
 }
 slow_disk a
 mount_on "$WORK/head-a/disk" "$WORK/slow"
 fallocate -l 8G "$WORK/image"
 mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0,nodiscard "$WORK/image"
 mount_on "$WORK/image" "$WORK/fast"
-# The guest's, of the same kind, which it has as it is; its driver passes no flushes on.
+# The guest's disk is of the same kind. The guest's driver drops flushes, hence --flush-by-record.
 slow_disk b --flush-by-record
 pid=
 finish() {
@@ -79,7 +86,8 @@ finish() {
 }
 trap finish EXIT
 
-# start SERVER DISK: $pid is its process, unless it is in a guest, "${at[@]}" how `hither bench` reaches it, $via where from
+# start SERVER DISK: sets $pid to the server's process (empty for a guest), "${at[@]}" to its
+# address for `hither bench`, and $via to the command that enters the client's network
 start() {
   local server=$1 dir=$WORK/$2 journal=()
   via=
@@ -104,7 +112,7 @@ C
       case $server in
         hither-journal) journal=(--journal "$WORK/fast/journal-of-$2") ;;
         hither-journal-same) journal=(--journal "$dir/journal-of-$server") ;;
-        # New names in it are synced.
+        # The set-group-ID directory makes the server sync new names.
         hither-synced) journal=(--journal "$WORK/fast/journal-of-synced-$2"); chmod g+s "$dir/$server" ;;
       esac
       [ ${#journal[@]} = 0 ] || journal+=(--journal-size "${JOURNAL_MIB:-256}")
@@ -169,7 +177,7 @@ reads() {
   each costs
 }
 
-# What a reader gets of a file, beside what a TCP connection carries at the same time.
+# The rate of a reader, beside the rate of a TCP connection at the same time.
 beside() {
   python3 -c 'import json, sys; print(json.dumps({"bench": "stream", "disk": "fast", "label": sys.argv[1], "bytes_s": float(sys.argv[2]), "tcp_bytes_s": json.loads(sys.argv[3])["bytes_s"]}))' "$@"
 }
@@ -219,7 +227,7 @@ memory() {
   local dir=$WORK/fast/memory part
   say "memory"
   mkdir -p "$dir"
-  # An open takes two descriptors, here and there.
+  # Each open file takes a descriptor in the client and one in the server.
   ulimit -n 400000 || say "few descriptors: $(ulimit -n)"
   for part in connections opens leases tree; do
     "$hither" serve "$dir" -l 127.0.0.1:5001 --max-delegations 1000000 --state-dir "$WORK/state-$part" >&2 &

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Two mounts that share files (`hither bench sharing`), behind a round trip of RTT ms (10): JSON lines to standard output. Root.
-# HITHER and HITHER_LAB name other binaries than those in target/release; SECONDS_EACH is how long each kind takes.
-# The kernel's client is measured with NFSv3 alone: two NFSv4 mounts of one machine are one client, with one set of delegations.
+# Two mounts that share files (`hither bench sharing`), behind a round trip of RTT ms (10). Prints
+# JSON lines. Needs root. HITHER and HITHER_LAB name other binaries than those in target/release.
+# SECONDS_EACH is the time of each kind of sharing. The kernel's client is measured with NFSv3 only.
+# Two NFSv4 mounts of one machine would be one client with one set of delegations.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hither=$(realpath "${HITHER:-target/release/hither}")
@@ -10,7 +11,8 @@ export HITHER=$hither
 trap '$lab down >/dev/null 2>&1' EXIT
 $lab up >&2
 
-# measured LABEL WHERE MOUNT OPTIONS SOURCE: two mounts by the command MOUNT, in the laboratory (exec) or its guest (guest exec)
+# measured LABEL WHERE MOUNT OPTIONS SOURCE: two mounts by the command MOUNT, in the laboratory
+# (exec) or in its guest (guest exec)
 measured() {
   local label=$1 where=$2 mount=$3 options=$4 source=$5 script
   echo "$label" >&2

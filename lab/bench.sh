@@ -1,43 +1,50 @@
 #!/bin/bash
-# Side by side with the kernel's client: JSON lines, tables and pictures go to bench/.
-#   bench.sh              everything but the metadata, about an hour
+# Comparisons with the kernel's client. JSON lines, tables and pictures go to bench/.
+#   bench.sh              all workloads except the metadata, about an hour
 #   bench.sh quick        minutes
-#   bench.sh meta         names, attributes and small files: about an hour, most of it waiting for timeouts
-#   bench.sh meta quick   the same with nfs-ganesha and NFSv4.2 alone: a quarter of an hour
-#   bench.sh write        how files are made and written, with and without a delay
-#   bench.sh write-more   the same at round trips of 1 and 50 ms, four at a time, and a file of 4 GiB
-#   bench.sh creates      new trees with a journal, where new files wait on the client and where they do not
-#   bench.sh delegated    new trees on hither serve, whose delegations let closes go on
-#   bench.sh leases       MAB by type of message, as Table 1 of "Not Quite NFS": with leases, with delegations, with neither, and the kernel's client
-#   bench.sh nqnfs        Tables 2 to 4 and Figures 1 to 6 of "Not Quite NFS" (bench-nqnfs.sh), three quarters of an hour; `nqnfs PART...` some of it
+#   bench.sh meta         names, attributes and small files: about an hour, mostly timeouts
+#   bench.sh meta quick   the same with nfs-ganesha and NFSv4.2 only: a quarter of an hour
+#   bench.sh write        creating and writing files, with and without a delay
+#   bench.sh write-more   the same at round trips of 1 and 50 ms, four at a time,
+#                         and a file of 4 GiB
+#   bench.sh creates      new trees with a journal, with and without new files waiting on the client
+#   bench.sh delegated    new trees on hither serve, whose delegations let closes return at once
+#   bench.sh leases       MAB by type of message, as Table 1 of "Not Quite NFS": with leases, with
+#                         delegations, with neither, and the kernel's client
+#   bench.sh nqnfs        Tables 2 to 4 and Figures 1 to 6 of "Not Quite NFS" (bench-nqnfs.sh),
+#                         three quarters of an hour; `nqnfs PART...` runs some parts
 #   bench.sh sharing      two clients that share files (bench-sharing.sh), a quarter of an hour
-#   bench.sh serve        NFS servers side by side (bench-serve.sh), a quarter of an hour; `serve PART...` some of it, which takes the place of what was there
-#   bench.sh draw         tables and pictures of the metadata again, from what was measured
-# BENCH_OUT is another place than bench/; HITHER and HITHER_LAB name other binaries than those in target/release.
+#   bench.sh serve        NFS servers side by side (bench-serve.sh), a quarter of an hour;
+#                         `serve PART...` runs some parts and replaces their former results
+#   bench.sh draw         tables and pictures of the metadata, from earlier results
+# BENCH_OUT is another directory than bench/. HITHER and HITHER_LAB name other binaries than those
+# in target/release.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${HITHER_LAB:-target/release/hither-lab}
-# Whole: the laboratory may work in another directory.
+# An absolute path, because the laboratory may work in another directory.
 out=$(realpath -m "${BENCH_OUT:-bench}")
 labs="bench bench-ganesha bench-knfsd"
 trap 'for l in $labs; do $bin --name $l down >/dev/null 2>&1; done' EXIT
 rc=0
 
-# measured SERVER RTT PARAMS WORKLOAD...: added to bench/meta-SERVER.jsonl; $opts are the sets of options.
+# measured SERVER RTT PARAMS WORKLOAD...: appends to bench/meta-SERVER.jsonl. $opts are the sets of
+# options.
 measured() {
   local server=$1 rtt=$2 params=$3; shift 3
   $bin --name "bench-$server" bench --server "$server" --rtt "$rtt" --vers "$vers" --params "$params" \
     --limit 600 --opts "$opts" --append --out "$out/meta-$server.jsonl" --table /dev/null "$@"
 }
 
-# With a delay, the numbers are round trips; waits for timeouts (70 s per client) are paid where they say most.
+# With a delay, the numbers are round trips. The waits for timeouts (70 s per client) are included
+# only where they matter most.
 meta() {
   local server=$1 rc=0 opts='default;hither:nocto' depths='"depths": [1, 2, 4, 8, 16]'
   rm -f "$out/meta-$server.jsonl"
   $bin --name "bench-$server" up >/dev/null || return 1
   measured "$server" 10 "{$depths}" opendepth || rc=1
   measured "$server" 0 '{}' pageopen tree python || rc=1
-  # What guessing is worth: the same without.
+  # The value of prefetching: the same runs without it.
   opts='hither:prefetch=off' measured "$server" 0 '{"short": 1}' pageopen tree python || rc=1
   measured "$server" 0 '{"short": 1, "reading": 1, "single_only": 1}' mab badros bigtree bigdir || rc=1
   if [ -z "$quick" ]; then
@@ -62,7 +69,7 @@ case ${1:-} in
   meta)
     quick=${2:-} vers=4.2,3 servers="ganesha knfsd"
     [ -z "$quick" ] || vers=4.2 servers=ganesha
-    # Two laboratories at once: they mostly wait. What counts are RPCs.
+    # Two laboratories at once, because they mostly wait and the results are RPCs.
     jobs=()
     for s in $servers; do meta "$s" & jobs+=($!); done
     for j in "${jobs[@]}"; do wait "$j" || rc=1; done
@@ -70,7 +77,7 @@ case ${1:-} in
     $bin --name bench bench overhead --out $out/overhead.jsonl --table $out/overhead.md ${quick:+--server ganesha} || rc=1
     exit $rc ;;
   write)
-    # postmark with a delay is shortened: in full it takes the kernel's client ten minutes a run.
+    # postmark with a delay is shortened. A full run takes the kernel's client ten minutes.
     for s in ganesha knfsd; do
       rm -f "$out/write-$s.jsonl"
       $bin --name "bench-$s" up >/dev/null || { rc=1; continue; }
@@ -83,7 +90,8 @@ case ${1:-} in
     done
     exit $rc ;;
   write-more)
-    # What takes long with a delay is shortened; counts of Badros and MAB stay comparable with those of `write`.
+    # Long workloads are shortened with a delay. Counts of Badros and MAB stay comparable with those
+    # of `write`.
     for s in ganesha knfsd; do
       rm -f "$out/write-more-$s.jsonl"
       $bin --name "bench-$s" up >/dev/null || { rc=1; continue; }
@@ -102,7 +110,7 @@ END
     done
     exit $rc ;;
   creates)
-    # Shortened: in full, the kernel's client takes two minutes for the untar.
+    # Shortened, because the kernel's client takes two minutes for the full untar.
     rm -f $out/creates-here.jsonl
     for s in ganesha knfsd; do
       $bin --name bench bench --server $s --vers 4.2 --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --limit 600 \
@@ -122,7 +130,7 @@ END
     rm -f $out/leases.jsonl
     mab() { $bin --name bench bench --append --out $out/leases.jsonl --table /dev/null --limit 1800 "$@" mab || rc=1; }
     mab --server hither --vers nqnfs,4.2 --client hither
-    # The last word of the user that nobody else uses the mount.
+    # These options say that no other client uses the export.
     alone=writeback=journal,exclusive,creates=here
     mab --server hither --vers 4.2 --client hither --opts "$alone;$alone,nocto"
     mab --server hither-deleg --vers 4.2 --client hither --opts "default;close=delegated;close=delegated,$alone,nocto"
@@ -135,7 +143,7 @@ END
     [ $# -gt 0 ] || parts=(table2 memory clients speeds delays)
     for part in "${parts[@]}"; do
       lab/bench-nqnfs.sh "$part" > $out/nqnfs.new || rc=1
-      # What was not measured this time stays.
+      # Results of parts that did not run stay.
       { grep -v "\"series\": \"$part\"" $out/nqnfs.jsonl 2>/dev/null; cat $out/nqnfs.new; } > $out/nqnfs.old
       mv $out/nqnfs.old $out/nqnfs.jsonl
       rm $out/nqnfs.new
@@ -152,7 +160,7 @@ END
     parts=("$@")
     [ $# -gt 0 ] || parts=(nhfsstone mixes sync reads stream memory)
     lab/bench-serve.sh "${parts[@]}" > $out/serve.new || rc=1
-    # What was not measured this time stays.
+    # Results of parts that did not run stay.
     python3 - $out/serve.jsonl "${parts[@]}" <<'END' > $out/serve.old || exit 1
 import json, os, sys
 for line in open(sys.argv[1]) if os.path.exists(sys.argv[1]) else ():
@@ -177,7 +185,8 @@ END
 esac
 lab="$bin --name bench"
 $lab bench --rtt 0 --out $out/rtt0.jsonl --table $out/rtt0.md opendepth pageopen profiles mab badros postmark meta stream || rc=1
-# With a delay, times follow from the counts; a few show it. `short` leaves out the waits for attribute timeouts.
+# With a delay, times follow from the counts, so a few workloads suffice. `short` leaves out the
+# waits for attribute timeouts.
 $lab bench --rtt 10 --params '{"short": 1, "files": 300, "single_only": 1}' --out $out/rtt10.jsonl --table $out/rtt10.md \
   opendepth pageopen profiles meta mab || rc=1
 exit $rc

@@ -1,6 +1,7 @@
 #!/bin/bash
-# The dashboard in a real browser (Chromium without a window, driven by its own protocol), of a mount of `hither serve`, where there is no network but
-# loopback. Pictures go to target/dashboard. Root.
+# Tests the dashboard of a mount of `hither serve` in a real browser. The browser is headless
+# Chromium, driven by its own protocol. The network has only loopback. Pictures go to
+# target/dashboard. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hither=$(realpath "${HITHER:-target/release/hither}")
@@ -14,7 +15,7 @@ if [ "${1:-}" != inside ]; then
   mkdir -p "$pictures"
   work=$(mktemp -d /tmp/hither-browser.XXXXXX)
   trap 'rm -rf "$work"' EXIT
-  # The first process of the namespaces takes all others with it when it ends.
+  # When the first process of the namespaces ends, all others end.
   HITHER=$hither BROWSER=$BROWSER WORK=$work PICTURES=$pictures unshare --mount --net --pid --fork --kill-child --mount-proc "$0" inside
   exit
 fi

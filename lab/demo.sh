@@ -1,6 +1,6 @@
 #!/bin/bash
-# A visible session: hither serves a directory of this machine and mounts it. Processes and mounts are in namespaces of
-# their own and gone afterwards, also after a failure. Root.
+# A visible session: hither serves a directory of this machine and mounts it. Processes and mounts
+# are in private namespaces and disappear at the end, also after a failure. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hither=$(realpath "${HITHER:-target/release/hither}")
@@ -9,7 +9,7 @@ if [ "${1:-}" != inside ]; then
   [ -e /dev/fuse ] || modprobe fuse || { echo "this kernel has no FUSE (/dev/fuse)" >&2; exit 1; }
   work=$(mktemp -d /tmp/hither-demo.XXXXXX)
   trap 'rm -rf "$work"' EXIT
-  # The first process of the namespaces takes all others with it when it ends.
+  # When the first process of the namespaces ends, all others end.
   HITHER=$hither WORK=$work unshare --mount --pid --fork --kill-child --mount-proc "$0" inside
   exit
 fi
@@ -23,7 +23,7 @@ mkdir "$srv" "$mnt"
 say "1. hither serves a directory to NFS clients"
 serve() {
   printf '\n$ hither serve %s\n' "$*"
-  # With nothing of the mount open, not even as its directory.
+  # The server must not have a file of the mount open, not even as its working directory.
   (cd / && exec "$hither" serve "$@" --state-dir "$WORK/state" --grace 1) 4>&- &
   server=$!
   for _ in $(seq 100); do

@@ -1,7 +1,7 @@
 #!/bin/bash
-# The suites and scenarios that `make test` leaves out: also the Linux kernel's server and client,
-# every version, every fault. `full.sh all` runs each suite at full length on every server and
-# version, which takes hours.
+# The suites and scenarios that `make test` leaves out. They include the Linux kernel's server and
+# client, every version and every fault. `full.sh all` runs each suite at full length on every
+# server and version, which takes hours.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = all ]; then
@@ -12,9 +12,10 @@ scenario --server ganesha,knfsd --vers 4.2,3 all
 END
   exit
 fi
-# `hither serve` with the kernel's client and ours, faults and histories, other servers with our
-# client. The guest's kernel lacks newer features of FUSE. Its clock ticks a hundred times a second,
-# and NFSv3 tells versions of a file apart by its times: so its server has no histories with NFSv3.
+# `hither serve` with the kernel's client and with hither, faults and histories, and other servers
+# with hither. The guest's kernel lacks newer features of FUSE. Its clock ticks a hundred times a
+# second, and NFSv3 distinguishes versions of a file by its times. The guest's server therefore has
+# no histories with NFSv3.
 lab/lanes.sh full 3 <<'END'
 suite --quick --server hither --vers 4.2 --client kernel sqlite posix git fsx pjdfstest
 suite --quick --server hither --vers 3 --client kernel sqlite posix git fsx pjdfstest

@@ -1,9 +1,10 @@
 #!/bin/bash
-# Runs commands of the laboratory side by side: lanes.sh NAME LANES, one command a line on standard input.
+# Runs commands of the laboratory side by side: lanes.sh NAME LANES. Standard input has one command
+# per line.
 #
-# Laboratories of different names share nothing, and most suites wait for a server or a timeout. Each
-# lane has a laboratory NAME1, NAME2... of its own and takes the next command when it is free, so the
-# longest commands come first. The output of a command is shown when it ends.
+# Laboratories of different names share nothing, and most suites wait for a server or a timeout.
+# Each lane has its own laboratory NAME1, NAME2 and so on. A free lane takes the next command, so
+# the longest commands come first. The output of a command is shown when the command ends.
 set -uo pipefail
 name=$1 lanes=$2
 lab=target/release/hither-lab
@@ -13,7 +14,7 @@ cat > "$work/commands"
 touch "$work/lock"
 echo 0 > "$work/taken"
 
-# The next command that no lane has taken yet; fails when none is left.
+# The next command that no lane has taken yet. Fails when none is left.
 next() {
   exec 9>"$work/lock"; flock 9
   local n; n=$(($(cat "$work/taken") + 1)); echo "$n" > "$work/taken"
@@ -27,7 +28,7 @@ lane() {
   $mine up || exit 1
   while command=$(next); do
     begin=$SECONDS
-    # shellcheck disable=SC2086 # A command is words.
+    # shellcheck disable=SC2086 # A command is a list of words.
     $mine $command > "$out" 2>&1 || { rc=1; echo "failed: $command" >> "$out"; }
     { flock 8; echo "$command ($((SECONDS - begin)) s)"; cat "$out"; } 8>"$work/shown"
   done

@@ -1,11 +1,12 @@
 #!/bin/bash
-# Installs what is lacking: packages.sh [toolchain|browser|deb]. Debian and Ubuntu, as root; silent when nothing lacks.
+# Installs missing packages: packages.sh [toolchain|browser|deb]. Debian and Ubuntu, as root. Prints
+# nothing when no package is missing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 install_packages() {
   [ "$(id -u)" = 0 ] || { echo "packages are missing ($*): run as root" >&2; exit 1; }
   echo "installing: $*"
-  # Servers are started by the tests themselves, in namespaces of their own: not by the package.
+  # The tests start servers in private namespaces, so the packages must not start any.
   local policy=/usr/sbin/policy-rc.d made=
   [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' > $policy; chmod +x $policy; made=1; }
   trap '[ -z "$made" ] || rm -f $policy' EXIT
@@ -25,7 +26,8 @@ case "${1:-}" in
     for browser in chromium-headless-shell chromium google-chrome chrome; do
       ! command -v $browser >/dev/null || exit 0
     done
-    # Ubuntu's is a snap, which is nobody's to install from here: lab/browser.sh says what it wants.
+    # Ubuntu's chromium is a snap, which this script does not install. lab/browser.sh names the
+    # missing program.
     ! apt-cache show chromium-headless-shell >/dev/null 2>&1 || install_packages chromium-headless-shell
     exit ;;
   deb)
@@ -37,7 +39,7 @@ if [ "${1:-}" != toolchain ]; then
   mapfile -t wanted < <(grep -v '^ *\(#\|$\)' "$here/packages.txt")
   mapfile -t missing < <(lacking "${wanted[@]}")
   [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
-  # nfs-ganesha exports nothing without it; minimal systems lack it.
+  # nfs-ganesha exports nothing without /etc/mtab, and minimal systems lack the file.
   [ -e /etc/mtab ] || ln -s ../proc/self/mounts /etc/mtab
   [ -e /dev/fuse ] || modprobe fuse || { echo "this kernel has no FUSE (/dev/fuse)" >&2; exit 1; }
 fi

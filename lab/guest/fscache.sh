@@ -1,6 +1,7 @@
 #!/bin/bash
-# FS-Cache for the kernel's client in the guest: `start` makes an empty cache on the guest's second disk and lets cachefilesd serve it
-# (mounts use it with the option `fsc`), `stop` ends it. Without cachefilesd it says so and fails.
+# FS-Cache for the kernel's client in the guest. `start` makes an empty cache on the guest's second
+# disk and starts cachefilesd. Mounts use the cache with the option `fsc`. `stop` ends it. Without
+# cachefilesd the script reports that and fails.
 { # one block: bash parses it whole, so editing this file does not hit a running guest
 set -e
 dir=/run/fscache conf=/run/cachefilesd.conf pid=/run/cachefilesd.pid

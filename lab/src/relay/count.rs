@@ -44,9 +44,13 @@ struct Count {
 }
 
 impl Stats {
-    /// All counters: `calls` by procedure (`n`, `answered`, bytes `req` and `rep`, `us` waited),
-    /// `ops` by NFSv4 operation, `sigs` by the list of operations in a compound, `deleg` by granted
-    /// type, `status4` by compound status, and `rubbish` for records that are not RPC messages.
+    /// All counters:
+    /// - `calls` by procedure (`n`, `answered`, bytes `req` and `rep`, `us` waited)
+    /// - `ops` by NFSv4 operation
+    /// - `sigs` by the list of operations in a compound
+    /// - `deleg` by granted type
+    /// - `status4` by compound status
+    /// - `rubbish` for records that are not RPC messages
     pub fn json(&self) -> Value {
         let calls: serde_json::Map<String, Value> = self
             .calls
