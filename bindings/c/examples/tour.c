@@ -1,4 +1,4 @@
-/* A tour of libhither: makes a directory on a mount, puts files there, and reads, lists and watches them.
+/* A tour of libhither: makes a directory with files on a mount, and reads, lists and watches them.
  *
  *     cc tour.c $(pkg-config --cflags --libs hither) -o tour && ./tour /mnt/share
  */
@@ -15,7 +15,7 @@
 #define FILES 30
 #define LARGE ((size_t)3 << 20)
 
-/* The end, with the failed call. */
+/* Ends the program with the message of the failed call. */
 static void check(int ok) {
     if (!ok) {
         fprintf(stderr, "tour: %s\n", hither_error());
@@ -23,7 +23,7 @@ static void check(int ok) {
     }
 }
 
-/* The same for a wrong result. */
+/* Ends the program with a message about a wrong result. */
 static void expect(int ok, const char *what) {
     if (!ok) {
         fprintf(stderr, "tour: not as expected: %s\n", what);
@@ -31,7 +31,7 @@ static void expect(int ok, const char *what) {
     }
 }
 
-/* An open file: writing and reading at offsets, side by side when there is much. */
+/* An open file: writes and reads at offsets. Large ones send requests side by side. */
 static void one_file(hither_t *h) {
     struct hither_attr attr;
     unsigned char *body = (unsigned char *)malloc(LARGE), *back = (unsigned char *)malloc(LARGE + 1);
@@ -44,7 +44,7 @@ static void one_file(hither_t *h) {
     f = hither_open(h, "tour/large", O_RDWR | O_CREAT | O_EXCL, 0640);
     check(f != NULL);
     check(hither_pwrite(f, body, LARGE, 0) == (ssize_t)LARGE);
-    check(hither_fsync(f) == 0); /* It is on the server's stable storage now. */
+    check(hither_fsync(f) == 0); /* The data is on the server's stable storage now. */
     expect(hither_lend(f) == -1 && errno == EOPNOTSUPP, "no loan of what may change");
     check(hither_pread(f, back, LARGE + 1, 0) >= 0);
     expect(memcmp(body, back, LARGE) == 0, "the bytes that were written");
@@ -53,9 +53,9 @@ static void one_file(hither_t *h) {
     check(hither_fstat(f, &attr) == 0);
     expect(S_ISREG(attr.mode) && (attr.mode & 07777) == 0640 && attr.size == LARGE, "attributes of an open file");
     check(hither_ftruncate(f, 2) == 0);
-    check(hither_append(f, "end", 3) == 3); /* Wherever the end is by now. */
+    check(hither_append(f, "end", 3) == 3); /* At the present end of the file. */
     expect(hither_pread(f, back, 10, 1) == 4 && memcmp(back, "\001end", 4) == 0, "what was appended");
-    check(hither_close(f) == 0); /* As close(2): it reports write errors. */
+    check(hither_close(f) == 0); /* As close(2), this reports write errors. */
 
     check(hither_stat(h, "tour/large", &attr) == 0);
     expect(attr.size == 5, "the length after the cut");
@@ -65,7 +65,7 @@ static void one_file(hither_t *h) {
     free(back);
 }
 
-/* Many files at once, in a few round trips; through the kernel each file would take one. */
+/* Many files in a few round trips. Through the kernel each file would take one. */
 static void many_files(hither_t *h) {
     static char names[FILES + 1][32];
     const char *paths[FILES + 1];
@@ -81,7 +81,7 @@ static void many_files(hither_t *h) {
         if (i < FILES)
             check(hither_write_file(h, paths[i], names[i], strlen(names[i]), 0644) == 0);
     }
-    /* The last one does not exist: it has its own error, and the others are there all the same. */
+    /* The last file does not exist. It has its own error, and the other files are read. */
     check(hither_read_files(h, paths, FILES + 1, contents) == 0);
     check(hither_stat_many(h, paths, FILES + 1, stated) == 0);
     for (i = 0; i < FILES; i++) {
@@ -93,7 +93,7 @@ static void many_files(hither_t *h) {
     expect(stated[FILES].error == ENOENT, "ENOENT");
     hither_free_contents(contents, FILES + 1);
 
-    /* Parts go to memory of the program's own. */
+    /* The program provides the memory for parts. */
     memset(parts, 0, sizeof parts);
     parts[0].path = "tour/f1", parts[0].offset = 5, parts[0].data = head, parts[0].len = sizeof head;
     parts[1].path = "tour/large", parts[1].offset = LARGE - 3, parts[1].data = tail, parts[1].len = sizeof tail;
@@ -106,7 +106,7 @@ static void many_files(hither_t *h) {
     printf("%d files read, and looked at\n", FILES);
 }
 
-/* Directories and trees come with attributes. */
+/* Directories and trees with attributes. */
 static void trees(hither_t *h) {
     hither_walk_t *walk;
     struct hither_entry entry;
@@ -137,7 +137,7 @@ static void trees(hither_t *h) {
     hither_walk_end(walk);
 }
 
-/* Links, names, and errors as system calls have them. */
+/* Links, names, and the errors of system calls. */
 static void names(hither_t *h) {
     struct hither_attr attr;
     char target[16];
@@ -156,14 +156,14 @@ static void names(hither_t *h) {
     printf("as it should be: %s\n", hither_error());
 }
 
-/* Changes are reported; here this program itself makes them. */
+/* Reports of changes. This program itself makes the changes. */
 static void changes(hither_t *h) {
     const char *paths[2] = {"tour/f0", "tour/new"};
     struct hither_changed changed;
     hither_watch_t *watch = hither_watch(h, paths, 2);
     int i;
     check(watch != NULL);
-    for (i = 0; i < 2; i++) { /* First how they are, in any order. */
+    for (i = 0; i < 2; i++) { /* First the present states, in any order. */
         check(hither_change(watch, 120000, &changed) == 1);
         expect(changed.error == (changed.index == 0 ? 0 : ENOENT), "how it is");
     }

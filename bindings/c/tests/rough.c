@@ -1,5 +1,6 @@
-/* Rough handling: many threads on one connection and one file, a child process, handles that outlive their connection, a mount that dies
- * under them. The mount has a file `f` of 1,000,000 bytes, of which each is its number modulo 249. */
+/* Rough handling: many threads on one connection and one file, a child process, handles that
+ * outlive their connection, and a mount that dies meanwhile. The mount has a file `f` of 1,000,000
+ * bytes. Each byte is its offset modulo 249. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>
@@ -70,7 +71,7 @@ int main(int argc, char **argv) {
     watch = hither_watch(h, &name, 1);
     EXPECT(walk != NULL && watch != NULL);
 
-    /* A child connects anew; its calls with its parent's handles fail, and hurt no other call. */
+    /* A child connects again. Its calls with the parent's handles fail without other effects. */
     child = fork();
     if (child == 0) {
         hither_t *own;
@@ -99,13 +100,13 @@ int main(int argc, char **argv) {
     EXPECT(hither_change(watch, 0, &changed) == 0);
     EXPECT(hither_fstat(file, &attr) == 0 && attr.size == SIZE);
 
-    /* The program that runs this kills the mount now. No signal comes, and every call gives the reason. */
+    /* The test kills the mount now. No signal arrives, and every call returns the reason. */
     h = hither_connect(argv[1]);
     EXPECT(h != NULL);
     puts("ready");
     fflush(stdout);
     EXPECT(getchar() == '\n');
-    while (hither_fstat(file, &attr) == 0) /* Until the end of the connection is noticed. */
+    while (hither_fstat(file, &attr) == 0) /* Until the connection's end is noticed. */
         ;
     EXPECT(errno == ECONNABORTED);
     for (i = 0; i < 3; i++) {
