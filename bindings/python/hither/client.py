@@ -1,9 +1,11 @@
-"""Calls. One thread of ours reads replies, and each caller waits for its own. Another thread closes
-dropped files: the garbage collector drops them in any thread, between any two instructions, also in the
-reading thread, which must never wait. So single operations alone change the state that calls share.
+"""Calls. One thread of the package reads replies, and each caller waits for its own reply. Another
+thread closes dropped files. The garbage collector drops files in any thread, between any two
+instructions, also in the reading thread. That thread must never wait. So only single operations
+change the state that calls share.
 
-A frame is sent whole or ends the connection: later bytes would be taken for the rest of a partial one,
-for the bytes of a file for instance. A child process has the same socket and none of the threads: for it the connection has ended."""
+A partly sent frame ends the connection. The daemon would take later bytes for the rest of that
+frame, for example for file data. A child process inherits the socket and none of the threads, so
+its connection has ended."""
 
 import errno
 import io
@@ -22,7 +24,7 @@ from .wire import U32, U64, string, take
 _KINDS = {1: _stat.S_IFREG, 2: _stat.S_IFDIR, 3: _stat.S_IFLNK, 4: _stat.S_IFBLK, 5: _stat.S_IFCHR, 6: _stat.S_IFSOCK,
           7: _stat.S_IFIFO}
 _WINDOW = 8
-# Paths in one request, and their bytes.
+# Most paths in one request, and most bytes of them.
 _BATCH, _BATCH_BYTES = 512, 1 << 20
 
 
@@ -36,7 +38,8 @@ class Attr:
         (kind, mode, self.st_nlink, self.st_uid, self.st_gid, major, minor, self.st_size, used, fs0, fs1, self.st_ino, a, an, m, mn,
          c, cn, self.change) = wire.ATTR.unpack_from(body, at)
         self.st_mode = _KINDS[kind] | mode
-        # As the C library packs them; os.makedev takes no numbers above INT_MAX, which servers tell of files that are no devices.
+        # The encoding of the C library. os.makedev refuses numbers above INT_MAX, which servers
+        # send for files that are not devices.
         self.st_rdev = (major & 0xfff) << 8 | (major & ~0xfff) << 32 | minor & 0xff | (minor & ~0xff) << 12
         self.st_blocks = (used + 511) // 512
         self.fsid = (fs0, fs1)
@@ -74,7 +77,7 @@ def _find(path):
 
 
 def connect(path):
-    """Connects to the mount that holds `path`, or to the socket that it is."""
+    """Connects to the mount that contains `path`, or to `path` itself when it is a socket."""
     return Share(path)
 
 
@@ -86,7 +89,7 @@ class _Call:
         self.replies = queue.SimpleQueue()
 
     def frame(self, timeout=None):
-        """Flags, body and descriptor of the next frame; None at the end."""
+        """Flags, body and descriptor of the next frame. None at the end."""
         if self.over:
             return None
         try:
@@ -124,14 +127,14 @@ class _Call:
 
 
 class Share:
-    """A mount."""
+    """A connection to a mount."""
 
     def __init__(self, path):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Held to send only; one thread may take it twice, but not while a frame of its own is on its way.
+        # Held only to send. A thread may take the lock twice, but not while it is sending a frame.
         self._sending, self._midway = threading.RLock(), None
         self._calls, self._numbers, self._lost = {}, itertools.count(1), False
-        # A semaphore: its content may be taken.
+        # A semaphore: each item is a place for a request.
         self._room = queue.SimpleQueue()
         for _ in range(192):
             self._room.put(None)
@@ -157,7 +160,7 @@ class Share:
         _SHARES.add(self)
 
     def close(self):
-        """Ends the connection; its open files are closed."""
+        """Ends the connection. The daemon closes its open files."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -165,7 +168,7 @@ class Share:
 
     @property
     def ended(self):
-        """Whether the connection has ended: calls on the share fail from then on."""
+        """Whether the connection has ended, so that calls on the share fail."""
         return self._lost
 
     def __enter__(self):
@@ -185,14 +188,15 @@ class Share:
                 self._midway = threading.get_ident()
                 self._socket.sendall(frame)
             except BaseException:
-                # Interrupted, for instance, and a part of it was sent.
+                # A part of the frame may have been sent, for example after an interrupt.
                 self.close()
                 raise
             finally:
                 self._midway = None
 
     def _is_midway(self):
-        """Whether this is a signal's handler, or the like, in a thread that is sending a frame."""
+        """Whether this thread is already sending a frame, as in a signal handler or the garbage
+        collector."""
         return self._midway == threading.get_ident()
 
     def _exactly(self, n, fds):
@@ -200,7 +204,7 @@ class Share:
         while len(parts) < n:
             data, got, _, _ = socket.recv_fds(self._socket, n - len(parts), 1)
             for fd in got:
-                # Programs that this one runs do not get it.
+                # Programs that this one executes do not inherit the descriptor.
                 os.set_inheritable(fd, False)
                 fds.append(fd)
             if not data:
@@ -244,12 +248,12 @@ class Share:
         self._socket.close()
 
     def _forked(self):
-        # Its holder is in the parent.
+        # The thread that holds the lock is in the parent.
         self._sending, self._midway = threading.RLock(), None
         self._over()
 
     def _end_later(self):
-        """Ends abandoned requests, and files that were dropped."""
+        """Cancels abandoned requests and closes dropped files."""
         while (what := self._later.get()) is not None:
             op, number = what
             try:
@@ -258,24 +262,24 @@ class Share:
                 else:
                     self._begin(op, number)
             except OSError:
-                # There is no caller to get the error.
+                # No caller waits for the error.
                 pass
 
     def _begin(self, op, body):
         if len(body) > wire.BODY_MAX:
-            # The daemon would not read it.
+            # The daemon would refuse a longer body.
             raise _error(errno.E2BIG)
         self._room.get()
         number = next(self._numbers) & 0xffffffff
         call = self._calls[number] = _Call(self, number)
-        # Requests added before the reader's end are answered there, once.
+        # The end of the reader answers each request that was added before, once.
         if self._lost and self._calls.pop(number, None) is not None:
             self._room.put(None)
             raise ConnectionAbortedError(errno.ECONNABORTED, "the mount's daemon ended the connection")
         try:
             self._send(number, op, body)
         except BaseException:
-            # It gets no answer, unless the reader's end has given one.
+            # The request gets no answer, unless the end of the reader has answered it.
             if self._calls.pop(number, None) is not None:
                 self._room.put(None)
             raise
@@ -304,7 +308,8 @@ class Share:
     # Files.
 
     def open(self, path, mode="r", permissions=0o644):
-        """Opens a file: r, r+, w, x, a (with + to read as well). Always bytes; not buffered (see io.BufferedReader)."""
+        """Opens a file: r, r+, w, x, a (with + also for reading). Data is bytes, and nothing is
+        buffered (see io.BufferedReader)."""
         flags = {"r": wire.O_READ, "w": wire.O_WRITE | wire.O_CREATE | wire.O_TRUNCATE,
                  "x": wire.O_WRITE | wire.O_CREATE | wire.O_EXCLUSIVE,
                  "a": wire.O_WRITE | wire.O_CREATE}.get(mode.replace("b", "").replace("+", ""))
@@ -326,12 +331,13 @@ class Share:
         return data
 
     def write(self, path, data):
-        """Makes a file of these bytes, on stable storage when this returns."""
+        """Writes a file with these bytes. They are on stable storage when this returns."""
         with self.open(path, "w") as f:
             f.write_all_at(data, 0)
 
     def read_many(self, paths):
-        """All bytes of many files in their order; an OSError in place of each that could not be read."""
+        """All bytes of many files, in the order of the paths. An unreadable file has an OSError
+        instead."""
         paths = list(paths)
         out, longer = [None] * len(paths), []
         for index, size, data in self._pieces([(p, 0, wire.IO_MAX) for p in paths]):
@@ -347,7 +353,8 @@ class Share:
         return out
 
     def read_parts(self, parts):
-        """Parts (path, offset, length up to 1 MiB) of many files, as (index, bytes or OSError) in any order."""
+        """Parts of many files as (index, bytes or OSError), in any order. A part is (path, offset,
+        length up to 1 MiB)."""
         for index, _, data in self._pieces(list(parts)):
             yield index, data
 
@@ -365,7 +372,8 @@ class Share:
             yield index, size, _error(data, parts[index][0]) if isinstance(data, int) else data
 
     def _many(self, op, head, paths, rest, frames):
-        """Asks about paths in as many requests as it takes; yields the results of `frames`, in any order, and (index, None, errno)."""
+        """Asks about paths in as many requests as needed. Yields the results of `frames` in any
+        order, and (index, None, errno)."""
         items = []
         for index, path in enumerate(paths):
             try:
@@ -387,7 +395,8 @@ class Share:
         return attr
 
     def stat_many(self, paths, follow_symlinks=True):
-        """Attributes of many paths in their order; an OSError in place of each that has none."""
+        """Attributes of many paths, in their order. A path without attributes has an OSError
+        instead."""
         paths = list(paths)
         out = [None] * len(paths)
 
@@ -405,7 +414,8 @@ class Share:
         return list(self._entries(self._begin(wire.LIST, string(self._path(path)))))
 
     def walk(self, path="", depth=0xffffffff):
-        """All objects below a directory, as they come: path below it, and attributes or OSError."""
+        """All objects below a directory, as they arrive: path below the directory, and attributes
+        or OSError."""
         return self._entries(self._begin(wire.WALK, string(self._path(path)) + U32.pack(depth)))
 
     def _entries(self, call):
@@ -423,8 +433,8 @@ class Share:
             call.cancel()
 
     def watch(self, paths, timeout=None):
-        """The state of paths, and each new state, as (index, attributes or OSError); TimeoutError after silence of `timeout` s.
-        E2BIG for more than 1024 paths, or a megabyte of them."""
+        """The state of paths, and each new state, as (index, attributes or OSError). TimeoutError
+        after `timeout` seconds without a change. E2BIG for more than 1024 paths, or a megabyte of them."""
         paths = list(paths)
         call = self._begin(wire.WATCH, U32.pack(len(paths)) + b"".join(string(self._path(p)) for p in paths))
         try:
@@ -444,7 +454,7 @@ class Share:
         self._simple(wire.MKDIR, path, U32.pack(mode))
 
     def unlink(self, path):
-        """Removes a name that is no directory."""
+        """Removes a name that is not a directory."""
         self._simple(wire.REMOVE, path, U32.pack(0))
 
     def rmdir(self, path):
@@ -452,7 +462,7 @@ class Share:
         self._simple(wire.REMOVE, path, U32.pack(1))
 
     def rename(self, old, new):
-        """Renames; an object with the new name is replaced."""
+        """Renames an object. An object with the new name is replaced."""
         self._simple(wire.RENAME, old, string(self._path(new)), U32.pack(0))
 
     def symlink(self, target, path):
@@ -461,7 +471,7 @@ class Share:
 
 
 def _batches(items):
-    """Divides the questions into requests."""
+    """Divides items into requests."""
     some, size = [], 0
     for item in items:
         if some and (len(some) == _BATCH or size + len(item[1]) > _BATCH_BYTES):
@@ -515,11 +525,11 @@ class File(io.RawIOBase):
         return self._share._begin(op, self._number + b"".join(body))
 
     def stat(self):
-        """Attributes."""
+        """Attributes of the file."""
         return Attr(self._call(wire.STAT_FILE).one())
 
     def read_at(self, n, offset):
-        """At most n bytes from there; fewer only at the end."""
+        """At most n bytes at an offset. Fewer only at the end of the file."""
         calls, out, asked = [], bytearray(), 0
         while True:
             while asked < n and len(calls) < _WINDOW:
@@ -537,7 +547,7 @@ class File(io.RawIOBase):
                 return bytes(out)
 
     def write_all_at(self, data, offset):
-        """Writes all bytes there."""
+        """Writes all bytes at an offset."""
         data, calls = memoryview(data).cast("B"), []
         for at in range(0, len(data), wire.IO_MAX):
             part = data[at:at + wire.IO_MAX]
@@ -549,9 +559,9 @@ class File(io.RawIOBase):
             self._wrote(*call)
 
     def append(self, data):
-        """Writes all bytes at the end that the file has then, 1 MiB at a time in one piece; returns the
-        place behind them. Appends through the same daemon do not overwrite each other; between clients of
-        a server there is no such promise, as with O_APPEND."""
+        """Writes all bytes at the end of the file, each MiB in one piece. Returns the offset behind
+        them. Appends through the same daemon do not overwrite each other. Between clients of a server there
+        is no such promise, as with O_APPEND."""
         data, end = memoryview(data).cast("B"), None
         for at in range(0, len(data), wire.IO_MAX):
             part = data[at:at + wire.IO_MAX]
@@ -565,7 +575,8 @@ class File(io.RawIOBase):
 
     def _wrote(self, size, call):
         if U32.unpack_from(call.one())[0] < size:
-            # The file's next request gets the reason, unless another one of ours has got it.
+            # The next request for the file returns the reason, unless another request has returned
+            # it.
             self.sync()
             raise _error(errno.EIO)
 
@@ -608,28 +619,28 @@ class File(io.RawIOBase):
         return size
 
     def sync(self):
-        """Everything written is on stable storage when this returns."""
+        """Returns when all written data is on stable storage."""
         self._call(wire.SYNC).one()
 
     def lend(self):
-        """A descriptor for reading with all bytes of the file; OSError (EOPNOTSUPP) when there is none: only mounts with
-        `ro,consistency=frozen,cache` lend, files that are wholly on the local disk. The caller closes it."""
+        """A descriptor for reading all bytes of the file. The caller closes it. OSError
+        (EOPNOTSUPP) unless the mount has `ro,consistency=frozen,cache` and the whole file is on the local disk."""
         _, _, fd = self._call(wire.LEND).frame()
         return fd
 
     def close(self):
-        """Closes the file: its writes are on stable storage, or the error says why not."""
+        """Closes the file. On success its writes are on stable storage."""
         if self.closed:
             return
         super().close()
         if threading.current_thread() is self._share._reader or self._share._is_midway():
-            # The garbage collector has dropped a buffer that was around it.
+            # The garbage collector has dropped a buffer around this file.
             self._share._later.put((wire.CLOSE, self._number))
         else:
             self._call(wire.CLOSE).one()
 
     def __del__(self):
-        # Without waiting: any thread may have to do this, holding anything.
+        # This must not wait, because it may run in any thread with any lock held.
         if hasattr(self, "_number") and not self.closed:
             super().close()
             self._share._later.put((wire.CLOSE, self._number))

@@ -1,4 +1,5 @@
-"""An fsspec filesystem: fsspec.open("hither:///mnt/share/a/b"), or HitherFileSystem("/mnt/share") with paths below it."""
+"""An fsspec filesystem: fsspec.open("hither:///mnt/share/a/b"), or HitherFileSystem("/mnt/share")
+with paths below the mount point."""
 
 import errno
 import io
@@ -10,7 +11,8 @@ from .client import connect
 
 
 class HitherFileSystem(AbstractFileSystem):
-    """The files of a mount. Without `mount`, paths are absolute, and each decides its mount."""
+    """The files of a mount. Without `mount`, paths are absolute, and each path selects its
+    mount."""
 
     protocol = "hither"
     cachable = True
@@ -28,9 +30,10 @@ class HitherFileSystem(AbstractFileSystem):
         return "/" + path.removeprefix("hither://").strip("/")
 
     def _at(self, path):
-        """The share of a path, the path in it, and the part before."""
+        """The share of a path, the path in the share, and the prefix before it."""
         path = self._strip_protocol(path)
-        # Those that ended, with their mount or in the parent of this process, are connected anew.
+        # A share may have ended with its mount, or belong to the parent process. Then connect
+        # again.
         for top, share in list(self._shares.items()):
             if share.ended:
                 self._shares.pop(top, None)
@@ -41,7 +44,7 @@ class HitherFileSystem(AbstractFileSystem):
         for top, share in list(self._shares.items()):
             if path == top or path.startswith(top + "/"):
                 return share, path[len(top):].strip("/"), top
-        # The nearest existing directory decides which mount it is.
+        # The nearest existing directory selects the mount.
         near = path
         while not os.path.lexists(near) and near != "/":
             near = os.path.dirname(near)

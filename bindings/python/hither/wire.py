@@ -1,4 +1,5 @@
-"""The protocol's bytes (docs/SOCKET.md): everything little-endian, byte strings with their length in front."""
+"""The protocol's bytes (docs/SOCKET.md). Numbers are little-endian. Byte strings carry their length
+in front."""
 
 import struct
 
@@ -22,7 +23,7 @@ def string(b):
 
 
 def take(body, at):
-    """The byte string at a place, and the place behind it."""
+    """The byte string at an offset, and the offset behind it."""
     (n,) = U32.unpack_from(body, at)
     end = at + 4 + n
     if end > len(body):

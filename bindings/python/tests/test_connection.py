@@ -1,4 +1,4 @@
-"""What becomes of a connection, with a daemon of the test's own: no mount is needed."""
+"""The fate of a connection. The tests have their own daemon and need no mount."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def exactly(conn, n):
 
 
 def request(conn):
-    """Number, operation and body of the next one; None at the end."""
+    """Number, operation and body of the next request. None at the end."""
     header = exactly(conn, wire.HEADER.size)
     if len(header) < wire.HEADER.size:
         return None
@@ -43,7 +43,7 @@ class Signal(Exception):
 
 class Connection(unittest.TestCase):
     def connected(self, daemon):
-        """A share whose daemon does this with its end after the greeting, and what waits for that."""
+        """A share whose daemon runs `daemon` after the greeting, and the thread of that daemon."""
         place = tempfile.TemporaryDirectory()
         self.addCleanup(place.cleanup)
         listener = socket.socket(socket.AF_UNIX)
@@ -71,7 +71,8 @@ class Connection(unittest.TestCase):
         self.addCleanup(signal.signal, signal.SIGUSR1, before)
 
     def half_sent(self, handled, rest):
-        """A share of which the first frame is being sent while signals come, until `handled`; then its daemon does `rest`."""
+        """A share that receives signals during its first frame, until `handled`. Then the daemon
+        runs `rest`."""
         main = threading.main_thread().ident
 
         def daemon(conn):
@@ -81,11 +82,11 @@ class Connection(unittest.TestCase):
             rest(conn, header)
 
         share, thread = self.connected(daemon)
-        # So that a frame does not fit.
+        # A small buffer, which a frame exceeds.
         share._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         return share, thread
 
-    def test_nothing_follows_a_frame_that_was_half_sent(self):
+    def test_partial_frame_ends_connection(self):
         handled, received = threading.Event(), bytearray()
 
         def handler(*_):
@@ -102,7 +103,7 @@ class Connection(unittest.TestCase):
         f = File(share, "f", 7, wire.O_WRITE)
         with self.assertRaises(Signal):
             f.write_all_at(b"x" * (1 << 20), 0)
-        # It would be in the file.
+        # The daemon would take this request for file data.
         with self.assertRaises(OSError):
             f._call(wire.SYNC)
         thread.join()
@@ -111,7 +112,7 @@ class Connection(unittest.TestCase):
         share._reader.join()
         self.assertTrue(share.ended)
 
-    def test_handlers_of_signals_send_nothing_into_a_frame(self):
+    def test_signal_handlers_keep_frames_whole(self):
         handled, said, received = threading.Event(), [], []
 
         def handler(*_):
@@ -122,7 +123,7 @@ class Connection(unittest.TestCase):
                     send()
                 except OSError as e:
                     said.append((e.errno, share._room.qsize()))
-            # The garbage collector, too, may come by there.
+            # The garbage collector may run at this place, too.
             File(share, "g", 8, wire.O_READ).close()
             handled.set()
 
@@ -140,10 +141,10 @@ class Connection(unittest.TestCase):
         f = File(share, "f", 7, wire.O_WRITE)
         body = os.urandom(1 << 20)
         f.write_all_at(body, 0)
-        # Each gave back its place among the requests; the frame that is being sent has one.
+        # Each refused request freed its place. The frame that is being sent holds one.
         self.assertEqual(said, [(errno.EDEADLK, 191)] * 2)
         f.close()
-        # What was dropped is closed a moment later.
+        # The dropped file is closed a moment later.
         thread.join()
         self.assertEqual(received[0], (wire.WRITE, body))
         self.assertEqual({body for _, body in received[1:]}, {wire.U64.pack(7), wire.U64.pack(8)})
@@ -165,7 +166,7 @@ class Connection(unittest.TestCase):
         if child == 0:
             signal.alarm(60)
             failed = 0
-            # Another thread may have been sending.
+            # The fork may have happened while another thread was sending.
             for call in (f.sync, walk.frame, lambda: share.stat(""), f.close):
                 try:
                     call()
@@ -175,13 +176,13 @@ class Connection(unittest.TestCase):
             os._exit(0 if failed == 4 and share.ended else 1)
         _, status = os.waitpid(child, 0)
         self.assertEqual(status, 0)
-        # It goes on where there was a connection.
+        # The parent's connection goes on.
         f.sync()
         f.close()
         self.assertEqual(received, [wire.WALK, wire.SYNC, wire.SYNC, wire.CLOSE])
         self.assertFalse(share.ended)
 
-    def test_what_is_lent_is_for_this_process(self):
+    def test_lent_descriptor_is_not_inherited(self):
         def daemon(conn):
             number, op, _ = request(conn)
             with open("/dev/null") as null:

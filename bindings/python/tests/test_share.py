@@ -1,4 +1,4 @@
-"""On a mount ($HITHER_MOUNT): what the package says against what the mount says."""
+"""Tests on a mount ($HITHER_MOUNT): answers of the package against those of the mount."""
 
 import errno
 import io
@@ -22,7 +22,7 @@ except ImportError:
 MOUNT = os.environ.get("HITHER_MOUNT")
 
 
-@unittest.skipUnless(MOUNT, "HITHER_MOUNT says which mount")
+@unittest.skipUnless(MOUNT, "HITHER_MOUNT names the mount")
 class Case(unittest.TestCase):
     def setUp(self):
         self.share = hither.connect(MOUNT)
@@ -142,7 +142,8 @@ class Share(Case):
                 if thread == "own":
                     held.clear()
                 else:
-                    # The thread that reads has the last reference, as when the garbage collector comes by there.
+                    # The reading thread has the last reference, as when the garbage collector runs
+                    # there.
                     class Dropping:
                         over, done = False, threading.Event()
 
@@ -155,13 +156,14 @@ class Share(Case):
                     self.share._room.get()
                     self.share._calls[9999999] = dropping
                     self.share._send(9999999, hither.wire.STAT_MANY, hither.wire.U32.pack(0) * 2)
-                    # Replies come in any order: the next call is to meet a thread that has dropped it.
+                    # Replies come in any order. The next call must find that the thread has dropped
+                    # the file.
                     self.assertTrue(dropping.done.wait(600), "the reading thread waits")
                 self.within(600, lambda: self.share.stat(f"{self.name}/f"))
                 self.assertEqual(held, [])
         numbers = set()
         for _ in range(1100):
-            # More than may be open: those that were dropped are closed.
+            # More files than may be open at a time. The dropped ones are closed.
             numbers.add(self.share.open(f"{self.name}/f")._number)
             self.share.stat("")
         self.assertEqual(len(numbers), 1100)
@@ -171,7 +173,7 @@ class Share(Case):
             call(*args)
         self.assertEqual(caught.exception.errno, number)
 
-    def test_what_is_too_much(self):
+    def test_oversized_arguments_are_refused(self):
         share, f = self.share, f"{self.name}/f"
         share.write(f, b"x")
         held = share.open(f)
@@ -185,7 +187,7 @@ class Share(Case):
             self.assertEqual((data, error.errno, again), (b"x", errno.ENAMETOOLONG, b"x"))
             one, error = share.stat_many([f, long])
             self.assertEqual((one.st_size, error.errno), (1, errno.ENAMETOOLONG))
-        # As long as may be, and more of them than one request has room for.
+        # Paths of the greatest length, more of them than fit into one request.
         fits = f"{self.name}/".ljust(4095, "/") + "f"
         self.assertEqual([a.st_size for a in share.stat_many([fits] * 600)], [1] * 600)
         self.assertEqual(share.read_many([fits] * 600), [b"x"] * 600)
@@ -194,7 +196,7 @@ class Share(Case):
         watch = share.watch([f] * 1024)
         self.assertEqual(next(watch)[1].st_size, 1)
         watch.close()
-        # What another library may send.
+        # Requests that another library may send.
         string, number = hither.wire.string, hither.wire.U32.pack
         for expected, op, body in (
                 (errno.ENAMETOOLONG, hither.wire.LIST, string(b"x" * 4097)),
@@ -202,10 +204,10 @@ class Share(Case):
                 (errno.EINVAL, hither.wire.LIST, string(b"a\0b")),
                 (errno.E2BIG, hither.wire.STAT_MANY, number(0) + number(16385) + string(b"") * 16385)):
             self.fails(expected, lambda: share._begin(op, body).one())
-        # All of it on one connection, which has gone on.
+        # The one connection of all these calls still works.
         self.assertEqual(held.read(), b"x")
 
-    def test_replies_that_are_not_read_on(self):
+    def test_unread_replies_block_no_call(self):
         self.share.write(f"{self.name}/f", b"x" * (1 << 20))
         left = []
         for _ in range(4):
@@ -223,7 +225,7 @@ class Share(Case):
         path.write_bytes(b"." * 8192)
         with open(path, "r+b") as held, mmap.mmap(held.fileno(), 8192) as mapped, self.share.open(f"{self.name}/m", "r+") as f:
             for i in range(20):
-                # Stored, and not synchronized: the kernel has a newer page than the server.
+                # Stored and not synchronised: the kernel has a newer page than the server.
                 mapped[100 + i] = 65 + i
                 f.write_all_at(b"%05d" % i, 0)
                 self.assertEqual(mapped[:5], b"%05d" % i)
@@ -271,7 +273,7 @@ class Fsspec(Case):
         self.assertEqual(fs.cat([f"{url}/a/b/f", f"{url}/a/g"]),
                          {f"{self.top}/a/b/f": b"bytes" * 1000, f"{self.top}/a/g": b"other"})
         self.assertEqual(fs.cat(f"{url}/a/g"), b"other")
-        # What has ended, here or in the parent of a child process, is connected anew.
+        # A share that has ended, or belongs to the parent process, is connected again.
         ended = fs._at(f"{url}/a/g")[0]
         ended.close()
         ended._reader.join()
