@@ -434,7 +434,8 @@ class Share:
 
     def watch(self, paths, timeout=None):
         """The state of paths, and each new state, as (index, attributes or OSError). TimeoutError
-        after `timeout` seconds without a change. E2BIG for more than 1024 paths, or a megabyte of them."""
+        after `timeout` seconds without a change. E2BIG for more than 1024 paths, or a megabyte of
+        them."""
         paths = list(paths)
         call = self._begin(wire.WATCH, U32.pack(len(paths)) + b"".join(string(self._path(p)) for p in paths))
         try:
@@ -560,8 +561,8 @@ class File(io.RawIOBase):
 
     def append(self, data):
         """Writes all bytes at the end of the file, each MiB in one piece. Returns the offset behind
-        them. Appends through the same daemon do not overwrite each other. Between clients of a server there
-        is no such promise, as with O_APPEND."""
+        them. Appends through the same daemon do not overwrite each other. Between clients of a server
+        there is no such promise, as with O_APPEND."""
         data, end = memoryview(data).cast("B"), None
         for at in range(0, len(data), wire.IO_MAX):
             part = data[at:at + wire.IO_MAX]
