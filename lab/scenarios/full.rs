@@ -44,7 +44,7 @@ fn fill_and_free(stage: &Stage<'_>, disk: &Disk<'_>) -> Res<()> {
     // The Linux client reports the error to a new descriptor as well. A write error is to be
     // reported once.
     if end.text.contains("again:") && stage.client.name() != "kernel" {
-        return Err(Fail(format!("an error was told twice: {}", end.text)));
+        return Err(Fail(format!("an error was reported twice: {}", end.text)));
     }
     mount.umount()?;
     let fresh = stage.mount(0, "")?;

@@ -64,7 +64,11 @@ fn take_away(stage: &Stage<'_>, what: &str, busy: bool) -> Res<f64> {
         mount.shell(&format!("kill -KILL {pid}"), LIMIT)?;
         let end = job.wait(LIMIT)?;
         if end.code != 137 {
-            return Err(Fail(format!("{command}: what waited ended with code {}: {}", end.code, end.last())));
+            return Err(Fail(format!(
+                "{command}: the waiting program ended with code {}: {}",
+                end.code,
+                end.last()
+            )));
         }
     }
     let mut left = vec![];

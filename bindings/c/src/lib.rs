@@ -6,7 +6,7 @@
 //! failure. [`run`] stops panics, because they may not unwind into C. Safety is that of the header:
 //! a pointer is NULL, or as the header describes it.
 
-#![allow(clippy::missing_safety_doc, reason = "the header says what holds of pointers")]
+#![allow(clippy::missing_safety_doc, reason = "the header states the rules for pointers")]
 
 mod file;
 mod lists;
@@ -135,7 +135,7 @@ fn run<T>(what: &str, path: Option<&Path>, failed: T, call: impl FnOnce() -> io:
     let error = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return value,
         Ok(Err(e)) => e,
-        Err(_) => io::Error::other("a defect in libhither (what it panicked with is on standard error)"),
+        Err(_) => io::Error::other("a defect in libhither (the panic message is on standard error)"),
     };
     let errno = errno(&error);
     let mut line = error.to_string();

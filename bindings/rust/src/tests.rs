@@ -125,7 +125,7 @@ fn unsendable_path_keeps_connection() {
     }
     // In a call for many paths, each path has its own result.
     let stats = client.stat_many(&["a", &long[..], "a\0b"]).unwrap();
-    assert_eq!(stats[0].as_ref().unwrap_err().kind(), ErrorKind::UnexpectedEof, "there was no answer for it");
+    assert_eq!(stats[0].as_ref().unwrap_err().kind(), ErrorKind::UnexpectedEof, "the peer sent no answer");
     assert_eq!(stats[1].as_ref().unwrap_err().raw_os_error(), Some(ENAMETOOLONG));
     assert_eq!(stats[2].as_ref().unwrap_err().kind(), ErrorKind::InvalidInput);
     let reads = client.read_many(&[&long]).unwrap();
@@ -152,7 +152,7 @@ fn oversized_watch_is_refused() {
     }
     client.create_dir("d").unwrap();
     drop(client);
-    assert_eq!(answers.join().unwrap(), [op::HELLO, op::MKDIR], "nothing of it was sent, nor cancelled");
+    assert_eq!(answers.join().unwrap(), [op::HELLO, op::MKDIR], "no watch was sent or cancelled");
 }
 
 /// Held walks and watches leave room for other requests.

@@ -398,7 +398,7 @@ async fn check_many(lab: &Lab, dir: &Fh) {
     assert_eq!(lab.calls() - calls, 2);
     let (attrs, page) = listings[1].as_ref().unwrap();
     let now = fs.getattr(cx, File { fh: dir, open: None }).await.unwrap().attr;
-    assert_eq!((attrs.attr.change, attrs.attr.fileid), (now.change, now.fileid), "nobody changed it");
+    assert_eq!((attrs.attr.change, attrs.attr.fileid), (now.change, now.fileid), "no client changed it");
     let files: Vec<Fh> = page.entries.iter().map(|e| e.node.as_ref().unwrap().fh.clone()).collect();
     let calls = lab.calls();
     let attrs = fs.getattr_many(cx, &files).await;

@@ -154,7 +154,7 @@ fn sharing_counts_stale_reads() {
     let measured = |a: &Path, b: &Path| -> Vec<Value> {
         let dirs = [a, b].map(|dir| dir.to_str().unwrap());
         let said = run(&mut bench(&["sharing", dirs[0], dirs[1], "--seconds", "2", "--json"])).ok();
-        assert_eq!(std::fs::read_dir(a).unwrap().count(), 0, "what was made is gone");
+        assert_eq!(std::fs::read_dir(a).unwrap().count(), 0, "all made files are gone");
         said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     for (options, is_strict) in

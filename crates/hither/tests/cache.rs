@@ -305,7 +305,7 @@ fn mount_works_without_cache() {
     ganesha.mount(&options, &other).ok();
     let trouble = |mnt: &str| json(cache(&["status", "--json", mnt]))["trouble"].clone();
     assert_eq!(trouble(shown), Value::Null);
-    wait_for("the second mount to know why it has none", 60, || {
+    wait_for("the reason of the second mount", 60, || {
         trouble(other.to_str().unwrap()).to_string().contains("in use by another mount")
     });
     assert_eq!(std::fs::read(other.join("f")).unwrap(), b"hello");

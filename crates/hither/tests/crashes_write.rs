@@ -118,7 +118,7 @@ impl Writer {
             let told = u64::from_le_bytes(is[..8].try_into().unwrap());
             let known = told == number;
             if !known || is != record(self.id, place, told, self.len) {
-                return Some(format!("place {place}: number {number} is to be there, {told} is"));
+                return Some(format!("place {place}: number {told} instead of {number}"));
             }
         }
         None

@@ -185,7 +185,7 @@ fn file_change_reaches_delegation_holders() {
         fs::write(&path, "").unwrap();
         for round in 1..=2 {
             let (mut held, mut bytes) = (None, vec![0; 9]);
-            wait_for(&format!("{writer}: it is delegated, and open"), 5, || {
+            wait_for(&format!("{writer}: delegated and open"), 5, || {
                 until_delegated(&two.a, &f, &path);
                 held.insert(File::open(&f).unwrap()).read_exact_at(&mut bytes, 0).unwrap();
                 let before = calls(&two.a);
@@ -269,7 +269,7 @@ fn stopped_file_holder_delays_briefly() {
         if took > Duration::from_secs(3) {
             break;
         }
-        assert!(round < 5, "it was not delegated, or the writer did not wait: {took:?}");
+        assert!(round < 5, "no delegation, or the writer did not wait: {took:?}");
     }
     until_delegated(&two.a, &f, &local);
     two.unmount();
@@ -504,7 +504,7 @@ fn written_file_is_soon_delegated() {
             opens += 1;
             calls(&two.a) == before
         });
-        assert!(opens > 1, "it was delegated at once: nothing was tried");
+        assert!(opens > 1, "a delegation at once: the test proves nothing");
         let before = calls(&two.a);
         for _ in 0..200 {
             assert_eq!(read(&seen), "later");
@@ -652,7 +652,7 @@ fn local_locks_reach_server_on_recall() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             assert_eq!(fcntl_lock(&b, libc::F_SETLKW, libc::F_WRLCK, 100, 50), 0);
-            assert!(released.load(SeqCst), "two had it at a time");
+            assert!(released.load(SeqCst), "two owners held the lock");
             let mut seen = [0; 4];
             b.read_exact_at(&mut seen, 100).unwrap();
             assert_eq!(seen, *b"held");
@@ -678,7 +678,7 @@ fn local_locks_reach_server_on_recall() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             beside.lock().unwrap();
-            assert!(released.load(SeqCst), "two had it at a time");
+            assert!(released.load(SeqCst), "two owners held the lock");
         });
         std::thread::sleep(Duration::from_millis(300));
         let b = for_writing(&two.b.join("f"));

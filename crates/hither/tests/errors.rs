@@ -186,13 +186,13 @@ fn waiting_is_told() {
     said.read_line(&mut line).unwrap();
     assert!(line.ends_with("; trying again for 2 minutes (retry=0 tries once)\n"), "{line}");
     common::pause(2000);
-    assert!(mount.try_wait().unwrap().is_none(), "it goes on trying");
+    assert!(mount.try_wait().unwrap().is_none(), "the command goes on trying");
     run(Command::new("kill").args(["-TERM", &mount.id().to_string()])).ok();
     mount.wait().unwrap();
     common::wait_for("the daemon ends with its command", 60, || common::daemons(dir.path()).is_empty());
     line.clear();
     said.read_to_string(&mut line).unwrap();
-    assert_eq!(line, "", "it is told once");
+    assert_eq!(line, "", "the message appears once");
 }
 
 /// Serves connections and answers each call with `reply(xid)`.

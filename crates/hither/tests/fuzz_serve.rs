@@ -389,7 +389,7 @@ fn mutated_calls_harm_no_client() {
     assert!(slowest < Duration::from_secs(20), "a file took {slowest:?}");
     assert!(peak_kib < 256 << 10, "{peak_kib} KiB of memory");
     run(Command::new(HITHER).arg("umount").arg(&good_mnt)).ok();
-    assert_eq!(server.stop(), 0, "it lived until it was told to end");
+    assert_eq!(server.stop(), 0, "the server ended in an orderly way");
     let said = server.complaints();
     assert!(!said.contains("panicked"), "{said}");
 }

@@ -130,7 +130,7 @@ fn mounts_over_a_dead_mount() {
         let mut user = Command::new("sleep").arg("1000").current_dir(&mnt).spawn().unwrap();
         for pid in daemons(&mnt) {
             run(Command::new("kill").args(["-9", &pid.to_string()])).ok();
-            wait_for("it has ended", 60, || has_ended(pid));
+            wait_for("the daemon has ended", 60, || has_ended(pid));
         }
         assert!(is_mounted(&mnt));
         let end = ganesha.mount(&format!("vers={version}"), &mnt).ok();
@@ -321,7 +321,7 @@ fn a_dead_server_stops_nobody_else() {
         // A waiting program can be killed. The mount is busy until the program has ended.
         let mut waiting = Command::new("ls").arg(&mnt).stdout(std::process::Stdio::null()).spawn().unwrap();
         common::pause(2000);
-        assert!(waiting.try_wait().unwrap().is_none(), "it waits for the server");
+        assert!(waiting.try_wait().unwrap().is_none(), "the program waits for the server");
         waiting.kill().unwrap();
         wait_for("the end of the killed program", 60, || waiting.try_wait().unwrap().is_some());
         waiting.wait().unwrap();
@@ -423,10 +423,10 @@ fn watching() {
         .unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     for _ in 0..2 {
-        assert!(lines.any(|line| line.unwrap().contains("(+1 s)")), "it ended by itself");
+        assert!(lines.any(|line| line.unwrap().contains("(+1 s)")), "the command ended by itself");
     }
     drop(lines);
-    wait_for("the end of what nobody reads", 60, || watch.try_wait().unwrap().is_some());
+    wait_for("the end without a reader", 60, || watch.try_wait().unwrap().is_some());
     umount(&[], &mnt).ok();
 }
 

@@ -208,7 +208,7 @@ fn repeating(server: u16) -> u16 {
             std::thread::spawn(move || {
                 pass(there, client, |record| {
                     if let Some(proc) = repeated.lock().unwrap().remove(&word(record, 0)) {
-                        assert_eq!(word(record, 24), 0, "it is done");
+                        assert_eq!(word(record, 24), 0, "the call succeeded");
                         // NFS3ERR_EXIST without attributes: those of the directory, and for LINK
                         // also those of the linked object.
                         record.truncate(24);

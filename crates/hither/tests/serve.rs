@@ -402,7 +402,7 @@ fn start_checks_the_right_journal() {
     assert_eq!(server.stop(), 0);
     // An orderly end empties the journal, so the next start may omit it.
     let without = second("3", &[]);
-    assert_eq!(without.code, 124, "it serves until it is ended: {without:?}");
+    assert_eq!(without.code, 124, "it serves until timeout(1) ends it: {without:?}");
 }
 
 /// A state directory has one server at a time. A journal with records belongs to one directory.
@@ -434,7 +434,7 @@ fn a_state_directory_has_one_server() {
     assert_eq!(server.stop(), 0, "{}", server.complaints());
     // An orderly end empties the journal, and any server may use it.
     let empty = other("5", "state2", &named);
-    assert_eq!(empty.code, 124, "it serves until it is ended: {empty:?}");
+    assert_eq!(empty.code, 124, "it serves until timeout(1) ends it: {empty:?}");
 }
 
 /// `hither serve` prints a working mount command. A signal ends the server in an orderly way.
@@ -626,7 +626,7 @@ fn hostile_clients_harm_no_others() {
     let path: PathBuf = mnt.join("f0");
     assert_eq!(fs::read(path).unwrap().len(), 50_000);
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
-    assert_eq!(server.stop(), 0, "it lived until it was told to end");
+    assert_eq!(server.stop(), 0, "the server ended in an orderly way");
 }
 
 /// A child process that is killed at the end of its test.

@@ -441,7 +441,7 @@ fn trees_and_changes() {
     std::fs::remove_file(other.join("t/d0/sub/f0")).unwrap();
     told((0, None), &[(1, Some(0))]);
     let quiet = changes.next_within(Duration::from_secs(3)).unwrap_err();
-    assert_eq!(quiet.kind(), ErrorKind::TimedOut, "nothing changes, nothing is told");
+    assert_eq!(quiet.kind(), ErrorKind::TimedOut, "a report without a change");
     umount(&other);
     umount(&mnt);
 }
@@ -527,7 +527,7 @@ fn strange_programs_hurt_themselves() {
     child.read_exact(&mut header).unwrap();
     drop(child);
     let left = ganesha.export("left");
-    wait_for("what was left behind", 60, || std::fs::read(&left).is_ok_and(|b| b == b"left behind"));
+    wait_for("the left files", 60, || std::fs::read(&left).is_ok_and(|b| b == b"left behind"));
     let figure = |name: &str| {
         let report = hither(&["stat", "--json", mnt.to_str().unwrap()]).ok().out;
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();

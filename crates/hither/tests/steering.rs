@@ -80,7 +80,7 @@ fn policies_keep_hot_and_pinned_data() {
         umount(shown);
         assert!(saved_index(&dir).is_some(), "an orderly end writes the index down");
         ganesha.mount_with_cache(&options, &mnt);
-        assert_eq!(saved_index(&dir), None, "nobody believes it any more");
+        assert_eq!(saved_index(&dir), None, "a used index is not valid any more");
         assert_eq!(counter(shown, "entries"), 7);
         for n in 7..60 {
             read(n);
@@ -95,7 +95,7 @@ fn policies_keep_hot_and_pinned_data() {
         assert!(counter(shown, "evictions") > 20);
         let before = counter(shown, "fetches");
         read(6);
-        assert_eq!(counter(shown, "fetches"), before, "{policy}: it is pinned");
+        assert_eq!(counter(shown, "fetches"), before, "{policy}: pinned");
         let index = cache(&["ls", "--index", shown]).ok().out;
         (0..6).for_each(read);
         assert_eq!(counter(shown, "fetches") == before, stays, "{policy}: {}\n{index}", status(shown));
@@ -176,7 +176,7 @@ fn program_chooses_evictions() {
         sh(&format!("printf '{}' | $HITHER cache {what} --keys --json {shown}", keys.join("\\n")))
     };
     assert_eq!(json(with_keys("pin"))["pinned"], 3);
-    assert_eq!(json(with_keys("evict"))["evicted"], 0, "what is pinned stays");
+    assert_eq!(json(with_keys("evict"))["evicted"], 0, "pinned files stay");
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/cache-policy.py");
     let choose = |high: &str, low: &str| {
         run(Command::new("python3").args([program, shown, "--hither", HITHER, "--high", high, "--low", low]))
@@ -463,7 +463,7 @@ fn a_disk_that_becomes_read_only() {
     right(&mnt, 0..20, 300_000);
     settled(shown);
     right(&mnt, 0..20, 300_000);
-    assert!(counter(shown, "fetched_bytes") - before <= 6_000_000, "what is there is used");
+    assert!(counter(shown, "fetched_bytes") - before <= 6_000_000, "cached files are used");
     tells(shown, "Read-only file system", || right(&mnt, 0..20, 300_000));
     told_once(&ganesha);
     // Repairs a copy of the image and mounts it below the same mount of the server. The broken file

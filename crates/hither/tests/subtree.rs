@@ -153,7 +153,7 @@ fn each_subtree_keeps_its_mode() {
             assert_eq!(read(&frozen), "1");
             assert_eq!(names(&a.join("datasets/v1")).len(), 1);
         }
-        assert_eq!(calls(a), listed, "{kind:?}: warm opens of what is frozen");
+        assert_eq!(calls(a), listed, "{kind:?}: warm opens of frozen files");
         strict(kind, &a.join("queue/in"), &b.join("queue/in"));
         strict(kind, &a.join("deep/er/queue"), &b.join("deep/er/queue"));
         for file in files {
@@ -352,7 +352,7 @@ fn with_a_disk_cache() {
         assert_eq!(read(&here), big);
         // With NFSv3 the mount may send a READ together with the first open.
         let (asked, most) = (operations(a).get("READ").copied().unwrap_or(0), u64::from(two.version == "3"));
-        assert!(asked <= most, "{kind:?}: it is on the disk, {asked} READs");
+        assert!(asked <= most, "{kind:?}: the file is cached, {asked} READs");
         strict(kind, &a.join("queue/in"), &b.join("queue/in"));
         two.unmount();
     }

@@ -219,7 +219,9 @@ impl Job {
             found = self.text().lines().find_map(|l| l.strip_prefix(word).map(|r| r.trim().to_string()));
             found.is_some() || self.ended()
         });
-        found.ok_or_else(|| Fail(format!("it never said {word:?} but {:?}", last_line(&self.text()))))
+        found.ok_or_else(|| {
+            Fail(format!("the program never printed {word:?} but {:?}", last_line(&self.text())))
+        })
     }
 
     /// Waits for the end of the program. Fails when it does not end within `limit`.

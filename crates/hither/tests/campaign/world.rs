@@ -336,7 +336,7 @@ impl Drop for World {
             let (far, near) = (self.path("far/export"), self.path("near"));
             quiet(&["cp", "-a", far.to_str().unwrap(), near.to_str().unwrap(), kept.to_str().unwrap()]);
             self.dir.disable_cleanup(true);
-            println!("what is left of it is in {}", self.dir.path().display());
+            println!("its files are in {}", self.dir.path().display());
         }
         for disk in ["far", "near"] {
             quiet(&["umount", "-l", self.path(disk).to_str().unwrap()]);

@@ -59,7 +59,7 @@ impl Serve {
             .get_or_insert_with(|| Keeper::start(self.dir.path(), self.port, (&self.through, &self.words)));
         keeper.begin();
         wait_for(&format!("hither serve, see {}", self.dir.path().display()), 60, || {
-            assert!(keeper.is_alive(), "it ended: {}", complaints(self.dir.path()));
+            assert!(keeper.is_alive(), "the server ended: {}", complaints(self.dir.path()));
             TcpStream::connect(("127.0.0.1", self.port)).is_ok()
         });
     }

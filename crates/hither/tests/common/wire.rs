@@ -128,7 +128,7 @@ impl Wire {
             loop {
                 if let Some(record) = records.next_record().unwrap() {
                     let Message::Reply(header, body) = Message::decode(&record).unwrap() else {
-                        panic!("it calls")
+                        panic!("a call")
                     };
                     assert!(header.is_success() && header.xid == xid, "{header:?}");
                     return Ok(body);

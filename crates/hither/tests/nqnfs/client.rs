@@ -313,7 +313,7 @@ impl Cacher {
                 }
                 Err(Stat::TRYLATER) => pause(20),
                 Err(Stat::EXPIRED) => return self.holder.expired(ms, key),
-                Err(status) => panic!("WRITE of what was delayed: {status:?}"),
+                Err(status) => panic!("WRITE of delayed data: {status:?}"),
             }
         }
     }

@@ -254,7 +254,7 @@ fn stopped_holder_delays_until_expiry() {
         let path = b.join("f");
         let wanted = body.clone();
         let writer = std::thread::spawn(move || fs::write(path, wanted).unwrap());
-        wait_for("the writer, who waits for the end of the lease", 120, || writer.is_finished());
+        wait_for("the writer, after the end of the lease", 120, || writer.is_finished());
         writer.join().unwrap();
         signal(libc::SIGCONT);
         wait_for("the new contents", 60, || read(&f) == body);

@@ -107,10 +107,10 @@ fn write_evicts_shared_read_leases() {
         wait_for_eviction(wire);
     }
     w.pump(Duration::from_millis(300));
-    assert!(w.answer(xid).is_none(), "both still cache it");
+    assert!(w.answer(xid).is_none(), "both still cache the file");
     a.ask(LeaseRequest::None, VacatedArgs { file: f });
     w.pump(Duration::from_millis(300));
-    assert!(w.answer(xid).is_none(), "one still caches it");
+    assert!(w.answer(xid).is_none(), "one still caches the file");
     b.ask(LeaseRequest::None, VacatedArgs { file: f });
     while w.pump(Duration::from_millis(50)) && w.answer(xid).is_none() {}
     assert_eq!(a.read(f).unwrap().0, b"new");
@@ -130,7 +130,7 @@ fn local_programs_make_leases_end() {
     let path = server.export("f");
     let local = std::thread::spawn(move || std::fs::write(path, "local").unwrap());
     wait_for_eviction(&mut a);
-    assert!(!local.is_finished(), "it waits until nobody caches the file");
+    assert!(!local.is_finished(), "the write waits for the holder of the lease");
     a.ask(LeaseRequest::None, VacatedArgs { file: f });
     local.join().unwrap();
     let (bytes, revision) = a.read(f).unwrap();

@@ -91,7 +91,7 @@ fn many_delayed_writes_survive_restart() {
             assert_eq!(
                 fs::metadata(server.export(&format!("f{n}-0"))).unwrap().len(),
                 0,
-                "{version}: it waits"
+                "{version}: the data waits"
             );
         }
         server.kill();

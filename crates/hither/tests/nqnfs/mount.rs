@@ -49,7 +49,7 @@ fn mount_supports_common_calls() {
     fs::create_dir(here("d")).unwrap();
     let big = bytes(5_000_001);
     fs::write(here("d/big"), &big).unwrap();
-    assert!(fs::read(there("d/big")).unwrap() == big, "after the close it is at the server");
+    assert!(fs::read(there("d/big")).unwrap() == big, "the data is at the server after the close");
     let mut f = OpenOptions::new().read(true).write(true).open(here("d/big")).unwrap();
     f.write_all_at(b"middle", 3_000_000).unwrap();
     f.set_len(3_000_004).unwrap();
@@ -270,7 +270,7 @@ fn fresh_write_follows_delayed_write() {
     server.kill();
     server.serve();
     let mut w = Wire::connect(2049, 1);
-    assert_eq!(w.read(f), Err(Stat::TRYLATER), "it waits for delayed writes");
+    assert_eq!(w.read(f), Err(Stat::TRYLATER), "the server waits for delayed writes");
     // Both writes arrive while the server waits. In either order, the fresh write has to try later.
     let write = std::thread::spawn(move || {
         file.write_all_at(b"fresh", 0).unwrap();

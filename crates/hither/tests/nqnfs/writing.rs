@@ -72,7 +72,7 @@ fn delayed_data_is_visible_to_others() {
                 file.write_all_at(format!("{i:04}").as_bytes(), 4 * i).unwrap();
             }
             if held.is_none() {
-                assert_eq!(at_server(&server, &name), 0, "{name}: nobody looks");
+                assert_eq!(at_server(&server, &name), 0, "{name}: no client looks");
             }
             match (how, held) {
                 ("open", _) => assert_eq!(read(&b.join(&name)).len(), 400, "{name}"),

@@ -21,7 +21,7 @@ fn ages(b: &Bench<'_>, short: &str, long: &str, look: impl Fn(&Mount) -> u64, ch
         assert_eq!(look(&short), before);
         change(n);
         wait_for("the change", 20, || look(&short) != before);
-        assert_eq!(look(&long), before, "vers={version}: it is believed for longer");
+        assert_eq!(look(&long), before, "vers={version}: the answer stays valid for longer");
     }
 }
 
@@ -125,7 +125,7 @@ pub fn acnegmax(b: &Bench<'_>) {
         let soon = began.elapsed() < Duration::from_secs(30);
         assert!(
             !soon || !long.has(&names[0]) && !long.has(&names[1]),
-            "{version}: it is believed for longer"
+            "{version}: the answer stays valid for longer"
         );
     }
 }

@@ -134,7 +134,7 @@ pub fn retry(b: &Bench<'_>) {
     assert!(!attempt("0").wait().unwrap().success());
     let mut tries = attempt("1");
     pause(2_000);
-    assert!(tries.try_wait().unwrap().is_none(), "it goes on for a minute");
+    assert!(tries.try_wait().unwrap().is_none(), "the attempt goes on for a minute");
     tries.kill().unwrap();
     tries.wait().unwrap();
     run(Command::new("umount").arg(&mnt));
