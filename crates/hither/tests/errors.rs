@@ -58,7 +58,7 @@ fn wrong_usage() {
 
 /// The mount helpers print messages under their own names.
 #[test]
-fn wrong_usage_of_the_helpers() {
+fn mount_helpers_report_faults() {
     let dir = tempfile::tempdir().unwrap();
     let script =
         format!("cd {}; ln -sf $HITHER mount.hither; ln -sf $HITHER umount.hither;", dir.path().display());
@@ -251,7 +251,7 @@ fn no_nfs_there() {
 
 #[test]
 #[ignore = "needs root"]
-fn credential_refused() {
+fn rejected_credential() {
     // Denied, AUTH_ERROR, AUTH_TOOWEAK.
     let port = peer(|xid| record(xid, &[1, 1, 1, 5]));
     attempt(&format!("vers=4.2,port={port}")).fails(

@@ -312,7 +312,7 @@ fn mountstats_is_read_by_mountstats() {
 /// Promise: 25, 26
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
-fn a_dead_server_stops_nobody_else() {
+fn dead_server_blocks_only_callers() {
     let ganesha = Ganesha::start();
     let mnt = ganesha.mnt();
     for options in ["vers=4.2,noac", "vers=3,noac"] {

@@ -120,13 +120,13 @@ fn every_valued_option_has_a_check() {
 
 #[test]
 #[ignore = "needs root"]
-fn options_have_their_effect() {
+fn plain_options_take_effect() {
     play(Plain, || started(Serve::of_directory().with(&["--nqnfs"])), 5);
 }
 
 #[test]
 #[ignore = "needs root"]
-fn options_have_their_effect_under_delegations() {
+fn delegation_options_take_effect() {
     play(Delegating, || started(Serve::of_directory().with(&["--max-delegations", "1000"])), 1);
 }
 
