@@ -1,7 +1,7 @@
-//! The power of the client's machine fails, again and again, while its mount with a disk cache is
-//! read and its files change from both sides. Data that was not yet on the cache's disk is lost,
-//! and the machine starts again with the rest. Every byte read afterwards equals the server's. Some
-//! of these bytes come from the cache.
+//! The power of the client's machine fails, again and again. Meanwhile its mount with a disk cache
+//! is read, and its files change from both sides. Data that was not yet on the cache's disk is
+//! lost, and the machine starts again with the rest. Every byte read afterwards equals the
+//! server's. Some of these bytes come from the cache.
 //!
 //! The machine is the guest with the kernel's NFS client, which is also the other client. The cache
 //! is on an ext4 of its own disk. `LAB_POWER_CUTS` is the number of power cuts.

@@ -53,8 +53,8 @@ impl Client {
     /// Connects to the mount that contains `path`, or to `path` itself when it is a socket.
     ///
     /// # Errors
-    /// `NotFound` when the path is in no hither mount or the mount has no socket;
-    /// `PermissionDenied` when the socket is not for this user; `InvalidData` when the peer does
+    /// `NotFound` when the path is in no hither mount or the mount has no socket.
+    /// `PermissionDenied` when the socket is not for this user. `InvalidData` when the peer does
     /// not speak this protocol.
     pub fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
         let stream = UnixStream::connect(find::socket(path.as_ref())?)?;

@@ -155,8 +155,9 @@ impl Profile {
     }
 }
 
-/// The profiles of P4: ten files of 16 KB, ten times; three files of 1 MB, 440 KB and 188 KB, ten
-/// times; and all of them four times, one after the other.
+/// The profiles of P4. The first reads ten files of 16 KB, ten times. The second reads three files
+/// of 1 MB, 440 KB and 188 KB, ten times. The third reads all of them four times, one after the
+/// other.
 fn profiles() -> [Profile; 3] {
     let (small, large) = (vec![16 << 10; 10], vec![1 << 20, 440 << 10, 188 << 10]);
     let both = [small.clone(), large.clone()].concat();
