@@ -191,8 +191,9 @@ mod tests {
     }
 
     proptest! {
+        /// A header decodes to the written values. A header with one flipped bit does not decode.
         #[test]
-        fn a_header_is_read_as_written_and_not_with_a_bit_changed(
+        fn header_detects_flipped_bit(
             fh in proptest::collection::vec(any::<u8>(), 0..=128),
             id: u64, change: u64, size: u64, bit in 0..HEADER * 8,
         ) {
@@ -204,8 +205,9 @@ mod tests {
             prop_assert_eq!(Header::decode(&bytes), None);
         }
 
+        /// The log ends at the first record that is incomplete, damaged or of another entry.
         #[test]
-        fn a_log_ends_where_it_is_not_whole(blocks in proptest::collection::vec(0..50u64, 0..20), id: u64, cut: u16, other: u64) {
+        fn torn_record_ends_log(blocks in proptest::collection::vec(0..50u64, 0..20), id: u64, cut: u16, other: u64) {
             let version = Version { change: 1, size: 50 * BLOCK };
             let all: Vec<_> = blocks.iter().map(|b| Record { block: *b, sum: b ^ id }).collect();
             let mut log: Vec<u8> = all.iter().flat_map(|r| r.encode(id)).collect();
@@ -222,16 +224,19 @@ mod tests {
             }
         }
 
+        /// The parsers of headers and records return on any input. No random name is a file name of
+        /// the cache.
         #[test]
-        fn whatever_is_found_is_no_danger(bytes in proptest::collection::vec(any::<u8>(), 0..600), name in "\\PC{0,60}") {
+        fn entry_parser_survives_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..600), name in "\\PC{0,60}") {
             let _ = Header::decode(&bytes);
             let _ = records(&bytes, 1, Version { change: 1, size: u64::MAX });
             prop_assert_eq!(parse_name(&name), None);
         }
     }
 
+    /// The parser returns the key of a file name that the cache made. It rejects a changed name.
     #[test]
-    fn names_are_parsed_back_and_only_ours() {
+    fn file_names_parse_back() {
         let key = Key(0x12ab << 48, 7);
         let (data, map) = names(key, 0xfeed);
         assert_eq!(parse_name(&data), Some((key, 0xfeed, false)));
@@ -249,8 +254,9 @@ mod tests {
         }
     }
 
+    /// A record of a block beyond the file's end ends the log.
     #[test]
-    fn a_record_of_a_block_beyond_the_end_ends_the_log() {
+    fn record_beyond_end_ends_log() {
         let v = Version { change: 1, size: 2 * BLOCK };
         let log: Vec<u8> = [0, 1, 2, 1].iter().flat_map(|b| Record { block: *b, sum: 0 }.encode(9)).collect();
         assert_eq!(records(&log, 9, v).len(), 2);

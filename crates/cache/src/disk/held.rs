@@ -465,8 +465,9 @@ fn split(data: &Data, block: usize) -> Vec<Bytes> {
 mod tests {
     use super::*;
 
+    /// Data splits into the same blocks for any sizes of its buffers.
     #[test]
-    fn data_is_cut_into_blocks_however_it_stands_in_buffers() {
+    fn split_ignores_buffer_boundaries() {
         let all: Vec<u8> = (0..=255).cycle().take(1000).collect();
         for cut in [1, 7, 64, 100, 999] {
             let mut data = Data::default();

@@ -174,8 +174,10 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        /// After a flipped bit the parser skips damaged pieces. It returns no piece that was not
+        /// written.
         #[test]
-        fn what_is_damaged_is_left_out_and_nothing_else_is_taken(
+        fn damaged_memo_pieces_are_skipped(
             pieces in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..40), 0..6),
             id: u64, at: u16, bit in 0..8u32,
         ) {
@@ -198,8 +200,9 @@ mod tests {
             }
         }
 
+        /// Random bytes are no memo file, and a random name has no number.
         #[test]
-        fn whatever_is_found_is_no_danger(bytes in proptest::collection::vec(any::<u8>(), 0..200), name in "\\PC{0,30}") {
+        fn memo_parser_rejects_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), name in "\\PC{0,30}") {
             prop_assert_eq!(parse(&bytes), None);
             prop_assert_eq!(number_of(&name), None);
         }

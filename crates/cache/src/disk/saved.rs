@@ -141,8 +141,10 @@ mod tests {
     }
 
     proptest! {
+        /// A saved index restores the same entries, bytes and order of eviction. A changed or
+        /// truncated file is rejected.
         #[test]
-        fn it_is_read_as_written_and_goes_on_in_the_same_order(which in 0..3usize, count in 0..50u64, bit in 0..8u8, at: u16) {
+        fn saved_index_keeps_eviction_order(which in 0..3usize, count in 0..50u64, bit in 0..8u8, at: u16) {
             let policy = Policy::ALL[which];
             let mut before = index(policy, count);
             let mut bytes = file(&before);
@@ -165,14 +167,16 @@ mod tests {
             prop_assert!(parse(&bytes, policy).is_none());
         }
 
+        /// Random bytes are no saved index.
         #[test]
-        fn whatever_is_found_is_no_danger(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn index_parser_rejects_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(parse(&bytes, Policy::Lru).is_none());
         }
     }
 
+    /// An index saved under another policy is restored in the order of last use.
     #[test]
-    fn another_policy_goes_by_the_last_use() {
+    fn changed_policy_orders_by_last_use() {
         let bytes = file(&index(Policy::Gdsf, 30));
         let all = parse(&bytes, Policy::Lru).unwrap();
         assert!(

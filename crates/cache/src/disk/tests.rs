@@ -158,8 +158,9 @@ impl Lab {
     }
 }
 
+/// Cached bytes are not read from the server again, neither at once nor after a restart.
 #[tokio::test(start_paused = true)]
-async fn what_was_read_is_not_read_again_nor_after_a_restart() {
+async fn cached_reads_survive_restart() {
     let mut l = Lab::new(options()).await;
     let data = pattern(1, 3 * MIB + 4567);
     let fh = l.file("f", &data).await;
@@ -177,8 +178,9 @@ async fn what_was_read_is_not_read_again_nor_after_a_restart() {
     assert!(l.disk.lives.lock().is_empty());
 }
 
+/// The read part of a file survives a restart. Only other parts are read from the server.
 #[tokio::test(start_paused = true)]
-async fn a_part_that_was_read_survives_and_the_rest_is_asked_for() {
+async fn partly_read_file_survives_restart() {
     let mut l = Lab::new(options()).await;
     let data = pattern(2, MIB);
     let fh = l.file("f", &data).await;
@@ -195,8 +197,9 @@ async fn a_part_that_was_read_survives_and_the_rest_is_asked_for() {
     l.close(o).await;
 }
 
+/// A file with a new version is read from the server again, also after a restart.
 #[tokio::test(start_paused = true)]
-async fn a_file_that_changed_is_read_anew() {
+async fn changed_file_is_read_again() {
     let mut l = Lab::new(options()).await;
     let (old, new) = (pattern(1, 300_000), pattern(2, 300_000));
     let fh = l.file("f", &old).await;
@@ -211,8 +214,9 @@ async fn a_file_that_changed_is_read_anew() {
     assert_eq!(l.disk.stats().dropped_by_change, 1);
 }
 
+/// Cached bytes are used while the attributes are valid. After expiry a GETATTR decides.
 #[tokio::test(start_paused = true)]
-async fn bytes_are_used_while_attributes_hold_and_asked_about_after() {
+async fn expired_attributes_revalidate_cached_bytes() {
     let l = Lab::new(options()).await;
     let (old, new) = (pattern(1, 200_000), pattern(2, 200_000));
     let fh = l.file("f", &old).await;
@@ -231,8 +235,9 @@ async fn bytes_are_used_while_attributes_hold_and_asked_about_after() {
     l.close(o).await;
 }
 
+/// Under a lease cached bytes need no request. After the withdrawal the new bytes are read.
 #[tokio::test(start_paused = true)]
-async fn a_lease_holds_until_it_is_withdrawn() {
+async fn lease_keeps_bytes_until_withdrawn() {
     let l = Lab::new(options()).await;
     let data = pattern(1, 200_000);
     let fh = l.file("f", &data).await;
@@ -272,8 +277,9 @@ async fn own_writes_are_read_at_once() {
     assert!(l.disk.lives.lock().is_empty());
 }
 
+/// Thirty concurrent reads of one range cause one READ.
 #[tokio::test(start_paused = true)]
-async fn readers_of_one_range_cause_one_call() {
+async fn concurrent_readers_share_one_read() {
     let options = DiskOptions { ahead_max_bytes: 0, ..options() };
     let l = Arc::new(Lab::slow(options, Duration::from_millis(50)).await);
     let data = pattern(3, 900_000);
@@ -294,8 +300,9 @@ async fn readers_of_one_range_cause_one_call() {
     assert_eq!((s.misses, s.shared_fetches, s.fetches), (1, 29, 1));
 }
 
+/// Read-ahead fetches bytes before a sequential reader needs them, and each byte once.
 #[tokio::test(start_paused = true)]
-async fn a_sequential_reader_finds_bytes_before_it_asks() {
+async fn readahead_serves_sequential_reader() {
     let l = Lab::slow(options(), Duration::from_millis(20)).await;
     let data = pattern(3, 24 * MIB);
     let fh = l.file("f", &data).await;
@@ -307,8 +314,9 @@ async fn a_sequential_reader_finds_bytes_before_it_asks() {
     assert!(s.shared_fetches < 60, "{s:?}");
 }
 
+/// Random reads fetch only the blocks that they touch.
 #[tokio::test(start_paused = true)]
-async fn a_random_reader_causes_nothing_ahead() {
+async fn random_reads_start_no_readahead() {
     let l = Lab::new(options()).await;
     let data = pattern(3, 16 * MIB);
     let fh = l.file("f", &data).await;
@@ -322,8 +330,10 @@ async fn a_random_reader_causes_nothing_ahead() {
     assert_eq!((s.ahead_fetches, s.fetched_bytes), (0, 7 * 65536));
 }
 
+/// An open of a cached file with valid attributes sends no request. A call that needs an open below
+/// makes it. Blocks of another version cause an open at the server.
 #[tokio::test(start_paused = true)]
-async fn an_open_of_what_is_known_and_here_asks_nobody() {
+async fn cached_file_opens_without_request() {
     let mut l = Lab::new(options()).await;
     let data = pattern(1, 500_000);
     let fh = l.file("f", &data).await;
@@ -351,10 +361,11 @@ async fn an_open_of_what_is_known_and_here_asks_nobody() {
     l.close(o).await;
 }
 
-/// A layer above with attributes under a lease processes the withdrawal after this layer.
+/// A layer above with attributes under a lease processes the withdrawal after this layer. This
+/// layer does not believe these attributes after the withdrawal.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn what_was_known_under_a_lease_is_not_believed_after_its_withdrawal() {
+async fn withdrawn_lease_voids_known_attributes() {
     for all in [false, true] {
         let l = Lab::new(options()).await;
         l.wire.lease(true);
@@ -384,8 +395,10 @@ async fn what_was_known_under_a_lease_is_not_believed_after_its_withdrawal() {
     }
 }
 
+/// The cache keeps contents of small files that arrive with walks and multi-file reads. They
+/// survive a restart.
 #[tokio::test(start_paused = true)]
-async fn small_files_that_came_with_other_answers_are_kept() {
+async fn bundled_small_files_are_cached() {
     let mut l = Lab::new(options()).await;
     let data = pattern(1, 5000);
     let (a, b) = (l.file("a", &data).await, l.file("b", &data).await);
@@ -402,8 +415,9 @@ async fn small_files_that_came_with_other_answers_are_kept() {
     assert_eq!(l.disk.stats().fetches, 0);
 }
 
+/// A file below the minimum size, above the maximum size or changed recently bypasses the cache.
 #[tokio::test(start_paused = true)]
-async fn files_that_are_young_small_or_large_are_passed_on() {
+async fn young_small_large_files_bypass_cache() {
     let options = DiskOptions { cache_min_file: 1000, cache_max_file: 200_000, ..options() };
     let l = Lab::new(options.clone()).await;
     let (small, large) = (l.file("s", &pattern(1, 999)).await, l.file("l", &pattern(1, 200_001)).await);
@@ -424,8 +438,10 @@ async fn files_that_are_young_small_or_large_are_passed_on() {
     }
 }
 
+/// The cleaner keeps the cache below its limits. It evicts unused files and spares used and open
+/// files.
 #[tokio::test(start_paused = true)]
-async fn the_cleaner_keeps_to_the_limit_and_removes_what_was_not_used() {
+async fn cleaner_evicts_unused_files() {
     let options = DiskOptions { soft_bytes: 2 * MIB, hard_bytes: 3 * MIB, ..options() };
     let l = Lab::new(options).await;
     let favourite = l.file("favourite", &pattern(0, 100_000)).await;
@@ -447,8 +463,10 @@ async fn the_cleaner_keeps_to_the_limit_and_removes_what_was_not_used() {
     l.close(held).await;
 }
 
+/// Without free space in the file system the cache adds no entries. When space is free again, it
+/// adds entries.
 #[tokio::test(start_paused = true)]
-async fn without_room_in_the_file_system_nothing_is_added_until_there_is() {
+async fn full_file_system_stops_insertion() {
     let options = DiskOptions { min_free_bytes: MIB, ..options() };
     let l = Lab::new(options).await;
     l.io.set_capacity(MIB / 2);
@@ -466,9 +484,11 @@ async fn without_room_in_the_file_system_nothing_is_added_until_there_is() {
     assert_eq!(l.disk.stats().entries, 1);
 }
 
+/// After a disk error the cache adds no entries for a while and still serves cached bytes. Then it
+/// tries the disk again.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn a_failing_disk_is_left_alone_and_tried_again() {
+async fn failing_disk_is_retried_later() {
     for errno in [libc::ENOSPC, libc::EIO, libc::EROFS] {
         let l = Lab::new(options()).await;
         let (a, b) = (l.file("a", &pattern(1, 300_000)).await, l.file("b", &pattern(2, 300_000)).await);
@@ -493,8 +513,9 @@ async fn a_failing_disk_is_left_alone_and_tried_again() {
     }
 }
 
+/// A read-only cache serves cached bytes, adds no entries and removes no files.
 #[tokio::test(start_paused = true)]
-async fn read_only_uses_what_is_there_and_adds_nothing() {
+async fn read_only_cache_adds_nothing() {
     let mut l = Lab::new(options()).await;
     let (a, b) = (l.file("a", &pattern(1, 300_000)).await, l.file("b", &pattern(2, 300_000)).await);
     l.cat(&a, 300_000).await;
@@ -514,8 +535,9 @@ async fn read_only_uses_what_is_there_and_adds_nothing() {
     assert_eq!((l.disk.stats().entries, files()), (0, 2));
 }
 
+/// A reply to a request from before a local write proves nothing after the write.
 #[tokio::test(start_paused = true)]
-async fn an_answer_of_before_an_own_write_tells_nothing_after_it() {
+async fn late_reply_after_write_is_ignored() {
     let l = Lab::new(options()).await;
     let fh = l.file("f", &pattern(1, 100_000)).await;
     let o = l.open(&fh).await;
@@ -541,8 +563,9 @@ async fn an_answer_of_before_an_own_write_tells_nothing_after_it() {
     assert_eq!(l.disk.stats().virtual_opens, 0);
 }
 
+/// After a write call that was dropped before its end, the file is not cached for a minute.
 #[tokio::test(start_paused = true)]
-async fn a_write_whose_end_was_not_seen_keeps_the_file_out() {
+async fn interrupted_write_suspends_caching() {
     let l = Lab::slow(options(), Duration::from_secs(2)).await;
     let fh = l.file("f", &pattern(1, 100_000)).await;
     let w = l.disk.open(&l.cx, Where::fh(&fh), &OpenHow { create: Create::No, ..writing() }).await.unwrap();
@@ -561,8 +584,9 @@ async fn a_write_whose_end_was_not_seen_keeps_the_file_out() {
     l.close(w).await;
 }
 
+/// A close does not wait for read-ahead in flight.
 #[tokio::test(start_paused = true)]
-async fn a_close_does_not_wait_for_what_was_asked_ahead() {
+async fn close_ignores_pending_readahead() {
     let l = Lab::slow(options(), Duration::from_millis(400)).await;
     let fh = l.file("f", &pattern(1, 8 * MIB)).await;
     let o = l.open(&fh).await;
@@ -579,8 +603,10 @@ async fn a_close_does_not_wait_for_what_was_asked_ahead() {
     assert_eq!((l.wire.take().as_str(), l.model.open_count()), ("close 1", 0));
 }
 
+/// Under the metadata cache each byte is fetched once, also over restarts. A changed file is read
+/// again.
 #[tokio::test(start_paused = true)]
-async fn under_the_metadata_cache_bytes_come_once_and_changes_are_seen() {
+async fn metadata_cache_reads_bytes_once() {
     use crate::meta::{Meta, MetaOptions};
     let mut l = Lab::new(options()).await;
     let (small, large) = (pattern(1, 20_000), pattern(2, 3 * MIB));

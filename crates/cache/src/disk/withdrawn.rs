@@ -61,8 +61,10 @@ mod tests {
         Fh(n.to_string().into())
     }
 
+    /// The latest withdrawals are known by file. An older, dropped withdrawal counts for every
+    /// file.
     #[test]
-    fn the_last_are_known_by_file_and_nothing_before_is_forgotten() {
+    fn dropped_withdrawals_count_for_all() {
         let (start, mut all) = (Instant::now(), Moments::default());
         let at = |n: usize| start + Duration::from_millis(n as u64);
         assert_eq!(all.since(&fh(1)), None);

@@ -424,8 +424,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        /// The reader of remembered objects and credentials returns on any input.
         #[test]
-        fn whatever_is_found_is_no_danger(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn recall_parser_survives_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut reader = Reader(&bytes);
             while reader.object().is_some() {}
             let _ = Reader(&bytes).creds();

@@ -137,8 +137,9 @@ async fn tree(l: &Lab) {
     tokio::time::advance(Duration::from_secs(100)).await;
 }
 
+/// The walk of a path costs one request. The path, its siblings and absent names are then known.
 #[tokio::test(start_paused = true)]
-async fn a_path_costs_one_walk_and_then_nothing() {
+async fn path_costs_one_walk() {
     let l = lab().await;
     tree(&l).await;
     assert!(peek(&l, &l.cx, "a/b/c/f").is_none());
@@ -154,9 +155,10 @@ async fn a_path_costs_one_walk_and_then_nothing() {
     assert_eq!(l.wire.take(), "");
 }
 
+/// After expiry one request revalidates all objects of a path. The names stay known.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
-async fn after_its_time_a_path_is_asked_for_once_more_and_names_stay() {
+async fn expired_path_revalidates_in_one_request() {
     let l = lab().await;
     tree(&l).await;
     walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
@@ -182,8 +184,9 @@ async fn a_changed_directory_loses_its_names() {
     assert!(matches!(trail.stop, Stop::Complete));
 }
 
+/// A cold walk, open and read of a small file cost one request, which brings the bytes.
 #[tokio::test(start_paused = true)]
-async fn a_cold_open_by_path_costs_one_question_with_its_bytes() {
+async fn cold_open_costs_one_walk() {
     let l = lab().await;
     tree(&l).await;
     let path = names("a/b/c/f");
@@ -200,9 +203,11 @@ async fn a_cold_open_by_path_costs_one_question_with_its_bytes() {
     assert_eq!(l.meta.stats().virtual_opens, 1);
 }
 
+/// Under close-to-open consistency a warm open costs one GETATTR. An open without an age limit
+/// sends no request.
 /// Promise: 7
 #[tokio::test(start_paused = true)]
-async fn a_warm_open_asks_once_under_close_to_open_and_not_at_all_without() {
+async fn warm_open_costs_one_getattr() {
     let l = lab().await;
     tree(&l).await;
     let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
@@ -240,9 +245,11 @@ async fn rotate(l: &Lab, dir: &Fh, n: &str, text: &str) -> Fh {
     make_file(&*l.model, &l.cx, dir, n, text).await
 }
 
+/// A warm open by name costs one request. It opens the file that another client has put under the
+/// name.
 /// Promise: 7
 #[tokio::test(start_paused = true)]
-async fn a_warm_open_by_name_asks_once_and_follows_the_name() {
+async fn named_open_costs_one_request() {
     for (stateless, moved) in [(false, "open 1, walk 1"), (true, "open 1, walk 1")] {
         let l = lab_with(MetaOptions { stateless_opens: stateless, ..options() }, VALID).await;
         tree(&l).await;
@@ -278,8 +285,10 @@ async fn a_warm_open_by_name_asks_once_and_follows_the_name() {
     }
 }
 
+/// An open for writing, or of a large file, finds the present object of its name in one round trip.
+/// A stateless open of a replaced file may fail with ESTALE.
 #[tokio::test(start_paused = true)]
-async fn opens_of_big_files_and_for_writing_follow_their_names_in_one_round_trip() {
+async fn big_file_open_follows_its_name() {
     let write = OpenHow { access: OpenAccess::WRITE, first_bytes: 0, ..READ };
     let big = "x".repeat(100_000);
     for (stateless, how, calls) in [
@@ -315,9 +324,10 @@ async fn opens_of_big_files_and_for_writing_follow_their_names_in_one_round_trip
     }
 }
 
+/// A lease on a file covers its name only if the lease was held when the name was proven.
 /// Promise: 7
 #[tokio::test(start_paused = true)]
-async fn a_name_is_covered_by_a_lease_that_was_held_when_it_was_proven() {
+async fn lease_covers_only_proven_names() {
     let l = lab().await;
     tree(&l).await;
     let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
@@ -342,8 +352,9 @@ async fn a_name_is_covered_by_a_lease_that_was_held_when_it_was_proven() {
     assert_eq!(read_named(&*l.meta, &fresh, &c, "f").await.unwrap().1, "new");
 }
 
+/// An open that wants no first bytes fetches none.
 #[tokio::test(start_paused = true)]
-async fn bytes_that_nobody_wants_are_not_asked_for() {
+async fn open_fetches_no_unwanted_bytes() {
     let l = lab().await;
     tree(&l).await;
     let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[2].fh.clone();
@@ -355,9 +366,11 @@ async fn bytes_that_nobody_wants_are_not_asked_for() {
     assert_eq!(l.model.open_count(), 0);
 }
 
+/// Under a lease opens and reads send no request. After the withdrawal of one lease or all leases
+/// they do.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
-async fn under_a_lease_nothing_is_asked_until_it_is_withdrawn() {
+async fn lease_saves_requests_until_withdrawn() {
     let l = lab().await;
     tree(&l).await;
     l.wire.lease(true);
@@ -379,8 +392,9 @@ async fn under_a_lease_nothing_is_asked_until_it_is_withdrawn() {
     assert!(l.meta.peek(&l.cx, Where::fh(&fh)).is_none());
 }
 
+/// The open of a large file brings its first bytes. One READ brings the others.
 #[tokio::test(start_paused = true)]
-async fn a_big_file_is_opened_with_its_first_bytes() {
+async fn big_file_open_brings_first_bytes() {
     let l = lab().await;
     let text = "x".repeat(100_000);
     let fh = make_file(&*l.model, &l.cx, &l.top, "big", &text).await;
@@ -392,8 +406,10 @@ async fn a_big_file_is_opened_with_its_first_bytes() {
     assert_eq!(l.wire.take(), "close 1, open 1, read 1");
 }
 
+/// A virtual open becomes real before a local call removes or replaces its file, or takes the read
+/// permission away. Its reads continue.
 #[tokio::test(start_paused = true)]
-async fn a_virtual_open_survives_the_removal_of_its_file_and_the_loss_of_rights() {
+async fn virtual_open_survives_local_removal() {
     let l = lab().await;
     let big = "y".repeat(100_000);
     let me = user(7);
@@ -424,8 +440,10 @@ async fn a_virtual_open_survives_the_removal_of_its_file_and_the_loss_of_rights(
     assert_eq!(l.meta.opens.len(), 0);
 }
 
+/// The cache serves names and contents to a caller only after the server has granted access to that
+/// caller.
 #[tokio::test(start_paused = true)]
-async fn nobody_is_told_names_or_contents_that_he_may_not_see() {
+async fn cached_data_respects_permissions() {
     let l = lab().await;
     tree(&l).await;
     let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
@@ -467,8 +485,9 @@ async fn own_changes_keep_a_directory_known() {
     assert_eq!(l.wire.take(), "getattr_many 1");
 }
 
+/// A large listing is fetched once. Later listings are served from memory, page by page.
 #[tokio::test(start_paused = true)]
-async fn a_listing_is_asked_for_once_and_served_in_any_pieces() {
+async fn listing_is_fetched_once() {
     let l = lab().await;
     let dir = make_dir(&*l.model, &l.cx, &l.top, "many").await;
     for i in 0..1000 {
@@ -535,8 +554,10 @@ async fn visit(l: &Lab) {
     }
 }
 
+/// A visit of many small files stays within the promised number of calls: cold, warm and after
+/// expiry.
 #[tokio::test(start_paused = true)]
-async fn a_page_of_small_files_costs_what_is_promised() {
+async fn small_file_page_keeps_call_budget() {
     for (prefetch, cold) in [(Prefetch::Off, 240), (Prefetch::Small, 100)] {
         let l = lab_with(MetaOptions { prefetch, ..options() }, VALID).await;
         forest(&l).await;
@@ -571,8 +592,9 @@ async fn expired_objects_are_asked_for_together() {
     assert_eq!(l.wire.take(), "getattr_many 1");
 }
 
+/// An answer that is valid for one call serves that call and no other.
 #[tokio::test(start_paused = true)]
-async fn what_holds_for_one_call_is_not_kept() {
+async fn single_call_validity_is_not_cached() {
     let l = lab_with(options(), Duration::ZERO).await;
     tree(&l).await;
     for _ in 0..2 {
@@ -610,8 +632,9 @@ async fn lookupcache_limits_names() {
     }
 }
 
+/// Twenty concurrent walks of one path send one request.
 #[tokio::test(start_paused = true)]
-async fn the_same_walk_is_asked_once_by_many() {
+async fn concurrent_walks_share_one_request() {
     let model = Arc::new(Model::new(env(), VALID, 1 << 30));
     let wire = Wire::slow(model.clone(), Some(5), Duration::from_millis(50));
     let meta = Meta::new(wire.clone(), options(), env());
@@ -650,8 +673,9 @@ async fn memory_stays_within_its_bound() {
     assert!(l.meta.stats().evictions > 1000);
 }
 
+/// After a change call that was dropped before its end, the directory is not cached for a minute.
 #[tokio::test(start_paused = true)]
-async fn a_change_whose_end_is_not_seen_keeps_its_object_out_of_memory() {
+async fn interrupted_change_suspends_metadata_caching() {
     let model = Arc::new(Model::new(env(), VALID, 1 << 30));
     let wire = Wire::slow(model.clone(), Some(5), Duration::from_millis(50));
     let meta = Meta::new(wire.clone(), options(), env());
@@ -697,9 +721,11 @@ async fn a_stale_handle_is_walked_again() {
     assert_eq!(trail.steps[0].fh, a);
 }
 
+/// Where a clock makes `change`, an equal value proves no names of a directory that changed
+/// recently.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
-async fn an_equal_change_of_a_directory_just_changed_proves_nothing_where_clocks_make_it() {
+async fn coarse_change_proves_no_recent_names() {
     for (coarse, calls) in [(true, "walk 1"), (false, "getattr_many 1")] {
         let l = lab_with(MetaOptions { coarse_change: coarse, ..options() }, VALID).await;
         tree(&l).await;
@@ -712,8 +738,10 @@ async fn an_equal_change_of_a_directory_just_changed_proves_nothing_where_clocks
     }
 }
 
+/// A directory created by this client is known to be empty. Its look-ups and listings send no
+/// requests until it expires.
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_was_just_made_is_known_to_be_empty() {
+async fn new_directory_is_known_empty() {
     let l = lab().await;
     let d = make_dir(&*l.meta, &l.cx, &l.top, "new").await;
     l.wire.take();
@@ -740,8 +768,10 @@ async fn a_directory_that_was_just_made_is_known_to_be_empty() {
     assert!(matches!(walk(&*l.meta, &l.cx, &d, "theirs").await.stop, Stop::Complete));
 }
 
+/// Names that a listing may lack, such as `.snapshot` and non-ASCII names, are looked up at the
+/// server.
 #[tokio::test(start_paused = true)]
-async fn names_that_no_listing_shows_are_looked_up() {
+async fn unlistable_names_are_looked_up() {
     let l = lab().await;
     tree(&l).await;
     walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
@@ -752,8 +782,10 @@ async fn names_that_no_listing_shows_are_looked_up() {
     }
 }
 
+/// Under leases the small files of a directory are fetched ahead of their opens, in one request for
+/// each directory.
 #[tokio::test(start_paused = true)]
-async fn under_leases_a_page_of_small_files_is_fetched_ahead_of_its_opens() {
+async fn leased_small_files_are_prefetched() {
     let l = lab_with(MetaOptions { prefetch: Prefetch::Small, ..options() }, VALID).await;
     forest(&l).await;
     l.wire.lease(true);
@@ -779,8 +811,9 @@ async fn under_leases_a_page_of_small_files_is_fetched_ahead_of_its_opens() {
     }
 }
 
+/// After expiry the look-up and open of a file that was only listed cost one request.
 #[tokio::test(start_paused = true)]
-async fn a_file_that_was_only_listed_is_brought_in_one_question_after_its_time() {
+async fn expired_listed_file_costs_one_request() {
     let l = lab().await;
     tree(&l).await;
     walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;

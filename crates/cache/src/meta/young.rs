@@ -67,7 +67,7 @@ mod tests {
     /// A recent change is recognised, whichever clock is behind.
     /// Promise: 8
     #[test]
-    fn what_has_just_changed_is_young() {
+    fn recent_change_is_young() {
         let clock = ServerClock::default();
         assert!(clock.is_young(1000, 1000) && clock.is_young(1000, 1004) && !clock.is_young(1000, 1005));
         assert!(clock.is_young(1060, 1000), "the server is ahead");

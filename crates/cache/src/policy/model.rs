@@ -168,8 +168,9 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// The model keeps the blocks of a read until other files need the room.
     #[test]
-    fn what_was_read_is_there_until_others_need_the_room() {
+    fn model_keeps_blocks_until_eviction() {
         let mut cache = Model::new(Policy::Lru, 4 * MIB);
         assert!(!cache.read(1, MIB, 0, 100));
         assert!(cache.read(1, MIB, 100, 1000), "the same block");
@@ -182,8 +183,9 @@ mod tests {
         assert!(cache.score().evictions >= 2);
     }
 
+    /// The model keeps completely written blocks, including the shorter last block of a file.
     #[test]
-    fn whole_blocks_that_were_written_are_there() {
+    fn model_keeps_written_blocks() {
         let mut cache = Model::new(Policy::Gdsf, 4 * MIB);
         cache.wrote(1, 2 * BLOCK_BYTES + 10, 0, 2 * BLOCK_BYTES - 1);
         assert!(cache.read(1, 2 * BLOCK_BYTES + 10, 5, 10));
@@ -194,8 +196,9 @@ mod tests {
         assert!(!cache.read(1, 2 * BLOCK_BYTES + 10, 5, 10));
     }
 
+    /// A read of an empty range, or beyond the end, causes no call.
     #[test]
-    fn a_read_of_nothing_asks_for_nothing() {
+    fn empty_read_sends_no_call() {
         let mut cache = Model::new(Policy::S3Fifo, MIB);
         assert!(cache.read(1, 0, 0, 10) && cache.read(1, 10, 10, 10) && cache.read(1, 10, u64::MAX, 10));
         assert_eq!(cache.score().calls, 0);
@@ -223,7 +226,7 @@ mod tests {
     /// policy. This holds with free space and in a cache full of files that were read once. A part
     /// of the large file is also cached.
     #[test]
-    fn a_large_scan_leaves_hot_files() {
+    fn model_scan_keeps_hot_files() {
         for (policy, filled, len) in Policy::ALL.into_iter().flat_map(|policy| {
             [(policy, false, 200 * MIB), (policy, true, 200 * MIB), (policy, true, 40 * MIB)]
         }) {
@@ -251,7 +254,7 @@ mod tests {
     /// A file that cannot fit is never cached completely. A file many times as large as the cache
     /// is not cached.
     #[test]
-    fn what_is_read_again_is_kept_whole() {
+    fn reread_file_is_cached_completely() {
         for policy in Policy::ALL {
             let mut cache = Model::new(policy, 64 * MIB);
             (0..400).for_each(|file| _ = cache.read(file, 200 * KB, 0, 200 * KB));

@@ -189,8 +189,10 @@ fn same(order: &mut Order<Thing>, plain: &mut Plain, policy: Policy) -> Result<(
 }
 
 proptest! {
+    /// After random operations each policy evicts the same things as a plain model of its
+    /// definition.
     #[test]
-    fn each_policy_does_what_its_definition_says(which in 0..3usize, acts in proptest::collection::vec(act(), 0..300)) {
+    fn policies_match_their_definitions(which in 0..3usize, acts in proptest::collection::vec(act(), 0..300)) {
         let policy = Policy::ALL[which];
         let (mut order, mut plain) = (Order::new(policy), Plain::default());
         for act in acts {
@@ -233,8 +235,9 @@ proptest! {
     }
 }
 
+/// Busy things are evicted after all others. One eviction looks at a bounded number of things.
 #[test]
-fn what_is_busy_goes_last_and_one_look_is_bounded() {
+fn busy_things_are_evicted_last() {
     for policy in Policy::ALL {
         let mut order = Order::new(policy);
         (0..10).for_each(|i| _ = order.insert(Thing(i), 100));
@@ -252,8 +255,9 @@ fn what_is_busy_goes_last_and_one_look_is_bounded() {
     }
 }
 
+/// One eviction moves a bounded number of things, even if all things were used before.
 #[test]
-fn a_use_of_everything_does_not_make_one_eviction_long() {
+fn eviction_after_full_use_is_bounded() {
     let mut order = Order::new(Policy::S3Fifo);
     let places: Vec<_> = (0..5000).map(|i| order.insert(Thing(i), 100)).collect();
     (0..9).for_each(|_| places.iter().for_each(|p| order.used(*p)));
@@ -262,8 +266,10 @@ fn a_use_of_everything_does_not_make_one_eviction_long() {
     assert!(moved <= STEPS, "{moved}");
 }
 
+/// The number of marks of evicted things is bounded. A marked thing that returns enters the main
+/// queue.
 #[test]
-fn marks_are_bounded_and_what_comes_back_is_known() {
+fn returning_thing_enters_main_queue() {
     let mut order = Order::new(Policy::S3Fifo);
     for i in 0..10_000 {
         order.insert(Thing(i), 100);
@@ -279,7 +285,7 @@ fn marks_are_bounded_and_what_comes_back_is_known() {
 /// A scan of things used once. `s3-fifo` keeps the used things. `gdsf` keeps them until the cache
 /// was turned over as often as they were used. `lru` evicts them.
 #[test]
-fn scans() {
+fn scan_resistance_differs_by_policy() {
     for (policy, scan, survives) in [
         (Policy::Lru, 100, false),
         (Policy::S3Fifo, 900, true),
@@ -300,8 +306,9 @@ fn scans() {
     }
 }
 
+/// `gdsf` evicts large things before small ones.
 #[test]
-fn large_things_go_before_small_ones_with_gdsf() {
+fn gdsf_evicts_large_things_first() {
     let mut order = Order::new(Policy::Gdsf);
     for i in 0..20 {
         order.insert(Thing(i), if i % 2 == 0 { 4096 } else { 900_000 });
@@ -309,8 +316,9 @@ fn large_things_go_before_small_ones_with_gdsf() {
     assert!((0..10).all(|_| order.evict(|_| false).is_some_and(|(_, t, _)| t.0 % 2 == 1)));
 }
 
+/// The goal of an eviction follows from the used space, its limit and the missing free space.
 #[test]
-fn goals() {
+fn eviction_goals_follow_limits() {
     for policy in Policy::ALL {
         assert_eq!(policy.goal(900, 1000, 0), None);
         assert_eq!(policy.goal(0, 0, 7), None);
@@ -325,6 +333,6 @@ fn goals() {
 
 /// The size of a slot bounds the memory of a million items.
 #[test]
-fn memory() {
+fn node_size_is_bounded() {
     assert!(size_of::<Node<Thing>>() <= 40);
 }

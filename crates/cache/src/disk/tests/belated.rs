@@ -16,7 +16,7 @@ async fn lock(l: &Lab, o: &Opened) {
 /// just before.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
+async fn late_reply_after_lock_is_ignored() {
     for leased in [false, true] {
         let l = Lab::new(options()).await;
         l.wire.lease(leased);
@@ -41,10 +41,10 @@ async fn an_answer_of_before_a_lock_does_not_hold_after_it() {
 }
 
 /// A layer above may use attributes a moment longer than this layer, which has already seen newer
-/// ones.
+/// ones. The older attributes do not replace the newer ones.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {
+async fn older_known_attributes_are_ignored() {
     let l = Lab::new(options()).await;
     let (old, new) = (pattern(1, 100_000), pattern(2, 150_000));
     let fh = l.file("f", &old).await;
@@ -64,10 +64,11 @@ async fn what_somebody_above_still_believes_does_not_take_back_what_was_told() {
     l.close(o).await;
 }
 
-/// The end of a local change is remembered after the last close of the file.
+/// The end of a local change is remembered after the last close of the file. Attributes from before
+/// the change prove nothing after the close.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn what_was_known_before_an_own_write_is_not_believed_after_the_close() {
+async fn attributes_before_write_stay_void() {
     let l = Lab::new(options()).await;
     let fh = l.file("f", &pattern(1, 100_000)).await;
     let believed = l.disk.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();

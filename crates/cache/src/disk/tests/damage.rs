@@ -68,8 +68,9 @@ fn model() -> Arc<Model> {
     Arc::new(Model::new(env_at(1), VALID, 1 << 40))
 }
 
+/// A block that arrives after the end of its version leaves no entry on the disk.
 #[tokio::test(start_paused = true)]
-async fn a_block_that_comes_when_its_version_is_over_leaves_nothing() {
+async fn outdated_block_creates_no_entry() {
     let l = Lab::new(options()).await;
     let fh = l.file("f", &pattern(1, 100)).await;
     let (shelf, version) = (l.disk.shelf().unwrap(), format::Version { change: 7, size: 100 });
@@ -86,8 +87,10 @@ async fn a_block_that_comes_when_its_version_is_over_leaves_nothing() {
     }
 }
 
+/// A cache in a real directory keeps files over a restart. It lends complete files as backing
+/// files. A check finds and drops a damaged block.
 #[tokio::test]
-async fn a_real_directory_keeps_files_and_lends_them() {
+async fn real_directory_lends_backing_files() {
     let (dir, model) = (Dir::new(), model());
     let data = pattern(1, 400_000);
     {
@@ -193,8 +196,9 @@ async fn damage_is_detected_and_mended() {
     assert!(found > 20, "{found}");
 }
 
+/// A second daemon with the same identity runs without the cache until the first one has ended.
 #[tokio::test]
-async fn one_daemon_an_identity() {
+async fn identity_admits_one_daemon() {
     let (dir, model) = (Dir::new(), model());
     let quick = DiskOptions { retry: Duration::from_millis(50), ..options() };
     let first = real(&model, &dir, options()).await;
@@ -243,7 +247,7 @@ async fn fill_up(l: &Lab, first: u64, n: u64) {
 /// the same time. Then every daemon gives up a part. The limit is never exceeded.
 /// Promise: 11a
 #[tokio::test]
-async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
+async fn shared_directory_stays_below_limit() {
     let (dir, model) = (Dir::new(), model());
     let hard = 20 * MIB;
     let shared = DiskOptions { dir_soft_bytes: 16 * MIB, dir_hard_bytes: hard, ..options() };
@@ -303,7 +307,7 @@ async fn mounts_that_share_a_directory_keep_it_below_its_limit() {
 
 /// Parts removed by a user with `rm -r` no longer count.
 #[tokio::test]
-async fn what_was_removed_by_hand_does_not_count() {
+async fn removed_parts_no_longer_count() {
     let (dir, model) = (Dir::new(), model());
     let shared = DiskOptions { dir_soft_bytes: 2 * MIB, dir_hard_bytes: 3 * MIB, ..options() };
     let old = of_other(&model, &dir, b"server:/old", options()).await;
@@ -327,7 +331,7 @@ async fn what_was_removed_by_hand_does_not_count() {
 
 /// A mount waits while another daemon cleans its part.
 #[tokio::test]
-async fn a_part_that_is_being_cleaned_is_waited_for() {
+async fn mount_waits_for_part_cleaning() {
     let (dir, model) = (Dir::new(), model());
     let l = real(&model, &dir, options()).await;
     l.disk.shutdown(&l.cx).await.unwrap();
@@ -349,9 +353,11 @@ async fn a_part_that_is_being_cleaned_is_waited_for() {
     assert!(!home::Home::is_being_cleaned(&dir.0, b"server:/export"));
 }
 
+/// A directory with other files, or with access for other users, is refused. A part in another
+/// format version is set aside.
 /// Promise: 11a
 #[tokio::test]
-async fn directories_that_are_not_ours_are_refused_or_set_aside() {
+async fn foreign_cache_directory_is_refused() {
     let wire: Arc<dyn Vfs> = Wire::new(model());
     let open = async |dir: &Dir| started(wire.clone(), dir, b"server:/export", options(), 5).await.trouble();
     let foreign = Dir::new();
@@ -378,7 +384,7 @@ async fn directories_that_are_not_ours_are_refused_or_set_aside() {
 /// error.
 /// Promise: 11a
 #[tokio::test]
-async fn a_directory_that_was_only_begun_is_begun_again() {
+async fn half_created_directory_is_recreated() {
     let wire: Arc<dyn Vfs> = Wire::new(model());
     let (dir, like) = (Dir::new(), Dir::new());
     let open = async |dir: &Dir| started(wire.clone(), dir, b"server:/export", options(), 5).await.trouble();
@@ -399,7 +405,7 @@ async fn a_directory_that_was_only_begun_is_begun_again() {
 
 /// A file system of 1 MiB fills up: reads continue, and no wrong data are kept.
 #[tokio::test]
-async fn a_full_file_system() {
+async fn tiny_file_system_serves_reads() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("not root: cannot mount a small file system");
         return;

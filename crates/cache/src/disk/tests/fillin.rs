@@ -31,8 +31,10 @@ impl Lab {
     }
 }
 
+/// Fill-in soon completes a file that was read faster than the disk could store. The next read
+/// sends no READ.
 #[tokio::test(start_paused = true)]
-async fn a_file_that_was_read_faster_than_the_disk_takes_it_is_whole_soon_after() {
+async fn fill_in_completes_fast_reads() {
     let o = DiskOptions { queue_bytes: 256 << 10, fetch_bytes: 128 << 10, ..filling(Fill::Idle) };
     let l = Lab::new(o).await;
     let data = pattern(3, 8 * MIB + 77);
@@ -71,8 +73,10 @@ async fn futures_in_order<F: Future<Output = Bytes>>(all: Vec<F>) -> Vec<Bytes> 
     out.into_iter().flatten().collect()
 }
 
+/// Fill-in completes the file with the fewest missing bytes first. It does not complete a file of
+/// which little was read.
 #[tokio::test(start_paused = true)]
-async fn fewest_missing_bytes_go_first_and_little_read_files_not_at_all() {
+async fn fill_in_prefers_nearly_complete_files() {
     let l = Lab::new(filling(Fill::Rate(MIB))).await;
     let data = pattern(5, 4 * MIB);
     let (half, most, little) = (l.file("a", &data).await, l.file("b", &data).await, l.file("c", &data).await);
@@ -92,9 +96,10 @@ async fn fewest_missing_bytes_go_first_and_little_read_files_not_at_all() {
     assert_eq!(l.cat(&half, 1 << 20).await, data);
 }
 
+/// Fill-in runs only while the link is quiet. Any other request stops it.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn whoever_asks_for_something_stops_it() {
+async fn other_requests_pause_fill_in() {
     let l = Lab::slow(filling(Fill::Idle), Duration::from_millis(40)).await;
     let data = pattern(6, 40 * MIB);
     let fh = l.file("f", &data).await;
@@ -121,9 +126,10 @@ async fn whoever_asks_for_something_stops_it() {
     assert_eq!(l.cat(&fh, 1 << 20).await, data);
 }
 
+/// Fill-in does not complete a changed file. With the option off it completes no file.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn what_changed_is_not_completed_and_off_is_off() {
+async fn fill_in_skips_changed_files() {
     for (fill, changed) in [(Fill::Off, false), (Fill::Idle, true)] {
         let l = Lab::new(filling(fill)).await;
         let data = pattern(7, 4 * MIB);

@@ -217,9 +217,10 @@ fn random_histories_give_no_wrong_byte() {
     );
 }
 
+/// Reads in random histories under leases return right bytes, many of them from the cache.
 /// Promise: 11a
 #[test]
-fn random_histories_under_leases_give_no_wrong_byte() {
+fn leased_histories_give_no_wrong_byte() {
     let (mut bytes, mut hits, mut kept) = (0, 0, 0);
     for seed in 101..=130 {
         let (b, h, _, k) = alone(seed, true);

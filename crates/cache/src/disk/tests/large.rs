@@ -32,7 +32,7 @@ impl Lab {
 /// Used files stay under every policy, the large file keeps a part, each byte is requested once,
 /// and the simulation agrees.
 #[tokio::test(start_paused = true)]
-async fn a_large_scan_leaves_hot_files() {
+async fn disk_scan_keeps_hot_files() {
     for (policy, len) in Policy::ALL.into_iter().flat_map(|p| [(p, 12 * MIB), (p, 5 * MIB)]) {
         let l = Lab::new(limits(policy)).await;
         let mut played = model::Model::new(policy, 8 * MIB);
@@ -60,7 +60,7 @@ async fn a_large_scan_leaves_hot_files() {
 
 /// A pinned file is cached at any length. The rest of the space is for the other files.
 #[tokio::test(start_paused = true)]
-async fn a_pinned_large_file_is_kept_whole() {
+async fn pinned_large_file_stays_complete() {
     let l = Lab::new(limits(Policy::S3Fifo)).await;
     let mut played = model::Model::new(Policy::S3Fifo, 8 * MIB);
     let mut others = Vec::new();
@@ -82,7 +82,7 @@ async fn a_pinned_large_file_is_kept_whole() {
 
 /// Refused blocks wait for their reader in memory, and then free it.
 #[tokio::test(start_paused = true)]
-async fn what_passes_by_gives_its_memory_back() {
+async fn refused_blocks_free_their_memory() {
     let l = Lab::new(DiskOptions { queue_bytes: 4 * MIB, ..limits(Policy::Lru) }).await;
     let (a, b) = (l.file("a", &pattern(1, 10 * MIB)).await, l.file("b", &pattern(2, 10 * MIB)).await);
     let open = l.open(&a).await;

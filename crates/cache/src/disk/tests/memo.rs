@@ -8,9 +8,11 @@ fn set(n: u8) -> Vec<Vec<u8>> {
     (0..4).map(|i| vec![n.wrapping_mul(7).wrapping_add(i); 3000 * usize::from(i) + 5]).collect()
 }
 
+/// A kill at any point of a write leaves the previous set or the new one. A power cut may also
+/// leave an older set, or none.
 /// Promise: 11b
 #[test]
-fn a_power_cut_or_kill_at_any_point_leaves_the_set_before_or_the_new_one() {
+fn interrupted_memo_write_keeps_whole_set() {
     for seed in 0..200 {
         let mut io = Sim::new(seed);
         let mut last: Vec<Vec<u8>> = Vec::new();
@@ -36,8 +38,10 @@ fn a_power_cut_or_kill_at_any_point_leaves_the_set_before_or_the_new_one() {
     }
 }
 
+/// Memo pieces are found after a restart and are no entries of the cache. A read-only cache writes
+/// none.
 #[tokio::test(start_paused = true)]
-async fn pieces_are_found_after_a_restart_and_none_are_written_while_nothing_may_be() {
+async fn memo_survives_restart() {
     let mut l = Lab::new(options()).await;
     assert!(l.disk.memo().await.is_empty());
     l.disk.set_memo(set(1)).await;

@@ -44,9 +44,10 @@ fn changed(old: &Bytes, at: usize, new: &Bytes) -> Bytes {
     all.into()
 }
 
+/// Under a lease a local write keeps the cached blocks that it does not touch, also over a restart.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn what_a_write_leaves_as_it_is_stays_here_under_a_lease() {
+async fn leased_write_keeps_unchanged_blocks() {
     let old = pattern(1, 10 * BLOCK + 500);
     let (mut l, fh) = Lab::leased("f", &old).await;
     let (a, b) = (pattern(2, 100), pattern(3, BLOCK));
@@ -65,8 +66,9 @@ async fn what_a_write_leaves_as_it_is_stays_here_under_a_lease() {
     assert_eq!(l.disk.shelf().unwrap().strays(), Vec::<String>::new());
 }
 
+/// Under a lease an append drops only the last, incomplete block of the cached file.
 #[tokio::test(start_paused = true)]
-async fn appending_keeps_all_but_the_last_block() {
+async fn append_keeps_complete_blocks() {
     let old = pattern(1, 4 * BLOCK + 500);
     let (mut l, fh) = Lab::leased("f", &old).await;
     let more = pattern(2, 3000);
@@ -79,8 +81,9 @@ async fn appending_keeps_all_but_the_last_block() {
     assert_eq!(l.disk.stats().misses, 0);
 }
 
+/// First bytes that arrive with an open do not drop the blocks kept over a local write.
 #[tokio::test(start_paused = true)]
-async fn first_bytes_that_come_with_an_open_take_nothing_away() {
+async fn first_bytes_keep_other_blocks() {
     let old = pattern(1, 10 * BLOCK);
     let (l, fh) = Lab::leased("f", &old).await;
     let new = pattern(2, 100);
@@ -93,8 +96,10 @@ async fn first_bytes_that_come_with_an_open_take_nothing_away() {
     assert_eq!((l.disk.stats().kept_over_writes, l.disk.stats().fetched_bytes), (1, 11 * BLOCK));
 }
 
+/// Concurrent writes of this client under a lease keep the untouched blocks. Reads return the bytes
+/// of the server.
 #[tokio::test(start_paused = true)]
-async fn writes_side_by_side_are_all_ours() {
+async fn concurrent_writes_count_as_local() {
     let old = pattern(1, 20 * BLOCK);
     let mut l = Lab::slow(options(), Duration::from_millis(300)).await;
     l.wire.lease(true);
@@ -134,9 +139,11 @@ async fn without_a_lease_nothing_is_kept() {
     assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
 }
 
+/// After the withdrawal of the lease another client writes. The next read returns its bytes, even
+/// under a regained lease.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn a_write_of_somebody_else_between_ours_and_the_next_answer_is_seen() {
+async fn remote_write_after_local_is_seen() {
     let old = pattern(1, 4 * BLOCK);
     for regained in [false, true] {
         let (mut l, fh) = Lab::leased("f", &old).await;
@@ -155,9 +162,10 @@ async fn a_write_of_somebody_else_between_ours_and_the_next_answer_is_seen() {
     }
 }
 
+/// A reply outside the lease does not prove the blocks kept over a local write.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_not_under_the_lease_proves_nothing() {
+async fn reply_outside_lease_proves_nothing() {
     let old = pattern(1, 4 * BLOCK);
     let (l, fh) = Lab::leased("f", &old).await;
     let (ours, theirs) = (pattern(2, 10), pattern(3, 50_000));
@@ -170,9 +178,10 @@ async fn an_answer_that_is_not_under_the_lease_proves_nothing() {
     assert_eq!((l.disk.stats().kept_over_writes, l.disk.own.len()), (0, 0));
 }
 
+/// Under a lease a change of the length, or a copy, keeps no blocks of the file.
 /// Promise: 11a
 #[tokio::test(start_paused = true)]
-async fn other_changes_keep_nothing() {
+async fn truncation_and_copy_keep_nothing() {
     let old = pattern(1, 4 * BLOCK);
     for what in ["cut", "grow", "copy"] {
         let (l, fh) = Lab::leased("f", &old).await;
@@ -199,8 +208,9 @@ async fn other_changes_keep_nothing() {
     }
 }
 
+/// A shutdown drops the blocks that are withheld after a local write.
 #[tokio::test(start_paused = true)]
-async fn what_is_withheld_goes_with_the_end() {
+async fn shutdown_drops_withheld_blocks() {
     let (mut l, fh) = Lab::leased("f", &pattern(1, 4 * BLOCK)).await;
     l.write(&fh, 0, &pattern(2, 10)).await;
     l.disk.shutdown(&l.cx).await.unwrap();
@@ -212,7 +222,7 @@ async fn what_is_withheld_goes_with_the_end() {
 /// A block on its way to the disk does not enter an entry that was dropped meanwhile. The call that
 /// dropped the entry has already read the blocks that a write touches.
 #[test]
-fn a_block_on_its_way_does_not_come_into_an_entry_that_was_given_up() {
+fn dropped_entry_refuses_late_block() {
     for given_up in [false, true] {
         let sim = Sim::new(7);
         let io: Arc<dyn io::Io> = sim.clone();
@@ -231,7 +241,7 @@ fn a_block_on_its_way_does_not_come_into_an_entry_that_was_given_up() {
 
 /// Withheld data count as used space, and are dropped after a time.
 #[tokio::test(start_paused = true)]
-async fn what_is_withheld_counts_and_goes_when_nobody_reads_it() {
+async fn unread_withheld_blocks_expire() {
     let old = pattern(1, 10 * BLOCK);
     let (l, fh) = Lab::leased("f", &old).await;
     let before = l.disk.stats().entry_bytes;

@@ -27,8 +27,9 @@ impl Drop for Dir {
     }
 }
 
+/// An announced size is read back. A damaged or truncated announcement counts as none.
 #[test]
-fn what_is_said_is_understood_and_nothing_else_is() {
+fn damaged_announcement_is_ignored() {
     let dir = Dir::new("said");
     let file = File::options().create_new(true).read(true).write(true).open(dir.0.join("x.lock")).unwrap();
     assert_eq!(said(&file), None);
@@ -47,8 +48,10 @@ fn what_is_said_is_understood_and_nothing_else_is() {
     assert_eq!(said(&file), None);
 }
 
+/// Two parts share a limit. Each sees a part that was added later. Each gives up space in
+/// proportion to its size.
 #[test]
-fn two_share_a_limit_and_who_comes_later_is_seen() {
+fn parts_share_directory_limit() {
     let dir = Dir::new("two");
     let a = dir.part(1, 8 * MIB, 10 * MIB, 0);
     assert!(a.admit(6 * MIB));
@@ -73,8 +76,10 @@ fn two_share_a_limit_and_who_comes_later_is_seen() {
     assert_eq!(b.settle(7 * MIB), 7 * MIB + 5);
 }
 
+/// A part without a limit announces its size, and other parts count it. Other parts are listed by
+/// last use.
 #[test]
-fn who_has_no_limit_says_what_he_has() {
+fn unlimited_part_announces_its_size() {
     let dir = Dir::new("none");
     let (a, b) = (dir.part(1, u64::MAX, u64::MAX, 0), dir.part(2, 8 * MIB, 10 * MIB, 0));
     assert!(a.admit(50 * MIB) && !a.is_full(50 * MIB));
@@ -100,7 +105,7 @@ fn who_has_no_limit_says_what_he_has() {
 /// The parts that grow at the same time never exceed the limit together.
 /// Promise: 11a
 #[test]
-fn the_limit_holds_whoever_grows_at_the_same_time() {
+fn concurrent_growth_keeps_limit() {
     let dir = Dir::new("race");
     let hard = 40 * MIB;
     let parts: Vec<_> = (0..4).map(|n| Arc::new(dir.part(n, hard, hard, 0))).collect();

@@ -67,7 +67,7 @@ fn make_room(emptied: &Emptied, total: &Total, bytes: u64) -> u64 {
 
 /// While another daemon cleans an unused part, parts in use are not reduced. The wait is limited.
 #[test]
-fn what_somebody_else_makes_room_for_is_waited_for() {
+fn eviction_waits_for_cleaning_daemon() {
     let dir = Dir::new("else");
     let lock_path = dir.part(b"unused", 8);
     let (emptied, total) = (Emptied::default(), dir.own(2 * MIB));
@@ -90,7 +90,7 @@ fn what_somebody_else_makes_room_for_is_waited_for() {
 /// A part may have more than is evicted in one turn. It gives all of that before parts in use are
 /// reduced.
 #[test]
-fn a_part_gives_turn_by_turn() {
+fn unused_part_shrinks_in_turns() {
     let dir = Dir::new("turns");
     let lock_path = dir.part(b"unused", TURN as u32 + 10);
     let (emptied, total) = (Emptied::default(), dir.own(100 * MIB));
@@ -105,7 +105,7 @@ fn a_part_gives_turn_by_turn() {
 /// A part with only pinned files is examined again if it was used since, even if its size is the
 /// same.
 #[test]
-fn what_is_no_longer_pinned_goes() {
+fn unpinned_part_is_examined_again() {
     let dir = Dir::new("pins");
     let lock_path = dir.part(b"unused", 1);
     let key = super::super::format::Key::of(&Fh(0_u32.to_be_bytes().to_vec().into()));

@@ -43,7 +43,7 @@ fn cases() -> impl Iterator<Item = (MetaOptions, bool)> {
 /// another client's file. Its one request confirms all other names for another second.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
-async fn unasked_names_of_others_appear() {
+async fn unrequested_absence_is_confirmed_again() {
     for (options, made_here) in cases() {
         let shown = format!("{options:?}, made here: {made_here}");
         let (l, dir) = whole(options, made_here).await;
@@ -70,7 +70,7 @@ async fn unasked_names_of_others_appear() {
 /// answers inferred from the listing.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
-async fn asked_absence_lives_on() {
+async fn lookup_absence_lasts_with_attributes() {
     for (options, made_here) in cases() {
         let (l, dir) = whole(options, made_here).await;
         assert!(!is_there(&l, &dir, "asked").await);
@@ -148,7 +148,7 @@ async fn one_confirmation_serves_a_burst() {
 /// directories.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
-async fn a_search_path_is_confirmed_at_once() {
+async fn search_path_is_confirmed_at_once() {
     let l = lab().await;
     let mut dirs = Vec::new();
     for n in 0..10 {
@@ -174,7 +174,7 @@ async fn a_search_path_is_confirmed_at_once() {
 /// answer holds for that call alone.
 /// Promise: 7'
 #[tokio::test(start_paused = true)]
-async fn a_name_about_to_be_made_is_not_asked_for() {
+async fn create_lookup_sends_no_request() {
     for (options, made_here) in cases() {
         let (l, dir) = whole(options, made_here).await;
         tokio::time::advance(SECOND * 5).await;

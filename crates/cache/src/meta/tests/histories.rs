@@ -652,9 +652,11 @@ proptest! {
         ..Default::default()
     })]
 
+    /// Every answer in a random history of several clients was true at a moment that its validity
+    /// allows.
     /// Promise: 7, 7', 11b
     #[test]
-    fn nothing_is_told_that_does_not_hold(history in history()) {
+    fn random_histories_give_true_answers(history in history()) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)

@@ -29,7 +29,7 @@ async fn finds(l: &Lab, path: &str) -> bool {
 /// After the withdrawal all names are requested again, even names with validity left.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn names_under_a_lease_hold_until_it_is_withdrawn() {
+async fn leased_names_hold_until_withdrawal() {
     let (l, c) = leased(options()).await;
     listed(&l, &c).await;
     tokio::time::advance(VALID * 10).await;
@@ -58,7 +58,7 @@ async fn names_under_a_lease_hold_until_it_is_withdrawn() {
 /// clock.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn own_changes_leave_names_under_a_lease() {
+async fn own_changes_keep_leased_names() {
     for coarse_change in [false, true] {
         let (l, c) = leased(MetaOptions { coarse_change, ..options() }).await;
         listed(&l, &c).await;
@@ -85,7 +85,7 @@ async fn own_changes_leave_names_under_a_lease() {
 /// from under the lease do not hold after it.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn what_proves_nothing_is_not_kept_beyond_the_lease() {
+async fn coarse_change_limits_names_to_lease() {
     for under in [false, true] {
         let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
         let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
@@ -126,7 +126,7 @@ async fn listed_with_objects(l: &Lab, dir: &Fh) -> Vec<String> {
 /// them. Those of many entries do.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
+async fn leased_listing_tolerates_expired_attributes() {
     for made_here in [false, true] {
         let (l, c) = leased(options()).await;
         *l.wire.itself.lock() = true;
@@ -170,7 +170,7 @@ async fn a_listing_under_a_lease_does_not_wait_for_attributes_of_a_few() {
 /// `change` proves nothing. Names listed or looked up again do, and not beyond the lease.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
+async fn names_requested_under_lease_hold() {
     for list in [true, false] {
         let options = MetaOptions { coarse_change: true, ..options() };
         let model = Arc::new(Model::new(env(), VALID, 1 << 40));
@@ -213,7 +213,7 @@ async fn what_is_asked_for_again_under_a_lease_holds_under_it() {
 /// requests do not make it hold under the lease.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn a_belated_listing_does_not_hold_under_a_lease() {
+async fn late_listing_gains_no_lease() {
     let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
     let c = make_dir(&*l.model, &l.cx, &l.top, "c").await;
     make_file(&*l.model, &l.cx, &c, "g", "two").await;
@@ -244,7 +244,7 @@ async fn a_belated_listing_does_not_hold_under_a_lease() {
 /// A lock revalidates its file, unless a lease proves that no other client has changed it.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn a_lock_leaves_what_is_known_under_a_lease() {
+async fn lock_keeps_leased_file_valid() {
     let (l, _) = leased(options()).await;
     let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[3].fh.clone();
     let before = read_all(&*l.meta, &l.cx, &fh).await.unwrap();

@@ -28,9 +28,11 @@ async fn made(l: &Lab, count: usize) -> Fh {
     d
 }
 
+/// A directory whose entries this client created or changed is listed from memory, without a
+/// request.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
-async fn what_was_made_here_is_listed_without_a_question() {
+async fn own_entries_are_listed_locally() {
     let l = lab().await;
     let d = made(&l, 100).await;
     for most_bytes in [1 << 20, 2000, 1] {
@@ -50,9 +52,11 @@ async fn what_was_made_here_is_listed_without_a_question() {
     assert_eq!(l.wire.take(), "");
 }
 
+/// A reader in the middle of a listing from memory gets each name exactly once. This holds when
+/// memory loses the directory, the verifier is lost or names change.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
-async fn a_reader_in_the_middle_of_an_own_listing_misses_nothing_and_sees_nothing_twice() {
+async fn interrupted_listing_returns_names_once() {
     for how in 0..4 {
         let l = lab().await;
         let d = made(&l, 60).await;
@@ -91,8 +95,9 @@ async fn a_reader_in_the_middle_of_an_own_listing_misses_nothing_and_sees_nothin
     }
 }
 
+/// After a local change a reader continues with the server's cookies and gets each name once.
 #[tokio::test(start_paused = true)]
-async fn cookies_of_the_server_are_passed_on() {
+async fn server_cookies_stay_valid() {
     let l = lab().await;
     let d = make_dir(&*l.model, &l.cx, &l.top, "theirs").await;
     for i in 0..40 {
@@ -109,8 +114,9 @@ async fn cookies_of_the_server_are_passed_on() {
     assert_eq!((all.len(), seen.len()), (41, 41));
 }
 
+/// A reader continues at its position after another caller has listed the changed directory again.
 #[tokio::test(start_paused = true)]
-async fn a_reader_finds_its_place_when_somebody_else_lists_anew() {
+async fn reader_continues_after_new_listing() {
     for removed in ["f000", "f004"] {
         let l = lab().await;
         let d = make_dir(&*l.model, &l.cx, &l.top, "theirs").await;
@@ -134,8 +140,10 @@ async fn a_reader_finds_its_place_when_somebody_else_lists_anew() {
     }
 }
 
+/// The open and read of a file written by this client send one request, if its attributes are
+/// unknown.
 #[tokio::test(start_paused = true)]
-async fn what_was_written_here_is_read_back_with_one_question() {
+async fn own_file_reads_with_one_walk() {
     let l = lab().await;
     let d = make_dir(&*l.meta, &l.cx, &l.top, "made").await;
     let fh = make_file(&*l.meta, &l.cx, &d, "f", "text").await;
@@ -154,8 +162,10 @@ async fn what_was_written_here_is_read_back_with_one_question() {
     assert_eq!(l.wire.take(), "walk 1");
 }
 
+/// A batched GETATTR leaves out removed files, except those with another name. A request for a
+/// removed file itself gets the server's answer.
 #[tokio::test(start_paused = true)]
-async fn what_was_removed_is_not_asked_about_by_the_way() {
+async fn removed_files_leave_batched_getattr() {
     let l = lab().await;
     let d = make_dir(&*l.model, &l.cx, &l.top, "d").await;
     let mut files = Vec::new();
@@ -190,7 +200,7 @@ async fn what_was_removed_is_not_asked_about_by_the_way() {
 /// The server does not report the directory's `change` when a name in it changes. The other names
 /// keep their validity, and nothing renews them.
 #[tokio::test(start_paused = true)]
-async fn own_changes_that_are_not_told_leave_names_their_time() {
+async fn unreported_change_keeps_name_validity() {
     let l = lab().await;
     *l.wire.silent.lock() = true;
     let d = make_dir(&*l.meta, &l.cx, &l.top, "d").await;
@@ -241,7 +251,7 @@ async fn own_changes_that_are_not_told_leave_names_their_time() {
 /// The first page of a large directory, brought by a look-up, drops none of the other names. A
 /// complete listing does, also in several pages.
 #[tokio::test(start_paused = true)]
-async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
+async fn partial_listing_keeps_other_names() {
     let l = lab_with(MetaOptions { listing_bytes: 4096, ..options() }, VALID).await;
     *l.wire.silent.lock() = true;
     let d = make_dir(&*l.meta, &l.cx, &l.top, "d").await;
@@ -288,7 +298,7 @@ async fn a_part_of_a_listing_leaves_what_is_believed_of_the_rest() {
 /// The removal of a name proven by a lease expires no other object. The removal of any other name
 /// expires all, because the object that lost it is unknown.
 #[tokio::test(start_paused = true)]
-async fn a_removal_that_a_lease_makes_sure_of_leaves_the_rest_known() {
+async fn leased_removal_keeps_other_attributes() {
     for leased in [true, false] {
         let l = lab().await;
         *l.wire.silent.lock() = true;

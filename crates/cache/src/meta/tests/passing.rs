@@ -2,8 +2,9 @@
 
 use super::*;
 
+/// A lock makes a virtual open real and expires the cached attributes of the file.
 #[tokio::test(start_paused = true)]
-async fn locks_make_opens_real_and_what_is_known_of_the_file_old() {
+async fn lock_makes_open_real() {
     let l = lab().await;
     tree(&l).await;
     let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[3].fh.clone();
@@ -26,8 +27,10 @@ async fn locks_make_opens_real_and_what_is_known_of_the_file_old() {
     assert_eq!(l.model.open_count(), 0);
 }
 
+/// Calls about extended attributes pass to the server. SETXATTR and REMOVEXATTR expire the cached
+/// attributes of the file.
 #[tokio::test(start_paused = true)]
-async fn extended_attributes_pass_and_change_the_file() {
+async fn setxattr_expires_cached_attributes() {
     let l = lab().await;
     tree(&l).await;
     let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[3].fh.clone();

@@ -16,7 +16,7 @@ fn late() -> Env {
 /// attributes are newer.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
-async fn listed_names_hold_as_long_as_their_directory() {
+async fn listed_names_expire_with_directory() {
     let l = lab().await;
     tree(&l).await;
     let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
@@ -38,7 +38,7 @@ async fn listed_names_hold_as_long_as_their_directory() {
 /// (`acregmax`).
 /// Promise: 8
 #[tokio::test(start_paused = true)]
-async fn names_have_a_limit_of_their_own() {
+async fn acdirmax_limits_names() {
     let most = Duration::from_secs(2);
     let l = lab_with(MetaOptions { names_max: most, ..options() }, VALID).await;
     tree(&l).await;
@@ -57,7 +57,7 @@ async fn names_have_a_limit_of_their_own() {
 /// of the server's clock.
 /// Promise: 8
 #[tokio::test(start_paused = true)]
-async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
+async fn same_tick_changes_prove_nothing() {
     let model = Arc::new(Model::new(env(), VALID, 1 << 40));
     let wire = Wire::new(model.clone());
     let meta = Meta::new(wire.clone(), MetaOptions { coarse_change: true, ..options() }, late());
@@ -78,10 +78,11 @@ async fn an_own_change_in_the_tick_of_anothers_proves_nothing() {
     assert!(matches!(walk(&*l.meta, &l.cx, &c, "theirs").await.stop, Stop::Complete));
 }
 
-/// Servers return bytes to the owner of a file and to users that may execute it.
+/// Servers return bytes to the owner of a file and to users that may execute it. So returned bytes
+/// prove the right to read only for ordinary modes.
 /// Promise: 20
 #[test]
-fn bytes_prove_the_right_to_read_of_ordinary_modes_only() {
+fn ordinary_modes_prove_read_permission() {
     for ordinary in [0o644, 0o600, 0o755, 0o700, 0o444, 0o640, 0o750] {
         assert!(bytes_prove_reading(ordinary), "{ordinary:o}");
     }
@@ -93,7 +94,7 @@ fn bytes_prove_the_right_to_read_of_ordinary_modes_only() {
 /// The server's answer about rights overrules the returned bytes.
 /// Promise: 20
 #[tokio::test(start_paused = true)]
-async fn bytes_do_not_overrule_the_answer_about_rights() {
+async fn access_reply_overrules_returned_bytes() {
     let l = lab().await;
     tree(&l).await;
     let path = names("a/b/c/f");
@@ -112,7 +113,7 @@ async fn bytes_do_not_overrule_the_answer_about_rights() {
 /// requested under it, once. An answer that holds for one call only is used for no other.
 /// Promise: 8d
 #[tokio::test(start_paused = true)]
-async fn what_is_from_before_a_lease_is_asked_for_under_it() {
+async fn strict_lease_revalidates_older_bytes() {
     for strict in [true, false] {
         let options = MetaOptions { strict, lookup_cache: LookupCache::None, ..options() };
         let l = lab_with(options, VALID).await;
@@ -137,7 +138,7 @@ async fn what_is_from_before_a_lease_is_asked_for_under_it() {
 /// another one. `blind`: the server does not report the moved object.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
-async fn a_rename_moves_what_is_there() {
+async fn rename_moves_servers_object() {
     for blind in [false, true] {
         for (across, changed_before) in [(false, false), (false, true), (true, false), (true, true)] {
             let l = lab().await;
@@ -173,7 +174,7 @@ async fn a_rename_moves_what_is_there() {
 /// attributes are the same.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
+async fn lapsed_lease_costs_one_request() {
     let l = lab().await;
     tree(&l).await;
     let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps.pop().unwrap().fh;
@@ -199,7 +200,7 @@ async fn a_lease_that_lapses_costs_a_question_and_no_bytes() {
 /// the new file under the name, even while the old binding is valid.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
+async fn stale_read_drops_name_binding() {
     for asks in [false, true] {
         let l = lab().await;
         tree(&l).await;
@@ -226,7 +227,7 @@ async fn after_a_read_of_what_was_replaced_the_name_leads_to_the_new_file() {
 /// the mode allows the owner to read. After the lease is withdrawn, the open sends a request.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
-async fn what_was_written_under_a_lease_is_here() {
+async fn leased_write_is_read_locally() {
     for (leased, mode, asks) in [(true, 0o644, false), (false, 0o644, true), (true, 0o244, true)] {
         let l = lab().await;
         l.wire.lease(leased);
@@ -258,7 +259,7 @@ async fn what_was_written_under_a_lease_is_here() {
 /// local change.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
-async fn what_was_written_in_part_is_not_taken_for_all() {
+async fn partial_write_proves_no_contents() {
     let l = lab().await;
     tree(&l).await;
     l.wire.lease(true);
@@ -279,7 +280,7 @@ async fn what_was_written_in_part_is_not_taken_for_all() {
 /// attributes do not end that, even if an equal `change` proves nothing about a recent change.
 /// After the lease has lapsed, an equal `change` proves the contents, if the change was long ago.
 #[tokio::test(start_paused = true)]
-async fn what_came_under_a_lease_is_right_until_it_ends() {
+async fn leased_contents_hold_until_lapse() {
     for old in [true, false] {
         let l = lab_with(MetaOptions { coarse_change: true, ..options() }, VALID).await;
         l.wire.lease(true);

@@ -26,8 +26,10 @@ impl Near for All {
     }
 }
 
+/// After a restart a remembered path is confirmed as a whole, with the other names of its
+/// directory. No name is answered without that request.
 #[tokio::test(start_paused = true)]
-async fn a_remembered_path_is_asked_about_as_a_whole_and_then_known() {
+async fn remembered_path_is_confirmed_at_once() {
     let l = lab().await;
     tree(&l).await;
     let before = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
@@ -45,9 +47,10 @@ async fn a_remembered_path_is_asked_about_as_a_whole_and_then_known() {
     assert_eq!(wire.take(), "");
 }
 
+/// Names that another client changed during a restart lead to the present objects.
 /// Promise: 11b
 #[tokio::test(start_paused = true)]
-async fn what_changed_meanwhile_is_asked_for_anew() {
+async fn changes_during_restart_are_noticed() {
     let l = lab().await;
     tree(&l).await;
     let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
@@ -77,9 +80,11 @@ async fn server(bits: u32) -> (Arc<Model>, Fh) {
     (model, top)
 }
 
+/// Remembered access rights are requested from the server again. No user gets the rights of another
+/// user.
 /// Promise: 11b
 #[tokio::test(start_paused = true)]
-async fn remembered_rights_are_asked_for_and_nobody_elses_are_used() {
+async fn remembered_rights_are_requested_again() {
     let (model, top) = server(0o755).await;
     tokio::time::advance(Duration::from_secs(100)).await;
     let (may, other) = (user(7), user(8));
@@ -108,8 +113,9 @@ async fn remembered_rights_are_asked_for_and_nobody_elses_are_used() {
     assert!(meta.peek(&may, Where { base: &top, path: &names("p/f") }).is_none());
 }
 
+/// Where opens bring leases, remembered files are opened together in one request after a restart.
 #[tokio::test(start_paused = true)]
-async fn remembered_files_are_opened_together_where_that_brings_leases() {
+async fn remembered_files_open_for_leases() {
     let l = lab().await;
     tree(&l).await;
     for file in ["f", "g"] {
@@ -129,8 +135,9 @@ async fn remembered_files_are_opened_together_where_that_brings_leases() {
     }
 }
 
+/// A remembered directory is listed after its entries are confirmed in at most two requests.
 #[tokio::test(start_paused = true)]
-async fn a_remembered_directory_is_listed_after_one_question_about_its_entries() {
+async fn remembered_directory_lists_after_confirmation() {
     let l = lab().await;
     tree(&l).await;
     let c = walk(&*l.meta, &l.cx, &l.top, "a/b/c").await.steps[2].fh.clone();
@@ -152,8 +159,9 @@ async fn a_remembered_directory_is_listed_after_one_question_about_its_entries()
     assert_eq!(wire.total(), 0);
 }
 
+/// After a restart 10,000 remembered files are confirmed in at most 24 requests.
 #[tokio::test(start_paused = true)]
-async fn ten_thousand_files_are_confirmed_in_a_few_dozen_questions() {
+async fn confirmation_batches_many_files() {
     let l = lab().await;
     for d in 0..100 {
         let dir = make_dir(&*l.model, &l.cx, &l.top, &format!("d{d}")).await;
@@ -182,7 +190,7 @@ async fn ten_thousand_files_are_confirmed_in_a_few_dozen_questions() {
 /// directories. The rights on these and the files in them come in batches, although each path was
 /// only walked once before.
 #[tokio::test(start_paused = true)]
-async fn paths_below_a_directory_that_was_listed_are_confirmed_together() {
+async fn paths_below_listing_confirm_together() {
     // With listings ahead of their use and without; a directory of one page and of many.
     for (dirs, ahead, most) in [(60, true, 12), (200, true, 30), (60, false, 12), (200, false, 30)] {
         below_a_listing(dirs, ahead, most).await;
@@ -232,9 +240,10 @@ fn restarted_all(l: &Lab, options: MetaOptions) -> (Arc<Wire>, Arc<Meta>) {
     (wire, meta)
 }
 
+/// A truncated piece of remembered metadata costs requests and causes no wrong answer.
 /// Promise: 11b
 #[tokio::test(start_paused = true)]
-async fn pieces_that_are_missing_or_damaged_cost_questions_only() {
+async fn damaged_pieces_cost_requests_only() {
     let l = lab().await;
     tree(&l).await;
     walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;

@@ -22,7 +22,7 @@ async fn again(l: &Lab, fh: &Fh) -> String {
 /// A file is refused a lease at first, and is opened repeatedly. Some of its revalidations are
 /// replaced by opens, one for one, until the server grants a lease. Then no request is sent.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_refused_is_asked_for_again() {
+async fn refused_lease_is_requested_again() {
     let (l, fh) = known_file(options()).await;
     l.wire.refuse_leases(2);
     let mut sent = Vec::new();
@@ -59,7 +59,7 @@ async fn names_are_opened_for_a_lease() {
 /// A file that each revalidation finds changed is not worth a lease, which would be recalled at
 /// once.
 #[tokio::test(start_paused = true)]
-async fn no_lease_is_asked_for_what_others_change() {
+async fn changing_file_requests_no_lease() {
     let (l, fh) = known_file(options()).await;
     let theirs = l.model.open(&l.cx, Where::fh(&fh), &OpenHow::existing(OpenAccess::WRITE)).await.unwrap();
     let file = File { fh: &fh, open: Some(theirs.open) };
@@ -76,7 +76,7 @@ async fn no_lease_is_asked_for_what_others_change() {
 /// A server that grants no lease soon gets no more such opens, for any file. A server without state
 /// for opens gets none.
 #[tokio::test(start_paused = true)]
-async fn servers_that_grant_nothing_are_left_alone() {
+async fn lease_refusing_server_gets_few_opens() {
     for (stateless_opens, most) in [(false, 64), (true, 0)] {
         let (l, fh) = known_file(MetaOptions { stateless_opens, ..options() }).await;
         let g = walk(&*l.meta, &l.cx, &l.top, "a/b/c/g").await.steps.pop().unwrap().fh;
