@@ -166,9 +166,11 @@ fn left_on(disk: &Cut) -> Vec<u64> {
     left
 }
 
+/// A checkpoint may settle a record that is still being written. A replay never applies a settled
+/// record.
 /// Promise: S8
 #[tokio::test]
-async fn what_counts_as_settled_is_never_read_again() {
+async fn settled_records_are_not_replayed() {
     let device = Held::new();
     let log =
         Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
@@ -206,9 +208,10 @@ async fn what_counts_as_settled_is_never_read_again() {
     assert_eq!(seen, [third]);
 }
 
+/// Appends never overwrite the beginning of the journal that the durable header names.
 /// Promise: S8
 #[test]
-fn where_the_header_says_that_it_begins_nothing_is_written_over() {
+fn journal_beginning_is_not_overwritten() {
     let device = Held::new();
     let fails = Arc::new(AtomicBool::new(false));
     let settle: Arc<Settle> = {
@@ -246,9 +249,11 @@ fn where_the_header_says_that_it_begins_nothing_is_written_over() {
     assert_eq!(left_on(&device.disk), (first + 1..=acked).collect::<Vec<_>>());
 }
 
+/// A batch appended while the full journal waits for a checkpoint gets room of its own. All
+/// acknowledged records are found again.
 /// Promise: S8
 #[test]
-fn what_is_appended_while_the_journal_is_full_has_room_of_its_own() {
+fn full_journal_keeps_appended_records() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
     let (calls, is_held) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(true)));
     // The first checkpoint waits, and the second one fails.
@@ -289,9 +294,11 @@ fn what_is_appended_while_the_journal_is_full_has_room_of_its_own() {
     assert_eq!(left_on(&device), (settled + 1..=acked).collect::<Vec<_>>());
 }
 
+/// A failed write of the header fails the journal, because no room would be freed. Earlier records
+/// stay.
 /// Promise: S9
 #[tokio::test]
-async fn a_header_that_cannot_be_written_is_a_failure_of_the_journal() {
+async fn failed_header_write_fails_journal() {
     let device = Held::new();
     let log =
         Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
@@ -388,16 +395,18 @@ async fn worlds(seeds: std::ops::Range<u64>) -> (u64, u64) {
     (records, cuts)
 }
 
+/// A power cut at any moment loses no acknowledged record.
 /// Promise: S8
 #[tokio::test]
-async fn a_power_cut_loses_nothing_that_was_acknowledged() {
+async fn power_cut_keeps_acknowledged_records() {
     let (records, cuts) = worlds(0..5).await;
     assert!(cuts > 100 && records > 1_000, "{cuts} cuts, {records} records: not much of a test");
 }
 
+/// More than 1,000 power cuts lose no acknowledged record.
 #[tokio::test]
 #[ignore = "minutes"]
-async fn a_thousand_power_cuts_lose_nothing_that_was_acknowledged() {
+async fn thousand_power_cuts_keep_records() {
     let (records, cuts) = worlds(5..45).await;
     assert!(cuts > 1_000 && records > 10_000, "{cuts} cuts, {records} records: not much of a test");
 }
@@ -415,8 +424,9 @@ async fn a_foreign_journal_is_not_touched() {
     assert!(Found::format(Arc::new(Cut::new(4096, 9, 0)), OWNER, 1).is_err());
 }
 
+/// A failed checkpoint keeps all records. When the journal is then full, it reports a failure.
 #[tokio::test]
-async fn a_failed_checkpoint_keeps_everything_and_a_full_journal_says_so() {
+async fn failed_checkpoint_keeps_records() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
     let settle: Arc<Settle> = Arc::new(|_| Err(io::Error::other("the disk below fails")));
     let log = Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), settle).unwrap();
@@ -442,8 +452,9 @@ async fn a_failed_checkpoint_keeps_everything_and_a_full_journal_says_so() {
     assert!(seen >= acked, "{seen} of {acked}");
 }
 
+/// After an orderly close no record is replayed. The numbers of records continue.
 #[tokio::test]
-async fn an_orderly_end_leaves_nothing_to_be_read_again() {
+async fn orderly_close_leaves_no_records() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
     let log =
         Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
@@ -457,8 +468,9 @@ async fn an_orderly_end_leaves_nothing_to_be_read_again() {
     assert_eq!(log.append(&[b"x"]), 50, "numbers go on");
 }
 
+/// A journal in a real file keeps all records that concurrent callers append.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_real_file_keeps_what_many_callers_append() {
+async fn real_file_keeps_concurrent_appends() {
     let dir = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tests"));
     std::fs::create_dir_all(dir).unwrap();
     let path = dir.join(format!("journal-{}", std::process::id()));

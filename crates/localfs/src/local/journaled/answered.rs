@@ -257,8 +257,9 @@ mod tests {
         Answered { call, fh: Fh(Bytes::from_static(b"handle")), bytes: n }
     }
 
+    /// A file of calls is ignored if it is damaged, truncated or of another journal.
     #[test]
-    fn what_is_damaged_or_of_another_journal_tells_nothing() {
+    fn damaged_call_file_is_ignored() {
         let all: Vec<_> = (0..3).map(call).collect();
         let raw = encode(7, all.iter());
         assert_eq!(decode(&raw, 7), Some(all));
@@ -271,8 +272,10 @@ mod tests {
         }
     }
 
+    /// The file keeps the newest calls among those whose records leave the journal. The call of a
+    /// record that stays is not in the file.
     #[test]
-    fn the_newest_are_kept_and_only_with_what_is_given_back() {
+    fn call_file_keeps_newest_calls() {
         let dir = Dir::new();
         let dir = &dir.0;
         let calls = Calls { dir: Some(dir.clone()), epoch: 7, inner: Mutex::default(), fresh: None };

@@ -293,8 +293,9 @@ fn is_lazy(mounts: &str, (major, minor): (u32, u32)) -> bool {
 mod tests {
     use super::*;
 
+    /// A mount with `lazytime` is detected. An unknown mount counts as one.
     #[test]
-    fn a_mount_that_keeps_times_back_is_found() {
+    fn lazytime_mount_is_detected() {
         let mounts = "25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard\n\
                       60 25 7:1 / /a rw,noatime - ext4 /dev/loop1 rw,lazytime,errors=continue\n\
                       61 25 7:11 / /lazytime rw - ext4 /dev/loop11 rw\n";

@@ -12,9 +12,11 @@ fn sh(command: &str, path: &Path) -> String {
     String::from_utf8(out.stdout).unwrap().trim().replace('\n', " ")
 }
 
+/// The server returns the ACLs of the file system and stores those that a client sets. Only the
+/// owner may set them.
 /// Promise: S8e
 #[tokio::test]
-async fn acls_are_those_of_the_file_system() {
+async fn acls_match_file_system() {
     let (dir, cx) = (Dir::new(), root());
     let l = local(&dir);
     assert!(l.has_acls());
@@ -62,7 +64,7 @@ async fn acls_are_those_of_the_file_system() {
 /// Modes have records in the journal, ACLs have none: neither undoes the other after a power cut.
 /// Promise: S8e
 #[tokio::test]
-async fn an_acl_is_there_after_a_power_cut() {
+async fn power_cut_keeps_acls() {
     let Some(mut disk) = Disk::new("ext4", &["-q", "-b", "4096"]) else { return };
     for round in 0..4 {
         let (l, cx) = (disk.serve(), root());

@@ -145,9 +145,11 @@ async fn a_clone_on_btrfs_shares_blocks() {
     shares_blocks_and_bytes(&disk).await;
 }
 
+/// On a file system that cannot share blocks, CLONE fails with EOPNOTSUPP and no block size is
+/// offered.
 /// Promise: S8d
 #[tokio::test]
-async fn where_blocks_cannot_be_shared_there_is_no_clone() {
+async fn clone_needs_shared_blocks() {
     let dir = Dir::on("/dev/shm");
     let l = local(&dir);
     let (a, b) = (new_file(&l, "a").await, new_file(&l, "b").await);
@@ -161,7 +163,7 @@ async fn where_blocks_cannot_be_shared_there_is_no_clone() {
 /// bytes of the target do not overwrite the clone, and later writes are there.
 /// Promise: S8d
 #[tokio::test]
-async fn a_clone_is_there_after_a_power_cut() {
+async fn power_cut_keeps_clones() {
     let Some(mut disk) = Disk::new("xfs", &["-q", "-m", "reflink=1"]) else { return };
     for round in 0..6_u8 {
         let l = disk.serve();

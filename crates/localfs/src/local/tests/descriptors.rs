@@ -16,7 +16,7 @@ async fn text_of(l: &Local, f: &Opened) -> Bytes {
 /// Open files without a name keep their descriptors. When no descriptor is left, an open fails.
 /// Promise: S7a
 #[tokio::test]
-async fn an_open_file_without_a_name_takes_a_descriptor() {
+async fn unlinked_open_file_keeps_descriptor() {
     let dir = Dir::new();
     let (l, descriptors) = scarce(&dir, 100);
     let (cx, top) = (root(), top(&l).await);
@@ -156,9 +156,11 @@ async fn idle_opens_give_descriptors_back() {
     assert_eq!(descriptors.held(), 0, "none is left");
 }
 
+/// A descriptor with unsynced writes is closed only after a sync. A later write opens the file
+/// again.
 /// Promise: S7a
 #[tokio::test]
-async fn what_was_written_is_synced_before_its_descriptor_goes() {
+async fn descriptor_close_syncs_writes_first() {
     let dir = Dir::new();
     let (l, _) = scarce(&dir, 20);
     let (cx, top) = (root(), top(&l).await);

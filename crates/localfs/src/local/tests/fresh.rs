@@ -22,9 +22,11 @@ fn open(state: &Dir, l: &Local, epoch: u64, boot: &[u8]) -> (Fresh, Vec<hither_v
     Fresh::open(&state.0, epoch, boot, &look).unwrap().unwrap()
 }
 
+/// After a kill the names in the directory show which begun calls were executed. Calls of another
+/// journal or another boot are ignored.
 /// Promise: S8c
 #[tokio::test]
-async fn names_tell_what_was_made_of_what_was_begun() {
+async fn names_prove_begun_calls() {
     let (dir, state, here) = (Dir::new(), Dir::new(), Dir::new());
     let l = over(&dir, &state);
     let base = top(&l).await;
@@ -82,9 +84,11 @@ async fn names_tell_what_was_made_of_what_was_begun() {
     assert_eq!(numbers(&open(&here, &l, 7, b"boot").1), [1, 3, 5, 7]);
 }
 
+/// A damaged entry is ignored, and a truncated file has no entries. New entries replace the oldest
+/// ones.
 /// Promise: S8c
 #[tokio::test]
-async fn what_is_damaged_says_nothing_and_the_oldest_go() {
+async fn damaged_fresh_entries_are_ignored() {
     let (dir, state, here) = (Dir::new(), Dir::new(), Dir::new());
     let l = over(&dir, &state);
     let base = top(&l).await;
@@ -113,10 +117,10 @@ async fn what_is_damaged_says_nothing_and_the_oldest_go() {
 }
 
 /// The calls of a server that was killed before a record was durable are known, even if the journal
-/// lost the records.
+/// lost the records. After a power cut they are unknown.
 /// Promise: S8c
 #[tokio::test]
-async fn what_was_made_without_a_record_is_known_after_a_kill_and_not_after_a_power_cut() {
+async fn fresh_calls_survive_kill() {
     for cut in [false, true] {
         let (dir, state) = (Dir::new(), Dir::new());
         let l = over(&dir, &state);

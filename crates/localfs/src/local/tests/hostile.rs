@@ -9,9 +9,11 @@ fn kept(dir: &Dir, state: &Dir, export_id: u64) -> Local {
     Local::open(&dir.0, options, env()).unwrap()
 }
 
+/// Filehandles survive restarts and renames. They are stale at another export and under another
+/// secret.
 /// Promise: S3
 #[tokio::test]
-async fn handles_survive_a_restart_and_a_rename_and_say_nothing_elsewhere() {
+async fn handles_survive_restart_and_rename() {
     for place in [None, Some("/dev/shm")] {
         let dir = place.map_or_else(Dir::new, Dir::on);
         let state = Dir::new();
@@ -46,8 +48,9 @@ async fn handles_survive_a_restart_and_a_rename_and_say_nothing_elsewhere() {
     }
 }
 
+/// A handle secret is refused if it is damaged or if other users can read it.
 #[tokio::test]
-async fn a_readable_or_damaged_secret_is_refused() {
+async fn damaged_handle_secret_is_refused() {
     let (dir, state) = (Dir::new(), Dir::new());
     drop(kept(&dir, &state, 1));
     let key = state.path("state/handle-key");
@@ -97,9 +100,11 @@ async fn forged_handles_are_stale() {
     assert_eq!(&read_all(&l, &cx, &made).await.unwrap()[..], b"s");
 }
 
+/// After a restart a directory that was moved out of the export is stale. So are directories above
+/// the export, even with the right secret.
 /// Promise: S2
 #[tokio::test]
-async fn a_directory_that_was_moved_out_is_refused() {
+async fn moved_out_directory_is_stale() {
     let (dir, outside) = (Dir::new(), Dir::new());
     std::fs::create_dir_all(dir.path("a/d")).unwrap();
     std::fs::write(dir.path("a/d/f"), b"x").unwrap();

@@ -99,9 +99,10 @@ fn damage(dir: &Dir, state: &Dir, l: Local, names: &HashMap<Fh, String>, seed: u
     count
 }
 
+/// Acknowledged stable writes survive any loss of bytes that were not synced to the file system.
 /// Promise: S8
 #[tokio::test]
-async fn acknowledged_writes_survive_any_loss_of_what_was_not_synced() {
+async fn stable_writes_survive_unsynced_loss() {
     let (dir, state) = (Dir::new(), Dir::new());
     let cx = root();
     let mut files: Vec<Expected> = (0..6).map(|_| Expected::default()).collect();
@@ -142,8 +143,9 @@ async fn acknowledged_writes_survive_any_loss_of_what_was_not_synced() {
     assert!(damaged > 100, "{damaged}: not much was lost");
 }
 
+/// The replay of a write restores its modification time.
 #[tokio::test]
-async fn the_time_of_the_last_write_comes_back_with_it() {
+async fn replay_restores_modification_time() {
     let (dir, state) = (Dir::new(), Dir::new());
     let (l, cx) = (with_journal(&dir, &state, 1, false).unwrap(), root());
     let base = top(&l).await;
@@ -160,9 +162,11 @@ async fn the_time_of_the_last_write_comes_back_with_it() {
     assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"stablee");
 }
 
+/// After a failure of the journal its records are void, and writes are stable in the file system.
+/// The next start uses a new journal.
 /// Promise: S9
 #[tokio::test]
-async fn a_journal_that_fails_is_given_up_and_never_applied_again() {
+async fn failed_journal_is_never_replayed() {
     let (dir, state) = (Dir::new(), Dir::new());
     let (l, cx) = (with_journal(&dir, &state, 1, false).unwrap(), root());
     let base = top(&l).await;
@@ -187,9 +191,11 @@ async fn a_journal_that_fails_is_given_up_and_never_applied_again() {
     assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"again", "the new journal is used");
 }
 
+/// After an error of the disk the journal keeps its records, and calls that would free them fail.
+/// The next start replays the records.
 /// Promise: S8
 #[tokio::test]
-async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
+async fn disk_error_keeps_journal_records() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
     let l = with_journal(&dir, &state, 1, false).unwrap();
     let base = top(&l).await;
@@ -219,9 +225,10 @@ async fn after_an_error_of_the_disk_the_journal_keeps_what_it_holds() {
     assert_eq!(write(&l, b"again!").await.unwrap(), 6);
 }
 
+/// A journal of another export, or a file that is no journal, is refused.
 /// Promise: S9
 #[tokio::test]
-async fn what_is_no_journal_of_this_directory_is_refused() {
+async fn foreign_journal_file_is_refused() {
     let (dir, state) = (Dir::new(), Dir::new());
     drop(with_journal(&dir, &state, 1, false).unwrap());
     let foreign = with_journal(&dir, &state, 2, false).unwrap_err().to_string();
@@ -236,7 +243,7 @@ async fn what_is_no_journal_of_this_directory_is_refused() {
 /// their handles.
 /// Promise: S9
 #[tokio::test]
-async fn journal_with_records_is_its_state_directorys() {
+async fn journal_records_need_state_directory() {
     let (dir, state, other, cx) = (Dir::new(), Dir::new(), Dir::new(), root());
     let l = with_journal(&dir, &state, 1, false).unwrap();
     let f = create(&l, &cx, &top(&l).await, "f", 0o644).await.unwrap();
@@ -263,9 +270,10 @@ async fn journal_with_records_is_its_state_directorys() {
     drop(with_journal_of(&dir, (&other, &state), 1, false).unwrap());
 }
 
+/// The replay of a removal spares the file that a later rename put under the same name.
 /// Promise: S8b
 #[tokio::test]
-async fn a_removal_is_not_made_again_under_what_was_moved_there() {
+async fn replayed_removal_spares_moved_file() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
     let l = with_journal(&dir, &state, 1, false).unwrap();
     let base = top(&l).await;
@@ -288,7 +296,7 @@ async fn a_removal_is_not_made_again_under_what_was_moved_there() {
 /// A replay leaves its file unchanged.
 /// Promise: S8b
 #[tokio::test]
-async fn set_id_bits_that_a_write_took_away_do_not_come_back() {
+async fn replay_restores_no_setid_bits() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
     std::fs::set_permissions(&dir.0, std::fs::Permissions::from_mode(0o777)).unwrap();
     let l = with_journal(&dir, &state, 1, false).unwrap();
@@ -316,9 +324,11 @@ async fn set_id_bits_that_a_write_took_away_do_not_come_back() {
     assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"bytesbytesbytes");
 }
 
+/// If a file does not accept bytes at the replay, they are kept in another file. The server starts
+/// all the same.
 /// Promise: S8
 #[tokio::test]
-async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
+async fn unappliable_bytes_are_kept_aside() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
     let sleep = std::fs::read("/bin/sleep").unwrap();
     let end = sleep.len() as u64;
@@ -368,9 +378,11 @@ async fn bytes_that_a_file_does_not_take_are_kept_and_the_rest_is_served() {
     assert_eq!(&read_all(&l, &cx, &fh).await.unwrap()[end as usize..], b"lost!!");
 }
 
+/// Answered calls are known after a restart, from the journal or from the file beside it. Failed
+/// calls are not.
 /// Promise: S8c
 #[tokio::test]
-async fn calls_that_were_made_are_known_after_a_restart() {
+async fn answered_calls_survive_restart() {
     let (dir, state) = (Dir::new(), Dir::new());
     let l = with_journal(&dir, &state, 1, false).unwrap();
     let base = top(&l).await;
@@ -412,10 +424,11 @@ async fn calls_that_were_made_are_known_after_a_restart() {
     assert!(with_journal(&dir, &state, 1, true).unwrap().answered().is_empty(), "they were discarded");
 }
 
-/// Only on ext4: the other file systems have no records of names and attributes.
+/// Changes of names are not replayed if it is unknown which of them were made. Only on ext4: the
+/// other file systems have no records of names and attributes.
 /// Promise: S8b
 #[tokio::test]
-async fn changes_of_names_are_not_applied_without_knowing_which_are_done() {
+async fn replay_needs_journal_position() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
     let l = with_journal(&dir, &state, 1, false).unwrap();
     if l.inner.journal.as_ref().unwrap().names().is_none() {

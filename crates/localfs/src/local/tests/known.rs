@@ -32,9 +32,11 @@ fn places() -> Vec<Dir> {
         .collect()
 }
 
+/// A name changed by a local program or through the server leads to the present file at once.
+/// Attributes are always the present ones.
 /// Promise: S4
 #[tokio::test]
-async fn names_that_local_programs_change_are_seen_at_once() {
+async fn local_renames_are_seen_at_once() {
     for dir in places() {
         let (l, cx) = (local(&dir), root());
         let base = top(&l).await;
@@ -70,10 +72,11 @@ async fn names_that_local_programs_change_are_seen_at_once() {
     }
 }
 
-/// The kernel shows the time of a change before the names in its memory have changed.
+/// The kernel shows the time of a change before the names in its memory have changed. Concurrent
+/// look-ups leave no outdated name in the cache.
 /// Promise: S4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_of_before_a_change_is_known_after_it() {
+async fn concurrent_lookups_cache_no_old_name() {
     for dir in places() {
         let (l, cx) = (Arc::new(local(&dir)), root());
         std::fs::write(dir.path("f"), b"").unwrap();
@@ -104,9 +107,11 @@ async fn nothing_of_before_a_change_is_known_after_it() {
     }
 }
 
+/// A change of a directory's mode applies to cached names and listings at once. The cached access
+/// of one caller counts for no other.
 /// Promise: S1
 #[tokio::test]
-async fn rights_that_change_are_seen_at_once() {
+async fn changed_permissions_apply_at_once() {
     for dir in places() {
         let (l, admin) = (local(&dir), root());
         let base = top(&l).await;
@@ -141,9 +146,11 @@ async fn rights_that_change_are_seen_at_once() {
     }
 }
 
+/// Listings from the cache show the current names and attributes, also after changes by local
+/// programs.
 /// Promise: S4
 #[tokio::test]
-async fn listings_show_what_is_there_now() {
+async fn cached_listings_show_current_state() {
     for dir in places() {
         let (l, cx) = (local(&dir), root());
         let base = top(&l).await;
@@ -186,8 +193,9 @@ async fn listings_show_what_is_there_now() {
     }
 }
 
+/// On a file system with coarse times no names are cached.
 #[tokio::test]
-async fn where_times_are_coarse_nothing_is_known() {
+async fn coarse_times_disable_name_cache() {
     let dir = Dir::new();
     let options = LocalOptions { stable: false, coarse_times: true, ..Default::default() };
     let l = Local::open(&dir.0, options, env()).unwrap();
@@ -198,8 +206,9 @@ async fn where_times_are_coarse_nothing_is_known() {
     assert!(!known(&l, &cx, &top(&l).await, "f"));
 }
 
+/// Cached names that are not used are forgotten, and their memory is freed.
 #[tokio::test]
-async fn what_nobody_asks_for_is_forgotten() {
+async fn unused_names_are_forgotten() {
     for dir in places() {
         let (l, cx) = (local(&dir), root());
         std::fs::write(dir.path("f"), b"").unwrap();

@@ -139,9 +139,11 @@ fn now() -> i64 {
     (env().wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64
 }
 
+/// An object from the stock has the attributes of an object that the kernel creates. A refused
+/// creation has the same error.
 /// Promise: S8b
 #[tokio::test]
-async fn what_is_out_of_stock_is_as_the_kernel_makes_it() {
+async fn stock_objects_match_kernel_objects() {
     let Some(disk) = disk(&[]) else { return };
     let (l, other) = (disk.serve(), plain(&disk, "other"));
     let (ours, theirs) = (disk.path("export"), disk.path("other"));
@@ -184,9 +186,11 @@ async fn what_is_out_of_stock_is_as_the_kernel_makes_it() {
     }
 }
 
+/// Concurrent creations get distinct objects, each with the identity of its caller. Unused objects
+/// of the stock are not visible in the export.
 /// Promise: S8b
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_at_once_are_all_different_and_nobody_sees_the_others() {
+async fn concurrent_creates_get_distinct_objects() {
     let Some(disk) = disk(&[]) else { return };
     let l = Arc::new(disk.serve());
     let base = top(&l).await;
@@ -231,9 +235,11 @@ async fn many_at_once_are_all_different_and_nobody_sees_the_others() {
     assert!(shown.eof && shown.entries.len() == all.len());
 }
 
+/// An orderly end removes the unused objects of the stock. After a power cut the next start removes
+/// them.
 /// Promise: S8b
 #[tokio::test]
-async fn nothing_is_left_of_the_stock() {
+async fn unused_stock_is_removed() {
     let Some(mut disk) = disk(&[]) else { return };
     let l = disk.serve();
     create(&l, &root(), &top(&l).await, "a", 0o644).await.unwrap();
@@ -271,9 +277,10 @@ async fn nothing_is_left_of_the_stock() {
     assert_eq!(std::fs::metadata(disk.path("state/journal-new")).unwrap().mode() & 0o7777, 0o700);
 }
 
+/// Without a stock a new object is synced before the reply, so it survives a power cut.
 /// Promise: S8b
 #[tokio::test]
-async fn without_a_stock_what_is_new_is_synced() {
+async fn create_without_stock_is_synced() {
     let Some(mut disk) = disk(&[]) else { return };
     let l = disk.serve();
     let base = top(&l).await;
@@ -291,9 +298,10 @@ async fn without_a_stock_what_is_new_is_synced() {
     }
 }
 
+/// There is no stock if the state directory is in the export or on another file system.
 /// Promise: S8b
 #[tokio::test]
-async fn no_stock_where_it_cannot_be() {
+async fn stock_needs_private_state_directory() {
     let Some(disk) = disk(&[]) else { return };
     let has_stock = |dir: PathBuf, state: PathBuf, journal: PathBuf| {
         let journal = JournalOptions { path: journal, size_bytes: 1 << 20, discard: true };
@@ -312,9 +320,11 @@ async fn no_stock_where_it_cannot_be() {
     assert_eq!(has_stock(export, state, journal), (false, false), "another file system");
 }
 
+/// When the inodes are used up, a creation fails with ENOSPC. All acknowledged objects survive a
+/// power cut.
 /// Promise: S8b
 #[tokio::test]
-async fn a_full_disk_is_told_and_what_was_told_to_be_there_is() {
+async fn full_disk_keeps_acknowledged_creates() {
     let Some(mut disk) = disk(&["-N", "256"]) else { return };
     let (l, user) = (disk.serve(), cx(1000, 1000, &[]));
     std::fs::set_permissions(disk.path("export"), std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -343,10 +353,11 @@ async fn a_full_disk_is_told_and_what_was_told_to_be_there_is() {
     assert_eq!(std::fs::read_dir(disk.path("export")).unwrap().count(), made.len());
 }
 
-/// The file system gives new files the group of their directory.
+/// The file system gives new files the group of their directory. New objects then do not come from
+/// the stock, and each is synced.
 /// Promise: S8b
 #[tokio::test]
-async fn with_grpid_what_is_new_is_synced() {
+async fn grpid_mount_uses_no_stock() {
     let Some(disk) = disk(&[]) else { return };
     run("mount", &["-o", "remount,grpid"], &disk.path(""));
     std::fs::set_permissions(disk.path("export"), std::fs::Permissions::from_mode(0o777)).unwrap();

@@ -69,9 +69,10 @@ async fn is_stale(l: &Local, fh: &Fh) -> bool {
     errno(l.getattr(&root(), File { fh, open: None }).await) == libc::ESTALE
 }
 
+/// Filehandles of a table survive restarts, renames, links and the copying up of a file.
 /// Promise: S3
 #[tokio::test]
-async fn handles_of_a_table_survive_restarts_renames_and_copying_up() {
+async fn table_handles_survive_copy_up() {
     let o = Overlay::new(|lower| {
         std::fs::create_dir_all(lower.join("d/deep")).unwrap();
         for name in ["d/f", "d/deep/g"] {
@@ -114,9 +115,11 @@ async fn handles_of_a_table_survive_restarts_renames_and_copying_up() {
     assert_eq!(find(&l, &cx, "d/f").await.map_err(|e| e.errno).unwrap_err(), libc::ENOENT);
 }
 
+/// A new file with the inode number of a removed file gets another filehandle. The old filehandle
+/// is stale.
 /// Promise: S3
 #[tokio::test]
-async fn another_file_in_the_place_of_an_inode_is_another_to_a_table() {
+async fn table_detects_reused_inodes() {
     let o = Overlay::new(|_| ());
     let cx = root();
     let mut seen = std::collections::HashSet::new();
@@ -142,9 +145,10 @@ async fn another_file_in_the_place_of_an_inode_is_another_to_a_table() {
     assert!(reused > 0, "no inode number came again: this says nothing");
 }
 
+/// A torn table is read up to the tear. A file that is no table is refused.
 /// Promise: S3
 #[tokio::test]
-async fn a_torn_table_is_read_up_to_the_tear_and_a_foreign_one_not_at_all() {
+async fn torn_table_keeps_whole_entries() {
     let o = Overlay::new(|lower| {
         for n in 0..10 {
             std::fs::write(lower.join(n.to_string()), b"x").unwrap();
@@ -185,9 +189,10 @@ async fn a_torn_table_is_read_up_to_the_tear_and_a_foreign_one_not_at_all() {
     assert!(o.open_after().await.unwrap_err().to_string().contains("remove it"));
 }
 
+/// A table serves one server at a time. It cannot be combined with a journal.
 /// Promise: S3
 #[tokio::test]
-async fn a_table_is_used_by_one_server_and_not_with_a_journal() {
+async fn table_admits_one_server() {
     let o = Overlay::new(|_| ());
     let _first = o.serve().await;
     assert_eq!(errno(o.open()), libc::EBUSY);
@@ -198,8 +203,9 @@ async fn a_table_is_used_by_one_server_and_not_with_a_journal() {
     assert!(refused.to_string().contains("no handles"), "{refused}");
 }
 
+/// The table finds the parent of a directory. The exported directory has none.
 #[tokio::test]
-async fn parent_by_a_table() {
+async fn table_finds_parent_directory() {
     let o = Overlay::new(|lower| std::fs::create_dir_all(lower.join("d/deep")).unwrap());
     let cx = root();
     let (d, deep) = {

@@ -17,9 +17,11 @@ fn taken(pipe: &dyn Pipe, most: usize) -> Vec<u8> {
     out
 }
 
+/// Bytes in the page cache are read through a pipe, without a copy. A short range or a caller
+/// without permission gets no pipe.
 /// Promise: S4
 #[tokio::test]
-async fn bytes_in_memory_are_read_without_a_copy() {
+async fn cached_bytes_are_piped() {
     for place in [None, Some("/dev/shm")] {
         let dir = place.map_or_else(Dir::new, Dir::on);
         let (l, admin, owner, other) = (local(&dir), root(), cx(10, 10, &[]), cx(11, 11, &[]));
@@ -56,8 +58,10 @@ async fn bytes_in_memory_are_read_without_a_copy() {
     }
 }
 
+/// Bytes that are left in a pipe do not appear in the next read. When all pipes are in use, reads
+/// are copied.
 #[tokio::test]
-async fn what_is_not_taken_is_not_found_by_the_next() {
+async fn unread_pipe_bytes_are_discarded() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     let content = content();
@@ -78,9 +82,10 @@ async fn what_is_not_taken_is_not_found_by_the_next() {
     assert!(l.read_piped(&cx, file, 0, 65536).is_some());
 }
 
+/// A truncation after a read leaves the bytes in the pipe.
 /// Promise: S4
 #[tokio::test]
-async fn a_file_that_is_cut_leaves_what_was_promised() {
+async fn truncation_keeps_piped_bytes() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     std::fs::write(dir.path("f"), content()).unwrap();

@@ -162,7 +162,7 @@ fn names_in(dir: &Path) -> Vec<String> {
 /// directory above it. It is served again when it is back.
 /// Promise: S2
 #[tokio::test]
-async fn moved_out_directory_is_refused_in_use() {
+async fn used_directory_moved_out_is_refused() {
     for (journaled, moved, used) in
         [(false, "a/d", "a/d"), (false, "a", "a/d"), (true, "a/d", "a/d"), (true, "a", "a/d")]
     {
@@ -197,9 +197,10 @@ async fn moved_out_directory_is_refused_in_use() {
     }
 }
 
-/// Without a private mount each step up is checked.
+/// Without a private mount each step up is checked. The climb ends at the exported directory or
+/// fails with ESTALE.
 #[tokio::test]
-async fn climbing_finds_the_exported_directory_or_nothing() {
+async fn climb_stays_inside_export() {
     let (dir, outside) = (Dir::new(), Dir::new());
     std::fs::create_dir_all(dir.path("a/b/c")).unwrap();
     let (l, open) =

@@ -2,8 +2,9 @@
 
 use super::*;
 
+/// A file is created, written, read and closed. It is found by name and by filehandle.
 #[tokio::test]
-async fn a_file_is_written_read_and_found_by_name_and_handle() {
+async fn file_is_written_and_read_back() {
     for place in [None, Some("/dev/shm")] {
         let dir = place.map_or_else(Dir::new, Dir::on);
         let (l, cx) = (local(&dir), root());
@@ -29,9 +30,11 @@ async fn a_file_is_written_read_and_found_by_name_and_handle() {
     }
 }
 
+/// The kernel checks each call with the identity of its caller, also when many threads serve many
+/// callers.
 /// Promise: S1
 #[tokio::test]
-async fn the_kernel_decides_with_the_callers_identity() {
+async fn kernel_checks_caller_identity() {
     let dir = Dir::new();
     let (l, admin) = (local(&dir), root());
     let base = top(&l).await;
@@ -75,9 +78,11 @@ async fn the_kernel_decides_with_the_callers_identity() {
     assert_eq!(l.access(&other, &f.fh, all).await.unwrap(), Access::empty());
 }
 
+/// A caller with user or group -1 is refused. This number would leave the identity of the server
+/// unchanged.
 /// Promise: S1
 #[tokio::test]
-async fn nobody_is_the_superuser_by_the_number_that_changes_nothing() {
+async fn uid_minus_one_is_refused() {
     let dir = Dir::new();
     let l = local(&dir);
     let base = top(&l).await;
@@ -93,8 +98,10 @@ async fn nobody_is_the_superuser_by_the_number_that_changes_nothing() {
     assert_eq!(errno(l.setattr(&root(), file, &nobody).await), libc::EINVAL);
 }
 
+/// A new file has its full mode, because no umask of the server applies. A write by an unprivileged
+/// caller clears the set-id bits.
 #[tokio::test]
-async fn set_id_bits_go_with_an_unprivileged_write_and_stay_with_the_superusers_umask() {
+async fn unprivileged_write_clears_setid_bits() {
     let dir = Dir::new();
     let (l, admin, user) = (local(&dir), root(), cx(10, 10, &[]));
     let base = top(&l).await;
@@ -107,8 +114,9 @@ async fn set_id_bits_go_with_an_unprivileged_write_and_stay_with_the_superusers_
     assert_eq!(l.getattr(&admin, file).await.unwrap().attr.mode, 0o777);
 }
 
+/// SETATTR sets times and lengths with the permissions of POSIX. A refused call changes nothing.
 #[tokio::test]
-async fn times_and_lengths_are_set_as_asked() {
+async fn setattr_sets_times_and_lengths() {
     let dir = Dir::new();
     let (l, owner, other) = (local(&dir), cx(10, 10, &[]), cx(11, 11, &[]));
     std::fs::set_permissions(&dir.0, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -133,8 +141,9 @@ async fn times_and_lengths_are_set_as_asked() {
     assert_eq!(errno(l.setattr(&owner, File { fh: &base, open: None }, &cut(0)).await), libc::EISDIR);
 }
 
+/// Creations, links, renames and removals of names have the results and errors of POSIX.
 #[tokio::test]
-async fn names_are_made_linked_renamed_and_removed() {
+async fn namespace_calls_follow_posix() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     let base = top(&l).await;
@@ -184,8 +193,9 @@ async fn names_are_made_linked_renamed_and_removed() {
     assert_eq!(errno(made), libc::EPERM);
 }
 
+/// An unlinked open file is readable until its last close. Then its filehandle is stale.
 #[tokio::test]
-async fn an_unlinked_open_file_lives_until_its_last_close() {
+async fn unlinked_file_lives_until_close() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     let base = top(&l).await;
@@ -202,8 +212,9 @@ async fn an_unlinked_open_file_lives_until_its_last_close() {
     assert_eq!(errno(l.read(&cx, by_handle, 0, 10).await), libc::ESTALE);
 }
 
+/// The server releases a replaced or removed file at once, so that the file system frees its space.
 #[tokio::test]
-async fn a_replaced_or_removed_file_frees_its_space_at_once() {
+async fn removed_file_is_released_at_once() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     let base = top(&l).await;
@@ -218,8 +229,9 @@ async fn a_replaced_or_removed_file_frees_its_space_at_once() {
     assert_eq!(l.known_count(), known - 2);
 }
 
+/// A listing of a large directory returns each name once, although names are removed meanwhile.
 #[tokio::test]
-async fn a_large_directory_is_listed_once_although_it_changes() {
+async fn changing_directory_lists_names_once() {
     for place in [None, Some("/dev/shm")] {
         let dir = place.map_or_else(Dir::new, Dir::on);
         let (l, cx) = (local(&dir), root());
@@ -256,8 +268,10 @@ async fn a_large_directory_is_listed_once_although_it_changes() {
     }
 }
 
+/// A walk returns the objects of its path and the reason of its end. It brings the requested
+/// listing, bytes and access.
 #[tokio::test]
-async fn a_walk_tells_what_it_saw_and_brings_what_was_wanted() {
+async fn walk_returns_requested_data() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     std::fs::create_dir_all(dir.path("a/b")).unwrap();
@@ -281,9 +295,10 @@ async fn a_walk_tells_what_it_saw_and_brings_what_was_wanted() {
     assert!(matches!(trail.stop, Stop::NotDirectory) && trail.steps.len() == 3);
 }
 
+/// Each change by a local program is seen at once and gives the object a new `change`.
 /// Promise: S4
 #[tokio::test]
-async fn what_local_programs_do_is_seen_at_once_and_changes_change() {
+async fn local_changes_update_change_attribute() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     let base = top(&l).await;
@@ -309,9 +324,10 @@ async fn what_local_programs_do_is_seen_at_once_and_changes_change() {
     assert_eq!(errno(l.getattr(&cx, file).await), libc::ESTALE);
 }
 
+/// On a file system with coarse times each reply about a recent change has a `change` of its own.
 /// Promise: S4
 #[tokio::test]
-async fn without_fine_times_a_young_change_is_told_as_one_of_its_own() {
+async fn young_change_gets_unique_value() {
     let dir = Dir::new();
     let options = LocalOptions { stable: false, coarse_times: true, ..Default::default() };
     let l = Local::open(&dir.0, options, env()).unwrap();
@@ -336,8 +352,9 @@ async fn without_fine_times_a_young_change_is_told_as_one_of_its_own() {
     assert!(a.attr.change == b.attr.change && a.attr.change >> 63 == 0);
 }
 
+/// DEALLOCATE makes holes, SEEK finds them, ALLOCATE extends the file, and COPY copies bytes.
 #[tokio::test]
-async fn holes_are_made_found_and_filled_and_bytes_copied() {
+async fn holes_are_punched_and_found() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     let base = top(&l).await;
@@ -360,8 +377,9 @@ async fn holes_are_made_found_and_filled_and_bytes_copied() {
     assert!(copied[(8 << 10) + 5..].iter().all(|&b| b == 0));
 }
 
+/// Extended attributes with the prefix `user.` are stored. Calls about others fail with EOPNOTSUPP.
 #[tokio::test]
-async fn user_attributes_are_kept_and_others_are_not_served() {
+async fn only_user_xattrs_are_served() {
     let dir = Dir::new();
     let (l, cx) = (local(&dir), root());
     let base = top(&l).await;
@@ -423,8 +441,9 @@ async fn locks_conflict_split_join_and_wake() {
     assert!(l.test_lock(&cx, file, owner(3), LockKind::Write, range(0, u64::MAX)).await.unwrap().is_none());
 }
 
+/// The server holds a bounded number of objects. All others stay reachable by their filehandles.
 #[tokio::test]
-async fn many_objects_need_few_descriptors_and_stay_reachable() {
+async fn evicted_objects_stay_reachable() {
     let dir = Dir::new();
     let options = LocalOptions { stable: false, known_max: 64, ..Default::default() };
     let (l, cx) = (Local::open(&dir.0, options, env()).unwrap(), root());
@@ -448,8 +467,9 @@ async fn many_objects_need_few_descriptors_and_stay_reachable() {
     assert!(l.getattr_many(&cx, &fhs).await.iter().all(Result::is_ok));
 }
 
+/// With stable storage calls work on files, directories, FIFOs and symbolic links.
 #[tokio::test]
-async fn stable_calls_work_on_every_kind_of_object() {
+async fn stable_calls_accept_every_object_type() {
     let dir = Dir::new();
     let (l, cx) = (Local::open(&dir.0, LocalOptions::default(), env()).unwrap(), root());
     let base = top(&l).await;

@@ -564,9 +564,10 @@ async fn append(l: &Local, count: u64, bytes: usize) {
     l.close(&root(), &file.node.fh, file.open).await.unwrap();
 }
 
+/// An append to the journal commits no transaction of the ext4 that the journal is on.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root and loop devices"]
-async fn an_append_commits_nothing_of_the_file_system_that_the_journal_is_on() {
+async fn append_commits_no_ext4_transaction() {
     let Some(disk) = Disk::new() else { return };
     let path = disk.root().join("journal");
     let options = LocalOptions {
@@ -588,9 +589,10 @@ async fn an_append_commits_nothing_of_the_file_system_that_the_journal_is_on() {
     assert!(made < count / 4, "{made} commits for {count} writes");
 }
 
+/// A checkpoint hands little data to the disk in each request.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root and loop devices"]
-async fn a_checkpoint_hands_little_to_the_disk_at_a_time() {
+async fn checkpoint_writes_small_pieces() {
     let Some(disk) = Disk::new() else { return };
     let l = disk.serve();
     append(&l, 20, 64 << 10).await;
@@ -600,18 +602,21 @@ async fn a_checkpoint_hands_little_to_the_disk_at_a_time() {
     assert!(writes >= 20, "{writes} requests");
 }
 
+/// Acknowledged names and bytes survive power cuts of an ext4. `HITHER_CRASHES` is the number of
+/// rounds.
 /// Promise: S8b, S8c
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and loop devices"]
-async fn names_and_bytes_survive_power_cuts_of_ext4() {
+async fn ext4_survives_power_cuts() {
     let rounds = std::env::var("HITHER_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
     lives(rounds, 7).await;
 }
 
+/// A write that began before a failure of the journal survives a power cut after its reply.
 /// Promise: S9
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and loop devices"]
-async fn a_write_that_began_before_the_journal_failed_survives() {
+async fn write_during_journal_failure_survives() {
     let Some(mut disk) = Disk::new() else { return };
     let cx = root();
     let fh = {
@@ -633,10 +638,12 @@ async fn a_write_that_began_before_the_journal_failed_survives() {
     assert_eq!(&read_all(&l, &cx, &fh).await.unwrap()[..], b"third.");
 }
 
+/// If a power cut undoes the removal of a file by a local program, the file has its acknowledged
+/// bytes.
 /// Promise: S8
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and loop devices"]
-async fn a_file_whose_removal_is_lost_has_its_bytes() {
+async fn lost_removal_keeps_file_bytes() {
     let Some(mut disk) = Disk::new() else { return };
     let cx = root();
     let fh = {

@@ -42,7 +42,7 @@ async fn file(l: &Local, n: &str) -> Fh {
 /// A program that opens a watched file for writing waits until the watch ends, and is reported.
 /// Promise: S10a
 #[tokio::test]
-async fn writers_wait_and_are_told() {
+async fn local_writers_wait_and_are_reported() {
     let dir = Dir::new();
     let l = local(&dir);
     let mut told = told(&l);
@@ -58,9 +58,10 @@ async fn writers_wait_and_are_told() {
     assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "new");
 }
 
+/// A file that a local program has open for writing is not watched.
 /// Promise: S10a
 #[tokio::test]
-async fn files_that_somebody_writes_are_not_watched() {
+async fn open_writer_prevents_watch() {
     let dir = Dir::new();
     let l = local(&dir);
     let _told = told(&l);
@@ -73,7 +74,7 @@ async fn files_that_somebody_writes_are_not_watched() {
 
 /// A read through the descriptor of a writer leaves no descriptor that keeps a watch from starting.
 #[tokio::test]
-async fn files_that_were_written_and_read_are_watched_soon() {
+async fn closed_writer_allows_watch() {
     let dir = Dir::new();
     let l = local(&dir);
     let _told = told(&l);
@@ -94,7 +95,7 @@ async fn files_that_were_written_and_read_are_watched_soon() {
 /// also after one of them ends.
 /// Promise: S10a
 #[tokio::test]
-async fn attributes_and_names_are_told() {
+async fn attribute_and_name_changes_are_reported() {
     let dir = Dir::new();
     let l = local(&dir);
     let mut told = told(&l);
@@ -116,7 +117,7 @@ async fn attributes_and_names_are_told() {
 
 /// A read is no change.
 #[tokio::test]
-async fn readers_are_not_told() {
+async fn local_reads_are_not_reported() {
     let dir = Dir::new();
     let l = local(&dir);
     let mut told = told(&l);
@@ -135,7 +136,7 @@ async fn readers_are_not_told() {
 /// programs wait to read, and are reported.
 /// Promise: S10a
 #[tokio::test]
-async fn who_watches_alone_goes_on_and_readers_wait() {
+async fn exclusive_watch_delays_local_readers() {
     for journaled in [false, true] {
         let dir = Dir::new();
         let state = Dir::new();
@@ -187,7 +188,7 @@ async fn put_by_handle(l: &Local, fh: &Fh, bytes: &'static [u8]) {
 /// program waits. Changes of the objects in it, and changes through the server, are not reported.
 /// Promise: S10b
 #[tokio::test]
-async fn changes_of_directories_are_told() {
+async fn directory_changes_are_reported() {
     let dir = Dir::new();
     let l = local(&dir);
     let mut told = told(&l);
@@ -232,7 +233,7 @@ async fn changes_of_directories_are_told() {
 /// programs wait as before.
 /// Promise: S10a
 #[tokio::test]
-async fn own_writes_go_on_while_a_file_is_watched() {
+async fn server_open_upgrades_shared_watch() {
     let dir = Dir::new();
     let l = local(&dir);
     let mut told = told(&l);
@@ -277,7 +278,7 @@ async fn until_alone(l: &Local, fh: &Fh) -> Watched {
 /// A file that a local program reads keeps its shared watch.
 /// Promise: S10a
 #[tokio::test]
-async fn a_reader_keeps_others_from_watching_alone() {
+async fn local_reader_prevents_exclusive_watch() {
     let dir = Dir::new();
     let l = local(&dir);
     let mut told = told(&l);
@@ -299,7 +300,7 @@ async fn a_reader_keeps_others_from_watching_alone() {
 /// Promise: S10a
 #[tokio::test]
 #[expect(clippy::disallowed_methods, reason = "a local program pauses in real time")]
-async fn no_local_write_is_missed_between_two_leases() {
+async fn watch_upgrade_misses_no_write() {
     let dir = Dir::new();
     let l = local(&dir);
     let mut told = told(&l);

@@ -258,8 +258,9 @@ mod tests {
         words.iter().flat_map(|w| w.to_ne_bytes()).chain(info.iter().copied()).collect()
     }
 
+    /// The parser separates the events of one read. A truncated buffer yields no false event.
     #[test]
-    fn notes_are_told_apart() {
+    fn parser_separates_events() {
         let handle = |bytes: &[u8]| {
             let mut key = b"fsid....".to_vec();
             key.extend((bytes.len() as u32).to_ne_bytes());
