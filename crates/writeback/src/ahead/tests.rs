@@ -220,9 +220,10 @@ async fn tree(vfs: &dyn Vfs, root: &Fh) -> BTreeMap<String, (FileKind, u32, Vec<
     out
 }
 
+/// New objects exist only in this mount until a sync sends them. Each file then costs one call.
 /// Promise: 6g
 #[tokio::test]
-async fn new_objects_wait_and_go_whole() {
+async fn new_objects_are_sent_whole() {
     let s = Stack::new().await;
     let dir = s.mkdir(&s.root, "dir").await;
     let file = s.file(&dir, "file", b"twelve bytes").await;
@@ -256,9 +257,10 @@ async fn new_objects_wait_and_go_whole() {
     assert_eq!(s.read(&file.fh).await, b"twelve bytes");
 }
 
+/// Objects that are removed before they are sent never reach the server.
 /// Promise: 6g
 #[tokio::test]
-async fn what_is_removed_soon_is_never_sent() {
+async fn short_lived_objects_are_not_sent() {
     let s = Stack::new().await;
     let dir = s.mkdir(&s.root, "dir").await;
     s.file(&dir, "a", b"a").await;
@@ -276,9 +278,10 @@ async fn what_is_removed_soon_is_never_sent() {
     assert!(tree(s.gate.below(), &s.root).await.is_empty());
 }
 
+/// Pending objects are renamed in this mount, without a RENAME at the server.
 /// Promise: 6g
 #[tokio::test]
-async fn names_change_here() {
+async fn pending_objects_are_renamed_locally() {
     let s = Stack::new().await;
     let (a, b) = (s.mkdir(&s.root, "a").await, s.mkdir(&s.root, "b").await);
     s.file(&a, "old", b"old").await;
@@ -325,7 +328,7 @@ async fn lists_and_other_users_send_first() {
 
 /// A file that exceeds one WRITE is sent, and its opens continue at the server.
 #[tokio::test]
-async fn a_large_file_goes_while_it_is_written() {
+async fn large_pending_file_is_sent_early() {
     let s = Stack::with(AheadOptions { file_max_bytes: 1000, ..options() }).await;
     let how = OpenHow { create: Create::Exclusive(mode(0o444)), ..OpenHow::existing(OpenAccess::WRITE) };
     let opened = s.ahead.open(&cx(), Where::name(&s.root, &name("big")), &how).await.unwrap();
@@ -341,7 +344,7 @@ async fn a_large_file_goes_while_it_is_written() {
 /// Times that a program sets on a directory survive the later creations in it at the server.
 /// Promise: 6g
 #[tokio::test]
-async fn times_of_directories_are_set_when_all_is_there() {
+async fn directory_times_are_set_last() {
     let s = Stack::new().await;
     let (new, there) = (s.mkdir(&s.root, "new").await, s.mkdir(&s.root, "there").await);
     s.ahead.send(&there).await.unwrap();
@@ -402,7 +405,7 @@ async fn sending_moves_no_times() {
 /// and a sync returns the error.
 /// Promise: 6g
 #[tokio::test]
-async fn a_full_server_gets_it_later() {
+async fn full_server_receives_objects_later() {
     let s = Stack::new().await;
     let file = s.file(&s.root, "file", b"bytes").await;
     s.gate.fail("create_whole", libc::ENOSPC);
@@ -433,7 +436,7 @@ async fn a_full_server_gets_it_later() {
 /// The part of a file that a full server took is removed with the file.
 /// Promise: 6g
 #[tokio::test]
-async fn what_was_tried_is_removed_everywhere() {
+async fn partly_sent_file_is_removed() {
     let s = Stack::new().await;
     s.file(&s.root, "file", b"bytes").await;
     let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..OpenHow::existing(OpenAccess::WRITE) };
@@ -454,7 +457,7 @@ async fn what_was_tried_is_removed_everywhere() {
 /// this mount.
 /// Promise: 6g
 #[tokio::test]
-async fn what_is_refused_is_a_conflict() {
+async fn refused_object_becomes_conflict() {
     let s = Stack::new().await;
     let file = s.file(&s.root, "file", b"bytes").await;
     // Another client creates the name, against the user's declaration.
@@ -478,7 +481,7 @@ async fn what_is_refused_is_a_conflict() {
 /// end.
 /// Promise: 6g
 #[tokio::test]
-async fn a_creation_that_nobody_heard_of_is_recognised() {
+async fn unanswered_create_is_recognised() {
     let s = Stack::new().await;
     for (file, there) in [("empty", &b""[..]), ("part", b"by\0\0"), ("all", b"bytes")] {
         s.file(&s.root, file, b"bytes").await;
@@ -501,7 +504,7 @@ async fn a_creation_that_nobody_heard_of_is_recognised() {
 /// fsync(2) of a directory: the changes of names are on the local disk.
 /// Promise: 6g
 #[tokio::test]
-async fn a_directory_is_synced_to_the_journal() {
+async fn directory_fsync_waits_for_journal() {
     let s = Stack::new().await;
     let dir = s.mkdir(&s.root, "dir").await;
     for at in [&s.root, &dir] {
@@ -521,7 +524,7 @@ async fn a_directory_is_synced_to_the_journal() {
 /// one of the objects.
 /// Promise: 6g
 #[tokio::test]
-async fn a_rename_over_something_is_there_as_a_whole() {
+async fn replacing_rename_survives_crash() {
     let s = Stack::new().await;
     s.file(&s.root, "file", b"old").await;
     let moved = s.file(&s.root, "new", b"new").await;
@@ -540,7 +543,7 @@ async fn a_rename_over_something_is_there_as_a_whole() {
 /// in it, and the creation of an object, before its bytes.
 /// Promise: 6g
 #[tokio::test]
-async fn the_journal_does_not_need_what_has_left_it() {
+async fn replay_tolerates_retired_records() {
     let s = Stack::new().await;
     let dir = s.mkdir(&s.root, "dir").await;
     let real = s.ahead.send(&dir).await.unwrap();

@@ -156,7 +156,7 @@ async fn appends_become_one_write() {
 
 /// A single stable WRITE needs no COMMIT.
 #[tokio::test(start_paused = true)]
-async fn what_fits_into_one_write_is_written_stably() {
+async fn single_write_is_stable() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("small").await;
     s.write(&f, 0, pattern(1, 10)).await.unwrap();
@@ -167,8 +167,9 @@ async fn what_fits_into_one_write_is_written_stably() {
     assert_eq!((s.gate.calls("write"), s.gate.stable_writes()), (4, 1));
 }
 
+/// A sequential writer has eight whole WRITEs in flight.
 #[tokio::test(start_paused = true)]
-async fn a_stream_keeps_several_writes_in_flight() {
+async fn stream_keeps_writes_in_flight() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("stream").await;
     s.gate.shut("write");
@@ -198,8 +199,9 @@ async fn big_writes_are_not_copied() {
     assert_eq!(s.gate.last_write().unwrap().parts()[0].as_ptr(), data.as_ptr());
 }
 
+/// Dirty bytes, and the holes and end around them, are read without a call.
 #[tokio::test(start_paused = true)]
-async fn dirty_bytes_are_read_without_a_call() {
+async fn dirty_bytes_are_read_locally() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.write(&f, 10, pattern(1, 90)).await.unwrap();
@@ -213,9 +215,10 @@ async fn dirty_bytes_are_read_without_a_call() {
     assert_eq!(s.size(&f).await, 100);
 }
 
+/// Dirty bytes are sent when they reach their age, without a call of a program.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn old_bytes_are_sent_by_themselves() {
+async fn dirty_age_sends_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.write(&f, 0, pattern(1, 100)).await.unwrap();
@@ -249,7 +252,7 @@ async fn removed_files_are_not_sent() {
 
 /// A file with another name left is sent like any other.
 #[tokio::test(start_paused = true)]
-async fn removed_names_of_files_with_others_change_nothing() {
+async fn remaining_link_keeps_dirty_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("one").await;
     s.dirty.link(&cx(), &f.0, &s.root, &name("two")).await.unwrap();

@@ -77,9 +77,10 @@ fn errno<T>(result: Result<T>) -> i32 {
     result.map(drop).unwrap_err().errno
 }
 
+/// A removed name is gone in this mount at once. The server removes the name later.
 /// Promise: 6g
 #[tokio::test]
-async fn a_name_is_gone_at_once_and_at_the_server_later() {
+async fn unlink_hides_name_at_once() {
     let s = Stack::new().await;
     s.file(&s.root, "file", b"bytes").await;
     let before = s.layer.getattr(&cx(), File { fh: &s.root, open: None }).await.unwrap().attr;
@@ -104,9 +105,10 @@ async fn a_name_is_gone_at_once_and_at_the_server_later() {
     assert_eq!(s.layer.wal.log().stats().live_records, 0);
 }
 
+/// The server removes the names of a tree before their directories.
 /// Promise: 6g
 #[tokio::test]
-async fn a_tree_goes_from_below() {
+async fn tree_is_removed_bottom_up() {
     let s = Stack::new().await;
     let top = s.layer.mkdir(&cx(), &s.root, &name("top"), &mode(0o755)).await.unwrap().node.fh;
     let sub = s.layer.mkdir(&cx(), &top, &name("sub"), &mode(0o755)).await.unwrap().node.fh;
@@ -138,7 +140,7 @@ async fn a_tree_goes_from_below() {
 /// them.
 /// Promise: 6g
 #[tokio::test]
-async fn what_is_in_use_is_the_servers_to_remove() {
+async fn used_objects_are_removed_directly() {
     let s = Stack::new().await;
     let open = s.create(&s.root, "open", b"bytes").await;
     let linked = s.file(&s.root, "linked", b"bytes").await;
@@ -167,7 +169,7 @@ async fn what_is_in_use_is_the_servers_to_remove() {
 /// A name is not used again before the server has removed the old object.
 /// Promise: 6g
 #[tokio::test]
-async fn names_are_free_when_the_server_has_removed_them() {
+async fn name_reuse_waits_for_removal() {
     let s = Stack::new().await;
     let reopen = |s: &Stack| {
         s.gate.shut("unlink");
@@ -200,9 +202,10 @@ async fn names_are_free_when_the_server_has_removed_them() {
     assert_eq!(s.is_there("b").await, (false, false));
 }
 
+/// A removal that the server refuses shows the name again. The layers above drop the removed name.
 /// Promise: 6g
 #[tokio::test]
-async fn what_is_refused_is_there_again() {
+async fn refused_removal_restores_name() {
     struct Told(Mutex<Vec<Fh>>);
     impl Upcalls for Told {
         fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
@@ -227,9 +230,11 @@ async fn what_is_refused_is_there_again() {
     assert_eq!(s.layer.wal.log().stats().live_records, 0);
 }
 
+/// A removal that fails for now is sent again until it succeeds. Meanwhile the name stays hidden,
+/// and no further removal is delayed.
 /// Promise: 6g
 #[tokio::test]
-async fn what_may_work_later_is_tried_again() {
+async fn failed_removal_is_retried() {
     let s = Stack::new().await;
     s.file(&s.root, "file", b"bytes").await;
     s.file(&s.root, "next", b"bytes").await;
@@ -283,7 +288,7 @@ async fn a_crash_undoes_no_removal() {
 /// removal.
 /// Promise: 6g
 #[tokio::test]
-async fn bytes_are_not_given_up_before_the_file_is() {
+async fn refused_removal_sends_bytes() {
     for refuses in [false, true] {
         let s = Stack::new().await;
         let fh = s.file(&s.root, "file", b"").await;
@@ -310,9 +315,10 @@ async fn bytes_are_not_given_up_before_the_file_is() {
     }
 }
 
-/// An answer that was in flight during a removal at the server shows the former state.
+/// An answer that was in flight during a removal at the server shows the former state. It does not
+/// restore the removed name.
 #[tokio::test]
-async fn an_answer_from_before_is_not_believed() {
+async fn late_reply_does_not_restore_name() {
     let s = Stack::new().await;
     s.file(&s.root, "file", b"bytes").await;
     let path = Name::of_path("file").unwrap();
@@ -333,7 +339,7 @@ async fn an_answer_from_before_is_not_believed() {
 /// name has its own result.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
-async fn names_of_a_directory_go_together() {
+async fn directory_names_are_removed_together() {
     let s = Stack::new().await;
     let files = ["first", "a", "refused", "later", "unheard", "z"];
     for file in files {
@@ -372,7 +378,7 @@ async fn names_of_a_directory_go_together() {
 /// The names of another caller are removed in a separate call.
 /// Promise: 6g
 #[tokio::test]
-async fn a_directory_is_not_removed_beside_what_is_in_it() {
+async fn entries_are_removed_before_directory() {
     let s = Stack::new().await;
     let top = s.layer.mkdir(&cx(), &s.root, &name("top"), &mode(0o777)).await.unwrap().node.fh;
     let sub = s.layer.mkdir(&cx(), &top, &name("sub"), &mode(0o755)).await.unwrap().node.fh;

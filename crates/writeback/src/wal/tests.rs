@@ -183,7 +183,7 @@ fn expect(written: &[(u8, u64, Vec<u8>)]) -> BTreeMap<Fh, Vec<(u64, Vec<u8>)>> {
 /// never returns a byte that was not written.
 /// Promise: 6c
 #[tokio::test]
-async fn torn_at_every_byte_the_first_records_are_left() {
+async fn torn_journal_keeps_first_records() {
     let (memory, written) = journal().await;
     let whole = memory.copy();
     assert!(whole.len() > 3, "several segments: {}", whole.len());
@@ -247,7 +247,7 @@ async fn a_flipped_byte_is_noticed() {
 /// Written bytes that imitate a record are not read as a record, even after damage.
 /// Promise: 6d
 #[tokio::test]
-async fn data_that_looks_like_a_record_is_none() {
+async fn forged_record_in_data_is_ignored() {
     let forged = data(9, 0, b"forged").encode(2, 100, 0);
     let memory = Memory::default();
     let log = Log::start(Box::new(memory.clone()), 42, 0, &[]).unwrap();
@@ -268,7 +268,7 @@ async fn data_that_looks_like_a_record_is_none() {
 
 /// Retired, truncated and replaced bytes are not left.
 #[tokio::test]
-async fn retired_and_void_bytes_are_not_left() {
+async fn scan_skips_retired_and_void_bytes() {
     let memory = Memory::default();
     let log = Log::start(Box::new(memory.clone()), 42, 0, &[]).unwrap();
     let first = log.append(data(1, 0, &[1; 100]));
@@ -295,7 +295,7 @@ async fn retired_and_void_bytes_are_not_left() {
 /// live records restarts.
 /// Promise: 6f
 #[tokio::test]
-async fn room_is_given_back_in_order() {
+async fn segments_are_removed_in_order() {
     let memory = Memory::default();
     let log = Log::start_with(Box::new(memory.clone()), 42, 0, &[], 500).unwrap();
     let tickets: Vec<_> = (0..10).map(|n| log.append(data(1, n * 200, &[1; 200]))).collect();
@@ -324,7 +324,7 @@ async fn room_is_given_back_in_order() {
 /// A replaced record stays until its successor is durable. A power cut before that would lose both.
 /// Promise: 6c
 #[tokio::test]
-async fn what_was_replaced_stays_until_its_successor_is_durable() {
+async fn replaced_record_waits_for_successor() {
     let memory = Memory::default();
     let log = Log::start_with(Box::new(memory.clone()), 42, 0, &[], 500).unwrap();
     let old = log.append(data(1, 0, &[1; 400]));
@@ -343,7 +343,7 @@ async fn what_was_replaced_stays_until_its_successor_is_durable() {
 
 /// A caller that waits for the disk is always woken, at any order of the two threads.
 #[tokio::test]
-async fn nobody_waits_for_the_disk_for_ever() {
+async fn durability_waiters_are_always_woken() {
     let log = Log::start(Box::new(Memory::default()), 42, 0, &[]).unwrap();
     for n in 0..20_000 {
         let ticket = log.append(data(1, 0, b"x"));
@@ -353,10 +353,10 @@ async fn nobody_waits_for_the_disk_for_ever() {
 }
 
 /// A failed journal restarts only after the old records were removed. The next mount would replay
-/// them.
+/// them. The mark of the failure precedes its report.
 /// Promise: 6f
 #[tokio::test]
-async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {
+async fn failed_journal_is_emptied_before_restart() {
     let memory = Memory::default();
     let log = Log::start(Box::new(memory.clone()), 42, 0, &[]).unwrap();
     let old = log.append(data(1, 0, b"old"));
@@ -374,7 +374,7 @@ async fn a_failed_journal_is_marked_and_emptied_before_it_is_used_again() {
 
 /// A directory that other users may access, or a link, is refused as a journal.
 #[test]
-fn a_place_that_is_not_ours_alone_is_refused() {
+fn shared_journal_directory_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let at = std::env::temp_dir().join(format!("hither-wal-place-{}", std::process::id()));
     let (open, link) = (at.join("open"), at.join("link"));

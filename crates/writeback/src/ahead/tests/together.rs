@@ -10,9 +10,11 @@ async fn below(s: &Stack, path: &str) -> Option<Vec<u8>> {
     }
 }
 
+/// The new objects of a directory are sent in one batch. An object that a caller waits for is sent
+/// alone.
 /// Promise: 6g
 #[tokio::test]
-async fn objects_of_a_directory_go_together() {
+async fn directory_objects_are_sent_together() {
     let s = Stack::new().await;
     let dir = s.mkdir(&s.root, "dir").await;
     for file in ["a", "b", "c"] {
@@ -49,7 +51,7 @@ async fn objects_of_a_directory_go_together() {
 /// are created, and these three end as if each was sent alone.
 /// Promise: 6g
 #[tokio::test]
-async fn each_has_an_outcome_of_its_own() {
+async fn batched_objects_fail_separately() {
     let s = Stack::new().await;
     for file in ["a", "full", "unheard", "z"] {
         s.file(&s.root, file, file.as_bytes()).await;
@@ -83,7 +85,7 @@ async fn each_has_an_outcome_of_its_own() {
 /// The daemon is killed when the server has created some of the objects and no reply was received.
 /// Promise: 6g
 #[tokio::test]
-async fn a_kill_in_between_makes_nothing_twice() {
+async fn kill_during_batch_duplicates_nothing() {
     let s = Stack::new().await;
     let dir = s.mkdir(&s.root, "dir").await;
     for file in ["a", "b", "c"] {

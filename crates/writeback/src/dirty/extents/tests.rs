@@ -183,7 +183,7 @@ fn compare(x: &Extents, r: &Reference) {
 /// A caller that waits for an epoch also waits for bytes that replaced those of the epoch. Neither
 /// version is at the server before.
 #[test]
-fn what_is_written_over_waits_with_the_old() {
+fn overwritten_bytes_delay_older_epoch() {
     let now = Instant::now();
     let write = |x: &mut Extents, at, len, with: u8| {
         x.insert(at, &bytes::Bytes::from(vec![with; len]).into(), &origin(0), now)
@@ -209,7 +209,7 @@ fn what_is_written_over_waits_with_the_old() {
 /// Small gaps beyond the server's end are sent as zeros, in one flight with the bytes around them.
 /// No other gaps are. Bytes that do not arrive stay dirty without the zeros.
 #[test]
-fn small_gaps_behind_the_servers_end_are_filled() {
+fn gaps_beyond_end_are_zero_filled() {
     let now = Instant::now();
     let chunk = 4 * GAP_BYTES;
     let with = |runs: &[(u64, usize)]| {
@@ -259,7 +259,7 @@ proptest! {
     /// Under any order of operations the newest version of each byte is visible and finally sent.
     /// All counters are correct. Two versions of a byte are never in flight at the same time.
     #[test]
-    fn extents_are_what_was_written(ops in vec(op(), 1..60)) {
+    fn extents_match_reference_model(ops in vec(op(), 1..60)) {
         let now = Instant::now();
         let mut x = Extents::new(CHUNK);
         let mut r = Reference {

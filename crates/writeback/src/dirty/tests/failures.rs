@@ -20,7 +20,7 @@ async fn pass_time(secs: u64) {
 /// Bytes that the server refuses for good are dropped. Each open gets the error once.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_told_once_to_each_open() {
+async fn refusal_is_reported_once_per_open() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.write(&f, 0, pattern(1, 10)).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_refusal_is_told_once_to_each_open() {
 
 /// A close returns an error that was not reported.
 #[tokio::test(start_paused = true)]
-async fn close_tells() {
+async fn close_reports_pending_error() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.gate.fail("write", libc::EROFS);
@@ -61,7 +61,7 @@ async fn close_tells() {
 /// A full server looks full. When it has room again, no bytes are missing.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
-async fn a_full_server_loses_nothing_while_the_file_is_open() {
+async fn full_server_keeps_open_file_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     let g = second_open(&s, &f).await;
@@ -107,9 +107,11 @@ async fn fsync_tries_kept_bytes_again() {
     s.close(&f).await.unwrap();
 }
 
+/// A close on a full server drops the unsent bytes of its open and reports ENOSPC. Another open
+/// keeps its own bytes.
 /// Promise: 3
 #[tokio::test(start_paused = true)]
-async fn a_close_on_a_full_server_drops_and_says_so() {
+async fn close_on_full_server_drops_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     let g = second_open(&s, &f).await;
@@ -126,9 +128,9 @@ async fn a_close_on_a_full_server_drops_and_says_so() {
     assert_eq!((&all[..100], &all[100..]), (&[0; 100][..], &pattern(2, 100)[..]));
 }
 
-/// The server's disk fills up in the middle of a WRITE.
+/// The server's disk fills up in the middle of a WRITE. Another WRITE sends the rest.
 #[tokio::test(start_paused = true)]
-async fn short_writes_go_on() {
+async fn short_writes_continue() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.gate.decide(Box::new(|_, len| Verdict::Short(Duration::ZERO, len.div_ceil(2))));
@@ -158,7 +160,7 @@ async fn short_writes_go_on() {
 
 /// The caller gets the error of the COMMIT, and unstable bytes are not taken for stable.
 #[tokio::test(start_paused = true)]
-async fn a_failed_commit_is_told() {
+async fn failed_commit_is_reported() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.write(&f, 0, pattern(1, 2 * MIB)).await.unwrap();
@@ -171,9 +173,10 @@ async fn a_failed_commit_is_told() {
     assert_eq!((s.gate.stable_writes(), s.gate.calls("commit")), (0, 2));
 }
 
-/// The model's disk fills up.
+/// The model's disk fills up. When another file is removed, fsync succeeds and no bytes are
+/// missing.
 #[tokio::test(start_paused = true)]
-async fn a_disk_of_the_server_fills_up() {
+async fn fsync_succeeds_after_space_returns() {
     let s = Stack::with_capacity(DirtyOptions::default(), 2 * MIB).await;
     let (f, big) = (s.open("f").await, s.open("big").await);
     s.write(&big, 0, pattern(1, MIB)).await.unwrap();
@@ -189,7 +192,7 @@ async fn a_disk_of_the_server_fills_up() {
 /// Calls about bytes fail when the bytes cannot be sent, because a copy without them would be
 /// wrong.
 #[tokio::test(start_paused = true)]
-async fn calls_about_bytes_fail_when_these_cannot_be_sent() {
+async fn unsent_bytes_fail_dependent_calls() {
     let s = Stack::new(DirtyOptions::default()).await;
     let (f, g) = (s.open("f").await, s.open("g").await);
     s.write(&f, 0, pattern(1, 100)).await.unwrap();

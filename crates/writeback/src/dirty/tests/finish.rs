@@ -42,7 +42,7 @@ pub fn mode(mode: u32) -> SetAttr {
 /// bytes and attributes.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn bytes_and_attributes_go_together() {
+async fn attributes_are_sent_with_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, vec![1; 3000]).await.unwrap();
@@ -67,7 +67,7 @@ async fn bytes_and_attributes_go_together() {
 /// Scattered pages (a database) are sent in parallel and committed by one COMMIT. This takes two
 /// round trips for any number of pages, and a third one with delayed attributes.
 #[tokio::test(start_paused = true)]
-async fn scattered_bytes_go_side_by_side() {
+async fn scattered_pages_are_sent_in_parallel() {
     for owes in [false, true] {
         let s = Stack::new(DirtyOptions::default()).await;
         let f = s.create("f", 0o600).await;
@@ -157,7 +157,7 @@ async fn bytes_written_later_are_newer() {
 /// changes to a file that existed before.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn what_could_be_refused_or_matters_is_not_delayed() {
+async fn risky_attributes_are_not_delayed() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o644).await;
     s.set(&f, &mode(0o600)).await;
@@ -181,7 +181,7 @@ async fn what_could_be_refused_or_matters_is_not_delayed() {
 /// Delayed permissions are at the server when a call depends on them.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn permissions_are_there_when_they_matter() {
+async fn dependent_calls_send_permissions() {
     let s = Stack::new(DirtyOptions::default()).await;
     for ask in 0..3 {
         let file = format!("f{ask}");
@@ -234,7 +234,7 @@ async fn attributes_of_large_files_come_last() {
 /// An fsync reports refused attributes once. Attributes without an answer are sent again.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn refused_attributes_are_told() {
+async fn refused_attributes_are_reported() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, "bytes").await.unwrap();
@@ -254,7 +254,7 @@ async fn refused_attributes_are_told() {
 
 /// A partially written last load continues at the end of the written part.
 #[tokio::test(start_paused = true)]
-async fn a_load_written_in_part_goes_on() {
+async fn partial_last_write_continues() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.write(&f, 200, vec![2; 100]).await.unwrap();
@@ -272,7 +272,7 @@ async fn a_load_written_in_part_goes_on() {
 
 /// The attributes of a file without names are not sent.
 #[tokio::test(start_paused = true)]
-async fn a_removed_file_needs_none() {
+async fn removed_file_sends_no_attributes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, "never sent").await.unwrap();
@@ -285,7 +285,7 @@ async fn a_removed_file_needs_none() {
 
 /// Attributes that are set directly are newer than delayed ones that could not be sent.
 #[tokio::test(start_paused = true)]
-async fn what_waited_does_not_come_after_what_did_not() {
+async fn direct_attributes_supersede_delayed() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, "bytes").await.unwrap();
@@ -303,7 +303,7 @@ async fn what_waited_does_not_come_after_what_did_not() {
 
 /// An answer from before the attributes and the close of a file is corrected when it arrives later.
 #[tokio::test(start_paused = true)]
-async fn late_answers_show_what_was_set() {
+async fn late_replies_show_set_attributes() {
     for closed in [false, true] {
         let s = Stack::new(DirtyOptions::default()).await;
         let f = s.create("f", 0o600).await;
@@ -368,7 +368,7 @@ async fn bytes_written_before_are_sent_before() {
 
 /// Bytes are not sent together with attributes that were set before them.
 #[tokio::test(start_paused = true)]
-async fn attributes_on_their_way_hold_newer_bytes_back() {
+async fn attributes_in_flight_delay_newer_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.set(&f, &times()).await;
@@ -391,7 +391,7 @@ async fn attributes_on_their_way_hold_newer_bytes_back() {
 
 /// Attributes that were withdrawn for a failed call are sent even after the close of their open.
 #[tokio::test(start_paused = true)]
-async fn what_was_withdrawn_outlives_its_open() {
+async fn withdrawn_attributes_outlive_their_open() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.gate.fail("write", libc::ENOSPC);

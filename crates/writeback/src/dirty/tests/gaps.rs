@@ -26,7 +26,7 @@ async fn gappy(leased: bool, delegated: bool, fills_gaps: bool) -> (Stack, (Fh, 
 /// Where no other client can write, a small gap is sent as zeros, so that all bytes are one WRITE.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
+async fn exclusive_gap_is_zero_filled() {
     for (leased, delegated, fills, writes) in
         [(true, true, true, 1), (false, true, true, 2), (true, false, true, 2), (true, true, false, 2)]
     {
@@ -42,7 +42,7 @@ async fn a_gap_that_is_ours_alone_goes_with_what_is_around_it() {
 /// clients may have used it.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn a_gap_is_not_filled_when_the_right_has_ended() {
+async fn ended_delegation_leaves_gap_unwritten() {
     let (s, f) = gappy(true, true, true).await;
     let (file, zeros) = (At { fh: &f.0, open: Some(f.1) }, Bytes::from_static(b"......."));
     s.gate.below().write(&cx(), file, 0, zeros.into(), Stability::Stable).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_gap_is_not_filled_when_the_right_has_ended() {
 /// Where no other client can write, bytes and gaps are read without a call. A request for the
 /// length alone does not send the file.
 #[tokio::test(start_paused = true)]
-async fn what_waits_is_read_without_a_question_where_nobody_else_can_write() {
+async fn exclusive_dirty_bytes_need_no_request() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.gate.delegate(true);

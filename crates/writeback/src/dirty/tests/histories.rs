@@ -371,9 +371,11 @@ fn play(ops: Vec<Op>, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..Default::default() })]
 
+    /// Reads in random histories see every write. The server has all bytes that fsync or close
+    /// acknowledged.
     /// Promise: 5
     #[test]
-    fn reads_see_writes_and_fsync_means_the_server(ops in vec(op(), 1..50), seed in any::<u64>()) {
+    fn random_histories_read_own_writes(ops in vec(op(), 1..50), seed in any::<u64>()) {
         play(ops, seed);
     }
 }
@@ -422,7 +424,7 @@ async fn writers_side_by_side() {
 
 /// A modification time that is set applies after the bytes written before.
 #[test]
-fn a_time_is_set_after_what_was_written_before() {
+fn set_time_applies_after_writes() {
     let write = |at, len| Op::Write { open: 0, at, len, byte: 0 };
     let ops = vec![write(104, 28), Op::Stat(0), write(102, 30), write(103, 32), Op::SetTime(0)];
     play(ops, 65_657_237_924_905_832);

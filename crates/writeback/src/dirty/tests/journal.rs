@@ -128,7 +128,7 @@ impl Journaled {
 /// An acknowledged, unsent write survives a crash. An fsync or close empties the journal.
 /// Promise: 6c
 #[tokio::test]
-async fn what_was_acknowledged_is_there_after_a_crash() {
+async fn acknowledged_writes_survive_crash() {
     let j = Journaled::new(options(false)).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(1, 1000)).await.unwrap();
@@ -153,7 +153,7 @@ async fn what_was_acknowledged_is_there_after_a_crash() {
 /// crash right after.
 /// Promise: 6e
 #[tokio::test]
-async fn exclusive_calls_wait_for_the_journal_only() {
+async fn exclusive_fsync_waits_for_journal() {
     let j = Journaled::new(options(true)).await;
     let f = j.s.open("f").await;
     j.s.gate.shut("write");
@@ -174,7 +174,7 @@ async fn exclusive_calls_wait_for_the_journal_only() {
 /// Under `close=delegated`, the same holds for delegated files, and for no others.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
-async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
+async fn delegated_fsync_waits_for_journal() {
     let j = Journaled::new(DirtyOptions { delegated_close: true, ..options(false) }).await;
     j.s.dirty.subscribe(Arc::new(histories::Nobody));
     let f = j.s.open("f").await;
@@ -209,7 +209,7 @@ async fn calls_on_what_is_delegated_wait_for_the_journal_only() {
 /// An executed WRITE without an answer explains its changes. The rest of the file is written.
 /// Promise: 6d
 #[tokio::test]
-async fn what_was_on_its_way_explains_the_file() {
+async fn unanswered_write_explains_change() {
     for arrived in [0, 1, 2] {
         let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(false) }).await;
         let f = j.s.open("f").await;
@@ -238,7 +238,7 @@ async fn what_was_on_its_way_explains_the_file() {
 /// within their range, and after a truncation or removal of the file.
 /// Promise: 6d, 6e
 #[tokio::test]
-async fn what_somebody_else_did_is_never_undone() {
+async fn replay_spares_foreign_changes() {
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Theirs {
         Write,
@@ -294,7 +294,7 @@ async fn what_somebody_else_did_is_never_undone() {
 /// if this client saw the change, and under every promise of the user.
 /// Promise: 6d, 6e
 #[tokio::test]
-async fn bytes_that_arrived_are_not_written_twice_over_others() {
+async fn replay_spares_overwritten_bytes() {
     for exclusive in [false, true] {
         let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
         let f = j.s.open("f").await;
@@ -312,7 +312,7 @@ async fn bytes_that_arrived_are_not_written_twice_over_others() {
 /// server and with any number of waiting closes.
 /// Promise: 6e
 #[tokio::test]
-async fn what_is_stable_here_is_not_given_up_by_a_close() {
+async fn close_keeps_journaled_bytes() {
     let j = Journaled::new(options(true)).await;
     j.s.gate.fail("write", libc::ENOSPC);
     let (early, late) = (j.s.open("early").await, j.s.open("late").await);
@@ -349,7 +349,7 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
 /// A failed journal lacks later writes. Its bytes do not overwrite newer bytes that were fsynced.
 /// Promise: 6d
 #[tokio::test]
-async fn what_went_past_a_failed_journal_is_not_written_over() {
+async fn failed_journal_overwrites_no_newer_bytes() {
     let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(true) }).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(7, 4000)).await.unwrap();
@@ -374,7 +374,7 @@ async fn what_went_past_a_failed_journal_is_not_written_over() {
 /// journal.
 /// Promise: 6f
 #[tokio::test]
-async fn a_flight_that_failed_leaves_no_trace() {
+async fn failed_write_leaves_no_records() {
     let j = Journaled::new(DirtyOptions { wsize_bytes: 1000, ..options(false) }).await;
     let f = j.s.open("f").await;
     let mut full = true;
@@ -405,7 +405,7 @@ async fn a_flight_that_failed_leaves_no_trace() {
 /// another name, and the same conflict is kept once.
 /// Promise: 6d
 #[tokio::test]
-async fn a_conflict_is_never_replaced_by_another_one() {
+async fn conflict_is_never_replaced() {
     let dir = Temporary::new();
     let j = Journaled::new(options(false)).await;
     let f = j.s.open("f").await;
@@ -448,7 +448,7 @@ async fn a_conflict_is_never_replaced_by_another_one() {
 /// A file is kept when its known name is removed in this mount and it has another, unknown name.
 /// Promise: 6c
 #[tokio::test]
-async fn a_file_with_another_name_stays_journaled() {
+async fn hard_linked_file_stays_journaled() {
     let j = Journaled::new(options(false)).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
@@ -462,7 +462,7 @@ async fn a_file_with_another_name_stays_journaled() {
 /// Under `exclusive`, fsync waits for the server when the journal lacks bytes.
 /// Promise: 6e
 #[tokio::test]
-async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
+async fn unjournaled_bytes_need_server_fsync() {
     let j = Journaled::new(options(true)).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
@@ -477,7 +477,7 @@ async fn what_is_not_in_the_journal_is_not_told_to_be_durable() {
 /// finds the journal again.
 /// Promise: 6d
 #[tokio::test]
-async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
+async fn damaged_journal_is_set_aside_last() {
     let j = Journaled::new(options(true)).await;
     let f = j.s.open("f").await;
     j.s.gate.shut("write");
@@ -515,7 +515,7 @@ async fn a_damaged_journal_is_set_aside_when_its_conflicts_are_kept() {
 /// Truncated, removed and bypassed bytes do not come back.
 /// Promise: 6d
 #[tokio::test]
-async fn what_became_void_does_not_come_back() {
+async fn void_bytes_stay_void() {
     let j = Journaled::new(options(false)).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(1, 1000)).await.unwrap();
@@ -548,7 +548,7 @@ async fn what_became_void_does_not_come_back() {
 /// While the local disk is full, writes wait for the server. Afterwards the journal is used again.
 /// Promise: 6f
 #[tokio::test]
-async fn without_the_local_disk_writes_wait_for_the_server() {
+async fn full_local_disk_writes_through() {
     let j = Journaled::new(options(true)).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
@@ -571,7 +571,7 @@ async fn without_the_local_disk_writes_wait_for_the_server() {
 /// got the error.
 /// Promise: 6f
 #[tokio::test]
-async fn what_was_given_up_leaves_the_journal() {
+async fn dropped_bytes_leave_journal() {
     let j = Journaled::new(options(false)).await;
     let f = j.s.open("f").await;
     j.s.write(&f, 0, pattern(1, 100)).await.unwrap();
@@ -588,7 +588,7 @@ async fn what_was_given_up_leaves_the_journal() {
 
 /// After an acknowledged truncation the length is known as an own change, at any moment of a kill.
 #[tokio::test]
-async fn what_is_left_of_a_cut_file_is_sent() {
+async fn truncated_file_bytes_are_sent() {
     for round in 0..300 {
         let j = Journaled::new(options(false)).await;
         let f = j.s.open("f").await;

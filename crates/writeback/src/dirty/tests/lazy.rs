@@ -53,7 +53,7 @@ async fn sync_waits_for_everything() {
 /// error meanwhile.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
-async fn a_full_server_gets_it_later() {
+async fn full_server_receives_bytes_later() {
     let s = stack().await;
     let f = s.open("f").await;
     s.write(&f, 0, "kept").await.unwrap();
@@ -75,7 +75,7 @@ async fn a_full_server_gets_it_later() {
 /// The next open reports a permanent refusal after the close, once.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
-async fn the_next_open_is_told() {
+async fn next_open_reports_refusal() {
     let s = stack().await;
     let f = s.open("f").await;
     s.write(&f, 0, "refused").await.unwrap();
@@ -90,10 +90,10 @@ async fn the_next_open_is_told() {
 }
 
 /// A close that does not wait does not report an earlier refusal, because no program sees its
-/// result.
+/// result. The next open reports it.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
-async fn what_failed_before_the_close_is_the_next_opens_too() {
+async fn next_open_reports_earlier_failure() {
     let s = stack().await;
     let f = s.open("f").await;
     s.write(&f, 0, "refused").await.unwrap();
@@ -109,7 +109,7 @@ async fn what_failed_before_the_close_is_the_next_opens_too() {
 /// A file that is removed before it is sent is never sent, and its open below is closed.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
-async fn what_is_removed_is_not_sent() {
+async fn removed_lazy_file_is_not_sent() {
     let s = stack().await;
     let f = s.open("f").await;
     s.write(&f, 0, "never").await.unwrap();
@@ -125,7 +125,7 @@ async fn what_is_removed_is_not_sent() {
 /// else.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
-async fn a_directory_waits_for_what_leaves_it() {
+async fn rmdir_waits_for_leaving_files() {
     let s = stack().await;
     let (dir, set) = (name("d"), SetAttr::default());
     s.dirty.mkdir(&cx(), &s.root, &dir, &set).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_directory_waits_for_what_leaves_it() {
 
 /// The end of the mount sends lazily closed files.
 #[tokio::test(start_paused = true)]
-async fn the_end_sends_everything() {
+async fn unmount_sends_lazily_closed_files() {
     let s = stack().await;
     let f = s.open("f").await;
     s.write(&f, 0, "at last").await.unwrap();
@@ -174,7 +174,7 @@ async fn the_end_sends_everything() {
 /// waits.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
-async fn opens_that_are_left_are_bounded() {
+async fn lazy_opens_are_bounded() {
     let s = Arc::new(stack().await);
     s.gate.shut("write");
     for i in 0..super::super::lazy::LAZY_MOST {
@@ -209,7 +209,7 @@ fn delegated() -> DirtyOptions {
 /// server.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
-async fn what_is_delegated_waits_until_it_is_recalled() {
+async fn recall_sends_delegated_bytes() {
     let s = Stack::new(delegated()).await;
     s.dirty.subscribe(Arc::new(histories::Nobody));
     s.gate.delegate(true);
@@ -236,7 +236,7 @@ async fn what_is_delegated_waits_until_it_is_recalled() {
 /// Other delayed changes are not reported in detail.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
-async fn what_waits_is_told() {
+async fn length_reply_includes_delayed_bytes() {
     let s = Stack::new(delegated()).await;
     s.dirty.subscribe(Arc::new(histories::Nobody));
     s.gate.delegate(true);
@@ -269,7 +269,7 @@ async fn what_waits_is_told() {
 /// ends during the write. A request to settle sends delayed bytes.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
-async fn nothing_waits_without_the_right_to() {
+async fn undelayable_write_reaches_server() {
     let s =
         Stack::new(DirtyOptions { dirty_age: Duration::from_secs(3600), ..DirtyOptions::default() }).await;
     s.dirty.subscribe(Arc::new(histories::Nobody));
@@ -305,7 +305,7 @@ async fn nothing_waits_without_the_right_to() {
 /// fsync still waits for the server, and so does the close of a file that is not delegated.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
-async fn what_is_not_delegated_does_not_wait() {
+async fn undelegated_close_waits_for_server() {
     let s = Stack::new(delegated()).await;
     let f = s.open("f").await;
     s.write(&f, 0, "closed").await.unwrap();
@@ -336,7 +336,7 @@ async fn what_is_not_delegated_does_not_wait() {
 /// sent before, and no other bytes.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
-async fn names_that_go_send_what_has_others() {
+async fn unlink_sends_hard_linked_bytes() {
     let s = Stack::new(delegated()).await;
     s.gate.delegate(true);
     for replaced in [false, true] {

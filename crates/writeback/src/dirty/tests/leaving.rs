@@ -107,7 +107,7 @@ async fn late_answer_tells_length() {
 /// is open below.
 /// Promise: 6a
 #[tokio::test(start_paused = true)]
-async fn dropped_bytes_are_never_read_as_none() {
+async fn unlinked_lazy_file_keeps_length() {
     let s = stack("close=lazy").await;
     let f = s.open("f").await;
     s.write(&f, 0, "bytes").await.unwrap();

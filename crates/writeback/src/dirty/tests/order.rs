@@ -21,9 +21,10 @@ fn no_stat_flush() -> DirtyOptions {
     DirtyOptions { stat_flush_bytes: 0, ..Default::default() }
 }
 
+/// Two versions of a byte are never in flight together. Reads return the newest version.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn versions_of_a_byte_reach_the_server_one_after_the_other() {
+async fn overlapping_writes_are_sent_in_order() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.gate.shut("write");
@@ -44,8 +45,10 @@ async fn versions_of_a_byte_reach_the_server_one_after_the_other() {
     assert_eq!(all[1000..], pattern(2, MIB)[..]);
 }
 
+/// A truncation waits for bytes in flight and drops dirty bytes beyond the new end. The range reads
+/// as zeros when the file grows again.
 #[tokio::test(start_paused = true)]
-async fn a_cut_voids_what_lies_beyond() {
+async fn truncation_voids_bytes_beyond() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.gate.shut("write");
@@ -71,7 +74,7 @@ async fn a_cut_voids_what_lies_beyond() {
 
 /// A truncation that the server refuses drops no local bytes.
 #[tokio::test(start_paused = true)]
-async fn a_refused_cut_keeps_everything() {
+async fn refused_truncation_keeps_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.write(&f, 0, pattern(1, 1000)).await.unwrap();
@@ -82,8 +85,9 @@ async fn a_refused_cut_keeps_everything() {
     assert_eq!(s.below(&f.0).await, pattern(1, 1000));
 }
 
+/// An open with truncation drops the dirty bytes written before it, by name or by filehandle.
 #[tokio::test(start_paused = true)]
-async fn opens_that_cut_void_what_was_written_before() {
+async fn truncating_open_voids_earlier_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     s.gate.shut("write");
@@ -151,7 +155,7 @@ async fn times_that_were_seen_stay() {
 /// A program that reads its own writes does not see times. The length is enough, and no bytes are
 /// sent for it.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_sent_for_times_that_nobody_sees() {
+async fn unseen_times_send_no_bytes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.open("f").await;
     let unseen = Cx { times_unseen: true, ..cx() };
@@ -168,7 +172,7 @@ async fn nothing_is_sent_for_times_that_nobody_sees() {
 /// The visible times are the server's, also before the close, whichever clock is ahead.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn times_that_were_seen_are_the_servers() {
+async fn visible_times_match_server() {
     for (ahead_s, len) in [(-1000, 1000), (0, 1000), (1000, 1000), (1000, 3 * MIB), (-1000, 3 * MIB)] {
         let s = Stack::with_clock(DirtyOptions::default(), u64::MAX, ahead_s).await;
         let f = s.open("f").await;
@@ -218,7 +222,7 @@ async fn old_times_are_asked_for_again() {
 
 /// An answer that was in flight while bytes were sent lacks them.
 #[tokio::test(start_paused = true)]
-async fn old_answers_do_not_shorten_a_file() {
+async fn old_reply_does_not_shorten_file() {
     let s = Stack::new(no_stat_flush()).await;
     let f = s.open("f").await;
     let old = attrs(&s, &f).await;
@@ -241,7 +245,7 @@ async fn old_answers_do_not_shorten_a_file() {
 /// An answer from before bytes were sent may arrive after a newer one. Its attributes and bytes are
 /// not shown.
 #[tokio::test(start_paused = true)]
-async fn the_newest_answer_is_shown_whichever_comes_last() {
+async fn newest_reply_wins() {
     let s = Stack::new(no_stat_flush()).await;
     let f = s.open("f").await;
     s.write(&f, 0, pattern(1, 100)).await.unwrap();
@@ -268,9 +272,10 @@ async fn the_newest_answer_is_shown_whichever_comes_last() {
     assert_eq!(attrs(&s, &f).await.attr, newer);
 }
 
+/// Every call that returns attributes shows the local size and times of a file with dirty bytes.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn local_size_and_times_are_shown_everywhere() {
+async fn all_calls_show_local_size() {
     let s = Stack::new(no_stat_flush()).await;
     let f = s.open("f").await;
     let before = attrs(&s, &f).await.attr;
@@ -370,8 +375,9 @@ async fn locks_send_first() {
     assert_eq!(s.below(&f.0).await, pattern(2, 10));
 }
 
+/// COPY, DEALLOCATE, ALLOCATE and SEEK send the dirty bytes of their files first.
 #[tokio::test(start_paused = true)]
-async fn calls_about_the_servers_bytes_send_first() {
+async fn copy_and_seek_send_bytes_first() {
     let s = Stack::new(DirtyOptions::default()).await;
     let (f, g) = (s.open("f").await, s.open("g").await);
     s.write(&f, 0, pattern(1, 100)).await.unwrap();
@@ -521,7 +527,7 @@ async fn push_back_is_smooth() {
 
 /// A sequential writer that waits for room still sends whole chunks.
 #[tokio::test(start_paused = true)]
-async fn push_back_does_not_make_small_writes() {
+async fn push_back_sends_whole_chunks() {
     let options = DirtyOptions { dirty_max_bytes: 8 * MIB, ..Default::default() };
     let s = Stack::new(options).await;
     let f = s.open("f").await;
@@ -594,7 +600,7 @@ async fn a_descriptor_for_reading_cannot_write() {
 /// The caller makes small copies itself, without a call, even for unsent bytes. The server makes
 /// larger copies.
 #[tokio::test(start_paused = true)]
-async fn small_copies_are_left_to_the_caller() {
+async fn small_copy_is_left_to_caller() {
     let s = Stack::new(DirtyOptions { small_copy_bytes: 1000, ..Default::default() }).await;
     let (f, g) = (s.open("f").await, s.open("g").await);
     s.write(&f, 0, pattern(1, 1000)).await.unwrap();

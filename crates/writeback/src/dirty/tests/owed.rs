@@ -25,7 +25,7 @@ fn only(access: Time) -> SetAttr {
 /// age of bytes.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn a_writer_who_never_stops_keeps_nothing_back() {
+async fn endless_writer_delays_no_attributes() {
     for which in 0..3 {
         let s = Stack::new(DirtyOptions { wsize_bytes: 4096, ..Default::default() }).await;
         let f = s.create("f", 0o600).await;
@@ -77,7 +77,7 @@ async fn a_full_server_gets_permissions() {
 /// files.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn opens_wait_for_no_bytes_and_no_other_file() {
+async fn open_waits_for_permissions_only() {
     for by_name in [false, true] {
         let s = Stack::new(DirtyOptions::default()).await;
         let (f, g) = (s.create("f", 0o600).await, s.create("g", 0o600).await);
@@ -109,7 +109,7 @@ async fn opens_wait_for_no_bytes_and_no_other_file() {
 /// finds them at the server.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn calls_that_need_permissions_find_them() {
+async fn calls_find_delayed_permissions() {
     for call in 0..11 {
         let s = Stack::new(DirtyOptions::default()).await;
         let all = SetAttr { mode: Some(0o777), ..SetAttr::default() };
@@ -171,7 +171,7 @@ async fn access_control_lists_come_after() {
 /// A change that the server may execute differently is sent at once.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn what_is_not_certain_is_sent_at_once() {
+async fn uncertain_attributes_are_sent_at_once() {
     let s = Stack::new(DirtyOptions::default()).await;
     let before_1970 = Time { secs: -1, nanos: 0 };
     let late = Time { secs: 1 << 31, nanos: 0 };
@@ -218,7 +218,7 @@ async fn what_is_not_certain_is_sent_at_once() {
 
 /// Permissions that wait again after a failed call are sent for a call that needs them.
 #[tokio::test(start_paused = true)]
-async fn what_was_withdrawn_is_paid_as_well() {
+async fn open_sends_withdrawn_permissions() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.gate.fail("write", libc::ENOSPC);
@@ -235,7 +235,7 @@ async fn what_was_withdrawn_is_paid_as_well() {
 /// The visible times do not change when they are sent, and do not go back at the next write.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn times_are_shown_as_they_will_be() {
+async fn flush_keeps_visible_times() {
     for ahead_s in [-3600, 0, 3600] {
         let s = Stack::with_clock(DirtyOptions::default(), u64::MAX, ahead_s).await;
         let f = s.create("f", 0o600).await;
@@ -275,7 +275,7 @@ async fn times_are_shown_as_they_will_be() {
 /// all the same.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn a_refusal_takes_nothing_along() {
+async fn refusal_keeps_other_attributes() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, "bytes").await.unwrap();
@@ -293,7 +293,7 @@ async fn a_refusal_takes_nothing_along() {
 
 /// A file is kept for the requests that were open at its close, and not for later ones.
 #[tokio::test(start_paused = true)]
-async fn overlapping_questions_keep_no_file_for_ever() {
+async fn overlapping_requests_keep_no_file() {
     let s = Arc::new(Stack::new(DirtyOptions::default()).await);
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, "bytes").await.unwrap();
@@ -323,8 +323,9 @@ async fn overlapping_questions_keep_no_file_for_ever() {
 }
 
 /// Any number of files may be closed during a request: memory is bounded, and the answer is right.
+/// The slow request is repeated.
 #[tokio::test(start_paused = true)]
-async fn a_question_that_takes_long_is_asked_again() {
+async fn slow_request_is_repeated() {
     let s = Arc::new(Stack::new(DirtyOptions::default()).await);
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, "bytes").await.unwrap();
@@ -399,7 +400,7 @@ async fn attributes_that_fail_are_tried_again() {
 /// them.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn only_cuts_that_succeed_make_times_void() {
+async fn successful_truncation_voids_times() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.write(&f, 0, "bytes").await.unwrap();
@@ -447,7 +448,7 @@ async fn late_refusals_are_asked_again() {
 
 /// An open returns its own refusal, and not the error of another program's attributes.
 #[tokio::test(start_paused = true)]
-async fn nobody_is_told_of_others_trouble() {
+async fn open_reports_own_refusal() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("f", 0o600).await;
     s.set(&f, &mode(0o644)).await;
@@ -458,7 +459,7 @@ async fn nobody_is_told_of_others_trouble() {
 
 /// A file that lost one of its names is sent by age, like any other.
 #[tokio::test(start_paused = true)]
-async fn a_file_with_a_name_left_is_sent() {
+async fn hard_linked_file_is_sent() {
     let s = Stack::new(DirtyOptions::default()).await;
     let f = s.create("a", 0o600).await;
     s.dirty.link(&cx(), &f.0, &s.root, &name("b")).await.unwrap();

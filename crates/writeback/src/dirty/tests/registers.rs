@@ -290,8 +290,9 @@ async fn play(seed: u64) -> Vec<String> {
     std::mem::take(&mut *world.wrong.lock())
 }
 
+/// In random histories every request sees a value that was set last at some moment of the request.
 #[test]
-fn whoever_asks_sees_what_was_set_last() {
+fn requests_see_latest_attributes() {
     for seed in 0..150 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         let wrong = runtime.unwrap().block_on(play(seed));

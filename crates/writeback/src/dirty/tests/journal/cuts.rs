@@ -20,7 +20,7 @@ async fn two_chunks_with(options: DirtyOptions) -> (Journaled, (Fh, OpenId)) {
 /// the file or punched a hole.
 /// Promise: 6d
 #[tokio::test]
-async fn what_somebody_else_cut_stays_cut() {
+async fn foreign_truncation_survives_replay() {
     for (exclusive, cut) in [(false, true), (false, false), (true, true), (true, false)] {
         let (j, f) = two_chunks(exclusive).await;
         let at = At { fh: &f.0, open: None };
@@ -50,7 +50,7 @@ async fn what_somebody_else_cut_stays_cut() {
 /// A power cut does not lose the records of a truncation or hole punched in this mount.
 /// Promise: 6d
 #[tokio::test]
-async fn what_was_cut_here_stays_cut_after_a_power_cut() {
+async fn own_truncation_survives_power_cut() {
     for exclusive in [false, true] {
         let (j, f) = two_chunks(exclusive).await;
         until("the journal is on stable storage", async || j.memory.synced() == j.memory.copy()).await;
@@ -74,7 +74,7 @@ async fn what_was_cut_here_stays_cut_after_a_power_cut() {
 /// not become a conflict.
 /// Promise: 6d
 #[tokio::test]
-async fn a_file_that_was_just_cut_is_nobody_elses() {
+async fn recent_truncation_causes_no_conflict() {
     for exclusive in [false, true] {
         let (j, f) = two_chunks(exclusive).await;
         j.s.gate.shut("write");
@@ -91,7 +91,7 @@ async fn a_file_that_was_just_cut_is_nobody_elses() {
 /// A power cut may lose the retirement of earlier bytes together with a later truncation. The
 /// truncation is made durable all the same.
 #[tokio::test]
-async fn a_cut_is_durable_when_what_came_before_was() {
+async fn truncation_is_durable_after_retirement() {
     let dirty_age = DirtyOptions::default().dirty_age;
     let (j, f) = two_chunks_with(DirtyOptions { dirty_age, ..options(false) }).await;
     until("the journal is on stable storage", async || j.memory.synced() == j.memory.copy()).await;
@@ -106,7 +106,7 @@ async fn a_cut_is_durable_when_what_came_before_was() {
 
 /// An executed truncation without an answer is an own change.
 #[tokio::test]
-async fn a_cut_that_nobody_has_heard_of_is_ours() {
+async fn unanswered_truncation_is_own_change() {
     for exclusive in [false, true] {
         let (j, f) = two_chunks(exclusive).await;
         j.s.gate.shut("write");
@@ -130,7 +130,7 @@ async fn a_cut_that_nobody_has_heard_of_is_ours() {
 /// made by another client.
 /// Promise: 6d
 #[tokio::test]
-async fn a_cut_that_was_answered_explains_nothing_later() {
+async fn answered_truncation_explains_nothing_later() {
     for (exclusive, length) in [(false, 0), (false, 1000), (true, 0), (true, 1000)] {
         let (j, f) = two_chunks(exclusive).await;
         j.s.resize(&f, length).await.unwrap();
@@ -149,10 +149,11 @@ async fn a_cut_that_was_answered_explains_nothing_later() {
     }
 }
 
-/// A continuous writer does not keep the journal from stable storage.
+/// A continuous writer does not keep the journal from stable storage. The journal is synced about
+/// once a second.
 /// Promise: 6c
 #[tokio::test]
-async fn a_steady_writer_is_synced_about_once_a_second() {
+async fn steady_writer_is_synced() {
     let j = Journaled::new(options(false)).await;
     let f = j.s.open("log").await;
     j.s.gate.shut("write");

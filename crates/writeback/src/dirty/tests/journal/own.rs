@@ -75,7 +75,7 @@ impl Did {
 /// server.
 /// Promise: 6d
 #[tokio::test]
-async fn what_was_done_here_before_a_write_is_nobody_elses() {
+async fn own_change_causes_no_conflict() {
     for (did, exclusive) in Did::ALL.into_iter().flat_map(|did| [(did, false), (did, true)]) {
         let small_copy_bytes = 0;
         let options = DirtyOptions { delay_attributes: true, small_copy_bytes, ..options(exclusive) };
@@ -98,7 +98,7 @@ async fn what_was_done_here_before_a_write_is_nobody_elses() {
 /// A change of names or attributes in flight during the first write is an own change, too.
 /// Promise: 6d
 #[tokio::test]
-async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
+async fn change_in_flight_causes_no_conflict() {
     for op in ["rename answer", "link answer", "setxattr answer", "setattr answer"] {
         let j = Journaled::new(DirtyOptions { delay_attributes: true, ..options(true) }).await;
         let f = j.s.create("f", 0o644).await;
@@ -140,7 +140,7 @@ async fn what_is_on_its_way_when_a_write_begins_is_nobody_elses() {
 /// A write by another client after an own change is a conflict.
 /// Promise: 6d
 #[tokio::test]
-async fn what_somebody_else_writes_after_a_rename_is_a_conflict() {
+async fn foreign_write_becomes_conflict() {
     for exclusive in [false, true] {
         let j = Journaled::new(options(exclusive)).await;
         let f = j.s.open("f").await;
@@ -162,7 +162,7 @@ async fn what_somebody_else_writes_after_a_rename_is_a_conflict() {
 /// An interrupted replay is explained by its journaled WRITEs, for any amount of data.
 /// Promise: 6d
 #[tokio::test]
-async fn a_replay_that_was_cut_off_goes_on() {
+async fn interrupted_replay_continues() {
     for arrived in [0_u64, 1, 2, 3] {
         let j = Journaled::new(options(true)).await;
         let f = j.s.open("f").await;
