@@ -204,7 +204,7 @@ async fn each_connection_begins_with_hello() {
 
 /// With a server without extensions the client uses the protocol of the paper.
 #[tokio::test(start_paused = true)]
-async fn a_server_without_extensions_gets_none() {
+async fn calls_omit_unsupported_extensions() {
     let server = Server::new();
     *server.hello.lock() = None;
     let fs = server.mount().await;
@@ -224,10 +224,11 @@ async fn a_server_without_extensions_gets_none() {
     assert_eq!(a.args.attributes.mtime, SERVER_TIME);
 }
 
-/// CREATE returns an existing file as if it were created. Its access time differs from the stamp.
+/// CREATE returns an existing file as if it were created. Only a file whose access time is the
+/// stamp counts as created.
 /// Promise: 7a
 #[tokio::test(start_paused = true)]
-async fn only_what_bears_the_stamp_was_created() {
+async fn exclusive_create_checks_stamp() {
     let server = Server::new();
     let fs = server.mount().await;
     let exclusive = creating(Create::Exclusive(SetAttr { mode: Some(0o600), ..SetAttr::default() }));
@@ -249,7 +250,7 @@ async fn only_what_bears_the_stamp_was_created() {
 
 /// An open with CREATE of an existing file does not treat the file as new.
 #[tokio::test(start_paused = true)]
-async fn what_was_there_is_opened_as_it_is() {
+async fn create_opens_existing_file() {
     let server = Server::new();
     let fs = server.mount().await;
     server.script(|call| match call {
@@ -306,7 +307,7 @@ async fn writes_are_new_and_stable() {
 
 /// ACCESS answers all rights together. After a no the client asks for each right.
 #[tokio::test(start_paused = true)]
-async fn rights_are_told_apart() {
+async fn access_asks_each_right() {
     let server = Server::new();
     let fs = server.mount().await;
     server.script(|call| match call {
@@ -324,7 +325,7 @@ async fn rights_are_told_apart() {
 
 /// A cookie of a removed entry does not mean that the directory is removed.
 #[tokio::test(start_paused = true)]
-async fn a_lost_cookie_is_not_a_lost_directory() {
+async fn stale_cookie_keeps_directory() {
     let server = Server::new();
     let fs = server.mount().await;
     let stale = NqReply::Readdirlook(Res::Err(Stat::STALE));
@@ -432,16 +433,19 @@ fn numbers_of_devices_and_files_survive() {
     assert_ne!(fileid(9, &handle(1)), fileid(9, &handle(2)));
 }
 
+/// NQNFS has no types for FIFOs and sockets. The mode then gives the type.
 #[test]
-fn types_are_told_by_the_mode_where_the_protocol_has_none() {
+fn mode_gives_missing_file_type() {
     let kind = |mode| attr(&Fattr { ftype: Ftype::NON, mode, ..Fattr::default() }, &handle(1)).ftype;
     assert_eq!((kind(0o010_644), kind(0o140_644)), (Ftype3::FIFO, Ftype3::SOCK));
     assert_eq!(kind(0o644).name(), None);
     let _ = FileKind::Fifo;
 }
 
+/// Each NQNFS status becomes a named status of NFSv3. Numbers that only NFSv3 has become
+/// SERVERFAULT.
 #[test]
-fn statuses_are_those_of_nfsv3() {
+fn statuses_map_to_nfsv3() {
     assert_eq!(status(Stat::TRYLATER), Nfsstat3::JUKEBOX);
     assert_eq!(status(Stat::NOTEMPTY), Nfsstat3::NOTEMPTY);
     assert_eq!(status(Stat(Nfsstat3::JUKEBOX.0)), Nfsstat3::SERVERFAULT);
@@ -454,7 +458,7 @@ fn statuses_are_those_of_nfsv3() {
 
 /// A reply that is cut short at any byte is an error.
 #[test]
-fn replies_that_are_cut_short_are_errors() {
+fn truncated_reply_is_error() {
     let whole = Enc::of(&Res::Ok(LeaseReply::None, file())).to_bytes();
     for len in 0..whole.len() {
         assert!(hither_proto::xdr::Dec::all::<Res<Fattr>>(&whole.slice(..len)).is_err());

@@ -191,10 +191,11 @@ pub(super) fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Attributes with a lease are valid until the lease ends. The client requests a held lease again
-/// only in the last third of its term. Without a subscriber for its end there is no lease.
+/// A reply with attributes also grants a lease. Attributes with a lease are valid until the lease
+/// ends. The client requests a held lease again only in the last third of its term. Without a
+/// subscriber for its end there is no lease.
 #[tokio::test(start_paused = true)]
-async fn a_lease_comes_along_and_covers_what_follows() {
+async fn reply_lease_covers_later_attributes() {
     let server = Server::new();
     let fs = server.mount().await;
     server.script(|call| Some(granting(call)));
@@ -213,11 +214,11 @@ async fn a_lease_comes_along_and_covers_what_follows() {
     assert!(t.told.lapsed.lock().is_empty());
 }
 
-/// The term counts from the time of sending, not of the answer. The client does not renew the lease
-/// of a file that is not open.
+/// A lease ends without a call of the server. The term counts from the time of sending, not of the
+/// answer. The client does not renew the lease of a file that is not open.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn a_lease_ends_by_itself_in_time() {
+async fn lease_term_counts_from_sending() {
     for proc in [NqProc::GETATTR, NqProc::LOOKUP] {
         let t = leasing(Duration::ZERO).await;
         let sent = Instant::now();
@@ -241,7 +242,7 @@ async fn a_lease_ends_by_itself_in_time() {
 
 /// A call sent before the grant of a lease and answered after it is not under the lease.
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_a_lease_is_not_under_it() {
+async fn lease_excludes_earlier_calls() {
     let t = leasing(Duration::ZERO).await;
     let mut first = true;
     t.server.script(move |call| match call {
@@ -260,7 +261,7 @@ async fn what_was_asked_before_a_lease_is_not_under_it() {
 
 /// An answer that arrives after the term of its lease is not under the lease.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_outlived_its_lease_is_under_none() {
+async fn late_answer_has_no_lease() {
     let t = leasing(Duration::ZERO).await;
     let late = t.held(NqProc::GETATTR, validity_by(t.fs.clone(), NqProc::GETATTR)).await;
     tokio::time::sleep(seconds(u64::from(TERM) + 1)).await;
@@ -271,7 +272,7 @@ async fn an_answer_that_outlived_its_lease_is_under_none() {
 /// The lease of an open file is renewed, by GETLEASE when there are no other calls.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn a_lease_of_an_open_file_is_renewed() {
+async fn open_file_renews_lease() {
     let t = leasing(Duration::ZERO).await;
     let file = fh(handle(1));
     let opened = t.fs.open(&cx(), Where::fh(&file), &OpenHow::existing(OpenAccess::READ)).await.unwrap();
@@ -286,12 +287,12 @@ async fn a_lease_of_an_open_file_is_renewed() {
     assert_eq!(t.told.lapsed.lock().len(), 1);
 }
 
-/// On an eviction the client first withdraws, for a bounded time, and then sends VACATED. During
-/// this time it requests no lease, and no answer is under a lease. Afterwards leases are granted
-/// again.
+/// On an eviction the layer above first drops its data, for a bounded time, and then the client
+/// sends VACATED. During this time the client requests no lease, and no answer is under a lease.
+/// Afterwards leases are granted again.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn an_eviction_withdraws_before_it_is_answered() {
+async fn eviction_drops_cache_before_vacated() {
     for slowly in [Duration::from_millis(500), seconds(100)] {
         let t = leasing(slowly).await;
         assert_eq!(t.validity().await, Validity::Lease);
@@ -314,7 +315,7 @@ async fn an_eviction_withdraws_before_it_is_answered() {
 /// one. The answer to VACATED can also overtake it. None of these leases is taken.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_was_overtaken_is_void() {
+async fn overtaken_grant_is_void() {
     for (proc, late) in
         [(NqProc::GETATTR, false), (NqProc::LOOKUP, false), (NqProc::GETATTR, true), (NqProc::LOOKUP, true)]
     {
@@ -335,7 +336,7 @@ async fn a_grant_that_was_overtaken_is_void() {
 
 /// A non-caching lease grants nothing, and ends a caching lease.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
+async fn noncaching_lease_ends_caching_lease() {
     let t = leasing(Duration::ZERO).await;
     assert_eq!(t.validity().await, Validity::Lease);
     tokio::time::sleep(seconds(25)).await;
@@ -351,10 +352,10 @@ async fn a_lease_that_is_not_for_caching_ends_one_that_is() {
 }
 
 /// After a change by this client the server no longer watches the file. Until the next request
-/// attributes are valid as without a lease.
+/// attributes are valid as without a lease. That request asks for the lease again.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn after_a_change_of_its_own_it_asks_again() {
+async fn own_change_requests_lease_again() {
     let t = leasing(Duration::ZERO).await;
     assert_eq!(t.validity().await, Validity::Lease);
     let file = fh(handle(1));
@@ -401,7 +402,7 @@ async fn names_bring_leases() {
 /// With `noac` nothing is cached and no lease is requested. The same holds when each of several
 /// connections is a separate client.
 #[tokio::test(start_paused = true)]
-async fn leases_that_are_of_no_use_are_not_asked_for() {
+async fn useless_lease_is_not_requested() {
     let (noac, two) =
         (Options { delegations: false, ..testing::options() }, Options { nconnect: 2, ..testing::options() });
     for (opts, hello) in [(noac, true), (two, false)] {
@@ -423,7 +424,7 @@ async fn leases_that_are_of_no_use_are_not_asked_for() {
 /// The end of the mount returns its leases, so that other clients do not wait.
 /// Promise: 8a'
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_mount_gives_leases_up() {
+async fn unmount_returns_leases() {
     let t = leasing(Duration::ZERO).await;
     assert_eq!(t.validity().await, Validity::Lease);
     assert_eq!(t.found().await.attrs.valid, Validity::Lease);
@@ -433,7 +434,7 @@ async fn the_end_of_a_mount_gives_leases_up() {
 
 /// Calls of the server that NQNFS does not have, and evictions of unknown files, have no effect.
 #[tokio::test(start_paused = true)]
-async fn strange_calls_of_the_server_do_no_harm() {
+async fn unknown_callbacks_have_no_effect() {
     let t = leasing(Duration::ZERO).await;
     assert_eq!(t.validity().await, Validity::Lease);
     t.server.call_back(NqProc::EVICTED, Enc::new());
@@ -447,7 +448,7 @@ async fn strange_calls_of_the_server_do_no_harm() {
 
 /// Events are remembered up to a limit. Older events count as possible for every file.
 #[test]
-fn what_is_forgotten_may_have_happened() {
+fn forgotten_event_counts_as_possible() {
     use super::super::leases::{RECENT_MAX, Recent};
     use hither_lease::FileKey;
     let (mut recent, key) = (Recent::default(), |n: usize| FileKey([n as u64, 0]));

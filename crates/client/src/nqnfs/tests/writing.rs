@@ -49,7 +49,7 @@ fn refusing(call: &NqCall) -> NqReply {
 /// lease. The attributes after it are valid as long as the lease.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
-async fn writes_wait_under_a_lease_for_writing_only() {
+async fn write_lease_allows_delayed_writes() {
     let t = leasing(Duration::ZERO).await;
     assert!(!t.may_delay());
     assert_eq!(t.validity().await, Validity::Lease);
@@ -68,7 +68,7 @@ async fn writes_wait_under_a_lease_for_writing_only() {
 
 /// The creation of a file grants a write lease.
 #[tokio::test(start_paused = true)]
-async fn a_new_file_comes_with_a_lease() {
+async fn create_grants_write_lease() {
     let t = leasing(Duration::ZERO).await;
     t.server.script(|call| match call {
         NqCall::Create(a) => {
@@ -89,7 +89,7 @@ async fn a_new_file_comes_with_a_lease() {
 /// of the file is cached, until the next lease.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
-async fn what_was_delayed_comes_before_the_lease_goes() {
+async fn eviction_sends_data_before_vacated() {
     let t = leasing(seconds(20)).await;
     assert!(t.ask_to_delay().await);
     t.server.evict(handle(1));
@@ -108,10 +108,11 @@ async fn what_was_delayed_comes_before_the_lease_goes() {
     assert!(t.ask_to_delay().await && !t.is_shared());
 }
 
-/// A WRITE that arrives too late is sent once more as a new one. No data is lost.
+/// A delayed WRITE that arrives after the end of its lease gets EXPIRED. The client sends the data
+/// once more as a new write, and no data is lost.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
-async fn a_write_that_comes_too_late_is_written_all_the_same() {
+async fn expired_write_is_resent() {
     let t = leasing(Duration::ZERO).await;
     assert!(t.ask_to_delay().await);
     t.server.script(|call| match call {
@@ -122,11 +123,11 @@ async fn a_write_that_comes_too_late_is_written_all_the_same() {
     assert_eq!(t.written(), [LeaseRequest::None, LeaseRequest::Write(0)]);
 }
 
-/// Under a non-caching lease every write is sent to the server. The client does not request a lease
-/// again before its end.
+/// Under a non-caching lease other clients may write the file too, so every write is sent to the
+/// server. The client does not request a lease again before its end.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
-async fn nothing_waits_where_others_write_too() {
+async fn noncaching_lease_writes_through() {
     let t = leasing(Duration::ZERO).await;
     t.server.script(|call| match call {
         NqCall::Getlease(a) => {
@@ -149,7 +150,7 @@ async fn nothing_waits_where_others_write_too() {
 /// client requests the delayed data from the layer above. No write is delayed afterwards.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
-async fn what_is_delayed_is_sent_before_the_lease_ends() {
+async fn expiring_lease_flushes_delayed_writes() {
     let t = leasing(Duration::ZERO).await;
     let (file, how) = (fh(handle(1)), OpenHow::existing(OpenAccess::WRITE));
     t.fs.open(&cx(), Where::fh(&file), &how).await.unwrap();
@@ -176,7 +177,7 @@ async fn what_is_delayed_is_sent_before_the_lease_ends() {
 /// An open file without writes excludes other clients and local programs for at most the term.
 /// Promise: 8a''
 #[tokio::test(start_paused = true)]
-async fn who_does_not_write_keeps_no_lease_for_writing() {
+async fn idle_writer_loses_write_lease() {
     let t = leasing(Duration::ZERO).await;
     let (file, how) = (fh(handle(1)), OpenHow::existing(OpenAccess::all()));
     t.fs.open(&cx(), Where::fh(&file), &how).await.unwrap();
@@ -193,7 +194,7 @@ async fn who_does_not_write_keeps_no_lease_for_writing() {
 /// when the server reports the end of the lease. It is not sent to a restarted server that does not
 /// know the lease.
 #[tokio::test(start_paused = true)]
-async fn what_needs_the_lease_is_written_under_it_or_not_at_all() {
+async fn only_held_write_needs_lease() {
     let t = leasing(Duration::ZERO).await;
     let write = async || {
         let (file, data) = (fh(handle(1)), Data::from(Bytes::from_static(b"x\0x")));
