@@ -120,8 +120,10 @@ mod tests {
         assert!(t(u32::MAX, 999_999_999) > t(u32::MAX, 0));
     }
 
+    /// A change of a directory is atomic only when the reply has the attributes from before and
+    /// from after the change.
     #[test]
-    fn a_change_is_atomic_only_with_both_sides() {
+    fn atomic_change_needs_both_attributes() {
         let ctime = Nfstime3 { seconds: 5, nseconds: 6 };
         let before = Some(WccAttr { size: 0, mtime: ctime, ctime });
         let after = Some(Fattr3 { ctime, ..Fattr3::default() });
@@ -138,8 +140,10 @@ mod tests {
         assert_eq!(wire(1_700_000_000), Nfstime3 { seconds: 1_700_000_000, nseconds: 7 });
     }
 
+    /// Unknown file types and empty filehandles from the server are refused. A filehandle that is
+    /// too long for NFSv3 gives ESTALE.
     #[test]
-    fn unknown_types_and_empty_handles_are_refused() {
+    fn bad_types_and_handles_fail() {
         assert_eq!(attr(&Fattr3 { ftype: Ftype3(99), ..Fattr3::default() }), None);
         assert_eq!(fh(&Fh3::default()), None);
         assert_eq!(fh3(&Fh(vec![0; 65].into())).unwrap_err().errno, libc::ESTALE);

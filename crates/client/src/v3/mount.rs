@@ -282,8 +282,10 @@ mod tests {
         }
     }
 
+    /// The read size is the `rsize` option or the server's preference, within the limits of the
+    /// client and of the server.
     #[test]
-    fn sizes_stay_within_what_both_sides_can() {
+    fn transfer_size_respects_both_limits() {
         let rsize = |asked, max, pref| {
             let opts = Options { rsize_bytes: asked, ..options() };
             sizes(&opts, &info(max, pref), None).rsize_bytes

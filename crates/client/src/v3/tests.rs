@@ -49,7 +49,7 @@ fn errno<T>(r: Result<T>) -> i32 {
 /// A lost call or reply is sent again after `timeo`, with the same xid.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
-async fn lost_calls_are_sent_again_with_the_same_xid() {
+async fn retransmission_keeps_xid() {
     let server = Server::new();
     let fs = hard(&server).await;
     server.put("a", b"");
@@ -66,7 +66,7 @@ async fn lost_calls_are_sent_again_with_the_same_xid() {
 /// ENOENT, as with the Linux client.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
-async fn a_repeated_remove_is_judged_by_the_server() {
+async fn retransmitted_remove_returns_enoent() {
     let server = Server::new();
     let fs = hard(&server).await;
     server.put("a", b"");
@@ -197,7 +197,7 @@ async fn no_call_is_needless() {
 
 /// The client requests optional attributes and filehandles that the server omits.
 #[tokio::test(start_paused = true)]
-async fn a_server_of_few_words_is_enough() {
+async fn omitted_attributes_are_requested() {
     let server = Server::new();
     server.bare();
     let fs = hard(&server).await;
@@ -322,7 +322,7 @@ async fn exclusive_creation() {
 
 /// An existing name is opened, not created, even where the caller may not create files.
 #[tokio::test(start_paused = true)]
-async fn a_failed_creation_may_be_an_open() {
+async fn failed_creation_opens_existing_file() {
     let server = Server::new();
     let fs = hard(&server).await;
     server.put("a", b"theirs");
@@ -526,10 +526,11 @@ async fn garbage_is_an_error() {
     }
 }
 
-/// Removal and replacement of open files when the caller does not know the object of the name.
+/// A removed open file gets a hidden name, even when the caller does not know the object of the
+/// name. Without an open file neither REMOVE nor RENAME needs a LOOKUP.
 /// Promise: 13
 #[tokio::test(start_paused = true)]
-async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
+async fn unlink_hides_open_file() {
     let server = Server::new();
     let fs = hard(&server).await;
     server.put("a", b"alive");
@@ -555,7 +556,7 @@ async fn open_files_are_hidden_even_when_the_caller_does_not_know_them() {
 /// when no other file has it.
 /// Promise: 13
 #[tokio::test(start_paused = true)]
-async fn what_is_replaced_is_never_absent() {
+async fn replaced_name_is_never_absent() {
     let server = Server::new();
     let fs = hard(&server).await;
     let rename = async || {
@@ -697,7 +698,7 @@ async fn a_refused_open_cuts_nothing() {
 
 /// The parent is one LOOKUP of `..`. The parent of the root needs no call.
 #[tokio::test(start_paused = true)]
-async fn parent_is_a_lookup_of_dot_dot() {
+async fn parent_sends_dot_dot_lookup() {
     let server = Server::new();
     let fs = hard(&server).await;
     for dir in ["a", "a/b", "a/b/c"] {

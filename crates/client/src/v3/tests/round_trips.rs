@@ -67,7 +67,7 @@ fn tree() -> Arc<Server> {
 /// A walk without further data is one LOOKUP and one round trip per name. It stops where the path
 /// cannot continue.
 #[tokio::test(start_paused = true)]
-async fn a_walk_is_one_lookup_a_name() {
+async fn walk_sends_lookup_per_name() {
     let server = tree();
     let fs = hard(&server).await;
     let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/f", Want::default())).await;
@@ -89,7 +89,7 @@ async fn a_walk_is_one_lookup_a_name() {
 /// The walk returns the base's attributes when they were the same before. Its results are valid as
 /// long as these attributes.
 #[tokio::test(start_paused = true)]
-async fn a_walk_brings_the_attributes_of_its_base() {
+async fn walk_returns_base_attributes() {
     let server = tree();
     let fs = hard(&server).await;
     let change = async || fs.root(&cx()).await.unwrap().attrs.attr.change;
@@ -128,7 +128,7 @@ async fn chains_are_bounded_by_options() {
 /// READ and ACCESS are sent together once the filehandle is known: one more round trip for any
 /// further data.
 #[tokio::test(start_paused = true)]
-async fn first_bytes_and_rights_come_side_by_side() {
+async fn read_and_access_share_round_trip() {
     let server = tree();
     let fs = hard(&server).await;
     let want = Want { listing_bytes: 0, ..ALL };
@@ -181,7 +181,7 @@ async fn a_whole_listing_replaces_a_lookup() {
 
 /// A directory that is unknown, or too large for the page, is listed and searched concurrently.
 #[tokio::test(start_paused = true)]
-async fn a_partial_listing_comes_beside_the_lookup() {
+async fn partial_listing_overlaps_lookup() {
     let server = tree();
     (0..500).for_each(|i| server.put(&format!("d/e/n{i:03}"), b"x"));
     let fs = hard(&server).await;
@@ -203,10 +203,10 @@ async fn a_partial_listing_comes_beside_the_lookup() {
     assert!(trail.unwrap().along.listing.is_some_and(|l| l.eof));
 }
 
-/// A wrong guess costs one LOOKUP, once. The outcome of the listing is remembered until the
-/// directory changes.
+/// A wrong guess that a listing will be whole costs one LOOKUP, once. The outcome of the listing is
+/// remembered until the directory changes.
 #[tokio::test(start_paused = true)]
-async fn a_wrong_guess_is_made_once() {
+async fn wrong_listing_guess_costs_once() {
     let server = tree();
     let fs = hard(&server).await;
     // The directory fits by its size, but the server sends short pages.
@@ -243,7 +243,7 @@ async fn a_wrong_guess_is_made_once() {
 /// A LOOKUP confirms an absent name when other spellings may match, when names are hidden, and when
 /// PATHCONF is missing. The same holds in file systems other than the root's.
 #[tokio::test(start_paused = true)]
-async fn absence_is_confirmed_where_names_match_otherwise() {
+async fn lookup_confirms_inferred_absence() {
     let want = Want { listing_bytes: 32 << 10, ..Want::default() };
     for insensitive in [Some(true), None] {
         let server = tree();
@@ -293,7 +293,7 @@ async fn listings_that_fail_do_no_harm() {
 /// Another client writes the file between LOOKUP and READ. The bytes are omitted, and the
 /// attributes are new.
 #[tokio::test(start_paused = true)]
-async fn bytes_of_a_file_that_changes_meanwhile_are_left_out() {
+async fn changed_file_returns_no_bytes() {
     let server = tree();
     let fs = hard(&server).await;
     // LOOKUP of the last name is the third.
@@ -417,7 +417,7 @@ async fn an_open_brings_the_first_bytes() {
 /// A READ does not prove the right to read in three cases. The mode gives the bytes to users who
 /// may only execute, or to an owner who may not read, or READ is refused. Then ACCESS decides.
 #[tokio::test(start_paused = true)]
-async fn bytes_are_not_always_the_right_to_them() {
+async fn unproven_read_requires_access() {
     let server = tree();
     server.put("f", b"content");
     let fs = hard(&server).await;
@@ -506,7 +506,7 @@ async fn many_objects_need_one_call_each() {
 
 /// A slow reply delays only its own object. The next call is sent as soon as any call has ended.
 #[tokio::test(start_paused = true)]
-async fn one_slow_answer_does_not_stop_the_rest() {
+async fn slow_reply_delays_one_object() {
     let server = Server::new();
     let fs = hard(&server).await;
     (0..129).for_each(|i| server.put(&format!("{i:03}"), b"x"));
@@ -525,7 +525,7 @@ async fn one_slow_answer_does_not_stop_the_rest() {
 
 /// Bytes beyond the first READ are complete or absent, and always belong to the attributes.
 #[tokio::test(start_paused = true)]
-async fn long_starts_belong_to_their_attributes() {
+async fn long_reads_match_attributes() {
     let server = Server::new();
     server.put("long", &[7; 10_000]);
     server.put("f", b"old");
@@ -579,7 +579,7 @@ async fn many_listings_need_one_call_each() {
 /// The replies of writes and of attribute changes have the new attributes. No further call is
 /// needed.
 #[tokio::test(start_paused = true)]
-async fn changes_of_a_file_bring_its_attributes() {
+async fn change_replies_carry_file_attributes() {
     let server = tree();
     let fs = hard(&server).await;
     let fh = Fh("d/e/f".into());
