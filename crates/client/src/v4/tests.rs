@@ -138,7 +138,7 @@ async fn restart_is_survived() {
 /// repetition from its reply cache.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
-async fn lost_reply_is_repeated_in_its_slot() {
+async fn slot_replays_lost_reply() {
     let t = Test::new().await;
     for (op, label) in [(NfsOpnum4::CREATE, "CREATE"), (NfsOpnum4::REMOVE, "REMOVE")] {
         t.server.lock().lose_reply = Some(op);
@@ -347,7 +347,7 @@ async fn dead_server() {
 
 /// A delegation is accepted, and returned after its recall.
 #[tokio::test(start_paused = true)]
-async fn recall() {
+async fn recall_returns_delegation() {
     let t = Test::new().await;
     t.server.lock().delegate = true;
     let a = t.create("a").await;
@@ -387,7 +387,7 @@ async fn downgrade_and_close() {
 /// An open by the name of a file with a CLOSE in progress waits for that CLOSE. A server with both
 /// calls at once may close both opens.
 #[tokio::test(start_paused = true)]
-async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
+async fn open_waits_for_pending_close() {
     let t = Test::new().await;
     let (a, n) = (t.create("a").await, name("a"));
     t.server.lock().hold = Some(NfsOpnum4::CLOSE);
@@ -412,10 +412,10 @@ async fn an_open_by_name_does_not_pass_the_close_of_its_file() {
     t.check();
 }
 
-/// A lock waits while its open is closed at the server. It continues under the open that replaces
-/// it.
+/// A lock request waits while its open is closed at the server. The request continues under the
+/// open that replaces the closed one.
 #[tokio::test(start_paused = true)]
-async fn a_lock_goes_on_after_its_open_was_closed_at_the_server() {
+async fn lock_continues_after_lost_open() {
     let t = Test::new().await;
     let a = t.create("a").await;
     t.lock(&a).await;
@@ -469,7 +469,7 @@ async fn failure_after_the_open() {
 /// creator of a file has it open with any permissions.
 /// Promise: 19
 #[tokio::test(start_paused = true)]
-async fn creating_gives_no_right_to_what_exists() {
+async fn create_respects_existing_permissions() {
     let t = Test::new().await;
     let a = t.create("a").await;
     t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
@@ -503,7 +503,7 @@ async fn shutdown_gives_everything_back() {
 /// compound. A repetition after a restart is recognised. Another client's file is not.
 /// Promise: 12
 #[tokio::test(start_paused = true)]
-async fn exclusive_creations_are_recognised_by_their_stamps() {
+async fn stamp_identifies_repeated_creation() {
     let t = Test::with(options(), Conditions::default(), |s| s.lock().verifier_in_times = true).await;
     let create = async |file: &str| {
         let exclusive = how(Create::Exclusive(SetAttr::default()));
@@ -572,7 +572,7 @@ async fn many_files_are_closed_together() {
 /// The last bytes and attributes of a file are one compound, with one WRITE directly after the
 /// filehandle.
 #[tokio::test(start_paused = true)]
-async fn a_file_is_finished_in_one_compound() {
+async fn finish_sends_one_compound() {
     let t = Test::new().await;
     let a = t.create("a").await;
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };

@@ -67,7 +67,7 @@ async fn several_objects_are_one_message() {
 /// A compound has as many objects as the session allows: operations, request and reply.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
-async fn the_limits_of_the_session_are_kept() {
+async fn batches_respect_session_limits() {
     let names: Vec<String> = (0..20).map(|n| format!("f{n}")).collect();
     let many = |bytes: &[u8]| names.iter().map(|file| new(file, bytes)).collect::<Vec<_>>();
     for (ops, cached, bytes, messages) in [(50, None, 10, 3), (50, None, 20_000, 7), (96, Some(2048), 10, 7)]
@@ -96,7 +96,7 @@ async fn the_limits_of_the_session_are_kept() {
 /// objects. No file ever has wrong bytes.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
-async fn one_write_to_a_message_where_the_server_takes_no_more() {
+async fn faulty_server_gets_single_writes() {
     let t = Test::with(options(), Conditions::default(), |server| server.lock().one_write = true).await;
     t.asked();
     let all = [directory("d"), new("a", b"one"), new("empty", b""), new("b", b"three"), new("c", b"five")];
@@ -117,7 +117,7 @@ async fn one_write_to_a_message_where_the_server_takes_no_more() {
 /// has its own error.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
-async fn an_error_in_the_middle_is_that_ones_alone() {
+async fn batch_error_affects_one_object() {
     let t = Test::new().await;
     t.create("there").await;
     assert_eq!(t.make(&[new("w", b"w"), new("v", b"v")]).await, [Ok(1), Ok(1)]);
@@ -220,7 +220,7 @@ async fn several_names_are_one_message() {
 /// The server stops at one name. That name gets its error or waits, and later names are sent again.
 /// Promise: 6g
 #[tokio::test(start_paused = true)]
-async fn each_name_has_an_outcome_of_its_own() {
+async fn batch_removal_reports_each_name() {
     let t = Test::new().await;
     let fill = async || drop(t.make(&["a", "b", "c"].map(|file| new(file, b"x"))).await);
     fill().await;

@@ -47,7 +47,7 @@ fn bytes(read: &Read) -> &[u8] {
 
 /// A path with all further data of its last object is one compound. No open is left.
 #[tokio::test(start_paused = true)]
-async fn a_path_and_all_wishes_in_one_compound() {
+async fn walk_sends_one_compound() {
     let t = tree(|_| {}, &["a", "b"], &["f"]).await;
     let trail = t.walk(&["a", "b", "f"], WANT).await;
     assert!(matches!(trail.stop, Stop::Complete));
@@ -73,7 +73,7 @@ async fn a_path_and_all_wishes_in_one_compound() {
 /// An absent last name returns the listing. An object that is no file, or not readable, has no
 /// bytes. There is no second compound.
 #[tokio::test(start_paused = true)]
-async fn wishes_that_cannot_be_had_cost_nothing() {
+async fn unavailable_data_costs_no_compound() {
     let t = tree(|_| {}, &["a"], &["f"]).await;
     let trail = t.walk(&["a", "none"], WANT).await;
     assert!(matches!(trail.stop, Stop::Missing(_)));
@@ -106,7 +106,7 @@ async fn wishes_that_cannot_be_had_cost_nothing() {
 
 /// A READ that fails after its OPEN leaves no open behind.
 #[tokio::test(start_paused = true)]
-async fn what_was_opened_in_passing_is_closed() {
+async fn failed_read_closes_open() {
     let t = tree(|_| {}, &[], &["f", "g"]).await;
     t.server.lock().fail = vec![(NfsOpnum4::READ, Nfsstat4::IO), (NfsOpnum4::READ, Nfsstat4::IO)];
     assert!(t.walk(&["f"], WANT).await.along.first.is_none());
@@ -162,7 +162,7 @@ async fn chains_split_at_limits() {
 /// A server that fails long paths for reasons outside the path gets name by name. After a few
 /// failures each walk starts that way.
 #[tokio::test(start_paused = true)]
-async fn refused_chains_are_walked_name_by_name() {
+async fn refused_chain_walks_single_names() {
     let path = ["a", "b", "c"];
     let t = tree(|_| {}, &path, &["f"]).await;
     for refusals in 0..4 {
@@ -183,7 +183,7 @@ async fn refused_chains_are_walked_name_by_name() {
 
 /// With a server that omits the filehandle from the attributes the client uses GETFH.
 #[tokio::test(start_paused = true)]
-async fn getfh_where_it_is_needed() {
+async fn getfh_replaces_filehandle_attribute() {
     let t = tree(|s| s.no_fh_attr = true, &["a"], &["f"]).await;
     for compounds in [2, 1] {
         let trail = t.walk(&["a", "f"], WANT).await;
@@ -195,7 +195,7 @@ async fn getfh_where_it_is_needed() {
 /// After a lost reply that the server did not keep (RETRY_UNCACHED_REP) the request is sent again.
 /// Its open is closed.
 #[tokio::test(start_paused = true)]
-async fn a_lost_reply_that_was_not_kept() {
+async fn uncached_reply_repeats_request() {
     let t = tree(|_| {}, &["a"], &["f"]).await;
     for op in [NfsOpnum4::LOOKUP, NfsOpnum4::OPEN, NfsOpnum4::GETATTR] {
         t.server.lock().lose_uncached = Some(op);
@@ -374,7 +374,7 @@ impl Test {
 /// layer above drops its data first, then the delegation is returned.
 /// Promise: 8a
 #[tokio::test(start_paused = true)]
-async fn a_recall_withdraws_before_it_returns() {
+async fn recall_drops_cache_before_delegreturn() {
     for slowly in [Duration::from_millis(500), Duration::from_secs(100)] {
         let (t, told) = leased(&["f"], slowly).await;
         assert!(matches!(t.validity("f").await, Validity::Until(_)));
@@ -398,7 +398,7 @@ async fn a_recall_withdraws_before_it_returns() {
 /// sent. After a restart of the server the delegation is reclaimed and returned.
 /// Promise: 6a', S10c
 #[tokio::test(start_paused = true)]
-async fn what_was_delayed_comes_before_the_file_is_returned() {
+async fn delegreturn_waits_for_delayed_writes() {
     let (t, told) = leased(&["f", "g"], Duration::from_secs(100)).await;
     assert_eq!(t.v4.delegated_bytes(&fh("f")), None);
     t.walk(&["f"], WANT).await;
@@ -465,7 +465,7 @@ async fn what_was_delayed_comes_before_the_file_is_returned() {
 /// delegation's.
 /// Promise: 5
 #[tokio::test(start_paused = true)]
-async fn what_holds_under_a_delegation_only_is_written_under_it_or_not() {
+async fn only_held_write_needs_delegation() {
     let (t, _told) = leased(&["f", "g"], Duration::ZERO).await;
     t.server.lock().delegate_writers = true;
     let held = |o: &Opened, text: &'static str| {
@@ -507,9 +507,9 @@ async fn a_recall_before_the_grant() {
     t.check();
 }
 
-/// Without a subscriber there is no lease.
+/// Without a subscriber for its end there is no lease.
 #[tokio::test(start_paused = true)]
-async fn no_lease_without_somebody_to_tell() {
+async fn lease_needs_subscriber() {
     let t = tree(|s| s.delegate = true, &[], &["f"]).await;
     assert!(matches!(t.walk(&["f"], WANT).await.steps[0].attrs.valid, Validity::Until(_)));
 }

@@ -63,7 +63,7 @@ impl Test {
 /// one.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn locks_of_what_is_delegated_cost_nothing() {
+async fn delegated_file_locks_without_calls() {
     for (writers, messages) in [(true, 0), (false, 2000)] {
         let (t, _told) = delegated().await;
         t.server.lock().delegate_writers = writers;
@@ -86,7 +86,7 @@ async fn locks_of_what_is_delegated_cost_nothing() {
 /// lock.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn owners_here_exclude_each_other() {
+async fn local_lock_owners_conflict() {
     use LockKind::{Read, Write};
     let (t, _told) = delegated().await;
     let f = t.create("f").await;
@@ -130,7 +130,7 @@ async fn owners_here_exclude_each_other() {
 /// A waiter gets the lock at once when it is released in the client, one after the other.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn who_waits_is_woken() {
+async fn unlock_wakes_lock_waiter() {
     let (t, _told) = delegated().await;
     let f = t.create("f").await;
     assert_eq!(t.take(&f, ME, LockKind::Write, ALL).await, 0);
@@ -169,7 +169,7 @@ async fn who_waits_is_woken() {
 /// callers, wait at the server.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn a_recall_takes_the_locks_to_the_server_first() {
+async fn recall_hands_locks_to_server() {
     use LockKind::{Read, Write};
     let (t, _told) = delegated().await;
     let f = t.create("f").await;
@@ -231,7 +231,7 @@ async fn a_recall_takes_the_locks_to_the_server_first() {
 /// unlocks. Other locks are kept.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_cannot_be_handed_over_is_lost() {
+async fn refused_lock_handover_loses_lock() {
     for denied in [true, false] {
         let (t, _told) = delegated().await;
         let (f, g) = (t.create("f").await, t.create("g").await);
@@ -258,7 +258,7 @@ async fn a_lock_that_cannot_be_handed_over_is_lost() {
 /// An open that the server has lost is made again before its locks are handed over.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn a_forgotten_open_is_made_again_for_its_locks() {
+async fn lock_handover_reopens_lost_open() {
     let (t, _told) = delegated().await;
     let f = t.create("f").await;
     for at in [range(0, 10), range(20, 30)] {
@@ -274,11 +274,11 @@ async fn a_forgotten_open_is_made_again_for_its_locks() {
     t.check();
 }
 
-/// Locks at the server stay there until their release, also when the delegation is granted during a
-/// LOCK.
+/// Locks from before the delegation stay at the server until their release, also when the
+/// delegation is granted during a LOCK.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn locks_of_before_the_delegation_stay_at_the_server() {
+async fn earlier_locks_stay_at_server() {
     let (t, _told) = delegated().await;
     t.server.lock().delegate_writers = false;
     let f = t.create("f").await;
@@ -355,7 +355,7 @@ async fn a_restart_leaves_no_lock_behind() {
 /// checked.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn what_was_held_under_a_revoked_delegation_is_lost() {
+async fn revoked_delegation_loses_locks() {
     let (t, _told) = delegated().await;
     let f = t.create("f").await;
     assert_eq!(t.take(&f, ME, LockKind::Write, range(0, 10)).await, 0);
@@ -387,7 +387,7 @@ async fn what_was_held_under_a_revoked_delegation_is_lost() {
 /// confirms them, or takes them anew if the file is unchanged.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn nothing_is_decided_without_a_lease() {
+async fn expired_lease_decides_no_locks() {
     for (expired, touched) in [(false, false), (true, false), (true, true)] {
         let (t, _told) = delegated().await;
         let f = t.create("f").await;
@@ -426,7 +426,7 @@ async fn nothing_is_decided_without_a_lease() {
 /// two owners ever hold the lock together, and no lock remains.
 /// Promise: 16a
 #[tokio::test(start_paused = true)]
-async fn nobody_is_ever_beside_another() {
+async fn concurrent_owners_never_share_lock() {
     let (t, _told) = delegated().await;
     let f = t.create("f").await;
     let inside = Arc::new(AtomicU64::new(0));

@@ -67,9 +67,9 @@ async fn a_refused_open_cuts_nothing() {
     t.check();
 }
 
-/// A refused cut leaves the uncommitted bytes. They are sent again when the server restarts.
+/// A refused truncation leaves the uncommitted bytes. They are sent again when the server restarts.
 #[tokio::test(start_paused = true)]
-async fn a_cut_that_is_refused_makes_no_bytes_void() {
+async fn refused_truncation_keeps_uncommitted_bytes() {
     let t = Test::new().await;
     let (o, n) = (t.create("a").await, name("a"));
     t.write(&o, 0, "data").await.unwrap();
@@ -138,7 +138,7 @@ async fn an_open_waits_for_its_right() {
 /// A CLOSE of a refused open that gets OLD_STATEID is sent again for the current state. When the
 /// server repeats the status, the client gives up.
 #[tokio::test(start_paused = true)]
-async fn a_refused_open_ends_whatever_its_close_is_told() {
+async fn refused_open_retries_close() {
     let t = Test::new().await;
     let (fh, n) = (t.closed("a", "data").await, name("a"));
     for at in [Where::fh(&fh), Where::name(&t.root, &n)] {

@@ -20,10 +20,11 @@ async fn rename(t: &Test, from: &str, to: &str, replaced: Option<&Fh>) -> Result
     t.v4.rename(&cx(), (&t.root, &name(from)), (&t.root, &name(to)), replaced, RenameFlags::empty()).await
 }
 
-/// The first RENAME succeeded. The program gets success, with and without a previous target.
+/// The server executes a RENAME and loses the session before the reply. The program gets success,
+/// with and without a previous target.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
-async fn a_rename_that_was_executed_before_its_session_was_lost_succeeded() {
+async fn repeated_rename_succeeds() {
     for names in [&["a"][..], &["a", "b"]] {
         let t = losing(NfsOpnum4::RENAME, names).await;
         let replaced = (names.len() == 2).then(|| Fh(Bytes::from_static(b"fb")));
@@ -39,7 +40,7 @@ async fn a_rename_that_was_executed_before_its_session_was_lost_succeeded() {
 /// A RENAME without a source, and with an unchanged target, is an error after any number of
 /// attempts.
 #[tokio::test(start_paused = true)]
-async fn a_rename_of_nothing_fails_in_every_session() {
+async fn rename_without_source_fails() {
     for names in [&[][..], &["b"]] {
         let t = losing(NfsOpnum4::RENAME, names).await;
         let replaced = (names.len() == 1).then(|| Fh(Bytes::from_static(b"fb")));
@@ -48,9 +49,10 @@ async fn a_rename_of_nothing_fails_in_every_session() {
     }
 }
 
-/// The replaced file is open and gets a second name first. The client recognises that half, too.
+/// The server executes a RENAME over an open file and loses the session before the reply. The
+/// replaced file gets a second name first, and the client recognises that half, too.
 #[tokio::test(start_paused = true)]
-async fn a_rename_over_an_open_file_is_recognised() {
+async fn open_target_rename_is_recognised() {
     let t = losing(NfsOpnum4::RENAME, &["a"]).await;
     let open = t.create("b").await;
     rename(&t, "a", "b", Some(&open.node.fh)).await.unwrap();
@@ -62,9 +64,10 @@ async fn a_rename_over_an_open_file_is_recognised() {
     t.check();
 }
 
-/// A server that makes links in its grace period and refuses renames: the client waits as usual.
+/// The target of a rename is open. A server in its grace period makes the link and refuses the
+/// rename, and the client waits as usual.
 #[tokio::test(start_paused = true)]
-async fn a_rename_over_an_open_file_waits_for_the_grace_period() {
+async fn open_target_rename_waits_for_grace() {
     let t = Test::new().await;
     t.server.lock().files.insert("a".into(), server::File::default());
     let open = t.create("b").await;
@@ -79,10 +82,11 @@ async fn a_rename_over_an_open_file_waits_for_the_grace_period() {
     t.check();
 }
 
-/// A second name of the same file was made by this client. A name of another file existed before.
+/// The server executes a LINK and loses the session before the reply. A second name of the same
+/// file was made by this client. A name of another file existed before.
 /// Promise: 15
 #[tokio::test(start_paused = true)]
-async fn a_link_that_was_executed_before_its_session_was_lost_succeeded() {
+async fn repeated_link_succeeds() {
     for (names, errs) in [(&["a"][..], false), (&["a", "b"], true)] {
         let t = losing(NfsOpnum4::LINK, names).await;
         let made = t.v4.link(&cx(), &Fh(Bytes::from_static(b"fa")), &t.root, &name("b")).await;

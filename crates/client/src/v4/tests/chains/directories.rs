@@ -42,7 +42,7 @@ impl Test {
 /// none.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn what_has_proved_stable_is_held() {
+async fn stable_directory_gets_delegation() {
     let (t, told) = at_server(Some(true)).await;
     assert!(matches!(t.validity("d").await, Validity::Until(_)));
     assert!(matches!(t.validity("d").await, Validity::Until(_)));
@@ -68,7 +68,7 @@ async fn what_has_proved_stable_is_held() {
 /// them.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn many_are_asked_for_together() {
+async fn batch_requests_directory_delegations() {
     let (t, _told) = at_server(Some(true)).await;
     let all = [fh("d"), fh("f"), fh("e")];
     t.v4.getattr_many(&cx(), &all).await;
@@ -88,10 +88,10 @@ async fn many_are_asked_for_together() {
     t.check();
 }
 
-/// A server without the operation says so at mount time, and gets no further request.
+/// A server without GET_DIR_DELEGATION says so at mount time, and gets no further request.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn a_server_without_them_is_asked_once() {
+async fn unsupported_delegations_are_not_requested() {
     let (t, _told) = at_server(None).await;
     t.validity("d").await;
     a_while().await;
@@ -101,10 +101,11 @@ async fn a_server_without_them_is_asked_once() {
     t.check();
 }
 
-/// A refusal inside a compound costs only a second compound, once. No result is lost.
+/// A refusal inside a compound costs only a second compound, once, and no result is lost. The
+/// client requests no further delegation.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_later_is_asked_no_more() {
+async fn refused_directory_delegation_stops_requests() {
     for alone in [true, false] {
         let (t, _told) = at_server(Some(true)).await;
         let all = [fh("d"), fh("f"), fh("e")];
@@ -128,7 +129,7 @@ async fn a_server_that_refuses_later_is_asked_no_more() {
 /// ones.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn a_server_that_gives_none_is_not_pestered() {
+async fn ungranted_delegations_are_requested_rarely() {
     let (t, _told) = at_server(Some(false)).await;
     let mut asked = 0;
     t.validity("d").await;
@@ -151,7 +152,7 @@ async fn a_server_that_gives_none_is_not_pestered() {
 /// attribute is valid under it.
 /// Promise: 8f
 #[tokio::test(start_paused = true)]
-async fn a_recall_before_the_grant_is_remembered() {
+async fn early_recall_voids_directory_delegation() {
     let (t, _told) = at_server(Some(true)).await;
     t.validity("d").await;
     a_while().await;
