@@ -267,8 +267,10 @@ mod tests {
         Exportnode { dir: Opaque::copy(dir.as_bytes()), groups: Chain(groups) }
     }
 
+    /// The export of a path is its longest exported prefix of whole names. `/srv/data` is no prefix
+    /// of `/srv/database`.
     #[test]
-    fn the_export_of_a_path_is_the_longest_prefix_of_whole_names() {
+    fn longest_prefix_selects_export() {
         let exports = [export("/", &[]), export("/srv", &[]), export("/srv/data", &[])];
         let dir = |path| export_of(&exports, path).map(|e| lossy(&e.dir));
         assert_eq!(dir("/srv/data/x").as_deref(), Some("/srv/data"));
@@ -277,10 +279,10 @@ mod tests {
         assert!(export_of(&exports[1..], "/srvx").is_none());
     }
 
-    /// A refused path below an export may be missing or forbidden. The refused export itself
-    /// exists.
+    /// A refused path below an export may be missing or forbidden, and the hint names both reasons.
+    /// The refused export itself exists.
     #[test]
-    fn a_refusal_below_an_export_names_both_reasons() {
+    fn mount_refusal_names_both_reasons() {
         let e = export("/srv", &["10.0.0.0/8"]);
         let below = allowed_hint(&e, "/srv/typo");
         for words in

@@ -65,8 +65,10 @@ mod tests {
         Env { random: Arc::new(|| 7_000_000_005), wall: Arc::new(wall) }
     }
 
+    /// A stamp is trusted once the server has kept an earlier one. No stamp is made after the
+    /// server has cut off the nanoseconds.
     #[test]
-    fn a_stamp_is_trusted_once_it_was_kept() {
+    fn kept_stamp_is_trusted() {
         let stamps = Stamps::default();
         let first = stamps.make(&env()).unwrap();
         assert_eq!((first.time, first.trusted), (Time { secs: 1_000, nanos: 5 }, false));
@@ -78,8 +80,9 @@ mod tests {
         assert_eq!(stamps.make(&env()), None);
     }
 
+    /// A server that cuts off the nanoseconds of the first stamp gets no further stamp.
     #[test]
-    fn a_server_that_cuts_times_off_gets_none() {
+    fn truncating_server_gets_no_stamp() {
         let stamps = Stamps::default();
         let first = stamps.make(&env()).unwrap();
         stamps.seen(&first, Time { secs: 1_000, nanos: 0 });

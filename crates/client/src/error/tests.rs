@@ -18,15 +18,16 @@ fn every_status_has_an_errno() {
 
 /// No status is in two of the three parts of the v4 table.
 #[test]
-fn each_v4_status_stands_in_one_table() {
+fn v4_status_tables_are_disjoint() {
     for &s in Nfsstat4::VALUES {
         let found = [nfs4_file_errno(s), nfs4_state_errno(s), nfs4_session_errno(s)];
         assert!(found.iter().flatten().count() <= 1, "{s} has two entries");
     }
 }
 
+/// An unknown status gives EIO and no panic. The message has its number, at level WARN.
 #[test]
-fn unknown_statuses_are_told_and_do_not_panic() {
+fn unknown_status_becomes_eio() {
     for e in [nfs3(Nfsstat3(4711)), nfs4(Nfsstat4(4711))] {
         assert_eq!(e.errno, libc::EIO);
         assert!(e.to_string().contains("4711"), "{e}");
@@ -62,7 +63,7 @@ fn from_io(kind: std::io::ErrorKind) -> MountError {
 /// A failed mount is one line: the server, the failure, and the remedy. The exit status is that of
 /// mount(8).
 #[test]
-fn a_failed_mount_is_one_clear_line() {
+fn mount_failure_is_one_line() {
     use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, PermissionDenied, TimedOut};
     let no_such = |exports: Option<Vec<&str>>| MountError::NoSuchExport {
         server: "filer".into(),
@@ -92,9 +93,9 @@ fn a_failed_mount_is_one_clear_line() {
 }
 
 /// `retry=` applies when the server is absent. Negotiation continues when the server speaks another
-/// version.
+/// version. A denied mount is final.
 #[test]
-fn what_may_help_after_a_failed_mount() {
+fn mount_error_decides_retry() {
     let refused = from_io(std::io::ErrorKind::ConnectionRefused);
     assert!(refused.is_transient() && !refused.other_version_may_work());
     let version = from_call(CallError::ProgMismatch { low: 4, high: 4 });

@@ -55,9 +55,9 @@ async fn owners_become_numbers() {
     assert_eq!(map.id(Who::User, &Bytes::from_static(b"\xff\xfe@example.org")).await, NOBODY);
 }
 
-/// Answers are remembered for ten minutes, absences too.
+/// The map remembers answers of the user database for ten minutes, absences too.
 #[tokio::test(start_paused = true)]
-async fn the_user_database_is_asked_once_in_a_while() {
+async fn idmap_caches_user_database_answers() {
     let (map, few) = map();
     let (alice, bob) = (Bytes::from("alice@example.org"), Bytes::from("bob@example.org"));
     assert_eq!(map.known_id(Who::User, &alice), None);

@@ -37,7 +37,7 @@ fn secs(v: Validity, asked: Instant) -> u64 {
 /// time to 3 s.
 /// Promise: 8
 #[test]
-fn unchanged_objects_are_trusted_longer_up_to_the_maximum() {
+fn unchanged_object_doubles_validity() {
     let rules = ValidityRules::new(&test_options());
     let mut now = Instant::now();
     let mut seen = Vec::new();
@@ -86,7 +86,7 @@ fn lookupcache_limits_names_only() {
 
 /// The validity of an absent name is the time of its directory.
 #[test]
-fn an_absence_lasts_as_its_directory_does() {
+fn absence_validity_follows_directory() {
     let rules = ValidityRules::new(&test_options());
     let now = Instant::now();
     rules.attrs(&fh(1), attr(FileKind::Directory, 7), now);
@@ -97,7 +97,7 @@ fn an_absence_lasts_as_its_directory_does() {
 
 /// Absent names are not remembered for a server that ignores case, with any `lookupcache`.
 #[test]
-fn servers_that_ignore_case_have_no_absences_remembered() {
+fn case_insensitive_server_caches_no_absence() {
     let now = Instant::now();
     let of = |lookup_cache| ValidityRules::new(&Options { lookup_cache, ..test_options() });
     let rules = of(LookupCache::All);
@@ -112,7 +112,7 @@ fn servers_that_ignore_case_have_no_absences_remembered() {
 
 /// `acnegmax` bounds the validity of an absent name.
 #[test]
-fn absences_have_a_bound_of_their_own() {
+fn acnegmax_bounds_absence_validity() {
     let now = Instant::now();
     let times = |secs| AttrCache { negative_max: Duration::from_secs(secs), ..AttrCache::default() };
     let of = |secs| ValidityRules::new(&Options { attr_cache: times(secs), ..test_options() });

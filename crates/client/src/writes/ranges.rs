@@ -86,8 +86,10 @@ impl Drop for RangeGuard {
 mod tests {
     use super::*;
 
+    /// Overlapping ranges are locked in the order of their requests. A range without an overlap
+    /// does not wait.
     #[tokio::test]
-    async fn overlapping_ranges_wait_in_order_and_others_do_not() {
+    async fn overlapping_ranges_wait_in_order() {
         let ranges = Ranges::default();
         let first = ranges.lock(0, 10).await;
         let mut second = Box::pin(ranges.lock(5, 15));
@@ -107,7 +109,7 @@ mod tests {
 
     /// A dropped waiter lets the next waiter pass.
     #[tokio::test]
-    async fn an_abandoned_place_is_given_up() {
+    async fn dropped_waiter_unblocks_next() {
         let ranges = Ranges::default();
         let first = ranges.lock(0, 10).await;
         let second = ranges.lock(0, 10);

@@ -334,7 +334,7 @@ async fn write(writes: &Uncommitted, offset: u64, len: usize) -> Result<(u64, Op
 /// not.
 /// Promise: 3
 #[tokio::test]
-async fn a_lost_write_is_reported_once_to_each_open() {
+async fn write_error_reaches_each_open() {
     let server = Server::new(1, 0);
     let writes = Uncommitted::new(server.clone(), LIMITS);
     let (a, b) = (writes.opened(&fh()), writes.opened(&fh()));
@@ -354,7 +354,7 @@ async fn a_lost_write_is_reported_once_to_each_open() {
 /// The next open reports an error that no open has reported.
 /// Promise: 3
 #[tokio::test]
-async fn an_unseen_error_waits_for_the_next_open() {
+async fn next_open_reports_unseen_error() {
     let server = Server::new(1, 0);
     let writes = Uncommitted::new(server.clone(), LIMITS);
     write(&writes, 0, 10).await.unwrap();
@@ -373,7 +373,7 @@ async fn an_unseen_error_waits_for_the_next_open() {
 /// and then the data is stable.
 /// Promise: 3
 #[tokio::test]
-async fn silence_loses_nothing() {
+async fn timed_out_commit_keeps_bytes() {
     let server = Server::new(1, 0);
     let writes = Uncommitted::new(server.clone(), LIMITS);
     write(&writes, 0, 10).await.unwrap();
