@@ -262,8 +262,10 @@ mod tests {
         (1 << 40..).find_map(|c: u64| seen.insert(short(c), c).map(|other| (other, c))).unwrap()
     }
 
+    /// Two entries with the same checksum of their cookies get different numbers. The numbers stay
+    /// the same in the next listing, and each directory has its own.
     #[test]
-    fn entries_with_one_checksum_have_numbers_of_their_own() {
+    fn colliding_cookies_get_distinct_numbers() {
         let (a, b) = twins();
         let cookies = Cookies::default();
         let numbers = cookies.remember(1, &[entry(a), entry(b)], [0; 8]);
@@ -279,8 +281,9 @@ mod tests {
         assert_eq!(cookies.remember(2, &[entry(b)], [0; 8]), [numbers[0]]);
     }
 
+    /// The server remembers a bounded number of cookies, among them always the newest.
     #[test]
-    fn what_is_remembered_has_a_bound() {
+    fn remembered_cookies_are_bounded() {
         let cookies = Cookies::default();
         let many: Vec<DirEntry> = (0..3 * COOKIES_MAX as u64).map(|n| entry(n << 40 | 1 << 63)).collect();
         let numbers = cookies.remember(1, &many, [0; 8]);

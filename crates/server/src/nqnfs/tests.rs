@@ -226,8 +226,10 @@ impl Client {
     }
 }
 
+/// Several clients hold read leases of a file together. A write by another client evicts all of
+/// them.
 #[tokio::test(start_paused = true)]
-async fn readers_share_and_a_writer_evicts_them_all() {
+async fn writer_evicts_all_readers() {
     let lab = Lab::new(&model(), 1, None);
     let (mut a, mut b, mut w) = (lab.client(1).await, lab.client(2).await, lab.client(3).await);
     let f = w.create("f").await;
@@ -242,8 +244,10 @@ async fn readers_share_and_a_writer_evicts_them_all() {
     assert_eq!(a.read(f).await.unwrap(), (b"new".to_vec(), wrote.1.rev));
 }
 
+/// A read by another client is answered after the holder of the write lease has sent its delayed
+/// write.
 #[tokio::test(start_paused = true)]
-async fn what_a_writer_delays_comes_before_what_others_read() {
+async fn read_waits_for_delayed_write() {
     let lab = Lab::new(&model(), 1, None);
     let (mut w, mut r) = (lab.client(1).await, lab.client(2).await);
     let f = w.create("f").await;
@@ -260,8 +264,10 @@ async fn what_a_writer_delays_comes_before_what_others_read() {
     assert_eq!(&read.into_result().unwrap().1.data[..], b"delayed");
 }
 
+/// A file that several clients write gets only non-caching leases. A caching lease is granted after
+/// a term without another client.
 #[tokio::test(start_paused = true)]
-async fn files_that_several_write_are_cached_by_nobody_until_that_ends() {
+async fn shared_writers_get_noncaching_leases() {
     let lab = Lab::new(&model(), 1, None);
     let (mut a, mut b) = (lab.client(1).await, lab.client(2).await);
     let f = a.create("f").await;
@@ -277,8 +283,10 @@ async fn files_that_several_write_are_cached_by_nobody_until_that_ends() {
     assert!(a.lease(f, Cachetype::READ).await.unwrap().cachable, "no other client has used it for a term");
 }
 
+/// The lease of a disconnected writer ends after its term, the clock skew and the write slack. Its
+/// delayed writes then get EXPIRED.
 #[tokio::test(start_paused = true)]
-async fn the_lease_of_a_dead_writer_ends_by_itself_and_its_writes_come_too_late() {
+async fn dead_writer_loses_lease() {
     let lab = Lab::new(&model(), 1, None);
     let (mut w, mut r) = (lab.client(1).await, lab.client(2).await);
     let f = w.create("f").await;
@@ -302,8 +310,10 @@ async fn the_lease_of_a_dead_writer_ends_by_itself_and_its_writes_come_too_late(
     w.write(f, LeaseRequest::None, "newer").await.unwrap();
 }
 
+/// The lease of a disconnected reader ends after its term and the clock skew. A waiting write then
+/// succeeds.
 #[tokio::test(start_paused = true)]
-async fn the_lease_of_a_dead_reader_ends_by_itself() {
+async fn dead_reader_loses_lease() {
     let lab = Lab::new(&model(), 1, None);
     let (mut r, mut w) = (lab.client(1).await, lab.client(2).await);
     let f = w.create("f").await;
@@ -315,8 +325,10 @@ async fn the_lease_of_a_dead_reader_ends_by_itself() {
     assert!((u64::from(TERM) + SKEW..u64::from(TERM) + SKEW + 5).contains(&waited), "{waited}");
 }
 
+/// After a restart the server accepts only delayed writes until earlier leases and the write slack
+/// have ended. All other calls get "try later".
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_only_delayed_writes_are_served_until_write_slack_has_passed() {
+async fn restart_serves_only_delayed_writes() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let lab = Lab::new(&model, 1, Some(dir.path().into()));
     let mut w = lab.client(1).await;
@@ -348,8 +360,10 @@ async fn after_a_restart_only_delayed_writes_are_served_until_write_slack_has_pa
     assert!(r.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
 
+/// A server that ended without leases serves all calls at once after its restart. Expired and
+/// returned leases do not count.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_ends_without_leases_leaves_nothing_to_wait_for() {
+async fn leaseless_shutdown_needs_no_wait() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let lab = Lab::new(&model, 1, Some(dir.path().into()));
     let mut c = lab.client(1).await;
@@ -374,7 +388,7 @@ async fn a_server_that_ends_without_leases_leaves_nothing_to_wait_for() {
 
 /// After a restart the server also waits for leases with a longer term than the default.
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_the_longest_lease_that_was_asked_for_is_waited_for() {
+async fn restart_waits_for_longest_lease() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let lab = Lab::new(&model, 1, Some(dir.path().into()));
     let mut c = lab.client(1).await;
@@ -394,8 +408,10 @@ async fn after_a_restart_the_longest_lease_that_was_asked_for_is_waited_for() {
     assert!((end..end + 3).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
 }
 
+/// Each connection without a client number is a separate client. A connection cannot change its
+/// client.
 #[tokio::test(start_paused = true)]
-async fn connections_without_a_name_are_clients_of_their_own() {
+async fn nameless_connections_are_separate_clients() {
     let lab = Lab::new(&model(), 1, None);
     let (mut a, mut b) = (lab.client(0).await, lab.client(0).await);
     let f = a.create("f").await;
@@ -407,8 +423,9 @@ async fn connections_without_a_name_are_clients_of_their_own() {
     assert_eq!(a.ask(hello).await, Res::Err(Stat::PERM));
 }
 
+/// A client that reconnects keeps its leases. Evictions use the new connection.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_comes_back_has_what_it_had() {
+async fn reconnected_client_keeps_lease() {
     let lab = Lab::new(&model(), 1, None);
     let (mut a, mut b) = (lab.client(1).await, lab.client(2).await);
     let f = a.create("f").await;
@@ -421,8 +438,9 @@ async fn a_client_that_comes_back_has_what_it_had() {
     assert_eq!((read.0, a.evicted.pop_front()), (b"delayed".to_vec(), Some(f)));
 }
 
+/// Concurrent appending writes are all stored, and none overwrites another.
 #[tokio::test(start_paused = true)]
-async fn what_is_appended_is_appended() {
+async fn concurrent_appends_lose_nothing() {
     let lab = Lab::new(&model(), 1, None);
     let mut c = lab.client(1).await;
     let f = c.create("f").await;
@@ -440,8 +458,10 @@ async fn what_is_appended_is_appended() {
     assert!(bytes.chunks(7).enumerate().all(|(n, part)| part == [n as u8; 7]));
 }
 
+/// READDIRLOOK lists each entry once, with its filehandle, attributes and lease. A file that
+/// another client may be writing gets no lease.
 #[tokio::test(start_paused = true)]
-async fn directories_are_listed_with_handles_attributes_and_leases() {
+async fn readdirlook_grants_leases() {
     let lab = Lab::new(&model(), 1, None);
     let (mut c, mut w) = (lab.client(1).await, lab.client(2).await);
     let mut handles = Vec::new();
@@ -495,8 +515,10 @@ async fn dot_dot_is_the_directory_above() {
     }
 }
 
+/// A LOOKUP is answered after another client's delayed writes have arrived, and its attributes
+/// include them.
 #[tokio::test(start_paused = true)]
-async fn what_a_lookup_says_of_a_file_includes_what_was_delayed() {
+async fn lookup_includes_delayed_writes() {
     let lab = Lab::new(&model(), 1, None);
     let (mut w, mut r) = (lab.client(1).await, lab.client(2).await);
     let f = w.create("f").await;
@@ -513,8 +535,10 @@ async fn what_a_lookup_says_of_a_file_includes_what_was_delayed() {
     assert!(matches!(found.lookup_lease, LeaseReply::Read(l) if !l.cachable), "{found:?}");
 }
 
+/// Invalid filehandles, durations, offsets, times and cookies do not stop the server. It serves the
+/// same client afterwards.
 #[tokio::test(start_paused = true)]
-async fn messages_that_make_no_sense_harm_nobody() {
+async fn invalid_arguments_are_harmless() {
     let lab = Lab::new(&model(), 1, None);
     let mut c = lab.client(1).await;
     let f = c.create("f").await;
@@ -551,8 +575,10 @@ fn of_v3(file: WireFh) -> hither_proto::nfs3::Fh3 {
     Bytes::from(file.unpack().unwrap()).into()
 }
 
+/// READ, GETATTR and ACCESS of NFSv3 wait for the delayed writes of an NQNFS client. A WRITE of
+/// NFSv3 evicts readers.
 #[tokio::test(start_paused = true)]
-async fn clients_of_nfsv3_read_what_was_delayed_and_make_leases_end_when_they_write() {
+async fn nfsv3_calls_evict_leases() {
     use hither_proto::nfs3;
     let lab = Lab::new(&model(), 1, None);
     let (mut w, mut other) = (lab.client(1).await, lab.client(2).await);
@@ -611,8 +637,10 @@ async fn clients_of_nfsv3_read_what_was_delayed_and_make_leases_end_when_they_wr
     assert!(w.read(f).await.unwrap().1 > lease.rev);
 }
 
+/// A RENAME evicts other clients' leases of the file and of its target. A REMOVE does not wait for
+/// the client's own lease.
 #[tokio::test(start_paused = true)]
-async fn removing_and_renaming_make_leases_of_others_end() {
+async fn rename_evicts_both_files() {
     let lab = Lab::new(&model(), 1, None);
     let (mut a, mut b) = (lab.client(1).await, lab.client(2).await);
     let dir = a.dir.unwrap();
@@ -635,8 +663,10 @@ async fn removing_and_renaming_make_leases_of_others_end() {
     assert_eq!(b.read(f).await.err(), Some(Stat::STALE));
 }
 
+/// A CREATE that truncates an existing file waits for another client's delayed writes. The
+/// truncation includes them.
 #[tokio::test(start_paused = true)]
-async fn a_file_that_is_made_anew_loses_what_others_have_delayed() {
+async fn create_truncates_delayed_writes() {
     let lab = Lab::new(&model(), 1, None);
     let (mut w, mut c) = (lab.client(1).await, lab.client(2).await);
     let f = w.create("f").await;

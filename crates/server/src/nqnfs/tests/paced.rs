@@ -10,10 +10,10 @@ async fn pause() {
 
 /// One call a second. Sixteen connections send delayed writes and other connections flood the
 /// server. The time between two delayed writes is longer than the write slack. The last write comes
-/// long after the leases have ended.
+/// long after the leases have ended, and a read waits for it.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
-async fn delayed_writes_that_wait_for_their_turn_come_first() {
+async fn paced_delayed_writes_precede_reads() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let lab = Lab::new(&model, 1, Some(dir.path().into()));
     let mut w = lab.client(1).await;

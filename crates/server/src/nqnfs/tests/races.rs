@@ -17,7 +17,7 @@ async fn seconds(s: f64) {
 /// The server records a lease that the table grants to a waiting call, independent of the client's
 /// other requests in the meantime.
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_noted_although_other_calls_of_its_client_end_while_it_is_waited_for() {
+async fn waiting_grant_is_recorded() {
     let lab = Lab::new(&model(), 1, None);
     let (mut c, mut d, mut other) = (lab.client(1).await, lab.client(2).await, lab.client(3).await);
     let f = c.create("f").await;
@@ -47,7 +47,7 @@ async fn a_lease_is_noted_although_other_calls_of_its_client_end_while_it_is_wai
 
 /// A client that disconnected before its requested lease was granted is evicted like others.
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_noted_although_nobody_waits_for_it_any_more() {
+async fn disconnected_client_is_evicted() {
     let lab = Lab::new(&model(), 1, None);
     let (mut c, mut d) = (lab.client(1).await, lab.client(2).await);
     let f = c.create("f").await;
@@ -109,7 +109,7 @@ async fn read_renewing(c: &mut Client, file: WireFh) -> LeaseReply {
 /// A lease that its client knows of does not end because its file cannot be watched any more. The
 /// server evicts it.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_cannot_be_watched_any_more_is_called_back() {
+async fn unwatchable_lease_is_evicted() {
     let watcher = Arc::new(Watcher::default());
     let lab = Lab::beside(&model(), 1, None, Others::Watched(watcher.clone()));
     let (mut c, mut w) = (lab.client(1).await, lab.client(2).await);
@@ -134,9 +134,9 @@ async fn a_lease_that_cannot_be_watched_any_more_is_called_back() {
     assert_eq!(c.read(f).await.unwrap().0, b"other");
 }
 
-/// A lease that its client does not know of is not granted, and no operation waits for it.
+/// A file that cannot be watched gets no lease, and no operation waits for one.
 #[tokio::test(start_paused = true)]
-async fn a_file_that_cannot_be_watched_is_not_leased() {
+async fn unwatchable_file_gets_no_lease() {
     let watcher = Arc::new(Watcher::default());
     watcher.cannot.store(true, SeqCst);
     let lab = Lab::beside(&model(), 1, None, Others::Watched(watcher.clone()));
@@ -150,9 +150,10 @@ async fn a_file_that_cannot_be_watched_is_not_leased() {
     assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
 
-/// A change by a local program between the look at the file and the watch is noticed.
+/// A change by a local program between the look at the file and the watch is noticed. The lease is
+/// then non-caching.
 #[tokio::test(start_paused = true)]
-async fn a_file_that_changes_before_it_is_watched_is_not_cached() {
+async fn change_before_watch_prevents_caching() {
     use hither_vfs::Vfs;
     let (model, watcher) = (model(), Arc::new(Watcher::default()));
     let lab = Lab::beside(&model, 1, None, Others::Watched(watcher.clone()));
@@ -246,7 +247,7 @@ impl Alone {
 /// Attributes that were read during or before a change through the table do not count as a change
 /// by a local program.
 #[test]
-fn writes_of_the_holder_side_by_side_do_not_take_its_lease() {
+fn concurrent_holder_writes_keep_lease() {
     let mut a = Alone::new(Kind::Write);
     let now = Since::now(&a.table);
     let first = a.seen(10, now);
@@ -275,7 +276,7 @@ fn writes_of_the_holder_side_by_side_do_not_take_its_lease() {
 
 /// A change that the table could not number is seen again later.
 #[test]
-fn what_could_not_be_numbered_is_not_forgotten() {
+fn unnumbered_change_is_seen_later() {
     let config = Config { revision_step: 8, ..Config::default() };
     let mut a = Alone::new(Kind::Read);
     a.table = LeaseTable::new(config, Boot::FIRST, 0);
@@ -302,7 +303,7 @@ fn what_could_not_be_numbered_is_not_forgotten() {
 /// A delayed write is late as soon as the table has ended the lease, even before the action is
 /// processed.
 #[test]
-fn a_write_is_late_as_soon_as_the_table_has_ended_its_lease() {
+fn ended_lease_makes_write_late() {
     let mut a = Alone::new(Kind::Write);
     let key = a.key();
     assert!(!a.held.is_late(HOLDER, key, a.table.held(HOLDER, key)));
@@ -317,7 +318,7 @@ fn a_write_is_late_as_soon_as_the_table_has_ended_its_lease() {
 /// A caller without the right to read a file gets no read lease. Writers would have to wait for
 /// such a lease.
 #[tokio::test(start_paused = true)]
-async fn those_who_may_not_read_get_no_lease() {
+async fn unreadable_file_gets_no_lease() {
     let lab = Lab::new(&model(), 1, None);
     let (mut c, mut w) = (lab.client(1).await, lab.client(2).await);
     let f = w.create("f").await;
@@ -331,9 +332,10 @@ async fn those_who_may_not_read_get_no_lease() {
     assert!(c.lease(f, Cachetype::READ).await.unwrap().cachable);
 }
 
-/// Two clients at one address use the same transaction ids.
+/// Two clients at one address use the same transaction ids. A call of one client is no repetition
+/// of the other client's call.
 #[tokio::test(start_paused = true)]
-async fn calls_of_different_clients_are_no_repetitions() {
+async fn reply_cache_separates_clients() {
     let lab = Lab::new(&model(), 1, None);
     let (mut a, mut b) = (lab.client(1).await, lab.client(2).await);
     let f = a.create("f").await;
@@ -404,7 +406,7 @@ async fn clients_that_are_gone_make_room() {
 
 /// A call that is answered after the end of its connection leaves no trace of the connection.
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_has_ended_is_nobodys() {
+async fn ended_connection_leaves_no_client() {
     let lab = Lab::new(&model(), 1, None);
     let clients = &lab.server.v4.leases.short.as_ref().unwrap().clients;
     let (one, nameless) = (lab.client(1).await, lab.client(0).await);
