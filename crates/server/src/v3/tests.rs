@@ -12,8 +12,10 @@ fn create(dir: &Fh3, name: &str, how: Createhow3) -> CreateArgs {
     CreateArgs { r#where: at(dir, name), how }
 }
 
+/// A call that is sent again with the same xid gets its first reply and is not executed. With
+/// another xid the call is executed.
 #[tokio::test]
-async fn a_call_that_is_sent_again_is_answered_again() {
+async fn retransmitted_call_gets_cached_reply() {
     let lab = Lab::new(&model(), "/", 2, None);
     let mut wire = lab.connect();
     let root = wire.root3("/").await;
@@ -38,8 +40,10 @@ async fn an_exclusive_creation_is_recognised() {
     assert_eq!(other.status(), Nfsstat3::EXIST);
 }
 
+/// READDIR and READDIRPLUS split a large directory into replies within the requested count. Each
+/// entry is listed once.
 #[tokio::test]
-async fn a_large_directory_comes_in_pieces_that_fit() {
+async fn readdir_pages_respect_count() {
     let lab = Lab::new(&model(), "/", 2, None);
     let mut wire = lab.connect();
     let root = wire.root3("/").await;
