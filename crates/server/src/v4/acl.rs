@@ -294,7 +294,7 @@ mod tests {
     /// converted ACL gives the original, except for the mask.
     /// Promise: S8e
     #[test]
-    fn both_kinds_of_lists_allow_the_same() {
+    fn converted_acl_grants_same_permissions() {
         let mut allowed = 0;
         for seed in 0..20_000 {
             let one = any(seed);
@@ -349,7 +349,7 @@ mod tests {
     /// An ACL from a client never grants more than its NFSv4 entries do.
     /// Promise: S8e
     #[test]
-    fn what_is_set_allows_no_more_than_it_says() {
+    fn set_acl_never_grants_more() {
         let (mut exact, mut less) = (0, 0);
         for seed in 0..20_000_u64 {
             let dice = |n: u64| mix(seed.wrapping_mul(31) ^ n << 33);
@@ -397,8 +397,10 @@ mod tests {
         assert!(exact > 5 * less, "{exact} {less}");
     }
 
+    /// An NFSv4 ACL that no POSIX ACL can represent is refused. Unknown names get BADOWNER, and an
+    /// ACL without access entries INVAL.
     #[test]
-    fn what_posix_cannot_say_is_refused() {
+    fn unrepresentable_acl_is_refused() {
         let entry = |kind, flag, who: &'static str| {
             let who = bytes::Bytes::from_static(who.as_bytes()).into();
             vec![Ace { ace_type: kind, flag, access_mask: READ, who }]

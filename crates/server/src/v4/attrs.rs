@@ -353,8 +353,9 @@ mod tests {
         }
     }
 
+    /// Setting a read-only attribute is INVAL. Setting an unsupported attribute is ATTRNOTSUPP.
     #[test]
-    fn what_cannot_be_set_is_told_from_what_is_not_there() {
+    fn readonly_attribute_is_invalid() {
         let have = Have::of(2, None);
         let change = Wire { change: Some(1), ..Wire::default() };
         assert_eq!(to_set(&change, SETTABLE, have), Err(Nfsstat4::INVAL));
@@ -367,7 +368,7 @@ mod tests {
 
     /// Every announced attribute can be read.
     #[test]
-    fn what_is_announced_is_there() {
+    fn announced_attributes_are_readable() {
         let attr = Attr {
             kind: FileKind::Regular,
             mode: 0o644,

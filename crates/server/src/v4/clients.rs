@@ -377,9 +377,9 @@ mod tests {
         }
     }
 
-    /// The cases of RFC 8881 section 18.35.4.
+    /// The cases of EXCHANGE_ID in RFC 8881 section 18.35.4.
     #[tokio::test]
-    async fn introductions() {
+    async fn exchange_id_follows_rfc_cases() {
         let clients = Clients::new(1, None);
         let introduce = |w: Introduction| clients.introduce(w);
         assert_eq!(introduce(who(1, 0, true)).err(), Some(Nfsstat4::NOENT));
@@ -403,7 +403,7 @@ mod tests {
     /// A client that uses another principal's client name is refused while the other client has a
     /// session and calls within its lease.
     #[tokio::test(start_paused = true)]
-    async fn collisions() {
+    async fn active_client_keeps_name() {
         let clients = Clients::new(1, None);
         let first = clients.introduce(who(1, 0, false)).unwrap();
         clients.confirm(&first);
@@ -426,7 +426,7 @@ mod tests {
     /// session are removed first.
     /// Promise: S7
     #[tokio::test(start_paused = true)]
-    async fn one_address_does_not_fill_the_table() {
+    async fn address_fills_only_own_share() {
         const MAX: usize = 64;
         let clients = Clients::new(1, None);
         let come = |host: u8, n: u32| {

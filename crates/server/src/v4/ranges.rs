@@ -111,8 +111,10 @@ mod tests {
         assert_eq!(l.conflict(1, Write, r(0, 10)), None);
     }
 
+    /// An owner can change the kind of a part of its lock, or release a part. The rest of the lock
+    /// stays.
     #[test]
-    fn a_part_can_change_or_go() {
+    fn part_of_lock_can_end() {
         let mut l = Ranges::default();
         l.take(1, Write, r(0, 100));
         l.take(1, Read, r(40, 60));
@@ -124,8 +126,9 @@ mod tests {
         assert!(l.release(1, r(0, u64::MAX)) && !l.holds(1) && !l.release(1, r(0, u64::MAX)));
     }
 
+    /// Adjacent locks of one owner and one kind become one lock.
     #[test]
-    fn neighbours_become_one() {
+    fn adjacent_locks_merge() {
         let mut l = Ranges::default();
         (0..1000).for_each(|i| l.take(1, Write, r(i, i + 1)));
         assert_eq!(l.held, [Held { owner: 1, kind: Write, range: r(0, 1000) }]);
@@ -133,7 +136,7 @@ mod tests {
 
     /// Compares the locks with a table of bytes, over many short histories.
     #[test]
-    fn it_is_what_a_table_of_bytes_says() {
+    fn locks_match_byte_table() {
         let mut seed = 1u64;
         let mut next = move |n: u64| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -211,8 +211,10 @@ mod tests {
         assert_eq!(s.begin(&seq(1, 0, true), 5).await.err(), Some(Nfsstat4::SEQ_MISORDERED));
     }
 
+    /// A large reply is kept for a repetition when the request has `cachethis`. Otherwise the
+    /// repetition gets RETRY_UNCACHED_REP.
     #[tokio::test]
-    async fn large_replies_are_kept_when_that_was_asked() {
+    async fn cachethis_keeps_large_reply() {
         let s = session();
         let big = [Bytes::from(vec![1; 3000])];
         assert!(s.begin(&seq(0, 1, true), 5).await.is_ok());

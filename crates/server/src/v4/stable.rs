@@ -167,8 +167,10 @@ pub(crate) fn write_durably(dir: &Path, path: &Path, bytes: &[u8]) -> io::Result
 mod tests {
     use super::*;
 
+    /// The record of a client survives restarts until the server forgets the client. Damaged and
+    /// incomplete records are ignored.
     #[tokio::test]
-    async fn clients_are_remembered_until_they_are_forgotten() {
+    async fn client_record_survives_restart() {
         let dir = tempfile::tempdir().unwrap();
         let (stable, old) = Stable::open(Some(dir.path())).unwrap();
         assert!(old.is_empty());
@@ -201,8 +203,9 @@ mod tests {
         assert!(stable.delegated().unwrap().is_some_and(|d| d.writing), "a damaged mark is the worst case");
     }
 
+    /// Several tasks can write the same mark and the same client's record at once.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn several_at_once_record_the_same() {
+    async fn concurrent_records_succeed() {
         let dir = tempfile::tempdir().unwrap();
         let (stable, _) = Stable::open(Some(dir.path())).unwrap();
         let mark = Delegated { believed: Duration::from_secs(90), writing: true };

@@ -15,8 +15,10 @@ use hither_proto::nfs4::*;
 
 const RW: u32 = bits::SHARE_ACCESS_BOTH;
 
+/// One compound looks up a path of 22 names and returns attributes. It stops at the first absent
+/// name.
 #[tokio::test]
-async fn a_path_is_walked_in_one_compound() {
+async fn compound_walks_whole_path() {
     let lab = Lab::new(&model(), "/srv/data", 2, None);
     let mut c = lab.client("one").await;
     c.reclaim_complete().await;
@@ -46,8 +48,10 @@ async fn a_path_is_walked_in_one_compound() {
     assert_eq!(r.remaining(), 0);
 }
 
+/// The directories above an export can be listed, and LOOKUPP leads back through them. An export is
+/// a file system of its own.
 #[tokio::test]
-async fn what_leads_to_exports_can_be_listed() {
+async fn pseudo_directories_list_exports() {
     let lab = Lab::new(&model(), "/srv/data", 2, None);
     let mut c = lab.client("one").await;
     let args = |cookie| {
@@ -91,8 +95,10 @@ async fn what_leads_to_exports_can_be_listed() {
     assert_eq!(r.lookupp().unwrap_err().status(), Some(Nfsstat4::NOENT));
 }
 
+/// A compound that is sent again gets its first reply and is not executed. Another compound with
+/// the same sequence number gets SEQ_FALSE_RETRY.
 #[tokio::test]
-async fn a_lost_reply_is_repeated_not_executed() {
+async fn replayed_compound_is_not_executed() {
     let model = model();
     let lab = Lab::new(&model, "/", 2, None);
     let mut c = lab.client("one").await;
@@ -183,8 +189,10 @@ async fn opens_add_up_and_shares_exclude() {
     assert_eq!(lab.server.v4.registry.count(), 0);
 }
 
+/// A lock excludes other clients while its client is within its lease. A later conflicting LOCK
+/// ends the state of a silent client.
 #[tokio::test(start_paused = true)]
-async fn locks_of_a_silent_client_give_way_when_somebody_wants_them() {
+async fn silent_client_loses_conflicting_locks() {
     let lab = Lab::new(&model(), "/", 2, None);
     let (mut a, mut b) = (lab.client("a").await, lab.client("b").await);
     a.reclaim_complete().await;
@@ -207,8 +215,10 @@ async fn locks_of_a_silent_client_give_way_when_somebody_wants_them() {
     assert_eq!(a.wire.call(&late).await.status, Nfsstat4::BADSESSION);
 }
 
+/// After a restart only a client that held state before can reclaim its opens. Other opens get
+/// GRACE until all reclaims are complete.
 #[tokio::test(start_paused = true)]
-async fn a_restart_gives_back_what_was_held() {
+async fn grace_period_reclaims_opens() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let state = Some(dir.path().to_path_buf());
     let lab = Lab::new(&model, "/", 2, state.clone());
@@ -267,7 +277,7 @@ async fn orderly_end_leaves_no_grace() {
 /// While NQNFS leases from before a restart may be out, opens for writing can be reclaimed, because
 /// the grace period does not wait. Writes wait until those leases have ended.
 #[tokio::test(start_paused = true)]
-async fn what_was_held_is_given_back_although_leases_may_be_out() {
+async fn reclaim_ignores_outstanding_leases() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let state = Some(dir.path().to_path_buf());
     let lab = Lab::new(&model, "/", 2, state.clone());
@@ -302,8 +312,9 @@ async fn what_was_held_is_given_back_although_leases_may_be_out() {
     assert!((65..80).contains(&waited), "{waited}");
 }
 
+/// A client that introduces itself with a new verifier loses its earlier opens.
 #[tokio::test]
-async fn a_client_that_restarts_loses_its_former_life() {
+async fn restarted_client_loses_old_state() {
     let lab = Lab::new(&model(), "/", 2, None);
     let mut a = lab.client("a").await;
     a.reclaim_complete().await;
@@ -331,9 +342,11 @@ async fn an_exclusive_creation_is_recognised() {
     }
 }
 
+/// CLONE requires block-aligned ranges within the source, the stateids of both files, and regular
+/// files. The last block of the source may be shorter.
 /// Promise: S8d
 #[tokio::test]
-async fn a_clone_is_aligned_and_of_regular_files() {
+async fn clone_checks_alignment_and_type() {
     let lab = Lab::new(&model(), "/", 2, None);
     let mut c = lab.client("a").await;
     c.reclaim_complete().await;

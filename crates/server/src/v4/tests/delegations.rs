@@ -102,8 +102,10 @@ async fn begin(lab: &Lab) -> Fh {
     fh
 }
 
+/// A client with a working backchannel gets a read delegation, unless it declines or a client has
+/// the file open for writing. Several clients may hold one.
 #[tokio::test(start_paused = true)]
-async fn who_gets_one() {
+async fn server_grants_read_delegations() {
     let (lab, fh) = lab().await;
     let mut deaf = lab.client("deaf").await;
     deaf.reclaim_complete().await;
@@ -228,7 +230,7 @@ async fn changes_by_nfsv3_recall() {
 /// The holder opens the file under its delegation. A REMOVE by the holder recalls the delegation.
 /// After the return, no open is possible under it.
 #[tokio::test(start_paused = true)]
-async fn the_holder_himself() {
+async fn holder_opens_under_own_delegation() {
     let (lab, fh) = lab().await;
     let mut a = callable(&lab, "a").await;
     let id = a.delegation("f").await.unwrap();
@@ -284,7 +286,7 @@ async fn own_delegation_for_reading_is_kept() {
 /// other client uses it.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
-async fn own_delegation_becomes_one_for_writing() {
+async fn read_delegation_becomes_write_delegation() {
     let (lab, fh) = lab().await;
     let mut a = callable(&lab, "a").await;
     let mut b = callable(&lab, "b").await;
@@ -303,11 +305,11 @@ async fn own_delegation_becomes_one_for_writing() {
     b.open_as("f", READ, None).await.unwrap();
 }
 
-/// A file that a local program has open cannot stay watched while its holder changes it, so the
-/// delegation is recalled first.
+/// A holder that changes its file keeps the delegation while the file is watched. A file that a
+/// local program has open cannot stay watched meanwhile, so its delegation is recalled first.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
-async fn own_delegation_is_kept_while_the_file_is_watched() {
+async fn watched_file_keeps_own_delegation() {
     for alone in [false, true] {
         let watcher = Arc::new(Watcher { told: Mutex::default(), can: true, alone, watched: Arc::default() });
         let lab = Lab::beside(&model(), "/", 2, None, Others::Watched(watcher.clone()));
@@ -328,7 +330,7 @@ async fn own_delegation_is_kept_while_the_file_is_watched() {
 /// stateid.
 /// Promise: S10
 #[tokio::test(start_paused = true)]
-async fn what_is_not_returned_is_revoked() {
+async fn unreturned_delegation_is_revoked() {
     for silent in [true, false] {
         let (lab, fh) = lab().await;
         let mut holder = callable(&lab, "holder").await;
@@ -362,9 +364,9 @@ async fn what_is_not_returned_is_revoked() {
     }
 }
 
-/// A client that has gone for good delays no other client.
+/// A restart of the holder ends its delegations, so that they delay no other client.
 #[tokio::test(start_paused = true)]
-async fn a_new_life_of_the_holder_ends_them() {
+async fn holder_restart_ends_delegations() {
     let (lab, _) = lab().await;
     let mut holder = callable(&lab, "holder").await;
     holder.delegation("f").await.unwrap();

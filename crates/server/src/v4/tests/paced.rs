@@ -44,7 +44,7 @@ async fn recover(wire: crate::tests::Wire, n: usize, held: Vec<Fh>, began: Insta
 /// all the time. It gets no file that another client may still reclaim.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_his_turn_loses_nothing() {
+async fn paced_clients_reclaim_all_state() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let before = lab(&model, dir.path(), 2, 0);
     let mut held = Vec::new();
@@ -110,7 +110,7 @@ async fn who_waits_for_his_turn_loses_nothing() {
 /// It is prolonged by five minutes at most.
 /// Promise: S12
 #[tokio::test(start_paused = true)]
-async fn nobody_prolongs_the_time_of_grace_for_ever() {
+async fn grace_period_always_ends() {
     for (rate, most) in [(0, LEASE), (1, HELD_UP_MAX + LEASE * 2)] {
         let (model, dir) = (model(), tempfile::tempdir().unwrap());
         let before = lab(&model, dir.path(), 2, 0);

@@ -42,9 +42,11 @@ fn compound(seq: u32, ops: Vec<Op>) -> Compound {
     Compound::new(2, [vec![Op::Sequence(sequence), Op::Putrootfh], ops].concat())
 }
 
+/// A repeated call from before a restart reports the stored effects of its operations. Its other
+/// operations are executed once.
 /// Promise: S8c
 #[tokio::test]
-async fn what_was_done_of_a_call_is_not_done_again_and_the_rest_is_done_once() {
+async fn replay_executes_only_missing_operations() {
     let model = model();
     let lab = Lab::new(&model, "/", 2, None);
     let mut c = lab.client("one").await;
@@ -70,9 +72,11 @@ async fn what_was_done_of_a_call_is_not_done_again_and_the_rest_is_done_once() {
     assert_ne!(other, checksum(&Enc::of(&call).to_bytes(), &superuser()));
 }
 
+/// A replayed OPEN returns a stateid that names no open. Operations that need the open get GRACE
+/// until the client reclaims it.
 /// Promise: S8c
 #[tokio::test]
-async fn opens_of_before_are_to_be_taken_back() {
+async fn replayed_open_needs_reclaim() {
     let model = model();
     let lab = Lab::new(&model, "/", 2, None);
     let mut c = lab.client("one").await;
@@ -128,9 +132,11 @@ async fn opens_of_before_are_to_be_taken_back() {
     }
 }
 
+/// The server knows only the last recorded call of each slot, in any order of the records.
+/// Truncated records are ignored.
 /// Promise: S8c
 #[tokio::test]
-async fn only_the_last_call_of_a_slot_is_known() {
+async fn slot_remembers_last_call() {
     let model = model();
     let lab = Lab::new(&model, "/", 2, None);
     let mut c = lab.client("one").await;

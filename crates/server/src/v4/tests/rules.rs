@@ -468,7 +468,7 @@ async fn a_lock_too_many_fails() {
 /// Special stateids name no state, and only regular files have locks.
 /// Promise: S13
 #[tokio::test]
-async fn what_has_no_state_is_refused() {
+async fn special_stateids_are_refused() {
     let lab = Lab::new(&model(), "/", 2, None);
     let mut c = client(&lab, "a").await;
     let (_, fh) = c.open("f", "x", RW, 0).await.unwrap();

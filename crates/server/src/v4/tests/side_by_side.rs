@@ -92,10 +92,11 @@ async fn is_free(lab: &Lab, fh: &Fh, somebody: &'static str) -> bool {
 }
 
 /// Linux sends FREE_STATEID of a lock-owner together with a LOCK of a new owner with the same name.
-/// That happens when one process closes the file and the next one opens it.
+/// That happens when one process closes the file and the next one opens it. A FREE_STATEID behind
+/// the LOCK gets OLD_STATEID and frees nothing.
 /// Promise: S11
 #[tokio::test]
-async fn a_lock_is_not_freed_with_what_its_owner_had_before() {
+async fn free_stateid_spares_new_lock() {
     let lab = Lab::new(&model(), "/", 2, None);
     let (mut c, fh, open, idle) = with_an_idle_locker(&lab).await;
     let (mut other, file) = (Slot::new(&lab, &c, 2), file(&lab));
@@ -115,9 +116,10 @@ async fn a_lock_is_not_freed_with_what_its_owner_had_before() {
     assert_eq!(other.free(idle).await, Nfsstat4::OK);
 }
 
+/// A LOCK behind the FREE_STATEID of its lock-owner gets a new stateid.
 /// Promise: S11
 #[tokio::test]
-async fn a_lock_after_its_owner_was_freed_is_a_new_one() {
+async fn lock_after_free_is_new() {
     let lab = Lab::new(&model(), "/", 2, None);
     let (mut c, fh, open, idle) = with_an_idle_locker(&lab).await;
     let (mut other, file) = (Slot::new(&lab, &c, 2), file(&lab));
@@ -136,10 +138,11 @@ async fn a_lock_after_its_owner_was_freed_is_a_new_one() {
     assert!(is_free(&lab, &fh, "c").await, "nothing of it is left");
 }
 
-/// A LOCKU that waits must not unlock for a later owner. The stateid may have ended by then.
+/// A LOCKU that waits behind a CLOSE must not unlock for a later owner. The CLOSE has ended its
+/// stateid.
 /// Promise: S11
 #[tokio::test]
-async fn an_unlock_behind_the_end_of_its_stateid_is_refused() {
+async fn unlock_after_close_is_refused() {
     let lab = Lab::new(&model(), "/", 2, None);
     let (c, fh, open, idle) = with_an_idle_locker(&lab).await;
     let (mut one, mut two, file) = (Slot::new(&lab, &c, 2), Slot::new(&lab, &c, 3), file(&lab));
@@ -158,7 +161,7 @@ async fn an_unlock_behind_the_end_of_its_stateid_is_refused() {
 /// that OPEN's reply.
 /// Promise: S11
 #[tokio::test]
-async fn a_close_behind_an_open_of_its_owner_is_refused() {
+async fn overtaken_close_is_refused() {
     let lab = Lab::new(&model(), "/", 2, None);
     let mut c = lab.client("a").await;
     c.reclaim_complete().await;
@@ -181,7 +184,7 @@ async fn a_close_behind_an_open_of_its_owner_is_refused() {
 /// An OPEN that waits for the file's last close is visible to the next client that opens the file.
 /// Promise: S11
 #[tokio::test]
-async fn an_open_behind_the_last_close_excludes_others() {
+async fn waiting_open_excludes_other_clients() {
     let lab = Lab::new(&model(), "/", 2, None);
     let (mut c, mut d) = (lab.client("a").await, lab.client("b").await);
     c.reclaim_complete().await;
@@ -205,7 +208,7 @@ async fn an_open_behind_the_last_close_excludes_others() {
 /// seconds for a missing one.
 /// Promise: S11
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn opens_and_closes_of_one_owner_side_by_side() {
+async fn concurrent_opens_get_consecutive_seqids() {
     let lab = Lab::new(&model(), "/", 2, None);
     let mut c = lab.client("a").await;
     c.reclaim_complete().await;

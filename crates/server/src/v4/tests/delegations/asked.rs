@@ -59,7 +59,7 @@ async fn two() -> (Lab, Fh, Client, Client) {
 /// Attributes of a file that the holder has not modified are the file's own.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
-async fn what_is_not_modified_is_the_files_own() {
+async fn unmodified_file_shows_own_attributes() {
     let (lab, fh, mut holder, mut other) = two().await;
     let before = other.shown(&fh).await;
     let (id, change) = holder.hold("f").await;
@@ -85,7 +85,7 @@ async fn what_is_not_modified_is_the_files_own() {
 /// times that only grow and never repeat.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
-async fn what_is_modified_is_never_taken_for_anything_else() {
+async fn modified_file_shows_unique_change() {
     let (lab, fh, mut holder, mut other) = two().await;
     let before = other.shown(&fh).await;
     let (id, change) = holder.hold("f").await;
@@ -148,7 +148,7 @@ async fn what_is_modified_is_never_taken_for_anything_else() {
 /// A holder without a useful answer, or without one in time, is recalled.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
-async fn who_does_not_answer_is_recalled() {
+async fn missing_answer_recalls_delegation() {
     for (what, asked) in [("slow", 1), ("refuses", 1), ("older", 1), ("endless", 1), ("not told", 0)] {
         let (_lab, fh, mut holder, mut other) = two().await;
         let (id, change) = match what {
@@ -184,7 +184,7 @@ async fn who_does_not_answer_is_recalled() {
 /// share the next question.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
-async fn nobody_gets_an_answer_of_before_he_asked() {
+async fn answer_serves_only_earlier_requests() {
     let (lab, fh, mut holder, mut first) = two().await;
     let mut others = Vec::new();
     for name in ["second", "third", "fourth"] {
@@ -216,7 +216,7 @@ async fn nobody_gets_an_answer_of_before_he_asked() {
 /// file.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
-async fn looks_by_nfsv3_ask() {
+async fn nfsv3_getattr_asks_holder() {
     let (lab, fh, mut holder, _other) = two().await;
     let mut wire = lab.connect();
     let file = || nfs3::Fh3::from(&fh[..]);
@@ -246,7 +246,7 @@ async fn looks_by_nfsv3_ask() {
 /// are recalled together.
 /// Promise: S10c
 #[tokio::test(start_paused = true)]
-async fn holders_of_many_files_in_a_listing_are_not_asked() {
+async fn listing_recalls_many_delegations() {
     let (_lab, _fh, mut holder, mut other) = two().await;
     let list = || {
         Op::Readdir(ReaddirArgs {

@@ -83,7 +83,7 @@ async fn with_directory() -> (Lab, Fh) {
 /// delegation then behaves like others.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
-async fn who_gets_one_of_a_directory() {
+async fn server_grants_directory_delegations() {
     let (lab, d) = with_directory().await;
     let mut deaf = lab.client("deaf").await;
     assert_eq!(deaf.of_directory(in_d(ask())).await, None, "it has not sent RECLAIM_COMPLETE");
@@ -109,7 +109,7 @@ async fn who_gets_one_of_a_directory() {
 /// not support the operation.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
-async fn there_are_no_more_than_agreed() {
+async fn delegation_limit_covers_directories() {
     for most in [0, 1] {
         let options = Options { delegations_max: most, ..Options::new(env(2)) };
         let lab = Lab::with(&model(), "/", options, Others::Nobody);
@@ -188,7 +188,7 @@ async fn changes_of_a_directory_recall() {
 /// afterwards.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
-async fn a_removed_directory_is_recalled_from_its_remover() {
+async fn own_rmdir_recalls_delegation() {
     let (lab, _) = with_directory().await;
     let mut holder = callable(&lab, "holder").await;
     let id =
@@ -226,10 +226,11 @@ async fn other_operations_do_not_recall() {
     assert_eq!(holder.wire.recalls(), []);
 }
 
-/// The same for operations of NFSv3.
+/// Each operation of NFSv3 that changes a directory's names recalls other clients' delegations. It
+/// gets JUKEBOX until the return.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
-async fn changes_of_a_directory_by_nfsv3_recall() {
+async fn nfsv3_change_recalls_directory() {
     let (lab, d) = with_directory().await;
     let mut holder = callable(&lab, "holder").await;
     let mut wire = lab.connect();
@@ -262,7 +263,7 @@ async fn changes_of_a_directory_by_nfsv3_recall() {
 /// a status flag until it frees the stateid.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_is_not_returned_is_revoked() {
+async fn unreturned_directory_delegation_is_revoked() {
     let (lab, d) = with_directory().await;
     let (mut holder, mut other) = (callable(&lab, "holder").await, lab.client("other").await);
     other.reclaim_complete().await;
@@ -289,7 +290,7 @@ async fn a_directory_that_is_not_returned_is_revoked() {
 /// rely on the names. Directory delegations cannot be reclaimed: clients request new ones.
 /// Promise: S10b
 #[tokio::test(start_paused = true)]
-async fn a_restart_ends_those_of_directories() {
+async fn restart_ends_directory_delegations() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());
     let state = Some(dir.path().to_path_buf());
     let lab = Lab::new(&model, "/", 2, state.clone());

@@ -21,7 +21,7 @@ fn write(id: Stateid, bytes: &'static [u8]) -> Op {
 /// freely, and keeps the delegation after the close.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
-async fn who_may_delay() {
+async fn sole_client_gets_write_delegation() {
     let (lab, fh) = lab().await;
     let (mut a, mut b) = (callable(&lab, "a").await, callable(&lab, "b").await);
     let open = b.open_as("f", READ | bits::WANT_NO_DELEG, None).await.unwrap().stateid;
@@ -63,7 +63,7 @@ async fn who_may_delay() {
 /// arrived.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
-async fn looks_recall() {
+async fn conflicting_use_recalls_write_delegation() {
     let (lab, fh) = lab().await;
     let mut holder = callable(&lab, "holder").await;
     let mut other = lab.client("other").await;
@@ -117,10 +117,11 @@ async fn looks_recall() {
     }
 }
 
-/// The same for reads of NFSv3. A listing has no attributes of the file and waits for no holder.
+/// READ, GETATTR and ACCESS of NFSv3 recall the delegation. LOOKUP and listings return no
+/// attributes of the file and wait for no holder.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
-async fn looks_by_nfsv3_recall() {
+async fn nfsv3_reads_recall_delegation() {
     let (lab, fh) = lab().await;
     let mut holder = callable(&lab, "holder").await;
     let mut wire = lab.connect();
@@ -160,7 +161,7 @@ async fn looks_by_nfsv3_recall() {
 /// delayed writes then come too late.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
-async fn who_does_not_return_it_loses_it() {
+async fn unreturned_write_delegation_is_revoked() {
     for silent in [true, false] {
         let (lab, fh) = lab().await;
         let mut holder = callable(&lab, "holder").await;
@@ -193,7 +194,7 @@ async fn who_does_not_return_it_loses_it() {
 /// no longer have any.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
-async fn a_restart_waits_for_what_was_delayed() {
+async fn restart_waits_for_delayed_writes() {
     for comes_back in [true, false] {
         let (model, dir) = (model(), tempfile::tempdir().unwrap());
         let state = Some(dir.path().to_path_buf());
@@ -450,7 +451,7 @@ impl World {
 /// last written data, whether from memory, from the server or from its disk.
 /// Promise: S10a
 #[tokio::test(start_paused = true)]
-async fn nothing_that_is_delayed_is_missed() {
+async fn every_read_sees_last_write() {
     let random = env(78).random;
     let (mut from_memory, mut delayed, mut looks) = (0, 0, 0);
     for _ in 0..12 {
