@@ -218,8 +218,10 @@ mod tests {
         Rights { squash, anon_uid: 7, anon_gid: 8, ..Rights::default() }
     }
 
+    /// `root_squash` replaces uid 0 and gid 0 of a caller, and `all_squash` replaces every caller.
+    /// A caller without credentials is always anonymous.
     #[test]
-    fn squashing_takes_away_what_it_says() {
+    fn squash_replaces_caller_ids() {
         let root = caller(0, 0, &[0, 5]);
         let user = caller(1000, 0, &[0, 5]);
         assert_eq!(rights(Squash::None).cred(&root, None).uid, 0);
@@ -229,9 +231,11 @@ mod tests {
         assert_eq!(rights(Squash::None).cred(&Caller::Nobody, None).uid, 7);
     }
 
+    /// Concurrent calls of one address share one look-up of its names. After ten minutes the old
+    /// names hold until a new look-up ends.
     /// Promise: S2b
     #[tokio::test(start_paused = true)]
-    async fn names_are_looked_up_once_and_renewed() {
+    async fn client_names_are_cached_and_renewed() {
         let asked = Arc::new(std::sync::atomic::AtomicU64::new(0));
         let count = asked.clone();
         let names = ClientNames::new(Arc::new(move |addr| {
@@ -252,8 +256,10 @@ mod tests {
         }
     }
 
+    /// With `manage_gids` the groups of the server's user database replace all groups in the
+    /// client's call.
     #[test]
-    fn managed_groups_replace_those_of_the_client() {
+    fn managed_groups_replace_client_groups() {
         let cred = rights(Squash::Root).cred(&caller(1000, 0, &[0, 5]), Some(&[100, 101, 102]));
         assert_eq!((cred.gid, &cred.groups[..]), (100, &[100, 101, 102][..]));
     }

@@ -232,8 +232,10 @@ mod tests {
         assert!(matches!(cache.look_up(key(1).by(Some(7))).await, Seen::New(_)));
     }
 
+    /// A call whose reply comes from the journal is answered and not executed again. A truncated
+    /// key is refused.
     #[tokio::test]
-    async fn what_a_journal_tells_is_answered_and_not_executed() {
+    async fn journaled_reply_answers_repetition() {
         let cache = ReplyCache::default();
         for (client, xid) in [("192.0.2.1", 1), ("2001:db8::1", 2), ("::ffff:192.0.2.1", 3)] {
             let key = Key { client: client.parse().unwrap(), ..key(xid) };

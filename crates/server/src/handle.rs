@@ -70,8 +70,9 @@ mod tests {
         }
     }
 
+    /// Filehandles that no server of this kind made are refused: wrong lengths and unknown kinds.
     #[test]
-    fn what_no_server_made_is_none() {
+    fn malformed_handle_is_refused() {
         for wire in [&b""[..], b"\x11\0\0", b"\x11\0\0\x01", b"\x12\0\0\x01x", b"\x13\0\0\x01x"] {
             assert_eq!(Handle::read(wire), None);
         }

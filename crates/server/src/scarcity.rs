@@ -87,8 +87,10 @@ pub(crate) fn is_over() {
 mod tests {
     use super::*;
 
+    /// In a shortage calls get "try later" for 15 seconds, and then fail. The log gets at most one
+    /// message a minute.
     #[test]
-    fn clients_come_back_for_a_while_and_the_log_is_told_now_and_then() {
+    fn shortage_delays_calls_before_failure() {
         let (mut it, begun) = (Scarcity { since: None, last: None, told: None }, Instant::now());
         let mut at = |ms: u64| it.met(begun + Duration::from_millis(ms));
         assert_eq!(at(0), (false, true));

@@ -37,8 +37,10 @@ fn rights(entry: &Entry, client: &str) -> Option<Rights> {
     entry.admit(&look_ups).0(client.parse().unwrap())
 }
 
+/// A line has a path and clients with their rights. A client that the line does not list has no
+/// rights.
 #[test]
-fn a_line_is_a_path_and_clients_with_rights() {
+fn export_line_names_client_rights() {
     let e = entry("/srv 192.0.2.0/24(rw,no_root_squash,anonuid=5,anongid=-2) 10.0.0.1\n");
     assert_eq!((&e.path[..], e.at.line), (&b"/srv"[..], 1));
     let far = rights(&e, "192.0.2.200").unwrap();
@@ -49,9 +51,10 @@ fn a_line_is_a_path_and_clients_with_rights() {
     assert_eq!(rights(&e, "::ffff:10.0.0.1"), Some(Rights::default()), "the same host");
 }
 
+/// The most specific of several matching clients gives the rights, in any order of the line.
 /// Promise: S2b
 #[test]
-fn the_most_special_client_counts_in_any_order() {
+fn most_specific_client_wins() {
     let e = entry(
         "/s *(ro) *.example.org(rw,insecure) 192.0.2.0/24(rw,all_squash) 192.0.2.0/255.255.255.240(rw) one(ro,insecure)",
     );
@@ -64,8 +67,9 @@ fn the_most_special_client_counts_in_any_order() {
     assert!(!r("2001:db8::1").secure);
 }
 
+/// Host names without an address are reported, and admit no client.
 #[test]
-fn unknown_hosts_are_told_and_not_admitted() {
+fn unknown_hosts_are_reported() {
     let e = entry("/s nowhere(rw) one");
     let names_of: Arc<NamesOf> = Arc::new(|_| Vec::new());
     let look_ups = LookUps { addresses_of: &|_| Vec::new(), hosts_of: &|_| None, names_of };
@@ -74,8 +78,10 @@ fn unknown_hosts_are_told_and_not_admitted() {
     assert_eq!(admit("192.0.2.1".parse().unwrap()), None);
 }
 
+/// As in exports(5), options after a space apply to all clients, and the host before the space gets
+/// the defaults.
 #[test]
-fn a_space_before_the_bracket_means_everybody_as_ever() {
+fn space_before_bracket_admits_everybody() {
     let e = entry("/s one (rw)");
     assert!(rights(&e, "192.0.2.1").unwrap().read_only);
     assert!(!rights(&e, "198.51.100.1").unwrap().read_only);
@@ -105,8 +111,9 @@ fn a_directory_mentioned_twice_is_one() {
     assert!(entry("/s *(fsid=12345678-9abc-def0-1234-56789abcdef0)").fsid.is_some());
 }
 
+/// The error of a wrong line names its place or the wrong word. A wrong text adds no export.
 #[test]
-fn what_is_not_understood_says_where() {
+fn parse_error_names_wrong_word() {
     for (text, word) in [
         ("/s\n\nsrv *(rw)", "exports:3: 'srv'"),
         ("/s *(rw,rot)", "'rot'"),

@@ -103,9 +103,10 @@ async fn lookups_cross_and_come_back() {
     }
 }
 
+/// A listing shows the root of the inner export instead of the covered directory, as LOOKUP does.
 /// Promise: S2a
 #[tokio::test]
-async fn listings_show_the_file_system_on_top() {
+async fn readdir_shows_inner_export_root() {
     let two = Two::new(true, true, false).await;
     let mut c = two.lab.client("one").await;
     for wanted in [WANTED, Bitmap4::of(&[attr::FILEID, attr::MOUNTED_ON_FILEID])] {
@@ -135,7 +136,7 @@ async fn listings_show_the_file_system_on_top() {
 /// system. A client that only the outer export admits sees the covered directory.
 /// Promise: S2a
 #[tokio::test]
-async fn rights_decide_which_side_is_seen() {
+async fn rights_select_visible_export() {
     for (outer, inner) in [(true, false), (false, true)] {
         let two = Two::new(outer, inner, false).await;
         let mut c = two.lab.client("one").await;
@@ -189,7 +190,7 @@ async fn nfsv3_crosses_unless_hidden() {
 /// A client that cannot cross still uses the directory.
 /// Promise: S2a
 #[tokio::test]
-async fn covered_handle_is_stale_where_clients_cross() {
+async fn covered_directory_handle_is_stale() {
     for (inner, hidden) in [(true, false), (true, true), (false, false)] {
         let two = Two::new(true, inner, hidden).await;
         let number = two.lab.server.table().exports()[0].number;
@@ -229,8 +230,10 @@ async fn unserved_export_is_let_go() {
     assert_eq!(r.test_stateid().unwrap()[0], Nfsstat4::BAD_STATEID);
 }
 
+/// An export inside another export must name the directory that it covers. Otherwise the table is
+/// refused.
 #[tokio::test]
-async fn exports_inside_need_a_directory_to_cover() {
+async fn inner_export_needs_covered_directory() {
     let specs = vec![spec("/srv", &model(), true, None), spec("/srv/a", &model(), true, None)];
     let said = Table::new(specs).unwrap_err().to_string();
     assert!(said.contains("/srv and /srv/a inside it are both exported"), "{said}");
