@@ -1,9 +1,9 @@
-//! The speed of the client over loopback, and the cost of counting.
+//! Measures the throughput of the RPC client over loopback, and the cost of its counters.
 //!
 //! `cargo run --release -p hither-rpc --example throughput [-- small|read|write ...]`
 //!
-//! The responder runs on its own thread and runtime. Trust ratios more than single figures: both
-//! ends share the machine's cores.
+//! The responder runs on its own thread and runtime. Compare ratios rather than single figures:
+//! client and responder share the machine's cores.
 
 use bytes::Bytes;
 use hither_proto::record;
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 const SMALL_BYTES: usize = 100;
 const LARGE_BYTES: usize = 1 << 20;
 
-/// Answers procedure 0 with 100 bytes, procedure 1 with 1 MiB, procedure 2 (a write) with 100
+/// Answers procedure 0 with 100 bytes, procedure 1 with 1 MiB, and procedure 2 (a write) with 100
 /// bytes.
 async fn respond(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
@@ -37,7 +37,7 @@ async fn respond(mut stream: TcpStream) -> std::io::Result<()> {
         match out.len() {
             0 => {}
             1..=200 => {
-                // Small replies leave in one write, as a good server sends them.
+                // A small reply leaves in one write.
                 if out.iter().map(Bytes::len).sum::<usize>() < 256 << 10 {
                     stream.write_all(&out.concat()).await?;
                 } else {
@@ -89,8 +89,8 @@ async fn rate(client: &Client, proc: u32, width: usize, payload: &Bytes, total: 
     (total / width * width) as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Round trips per second of the same bytes over a bare socket of the same runtime, one at a time:
-/// the measure for the client.
+/// Round trips per second of the same bytes over a bare socket of the same runtime, one call at a
+/// time. The client's rate is compared with this rate.
 async fn bare_rate(addr: std::net::SocketAddr, proc: u32, payload: &Bytes, total: usize) -> f64 {
     let mut stream = TcpStream::connect(addr).await.expect("the responder listens");
     stream.set_nodelay(true).expect("a TCP socket");
@@ -146,7 +146,7 @@ async fn measure(addr: std::net::SocketAddr, workers: usize) {
                 [("small", 0, &small, 50_000), ("read", 1, &small, 4_000), ("write", 2, &large, 4_000)]
             {
                 if wanted(name) {
-                    // As a task: the runtime's main thread would make it slower.
+                    // The client runs as a task, because the runtime's main thread is slower.
                     let payload = payload.clone();
                     let bare = tokio::spawn(async move { bare_rate(addr, proc, &payload, total).await });
                     let r = bare.await.expect("no panic");

@@ -1,4 +1,4 @@
-//! A call and its reply, as the program layers see them.
+//! A call and its reply, as the protocol layers above RPC see them.
 
 use crate::transport::BoxFuture;
 use bytes::Bytes;
@@ -18,31 +18,32 @@ pub struct Call {
     pub proc: u32,
     /// Label in the statistics: `READ`, `OPEN`, ...
     pub op: &'static str,
-    /// On whose behalf.
+    /// The user for whom the call is made.
     pub cred: Credential,
-    /// Encoded arguments; long payloads are sent from where they are.
+    /// Encoded arguments. Long payloads are sent by reference and not copied.
     pub args: Enc,
-    /// Send on this connection only (binding a session to it); `None` takes the least loaded.
+    /// The index of the only connection that may carry the call, for binding a session to it.
+    /// `None` takes the least loaded connection.
     pub connection: Option<usize>,
-    /// When the call may be sent again.
+    /// When the client may retransmit the call.
     pub retransmit: Retransmit,
-    /// When the result is no longer wanted.
+    /// The time at which the call fails with [`crate::CallError::DeadlinePassed`].
     pub deadline: Option<Instant>,
-    /// Cancelled when the result is no longer wanted. The server may execute the call all the same.
+    /// The caller cancels this token to abandon the call. The server may still execute the call.
     pub cancel: Option<CancellationToken>,
 }
 
-/// When a call that has no reply may be sent again, always with the same xid.
+/// When a call without a reply may be sent again. The xid stays the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retransmit {
-    /// After each timeout on the same connection, and on a new connection: NFSv3.
+    /// On the same connection after each timeout, and on a new connection. NFSv3 uses this.
     OnReconnectAndTimeout,
-    /// On a new connection only: NFSv4 forbids the other (RFC 7530 section 3.1.1, RFC 8881
-    /// section 2.9.2).
+    /// On a new connection only. NFSv4 forbids retransmission on the same connection (RFC 7530
+    /// section 3.1.1, RFC 8881 section 2.9.2).
     OnReconnect,
 }
 
-/// The credential of a call, encoded once and shared by its user's calls: cloning is cheap.
+/// The credential of a call. All calls of one user share its encoded form, so a clone is cheap.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Credential {
     /// AUTH_NONE.
@@ -59,18 +60,18 @@ impl Credential {
     }
 }
 
-/// A reply that says SUCCESS.
+/// A reply with the status SUCCESS.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// The results: a slice of the receive buffer.
     pub body: Bytes,
-    /// Index of the connection that it came on.
+    /// Index of the connection that carried the reply.
     pub connection: usize,
 }
 
-/// Answers calls that the server makes on our connections (NFSv4.1 backchannel).
+/// Answers calls that the server makes on the client's connections (NFSv4.1 backchannel).
 pub trait CallbackHandler: Send + Sync {
     /// Answers one call. `body` holds its arguments. The result is the whole reply message without
-    /// its record mark; it goes out on the connection that the call came on.
+    /// its record mark. The client sends the reply on the connection that carried the call.
     fn call(&self, header: CallHeader, body: Bytes) -> BoxFuture<'static, Enc>;
 }

@@ -1,8 +1,9 @@
-//! The client side of RPC: a call's way from its caller to a connection and back.
+//! The RPC client: sends the calls of its callers over its connections and returns the replies.
 //!
-//! It knows nothing of streams. A call waits for room (bytes in flight are bounded), takes the
-//! least loaded connection, is encoded into one record and handed over. Its own future then watches
-//! the clock: the mount's time-outs, the call's deadline, and the caller's interest.
+//! This module does not use streams. A call waits until the bytes in flight are below their
+//! maximum. The client then picks the least loaded connection, encodes the call as one record and
+//! queues the record. The caller's future watches the mount's timeouts, the call's deadline and the
+//! cancellation token.
 
 use crate::call::{Call, CallbackHandler, Credential, Reply, Retransmit};
 use crate::connection::driver::maintain;
@@ -22,33 +23,34 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// A call counts at least this much against [`ClientConfig::max_queued_bytes`]: its cost in memory
-/// even when it is small.
+/// Fewest bytes that a call counts against [`ClientConfig::max_queued_bytes`]. A small call also
+/// costs this much memory.
 const CALL_MIN_BYTES: usize = 1024;
 
-/// Major timeouts in a row after which the connection is dropped although other calls are answered
-/// on it: the reply was lost, against the rules (RFC 8881 section 2.9.2).
+/// Consecutive major timeouts of a call after which its connection is dropped although other calls
+/// receive replies. The server lost the reply, which RFC 8881 section 2.9.2 forbids.
 const LOST_AFTER_MAJOR_TIMEOUTS: u32 = 3;
 
-/// Header of a call without its credential, with the record mark: mark, xid, message type, RPC
-/// version, program, version, procedure, verifier (flavor and length).
+/// Header bytes of a call without its credential: record mark, xid, message type, RPC version,
+/// program, version, procedure, verifier (flavor and length).
 const HEADER_BYTES: usize = 9 * 4;
 
-/// How a [`Client`] behaves.
+/// The configuration of a [`Client`].
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
-    /// Number of connections (`nconnect`), 1 to 16, else the nearest.
+    /// Number of connections (`nconnect`), 1 to 16. A value outside becomes the nearest bound.
     pub nconnect: usize,
     /// `timeo`, `retrans` and `hard`/`soft`/`softerr`.
     pub policy: RetryPolicy,
-    /// Longest record that is sent or accepted, without its marks.
+    /// Longest record that is sent or accepted, in bytes without record marks.
     pub max_record_bytes: usize,
-    /// Most bytes of calls in flight, on all connections together; further callers wait.
+    /// Most bytes of calls in flight on all connections together. Further callers wait.
     pub max_queued_bytes: usize,
-    /// Fail calls with [`CallError::Connect`] when the connection cannot be made, instead of
-    /// trying again: for helpers that are used once (portmap, MOUNT).
+    /// Fail calls with [`CallError::Connect`] when the connection cannot be made, instead of trying
+    /// again. Short-lived clients of portmap and MOUNT set this.
     pub fail_when_unreachable: bool,
-    /// First xid and the jitter of back-offs; random by default, fixed in simulations.
+    /// Determines the first xid and the jitter of back-off delays. Random by default, fixed in
+    /// simulations.
     pub seed: u64,
 }
 
@@ -65,13 +67,14 @@ impl Default for ClientConfig {
     }
 }
 
-/// Calls one server. Cheap to clone; the connections close when the last clone is dropped.
+/// A client of one server. A clone is cheap. The connections close when the last clone is dropped.
 #[derive(Clone)]
 pub struct Client {
     owner: Arc<Owner>,
 }
 
-/// Ends the connections' tasks, which share the rest, when the last client goes.
+/// Ends the connections' tasks when the last client is dropped. The tasks hold the shared state
+/// too.
 struct Owner(Arc<Shared>);
 
 impl Drop for Owner {
@@ -87,8 +90,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client that connects at its first call or at [`Client::connect_now`], which must happen
-    /// within a tokio runtime.
+    /// Makes a client. It connects at its first call or at [`Client::connect_now`]. That call must
+    /// run within a tokio runtime.
     pub fn new(connect: Arc<dyn Connect>, cfg: ClientConfig, stats: Arc<Stats>) -> Client {
         Self { owner: Arc::new(Owner(Arc::new(Shared::new(connect, cfg, stats)))) }
     }
@@ -97,8 +100,8 @@ impl Client {
         &self.owner.0
     }
 
-    /// Connects now, once, and reports errors precisely. At mount time; without it the first call
-    /// connects, as patiently as the policy says. Does nothing on a connected client.
+    /// Connects once and reports the exact error; for use at mount time. Without this method the
+    /// first call connects and follows the retry policy. Does nothing on a connected client.
     ///
     /// # Errors
     /// [`CallError::Connect`] with the cause (refused, no route, timed out);
@@ -117,7 +120,7 @@ impl Client {
     }
 
     /// Calls the server and waits for the result. Dropping the future abandons the call: the server
-    /// may execute it all the same, and its late reply is ignored.
+    /// may still execute it, and the client ignores its late reply.
     ///
     /// # Errors
     /// See [`CallError`]; never `TimedOut` on a hard mount.
@@ -129,8 +132,8 @@ impl Client {
         result
     }
 
-    /// The handler of calls from the server. Without one they are answered with PROG_UNAVAIL. With
-    /// one, idle connections are kept open.
+    /// Sets the handler of calls from the server. Without a handler the client answers
+    /// PROG_UNAVAIL. With a handler the client keeps idle connections open.
     pub fn set_callback_handler(&self, handler: Arc<dyn CallbackHandler>) {
         *self.shared().callback.write() = Some(handler);
     }
@@ -140,9 +143,9 @@ impl Client {
         self.shared().connections.len()
     }
 
-    /// For each connection how many times it was established; 0: not yet. The value changes after
-    /// a reconnect, which is when a session must be bound to the connection again for its
-    /// backchannel (RFC 8881 section 2.10.3.1): send that call with [`Call::connection`].
+    /// For each connection the number of times it was established; 0 before the first time. The
+    /// value changes after a reconnect. The caller must then bind its session to the connection
+    /// again for the backchannel (RFC 8881 section 2.10.3.1), by a call with [`Call::connection`].
     pub fn generations(&self) -> watch::Receiver<Vec<u64>> {
         self.shared().generations.subscribe()
     }
@@ -152,12 +155,12 @@ impl Client {
         &self.shared().server
     }
 
-    /// The counters that this client counts in.
+    /// The counters of this client's calls.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.shared().stats
     }
 
-    /// Ends all connections; calls in flight and later ones fail with [`CallError::Shutdown`].
+    /// Ends all connections. Calls in flight and later calls fail with [`CallError::Shutdown`].
     pub fn shutdown(&self) {
         self.shared().shutdown();
     }
@@ -171,13 +174,13 @@ pub(crate) struct Shared {
     pub server: String,
     pub generations: watch::Sender<Vec<u64>>,
     pub shutdown: CancellationToken,
-    /// Callers that wait for room.
+    /// Number of callers that wait for room in flight.
     pub backlog: AtomicU64,
     connections: Vec<Arc<Connection>>,
     callback: RwLock<Option<Arc<dyn CallbackHandler>>>,
-    /// Bytes that may still enter.
+    /// Bytes that further calls may put in flight.
     room: Semaphore,
-    /// The server was reported not to respond.
+    /// True after the log reported that the server does not respond.
     silent: AtomicBool,
     started: AtomicBool,
     start: Mutex<()>,
@@ -208,7 +211,7 @@ impl Shared {
         }
     }
 
-    /// Starts the connections' tasks, once.
+    /// Starts the tasks of the connections. Later calls do nothing.
     fn start(self: &Arc<Self>, mut first: Option<Link>) {
         let _guard = self.start.lock();
         if self.started.swap(true, Relaxed) {
@@ -225,7 +228,7 @@ impl Shared {
         self.connections.iter().for_each(|c| c.fail_all(|| CallError::Shutdown));
     }
 
-    /// The least loaded connection of those that work, in turn when several are equal.
+    /// The least loaded of the established connections. Equal ones take turns.
     fn pick(&self) -> &Arc<Connection> {
         let n = self.connections.len();
         let turn = self.turn.fetch_add(1, Relaxed);
@@ -256,7 +259,8 @@ impl Shared {
     }
 }
 
-/// One call on its way. It is counted when it ends, also when its caller drops it.
+/// One call from its start to its end. Dropping it counts the call, also when the caller abandons
+/// it.
 struct Course<'a> {
     shared: &'a Arc<Shared>,
     op: Arc<OpStats>,
@@ -269,7 +273,7 @@ struct Course<'a> {
     flight: Option<Flight>,
     bytes: usize,
     major_timeouts: u32,
-    /// Major time-outs after which the reply counts as lost.
+    /// Number of major timeouts after which the reply counts as lost.
     lost_after: u32,
     end: Option<(Trips, usize)>,
     failed: bool,
@@ -309,7 +313,7 @@ impl<'a> Course<'a> {
             None => shared.pick(),
         };
         let mut flight = connection.begin();
-        // After entering the table: a shutdown fails the calls that it finds there.
+        // This check follows `begin`: a later shutdown finds the call in the table and fails it.
         if shared.shutdown.is_cancelled() {
             return Err(CallError::Shutdown);
         }
@@ -319,13 +323,13 @@ impl<'a> Course<'a> {
         self.connection = Some(connection);
         self.flight = Some(flight);
         let done = self.wait(reply).await?;
-        // Only a client that ends forgets calls without an answer.
+        // Only a client in shutdown drops calls without an answer.
         let Done { result, trips, bytes_received } = done.map_err(|_| CallError::Shutdown)?;
         self.end = Some((trips, bytes_received));
         result.map(|body| Reply { body, connection: index })
     }
 
-    /// Waits for room in flight.
+    /// Waits until the call's bytes may be in flight.
     async fn enter(&mut self, len: usize) -> Result<SemaphorePermit<'a>, CallError> {
         let shared = self.shared;
         let bytes = len.clamp(CALL_MIN_BYTES, shared.cfg.max_queued_bytes) as u32;
@@ -338,8 +342,8 @@ impl<'a> Course<'a> {
         permit?.map_err(|_| CallError::Shutdown)
     }
 
-    /// Waits for `what`, the deadline, the caller's loss of interest, or the end that the policy
-    /// sets.
+    /// Waits for `what`. The deadline, a cancelled token and a major timeout of the policy end the
+    /// wait.
     async fn wait<T>(&mut self, what: impl Future<Output = T>) -> Result<T, CallError> {
         tokio::pin!(what);
         let cancel = self.cancel.clone();
@@ -391,14 +395,15 @@ impl<'a> Course<'a> {
         Ok(())
     }
 
-    /// After a major timeout: drops the connection on which the call was sent that long ago, if
-    /// nothing came since, for perhaps it is dead; in the end also if other calls were answered,
-    /// for then the reply was lost. Either way the next time it takes longer.
+    /// Runs after a major timeout. If the call was sent a major timeout ago and the link has been
+    /// silent since, the link is dropped. If other calls received replies, the link is dropped only
+    /// after `lost_after` major timeouts, because the reply was lost. Each drop lengthens the next
+    /// wait.
     fn leave_dead_link(&mut self) {
         let (Some(connection), Some(flight)) = (self.connection, &self.flight) else { return };
         let now = Instant::now();
         let policy = &self.shared.cfg.policy;
-        // Half a time-out less: the call may have left a while after its clock began.
+        // Subtracts half a timeout, because the call may have been sent some time after its start.
         let long = policy.major_timeout() - policy.first() / 2;
         let trips = flight.trips();
         if trips.sent_on_link.is_none_or(|sent| now - sent < long) {

@@ -1,12 +1,12 @@
-//! One connection: the calls in flight on it and the queue to its writer.
+//! One connection of a client: its calls in flight and the queue of its writer.
 //!
-//! It knows neither streams nor time-outs: those are in [`driver`] and in the client. A
-//! `Connection` outlives the links below it. A call enters the table of pending calls with an xid
-//! of its own, gets its encoded message, and leaves with its reply or when its caller goes away
-//! (the [`Flight`] guard sees to that). While a link is up, messages wait in the queue; when a new
-//! link comes up, the queue becomes all pending calls in the order they were made.
+//! This module uses neither streams nor timeouts; [`driver`] and the client do. A `Connection`
+//! outlives its links. A call enters the table of pending calls with its own xid and gets its
+//! encoded message. The call leaves the table with its reply, or when the caller drops its
+//! [`Flight`]. Messages wait in the queue while a link is up. A new link replaces the queue by all
+//! pending calls in the order of their creation.
 //!
-//! Locks: the state's mutex is a leaf, never held across an await.
+//! Locks: the state's mutex is a leaf and is never held across an await.
 
 pub(crate) mod driver;
 mod xid;
@@ -25,21 +25,21 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use xid::CONNECTIONS_MAX;
 use xid::Xids;
 
-/// Most bytes and segments handed to one vectored write, except that one message is always taken.
+/// Most bytes and segments of one vectored write. A single larger message is still written.
 const BATCH_MAX_BYTES: usize = 256 << 10;
 const BATCH_MAX_SEGMENTS: usize = 64;
 
-/// Longest silence of a link that is borne: so many times doubled.
+/// The longest tolerated silence of a link is doubled at most this many times.
 const SILENCE_DOUBLINGS_MAX: u32 = 5;
 
-/// Whether a connection is a good choice for a new call.
+/// The state of a connection, for choosing one for a new call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     /// Established.
     Up,
-    /// Closed while it was not needed; connects when a call comes.
+    /// Closed while idle. The next call makes it connect.
     Dormant,
-    /// Being established, perhaps in vain.
+    /// Being established, or failing to be.
     Connecting,
 }
 
@@ -51,9 +51,9 @@ pub(crate) struct Connection {
     state: Mutex<State>,
     status: AtomicU8,
     load: AtomicUsize,
-    /// When bytes last came, in milliseconds of the statistics' age.
+    /// When bytes last arrived, in milliseconds since the counters began.
     heard_ms: AtomicU64,
-    /// Something is queued, or (while dormant) wanted.
+    /// Notified when a message is queued, or when a call needs a dormant connection.
     work: Notify,
 }
 
@@ -64,17 +64,17 @@ struct State {
     pending: HashMap<u32, Pending>,
     queue: VecDeque<Outgoing>,
     link: Option<LinkState>,
-    /// Links in a row that were dropped because nothing came.
+    /// Consecutive links that were dropped because no bytes arrived.
     silent_links: u32,
 }
 
 #[derive(Debug)]
 struct LinkState {
-    /// Counts links; answers to the peer's calls belong to the link that those came on.
+    /// The number of the link. An answer to a server's call is sent only on the link of that call.
     generation: u64,
-    /// Drops the link.
+    /// Cancelled to drop the link.
     kill: CancellationToken,
-    /// A call was answered.
+    /// True after a call was answered on this link.
     proven: bool,
 }
 
@@ -84,7 +84,7 @@ enum Outgoing {
     Callback(Vec<Bytes>, OwnedSemaphorePermit),
 }
 
-/// Where a pending call is.
+/// The progress of a pending call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Encoding,
@@ -110,11 +110,11 @@ pub(crate) struct Trips {
     pub transmissions: u32,
     pub first_sent: Option<Instant>,
     pub last_sent: Option<Instant>,
-    /// First time on the present link.
+    /// When the call was first sent on the present link.
     pub sent_on_link: Option<Instant>,
 }
 
-/// How a call ended.
+/// The end of a call.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub result: Result<Bytes, CallError>,
@@ -188,7 +188,7 @@ impl Connection {
         }
     }
 
-    /// Calls in flight.
+    /// Number of calls in flight.
     pub fn load(&self) -> usize {
         self.load.load(Relaxed)
     }
@@ -205,9 +205,9 @@ impl Connection {
         self.status.store(status as u8, Relaxed);
     }
 
-    // ---- the caller's side
+    // ---- methods for callers
 
-    /// Enters a new call. It is sent once [`Flight::submit`] has given its message.
+    /// Adds a new call. The call is sent after [`Flight::submit`] provides its message.
     pub fn begin(self: &Arc<Self>) -> Flight {
         let (done, reply) = oneshot::channel();
         let mut state = self.state.lock();
@@ -224,8 +224,8 @@ impl Connection {
         Flight { connection: self.clone(), xid, reply: Some(reply) }
     }
 
-    /// Sends a call again if it was sent and is not answered; `false` when there is no link or the
-    /// call has not left yet.
+    /// Sends an unanswered call again. Returns `false` when there is no link or the call was not
+    /// yet sent.
     fn resend(&self, xid: u32) -> bool {
         let mut state = self.state.lock();
         let State { pending, queue, link, .. } = &mut *state;
@@ -241,9 +241,9 @@ impl Connection {
         true
     }
 
-    // ---- the link's side
+    // ---- methods for the link's tasks
 
-    /// A link is established: everything pending is to be sent on it.
+    /// Records a new link and queues all pending calls for it.
     pub fn up(&self, generation: u64, kill: CancellationToken, now_ms: u64) {
         self.heard(now_ms);
         let mut state = self.state.lock();
@@ -262,7 +262,7 @@ impl Connection {
         self.work.notify_one();
     }
 
-    /// The link is gone. True when a call was answered on it.
+    /// Records the loss of the link. True when a call was answered on that link.
     pub fn down(&self) -> bool {
         self.set_status(Status::Connecting);
         let mut state = self.state.lock();
@@ -273,7 +273,7 @@ impl Connection {
         state.link.take().is_some_and(|link| link.proven)
     }
 
-    /// Waits until a call needs a link; at once when one does already.
+    /// Waits until a call needs a link. Returns at once when one needs it already.
     pub async fn wanted(&self) {
         loop {
             if self.load() > 0 {
@@ -284,15 +284,15 @@ impl Connection {
         }
     }
 
-    /// Bytes came.
+    /// Records the arrival of bytes.
     pub fn heard(&self, now_ms: u64) {
         self.heard_ms.store(now_ms, Relaxed);
         self.stats.last_used_ms.store(now_ms, Relaxed);
     }
 
-    /// False when something came within `silence`. Else the link is dropped, or, when links before
-    /// it were dropped for their silence, given twice the time for each of them: a server that is
-    /// slower than the time-outs gets its answer through.
+    /// Drops the link after `silence` without bytes. Earlier links dropped in a row for silence
+    /// each double that time, so that an answer slower than the timeouts arrives. Returns false
+    /// when bytes arrived within `silence`.
     pub fn drop_silent_link(&self, silence: Duration, now_ms: u64) -> bool {
         let mut state = self.state.lock();
         let State { silent_links, link: Some(link), .. } = &mut *state else { return true };
@@ -308,14 +308,15 @@ impl Connection {
         true
     }
 
-    /// Drops the link, which will be made again.
+    /// Drops the link. The driver makes a new one.
     pub fn drop_link(&self) {
         if let Some(link) = &self.state.lock().link {
             link.kill.cancel();
         }
     }
 
-    /// Ends a call with its reply. `Err` when no such call is in flight: true when it once was.
+    /// Ends a call with its reply. `Err` means that no such call is in flight; `Err(true)` that
+    /// there was one earlier.
     pub fn complete(
         &self,
         xid: u32,
@@ -332,12 +333,12 @@ impl Connection {
             state.link.iter_mut().for_each(|link| link.proven = true);
         }
         drop(state);
-        // A caller that has just gone away is no error.
+        // The caller may have been dropped in the meantime.
         let _ = p.done.send(Done { result, trips: p.trips, bytes_received });
         Ok(())
     }
 
-    /// Ends all calls.
+    /// Ends all calls with `error`.
     pub fn fail_all(&self, error: impl Fn() -> CallError) {
         let calls = std::mem::take(&mut self.state.lock().pending);
         self.load.store(0, Relaxed);
@@ -346,7 +347,7 @@ impl Connection {
         }
     }
 
-    /// Queues the answer to a call of the peer's, unless the link that it came on is gone.
+    /// Queues the answer to a server's call. The answer is dropped when the call's link is gone.
     pub fn answer(&self, generation: u64, segments: Vec<Bytes>, permit: OwnedSemaphorePermit) {
         let mut state = self.state.lock();
         if state.link.as_ref().is_some_and(|link| link.generation == generation) {
@@ -356,8 +357,8 @@ impl Connection {
         }
     }
 
-    /// Something to write; waits for it. `backlog` is the number of callers that wait for room, for
-    /// the statistics.
+    /// Waits for messages to write. `backlog` counts the callers that wait for room in flight; the
+    /// statistics record it.
     pub async fn next_batch(&self, backlog: impl Fn() -> u64) -> Batch {
         loop {
             let batch = self.take_batch(&backlog);
@@ -385,7 +386,7 @@ impl Connection {
                     batch.push(Message::Callback(segments, permit), bytes, count);
                 }
                 Some(Outgoing::Call(xid)) => {
-                    // A call whose caller has gone away needs not be sent.
+                    // The caller was dropped, so the call is not sent.
                     let Some(p) = pending.get_mut(&xid) else { continue };
                     p.place = Place::Writing;
                     p.trips.transmissions += 1;
@@ -411,7 +412,7 @@ impl Connection {
         add(&s.bklog_u, sent * backlog());
     }
 
-    /// A batch was written whole.
+    /// Records that a batch was written whole.
     pub fn written(&self, batch: &Batch) {
         let mut state = self.state.lock();
         for message in &batch.messages {
@@ -425,7 +426,7 @@ impl Connection {
     }
 }
 
-/// A call in flight, as its caller holds it. Dropping it abandons the call.
+/// A caller's handle to a call in flight. Dropping it abandons the call.
 #[derive(Debug)]
 pub(crate) struct Flight {
     connection: Arc<Connection>,
@@ -434,12 +435,12 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    /// The end of the call; to be taken once.
+    /// The receiver of the call's end. The caller takes it once.
     pub fn take_reply(&mut self) -> oneshot::Receiver<Done> {
         self.reply.take().expect("the reply is taken once")
     }
 
-    /// Gives the call its message: a whole record with its mark.
+    /// Provides the encoded message of the call: a whole record with its mark.
     pub fn submit(&self, segments: Vec<Bytes>, bytes: usize) {
         let c = &self.connection;
         let mut state = c.state.lock();
@@ -456,7 +457,7 @@ impl Flight {
         c.work.notify_one();
     }
 
-    /// Sends the call again on the same link, if it was sent there.
+    /// Sends the call again on the same link, if it was sent on it.
     pub fn resend(&self) -> bool {
         self.connection.resend(self.xid)
     }

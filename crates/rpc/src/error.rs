@@ -1,12 +1,12 @@
-//! Why a call has no result.
+//! The errors of a call.
 
 use crate::policy::Mode;
 use hither_proto::rpc::AuthStat;
 use std::io;
 
-/// The reason why a call has no result. The blame differs: [`CallError::PeerMisbehaved`] and
-/// [`CallError::GarbageArgs`] are bugs of the server or of ours, `Denied` is configuration, the
-/// others are circumstances.
+/// The reason why a call has no result. [`CallError::PeerMisbehaved`] and
+/// [`CallError::GarbageArgs`] are bugs of the server or of this client. `Denied` is a matter of
+/// configuration. The others are network or server conditions.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// No reply within the major timeout of a soft mount; `Soft` becomes EIO, `Softerr` ETIMEDOUT.
@@ -15,7 +15,7 @@ pub enum CallError {
     /// The call's own deadline passed.
     #[error("the deadline of the call has passed")]
     DeadlinePassed,
-    /// The caller gave up.
+    /// The caller cancelled the call.
     #[error("interrupted")]
     Cancelled,
     /// The server refuses the credential (RFC 5531 `AUTH_ERROR`).
@@ -24,39 +24,39 @@ pub enum CallError {
     /// The server does not speak RPC version 2.
     #[error("the server speaks RPC versions {low} to {high}, not 2")]
     RpcMismatch {
-        /// Lowest RPC version it speaks.
+        /// Lowest RPC version of the server.
         low: u32,
-        /// Highest RPC version it speaks.
+        /// Highest RPC version of the server.
         high: u32,
     },
-    /// The server does not have the program (NFS, MOUNT, ...).
+    /// The server does not offer the program (NFS, MOUNT, ...).
     #[error("the server does not offer this program")]
     ProgUnavail,
-    /// The server has other versions of the program.
+    /// The server offers other versions of the program.
     #[error("the server offers versions {low} to {high} of this program")]
     ProgMismatch {
-        /// Lowest version it offers.
+        /// Lowest version of the program.
         low: u32,
-        /// Highest version it offers.
+        /// Highest version of the program.
         high: u32,
     },
-    /// The server does not have the procedure.
+    /// The server does not offer the procedure.
     #[error("the server does not offer this procedure")]
     ProcUnavail,
     /// The server could not decode the arguments.
     #[error("the server could not decode the arguments")]
     GarbageArgs,
-    /// The server failed (memory, for example).
+    /// The server failed, for example for lack of memory.
     #[error("the server reports an internal error")]
     SystemErr,
-    /// The connection could not be made, and the caller asked not to wait for better times:
+    /// The connection could not be made, and the caller asked not to retry:
     /// [`crate::Client::connect_now`], or [`crate::ClientConfig::fail_when_unreachable`].
     #[error("{0}")]
     Connect(#[source] io::Error),
-    /// The reply to this call cannot be understood.
+    /// The reply cannot be decoded.
     #[error("the server misbehaves: {0}")]
     PeerMisbehaved(&'static str),
-    /// The message does not fit into one record of the size that was agreed on.
+    /// The call is longer than the longest record.
     #[error("the call of {len} bytes exceeds the maximum of {max}")]
     TooLarge {
         /// Bytes of the call.

@@ -1,17 +1,16 @@
-//! How messages travel: ONC RPC (RFC 5531) over TCP and over a simulated network.
+//! ONC RPC (RFC 5531) over TCP and over a simulated network.
 //!
-//! It knows nothing of NFS: programs and procedures are numbers, arguments and results are bytes. A
-//! [`Client`] spreads calls over one or more connections. Each connection has a table of calls in
-//! flight, a writer task that sends queued calls with vectored writes, and a reader task that
-//! matches replies, in any order, to calls by their xid. A broken connection is made again. The
-//! calls that were in flight on it are sent again with the same xid, so that a server with a reply
-//! cache executes each of them once. [`RetryPolicy`] decides when a caller learns that the server
-//! does not answer (nfs(5) `timeo`, `retrans`, `soft`, `softerr`, `hard`).
+//! This crate has no NFS types: programs and procedures are numbers, arguments and results are
+//! bytes. A [`Client`] spreads calls over one or more connections. Each connection has a table of
+//! calls in flight, a writer task and a reader task. The writer sends queued calls with vectored
+//! writes. The reader matches replies to calls by xid, in any order. The client re-establishes a
+//! broken connection and sends its calls in flight again with the same xid. A server with a reply
+//! cache therefore executes each of them once. [`RetryPolicy`] decides when a call fails because
+//! the server does not answer (nfs(5) `timeo`, `retrans`, `soft`, `softerr`, `hard`).
 //!
-//! A [`server::Acceptor`] is the other side: it hands the calls of many clients to a service.
+//! A [`server::Acceptor`] is the server side: it passes the calls of many clients to a service.
 //!
-//! Transports are made by a [`Connect`]: [`TcpConnect`] for the world, `sim::Net` for tests on
-//! virtual time.
+//! A [`Connect`] makes connections: [`TcpConnect`] over TCP, `sim::Net` for tests on virtual time.
 
 #![forbid(unsafe_code)]
 

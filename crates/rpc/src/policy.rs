@@ -1,11 +1,10 @@
-//! The times at which a call is sent again, and at which its caller learns that the server does not
-//! answer.
+//! The times at which a call is sent again, and at which it fails for lack of an answer.
 //!
-//! Pure arithmetic: time comes in as an argument. The terms are nfs(5)'s, and the times are those
-//! of the Linux client over TCP: a call's first timeout is `timeo`, each further one is longer by
-//! `timeo`, none is longer than 600 s; the *major* timeout is `timeo * (retrans + 1)` after the
-//! call began, 600 s at most. At a minor timeout the call may be sent again; at the major timeout
-//! a soft call fails, and a hard call starts over.
+//! This module is pure arithmetic: the time is an argument. The terms are those of nfs(5), the
+//! times those of the Linux client over TCP. A call's first timeout is `timeo`. Each further
+//! timeout is longer by `timeo`, up to 600 s. The *major* timeout is `timeo * (retrans + 1)` after
+//! the start of the call, at most 600 s. At a minor timeout the call may be sent again. At the
+//! major timeout a soft call fails, and a hard call starts its timeouts again.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -19,7 +18,7 @@ const TIMEO_MIN: Duration = Duration::from_millis(100);
 /// The action at the major timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Never give up.
+    /// The call waits without limit.
     Hard,
     /// The call fails with EIO.
     Soft,
@@ -30,7 +29,8 @@ pub enum Mode {
 /// The mount's `timeo`, `retrans` and `hard`/`soft`/`softerr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// First timeout; nfs(5) counts it in tenths of a second. 100 ms to 600 s, else the nearest.
+    /// First timeout, 100 ms to 600 s. A value outside becomes the nearest bound. nfs(5) counts it
+    /// in tenths of a second.
     pub timeo: Duration,
     /// Retries before the major timeout.
     pub retrans: u32,
@@ -51,7 +51,7 @@ impl RetryPolicy {
         self.timeo.clamp(TIMEO_MIN, TIMEOUT_MAX)
     }
 
-    /// From the beginning of a call to its major timeout.
+    /// Time from the start of a call to its major timeout.
     pub fn major_timeout(&self) -> Duration {
         self.first().saturating_mul(self.retrans.saturating_add(1)).min(TIMEOUT_MAX)
     }
@@ -60,9 +60,9 @@ impl RetryPolicy {
 /// Which timeout has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expiry {
-    /// The call may be sent again.
+    /// At this timeout the call may be sent again.
     Minor,
-    /// The server does not answer.
+    /// At this timeout the server counts as not answering.
     Major,
 }
 
@@ -76,18 +76,19 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// Of a call that begins `now`.
+    /// The timeouts of a call that starts at `now`.
     pub fn new(policy: RetryPolicy, now: Instant) -> Self {
         let current = policy.first();
         Self { policy, current, minor: now + current, major: now + policy.major_timeout() }
     }
 
-    /// When to call [`Timeouts::expire`].
+    /// When [`Timeouts::expire`] is due.
     pub fn next(&self) -> Instant {
         self.minor.min(self.major)
     }
 
-    /// The passed timeouts; moves on; `None` before [`Timeouts::next`].
+    /// Returns the timeout that passed by `now` and sets the next one. `None` before
+    /// [`Timeouts::next`].
     pub fn expire(&mut self, now: Instant) -> Option<Expiry> {
         if now >= self.major {
             *self = Self::new(self.policy, now);
@@ -119,14 +120,14 @@ mod tests {
         out
     }
 
-    /// The default mount: sent again after 60 s, given up (or started over) after 180 s.
+    /// The default mount retransmits after 60 s. It fails, or starts again, after 180 s.
     #[test]
     fn default_times_are_those_of_linux() {
         use Expiry::*;
         assert_eq!(events(60, 2, 4), [(60, Minor), (180, Major), (240, Minor), (360, Major)]);
     }
 
-    /// Each timeout is longer than the one before by `timeo`.
+    /// Each timeout is longer than the previous one by `timeo`.
     #[test]
     fn backoff_is_linear() {
         use Expiry::*;
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(events(5, 0, 2), [(5, Major), (10, Major)]);
     }
 
-    /// No timeout is longer than 600 s, whatever the configuration.
+    /// No timeout exceeds 600 s under any configuration.
     #[test]
     fn timeouts_are_capped() {
         use Expiry::*;

@@ -1,7 +1,8 @@
-//! Asks a host's rpcbind where a program listens (RFC 1833), and tells the local one.
+//! Queries the rpcbind of a host for the port of a program (RFC 1833), and registers programs with
+//! the local rpcbind.
 //!
-//! Portmap version 2 for IPv4, as every server has it; rpcbind version 4 for IPv6, which portmap
-//! does not know.
+//! IPv4 queries use portmap version 2, which every server has. IPv6 queries use rpcbind version 4,
+//! because portmap lacks IPv6.
 
 mod register;
 
@@ -22,33 +23,33 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Why there is no port.
+/// The reason why a port is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum PortmapError {
-    /// rpcbind itself cannot be reached.
+    /// The client cannot reach rpcbind.
     #[error("rpcbind on {host} (port 111) cannot be reached: {cause}")]
     Unreachable {
-        /// The host that was asked.
+        /// The queried host.
         host: IpAddr,
         /// The cause.
         cause: CallError,
     },
-    /// rpcbind answers, the program is not there.
+    /// rpcbind answers that the program is not registered.
     #[error("program {prog} version {vers} over TCP is not registered with rpcbind on {host}")]
     NotRegistered {
-        /// The host that was asked.
+        /// The queried host.
         host: IpAddr,
         /// Program number.
         prog: u32,
         /// Program version.
         vers: u32,
     },
-    /// rpcbind answers nonsense, or refuses.
+    /// rpcbind refuses the query, or its answer is malformed.
     #[error("rpcbind on {host}: {cause}")]
     Refused {
-        /// The host that was asked.
+        /// The queried host.
         host: IpAddr,
-        /// Its answer.
+        /// The refusal or the decoding error.
         cause: CallError,
     },
 }
@@ -56,7 +57,7 @@ pub enum PortmapError {
 /// The TCP port of a program on `host`.
 ///
 /// # Errors
-/// See [`PortmapError`]; it ends within `timeout`.
+/// See [`PortmapError`]. The query ends within `timeout`.
 pub async fn getport(host: IpAddr, prog: u32, vers: u32, timeout: Duration) -> Result<u16, PortmapError> {
     let deadline = Instant::now() + timeout;
     let endpoint = Endpoint {
@@ -75,10 +76,10 @@ pub async fn getport(host: IpAddr, prog: u32, vers: u32, timeout: Duration) -> R
     getport_via(&rpcbind, host, prog, vers, deadline).await
 }
 
-/// The TCP port of a program on `host`, asked through `rpcbind`, a client of its rpcbind.
+/// The TCP port of a program on `host`. `rpcbind` is a client of the host's rpcbind.
 ///
 /// # Errors
-/// See [`PortmapError`]; it ends at `deadline`.
+/// See [`PortmapError`]. The query ends at `deadline`.
 pub async fn getport_via(
     rpcbind: &Client,
     host: IpAddr,

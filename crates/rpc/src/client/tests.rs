@@ -1,4 +1,4 @@
-//! The promises to callers, on a simulated network and virtual time.
+//! The client's promises to callers, on a simulated network and virtual time.
 
 mod callbacks;
 mod chaos;
@@ -17,7 +17,7 @@ use tokio::time::sleep;
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// A call whose argument is one number.
+/// An NFSv4-style call whose argument is one number.
 pub(super) fn call(arg: u32) -> Call {
     Call {
         prog: 100_003,
@@ -33,7 +33,7 @@ pub(super) fn call(arg: u32) -> Call {
     }
 }
 
-/// The same as NFSv3 makes it.
+/// The same call with NFSv3 retransmission.
 pub(super) fn call_v3(arg: u32) -> Call {
     Call { vers: 3, retransmit: Retransmit::OnReconnectAndTimeout, ..call(arg) }
 }
@@ -66,7 +66,7 @@ pub(super) fn number(reply: &Reply) -> u32 {
     Dec::all(&reply.body).expect("a number")
 }
 
-/// A server that doubles.
+/// Serves `net` with a server that doubles the argument.
 pub(super) fn good_server(net: &Net) {
     net.answer(|_, call, args| async move { Some(doubled(&call, &args)) });
 }
@@ -76,8 +76,8 @@ pub(super) fn spawn(client: &Client, c: Call) -> tokio::task::JoinHandle<Result<
     tokio::spawn(async move { client.call(c).await })
 }
 
-/// Replies find their callers in any order, and all calls are in flight together: the server
-/// answers none before it has all of them, last one first.
+/// Replies reach their callers in any order. All calls are in flight together: the server answers
+/// only when it has received all calls, and it answers the last call first.
 #[tokio::test(start_paused = true)]
 async fn calls_interleave_and_replies_come_in_any_order() {
     const CALLS: u32 = 100;
@@ -102,8 +102,8 @@ async fn calls_interleave_and_replies_come_in_any_order() {
     assert_eq!(stats.op("TEST").unwrap().transmissions, u64::from(CALLS));
 }
 
-/// A link that breaks inside a reply costs nothing but time: the call is sent again on the new
-/// link with its xid, so the server's reply cache knows it.
+/// A link that breaks inside a reply only delays the call. The client sends the call again on the
+/// new link with the same xid, so the server's reply cache recognises it.
 #[tokio::test(start_paused = true)]
 async fn broken_reply_is_asked_for_again_with_the_same_xid() {
     let net = net();
@@ -131,7 +131,7 @@ async fn broken_reply_is_asked_for_again_with_the_same_xid() {
     assert_eq!((op.ops, op.transmissions, op.errors), (1, 2, 0));
 }
 
-/// After a reconnect the calls are sent in the order they were made.
+/// After a reconnect the client sends the pending calls in the order of their creation.
 #[tokio::test(start_paused = true)]
 async fn order_survives_a_reconnect() {
     let net = net();
@@ -159,7 +159,7 @@ async fn order_survives_a_reconnect() {
     }
 }
 
-/// Long arguments and results arrive whole in both directions, through a window smaller than them.
+/// Long arguments and results arrive whole in both directions. The window is smaller than either.
 #[tokio::test(start_paused = true)]
 async fn long_messages() {
     let net = Net::new(1, Conditions { window_bytes: 10_000, ..Conditions::default() });
@@ -176,7 +176,7 @@ async fn long_messages() {
     assert_eq!(Dec::new(&reply.body).opaque(1 << 20).unwrap(), payload);
 }
 
-/// The header and credential arrive as they were given.
+/// The server receives the header and the credential unchanged.
 #[tokio::test(start_paused = true)]
 async fn headers_and_credentials() {
     let net = net();
@@ -198,7 +198,7 @@ async fn headers_and_credentials() {
     assert_eq!(number(&client.call(Call { cred, ..call(0) }).await.unwrap()), 1234);
 }
 
-/// Each way to refuse a call has its own error.
+/// Each way of refusing a call maps to its own error.
 #[tokio::test(start_paused = true)]
 async fn refusals() {
     let net = net();
@@ -239,7 +239,7 @@ async fn refusals() {
     assert_eq!(net.accepted(), 1, "a refusal is no reason to reconnect");
 }
 
-/// Calls spread evenly over the connections; a pinned call stays where it belongs.
+/// Calls spread evenly over the connections. A pinned call uses its own connection.
 #[tokio::test(start_paused = true)]
 async fn connections_share_the_load() {
     let net = net();
@@ -263,7 +263,7 @@ async fn connections_share_the_load() {
     }
 }
 
-/// A call takes the connection with the fewest calls in flight, not merely the next in turn.
+/// A call uses the connection with the fewest calls in flight, not the next one in turn.
 #[tokio::test(start_paused = true)]
 async fn busy_connections_are_avoided() {
     let net = net();
@@ -284,7 +284,7 @@ async fn busy_connections_are_avoided() {
     }
 }
 
-/// A connection that cannot be made again is avoided while others work.
+/// New calls avoid a connection that cannot be made again, while other connections work.
 #[tokio::test(start_paused = true)]
 async fn broken_connections_are_avoided() {
     let net = net();
@@ -308,7 +308,7 @@ async fn broken_connections_are_avoided() {
     lost.abort();
 }
 
-/// A reconnect is visible, so that a session can be bound to the new connection.
+/// `generations` shows a reconnect, so that a session can be bound to the new connection.
 #[tokio::test(start_paused = true)]
 async fn generations_tell_of_reconnects() {
     let net = net();
@@ -324,7 +324,7 @@ async fn generations_tell_of_reconnects() {
     assert_eq!(*generations.borrow_and_update(), [2]);
 }
 
-/// An interrupted caller is free at once; the late reply disturbs no other call.
+/// Cancellation frees the caller at once. The late reply disturbs no other call.
 #[tokio::test(start_paused = true)]
 async fn cancellation() {
     let net = net();
@@ -352,7 +352,7 @@ async fn cancellation() {
     assert_eq!((op.ops, op.errors), (3, 2));
 }
 
-/// A deadline ends a call then and not later, also on a hard mount, also without a connection.
+/// A deadline ends a call at its exact time, on a hard mount and without a connection too.
 #[tokio::test(start_paused = true)]
 async fn deadlines() {
     let net = net();
@@ -370,7 +370,7 @@ async fn deadlines() {
     assert_eq!(client.shared().connections[0].load(), 0);
 }
 
-/// Bytes in flight are bounded; a call that waits for room gets it in turn, and can be cancelled.
+/// Bytes in flight are bounded. Calls that wait for room are served in order and can be cancelled.
 #[tokio::test(start_paused = true)]
 async fn room_in_flight_is_bounded() {
     let net = net();
@@ -410,7 +410,7 @@ async fn room_in_flight_is_bounded() {
     assert_eq!(client.shared().room.available_permits(), 64 << 10);
 }
 
-/// A call that does not fit into a record is refused before it is sent.
+/// A call longer than the longest record is refused before it is sent.
 #[tokio::test(start_paused = true)]
 async fn too_large_a_call() {
     let net = net();
@@ -423,7 +423,7 @@ async fn too_large_a_call() {
     assert_eq!(net.attempts(), 0);
 }
 
-/// The first connection reports faults at once and precisely.
+/// `connect_now` reports the exact error of the first connection.
 #[tokio::test(start_paused = true)]
 async fn connect_now_is_precise() {
     let net = net();
@@ -445,7 +445,7 @@ async fn connect_now_is_precise() {
     assert_eq!(net.accepted(), 1, "the connection is the one that was tried");
 }
 
-/// A helper that is used once fails instead of waiting for the server to come up.
+/// A client with `fail_when_unreachable` fails instead of waiting for the server to start.
 #[tokio::test(start_paused = true)]
 async fn fail_when_unreachable() {
     let net = net();
@@ -458,7 +458,7 @@ async fn fail_when_unreachable() {
     client.call(call(1)).await.unwrap();
 }
 
-/// Shutdown ends calls in flight, waiting and to come, and the connection.
+/// Shutdown ends the connection, the calls in flight, the waiting calls and later calls.
 #[tokio::test(start_paused = true)]
 async fn shutdown() {
     let net = net();

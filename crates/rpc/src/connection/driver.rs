@@ -1,11 +1,10 @@
-//! Keeps a connection's link alive: connects, reads, writes, and connects again.
+//! Keeps the link of a connection alive: connects, reads, writes and reconnects.
 //!
-//! One task per connection establishes a link and watches over two more: a writer that takes
-//! batches from the queue, and a reader that gives records to calls. Every fault of a link (an
-//! error, the end of the stream, nonsense from the peer, a call that finds it silent) ends both
-//! tasks, and the connection is made again: at once if it had worked, else after a delay that
-//! doubles up to 10 s. A connection without waiting calls and without a backchannel stays closed
-//! until the next call.
+//! One task per connection establishes a link and starts two more tasks. The writer takes batches
+//! from the queue. The reader passes records to their calls. Any fault of a link ends both tasks:
+//! an I/O error, the end of the stream, malformed bytes, or silence that a call reports. The task
+//! then reconnects: at once if the link had worked, else after a delay that doubles up to 10 s. A
+//! connection without pending calls and without a backchannel stays closed until the next call.
 
 use super::{Batch, Connection};
 use crate::client::Shared;
@@ -33,18 +32,18 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// Least time between the beginnings of two attempts to connect, and the first delay.
+/// Least time between the starts of two connection attempts, and the first delay.
 const RECONNECT_MIN: Duration = Duration::from_millis(250);
 
-/// Longest delay between attempts: how late a healed network may be noticed.
+/// Longest delay between attempts. The client notices a healed network this late at most.
 const RECONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// Most calls of the peer's under way on one link. NFSv4.1 servers use the few slots of the
-/// backchannel that the session grants them.
+/// Most calls of the server in progress on one link. NFSv4.1 servers use only the few backchannel
+/// slots that the session grants.
 const CALLBACKS_MAX: usize = 64;
 
-/// Records up to this length are copied out of the shared receive buffer. The parts that are kept
-/// (filehandles in caches) then hold no neighbours in memory, and the buffer is used again.
+/// Records up to this length are copied out of the shared receive buffer. Filehandles kept in
+/// caches then do not keep a whole buffer in memory, and the buffer is reused.
 const COPY_MAX_BYTES: usize = 2048;
 
 /// Runs until the client is shut down. `first` is a link that exists already.
@@ -87,7 +86,7 @@ impl<'a> Maintenance<'a> {
         Self { shared, connection, backoff, previous: None, generation: 0 }
     }
 
-    /// Tries until a link is established.
+    /// Attempts to connect until a link is established.
     async fn connect(&mut self) -> Link {
         loop {
             if let Some(at) = self.backoff.next_attempt() {
@@ -143,7 +142,7 @@ impl<'a> Maintenance<'a> {
     }
 }
 
-/// Reads and writes until something ends the link.
+/// Reads and writes until the link ends.
 async fn run(
     shared: &Arc<Shared>,
     connection: &Arc<Connection>,
@@ -245,7 +244,8 @@ impl Inbound {
             }
             Err(_) => {
                 const WHAT: &str = "sent a message that is not RPC";
-                // The call it may have been meant for fails: sent again it would end here again.
+                // The call with this xid fails. A retransmission would break the new link in the
+                // same way.
                 if let Some(xid) = record.first_chunk().map(|b| u32::from_be_bytes(*b)) {
                     let _ = self.connection.complete(xid, Err(CallError::PeerMisbehaved(WHAT)), bytes);
                 }
@@ -258,7 +258,7 @@ impl Inbound {
         let stats = &self.connection.stats;
         match self.connection.complete(xid, result, bytes) {
             Ok(()) => add(&stats.recvs, 1),
-            // The call was abandoned, or was sent twice and has been answered already.
+            // The call was abandoned, or an earlier reply answered it.
             Err(true) => add(&stats.bad_xids, 1),
             Err(false) => {
                 add(&stats.bad_xids, 1);
@@ -291,7 +291,7 @@ impl Inbound {
 
 const TOO_MANY_CALLS: &str = "makes too many calls at once";
 
-/// A reply's header gives the status of the call.
+/// The result of a call, from the status in the reply's header.
 fn outcome(reply: ReplyBody, results: Bytes) -> Result<Bytes, CallError> {
     let stat = match reply {
         ReplyBody::Accepted(AcceptedReply { stat, .. }) => stat,
@@ -326,7 +326,7 @@ async fn write(
     }
 }
 
-/// Writes all segments, as many at a time as the stream takes.
+/// Writes all segments with vectored writes.
 async fn write_batch(stream: &mut (dyn AsyncWrite + Send + Unpin), batch: &Batch) -> io::Result<()> {
     let mut slices: Vec<IoSlice<'_>> = batch.segments().map(|s| IoSlice::new(s)).collect();
     let mut left = &mut slices[..];
@@ -340,7 +340,7 @@ async fn write_batch(stream: &mut (dyn AsyncWrite + Send + Unpin), batch: &Batch
     stream.flush().await
 }
 
-/// When to try again.
+/// The schedule of connection attempts.
 #[derive(Debug)]
 struct Backoff {
     failures: u32,
@@ -365,8 +365,8 @@ impl Backoff {
         self.failures = 0;
     }
 
-    /// When the next attempt may begin, jittered so that the clients of a restarted server do not
-    /// come all at once; `None` before the first attempt.
+    /// When the next attempt may start. Jitter spreads the clients of a restarted server. `None`
+    /// before the first attempt.
     fn next_attempt(&mut self) -> Option<Instant> {
         let delay = RECONNECT_MIN.saturating_mul(1 << self.failures.min(16)).min(RECONNECT_MAX);
         let jitter = if self.failures == 0 { 1.0 } else { self.rng.random_range(0.75..1.25) };
@@ -374,7 +374,7 @@ impl Backoff {
     }
 }
 
-/// An error that several callers can get.
+/// A copy of an error, for several callers.
 fn same_error(e: &io::Error) -> io::Error {
     match e.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),
@@ -386,8 +386,8 @@ fn same_error(e: &io::Error) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Clients that lose a server at the same moment do not come back at the same moment: those
-    /// that it was away from for some attempts are spread over half of their pause.
+    /// Clients that lose a server at the same moment reconnect at different moments. After several
+    /// failed attempts their reconnects spread over half of the delay.
     #[tokio::test(start_paused = true)]
     async fn who_lost_a_server_together_comes_back_one_by_one() {
         const CLIENTS: usize = 500;
@@ -397,7 +397,7 @@ mod tests {
                 .map(|seed| {
                     let mut backoff = Backoff::new(seed as u64);
                     backoff.attempt(began);
-                    // All have failed as often, and tried last at the same moment.
+                    // All clients have failed equally often and last tried at the same moment.
                     for _ in 0..attempts {
                         backoff.failed();
                     }
@@ -413,7 +413,8 @@ mod tests {
             );
             let most =
                 (0..CLIENTS).map(|i| at[i..].iter().take_while(|t| **t < at[i] + pause / 20).count()).max();
-            // A tenth of the time would have a tenth of them.
+            // A twentieth of the delay is a tenth of the spread: an even spread puts a tenth of the
+            // clients there.
             assert!(most.unwrap() <= CLIENTS / 5, "{most:?} at once");
         }
     }

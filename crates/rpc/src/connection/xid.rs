@@ -1,10 +1,10 @@
-//! Transaction ids: unique among a client's live calls, and recognisable afterwards.
+//! Transaction ids (xids): unique among a client's live calls, and recognisable afterwards.
 //!
-//! The upper four bits are the connection (a client has at most 16), the lower 28 count, from a
-//! random start so that a restarted client does not repeat the ids that a server's reply cache may
-//! still hold. Ids are consecutive. A late reply (its call was abandoned, or answered twice after a
-//! retransmission) therefore differs from a reply to a call that was never made, without a memory
-//! of past calls.
+//! The upper four bits are the connection; a client has at most 16. The lower 28 bits count from a
+//! random start, so that a restarted client does not reuse ids in a server's reply cache. Ids are
+//! consecutive. The client can therefore tell a late reply from a reply to a call that was never
+//! made, without a record of past calls. A late reply answers an abandoned call, or repeats a reply
+//! after a retransmission.
 
 const COUNT_BITS: u32 = 28;
 const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
@@ -42,7 +42,7 @@ impl Xids {
         }
     }
 
-    /// True when `xid` was allocated here, not too long ago.
+    /// True when `xid` was allocated by this counter and is not too old.
     pub fn was_issued(&self, xid: u32) -> bool {
         let age = self.next.wrapping_sub(xid & COUNT_MASK).wrapping_sub(1) & COUNT_MASK;
         xid & !COUNT_MASK == self.prefix && age < self.issued
@@ -53,7 +53,7 @@ impl Xids {
 mod tests {
     use super::*;
 
-    /// Connections never share an id, with any seed, and ids go on past the wrap.
+    /// Connections never share an id for any seed. Ids stay unique across the wrap of the counter.
     #[test]
     fn unique_and_recognised() {
         let seed = 0xdead_beef_ffff_fffe;
@@ -73,7 +73,7 @@ mod tests {
         assert!(!all[0].was_issued(all[1].prefix | (all[1].next - 1)));
     }
 
-    /// An id still in use is passed over.
+    /// `allocate` skips an id that is still in use.
     #[test]
     fn live_ids_are_not_reused() {
         let mut xids = Xids::new(0, 0);

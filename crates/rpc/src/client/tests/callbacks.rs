@@ -1,4 +1,4 @@
-//! Calls from the server, on connections that we made.
+//! Calls from the server on connections that the client made.
 
 use super::*;
 use crate::call::CallbackHandler;
@@ -20,12 +20,12 @@ fn callback(xid: u32, proc: u32, value: u32) -> Enc {
     rpc::call(xid, 0x4000_0000, 1, proc, &OpaqueAuth::none(), Enc::of(&value))
 }
 
-/// A server that, for each call, makes `calls` calls of its own on the connection and returns the
-/// sum of the results; -1 for each that is refused.
+/// Serves `net` with a server that makes `calls` calls on the connection for each call it receives.
+/// Its reply is the sum of the results; a refused call counts -1.
 fn calling_server(net: &Net, calls: u32) {
     net.serve(move |mut peer| async move {
         while let Some((header, _)) = peer.recv_call().await {
-            // The peer's xids have nothing to do with ours: even the same one is fine.
+            // Server and client choose xids independently, so equal xids must not clash.
             (0..calls).for_each(|i| peer.send(callback(header.xid.wrapping_add(i), 10 * i, 1)));
             let mut sum = 0u32;
             for _ in 0..calls {
@@ -44,8 +44,8 @@ fn calling_server(net: &Net, calls: u32) {
     });
 }
 
-/// Calls of the server are answered on the connection that they came on, many at a time, while
-/// our own call waits.
+/// The client answers calls of the server on the connection that carried them. It answers several
+/// at a time while its own call waits.
 #[tokio::test(start_paused = true)]
 async fn callbacks_are_answered_where_they_came() {
     let net = net();
@@ -60,7 +60,7 @@ async fn callbacks_are_answered_where_they_came() {
     }
 }
 
-/// Without a handler they are refused.
+/// Without a handler the client refuses calls from the server.
 #[tokio::test(start_paused = true)]
 async fn callbacks_without_handler() {
     let net = net();
@@ -68,8 +68,8 @@ async fn callbacks_without_handler() {
     assert_eq!(number(&client(&net).call(call(0)).await.unwrap()), u32::MAX);
 }
 
-/// An answer is never sent on another connection than the question's: after a reconnect it is
-/// dropped.
+/// The client sends an answer only on the connection that carried the call. After a reconnect it
+/// drops the answer.
 #[tokio::test(start_paused = true)]
 async fn answers_die_with_their_connection() {
     let net = net();
@@ -95,7 +95,7 @@ async fn answers_die_with_their_connection() {
     assert!(seen.try_recv().is_err());
 }
 
-/// A server that floods us with calls loses the connection.
+/// The client drops the connection to a server that floods it with calls.
 #[tokio::test(start_paused = true)]
 async fn callback_flood() {
     let net = net();

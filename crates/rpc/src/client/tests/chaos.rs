@@ -1,11 +1,11 @@
-//! Everything at once, for many seeds: loss, delays, cuts, interrupts, several connections.
+//! Loss, delays, cuts, cancelled calls and several connections together, for many seeds.
 
 use super::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::HashMap;
 
-/// Times that a call (its xid) was seen, per connection.
+/// How often each call was received, by xid and connection.
 type Seen = Arc<Mutex<HashMap<(u32, u64), u32>>>;
 
 async fn run(seed: u64) {
@@ -56,7 +56,7 @@ async fn run(seed: u64) {
     assert_eq!(client.shared().room.available_permits(), 32 << 10);
 }
 
-/// Every call gets its own answer, whatever the network does, and nothing leaks.
+/// Each call receives its own answer under any network fault, and no call leaks.
 #[tokio::test(start_paused = true)]
 async fn every_call_gets_its_answer() {
     for seed in 0..40 {
@@ -64,7 +64,7 @@ async fn every_call_gets_its_answer() {
     }
 }
 
-/// NFSv4 calls are sent at most once on each connection, however long it takes.
+/// An NFSv4 call is sent at most once on each connection, however long the reply takes.
 #[tokio::test(start_paused = true)]
 async fn v4_is_never_repeated_on_a_connection() {
     for seed in 0..20 {

@@ -1,9 +1,9 @@
-//! Peers that send forbidden bytes: the connection ends, nothing else does.
+//! Servers that send forbidden bytes. The connection ends, and no other state is harmed.
 
 use super::*;
 use crate::sim::Peer;
 
-/// A server that does `evil` on each connection until it has to be good.
+/// Serves `net` with a server that runs `evil` on each connection until the returned flag is set.
 fn evil_server<F>(net: &Net, evil: F) -> Arc<AtomicBool>
 where
     F: Fn(&Peer, CallHeader) + Send + Sync + 'static,
@@ -24,8 +24,8 @@ where
     good
 }
 
-/// The connection is dropped and made again at a bounded rate while the peer misbehaves; when it
-/// comes to its senses the call succeeds.
+/// Checks that the client reconnects at a bounded rate while the server misbehaves. The call
+/// succeeds when the server behaves.
 async fn is_survived(net: &Net, good: Arc<AtomicBool>) {
     let client = client(net);
     let task = spawn(&client, call(1));
@@ -72,7 +72,7 @@ async fn not_rpc() {
     is_survived(&net, good).await;
 }
 
-/// A server that closes (here: resets) inside a record, each time.
+/// The server closes (in this test: resets) each connection inside a record.
 #[tokio::test(start_paused = true)]
 async fn close_inside_a_record() {
     let net = net();
@@ -89,15 +89,15 @@ async fn close_inside_a_record() {
     assert_eq!(net.accepted(), 6);
 }
 
-/// A reply to our call that cannot be decoded fails that call: sent again it would fail again.
-/// Others are sent again.
+/// A call fails when its reply cannot be decoded, because a retransmission would fail again. Other
+/// calls are sent again.
 #[tokio::test(start_paused = true)]
 async fn undecodable_reply() {
     let net = net();
     net.serve(|mut peer| async move {
         while let Some((header, args)) = peer.recv_call().await {
             match arg(&args) {
-                // A reply neither accepted nor denied.
+                // A reply that is neither accepted nor denied.
                 13 => {
                     let mut e = Enc::new();
                     [header.xid, 1, 2].iter().for_each(|&w| e.u32(w));
@@ -117,7 +117,7 @@ async fn undecodable_reply() {
     assert_eq!(number(&other.await.unwrap().unwrap()), 2);
 }
 
-/// An answer given twice, as after a retransmission, is not misbehaviour.
+/// A second answer to a retransmitted call is not misbehaviour.
 #[tokio::test(start_paused = true)]
 async fn answer_given_twice() {
     let net = net();
@@ -136,7 +136,7 @@ async fn answer_given_twice() {
     assert_eq!(client.stats().snapshot().transports[0].bad_xids, 10);
 }
 
-/// For all bytes that come, nothing panics and the client still works afterwards.
+/// No received bytes make the client panic. The client works afterwards.
 #[tokio::test(start_paused = true)]
 async fn random_bytes() {
     use rand::{Rng, SeedableRng};
@@ -145,7 +145,7 @@ async fn random_bytes() {
         let good = evil_server(&net, move |peer, header| {
             let mut rng = rand::rngs::SmallRng::seed_from_u64(seed);
             let mut bytes: Vec<u8> = (0..rng.random_range(0..300)).map(|_| rng.random()).collect();
-            // Half of them begin like a record that answers the call.
+            // Half of the inputs begin with the header of a record that answers the call.
             if seed % 2 == 0 && bytes.len() >= 12 {
                 let len = bytes.len() as u32 - 4;
                 bytes[..4].copy_from_slice(&(len | 1 << 31).to_be_bytes());

@@ -1,12 +1,12 @@
-//! The times at which calls are sent again and callers get errors, as nfs(5) says.
+//! The times of retransmissions and of errors, as nfs(5) defines them.
 
 use super::*;
 use crate::policy::RetryPolicy;
 
 type Log = Arc<Mutex<Vec<(u64, u64, u32)>>>;
 
-/// A server that notes (connection, second, xid) of each call and answers from connection
-/// `answers_from` on.
+/// Serves `net` with a server that notes (connection, second, xid) of each call. It answers from
+/// connection `answers_from` on.
 fn deaf_server(net: &Net, answers_from: u64) -> Log {
     let log = Log::default();
     let (seen, start) = (log.clone(), Instant::now());
@@ -26,8 +26,8 @@ fn times(log: &Log) -> Vec<(u64, u64)> {
     log.lock().iter().map(|&(connection, second, _)| (connection, second)).collect()
 }
 
-/// `soft` gives up after `timeo * (retrans + 1)`, to the millisecond, and says EIO or ETIMEDOUT;
-/// NFSv3 has sent the call again at `timeo`, NFSv4 only once.
+/// A soft call fails after exactly `timeo * (retrans + 1)`, with EIO or ETIMEDOUT. NFSv3
+/// retransmits at `timeo`; NFSv4 sends the call once.
 #[tokio::test(start_paused = true)]
 async fn soft_calls_fail_in_time() {
     for (mode, c, sent) in [
@@ -50,7 +50,7 @@ async fn soft_calls_fail_in_time() {
     }
 }
 
-/// The same when there is no connection at all, refused or unanswered.
+/// The same holds without a connection, whether the server refuses it or stays silent.
 #[tokio::test(start_paused = true)]
 async fn soft_calls_fail_in_time_without_connection() {
     for black_hole in [false, true] {
@@ -67,7 +67,7 @@ async fn soft_calls_fail_in_time_without_connection() {
     }
 }
 
-/// Back-off between retransmissions is linear.
+/// The back-off between retransmissions is linear.
 #[tokio::test(start_paused = true)]
 async fn v3_retransmits_with_linear_backoff() {
     let net = net();
@@ -79,8 +79,8 @@ async fn v3_retransmits_with_linear_backoff() {
     assert!(xids.windows(2).all(|w| w[0] == w[1]));
 }
 
-/// A hard call outlives a server that accepts and never answers: the silent connection is given
-/// up at the major timeout, and the new one gets the same xid.
+/// A hard call survives a server that accepts connections and never answers. The client drops the
+/// silent connection at the major timeout and sends the same xid on the new connection.
 #[tokio::test(start_paused = true)]
 async fn hard_calls_leave_a_silent_connection() {
     let net = net();
@@ -95,7 +95,8 @@ async fn hard_calls_leave_a_silent_connection() {
     assert_eq!(log[0].2, log[1].2);
 }
 
-/// A connection that was made shortly before a major timeout is not blamed for the time before it.
+/// A connection made shortly before a major timeout is not dropped for the silence before it
+/// existed.
 #[tokio::test(start_paused = true)]
 async fn a_new_connection_has_its_time() {
     let net = net();
@@ -111,8 +112,8 @@ async fn a_new_connection_has_its_time() {
     assert_eq!(net.accepted(), 2);
 }
 
-/// A server that needs longer than the time-outs for its answer, and keeps none for later, is not
-/// asked anew for ever: each connection is given more time than the one before.
+/// A server may need longer than the timeouts and have no reply cache. Each new connection waits
+/// longer than the one before, so that its answer arrives.
 #[tokio::test(start_paused = true)]
 async fn answers_slower_than_the_timeouts_get_through() {
     let net = net();
@@ -128,8 +129,8 @@ async fn answers_slower_than_the_timeouts_get_through() {
     assert!((4..=8).contains(&net.accepted()), "{}", net.accepted());
 }
 
-/// A slow call is no reason to break a connection on which others are answered, nor is it sent
-/// again there.
+/// A slow call does not break a connection on which other calls receive replies. The client does
+/// not retransmit the slow call on it.
 #[tokio::test(start_paused = true)]
 async fn slow_calls_are_waited_for() {
     let net = net();
@@ -151,7 +152,7 @@ async fn slow_calls_are_waited_for() {
     assert_eq!((op.ops, op.transmissions, op.major_timeouts), (501, 501, 2));
 }
 
-/// A reply that got lost on a live connection is asked for on a new one in the end.
+/// The client finally makes a new connection when a reply is lost on a live connection.
 #[tokio::test(start_paused = true)]
 async fn lost_replies_are_asked_for_again() {
     let net = net();
@@ -172,8 +173,8 @@ async fn lost_replies_are_asked_for_again() {
     noise.abort();
 }
 
-/// A cut network heals: hard calls of both protocols come through, none is lost, and the
-/// connection is used again without a reconnect when TCP can save it.
+/// A cut network heals. All hard calls of both protocols complete. The client keeps the connection
+/// when TCP can recover it.
 #[tokio::test(start_paused = true)]
 async fn black_hole_then_heal() {
     for dark_s in [30, 100, 1000] {
@@ -198,7 +199,8 @@ async fn black_hole_then_heal() {
     }
 }
 
-/// A server that is restarted is found again within seconds, after one call per back-off step.
+/// The client finds a restarted server within seconds, with one connection attempt per back-off
+/// step.
 #[tokio::test(start_paused = true)]
 async fn server_restart() {
     let net = net();
@@ -217,7 +219,7 @@ async fn server_restart() {
     assert!(healed.elapsed() < 13 * SECOND, "{:?}", healed.elapsed());
 }
 
-/// A connection that a server closes because it is idle stays closed until it is needed.
+/// A connection that the server closes while idle stays closed until a call needs it.
 #[tokio::test(start_paused = true)]
 async fn idle_connections_may_close() {
     let net = net();
