@@ -1,17 +1,21 @@
-//! The other side: a socket on which clients make calls.
+//! The RPC server: receives the calls of clients and sends replies.
 //!
-//! It knows no program: a [`Service`] names its programs and answers their calls. Each connection
-//! has a task that reads records and answers calls that need not wait, one that writes replies, and
-//! one for each call that is waiting; replies are sent in any order. RPC's own errors (no such
-//! program, other versions, unreadable credentials) are answered here.
+//! This module has no program of its own: a [`Service`] names its programs and answers their calls.
+//! Each connection has a reader task, a writer task and one task for each waiting call. The reader
+//! answers calls that need not wait. Replies leave in any order. The server itself answers the
+//! errors of RPC: unknown programs, other versions, unreadable credentials.
 //!
-//! A client may be slow or hostile. Records and their fragments are limited; a record that has
-//! begun must go on; a connection has so many calls at a time, and so have all connections of its
-//! address together, and no further call is read while replies wait for it to read; replies that it
-//! does not take end it. Memory for a call and its reply is acquired before it is received and
-//! executed (`budget`), and when it is short, connections end that make no progress. While clients
-//! recover from a restart calls can be taken at a [`Pace`]. The server calls its clients (NFSv4's
-//! backchannel) on the connections that they made ([`Peer::call`]).
+//! Limits protect the server from slow and hostile clients:
+//!
+//! - Records and their fragments have a maximum length. A record that has begun must make progress.
+//! - Calls in progress are limited for each connection, and for all connections of an address.
+//! - No further call is read while replies wait for the client. Replies that the client does not
+//!   read end the connection.
+//! - Memory for a call and its reply is acquired before the call is received and executed
+//!   (`budget`). When memory is short, connections without progress end.
+//!
+//! A [`Pace`] limits the rate of calls while clients recover from a server restart. The server
+//! calls its clients (NFSv4 backchannel) on the connections that they made ([`Peer::call`]).
 
 mod budget;
 mod connection;
@@ -45,27 +49,27 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use turns::Turns;
 
-/// Pause after a failure to accept a connection (no descriptors left).
+/// Pause after a failure to accept a connection (no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often the log hears that connections cannot be accepted.
+/// Shortest time between two warnings about connections that cannot be accepted.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
-/// Connections that are dropped are logged so often...
+/// Most dropped connections that are logged within [`DROPS_WITHIN`].
 const DROPS_LOGGED: u32 = 20;
-/// ...in this time; those beyond are counted.
+/// The period of [`DROPS_LOGGED`]. Further dropped connections are only counted.
 const DROPS_WITHIN: Duration = Duration::from_secs(60);
-/// One address may have this part of all connections.
+/// One address may have this part of all connections (a half).
 const HOST_CONNECTIONS_PART: usize = 2;
-/// A connection that makes no progress for so long ends when others wait for memory.
+/// A connection without progress for this time ends when other calls wait for memory.
 const STALLED: Duration = Duration::from_secs(1);
-/// So much is given back then at a time, at least.
+/// Each relief frees at least this part of the memory (an eighth).
 const RELIEF_PART: usize = 8;
-/// For so long a call counts against its address's share of calls at a time.
+/// A call counts against its address's calls in progress for this time.
 const HOST_TURN: Duration = Duration::from_secs(1);
 
 /// A program of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Program {
-    /// Number.
+    /// Program number.
     pub number: u32,
     /// Lowest version.
     pub low: u32,
@@ -73,12 +77,12 @@ pub struct Program {
     pub high: u32,
 }
 
-/// The caller, as far as the credential names it.
+/// The caller's identity in the credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
     /// AUTH_NONE: no identity.
     Nobody,
-    /// AUTH_SYS: numbers, believed as far as the service believes the address.
+    /// AUTH_SYS: user and group numbers. The service trusts them as far as it trusts the address.
     Sys(AuthSys),
 }
 
@@ -91,73 +95,73 @@ pub struct Incoming {
     pub vers: u32,
     /// Procedure number, any.
     pub proc: u32,
-    /// Transaction id: a call that is sent again has the same.
+    /// Transaction id. A retransmitted call has the same xid.
     pub xid: u32,
     /// The caller.
     pub caller: Caller,
     /// Encoded arguments: a slice of the receive buffer.
     pub args: Bytes,
-    /// The connection that it came on.
+    /// The connection that carried the call.
     pub peer: Arc<Peer>,
-    /// Memory for its reply.
+    /// Memory reserved for the reply.
     pub room: Room,
 }
 
-/// The outcome of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Executed; the results.
+    /// The call was executed. The results follow.
     Done(Enc),
-    /// Executed; the results up to a payload, the payload, and the rest.
+    /// The call was executed. The results are two encoded parts with a payload between them.
     Piped(Enc, Box<dyn Piped>, Enc),
-    /// There is no such procedure.
+    /// The program has no such procedure.
     ProcUnavail,
     /// The arguments cannot be decoded.
     GarbageArgs,
     /// The server failed.
     SystemErr,
-    /// The caller is refused.
+    /// The caller is refused with this status.
     Refused(AuthStat),
-    /// No answer: the client will call again.
+    /// No reply is sent. The client will send the call again.
     Silence,
 }
 
-/// Answers calls.
+/// The programs of a server.
 pub trait Service: Send + Sync + 'static {
     /// The served programs.
     fn programs(&self) -> &[Program];
 
-    /// How fast calls are taken now; `None`: as they come.
+    /// The present limit of the rate of calls; `None`: no limit.
     fn pace(&self) -> Option<&Pace>;
 
-    /// Answers one call. Many run at a time. The future is not dropped when the connection ends: a
-    /// call that came is executed.
+    /// Answers one call. Many calls run at the same time. The future is not dropped when the
+    /// connection ends: a received call is executed.
     fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome>;
 
-    /// A connection has ended.
+    /// Called when a connection has ended.
     fn closed(&self, peer: &Peer);
 }
 
-/// The limits of clients on this machine.
+/// The resources that clients may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Longest call.
+    /// Longest call in bytes.
     pub record_max_bytes: usize,
-    /// Calls of one connection at a time; more wait unread.
+    /// Most calls of one connection in progress. Further calls are not read yet.
     pub calls_max: usize,
-    /// Calls of all connections of one address that are being answered, each for a second at most,
-    /// so that many connections do not get more than their part; more wait unread. An eighth is
-    /// left to connections that took little time of late.
+    /// Most calls in progress on all connections of one address, so that many connections of one
+    /// client do not crowd out others. Each call counts for a second at most. Further calls are not
+    /// read yet. An eighth is reserved for connections that recently used little time.
     pub host_calls_max: usize,
-    /// Connections, of which one address has half at most; for more, those end that are idle
-    /// longest.
+    /// Most connections. One address may have half of them. A new connection beyond the limit ends
+    /// the connection that has been idle longest.
     pub connections_max: usize,
-    /// Bytes of calls and replies of all connections.
+    /// Bytes of the calls and replies of all connections.
     pub memory_max_bytes: usize,
-    /// Bytes of replies that wait for one connection; no call is read meanwhile.
+    /// Bytes of replies that wait on one connection. Above this number no call is read.
     pub queued_max_bytes: usize,
-    /// Longest time in which a connection takes no bytes of its replies, or sends no bytes of a
-    /// record that has begun.
+    /// Longest time in which a connection accepts no bytes of its replies, or sends no bytes of an
+    /// incomplete record.
     pub stall: Duration,
 }
 
@@ -180,28 +184,28 @@ pub(crate) struct Global {
     pub service: Arc<dyn Service>,
     pub limits: ServerLimits,
     budget: Arc<Budget>,
-    /// When stalled connections were last looked for.
+    /// When stalled connections were last ended.
     relieved: Mutex<Option<Instant>>,
     next_id: AtomicU64,
     peers: Mutex<HashMap<u64, Arc<Shared>>>,
-    /// For each address with connections, the calls that may be answered at a time.
+    /// For each address with connections, the turns of its calls.
     hosts: Mutex<HashMap<IpAddr, Weak<Turns>>>,
     drops: Mutex<Drops>,
-    /// When the log last heard that there are too many connections.
+    /// When the log last reported too many connections.
     crowd_told: Mutex<Option<Instant>>,
 }
 
-/// The logged entries about dropped connections.
+/// The dropped connections in the log.
 #[derive(Default)]
 struct Drops {
-    /// When this minute began.
+    /// When the present period began.
     since: Option<Instant>,
     logged: u32,
-    /// Not logged since.
+    /// Dropped connections in this period that were not logged.
     more: u64,
 }
 
-/// Accepts connections for a [`Service`]. Dropping it lets connections go on;
+/// Accepts connections for a [`Service`]. Connections continue when the acceptor is dropped.
 /// [`Acceptor::shutdown`] ends them.
 pub struct Acceptor {
     global: Arc<Global>,
@@ -215,7 +219,7 @@ impl std::fmt::Debug for Acceptor {
 }
 
 impl Acceptor {
-    /// An acceptor that listens nowhere yet.
+    /// Makes an acceptor. It accepts connections after [`Acceptor::listen`] or [`Acceptor::serve`].
     pub fn new(service: Arc<dyn Service>, limits: ServerLimits) -> Self {
         let global = Global {
             service,
@@ -239,7 +243,7 @@ impl Acceptor {
         self.global.peers.lock().len()
     }
 
-    /// Bytes of calls and replies.
+    /// Bytes of calls and replies in memory.
     pub fn memory_bytes(&self) -> usize {
         self.global.budget.used()
     }
@@ -279,7 +283,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Serves a connection that was made elsewhere.
+    /// Serves a connection that the caller established.
     pub fn serve<R, W>(&self, reader: R, writer: W, addr: SocketAddr, local: SocketAddr)
     where
         R: tokio::io::AsyncRead + Send + Unpin + 'static,
@@ -299,20 +303,20 @@ impl Acceptor {
         tokio::spawn(serve_streams(self.global.clone(), shared, reader, writer));
     }
 
-    /// Ends the listeners and all connections; calls that are being answered run to their end.
+    /// Ends the listeners and all connections. Calls in progress run to their end.
     pub fn shutdown(&self) {
         self.stop.cancel();
     }
 }
 
 impl Global {
-    /// What the connections of an address share.
+    /// The turns that the connections of an address share.
     fn host(&self, addr: IpAddr) -> Arc<Turns> {
         let mut hosts = self.hosts.lock();
         if let Some(host) = hosts.get(&addr).and_then(Weak::upgrade) {
             return host;
         }
-        // Those whose last call outlived their last connection.
+        // Removes addresses whose last call ended after their last connection.
         if hosts.len() >= self.limits.connections_max {
             hosts.retain(|_, host| host.strong_count() > 0);
         }
@@ -321,7 +325,7 @@ impl Global {
         host
     }
 
-    /// A connection of an address has ended.
+    /// Records the end of a connection of `addr`.
     fn left(&self, addr: IpAddr, host: Arc<Turns>) {
         let mut hosts = self.hosts.lock();
         drop(host);
@@ -330,9 +334,9 @@ impl Global {
         }
     }
 
-    /// Whether there is room for one more connection of an address. At the limit of the address, or
-    /// of all, the connection ends that is idle longest: one of this address, or of the address
-    /// with the most.
+    /// Makes room for one more connection of `addr`. Returns false when there is none. At the limit
+    /// of one address, its longest idle connection ends. At the limit of all, the longest idle
+    /// connection of the address with the most connections ends.
     fn make_room(&self, addr: IpAddr) -> bool {
         let most = self.limits.connections_max;
         let peers: Vec<_> = self.peers.lock().values().filter(|p| !p.has_ended()).cloned().collect();
@@ -351,9 +355,12 @@ impl Global {
         if told.is_none_or(|at| now - at >= TOLD_EVERY) {
             *told = Some(now);
             let (of_host, all) = (hosts.get(&host).copied().unwrap_or(0), peers.len());
-            let what =
-                if oldest.is_some() { "the one that is idle longest ends" } else { "more are refused" };
-            tracing::warn!("{host} has {of_host} connections of {all}, at most {most} are taken: {what}");
+            let what = if oldest.is_some() {
+                "the longest idle connection ends"
+            } else {
+                "further connections are refused"
+            };
+            tracing::warn!("{host} has {of_host} of {all} connections, the maximum is {most}: {what}");
         }
         drop(told);
         if let Some(oldest) = oldest {
@@ -362,8 +369,8 @@ impl Global {
         oldest.is_some()
     }
 
-    /// A call waits for so much memory: ends connections that have some and make no progress, the
-    /// largest first.
+    /// Runs while a call waits for `wanted` bytes of memory. Ends stalled connections that hold
+    /// memory, the largest first.
     fn relieve(&self, wanted: usize) {
         let now = Instant::now();
         {
@@ -382,12 +389,12 @@ impl Global {
                 break;
             }
             freed += shared.account.used();
-            self.dropped(shared.addr, "does not go on while memory is short");
+            self.dropped(shared.addr, "made no progress while memory is short");
             shared.end();
         }
     }
 
-    /// Says that a connection was dropped, unless that was said too often in this minute.
+    /// Logs a dropped connection, at most [`DROPS_LOGGED`] times in [`DROPS_WITHIN`].
     fn dropped(&self, addr: SocketAddr, why: &str) {
         let now = Instant::now();
         let mut drops = self.drops.lock();
@@ -404,7 +411,7 @@ impl Global {
         drops.logged = drops.logged.saturating_add(1);
     }
 
-    /// The program of a call, or how it is answered.
+    /// Checks that the service has the program in this version.
     fn program(&self, prog: u32, vers: u32) -> Result<(), Mismatch> {
         match self.service.programs().iter().find(|p| p.number == prog) {
             None => Err(Mismatch::Program),

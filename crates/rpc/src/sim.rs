@@ -1,11 +1,12 @@
-//! A network on virtual time, for tests.
+//! A simulated network on virtual time, for tests.
 //!
-//! It knows nothing of RPC but the framing of records. A [`Net`] joins any number of clients (each
-//! made with [`Net::connector`]) to one server, an asynchronous function over the records of a
-//! [`Peer`]. Both directions of a connection are queues of chunks with a time of delivery on
-//! tokio's clock, so with `start_paused` a test of minutes runs in milliseconds, and equal seeds
-//! give equal runs. The network behaves as TCP does: bytes arrive in order or not at all; a lost
-//! packet is a delay of all that follows; different connections overtake each other.
+//! Of RPC, this module uses only the framing of records. A [`Net`] connects any number of clients
+//! to one server. [`Net::connector`] makes the clients' connections; the server is an asynchronous
+//! function over the records of a [`Peer`]. Each direction of a connection is a queue of chunks.
+//! Each chunk has a delivery time on tokio's clock. With `start_paused` a test of minutes runs in
+//! milliseconds, and equal seeds give equal runs. The network behaves like TCP: bytes arrive in
+//! order or not at all. A lost packet delays all following bytes. Different connections overtake
+//! each other.
 //!
 //! ```
 //! # let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -40,26 +41,27 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
-/// The conditions between client and server.
+/// The properties of the network between client and server.
 #[derive(Debug, Clone, Copy)]
 pub struct Conditions {
-    /// One way.
+    /// Delay of one direction.
     pub latency: Duration,
-    /// Each chunk may be later by up to this, drawn anew: connections overtake each other.
+    /// Each chunk is delayed further by a random time up to this value, so that connections
+    /// overtake each other.
     pub jitter: Duration,
     /// Bytes per second of each direction of each connection; `None`: no limit.
     pub bandwidth: Option<u64>,
-    /// Probability that a chunk (one write) is lost and sent again by TCP, which delays it and all
-    /// that follows by 200 ms, doubling while it is lost again.
+    /// Probability that a chunk (one write) is lost. TCP sends it again after 200 ms, doubled for
+    /// each further loss. The delay holds up all following chunks.
     pub loss: f64,
-    /// Bytes that a connection takes from its writer before the reader has them.
+    /// Bytes that a connection accepts from its writer before the reader reads them.
     pub window_bytes: usize,
-    /// How long an attempt to connect waits for an answer.
+    /// Longest wait for an answer to a connection attempt.
     pub connect_timeout: Duration,
 }
 
 impl Default for Conditions {
-    /// 1 ms each way, nothing lost, windows of 1 MiB, attempts to connect end after 10 s.
+    /// 1 ms latency each way, no loss, windows of 1 MiB. Connection attempts end after 10 s.
     fn default() -> Self {
         Self {
             latency: Duration::from_millis(1),
@@ -75,16 +77,16 @@ impl Default for Conditions {
 /// How connections are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// Both ends learn of it at once (RST).
+    /// A reset (RST): both ends notice it at once.
     Reset,
-    /// Bytes vanish without notice until [`Net::heal`], after which TCP delivers the bytes that
-    /// both ends sent meanwhile. New connections are not answered.
+    /// Bytes vanish without notice until [`Net::heal`]. TCP then delivers the bytes that both ends
+    /// sent meanwhile. New connections are not answered.
     BlackHole,
 }
 
 type Server = Arc<dyn Fn(Peer) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// A network with one server. Clones are the same network.
+/// A network with one server. A clone refers to the same network.
 #[derive(Clone)]
 pub struct Net {
     state: Arc<Mutex<State>>,
@@ -110,7 +112,7 @@ impl std::fmt::Debug for Net {
 }
 
 impl Net {
-    /// A network whose chances are drawn from `seed`. Without a server connections are refused.
+    /// A network with random events from `seed`. It refuses connections until it has a server.
     pub fn new(seed: u64, conditions: Conditions) -> Self {
         let state = State {
             conditions,
@@ -126,8 +128,8 @@ impl Net {
         Self { state: Arc::new(Mutex::new(state)), healed: Arc::default() }
     }
 
-    /// The server: called for each connection, as a task. The connection closes when the function
-    /// returns and all senders of its [`Peer`] are gone.
+    /// Sets the server: an async function that runs as a task for each connection. The connection
+    /// closes when the function has returned and all senders of its [`Peer`] are dropped.
     pub fn serve<F, Fut>(&self, server: F)
     where
         F: Fn(Peer) -> Fut + Send + Sync + 'static,
@@ -136,9 +138,9 @@ impl Net {
         self.state.lock().server = Some(Arc::new(move |peer| Box::pin(server(peer))));
     }
 
-    /// A server that answers calls, each in a task of its own: the function gets the connection's
-    /// number (from 0), the call's header and its arguments, and returns the reply message
-    /// (`hither_proto::rpc::reply`) or nothing.
+    /// Sets a server that answers each call in a task of its own. The function receives the
+    /// connection's number (from 0), the call's header and its arguments. It returns the reply
+    /// message (`hither_proto::rpc::reply`) or nothing.
     pub fn answer<F, Fut>(&self, f: F)
     where
         F: Fn(u64, CallHeader, Bytes) -> Fut + Send + Sync + 'static,
@@ -162,12 +164,12 @@ impl Net {
         });
     }
 
-    /// Connects clients to this network.
+    /// A [`Connect`] for clients of this network.
     pub fn connector(&self) -> Arc<dyn Connect> {
         Arc::new(self.clone())
     }
 
-    /// Changes the conditions for bytes that are sent from now on.
+    /// Changes the conditions for bytes sent from now on.
     pub fn set_conditions(&self, conditions: Conditions) {
         self.state.lock().conditions = conditions;
     }
@@ -203,22 +205,22 @@ impl Net {
         self.state.lock().refuse = refuse;
     }
 
-    /// Resets the next new connection after its client has received `bytes`.
+    /// Resets the next new connection after its client has received `bytes` bytes.
     pub fn cut_reply_after(&self, bytes: usize) {
         self.state.lock().cut_reply_after = Some(bytes);
     }
 
-    /// Attempts to connect so far, successful or not.
+    /// Number of connection attempts so far, successful or not.
     pub fn attempts(&self) -> u64 {
         self.state.lock().attempts
     }
 
-    /// Connections accepted so far.
+    /// Number of accepted connections so far.
     pub fn accepted(&self) -> u64 {
         self.state.lock().accepted
     }
 
-    /// Delay and completion time of a chunk, drawn by the conditions.
+    /// The transit of a chunk of `len` bytes, drawn from the conditions.
     fn draw(&self, len: usize) -> Transit {
         let mut state = self.state.lock();
         let c = state.conditions;
@@ -273,12 +275,12 @@ impl Net {
     }
 }
 
-/// How a chunk travels.
+/// The transit of a chunk.
 #[derive(Debug, Clone, Copy)]
 struct Transit {
-    /// How long it occupies the line.
+    /// Time that the chunk occupies the line.
     occupies: Duration,
-    /// How long it takes from then.
+    /// Time from then to the arrival.
     delay: Duration,
     window: usize,
 }
@@ -329,7 +331,7 @@ impl Peer {
         Self { connection, reader, records, sender: PeerSender(send) }
     }
 
-    /// The next record without its marks; `None` at the end of the connection.
+    /// The next record without its marks, or `None` at the end of the connection.
     pub async fn recv(&mut self) -> Option<Bytes> {
         loop {
             if let Some(record) = self.records.next_record().ok()? {
@@ -341,7 +343,8 @@ impl Peer {
         }
     }
 
-    /// The next call: its header and arguments; `None` at the end, or when it is no call.
+    /// The next call: its header and arguments. `None` at the end of the connection, or when the
+    /// next record is not a call.
     pub async fn recv_call(&mut self) -> Option<(CallHeader, Bytes)> {
         match Message::decode(&self.recv().await?) {
             Ok(Message::Call(header, args)) => Some((header, args)),
@@ -349,7 +352,7 @@ impl Peer {
         }
     }
 
-    /// For sending from elsewhere.
+    /// A sender for use by other tasks.
     pub fn sender(&self) -> PeerSender {
         self.sender.clone()
     }
@@ -359,19 +362,19 @@ impl Peer {
         self.sender.send(message);
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes without framing.
     pub fn send_raw(&self, bytes: Bytes) {
         self.sender.send_raw(bytes);
     }
 }
 
 impl PeerSender {
-    /// Sends a message as one record. To a connection that is gone: nothing happens.
+    /// Sends a message as one record. Does nothing when the connection has ended.
     pub fn send(&self, message: Enc) {
         let _ = self.0.send(vec![record::frame(message).concat().into()]);
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes without framing.
     pub fn send_raw(&self, bytes: Bytes) {
         let _ = self.0.send(vec![bytes]);
     }

@@ -1,10 +1,10 @@
-//! The counters of a mount: per operation and per connection.
+//! The counters of a mount, per operation and per connection.
 //!
-//! It knows nothing of where the numbers are shown. The terms are those of Linux'
-//! `/proc/self/mountstats` (statvers=1.1), so that tools that read it can read ours. An operation
-//! is counted once, when its call ends: one lock of that operation's own, held for a dozen
-//! additions and two histogram entries (about 120 ns on a busy machine, measured by the test
-//! `cost_of_counting`). Connections count in atomics. A [`Snapshot`] is plain numbers.
+//! This module does not display the counters. Its terms are those of Linux' `/proc/self/mountstats`
+//! (statvers=1.1), so that existing tools can read the counters. A call counts once, at its end.
+//! The count takes one lock of its operation for a dozen additions and two histogram entries. That
+//! costs about 120 ns on a busy machine, measured by the test `cost_of_counting`. Connections count
+//! in atomics. A [`Snapshot`] is plain numbers.
 
 use hdrhistogram::Histogram;
 use parking_lot::{Mutex, RwLock};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Significant decimal digits of latencies: percentiles are right to 1 %.
+/// Significant decimal digits of latencies. Percentiles are accurate to 1 %.
 const LATENCY_DIGITS: u8 = 2;
 
 /// Counters of one mount, shared by its clients.
@@ -33,18 +33,18 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// All zero; the age counts from here.
+    /// Makes counters at zero. Their age starts now.
     pub fn new() -> Self {
         Self { started: Instant::now(), ops: RwLock::default(), transports: Mutex::default() }
     }
 
-    /// Counts a reply whose status, decoded by the program layer, is an error. (Calls that fail
-    /// without a reply are counted here already.)
+    /// Counts a reply with an error status, which the protocol layer decoded. `call` already counts
+    /// calls without a reply as errors.
     pub fn error(&self, op: &'static str) {
         self.op(op).0.lock().errors += 1;
     }
 
-    /// Everything, now.
+    /// A copy of all counters.
     pub fn snapshot(&self) -> Snapshot {
         let mut ops: Vec<_> = self.ops.read().iter().map(|(name, op)| op.snapshot(name)).collect();
         ops.sort_by_key(|op| op.name);
@@ -66,7 +66,7 @@ impl Stats {
         t
     }
 
-    /// Milliseconds since the beginning, for [`TransportStats::last_used_ms`].
+    /// Milliseconds since the counters began, for [`TransportStats::last_used_ms`].
     pub(crate) fn age_ms(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.started).as_millis() as u64
     }
@@ -120,11 +120,11 @@ pub(crate) struct Finished {
     pub major_timeouts: u32,
     pub bytes_sent: u64,
     pub bytes_received: u64,
-    /// From the beginning to the first transmission.
+    /// From the start of the call to its first transmission.
     pub queue: Duration,
     /// From the last transmission to the reply.
     pub rtt: Duration,
-    /// From the beginning to the end.
+    /// From the start of the call to its end.
     pub execute: Duration,
     pub error: bool,
 }
@@ -168,7 +168,7 @@ impl OpStats {
     }
 }
 
-/// Counters of one connection, over all its reconnects.
+/// Counters of one connection, including its reconnects.
 #[derive(Debug, Default)]
 pub(crate) struct TransportStats {
     pub connected: AtomicBool,
@@ -229,20 +229,20 @@ impl TransportStats {
 pub struct Snapshot {
     /// Seconds since the counters began.
     pub age_s: u64,
-    /// Per operation that was called or failed, by name.
+    /// Counters of each operation that was called or that failed, by name.
     pub ops: Vec<OpSnapshot>,
-    /// Per connection, in order of creation.
+    /// Counters of each connection, in order of creation.
     pub transports: Vec<TransportSnapshot>,
 }
 
 impl Snapshot {
-    /// The counters of one operation, if it was ever called.
+    /// The counters of one operation, or `None` if it was never called.
     pub fn op(&self, name: &str) -> Option<&OpSnapshot> {
         self.ops.iter().find(|op| op.name == name)
     }
 
-    /// The part of a statvers=1.1 record that RPC owns: `xprt:` lines and per-operation statistics.
-    /// `prog` names the program as mountstats does, for example `100003/4`.
+    /// The RPC part of a statvers=1.1 record: `xprt:` lines and per-operation statistics. `prog`
+    /// names the program as mountstats does, for example `100003/4`.
     pub fn mountstats(&self, prog: &str) -> String {
         let mut out = format!("\tRPC iostats version: 1.1  p/v: {prog} (nfs)\n");
         self.transports.iter().for_each(|t| t.mountstats_line(&mut out));
@@ -255,11 +255,11 @@ impl Snapshot {
 /// One operation's counters.
 #[derive(Debug, Clone)]
 pub struct OpSnapshot {
-    /// The label that its calls carry.
+    /// The label of the operation's calls.
     pub name: &'static str,
     /// Calls that ended, with or without a reply.
     pub ops: u64,
-    /// Times a call was sent; more than `ops` when calls were sent again.
+    /// Number of transmissions. Retransmissions make it larger than `ops`.
     pub transmissions: u64,
     /// Major timeouts (nfs(5) `retrans`).
     pub major_timeouts: u64,
@@ -267,15 +267,15 @@ pub struct OpSnapshot {
     pub bytes_sent: u64,
     /// Bytes of replies with their headers.
     pub bytes_received: u64,
-    /// Sum of the times from the beginning of a call to its first transmission.
+    /// Sum of the times from the start of a call to its first transmission.
     pub queue_ms: u64,
     /// Sum of the times from the last transmission to the reply.
     pub rtt_ms: u64,
-    /// Sum of the times from the beginning of a call to its end.
+    /// Sum of the times from the start of a call to its end.
     pub execute_ms: u64,
-    /// Calls that failed, and replies that carry an error status.
+    /// Calls that failed, and replies with an error status.
     pub errors: u64,
-    /// Times from the beginning of a call to its end.
+    /// Times from the start of a call to its end.
     latency_us: Histogram<u64>,
     /// Times from the last transmission to the reply.
     rtt_us: Histogram<u64>,
@@ -314,7 +314,7 @@ impl OpSnapshot {
         self.rtt_us.max()
     }
 
-    /// Calls within each factor of two: (upper bound in microseconds, calls), for drawings.
+    /// Calls within each factor of two: (upper bound in microseconds, calls). For histograms.
     pub fn latency_buckets(&self) -> Vec<(u64, u64)> {
         let buckets = self.latency_us.iter_log(1, 2.0);
         buckets.map(|b| (b.value_iterated_to(), b.count_since_last_iteration())).collect()
@@ -338,41 +338,41 @@ impl OpSnapshot {
     }
 }
 
-/// One connection's counters. `*_u` are sums of queue lengths, one sample per call sent: divided by
-/// `sends` they are mean lengths, as in mountstats.
+/// One connection's counters. `*_u` are sums of queue lengths, one sample per call sent. Divided by
+/// `sends`, they are mean lengths, as in mountstats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransportSnapshot {
-    /// Established now.
+    /// Whether the connection is established now.
     pub connected: bool,
-    /// Our port of the present or last connection.
+    /// Local port of the present or last connection.
     pub local_port: u16,
-    /// Times a source port was chosen.
+    /// Number of times a source port was chosen.
     pub binds: u64,
-    /// Times the connection was established.
+    /// Number of times the connection was established.
     pub connects: u64,
     /// Time spent in connecting.
     pub connect_ms: u64,
-    /// Times it could not be established.
+    /// Number of failed connection attempts.
     pub connect_failures: u64,
-    /// Times it was lost.
+    /// Number of times the connection was lost.
     pub drops: u64,
-    /// Since the last message, 0 when not connected.
+    /// Seconds since the last message; 0 when not connected.
     pub idle_s: u64,
     /// Calls sent.
     pub sends: u64,
     /// Replies received.
     pub recvs: u64,
-    /// Replies to no call in flight.
+    /// Replies that match no call in flight.
     pub bad_xids: u64,
-    /// Sum of calls sent and not answered.
+    /// Sum of the number of calls sent and not answered.
     pub req_u: u64,
-    /// Sum of calls that waited for room in flight.
+    /// Sum of the number of callers that waited for room in flight.
     pub bklog_u: u64,
-    /// Most calls ever in flight.
+    /// Largest number of calls in flight.
     pub max_slots: u64,
-    /// Sum of calls queued for sending.
+    /// Sum of the number of calls queued for sending.
     pub sending_u: u64,
-    /// Sum of calls in flight.
+    /// Sum of the number of calls in flight.
     pub pending_u: u64,
     /// Bytes written.
     pub bytes_sent: u64,
@@ -418,7 +418,7 @@ mod tests {
         }
     }
 
-    /// Percentiles are those of the calls, to the precision promised.
+    /// Counts are exact, and percentiles are accurate to 1 %.
     #[test]
     fn counts_and_percentiles() {
         let stats = Stats::new();
@@ -433,16 +433,16 @@ mod tests {
             let us = read.latency_us(p) as f64;
             assert!((us / (p * 1000.0) - 1.0).abs() < 0.011, "p{p} is {us}");
         }
-        // A millisecond of each call was waiting in line, all there was of the first, which has no
-        // round trip: 1 to 99 ms are left.
+        // Each call spent one millisecond in the queue. The first call lasted no longer and has no
+        // round trip. Round trips of 1 to 99 ms remain.
         assert!((read.rtt_us(50.0) as f64 / 50_000.0 - 1.0).abs() < 0.011, "{}", read.rtt_us(50.0));
         assert!(read.rtt_max_us() <= read.latency_max_us());
         assert_eq!(read.latency_buckets().iter().map(|b| b.1).sum::<u64>(), 100);
         assert!(s.op("WRITE").is_none());
     }
 
-    /// The cost of counting one call. `cargo test --release -p hither-rpc counting -- --ignored
-    /// --nocapture`
+    /// Measures the cost of counting one call. Run `cargo test --release -p hither-rpc counting --
+    /// --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn cost_of_counting() {
@@ -456,7 +456,7 @@ mod tests {
         println!("{:.0} ns per call", started.elapsed().as_nanos() as f64 / CALLS as f64);
     }
 
-    /// A sum of many short times is not rounded away call by call.
+    /// Many short times add up without rounding at each call.
     #[test]
     fn short_times_add_up() {
         let stats = Stats::new();

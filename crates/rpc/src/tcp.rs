@@ -1,9 +1,9 @@
 //! Connections over TCP.
 //!
-//! It knows nothing of messages. It sets the options that make a TCP connection fit for NFS: no
-//! Nagle delay, probes that notice a vanished server, a bound on the wait of unacknowledged bytes,
-//! and a privileged source port where servers demand one. A reconnect uses the same source port,
-//! because NFSv3 servers look up a retransmission in their reply cache by it.
+//! This module transports bytes, not messages. It sets the TCP options that NFS needs: no Nagle
+//! delay, keepalive probes that detect a vanished server, a bound on unacknowledged bytes, and a
+//! privileged source port where servers require one. A reconnect uses the same source port, because
+//! NFSv3 servers use the port to find a retransmission in their reply cache.
 
 use crate::transport::{BoxFuture, Connect, Link};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -14,45 +14,45 @@ use std::time::Duration;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// An idle connection is probed after this part of the time after which it is broken, and again
-/// after each of these parts: with 60 s four probes have to be lost, after 20, 30, 40 and 50 s.
+/// An idle connection is broken after a given time. The first keepalive probe is sent after this
+/// part of that time. With 60 s the kernel breaks the connection after four lost probes at 20, 30,
+/// 40 and 50 s.
 const KEEPALIVE_IDLE_PART: u32 = 3;
 const KEEPALIVE_INTERVAL_PART: u32 = 6;
 
-/// Longest time that bytes may stay unacknowledged (RFC 5482). After a cut TCP's own retransmission
-/// waits about as long again as the cut has lasted; a new connection is there sooner.
+/// Longest time that bytes may stay unacknowledged (RFC 5482). After a network cut TCP's own
+/// retransmission waits about as long as the cut has lasted. A new connection is faster.
 const USER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Privileged ports in the order of preference: from 665 up, as Linux' own client takes them, then
-/// the rest down to bindresvport(3)'s 512.
+/// Privileged ports in the order of preference: from 665 up, like the Linux client, then from
+/// bindresvport(3)'s 512 up.
 const RESVPORT_FIRST: u16 = 512;
 const RESVPORT_PREFERRED: u16 = 665;
 const RESVPORT_LAST: u16 = 1023;
 
-/// Ports of daemons that would miss them: printing, LDAP, backup, mail, name service control.
+/// Ports reserved for other daemons: printing, LDAP, backup, mail, name service control.
 const RESVPORT_AVOID: [u16; 11] = [587, 623, 631, 636, 664, 774, 873, 921, 953, 993, 995];
 
-/// Privileged ports to try before giving up because the server still holds the last connection from
-/// each of them.
+/// Most privileged ports to try when the server still holds an earlier connection from each port.
 const RESVPORT_CONNECTS_MAX: usize = 16;
 
-/// Where and how to connect.
+/// The server's address and the properties of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// The server's address and port.
     pub addr: SocketAddr,
-    /// Bind to a privileged source port, as many servers demand (`secure` in exports(5)).
+    /// Bind to a privileged source port, which many servers require (`secure` in exports(5)).
     pub resvport: bool,
-    /// Probe an idle connection, so that a server that vanished is noticed.
+    /// Send keepalive probes on an idle connection, to detect a vanished server.
     pub keepalive: bool,
-    /// Longest time to establish a connection. A network that heals during an attempt may be
-    /// noticed only by the next one, so not longer than 10 s or so.
+    /// Longest time to establish a connection. Use at most about 10 s, because an attempt that
+    /// began before the network healed may have to time out first.
     pub connect_timeout: Duration,
 }
 
-/// Has the kernel break a connection whose bytes, or with `probes` whose silence, are unanswered
-/// for so long. The time counts from the last byte that came, so that probes have to begin well
-/// before it is over.
+/// Makes the kernel break a connection after `time` with unacknowledged bytes. With `probes` the
+/// kernel also breaks it after `time` with unanswered keepalive probes. The time counts from the
+/// last received byte, so probes must start well before its end.
 pub(crate) fn break_after(socket: &SockRef<'_>, time: Duration, probes: bool) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(time))?;
     if probes {
@@ -73,7 +73,7 @@ pub struct TcpConnect {
 }
 
 impl TcpConnect {
-    /// Connections to `endpoint`. Connects nothing yet.
+    /// A connector to `endpoint`. It does not connect yet.
     pub fn new(endpoint: Endpoint) -> Self {
         Self { endpoint, warned: AtomicBool::new(false) }
     }
@@ -115,13 +115,13 @@ impl TcpConnect {
             }
         }
         let socket = self.socket()?;
-        // So that the port can be taken again for a reconnect.
+        // Lets a reconnect bind the same port.
         socket.set_reuse_address(true)?;
         socket.bind(&self.local(0).into())?;
         self.finish(socket).await
     }
 
-    /// Connects from a privileged port. `PermissionDenied`: not allowed to take one.
+    /// Connects from a privileged port. `PermissionDenied`: the process may not bind one.
     async fn establish_privileged(&self) -> io::Result<TcpStream> {
         let mut last = io::Error::new(ErrorKind::AddrInUse, "all privileged source ports are in use");
         let mut connects = 0;
@@ -168,7 +168,7 @@ impl TcpConnect {
         SocketAddr::new(any, port)
     }
 
-    /// Whether a port is of the kind that is asked for.
+    /// Whether `port` meets the endpoint's `resvport` requirement.
     fn suits(&self, port: u16) -> bool {
         !self.endpoint.resvport || port <= RESVPORT_LAST || self.warned.load(Relaxed)
     }
@@ -184,12 +184,12 @@ impl TcpConnect {
     }
 }
 
-/// A local address or port cannot be used for this connection, another may.
+/// Whether the error concerns the local address or port, so that another port may work.
 fn is_port_trouble(e: &io::Error) -> bool {
     matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable)
 }
 
-/// Each privileged port once, from a random place on, so that several mounts rarely collide.
+/// Each privileged port once, starting at a random place, so that several mounts rarely collide.
 fn privileged_ports(start: u16) -> impl Iterator<Item = u16> {
     let rotated = move |first: u16, last: u16| {
         let n = last - first + 1;
@@ -202,9 +202,9 @@ fn privileged_ports(start: u16) -> impl Iterator<Item = u16> {
 
 fn link(stream: TcpStream) -> io::Result<Link> {
     let local = stream.local_addr().ok();
-    // However it ends, also by SIGKILL, it ends abruptly (RST instead of FIN): calls that have not
-    // left are not executed after their caller is gone, and the port is free at once. Should it
-    // fail it ends in the ordinary way.
+    // Every end of the connection, including SIGKILL, sends RST instead of FIN. Unsent calls are
+    // then not executed after their caller is gone, and the port is free at once. If the option
+    // cannot be set, the connection closes with FIN.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     let (reader, writer) = stream.into_split();
     Ok(Link { reader: Box::new(reader), writer: Box::new(writer), local })

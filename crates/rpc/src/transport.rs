@@ -1,8 +1,8 @@
-//! The parts of a connection, and their maker.
+//! The byte streams of a connection, and the trait that makes connections.
 //!
-//! It knows nothing of messages. A [`Connect`] makes [`Link`]s: two byte streams and the addresses
-//! at their ends. Everything above works on any pair of streams, which is where tests inject
-//! latency, loss and cuts.
+//! This module transports bytes, not messages. A [`Connect`] makes [`Link`]s: two byte streams and
+//! their addresses. The upper layers work on any pair of streams. Tests inject latency, loss and
+//! cuts with simulated streams.
 
 use std::future::Future;
 use std::io;
@@ -15,9 +15,10 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Makes connections to one server.
 pub trait Connect: Send + Sync {
-    /// Connects once and reports the outcome; it does not retry. It must end by itself within a
-    /// bounded time (`TimedOut`). `previous` is the local address of the connection that this one
-    /// replaces: servers recognise NFSv3 retransmissions by it, so it is used again if possible.
+    /// Connects once and reports the result; the caller retries. The attempt must end within a
+    /// bounded time (`TimedOut`). `previous` is the local address of the replaced connection.
+    /// Servers recognise NFSv3 retransmissions by this address, so the new connection uses it if
+    /// possible.
     fn connect(&self, previous: Option<SocketAddr>) -> BoxFuture<'_, io::Result<Link>>;
 
     /// The server in log lines and error messages, for example `192.0.2.1:2049`.
@@ -30,7 +31,7 @@ pub struct Link {
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
     /// Bytes to the peer.
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// Our end, when the transport has addresses.
+    /// The local address, when the transport has addresses.
     pub local: Option<SocketAddr>,
 }
 

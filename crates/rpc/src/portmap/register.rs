@@ -1,5 +1,5 @@
-//! Registers programs with the rpcbind of this machine (RFC 1833, rpcbind(8)), by its local socket,
-//! where it knows the caller's user.
+//! Registers programs with the local rpcbind (RFC 1833, rpcbind(8)). The connection is rpcbind's
+//! local socket, where rpcbind sees the caller's user.
 
 use super::{PortmapError, ask, misbehaved};
 use crate::call::{Call, Credential, Retransmit};
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-/// Where rpcbind listens for programs of its machine.
+/// The socket on which rpcbind listens for local programs.
 pub const RPCBIND_SOCKET: &str = "/run/rpcbind.sock";
 
 /// A program that listens on TCP or UDP.
@@ -28,12 +28,12 @@ pub const RPCBIND_SOCKET: &str = "/run/rpcbind.sock";
 pub struct Registration {
     /// Program number.
     pub prog: u32,
-    /// Its version.
+    /// Program version.
     pub vers: u32,
-    /// Where it listens. An unspecified address (`0.0.0.0`, `::`) is answered as the one that the
-    /// asker came to.
+    /// The address of the program. rpcbind replaces an unspecified address (`0.0.0.0`, `::`) in its
+    /// answers by the address that the query arrived at.
     pub addr: SocketAddr,
-    /// For datagrams.
+    /// True for UDP, false for TCP.
     pub udp: bool,
 }
 
@@ -47,14 +47,14 @@ impl Registration {
     }
 }
 
-/// The outcome of a [`Registration`].
+/// The result of a [`Registration`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Registered {
-    /// It is there.
+    /// rpcbind registered the program.
     Done,
-    /// Another server has it, at this port.
+    /// Another server has registered the program, at this port.
     Taken(u16),
-    /// rpcbind does not want it, from this user.
+    /// rpcbind refuses the registration for this user.
     Refused,
 }
 
@@ -71,8 +71,8 @@ impl std::fmt::Debug for Rpcbind {
 }
 
 impl Rpcbind {
-    /// The one behind a socket ([`RPCBIND_SOCKET`]). Nothing is asked yet; all calls together end
-    /// within `timeout`.
+    /// The rpcbind behind `socket` (usually [`RPCBIND_SOCKET`]). The first call connects. All calls
+    /// together end within `timeout`.
     pub fn local(socket: &Path, timeout: Duration) -> Self {
         let cfg = ClientConfig {
             policy: RetryPolicy { timeo: timeout, retrans: 0, mode: Mode::Soft },
@@ -85,8 +85,8 @@ impl Rpcbind {
         Self { client, deadline: Instant::now() + timeout }
     }
 
-    /// Registers a program. The stale entry of an earlier process on the same port is replaced: the
-    /// caller listens there now.
+    /// Registers a program. A stale entry of an earlier process on the same port is replaced,
+    /// because the caller listens on that port now.
     ///
     /// # Errors
     /// See [`PortmapError`].
@@ -102,8 +102,8 @@ impl Rpcbind {
         Ok(if self.set(what).await? { Registered::Done } else { Registered::Refused })
     }
 
-    /// Ends a registration; false: there was none, or not one of this user, or another server has
-    /// registered itself since.
+    /// Ends a registration. Returns false when there was no registration, when it belongs to
+    /// another user, or when another server has registered the program since.
     ///
     /// # Errors
     /// See [`PortmapError`].
@@ -122,7 +122,7 @@ impl Rpcbind {
         self.ask(RpcbindProc::SET, "SET", Enc::of(&rpcb)).await
     }
 
-    /// At which port a program is registered.
+    /// The registered port of a program.
     async fn port_of(&self, what: &Registration) -> Result<Option<u16>, PortmapError> {
         let all: Chain<Rpcb, REGISTRATIONS_MAX> = self.ask(RpcbindProc::DUMP, "DUMP", Enc::new()).await?;
         let netid = what.netid().as_bytes();
@@ -150,7 +150,7 @@ impl Rpcbind {
     }
 }
 
-/// How the local rpcbind is called in messages.
+/// The local rpcbind's address in messages.
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Connections to a socket of this machine.

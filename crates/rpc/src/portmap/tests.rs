@@ -1,4 +1,4 @@
-//! Answers of portmap and rpcbind, good and bad.
+//! Valid and invalid answers of portmap and rpcbind.
 
 use super::*;
 use crate::sim::{Conditions, Net};
@@ -16,7 +16,8 @@ async fn ask_for(net: &Net, host: &str, prog: u32) -> Result<u16, PortmapError> 
     getport_via(&client(net), host.parse().unwrap(), prog, 3, deadline).await
 }
 
-/// An rpcbind that has MOUNT version 3 on port 20048, over both its protocols.
+/// An rpcbind with MOUNT version 3 on port 20048 over IPv4 and IPv6. It answers portmap and rpcbind
+/// calls.
 fn rpcbind() -> Net {
     let net = Net::new(1, Conditions::default());
     net.answer(|_, call, args| async move {
@@ -70,8 +71,8 @@ async fn unreachable() {
     assert_eq!(started.elapsed(), Duration::from_secs(5));
 }
 
-/// Over a real socket, to an address where no rpcbind runs: 127.255.255.254 is loopback, but
-/// nothing listens there on port 111 unless an rpcbind listens on every address.
+/// A query over a real socket, to an address without rpcbind. 127.255.255.254 is a loopback
+/// address. Nothing listens on its port 111, unless an rpcbind listens on every address.
 #[tokio::test]
 async fn real_socket() {
     let host: IpAddr = "127.255.255.254".parse().unwrap();

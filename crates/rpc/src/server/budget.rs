@@ -1,13 +1,16 @@
-//! The memory of calls and replies: acquired before it is used, and given back when the reply is
+//! The memory of calls and replies. It is acquired before use and released when the reply is
 //! written.
 //!
-//! Three limits hold at a time. A connection that has other calls under way gets a part of the
-//! memory that is free, so that its part shrinks as memory does. Large calls of one address leave a
-//! quarter to other addresses. The last eighth is left to small calls of connections that have no
-//! other call under way. A call that is over a limit waits; others go past it.
+//! Three limits hold at the same time:
 //!
-//! Memory that a client holds because it does not read is not waited for: while calls wait,
-//! connections end that make no progress (`Global::relieve`), the largest first.
+//! - A connection with other calls in progress may use a part of the free memory. Its part shrinks
+//!   as the free memory shrinks.
+//! - Large calls of one address leave a quarter of the memory to other addresses.
+//! - The last eighth is reserved for small calls of connections without other calls in progress.
+//!
+//! A call above a limit waits, and later calls may overtake it. A client that does not read its
+//! replies can hold memory. While calls wait, `Global::relieve` ends connections without progress,
+//! the largest first.
 
 use super::turns::Turn;
 use parking_lot::Mutex;
@@ -19,17 +22,18 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
-/// A call with a reply of so many bytes is small, and has them when it is taken.
+/// A reply up to this size is small. Each accepted call gets this much memory for its reply.
 pub(super) const SMALL_BYTES: usize = 4 << 10;
-/// Calls beyond that are large.
+/// A call above this size is large.
 const LARGE_BYTES: usize = 64 << 10;
-/// Part of the memory for small calls of connections without others.
+/// This part of the memory is reserved for small calls of connections without other calls (an
+/// eighth).
 const RESERVE_PART: usize = 8;
-/// A connection with other calls under way gets this part of the free memory, at least this many
-/// bytes.
+/// A connection with other calls in progress may use this part of the free memory, but at least
+/// `SHARE_MIN_BYTES`.
 const SHARE_PART: usize = 8;
 const SHARE_MIN_BYTES: usize = 256 << 10;
-/// How often a call that waits has stalled connections looked for.
+/// How often a waiting call triggers a search for stalled connections.
 pub(super) const RELIEF_EVERY: Duration = Duration::from_millis(100);
 
 /// Memory that all connections share.
@@ -52,11 +56,11 @@ struct Waiter {
     granted: oneshot::Sender<Grant>,
 }
 
-/// The request of a call.
+/// The memory that a call requests.
 #[derive(Clone, Copy)]
 struct Wish {
     bytes: usize,
-    /// The memory that the call has already.
+    /// Bytes that the call holds already.
     own: usize,
 }
 
@@ -64,7 +68,7 @@ struct Wish {
 pub(super) struct Account {
     host: IpAddr,
     used: AtomicUsize,
-    /// One call of a connection waits at a time.
+    /// Held by the waiting call: at most one call of a connection waits.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -78,7 +82,7 @@ impl Account {
     }
 }
 
-/// Memory of one call, given back when it is dropped.
+/// Memory of one call, released when the grant is dropped.
 pub(super) struct Grant {
     budget: Arc<Budget>,
     account: Arc<Account>,
@@ -96,7 +100,7 @@ impl Grant {
         self.bytes
     }
 
-    /// Gives unneeded memory back.
+    /// Releases the memory above `bytes`.
     pub fn shrink_to(&mut self, bytes: usize) {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes -= surplus;
@@ -128,7 +132,7 @@ impl Budget {
         self.total
     }
 
-    /// Whether no grant of any connection is left.
+    /// Whether no connection holds memory and no call waits.
     #[cfg(test)]
     pub fn is_clear(&self) -> bool {
         let state = self.state.lock();
@@ -136,17 +140,18 @@ impl Budget {
     }
 
     fn wish(&self, bytes: usize, own: usize) -> Wish {
-        // More is never to be had.
+        // A larger request could wait for ever.
         Wish { bytes: bytes.min(self.total / 4), own }
     }
 
-    /// Memory that is there now, for a call that has `own` already.
+    /// Acquires memory if enough is free now.
     fn take_now(self: &Arc<Self>, account: &Arc<Account>, wish: Wish) -> Option<Grant> {
         let mut state = self.state.lock();
         self.fits(&state, account, wish).then(|| self.add(&mut state, account, wish))
     }
 
-    /// Memory, when there is some. `relieve` is called now and then while it waits.
+    /// Waits for memory and acquires it. `relieve` runs every [`RELIEF_EVERY`] during the wait. The
+    /// request is (bytes, bytes that the call holds already).
     pub async fn take(
         self: &Arc<Self>,
         account: &Arc<Account>,
@@ -161,7 +166,7 @@ impl Budget {
                 return self.add(&mut state, account, wish);
             }
             let (tx, rx) = oneshot::channel();
-            // Those that went away.
+            // Removes waiters whose call was dropped.
             state.waiting.retain(|waiter| !waiter.granted.is_closed());
             state.waiting.push_back(Waiter { account: account.clone(), wish, granted: tx });
             rx
@@ -219,14 +224,15 @@ impl Budget {
                 }
             }
         }
-        // Without the lock: a grant without a taker is released at once.
+        // Runs without the lock: a grant whose receiver was dropped is released at once, under the
+        // lock.
         for (grant, granted) in ready {
             let _ = granted.send(grant);
         }
     }
 }
 
-/// The resources of a call, beyond the connection's: memory for its reply, and its address's turn.
+/// The resources of a call besides the connection: memory for its reply, and a turn of its address.
 #[derive(Clone)]
 pub struct Room(Arc<Mutex<Held>>, Arc<super::Global>);
 
@@ -246,8 +252,8 @@ impl Room {
         Self(Arc::new(Mutex::new(Held { grant: Some(grant), turn: Some(turn) })), global.clone())
     }
 
-    /// Waits until there is memory for a reply of so many bytes. To be called once, before the call
-    /// is executed.
+    /// Waits until there is memory for a reply of `bytes`. The service calls it once, before it
+    /// executes the call.
     pub async fn expect(&self, bytes: usize) {
         let Some(bytes) = bytes.checked_sub(SMALL_BYTES).filter(|&bytes| bytes > 0) else { return };
         let (own, account) = {
@@ -259,7 +265,8 @@ impl Room {
         let more = match budget.take_now(&account, budget.wish(bytes, own)) {
             Some(more) => more,
             None => {
-                // Others of the address need not wait with this one.
+                // Releases the turn, so that other calls of the address need not wait for this
+                // memory.
                 drop(self.0.lock().turn.take());
                 budget.take(&account, (bytes, own), |bytes| self.1.relieve(bytes)).await
             }
@@ -269,12 +276,12 @@ impl Room {
         }
     }
 
-    /// The address's turn is over.
+    /// Releases the turn of the address.
     pub(super) fn end_turn(&self) {
         drop(self.0.lock().turn.take());
     }
 
-    /// The call was executed: its reply gets its memory.
+    /// Runs after the call was executed. Returns the memory of the reply and releases the rest.
     pub(super) fn finish(&self, reply_bytes: usize) -> Option<Grant> {
         self.end_turn();
         let mut grant = self.0.lock().grant.take();

@@ -1,8 +1,9 @@
-//! One connection of a server: bytes read, calls being answered, replies that wait to be written.
+//! One connection of a server: its reader, its calls in progress, and its queue of replies.
 //!
-//! It knows neither listeners nor programs. The permit for a call travels with its reply and comes
-//! back when that is written, so that a client that does not read its replies soon has no permits
-//! left. Locks: the queue's and the table of calls to the client are leaves, never held across an
+//! This module knows neither listeners nor programs. A call's permit stays with its reply until the
+//! reply is written. A client that does not read its replies therefore runs out of permits.
+//!
+//! Locks: the queue and the table of calls to the client are leaves. They are never held across an
 //! await.
 
 use super::budget::{Grant, SMALL_BYTES};
@@ -32,18 +33,18 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Most bytes and segments of one vectored write, except that one message is always taken.
+/// Most bytes and segments of one vectored write. A single larger message is still written.
 const BATCH_MAX_BYTES: usize = 1 << 20;
 const BATCH_MAX_SEGMENTS: usize = 64;
 
 /// A client's connection, as services see it.
 #[derive(Clone)]
 pub struct Peer {
-    /// Number of the connection; never used again.
+    /// Number of the connection. Numbers are not reused.
     pub id: u64,
     /// The client's address and port.
     pub addr: SocketAddr,
-    /// The address and port that it connected to.
+    /// The server's address and port of the connection.
     pub local: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -54,7 +55,7 @@ impl std::fmt::Debug for Peer {
     }
 }
 
-/// A call to a client: a program of its own choice.
+/// A call to a client. The caller chooses the program.
 #[derive(Debug)]
 pub struct CallBack {
     /// Program number.
@@ -70,11 +71,12 @@ pub struct CallBack {
 }
 
 impl Peer {
-    /// Calls the client on its own connection (RFC 8881 section 2.10.3.1). The results, or why
-    /// there are none within `within`.
+    /// Calls the client on its own connection (RFC 8881 section 2.10.3.1). Returns the results. The
+    /// call fails after `within`.
     ///
     /// # Errors
-    /// The connection has ended, or the client refuses the call or does not answer in time.
+    /// The connection has ended, the client refuses the call, or the client does not answer in
+    /// time.
     pub async fn call(&self, call: CallBack, within: Duration) -> Result<Bytes, CallError> {
         let xid = self.shared.next_xid.fetch_add(1, Relaxed);
         let (tx, rx) = oneshot::channel();
@@ -113,17 +115,17 @@ pub(crate) struct Shared {
     pub(super) addr: SocketAddr,
     local: SocketAddr,
     pub(super) account: Arc<Account>,
-    /// When its last message came.
+    /// When the last message arrived.
     heard: Mutex<Instant>,
-    /// Since when the client has to take bytes, and to send some, that make no progress.
+    /// Since when a write and a read wait for the client, in the order of [`Stall`].
     stalls: Mutex<[Option<Instant>; 2]>,
     queue: Mutex<Queue>,
-    /// Something is queued.
+    /// Notified when a message is queued.
     work: Notify,
-    /// Something was written.
+    /// Notified when a batch was written.
     written: Notify,
     ended: CancellationToken,
-    /// Our calls to the client, by xid.
+    /// Calls to the client, by xid.
     calls: Mutex<HashMap<u32, oneshot::Sender<Result<Bytes, CallError>>>>,
     next_xid: AtomicU32,
 }
@@ -137,15 +139,15 @@ struct Queue {
 
 struct Outgoing {
     segments: Vec<Bytes>,
-    /// A payload behind them, and the segments behind that.
+    /// A payload after `segments`, and the segments after the payload.
     piped: Option<(Box<dyn Piped>, Vec<Bytes>)>,
     bytes: usize,
-    /// Comes back when the message is written.
+    /// Released when the message is written.
     #[expect(dead_code, reason = "held, not used")]
     permit: Option<Permit>,
 }
 
-/// The resources of a call until its reply is written.
+/// The resources of a call, held until its reply is written.
 struct Permit {
     #[expect(dead_code, reason = "held, not used")]
     call: OwnedSemaphorePermit,
@@ -180,13 +182,12 @@ impl Shared {
             written: Notify::new(),
             ended: stop.child_token(),
             calls: Mutex::default(),
-            // Calls and replies differ by their type, so these xids need not differ from the
-            // client's.
+            // The type of a message tells calls from replies, so these xids may equal the client's.
             next_xid: AtomicU32::new(1),
         }
     }
 
-    /// Queues a message, unless the connection has ended. The bytes that wait now.
+    /// Queues a message and returns the queued bytes. Returns `None` when the connection has ended.
     fn push(&self, message: Outgoing) -> Option<usize> {
         let mut queue = self.queue.lock();
         if queue.closed {
@@ -200,7 +201,7 @@ impl Shared {
         Some(bytes)
     }
 
-    /// For how long the client has made no progress that it is waited for.
+    /// How long the longest wait for the client has lasted.
     pub(super) fn stalled_for(&self, now: Instant) -> Duration {
         let since = self.stalls.lock().iter().flatten().min().copied();
         since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
@@ -218,7 +219,7 @@ impl Shared {
         self.ended.cancel();
     }
 
-    /// One step that the client has to do its part of, within `most`.
+    /// Runs one step that needs the client's progress. The step fails after `most`.
     async fn step<T>(
         &self,
         which: Stall,
@@ -292,14 +293,14 @@ enum Ended {
     Misbehaved(&'static str),
 }
 
-/// The calls that arrive.
+/// The incoming calls of a connection.
 struct Inbound {
     global: Arc<Global>,
     shared: Arc<Shared>,
     peer: Arc<Peer>,
-    /// Calls at a time.
+    /// Permits for calls in progress.
     calls: Arc<Semaphore>,
-    /// Those that are being answered, of all connections of the address.
+    /// Turns of calls in progress on all connections of the address.
     host: Arc<Turns>,
     usage: Arc<Usage>,
 }
@@ -309,7 +310,7 @@ impl Inbound {
         let limits = &self.global.limits;
         let mut records =
             record::Reader::new(Limits { record_max_bytes: limits.record_max_bytes, ..Limits::default() });
-        // Of the record that arrives, when it is long.
+        // Memory of a long incoming record, with its announced length.
         let mut memory: Option<(usize, Grant)> = None;
         loop {
             loop {
@@ -328,8 +329,8 @@ impl Inbound {
             let announced = records.announced_bytes();
             let is_new = memory.as_ref().is_none_or(|(upto, _)| *upto < announced);
             if announced > record::READ_AHEAD_BYTES && is_new {
-                // The memory that it has comes first: two calls that wait for the rest of each
-                // other's would wait for ever.
+                // The present memory is released first. Otherwise two calls could each wait for the
+                // memory of the other for ever.
                 drop(memory.take());
                 memory = Some((announced, self.memory(announced + SMALL_BYTES).await));
             }
@@ -350,7 +351,7 @@ impl Inbound {
         }
     }
 
-    /// Memory for a call.
+    /// Acquires memory for a call.
     async fn memory(&self, bytes: usize) -> Grant {
         let relieve = |bytes| self.global.relieve(bytes);
         self.global.budget.take(&self.shared.account, (bytes, 0), relieve).await
@@ -361,7 +362,7 @@ impl Inbound {
         match Message::decode(&record) {
             Ok(Message::Call(header, args)) => self.call(header, args, (record.len(), memory)).await,
             Ok(Message::Reply(header, body)) => {
-                // Late answers have no waiting caller.
+                // No caller waits for a late answer.
                 if let Some(waiting) = self.shared.calls.lock().remove(&header.xid) {
                     let _ = waiting.send(results(header.body, body));
                 }
@@ -378,7 +379,8 @@ impl Inbound {
         }
     }
 
-    /// The right to have one more call answered, when replies do not pile up.
+    /// Waits until queued replies are below their limit, and then acquires the permit for one more
+    /// call.
     async fn permit(&self) -> Result<OwnedSemaphorePermit, Ended> {
         loop {
             let written = self.shared.written.notified();
@@ -417,12 +419,12 @@ impl Inbound {
                 return Ok(());
             }
         };
-        // The calls behind this one wait unread with the client.
+        // The following calls are not read until this call has its turn.
         if let Some(pace) = self.global.service.pace() {
             pace.turn().await;
         }
-        // Before the turn: a connection that waits for memory keeps no other of its address from
-        // its turn.
+        // Memory is acquired before the turn: a connection that waits for memory takes no turn from
+        // other connections of its address.
         let memory = match memory {
             Some(memory) => memory,
             None => self.memory(bytes + SMALL_BYTES).await,
@@ -442,15 +444,15 @@ impl Inbound {
         let shared = self.shared.clone();
         let mut failure = OnFailure { shared, xid: header.xid, permit: Some(permit), room: room.clone() };
         let mut answer = self.global.service.clone().call(incoming);
-        // Much of the requested data is in memory, and answered sooner than a task is made for it.
+        // Many calls find their data in memory and finish before a task could start.
         if let Some(outcome) = now(&mut answer).await {
             failure.answer(outcome);
             return Ok(());
         }
         tokio::spawn(async move {
-            // Until it is answered, not until the reply is written: a client that does not read
-            // delays only itself. And no longer than a call should take: a call that waits for a
-            // disk or a lock must not keep the address's other connections out.
+            // The turn ends with the answer and not with the written reply: a client that does not
+            // read its replies delays only itself. The turn also ends after `HOST_TURN`: a call
+            // that waits for a disk or a lock does not block the address's other connections.
             let soon = timeout(HOST_TURN, &mut answer).await;
             room.end_turn();
             let outcome = match soon {
@@ -463,7 +465,7 @@ impl Inbound {
     }
 }
 
-/// The answer of a call that waits for nothing; one that fails is answered, too.
+/// The result of a call that does not wait. A call that panics is answered too.
 async fn now(answer: &mut BoxFuture<'static, Outcome>) -> Option<Outcome> {
     let once = std::future::poll_fn(|cx| {
         let poll = std::panic::AssertUnwindSafe(|| answer.as_mut().poll(cx));
@@ -476,7 +478,7 @@ async fn now(answer: &mut BoxFuture<'static, Outcome>) -> Option<Outcome> {
     }
 }
 
-/// The caller.
+/// The caller's identity in the credential.
 fn caller(cred: &OpaqueAuth, proc: u32) -> Result<Caller, AuthStat> {
     match cred.flavor {
         AuthFlavor::NONE => Ok(Caller::Nobody),
@@ -484,15 +486,15 @@ fn caller(cred: &OpaqueAuth, proc: u32) -> Result<Caller, AuthStat> {
             Ok(Some(sys)) => Ok(Caller::Sys(sys)),
             _ => Err(AuthStat::BADCRED),
         },
-        // A probe for TLS: an answer without its verifier says that there is none (RFC 9289 section
-        // 4.1).
+        // A probe for TLS. An answer without the TLS verifier means that the server has no TLS (RFC
+        // 9289 section 4.1).
         AuthFlavor::TLS if proc == 0 => Ok(Caller::Nobody),
         AuthFlavor::SHORT => Err(AuthStat::REJECTEDCRED),
         _ => Err(AuthStat::TOOWEAK),
     }
 }
 
-/// Answers a call; one whose task failed is answered SYSTEM_ERR instead of never.
+/// Answers a call. A call whose task failed gets the answer SYSTEM_ERR.
 struct OnFailure {
     shared: Arc<Shared>,
     xid: u32,
@@ -513,7 +515,8 @@ impl OnFailure {
                 let bytes = before.len() + piped.len() + after.len();
                 match record::frame_beginning(before, piped.len() + after.len()) {
                     Some(segments) => {
-                        // The payload is none of our memory.
+                        // The payload is in the kernel's pipe and does not count against the
+                        // budget.
                         let permit = Some(permit(bytes - piped.len()));
                         let piped = Some((piped, after.finish()));
                         self.shared.push(Outgoing { segments, piped, bytes, permit });
@@ -583,7 +586,7 @@ async fn write<W: Sink>(global: Arc<Global>, shared: Arc<Shared>, mut stream: W)
     }
 }
 
-/// Writes all segments, as many at a time as the stream takes, and payloads where they belong.
+/// Writes all segments with vectored writes, and each payload at its place.
 async fn write_all<W: Sink>(
     stream: &mut W,
     batch: &[Outgoing],
@@ -608,7 +611,7 @@ async fn write_all<W: Sink>(
     stream.flush().await
 }
 
-/// Writes slices, each step within `stall`.
+/// Writes slices. Each step must finish within `stall`.
 async fn write_slices<W: Sink>(
     stream: &mut W,
     slices: &mut [IoSlice<'_>],
@@ -625,7 +628,7 @@ async fn write_slices<W: Sink>(
     Ok(())
 }
 
-/// Writes slices to a socket and moves a payload behind them, each step within `stall`.
+/// Writes slices to a socket and moves a payload after them. Each step must finish within `stall`.
 async fn write_piped(
     socket: &TcpStream,
     slices: &mut [IoSlice<'_>],
@@ -645,7 +648,7 @@ async fn write_piped(
     Ok(())
 }
 
-/// The client's answer to our call.
+/// The result of a call to the client, from the client's reply.
 fn results(reply: ReplyBody, body: Bytes) -> Result<Bytes, CallError> {
     match reply {
         ReplyBody::Accepted(accepted) => match accepted.stat {

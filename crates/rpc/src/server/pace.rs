@@ -1,14 +1,14 @@
-//! How fast calls are taken while clients recover from a restart: so many a second of all
-//! connections together.
+//! Limits the rate of calls of all connections together while clients recover from a server
+//! restart.
 //!
-//! It knows neither connections nor programs. The reader of a connection's calls waits here for its
-//! turn, one call at a time, and reads no further meanwhile: later calls wait with the client, and
-//! nothing is refused. Turns are given in the order in which they were asked for, so of N
-//! connections that have calls each gets every Nth, however many it has.
+//! This module knows neither connections nor programs. The reader of a connection waits for a turn
+//! for one call at a time and reads no further call meanwhile. Later calls wait at the client, and
+//! no call is refused. Turns are given in the order of the requests. Each of N busy connections
+//! therefore gets every Nth turn, however many calls it has.
 //!
-//! State that a server ends after a time of silence must not end as long as calls wait here
-//! ([`Pace::holds_up`], [`Pace::since_held_up`]). A client that calls all the time could prevent
-//! every end. So that is over after the `most` of [`Pace::new`], and no call waits from then on.
+//! A server must not expire silent state while calls wait for a turn ([`Pace::holds_up`],
+//! [`Pace::since_held_up`]). A client that calls all the time could prevent that expiry for ever.
+//! The pace therefore ends after the `most` of [`Pace::new`], and no call waits from then on.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -18,47 +18,47 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// A call that waited is followed by the client's next one within this time: the round trip, and
-/// the client's own time before.
+/// The client sends its next call within this time after a waiting call: a round trip and the
+/// client's own processing time.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(5);
-/// Calls that come together after a silence are taken together as far as they make up this part of
-/// a second.
+/// After a silence, a burst of calls up to this part of a second's calls is taken at once (a
+/// tenth).
 const BURST_PART: u32 = 10;
 
-/// A rate of calls.
+/// A limit of the rate of calls.
 #[derive(Debug)]
 pub struct Pace {
-    /// Between calls.
+    /// Time between two calls.
     interval: Duration,
-    /// By how much calls may be ahead of their time.
+    /// How long before its due time a call may be taken.
     ahead: Duration,
     began: Instant,
     end: Instant,
     over: AtomicBool,
-    /// When the next call is due, if calls come evenly. A caller that waits for its turn has this,
-    /// or waits for it.
+    /// When the next call is due at an even rate. The caller at the head of the queue holds this
+    /// mutex; the other callers wait for it.
     due: Mutex<Instant>,
     waiting: AtomicUsize,
-    /// When the last wait ended, in milliseconds since it began, plus one; 0: there was none.
+    /// When the last wait ended, in milliseconds since `began`, plus one. 0: no call has waited.
     held_up_ms: AtomicU64,
     calls: AtomicU64,
     waits: AtomicU64,
     longest_ms: AtomicU64,
 }
 
-/// The counters of calls.
+/// The counters of a pace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paced {
     /// Calls that were taken.
     pub calls: u64,
-    /// Those of them that waited.
+    /// Calls that waited.
     pub waits: u64,
     /// The longest wait.
     pub longest: Duration,
 }
 
 impl Pace {
-    /// So many calls a second, for at most so long.
+    /// A limit of `calls_a_second` that ends after `most`.
     pub fn new(calls_a_second: u32, most: Duration) -> Self {
         let rate = calls_a_second.max(1);
         let interval = Duration::from_secs(1) / rate;
@@ -78,13 +78,13 @@ impl Pace {
         }
     }
 
-    /// Waits until one more call may be taken. A cancelled wait takes no other caller's turn.
+    /// Waits until one more call may be taken. A cancelled wait takes no turn.
     pub async fn turn(&self) {
         if self.is_over() {
             return;
         }
         self.calls.fetch_add(1, Relaxed);
-        // No other caller waits, and it is time.
+        // No other caller waits, and the call may be taken now.
         if let Ok(mut due) = self.due.try_lock()
             && self.earliest(*due) <= Instant::now()
         {
@@ -102,18 +102,18 @@ impl Pace {
         earliest.min(self.end)
     }
 
-    /// When the call after one that is taken now is due.
+    /// When the next call is due after a call that is taken now.
     fn after(&self, due: Instant) -> Instant {
         due.max(Instant::now()) + self.interval
     }
 
-    /// Whether calls wait, or have waited just now: clients may have something to say that has not
-    /// been read.
+    /// Whether calls wait or have waited within [`FOLLOWED_WITHIN`]. Clients may then have calls
+    /// that the server has not read.
     pub fn holds_up(&self) -> bool {
         self.since_held_up() < FOLLOWED_WITHIN
     }
 
-    /// How long no call has waited.
+    /// The time since a call last waited.
     pub fn since_held_up(&self) -> Duration {
         let now = Instant::now();
         if now >= self.end {
@@ -128,8 +128,8 @@ impl Pace {
         }
     }
 
-    /// Calls are taken as they come from now on, after those that wait. Returns the counters;
-    /// `None` when they were returned already.
+    /// Ends the limit: later calls do not wait. Calls that wait already keep their turns. Returns
+    /// the counters at the first call, `None` later.
     pub fn finish(&self) -> Option<Paced> {
         let first = !self.over.swap(true, Relaxed);
         first.then(|| Paced {
@@ -139,13 +139,13 @@ impl Pace {
         })
     }
 
-    /// Whether calls are taken as they come.
+    /// Whether the limit has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Relaxed) || Instant::now() >= self.end
     }
 }
 
-/// A call that waits.
+/// A waiting call.
 struct Wait<'a> {
     pace: &'a Pace,
     since: Instant,
@@ -163,7 +163,7 @@ impl Drop for Wait<'_> {
     fn drop(&mut self) {
         let (pace, now) = (self.pace, Instant::now());
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-        // Before it is counted as one that waits no more, so that no moment lies between.
+        // The time is stored before `waiting` is decremented, so that `since_held_up` sees no gap.
         pace.held_up_ms.fetch_max(ms(now - pace.began).saturating_add(1), Relaxed);
         pace.longest_ms.fetch_max(ms(now - self.since), Relaxed);
         pace.waiting.fetch_sub(1, Release);
@@ -177,8 +177,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// Connections that make so many calls each, one after the other; the moments of each, in
-    /// milliseconds.
+    /// Runs one connection for each entry of `calls`. An entry is the number of calls that the
+    /// connection makes one after another. Returns the times of the calls in milliseconds.
     async fn connections(pace: &Arc<Pace>, calls: &[usize]) -> Vec<Vec<u64>> {
         let began = Instant::now();
         let mut tasks = Vec::new();
@@ -205,7 +205,8 @@ mod tests {
         (0..at.len()).map(|i| at[i..].iter().take_while(|t| **t < at[i] + ms).count()).max().unwrap_or(0)
     }
 
-    /// Promise: S12
+    /// Twenty busy connections get 100 calls in each second, plus one burst. The full rate is used.
+    /// After a silence there is one burst, and the unused rest of the rate is lost. Promise: S12
     #[tokio::test(start_paused = true)]
     async fn the_rate_is_kept_but_for_a_burst() {
         let pace = Arc::new(Pace::new(100, LONG));
@@ -215,29 +216,31 @@ mod tests {
         assert!(most_within(at.clone(), 100) <= 21, "{}", most_within(at.clone(), 100));
         let end = *at.iter().max().unwrap();
         assert!((7_850..=7_950).contains(&end), "it is used, too: {end}");
-        // After a silence there is one burst and not the unused rest.
+        // After a silence there is one burst. The unused rest is lost.
         tokio::time::advance(LONG / 2).await;
         let at = connections(&pace, &[40; 20]).await.concat();
         assert!(most_within(at, 1000) <= 111);
     }
 
-    /// Promise: S12
+    /// A connection with many calls does not delay nine connections with few calls: each connection
+    /// gets one turn a second. Promise: S12
     #[tokio::test(start_paused = true)]
     async fn many_calls_of_one_connection_keep_nobody_else_waiting() {
         let pace = Arc::new(Pace::new(10, LONG));
         let mut calls = vec![2_000];
         calls.extend([3; 9]);
         let at = connections(&pace, &calls).await;
-        // Ten connections: a turn a second each.
+        // Ten connections get one turn a second each.
         for one in &at[1..] {
             assert!(one.iter().zip(1..).all(|(at, n)| *at <= n * 1000 + 200), "{one:?}");
         }
-        // Alone, it has all.
+        // A connection alone gets the full rate.
         let many = &at[0];
         assert!((1_990..2_010).contains(&most_within(many.clone(), 201_000)), "{}", many.len());
     }
 
-    /// Promise: S12
+    /// A cancelled wait takes no turn: after 100 cancelled waits the next call waits one second at
+    /// most. Promise: S12
     #[tokio::test(start_paused = true)]
     async fn who_goes_away_takes_no_turn() {
         let pace = Arc::new(Pace::new(1, LONG));
@@ -256,7 +259,8 @@ mod tests {
         assert!(began.elapsed() <= Duration::from_secs(1));
     }
 
-    /// Promise: S12
+    /// The pace ends after its maximum time. Calls that still wait are then taken, and `holds_up`
+    /// is false. Promise: S12
     #[tokio::test(start_paused = true)]
     async fn nobody_is_held_up_for_ever() {
         let pace = Arc::new(Pace::new(1, Duration::from_secs(60)));
@@ -267,6 +271,8 @@ mod tests {
         assert!(pace.is_over() && !pace.holds_up());
     }
 
+    /// `holds_up` stays true for [`FOLLOWED_WITHIN`] after a wait, so that the waiting client can
+    /// call again.
     #[tokio::test(start_paused = true)]
     async fn it_holds_up_until_those_who_waited_could_come_again() {
         let pace = Pace::new(1, LONG);

@@ -1,8 +1,7 @@
-//! Payloads of replies that no code has read: they wait in a pipe and move from there to the
-//! socket.
+//! Reply payloads in a pipe. The kernel moves their pages from the pipe to the socket without a
+//! copy.
 //!
-//! The kernel moves pages and copies nothing. Where the connection is no socket, the bytes are read
-//! out of the pipe and written.
+//! If the connection is not a socket, the server reads the payload from the pipe and writes it.
 
 use std::fmt;
 use std::io;
@@ -11,23 +10,23 @@ use tokio::io::{AsyncWrite, Interest};
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedWriteHalf;
 
-/// A pipe with bytes in it.
+/// A pipe that holds the bytes of a payload.
 pub trait Piped: fmt::Debug + Send + Sync {
-    /// The end to read from; never blocks.
+    /// The read end of the pipe, which never blocks.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// How many bytes there are.
+    /// Number of bytes in the pipe.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether the pipe is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Where replies go.
+/// The destination of replies.
 pub(crate) trait Sink: AsyncWrite + Send + Unpin + 'static {
-    /// The socket, if it is one.
+    /// The destination as a TCP socket, if it is one.
     fn socket(&self) -> Option<&TcpStream>;
 }
 
@@ -37,7 +36,7 @@ impl Sink for OwnedWriteHalf {
     }
 }
 
-/// A descriptor that is no socket, or not known to be one.
+/// A destination that is not known to be a socket.
 pub(crate) struct Other<W>(pub W);
 
 impl<W: AsyncWrite + Send + Unpin + 'static> Sink for Other<W> {
@@ -82,7 +81,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Other<W> {
     }
 }
 
-/// Sends one piece, to be followed by `more`.
+/// Sends slices to the socket and announces that more bytes follow.
 pub(crate) async fn send_more(socket: &TcpStream, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
     let send = || socket2::SockRef::from(socket).send_vectored_with_flags(slices, MSG_MORE);
     socket.async_io(Interest::WRITABLE, send).await
@@ -103,7 +102,7 @@ pub(crate) async fn send_piped(socket: &TcpStream, piped: &dyn Piped, len: usize
     socket.async_io(Interest::WRITABLE, send).await
 }
 
-/// Reads all that is in a pipe.
+/// Reads all bytes of a pipe.
 pub(crate) fn read_all(piped: &dyn Piped) -> io::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(piped.len());
     while out.len() < piped.len() {

@@ -1,4 +1,4 @@
-//! A service with three procedures, and clients that behave, and that do not.
+//! A test service with eight procedures, with clients that behave and clients that misbehave.
 
 use super::*;
 use hither_proto::record;
@@ -12,9 +12,9 @@ use tokio::sync::Notify;
 
 const PROG: u32 = 400_000;
 
-/// 0: nothing. 1: waits until 2 is called. 2: lets go. 3: panics. 4: as many bytes as the argument
-/// says. 5: calls back. 6: takes a millisecond of the only worker. 7: as many bytes, out of a pipe,
-/// and a word behind them.
+/// Procedures: 0 does nothing. 1 waits until 2 is called. 2 releases one call of 1. 3 panics. 4
+/// returns as many bytes as the argument says. 5 calls the client. 6 uses the only worker for a
+/// millisecond. 7 returns the bytes of a pipe and a word after them.
 #[derive(Default)]
 struct Echo {
     work: tokio::sync::Mutex<()>,
@@ -170,6 +170,7 @@ fn acceptor(limits: ServerLimits) -> (Acceptor, Arc<Echo>) {
     (Acceptor::new(service.clone(), limits), service)
 }
 
+/// Two calls in progress are both answered, in any order.
 #[tokio::test]
 async fn replies_come_in_whatever_order() {
     let (acceptor, _) = acceptor(ServerLimits::default());
@@ -185,6 +186,8 @@ async fn replies_come_in_whatever_order() {
     }
 }
 
+/// The server answers RPC's own errors: unknown programs, versions, procedures, arguments,
+/// credentials and RPC versions. A panic of the service is answered SYSTEM_ERR.
 #[tokio::test]
 async fn errors_of_rpc_itself() {
     let (acceptor, _) = acceptor(ServerLimits::default());
@@ -217,11 +220,13 @@ async fn errors_of_rpc_itself() {
     assert_eq!(header.body, ReplyBody::Denied(DeniedReply::RpcMismatch(versions)));
 }
 
+/// The server drops a connection for a record beyond the limit, for a message that is not RPC, and
+/// for a record that stays incomplete too long.
 #[tokio::test(start_paused = true)]
 async fn who_misbehaves_is_disconnected() {
     let limits = ServerLimits { record_max_bytes: 1000, ..ServerLimits::default() };
     let (acceptor, service) = acceptor(limits);
-    // Too long; not RPC; unfinished for too long.
+    // A record beyond the limit, a message that is not RPC, and an incomplete record.
     for (i, bytes) in
         [&b"\x80\x00\x10\x00"[..], b"\x80\0\0\x04abcd", b"\x80\0\0\x10abcd"].into_iter().enumerate()
     {
@@ -235,8 +240,8 @@ async fn who_misbehaves_is_disconnected() {
     assert_eq!(acceptor.connections(), 0);
 }
 
-/// A client that calls and does not read has a few replies waiting and no more calls executed, and
-/// goes in the end.
+/// A client calls and does not read its replies. A few replies wait, no more calls are executed,
+/// and the connection ends after the stall time.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_read_is_held_up_and_dropped() {
     let limits = ServerLimits { calls_max: 4, queued_max_bytes: 1 << 20, ..ServerLimits::default() };
@@ -254,9 +259,8 @@ async fn a_client_that_does_not_read_is_held_up_and_dropped() {
     assert_eq!(acceptor.connections(), 1);
 }
 
-/// Connections that never read hold no more than the limit, all together, and keep no client of
-/// their address or of another from being answered.
-/// Promise: S7
+/// Connections that never read hold no more memory than the limit, all together. Other clients of
+/// their address and of other addresses are still answered. Promise: S7
 #[tokio::test(start_paused = true)]
 async fn unread_replies_stay_within_the_budget() {
     const LIMIT: usize = 64 << 20;
@@ -266,7 +270,7 @@ async fn unread_replies_stay_within_the_budget() {
     for n in 0..200 {
         let mut wire = Wire::new(&acceptor);
         for xid in 0..16 {
-            // Half of them also send a long call and stop in the middle.
+            // Half of the connections also send part of a long call and stop.
             match xid == 15 && n % 2 == 0 {
                 true => wire.stream.write_all(b"\x80\x10\0\0abcd").await.unwrap(),
                 false => wire.ask(xid, 3, 4, &(1u32 << 20).to_be_bytes()).await,
@@ -288,10 +292,10 @@ async fn unread_replies_stay_within_the_budget() {
         }
         worst.swap(0, Relaxed)
     };
-    // From another address, and small ones from anywhere, at once.
+    // Calls from another address, and small calls from any address, are answered at once.
     assert_eq!(ask("192.0.2.2:700", 1 << 20).await, 0);
     assert_eq!(ask("192.0.2.1:701", 4096).await, 0);
-    // Large ones when those that do not read have gone.
+    // Large calls of the same address are answered when the stalled connections have ended.
     let large = ask("192.0.2.1:702", 1 << 20).await;
     assert!(large <= 1500, "{large} ms");
     assert!(service.closed.load(Relaxed) > 0);
@@ -300,8 +304,8 @@ async fn unread_replies_stay_within_the_budget() {
     assert!(acceptor.global.budget.is_clear());
 }
 
-/// Idle connections give way to new ones: the oldest of an address that has its half, or of the
-/// address with the most. Those with calls under way stay.
+/// An idle connection ends to make room for a new one. The oldest one of an address at its limit
+/// ends, or of the address with the most connections. Connections with calls in progress stay.
 /// Promise: S7
 #[tokio::test]
 async fn oldest_idle_connection_gives_way() {
@@ -321,11 +325,11 @@ async fn oldest_idle_connection_gives_way() {
     let mut idle: Vec<_> = (2..5).map(|port| connect(&format!("192.0.2.1:{port}")).unwrap()).collect();
     idle[0].ask(1, 3, 0, &[]).await;
     assert_eq!(idle[0].stat().await, AcceptStat::Success);
-    // Of its own half: the second, as the first was heard since.
+    // The address is at its half. The second connection ends, because the first was active later.
     idle.push(connect("192.0.2.1:5").unwrap());
     settle(4).await;
     assert!(idle[1].next().await.is_none());
-    // Of the address with the most, when all are in use.
+    // All connections are in use. A connection of the address with the most connections ends.
     let mut others: Vec<_> = (0..4).map(|n| connect(&format!("192.0.2.{}:1", 10 + n)).unwrap()).collect();
     let mut late = connect("192.0.2.99:1").unwrap();
     settle(8).await;
@@ -337,7 +341,7 @@ async fn oldest_idle_connection_gives_way() {
         wire.ask(2, 3, 0, &[]).await;
         assert_eq!(wire.stat().await, AcceptStat::Success);
     }
-    // None of the address is idle.
+    // No connection of the address is idle.
     drop((busy, idle, others, late));
     settle(0).await;
     let mut all = Vec::new();
@@ -353,9 +357,8 @@ async fn oldest_idle_connection_gives_way() {
     assert!(connect("192.0.2.1:9").is_none());
 }
 
-/// Many connections of one address get its part, not theirs each: a call from elsewhere waits for
-/// that part only.
-/// Promise: S7
+/// Many connections of one address share the turns of one address. A call from another address
+/// waits for those turns only. Promise: S7
 #[tokio::test(start_paused = true)]
 async fn many_connections_of_one_address_leave_room_for_others() {
     let limits = ServerLimits { calls_max: 64, host_calls_max: 100, ..ServerLimits::default() };
@@ -386,8 +389,8 @@ async fn many_connections_of_one_address_leave_room_for_others() {
     assert!(acceptor.global.hosts.lock().is_empty());
 }
 
-/// Calls that take long do not keep the other connections of their address out.
-/// Promise: S7
+/// A call gives its turn back after [`HOST_TURN`]. Slow calls do not block the other connections of
+/// their address. Promise: S7
 #[tokio::test(start_paused = true)]
 async fn slow_calls_give_their_turn_back() {
     let (acceptor, _) = acceptor(ServerLimits { host_calls_max: 2, ..ServerLimits::default() });
@@ -404,9 +407,9 @@ async fn slow_calls_give_their_turn_back() {
     assert!(begun.elapsed() <= 3 * HOST_TURN, "{:?}", begun.elapsed());
 }
 
-/// A neighbour at the address of a program with many connections and slow calls is answered at
-/// once: a part of the turns is left to connections that take little time.
-/// Promise: S7
+/// A program has many connections with slow calls. Another program at the same address is answered
+/// at once, because a part of the turns is reserved for connections that use little time. Promise:
+/// S7
 #[tokio::test(start_paused = true)]
 async fn a_neighbour_of_slow_calls_is_answered_at_once() {
     let limits = ServerLimits { host_calls_max: 64, ..ServerLimits::default() };
@@ -438,9 +441,8 @@ async fn a_neighbour_of_slow_calls_is_answered_at_once() {
     assert!(worst <= alone * 2, "{worst:?}");
 }
 
-/// Small calls on many connections of one address leave memory to a neighbour that has no other
-/// call under way.
-/// Promise: S7
+/// Many connections of one address make small calls. A connection without other calls in progress
+/// still gets memory. Promise: S7
 #[tokio::test(start_paused = true)]
 async fn small_calls_leave_memory_to_a_neighbour() {
     let limits =
@@ -466,9 +468,8 @@ async fn small_calls_leave_memory_to_a_neighbour() {
     assert!(service.running.load(Relaxed) > 100 && acceptor.memory_bytes() <= 4 << 20);
 }
 
-/// At a pace, a connection with many calls has its turn as often as one with few, and every call is
-/// answered.
-/// Promise: S12
+/// Under a pace, a connection with many calls gets as many turns as a connection with few. Every
+/// call is answered. Promise: S12
 #[tokio::test(start_paused = true)]
 async fn a_pace_is_shared_by_connections() {
     let service = Arc::new(Echo { pace: Some(Pace::new(10, Duration::from_secs(3600))), ..Echo::default() });
@@ -479,7 +480,7 @@ async fn a_pace_is_shared_by_connections() {
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!((10..=12).contains(&service.running.load(Relaxed)), "{:?}", service.running);
-    // It is behind one call of the other, not behind all.
+    // The other connection's call waits behind one call of the flood, not behind all.
     let mut other = Wire::new(&acceptor);
     let begun = Instant::now();
     for xid in 0..5 {
@@ -493,6 +494,7 @@ async fn a_pace_is_shared_by_connections() {
     assert_eq!(service.running.load(Relaxed), 205);
 }
 
+/// At most [`DROPS_LOGGED`] dropped connections are logged in a period. The rest are counted.
 #[tokio::test(start_paused = true)]
 async fn not_every_dropped_connection_is_logged() {
     let (acceptor, _) = acceptor(ServerLimits::default());
@@ -507,6 +509,7 @@ async fn not_every_dropped_connection_is_logged() {
     assert_eq!((drops.logged, drops.more), (1, 0));
 }
 
+/// The server calls the client on the client's connection and gets the answer.
 #[tokio::test]
 async fn the_server_calls_its_client() {
     let (acceptor, _) = acceptor(ServerLimits::default());
@@ -521,7 +524,8 @@ async fn the_server_calls_its_client() {
     assert_eq!((header.xid, &body[..]), (1, &[0, 0, 0, 42][..]));
 }
 
-/// Reads replies of procedures 4 and 7, several at a time, and compares them.
+/// Reads replies of procedures 4 and 7, several at a time, and compares them with the expected
+/// bytes.
 async fn payloads<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(mut stream: S) {
     let mut records = record::Reader::new(Default::default());
     let sizes = [1, 65_536, 1 << 20, 100_001, 70_000, 3];
@@ -529,7 +533,7 @@ async fn payloads<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(mut s
         for (i, len) in sizes.iter().enumerate() {
             let mut body = Enc::new();
             body.u32(*len);
-            // Ordinary ones between them.
+            // Replies without a pipe between replies with a pipe.
             let proc = if (i + round).is_multiple_of(3) { 4 } else { 7 };
             let call = call(i as u32, PROG, 3, proc, &OpaqueAuth::none(), body);
             stream.write_all(&record::frame(call).concat()).await.unwrap();
@@ -554,6 +558,7 @@ async fn payloads<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(mut s
     }
 }
 
+/// Payloads in pipes arrive at their place in the reply, over a socket and over another stream.
 #[tokio::test]
 async fn payloads_go_from_pipes_to_sockets_in_their_place() {
     let (acceptor, _) = acceptor(ServerLimits::default());
@@ -570,6 +575,7 @@ async fn payloads_go_from_pipes_to_sockets_in_their_place() {
     }
 }
 
+/// A client that does not read payloads in pipes is dropped after the stall time.
 #[tokio::test(start_paused = true)]
 async fn who_does_not_take_what_is_in_pipes_is_dropped() {
     let limits = ServerLimits { stall: Duration::from_secs(5), ..ServerLimits::default() };
@@ -582,7 +588,7 @@ async fn who_does_not_take_what_is_in_pipes_is_dropped() {
             let mut body = Enc::new();
             body.u32(1 << 20);
             let call = call(xid, PROG, 3, 7, &OpaqueAuth::none(), body);
-            // Until it is dropped.
+            // Writes fail once the server has dropped the connection.
             let _ = stream.write_all(&record::frame(call).concat()).await;
         }
         while service.closed.load(Relaxed) == 0 {

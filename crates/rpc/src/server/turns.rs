@@ -1,8 +1,8 @@
-//! Turns: the calls of one address that are answered at a time.
+//! Turns: permits for the calls of one address in progress.
 //!
-//! A turn counts against its connection by the time that it takes. Connections that took little of
-//! late go first, and a part of the turns is left to them. So a program with many slow calls, on
-//! however many connections, does not hold up its neighbours at the address.
+//! A turn counts against its connection by the time that it lasts. Connections that recently used
+//! little time come first, and a part of the turns is reserved for them. A program with many slow
+//! calls therefore does not delay other connections of its address.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// A connection that took less of late goes first. A turn counts as so much until it is over.
+/// A connection that recently used less time comes first. An open turn counts as this much time.
 const LITTLE: Duration = Duration::from_millis(100);
-/// A new connection is not known to take little yet.
+/// The initial use of a new connection. It does not count as little.
 const AT_FIRST: Duration = Duration::from_millis(200);
-/// A connection may use this part of one turn all the time.
+/// A connection may use this part of one turn permanently (a tenth) and still count as light.
 const USE_PART: u32 = 10;
-/// This part of the turns is left to connections that took little.
+/// This part of the turns is reserved for connections that used little time (an eighth).
 const RESERVE_PART: usize = 8;
 
 /// The turns of an address.
@@ -28,7 +28,7 @@ pub(super) struct Turns {
 
 struct State {
     free: usize,
-    /// Those that took little go first.
+    /// Waiting connections that used little time. They come first.
     light: VecDeque<Waiter>,
     others: VecDeque<Waiter>,
 }
@@ -38,7 +38,7 @@ struct Waiter {
     granted: oneshot::Sender<Turn>,
 }
 
-/// How long turns of a connection took of late.
+/// The time that a connection's turns took recently, and when it was last updated.
 pub(super) struct Usage(Mutex<(Instant, Duration)>);
 
 impl Usage {
@@ -46,7 +46,8 @@ impl Usage {
         Arc::new(Self(Mutex::new((Instant::now(), AT_FIRST))))
     }
 
-    /// Counts time that was used, less time that was counted before.
+    /// Adds `used` time and subtracts `less`, which was counted before. The sum decays at a tenth
+    /// of real time. Returns the sum.
     fn count(&self, used: Duration, less: Duration) -> Duration {
         let now = Instant::now();
         let (since, sum) = &mut *self.0.lock();
@@ -61,7 +62,7 @@ impl Usage {
     }
 }
 
-/// A call may be answered until this is dropped.
+/// The permit for one call. Dropping it ends the turn.
 pub(super) struct Turn {
     turns: Arc<Turns>,
     usage: Arc<Usage>,
@@ -82,7 +83,7 @@ impl Turns {
         Arc::new(Self { reserve: max / RESERVE_PART, state: Mutex::new(state) })
     }
 
-    /// A turn, when there is one.
+    /// Waits for a turn.
     pub async fn take(self: &Arc<Self>, usage: &Arc<Usage>) -> Turn {
         let granted = {
             let state = &mut *self.state.lock();
@@ -118,14 +119,15 @@ impl Turns {
             state.free -= usize::from(next.is_some());
             next
         };
-        // Without the lock: the turn of a waiter that has gone is released at once.
+        // Runs without the lock: a turn whose receiver was dropped is released at once, under the
+        // lock.
         if let Some(Waiter { usage, granted }) = next {
             let _ = granted.send(self.turn(usage));
         }
     }
 }
 
-/// The first that still waits.
+/// The first waiter whose call was not dropped.
 fn next_of(waiting: &mut VecDeque<Waiter>) -> Option<Waiter> {
     std::iter::from_fn(|| waiting.pop_front()).find(|waiter| !waiter.granted.is_closed())
 }

@@ -1,6 +1,6 @@
-//! One direction of a simulated connection: chunks, each with a time of delivery.
+//! One direction of a simulated connection: chunks, each with a delivery time.
 //!
-//! Lock order: a pipe's state, never held while the network's is taken.
+//! Lock order: a pipe's state is a leaf and is not held while the network's state is locked.
 
 use super::{Net, Transit};
 use bytes::{Buf, Bytes};
@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Shared by the two ends of one direction.
+/// The state that the two ends of one direction share.
 #[derive(Debug, Clone)]
 pub(super) struct Pipe {
     net: Net,
@@ -27,14 +27,14 @@ struct PipeState {
     buffered: usize,
     /// When the line is free for the next chunk.
     line_free: Option<Instant>,
-    /// When the last chunk arrives: bytes stay in order.
+    /// When the last chunk arrives. Later chunks arrive no earlier, so that bytes stay in order.
     last_arrival: Option<Instant>,
-    /// The writer is gone; the end of the stream arrives then.
+    /// When the end of the stream arrives, once the writer is dropped.
     end: Option<Instant>,
     reader_gone: bool,
     reset: bool,
     held: bool,
-    /// Resets this and the other direction after so many more bytes.
+    /// Resets both directions after this many more bytes.
     reset_after: Option<(usize, Pipe)>,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -57,7 +57,7 @@ impl Pipe {
         s.wake();
     }
 
-    /// Holds all bytes back, or lets go: held bytes arrive from now on.
+    /// Holds back all bytes, or releases the held bytes.
     pub fn hold(&self, held: bool) {
         let mut s = self.state.lock();
         s.held = held;
@@ -87,7 +87,7 @@ impl PipeReader {
     }
 }
 
-/// The state that a reader finds.
+/// The next event for a reader.
 enum Found {
     Bytes,
     End,

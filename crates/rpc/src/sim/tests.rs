@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A server that echoes its input.
+/// Serves `net` with a server that echoes its input.
 fn echo(net: &Net) {
     net.serve(|mut peer| async move {
         while let Some(record) = peer.recv().await {
@@ -29,7 +29,7 @@ async fn exchange(link: &mut Link, payload: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A round trip takes twice the latency, connecting as long; bandwidth adds the time of the bytes.
+/// A round trip takes twice the latency, and so does connecting. Bandwidth adds transmission time.
 #[tokio::test(start_paused = true)]
 async fn latency_and_bandwidth() {
     let net = Net::new(1, Conditions { latency: 50 * MS, ..Conditions::default() });
@@ -45,7 +45,7 @@ async fn latency_and_bandwidth() {
     assert_eq!(started.elapsed().as_millis(), 1100);
 }
 
-/// Bytes of one connection stay in order at any jitter and loss; loss costs time.
+/// Bytes of one connection stay in order under any jitter and loss. Loss costs time.
 #[tokio::test(start_paused = true)]
 async fn order_is_kept() {
     let net = Net::new(3, Conditions { jitter: 100 * MS, loss: 0.3, ..Conditions::default() });
@@ -69,7 +69,8 @@ async fn order_is_kept() {
     assert!(started.elapsed() > 200 * MS);
 }
 
-/// Equal seeds give equal runs, different ones different runs; connections overtake each other.
+/// Equal seeds give equal runs, and different seeds give different runs. Connections overtake each
+/// other.
 #[tokio::test(start_paused = true)]
 async fn seeds_and_reordering_across_connections() {
     let mut runs = Vec::new();
@@ -95,7 +96,7 @@ async fn seeds_and_reordering_across_connections() {
     assert!(!runs[0].is_sorted());
 }
 
-/// No end notices a black hole until it heals, then everything arrives; both ends notice a reset at
+/// No end notices a black hole, and all bytes arrive after it heals. Both ends notice a reset at
 /// once.
 #[tokio::test(start_paused = true)]
 async fn cuts() {
@@ -116,7 +117,7 @@ async fn cuts() {
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
 }
 
-/// A writer waits when its reader does not read; the end of a stream arrives after its bytes.
+/// A writer waits when its reader does not read. The end of a stream arrives after its bytes.
 #[tokio::test(start_paused = true)]
 async fn window_and_end() {
     let net = Net::new(1, Conditions { window_bytes: 100, ..Conditions::default() });

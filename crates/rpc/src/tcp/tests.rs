@@ -1,4 +1,4 @@
-//! Real sockets on loopback.
+//! TCP connections over real sockets on loopback.
 
 use super::*;
 use crate::{Call, CallError, Client, ClientConfig, Credential, Retransmit, Stats};
@@ -39,8 +39,7 @@ fn call(payload: &Bytes) -> Call {
     }
 }
 
-/// Three probes of an idle connection can be lost before the kernel breaks it.
-/// Promise: S7
+/// An idle connection survives three lost keepalive probes before the kernel breaks it. Promise: S7
 #[test]
 fn lost_keepalives_do_not_break_a_connection() {
     for secs in [6, 60, 300] {
@@ -53,7 +52,8 @@ fn lost_keepalives_do_not_break_a_connection() {
     }
 }
 
-/// Echoes arguments; tells each connection's peer address; drops a connection after `calls` calls.
+/// Echoes arguments, reports each connection's peer address, and drops a connection after `calls`
+/// calls.
 async fn echo(listener: TcpListener, peers: mpsc::UnboundedSender<SocketAddr>, calls: usize) {
     while let Ok((mut stream, peer)) = listener.accept().await {
         let _ = peers.send(peer);
@@ -73,7 +73,7 @@ async fn echo(listener: TcpListener, peers: mpsc::UnboundedSender<SocketAddr>, c
                     return;
                 }
             }
-            // Closing with unread bytes would reset; wait until the client has gone.
+            // A linger time of zero makes the drop send RST.
             SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
         });
     }
@@ -87,7 +87,7 @@ async fn server(calls: usize) -> (SocketAddr, mpsc::UnboundedReceiver<SocketAddr
     (addr, peers)
 }
 
-/// Short and long messages, many at once, arrive whole over real sockets.
+/// Short and long messages, many at the same time, arrive whole over real sockets.
 #[tokio::test]
 async fn messages_of_all_sizes() {
     let (addr, _peers) = server(usize::MAX).await;
@@ -107,8 +107,8 @@ async fn messages_of_all_sizes() {
     }
 }
 
-/// A connection that the server resets is made again, from the same port, so that the server's
-/// reply cache recognises repeated calls.
+/// A connection that the server resets is made again from the same port. The server's reply cache
+/// then recognises repeated calls.
 #[tokio::test]
 async fn reconnects_from_the_same_port() {
     let (addr, mut peers) = server(3).await;
@@ -126,14 +126,14 @@ async fn reconnects_from_the_same_port() {
     }
 }
 
-/// Bytes that have not left when a connection is given up are not executed later: the server meets
-/// an error, and not the rest.
+/// Unsent bytes of a dropped connection are not executed later. The server sees an error and not
+/// the remaining bytes.
 #[tokio::test]
 async fn what_was_not_sent_dies_with_its_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let link = TcpConnect::new(endpoint(listener.local_addr().unwrap())).connect(None).await.unwrap();
     let (mut stream, _) = listener.accept().await.unwrap();
-    // More than both ends hold: the rest is here when nothing goes on.
+    // The writer stops when both socket buffers are full. The rest of the bytes is then unsent.
     let mut writer = link.writer;
     let mut sent = 0;
     while let Ok(n) = tokio::time::timeout(LIMIT / 10, writer.write(&[7; 1 << 16])).await {
@@ -152,8 +152,8 @@ async fn what_was_not_sent_dies_with_its_connection() {
     assert!(got < sent, "{got} of {sent} bytes");
 }
 
-/// `resvport`: the server sees a port below 1024, a different one per connection. (As another user
-/// than root a warning and an ordinary port.)
+/// With `resvport` the server sees a port below 1024, a different one for each connection. Without
+/// root privileges the client warns and uses an ordinary port.
 #[tokio::test]
 async fn privileged_source_port() {
     let (addr, mut peers) = server(usize::MAX).await;
@@ -172,14 +172,14 @@ async fn privileged_source_port() {
     assert!(!may_bind || ports.iter().all(|p| (512..1024).contains(p)), "{ports:?}");
 }
 
-/// Each reason not to connect has its own error, at once.
+/// Each cause of a failed connection has its own error, without delay.
 #[tokio::test]
 async fn connect_errors() {
     let kind = |r: Result<(), CallError>| match r {
         Err(CallError::Connect(e)) => e.kind(),
         other => panic!("{other:?}"),
     };
-    // Bound, so that no other process listens there, and not listening.
+    // The port is bound but not listening, so that no other process can listen on it.
     let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let refused = bound.local_addr().unwrap().as_socket().unwrap();
@@ -187,7 +187,7 @@ async fn connect_errors() {
         let result = client(Endpoint { resvport, ..endpoint(refused) }).connect_now().await;
         assert_eq!(kind(result), ErrorKind::ConnectionRefused);
     }
-    // A listener whose backlog is full lets the handshake of further clients hang.
+    // A listener with a full backlog lets the handshake of further clients hang.
     let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     full.listen(0).unwrap();
@@ -207,7 +207,7 @@ async fn connect_errors() {
     assert_eq!(kind(last), ErrorKind::TimedOut);
 }
 
-/// The port sequence has every privileged port once, but those that others need.
+/// The port sequence contains each privileged port once, except the reserved ports.
 #[test]
 fn privileged_port_sequence() {
     for start in [0, 1, 400, u16::MAX] {
