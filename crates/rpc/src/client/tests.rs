@@ -79,7 +79,7 @@ pub(super) fn spawn(client: &Client, c: Call) -> tokio::task::JoinHandle<Result<
 /// Replies reach their callers in any order. All calls are in flight together: the server answers
 /// only when it has received all calls, and it answers the last call first.
 #[tokio::test(start_paused = true)]
-async fn calls_interleave_and_replies_come_in_any_order() {
+async fn replies_match_calls_in_any_order() {
     const CALLS: u32 = 100;
     let net = net();
     net.serve(|mut peer| async move {
@@ -105,7 +105,7 @@ async fn calls_interleave_and_replies_come_in_any_order() {
 /// A link that breaks inside a reply only delays the call. The client sends the call again on the
 /// new link with the same xid, so the server's reply cache recognises it.
 #[tokio::test(start_paused = true)]
-async fn broken_reply_is_asked_for_again_with_the_same_xid() {
+async fn broken_reply_resends_same_xid() {
     let net = net();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
@@ -412,7 +412,7 @@ async fn room_in_flight_is_bounded() {
 
 /// A call longer than the longest record is refused before it is sent.
 #[tokio::test(start_paused = true)]
-async fn too_large_a_call() {
+async fn oversized_call_is_refused() {
     let net = net();
     good_server(&net);
     let client = client_with(&net, |cfg| cfg.max_record_bytes = 1000);

@@ -389,7 +389,7 @@ mod tests {
     /// Clients that lose a server at the same moment reconnect at different moments. After several
     /// failed attempts their reconnects spread over half of the delay.
     #[tokio::test(start_paused = true)]
-    async fn who_lost_a_server_together_comes_back_one_by_one() {
+    async fn reconnects_spread_over_time() {
         const CLIENTS: usize = 500;
         let began = Instant::now();
         for attempts in [3_u32, 6, 12] {

@@ -208,7 +208,7 @@ mod tests {
     /// Twenty busy connections get 100 calls in each second, plus one burst. The full rate is used.
     /// After a silence there is one burst, and the unused rest of the rate is lost. Promise: S12
     #[tokio::test(start_paused = true)]
-    async fn the_rate_is_kept_but_for_a_burst() {
+    async fn pace_keeps_rate_with_burst() {
         let pace = Arc::new(Pace::new(100, LONG));
         let at = connections(&pace, &[40; 20]).await.concat();
         assert_eq!(at.len(), 800);
@@ -225,7 +225,7 @@ mod tests {
     /// A connection with many calls does not delay nine connections with few calls: each connection
     /// gets one turn a second. Promise: S12
     #[tokio::test(start_paused = true)]
-    async fn many_calls_of_one_connection_keep_nobody_else_waiting() {
+    async fn busy_connection_delays_no_other() {
         let pace = Arc::new(Pace::new(10, LONG));
         let mut calls = vec![2_000];
         calls.extend([3; 9]);
@@ -242,7 +242,7 @@ mod tests {
     /// A cancelled wait takes no turn: after 100 cancelled waits the next call waits one second at
     /// most. Promise: S12
     #[tokio::test(start_paused = true)]
-    async fn who_goes_away_takes_no_turn() {
+    async fn cancelled_wait_takes_no_turn() {
         let pace = Arc::new(Pace::new(1, LONG));
         pace.turn().await;
         let gone: Vec<_> = (0..100)
@@ -262,7 +262,7 @@ mod tests {
     /// The pace ends after its maximum time. Calls that still wait are then taken, and `holds_up`
     /// is false. Promise: S12
     #[tokio::test(start_paused = true)]
-    async fn nobody_is_held_up_for_ever() {
+    async fn pace_ends_after_maximum() {
         let pace = Arc::new(Pace::new(1, Duration::from_secs(60)));
         assert!(!pace.holds_up() && pace.since_held_up() == Duration::MAX);
         let at = connections(&pace, &[10; 100]).await.concat();
@@ -274,7 +274,7 @@ mod tests {
     /// `holds_up` stays true for [`FOLLOWED_WITHIN`] after a wait, so that the waiting client can
     /// call again.
     #[tokio::test(start_paused = true)]
-    async fn it_holds_up_until_those_who_waited_could_come_again() {
+    async fn holds_up_outlasts_wait() {
         let pace = Pace::new(1, LONG);
         pace.turn().await;
         assert!(!pace.holds_up());

@@ -172,7 +172,7 @@ fn acceptor(limits: ServerLimits) -> (Acceptor, Arc<Echo>) {
 
 /// Two calls in progress are both answered, in any order.
 #[tokio::test]
-async fn replies_come_in_whatever_order() {
+async fn server_replies_in_any_order() {
     let (acceptor, _) = acceptor(ServerLimits::default());
     let mut wire = Wire::new(&acceptor);
     wire.ask(1, 3, 1, &[]).await;
@@ -189,7 +189,7 @@ async fn replies_come_in_whatever_order() {
 /// The server answers RPC's own errors: unknown programs, versions, procedures, arguments,
 /// credentials and RPC versions. A panic of the service is answered SYSTEM_ERR.
 #[tokio::test]
-async fn errors_of_rpc_itself() {
+async fn rpc_errors_are_answered() {
     let (acceptor, _) = acceptor(ServerLimits::default());
     let mut wire = Wire::new(&acceptor);
     wire.send(call(1, PROG + 1, 3, 0, &OpaqueAuth::none(), Enc::new())).await;
@@ -223,7 +223,7 @@ async fn errors_of_rpc_itself() {
 /// The server drops a connection for a record beyond the limit, for a message that is not RPC, and
 /// for a record that stays incomplete too long.
 #[tokio::test(start_paused = true)]
-async fn who_misbehaves_is_disconnected() {
+async fn misbehaving_client_is_disconnected() {
     let limits = ServerLimits { record_max_bytes: 1000, ..ServerLimits::default() };
     let (acceptor, service) = acceptor(limits);
     // A record beyond the limit, a message that is not RPC, and an incomplete record.
@@ -243,7 +243,7 @@ async fn who_misbehaves_is_disconnected() {
 /// A client calls and does not read its replies. A few replies wait, no more calls are executed,
 /// and the connection ends after the stall time.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_is_held_up_and_dropped() {
+async fn nonreading_client_is_dropped() {
     let limits = ServerLimits { calls_max: 4, queued_max_bytes: 1 << 20, ..ServerLimits::default() };
     let (acceptor, service) = acceptor(limits);
     let mut wire = Wire::new(&acceptor);
@@ -360,7 +360,7 @@ async fn oldest_idle_connection_gives_way() {
 /// Many connections of one address share the turns of one address. A call from another address
 /// waits for those turns only. Promise: S7
 #[tokio::test(start_paused = true)]
-async fn many_connections_of_one_address_leave_room_for_others() {
+async fn one_address_shares_its_turns() {
     let limits = ServerLimits { calls_max: 64, host_calls_max: 100, ..ServerLimits::default() };
     let (acceptor, service) = acceptor(limits);
     let mut flood = Vec::new();
@@ -411,7 +411,7 @@ async fn slow_calls_give_their_turn_back() {
 /// at once, because a part of the turns is reserved for connections that use little time. Promise:
 /// S7
 #[tokio::test(start_paused = true)]
-async fn a_neighbour_of_slow_calls_is_answered_at_once() {
+async fn slow_calls_spare_light_connections() {
     let limits = ServerLimits { host_calls_max: 64, ..ServerLimits::default() };
     let (acceptor, _) = acceptor(limits);
     let mut near = Wire::new(&acceptor);
@@ -444,7 +444,7 @@ async fn a_neighbour_of_slow_calls_is_answered_at_once() {
 /// Many connections of one address make small calls. A connection without other calls in progress
 /// still gets memory. Promise: S7
 #[tokio::test(start_paused = true)]
-async fn small_calls_leave_memory_to_a_neighbour() {
+async fn small_calls_leave_reserved_memory() {
     let limits =
         ServerLimits { memory_max_bytes: 4 << 20, host_calls_max: 1 << 20, ..ServerLimits::default() };
     let (acceptor, service) = acceptor(limits);
@@ -560,7 +560,7 @@ async fn payloads<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(mut s
 
 /// Payloads in pipes arrive at their place in the reply, over a socket and over another stream.
 #[tokio::test]
-async fn payloads_go_from_pipes_to_sockets_in_their_place() {
+async fn piped_payloads_keep_their_place() {
     let (acceptor, _) = acceptor(ServerLimits::default());
     let (near, far) = tokio::io::duplex(64 << 10);
     let (reader, writer) = tokio::io::split(far);
@@ -577,7 +577,7 @@ async fn payloads_go_from_pipes_to_sockets_in_their_place() {
 
 /// A client that does not read payloads in pipes is dropped after the stall time.
 #[tokio::test(start_paused = true)]
-async fn who_does_not_take_what_is_in_pipes_is_dropped() {
+async fn unread_piped_payload_drops_client() {
     let limits = ServerLimits { stall: Duration::from_secs(5), ..ServerLimits::default() };
     let (acceptor, service) = acceptor(limits);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

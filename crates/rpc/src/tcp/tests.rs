@@ -41,7 +41,7 @@ fn call(payload: &Bytes) -> Call {
 
 /// An idle connection survives three lost keepalive probes before the kernel breaks it. Promise: S7
 #[test]
-fn lost_keepalives_do_not_break_a_connection() {
+fn lost_keepalives_break_no_connection() {
     for secs in [6, 60, 300] {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         break_after(&SockRef::from(&socket), Duration::from_secs(secs), true).unwrap();
@@ -129,7 +129,7 @@ async fn reconnects_from_the_same_port() {
 /// Unsent bytes of a dropped connection are not executed later. The server sees an error and not
 /// the remaining bytes.
 #[tokio::test]
-async fn what_was_not_sent_dies_with_its_connection() {
+async fn unsent_bytes_die_with_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let link = TcpConnect::new(endpoint(listener.local_addr().unwrap())).connect(None).await.unwrap();
     let (mut stream, _) = listener.accept().await.unwrap();

@@ -47,7 +47,7 @@ fn calling_server(net: &Net, calls: u32) {
 /// The client answers calls of the server on the connection that carried them. It answers several
 /// at a time while its own call waits.
 #[tokio::test(start_paused = true)]
-async fn callbacks_are_answered_where_they_came() {
+async fn callbacks_use_their_own_connection() {
     let net = net();
     calling_server(&net, 3);
     let client = client_with(&net, |cfg| cfg.nconnect = 3);
@@ -71,7 +71,7 @@ async fn callbacks_without_handler() {
 /// The client sends an answer only on the connection that carried the call. After a reconnect it
 /// drops the answer.
 #[tokio::test(start_paused = true)]
-async fn answers_die_with_their_connection() {
+async fn late_callback_answers_are_dropped() {
     let net = net();
     let (send, mut seen) = tokio::sync::mpsc::unbounded_channel();
     net.serve(move |mut peer| {

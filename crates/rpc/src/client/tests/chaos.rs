@@ -66,7 +66,7 @@ async fn every_call_gets_its_answer() {
 
 /// An NFSv4 call is sent at most once on each connection, however long the reply takes.
 #[tokio::test(start_paused = true)]
-async fn v4_is_never_repeated_on_a_connection() {
+async fn nfs4_calls_sent_once_per_connection() {
     for seed in 0..20 {
         let net = Net::new(seed, Conditions { loss: 0.2, jitter: 3 * SECOND, ..Conditions::default() });
         let seen = Seen::default();

@@ -52,7 +52,7 @@ async fn soft_calls_fail_in_time() {
 
 /// The same holds without a connection, whether the server refuses it or stays silent.
 #[tokio::test(start_paused = true)]
-async fn soft_calls_fail_in_time_without_connection() {
+async fn soft_calls_fail_without_connection() {
     for black_hole in [false, true] {
         let net = net();
         good_server(&net);
@@ -98,7 +98,7 @@ async fn hard_calls_leave_a_silent_connection() {
 /// A connection made shortly before a major timeout is not dropped for the silence before it
 /// existed.
 #[tokio::test(start_paused = true)]
-async fn a_new_connection_has_its_time() {
+async fn new_connection_survives_major_timeout() {
     let net = net();
     net.answer(|connection, call, args| async move {
         sleep(50 * SECOND).await;
@@ -115,7 +115,7 @@ async fn a_new_connection_has_its_time() {
 /// A server may need longer than the timeouts and have no reply cache. Each new connection waits
 /// longer than the one before, so that its answer arrives.
 #[tokio::test(start_paused = true)]
-async fn answers_slower_than_the_timeouts_get_through() {
+async fn slow_answers_outlast_timeouts() {
     let net = net();
     net.answer(|_, call, args| async move {
         sleep(1000 * SECOND).await;
