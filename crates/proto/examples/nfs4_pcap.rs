@@ -1,13 +1,13 @@
-//! Writes a packet capture with samples of every NFSv4 operation, result and callback, so that
-//! another implementation of the protocol can read them:
+//! Writes a packet capture with samples of every NFSv4 operation, result and callback, for other
+//! implementations to read:
 //!
 //! ```text
 //! cargo run -p hither-proto --features sample --example nfs4_pcap -- all.pcap
 //! tshark -r all.pcap -V
 //! ```
 //!
-//! It knows nothing of sockets. Each message is one TCP segment of one made-up connection; calls
-//! and replies carry one operation each, so that a disagreement names it.
+//! This program opens no sockets. Each message is one TCP segment of a synthetic connection. Calls
+//! and replies contain one operation each, so that a disagreement identifies the operation.
 
 use hither_proto::nfs4::*;
 use hither_proto::record;
@@ -16,12 +16,12 @@ use hither_proto::sample::{Sample, Source};
 use hither_proto::xdr::{Enc, Xdr};
 use std::io::Write;
 
-/// Samples of each operation.
+/// Number of samples of each operation.
 const SAMPLES: usize = 24;
-/// IP packets end at 65535 bytes.
+/// Longest message. An IP packet has at most 65535 bytes.
 const MESSAGE_MAX_BYTES: usize = 60_000;
 
-/// Bytes that decide on samples; the same in each run.
+/// Pseudo-random bytes that determine the samples. They are the same in each run.
 struct Seeds(u64);
 
 impl Seeds {
@@ -35,7 +35,7 @@ impl Seeds {
             .collect()
     }
 
-    /// A sample for which `pick` holds and that fits a packet.
+    /// A sample that satisfies `pick` and fits into a packet.
     fn sample<T: Sample + Xdr>(&mut self, pick: impl Fn(&T) -> bool) -> T {
         loop {
             let value = T::sample(&mut Source::new(&self.next()));
@@ -54,7 +54,7 @@ struct Capture<W> {
 
 impl<W: Write> Capture<W> {
     fn new(mut out: W) -> std::io::Result<Self> {
-        // Magic, version 2.4, two words of nothing, longest packet, Ethernet.
+        // Magic, version 2.4, two zero words, longest packet, Ethernet.
         for word in [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 1 << 18, 1] {
             out.write_all(&word.to_le_bytes())?;
         }

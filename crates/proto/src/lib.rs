@@ -1,8 +1,8 @@
-//! The messages on the wire: XDR, ONC RPC, MOUNT, NFSv3, NFSv4 and NQNFS.
+//! Wire messages: XDR, ONC RPC, MOUNT, NFSv3, NFSv4 and NQNFS.
 //!
-//! Types only: no sockets, no runtime, no policy. Client and server use the same types, so every
-//! message can be encoded and decoded. Peers are not trusted: decoders are bounded by the bytes
-//! that really arrived, enumerations keep values they do not know, names are bytes.
+//! This crate contains types only: no sockets, no runtime, no policy. Client and server share the
+//! types, so every message can be encoded and decoded. Peers are not trusted. Decoders allocate no
+//! more than the received bytes justify, enumerations keep unknown values, and names are bytes.
 //!
 //! Architecture Invariant: this crate knows neither the `Vfs` interface nor an async runtime.
 
@@ -20,7 +20,7 @@ pub mod rpc;
 pub mod sample;
 pub mod xdr;
 
-/// Nothing: sample values exist in tests and with the `sample` feature.
+/// Expands to nothing. Sample values exist only in tests and with the `sample` feature.
 #[cfg(not(any(test, feature = "sample")))]
 #[doc(hidden)]
 #[macro_export]

@@ -1,7 +1,9 @@
-//! MOUNT version 3 (RFC 1813 appendix I): how a path of a server becomes NFSv3's first file handle.
+//! MOUNT version 3 (RFC 1813 appendix I), which maps a path of the server to NFSv3's first
+//! filehandle.
 //!
-//! It knows nothing of NFS procedures. Version 1 has the same program and procedure numbers; its
-//! MNT returns handles of NFSv2 and is not here, its other procedures have the same messages.
+//! This module has no NFS procedures. MOUNT version 1 has the same program and procedure numbers.
+//! Its MNT returns NFSv2 handles and is in [`crate::nqnfs`]; its other procedures have the same
+//! messages.
 
 use crate::rpc::AuthFlavor;
 use crate::xdr::{Chain, List, Opaque};
@@ -9,7 +11,7 @@ use crate::{rpc_program, xdr_enum, xdr_struct, xdr_union};
 
 /// Program number of MOUNT.
 pub const PROGRAM: u32 = 100_005;
-/// The version that belongs to NFSv3.
+/// The version for NFSv3.
 pub const VERSION: u32 = 3;
 
 /// Longest path (`MNTPATHLEN`).
@@ -18,7 +20,7 @@ pub const PATH_MAX_BYTES: usize = 1024;
 pub const NAME_MAX_BYTES: usize = 255;
 /// Longest file handle (`FHSIZE3`).
 pub const FH_MAX_BYTES: usize = 64;
-/// Most exports, mounts, or groups of an export that are listened to; the RFC sets no bound.
+/// Most exports, mounts, or groups of an export that are decoded. The RFC sets no bound.
 pub const LIST_MAX: usize = 65536;
 /// Most flavors of an export; there are about eight.
 pub const FLAVORS_MAX: usize = 256;
@@ -33,13 +35,13 @@ rpc_program! {
     program 100005 version 3, MountProc, MountCall, MountReply {
         /// Does nothing.
         NULL = 0, Null(NullArgs) -> ();
-        /// A path becomes a handle, and the server remembers the client.
+        /// Maps a path to a handle. The server records the client.
         MNT = 1, Mnt(MntArgs) -> MntRes;
-        /// The clients and their mounts, as far as the server remembers them.
+        /// The recorded clients and their mounts.
         DUMP = 2, Dump(DumpArgs) -> Chain<Mountbody, LIST_MAX>;
-        /// The server may forget this mount.
+        /// Removes the record of one mount.
         UMNT = 3, Umnt(UmntArgs) -> ();
-        /// The server may forget all mounts of the caller.
+        /// Removes the records of all mounts of the caller.
         UMNTALL = 4, Umntall(UmntallArgs) -> ();
         /// The exports, and the clients that may mount them.
         EXPORT = 5, Export(ExportArgs) -> Chain<Exportnode, LIST_MAX>;
@@ -66,12 +68,12 @@ xdr_struct! {
     /// NULL takes nothing.
     pub struct NullArgs {}
     /// MNT.
-    pub struct MntArgs { /// What to mount.
+    pub struct MntArgs { /// The path to mount.
         pub dirpath: Dirpath }
     /// DUMP takes nothing.
     pub struct DumpArgs {}
     /// UMNT.
-    pub struct UmntArgs { /// What is unmounted.
+    pub struct UmntArgs { /// The path to unmount.
         pub dirpath: Dirpath }
     /// UMNTALL takes nothing.
     pub struct UmntallArgs {}
@@ -82,13 +84,13 @@ xdr_struct! {
     pub struct MntOk {
         /// Handle of the path.
         pub fhandle: Opaque<FH_MAX_BYTES>,
-        /// How callers may authenticate, in the server's order of preference.
+        /// Authentication flavors for callers, in the server's order of preference.
         pub auth_flavors: List<AuthFlavor, FLAVORS_MAX>,
     }
 
-    /// A mount that the server remembers (`mountbody`).
+    /// A mount in the server's records (`mountbody`).
     pub struct Mountbody {
-        /// Whose.
+        /// Name of the client.
         pub hostname: Name,
         /// The mounted directory.
         pub directory: Dirpath,
@@ -96,7 +98,7 @@ xdr_struct! {
 
     /// An export (`exportnode`).
     pub struct Exportnode {
-        /// Path.
+        /// Path of the export.
         pub dir: Dirpath,
         /// Clients that may mount it; an empty list means all clients.
         pub groups: Chain<Name, LIST_MAX>,
@@ -106,13 +108,13 @@ xdr_struct! {
 xdr_union! {
     /// The result of MNT (`mountres3`).
     pub enum MntRes else Refused {
-        /// The handle.
+        /// Success: the handle and the authentication flavors.
         Granted(MntOk) = Mountstat3::OK.0,
     }
 }
 
 impl MntRes {
-    /// As a `std::result::Result`.
+    /// Converts into a `std::result::Result`.
     ///
     /// # Errors
     /// The status of a refusal.

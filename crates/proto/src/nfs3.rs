@@ -1,13 +1,12 @@
-//! NFS version 3 (RFC 1813): every procedure's arguments and results, in both directions.
+//! NFS version 3 (RFC 1813): arguments and results of every procedure, in both directions.
 //!
-//! It knows nothing of connections, caching or file systems. This file has the common parts of
-//! procedures (status, attributes, weak cache consistency data) and the table of procedures;
-//! [`args`] and [`res`] have the procedures themselves. Failure arms carry the RFC's data, because
-//! a failed call still shows how the directory changed. Payloads of READ and WRITE are slices of
-//! the message.
+//! This module has no connections, caches or file systems. This file has the common parts (status,
+//! attributes, weak cache consistency data) and the table of procedures. [`args`] and [`res`] have
+//! the arguments and results. Failure arms contain the RFC's data, because a failed call still
+//! shows how the directory changed. READ and WRITE payloads are slices of the message.
 //!
-//! Names and paths have no bound in the RFC. Ours are [`NAME_MAX_BYTES`] and [`PATH_MAX_BYTES`]:
-//! the longest that a kernel could ever be given.
+//! The RFC sets no maximum for names and paths. This module uses [`NAME_MAX_BYTES`] and
+//! [`PATH_MAX_BYTES`], the longest that a kernel can accept.
 
 pub mod args;
 pub mod res;
@@ -19,7 +18,7 @@ pub use res::*;
 
 /// Program number of NFS.
 pub const PROGRAM: u32 = 100_003;
-/// This version of it.
+/// Version of the program.
 pub const VERSION: u32 = 3;
 /// The well-known port.
 pub const PORT: u16 = 2049;
@@ -27,39 +26,39 @@ pub const PORT: u16 = 2049;
 /// Longest file handle (`NFS3_FHSIZE`).
 pub const FH_MAX_BYTES: usize = 64;
 
-/// Longest name of one component that we take. File systems stop at 255 bytes, or at 255 UTF-16
-/// units, but a server has to read a longer name to answer `NFS3ERR_NAMETOOLONG`.
+/// Longest component name that is decoded. File systems stop at 255 bytes or 255 UTF-16 units. A
+/// server must decode a longer name to answer `NFS3ERR_NAMETOOLONG`.
 pub const NAME_MAX_BYTES: usize = 1 << 20;
 
-/// Longest content of a symbolic link: `PATH_MAX` of Linux, beyond which no call could return it.
+/// Longest target of a symbolic link: `PATH_MAX` of Linux. No Linux call can return a longer one.
 pub const PATH_MAX_BYTES: usize = 4096;
 
-/// Longest READ or WRITE payload: no limit of its own, a record ends long before.
+/// Longest READ or WRITE payload. The shorter limit of a record applies first.
 pub const DATA_MAX_BYTES: usize = 1 << 30;
 
-/// Most entries of a READDIR or READDIRPLUS reply. So many entries with names of one byte would
-/// take 3.5 MiB, which no client asks for; in memory they are six times as large, so an end is set.
+/// Most entries of a READDIR or READDIRPLUS reply. With one-byte names this number takes 3.5 MiB,
+/// more than any client requests. The entries take six times as much memory when decoded.
 pub const ENTRIES_MAX: usize = 1 << 17;
 
 /// File handle (`nfs_fh3`).
 pub type Fh3 = Opaque<FH_MAX_BYTES>;
-/// Name of one component (`filename3`); bytes of no particular encoding.
+/// Name of one component (`filename3`), bytes without an encoding.
 pub type Name3 = Opaque<NAME_MAX_BYTES>;
-/// Content of a symbolic link (`nfspath3`).
+/// Target of a symbolic link (`nfspath3`).
 pub type Path3 = Opaque<PATH_MAX_BYTES>;
-/// Content of a symbolic link to be made, which may be longer than any link.
+/// Target of a new symbolic link. It may exceed [`PATH_MAX_BYTES`].
 pub type NewPath3 = Opaque<NAME_MAX_BYTES>;
 /// READ or WRITE payload.
 pub type Data3 = Opaque<DATA_MAX_BYTES>;
-/// Tells one enumeration of a directory from another (`cookieverf3`).
+/// Identifies a state of a directory for which cookies are valid (`cookieverf3`).
 pub type Cookieverf3 = [u8; 8];
 /// Identifies an exclusive creation (`createverf3`).
 pub type Createverf3 = [u8; 8];
-/// Tells one boot of the server from another (`writeverf3`).
+/// Identifies a boot of the server (`writeverf3`).
 pub type Writeverf3 = [u8; 8];
-/// Attributes that the server may leave out (`post_op_attr`).
+/// Attributes, which the server may omit (`post_op_attr`).
 pub type PostOpAttr = Option<Fattr3>;
-/// A handle that the server may leave out (`post_op_fh3`).
+/// A filehandle, which the server may omit (`post_op_fh3`).
 pub type PostOpFh3 = Option<Fh3>;
 
 rpc_program! {
@@ -67,15 +66,15 @@ rpc_program! {
     program 100003 version 3, Proc3, Call3, Reply3 {
         /// Does nothing.
         NULL = 0, Null(NullArgs) -> ();
-        /// Attributes of a file.
+        /// Returns the attributes of a file.
         GETATTR = 1, Getattr(GetattrArgs) -> GetattrRes;
         /// Sets attributes.
         SETATTR = 2, Setattr(SetattrArgs) -> SetattrRes;
-        /// A name becomes a handle.
+        /// Looks up a name and returns its handle.
         LOOKUP = 3, Lookup(LookupArgs) -> LookupRes;
-        /// Asks for the caller's rights.
+        /// Checks the caller's access rights.
         ACCESS = 4, Access(AccessArgs) -> AccessRes;
-        /// Content of a symbolic link.
+        /// Returns the target of a symbolic link.
         READLINK = 5, Readlink(ReadlinkArgs) -> ReadlinkRes;
         /// Reads from a file.
         READ = 6, Read(ReadArgs) -> ReadRes;
@@ -93,7 +92,7 @@ rpc_program! {
         REMOVE = 12, Remove(RemoveArgs) -> RemoveRes;
         /// Removes a directory.
         RMDIR = 13, Rmdir(RmdirArgs) -> RemoveRes;
-        /// Renames.
+        /// Renames an entry.
         RENAME = 14, Rename(RenameArgs) -> RenameRes;
         /// Creates a hard link.
         LINK = 15, Link(LinkArgs) -> LinkRes;
@@ -101,13 +100,13 @@ rpc_program! {
         READDIR = 16, Readdir(ReaddirArgs) -> ReaddirRes;
         /// Lists names, attributes and handles.
         READDIRPLUS = 17, Readdirplus(ReaddirplusArgs) -> ReaddirplusRes;
-        /// How full the file system is.
+        /// Returns the free and total space of the file system.
         FSSTAT = 18, Fsstat(FsstatArgs) -> FsstatRes;
-        /// The abilities of the file system.
+        /// Returns the properties of the file system.
         FSINFO = 19, Fsinfo(FsinfoArgs) -> FsinfoRes;
-        /// POSIX limits.
+        /// Returns POSIX limits.
         PATHCONF = 20, Pathconf(PathconfArgs) -> PathconfRes;
-        /// Brings written data to stable storage.
+        /// Writes data to stable storage.
         COMMIT = 21, Commit(CommitArgs) -> CommitRes;
     }
 }
@@ -149,9 +148,9 @@ xdr_enum! {
     /// Type of a file (`ftype3`).
     pub enum Ftype3 { REG = 1, DIR = 2, BLK = 3, CHR = 4, LNK = 5, SOCK = 6, FIFO = 7 }
 
-    /// How durable a write is (`stable_how`).
+    /// Stability of a write (`stable_how`).
     pub enum StableHow {
-        /// Lost when the server crashes before COMMIT.
+        /// The data is lost if the server crashes before COMMIT.
         UNSTABLE = 0,
         /// The data is on stable storage.
         DATA_SYNC = 1,
@@ -178,9 +177,9 @@ pub mod access {
 
 /// Bits of [`FsinfoOk::properties`] (RFC 1813 section 3.3.19).
 pub mod fsf {
-    /// Hard links.
+    /// The file system has hard links.
     pub const LINK: u32 = 0x01;
-    /// Symbolic links.
+    /// The file system has symbolic links.
     pub const SYMLINK: u32 = 0x02;
     /// PATHCONF is the same for every file.
     pub const HOMOGENEOUS: u32 = 0x08;
@@ -201,9 +200,9 @@ xdr_struct! {
     /// Major and minor number of a device (`specdata3`).
     #[derive(Copy, Hash, Default)]
     pub struct Specdata3 {
-        /// Major.
+        /// Major number.
         pub specdata1: u32,
-        /// Minor.
+        /// Minor number.
         pub specdata2: u32,
     }
 
@@ -214,7 +213,7 @@ xdr_struct! {
         pub ftype: Ftype3,
         /// Permission bits, without the type.
         pub mode: u32,
-        /// Hard links.
+        /// Number of hard links.
         pub nlink: u32,
         /// Owner.
         pub uid: u32,
@@ -222,44 +221,44 @@ xdr_struct! {
         pub gid: u32,
         /// Length in bytes.
         pub size: u64,
-        /// Bytes of storage it takes.
+        /// Bytes of storage that the file occupies.
         pub used: u64,
-        /// Device, for special files.
+        /// Device number, for special files.
         pub rdev: Specdata3,
-        /// File system.
+        /// Identifier of the file system.
         pub fsid: u64,
         /// Number within the file system.
         pub fileid: u64,
-        /// Last access.
+        /// Time of the last access.
         pub atime: Nfstime3,
-        /// Last change of the data.
+        /// Time of the last change of the data.
         pub mtime: Nfstime3,
-        /// Last change of the attributes.
+        /// Time of the last change of the attributes.
         pub ctime: Nfstime3,
     }
 
-    /// Attributes before an operation (`wcc_attr`): enough to see whether another client changed
-    /// the file since.
+    /// Attributes before an operation (`wcc_attr`). They show whether another client changed the
+    /// file since.
     #[derive(Copy, Hash, Default)]
     pub struct WccAttr {
         /// Length in bytes.
         pub size: u64,
-        /// Last change of the data.
+        /// Time of the last change of the data.
         pub mtime: Nfstime3,
-        /// Last change of the attributes.
+        /// Time of the last change of the attributes.
         pub ctime: Nfstime3,
     }
 
-    /// Attributes before and after an operation, each of which may be left out (`wcc_data`).
+    /// Attributes before and after an operation (`wcc_data`). The server may omit each of them.
     #[derive(Copy, Hash, Default)]
     pub struct WccData {
-        /// Before (`pre_op_attr`).
+        /// Attributes before the operation (`pre_op_attr`).
         pub before: Option<WccAttr>,
-        /// After.
+        /// Attributes after the operation.
         pub after: PostOpAttr,
     }
 
-    /// Attributes to set (`sattr3`); `None` leaves one as it is.
+    /// Attributes to set (`sattr3`). `None` leaves an attribute unchanged.
     #[derive(Copy, Hash, Default)]
     pub struct Sattr3 {
         /// Permission bits.
@@ -270,9 +269,9 @@ xdr_struct! {
         pub gid: Option<u32>,
         /// Length in bytes.
         pub size: Option<u64>,
-        /// Last access.
+        /// Time of the last access.
         pub atime: SetTime,
-        /// Last change of the data.
+        /// Time of the last change of the data.
         pub mtime: SetTime,
     }
 
@@ -286,26 +285,26 @@ xdr_struct! {
 }
 
 xdr_union! {
-    /// The change of a time (`set_atime`, `set_mtime`).
+    /// The new value of a time attribute (`set_atime`, `set_mtime`).
     #[derive(Copy, Hash, Default)]
     pub enum SetTime {
-        /// Leave it.
+        /// Leaves the time unchanged.
         #[default]
         DontChange = 0,
-        /// The server's present time.
+        /// Sets the server's present time.
         ToServerTime = 1,
-        /// This time.
+        /// Sets this time.
         ToClientTime(Nfstime3) = 2,
     }
 }
 
-/// The results of a procedure: `T` when it succeeded, `F` when it failed. Both arms matter: a
-/// failure still carries attributes.
+/// The results of a procedure: `T` after success, `F` after failure. A failure may contain
+/// attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Res<T, F = ()> {
-    /// It succeeded.
+    /// The procedure succeeded.
     Ok(T),
-    /// It failed with this status, which is never [`Nfsstat3::OK`].
+    /// The procedure failed with this status, which is never [`Nfsstat3::OK`].
     Err(Nfsstat3, F),
 }
 
@@ -318,10 +317,10 @@ impl<T, F> Res<T, F> {
         }
     }
 
-    /// As a `std::result::Result`.
+    /// Converts into a `std::result::Result`.
     ///
     /// # Errors
-    /// The status and the data that came with it.
+    /// The status and the data of the failure.
     pub fn into_result(self) -> std::result::Result<T, (Nfsstat3, F)> {
         match self {
             Self::Ok(v) => Ok(v),

@@ -1,8 +1,9 @@
-//! Compares our decoders with tshark on captured traffic: `agree CAPTURE [TCP-STREAM...]`.
+//! Compares this crate's decoders with tshark on captured traffic: `agree CAPTURE [TCP-STREAM...]`.
 //!
-//! Every RPC message of every TCP connection (or of those named) is decoded here and by tshark; the
-//! named values of both, in order, per connection, direction and field, must be the same. Prints
-//! how many values agree, and the first difference of each field; any difference is a failure.
+//! This program and tshark both decode every RPC message of every TCP connection, or of the given
+//! ones. The named values of both must be equal, in order, per connection, direction and field. The
+//! program prints the number of equal values and the first difference of each field. Any difference
+//! is a failure.
 
 #[path = "../decode/summary/mod.rs"]
 #[allow(dead_code, reason = "some of it is for decode only")]
@@ -17,22 +18,22 @@ use summary::Reader;
 
 type Any<T> = Result<T, Box<dyn Error>>;
 
-/// Values by direction (true: from the second node) and field.
+/// Values by direction and field. The direction is true for messages from the second node.
 type Values = BTreeMap<(bool, String), Vec<String>>;
 
-/// Fields that tshark repeats where the program's own part begins, and in replies.
+/// Fields that tshark repeats in replies and at the start of the program's own part.
 const REPEATED: [&str; 3] = ["rpc.program", "rpc.programversion", "rpc.procedure"];
 
-/// Fields that say that tshark could not read all of a message.
+/// Fields by which tshark reports that it could not read a message completely.
 const TROUBLE: [&str; 3] = ["_ws.malformed", "nfs.bitmap_no_dissector", "rpc.unknown_body"];
 
-/// A program that is not decoded here.
+/// The NFSACL program, which this crate does not decode.
 const NFSACL: u32 = 100_227;
 
-/// How tshark shows an empty value, if at all.
+/// The ways in which tshark shows an empty value.
 const EMPTY: [&str; 3] = ["", "<EMPTY>", "<MISSING>"];
 
-/// Separates values of one field: no name has it.
+/// Separates values of one field. No field name contains this character.
 const SEPARATOR: char = '\u{1}';
 
 fn main() -> Any<ExitCode> {
@@ -82,7 +83,7 @@ fn tshark(args: &[&str]) -> Any<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The bytes of a connection, in pieces with their direction, and the address of the first node.
+/// The bytes of a connection in pieces with their direction, and the address of the first node.
 struct Stream {
     first: String,
     pieces: Vec<(bool, Vec<u8>)>,
@@ -109,7 +110,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     digits.chunks(2).map(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 16).ok()).collect()
 }
 
-/// Our reading of a connection.
+/// This crate's reading of a connection.
 struct Ours {
     first: String,
     values: Values,
@@ -120,7 +121,7 @@ fn decode(stream: &Stream) -> Any<(Ours, usize, usize)> {
     let mut reader = Reader::default();
     let mut values = Values::new();
     let (mut messages, mut unknown) = (0, 0);
-    // Replies are matched to calls by xid: all calls of a piece come before the replies to them.
+    // Replies match calls by xid. All calls of a piece are read before their replies.
     for (second, bytes) in &stream.pieces {
         let mut rest = &bytes[..];
         while let Some(record) = records[usize::from(*second)].feed(&mut rest)? {
@@ -147,7 +148,7 @@ fn hex(message: &Bytes) -> String {
 /// tshark's reading of the same fields of a connection.
 fn fields(capture: &str, stream: &str, ours: &Ours) -> Any<Values> {
     let names: BTreeSet<&str> = ours.values.keys().map(|(_, name)| name.as_str()).chain(TROUBLE).collect();
-    // Linux asks for POSIX ACLs with a program of its own, on the same connection.
+    // Linux queries POSIX ACLs with the NFSACL program on the same connection.
     let filter = format!("tcp.stream == {stream} && rpc && !(rpc.program == {NFSACL})");
     let aggregator = format!("aggregator={SEPARATOR}");
     let mut args =

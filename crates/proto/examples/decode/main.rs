@@ -1,14 +1,14 @@
 //! Reads RPC messages in hexadecimal and prints their content, one JSON object per line.
 //!
-//! `decode [FILE]` reads one message per line, calls and replies mixed; replies are matched to the
-//! calls before them. `decode --stream [FILE]` reads the bytes of a TCP connection with record
-//! marks instead, each line a piece of it; lines that begin with a tab are the other direction.
-//! `tshark -q -z follow,tcp,raw,0` prints this form, after its header.
+//! `decode [FILE]` reads one message per line, calls and replies mixed. A reply matches a call on
+//! an earlier line. `decode --stream [FILE]` reads the bytes of a TCP connection with record marks.
+//! Each line is a piece of the stream; lines that begin with a tab are the other direction. `tshark
+//! -q -z follow,tcp,raw,0` prints this form after its header.
 //!
 //! `decode --pcap FILE` reads a capture (pcap, not pcapng: `tshark -F pcap -w FILE`) with any
 //! number of TCP connections.
 //!
-//! The names of the values are those of Wireshark's fields, so that both can be compared.
+//! The value names are those of Wireshark's fields, so that both outputs can be compared.
 
 mod pcap;
 mod summary;
@@ -53,14 +53,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// All RPC messages of a capture. A connection that began before it, or of which something is
-/// missing, ends where it cannot be read.
+/// Decodes all RPC messages of a capture. A connection that began before the capture, or that lacks
+/// bytes, ends at its first unreadable byte.
 fn capture(file: &[u8]) -> Result<(), Box<dyn Error>> {
     let mut readers: HashMap<pcap::Flow, Reader> = HashMap::new();
     let mut streams: HashMap<pcap::Flow, Option<Records>> = HashMap::new();
     for (n, segment) in pcap::segments(file)?.enumerate() {
         let records = streams.entry(segment.flow).or_insert_with(|| Some(Records::new(Limits::default())));
-        // Calls and their replies go opposite ways; both ends call.
+        // Calls and their replies flow in opposite directions. Both ends may make calls.
         let (both, back) = segment.flow.sorted();
         let mut rest = &segment.bytes[..];
         while let Some(reader) = records {

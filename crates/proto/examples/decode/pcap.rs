@@ -1,7 +1,8 @@
 //! TCP segments of a capture in the pcap format, in the order of their sequence numbers.
 //!
-//! It knows nothing of RPC. Link layers: none (raw IP), Ethernet, Linux "cooked", BSD loopback.
-//! Retransmissions are left out; an early segment waits until the missing ones have come.
+//! This module does not parse RPC. Link layers: none (raw IP), Ethernet, Linux "cooked", BSD
+//! loopback. Retransmissions are dropped. An early segment waits until the missing ones have
+//! arrived.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,13 +16,14 @@ const SYN: u8 = 2;
 pub struct Flow(pub (IpAddr, u16), pub (IpAddr, u16));
 
 impl Flow {
-    /// The same for both directions, and whether this is the other one.
+    /// The flow with its two ends in a fixed order, and whether they were exchanged. Both
+    /// directions give the same flow.
     pub fn sorted(self) -> (Self, bool) {
         if self.0 <= self.1 { (self, false) } else { (Self(self.1, self.0), true) }
     }
 }
 
-/// Bytes that follow those of the last segment of the same flow.
+/// Bytes that follow those of the flow's previous segment.
 #[derive(Debug)]
 pub struct Segment {
     pub flow: Flow,
@@ -31,7 +33,7 @@ pub struct Segment {
 /// Reads a capture.
 ///
 /// # Errors
-/// It is none of this format.
+/// The file has another format.
 pub fn segments(file: &[u8]) -> Result<impl Iterator<Item = Segment>, String> {
     let head = file.first_chunk::<24>().ok_or("no capture")?;
     let word = |at: usize, big: bool| {
@@ -71,7 +73,7 @@ fn tcp(link: u32, packet: &[u8]) -> Option<(Flow, u32, bool, &[u8])> {
             let header = usize::from(ip[0] & 15) * 4;
             let addr = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(ip.get(at..at + 4)?).ok()?));
             let len = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
-            // Zero when the network card cut the packet.
+            // The length is zero when the network card split the packet (segmentation offload).
             let len = if len == 0 { ip.len() } else { len };
             (addr(12)?.into(), addr(16)?.into(), ip.get(header..len.min(ip.len()))?)
         }
@@ -88,7 +90,7 @@ fn tcp(link: u32, packet: &[u8]) -> Option<(Flow, u32, bool, &[u8])> {
     Some((Flow((from, port(0)), (to, port(2))), seq, head[13] & SYN != 0, bytes))
 }
 
-/// The segment that each flow waits for.
+/// The next expected segment of a flow.
 #[derive(Default)]
 struct Order {
     flows: HashMap<Flow, Waiting>,
@@ -96,9 +98,9 @@ struct Order {
 
 struct Waiting {
     next: u32,
-    /// By how far they are ahead of the first byte of all.
+    /// Early segments by their distance from the first byte of the flow.
     early: BTreeMap<u64, Vec<u8>>,
-    /// Bytes that were passed on.
+    /// Number of bytes already passed on.
     passed: u64,
 }
 
@@ -111,7 +113,7 @@ impl Order {
         }
         let w = self.flows.entry(flow).or_insert_with(fresh);
         let ahead = first.wrapping_sub(w.next) as i32;
-        // Bytes that are there already are cut off.
+        // Cuts off bytes that an earlier segment contained.
         let known = usize::try_from(-i64::from(ahead)).unwrap_or(0);
         let bytes = bytes.get(known..).filter(|b| !b.is_empty())?;
         let at = w.passed + u64::try_from(ahead).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The promises of MOUNT messages: the bytes of RFC 1813 appendix I.
+//! Tests of MOUNT messages against the bytes of RFC 1813 appendix I.
 
 use super::*;
 use crate::rpc::Procedure;
@@ -16,6 +16,7 @@ fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &[u8]) {
     assert_eq!(&Dec::all::<T>(&expected).unwrap(), value);
 }
 
+/// Every MOUNT call and reply equals its decoded encoding.
 #[test]
 fn every_call_and_reply_survives_the_wire() {
     check(&|bytes| {
@@ -35,6 +36,7 @@ fn every_call_and_reply_survives_the_wire() {
     });
 }
 
+/// MNT's arguments and results have the bytes of RFC 1813 appendix I.
 #[test]
 fn mnt_has_the_bytes_of_the_rfc() {
     both_ways(&MntArgs { dirpath: Opaque::copy(b"/srv/x") }, b"\0\0\0\x06/srv/x\0\0");
@@ -48,6 +50,7 @@ fn mnt_has_the_bytes_of_the_rfc() {
     assert_eq!(MntRes::Refused(13).into_result(), Err(Mountstat3::ACCES));
 }
 
+/// The lists of EXPORT and DUMP have the bytes of RFC 1813 appendix I.
 #[test]
 fn export_and_dump_have_the_bytes_of_the_rfc() {
     let exports: Chain<Exportnode, LIST_MAX> = Chain(vec![
@@ -70,6 +73,7 @@ fn export_and_dump_have_the_bytes_of_the_rfc() {
     both_ways(&mounts, &words(&[1, 1, 0x6800_0000, 2, 0x2f64_0000, 0]));
 }
 
+/// A handle longer than 64 bytes and a path longer than 1024 bytes are refused.
 #[test]
 fn a_handle_or_path_that_is_too_long_is_refused() {
     let reply = Bytes::from([words(&[0, 65]), vec![0; 72]].concat());

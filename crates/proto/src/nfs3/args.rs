@@ -1,10 +1,10 @@
-//! Arguments of the NFSv3 procedures, in the order of RFC 1813 section 3.3. Field names are the
-//! RFC's.
+//! Arguments of the NFSv3 procedures, in the order of RFC 1813 section 3.3. Field names are those
+//! of the RFC.
 
 use super::*;
 
 xdr_struct! {
-    /// NULL takes nothing.
+    /// Arguments of NULL (none).
     #[derive(Copy, Default)]
     pub struct NullArgs {}
 
@@ -20,7 +20,7 @@ xdr_struct! {
         pub object: Fh3,
         /// The attributes to set.
         pub new_attributes: Sattr3,
-        /// Only if the file's ctime is this (`sattrguard3`).
+        /// The call succeeds only if the file's ctime equals this time (`sattrguard3`).
         pub guard: Option<Nfstime3>,
     }
 
@@ -34,7 +34,7 @@ xdr_struct! {
     pub struct AccessArgs {
         /// The file.
         pub object: Fh3,
-        /// Bits of [`access`] that are asked about.
+        /// Bits of [`access`] to check.
         pub access: u32,
     }
 
@@ -50,7 +50,7 @@ xdr_struct! {
         pub file: Fh3,
         /// First byte.
         pub offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         pub count: u32,
     }
 
@@ -60,11 +60,11 @@ xdr_struct! {
         pub file: Fh3,
         /// First byte.
         pub offset: u64,
-        /// Bytes; the length of `data`, unless the peer is odd.
+        /// Number of bytes. A correct peer sends the length of `data`.
         pub count: u32,
-        /// How durable.
+        /// Requested stability.
         pub stable: StableHow,
-        /// The bytes.
+        /// The data.
         pub data: Data3,
     }
 
@@ -80,7 +80,7 @@ xdr_struct! {
     pub struct MkdirArgs {
         /// Directory and name.
         pub r#where: Diropargs3,
-        /// First attributes.
+        /// Attributes of the new directory.
         pub attributes: Sattr3,
     }
 
@@ -88,9 +88,9 @@ xdr_struct! {
     pub struct SymlinkArgs {
         /// Directory and name.
         pub r#where: Diropargs3,
-        /// First attributes.
+        /// Attributes of the new link.
         pub symlink_attributes: Sattr3,
-        /// Its target.
+        /// Target of the new link.
         pub symlink_data: NewPath3,
     }
 
@@ -102,10 +102,10 @@ xdr_struct! {
         pub what: Mknoddata3,
     }
 
-    /// A device to create (`devicedata3`).
+    /// A new device (`devicedata3`).
     #[derive(Copy)]
     pub struct Devicedata3 {
-        /// First attributes.
+        /// Attributes of the new device.
         pub dev_attributes: Sattr3,
         /// Major and minor number.
         pub spec: Specdata3,
@@ -143,9 +143,9 @@ xdr_struct! {
     pub struct ReaddirArgs {
         /// The directory.
         pub dir: Fh3,
-        /// Where to go on; 0 at the beginning.
+        /// Cookie of the last entry; 0 at the beginning.
         pub cookie: u64,
-        /// Of the reply that the cookie came with; zeros at the beginning.
+        /// Verifier from the reply that contained the cookie; zeros at the beginning.
         pub cookieverf: Cookieverf3,
         /// Most bytes of the reply.
         pub count: u32,
@@ -155,9 +155,9 @@ xdr_struct! {
     pub struct ReaddirplusArgs {
         /// The directory.
         pub dir: Fh3,
-        /// Where to go on; 0 at the beginning.
+        /// Cookie of the last entry; 0 at the beginning.
         pub cookie: u64,
-        /// Of the reply that the cookie came with; zeros at the beginning.
+        /// Verifier from the reply that contained the cookie; zeros at the beginning.
         pub cookieverf: Cookieverf3,
         /// Most bytes of names and cookies.
         pub dircount: u32,
@@ -189,7 +189,7 @@ xdr_struct! {
         pub file: Fh3,
         /// First byte.
         pub offset: u64,
-        /// Bytes; 0 means up to the end.
+        /// Number of bytes; 0 means to the end of the file.
         pub count: u32,
     }
 }
@@ -200,13 +200,13 @@ xdr_union! {
     pub enum Createhow3 {
         /// Sets the attributes of the existing file.
         Unchecked(Sattr3) = 0,
-        /// Fails.
+        /// Fails if the name exists.
         Guarded(Sattr3) = 1,
-        /// Fails, unless this very creation made it (the verifier is the same).
+        /// Fails if the name exists, except for a repeated request with the same verifier.
         Exclusive(Createverf3) = 2,
     }
 
-    /// The object that MKNOD creates (`mknoddata3`).
+    /// The new object of MKNOD (`mknoddata3`).
     #[derive(Copy)]
     pub enum Mknoddata3 else Other {
         /// A block device.

@@ -1,5 +1,5 @@
-//! Results of the NFSv3 procedures, in the order of RFC 1813 section 3.3. Field names are the
-//! RFC's.
+//! Results of the NFSv3 procedures, in the order of RFC 1813 section 3.3. Field names are those of
+//! the RFC.
 
 use super::*;
 use crate::xdr::Chain;
@@ -16,15 +16,15 @@ pub type AccessRes = Res<AccessOk, PostOpAttr>;
 pub type ReadlinkRes = Res<ReadlinkOk, PostOpAttr>;
 /// READ; a failure has the file's attributes.
 pub type ReadRes = Res<ReadOk, PostOpAttr>;
-/// WRITE; a failure has the file's.
+/// WRITE; a failure has the file's attributes.
 pub type WriteRes = Res<WriteOk, WccData>;
-/// CREATE, MKDIR, SYMLINK and MKNOD; a failure has the directory's.
+/// CREATE, MKDIR, SYMLINK and MKNOD; a failure has the directory's attributes.
 pub type CreateRes = Res<CreateOk, WccData>;
-/// REMOVE and RMDIR: the directory's either way.
+/// REMOVE and RMDIR; success and failure have the directory's attributes.
 pub type RemoveRes = Res<WccData, WccData>;
-/// RENAME: both directories' either way.
+/// RENAME; success and failure have the attributes of both directories.
 pub type RenameRes = Res<RenameWcc, RenameWcc>;
-/// LINK: the file's attributes and the directory's either way.
+/// LINK; success and failure have the attributes of the file and the directory.
 pub type LinkRes = Res<LinkWcc, LinkWcc>;
 /// READDIR; a failure has the directory's attributes.
 pub type ReaddirRes = Res<ReaddirOk, PostOpAttr>;
@@ -36,7 +36,7 @@ pub type FsstatRes = Res<FsstatOk, PostOpAttr>;
 pub type FsinfoRes = Res<FsinfoOk, PostOpAttr>;
 /// PATHCONF; a failure has the file's attributes.
 pub type PathconfRes = Res<PathconfOk, PostOpAttr>;
-/// COMMIT; a failure has the file's.
+/// COMMIT; a failure has the file's attributes.
 pub type CommitRes = Res<CommitOk, WccData>;
 
 xdr_struct! {
@@ -55,7 +55,7 @@ xdr_struct! {
     pub struct AccessOk {
         /// Attributes of the file.
         pub obj_attributes: PostOpAttr,
-        /// Bits of [`access`] that are granted, of those asked about.
+        /// Granted bits of [`access`], among the requested ones.
         pub access: u32,
     }
 
@@ -63,7 +63,7 @@ xdr_struct! {
     pub struct ReadlinkOk {
         /// Attributes of the link.
         pub symlink_attributes: PostOpAttr,
-        /// Its target.
+        /// Target of the link.
         pub data: Path3,
     }
 
@@ -71,24 +71,24 @@ xdr_struct! {
     pub struct ReadOk {
         /// Attributes of the file.
         pub file_attributes: PostOpAttr,
-        /// Bytes read; the length of `data`, unless the peer is odd.
+        /// Bytes read. A correct peer sends the length of `data`.
         pub count: u32,
         /// The read reached the end of the file.
         pub eof: bool,
-        /// The bytes.
+        /// The data.
         pub data: Data3,
     }
 
     /// WRITE succeeded.
     #[derive(Copy)]
     pub struct WriteOk {
-        /// The file before and after.
+        /// The file's attributes before and after.
         pub file_wcc: WccData,
         /// Bytes written, possibly fewer than were sent.
         pub count: u32,
-        /// How durable they are, at least as durable as the call asked.
+        /// Stability of the data, at least as strong as requested.
         pub committed: StableHow,
-        /// If COMMIT answers another one, unstable writes are lost.
+        /// If COMMIT returns another verifier, unstable writes are lost.
         pub verf: Writeverf3,
     }
 
@@ -96,27 +96,27 @@ xdr_struct! {
     pub struct CreateOk {
         /// Handle of the new file.
         pub obj: PostOpFh3,
-        /// Its attributes.
+        /// Attributes of the new file.
         pub obj_attributes: PostOpAttr,
-        /// The directory before and after.
+        /// The directory's attributes before and after.
         pub dir_wcc: WccData,
     }
 
-    /// The data of RENAME, in success and failure.
+    /// Attributes in RENAME's results, after success and failure.
     #[derive(Copy)]
     pub struct RenameWcc {
-        /// The old directory before and after.
+        /// The old directory's attributes before and after.
         pub fromdir_wcc: WccData,
-        /// The new directory before and after.
+        /// The new directory's attributes before and after.
         pub todir_wcc: WccData,
     }
 
-    /// The data of LINK, in success and failure.
+    /// Attributes in LINK's results, after success and failure.
     #[derive(Copy)]
     pub struct LinkWcc {
         /// Attributes of the file.
         pub file_attributes: PostOpAttr,
-        /// The directory before and after.
+        /// The directory's attributes before and after.
         pub linkdir_wcc: WccData,
     }
 
@@ -124,7 +124,7 @@ xdr_struct! {
     pub struct ReaddirOk {
         /// Attributes of the directory.
         pub dir_attributes: PostOpAttr,
-        /// To be sent with a cookie.
+        /// Verifier for later calls with these cookies.
         pub cookieverf: Cookieverf3,
         /// The entries.
         pub entries: Chain<Entry3, ENTRIES_MAX>,
@@ -136,9 +136,9 @@ xdr_struct! {
     pub struct Entry3 {
         /// Number of the file.
         pub fileid: u64,
-        /// Its name.
+        /// Name of the entry.
         pub name: Name3,
-        /// Goes on behind it.
+        /// Position after this entry.
         pub cookie: u64,
     }
 
@@ -146,7 +146,7 @@ xdr_struct! {
     pub struct ReaddirplusOk {
         /// Attributes of the directory.
         pub dir_attributes: PostOpAttr,
-        /// To be sent with a cookie.
+        /// Verifier for later calls with these cookies.
         pub cookieverf: Cookieverf3,
         /// The entries.
         pub entries: Chain<Entryplus3, ENTRIES_MAX>,
@@ -158,9 +158,9 @@ xdr_struct! {
     pub struct Entryplus3 {
         /// Number of the file.
         pub fileid: u64,
-        /// Its name.
+        /// Name of the entry.
         pub name: Name3,
-        /// Goes on behind it.
+        /// Position after this entry.
         pub cookie: u64,
         /// Attributes.
         pub name_attributes: PostOpAttr,
@@ -173,19 +173,19 @@ xdr_struct! {
     pub struct FsstatOk {
         /// Attributes of the file.
         pub obj_attributes: PostOpAttr,
-        /// Bytes in all.
+        /// Total bytes.
         pub tbytes: u64,
         /// Free bytes.
         pub fbytes: u64,
         /// Free bytes that this user may use.
         pub abytes: u64,
-        /// Files in all.
+        /// Total files.
         pub tfiles: u64,
         /// Free files.
         pub ffiles: u64,
         /// Free files that this user may use.
         pub afiles: u64,
-        /// Seconds for which nothing of this is expected to change.
+        /// Seconds during which these values are expected to stay the same.
         pub invarsec: u32,
     }
 
@@ -198,19 +198,19 @@ xdr_struct! {
         pub rtmax: u32,
         /// Preferred bytes of a READ.
         pub rtpref: u32,
-        /// READ sizes should be multiples of this.
+        /// READ sizes should be multiples of this number.
         pub rtmult: u32,
         /// Most bytes of a WRITE.
         pub wtmax: u32,
         /// Preferred bytes of a WRITE.
         pub wtpref: u32,
-        /// WRITE sizes should be multiples of this.
+        /// WRITE sizes should be multiples of this number.
         pub wtmult: u32,
         /// Preferred bytes of a READDIR.
         pub dtpref: u32,
         /// Longest file in bytes.
         pub maxfilesize: u64,
-        /// Resolution of times.
+        /// Granularity of times.
         pub time_delta: Nfstime3,
         /// Bits of [`fsf`].
         pub properties: u32,
@@ -229,18 +229,18 @@ xdr_struct! {
         pub no_trunc: bool,
         /// Only the superuser may change owners.
         pub chown_restricted: bool,
-        /// Names that differ only in case are the same.
+        /// Names that differ only in case are equal.
         pub case_insensitive: bool,
-        /// Case is kept.
+        /// The server preserves the case of names.
         pub case_preserving: bool,
     }
 
     /// COMMIT succeeded.
     #[derive(Copy)]
     pub struct CommitOk {
-        /// The file before and after.
+        /// The file's attributes before and after.
         pub file_wcc: WccData,
-        /// If it differs from a WRITE's, that write is lost.
+        /// If this verifier differs from that of a WRITE, the written data is lost.
         pub verf: Writeverf3,
     }
 }

@@ -1,4 +1,4 @@
-//! The promises of NFSv3 messages: the bytes of RFC 1813, and failures that keep their data.
+//! Tests of NFSv3 messages: the bytes of RFC 1813, and the data of failures.
 
 use super::*;
 use crate::rpc::Procedure;
@@ -6,7 +6,7 @@ use crate::sample::{Sample, Source, check};
 use crate::xdr::Chain;
 use bytes::Bytes;
 
-/// Big-endian words, with byte strings in between.
+/// Concatenates big-endian words and byte strings.
 fn wire(parts: &[&[u8]]) -> Bytes {
     parts.concat().into()
 }
@@ -20,6 +20,7 @@ fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &Bytes) 
     assert_eq!(&Dec::all::<T>(expected).unwrap(), value);
 }
 
+/// Every NFSv3 call and reply equals its decoded encoding.
 #[test]
 fn every_call_and_reply_survives_the_wire() {
     check(&|bytes| {
@@ -67,7 +68,7 @@ fn attributes() -> Fattr3 {
     }
 }
 
-/// [`attributes`] on the wire: 84 bytes (RFC 1813 section 2.6).
+/// The wire form of [`attributes`]: 84 bytes (RFC 1813 section 2.6).
 const ATTRIBUTES: [u32; 21] =
     [1, 0o644, 1, 1000, 100, 1, 2, 0, 4096, 8, 1, 0, 0xabcd, 0, 77, 1, 2, 3, 4, 5, 6];
 
@@ -76,7 +77,7 @@ fn wcc() -> WccData {
     WccData { before: Some(WccAttr { size: 9, mtime: a.mtime, ctime: a.ctime }), after: Some(a) }
 }
 
-/// [`wcc`] on the wire: a flag and 24 bytes before, a flag and 84 bytes after.
+/// The wire form of [`wcc`]: a flag and 24 bytes before, a flag and 84 bytes after.
 fn wcc_words() -> Vec<u8> {
     wire(&[&words([1, 0, 9, 3, 4, 5, 6, 1]), &words(ATTRIBUTES)]).to_vec()
 }
@@ -85,9 +86,10 @@ fn fh() -> Fh3 {
     Opaque::copy(&[0xaa; 5])
 }
 
-/// [`fh`] on the wire: counted and padded.
+/// The wire form of [`fh`]: a length, and the handle with its padding.
 const FH: [u32; 3] = [5, 0xaaaa_aaaa, 0xaa00_0000];
 
+/// Attributes and weak cache consistency data have the bytes of RFC 1813.
 #[test]
 fn attributes_have_the_bytes_of_the_rfc() {
     both_ways(&attributes(), &words(ATTRIBUTES).into());
@@ -95,6 +97,7 @@ fn attributes_have_the_bytes_of_the_rfc() {
     both_ways(&WccData::default(), &words([0, 0]).into());
 }
 
+/// Settable attributes (`sattr3`) and the guard of SETATTR have the bytes of RFC 1813.
 #[test]
 fn settable_attributes_have_the_bytes_of_the_rfc() {
     both_ways(&Sattr3::default(), &words([0; 6]).into());
@@ -113,6 +116,7 @@ fn settable_attributes_have_the_bytes_of_the_rfc() {
     both_ways(&guarded, &wire(&[&words(FH), &expected, &words([1, 5, 6])]));
 }
 
+/// The arguments of the procedures have the bytes of RFC 1813.
 #[test]
 fn calls_have_the_bytes_of_the_rfc() {
     let what = Diropargs3 { dir: fh(), name: Opaque::copy(b"file") };
@@ -159,6 +163,7 @@ fn calls_have_the_bytes_of_the_rfc() {
     both_ways(&plus, &wire(&[&words(FH), &words([0, 6]), b"12345678", &words([512, 4096])]));
 }
 
+/// The results of the procedures have the bytes of RFC 1813.
 #[test]
 fn replies_have_the_bytes_of_the_rfc() {
     let a = attributes();
@@ -179,6 +184,7 @@ fn replies_have_the_bytes_of_the_rfc() {
     );
 }
 
+/// READDIR and READDIRPLUS results have the bytes of RFC 1813.
 #[test]
 fn directories_have_the_bytes_of_the_rfc() {
     let entry = |id: u64, name: &[u8]| Entry3 { fileid: id, name: Opaque::copy(name), cookie: id + 1 };
@@ -221,6 +227,7 @@ fn directories_have_the_bytes_of_the_rfc() {
     both_ways(&ReaddirplusRes::Ok(plus), &expected);
 }
 
+/// A failure keeps the attributes that the RFC gives it.
 #[test]
 fn failures_keep_what_they_carry() {
     both_ways(&GetattrRes::Err(Nfsstat3::STALE, ()), &words([70]).into());
@@ -248,6 +255,8 @@ fn payloads_are_slices_of_the_message() {
     assert_eq!(got.data.as_ptr(), message[20..].as_ptr());
 }
 
+/// The decoder refuses values over their limits and lengths beyond the received bytes. A small
+/// message therefore cannot make it allocate much memory.
 #[test]
 fn a_peer_cannot_make_few_bytes_into_much_memory() {
     use crate::xdr::XdrError;

@@ -1,8 +1,8 @@
-//! The content of a message, as a flat list of named values, in the order of the wire.
+//! The content of a message as a flat list of named values, in wire order.
 //!
 //! The names are those of Wireshark's fields, so that two readers of the same bytes can be compared
-//! value by value. Numbers are decimal, flags are 0 or 1, opaque values are hexadecimal, texts are
-//! themselves.
+//! value by value. Numbers are decimal, flags are 0 or 1, opaque values are hexadecimal, and texts
+//! appear unchanged.
 
 mod nfs3;
 mod nfs4;
@@ -18,24 +18,25 @@ use hither_proto::{mount as mnt, nfs3 as v3, nfs4 as v4, nqnfs as nq, portmap as
 use std::collections::HashMap;
 use std::fmt::Display;
 
-/// Callback program numbers are the client's choice; Linux takes the first of the transient range.
+/// Callback program numbers, which the client chooses from the transient range. Linux takes the
+/// first.
 const CB_PROGRAMS: std::ops::RangeInclusive<u32> = 0x4000_0000..=0x5fff_ffff;
 
-/// Wireshark shows eight bits of the access rights.
+/// The access bits that Wireshark shows (eight).
 const ACCESS_SHOWN: u32 = 0xff;
 
-/// One message.
+/// The content of one message.
 #[derive(Debug)]
 pub struct Summary {
-    /// Matches call and reply.
+    /// Transaction id, equal in call and reply.
     pub xid: u32,
-    /// A call, not a reply.
+    /// True for a call, false for a reply.
     pub call: bool,
-    /// Program, version and procedure; of a reply, those of its call.
+    /// Program, version and procedure of the call. A reply has those of its call.
     pub proc: (u32, u32, u32),
-    /// The procedure's name.
+    /// Name of the procedure.
     pub name: &'static str,
-    /// Its content.
+    /// The named values of the message.
     pub fields: Fields,
 }
 
@@ -64,21 +65,21 @@ impl Fields {
         self.0.push((name, value.iter().map(|b| format!("{b:02x}")).collect()));
     }
 
-    /// Appends an 8-byte verifier, which some fields show as a number.
+    /// Appends an 8-byte verifier. Some fields show it as a number.
     pub fn verifier(&mut self, name: &'static str, value: &[u8; 8]) {
         self.num(name, u64::from_be_bytes(*value));
     }
 }
 
-/// Remembers calls, because replies do not name their call.
+/// Decodes messages and remembers calls, because a reply does not contain its procedure.
 #[derive(Debug, Default)]
 pub struct Reader {
     calls: HashMap<u32, (u32, u32, u32)>,
 }
 
 impl Reader {
-    /// Reads one message. `None` when it is a reply to a call that was not seen, or of a program or
-    /// procedure that is not known.
+    /// Decodes one message. `None` for a reply whose call is unknown, and for an unknown program or
+    /// procedure.
     ///
     /// # Errors
     /// The message is malformed.
@@ -150,7 +151,7 @@ fn reply_header(f: &mut Fields, h: &ReplyHeader) {
     }
 }
 
-/// Reads arguments or results; the procedure's name, if it is known.
+/// Decodes arguments or results. Returns the procedure's name, or `None` if it is unknown.
 fn procedure(
     f: &mut Fields,
     (prog, vers, proc): (u32, u32, u32),
@@ -193,7 +194,7 @@ fn procedure(
     })
 }
 
-/// Wireshark has no dissector for NQNFS: the values are shown as this library names them.
+/// Appends a value under this library's names, because Wireshark has no NQNFS dissector.
 fn shown(f: &mut Fields, value: &impl std::fmt::Debug) {
     f.text("nqnfs", format!("{value:?}").as_bytes());
 }

@@ -1,4 +1,4 @@
-//! NFSv3.
+//! Summaries of NFSv3 messages.
 
 use super::{ACCESS_SHOWN, Fields};
 use hither_proto::nfs3::*;
@@ -312,7 +312,7 @@ fn sattr(f: &mut Fields, s: &Sattr3) {
     if let Some(v) = s.size {
         f.num("nfs.set_size", v);
     }
-    // Wireshark 4.0 calls the time of set_mtime atime, too.
+    // Wireshark 4.0 uses the name of atime for set_mtime's time too.
     for set in [&s.atime, &s.mtime] {
         f.num("nfs.set_it", set.discriminant());
         if let SetTime::ToClientTime(t) = set {

@@ -1,4 +1,4 @@
-//! NFSv4: compounds and operations.
+//! Summaries of NFSv4 compounds and operations.
 
 use super::nfs4_attrs::{attrs, bitmap_attrs, time};
 use super::{ACCESS_SHOWN, Fields};
@@ -192,7 +192,7 @@ fn open(f: &mut Fields, a: &OpenArgs) {
     }
 }
 
-/// Sessions and clients of NFSv4.1.
+/// Operations of NFSv4.1 on sessions and clients.
 fn args41(f: &mut Fields, op: &Op) -> bool {
     match op {
         Op::BackchannelCtl(a) => {
@@ -239,7 +239,7 @@ fn args41(f: &mut Fields, op: &Op) -> bool {
     true
 }
 
-/// Layouts and devices; their bodies are not read.
+/// Operations on layouts and devices. Their bodies are not decoded.
 fn args_layout(f: &mut Fields, op: &Op) -> bool {
     match op {
         Op::Getdeviceinfo(a) => {
@@ -310,7 +310,7 @@ fn args_layout(f: &mut Fields, op: &Op) -> bool {
     true
 }
 
-/// NFSv4.2 and extended attributes.
+/// Operations of NFSv4.2 and on extended attributes.
 fn args42(f: &mut Fields, op: &Op) -> bool {
     match op {
         Op::Allocate(a) | Op::Deallocate(a) => {
@@ -380,7 +380,7 @@ fn res40(f: &mut Fields, res: &OpRes) -> bool {
         OpRes::Link(Ok(c)) | OpRes::Remove(Ok(c)) | OpRes::Setxattr(Ok(c)) | OpRes::Removexattr(Ok(c)) => {
             change(f, c);
         }
-        // The stateid that CLOSE returns means nothing, and Wireshark does not show it.
+        // The stateid in a CLOSE result has no meaning (RFC 8881), and Wireshark does not show it.
         OpRes::Close(_) => {}
         OpRes::Lock(Ok(s))
         | OpRes::Locku(Ok(s))

@@ -1,9 +1,9 @@
-//! NFSv4 attributes.
+//! Summaries of NFSv4 attributes.
 
 use super::Fields;
 use hither_proto::nfs4::{Acl, Attrs, Bitmap4, LayoutTypes, Pathname, SetTime, Time, attr};
 
-/// The numbers in a mask.
+/// Appends the attribute numbers in a mask.
 pub fn bitmap_attrs(f: &mut Fields, mask: Bitmap4) {
     mask.iter().for_each(|n| f.num("nfs.attr", n));
 }
@@ -13,7 +13,7 @@ pub fn time(f: &mut Fields, t: &Time) {
     f.num("nfs.nfstime4.nseconds", t.nseconds);
 }
 
-/// Numbers, and the values of those that are simple, in ascending order.
+/// Appends the attribute numbers and the values of simple attributes, in ascending order.
 pub fn attrs(f: &mut Fields, a: &Attrs) {
     for n in a.mask().iter() {
         f.num("nfs.attr", n);

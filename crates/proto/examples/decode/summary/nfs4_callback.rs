@@ -1,4 +1,4 @@
-//! NFSv4: callbacks.
+//! Summaries of NFSv4 callbacks.
 
 use super::Fields;
 use super::nfs4::{fh, lock_owner, slots, span, stateid, write_response};
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hither_proto::nfs4::*;
 use hither_proto::xdr::{Dec, Result as XdrResult};
 
-/// A callback; the procedure's name, if it is known.
+/// Appends the values of a callback. Returns the procedure's name, or `None` if it is unknown.
 ///
 /// # Errors
 /// The message is malformed.
