@@ -1,10 +1,10 @@
 //! NFSv4.0 (RFC 7530), 4.1 (RFC 8881) and 4.2 (RFC 7862), with extended attributes (RFC 8276) and
-//! `mode_umask` (RFC 8275): every operation, attribute and callback, both ways.
+//! `mode_umask` (RFC 8275): every operation, attribute and callback, in both directions.
 //!
-//! It knows nothing of RPC, sessions' state or policy. Two tables list the operations
-//! ([`compound`], [`callback`]) and one the attributes ([`attrs`]); everything that depends on the
-//! whole list (numbers, names, encoding, typed results) comes from them. Minor versions share all
-//! types: a minor version does not send the types that it lacks.
+//! This module has no RPC, no session state and no policy. Two tables list the operations
+//! ([`compound`], [`callback`]) and one table lists the attributes ([`attrs`]). Numbers, names,
+//! encoding and typed results all derive from these tables. Minor versions share all types; a minor
+//! version does not send the types that it lacks.
 
 pub mod attr_types;
 pub mod attrs;
@@ -42,15 +42,15 @@ use status::fail_arm;
 
 /// Program number of NFS.
 pub const PROGRAM: u32 = 100_003;
-/// This version of it.
+/// Version of the program.
 pub const VERSION: u32 = 4;
 /// The well-known port.
 pub const PORT: u16 = 2049;
-/// RPC version of the callback program, whose number the client chooses.
+/// Version of the callback program. The client chooses the program number.
 pub const CB_VERSION: u32 = 1;
-/// Callback procedure that does nothing.
+/// The callback procedure NULL.
 pub const CB_PROC_NULL: u32 = 0;
-/// Callback procedure for everything else.
+/// The callback procedure COMPOUND.
 pub const CB_PROC_COMPOUND: u32 = 1;
 
 rpc_program! {
@@ -58,13 +58,13 @@ rpc_program! {
     program 100003 version 4, Proc4, Call4, Reply4 {
         /// Does nothing.
         NULL = 0, Null(NullArgs) -> ();
-        /// Everything else.
+        /// Executes a list of operations.
         COMPOUND = 1, Compound(Compound) -> CompoundReply;
     }
 }
 
 xdr_struct! {
-    /// The arguments of NULL: none.
+    /// Arguments of NULL (none).
     #[derive(Copy)]
     pub struct NullArgs {}
 }

@@ -1,16 +1,16 @@
 //! Values of the structured attributes: ACLs, locations, retention, layouts, labels.
 //!
-//! It knows nothing of attribute numbers. Sources: RFC 8881 sections 5, 6 and 11, RFC 7862
-//! section 12, RFC 8275, RFC 9754.
+//! This module has no attribute numbers. Sources: RFC 8881 sections 5, 6 and 11, RFC 7862 section
+//! 12, RFC 8275, RFC 9754.
 
 use super::Bitmap4;
 use super::types::{Ace, Body, Component, LayoutType, OPAQUE_MAX_BYTES, Pathname, Text, Time};
 use crate::xdr::{List, Opaque};
 use crate::{xdr_enum, xdr_struct};
 
-/// Most entries of an ACL that we take.
+/// Most entries of an ACL that are decoded.
 pub const ACL_MAX_ENTRIES: usize = 1 << 16;
-/// Most servers, locations or hints in a list that we take.
+/// Most servers, locations or hints in a list that are decoded.
 pub const LOCATIONS_MAX: usize = 256;
 
 /// `fattr4_acl`.
@@ -31,113 +31,113 @@ xdr_struct! {
         /// The entries.
         pub aces: Acl,
     }
-    /// `fs_location4`: one place where the file system lives.
+    /// `fs_location4`: one location of the file system.
     pub struct FsLocation {
         /// Host names or addresses of equal servers.
         pub server: List<Text, LOCATIONS_MAX>,
-        /// Root of the file system there.
+        /// Root of the file system on those servers.
         pub rootpath: Pathname,
     }
     /// `fs_locations4`.
     pub struct FsLocations {
-        /// Root of the file system here.
+        /// Root of the file system on this server.
         pub fs_root: Pathname,
-        /// Where it (also) lives.
+        /// The locations of the file system.
         pub locations: List<FsLocation, LOCATIONS_MAX>,
     }
     /// `fs_locations_server4`: one replica.
     pub struct FsLocationsServer {
-        /// Age of its data in seconds, or -1.
+        /// Age of the replica's data in seconds, or -1.
         pub currency: i32,
         /// Flags, classes and ranks, one byte each (`FSLI4BX_*`).
         pub info: Opaque<OPAQUE_MAX_BYTES>,
-        /// Its name.
+        /// Name or address of the server.
         pub server: Text,
     }
     /// `fs_locations_item4`: replicas with a common root.
     pub struct FsLocationsItem {
         /// The replicas.
         pub entries: List<FsLocationsServer, LOCATIONS_MAX>,
-        /// The root there.
+        /// Root of the file system on the replicas.
         pub rootpath: Pathname,
     }
     /// `fs_locations_info4`.
     pub struct FsLocationsInfo {
         /// `FSLI4IF_*`.
         pub flags: u32,
-        /// How long this may be believed, in seconds.
+        /// Validity of this information in seconds.
         pub valid_for: i32,
-        /// Root of the file system here.
+        /// Root of the file system on this server.
         pub fs_root: Pathname,
-        /// Where it (also) lives.
+        /// The locations of the file system.
         pub items: List<FsLocationsItem, LOCATIONS_MAX>,
     }
     /// `fs4_status`.
     pub struct FsStatus {
-        /// The file system is not here.
+        /// True if the file system is absent from this server.
         pub absent: bool,
-        /// How it changes.
+        /// How the file system changes.
         pub status_type: FsStatusType,
-        /// Where it came from.
+        /// Original source of the file system.
         pub source: Text,
-        /// Which version this is.
+        /// Present version of the file system as text.
         pub current: Text,
         /// Seconds since the last update, or -1.
         pub age: i32,
-        /// The version.
+        /// Version of the file system as a time.
         pub version: Time,
     }
     /// `change_policy4`.
     #[derive(Copy)]
     pub struct ChangePolicy {
-        /// First half.
+        /// First half of the value.
         pub major: u64,
-        /// Second half.
+        /// Second half of the value.
         pub minor: u64,
     }
     /// `layouthint4`.
     pub struct LayoutHint {
-        /// Whose structure the body has.
+        /// Layout type that defines `body`.
         pub layout_type: LayoutType,
         /// The hint.
         pub body: Body,
     }
-    /// `threshold_item4`.
+    /// `threshold_item4`: the thresholds of one layout type.
     pub struct ThresholdItem {
-        /// For this layout type.
+        /// The layout type.
         pub layout_type: LayoutType,
-        /// `TH4_*`.
+        /// The present thresholds (`TH4_*`).
         pub hintset: Bitmap4,
-        /// A hyper for each bit.
+        /// One 64-bit value for each bit of `hintset`.
         pub hintlist: Opaque<OPAQUE_MAX_BYTES>,
     }
     /// `retention_get4`.
     pub struct RetentionGet {
-        /// Seconds; all ones is for ever.
+        /// Seconds; all ones means without end.
         pub duration: u64,
-        /// When it began.
+        /// Start of the retention.
         pub begin_time: Option<Time>,
     }
     /// `retention_set4`.
     pub struct RetentionSet {
-        /// Begin now.
+        /// Start the retention now.
         pub enable: bool,
-        /// Seconds.
+        /// Duration in seconds.
         pub duration: Option<u64>,
     }
-    /// `mode_masked4`: change some mode bits.
+    /// `mode_masked4`: a change of some mode bits.
     #[derive(Copy)]
     pub struct ModeMasked {
         /// New values of the bits.
         pub value: u32,
-        /// Which bits.
+        /// The bits to change.
         pub mask: u32,
     }
-    /// `mode_umask4` (RFC 8275): the mode for a new object and the umask, which the server applies
-    /// only when no default ACL does.
+    /// `mode_umask4` (RFC 8275): the mode and the umask of a new object. The server applies the
+    /// umask only if no default ACL applies.
     #[derive(Copy)]
     pub struct ModeUmask {
-        /// Mode as the application gave it.
+        /// Mode that the application requested.
         pub mode: u32,
         /// The application's umask.
         pub umask: u32,
@@ -151,17 +151,17 @@ xdr_struct! {
         /// The label, e.g. an SELinux context.
         pub data: Opaque<4096>,
     }
-    /// `open_arguments4` (RFC 9754): which arguments of OPEN the server takes.
+    /// `open_arguments4` (RFC 9754): the arguments of OPEN that the server supports.
     pub struct OpenArguments {
         /// `OPEN4_SHARE_ACCESS_*`.
         pub share_access: Bitmap4,
         /// `OPEN4_SHARE_DENY_*`.
         pub share_deny: Bitmap4,
-        /// Wants, as bit numbers.
+        /// Supported wants, as bit numbers.
         pub share_access_want: Bitmap4,
-        /// Claims.
+        /// Supported claims.
         pub open_claim: Bitmap4,
-        /// Create modes.
+        /// Supported create modes.
         pub create_mode: Bitmap4,
     }
 }

@@ -1,13 +1,14 @@
-//! File attributes: which there are, and a typed value with any of them.
+//! File attributes: the table of all attributes, and a typed set of attribute values.
 //!
-//! It knows nothing of operations. On the wire attributes are a bitmap and the values of its
-//! numbers in ascending order, without lengths (`fattr4`). [`Attrs`] has an `Option` for each
-//! attribute of NFSv4.0 to 4.2; those that a file has of its own are plain fields, those of a file
-//! system, an ACL and other rare ones are in a box ([`RareAttrs`]) so that a large directory does
-//! not pay for them. Every attribute also has a method of its name. One table declares all.
+//! This module has no operations. On the wire an attribute set is a bitmap and the values in
+//! ascending order of the numbers, without lengths (`fattr4`). [`Attrs`] has an `Option` for each
+//! attribute of NFSv4.0 to 4.2. Per-file attributes are plain fields. Attributes of a file system,
+//! ACLs and other rare attributes are in a box ([`RareAttrs`]), so that entries of a large
+//! directory stay small. Each attribute also has an accessor method. One table declares all
+//! attributes.
 //!
-//! Values of unknown attributes cannot be measured. Their numbers are greater than all known ones,
-//! so the bytes after the last known value are theirs: they are kept as they came.
+//! The values of unknown attributes have unknown lengths. Their numbers are greater than all known
+//! numbers, so their bytes follow the last known value. The decoder keeps those bytes unchanged.
 
 use super::attr_types::{
     Acl, Acl41, ChangePolicy, FsLocations, FsLocationsInfo, FsStatus, LayoutHint, LayoutTypes, MdsThreshold,
@@ -18,11 +19,11 @@ use super::{Bitmap4, Nfsstat4};
 use crate::xdr::{Dec, Enc, Result, Xdr};
 use bytes::Bytes;
 
-/// Most bytes of one attribute list that we take: an ACL of [`super::ACL_MAX_ENTRIES`] fits.
+/// Longest attribute list that is decoded, in bytes. An ACL of [`super::ACL_MAX_ENTRIES`] fits.
 const ATTRLIST_MAX_BYTES: usize = BODY_MAX_BYTES;
 
 macro_rules! attr_table {
-    // Sorts the rows into those in the struct and those in the box, then declares everything.
+    // Sorts the rows into fields of the struct and fields of the box, then declares both.
     (@sort [$($own:tt)*] [$($rare:tt)*] [$($all:tt)*]
         $(#[$m:meta])* $n:literal own $NAME:ident $f:ident: $t:ty; $($rest:tt)*) => {
         attr_table!(@sort [$($own)* { $(#[$m])* $f: $t }] [$($rare)*]
@@ -48,24 +49,24 @@ macro_rules! attr_table {
             }
         }
 
-        /// Attributes of one object: those that are `Some`.
+        /// Attributes of one object. Absent attributes are `None`.
         #[derive(Debug, Clone, PartialEq, Eq, Default)]
         pub struct Attrs {
             $($(#[$om])* pub $of: Option<$ot>,)*
-            /// The others.
+            /// The rare attributes.
             pub rare: Option<Box<RareAttrs>>,
             /// The unknown attributes.
             pub unknown: Option<UnknownAttrs>,
         }
 
-        /// Attributes of a file system, and those that are rarely asked for.
+        /// Attributes of a file system, and rarely requested attributes.
         #[derive(Debug, Clone, PartialEq, Eq, Default)]
         pub struct RareAttrs { $($(#[$rm])* pub $rf: Option<$rt>,)* }
 
         impl Attrs {
             $($(#[$m])* pub fn $f(&self) -> Option<&$t> { attr_table!(@read $place self $f) })*
 
-            /// Which attributes are present.
+            /// The numbers of the present attributes.
             pub fn mask(&self) -> Bitmap4 {
                 let mut mask = self.unknown.as_ref().map_or(Bitmap4::EMPTY, |u| u.mask);
                 $(if self.$f().is_some() { mask.insert($n); })*
@@ -83,7 +84,7 @@ macro_rules! attr_table {
                 }
             }
 
-            /// Reads the value of attribute `n`; false when we do not know it.
+            /// Reads the value of attribute `n`. Returns false for an unknown attribute.
             fn dec_attr(&mut self, n: u32, d: &mut Dec<'_>) -> Result<bool> {
                 match n {
                     $($n => *attr_table!(@write $place self $f) = Some(<$t>::dec(d)?),)*
@@ -114,17 +115,17 @@ macro_rules! attr_table {
     ($($rows:tt)*) => { attr_table!(@sort [] [] [] $($rows)*); };
 }
 
-// Ascending and without gaps: decoding relies on it, a test checks it.
+// The numbers ascend without gaps. The decoder relies on this order, and a test checks it.
 attr_table! {
     /// Attributes that the server supports on this object.
     0 rare SUPPORTED_ATTRS supported_attrs: Bitmap4;
-    /// Kind of object.
+    /// Type of the object.
     1 own TYPE ftype: Ftype;
-    /// Whether filehandles live on (`FH4_*`).
+    /// Whether filehandles expire (`FH4_*`).
     2 rare FH_EXPIRE_TYPE fh_expire_type: u32;
-    /// Differs whenever data or metadata have changed.
+    /// Changes with each change of data or metadata.
     3 own CHANGE change: u64;
-    /// Bytes.
+    /// Size in bytes.
     4 own SIZE size: u64;
     /// Hard links are possible.
     5 rare LINK_SUPPORT link_support: bool;
@@ -132,27 +133,27 @@ attr_table! {
     6 rare SYMLINK_SUPPORT symlink_support: bool;
     /// The object has named attributes.
     7 rare NAMED_ATTR named_attr: bool;
-    /// The file system.
+    /// Identifier of the file system.
     8 own FSID fsid: Fsid;
-    /// Different filehandles mean different objects.
+    /// Different filehandles identify different objects.
     9 rare UNIQUE_HANDLES unique_handles: bool;
-    /// Lease in seconds.
+    /// Lease time in seconds.
     10 rare LEASE_TIME lease_time: u32;
-    /// Why READDIR could not read the entry's attributes.
+    /// The error that prevented READDIR from reading the entry's attributes.
     11 own RDATTR_ERROR rdattr_error: Nfsstat4;
     /// Access control list.
     12 rare ACL acl: Acl;
-    /// Which kinds of entries ACLs may have.
+    /// Supported types of ACL entries.
     13 rare ACLSUPPORT aclsupport: u32;
-    /// Archived since the last change.
+    /// The object was archived since its last change.
     14 rare ARCHIVE archive: bool;
     /// Times can be set exactly.
     15 rare CANSETTIME cansettime: bool;
-    /// Names differing in case only are the same.
+    /// Names that differ only in case are equal.
     16 rare CASE_INSENSITIVE case_insensitive: bool;
-    /// Names keep their case.
+    /// The server preserves the case of names.
     17 rare CASE_PRESERVING case_preserving: bool;
-    /// Only privileged users give files away.
+    /// Only privileged users may change the owner.
     18 rare CHOWN_RESTRICTED chown_restricted: bool;
     /// The filehandle.
     19 own FILEHANDLE filehandle: Fh;
@@ -164,17 +165,17 @@ attr_table! {
     22 rare FILES_FREE files_free: u64;
     /// All file slots.
     23 rare FILES_TOTAL files_total: u64;
-    /// Where the file system (also) lives.
+    /// The locations of the file system.
     24 rare FS_LOCATIONS fs_locations: FsLocations;
-    /// Hidden, as Windows means it.
+    /// The Windows attribute "hidden".
     25 rare HIDDEN hidden: bool;
-    /// All objects of the file system have the same static attributes.
+    /// All objects of the file system have the same values of per-file-system attributes.
     26 rare HOMOGENEOUS homogeneous: bool;
     /// Greatest size of a file.
     27 rare MAXFILESIZE maxfilesize: u64;
     /// Most hard links.
     28 rare MAXLINK maxlink: u32;
-    /// Longest name.
+    /// Longest name in bytes.
     29 rare MAXNAME maxname: u32;
     /// Most bytes of one READ.
     30 rare MAXREAD maxread: u64;
@@ -184,9 +185,9 @@ attr_table! {
     32 rare MIMETYPE mimetype: Mimetype;
     /// Permission bits (07777).
     33 own MODE mode: u32;
-    /// Names that are too long are refused, not cut.
+    /// The server refuses a name that is too long and does not truncate it.
     34 rare NO_TRUNC no_trunc: bool;
-    /// Hard links.
+    /// Number of hard links.
     35 own NUMLINKS numlinks: u32;
     /// Owner.
     36 own OWNER owner: OwnerName;
@@ -208,41 +209,41 @@ attr_table! {
     44 rare SPACE_TOTAL space_total: u64;
     /// Bytes that the object occupies.
     45 own SPACE_USED space_used: u64;
-    /// System file, as Windows means it.
+    /// The Windows attribute "system".
     46 rare SYSTEM system: bool;
-    /// Last access.
+    /// Time of the last access.
     47 own TIME_ACCESS time_access: Time;
-    /// SETATTR: set the last access.
+    /// SETATTR: sets the time of the last access.
     48 own TIME_ACCESS_SET time_access_set: SetTime;
-    /// Last backup.
+    /// Time of the last backup.
     49 rare TIME_BACKUP time_backup: Time;
-    /// Creation.
+    /// Time of creation.
     50 own TIME_CREATE time_create: Time;
     /// Granularity of times.
     51 rare TIME_DELTA time_delta: Time;
-    /// Last change of metadata (ctime).
+    /// Time of the last change of metadata (ctime).
     52 own TIME_METADATA time_metadata: Time;
-    /// Last change of data.
+    /// Time of the last change of data.
     53 own TIME_MODIFY time_modify: Time;
-    /// SETATTR: set the last change of data.
+    /// SETATTR: sets the time of the last change of data.
     54 own TIME_MODIFY_SET time_modify_set: SetTime;
     /// Fileid of the directory that a mounted file system covers.
     55 own MOUNTED_ON_FILEID mounted_on_fileid: u64;
-    /// How late notifications of the directory's attributes may be.
+    /// Longest delay of notifications about the directory's attributes.
     56 rare DIR_NOTIF_DELAY dir_notif_delay: Time;
-    /// How late notifications of entries' attributes may be.
+    /// Longest delay of notifications about entries' attributes.
     57 rare DIRENT_NOTIF_DELAY dirent_notif_delay: Time;
     /// The part of the ACL that allows and denies.
     58 rare DACL dacl: Acl41;
     /// The part of the ACL that audits.
     59 rare SACL sacl: Acl41;
-    /// Changes when the server's policies for the file system do.
+    /// Changes when a policy of the server for the file system changes.
     60 rare CHANGE_POLICY change_policy: ChangePolicy;
     /// State of the file system.
     61 rare FS_STATUS fs_status: FsStatus;
     /// Layout types of the file system.
     62 rare FS_LAYOUT_TYPES fs_layout_types: LayoutTypes;
-    /// Wish for a layout at creation.
+    /// Requested layout for a new object.
     63 rare LAYOUT_HINT layout_hint: LayoutHint;
     /// Layout types of the file.
     64 rare LAYOUT_TYPES layout_types: LayoutTypes;
@@ -250,59 +251,59 @@ attr_table! {
     65 rare LAYOUT_BLKSIZE layout_blksize: u32;
     /// Preferred alignment for layouts.
     66 rare LAYOUT_ALIGNMENT layout_alignment: u32;
-    /// Where the file system (also) lives, in detail.
+    /// The locations of the file system, in detail.
     67 rare FS_LOCATIONS_INFO fs_locations_info: FsLocationsInfo;
-    /// From which size on a layout pays.
+    /// Size from which a layout is worth its cost.
     68 rare MDSTHRESHOLD mdsthreshold: MdsThreshold;
     /// Retention.
     69 rare RETENTION_GET retention_get: RetentionGet;
-    /// SETATTR: retention.
+    /// SETATTR: sets the retention.
     70 rare RETENTION_SET retention_set: RetentionSet;
     /// Event-based retention.
     71 rare RETENTEVT_GET retentevt_get: RetentionGet;
-    /// SETATTR: event-based retention.
+    /// SETATTR: sets the event-based retention.
     72 rare RETENTEVT_SET retentevt_set: RetentionSet;
-    /// Administrative hold, a bit for each.
+    /// Administrative holds, one bit each.
     73 rare RETENTION_HOLD retention_hold: u64;
-    /// SETATTR: change some mode bits.
+    /// SETATTR: changes some mode bits.
     74 rare MODE_SET_MASKED mode_set_masked: ModeMasked;
     /// Attributes that EXCLUSIVE4_1 may set.
     75 rare SUPPATTR_EXCLCREAT suppattr_exclcreat: Bitmap4;
-    /// The allowed content of names.
+    /// Permitted characters of names.
     76 rare FS_CHARSET_CAP fs_charset_cap: u32;
     /// Alignment for CLONE.
     77 rare CLONE_BLKSIZE clone_blksize: u32;
     /// Bytes that removing the file frees.
     78 rare SPACE_FREED space_freed: u64;
-    /// The promise of the change attribute.
+    /// How the change attribute changes.
     79 rare CHANGE_ATTR_TYPE change_attr_type: ChangeAttrType;
     /// Security label.
     80 rare SEC_LABEL sec_label: SecLabel;
-    /// Creation: mode and umask (RFC 8275).
+    /// Mode and umask of a new object (RFC 8275).
     81 own MODE_UMASK mode_umask: ModeUmask;
     /// Extended attributes are possible (RFC 8276).
     82 rare XATTR_SUPPORT xattr_support: bool;
-    /// The data are on slow storage (RFC 9754).
+    /// The data is on slow storage (RFC 9754).
     83 rare OFFLINE offline: bool;
-    /// Last access as a delegation's holder knows it (RFC 9754).
+    /// Last access according to the delegation's holder (RFC 9754).
     84 rare TIME_DELEG_ACCESS time_deleg_access: Time;
-    /// Last change as a delegation's holder knows it (RFC 9754).
+    /// Last change according to the delegation's holder (RFC 9754).
     85 rare TIME_DELEG_MODIFY time_deleg_modify: Time;
-    /// Which arguments of OPEN the server takes (RFC 9754).
+    /// Arguments of OPEN that the server supports (RFC 9754).
     86 rare OPEN_ARGUMENTS open_arguments: OpenArguments;
 }
 
-/// Attributes that we do not know: their numbers and the bytes of all their values.
+/// Unknown attributes: their numbers and the bytes of all their values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownAttrs {
     /// Their numbers, [`attr::COUNT`] or greater.
     pub mask: Bitmap4,
-    /// Their values, as they came.
+    /// Their values as received.
     pub vals: Bytes,
 }
 
 impl Attrs {
-    /// The rare attributes, made when there were none.
+    /// The rare attributes. The box is created if absent.
     pub fn rare_mut(&mut self) -> &mut RareAttrs {
         self.rare.get_or_insert_default()
     }

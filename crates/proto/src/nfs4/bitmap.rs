@@ -1,17 +1,17 @@
 //! `bitmap4`: a set of small numbers (attributes, operations, notifications).
 //!
-//! It knows nothing of the meaning of the numbers. There are at most 256 of them, in place, so that
-//! a bitmap is `Copy` and can be a constant. Words that are zero at the end are not sent, and do
-//! not count when they are received.
+//! This module gives the numbers no meaning. The set holds numbers below 256 in place, so that a
+//! bitmap is `Copy` and can be a constant. Trailing zero words are not sent, and received ones are
+//! ignored.
 //!
-//! RFC 8881 limits no bitmap. A peer's numbers from 255 on are received as [`Bitmap4::BEYOND`],
-//! which nothing has: so they are ignored or refused as other unknown numbers are.
+//! RFC 8881 does not limit bitmaps. Received numbers from 255 up become [`Bitmap4::BEYOND`]. No
+//! attribute or operation has that number, so it is treated like other unknown numbers.
 
 use crate::xdr::{Dec, Enc, Result, Xdr};
 use std::fmt;
 
 const WORDS: usize = 8;
-/// Most words that are received. Longer bitmaps are refused.
+/// Most words of a received bitmap. A longer bitmap is refused.
 const WORDS_MAX: usize = 256;
 
 /// A set of numbers below [`Bitmap4::BITS`].
@@ -19,11 +19,11 @@ const WORDS_MAX: usize = 256;
 pub struct Bitmap4([u32; WORDS]);
 
 impl Bitmap4 {
-    /// No number.
+    /// The empty set.
     pub const EMPTY: Self = Self([0; WORDS]);
-    /// Numbers are below this.
+    /// The set holds numbers below this value.
     pub const BITS: u32 = 32 * WORDS as u32;
-    /// Stands for all numbers that are not below it.
+    /// Represents all numbers from this value up.
     pub const BEYOND: u32 = Self::BITS - 1;
 
     /// The set of `numbers`, which are below [`Bitmap4::BITS`].
@@ -66,12 +66,12 @@ impl Bitmap4 {
         *self = self.without(n);
     }
 
-    /// True when nothing is in the set.
+    /// True when the set is empty.
     pub fn is_empty(&self) -> bool {
         *self == Self::EMPTY
     }
 
-    /// How many numbers are in the set.
+    /// Count of the numbers in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|w| w.count_ones() as usize).sum()
     }
@@ -112,12 +112,12 @@ impl Bitmap4 {
         out
     }
 
-    /// True when everything in this set is in `other`.
+    /// True when each number of this set is in `other`.
     pub fn is_subset(self, other: Self) -> bool {
         self.difference(other).is_empty()
     }
 
-    /// The numbers, ascending.
+    /// The numbers in ascending order.
     pub fn iter(self) -> impl Iterator<Item = u32> {
         self.0.into_iter().enumerate().flat_map(|(i, mut word)| {
             std::iter::from_fn(move || {

@@ -1,7 +1,7 @@
-//! Short ways to write operations.
+//! Constructors of operations with several arguments.
 //!
-//! It knows nothing of policy. Operations without arguments, or with one, are written as their
-//! variants (`Op::Putrootfh`, `Op::Getattr(mask)`); these are for those with more.
+//! This module has no policy. An operation with at most one argument is written as its variant
+//! (`Op::Putrootfh`, `Op::Getattr(mask)`).
 
 use super::*;
 use bytes::Bytes;
@@ -32,7 +32,8 @@ impl Op {
         Self::Link(Component::copy(name))
     }
 
-    /// RENAME from `oldname` in the saved to `newname` in the current directory, copied.
+    /// RENAME of `oldname` in the saved directory to `newname` in the current directory. Both are
+    /// copied.
     pub fn rename(oldname: &[u8], newname: &[u8]) -> Self {
         Self::Rename(RenameArgs { oldname: Component::copy(oldname), newname: Component::copy(newname) })
     }
@@ -42,7 +43,7 @@ impl Op {
         Self::Create(CreateArgs { objtype, objname: Component::copy(objname), createattrs })
     }
 
-    /// SETATTR; `stateid` matters only for the size.
+    /// SETATTR. The server uses `stateid` only for a change of the size.
     pub fn setattr(stateid: Stateid, attrs: Attrs) -> Self {
         Self::Setattr(SetattrArgs { stateid, attrs })
     }
@@ -62,22 +63,22 @@ impl Op {
         Self::Write(WriteArgs { stateid, offset, stable, data: data.into() })
     }
 
-    /// COMMIT of `count` bytes; 0 is to the end.
+    /// COMMIT of `count` bytes; 0 means to the end of the file.
     pub fn commit(offset: u64, count: u32) -> Self {
         Self::Commit(CommitArgs { offset, count })
     }
 
-    /// CLOSE in NFSv4.1, where the sequence number is always 0.
+    /// CLOSE of NFSv4.1, whose sequence number is always 0.
     pub fn close(stateid: Stateid) -> Self {
         Self::Close(CloseArgs { seqid: 0, stateid })
     }
 
-    /// OPEN_DOWNGRADE in NFSv4.1, where the sequence number is always 0.
+    /// OPEN_DOWNGRADE of NFSv4.1, whose sequence number is always 0.
     pub fn open_downgrade(stateid: Stateid, share_access: u32, share_deny: u32) -> Self {
         Self::OpenDowngrade(OpenDowngradeArgs { stateid, seqid: 0, share_access, share_deny })
     }
 
-    /// LOCKU in NFSv4.1, where the sequence number is always 0.
+    /// LOCKU of NFSv4.1, whose sequence number is always 0.
     pub fn locku(lock_stateid: Stateid, locktype: LockType, offset: u64, length: u64) -> Self {
         Self::Locku(LockuArgs { locktype, seqid: 0, lock_stateid, offset, length })
     }
@@ -117,7 +118,8 @@ impl Op {
         Self::Removexattr(Component::copy(name))
     }
 
-    /// Changes nothing on the server, so that it may be sent again without a session's help.
+    /// True if the operation changes nothing on the server. It may then be sent again without a
+    /// session.
     pub fn is_idempotent(&self) -> bool {
         matches!(
             self,

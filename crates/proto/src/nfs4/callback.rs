@@ -1,8 +1,8 @@
 //! CB_COMPOUND: the calls of a server to its clients (RFC 7530 section 16.35, RFC 8881 section 20,
 //! RFC 7862 section 16).
 //!
-//! It knows nothing of sessions or sockets. The client decodes [`CbCompound`] and encodes
-//! [`CbCompoundReply`]; the server does the opposite.
+//! This module has no sessions or sockets. The client decodes [`CbCompound`] and encodes
+//! [`CbCompoundReply`]; the server encodes and decodes in the opposite direction.
 
 use super::compound::{OPS_MAX, dec_ops};
 use super::ops40::OpenDelegation;
@@ -15,9 +15,9 @@ use super::{Attrs, Bitmap4, Nfsstat4, Results};
 use crate::xdr::{Dec, Enc, List, Opaque, Result as XdrResult, Xdr};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 
-/// Most notifications or referring calls in a list that we take.
+/// Most notifications or referring calls in a list that are decoded.
 pub const CB_LIST_MAX: usize = 1024;
-/// Most bytes of the values of one notification that we take.
+/// Longest values of one notification that are decoded, in bytes.
 pub const NOTIFY_MAX_BYTES: usize = 1 << 20;
 
 /// Types of state in CB_RECALL_ANY, as bit numbers (`RCA4_TYPE_MASK_*`).
@@ -49,14 +49,14 @@ xdr_struct! {
     pub struct CbGetattrArgs {
         /// A file under a write delegation.
         pub fh: Fh,
-        /// Change and size, perhaps times.
+        /// The requested attributes: change and size, with RFC 9754 also times.
         pub attr_request: Bitmap4,
     }
     /// Arguments of CB_RECALL.
     pub struct CbRecallArgs {
         /// The delegation.
         pub stateid: Stateid,
-        /// Data need not be flushed: the file will be truncated.
+        /// The client need not flush its data, because the file will be truncated.
         pub truncate: bool,
         /// The file.
         pub fh: Fh,
@@ -67,59 +67,59 @@ xdr_struct! {
         pub fh: Fh,
         /// First byte.
         pub offset: u64,
-        /// Bytes; all ones is to the end.
+        /// Number of bytes; all ones means to the end.
         pub length: u64,
-        /// The layouts.
+        /// The layout stateid.
         pub stateid: Stateid,
     }
     /// Arguments of CB_LAYOUTRECALL.
     pub struct CbLayoutrecallArgs {
-        /// Which kind.
+        /// Type of the recalled layouts.
         pub layout_type: LayoutType,
-        /// Reading, both, or any.
+        /// Layouts for reading, for reading and writing, or any.
         pub iomode: LayoutIomode,
-        /// The data are elsewhere now: do not write them.
+        /// The data has moved. The client must not write it to the old place.
         pub changed: bool,
-        /// Which.
+        /// The recalled layouts.
         pub recall: LayoutRecall,
     }
     /// `notify_entry4`.
     pub struct NotifyEntry {
         /// The name.
         pub file: Component,
-        /// Its attributes.
+        /// The entry's attributes.
         pub attrs: Attrs,
     }
     /// `prev_entry4`: the entry before.
     pub struct PrevEntry {
         /// The entry.
         pub entry: NotifyEntry,
-        /// Its cookie.
+        /// The entry's cookie.
         pub cookie: u64,
     }
     /// `notify_remove4`.
     pub struct NotifyRemove {
         /// The entry.
         pub old_entry: NotifyEntry,
-        /// Its cookie.
+        /// The entry's cookie.
         pub old_entry_cookie: u64,
     }
     /// `notify_add4`.
     pub struct NotifyAdd {
         /// The entry that a rename replaced.
         pub old_entry: Option<NotifyRemove>,
-        /// The entry.
+        /// The new entry.
         pub new_entry: NotifyEntry,
-        /// Its cookie.
+        /// The new entry's cookie.
         pub new_entry_cookie: Option<u64>,
-        /// The entry before.
+        /// The entry before the new one.
         pub prev_entry: Option<PrevEntry>,
-        /// It is the directory's last.
+        /// The new entry is the directory's last.
         pub last_entry: bool,
     }
     /// `notify_rename4`.
     pub struct NotifyRename {
-        /// The entry that is gone.
+        /// The removed entry.
         pub old_entry: NotifyRemove,
         /// The new entry.
         pub new_entry: NotifyAdd,
@@ -127,15 +127,15 @@ xdr_struct! {
     /// `notify_verifier4`.
     #[derive(Copy)]
     pub struct NotifyVerifier {
-        /// Before.
+        /// Verifier before the change.
         pub old_cookieverf: Verifier,
-        /// After.
+        /// Verifier after the change.
         pub new_cookieverf: Verifier,
     }
     /// `notify_deviceid_delete4`.
     #[derive(Copy)]
     pub struct NotifyDeviceidDelete {
-        /// Of which layouts.
+        /// Layout type of the device.
         pub layout_type: LayoutType,
         /// The device.
         pub deviceid: Deviceid,
@@ -143,11 +143,11 @@ xdr_struct! {
     /// `notify_deviceid_change4`.
     #[derive(Copy)]
     pub struct NotifyDeviceidChange {
-        /// Of which layouts.
+        /// Layout type of the device.
         pub layout_type: LayoutType,
         /// The device.
         pub deviceid: Deviceid,
-        /// Do not use the old addresses any more.
+        /// The old addresses are no longer valid.
         pub immediate: bool,
     }
     /// `notify4`: values in ascending order of the mask's bits, like attributes.
@@ -176,22 +176,22 @@ xdr_struct! {
     /// Arguments of CB_RECALL_ANY and CB_RECALLABLE_OBJ_AVAIL.
     #[derive(Copy)]
     pub struct CbRecallAnyArgs {
-        /// How many the client may keep.
+        /// Number of objects that the client may keep.
         pub objects_to_keep: u32,
-        /// Of which kinds (`rca4::*`).
+        /// Types of those objects (`rca4::*`).
         pub type_mask: Bitmap4,
     }
     /// `referring_call4`.
     #[derive(Copy)]
     pub struct ReferringCall {
-        /// Of the slot.
+        /// Sequence number of the slot.
         pub sequenceid: u32,
         /// The slot.
         pub slotid: u32,
     }
-    /// `referring_call_list4`: calls whose replies must come before this callback makes sense.
+    /// `referring_call_list4`: calls whose replies precede this callback.
     pub struct ReferringCallList {
-        /// Their session.
+        /// Session of the calls.
         pub sessionid: Sessionid,
         /// The calls.
         pub referring_calls: List<ReferringCall, CB_LIST_MAX>,
@@ -200,13 +200,13 @@ xdr_struct! {
     pub struct CbSequenceArgs {
         /// The session.
         pub sessionid: Sessionid,
-        /// One more than the slot's last.
+        /// The slot's last sequence number plus one.
         pub sequenceid: u32,
         /// The slot.
         pub slotid: u32,
         /// Greatest slot in use.
         pub highest_slotid: u32,
-        /// Keep the reply for a repetition.
+        /// Keep the reply for a retransmission.
         pub cachethis: bool,
         /// Calls that caused this callback.
         pub referring_call_lists: List<ReferringCallList, CB_LIST_MAX>,
@@ -214,13 +214,13 @@ xdr_struct! {
     /// Result of CB_SEQUENCE.
     #[derive(Copy)]
     pub struct CbSequenceOk {
-        /// As in the call.
+        /// The session of the call.
         pub sessionid: Sessionid,
-        /// As in the call.
+        /// The sequence number of the call.
         pub sequenceid: u32,
-        /// As in the call.
+        /// The slot of the call.
         pub slotid: u32,
-        /// Greatest slot that the client keeps.
+        /// Greatest slot that the client supports.
         pub highest_slotid: u32,
         /// Greatest slot that the server should use.
         pub target_highest_slotid: u32,
@@ -228,9 +228,9 @@ xdr_struct! {
     /// Arguments of CB_WANTS_CANCELLED.
     #[derive(Copy)]
     pub struct CbWantsCancelledArgs {
-        /// Those that waited for contention.
+        /// Wants that waited because of contention.
         pub contended: bool,
-        /// Those that waited for resources.
+        /// Wants that waited because of resources.
         pub resourced: bool,
     }
     /// Arguments of CB_NOTIFY_LOCK.
@@ -245,11 +245,11 @@ xdr_struct! {
 xdr_union! {
     /// `layoutrecall4`.
     pub enum LayoutRecall {
-        /// Of a file.
+        /// Layouts of a file.
         File(LayoutRecallFile) = 1,
-        /// Of a file system.
+        /// Layouts of a file system.
         Fsid(Fsid) = 2,
-        /// All of them.
+        /// All layouts.
         All = 3,
     }
 }
@@ -261,45 +261,46 @@ op_table! {
     call CbOp;
     /// A callback operation's result (`nfs_cb_resop4`).
     result CbRes;
-    /// Each callback operation as a type, for [`Results::outcome`].
+    /// A type for each callback operation, for [`Results::outcome`].
     markers cb_op;
     illegal 10044;
-    /// Attributes that only the holder of a write delegation knows.
+    /// Requests attributes that only the holder of a write delegation knows.
     3 CB_GETATTR Getattr cb_getattr(CbGetattrArgs) -> Attrs;
-    /// Wants a delegation back.
+    /// Recalls a delegation.
     4 CB_RECALL Recall cb_recall(CbRecallArgs) -> ();
-    /// Wants layouts back.
+    /// Recalls layouts.
     5 CB_LAYOUTRECALL Layoutrecall cb_layoutrecall(CbLayoutrecallArgs) -> ();
-    /// A delegated directory has changed.
+    /// Reports changes of a directory under delegation.
     6 CB_NOTIFY Notify cb_notify(CbNotifyArgs) -> ();
-    /// Grants a delegation that was asked for earlier.
+    /// Grants a delegation that the client requested earlier.
     7 CB_PUSH_DELEG PushDeleg cb_push_deleg(CbPushDelegArgs) -> ();
-    /// Wants back any delegations or layouts beyond a number.
+    /// Recalls any delegations or layouts beyond a number.
     8 CB_RECALL_ANY RecallAny cb_recall_any(CbRecallAnyArgs) -> ();
-    /// Objects that were refused for lack of resources are available.
+    /// Reports that resources for delegations or layouts are available again.
     9 CB_RECALLABLE_OBJ_AVAIL RecallableObjAvail cb_recallable_obj_avail(CbRecallAnyArgs) -> ();
-    /// The client should use fewer slots; the new greatest slot.
+    /// Requests fewer slots; the argument is the new greatest slot.
     10 CB_RECALL_SLOT RecallSlot cb_recall_slot(u32) -> ();
-    /// Takes a slot of the backchannel.
+    /// Uses a slot of the backchannel.
     11 CB_SEQUENCE Sequence cb_sequence(CbSequenceArgs) -> CbSequenceOk;
-    /// Wishes for delegations were dropped.
+    /// Reports that wants for delegations were dropped.
     12 CB_WANTS_CANCELLED WantsCancelled cb_wants_cancelled(CbWantsCancelledArgs) -> ();
-    /// A lock may be free now.
+    /// Reports that a lock may be free.
     13 CB_NOTIFY_LOCK NotifyLock cb_notify_lock(CbNotifyLockArgs) -> ();
-    /// Devices have changed.
+    /// Reports changes of devices.
     14 CB_NOTIFY_DEVICEID NotifyDeviceid cb_notify_deviceid(List<Notify, CB_LIST_MAX>) -> ();
-    /// A copy has ended.
+    /// Reports the end of a copy.
     15 CB_OFFLOAD Offload cb_offload(CbOffloadArgs) -> ();
 }
 
-/// `CB_COMPOUND4args`. As in [`super::Compound`], a number that is no operation is the last one.
+/// `CB_COMPOUND4args`. As in [`super::Compound`], an unknown operation number is the last
+/// operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CbCompound {
-    /// Comes back in the reply; for people.
+    /// Text for diagnostics. The reply contains the same tag.
     pub tag: Tag,
-    /// 0, 1 or 2.
+    /// Minor version: 0, 1 or 2.
     pub minorversion: u32,
-    /// From SETCLIENTID (NFSv4.0 only).
+    /// Identifier from SETCLIENTID (NFSv4.0 only).
     pub callback_ident: u32,
     /// The operations.
     pub ops: Vec<CbOp>,
@@ -324,9 +325,9 @@ impl Xdr for CbCompound {
 xdr_struct! {
     /// `CB_COMPOUND4res`.
     pub struct CbCompoundReply {
-        /// Status of the last result, or why there is none.
+        /// Status of the last result, or the reason why there are no results.
         pub status: Nfsstat4,
-        /// As in the call.
+        /// Tag of the call.
         pub tag: Tag,
         /// The results.
         pub results: List<CbRes, OPS_MAX>,
@@ -334,7 +335,7 @@ xdr_struct! {
 }
 
 impl CbCompoundReply {
-    /// Results one by one.
+    /// A cursor over the results.
     pub fn results(self) -> Results<CbRes> {
         Results::new(self.status, self.results.0)
     }

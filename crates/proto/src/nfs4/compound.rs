@@ -1,7 +1,7 @@
-//! COMPOUND: a list of operations in one call, and their results up to the first that failed.
+//! COMPOUND: a list of operations in one call, and their results up to the first failure.
 //!
-//! It knows nothing of the meaning of operations. The table below is the only list of operations;
-//! types of arguments and results are in the modules by minor version.
+//! This module gives the operations no meaning. The table of operations in this file is the only
+//! one. The types of arguments and results are in the modules by minor version.
 
 use super::ops40::*;
 use super::ops41::*;
@@ -15,37 +15,37 @@ use super::{Attrs, Bitmap4, Nfsstat4, Results};
 use crate::xdr::{Dec, Enc, List, Result as XdrResult, Xdr};
 use crate::xdr_struct;
 
-/// Most operations of a compound that we decode or send. Of a longer one only the first are
-/// decoded: that is enough to answer `NFS4ERR_TOO_MANY_OPS`.
+/// Most operations of a compound that are decoded or sent. Only the first operations of a longer
+/// compound are decoded. They suffice to answer `NFS4ERR_TOO_MANY_OPS`.
 pub const OPS_MAX: usize = 1024;
 
 op_table! {
-    /// `nfs_opnum4`; names as in the kernel's `mountstats`.
+    /// `nfs_opnum4`. Names are those of the kernel's `mountstats`.
     number NfsOpnum4;
     /// An operation and its arguments (`nfs_argop4`).
     call Op;
     /// An operation's result (`nfs_resop4`).
     result OpRes;
-    /// Each operation as a type, for [`Results::outcome`].
+    /// A type for each operation, for [`Results::outcome`].
     markers op;
     illegal 10044;
-    /// Which rights to the object does the user have?
+    /// Checks the user's access rights to the object.
     3 ACCESS Access access(u32) -> AccessOk;
-    /// Gives up an open.
+    /// Closes an open.
     4 CLOSE Close close(CloseArgs) -> Stateid;
-    /// Makes unstable data stable.
+    /// Writes unstable data to stable storage.
     5 COMMIT Commit commit(CommitArgs) -> Verifier;
     /// Creates an object that is not a regular file.
     6 CREATE Create create(CreateArgs) -> CreateOk;
-    /// Forgets delegations of a former life.
+    /// Drops delegations of the client's earlier instance.
     7 DELEGPURGE Delegpurge delegpurge(Clientid) -> ();
-    /// Gives up a delegation.
+    /// Returns a delegation.
     8 DELEGRETURN Delegreturn delegreturn(Stateid) -> ();
-    /// Attributes of the current filehandle.
+    /// Reads attributes of the current filehandle.
     9 GETATTR Getattr getattr(Bitmap4) -> Attrs;
-    /// The current filehandle.
+    /// Returns the current filehandle.
     10 GETFH Getfh getfh() -> Fh;
-    /// Another name in the current directory for the saved filehandle.
+    /// Adds a name in the current directory for the saved filehandle.
     11 LINK Link link(Component) -> ChangeInfo;
     /// Locks a range.
     12 LOCK Lock lock(LockArgs) -> Stateid, LockFail;
@@ -53,25 +53,25 @@ op_table! {
     13 LOCKT Lockt lockt(LocktArgs) -> (), LockFail;
     /// Unlocks a range.
     14 LOCKU Locku locku(LockuArgs) -> Stateid;
-    /// Moves to a name.
+    /// Sets the current filehandle to a directory entry.
     15 LOOKUP Lookup lookup(Component) -> ();
-    /// Moves to the parent.
+    /// Sets the current filehandle to the parent.
     16 LOOKUPP Lookupp lookupp() -> ();
-    /// Goes on only when attributes differ.
+    /// Ends the compound if attributes are equal.
     17 NVERIFY Nverify nverify(Attrs) -> ();
     /// Opens and perhaps creates a regular file.
     18 OPEN Open open(OpenArgs) -> OpenOk;
-    /// Moves to the named attribute directory; true creates it.
+    /// Sets the current filehandle to the named attribute directory; true creates it.
     19 OPENATTR Openattr openattr(bool) -> ();
     /// Confirms an open (NFSv4.0 only).
     20 OPEN_CONFIRM OpenConfirm open_confirm(OpenConfirmArgs) -> Stateid;
-    /// Gives up part of an open's access.
+    /// Reduces the access of an open.
     21 OPEN_DOWNGRADE OpenDowngrade open_downgrade(OpenDowngradeArgs) -> Stateid;
-    /// Moves to a filehandle.
+    /// Sets the current filehandle.
     22 PUTFH Putfh putfh(Fh) -> ();
-    /// Moves to the public filehandle.
+    /// Sets the current filehandle to the public filehandle.
     23 PUTPUBFH Putpubfh putpubfh() -> ();
-    /// Moves to the root.
+    /// Sets the current filehandle to the root.
     24 PUTROOTFH Putrootfh putrootfh() -> ();
     /// Reads data.
     25 READ Read read(ReadArgs) -> ReadOk;
@@ -85,61 +85,61 @@ op_table! {
     29 RENAME Rename rename(RenameArgs) -> RenameOk;
     /// Renews the lease (NFSv4.0 only).
     30 RENEW Renew renew(Clientid) -> ();
-    /// Moves to the saved filehandle.
+    /// Sets the current filehandle to the saved one.
     31 RESTOREFH Restorefh restorefh() -> ();
     /// Saves the current filehandle.
     32 SAVEFH Savefh savefh() -> ();
-    /// How may a name be accessed?
+    /// Returns the security flavors for a name.
     33 SECINFO Secinfo secinfo(Component) -> SecinfoOk;
-    /// Sets attributes; returns which were set.
+    /// Sets attributes; returns the attributes that were set.
     34 SETATTR Setattr setattr(SetattrArgs) -> Bitmap4, SetattrFail;
-    /// Introduces the client (NFSv4.0 only).
+    /// Registers the client (NFSv4.0 only).
     35 SETCLIENTID Setclientid setclientid(SetclientidArgs) -> SetclientidOk, SetclientidFail;
-    /// Confirms the client (NFSv4.0 only).
+    /// Confirms the registration (NFSv4.0 only).
     36 SETCLIENTID_CONFIRM SetclientidConfirm setclientid_confirm(SetclientidOk) -> ();
-    /// Goes on only when attributes are the same.
+    /// Ends the compound if attributes differ.
     37 VERIFY Verify verify(Attrs) -> ();
     /// Writes data.
     38 WRITE Write write(WriteArgs) -> WriteOk;
-    /// Forgets a lock owner (NFSv4.0 only).
+    /// Drops a lock owner (NFSv4.0 only).
     39 RELEASE_LOCKOWNER ReleaseLockowner release_lockowner(StateOwner) -> ();
-    /// Changes how callbacks authenticate.
+    /// Changes the security of callbacks.
     40 BACKCHANNEL_CTL BackchannelCtl backchannel_ctl(BackchannelCtlArgs) -> ();
-    /// Makes this connection one of the session's.
+    /// Binds this connection to the session.
     41 BIND_CONN_TO_SESSION BindConnToSession bind_conn_to_session(BindConnToSessionArgs) -> BindConnToSessionOk;
-    /// Introduces the client.
+    /// Registers the client.
     42 EXCHANGE_ID ExchangeId exchange_id(ExchangeIdArgs) -> ExchangeIdOk;
-    /// Makes a session.
+    /// Creates a session.
     43 CREATE_SESSION CreateSession create_session(CreateSessionArgs) -> CreateSessionOk;
     /// Ends a session.
     44 DESTROY_SESSION DestroySession destroy_session(Sessionid) -> ();
-    /// Acknowledges that state was revoked.
+    /// Releases a revoked stateid.
     45 FREE_STATEID FreeStateid free_stateid(Stateid) -> ();
-    /// Asks for a directory delegation.
+    /// Requests a directory delegation.
     46 GET_DIR_DELEGATION GetDirDelegation get_dir_delegation(GetDirDelegationArgs) -> GetDirDelegationOk;
     /// Describes a pNFS device.
     47 GETDEVICEINFO Getdeviceinfo getdeviceinfo(GetdeviceinfoArgs) -> GetdeviceinfoOk, GetdeviceinfoFail;
     /// Lists pNFS devices.
     48 GETDEVICELIST Getdevicelist getdevicelist(GetdevicelistArgs) -> GetdevicelistOk;
-    /// Makes written layout data known; returns the new size when it changed.
+    /// Publishes data that was written through a layout; returns the new size if it changed.
     49 LAYOUTCOMMIT Layoutcommit layoutcommit(LayoutcommitArgs) -> Option<u64>;
-    /// Asks for a layout.
+    /// Requests a layout.
     50 LAYOUTGET Layoutget layoutget(LayoutgetArgs) -> LayoutgetOk, LayoutgetFail;
-    /// Gives up a layout; returns the stateid when some remain.
+    /// Returns a layout; the result is the stateid if layouts remain.
     51 LAYOUTRETURN Layoutreturn layoutreturn(LayoutreturnArgs) -> Option<Stateid>;
-    /// How may the current filehandle be accessed?
+    /// Returns the security flavors for the current filehandle.
     52 SECINFO_NO_NAME SecinfoNoName secinfo_no_name(SecinfoStyle) -> SecinfoOk;
-    /// Takes a slot; first of almost every compound.
+    /// Uses a slot; first operation of almost every compound.
     53 SEQUENCE Sequence sequence(SequenceArgs) -> SequenceOk;
     /// Changes the shared secret; returns the digest.
     54 SET_SSV SetSsv set_ssv(SetSsvArgs) -> crate::xdr::Opaque<1024>;
-    /// Which stateids are valid?
+    /// Tests which stateids are valid.
     55 TEST_STATEID TestStateid test_stateid(TestStateidArgs) -> TestStateidOk;
-    /// Asks for a delegation.
+    /// Requests a delegation.
     56 WANT_DELEGATION WantDelegation want_delegation(WantDelegationArgs) -> OpenDelegation;
-    /// Forgets the client.
+    /// Removes the client.
     57 DESTROY_CLIENTID DestroyClientid destroy_clientid(Clientid) -> ();
-    /// Nothing more to reclaim; true: on the current file system.
+    /// Ends the reclaims; true: on the current file system.
     58 RECLAIM_COMPLETE ReclaimComplete reclaim_complete(bool) -> ();
     /// Reserves space.
     59 ALLOCATE Allocate allocate(RangeArgs) -> ();
@@ -149,15 +149,15 @@ op_table! {
     61 COPY_NOTIFY CopyNotify copy_notify(CopyNotifyArgs) -> CopyNotifyOk;
     /// Punches a hole.
     62 DEALLOCATE Deallocate deallocate(RangeArgs) -> ();
-    /// Says how data will be used; returns the hints that the server heeds.
+    /// Announces the use of data; returns the hints that the server observes.
     63 IO_ADVISE IoAdvise io_advise(IoAdviseArgs) -> Bitmap4;
     /// Reports a failing pNFS device.
     64 LAYOUTERROR Layouterror layouterror(LayouterrorArgs) -> ();
-    /// Reports use of a layout.
+    /// Reports the use of a layout.
     65 LAYOUTSTATS Layoutstats layoutstats(LayoutstatsArgs) -> ();
     /// Stops a copy.
     66 OFFLOAD_CANCEL OffloadCancel offload_cancel(Stateid) -> ();
-    /// How far is a copy?
+    /// Returns the progress of a copy.
     67 OFFLOAD_STATUS OffloadStatus offload_status(Stateid) -> OffloadStatusOk;
     /// Reads data and holes.
     68 READ_PLUS ReadPlus read_plus(ReadArgs) -> ReadPlusOk;
@@ -179,15 +179,15 @@ op_table! {
 
 /// `COMPOUND4args`.
 ///
-/// A number that is no operation ends decoding with [`Op::Illegal`] as the last operation. Its
-/// arguments have an unknown length, so they and the rest are dropped, and the server answers
-/// `NFS4ERR_OP_ILLEGAL` when it comes to it.
+/// An unknown operation number ends decoding with [`Op::Illegal`] as the last operation. Its
+/// arguments have an unknown length, so the decoder drops the rest. The server answers
+/// `NFS4ERR_OP_ILLEGAL` to that operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compound {
-    /// Comes back in the reply; for people.
+    /// Text for diagnostics. The reply contains the same tag.
     pub tag: Tag,
-    /// 0, 1 or 2. Every minor version's operations are decoded; which are legal is the server's to
-    /// say.
+    /// Minor version: 0, 1 or 2. The decoder accepts the operations of all minor versions; the
+    /// server checks which are legal.
     pub minorversion: u32,
     /// The operations.
     pub ops: Vec<Op>,
@@ -215,7 +215,8 @@ impl Xdr for Compound {
     }
 }
 
-/// Reads operations until one is `last` or there are [`OPS_MAX`]; later ones are dropped.
+/// Reads operations until one satisfies `last` or there are [`OPS_MAX`]. Later operations are
+/// dropped.
 pub(super) fn dec_ops<T: Xdr>(d: &mut Dec<'_>, last: impl Fn(&T) -> bool) -> XdrResult<Vec<T>> {
     let n = d.count(u32::MAX as usize, 4)?;
     let mut ops = Vec::with_capacity(n.min(16));
@@ -230,11 +231,11 @@ pub(super) fn dec_ops<T: Xdr>(d: &mut Dec<'_>, last: impl Fn(&T) -> bool) -> Xdr
 }
 
 xdr_struct! {
-    /// `COMPOUND4res`: results up to the first that failed.
+    /// `COMPOUND4res`: results up to the first failure.
     pub struct CompoundReply {
-        /// Status of the last result, or why there is none.
+        /// Status of the last result, or the reason why there are no results.
         pub status: Nfsstat4,
-        /// As in the call.
+        /// Tag of the call.
         pub tag: Tag,
         /// The results.
         pub results: List<OpRes, OPS_MAX>,
@@ -242,7 +243,7 @@ xdr_struct! {
 }
 
 impl CompoundReply {
-    /// Results one by one.
+    /// A cursor over the results.
     pub fn results(self) -> Results<OpRes> {
         Results::new(self.status, self.results.0)
     }
