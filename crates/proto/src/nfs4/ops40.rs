@@ -1,7 +1,7 @@
-//! Arguments and results of the operations that NFSv4.0 has (RFC 7530 section 16).
+//! Arguments and results of the NFSv4.0 operations (RFC 7530 section 16).
 //!
-//! It knows nothing of compounds. An operation with one argument or one result uses that type
-//! itself and has nothing here. NFSv4.1 and 4.2 extend some unions; all arms are here.
+//! This module has no compounds. An operation with a single argument or result uses that value's
+//! type directly. NFSv4.1 and 4.2 extend some unions; all their arms are in this module.
 
 use super::types::{
     Ace, ChangeInfo, ClientOwner, Clientid, Component, Data, DelegationType, LockType, Netaddr, NewLinktext,
@@ -11,9 +11,9 @@ use super::{Attrs, Bitmap4, Fail, Nfsstat4, fail_arm};
 use crate::xdr::{self, Chain, Dec, Enc, List, Xdr};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 
-/// Most entries of a READDIR reply that we take; 24 bytes is the least that an entry needs.
+/// Most entries of a READDIR reply that are decoded. An entry needs at least 24 bytes.
 pub const READDIR_MAX_ENTRIES: usize = 1 << 16;
-/// Most mechanisms of a SECINFO reply that we take.
+/// Most mechanisms of a SECINFO reply that are decoded.
 pub const SECINFO_MAX: usize = 64;
 
 /// Argument bits and result flags of OPEN (RFC 8881 section 18.16, RFC 9754).
@@ -57,7 +57,7 @@ xdr_struct! {
     pub struct AccessOk {
         /// Bits that the server could check.
         pub supported: u32,
-        /// Bits that are allowed.
+        /// Bits of the granted rights.
         pub access: u32,
     }
     /// Arguments of CLOSE.
@@ -65,7 +65,7 @@ xdr_struct! {
     pub struct CloseArgs {
         /// 0 in NFSv4.1.
         pub seqid: u32,
-        /// The open.
+        /// Stateid of the open.
         pub stateid: Stateid,
     }
     /// Arguments of COMMIT. Current filehandle: the file.
@@ -73,22 +73,23 @@ xdr_struct! {
     pub struct CommitArgs {
         /// First byte.
         pub offset: u64,
-        /// Bytes; 0 is to the end.
+        /// Number of bytes; 0 means to the end of the file.
         pub count: u32,
     }
-    /// Arguments of CREATE (everything but regular files). Current filehandle: the directory.
+    /// Arguments of CREATE, for all objects except regular files. Current filehandle: the
+    /// directory.
     pub struct CreateArgs {
         /// The object to create.
         pub objtype: CreateType,
-        /// Its name.
+        /// Name of the object.
         pub objname: Component,
-        /// Its first attributes.
+        /// Attributes of the new object.
         pub createattrs: Attrs,
     }
     /// Result of CREATE. Current filehandle: the new object.
     #[derive(Copy)]
     pub struct CreateOk {
-        /// The directory.
+        /// Change of the directory.
         pub cinfo: ChangeInfo,
         /// Attributes that were set.
         pub attrset: Bitmap4,
@@ -101,7 +102,7 @@ xdr_struct! {
         pub reclaim: bool,
         /// First byte.
         pub offset: u64,
-        /// Bytes; all ones is to the end.
+        /// Number of bytes; all ones means to the end of the file.
         pub length: u64,
         /// The owner of the lock.
         pub locker: Locker,
@@ -110,7 +111,7 @@ xdr_struct! {
     pub struct OpenToLockOwner {
         /// 0 in NFSv4.1.
         pub open_seqid: u32,
-        /// The open.
+        /// Stateid of the open.
         pub open_stateid: Stateid,
         /// 0 in NFSv4.1.
         pub lock_seqid: u32,
@@ -120,29 +121,29 @@ xdr_struct! {
     /// `exist_lock_owner4`: another lock of this owner.
     #[derive(Copy)]
     pub struct ExistLockOwner {
-        /// The owner's locks on the file.
+        /// Stateid of the owner's locks on the file.
         pub lock_stateid: Stateid,
         /// 0 in NFSv4.1.
         pub lock_seqid: u32,
     }
-    /// `LOCK4denied`: the lock in the way.
+    /// `LOCK4denied`: the conflicting lock.
     pub struct LockDenied {
         /// First byte.
         pub offset: u64,
-        /// Bytes; all ones is to the end.
+        /// Number of bytes; all ones means to the end of the file.
         pub length: u64,
         /// Shared or exclusive.
         pub locktype: LockType,
-        /// Whose.
+        /// The owner of the lock.
         pub owner: StateOwner,
     }
-    /// Arguments of LOCKT: which lock would be in conflict?
+    /// Arguments of LOCKT, which tests for a conflicting lock.
     pub struct LocktArgs {
         /// Shared or exclusive.
         pub locktype: LockType,
         /// First byte.
         pub offset: u64,
-        /// Bytes; all ones is to the end.
+        /// Number of bytes; all ones means to the end of the file.
         pub length: u64,
         /// The owner of the lock.
         pub owner: StateOwner,
@@ -150,51 +151,51 @@ xdr_struct! {
     /// Arguments of LOCKU.
     #[derive(Copy)]
     pub struct LockuArgs {
-        /// Of the lock.
+        /// Type of the lock.
         pub locktype: LockType,
         /// 0 in NFSv4.1.
         pub seqid: u32,
-        /// The owner's locks on the file.
+        /// Stateid of the owner's locks on the file.
         pub lock_stateid: Stateid,
         /// First byte.
         pub offset: u64,
-        /// Bytes; all ones is to the end.
+        /// Number of bytes; all ones means to the end of the file.
         pub length: u64,
     }
-    /// Arguments of OPEN. Current filehandle: the directory, or the file for claims by handle.
+    /// Arguments of OPEN. Current filehandle: the directory, or the file if the claim has no name.
     pub struct OpenArgs {
         /// 0 in NFSv4.1.
         pub seqid: u32,
-        /// `open::SHARE_ACCESS_*` and wishes.
+        /// `open::SHARE_ACCESS_*` and wants.
         pub share_access: u32,
         /// `open::SHARE_DENY_*`.
         pub share_deny: u32,
         /// The open-owner.
         pub owner: StateOwner,
-        /// Whether and how to create (`openflag4`).
+        /// How to create the file; `None` does not create it (`openflag4`).
         pub how: Option<CreateHow>,
-        /// The claim that gives the right.
+        /// The basis of the open.
         pub claim: OpenClaim,
     }
     /// `creatverfattr`.
     pub struct CreateVerfAttr {
-        /// Recognizes a repeated request.
+        /// Recognizes a retransmitted request.
         pub verf: Verifier,
-        /// First attributes.
+        /// Attributes of the new file.
         pub attrs: Attrs,
     }
     /// `open_claim_delegate_cur4`.
     pub struct ClaimDelegateCur {
-        /// The delegation.
+        /// Stateid of the delegation.
         pub delegate_stateid: Stateid,
         /// Name in the current directory.
         pub file: Component,
     }
     /// Result of OPEN. Current filehandle: the file.
     pub struct OpenOk {
-        /// The open.
+        /// Stateid of the open.
         pub stateid: Stateid,
-        /// The directory.
+        /// Change of the directory.
         pub cinfo: ChangeInfo,
         /// `open::RESULT_*`.
         pub rflags: u32,
@@ -205,36 +206,36 @@ xdr_struct! {
     }
     /// `open_read_delegation4`.
     pub struct ReadDelegation {
-        /// The delegation.
+        /// Stateid of the delegation.
         pub stateid: Stateid,
-        /// It is being recalled already.
+        /// The delegation is already being recalled.
         pub recall: bool,
-        /// The users that need no ACCESS to open.
+        /// Users that may open the file without an ACCESS check.
         pub permissions: Ace,
     }
     /// `open_write_delegation4`.
     pub struct WriteDelegation {
-        /// The delegation.
+        /// Stateid of the delegation.
         pub stateid: Stateid,
-        /// It is being recalled already.
+        /// The delegation is already being recalled.
         pub recall: bool,
-        /// How much may stay unflushed at close.
+        /// Limit of unflushed data at close.
         pub space_limit: SpaceLimit,
-        /// The users that need no ACCESS to open.
+        /// Users that may open the file without an ACCESS check.
         pub permissions: Ace,
     }
     /// `nfs_modified_limit4`.
     #[derive(Copy)]
     pub struct ModifiedLimit {
-        /// How many blocks.
+        /// Number of blocks.
         pub num_blocks: u32,
-        /// Of how many bytes.
+        /// Bytes of a block.
         pub bytes_per_block: u32,
     }
     /// Arguments of OPEN_CONFIRM (NFSv4.0 only).
     #[derive(Copy)]
     pub struct OpenConfirmArgs {
-        /// The open.
+        /// Stateid of the open.
         pub stateid: Stateid,
         /// The owner's sequence number.
         pub seqid: u32,
@@ -242,28 +243,28 @@ xdr_struct! {
     /// Arguments of OPEN_DOWNGRADE.
     #[derive(Copy)]
     pub struct OpenDowngradeArgs {
-        /// The open.
+        /// Stateid of the open.
         pub stateid: Stateid,
         /// 0 in NFSv4.1.
         pub seqid: u32,
-        /// The remaining access.
+        /// Access that remains.
         pub share_access: u32,
-        /// The remaining denial.
+        /// Deny bits that remain.
         pub share_deny: u32,
     }
     /// Arguments of READ and READ_PLUS. Current filehandle: the file.
     #[derive(Copy)]
     pub struct ReadArgs {
-        /// Open, lock, delegation or special.
+        /// Stateid: open, lock, delegation or special.
         pub stateid: Stateid,
         /// First byte.
         pub offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         pub count: u32,
     }
-    /// Result of READ. The data are a slice of the received message.
+    /// Result of READ. The data is a slice of the received message.
     pub struct ReadOk {
-        /// The end of the file has been reached.
+        /// The read reached the end of the file.
         pub eof: bool,
         /// The bytes of the file.
         pub data: Data,
@@ -271,20 +272,20 @@ xdr_struct! {
     /// Arguments of READDIR. Current filehandle: the directory.
     #[derive(Copy)]
     pub struct ReaddirArgs {
-        /// 0, or the cookie of the last entry seen.
+        /// 0, or the cookie of the last received entry.
         pub cookie: u64,
         /// 0, or the verifier of the first reply.
         pub cookieverf: Verifier,
-        /// Bytes of names and cookies; a hint.
+        /// Preferred number of bytes of names and cookies.
         pub dircount: u32,
-        /// Bytes of the whole reply.
+        /// Most bytes of the whole reply.
         pub maxcount: u32,
-        /// Attributes of entries.
+        /// Requested attributes of the entries.
         pub attr_request: Bitmap4,
     }
     /// `entry4` of READDIR.
     pub struct Entry {
-        /// Where to go on after it.
+        /// Position after this entry.
         pub cookie: u64,
         /// The name.
         pub name: Component,
@@ -293,7 +294,7 @@ xdr_struct! {
     }
     /// Result of READDIR.
     pub struct ReaddirOk {
-        /// To send back with the next cookie.
+        /// Verifier for later calls with these cookies.
         pub cookieverf: Verifier,
         /// The entries.
         pub entries: Chain<Entry, READDIR_MAX_ENTRIES>,
@@ -302,17 +303,17 @@ xdr_struct! {
     }
     /// Arguments of RENAME. Saved filehandle: source directory; current: target directory.
     pub struct RenameArgs {
-        /// In the source directory.
+        /// Name in the source directory.
         pub oldname: Component,
-        /// In the target directory.
+        /// Name in the target directory.
         pub newname: Component,
     }
     /// Result of RENAME.
     #[derive(Copy)]
     pub struct RenameOk {
-        /// The source directory.
+        /// Change of the source directory.
         pub source_cinfo: ChangeInfo,
-        /// The target directory.
+        /// Change of the target directory.
         pub target_cinfo: ChangeInfo,
     }
     /// `rpcsec_gss_info`.
@@ -326,37 +327,37 @@ xdr_struct! {
     }
     /// Arguments of SETATTR. Current filehandle: the object.
     pub struct SetattrArgs {
-        /// For size changes: open, lock, delegation or special.
+        /// Stateid for a change of the size: open, lock, delegation or special.
         pub stateid: Stateid,
         /// New values.
         pub attrs: Attrs,
     }
     /// Arguments of SETCLIENTID (NFSv4.0 only).
     pub struct SetclientidArgs {
-        /// The client's own name.
+        /// Name that the client chose for itself.
         pub client: ClientOwner,
         /// Program number of callbacks.
         pub cb_program: u32,
-        /// Where callbacks go.
+        /// Address for callbacks.
         pub cb_location: Netaddr,
-        /// Comes back in each CB_COMPOUND.
+        /// Identifier that each CB_COMPOUND contains.
         pub callback_ident: u32,
     }
     /// Result of SETCLIENTID, arguments of SETCLIENTID_CONFIRM.
     #[derive(Copy)]
     pub struct SetclientidOk {
-        /// The short name.
+        /// The server's identifier of the client.
         pub clientid: Clientid,
-        /// Proves that the reply arrived.
+        /// Verifier that proves the receipt of the reply.
         pub confirm: Verifier,
     }
-    /// Arguments of WRITE. The data are taken by reference.
+    /// Arguments of WRITE. The data is sent by reference.
     pub struct WriteArgs {
-        /// Open, lock, delegation or special.
+        /// Stateid: open, lock, delegation or special.
         pub stateid: Stateid,
         /// First byte.
         pub offset: u64,
-        /// How durable.
+        /// Requested stability.
         pub stable: StableHow,
         /// The bytes to write.
         pub data: Data,
@@ -364,9 +365,9 @@ xdr_struct! {
     /// Result of WRITE.
     #[derive(Copy)]
     pub struct WriteOk {
-        /// Bytes written.
+        /// Number of bytes written.
         pub count: u32,
-        /// How durable they are.
+        /// Stability of the data.
         pub committed: StableHow,
         /// Changes when unstable data may be lost.
         pub writeverf: Verifier,
@@ -376,7 +377,7 @@ xdr_struct! {
 xdr_union! {
     /// `createtype4`.
     pub enum CreateType else Other {
-        /// A symbolic link and its text.
+        /// A symbolic link with this target.
         Link(NewLinktext) = 5,
         /// A block device.
         Block(Specdata) = 3,
@@ -391,80 +392,81 @@ xdr_union! {
     }
     /// `locker4`.
     pub enum Locker {
-        /// The owner holds locks already.
+        /// Another lock of an owner with locks on the file.
         Existing(ExistLockOwner) = 0,
-        /// The owner's first lock.
+        /// The owner's first lock on the file.
         New(OpenToLockOwner) = 1,
     }
     /// `createhow4`.
     pub enum CreateHow {
-        /// Open it if it exists.
+        /// Opens the file if it exists.
         Unchecked(Attrs) = 0,
-        /// Fail if it exists.
+        /// Fails if the file exists.
         Guarded(Attrs) = 1,
-        /// Fail if another request has created it.
+        /// Fails if another request created the file.
         Exclusive(Verifier) = 2,
-        /// The same, with attributes (NFSv4.1).
+        /// Like `Exclusive`, with attributes (NFSv4.1).
         Exclusive41(CreateVerfAttr) = 3,
     }
     /// `open_claim4`.
     pub enum OpenClaim {
-        /// An ordinary open by name.
+        /// An open by name.
         Null(Component) = 0,
-        /// Reclaim after a server restart; current filehandle: the file.
+        /// A reclaim after a server restart. Current filehandle: the file.
         Previous(DelegationType) = 1,
-        /// Under a delegation, by name.
+        /// An open by name under a delegation.
         DelegateCur(ClaimDelegateCur) = 2,
-        /// Under a delegation to this client's former life, by name.
+        /// An open by name under a delegation of this client's earlier instance.
         DelegatePrev(Component) = 3,
-        /// An ordinary open of the current filehandle (NFSv4.1).
+        /// An open of the current filehandle (NFSv4.1).
         Fh = 4,
-        /// Under a delegation, of the current filehandle (NFSv4.1).
+        /// An open of the current filehandle under a delegation (NFSv4.1).
         DelegCurFh(Stateid) = 5,
-        /// Under a delegation to this client's former life, of the current filehandle (NFSv4.1).
+        /// An open of the current filehandle under a delegation of this client's earlier instance
+        /// (NFSv4.1).
         DelegPrevFh = 6,
     }
     /// `nfs_space_limit4`.
     pub enum SpaceLimit {
-        /// Size of the file.
+        /// Limit of the file's size.
         Size(u64) = 1,
-        /// Changed blocks.
+        /// Limit of the modified blocks.
         Blocks(ModifiedLimit) = 2,
     }
-    /// `open_none_delegation4` (NFSv4.1): why there is no delegation.
+    /// `open_none_delegation4` (NFSv4.1): the reason why there is no delegation.
     pub enum WhyNoDelegation else Other {
-        /// Not asked for.
+        /// The client did not want a delegation.
         NotWanted = 0,
-        /// Others use the file; true: the server will push one later.
+        /// Other clients use the file; true: the server will push a delegation later.
         Contention(bool) = 1,
-        /// The server has no room; true: it will signal when it has.
+        /// The server lacks resources; true: the server will signal when it has them.
         Resource(bool) = 2,
-        /// Not for files of this type.
+        /// The server grants none for files of this type.
         NotSuppFtype = 3,
-        /// No write delegation for files of this type.
+        /// The server grants no write delegation for files of this type.
         WriteDelegNotSuppFtype = 4,
-        /// No upgrade.
+        /// The server does not upgrade the delegation.
         NotSuppUpgrade = 5,
-        /// No downgrade.
+        /// The server does not downgrade the delegation.
         NotSuppDowngrade = 6,
-        /// The wish was cancelled.
+        /// The want was cancelled.
         Cancelled = 7,
-        /// It is a directory.
+        /// The file is a directory.
         IsDir = 8,
     }
     /// `open_delegation4`.
     pub enum OpenDelegation {
-        /// None.
+        /// No delegation.
         None = 0,
-        /// Others do not write.
+        /// A read delegation: no other client writes the file.
         Read(ReadDelegation) = 1,
-        /// Others do not use the file.
+        /// A write delegation: no other client uses the file.
         Write(WriteDelegation) = 2,
-        /// None, and why (NFSv4.1).
+        /// No delegation, with the reason (NFSv4.1).
         NoneExt(WhyNoDelegation) = 3,
-        /// Read, and the client knows the access time (RFC 9754).
+        /// A read delegation under which the client maintains the access time (RFC 9754).
         ReadAttrs(ReadDelegation) = 4,
-        /// Write, and the client knows the times (RFC 9754).
+        /// A write delegation under which the client maintains the times (RFC 9754).
         WriteAttrs(WriteDelegation) = 5,
     }
     /// `secinfo4`: an RPC authentication flavor.
@@ -474,28 +476,29 @@ xdr_union! {
     }
 }
 
-/// Result of SECINFO and SECINFO_NO_NAME: the flavors that the client may use, best first.
+/// Result of SECINFO and SECINFO_NO_NAME: the permitted flavors in the server's order of
+/// preference.
 pub type SecinfoOk = List<Secinfo, SECINFO_MAX>;
 
 fail_arm! {
     /// Failure of LOCK and LOCKT.
     pub enum LockFail {
-        /// `NFS4ERR_DENIED`: the lock in the way.
+        /// `NFS4ERR_DENIED`: the conflicting lock.
         Denied(LockDenied) = DENIED
     }
 }
 fail_arm! {
     /// Failure of SETCLIENTID.
     pub enum SetclientidFail {
-        /// `NFS4ERR_CLID_INUSE`: the user of the name.
+        /// `NFS4ERR_CLID_INUSE`: the address of the client that uses the name.
         InUse(Netaddr) = CLID_INUSE
     }
 }
 
-/// Failure of SETATTR: some attributes may have been set nevertheless.
+/// Failure of SETATTR. The server may still have set some attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetattrFail {
-    /// Why.
+    /// Status of the operation.
     pub status: Nfsstat4,
     /// Attributes that were set.
     pub attrsset: Bitmap4,
@@ -527,7 +530,7 @@ impl super::sample::FailSample for SetattrFail {
 }
 
 impl OpenDelegation {
-    /// The delegation's stateid, when there is one.
+    /// The delegation's stateid, if there is a delegation.
     pub fn stateid(&self) -> Option<Stateid> {
         match self {
             Self::Read(d) | Self::ReadAttrs(d) => Some(d.stateid),

@@ -1,7 +1,7 @@
-//! Arguments and results of the operations that NFSv4.1 adds, but for pNFS (RFC 8881 section 18).
+//! Arguments and results of the operations that NFSv4.1 adds, without pNFS (RFC 8881 section 18).
 //!
-//! It knows nothing of compounds. An operation with one argument or one result uses that type
-//! itself and has nothing here.
+//! This module has no compounds. An operation with a single argument or result uses that value's
+//! type directly.
 
 use super::types::{
     ClientOwner, Clientid, DelegationType, ImplId, OPAQUE_MAX_BYTES, SecOid, ServerOwner, Sessionid, Stateid,
@@ -12,9 +12,9 @@ use crate::rpc::AuthSys;
 use crate::xdr::{List, Opaque};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 
-/// Most security mechanisms and handles in a list that we take.
+/// Most security mechanisms and handles in a list that are decoded.
 pub const SECURITY_MAX: usize = 64;
-/// Most stateids of one TEST_STATEID that we take.
+/// Most stateids of a TEST_STATEID that are decoded.
 pub const TEST_STATEID_MAX: usize = 1 << 16;
 
 /// Flags of EXCHANGE_ID (RFC 8881 section 18.35).
@@ -59,9 +59,9 @@ pub mod seq4_status {
 }
 
 xdr_enum! {
-    /// `channel_dir_from_client4`: the directions that the client wants for the connection.
+    /// `channel_dir_from_client4`: the channels that the client requests for the connection.
     pub enum ChannelDirFromClient { FORE = 1, BACK = 2, FORE_OR_BOTH = 3, BACK_OR_BOTH = 7 }
-    /// `channel_dir_from_server4`: its directions.
+    /// `channel_dir_from_server4`: the channels of the connection.
     pub enum ChannelDirFromServer { FORE = 1, BACK = 2, BOTH = 3 }
     /// `secinfo_style4`, the argument of SECINFO_NO_NAME.
     pub enum SecinfoStyle { CURRENT_FH = 0, PARENT = 1 }
@@ -72,16 +72,16 @@ xdr_struct! {
     pub struct GssCbHandles {
         /// Authentication, integrity or privacy.
         pub service: GssService,
-        /// The context that the server gave.
+        /// GSS context of the server.
         pub handle_from_server: Opaque<OPAQUE_MAX_BYTES>,
-        /// The context that the client gave.
+        /// GSS context of the client.
         pub handle_from_client: Opaque<OPAQUE_MAX_BYTES>,
     }
     /// Arguments of BACKCHANNEL_CTL.
     pub struct BackchannelCtlArgs {
         /// Program number of callbacks.
         pub cb_program: u32,
-        /// How callbacks may authenticate.
+        /// Security of the callbacks.
         pub sec_parms: List<CallbackSec, SECURITY_MAX>,
     }
     /// Arguments of BIND_CONN_TO_SESSION.
@@ -89,9 +89,9 @@ xdr_struct! {
     pub struct BindConnToSessionArgs {
         /// The session.
         pub sessionid: Sessionid,
-        /// Which channels.
+        /// Requested channels.
         pub dir: ChannelDirFromClient,
-        /// RDMA.
+        /// Use RDMA.
         pub use_conn_in_rdma_mode: bool,
     }
     /// Result of BIND_CONN_TO_SESSION.
@@ -99,50 +99,50 @@ xdr_struct! {
     pub struct BindConnToSessionOk {
         /// The session.
         pub sessionid: Sessionid,
-        /// Which channels.
+        /// Channels of the connection.
         pub dir: ChannelDirFromServer,
-        /// RDMA.
+        /// Use RDMA.
         pub use_conn_in_rdma_mode: bool,
     }
     /// `state_protect_ops4`: operations as bit numbers.
     #[derive(Copy)]
     pub struct StateProtectOps {
-        /// Only with the protecting credential.
+        /// Operations that require the protecting credential.
         pub must_enforce: Bitmap4,
-        /// With it even for another's state.
+        /// Operations that the protecting credential permits on other users' state.
         pub must_allow: Bitmap4,
     }
     /// `ssv_sp_parms4`.
     pub struct SsvParms {
-        /// Operations.
+        /// The protected operations.
         pub ops: StateProtectOps,
         /// Hash algorithms.
         pub hash_algs: List<SecOid, SECURITY_MAX>,
         /// Encryption algorithms.
         pub encr_algs: List<SecOid, SECURITY_MAX>,
-        /// Old keys that remain valid.
+        /// Number of old keys that remain valid.
         pub window: u32,
-        /// Handles wanted.
+        /// Number of requested handles.
         pub num_gss_handles: u32,
     }
     /// `ssv_prot_info4`.
     pub struct SsvInfo {
-        /// Operations.
+        /// The protected operations.
         pub ops: StateProtectOps,
         /// Index into the client's hash algorithms.
         pub hash_alg: u32,
         /// Index into the client's encryption algorithms.
         pub encr_alg: u32,
-        /// Bytes of the key.
+        /// Length of the key in bytes.
         pub ssv_len: u32,
-        /// Old keys that remain valid.
+        /// Number of old keys that remain valid.
         pub window: u32,
         /// Handles.
         pub handles: List<Opaque<OPAQUE_MAX_BYTES>, SECURITY_MAX>,
     }
     /// Arguments of EXCHANGE_ID.
     pub struct ExchangeIdArgs {
-        /// The client's own name.
+        /// Name that the client chose for itself.
         pub clientowner: ClientOwner,
         /// `exchgid::*`.
         pub flags: u32,
@@ -153,15 +153,15 @@ xdr_struct! {
     }
     /// Result of EXCHANGE_ID.
     pub struct ExchangeIdOk {
-        /// The short name.
+        /// The server's identifier of the client.
         pub clientid: Clientid,
-        /// For CREATE_SESSION.
+        /// Sequence number for CREATE_SESSION.
         pub sequenceid: u32,
         /// `exchgid::*`.
         pub flags: u32,
         /// The protection of the client's state.
         pub state_protect: StateProtectOk,
-        /// The server; equal ones may share sessions.
+        /// Identity of the server. Equal servers may share sessions.
         pub server_owner: ServerOwner,
         /// Servers with the same scope share filehandles and state.
         pub server_scope: Opaque<OPAQUE_MAX_BYTES>,
@@ -173,34 +173,34 @@ xdr_struct! {
     pub struct ChannelAttrs {
         /// RDMA padding.
         pub headerpadsize: u32,
-        /// Bytes of a request with its RPC header.
+        /// Longest request with its RPC header, in bytes.
         pub maxrequestsize: u32,
-        /// Bytes of a reply with its RPC header.
+        /// Longest reply with its RPC header, in bytes.
         pub maxresponsesize: u32,
-        /// Bytes of a reply that is kept for a repetition.
+        /// Longest reply that is kept for a retransmission, in bytes.
         pub maxresponsesize_cached: u32,
-        /// Operations of a compound.
+        /// Most operations of a compound.
         pub maxoperations: u32,
-        /// Slots.
+        /// Number of slots.
         pub maxrequests: u32,
-        /// RDMA.
+        /// RDMA reads in progress.
         pub rdma_ird: Option<u32>,
     }
     /// Arguments of CREATE_SESSION.
     pub struct CreateSessionArgs {
         /// The client.
         pub clientid: Clientid,
-        /// From EXCHANGE_ID, then one more each time.
+        /// Sequence number from EXCHANGE_ID, plus one for each further session.
         pub sequence: u32,
         /// `create_session::*`.
         pub flags: u32,
-        /// The client's wish for its calls.
+        /// Requested limits of calls.
         pub fore_chan_attrs: ChannelAttrs,
-        /// Its limits for callbacks.
+        /// The client's limits of callbacks.
         pub back_chan_attrs: ChannelAttrs,
         /// Program number of callbacks.
         pub cb_program: u32,
-        /// How callbacks may authenticate.
+        /// Security of the callbacks.
         pub sec_parms: List<CallbackSec, SECURITY_MAX>,
     }
     /// Result of CREATE_SESSION.
@@ -208,7 +208,7 @@ xdr_struct! {
     pub struct CreateSessionOk {
         /// The session.
         pub sessionid: Sessionid,
-        /// As in the call.
+        /// Sequence number of the call.
         pub sequence: u32,
         /// `create_session::*`.
         pub flags: u32,
@@ -220,31 +220,31 @@ xdr_struct! {
     /// Arguments of GET_DIR_DELEGATION.
     #[derive(Copy)]
     pub struct GetDirDelegationArgs {
-        /// Tell when one can be had.
+        /// Signal when a delegation becomes available.
         pub signal_deleg_avail: bool,
         /// `NotifyType` bits.
         pub notification_types: Bitmap4,
-        /// How late entries' attributes may be.
+        /// Longest delay of notifications about entries' attributes.
         pub child_attr_delay: Time,
-        /// How late the directory's may be.
+        /// Longest delay of notifications about the directory's attributes.
         pub dir_attr_delay: Time,
-        /// Which of entries.
+        /// Attributes of entries to report.
         pub child_attributes: Bitmap4,
-        /// Which of the directory.
+        /// Attributes of the directory to report.
         pub dir_attributes: Bitmap4,
     }
     /// A granted directory delegation.
     #[derive(Copy)]
     pub struct DirDelegation {
-        /// Of READDIR cookies.
+        /// Verifier of READDIR cookies.
         pub cookieverf: Verifier,
-        /// The delegation.
+        /// Stateid of the delegation.
         pub stateid: Stateid,
-        /// Notifications that will come.
+        /// Notifications that the server will send.
         pub notification: Bitmap4,
-        /// Attributes of entries.
+        /// Attributes of entries that the server will report.
         pub child_attributes: Bitmap4,
-        /// Attributes of the directory.
+        /// Attributes of the directory that the server will report.
         pub dir_attributes: Bitmap4,
     }
     /// Arguments of SEQUENCE.
@@ -252,25 +252,25 @@ xdr_struct! {
     pub struct SequenceArgs {
         /// The session.
         pub sessionid: Sessionid,
-        /// One more than the slot's last.
+        /// The slot's last sequence number plus one.
         pub sequenceid: u32,
         /// The slot.
         pub slotid: u32,
         /// Greatest slot in use.
         pub highest_slotid: u32,
-        /// Keep the reply for a repetition.
+        /// Keep the reply for a retransmission.
         pub cachethis: bool,
     }
     /// Result of SEQUENCE.
     #[derive(Copy)]
     pub struct SequenceOk {
-        /// As in the call.
+        /// The session of the call.
         pub sessionid: Sessionid,
-        /// As in the call.
+        /// The sequence number of the call.
         pub sequenceid: u32,
-        /// As in the call.
+        /// The slot of the call.
         pub slotid: u32,
-        /// Greatest slot that the server keeps.
+        /// Greatest slot that the server supports.
         pub highest_slotid: u32,
         /// Greatest slot that the client should use.
         pub target_highest_slotid: u32,
@@ -279,16 +279,16 @@ xdr_struct! {
     }
     /// Arguments of SET_SSV.
     pub struct SetSsvArgs {
-        /// Changes the key.
+        /// Change of the key.
         pub ssv: Opaque<OPAQUE_MAX_BYTES>,
-        /// Proves knowledge of it.
+        /// Proof that the client knows the key.
         pub digest: Opaque<OPAQUE_MAX_BYTES>,
     }
     /// Arguments of WANT_DELEGATION.
     pub struct WantDelegationArgs {
         /// `open::WANT_*`.
         pub want: u32,
-        /// The claim that gives the right.
+        /// The basis of the delegation.
         pub claim: DelegClaim,
     }
 }
@@ -305,41 +305,41 @@ xdr_union! {
     }
     /// `state_protect4_a`.
     pub enum StateProtectArgs {
-        /// Not protected.
+        /// No protection.
         None = 0,
-        /// By the machine credential.
+        /// Protection by the machine credential.
         MachCred(StateProtectOps) = 1,
-        /// By a shared secret.
+        /// Protection by a shared secret.
         Ssv(SsvParms) = 2,
     }
     /// `state_protect4_r`.
     pub enum StateProtectOk {
-        /// Not protected.
+        /// No protection.
         None = 0,
-        /// By the machine credential.
+        /// Protection by the machine credential.
         MachCred(StateProtectOps) = 1,
-        /// By a shared secret.
+        /// Protection by a shared secret.
         Ssv(SsvInfo) = 2,
     }
     /// Result of GET_DIR_DELEGATION.
     pub enum GetDirDelegationOk {
-        /// Granted.
+        /// The server granted the delegation.
         Granted(DirDelegation) = 0,
-        /// Not now; true: the server will signal when it can.
+        /// No delegation now; true: the server will signal when one is available.
         Unavail(bool) = 1,
     }
     /// `deleg_claim4`.
     pub enum DelegClaim {
-        /// No special right.
+        /// No basis except the current filehandle.
         Fh = 4,
-        /// Held in this client's former life.
+        /// A delegation of this client's earlier instance.
         DelegPrevFh = 6,
-        /// Reclaim after a server restart.
+        /// A reclaim after a server restart.
         Previous(DelegationType) = 1,
     }
 }
 
 /// Argument of TEST_STATEID.
 pub type TestStateidArgs = List<Stateid, TEST_STATEID_MAX>;
-/// Result of TEST_STATEID: a status for each.
+/// Result of TEST_STATEID: a status for each stateid.
 pub type TestStateidOk = List<Nfsstat4, TEST_STATEID_MAX>;

@@ -1,8 +1,8 @@
 //! Arguments and results of the operations that NFSv4.2 adds (RFC 7862 section 15) and of extended
 //! attributes (RFC 8276).
 //!
-//! It knows nothing of compounds. An operation with one argument or one result uses that type
-//! itself and has nothing here.
+//! This module has no compounds. An operation with a single argument or result uses that value's
+//! type directly.
 
 use super::types::{
     BODY_MAX_BYTES, ChangeInfo, Component, Data, DataContent, Fh, Netloc, StableHow, Stateid, Time, Verifier,
@@ -11,14 +11,14 @@ use super::{Bitmap4, Fail, Nfsstat4, fail_arm};
 use crate::xdr::{self, Dec, Enc, List, Opaque, Xdr};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 
-/// Most servers in a list of a copy that we take.
+/// Most servers in a list of a copy that are decoded.
 pub const NETLOCS_MAX: usize = 64;
-/// Most pieces of a READ_PLUS reply that we take.
+/// Most pieces of a READ_PLUS reply that are decoded.
 pub const READ_PLUS_MAX: usize = 1 << 16;
-/// Most names of a LISTXATTRS reply that we take.
+/// Most names of a LISTXATTRS reply that are decoded.
 pub const XATTRS_MAX: usize = 1 << 16;
 
-/// Value of an extended attribute; Linux stops at 64 KiB.
+/// Value of an extended attribute. Linux allows 64 KiB.
 pub type XattrValue = Opaque<BODY_MAX_BYTES>;
 
 xdr_enum! {
@@ -36,40 +36,40 @@ xdr_struct! {
     /// Arguments of ALLOCATE and DEALLOCATE. Current filehandle: the file.
     #[derive(Copy)]
     pub struct RangeArgs {
-        /// Open, lock, delegation or special.
+        /// Stateid: open, lock, delegation or special.
         pub stateid: Stateid,
         /// First byte.
         pub offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         pub length: u64,
     }
     /// Arguments of COPY. Saved filehandle: source; current: destination.
     pub struct CopyArgs {
-        /// Of the source.
+        /// Stateid of the source.
         pub src_stateid: Stateid,
-        /// Of the destination.
+        /// Stateid of the destination.
         pub dst_stateid: Stateid,
         /// First byte in the source.
         pub src_offset: u64,
         /// First byte in the destination.
         pub dst_offset: u64,
-        /// Bytes; 0 is to the end.
+        /// Number of bytes; 0 means to the end of the file.
         pub count: u64,
-        /// In order of offsets.
+        /// The bytes are copied in the order of their offsets.
         pub consecutive: bool,
-        /// Before the reply.
+        /// The copy ends before the reply.
         pub synchronous: bool,
-        /// Where the source is; empty for this server.
+        /// Locations of the source; empty for this server.
         pub source_server: List<Netloc, NETLOCS_MAX>,
     }
     /// `write_response4`.
     #[derive(Copy)]
     pub struct WriteResponse {
-        /// The copy goes on and is known by this.
+        /// Stateid of the copy, if it continues after the reply.
         pub callback_id: Option<Stateid>,
-        /// Bytes so far.
+        /// Number of bytes copied so far.
         pub count: u64,
-        /// How durable they are.
+        /// Stability of the copied bytes.
         pub committed: StableHow,
         /// Changes when unstable data may be lost.
         pub writeverf: Verifier,
@@ -77,43 +77,43 @@ xdr_struct! {
     /// `copy_requirements4`.
     #[derive(Copy)]
     pub struct CopyRequirements {
-        /// In order of offsets.
+        /// The bytes are copied in the order of their offsets.
         pub consecutive: bool,
-        /// Before the reply.
+        /// The copy ends before the reply.
         pub synchronous: bool,
     }
     /// Result of COPY.
     #[derive(Copy)]
     pub struct CopyOk {
-        /// How far it is.
+        /// Progress of the copy.
         pub response: WriteResponse,
-        /// How it was done.
+        /// Method of the copy.
         pub requirements: CopyRequirements,
     }
     /// Arguments of COPY_NOTIFY. Current filehandle: the source.
     pub struct CopyNotifyArgs {
-        /// Of the source.
+        /// Stateid of the source.
         pub src_stateid: Stateid,
-        /// The server that will read it.
+        /// The server that will read the source.
         pub destination_server: Netloc,
     }
     /// Result of COPY_NOTIFY.
     pub struct CopyNotifyOk {
-        /// How long it may take.
+        /// Longest duration of the copy.
         pub lease_time: Time,
-        /// For the destination's READs.
+        /// Stateid for the destination server's READs.
         pub stateid: Stateid,
-        /// Where to read.
+        /// Addresses for those READs.
         pub source_server: List<Netloc, NETLOCS_MAX>,
     }
     /// Arguments of IO_ADVISE.
     #[derive(Copy)]
     pub struct IoAdviseArgs {
-        /// Open, lock, delegation or special.
+        /// Stateid: open, lock, delegation or special.
         pub stateid: Stateid,
         /// First byte.
         pub offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         pub count: u64,
         /// [`IoAdvise`] bits.
         pub hints: Bitmap4,
@@ -121,49 +121,49 @@ xdr_struct! {
     /// Result of OFFLOAD_STATUS.
     #[derive(Copy)]
     pub struct OffloadStatusOk {
-        /// Bytes so far.
+        /// Number of bytes copied so far.
         pub count: u64,
-        /// How it ended, when it has.
+        /// Status of the copy, if it has ended.
         pub complete: Option<Nfsstat4>,
     }
-    /// `data4`: a piece with data.
+    /// `data4`: a range with data.
     pub struct DataPiece {
         /// First byte.
         pub offset: u64,
-        /// A slice of the received message.
+        /// The data, a slice of the received message.
         pub data: Data,
     }
-    /// `data_info4`: a hole.
+    /// `data_info4`: a range without data.
     #[derive(Copy)]
     pub struct HolePiece {
         /// First byte.
         pub offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         pub length: u64,
     }
     /// Result of READ_PLUS.
     pub struct ReadPlusOk {
-        /// The end of the file has been reached.
+        /// The read reached the end of the file.
         pub eof: bool,
-        /// Pieces.
+        /// Data and holes in order.
         pub contents: List<ReadPlusContent, READ_PLUS_MAX>,
     }
     /// Arguments of SEEK.
     #[derive(Copy)]
     pub struct SeekArgs {
-        /// Open, lock, delegation or special.
+        /// Stateid: open, lock, delegation or special.
         pub stateid: Stateid,
-        /// Where to begin.
+        /// Where the search starts.
         pub offset: u64,
-        /// The content to look for.
+        /// The content to find.
         pub what: DataContent,
     }
     /// Result of SEEK.
     #[derive(Copy)]
     pub struct SeekOk {
-        /// Nothing of the kind until the end.
+        /// The file has no such content up to its end.
         pub eof: bool,
-        /// Where it begins.
+        /// Where the content begins.
         pub offset: u64,
     }
     /// `app_data_block4`.
@@ -172,73 +172,73 @@ xdr_struct! {
         pub offset: u64,
         /// Bytes of a block.
         pub block_size: u64,
-        /// Blocks.
+        /// Number of blocks.
         pub block_count: u64,
-        /// Where in a block its number goes.
+        /// Offset of the block number in a block.
         pub reloff_blocknum: u64,
-        /// First number.
+        /// Number of the first block.
         pub block_num: u32,
-        /// Where in a block the pattern goes.
+        /// Offset of the pattern in a block.
         pub reloff_pattern: u64,
         /// The pattern.
         pub pattern: Data,
     }
     /// Arguments of WRITE_SAME.
     pub struct WriteSameArgs {
-        /// Open, lock, delegation or special.
+        /// Stateid: open, lock, delegation or special.
         pub stateid: Stateid,
-        /// How durable.
+        /// Requested stability.
         pub stable: StableHow,
-        /// The block.
+        /// The blocks to write.
         pub adb: AppDataBlock,
     }
     /// Arguments of CLONE. Saved filehandle: source; current: destination.
     #[derive(Copy)]
     pub struct CloneArgs {
-        /// Of the source.
+        /// Stateid of the source.
         pub src_stateid: Stateid,
-        /// Of the destination.
+        /// Stateid of the destination.
         pub dst_stateid: Stateid,
         /// First byte in the source.
         pub src_offset: u64,
         /// First byte in the destination.
         pub dst_offset: u64,
-        /// Bytes; 0 is to the end.
+        /// Number of bytes; 0 means to the end of the file.
         pub count: u64,
     }
     /// Arguments of SETXATTR. Current filehandle: the object.
     pub struct SetxattrArgs {
-        /// Whether it may or must exist.
+        /// Whether the attribute may or must exist.
         pub option: SetxattrOption,
-        /// Its name, without `user.`.
+        /// Name of the attribute, without `user.`.
         pub key: Component,
-        /// Its value.
+        /// Value of the attribute.
         pub value: XattrValue,
     }
     /// Arguments of LISTXATTRS.
     #[derive(Copy)]
     pub struct ListxattrsArgs {
-        /// 0, or where to go on.
+        /// 0, or the cookie of the earlier result.
         pub cookie: u64,
-        /// Bytes of the result.
+        /// Most bytes of the result.
         pub maxcount: u32,
     }
     /// Result of LISTXATTRS.
     pub struct ListxattrsOk {
-        /// Where to go on.
+        /// Cookie for the next call.
         pub cookie: u64,
         /// Names, without `user.`.
         pub names: List<Component, XATTRS_MAX>,
-        /// None follow.
+        /// No names follow.
         pub eof: bool,
     }
     /// Arguments of CB_OFFLOAD.
     pub struct CbOffloadArgs {
-        /// The destination.
+        /// Destination of the copy.
         pub fh: Fh,
         /// The copy.
         pub stateid: Stateid,
-        /// How it ended.
+        /// Result of the copy.
         pub offload_info: Result<WriteResponse, OffloadFail>,
     }
 }
@@ -256,17 +256,17 @@ xdr_union! {
 fail_arm! {
     /// Failure of COPY.
     pub enum CopyFail {
-        /// `NFS4ERR_OFFLOAD_NO_REQS`: the requirements that the server could meet.
+        /// `NFS4ERR_OFFLOAD_NO_REQS`: the requirements that the server can meet.
         NoReqs(CopyRequirements) = OFFLOAD_NO_REQS
     }
 }
 
-/// A copy that failed (`offload_info4`).
+/// Failure of a copy (`offload_info4`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffloadFail {
-    /// Why.
+    /// Status of the copy.
     pub status: Nfsstat4,
-    /// How far it was.
+    /// Number of bytes copied before the failure.
     pub bytes_copied: u64,
 }
 
@@ -289,5 +289,5 @@ impl super::sample::FailSample for OffloadFail {
     }
 }
 
-/// Result of SETXATTR and REMOVEXATTR: the object's change attribute.
+/// Result of SETXATTR and REMOVEXATTR: the change of the object.
 pub type XattrOk = ChangeInfo;

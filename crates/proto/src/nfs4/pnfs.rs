@@ -1,22 +1,22 @@
 //! Arguments and results of the pNFS operations (RFC 8881 sections 18.40 to 18.44, RFC 7862
-//! sections 15.6 and 15.7) and the file layout's own types.
+//! sections 15.6 and 15.7) and the types of the file layout.
 //!
-//! It knows nothing of other layouts: their bodies stay opaque.
+//! Bodies of other layouts stay opaque.
 
 use super::types::{Body, Deviceid, Fh, LayoutIomode, LayoutType, Netaddr, Stateid, Time, Verifier};
 use super::{Bitmap4, NfsOpnum4, Nfsstat4, fail_arm};
 use crate::xdr::List;
 use crate::{xdr_struct, xdr_union};
 
-/// Most layouts, devices or errors in a list that we take.
+/// Most layouts, devices or errors in a list that are decoded.
 pub const LAYOUTS_MAX: usize = 1024;
-/// Most stripes of a file layout that we take (the Linux client's limit).
+/// Most stripes of a file layout that are decoded (the Linux client's limit).
 pub const STRIPES_MAX: usize = 4096;
 
 xdr_struct! {
     /// `layout_content4`.
     pub struct LayoutContent {
-        /// Whose structure the body has.
+        /// Layout type that defines `body`.
         pub layout_type: LayoutType,
         /// [`FileLayout`] for `NFSV4_1_FILES`.
         pub body: Body,
@@ -25,23 +25,23 @@ xdr_struct! {
     pub struct Layout {
         /// First byte.
         pub offset: u64,
-        /// Bytes; all ones is to the end.
+        /// Number of bytes; all ones means to the end of the file.
         pub length: u64,
-        /// Reading or both.
+        /// Reading, or reading and writing.
         pub iomode: LayoutIomode,
-        /// Where the data are.
+        /// Location of the data.
         pub content: LayoutContent,
     }
     /// `device_addr4`.
     pub struct DeviceAddr {
-        /// Whose structure the body has.
+        /// Layout type that defines `body`.
         pub layout_type: LayoutType,
         /// [`FileLayoutDsAddr`] for `NFSV4_1_FILES`.
         pub body: Body,
     }
     /// `layoutupdate4`.
     pub struct LayoutUpdate {
-        /// Whose structure the body has.
+        /// Layout type that defines `body`.
         pub layout_type: LayoutType,
         /// The changes.
         pub body: Body,
@@ -50,11 +50,11 @@ xdr_struct! {
     pub struct LayoutReturnFile {
         /// First byte.
         pub offset: u64,
-        /// Bytes; all ones is to the end.
+        /// Number of bytes; all ones means to the end of the file.
         pub length: u64,
-        /// The layouts.
+        /// The layout stateid.
         pub stateid: Stateid,
-        /// Whose structure depends on the layout type.
+        /// Data that the layout type defines.
         pub body: Body,
     }
     /// Arguments of GETDEVICEINFO.
@@ -62,41 +62,41 @@ xdr_struct! {
     pub struct GetdeviceinfoArgs {
         /// The device.
         pub device_id: Deviceid,
-        /// Of which layouts.
+        /// Layout type of the device.
         pub layout_type: LayoutType,
-        /// Bytes of the result.
+        /// Most bytes of the result.
         pub maxcount: u32,
-        /// Notifications wanted.
+        /// Requested notifications.
         pub notify_types: Bitmap4,
     }
     /// Result of GETDEVICEINFO.
     pub struct GetdeviceinfoOk {
         /// The device.
         pub device_addr: DeviceAddr,
-        /// Notifications that will come.
+        /// Notifications that the server will send.
         pub notification: Bitmap4,
     }
     /// Arguments of GETDEVICELIST.
     #[derive(Copy)]
     pub struct GetdevicelistArgs {
-        /// Of which layouts.
+        /// Layout type of the devices.
         pub layout_type: LayoutType,
-        /// How many.
+        /// Most devices of the result.
         pub maxdevices: u32,
-        /// 0, or where to go on.
+        /// 0, or the cookie of the earlier result.
         pub cookie: u64,
         /// 0, or the verifier of the first reply.
         pub cookieverf: Verifier,
     }
     /// Result of GETDEVICELIST.
     pub struct GetdevicelistOk {
-        /// Where to go on.
+        /// Cookie for the next call.
         pub cookie: u64,
-        /// To send back with it.
+        /// Verifier for the next call.
         pub cookieverf: Verifier,
         /// The devices.
         pub deviceid_list: List<Deviceid, LAYOUTS_MAX>,
-        /// None follow.
+        /// No devices follow.
         pub eof: bool,
     }
     /// Arguments of LAYOUTCOMMIT.
@@ -105,55 +105,55 @@ xdr_struct! {
         pub offset: u64,
         /// Bytes.
         pub length: u64,
-        /// After a server restart.
+        /// A reclaim after a server restart.
         pub reclaim: bool,
-        /// The layouts.
+        /// The layout stateid.
         pub stateid: Stateid,
         /// Last byte written.
         pub last_write_offset: Option<u64>,
-        /// Wish for the time of the last change.
+        /// Suggested time of the last change.
         pub time_modify: Option<Time>,
-        /// The changes of the layout.
+        /// Data that the layout type defines.
         pub layoutupdate: LayoutUpdate,
     }
     /// Arguments of LAYOUTGET.
     #[derive(Copy)]
     pub struct LayoutgetArgs {
-        /// Tell when one can be had.
+        /// Signal when a layout becomes available.
         pub signal_layout_avail: bool,
-        /// Which kind.
+        /// Type of the layout.
         pub layout_type: LayoutType,
-        /// Reading or both.
+        /// Reading, or reading and writing.
         pub iomode: LayoutIomode,
         /// First byte.
         pub offset: u64,
-        /// Bytes wanted.
+        /// Number of bytes.
         pub length: u64,
-        /// Bytes at least.
+        /// Fewest bytes.
         pub minlength: u64,
-        /// Open, lock, delegation or layout.
+        /// Stateid: open, lock, delegation or layout.
         pub stateid: Stateid,
-        /// Bytes of the result.
+        /// Most bytes of the result.
         pub maxcount: u32,
     }
     /// Result of LAYOUTGET.
     pub struct LayoutgetOk {
-        /// To be returned when the file is closed.
+        /// The client must return the layouts when it closes the file.
         pub return_on_close: bool,
-        /// The layouts.
+        /// The layout stateid.
         pub stateid: Stateid,
-        /// At least one.
+        /// One or more layouts.
         pub layouts: List<Layout, LAYOUTS_MAX>,
     }
     /// Arguments of LAYOUTRETURN.
     pub struct LayoutreturnArgs {
-        /// After a server restart.
+        /// A reclaim after a server restart.
         pub reclaim: bool,
-        /// Which kind.
+        /// Type of the returned layouts.
         pub layout_type: LayoutType,
-        /// Reading, both, or any.
+        /// Layouts for reading, for reading and writing, or any.
         pub iomode: LayoutIomode,
-        /// Which.
+        /// The returned layouts.
         pub layoutreturn: LayoutReturn,
     }
     /// `device_error4`.
@@ -161,9 +161,9 @@ xdr_struct! {
     pub struct DeviceError {
         /// The device.
         pub deviceid: Deviceid,
-        /// Its status.
+        /// Status of the failed operation.
         pub status: Nfsstat4,
-        /// To which operation.
+        /// The failed operation.
         pub opnum: NfsOpnum4,
     }
     /// Arguments of LAYOUTERROR.
@@ -180,9 +180,9 @@ xdr_struct! {
     /// `io_info4`.
     #[derive(Copy)]
     pub struct IoInfo {
-        /// Operations.
+        /// Number of operations.
         pub count: u64,
-        /// Bytes.
+        /// Number of bytes.
         pub bytes: u64,
     }
     /// Arguments of LAYOUTSTATS.
@@ -193,23 +193,23 @@ xdr_struct! {
         pub length: u64,
         /// The layout.
         pub stateid: Stateid,
-        /// The reads.
+        /// Reads.
         pub read: IoInfo,
-        /// The writes.
+        /// Writes.
         pub write: IoInfo,
         /// The device.
         pub deviceid: Deviceid,
-        /// More, by layout type.
+        /// Further data, by layout type.
         pub layoutupdate: LayoutUpdate,
     }
     /// `nfsv4_1_file_layouthint4`.
     #[derive(Copy)]
     pub struct FileLayoutHint {
-        /// Which hints are given.
+        /// The hints that are present.
         pub care: u32,
-        /// Dense or sparse, stripe unit.
+        /// Dense or sparse layout, and the stripe unit.
         pub util: u32,
-        /// Stripes.
+        /// Number of stripes.
         pub stripe_count: u32,
     }
     /// `nfsv4_1_file_layout_ds_addr4`.
@@ -223,13 +223,13 @@ xdr_struct! {
     pub struct FileLayout {
         /// The device.
         pub deviceid: Deviceid,
-        /// Dense or sparse, stripe unit.
+        /// Dense or sparse layout, and the stripe unit.
         pub util: u32,
-        /// Where the pattern starts.
+        /// Index of the pattern's first stripe.
         pub first_stripe_index: u32,
-        /// Where in the file the pattern starts.
+        /// Offset of the pattern in the file.
         pub pattern_offset: u64,
-        /// Handles on the data servers.
+        /// Filehandles on the data servers.
         pub fh_list: List<Fh, STRIPES_MAX>,
     }
 }
@@ -237,11 +237,11 @@ xdr_struct! {
 xdr_union! {
     /// `layoutreturn4`.
     pub enum LayoutReturn else Other {
-        /// Of one file.
+        /// Layouts of one file.
         File(LayoutReturnFile) = 1,
-        /// Of the current filehandle's file system.
+        /// Layouts of the current filehandle's file system.
         Fsid = 2,
-        /// All of them.
+        /// All layouts.
         All = 3,
     }
 }
@@ -249,14 +249,14 @@ xdr_union! {
 fail_arm! {
     /// Failure of GETDEVICEINFO.
     pub enum GetdeviceinfoFail {
-        /// `NFS4ERR_TOOSMALL`: bytes that the result needs.
+        /// `NFS4ERR_TOOSMALL`: size of the result in bytes.
         TooSmall(u32) = TOOSMALL
     }
 }
 fail_arm! {
     /// Failure of LAYOUTGET.
     pub enum LayoutgetFail {
-        /// `NFS4ERR_LAYOUTTRYLATER`; true: the server will signal.
+        /// `NFS4ERR_LAYOUTTRYLATER`; true: the server will signal when a layout is available.
         TryLater(bool) = LAYOUTTRYLATER
     }
 }

@@ -1,6 +1,6 @@
-//! Reading a compound's results one by one, each as the type that the caller expects.
+//! Reads the results of a compound one by one, each with the type that the caller expects.
 //!
-//! It knows nothing of particular operations: the tables add a method for each. A client writes
+//! The tables of operations add a method for each operation. A client writes
 //!
 //! ```
 //! # use hither_proto::nfs4::*;
@@ -13,53 +13,53 @@
 //! # Ok(()) }
 //! ```
 //!
-//! in the order of its call. The number of each result is checked, so a server that answers
-//! something else is found out instead of being believed.
+//! in the order of its call. The cursor checks the number of each result, and so detects a reply
+//! with other operations.
 
 use super::table::{AnyResult, Operation};
 use super::{Fail, NfsOpnum4, Nfsstat4};
 
-/// The difference between a result and the operation that the caller asked for.
+/// Why a result does not match the requested operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpError<N = NfsOpnum4> {
-    /// The operation failed, or the peer stopped before it.
+    /// The operation failed, or the peer ended the compound before it.
     #[error("{op:?} (operation {index}): {status}")]
     Status {
-        /// Its place in the compound, from 0.
+        /// Index of the operation in the compound, from 0.
         index: usize,
         /// The operation.
         op: N,
-        /// How it ended.
+        /// Status of the operation or the compound.
         status: Nfsstat4,
     },
-    /// The peer misbehaved: it answers another operation than was asked.
+    /// The peer misbehaved: the result belongs to another operation.
     #[error("the peer answers {found:?} to {expected:?} (operation {index})")]
     Mismatch {
-        /// Its place in the compound, from 0.
+        /// Index of the operation in the compound, from 0.
         index: usize,
         /// The requested operation.
         expected: N,
-        /// The answered operation.
+        /// The operation of the result.
         found: N,
     },
-    /// The peer misbehaved: it says that all is well but has left out results.
+    /// The peer misbehaved: the status is OK, but results are missing.
     #[error("the peer's reply ends before {expected:?} (operation {index})")]
     Missing {
-        /// Its place in the compound, from 0.
+        /// Index of the operation in the compound, from 0.
         index: usize,
         /// The requested operation.
         expected: N,
     },
-    /// The peer misbehaved: it has more results than there were operations.
+    /// The peer misbehaved: there are more results than operations.
     #[error("the peer's reply has {count} results too many")]
     Extra {
-        /// How many.
+        /// Number of extra results.
         count: usize,
     },
 }
 
 impl<N> OpError<N> {
-    /// The status, when the server gave one; none when it misbehaved.
+    /// The status from the server, or `None` when the server misbehaved.
     pub fn status(&self) -> Option<Nfsstat4> {
         match self {
             Self::Status { status, .. } => Some(*status),
@@ -68,7 +68,7 @@ impl<N> OpError<N> {
     }
 }
 
-/// The result of an operation, unless the peer misbehaved.
+/// The result of an operation, or an error when the peer misbehaved.
 pub type Outcome<O, R> =
     Result<Result<<O as Operation>::Ok, <O as Operation>::Fail>, OpError<<R as AnyResult>::Number>>;
 
@@ -81,7 +81,7 @@ pub struct Results<R> {
 }
 
 impl<R: AnyResult> Results<R> {
-    /// Over the results of a compound that ended with `status`.
+    /// A cursor over the results of a compound that ended with `status`.
     pub fn new(status: Nfsstat4, results: Vec<R>) -> Self {
         Self { status, index: 0, rest: results.into_iter() }
     }
@@ -91,35 +91,35 @@ impl<R: AnyResult> Results<R> {
         self.status
     }
 
-    /// How many results were taken.
+    /// Number of taken results.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// How many results remain.
+    /// Number of remaining results.
     pub fn remaining(&self) -> usize {
         self.rest.len()
     }
 
-    /// The next result, untaken.
+    /// The next result. It stays in the cursor.
     pub fn peek(&self) -> Option<&R> {
         self.rest.as_slice().first()
     }
 
-    /// The next result's number, untaken.
+    /// The number of the next result. The result stays in the cursor.
     pub fn peek_number(&self) -> Option<R::Number> {
         self.peek().map(AnyResult::number)
     }
 
-    /// The next result, of any operation.
+    /// Takes the next result, of any operation.
     pub fn take_any(&mut self) -> Option<R> {
         let r = self.rest.next();
         self.index += usize::from(r.is_some());
         r
     }
 
-    /// The next result, which must be of operation `O`; the data of a failure beside the status
-    /// (the lock in conflict) is kept.
+    /// Takes the next result, which must be of operation `O`. The result keeps the data of a
+    /// failure besides the status, for example a conflicting lock.
     pub fn outcome<O: Operation<Res = R>>(&mut self) -> Outcome<O, R> {
         let (index, expected) = (self.index, O::NUMBER);
         let Some(res) = self.take_any() else {
@@ -131,7 +131,7 @@ impl<R: AnyResult> Results<R> {
         let (found, status) = (res.number(), res.status());
         match O::take(res) {
             Some(outcome) => Ok(outcome),
-            // The server does not know the operation: the number is ILLEGAL, not ours.
+            // The server does not know the operation and returns the number ILLEGAL.
             None if found == R::ILLEGAL && status != Nfsstat4::OK => {
                 Err(OpError::Status { index, op: expected, status })
             }
@@ -139,7 +139,7 @@ impl<R: AnyResult> Results<R> {
         }
     }
 
-    /// The next result, which must be a success of operation `O`.
+    /// Takes the next result, which must be a success of operation `O`.
     pub fn expect<O: Operation<Res = R>>(&mut self) -> Result<O::Ok, OpError<R::Number>> {
         let index = self.index;
         self.outcome::<O>()?.map_err(|f| OpError::Status { index, op: O::NUMBER, status: f.status() })

@@ -1,14 +1,13 @@
-//! Sample values for the NFSv4 types that no macro of the XDR module declares.
-//!
-//! It knows nothing of tests; see [`crate::sample`].
+//! Sample values of the NFSv4 types that no macro of the XDR module declares. See
+//! [`crate::sample`].
 
 use super::{Attrs, Bitmap4, CbCompound, CbOp, Compound, Fail, Nfsstat4, Op};
 use crate::sample::{Sample, Source};
 use bytes::Bytes;
 
-/// A failure that can make a value of itself for a given status.
+/// A failure type with sample values.
 pub trait FailSample: Fail {
-    /// Makes the failure that belongs to `status`, which is not [`Nfsstat4::OK`].
+    /// Makes a failure for `status`, which is not [`Nfsstat4::OK`].
     fn sample(status: Nfsstat4, s: &mut Source<'_>) -> Self;
 }
 
@@ -45,7 +44,7 @@ impl Sample for CbCompound {
     }
 }
 
-/// Operations; one that ends decoding is the last.
+/// Sample operations. An operation that ends decoding is the last.
 fn ops<T: Sample>(s: &mut Source<'_>, last: impl Fn(&T) -> bool) -> Vec<T> {
     let mut ops = s.list::<T>(8);
     if let Some(i) = ops.iter().position(last) {

@@ -1,8 +1,7 @@
-//! `nfsstat4`: how an operation ended.
+//! `nfsstat4`: the status of an operation.
 //!
-//! It knows nothing of particular operations. Values are named integers without their `NFS4ERR_`
-//! prefix; [`std::fmt::Display`] prints the protocol's full name. A status that a newer server
-//! invents survives as its number.
+//! This module has no operations. Values are named integers without their `NFS4ERR_` prefix.
+//! [`std::fmt::Display`] prints the protocol's full name. An unknown status keeps its number.
 
 use crate::xdr::{self, Dec, Enc, Xdr};
 use std::fmt;
@@ -55,15 +54,15 @@ impl fmt::Display for Nfsstat4 {
     }
 }
 
-/// The data of a failed operation beside its status: nothing for most, in which case the status
-/// itself is the failure. A result is `Result<T, F>` with `F: Fail`; on the wire it is a union on
-/// the status, so a failure never carries [`Nfsstat4::OK`].
+/// The failure of an operation: its status and, for a few statuses, further data. Most failures are
+/// the status alone. A result is `Result<T, F>` with `F: Fail`. On the wire it is a union on the
+/// status, so a failure never contains [`Nfsstat4::OK`].
 pub trait Fail: Sized {
     /// The status; never [`Nfsstat4::OK`].
     fn status(&self) -> Nfsstat4;
-    /// Appends the data behind the status.
+    /// Appends the data after the status.
     fn enc_arm(&self, e: &mut Enc);
-    /// Reads the data behind `status`.
+    /// Reads the data after `status`.
     fn dec_arm(status: Nfsstat4, d: &mut Dec<'_>) -> xdr::Result<Self>;
 }
 
@@ -104,7 +103,7 @@ pub(super) fn status_of<T, F: Fail>(r: &Result<T, F>) -> Nfsstat4 {
     r.as_ref().map_or_else(Fail::status, |_| Nfsstat4::OK)
 }
 
-/// Declares a failure that carries a value for one status and nothing for the others.
+/// Declares a failure that has data for one status and none for the others.
 macro_rules! fail_arm {
     ($($(#[$m:meta])* pub enum $name:ident { $(#[$am:meta])* $arm:ident($t:ty) = $status:ident })*) => {$(
         $(#[$m])*

@@ -1,10 +1,10 @@
-//! The macro that turns a table of operations into types; [`super::compound`] and
-//! [`super::callback`] hold the tables.
+//! The macro that turns a table of operations into types. [`super::compound`] and
+//! [`super::callback`] contain the tables.
 //!
-//! It knows nothing of particular operations. A row has the number, the protocol's name, the
-//! variant, the method, the type of the arguments (none is `()`), of the result and, when it is not
-//! just a status, of the failure. From it come the number type with names, the call and the result
-//! enums with their encoding, and a typed method of the reply's cursor for each operation.
+//! A row has the number, the protocol's name, the variant, the method, the type of the arguments
+//! (none is `()`) and the type of the result. The type of the failure follows if it is not just a
+//! status. The macro declares the number type with names, the enums of calls and results with their
+//! encoding, and a typed method of the reply's cursor for each operation.
 
 use super::{Fail, Nfsstat4};
 
@@ -14,23 +14,23 @@ pub trait Operation {
     type Ok;
     /// The data of a failure.
     type Fail: Fail;
-    /// The enum of results that it belongs to.
+    /// The enum of results that contains this result.
     type Res: AnyResult;
-    /// Its number.
+    /// Number of the operation.
     const NUMBER: <Self::Res as AnyResult>::Number;
-    /// Takes the result out, when it is of this operation.
+    /// Takes the result if it is of this operation.
     fn take(res: Self::Res) -> Option<Result<Self::Ok, Self::Fail>>;
 }
 
 /// A result of some operation.
 pub trait AnyResult: Sized {
-    /// The type of numbers of such operations.
+    /// The type of the operation numbers.
     type Number: Copy + PartialEq + std::fmt::Debug;
-    /// The number that answers an unknown one.
+    /// The number in the result of an unknown operation.
     const ILLEGAL: Self::Number;
-    /// The operation's number, as it was on the wire.
+    /// The operation's number on the wire.
     fn number(&self) -> Self::Number;
-    /// Its status.
+    /// Status of the operation.
     fn status(&self) -> Nfsstat4;
 }
 
@@ -53,7 +53,8 @@ macro_rules! op_table {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum $call {
             $($(#[$m])* $v $(($arg))?,)*
-            /// A number that is no operation: the rest cannot be read, so it is the last one.
+            /// An unknown operation number. The arguments cannot be decoded, so it is the last
+            /// operation.
             Illegal(u32),
         }
 
@@ -62,7 +63,7 @@ macro_rules! op_table {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum $res {
             $($(#[$m])* $v(Result<$ok, op_table!(@fail $($fail)?)>),)*
-            /// The answer to a number that is no operation.
+            /// The result of an unknown operation number.
             Illegal($crate::nfs4::Nfsstat4),
         }
 
@@ -98,7 +99,7 @@ macro_rules! op_table {
                 match self { $(Self::$v(_) => $num::$NAME,)* Self::Illegal(_) => $num::ILLEGAL }
             }
 
-            /// How the operation ended.
+            /// Status of the operation.
             pub fn status(&self) -> $crate::nfs4::Nfsstat4 {
                 match self {
                     $(Self::$v(r) => $crate::nfs4::status::status_of(r),)*
@@ -106,9 +107,9 @@ macro_rules! op_table {
                 }
             }
 
-            /// The result of an operation that fails with nothing but a status, which is not OK.
-            /// A failure that has more to say says nothing of it, so statuses with an arm of their
-            /// own (a denied LOCK) need that arm instead.
+            /// The result of an operation that fails with only a status, which is not OK. Data that
+            /// belongs to the status is absent: a denied LOCK, for example, needs its own arm
+            /// instead.
             pub fn failed(op: $num, status: $crate::nfs4::Nfsstat4) -> Self {
                 match op {
                     $($num::$NAME => Self::$v(Err(status.into())),)*
@@ -182,7 +183,7 @@ macro_rules! op_table {
             }
         }
 
-        /// Round trips of each operation by itself.
+        /// Round-trip tests, one for each operation.
         #[cfg(test)]
         #[allow(non_snake_case)]
         mod each {

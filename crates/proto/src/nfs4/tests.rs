@@ -1,5 +1,5 @@
-//! The promises of NFSv4 messages: the bytes of the RFCs, nothing unknown is lost, no reply is
-//! believed blindly, and no message makes us panic or allocate without end.
+//! Tests of NFSv4 messages: the bytes of the RFCs, unknown values, misbehaving peers, and bounded
+//! memory.
 
 use super::*;
 use crate::sample::{Sample, Source, check, round_trip};
@@ -10,7 +10,7 @@ mod captured;
 mod golden;
 mod replies;
 
-/// Appends wire data: numbers, counted strings (`&str`) and raw bytes (arrays).
+/// Appends wire data: numbers, strings with their length (`&str`) and raw bytes (arrays).
 trait Put {
     fn put(&self, out: &mut Vec<u8>);
 }
@@ -37,7 +37,7 @@ impl<const N: usize> Put for [u8; N] {
     }
 }
 
-/// Wire data from its items.
+/// Builds wire data from its items.
 macro_rules! wire {
     ($($item:expr),* $(,)?) => {{
         let mut out: Vec<u8> = Vec::new();
@@ -62,6 +62,7 @@ fn compounds_survive_the_wire() {
     round_trip::<Bitmap4>();
 }
 
+/// Each attribute equals its decoded encoding. `retain` drops it.
 #[test]
 fn every_attribute_survives_the_wire_by_itself() {
     for n in 0..attr::COUNT {
@@ -82,6 +83,7 @@ fn every_attribute_survives_the_wire_by_itself() {
     assert_eq!(attr::name(attr::COUNT), None);
 }
 
+/// A set of all attributes equals its decoded encoding.
 #[test]
 fn all_attributes_at_once_survive_the_wire() {
     check(&|bytes| {
@@ -97,7 +99,7 @@ fn all_attributes_at_once_survive_the_wire() {
 
 #[test]
 fn unknown_attributes_survive() {
-    // Attribute 90 (word 2, bit 26) after the size, with a value of 8 bytes that we cannot read.
+    // Attribute 90 (word 2, bit 26) follows the size. Its 8-byte value is unknown to the decoder.
     let bytes = wire![3u32, 0x10u32, 0u32, 1u32 << 26, 16u32, 7u64, 0xdead_beef_0000_0001u64];
     let attrs: Attrs = Dec::all(&bytes).unwrap();
     assert_eq!(attrs.size, Some(7));
@@ -106,17 +108,20 @@ fn unknown_attributes_survive() {
     both_ways(&attrs, &bytes);
 }
 
+/// The values must fill an attribute list exactly: longer and shorter lists are refused.
 #[test]
 fn attribute_values_must_fill_the_list_exactly() {
     let long = wire![1u32, 0x10u32, 12u32, 7u64, 0u32];
     assert_eq!(Dec::all::<Attrs>(&long), Err(XdrError::Trailing(4)));
     let short = wire![1u32, 0x10u32, 4u32, 7u32];
     assert_eq!(Dec::all::<Attrs>(&short), Err(XdrError::Short));
-    // A value must not read on behind the list.
+    // A value must not extend beyond the list.
     let beyond = wire![1u32, 0x10u32, 4u32, 7u32, 8u32];
     assert_eq!(Attrs::dec(&mut Dec::new(&beyond)), Err(XdrError::Short));
 }
 
+/// Zero words at the end of a bitmap are ignored when received and never sent. A bitmap of more
+/// than 256 words is refused.
 #[test]
 fn bitmaps_ignore_empty_words_at_the_end() {
     let padded = wire![4u32, 1u32, 0u32, 0u32, 0u32];
@@ -127,8 +132,8 @@ fn bitmaps_ignore_empty_words_at_the_end() {
     assert_eq!(Dec::all::<Bitmap4>(&wire![257u32, [0u8; 4 * 257]]), long);
 }
 
-/// RFC 8881 limits no bitmap: numbers that are too great are unknown, and refused only with values.
-/// Promise: S13
+/// RFC 8881 does not limit bitmaps. Numbers above the bitmap's range count as unknown attributes,
+/// and their values are kept. Promise: S13
 #[test]
 fn numbers_beyond_a_bitmap_are_unknown() {
     let far = wire![9u32, 0x10u32, [0u8; 28], 5u32];
@@ -139,8 +144,8 @@ fn numbers_beyond_a_bitmap_are_unknown() {
     assert_eq!(attrs.unknown.as_ref().unwrap().vals.len(), 4);
 }
 
-/// RFC 8881 limits no tag.
-/// Promise: S13
+/// RFC 8881 does not limit tags. A tag up to [`TAG_MAX_BYTES`] is received, a longer one is
+/// refused. Promise: S13
 #[test]
 fn long_tags_are_received() {
     let tag = |len: usize| Compound { tag: Tag::copy(&vec![b't'; len]), ..Compound::new(2, vec![]) };
@@ -164,6 +169,7 @@ fn bitmaps_are_sets() {
     assert_eq!(a.without(1).with(2), Bitmap4::of(&[2, 33, 255]));
 }
 
+/// An unknown operation number is the last decoded operation of a compound.
 #[test]
 fn an_unknown_operation_ends_the_compound() {
     let bytes = wire!["t", 2u32, 3u32, 24u32, 4711u32, 1u32, 2u32, 3u32];
@@ -174,13 +180,15 @@ fn an_unknown_operation_ends_the_compound() {
     assert_eq!(callback.ops, [CbOp::Illegal(2)]);
 }
 
+/// A reply with an unknown operation number is refused.
 #[test]
 fn a_reply_with_an_unknown_operation_is_refused() {
     let bytes = wire![0u32, "", 1u32, 76u32, 0u32];
     assert_eq!(Dec::all::<CompoundReply>(&bytes), Err(XdrError::Invalid(76)));
 }
 
-/// Of a compound that is too long as many are decoded as a server needs to see that.
+/// Of an overlong compound only [`OPS_MAX`] operations are decoded, enough for the server to refuse
+/// it.
 #[test]
 fn operations_are_bounded() {
     let n = OPS_MAX as u32 + 100;
@@ -191,6 +199,7 @@ fn operations_are_bounded() {
     assert!(Dec::all::<Compound>(&lies).is_err());
 }
 
+/// Operation numbers, status values and their names are those of the RFCs.
 #[test]
 fn numbers_and_names_are_the_protocols() {
     assert_eq!(NfsOpnum4::VALUES.len(), 74);
@@ -233,8 +242,8 @@ fn payloads_are_not_copied() {
     assert!(wire.as_ptr_range().contains(&read.data.as_ptr()));
 }
 
-/// The memory of a decoded message is at most its bytes times a small factor: only lists grow with
-/// a peer's counts, and each element costs at least some bytes on the wire.
+/// A decoded message needs at most its length times a small factor in memory. Only lists grow with
+/// a peer's counts, and each element has a minimum length on the wire.
 #[test]
 fn memory_is_bounded_by_the_message() {
     fn factor<T>(wire_bytes: usize) -> usize {
@@ -243,7 +252,7 @@ fn memory_is_bounded_by_the_message() {
     assert!(size_of::<Op>() * OPS_MAX <= 1 << 20, "an Op takes {} bytes", size_of::<Op>());
     assert!(size_of::<OpRes>() * OPS_MAX <= 1 << 20, "an OpRes takes {} bytes", size_of::<OpRes>());
     assert!(factor::<Entry>(24) <= 32, "an Entry takes {} bytes", size_of::<Entry>());
-    // The worst: directory entries that have one rare attribute each.
+    // The worst case is a directory entry with one rare attribute.
     let worst = (size_of::<Entry>() + size_of::<RareAttrs>()).div_ceil(24 + 4 + 4);
     assert!(worst <= 64, "an entry with rare attributes takes {worst} times its bytes");
     assert!(factor::<Ace>(16) <= 4);
@@ -258,7 +267,7 @@ mod garbage {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every message that we can read is written again with the same content.
+    /// A message that can be decoded is encoded again with the same content.
     fn stable<T: Xdr + PartialEq + std::fmt::Debug>(bytes: &Bytes) {
         if let Ok(value) = Dec::all::<T>(bytes) {
             let again = Enc::of(&value).to_bytes();
@@ -275,7 +284,7 @@ mod garbage {
         stable::<Attrs>(&bytes);
     }
 
-    /// A valid message with some bytes changed: gets further than noise.
+    /// A valid message with some changed bytes. Its decoding proceeds further than that of noise.
     fn damage<T: Xdr + Sample>(seed: &[u8], changes: &[(u16, u8)]) -> Vec<u8> {
         let mut bytes = Enc::of(&T::sample(&mut Source::new(seed))).to_bytes().to_vec();
         for &(at, value) in changes {
@@ -299,7 +308,7 @@ mod garbage {
         fn small_numbers_are_survived(words in prop::collection::vec(prop_oneof![0u32..80, any::<u32>()], 0..100)) {
             let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.to_be_bytes()).collect();
             all_types(bytes.clone());
-            // As operations of a compound without a tag.
+            // The words become operations of a compound without a tag.
             bytes.splice(0..0, [0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9]);
             all_types(bytes);
         }

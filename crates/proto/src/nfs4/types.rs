@@ -1,8 +1,8 @@
 //! Types that many NFSv4 operations share: handles, names, times, state identifiers, owners.
 //!
-//! It knows nothing of operations. Names are those of RFC 8881 section 3 without the `4`.
-//! Identifiers are `Copy` values or slices of the received message: code that keeps a name, handle
-//! or owner for long should copy it, or it keeps the whole message alive.
+//! This module has no operations. Names are those of RFC 8881 section 3 without the `4`.
+//! Identifiers are `Copy` values or slices of the received message. Code that keeps a name, handle
+//! or owner for long must copy it; a slice keeps the whole message in memory.
 
 use crate::xdr::{List, Opaque};
 use crate::{xdr_enum, xdr_struct, xdr_union};
@@ -11,38 +11,38 @@ use crate::{xdr_enum, xdr_struct, xdr_union};
 pub const FH_MAX_BYTES: usize = 128;
 /// Most bytes of owners and identifiers (`NFS4_OPAQUE_LIMIT`).
 pub const OPAQUE_MAX_BYTES: usize = 1024;
-/// Most bytes of a user's or a group's name that we take.
+/// Longest name of a user or group that is decoded, in bytes.
 pub const OWNER_MAX_BYTES: usize = 1 << 16;
-/// Most bytes of a compound's tag that we take.
+/// Longest tag of a compound that is decoded, in bytes.
 pub const TAG_MAX_BYTES: usize = 1 << 16;
-/// Most bytes of one name that we take. The protocol has no limit and file systems stop at 255, but
-/// a server has to read a longer name to answer `NFS4ERR_NAMETOOLONG`.
+/// Longest name that is decoded, in bytes. The protocol has no limit, and file systems stop at 255.
+/// A server must decode a longer name to answer `NFS4ERR_NAMETOOLONG`.
 pub const NAME_MAX_BYTES: usize = 1 << 20;
-/// Most bytes of a symbolic link's text that we take (`PATH_MAX` of the systems we know).
+/// Longest target of a symbolic link that is decoded, in bytes (`PATH_MAX` of the usual systems).
 pub const LINKTEXT_MAX_BYTES: usize = 4096;
 /// Most components of a pathname inside `fs_locations`.
 pub const PATH_MAX_COMPONENTS: usize = 256;
-/// Most bytes of one READ or WRITE payload that we take.
+/// Longest READ or WRITE payload that is decoded, in bytes.
 pub const IO_MAX_BYTES: usize = 64 << 20;
-/// Most bytes of opaque bodies whose structure is another specification's (layouts, devices).
+/// Longest opaque body that another specification defines (layouts, devices), in bytes.
 pub const BODY_MAX_BYTES: usize = 1 << 20;
 
-/// `nfs_fh4`: an object as the server knows it.
+/// `nfs_fh4`: the server's name of an object.
 pub type Fh = Opaque<FH_MAX_BYTES>;
 /// `component4`: one name, bytes without an encoding.
 pub type Component = Opaque<NAME_MAX_BYTES>;
 /// `linktext4`: the target of a symbolic link.
 pub type Linktext = Opaque<LINKTEXT_MAX_BYTES>;
-/// The text of a symbolic link to be made, which may be longer than any link.
+/// Target of a new symbolic link. It may exceed [`LINKTEXT_MAX_BYTES`].
 pub type NewLinktext = Opaque<NAME_MAX_BYTES>;
-/// `pathname4`: names from a root downwards.
+/// `pathname4`: the components of a path from its root.
 pub type Pathname = List<Component, PATH_MAX_COMPONENTS>;
 /// `utf8str_mixed` of users and groups: `name@domain` or a decimal number. The protocol has no
-/// limit; a longer one is `NFS4ERR_BADOWNER`.
+/// limit. A server answers a longer one with `NFS4ERR_BADOWNER`.
 pub type OwnerName = Opaque<OWNER_MAX_BYTES>;
 /// Other strings (domains, server names).
 pub type Text = Opaque<OPAQUE_MAX_BYTES>;
-/// Tag of a compound. The protocol has no limit, and a server returns the tag in its reply.
+/// Tag of a compound. The protocol has no limit. A server returns the tag in its reply.
 pub type Tag = Opaque<TAG_MAX_BYTES>;
 /// Payload of READ and WRITE.
 pub type Data = Opaque<IO_MAX_BYTES>;
@@ -52,7 +52,7 @@ pub type Body = Opaque<BODY_MAX_BYTES>;
 pub type SecOid = Opaque<OPAQUE_MAX_BYTES>;
 /// `verifier4`.
 pub type Verifier = [u8; 8];
-/// `clientid4`: the server's short name for a client.
+/// `clientid4`: the server's identifier of a client.
 pub type Clientid = u64;
 /// `sessionid4`.
 pub type Sessionid = [u8; 16];
@@ -64,11 +64,11 @@ xdr_enum! {
     pub enum Ftype {
         REG = 1, DIR = 2, BLK = 3, CHR = 4, LNK = 5, SOCK = 6, FIFO = 7, ATTRDIR = 8, NAMEDATTR = 9,
     }
-    /// `stable_how4`: how durable a WRITE is.
+    /// `stable_how4`: the stability of a WRITE.
     pub enum StableHow { UNSTABLE = 0, DATA_SYNC = 1, FILE_SYNC = 2 }
-    /// `nfs_lock_type4`; the `W` forms ask to wait.
+    /// `nfs_lock_type4`. The `W` forms announce that the client waits for the lock.
     pub enum LockType { READ = 1, WRITE = 2, READW = 3, WRITEW = 4 }
-    /// `open_delegation_type4`; the last two are RFC 9754.
+    /// `open_delegation_type4`. The last two values are from RFC 9754.
     pub enum DelegationType { NONE = 0, READ = 1, WRITE = 2, NONE_EXT = 3, READ_ATTRS = 4, WRITE_ATTRS = 5 }
     /// `layouttype4` (IANA pNFS layout types).
     pub enum LayoutType {
@@ -76,9 +76,9 @@ xdr_enum! {
     }
     /// `layoutiomode4`.
     pub enum LayoutIomode { READ = 1, RW = 2, ANY = 3 }
-    /// `data_content4`: the content that SEEK looks for and READ_PLUS returns.
+    /// `data_content4`: the content that SEEK finds and READ_PLUS returns.
     pub enum DataContent { DATA = 0, HOLE = 1 }
-    /// `change_attr_type4`: the promise of the change attribute.
+    /// `change_attr_type4`: how the change attribute changes.
     pub enum ChangeAttrType {
         MONOTONIC_INCR = 0, VERSION_COUNTER = 1, VERSION_COUNTER_NOPNFS = 2, TIME_METADATA = 3,
         UNDEFINED = 4,
@@ -86,20 +86,20 @@ xdr_enum! {
 }
 
 xdr_struct! {
-    /// `nfstime4`: since 1970 in UTC; `nseconds` below 10^9.
+    /// `nfstime4`: time since 1970 in UTC. `nseconds` is below 10^9.
     #[derive(Copy, Hash, Default, PartialOrd, Ord)]
     pub struct Time {
         /// Seconds, negative before 1970.
         pub seconds: i64,
-        /// Nanoseconds on top of that.
+        /// Nanoseconds after `seconds`.
         pub nseconds: u32,
     }
-    /// `fsid4`.
+    /// `fsid4`: identifier of a file system.
     #[derive(Copy, Hash, Default, PartialOrd, Ord)]
     pub struct Fsid {
-        /// First half.
+        /// First half of the identifier.
         pub major: u64,
-        /// Second half.
+        /// Second half of the identifier.
         pub minor: u64,
     }
     /// `specdata4`: device numbers of block and character devices.
@@ -113,19 +113,19 @@ xdr_struct! {
     /// `stateid4` (RFC 8881 section 8.2).
     #[derive(Copy, Hash)]
     pub struct Stateid {
-        /// Grows with each change of the state; 0 means "the current one" in NFSv4.1.
+        /// Increases with each change of the state. In NFSv4.1, 0 means the present seqid.
         pub seqid: u32,
-        /// Which state.
+        /// Identifier of the state.
         pub other: [u8; 12],
     }
-    /// `change_info4`: the directory's change attribute around an operation.
+    /// `change_info4`: a directory's change attribute before and after an operation.
     #[derive(Copy, Hash, Default)]
     pub struct ChangeInfo {
-        /// True when no other client changed the directory between the two.
+        /// True if no other change occurred between the two values.
         pub atomic: bool,
         /// Before the operation.
         pub before: u64,
-        /// After it.
+        /// After the operation.
         pub after: u64,
     }
     /// `netaddr4`: network identifier and universal address (RFC 5665).
@@ -138,26 +138,26 @@ xdr_struct! {
     /// `state_owner4`: the holder of an open or a lock.
     #[derive(Hash)]
     pub struct StateOwner {
-        /// The client; 0 in NFSv4.1, where the session says it.
+        /// The client; 0 in NFSv4.1, where the session identifies the client.
         pub clientid: Clientid,
-        /// Opaque to the server.
+        /// The owner's name, opaque to the server.
         pub owner: Opaque<OPAQUE_MAX_BYTES>,
     }
-    /// `nfs_client_id4` and `client_owner4`: a client's own name for itself.
+    /// `nfs_client_id4` and `client_owner4`: the name that a client chose for itself.
     pub struct ClientOwner {
         /// Changes when the client has lost its state.
         pub verifier: Verifier,
-        /// The same after a restart.
+        /// Stays the same after a restart of the client.
         pub ownerid: Opaque<OPAQUE_MAX_BYTES>,
     }
     /// `server_owner4`.
     pub struct ServerOwner {
-        /// Tells apart network addresses that share no session.
+        /// Distinguishes network addresses that share no session.
         pub minor_id: u64,
-        /// The server.
+        /// Identity of the server.
         pub major_id: Opaque<OPAQUE_MAX_BYTES>,
     }
-    /// `nfs_impl_id4`: for people and logs, never for decisions.
+    /// `nfs_impl_id4`: for diagnostics only; programs must not decide by it.
     pub struct ImplId {
         /// DNS name of the implementer.
         pub domain: Text,
@@ -168,11 +168,11 @@ xdr_struct! {
     }
     /// `nfsace4`: one entry of an access control list.
     pub struct Ace {
-        /// `ACE4_ACCESS_ALLOWED_ACE_TYPE` and the like.
+        /// Type of the entry, for example `ACE4_ACCESS_ALLOWED_ACE_TYPE`.
         pub ace_type: u32,
         /// Inheritance and audit flags.
         pub flag: u32,
-        /// The rights.
+        /// Bits of the rights.
         pub access_mask: u32,
         /// The user or group.
         pub who: OwnerName,
@@ -182,12 +182,12 @@ xdr_struct! {
 xdr_union! {
     /// `settime4`.
     pub enum SetTime {
-        /// The server's clock.
+        /// Sets the server's present time.
         Server = 0,
-        /// This time.
+        /// Sets this time.
         Client(Time) = 1,
     }
-    /// `netloc4`: where a server-to-server copy goes or comes from.
+    /// `netloc4`: the location of a source or destination of a server-to-server copy.
     pub enum Netloc {
         /// A name.
         Name(Text) = 1,
@@ -201,19 +201,19 @@ xdr_union! {
 impl Stateid {
     /// All zeros: I/O without an open (RFC 8881 section 8.2.3).
     pub const ANONYMOUS: Self = Self { seqid: 0, other: [0; 12] };
-    /// All ones: READ that ignores locks; elsewhere the same as anonymous.
+    /// All ones: READ ignores locks. In other operations it equals the anonymous stateid.
     pub const READ_BYPASS: Self = Self { seqid: u32::MAX, other: [0xff; 12] };
-    /// The stateid that the compound's last operation returned (NFSv4.1).
+    /// The stateid from the preceding operation of the compound (NFSv4.1).
     pub const CURRENT: Self = Self { seqid: 1, other: [0; 12] };
-    /// Never valid (NFSv4.1).
+    /// The invalid stateid (NFSv4.1).
     pub const INVALID: Self = Self { seqid: u32::MAX, other: [0; 12] };
 
-    /// True for the values with a meaning of their own.
+    /// True for the special stateids.
     pub fn is_special(&self) -> bool {
         self.other == [0; 12] || self.other == [0xff; 12]
     }
 
-    /// The same state, with any seqid (NFSv4.1: "the current one").
+    /// The same state with seqid 0, which matches any seqid (NFSv4.1).
     #[must_use]
     pub fn any_seqid(self) -> Self {
         Self { seqid: 0, ..self }

@@ -1,5 +1,5 @@
-//! Replies of the Linux kernel's server (6.1) and of nfs-ganesha (4.3) to the kernel's client. The
-//! expected values are tshark 4.0's.
+//! Replies of the Linux kernel's server (6.1) and of nfs-ganesha (4.3) to the Linux kernel's
+//! client. The expected values are those of tshark 4.0.
 
 use super::*;
 
@@ -33,6 +33,7 @@ fn knfsd_grants_a_read_delegation() {
     assert_eq!(r.finish(), Ok(()));
 }
 
+/// nfs-ganesha refuses a delegation with the reason NotWanted (an extended "none").
 #[test]
 fn ganesha_says_why_there_is_no_delegation() {
     let mut r = reply(OPEN_NO_DELEGATION);

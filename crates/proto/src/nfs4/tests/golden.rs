@@ -1,4 +1,4 @@
-//! Messages written down from the RFCs' XDR by hand.
+//! Messages that were written by hand from the RFCs' XDR.
 
 use super::*;
 use crate::rpc::Procedure;
@@ -6,7 +6,7 @@ use crate::rpc::Procedure;
 const SESSION: Sessionid = *b"0123456789abcdef";
 const STATEID: Stateid = Stateid { seqid: 3, other: *b"state-id-one" };
 
-/// A `stateid4` on the wire.
+/// The wire form of a `stateid4`.
 fn stateid() -> [u8; 16] {
     *b"\0\0\0\x03state-id-one"
 }

@@ -1,4 +1,4 @@
-//! Replies are checked against the calls.
+//! Tests of the cursor that checks replies against calls.
 
 use super::*;
 
@@ -6,6 +6,7 @@ fn reply(status: Nfsstat4, results: Vec<OpRes>) -> Results<OpRes> {
     CompoundReply { status, tag: Tag::default(), results: results.into() }.results()
 }
 
+/// The cursor returns the results in the order of the call.
 #[test]
 fn results_come_in_the_order_of_the_call() {
     let attrs = Attrs { size: Some(5), ..Default::default() };
@@ -29,6 +30,7 @@ fn a_failure_names_the_operation() {
     assert_eq!(e.status(), Some(Nfsstat4::NOENT));
 }
 
+/// A compound that fails without results gives its status to the first operation.
 #[test]
 fn a_compound_that_failed_as_a_whole_fails_its_first_operation() {
     let mut r = reply(Nfsstat4::MINOR_VERS_MISMATCH, vec![]);
@@ -36,12 +38,14 @@ fn a_compound_that_failed_as_a_whole_fails_its_first_operation() {
     assert_eq!(e.status(), Some(Nfsstat4::MINOR_VERS_MISMATCH));
 }
 
+/// An operation that the server does not know fails with `NFS4ERR_OP_ILLEGAL`.
 #[test]
 fn an_operation_that_the_server_does_not_know_fails() {
     let mut r = reply(Nfsstat4::OP_ILLEGAL, vec![OpRes::Illegal(Nfsstat4::OP_ILLEGAL)]);
     assert_eq!(r.seek().unwrap_err().status(), Some(Nfsstat4::OP_ILLEGAL));
 }
 
+/// The cursor detects a result of another operation, a missing result and extra results.
 #[test]
 fn a_server_that_misbehaves_is_found_out() {
     let (index, expected) = (0, NfsOpnum4::GETFH);
@@ -59,6 +63,7 @@ fn a_server_that_misbehaves_is_found_out() {
     assert_eq!((e, e.status()), (OpError::Extra { count: 1 }, None));
 }
 
+/// `outcome` keeps the conflicting lock of a denied LOCK. `lock` returns its status.
 #[test]
 fn the_lock_in_the_way_is_kept() {
     let denied = LockDenied {
@@ -82,6 +87,7 @@ fn callbacks_name_their_own_operations() {
     assert_eq!(e.to_string(), "CB_RECALL (operation 0): NFS4ERR_BADHANDLE");
 }
 
+/// GETATTR is idempotent, REMOVE is not.
 #[test]
 fn what_changes_nothing_may_be_repeated() {
     assert!(Op::getattr(&Bitmap4::EMPTY).is_idempotent());
