@@ -1,18 +1,19 @@
 //! Not Quite NFS (R. Macklem, 1994, appendix "Protocol Details"): NFS version 2 (RFC 1094) with
-//! leases, 64-bit sizes and a few procedures more. Program 300105 version 1.
+//! leases, 64-bit sizes and some further procedures. Program 300105 version 1.
 //!
-//! It knows nothing of connections or of the meaning of a lease. This file has the common parts of
-//! procedures and their table; [`args`] and [`res`] have the procedures. Every call but NULL and
-//! EVICTED begins with a request for a lease on its file ([`Asking`]), every successful reply with
-//! the answer to that ([`Res`]); both are one word when no lease is asked for. EVICTED travels from
-//! the server to the client.
+//! This module has no connections and no lease logic. This file has the common parts of procedures
+//! and their table; [`args`] and [`res`] have the arguments and results. Every call except NULL and
+//! EVICTED begins with a request for a lease on its file ([`Asking`]). Every successful reply
+//! begins with the answer to that request ([`Res`]). Request and answer are one word each when no
+//! lease is requested. EVICTED is a call from the server to the client.
 //!
-//! Beyond the paper, and never used with peers that do not know them: HELLO, by which a client
-//! claims its connections and both sides state their limits, and handles longer than 32 bytes
+//! Two extensions exceed the paper and are used only between peers that know them. With HELLO a
+//! client claims its connections, and both sides state their limits. Handles may exceed 32 bytes
 //! ([`fh`]).
 //!
-//! The paper leaves open whether VACATED, GETLEASE, READDIRLOOK and ACCESS carry the request, too.
-//! In 4.4BSD everything but EVICTED does, so it is so here; NULL has no arguments, as in RFC 1094.
+//! The paper does not state whether VACATED, GETLEASE, READDIRLOOK and ACCESS contain the lease
+//! request. In 4.4BSD every procedure except EVICTED contains it, and this module does the same.
+//! NULL has no arguments, as in RFC 1094.
 
 pub mod args;
 pub mod fh;
@@ -27,34 +28,35 @@ pub use res::*;
 
 /// Program number of NQNFS.
 pub const PROGRAM: u32 = 300_105;
-/// Its only version.
+/// The only version of NQNFS.
 pub const VERSION: u32 = 1;
 
 /// Bytes of a file handle (`FHSIZE` of RFC 1094).
 pub const FH_BYTES: usize = 32;
 /// Longest name of one component (`MAXNAMLEN`).
 pub const NAME_MAX_BYTES: usize = 255;
-/// Longest content of a symbolic link (`MAXPATHLEN`).
+/// Longest target of a symbolic link (`MAXPATHLEN`).
 pub const PATH_MAX_BYTES: usize = 1024;
-/// Longest READ or WRITE payload. NFS has 8192 bytes; NQNFS lifts that (section 6), and a record
-/// ends long before this.
+/// Longest READ or WRITE payload. NFS allows 8192 bytes; NQNFS removes that limit (section 6). The
+/// shorter limit of a record applies first.
 pub const DATA_MAX_BYTES: usize = 1 << 30;
-/// Payload that every peer takes, also over UDP (`MAXDATA`).
+/// Payload that every peer accepts, also over UDP (`MAXDATA`).
 pub const DATA_SAFE_BYTES: u32 = 8192;
-/// Most entries of a READDIR or READDIRLOOK reply that are listened to; the protocol sets no bound.
+/// Most entries of a READDIR or READDIRLOOK reply that are decoded. The protocol sets no bound.
 pub const ENTRIES_MAX: usize = 1 << 17;
-/// In [`Sattr`], beyond the paper and only for servers that know HELLO: the server's present time.
+/// In [`Sattr`]: the server's present time. It exceeds the paper and is sent only to servers that
+/// know HELLO.
 pub const SERVER_TIME: Time = Time { seconds: 0, nano_seconds: 1_000_000_000 };
-/// In [`Sattr`]: leave it as it is.
+/// In [`Sattr`]: leaves the attribute unchanged.
 pub const DONT_SET: u32 = u32::MAX;
 
-/// Name of one component (`filename`); bytes of no particular encoding.
+/// Name of one component (`filename`), bytes without an encoding.
 pub type Filename = Opaque<NAME_MAX_BYTES>;
-/// Content of a symbolic link (`path`).
+/// Target of a symbolic link (`path`).
 pub type Path = Opaque<PATH_MAX_BYTES>;
 /// READ or WRITE payload (`nfsdata`).
 pub type Nfsdata = Opaque<DATA_MAX_BYTES>;
-/// Grows with every modification of the file, and is never zero (`modifyrev`).
+/// Increases with every modification of the file and is never zero (`modifyrev`).
 pub type Modifyrev = u64;
 
 rpc_program! {
@@ -62,19 +64,19 @@ rpc_program! {
     program 300105 version 1, NqProc, NqCall, NqReply {
         /// Does nothing.
         NULL = 0, Null(NullArgs) -> ();
-        /// Attributes of a file.
+        /// Returns the attributes of a file.
         GETATTR = 1, Getattr(Asking<GetattrArgs>) -> Res<Fattr>;
         /// Sets attributes.
         SETATTR = 2, Setattr(Asking<SetattrArgs>) -> Res<Fattr>;
         /// Obsolete.
         ROOT = 3, Root(Asking<RootArgs>) -> ();
-        /// A name becomes a handle, on demand with a lease.
+        /// Looks up a name and returns its handle, on request with a lease.
         LOOKUP = 4, Lookup(Asking<LookupArgs>) -> Res<LookupOk>;
-        /// Content of a symbolic link.
+        /// Returns the target of a symbolic link.
         READLINK = 5, Readlink(Asking<ReadlinkArgs>) -> Res<Path>;
         /// Reads from a file.
         READ = 6, Read(Asking<ReadArgs>) -> Res<ReadOk>;
-        /// Never used.
+        /// Not used.
         WRITECACHE = 7, Writecache(Asking<WritecacheArgs>) -> ();
         /// Writes to a file.
         WRITE = 8, Write(Asking<WriteArgs>) -> Res<Fattr>;
@@ -82,7 +84,7 @@ rpc_program! {
         CREATE = 9, Create(Asking<CreateArgs>) -> Res<DiropOk>;
         /// Removes a file.
         REMOVE = 10, Remove(Asking<RemoveArgs>) -> Res<()>;
-        /// Renames.
+        /// Renames an entry.
         RENAME = 11, Rename(Asking<RenameArgs>) -> Res<()>;
         /// Creates a hard link.
         LINK = 12, Link(Asking<LinkArgs>) -> Res<()>;
@@ -94,19 +96,19 @@ rpc_program! {
         RMDIR = 15, Rmdir(Asking<RmdirArgs>) -> Res<()>;
         /// Lists names.
         READDIR = 16, Readdir(Asking<ReaddirArgs>) -> Res<ReaddirOk>;
-        /// How full the file system is.
+        /// Returns the free and total space of the file system.
         STATFS = 17, Statfs(Asking<StatfsArgs>) -> Res<StatfsOk>;
         /// Lists names, handles, attributes and leases (Readdir_and_Lookup).
         READDIRLOOK = 18, Readdirlook(Asking<ReaddirlookArgs>) -> Res<ReaddirlookOk>;
-        /// Gets a lease.
+        /// Requests a lease.
         GETLEASE = 19, Getlease(Asking<GetleaseArgs>) -> Res<GetleaseOk>;
-        /// Client to server: a lease is given up.
+        /// Client to server: the client has given up a lease.
         VACATED = 20, Vacated(Asking<VacatedArgs>) -> ();
-        /// Server to client: a lease is to be given up.
+        /// Server to client: the client must give up a lease.
         EVICTED = 21, Evicted(EvictedArgs) -> ();
-        /// Asks for the caller's rights.
+        /// Checks the caller's access rights.
         ACCESS = 22, Access(Asking<AccessArgs>) -> Res<()>;
-        /// Extension: the client of this connection, and the limits of both sides.
+        /// Extension: identifies the client of this connection and states the limits of both sides.
         HELLO = 0x6869_7468, Hello(Asking<HelloArgs>) -> Res<HelloOk>;
     }
 }
@@ -132,9 +134,9 @@ xdr_enum! {
         DQUOT = 69,
         STALE = 70,
         WFLUSH = 99,
-        /// The lease that the call relies on is over.
+        /// The lease of the call has expired.
         EXPIRED = 500,
-        /// The server recovers, or is waiting for others.
+        /// The server is in its recovery period, or waits for other clients.
         TRYLATER = 501,
         /// The credential was refused.
         AUTHERR = 502,
@@ -147,35 +149,35 @@ xdr_enum! {
     pub enum Cachetype {
         /// No lease.
         NONE = 0,
-        /// Reads may be cached.
+        /// The client may cache reads.
         READ = 1,
-        /// Writes may be delayed.
+        /// The client may delay writes.
         WRITE = 2,
     }
 }
 
 xdr_union! {
-    /// A lease asked for along with a call (`getleaserequest`); the number is its term in seconds.
+    /// A lease request in a call (`getleaserequest`). The number is the term in seconds.
     #[derive(Copy, Default)]
     pub enum LeaseRequest else Other {
-        /// None.
+        /// No lease is requested.
         #[default]
         None = Cachetype::NONE.0,
-        /// For reading.
+        /// A read lease.
         Read(u32) = Cachetype::READ.0,
-        /// For writing.
+        /// A write lease.
         Write(u32) = Cachetype::WRITE.0,
     }
 
-    /// The result of GETLEASE (`getleaserequestres`).
+    /// The answer to a lease request (`getleaserequestres`).
     #[derive(Copy, Default)]
     pub enum LeaseReply else Other {
-        /// None was asked for, or given.
+        /// No lease was requested or granted.
         #[default]
         None = Cachetype::NONE.0,
-        /// For reading.
+        /// A read lease.
         Read(Lease) = Cachetype::READ.0,
-        /// For writing.
+        /// A write lease.
         Write(Lease) = Cachetype::WRITE.0,
     }
 }
@@ -186,7 +188,7 @@ xdr_struct! {
     pub struct Lease {
         /// False for a non-caching lease.
         pub cachable: bool,
-        /// Seconds from when it was issued.
+        /// Seconds from the issue of the lease.
         pub duration: u32,
         /// The file's modify revision.
         pub rev: Modifyrev,
@@ -208,7 +210,7 @@ xdr_struct! {
         pub ftype: Ftype,
         /// Permission bits with the type.
         pub mode: u32,
-        /// Hard links.
+        /// Number of hard links.
         pub nlink: u32,
         /// Owner.
         pub uid: u32,
@@ -218,19 +220,19 @@ xdr_struct! {
         pub size: u64,
         /// Preferred size of transfers in bytes.
         pub blocksize: u32,
-        /// Device, for special files.
+        /// Device number, for special files.
         pub rdev: u32,
-        /// Bytes of storage it takes.
+        /// Bytes of storage that the file occupies.
         pub bytes: u64,
-        /// File system.
+        /// Identifier of the file system.
         pub fsid: u32,
         /// Number within the file system.
         pub fid: u32,
-        /// Last access.
+        /// Time of the last access.
         pub atime: Time,
-        /// Last change of the data.
+        /// Time of the last change of the data.
         pub mtime: Time,
-        /// Last change of the attributes.
+        /// Time of the last change of the attributes.
         pub ctime: Time,
         /// `va_flags` of 4.4BSD.
         pub flags: u32,
@@ -240,7 +242,7 @@ xdr_struct! {
         pub rev: Modifyrev,
     }
 
-    /// Attributes to set (`nqnfs_sattr`); all ones leave one as it is.
+    /// Attributes to set (`nqnfs_sattr`). A value of all ones leaves an attribute unchanged.
     #[derive(Copy, Hash)]
     pub struct Sattr {
         /// Permission bits.
@@ -251,13 +253,13 @@ xdr_struct! {
         pub gid: u32,
         /// Length in bytes.
         pub size: u64,
-        /// Last access.
+        /// Time of the last access.
         pub atime: Time,
-        /// Last change of the data.
+        /// Time of the last change of the data.
         pub mtime: Time,
         /// `va_flags` of 4.4BSD.
         pub flags: u32,
-        /// As the paper has it: an unsigned integer, whose use it does not tell.
+        /// An unsigned integer in the paper, which does not state its use.
         pub rev: u32,
     }
 
@@ -271,7 +273,7 @@ xdr_struct! {
 }
 
 impl Sattr {
-    /// Leaves everything as it is.
+    /// Leaves all attributes unchanged.
     pub const NOTHING: Self = {
         let time = Time { seconds: DONT_SET, nano_seconds: DONT_SET };
         Self {
@@ -287,17 +289,17 @@ impl Sattr {
     };
 }
 
-/// Arguments with the lease that is asked for along with them.
+/// Arguments with a lease request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asking<A> {
-    /// Comes first, and is about the file that the procedure works on.
+    /// The lease request, which comes first. It concerns the procedure's file.
     pub lease: LeaseRequest,
-    /// The procedure's own.
+    /// The procedure's arguments.
     pub args: A,
 }
 
 impl<A> Asking<A> {
-    /// No lease is asked for.
+    /// Arguments without a lease request.
     pub fn nothing(args: A) -> Self {
         Self { lease: LeaseRequest::None, args }
     }
@@ -313,13 +315,13 @@ impl<A: Xdr> Xdr for Asking<A> {
     }
 }
 
-/// The results of a procedure: with the lease and `T` when it succeeded, nothing but the status
-/// when it failed.
+/// The results of a procedure: the lease answer and `T` after success, only the status after
+/// failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Res<T> {
-    /// It succeeded. The lease stands between status and results.
+    /// The procedure succeeded. The lease answer is between the status and the results.
     Ok(LeaseReply, T),
-    /// It failed with this status, which is never [`Stat::OK`].
+    /// The procedure failed with this status, which is never [`Stat::OK`].
     Err(Stat),
 }
 
@@ -332,10 +334,10 @@ impl<T> Res<T> {
         }
     }
 
-    /// As a `std::result::Result`.
+    /// Converts into a `std::result::Result`.
     ///
     /// # Errors
-    /// The status.
+    /// The status of the failure.
     pub fn into_result(self) -> std::result::Result<(LeaseReply, T), Stat> {
         match self {
             Self::Ok(lease, v) => Ok((lease, v)),

@@ -1,9 +1,10 @@
-//! Where a program listens: portmap version 2 and rpcbind versions 3 and 4 (RFC 1833).
+//! Portmap version 2 and rpcbind versions 3 and 4 (RFC 1833), which return the address of a
+//! program.
 //!
-//! It knows nothing of sockets. Portmap says port numbers for TCP and UDP over IPv4; rpcbind says
-//! universal addresses, which this module reads and writes for IPv4 and IPv6 (RFC 5665). Versions 3
-//! and 4 of rpcbind have the same procedures and arguments as far as they are declared here, so a
-//! call to version 3 is one to version 4 with another number in its header.
+//! This module opens no sockets. Portmap returns port numbers for TCP and UDP over IPv4. Rpcbind
+//! returns universal addresses, which this module reads and writes for IPv4 and IPv6 (RFC 5665).
+//! Rpcbind versions 3 and 4 have the same procedures and arguments in this module. A call to
+//! version 3 differs from a call to version 4 only in the version number of its header.
 
 use crate::xdr::{Chain, Opaque};
 use crate::{rpc_program, xdr_struct};
@@ -23,10 +24,10 @@ pub const IPPROTO_TCP: u32 = 6;
 /// [`Mapping::prot`] for UDP.
 pub const IPPROTO_UDP: u32 = 17;
 
-/// Longest string here. The RFC sets no bound; addresses of UNIX sockets are the longest in use,
+/// Longest string. The RFC sets no bound. The longest strings in use are addresses of UNIX sockets,
 /// with 108 bytes.
 pub const STRING_MAX_BYTES: usize = 256;
-/// Most registrations of a host that are listened to. A busy host has some dozens.
+/// Most registrations of a host that are decoded. A busy host has a few dozen.
 pub const REGISTRATIONS_MAX: usize = 16384;
 
 /// A network identifier, universal address or owner.
@@ -37,11 +38,12 @@ rpc_program! {
     program 100000 version 2, PortmapProc, PortmapCall, PortmapReply {
         /// Does nothing.
         NULL = 0, Null(PortmapNull) -> ();
-        /// Registers; false if another one is registered.
+        /// Registers a program; false if a registration exists.
         SET = 1, Set(PortmapSet) -> bool;
         /// Ends the registrations of a program version, for every protocol and port.
         UNSET = 2, Unset(PortmapUnset) -> bool;
-        /// Port of a program version and protocol (its own port is ignored); 0 if there is none.
+        /// Port of a program version and protocol (the port argument is ignored); 0 if there is
+        /// none.
         GETPORT = 3, Getport(PortmapGetport) -> u32;
         /// All registrations.
         DUMP = 4, Dump(PortmapDump) -> Chain<Mapping, REGISTRATIONS_MAX>;
@@ -49,21 +51,22 @@ rpc_program! {
 }
 
 rpc_program! {
-    /// Rpcbind version 4, and as far as declared here version 3 (RFC 1833 section 2).
+    /// Rpcbind version 4, and the same part of version 3 (RFC 1833 section 2).
     program 100000 version 4, RpcbindProc, RpcbindCall, RpcbindReply {
         /// Does nothing.
         NULL = 0, Null(RpcbindNull) -> ();
-        /// Registers; false if another one is registered.
+        /// Registers a program; false if a registration exists.
         SET = 1, Set(RpcbindSet) -> bool;
         /// Ends registrations.
         UNSET = 2, Unset(RpcbindUnset) -> bool;
-        /// Universal address of a program; empty if there is none. Another version may answer.
+        /// Universal address of a program; empty if there is none. It may be that of another
+        /// version.
         GETADDR = 3, Getaddr(RpcbindGetaddr) -> Text;
         /// All registrations.
         DUMP = 4, Dump(RpcbindDump) -> Chain<Rpcb, REGISTRATIONS_MAX>;
-        /// Seconds since 1970 at the server.
+        /// Time of the server in seconds since 1970.
         GETTIME = 6, Gettime(RpcbindGettime) -> u32;
-        /// Universal address of exactly this version (version 4 only).
+        /// Universal address of the given version (version 4 only).
         GETVERSADDR = 9, Getversaddr(RpcbindGetversaddr) -> Text;
     }
 }
@@ -74,7 +77,7 @@ xdr_struct! {
     pub struct Mapping {
         /// Program number.
         pub prog: u32,
-        /// Its version.
+        /// Program version.
         pub vers: u32,
         /// [`IPPROTO_TCP`] or [`IPPROTO_UDP`].
         pub prot: u32,
@@ -87,7 +90,7 @@ xdr_struct! {
     pub struct Rpcb {
         /// Program number.
         pub prog: u32,
-        /// Its version.
+        /// Program version.
         pub vers: u32,
         /// Network identifier: `tcp`, `udp`, `tcp6`, `udp6`, `local`.
         pub netid: Text,
@@ -100,7 +103,7 @@ xdr_struct! {
     /// NULL takes nothing.
     pub struct PortmapNull {}
     /// SET.
-    pub struct PortmapSet { /// What to register.
+    pub struct PortmapSet { /// The registration.
         pub mapping: Mapping }
     /// UNSET.
     pub struct PortmapUnset { /// Program and version.
@@ -113,7 +116,7 @@ xdr_struct! {
     /// NULL takes nothing.
     pub struct RpcbindNull {}
     /// SET.
-    pub struct RpcbindSet { /// What to register.
+    pub struct RpcbindSet { /// The registration.
         pub rpcb: Rpcb }
     /// UNSET.
     pub struct RpcbindUnset { /// Program, version and network.
@@ -131,14 +134,14 @@ xdr_struct! {
 }
 
 impl Rpcb {
-    /// A question for `prog` over `netid`: address and owner are empty.
+    /// A query for `prog` over `netid`. Address and owner are empty.
     pub fn query(prog: u32, vers: u32, netid: &str) -> Self {
         let text = |s: &str| Text::copy(s.as_bytes());
         Self { prog, vers, netid: text(netid), addr: text(""), owner: text("") }
     }
 }
 
-/// Network identifier of TCP to this kind of address.
+/// The network identifier of TCP for this address family.
 pub fn tcp_netid(addr: &IpAddr) -> &'static str {
     match addr {
         IpAddr::V4(_) => "tcp",
@@ -146,13 +149,14 @@ pub fn tcp_netid(addr: &IpAddr) -> &'static str {
     }
 }
 
-/// A universal address (RFC 5665 section 5.2.3): `192.0.2.1.8.1` or `2001:db8::1.8.1` is port 2049.
+/// Formats a universal address (RFC 5665 section 5.2.3). Port 2049 gives `192.0.2.1.8.1` or
+/// `2001:db8::1.8.1`.
 pub fn format_universal(addr: &SocketAddr) -> String {
     let [high, low] = addr.port().to_be_bytes();
     format!("{}.{high}.{low}", addr.ip())
 }
 
-/// Reads a universal address of IPv4 or IPv6; `None` when it is anything else.
+/// Parses a universal address of IPv4 or IPv6. `None` for other texts.
 pub fn parse_universal(text: &[u8]) -> Option<SocketAddr> {
     let text = std::str::from_utf8(text).ok()?;
     let (rest, low) = text.rsplit_once('.')?;

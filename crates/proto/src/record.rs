@@ -1,26 +1,26 @@
-//! Record marking (RFC 5531 section 11): where a message begins and ends on a byte stream.
+//! Record marking (RFC 5531 section 11): the boundaries of messages on a byte stream.
 //!
-//! It knows neither sockets nor the content of a record. [`Reader`] hands out spare space in the
-//! buffer that becomes the record, a socket reads into it, and [`Reader::next_record`] splits off
-//! complete records. While a long fragment arrives, the space ends where the fragment ends: its
-//! payload is received in place. Only bytes that came in the same read as the mark (at most
-//! [`READ_AHEAD_BYTES`]) move when the buffer grows. The buffer holds the record so far followed by
-//! bytes not yet looked at; the gap that the mark of a further fragment leaves is closed, so that
-//! several fragments become one slice too.
+//! This module knows neither sockets nor the content of a record. [`Reader`] offers spare space in
+//! the buffer of the record. A socket reads into that space, and [`Reader::next_record`] splits off
+//! complete records. While a long fragment arrives, the space ends where the fragment ends, so its
+//! payload is received in place. When the buffer grows, only bytes from the same read as the mark
+//! move (at most [`READ_AHEAD_BYTES`]). The buffer contains the present record and then unparsed
+//! bytes. The mark of a further fragment leaves a gap, which the reader closes. Several fragments
+//! therefore become one slice.
 //!
-//! A peer is not trusted: the length of a record and the number of its fragments are limited, and a
-//! claimed length beyond [`TRUST_BYTES`] is believed only as fast as data really arrives.
+//! A peer is not trusted. The length of a record and the number of its fragments are limited.
+//! Beyond [`TRUST_BYTES`] the buffer grows only as data arrives.
 
 use crate::xdr::Enc;
 use bytes::{Buf, BufMut, Bytes, BytesMut, buf::Limit};
 
-/// Space offered while no long fragment is under way. Large enough for dozens of small replies in
-/// one read; small enough that moving it behind a mark costs a microsecond.
+/// Space offered while no long fragment arrives. It holds dozens of small replies in one read.
+/// Moving it over a mark costs a microsecond.
 pub const READ_AHEAD_BYTES: usize = 16 << 10;
 
-/// A record's buffer is allocated at once up to this length: untouched memory of this size costs
-/// address space only, and the usual largest READ (1 MiB) then never moves. Beyond it the buffer
-/// doubles as data arrives.
+/// A record's buffer is allocated at once up to this length. Untouched memory of this size costs
+/// only address space, and the usual largest READ (1 MiB) then never moves. Beyond this length the
+/// buffer doubles as data arrives.
 pub const TRUST_BYTES: usize = (1 << 20) + (64 << 10);
 
 /// Longest fragment that a mark can announce.
@@ -32,35 +32,35 @@ const MARK_BYTES: usize = 4;
 /// The limits of a peer's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest record, all fragments together, without marks.
+    /// Longest record in bytes, without marks, in all fragments.
     pub record_max_bytes: usize,
-    /// Most fragments of a record; empty ones count.
+    /// Most fragments of a record, including empty ones.
     pub fragments_max: usize,
 }
 
 impl Default for Limits {
-    /// 4 MiB in 1024 fragments: more than any NFS server's largest READ, and fragments as small as
-    /// the 4000 bytes that old RPC libraries send still make 4 MiB.
+    /// 4 MiB in 1024 fragments. That exceeds the largest READ of any NFS server. Old RPC libraries
+    /// send fragments of 4000 bytes, which also reach 4 MiB.
     fn default() -> Self {
         Self { record_max_bytes: 4 << 20, fragments_max: 1024 }
     }
 }
 
-/// Why a stream cannot be read on. The connection is of no more use.
+/// Why the stream cannot be read further. The caller must close the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The record is longer than allowed.
+    /// The record is longer than the limit.
     #[error("record of at least {len} bytes exceeds the maximum of {max}")]
     TooLong {
         /// Bytes announced so far.
         len: usize,
-        /// Most allowed.
+        /// The limit.
         max: usize,
     },
-    /// The record has more fragments than allowed.
+    /// The record has more fragments than the limit.
     #[error("record has more than {max} fragments")]
     TooManyFragments {
-        /// Most allowed.
+        /// The limit.
         max: usize,
     },
 }
@@ -69,15 +69,15 @@ pub enum RecordError {
 #[derive(Debug)]
 pub struct Reader {
     limits: Limits,
-    /// `done` bytes of the record; a gap left by marks; from `next` on, unparsed bytes.
+    /// `done` bytes of the record, a gap left by marks, and unparsed bytes from `next` on.
     buf: BytesMut,
     /// Bytes of the current record in complete fragments.
     done: usize,
-    /// Where the unparsed bytes begin.
+    /// Start of the unparsed bytes.
     next: usize,
-    /// The fragment that is arriving.
+    /// The incoming fragment.
     fragment: Option<Fragment>,
-    /// Fragments of the current record, with the arriving one.
+    /// Number of fragments of the present record, including the incoming one.
     fragments: usize,
 }
 
@@ -88,16 +88,16 @@ struct Fragment {
 }
 
 impl Reader {
-    /// A reader at the beginning of a stream. Allocates nothing yet.
+    /// A reader at the beginning of a stream. It allocates its buffer later.
     pub fn new(limits: Limits) -> Self {
         Self { limits, buf: BytesMut::new(), done: 0, next: 0, fragment: None, fragments: 0 }
     }
 
-    /// The space for the next bytes of the stream, never without room. Call [`Reader::next_record`]
-    /// until it has no more before asking again: only then the space fits the expected bytes.
+    /// Space for the next bytes of the stream, at least one byte. Call [`Reader::next_record`]
+    /// until it returns `None` before each call. Only then does the space fit the expected bytes.
     ///
-    /// The space is uninitialised, which is why it is a `BufMut` and no slice: `read_buf` of a
-    /// socket fills it with no clearing first.
+    /// The space is an uninitialised `BufMut` and not a slice. A socket's `read_buf` fills it
+    /// without clearing it first.
     pub fn space(&mut self) -> Limit<&mut BytesMut> {
         let missing = self.missing();
         let (least, offer) = if missing > READ_AHEAD_BYTES {
@@ -105,12 +105,12 @@ impl Reader {
             let offer = missing.min(believable.max(READ_AHEAD_BYTES));
             (offer, offer)
         } else {
-            // A record that has not begun may be a small write: in the rest of a buffer it would
-            // come in two pieces, and be copied out of it.
+            // The next record may be a small write. In the short rest of a buffer it would arrive
+            // in two pieces and be copied.
             let least = if self.buf.is_empty() { READ_AHEAD_BYTES / 4 * 3 } else { READ_AHEAD_BYTES / 4 };
             (missing.max(least), READ_AHEAD_BYTES)
         };
-        // An empty buffer starts again at its beginning when the records in it are gone.
+        // An empty buffer starts again at its beginning when its records are dropped.
         let reused = self.buf.is_empty() && self.buf.try_reclaim(offer);
         if !reused && self.buf.capacity() - self.buf.len() < least {
             self.grow(offer);
@@ -120,7 +120,7 @@ impl Reader {
     }
 
     /// The next complete record without its marks, or `None` when more bytes are needed. The record
-    /// shares its buffer with its neighbours: copy the parts that are kept for long.
+    /// shares its buffer with other records. Copy the parts that are kept for long.
     ///
     /// # Errors
     /// The record exceeds a limit.
@@ -150,11 +150,11 @@ impl Reader {
         }
     }
 
-    /// Copies from the front of `input` until a record is complete (which is returned) or `input`
-    /// is empty. For transports that hand over buffers of their own.
+    /// Copies bytes from the front of `input` until a record is complete or `input` is empty.
+    /// Returns the record. For transports that provide their own buffers.
     ///
     /// # Errors
-    /// As [`Reader::next_record`].
+    /// Those of [`Reader::next_record`].
     pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Bytes>, RecordError> {
         loop {
             if let Some(record) = self.next_record()? {
@@ -170,12 +170,12 @@ impl Reader {
         }
     }
 
-    /// True between records: the stream may end here.
+    /// True between records, where the stream may end.
     pub fn is_between_records(&self) -> bool {
         self.buf.is_empty() && self.fragments == 0
     }
 
-    /// Bytes of the record that arrives, as far as its marks say; 0 before its first mark.
+    /// Announced length of the incoming record in bytes; 0 before its first mark.
     pub fn announced_bytes(&self) -> usize {
         self.done + self.fragment.map_or(0, |fragment| fragment.len)
     }
@@ -184,7 +184,7 @@ impl Reader {
         self.buf.len() - self.next
     }
 
-    /// Bytes until the arriving fragment or mark is complete, at least 1.
+    /// Missing bytes of the incoming fragment or mark, at least 1.
     fn missing(&self) -> usize {
         let wanted = self.fragment.map_or(MARK_BYTES, |f| f.len);
         wanted.saturating_sub(self.unparsed()).max(1)
@@ -217,9 +217,9 @@ impl Reader {
         record
     }
 
-    /// Moves the unparsed bytes behind the record, so that the next bytes arrive in place. Done
-    /// only when all received bytes are parsed: a read full of tiny fragments moves its bytes once,
-    /// not once per fragment.
+    /// Moves the unparsed bytes to the end of the record, so that the next bytes arrive in place.
+    /// This happens only after all received bytes are parsed. A read with many tiny fragments
+    /// therefore moves its bytes once, not once per fragment.
     fn close_gap(&mut self) {
         if self.next > self.done {
             self.buf.copy_within(self.next.., self.done);
@@ -228,8 +228,8 @@ impl Reader {
         }
     }
 
-    /// Makes room for `more` bytes: in the same memory when no record in it is alive any more, else
-    /// at least doubling, so that many fragments cost no more than one.
+    /// Makes room for `more` bytes. The memory is reused when no record in it is alive. Otherwise
+    /// it at least doubles, so that many fragments cost no more than one.
     fn grow(&mut self, more: usize) {
         if !self.buf.try_reclaim(more) {
             let mut new = BytesMut::with_capacity(self.buf.len() + more.max(self.buf.len()));
@@ -239,13 +239,13 @@ impl Reader {
     }
 }
 
-/// A message as one record, for a vectored write: its mark, then its segments.
+/// Frames a message as one record, for a vectored write: its mark, then its segments.
 pub fn frame(message: Enc) -> Vec<Bytes> {
     frame_in(message, FRAGMENT_MAX_BYTES)
 }
 
-/// The beginning of a record of one fragment, after which `beyond_bytes` more are sent. `None`: no
-/// fragment is so long.
+/// Frames the beginning of a one-fragment record. `beyond_bytes` further bytes follow. `None` when
+/// the record is longer than a fragment can be.
 pub fn frame_beginning(message: Enc, beyond_bytes: usize) -> Option<Vec<Bytes>> {
     let len = message.len().checked_add(beyond_bytes).filter(|len| *len <= FRAGMENT_MAX_BYTES)?;
     let mut out = vec![Bytes::copy_from_slice(&(len as u32 | LAST).to_be_bytes())];
@@ -253,7 +253,7 @@ pub fn frame_beginning(message: Enc, beyond_bytes: usize) -> Option<Vec<Bytes>> 
     Some(out)
 }
 
-/// A message as a record in fragments of at most `fragment_max_bytes` (at least 1).
+/// Frames a message as a record in fragments of at most `fragment_max_bytes` (at least 1).
 pub fn frame_in(message: Enc, fragment_max_bytes: usize) -> Vec<Bytes> {
     let fragment_max = fragment_max_bytes.clamp(1, FRAGMENT_MAX_BYTES);
     let mut left = message.len();

@@ -1,10 +1,9 @@
-//! ONC RPC version 2 (RFC 5531): the headers before the arguments of a call and before the results
-//! of a reply.
+//! ONC RPC version 2 (RFC 5531): the headers of calls and replies.
 //!
-//! It knows nothing of the programs behind it, of transports, or of matching replies to calls. A
-//! message is split into its header and its body. The body is a slice of the received buffer, so
-//! code that knows the procedure decodes it without a copy. This module speaks two authentication
-//! flavors (AUTH_NONE, AUTH_SYS); others pass through as opaque bytes.
+//! This module has no programs and no transports, and it does not match replies to calls. It splits
+//! a message into header and body. The body is a slice of the received buffer, so the caller
+//! decodes it without a copy. The module supports the authentication flavors AUTH_NONE and
+//! AUTH_SYS. Bodies of other flavors stay opaque bytes.
 
 mod program;
 
@@ -14,7 +13,7 @@ use crate::xdr::{Dec, Enc, List, Opaque, Result, Xdr, XdrError};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 use bytes::Bytes;
 
-/// The only version of RPC there is.
+/// The only version of RPC.
 pub const RPC_VERSION: u32 = 2;
 
 /// Longest body of a credential or verifier (RFC 5531 section 8.2).
@@ -27,21 +26,21 @@ const CALL: u32 = 0;
 const REPLY: u32 = 1;
 
 xdr_enum! {
-    /// How a caller authenticates (`auth_flavor`, RFC 5531 section 8.2 and the IANA registry).
+    /// Authentication flavor (`auth_flavor`, RFC 5531 section 8.2 and the IANA registry).
     pub enum AuthFlavor {
         /// No identity.
         NONE = 0,
-        /// Numeric user and groups, believed.
+        /// User and group numbers, which the server trusts.
         SYS = 1,
-        /// A short hand for an earlier credential.
+        /// A short form of an earlier credential.
         SHORT = 2,
         /// Diffie-Hellman (obsolete).
         DH = 3,
         /// RPCSEC_GSS (RFC 2203).
         GSS = 6,
-        /// Asks for TLS on this connection (RFC 9289).
+        /// Requests TLS on this connection (RFC 9289).
         TLS = 7,
-        /// Pseudo flavor: Kerberos 5, integrity of the header only (RFC 2623), as MNT lists it.
+        /// Pseudo flavor in MNT results: Kerberos 5 with integrity of the header only (RFC 2623).
         KRB5 = 390003,
         /// Pseudo flavor: Kerberos 5 with integrity.
         KRB5I = 390004,
@@ -49,7 +48,7 @@ xdr_enum! {
         KRB5P = 390005,
     }
 
-    /// Why a credential was refused (`auth_stat`, RFC 5531 section 9).
+    /// Reason for the refusal of a credential (`auth_stat`, RFC 5531 section 9).
     pub enum AuthStat {
         /// Success.
         OK = 0,
@@ -65,9 +64,9 @@ xdr_enum! {
         TOOWEAK = 5,
         /// The server's verifier is bad.
         INVALIDRESP = 6,
-        /// For an unknown reason.
+        /// Unknown reason.
         FAILED = 7,
-        /// Kerberos: some error.
+        /// Kerberos: unspecified error.
         KERB_GENERIC = 8,
         /// Kerberos: the credential expired.
         TIMEEXPIRE = 9,
@@ -87,15 +86,15 @@ xdr_enum! {
 xdr_struct! {
     /// A credential or verifier: a flavor and its data (`opaque_auth`).
     pub struct OpaqueAuth {
-        /// How to read the body.
+        /// Flavor, which defines the body.
         pub flavor: AuthFlavor,
-        /// As the flavor defines it.
+        /// Data of the flavor.
         pub body: Opaque<AUTH_MAX_BYTES>,
     }
 
     /// Body of an AUTH_SYS credential (`authsys_parms`, RFC 5531 appendix A).
     pub struct AuthSys {
-        /// Any number of the caller's.
+        /// An arbitrary number of the caller.
         pub stamp: u32,
         /// Name of the caller's machine.
         pub machinename: Opaque<255>,
@@ -107,16 +106,16 @@ xdr_struct! {
         pub gids: List<u32, AUTH_SYS_MAX_GIDS>,
     }
 
-    /// The versions that a peer speaks, when it does not speak the one that was asked for.
+    /// The versions that a peer supports. The peer sends them instead of the requested version.
     #[derive(Copy)]
     pub struct VersionRange {
-        /// Lowest.
+        /// Lowest version.
         pub low: u32,
-        /// Highest.
+        /// Highest version.
         pub high: u32,
     }
 
-    /// The answer of a server that believed the caller (`accepted_reply`).
+    /// The reply of a server that accepted the credential (`accepted_reply`).
     pub struct AcceptedReply {
         /// The server's proof of its identity.
         pub verf: OpaqueAuth,
@@ -128,11 +127,11 @@ xdr_struct! {
 xdr_union! {
     /// The status of a call (`accept_stat` with its data). After `Success` the results follow.
     pub enum AcceptStat else Other {
-        /// It was executed.
+        /// The call was executed.
         Success = 0,
-        /// The program is not served here.
+        /// The server does not offer the program.
         ProgUnavail = 1,
-        /// The program is served, in other versions.
+        /// The server offers other versions of the program.
         ProgMismatch(VersionRange) = 2,
         /// The procedure does not exist.
         ProcUnavail = 3,
@@ -142,19 +141,19 @@ xdr_union! {
         SystemErr = 5,
     }
 
-    /// Why a call was not executed at all (`rejected_reply`).
+    /// The reason why a call was denied (`rejected_reply`).
     pub enum DeniedReply {
-        /// The server does not speak RPC version 2.
+        /// The server does not support RPC version 2.
         RpcMismatch(VersionRange) = 0,
-        /// The server does not believe the caller.
+        /// The server refused the credential.
         AuthError(AuthStat) = 1,
     }
 
     /// Accepted or denied (`reply_body`).
     pub enum ReplyBody {
-        /// The caller was believed.
+        /// The server accepted the credential.
         Accepted(AcceptedReply) = 0,
-        /// The caller was refused.
+        /// The server denied the call.
         Denied(DeniedReply) = 1,
     }
 }
@@ -170,10 +169,10 @@ impl OpaqueAuth {
         Self { flavor: AuthFlavor::SYS, body: Opaque(Enc::of(sys).to_bytes()) }
     }
 
-    /// The AUTH_SYS credential, or `None` when the flavor is another one.
+    /// The AUTH_SYS credential, or `None` for another flavor.
     ///
     /// # Errors
-    /// The body is not a well-formed `authsys_parms`; a server answers AUTH_BADCRED.
+    /// The body is not a well-formed `authsys_parms`. A server answers AUTH_BADCRED.
     pub fn as_sys(&self) -> Result<Option<AuthSys>> {
         match self.flavor {
             AuthFlavor::SYS => Dec::all(&self.body.0).map(Some),
@@ -182,10 +181,10 @@ impl OpaqueAuth {
     }
 }
 
-/// All of a call before its arguments (`call_body`).
+/// The header of a call (`call_body`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallHeader {
-    /// Matches the reply to the call, and a retransmitted call to the first one.
+    /// Transaction id. The reply has the same xid, and so has a retransmission.
     pub xid: u32,
     /// Program number.
     pub prog: u32,
@@ -193,57 +192,57 @@ pub struct CallHeader {
     pub vers: u32,
     /// Procedure number.
     pub proc: u32,
-    /// The caller.
+    /// Credential of the caller.
     pub cred: OpaqueAuth,
-    /// Proof of it.
+    /// Verifier of the credential.
     pub verf: OpaqueAuth,
 }
 
-/// All of a reply before its results.
+/// The header of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// The call's.
+    /// Transaction id of the call.
     pub xid: u32,
     /// The status of the call.
     pub body: ReplyBody,
 }
 
-/// One RPC message; the body is a slice of the received buffer.
+/// One RPC message. The body is a slice of the received buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// A call and its arguments.
     Call(CallHeader, Bytes),
-    /// A reply and its results (empty unless the call was executed).
+    /// A reply and its results, which are empty unless the call was executed.
     Reply(ReplyHeader, Bytes),
-    /// A call in an unknown version of RPC: to be answered with [`DeniedReply::RpcMismatch`]. Its
-    /// layout is unknown, so nothing but the xid was read.
+    /// A call in an unknown version of RPC. Its layout is unknown, so only the xid was read. A
+    /// server answers [`DeniedReply::RpcMismatch`].
     UnknownVersion {
-        /// Of the call.
+        /// Transaction id of the call.
         xid: u32,
-        /// The version it claims.
+        /// RPC version of the call.
         version: u32,
     },
 }
 
 impl CallHeader {
-    /// The arguments' bytes follow the returned header.
+    /// Encodes the header. The caller appends the arguments.
     pub fn begin(&self) -> Enc {
         Enc::of(self)
     }
 }
 
 impl ReplyHeader {
-    /// The call was executed: results follow.
+    /// The header of a successful reply. The results follow.
     pub fn success(xid: u32) -> Self {
         Self::accepted(xid, AcceptStat::Success)
     }
 
-    /// The call was accepted with `stat`; the verifier is AUTH_NONE.
+    /// The header of an accepted call with `stat`. The verifier is AUTH_NONE.
     pub fn accepted(xid: u32, stat: AcceptStat) -> Self {
         Self { xid, body: ReplyBody::Accepted(AcceptedReply { verf: OpaqueAuth::none(), stat }) }
     }
 
-    /// The call was refused.
+    /// The header of a denied call.
     pub fn denied(xid: u32, why: DeniedReply) -> Self {
         Self { xid, body: ReplyBody::Denied(why) }
     }
@@ -258,7 +257,7 @@ impl Message {
     /// Splits one received message (a whole record) into header and body.
     ///
     /// # Errors
-    /// The peer sent something that is not an RPC message; the connection is of no more use.
+    /// The bytes are not an RPC message. The caller must close the connection.
     pub fn decode(message: &Bytes) -> Result<Self> {
         let mut ahead = Dec::new(message);
         let xid = ahead.u32()?;
@@ -273,7 +272,7 @@ impl Message {
         }
     }
 
-    /// The transaction id of any message.
+    /// The transaction id of the message.
     pub fn xid(&self) -> u32 {
         match self {
             Self::Call(h, _) => h.xid,
@@ -286,12 +285,12 @@ impl Message {
 /// Splits one received message into header and body: [`Message::decode`].
 ///
 /// # Errors
-/// As [`Message::decode`].
+/// Those of [`Message::decode`].
 pub fn decode_message(message: &Bytes) -> Result<Message> {
     Message::decode(message)
 }
 
-/// A call with its arguments; the verifier is AUTH_NONE. Payloads in `body` stay by reference.
+/// A call with its arguments. The verifier is AUTH_NONE. Payloads in `body` stay by reference.
 pub fn call(xid: u32, prog: u32, vers: u32, proc: u32, cred: &OpaqueAuth, body: Enc) -> Enc {
     let mut e = Enc::new();
     words(&mut e, &[xid, CALL, RPC_VERSION, prog, vers, proc]);
@@ -301,7 +300,7 @@ pub fn call(xid: u32, prog: u32, vers: u32, proc: u32, cred: &OpaqueAuth, body: 
     e
 }
 
-/// A reply to an executed call with its results; the verifier is AUTH_NONE.
+/// A reply to an executed call with its results. The verifier is AUTH_NONE.
 pub fn reply(xid: u32, body: Enc) -> Enc {
     let mut e = Enc::of(&ReplyHeader::success(xid));
     e.append(body);

@@ -1,22 +1,21 @@
 //! Sample values of wire types, for round-trip tests and fuzzing seeds.
 //!
-//! It knows nothing of any protocol. A [`Source`] turns a byte string into decisions. The macros
-//! `xdr_struct!`, `xdr_enum!` and `xdr_union!` derive [`Sample`] and a test named after each
-//! declared type, so no type can be forgotten. An exhausted source answers zero, which is the
-//! smallest choice everywhere (no bytes, no elements, first arm): sampling always ends, and a
-//! shorter byte string is a simpler value, so a property test that shrinks the bytes shrinks the
-//! value.
+//! This module has no protocol. A [`Source`] turns a byte string into decisions. The macros
+//! `xdr_struct!`, `xdr_enum!` and `xdr_union!` derive [`Sample`] and a round-trip test for each
+//! declared type, so each type has a test. An exhausted source returns zero, which is always the
+//! smallest choice: no bytes, no elements, the first arm. Sampling therefore ends. A shorter byte
+//! string gives a simpler value, so a property test that shrinks the bytes also shrinks the value.
 
 use crate::xdr::{Chain, List, Opaque};
 use bytes::Bytes;
 
-/// A type that can make values of itself.
+/// A type with sample values.
 pub trait Sample: Sized {
-    /// Makes the value that `s` decides on.
+    /// Makes a value from the decisions of `s`.
     fn sample(s: &mut Source<'_>) -> Self;
 }
 
-/// Decisions drawn from a byte string.
+/// Decisions from a byte string.
 #[derive(Debug, Clone)]
 pub struct Source<'a> {
     rest: &'a [u8],
@@ -24,13 +23,13 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Draws from `bytes`.
+    /// A source of decisions from `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes, plain: false }
     }
 
-    /// Draws from `bytes` values that any reader of the protocol understands: enumerations have
-    /// known values, texts and handles are a few letters, integers are below 65536.
+    /// A source of values that any reader of the protocol accepts. Enumerations have known values,
+    /// texts and handles are a few letters, integers are below 65536.
     pub fn plain(bytes: &'a [u8]) -> Self {
         Self { rest: bytes, plain: true }
     }
@@ -40,7 +39,7 @@ impl<'a> Source<'a> {
         self.plain
     }
 
-    /// The next byte, or 0.
+    /// The next byte, or 0 at the end.
     pub fn byte(&mut self) -> u8 {
         match self.rest.split_first() {
             Some((&b, rest)) => {
@@ -57,7 +56,7 @@ impl<'a> Source<'a> {
         (high | usize::from(self.byte())) % n
     }
 
-    /// An integer: small, all ones, a sign boundary, or any.
+    /// An integer: small, all ones, near a sign boundary, or arbitrary.
     pub fn int(&mut self) -> u64 {
         if self.plain {
             return u64::from(self.byte()) << 8 | u64::from(self.byte());
@@ -71,7 +70,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Bytes, at most `max`: mostly few, at times exactly `max`, at times enough to be taken by
+    /// At most `max` bytes: usually few, sometimes exactly `max`, sometimes enough for a segment by
     /// reference.
     pub fn bytes(&mut self, max: usize) -> Bytes {
         if self.plain {
@@ -86,7 +85,7 @@ impl<'a> Source<'a> {
         (0..len).map(|_| self.byte()).collect()
     }
 
-    /// A list of at most `max` elements: usually up to three.
+    /// A list of at most `max` elements, usually up to three.
     pub fn list<T: Sample>(&mut self, max: usize) -> Vec<T> {
         let n = self.below(4).min(max);
         (0..n).map(|_| T::sample(self)).collect()
@@ -146,8 +145,9 @@ impl<T: Sample, const MAX: usize> Sample for Chain<T, MAX> {
     }
 }
 
-/// Checks that values of `T` survive the wire: encoded and decoded they are equal, nothing is left
-/// over, every shorter message is refused without a panic, and the bytes are a multiple of 4.
+/// Checks that values of `T` survive encoding and decoding. The decoded value must be equal, all
+/// bytes must be used, each shorter message must be refused without a panic, and the length must be
+/// a multiple of 4.
 #[cfg(test)]
 pub(crate) fn round_trip<T: crate::xdr::Xdr + Sample + PartialEq + std::fmt::Debug>() {
     use crate::xdr::{Dec, Enc};
@@ -181,7 +181,8 @@ pub(crate) fn check(property: &dyn Fn(&[u8]) -> Result<(), String>) {
         .unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Derives [`Sample`] and the round-trip test; nothing outside tests and the `sample` feature.
+/// Derives [`Sample`] and the round-trip test. Outside tests and without the `sample` feature this
+/// macro expands to nothing.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! xdr_sample {
@@ -235,7 +236,7 @@ macro_rules! xdr_sample {
     };
 }
 
-/// The round-trip test of one type, named like it.
+/// The round-trip test of one type. It has the type's name.
 #[cfg(test)]
 #[doc(hidden)]
 #[macro_export]
@@ -249,7 +250,7 @@ macro_rules! xdr_round_trip {
     };
 }
 
-/// Nothing: tests exist only in this crate's own test build.
+/// Expands to nothing. The tests exist only in this crate's own test build.
 #[cfg(not(test))]
 #[doc(hidden)]
 #[macro_export]

@@ -1,23 +1,23 @@
-//! XDR (RFC 4506): the one way bytes become values and values become bytes.
+//! XDR (RFC 4506): encoding and decoding of values.
 //!
-//! It knows nothing of RPC or NFS. [`Enc`] is a list of segments: small items are gathered in a
-//! head buffer, large payloads are taken by reference, so a 1 MiB WRITE costs no copy. [`Dec`] is a
-//! cursor over one refcounted buffer: opaque payloads come out as slices of it, so a 1 MiB READ
-//! reply costs no copy either. Every length is checked against its maximum and against the bytes
-//! that remain *before* anything is allocated.
+//! This module has no RPC or NFS types. [`Enc`] is a list of segments. It collects small items in a
+//! head buffer and takes large payloads by reference, so a 1 MiB WRITE is not copied. [`Dec`] is a
+//! cursor over one refcounted buffer. Opaque payloads are slices of that buffer, so a 1 MiB READ
+//! reply is not copied either. The decoder checks every length against its maximum and the
+//! remaining bytes *before* it allocates memory.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use std::fmt;
 
-/// Payloads at least this long become a segment of their own instead of being copied.
-/// Below it, a copy is cheaper than one more iovec.
+/// Payloads of at least this length become a segment of their own. A copy of a shorter payload is
+/// cheaper than one more iovec.
 const SEGMENT_MIN_BYTES: usize = 1024;
 
-/// Upper bound on the memory reserved before the first element of a list was read; longer
-/// lists grow as elements really arrive.
+/// Most elements for which memory is reserved before the first element of a list is read. A longer
+/// list grows as its elements are read.
 const RESERVE_MAX_ITEMS: usize = 64;
 
-/// Why a message could not be decoded. Always the peer's doing.
+/// Why a message could not be decoded. The peer caused the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum XdrError {
     /// The message ends inside a value.
@@ -26,13 +26,13 @@ pub enum XdrError {
     /// A counted item is longer than the protocol allows.
     #[error("length {len} exceeds the maximum of {max}")]
     TooLong {
-        /// Length the peer claims.
+        /// Length in the message.
         len: u64,
-        /// Most the protocol allows here.
+        /// Longest length that the protocol allows.
         max: u64,
     },
-    /// A boolean is neither 0 nor 1, or a union discriminant has no arm.
-    #[error("value {0} is not valid here")]
+    /// A boolean is neither 0 nor 1, or a union has no arm for its discriminant.
+    #[error("value {0} is not valid")]
     Invalid(u32),
     /// Bytes remain after the last value.
     #[error("{0} bytes remain after the end of the message")]
@@ -50,13 +50,13 @@ pub trait Xdr: Sized {
     fn dec(d: &mut Dec<'_>) -> Result<Self>;
 }
 
-/// Encoder: a head buffer plus payloads by reference, in order.
+/// Encoder: a head buffer and payloads by reference, in order.
 #[derive(Default)]
 pub struct Enc {
     done: Vec<Bytes>,
     done_bytes: usize,
     head: BytesMut,
-    /// Inside [`Enc::counted`]: no new segments, so that the length can be patched.
+    /// True inside [`Enc::counted`]: no new segments, so that the length can be patched.
     copy_only: bool,
 }
 
@@ -72,14 +72,14 @@ impl Enc {
         Self { done: Vec::new(), done_bytes: 0, head: BytesMut::with_capacity(256), copy_only: false }
     }
 
-    /// Encodes one value into a message of its own.
+    /// Encodes one value as a whole message.
     pub fn of<T: Xdr>(value: &T) -> Self {
         let mut e = Self::new();
         value.enc(&mut e);
         e
     }
 
-    /// Bytes so far.
+    /// Encoded bytes so far.
     pub fn len(&self) -> usize {
         self.done_bytes + self.head.len()
     }
@@ -104,7 +104,8 @@ impl Enc {
     /// Appends bytes without length or padding (fixed opaque of a multiple of 4, or raw XDR).
     #[inline]
     pub fn raw(&mut self, b: &[u8]) {
-        // Unlike `put_slice`, it is compiled into its caller, where lengths are mostly known.
+        // Unlike `put_slice`, this function is inlined into its caller, where lengths are usually
+        // known.
         self.head.extend_from_slice(b);
     }
 
@@ -115,7 +116,7 @@ impl Enc {
         self.pad(b.len());
     }
 
-    /// Appends variable-length opaque data; long payloads by reference.
+    /// Appends variable-length opaque data. Long payloads are appended by reference.
     pub fn opaque(&mut self, b: &Bytes) {
         self.u32(b.len() as u32);
         if b.len() >= SEGMENT_MIN_BYTES && !self.copy_only {
@@ -141,7 +142,7 @@ impl Enc {
         self.done.push(segment);
     }
 
-    /// Appends another message's bytes, keeping its segments.
+    /// Appends another message and keeps its segments.
     pub fn append(&mut self, other: Enc) {
         if other.done.is_empty() || self.copy_only {
             other.done.iter().for_each(|b| self.head.put_slice(b));
@@ -154,8 +155,8 @@ impl Enc {
         self.head = other.head;
     }
 
-    /// Appends the output of `f` as variable-length opaque data, its length before it. Everything
-    /// in it is copied, so this is for small structured items (attribute lists), not for payloads.
+    /// Appends the output of `f` as variable-length opaque data with its length. The output is
+    /// copied, so this method is for small structured items (attribute lists) and not for payloads.
     pub fn counted(&mut self, f: impl FnOnce(&mut Self)) {
         let at = self.len();
         self.u32(0);
@@ -167,9 +168,9 @@ impl Enc {
         self.pad(len);
     }
 
-    /// Overwrites 4 bytes at `at`, which must still be in the head buffer: for counts and lengths
-    /// known only afterwards. `at` is a value of [`Enc::len`] taken before the placeholder, and no
-    /// segment may have been added since.
+    /// Overwrites 4 bytes at `at`, for counts and lengths that are known later. `at` is a value of
+    /// [`Enc::len`] from before the placeholder. It must still be in the head buffer: no segment
+    /// may have been added since.
     pub fn patch_u32(&mut self, at: usize, v: u32) {
         let at = at.checked_sub(self.done_bytes).expect("patch position is in the head buffer");
         self.head[at..at + 4].copy_from_slice(&v.to_be_bytes());
@@ -181,7 +182,7 @@ impl Enc {
         self.done
     }
 
-    /// The message as one buffer (copies when there is more than one segment).
+    /// The message as one buffer. Several segments are copied into one.
     pub fn to_bytes(self) -> Bytes {
         let mut segments = self.finish();
         match segments.len() {
@@ -214,12 +215,12 @@ pub struct Dec<'a> {
 }
 
 impl<'a> Dec<'a> {
-    /// Starts at the beginning of `buf`.
+    /// A decoder at the beginning of `buf`.
     pub fn new(buf: &'a Bytes) -> Self {
         Self { buf, pos: 0, end: buf.len() }
     }
 
-    /// Decodes exactly one value from the whole of `buf`; bytes left over are an error.
+    /// Decodes exactly one value from the whole of `buf`. Remaining bytes are an error.
     pub fn all<T: Xdr>(buf: &'a Bytes) -> Result<T> {
         let mut d = Self::new(buf);
         let v = T::dec(&mut d)?;
@@ -237,7 +238,7 @@ impl<'a> Dec<'a> {
         self.pos
     }
 
-    /// Fails when bytes are left over.
+    /// Fails if bytes remain.
     pub fn finish(&self) -> Result<()> {
         match self.remaining() {
             0 => Ok(()),
@@ -245,7 +246,7 @@ impl<'a> Dec<'a> {
         }
     }
 
-    /// The unread rest, as a slice of the message.
+    /// The unread bytes, as a slice of the message.
     pub fn rest(&mut self) -> Bytes {
         let b = self.buf.slice(self.pos..self.end);
         self.pos = self.end;
@@ -263,7 +264,7 @@ impl<'a> Dec<'a> {
         Ok((u64::from(self.u32()?) << 32) | u64::from(self.u32()?))
     }
 
-    /// Reads a boolean; anything but 0 and 1 is an error.
+    /// Reads a boolean. Values other than 0 and 1 are an error.
     pub fn bool(&mut self) -> Result<bool> {
         match self.u32()? {
             0 => Ok(false),
@@ -290,8 +291,8 @@ impl<'a> Dec<'a> {
         Ok(out)
     }
 
-    /// Reads variable-length opaque data of at most `max` bytes that holds XDR itself: the result
-    /// reads it in place and ends where it ends.
+    /// Reads variable-length opaque data of at most `max` bytes that contains XDR. The returned
+    /// decoder reads the data in place and ends at its end.
     pub fn nested(&mut self, max: usize) -> Result<Dec<'a>> {
         let len = self.len(max)?;
         let inner = Dec { buf: self.buf, pos: self.pos, end: self.pos + len };
@@ -332,8 +333,8 @@ impl<'a> Dec<'a> {
         Ok(b)
     }
 
-    /// Its bytes should be zero (RFC 4506 section 3) and mean nothing: Linux 6.1's server leaves
-    /// older bytes behind the values of extended attributes.
+    /// Skips padding without a check. Padding should be zero (RFC 4506 section 3), but Linux 6.1's
+    /// server leaves old bytes after the values of extended attributes.
     fn padding(&mut self, len: usize) -> Result<()> {
         self.take(len.wrapping_neg() & 3).map(|_| ())
     }
@@ -427,12 +428,12 @@ impl<T: Xdr> Xdr for Option<T> {
 }
 
 /// Variable-length opaque data or string of at most `MAX` bytes (`opaque x<MAX>`). XDR strings are
-/// bytes too: file names have no encoding.
+/// bytes too, because file names have no encoding.
 #[derive(Clone, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct Opaque<const MAX: usize>(pub Bytes);
 
 impl<const MAX: usize> Opaque<MAX> {
-    /// Copies `b`.
+    /// Makes a copy of `b`.
     pub fn copy(b: &[u8]) -> Self {
         Self(Bytes::copy_from_slice(b))
     }
@@ -515,7 +516,7 @@ impl<T: Xdr, const MAX: usize> Xdr for List<T, MAX> {
     }
 }
 
-/// Linked list (`struct { T v; entry *next; }`), as READDIR and the MOUNT lists use.
+/// Linked list (`struct { T v; entry *next; }`), used by READDIR and MOUNT.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Chain<T, const MAX: usize>(pub Vec<T>);
 
@@ -558,8 +559,8 @@ impl<T: Xdr, const MAX: usize> Xdr for Chain<T, MAX> {
 /// hither_proto::xdr_struct! {
 ///     /// A point.
 ///     #[derive(Copy)]
-///     pub struct Point { /// Across.
-///         pub x: u32, /// Down.
+///     pub struct Point { /// Horizontal.
+///         pub x: u32, /// Vertical.
 ///         pub y: u32 }
 /// }
 /// ```
@@ -580,13 +581,13 @@ macro_rules! xdr_struct {
     )*};
 }
 
-/// Declares an enumeration as a named integer, so that values unknown to us survive.
+/// Declares an enumeration as a named integer, so that unknown values are kept.
 ///
 /// ```
 /// hither_proto::xdr_enum! {
 ///     /// A colour.
-///     pub enum Colour { /// Like blood.
-///         RED = 1, /// Like grass.
+///     pub enum Colour { /// The first colour.
+///         RED = 1, /// The second colour.
 ///         GREEN = 2 }
 /// }
 /// assert_eq!(format!("{:?} {:?}", Colour::RED, Colour(7)), "RED Colour(7)");
@@ -600,9 +601,9 @@ macro_rules! xdr_enum {
         #[allow(missing_docs)]
         impl $name {
             $($(#[$vm])* pub const $v: Self = Self($n);)*
-            /// Every value that has a name.
+            /// All named values.
             pub const VALUES: &'static [Self] = &[$(Self::$v),*];
-            /// The value's name in the protocol, when it has one.
+            /// The value's name in the protocol, if it has one.
             pub fn name(self) -> Option<&'static str> {
                 #[allow(unreachable_patterns)]
                 match self { $(Self::$v => Some(stringify!($v)),)* _ => None }
@@ -625,15 +626,15 @@ macro_rules! xdr_enum {
 }
 
 /// Declares a discriminated union. Each arm has its discriminant as a `u32` constant and at most
-/// one value; `else` names the default arm, which carries nothing but its discriminant. Without it
-/// an unlisted discriminant is an error.
+/// one value. `else` names the default arm, which contains only its discriminant. Without a default
+/// arm an unlisted discriminant is an error.
 ///
 /// ```
 /// use hither_proto::xdr::{Dec, Enc};
 /// hither_proto::xdr_union! {
 ///     /// A shape.
 ///     pub enum Shape else Other { /// Its radius.
-///         Circle(u32) = 1, /// Nothing to say.
+///         Circle(u32) = 1, /// No value.
 ///         Empty = 2 }
 /// }
 /// let wire = Enc::of(&Shape::Circle(5)).to_bytes();
@@ -650,11 +651,11 @@ macro_rules! xdr_union {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum $name {
             $($(#[$vm])* $v $(($t))?,)*
-            $(/// Any other discriminant; nothing follows it.
+            $(/// Any other discriminant. No value follows.
             $other(u32),)?
         }
         impl $name {
-            /// The number that selects this arm on the wire.
+            /// The number of this arm on the wire.
             pub fn discriminant(&self) -> u32 {
                 match self {
                     $(Self::$v $(($crate::xdr_union!(@ignore $t)))? => $n,)*

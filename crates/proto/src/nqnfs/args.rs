@@ -4,7 +4,7 @@
 use super::*;
 
 xdr_struct! {
-    /// NULL takes nothing.
+    /// Arguments of NULL (none).
     #[derive(Copy, Default)]
     pub struct NullArgs {}
 
@@ -28,7 +28,7 @@ xdr_struct! {
 
     /// LOOKUP (`lookup_diropargs`).
     pub struct LookupArgs {
-        /// Seconds of the lease for the found objects; 0 for none.
+        /// Term of the lease on the found object in seconds; 0 for none.
         pub duration: u32,
         /// The directory.
         pub dir: Fh,
@@ -48,7 +48,7 @@ xdr_struct! {
         pub file: Fh,
         /// First byte.
         pub offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         pub count: u32,
     }
 
@@ -60,11 +60,11 @@ xdr_struct! {
     pub struct WriteArgs {
         /// The file.
         pub file: Fh,
-        /// First byte; of no meaning when appending.
+        /// First byte; ignored when appending.
         pub offset: u64,
-        /// At the end of the file, wherever that is when the call is executed.
+        /// Append at the end of the file at the time of execution.
         pub append: bool,
-        /// The bytes.
+        /// The data.
         pub data: Nfsdata,
     }
 
@@ -72,7 +72,7 @@ xdr_struct! {
     pub struct CreateArgs {
         /// Directory and name.
         pub r#where: Diropargs,
-        /// First attributes.
+        /// Attributes of the new file.
         pub attributes: Sattr,
     }
 
@@ -100,9 +100,9 @@ xdr_struct! {
     pub struct SymlinkArgs {
         /// Directory and name.
         pub from: Diropargs,
-        /// Its target.
+        /// Target of the new link.
         pub to: Path,
-        /// First attributes.
+        /// Attributes of the new link.
         pub attributes: Sattr,
     }
 
@@ -110,7 +110,7 @@ xdr_struct! {
     pub struct MkdirArgs {
         /// Directory and name.
         pub r#where: Diropargs,
-        /// First attributes.
+        /// Attributes of the new directory.
         pub attributes: Sattr,
     }
 
@@ -123,7 +123,7 @@ xdr_struct! {
     pub struct ReaddirArgs {
         /// The directory.
         pub dir: Fh,
-        /// Where to go on; 0 at the beginning.
+        /// Cookie of the last entry; 0 at the beginning.
         pub cookie: u32,
         /// Most bytes of the reply.
         pub count: u32,
@@ -139,11 +139,11 @@ xdr_struct! {
     pub struct ReaddirlookArgs {
         /// The directory.
         pub file: Fh,
-        /// Where to go on; 0 at the beginning.
+        /// Cookie of the last entry; 0 at the beginning.
         pub cookie: u32,
         /// Most bytes of the reply.
         pub cnt: u32,
-        /// Seconds of the leases to get for the entries; 0 for none.
+        /// Term of the leases on the entries in seconds; 0 for none.
         pub duration: u32,
     }
 
@@ -154,7 +154,7 @@ xdr_struct! {
         pub file: Fh,
         /// Kind of the lease.
         pub rw: Cachetype,
-        /// Seconds.
+        /// Term in seconds.
         pub duration: u32,
     }
 
@@ -173,24 +173,24 @@ xdr_struct! {
     pub struct AccessArgs {
         /// The file.
         pub file: Fh,
-        /// To read it.
+        /// Check read access.
         pub read: bool,
-        /// To write it.
+        /// Check write access.
         pub write: bool,
-        /// To execute or search it.
+        /// Check execute or search access.
         pub exec: bool,
     }
 
-    /// HELLO. Without it a connection is a client of its own.
+    /// HELLO. Without it each connection counts as a separate client.
     #[derive(Copy)]
     pub struct HelloArgs {
-        /// One incarnation of a client, by a number made at random: all connections from one
-        /// address with the same number are its own, those that take the place of lost ones
-        /// included.
+        /// A random number that identifies one instance of a client. All connections from one
+        /// address with the same number belong to that client, including those that replace lost
+        /// ones.
         pub client: u64,
-        /// Longest handle that it takes, in bytes on the wire: 32 or 64.
+        /// Longest handle that the client accepts, in bytes on the wire: 32 or 64.
         pub fh_max: u32,
-        /// Longest READ and WRITE that it would like, in bytes.
+        /// Preferred longest READ and WRITE, in bytes.
         pub transfer_max: u32,
     }
 }

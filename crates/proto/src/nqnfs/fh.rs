@@ -1,34 +1,34 @@
-//! File handles: 32 bytes that only their server understands, and the extension that makes longer
-//! ones.
+//! Filehandles: 32 bytes that are opaque to the client, and an extension for longer handles.
 //!
-//! RFC 1094 has room for 32 bytes. A server whose own handles are shorter than that puts them in
-//! front, zeros behind and the length in the last byte ([`Fh::pack`]). One whose handles are longer
-//! may send two such fields, one behind the other, to clients that have said in HELLO that they
-//! know it: the first ends in [`MORE`], by which a reader knows that another follows. A handle of a
-//! server that knows nothing of this ends like that by chance once in 2^40.
+//! RFC 1094 allows 32 bytes. A server with shorter handles sends the handle, zeros, and the length
+//! in the last byte ([`Fh::pack`]). A server with longer handles may send two such fields in
+//! sequence, to clients that announced support in HELLO. The first field ends in [`MORE`], which
+//! tells the reader that a second field follows. A handle of a server without this extension ends
+//! like that by chance once in 2^40.
 
 use super::FH_BYTES;
 use crate::xdr::{Dec, Enc, Result, Xdr};
 
-/// End of the first field of a long handle.
+/// The end of a long handle's first field.
 const MORE: [u8; 5] = *b"+more";
-/// Bytes of a handle in the first field of two.
+/// Bytes of a long handle in its first field.
 const HEAD_BYTES: usize = FH_BYTES - MORE.len();
-/// Longest handle of a server in one field.
+/// Longest server handle in one field.
 pub const SHORT_MAX_BYTES: usize = FH_BYTES - 1;
-/// Longest handle of a server in two fields.
+/// Longest server handle in two fields.
 pub const LONG_MAX_BYTES: usize = HEAD_BYTES + SHORT_MAX_BYTES;
 
 /// File handle (`fhandle`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fh {
     first: [u8; FH_BYTES],
-    /// There is one exactly when `first` ends in [`MORE`].
+    /// `Some` exactly when `first` ends in [`MORE`].
     second: Option<[u8; FH_BYTES]>,
 }
 
 impl Fh {
-    /// The handle on the wire of a server's own; `None` when it is longer than [`LONG_MAX_BYTES`].
+    /// The wire form of a server's handle. `None` when the handle is longer than
+    /// [`LONG_MAX_BYTES`].
     pub fn pack(own: &[u8]) -> Option<Self> {
         let field = |part: &[u8]| {
             let mut field = [0; FH_BYTES];
@@ -47,7 +47,7 @@ impl Fh {
         Some(Self { first, second: Some(second) })
     }
 
-    /// The server's own handle; `None` when [`Fh::pack`] did not make this.
+    /// The server's handle. `None` when this value is not a result of [`Fh::pack`].
     pub fn unpack(&self) -> Option<Vec<u8>> {
         let mut own = Vec::with_capacity(LONG_MAX_BYTES);
         let field = match &self.second {
@@ -59,26 +59,26 @@ impl Fh {
         };
         let len = usize::from(field[SHORT_MAX_BYTES]).checked_sub(own.len())?;
         own.extend_from_slice(field[..SHORT_MAX_BYTES].get(..len)?);
-        // One handle, one form.
+        // Each handle has exactly one wire form.
         (Self::pack(&own).as_ref() == Some(self)).then_some(own)
     }
 
-    /// Whether it is longer than RFC 1094 has it.
+    /// Whether the handle is longer than RFC 1094 allows.
     pub fn is_long(&self) -> bool {
         self.second.is_some()
     }
 
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     pub fn wire_bytes(&self) -> usize {
         if self.is_long() { 2 * FH_BYTES } else { FH_BYTES }
     }
 
-    /// All bytes of it, for callers that must not look inside.
+    /// All bytes of the handle, for callers that treat it as opaque.
     pub fn bytes(&self) -> Vec<u8> {
         [&self.first[..], self.second.as_ref().map_or(&[], |s| &s[..])].concat()
     }
 
-    /// The bytes that [`Fh::bytes`] gave.
+    /// The inverse of [`Fh::bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (first, rest) = bytes.split_first_chunk()?;
         match (first.ends_with(&MORE), rest) {
@@ -142,10 +142,11 @@ mod tests {
         assert_eq!(Fh::pack(&[1; LONG_MAX_BYTES + 1]), None);
     }
 
+    /// `unpack` refuses bytes that `pack` did not produce.
     #[test]
     fn what_was_not_packed_is_not_unpacked() {
         for wire in [[0xaa; FH_BYTES], [0; FH_BYTES].map(|_| 31u8), {
-            // Something behind the end.
+            // A byte after the end of the handle.
             let mut fh = [0; FH_BYTES];
             (fh[5], fh[31]) = (1, 3);
             fh

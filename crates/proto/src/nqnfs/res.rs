@@ -8,9 +8,9 @@ xdr_struct! {
     pub struct LookupOk {
         /// The lease on the found object.
         pub lookup_lease: LeaseReply,
-        /// Its handle.
+        /// Handle of the object.
         pub file: Fh,
-        /// Its attributes.
+        /// Attributes of the object.
         pub attr: Fattr,
     }
 
@@ -18,7 +18,7 @@ xdr_struct! {
     pub struct ReadOk {
         /// Attributes of the file.
         pub attributes: Fattr,
-        /// The bytes; fewer than asked for at the end of the file.
+        /// The data, shorter than requested at the end of the file.
         pub data: Nfsdata,
     }
 
@@ -27,7 +27,7 @@ xdr_struct! {
     pub struct DiropOk {
         /// Handle of the new object.
         pub file: Fh,
-        /// Its attributes.
+        /// Attributes of the new object.
         pub attributes: Fattr,
     }
 
@@ -43,9 +43,9 @@ xdr_struct! {
     pub struct Entry {
         /// Number of the file.
         pub fileid: u32,
-        /// Its name.
+        /// Name of the entry.
         pub name: Filename,
-        /// Goes on behind it.
+        /// Position after this entry.
         pub cookie: u32,
     }
 
@@ -56,15 +56,15 @@ xdr_struct! {
         pub tsize: u32,
         /// Bytes of a block.
         pub bsize: u32,
-        /// Blocks in all.
+        /// Total blocks.
         pub blocks: u32,
         /// Free blocks.
         pub bfree: u32,
-        /// Free blocks that users may use.
+        /// Free blocks for unprivileged users.
         pub bavail: u32,
-        /// Files in all.
+        /// Total files.
         pub files: u32,
-        /// Files that can be created.
+        /// Files that can still be created.
         pub files_free: u32,
     }
 
@@ -78,21 +78,21 @@ xdr_struct! {
 
     /// A directory entry with handle, attributes and lease (`entry` of the paper).
     pub struct EntryLook {
-        /// Not 0 for a caching lease.
+        /// Nonzero for a caching lease.
         pub cachable: u32,
-        /// Seconds of the lease; 0 for none.
+        /// Term of the lease in seconds; 0 for none.
         pub duration: u32,
         /// The file's modify revision.
         pub rev: Modifyrev,
-        /// Its handle.
+        /// Handle of the file.
         pub entry_fh: Fh,
-        /// Its attributes.
+        /// Attributes of the file.
         pub entry_attrib: Fattr,
-        /// Its number.
+        /// Number of the file.
         pub fid: u32,
-        /// Its name.
+        /// Name of the entry.
         pub name: Filename,
-        /// Goes on behind it.
+        /// Position after this entry.
         pub cookie: u32,
     }
 
@@ -101,18 +101,18 @@ xdr_struct! {
     pub struct GetleaseOk {
         /// False for a non-caching lease.
         pub cachable: bool,
-        /// Seconds from when it was issued.
+        /// Seconds from the issue of the lease.
         pub duration: u32,
         /// The file's modify revision.
         pub rev: Modifyrev,
-        /// Its attributes.
+        /// Attributes of the file.
         pub attr: Fattr,
     }
 
     /// HELLO succeeded.
     #[derive(Copy)]
     pub struct HelloOk {
-        /// Another number in each life of the server.
+        /// Number of the server's instance. It differs after each restart.
         pub server: u64,
         /// Longest handle that this server sends to the client, in bytes on the wire.
         pub fh_max: u32,

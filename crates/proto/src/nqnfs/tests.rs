@@ -1,4 +1,4 @@
-//! The promises of NQNFS messages: the bytes of the paper's appendix.
+//! Tests of NQNFS messages against the bytes of the paper's appendix.
 
 use super::*;
 use crate::rpc::Procedure;
@@ -45,10 +45,11 @@ fn attributes() -> Fattr {
     }
 }
 
-/// [`attributes`] on the wire: 92 bytes.
+/// The wire form of [`attributes`]: 92 bytes.
 const ATTRIBUTES: [u32; 23] =
     [1, 0o100_644, 1, 1000, 100, 1, 2, 8192, 0, 1, 4096, 7, 77, 1, 2, 3, 4, 5, 6, 8, 9, 2, 3];
 
+/// Every NQNFS call and reply equals its decoded encoding.
 #[test]
 fn every_call_and_reply_survives_the_wire() {
     check(&|bytes| {
@@ -85,6 +86,7 @@ fn procedures_have_their_numbers() {
     assert_eq!([Stat::EXPIRED.0, Stat::TRYLATER.0, Stat::AUTHERR.0], [500, 501, 502]);
 }
 
+/// Attributes have the bytes of the paper's appendix.
 #[test]
 fn attributes_have_the_bytes_of_the_paper() {
     both_ways(&attributes(), &words(ATTRIBUTES).into());
@@ -93,6 +95,7 @@ fn attributes_have_the_bytes_of_the_paper() {
     both_ways(&set, &words([0o600, no, no, 1, 0, no, no, no, no, no, no]).into());
 }
 
+/// Calls begin with their lease request and then have the bytes of the paper's appendix.
 #[test]
 fn calls_begin_with_the_lease_they_ask_for() {
     let args = ReadArgs { file: *FH, offset: 1 << 33, count: 512 };
@@ -113,11 +116,12 @@ fn calls_begin_with_the_lease_they_ask_for() {
     let access = AccessArgs { file: *FH, read: true, write: false, exec: true };
     both_ways(&Asking::nothing(access), &wire(&[&words([0]), &FH_WIRE, &words([1, 0, 1])]));
     both_ways(&Asking::nothing(VacatedArgs { file: *FH }), &wire(&[&words([0]), &FH_WIRE]));
-    // An eviction is no question, so nothing is asked along with it.
+    // EVICTED has no lease request.
     both_ways(&EvictedArgs { file: *FH }, &wire(&[&FH_WIRE]));
     both_ways(&NullArgs {}, &Bytes::new());
 }
 
+/// Successful replies have the lease answer after the status.
 #[test]
 fn replies_have_the_lease_behind_the_status() {
     let a = words(ATTRIBUTES);
@@ -138,6 +142,7 @@ fn replies_have_the_lease_behind_the_status() {
     both_ways(&Res::Ok(LeaseReply::None, full), &words([0, 0, 8192, 512, 1, 2, 3, 4, 5]).into());
 }
 
+/// READDIR and READDIRLOOK results have the bytes of the paper's appendix.
 #[test]
 fn directories_have_the_bytes_of_the_paper() {
     let entry = EntryLook {
@@ -159,6 +164,7 @@ fn directories_have_the_bytes_of_the_paper() {
     both_ways(&Res::Ok(LeaseReply::None, list), &words([0, 0, 1, 77, 1, 0x6600_0000, 78, 0, 0]).into());
 }
 
+/// A failure consists of its status only.
 #[test]
 fn failures_carry_nothing_but_their_status() {
     both_ways(&Res::<Fattr>::Err(Stat::TRYLATER), &words([501]).into());
@@ -172,6 +178,8 @@ fn failures_carry_nothing_but_their_status() {
     );
 }
 
+/// The decoder refuses values over their limits and lengths beyond the received bytes. A small
+/// message therefore cannot make it allocate much memory.
 #[test]
 fn a_peer_cannot_make_few_bytes_into_much_memory() {
     let name = wire(&[&words([0, 0]), &FH_WIRE, &words([256]), &[0; 256]]);

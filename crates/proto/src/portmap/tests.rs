@@ -1,5 +1,4 @@
-//! The promises of portmap and rpcbind messages: the bytes of RFC 1833 and the addresses of RFC
-//! 5665.
+//! Tests of portmap and rpcbind messages (RFC 1833) and universal addresses (RFC 5665).
 
 use super::*;
 use crate::rpc::Procedure;
@@ -18,6 +17,7 @@ fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &[u8]) {
     assert_eq!(&Dec::all::<T>(&expected).unwrap(), value);
 }
 
+/// Every portmap and rpcbind call and reply equals its decoded encoding.
 #[test]
 fn every_call_and_reply_survives_the_wire() {
     macro_rules! round {
@@ -41,6 +41,7 @@ fn every_call_and_reply_survives_the_wire() {
     });
 }
 
+/// GETPORT's arguments and the list of DUMP have the bytes of RFC 1833.
 #[test]
 fn getport_has_the_bytes_of_the_rfc() {
     let mapping = Mapping { prog: 100_003, vers: 3, prot: IPPROTO_TCP, port: 0 };
@@ -50,6 +51,7 @@ fn getport_has_the_bytes_of_the_rfc() {
     both_ways(&list, &words(&[1, 100_003, 3, 6, 0, 1, 100_003, 3, 6, 2049, 0]));
 }
 
+/// GETADDR's arguments have the bytes of RFC 1833.
 #[test]
 fn getaddr_has_the_bytes_of_the_rfc() {
     let query = RpcbindGetaddr { rpcb: Rpcb::query(100_005, 3, "tcp6") };
@@ -72,6 +74,7 @@ fn universal_addresses_of_the_rfc() {
     }
 }
 
+/// `parse_universal` refuses texts that are not universal addresses.
 #[test]
 fn what_is_no_universal_address_is_none() {
     let long = "1.".repeat(100);

@@ -1,5 +1,5 @@
-//! The promises of record marking: any cutting of the stream gives the same records, payloads stay
-//! in place, and no peer can make the reader grow or loop without end.
+//! Tests of record marking: any cuts of the stream give the same records, payloads are received in
+//! place, and memory and work stay bounded.
 
 use super::*;
 use proptest::prelude::*;
@@ -23,6 +23,7 @@ fn read_all(reader: &mut Reader, mut input: &[u8]) -> Result<Vec<Bytes>, RecordE
 }
 
 proptest! {
+    /// The reader returns the same records for any fragment length and any cuts of the stream.
     #[test]
     fn any_fragments_and_any_cuts_give_the_same_records(
         records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
@@ -47,6 +48,7 @@ proptest! {
     }
 }
 
+/// A frame is the record mark and the message's segments by reference.
 #[test]
 fn a_frame_is_a_mark_and_the_message_by_reference() {
     let payload = Bytes::from(vec![5u8; 5000]);
@@ -58,7 +60,7 @@ fn a_frame_is_a_mark_and_the_message_by_reference() {
     assert_eq!(frame(Enc::new()), [Bytes::copy_from_slice(&mark(0, true))]);
 }
 
-/// A socket that delivers `chunk` bytes at most per read, as `read_buf` would.
+/// Simulates a socket that delivers at most `chunk` bytes per `read_buf`.
 fn receive(reader: &mut Reader, stream: &[u8], chunk: usize) -> Vec<(Bytes, usize)> {
     let mut rest = stream;
     let mut records = Vec::new();
@@ -77,6 +79,7 @@ fn receive(reader: &mut Reader, stream: &[u8], chunk: usize) -> Vec<(Bytes, usiz
     records
 }
 
+/// A large reply is received in place: after the first read its buffer does not move.
 #[test]
 fn a_large_reply_is_received_in_place() {
     let body: Vec<u8> = (0..1 << 20).map(|i| i as u8).collect();
@@ -94,7 +97,7 @@ fn a_large_reply_is_received_in_place() {
             assert_eq!(place, Some(record.as_ptr()), "the record moved while it arrived");
             break;
         }
-        // Behind the first read, which came before the length was known, nothing moves any more.
+        // After the first read the length is known, and the buffer does not move.
         if n == 100_000 {
             place.get_or_insert(reader.buf.as_ptr());
             assert_eq!(place, Some(reader.buf.as_ptr()));
@@ -102,6 +105,7 @@ fn a_large_reply_is_received_in_place() {
     }
 }
 
+/// A large reply takes two reads if all its bytes have arrived.
 #[test]
 fn a_large_reply_takes_two_reads_when_all_of_it_is_there() {
     let stream = frame(message(&vec![1; 1 << 20])).concat();
@@ -110,6 +114,7 @@ fn a_large_reply_takes_two_reads_when_all_of_it_is_there() {
     assert_eq!(reads, [2]);
 }
 
+/// One read receives fifty small replies.
 #[test]
 fn many_small_replies_come_in_one_read() {
     let stream: Vec<u8> = (0..50u8).flat_map(|i| frame(message(&[i; 200])).concat()).collect();
@@ -119,6 +124,7 @@ fn many_small_replies_come_in_one_read() {
     assert_eq!(reads.len(), 50);
 }
 
+/// The reader reuses the memory of dropped records.
 #[test]
 fn memory_of_records_that_are_gone_is_used_again() {
     let mut reader = Reader::new(Limits::default());
@@ -137,12 +143,13 @@ fn a_claimed_length_is_not_allocated() {
     let room = reader.space().remaining_mut();
     assert!(room <= TRUST_BYTES);
     assert!(reader.buf.capacity() <= TRUST_BYTES + READ_AHEAD_BYTES);
-    // As data arrives, the buffer follows it.
+    // The buffer grows as data arrives.
     let data = vec![0; 5 << 20];
     assert_eq!(read_all(&mut reader, &data), Ok(vec![]));
     assert!(reader.buf.capacity() <= 4 * data.len());
 }
 
+/// A record over the limit is refused when its mark arrives.
 #[test]
 fn a_record_beyond_the_limit_is_refused_when_announced() {
     let limits = Limits { record_max_bytes: 100, fragments_max: 10 };
@@ -165,6 +172,7 @@ fn endless_empty_fragments_end() {
     assert_eq!(read_all(&mut Reader::new(limits), &ten), Ok(vec![Bytes::new(); 3]));
 }
 
+/// A stream that ends inside a record is not between records.
 #[test]
 fn a_stream_that_ends_inside_a_record_is_not_at_its_end() {
     let mut reader = Reader::new(Limits::default());
@@ -177,9 +185,10 @@ fn a_stream_that_ends_inside_a_record_is_not_at_its_end() {
     assert!(reader.is_between_records());
 }
 
+/// Many fragments of 4000 bytes move the buffer only a few times.
 #[test]
 fn many_fragments_cost_no_more_than_their_bytes() {
-    // 4000-byte fragments, as old RPC libraries send; the buffer doubles, so it moves a few times.
+    // Old RPC libraries send fragments of 4000 bytes. The buffer doubles, so it moves a few times.
     let body: Vec<u8> = (0..3 << 20).map(|i| (i / 7) as u8).collect();
     let stream = frame_in(message(&body), 4000).concat();
     let mut reader = Reader::new(Limits::default());

@@ -1,12 +1,12 @@
-//! Programs and their procedures: one declaration gives numbers, typed calls, and enums of all
+//! Programs and their procedures. One declaration gives numbers, typed calls, and enums of all
 //! calls and all replies.
 //!
-//! It knows no program. A client calls through [`Procedure`], which ties the arguments to the
-//! results; a server and a tool that reads traffic go through the enums.
+//! This module has no programs. A client calls through [`Procedure`], which connects the arguments
+//! to the results. A server and a traffic analyser use the enums.
 
 use crate::xdr::Xdr;
 
-/// The arguments of one procedure, which name the procedure and its results.
+/// The arguments of one procedure. Their type determines the procedure and its results.
 pub trait Procedure: Xdr {
     /// Program number.
     const PROG: u32;
@@ -14,9 +14,9 @@ pub trait Procedure: Xdr {
     const VERS: u32;
     /// Procedure number.
     const PROC: u32;
-    /// Its name in the RFC, for counters and traces.
+    /// Name of the procedure in the RFC, for counters and traces.
     const NAME: &'static str;
-    /// The results.
+    /// Type of the results.
     type Reply: Xdr;
 }
 
@@ -56,22 +56,22 @@ macro_rules! rpc_program {
     };
     (@codec $any:ident, $proc:ident, { $($name:ident = $v:ident),* }) => {
         impl $any {
-            /// The procedure.
+            /// The procedure of the call or reply.
             pub fn procedure(&self) -> $proc {
                 match self { $(Self::$v(_) => $proc::$name),* }
             }
-            /// Reads the arguments of `procedure` from the whole of `body`; `None` when there is no
-            /// such procedure.
+            /// Reads the arguments of `procedure` from the whole of `body`. `None` for an unknown
+            /// procedure.
             ///
             /// # Errors
-            /// The bytes are malformed, or more follow.
+            /// The bytes are malformed, or bytes remain.
             pub fn decode(procedure: $proc, body: &bytes::Bytes) -> $crate::xdr::Result<Option<Self>> {
                 Ok(Some(match procedure {
                     $($proc::$name => Self::$v($crate::xdr::Dec::all(body)?),)*
                     _ => return Ok(None),
                 }))
             }
-            /// Appends it, without the procedure number, which is in the RPC header.
+            /// Appends the value without the procedure number, which is in the RPC header.
             pub fn encode(&self, e: &mut $crate::xdr::Enc) {
                 match self { $(Self::$v(v) => $crate::xdr::Xdr::enc(v, e)),* }
             }

@@ -1,4 +1,4 @@
-//! The promises of RPC headers: the bytes of RFC 5531, and no loss of a peer's bytes.
+//! Tests of RPC headers against the bytes of RFC 5531.
 
 use super::*;
 
@@ -6,6 +6,7 @@ fn words(w: &[u32]) -> Bytes {
     w.iter().flat_map(|v| v.to_be_bytes()).collect()
 }
 
+/// A call has the bytes of RFC 5531, and its decoded body is a slice of the message.
 #[test]
 fn a_call_has_the_bytes_of_the_rfc() {
     let sys =
@@ -44,6 +45,7 @@ fn a_call_has_the_bytes_of_the_rfc() {
     assert_eq!(h.begin().to_bytes(), wire.slice(..wire.len() - 4));
 }
 
+/// Reply headers have the bytes of RFC 5531.
 #[test]
 fn replies_have_the_bytes_of_the_rfc() {
     let range = VersionRange { low: 2, high: 4 };
@@ -67,11 +69,13 @@ fn replies_have_the_bytes_of_the_rfc() {
     }
 }
 
+/// A call in another RPC version is decoded with its xid, so that the server can answer it.
 #[test]
 fn another_rpc_version_keeps_its_xid_for_the_answer() {
     assert_eq!(decode_message(&words(&[5, 0, 3])), Ok(Message::UnknownVersion { xid: 5, version: 3 }));
 }
 
+/// A message with a wrong type, a short message and an overlong credential are refused.
 #[test]
 fn what_is_not_rpc_is_refused() {
     assert_eq!(decode_message(&words(&[5, 2, 2])), Err(XdrError::Invalid(2)));
@@ -80,6 +84,7 @@ fn what_is_not_rpc_is_refused() {
     assert_eq!(decode_message(&long), Err(XdrError::TooLong { len: 404, max: 400 }));
 }
 
+/// A malformed AUTH_SYS body is an error and does not count as another flavor.
 #[test]
 fn a_bad_auth_sys_body_is_an_error_not_another_flavor() {
     let bad = OpaqueAuth { flavor: AuthFlavor::SYS, body: Opaque(words(&[1, 0, 1, 1, 17])) };

@@ -1,4 +1,4 @@
-//! The promises of the codec: round trips, bounds before allocation, payloads without copies.
+//! Tests of the codec: round trips, bounds before allocation, payloads without copies.
 
 use super::*;
 use proptest::prelude::*;
@@ -64,7 +64,7 @@ fn odd_values_are_refused() {
     );
 }
 
-/// Servers are known to leave garbage there.
+/// The decoder ignores padding, because some servers leave old bytes in it.
 #[test]
 fn padding_means_nothing() {
     let message = Bytes::from_static(&[0, 0, 0, 1, 9, 7, 7, 1, 5, 6, 7, 8, 0, 0, 0, 2]);
@@ -90,16 +90,17 @@ mod union {
             pub b: u64 }
     }
     crate::xdr_union! {
-        /// With a default arm.
+        /// A union with a default arm.
         pub enum Open else Other { /// A pair.
             Pair(Pair) = Kind::ONE.0, /// Nothing.
             Nothing = Kind::TWO.0 }
-        /// Without one.
+        /// A union without a default arm.
         pub enum Closed { /// A flag.
             Flag(bool) = 0, /// Boxed.
             Boxed(Box<Pair>) = 1 }
     }
 
+    /// An unknown discriminant becomes the default arm, or an error if there is none.
     #[test]
     fn arms_without_a_name_survive_or_fail() {
         let wire = Enc::of(&7u32).to_bytes();

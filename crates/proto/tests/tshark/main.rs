@@ -1,10 +1,10 @@
-//! Another reader of the same bytes must see the same values: Wireshark's dissectors judge our
-//! encoding, for every procedure, operation and callback.
+//! Compares this crate's encoding with Wireshark's dissectors, for every procedure, operation and
+//! callback.
 //!
-//! Sample messages go through `tshark` and through our own decoder, and the named values of both
-//! are compared message by message. A message that tshark calls malformed, or of which it leaves
-//! bytes unread, is a failure, too. Messages that tshark 4.0 cannot read are skipped, with the
-//! reason next to them. Without tshark on the machine nothing is compared, and the test says so.
+//! Sample messages are decoded by `tshark` and by this crate, and the named values of both are
+//! compared for each message. The test fails if tshark calls a message malformed or leaves bytes
+//! unread. Messages that tshark 4.0 cannot read are skipped, with the reason in a comment. Without
+//! tshark on the machine the test reports that nothing was compared.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -24,7 +24,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use summary::{Reader, Summary};
 
-/// The callback program that Linux chooses.
+/// The callback program number that Linux uses.
 const CB_PROGRAM: u32 = 0x4000_0000;
 
 /// Messages of one conversation.
@@ -43,7 +43,7 @@ impl Traffic {
         T::sample(&mut Source::plain(&self.decisions()))
     }
 
-    /// A sample of the arm with this index: the first decision chooses the arm.
+    /// A sample of the arm with this index. The source's first decision selects the arm.
     fn arm<T: Sample>(&mut self, index: usize) -> T {
         let mut decisions = self.decisions();
         decisions[0] = u8::try_from(index).unwrap();
@@ -70,14 +70,14 @@ impl Traffic {
     }
 }
 
-/// tshark's reading of one message: field name to values.
+/// tshark's reading of one message: values by field name.
 type Seen = BTreeMap<String, Vec<String>>;
 
-/// Fields that say that tshark could not read all of a message.
+/// Fields by which tshark reports that it could not read a message completely.
 const TROUBLE: [&str; 5] =
     ["_ws.malformed", "data.len", "rpc.fragment_data", "rpc.unknown_body", "rpc.cannot_dissect"];
 
-/// Fields that tshark repeats where the program's own part begins, and in replies.
+/// Fields that tshark repeats in replies and at the start of the program's own part.
 const REPEATED: [&str; 3] = ["rpc.program", "rpc.programversion", "rpc.procedure"];
 
 fn tshark(capture: &[u8], fields: &BTreeSet<&'static str>) -> Option<Vec<Seen>> {
@@ -124,7 +124,7 @@ fn normal(value: &str) -> String {
     }
 }
 
-/// Compares all messages of `traffic`; `known` says which tshark cannot read.
+/// Compares all messages of `traffic`. `known` returns the parts that tshark cannot read.
 fn compare(traffic: &Traffic, known: impl Fn((u32, u32, u32), &Bytes) -> Skip) {
     let mut capture = Pcap::new();
     let mut reader = Reader::default();
@@ -170,7 +170,7 @@ fn differences(
     for (name, value) in &mine.fields.0 {
         seen.entry(name.to_string()).or_default().push(value.clone());
     }
-    // Behind an attribute that it does not know, tshark reads no further attributes.
+    // After an unknown attribute tshark reads no further attributes.
     if their.contains_key("nfs.bitmap_no_dissector") {
         return wrong;
     }
@@ -243,7 +243,7 @@ fn portmap() {
     for version in [3, 4] {
         procedures!(t, portmap::PROGRAM, version, RpcbindCall, RpcbindReply, RpcbindProc::VALUES, 50);
     }
-    // tshark 4.0 reads nothing of the other procedures of rpcbind.
+    // tshark 4.0 does not read the arguments of the other rpcbind procedures.
     let known = [RpcbindProc::NULL, RpcbindProc::GETADDR, RpcbindProc::DUMP].map(|p| p.0);
     compare(&t, move |(_, vers, proc), _| match vers == 2 || known.contains(&proc) {
         true => Skip::Nothing,
@@ -259,7 +259,7 @@ fn body(message: &Bytes) -> (Option<CallHeader>, Bytes) {
     }
 }
 
-/// An operation or result that tshark 4.0 cannot read, and why.
+/// The parts of an NFSv4 message that tshark 4.0 cannot read.
 fn nfs4_known(_: (u32, u32, u32), message: &Bytes) -> Skip {
     use nfs4::{
         CopyFail, GetdeviceinfoFail, LayoutgetFail, OpenClaim, OpenDelegation, StateProtectOk,
@@ -267,14 +267,14 @@ fn nfs4_known(_: (u32, u32, u32), message: &Bytes) -> Skip {
     };
     use nfs4::{LayoutReturn, LayoutType, NfsOpnum4 as N, Op, OpRes};
     let (header, body) = body(message);
-    // Bodies of these types it takes for real ones, where samples have a few letters.
+    // tshark dissects bodies of these layout types. The samples contain only a few letters.
     let dissected =
         [LayoutType::NFSV4_1_FILES, LayoutType::FLEX_FILES, LayoutType::SCSI, LayoutType::BLOCK_VOLUME];
     let number = if header.is_some() {
         let compound: nfs4::Compound = Dec::all(&body).unwrap();
         let Some(op) = compound.ops.into_iter().next() else { return Skip::Nothing };
         match &op {
-            // It ends after the claim type.
+            // tshark stops after the claim type.
             Op::Open(a) if matches!(a.claim, OpenClaim::DelegCurFh(_)) => return Skip::Message,
             Op::Layoutreturn(a)
                 if matches!(a.layoutreturn, LayoutReturn::File(_)) && dissected.contains(&a.layout_type) =>
@@ -288,7 +288,7 @@ fn nfs4_known(_: (u32, u32, u32), message: &Bytes) -> Skip {
         let compound: nfs4::CompoundReply = Dec::all(&body).unwrap();
         let Some(res) = compound.results.0.into_iter().next() else { return Skip::Nothing };
         match &res {
-            // It does not read the flag behind the reason.
+            // tshark does not read the flag after the reason.
             OpRes::Open(Ok(r))
                 if matches!(
                     r.delegation,
@@ -297,12 +297,12 @@ fn nfs4_known(_: (u32, u32, u32), message: &Bytes) -> Skip {
             {
                 return Skip::Message;
             }
-            // It takes the list of handles for one handle.
+            // tshark takes the list of handles for one handle.
             OpRes::ExchangeId(Ok(r)) if matches!(r.state_protect, StateProtectOk::Ssv(_)) => {
                 return Skip::Message;
             }
             OpRes::Getdeviceinfo(Ok(_)) | OpRes::Layoutget(Ok(_)) => return Skip::Message,
-            // It reads nothing behind these statuses.
+            // tshark reads nothing after these statuses.
             OpRes::Getdeviceinfo(Err(GetdeviceinfoFail::TooSmall(_)))
             | OpRes::Layoutget(Err(LayoutgetFail::TryLater(_)))
             | OpRes::Copy(Err(CopyFail::NoReqs(_))) => return Skip::Message,
@@ -310,9 +310,9 @@ fn nfs4_known(_: (u32, u32, u32), message: &Bytes) -> Skip {
         }
     };
     match number {
-        // It reads nothing of them.
+        // tshark does not read these operations.
         N::GET_DIR_DELEGATION | N::SET_SSV | N::WANT_DELEGATION => Skip::Message,
-        // It takes 64-bit numbers for 32-bit ones.
+        // tshark takes 64-bit numbers for 32-bit ones.
         N::WRITE_SAME if header.is_some() => Skip::Message,
         _ => Skip::Nothing,
     }
@@ -354,7 +354,7 @@ fn nfs4_callbacks() {
             );
         }
     }
-    // tshark 4.0 reads nothing of them.
+    // tshark 4.0 does not read these callbacks.
     let unread = [
         NfsCbOpnum4::CB_NOTIFY,
         NfsCbOpnum4::CB_PUSH_DELEG,

@@ -1,15 +1,15 @@
-//! RPC messages as a packet capture: one TCP connection, one segment per message.
+//! Writes RPC messages as a packet capture: one TCP connection, one segment per message.
 
 use bytes::Bytes;
 use hither_proto::record;
 use hither_proto::xdr::Enc;
 
-/// IP packets with no link layer.
+/// Link type of IP packets without a link layer.
 const LINKTYPE_RAW: u32 = 101;
 const CLIENT: (u32, u16) = (0x0a00_0001, 40_000);
 const SERVER: (u32, u16) = (0x0a00_0002, 2049);
 
-/// A capture under construction.
+/// An unfinished capture.
 pub struct Pcap {
     out: Vec<u8>,
     packets: u32,
@@ -54,7 +54,7 @@ impl Pcap {
         self.sent[mine] += payload.len() as u32;
     }
 
-    /// The capture file.
+    /// Returns the capture file.
     pub fn finish(self) -> Vec<u8> {
         self.out
     }

@@ -101,6 +101,7 @@ fn no_delegation_and_why() {
     arm(OpenDelegation::NoneExt(WhyNoDelegation::Other(99)), wire![3u32, 99u32]);
 }
 
+/// A failure keeps the data that belongs to its status.
 #[test]
 fn failures_keep_what_they_carry() {
     let denied = LockDenied {
