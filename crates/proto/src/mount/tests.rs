@@ -18,7 +18,7 @@ fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &[u8]) {
 
 /// Every MOUNT call and reply equals its decoded encoding.
 #[test]
-fn every_call_and_reply_survives_the_wire() {
+fn mount_messages_survive_encoding() {
     check(&|bytes| {
         let mut s = Source::new(bytes);
         let (call, reply) = (MountCall::sample(&mut s), MountReply::sample(&mut s));
@@ -38,7 +38,7 @@ fn every_call_and_reply_survives_the_wire() {
 
 /// MNT's arguments and results have the bytes of RFC 1813 appendix I.
 #[test]
-fn mnt_has_the_bytes_of_the_rfc() {
+fn mnt_matches_rfc_bytes() {
     both_ways(&MntArgs { dirpath: Opaque::copy(b"/srv/x") }, b"\0\0\0\x06/srv/x\0\0");
     assert_eq!((MntArgs::PROG, MntArgs::VERS, MntArgs::PROC), (100_005, 3, 1));
     let ok = MntOk {
@@ -52,7 +52,7 @@ fn mnt_has_the_bytes_of_the_rfc() {
 
 /// The lists of EXPORT and DUMP have the bytes of RFC 1813 appendix I.
 #[test]
-fn export_and_dump_have_the_bytes_of_the_rfc() {
+fn export_and_dump_match_rfc_bytes() {
     let exports: Chain<Exportnode, LIST_MAX> = Chain(vec![
         Exportnode {
             dir: Opaque::copy(b"/abc"),
@@ -75,7 +75,7 @@ fn export_and_dump_have_the_bytes_of_the_rfc() {
 
 /// A handle longer than 64 bytes and a path longer than 1024 bytes are refused.
 #[test]
-fn a_handle_or_path_that_is_too_long_is_refused() {
+fn mount_refuses_long_handles_and_paths() {
     let reply = Bytes::from([words(&[0, 65]), vec![0; 72]].concat());
     assert_eq!(Dec::all::<MntRes>(&reply), Err(XdrError::TooLong { len: 65, max: 64 }));
     let call = Bytes::from([words(&[1025]), vec![0; 1028]].concat());

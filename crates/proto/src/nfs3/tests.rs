@@ -22,7 +22,7 @@ fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &Bytes) 
 
 /// Every NFSv3 call and reply equals its decoded encoding.
 #[test]
-fn every_call_and_reply_survives_the_wire() {
+fn nfs3_messages_survive_encoding() {
     check(&|bytes| {
         let mut s = Source::new(bytes);
         let call = Call3::sample(&mut s);
@@ -91,7 +91,7 @@ const FH: [u32; 3] = [5, 0xaaaa_aaaa, 0xaa00_0000];
 
 /// Attributes and weak cache consistency data have the bytes of RFC 1813.
 #[test]
-fn attributes_have_the_bytes_of_the_rfc() {
+fn nfs3_attributes_match_rfc_bytes() {
     both_ways(&attributes(), &words(ATTRIBUTES).into());
     both_ways(&wcc(), &wcc_words().into());
     both_ways(&WccData::default(), &words([0, 0]).into());
@@ -99,7 +99,7 @@ fn attributes_have_the_bytes_of_the_rfc() {
 
 /// Settable attributes (`sattr3`) and the guard of SETATTR have the bytes of RFC 1813.
 #[test]
-fn settable_attributes_have_the_bytes_of_the_rfc() {
+fn nfs3_sattr_matches_rfc_bytes() {
     both_ways(&Sattr3::default(), &words([0; 6]).into());
     let all = Sattr3 {
         mode: Some(0o600),
@@ -118,7 +118,7 @@ fn settable_attributes_have_the_bytes_of_the_rfc() {
 
 /// The arguments of the procedures have the bytes of RFC 1813.
 #[test]
-fn calls_have_the_bytes_of_the_rfc() {
+fn nfs3_calls_match_rfc_bytes() {
     let what = Diropargs3 { dir: fh(), name: Opaque::copy(b"file") };
     let what_words = wire(&[&words(FH), &words([4]), b"file"]);
     both_ways(&LookupArgs { what: what.clone() }, &what_words);
@@ -165,7 +165,7 @@ fn calls_have_the_bytes_of_the_rfc() {
 
 /// The results of the procedures have the bytes of RFC 1813.
 #[test]
-fn replies_have_the_bytes_of_the_rfc() {
+fn nfs3_replies_match_rfc_bytes() {
     let a = attributes();
     let looked = LookupOk { object: fh(), obj_attributes: Some(a), dir_attributes: None };
     both_ways(
@@ -186,7 +186,7 @@ fn replies_have_the_bytes_of_the_rfc() {
 
 /// READDIR and READDIRPLUS results have the bytes of RFC 1813.
 #[test]
-fn directories_have_the_bytes_of_the_rfc() {
+fn nfs3_directories_match_rfc_bytes() {
     let entry = |id: u64, name: &[u8]| Entry3 { fileid: id, name: Opaque::copy(name), cookie: id + 1 };
     let list = ReaddirOk {
         dir_attributes: None,
@@ -229,7 +229,7 @@ fn directories_have_the_bytes_of_the_rfc() {
 
 /// A failure keeps the attributes that the RFC gives it.
 #[test]
-fn failures_keep_what_they_carry() {
+fn nfs3_failures_keep_attributes() {
     both_ways(&GetattrRes::Err(Nfsstat3::STALE, ()), &words([70]).into());
     both_ways(&SetattrRes::Err(Nfsstat3::NOT_SYNC, wcc()), &wire(&[&words([10002]), &wcc_words()]));
     both_ways(
@@ -258,7 +258,7 @@ fn payloads_are_slices_of_the_message() {
 /// The decoder refuses values over their limits and lengths beyond the received bytes. A small
 /// message therefore cannot make it allocate much memory.
 #[test]
-fn a_peer_cannot_make_few_bytes_into_much_memory() {
+fn nfs3_decoder_bounds_memory() {
     use crate::xdr::XdrError;
     let too_long = wire(&[&words([65]), &[0; 68]]);
     assert_eq!(Dec::all::<GetattrArgs>(&too_long), Err(XdrError::TooLong { len: 65, max: 64 }));

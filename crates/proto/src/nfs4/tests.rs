@@ -64,7 +64,7 @@ fn compounds_survive_the_wire() {
 
 /// Each attribute equals its decoded encoding. `retain` drops it.
 #[test]
-fn every_attribute_survives_the_wire_by_itself() {
+fn each_attribute_survives_encoding() {
     for n in 0..attr::COUNT {
         assert!(attr::name(n).is_some(), "attribute {n} is missing in the table");
         check(&|bytes| {
@@ -85,7 +85,7 @@ fn every_attribute_survives_the_wire_by_itself() {
 
 /// A set of all attributes equals its decoded encoding.
 #[test]
-fn all_attributes_at_once_survive_the_wire() {
+fn attribute_sets_survive_encoding() {
     check(&|bytes| {
         let mut s = Source::new(bytes);
         let mut attrs = Attrs::default();
@@ -110,7 +110,7 @@ fn unknown_attributes_survive() {
 
 /// The values must fill an attribute list exactly: longer and shorter lists are refused.
 #[test]
-fn attribute_values_must_fill_the_list_exactly() {
+fn attribute_values_fill_list_exactly() {
     let long = wire![1u32, 0x10u32, 12u32, 7u64, 0u32];
     assert_eq!(Dec::all::<Attrs>(&long), Err(XdrError::Trailing(4)));
     let short = wire![1u32, 0x10u32, 4u32, 7u32];
@@ -123,7 +123,7 @@ fn attribute_values_must_fill_the_list_exactly() {
 /// Zero words at the end of a bitmap are ignored when received and never sent. A bitmap of more
 /// than 256 words is refused.
 #[test]
-fn bitmaps_ignore_empty_words_at_the_end() {
+fn bitmaps_ignore_trailing_zero_words() {
     let padded = wire![4u32, 1u32, 0u32, 0u32, 0u32];
     assert_eq!(Dec::all::<Bitmap4>(&padded), Ok(Bitmap4::of(&[0])));
     assert_eq!(Enc::of(&Bitmap4::of(&[0])).to_bytes(), wire![1u32, 1u32]);
@@ -182,7 +182,7 @@ fn an_unknown_operation_ends_the_compound() {
 
 /// A reply with an unknown operation number is refused.
 #[test]
-fn a_reply_with_an_unknown_operation_is_refused() {
+fn unknown_operation_in_reply_is_refused() {
     let bytes = wire![0u32, "", 1u32, 76u32, 0u32];
     assert_eq!(Dec::all::<CompoundReply>(&bytes), Err(XdrError::Invalid(76)));
 }

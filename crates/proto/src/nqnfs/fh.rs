@@ -144,7 +144,7 @@ mod tests {
 
     /// `unpack` refuses bytes that `pack` did not produce.
     #[test]
-    fn what_was_not_packed_is_not_unpacked() {
+    fn unpack_refuses_foreign_handles() {
         for wire in [[0xaa; FH_BYTES], [0; FH_BYTES].map(|_| 31u8), {
             // A byte after the end of the handle.
             let mut fh = [0; FH_BYTES];

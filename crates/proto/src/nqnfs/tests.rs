@@ -51,7 +51,7 @@ const ATTRIBUTES: [u32; 23] =
 
 /// Every NQNFS call and reply equals its decoded encoding.
 #[test]
-fn every_call_and_reply_survives_the_wire() {
+fn nqnfs_messages_survive_encoding() {
     check(&|bytes| {
         let mut s = Source::new(bytes);
         let call = NqCall::sample(&mut s);
@@ -88,7 +88,7 @@ fn procedures_have_their_numbers() {
 
 /// Attributes have the bytes of the paper's appendix.
 #[test]
-fn attributes_have_the_bytes_of_the_paper() {
+fn nqnfs_attributes_match_paper_bytes() {
     both_ways(&attributes(), &words(ATTRIBUTES).into());
     let set = Sattr { size: 1 << 32, mode: 0o600, ..Sattr::NOTHING };
     let no = DONT_SET;
@@ -97,7 +97,7 @@ fn attributes_have_the_bytes_of_the_paper() {
 
 /// Calls begin with their lease request and then have the bytes of the paper's appendix.
 #[test]
-fn calls_begin_with_the_lease_they_ask_for() {
+fn nqnfs_calls_begin_with_lease_request() {
     let args = ReadArgs { file: *FH, offset: 1 << 33, count: 512 };
     let rest = wire(&[&FH_WIRE, &words([2, 0, 512])]);
     both_ways(&Asking::nothing(args), &wire(&[&words([0]), &rest]));
@@ -123,7 +123,7 @@ fn calls_begin_with_the_lease_they_ask_for() {
 
 /// Successful replies have the lease answer after the status.
 #[test]
-fn replies_have_the_lease_behind_the_status() {
+fn nqnfs_replies_place_lease_after_status() {
     let a = words(ATTRIBUTES);
     let lease = Lease { cachable: true, duration: 30, rev: 1 << 32 };
     both_ways(&Res::Ok(LeaseReply::None, attributes()), &wire(&[&words([0, 0]), &a]));
@@ -144,7 +144,7 @@ fn replies_have_the_lease_behind_the_status() {
 
 /// READDIR and READDIRLOOK results have the bytes of the paper's appendix.
 #[test]
-fn directories_have_the_bytes_of_the_paper() {
+fn nqnfs_directories_match_paper_bytes() {
     let entry = EntryLook {
         cachable: 1,
         duration: 30,
@@ -181,7 +181,7 @@ fn failures_carry_nothing_but_their_status() {
 /// The decoder refuses values over their limits and lengths beyond the received bytes. A small
 /// message therefore cannot make it allocate much memory.
 #[test]
-fn a_peer_cannot_make_few_bytes_into_much_memory() {
+fn nqnfs_decoder_bounds_memory() {
     let name = wire(&[&words([0, 0]), &FH_WIRE, &words([256]), &[0; 256]]);
     assert_eq!(Dec::all::<Asking<LookupArgs>>(&name), Err(XdrError::TooLong { len: 256, max: 255 }));
     let claim = wire(&[&words([0]), &FH_WIRE, &words([0, 0, 0, 0x3fff_ffff]), b"hello\0\0\0"]);

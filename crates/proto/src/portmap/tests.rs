@@ -19,7 +19,7 @@ fn both_ways<T: Xdr + PartialEq + std::fmt::Debug>(value: &T, expected: &[u8]) {
 
 /// Every portmap and rpcbind call and reply equals its decoded encoding.
 #[test]
-fn every_call_and_reply_survives_the_wire() {
+fn portmap_messages_survive_encoding() {
     macro_rules! round {
         ($any:ident, $s:expr) => {{
             let value = $any::sample($s);
@@ -43,7 +43,7 @@ fn every_call_and_reply_survives_the_wire() {
 
 /// GETPORT's arguments and the list of DUMP have the bytes of RFC 1833.
 #[test]
-fn getport_has_the_bytes_of_the_rfc() {
+fn getport_matches_rfc_bytes() {
     let mapping = Mapping { prog: 100_003, vers: 3, prot: IPPROTO_TCP, port: 0 };
     both_ways(&PortmapGetport { mapping }, &words(&[100_003, 3, 6, 0]));
     assert_eq!((PortmapGetport::PROG, PortmapGetport::VERS, PortmapGetport::PROC), (100_000, 2, 3));
@@ -53,7 +53,7 @@ fn getport_has_the_bytes_of_the_rfc() {
 
 /// GETADDR's arguments have the bytes of RFC 1833.
 #[test]
-fn getaddr_has_the_bytes_of_the_rfc() {
+fn getaddr_matches_rfc_bytes() {
     let query = RpcbindGetaddr { rpcb: Rpcb::query(100_005, 3, "tcp6") };
     both_ways(&query, &[&words(&[100_005, 3, 4])[..], b"tcp6", &[0; 8]].concat());
     assert_eq!((RpcbindGetaddr::PROG, RpcbindGetaddr::VERS, RpcbindGetaddr::PROC), (100_000, 4, 3));
@@ -76,7 +76,7 @@ fn universal_addresses_of_the_rfc() {
 
 /// `parse_universal` refuses texts that are not universal addresses.
 #[test]
-fn what_is_no_universal_address_is_none() {
+fn invalid_universal_addresses_are_refused() {
     let long = "1.".repeat(100);
     for text in [
         "",

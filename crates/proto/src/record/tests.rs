@@ -25,7 +25,7 @@ fn read_all(reader: &mut Reader, mut input: &[u8]) -> Result<Vec<Bytes>, RecordE
 proptest! {
     /// The reader returns the same records for any fragment length and any cuts of the stream.
     #[test]
-    fn any_fragments_and_any_cuts_give_the_same_records(
+    fn fragments_and_cuts_keep_records(
         records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
         fragment_max in 1usize..200,
         cuts in prop::collection::vec(1usize..64, 1..40),
@@ -50,7 +50,7 @@ proptest! {
 
 /// A frame is the record mark and the message's segments by reference.
 #[test]
-fn a_frame_is_a_mark_and_the_message_by_reference() {
+fn frame_keeps_message_by_reference() {
     let payload = Bytes::from(vec![5u8; 5000]);
     let mut e = Enc::new();
     e.opaque(&payload);
@@ -81,7 +81,7 @@ fn receive(reader: &mut Reader, stream: &[u8], chunk: usize) -> Vec<(Bytes, usiz
 
 /// A large reply is received in place: after the first read its buffer does not move.
 #[test]
-fn a_large_reply_is_received_in_place() {
+fn large_reply_arrives_in_place() {
     let body: Vec<u8> = (0..1 << 20).map(|i| i as u8).collect();
     let stream = frame(message(&body)).concat();
     let mut reader = Reader::new(Limits::default());
@@ -107,7 +107,7 @@ fn a_large_reply_is_received_in_place() {
 
 /// A large reply takes two reads if all its bytes have arrived.
 #[test]
-fn a_large_reply_takes_two_reads_when_all_of_it_is_there() {
+fn large_reply_takes_two_reads() {
     let stream = frame(message(&vec![1; 1 << 20])).concat();
     let reads: Vec<usize> =
         receive(&mut Reader::new(Limits::default()), &stream, usize::MAX).iter().map(|r| r.1).collect();
@@ -116,7 +116,7 @@ fn a_large_reply_takes_two_reads_when_all_of_it_is_there() {
 
 /// One read receives fifty small replies.
 #[test]
-fn many_small_replies_come_in_one_read() {
+fn small_replies_share_one_read() {
     let stream: Vec<u8> = (0..50u8).flat_map(|i| frame(message(&[i; 200])).concat()).collect();
     let reads: Vec<usize> =
         receive(&mut Reader::new(Limits::default()), &stream, usize::MAX).iter().map(|r| r.1).collect();
@@ -126,7 +126,7 @@ fn many_small_replies_come_in_one_read() {
 
 /// The reader reuses the memory of dropped records.
 #[test]
-fn memory_of_records_that_are_gone_is_used_again() {
+fn buffer_of_dropped_records_is_reused() {
     let mut reader = Reader::new(Limits::default());
     let one = frame(message(&[7; 9000])).concat();
     let first = receive(&mut reader, &one, usize::MAX)[0].0.as_ptr();
@@ -151,7 +151,7 @@ fn a_claimed_length_is_not_allocated() {
 
 /// A record over the limit is refused when its mark arrives.
 #[test]
-fn a_record_beyond_the_limit_is_refused_when_announced() {
+fn overlong_record_is_refused_early() {
     let limits = Limits { record_max_bytes: 100, fragments_max: 10 };
     let ok = [&mark(100, true)[..], &[0; 100]].concat();
     assert_eq!(read_all(&mut Reader::new(limits), &ok).unwrap().len(), 1);
@@ -174,7 +174,7 @@ fn endless_empty_fragments_end() {
 
 /// A stream that ends inside a record is not between records.
 #[test]
-fn a_stream_that_ends_inside_a_record_is_not_at_its_end() {
+fn stream_end_inside_record_is_noticed() {
     let mut reader = Reader::new(Limits::default());
     assert!(reader.is_between_records());
     for part in [&mark(4, false)[..2], &mark(4, false)[2..], b"abcd", &mark(1, true)] {
@@ -187,7 +187,7 @@ fn a_stream_that_ends_inside_a_record_is_not_at_its_end() {
 
 /// Many fragments of 4000 bytes move the buffer only a few times.
 #[test]
-fn many_fragments_cost_no_more_than_their_bytes() {
+fn many_fragments_move_few_bytes() {
     // Old RPC libraries send fragments of 4000 bytes. The buffer doubles, so it moves a few times.
     let body: Vec<u8> = (0..3 << 20).map(|i| (i / 7) as u8).collect();
     let stream = frame_in(message(&body), 4000).concat();

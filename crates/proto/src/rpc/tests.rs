@@ -8,7 +8,7 @@ fn words(w: &[u32]) -> Bytes {
 
 /// A call has the bytes of RFC 5531, and its decoded body is a slice of the message.
 #[test]
-fn a_call_has_the_bytes_of_the_rfc() {
+fn rpc_call_matches_rfc_bytes() {
     let sys =
         AuthSys { stamp: 7, machinename: Opaque::copy(b"ab"), uid: 1000, gid: 100, gids: vec![4, 24].into() };
     let mut body = Enc::new();
@@ -47,7 +47,7 @@ fn a_call_has_the_bytes_of_the_rfc() {
 
 /// Reply headers have the bytes of RFC 5531.
 #[test]
-fn replies_have_the_bytes_of_the_rfc() {
+fn rpc_replies_match_rfc_bytes() {
     let range = VersionRange { low: 2, high: 4 };
     let cases = [
         (ReplyHeader::success(9), vec![9, 1, 0, 0, 0, 0]),
@@ -71,13 +71,13 @@ fn replies_have_the_bytes_of_the_rfc() {
 
 /// A call in another RPC version is decoded with its xid, so that the server can answer it.
 #[test]
-fn another_rpc_version_keeps_its_xid_for_the_answer() {
+fn unknown_rpc_version_keeps_xid() {
     assert_eq!(decode_message(&words(&[5, 0, 3])), Ok(Message::UnknownVersion { xid: 5, version: 3 }));
 }
 
 /// A message with a wrong type, a short message and an overlong credential are refused.
 #[test]
-fn what_is_not_rpc_is_refused() {
+fn non_rpc_messages_are_refused() {
     assert_eq!(decode_message(&words(&[5, 2, 2])), Err(XdrError::Invalid(2)));
     assert_eq!(decode_message(&words(&[5])), Err(XdrError::Short));
     let long = words(&[5, 0, 2, 1, 1, 1, 1, 404]);
@@ -86,7 +86,7 @@ fn what_is_not_rpc_is_refused() {
 
 /// A malformed AUTH_SYS body is an error and does not count as another flavor.
 #[test]
-fn a_bad_auth_sys_body_is_an_error_not_another_flavor() {
+fn malformed_auth_sys_is_refused() {
     let bad = OpaqueAuth { flavor: AuthFlavor::SYS, body: Opaque(words(&[1, 0, 1, 1, 17])) };
     assert_eq!(bad.as_sys(), Err(XdrError::TooLong { len: 17, max: 16 }));
 }

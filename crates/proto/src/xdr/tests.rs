@@ -102,7 +102,7 @@ mod union {
 
     /// An unknown discriminant becomes the default arm, or an error if there is none.
     #[test]
-    fn arms_without_a_name_survive_or_fail() {
+    fn unknown_union_arms_survive_or_fail() {
         let wire = Enc::of(&7u32).to_bytes();
         assert_eq!(Dec::all::<Open>(&wire), Ok(Open::Other(7)));
         assert_eq!(Dec::all::<Closed>(&wire), Err(XdrError::Invalid(7)));

@@ -35,7 +35,7 @@ fn knfsd_grants_a_read_delegation() {
 
 /// nfs-ganesha refuses a delegation with the reason NotWanted (an extended "none").
 #[test]
-fn ganesha_says_why_there_is_no_delegation() {
+fn ganesha_refuses_delegation_with_reason() {
     let mut r = reply(OPEN_NO_DELEGATION);
     r.sequence().unwrap();
     r.putfh().unwrap();

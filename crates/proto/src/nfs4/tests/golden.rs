@@ -103,7 +103,7 @@ fn no_delegation_and_why() {
 
 /// A failure keeps the data that belongs to its status.
 #[test]
-fn failures_keep_what_they_carry() {
+fn nfs4_failures_keep_data() {
     let denied = LockDenied {
         offset: 10,
         length: 20,

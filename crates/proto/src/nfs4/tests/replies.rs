@@ -8,7 +8,7 @@ fn reply(status: Nfsstat4, results: Vec<OpRes>) -> Results<OpRes> {
 
 /// The cursor returns the results in the order of the call.
 #[test]
-fn results_come_in_the_order_of_the_call() {
+fn results_keep_call_order() {
     let attrs = Attrs { size: Some(5), ..Default::default() };
     let results =
         vec![OpRes::Putfh(Ok(())), OpRes::Getfh(Ok(Fh::copy(b"f"))), OpRes::Getattr(Ok(attrs.clone()))];
@@ -32,7 +32,7 @@ fn a_failure_names_the_operation() {
 
 /// A compound that fails without results gives its status to the first operation.
 #[test]
-fn a_compound_that_failed_as_a_whole_fails_its_first_operation() {
+fn failed_compound_fails_first_operation() {
     let mut r = reply(Nfsstat4::MINOR_VERS_MISMATCH, vec![]);
     let e = r.exchange_id().unwrap_err();
     assert_eq!(e.status(), Some(Nfsstat4::MINOR_VERS_MISMATCH));
@@ -40,14 +40,14 @@ fn a_compound_that_failed_as_a_whole_fails_its_first_operation() {
 
 /// An operation that the server does not know fails with `NFS4ERR_OP_ILLEGAL`.
 #[test]
-fn an_operation_that_the_server_does_not_know_fails() {
+fn illegal_operation_fails() {
     let mut r = reply(Nfsstat4::OP_ILLEGAL, vec![OpRes::Illegal(Nfsstat4::OP_ILLEGAL)]);
     assert_eq!(r.seek().unwrap_err().status(), Some(Nfsstat4::OP_ILLEGAL));
 }
 
 /// The cursor detects a result of another operation, a missing result and extra results.
 #[test]
-fn a_server_that_misbehaves_is_found_out() {
+fn cursor_detects_misbehaving_server() {
     let (index, expected) = (0, NfsOpnum4::GETFH);
     let mut r = reply(Nfsstat4::OK, vec![OpRes::Putfh(Ok(()))]);
     let found = NfsOpnum4::PUTFH;
@@ -65,7 +65,7 @@ fn a_server_that_misbehaves_is_found_out() {
 
 /// `outcome` keeps the conflicting lock of a denied LOCK. `lock` returns its status.
 #[test]
-fn the_lock_in_the_way_is_kept() {
+fn denied_lock_keeps_conflicting_lock() {
     let denied = LockDenied {
         offset: 0,
         length: 1,
@@ -89,7 +89,7 @@ fn callbacks_name_their_own_operations() {
 
 /// GETATTR is idempotent, REMOVE is not.
 #[test]
-fn what_changes_nothing_may_be_repeated() {
+fn idempotent_operations_are_recognised() {
     assert!(Op::getattr(&Bitmap4::EMPTY).is_idempotent());
     assert!(!Op::remove(b"f").is_idempotent());
 }
