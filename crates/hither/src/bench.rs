@@ -1,15 +1,15 @@
-//! `hither bench`: the papers' experiments, and the speed of any NFSv3 server.
+//! `hither bench`: the papers' experiments, and measurements of any NFSv3 server.
 //!
-//! [`papers`] lists the experiments; [`run`] runs those that need only a directory, by the
-//! workloads of the laboratory; [`results`] reads the measurements of both, [`plot`] draws them,
+//! [`papers`] lists the experiments. [`run`] runs those that need only a directory, with the
+//! workloads of the laboratory. [`results`] reads the measurements of both. [`plot`] draws them.
 //! [`report`] judges the papers' claims by them.
 //!
-//! Server measurements use neither a mount nor the client of mounts, only the wire. Each client has
-//! a connection with one call at a time, so that the server alone is measured. `nhfsstone` offers
-//! Moran's mix of operations at a fixed rate, whether the server keeps up or not (open loop), and
-//! reports response times. `sync` has clients that make one kind of stable change, each as fast as
-//! it is answered (closed loop). Both work in a directory of their own, which is removed at the
-//! end. [`sharing`] has two mounts share files, and reports stale reads.
+//! A server measurement uses no mount and no mount client, only the wire. Each client has a
+//! connection with one call at a time, so that only the server is measured. `nhfsstone` offers
+//! Moran's mix of operations at a fixed rate, even if the server cannot keep up (open loop), and
+//! reports response times. In `sync` each client makes one kind of stable change as fast as the
+//! server answers (closed loop). Both work in a directory of their own and remove it at the end.
+//! [`sharing`] lets two mounts share files and reports stale reads.
 
 mod client;
 mod mix;
@@ -35,11 +35,11 @@ use results::Selection;
 use std::io;
 use std::net::SocketAddr;
 
-/// Measures, or tells of measurements.
+/// Runs a measurement, or evaluates earlier ones.
 ///
 /// # Errors
-/// The server cannot be reached or refuses a call of the measurement; a file that cannot be read or
-/// written; a workload that failed.
+/// The server is unreachable or refuses a call, a file cannot be read or written, or a workload
+/// failed.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.what {
         BenchCommand::List(list) => papers::list(list.json),
@@ -61,7 +61,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
 }
 
-/// Measures a server.
+/// Runs a measurement of a server.
 fn on<F: Future<Output = io::Result<()>>>(
     target: &BenchTarget,
     measure: impl FnOnce(Place) -> F,
@@ -83,10 +83,10 @@ fn place(target: &BenchTarget) -> Result<Place, Failure> {
     Ok(Place { nfs: at(target.port), mount: at(target.mountport.unwrap_or(target.port)), path: source.path })
 }
 
-/// Connections that remove the test files.
+/// Number of connections that remove the test files.
 const CLEARING: usize = 32;
 
-/// A directory of our own at the server.
+/// The working directory of a measurement at the server.
 struct Work {
     root: Fh3,
     dir: Fh3,
@@ -110,10 +110,10 @@ impl Work {
     }
 }
 
-/// Runs a shell command, if there is one.
+/// Runs a shell command if one is given.
 fn hook(command: Option<&str>) -> io::Result<()> {
     let Some(command) = command else { return Ok(()) };
-    // Its output must not be among the results.
+    // The output of the command must not mix with the results.
     let ended = std::process::Command::new("sh").args(["-c", command]).stdout(io::stderr()).status()?;
     if ended.success() { Ok(()) } else { Err(io::Error::other(format!("{command}: {ended}"))) }
 }
@@ -133,13 +133,13 @@ impl Times {
         Self(all)
     }
 
-    /// In milliseconds; of sorted times.
+    /// A quantile in milliseconds. The times must be sorted.
     fn quantile(&self, part: f64) -> f64 {
         let at = (self.0.len() as f64 * part) as usize;
         self.0.get(at.min(self.0.len().saturating_sub(1))).map_or(0.0, |&us| f64::from(us) / 1000.0)
     }
 
-    /// In milliseconds.
+    /// The mean in milliseconds.
     fn mean(&self) -> f64 {
         let sum: f64 = self.0.iter().map(|&us| f64::from(us)).sum();
         if self.0.is_empty() { 0.0 } else { sum / self.0.len() as f64 / 1000.0 }

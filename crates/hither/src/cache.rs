@@ -1,8 +1,8 @@
-//! `hither cache`: the contents of a disk cache, its checksums, eviction and pins, and filling it.
+//! `hither cache`: examines and fills a disk cache, checks its checksums, evicts and pins files.
 //!
-//! Of a mounted cache the daemon is asked over the control socket; the parts of a cache directory
-//! that no mount uses are looked through here. Filling (`warm`) is reading through the mount like
-//! any program.
+//! The command queries the daemon of a mounted cache over the control socket. It reads the parts of
+//! a cache directory that no mount uses directly. `warm` reads files through the mount, like any
+//! program.
 
 mod batch;
 mod keys;
@@ -22,7 +22,8 @@ use std::path::Path;
 /// Runs a command.
 ///
 /// # Errors
-/// Neither a mount nor a cache directory, no answer, or something wrong was found.
+/// The path is neither in a mount nor a cache directory, the daemon does not answer, or damaged
+/// data was found.
 pub fn run(what: &CacheCommand) -> Result<(), Failure> {
     match what {
         CacheCommand::Status(place) => status(place),
@@ -49,7 +50,7 @@ pub fn run(what: &CacheCommand) -> Result<(), Failure> {
     }
 }
 
-/// Where a cache is.
+/// Location of a cache.
 enum Place {
     Mount((u32, u32), String),
     Directory,
@@ -69,7 +70,7 @@ fn survey(path: &Path, check: bool) -> Result<Vec<DiskPart>, Failure> {
     disk::survey(path, check, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))
 }
 
-/// The identity of a part, as far as it is words.
+/// The identity of a part as text.
 fn named(part: &DiskPart) -> String {
     let words = part.identity.split(|b| !(b' '..=b'~').contains(b)).next().unwrap_or_default();
     String::from_utf8_lossy(words).trim().to_string()
@@ -143,7 +144,7 @@ fn status(at: &CacheWhere) -> Result<(), Failure> {
     }
 }
 
-/// The action's report, for programs; people see that nothing was wrong.
+/// Prints the action's report for programs. People get no output on success.
 fn done(what: &str, count: u64, json: bool) -> Result<(), Failure> {
     if json { print(&format!("{}\n", json!({ what: count }))) } else { Ok(()) }
 }
@@ -191,7 +192,7 @@ fn ls(args: &CacheLs) -> Result<(), Failure> {
     print(&out)
 }
 
-/// The facts known without a look at the disk.
+/// Prints the index in memory, without disk access.
 fn index(at: &CacheWhere) -> Result<(), Failure> {
     let (dev, dir) = stat::locate(&at.place)?;
     let slots = control::ask(dev, &dir, Ask::Cache(CacheAsk::Slots))?;
@@ -230,7 +231,7 @@ fn check(at: &CacheWhere) -> Result<(), Failure> {
     wrong(&found, "damaged", "were damaged and dropped")
 }
 
-/// One line of names and numbers, or JSON.
+/// Prints names and numbers on one line, or as JSON.
 fn tell(found: &Value, json: bool) -> Result<(), Failure> {
     if json {
         return print(&format!("{found}\n"));
@@ -264,7 +265,7 @@ fn evict_all(path: &Path, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Asks about each of some files of mounts.
+/// Sends one request for each file of a mount.
 fn each(files: &[std::path::PathBuf], ask: impl Fn(String) -> CacheAsk) -> Result<Vec<Value>, Failure> {
     let mut answers = Vec::new();
     for file in files {

@@ -1,4 +1,4 @@
-//! A bare NFSv3 client: a connection, one call at a time.
+//! A minimal NFSv3 client: one connection, one call at a time.
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
@@ -15,20 +15,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Longest wait for a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a directory in one reply.
+/// Most bytes of a directory listing in one reply.
 const LISTING_BYTES: u32 = 64 << 10;
 
-/// The export under measurement.
+/// The addresses and the path of the measured export.
 pub struct Place {
-    /// The NFS service.
+    /// Address of the NFS service.
     pub nfs: SocketAddr,
-    /// The MOUNT service.
+    /// Address of the MOUNT service.
     pub mount: SocketAddr,
-    /// The export.
+    /// Path of the export.
     pub path: String,
 }
 
-/// A connection.
+/// A connection to the server.
 pub struct Conn {
     link: Link,
     records: Reader,
@@ -36,7 +36,7 @@ pub struct Conn {
     xid: u32,
 }
 
-/// The export's root.
+/// The filehandle of the export's root.
 pub async fn root(place: &Place) -> io::Result<Fh3> {
     let mut conn = Conn::open(place.mount).await?;
     let granted = conn.call(&MntArgs { dirpath: Opaque::copy(place.path.as_bytes()) }).await?.into_result();
@@ -58,7 +58,7 @@ pub fn entry(dir: &Fh3, name: &str) -> Diropargs3 {
 }
 
 impl Conn {
-    /// Connects, from a privileged port when that is possible.
+    /// Connects, from a privileged port if possible.
     pub async fn open(addr: SocketAddr) -> io::Result<Self> {
         let endpoint = |resvport| Endpoint { addr, resvport, keepalive: true, connect_timeout: PATIENCE };
         let resvport = rustix::process::geteuid().is_root();
@@ -71,11 +71,11 @@ impl Conn {
             gids: List(Vec::new()),
         };
         let records = Reader::new(Limits::default());
-        // Servers know repetitions by address and xid.
+        // Servers recognise retransmissions by address and xid.
         Ok(Self { link, records, cred: OpaqueAuth::sys(&sys), xid: rand::random() })
     }
 
-    /// Several, one after the other: a server may not like more at once.
+    /// Opens several connections one after another, because a server may refuse many at once.
     pub async fn open_many(addr: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
         let mut all = Vec::with_capacity(count);
         for _ in 0..count {
@@ -149,7 +149,7 @@ impl Conn {
         Ok(good(name, self.call(&LookupArgs { what: entry(dir, name) }).await?)?.object)
     }
 
-    /// Writes, all of it.
+    /// Writes all of the data.
     pub async fn write(
         &mut self,
         file: &Fh3,
@@ -169,7 +169,7 @@ impl Conn {
         if enough { Ok(()) } else { Err(wrong("the server wrote only a part of a WRITE")) }
     }
 
-    /// Brings the written data to stable storage.
+    /// Commits the file's written data to stable storage.
     pub async fn commit(&mut self, file: &Fh3) -> io::Result<()> {
         good("COMMIT", self.call(&CommitArgs { file: file.clone(), offset: 0, count: 0 }).await?).map(drop)
     }
@@ -179,13 +179,13 @@ impl Conn {
         good(name, self.call(&RemoveArgs { object: entry(dir, name) }).await?).map(drop)
     }
 
-    /// Gives a name of a directory to another one.
+    /// Renames an entry within a directory.
     pub async fn rename(&mut self, dir: &Fh3, old: &str, new: &str) -> io::Result<()> {
         let args = RenameArgs { from: entry(dir, old), to: entry(dir, new) };
         good(old, self.call(&args).await?).map(drop)
     }
 
-    /// Sets permissions.
+    /// Sets the permission bits.
     pub async fn chmod(&mut self, file: &Fh3, mode: u32) -> io::Result<()> {
         let new_attributes = Sattr3 { mode: Some(mode), ..Sattr3::default() };
         let args = SetattrArgs { object: file.clone(), new_attributes, guard: None };
@@ -197,7 +197,7 @@ impl Conn {
         good(name, self.call(&RmdirArgs { object: entry(dir, name) }).await?).map(drop)
     }
 
-    /// Some names of a directory; none when it is empty.
+    /// Some names in a directory; none if it is empty.
     pub async fn names(&mut self, dir: &Fh3) -> io::Result<Vec<String>> {
         let (mut cookie, mut cookieverf) = (0, [0; 8]);
         loop {
@@ -220,8 +220,8 @@ impl Conn {
     }
 }
 
-/// Removes the entries of a directory, with all below them. Many connections do it, because a
-/// server that makes each removal durable takes its time for one.
+/// Removes the entries of a directory, with everything in them. Several connections share the work,
+/// because a server may make each removal durable.
 pub async fn clear(conns: &mut [Conn], dir: &Fh3) -> io::Result<()> {
     let mut open = vec![(dir.clone(), None::<(Fh3, String)>)];
     while let Some((here, _)) = open.last().cloned() {
@@ -242,7 +242,7 @@ pub async fn clear(conns: &mut [Conn], dir: &Fh3) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes files; the names that are directories.
+/// Removes files. Returns the names that are directories.
 async fn remove_files(conn: &mut Conn, dir: &Fh3, names: &[String]) -> io::Result<Vec<String>> {
     let mut dirs = Vec::new();
     for name in names {

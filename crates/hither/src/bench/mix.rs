@@ -1,8 +1,9 @@
 //! nhfsstone (P3): Moran's mix of operations, offered at a fixed rate.
 //!
-//! Calls fall due at random moments of the rate (exponentially distributed gaps) and wait in one
-//! queue for a free connection. Their time begins when they fall due, so that the figures show a
-//! server that falls behind. NFS version 2 had only stable writes, and so has the mix.
+//! Calls fall due at random times of the rate (exponentially distributed gaps). They wait in one
+//! queue for a free connection. The time of a call starts when it falls due, so the figures show
+//! whether the server falls behind. NFS version 2 had only stable writes, so the mix has only
+//! stable writes.
 
 use super::client::{Conn, Place, entry};
 use super::{Times, Work, hook};
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, sleep_until};
 
-/// Operations in percent (P3, figure 1).
+/// Operations and their shares in percent (P3, figure 1).
 const MIX: [(Op, u32); 10] = [
     (Op::Getattr, 13),
     (Op::Setattr, 1),
@@ -32,18 +33,18 @@ const MIX: [(Op, u32); 10] = [
     (Op::Readdir, 3),
     (Op::Fsstat, 1),
 ];
-/// Directories, and files and links in each.
+/// Number of directories, and of files and links in each.
 const DIRS: usize = 10;
 const FILES: usize = 40;
 const LINKS: usize = 8;
-/// Length of a file and of a READ or WRITE, in bytes.
+/// Length of a file, and of a READ or WRITE, in bytes.
 const FILE_BYTES: u64 = 64 << 10;
 const IO_BYTES: u32 = 8192;
-/// The mean response time that counts as acceptable (P3, "Nhfsstone Results").
+/// The acceptable mean response time (P3, "Nhfsstone Results").
 const ACCEPTABLE_MS: f64 = 40.0;
-/// Calls that wait for a connection; with more, the server is hopelessly late.
+/// Most calls that wait for a connection. Above this number the server cannot keep up.
 const WAITING_MAX: usize = 100_000;
-/// How long calls that are late are waited for at the end of a rate.
+/// Time for late calls after the end of a rate.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy)]
@@ -66,12 +67,12 @@ impl Op {
     }
 }
 
-/// The files that the calls are about.
+/// The files on which the calls operate.
 struct Tree {
     dirs: Vec<Dir>,
     data: Bytes,
     next_made: AtomicU64,
-    /// Numbers of the names whose creation was answered, to be removed.
+    /// Numbers of the created names, which REMOVE calls may remove.
     to_remove: parking_lot::Mutex<Vec<u64>>,
     made: Fh3,
 }
@@ -83,7 +84,7 @@ struct Dir {
 }
 
 impl Tree {
-    /// Made by many, because a server that makes each call durable takes its time for one.
+    /// Makes the files over several connections, because a server may make each call durable.
     async fn make(conns: &mut [Conn], top: &Fh3) -> io::Result<Self> {
         let data = Bytes::from(vec![0x5a; IO_BYTES as usize]);
         let mut dirs = Vec::new();
@@ -105,7 +106,7 @@ impl Tree {
         Ok(Self { dirs, data, next_made: AtomicU64::new(0), to_remove: parking_lot::Mutex::default(), made })
     }
 
-    /// A share of the files, with a link beside each of a directory's first.
+    /// Makes a share of the files, with a link next to each of a directory's first files.
     async fn files(
         conn: &mut Conn,
         dirs: &[Dir],
@@ -128,7 +129,7 @@ impl Tree {
         Ok(all)
     }
 
-    /// Does one call; an error is one of the server.
+    /// Makes one call. An error means that the server failed it.
     async fn call(&self, conn: &mut Conn, op: Op, dice: &mut StdRng) -> io::Result<()> {
         let dir = &self.dirs[dice.random_range(0..DIRS)];
         let n = dice.random_range(0..FILES);
@@ -158,7 +159,7 @@ impl Tree {
             Op::Remove => {
                 let name = self.to_remove.lock().pop().map_or_else(|| "none".into(), |n| format!("m{n}"));
                 match conn.call(&RemoveArgs { object: entry(&self.made, &name) }).await?.status() {
-                    // Fewer are removed than made, but in some places a removal comes first.
+                    // The mix removes fewer names than it creates, but a removal may come first.
                     Nfsstat3::NOENT => Nfsstat3::OK,
                     other => other,
                 }
@@ -174,8 +175,8 @@ impl Tree {
     }
 }
 
-/// A call of the mix, of which so many percent modify; the parts of those that do, and of those
-/// that do not, stay as they are among themselves.
+/// Picks an operation of the mix. `modifying` percent of the operations modify. The proportions
+/// among the modifying operations, and among the others, stay those of the mix.
 fn pick(dice: &mut StdRng, modifying: u32) -> Op {
     let modifies = dice.random_range(0..100) < modifying;
     let among = || MIX.iter().filter(|(op, _)| op.modifies() == modifies);
@@ -189,7 +190,7 @@ fn pick(dice: &mut StdRng, modifying: u32) -> Op {
     Op::Getattr
 }
 
-/// Measures each rate in turn, and ends when the server is far behind.
+/// Measures each rate in turn. Stops when the server falls far behind.
 pub async fn run(place: &Place, args: &NhfsstoneArgs) -> io::Result<()> {
     let (work, _) = Work::begin(place).await?;
     let done = rates(place, args, &work).await;
@@ -238,9 +239,9 @@ async fn rates(place: &Place, args: &NhfsstoneArgs, work: &Work) -> io::Result<(
     Ok(())
 }
 
-/// The rate at which the mean response time becomes [`ACCEPTABLE_MS`], on the line between the last
-/// rate below it and the first above; and whether it was reached. Rates (calls a second) ascend;
-/// means are in milliseconds.
+/// The rate at which the mean response time reaches [`ACCEPTABLE_MS`], and whether it was reached.
+/// The rate is interpolated between the last rate below the limit and the first above it. Rates
+/// (calls a second) ascend; means are in milliseconds.
 fn capacity(means: &[(u32, f64)]) -> (f64, bool) {
     let mut last = (0.0, 0.0);
     for &(rate, mean) in means {
@@ -254,7 +255,8 @@ fn capacity(means: &[(u32, f64)]) -> (f64, bool) {
     (last.0, false)
 }
 
-/// Answers a second within the time, and how long all took.
+/// Measures one rate. Returns the answers a second within the time, and the response times of all
+/// calls.
 async fn one_rate(
     place: &Place,
     args: &NhfsstoneArgs,
@@ -288,7 +290,7 @@ async fn one_rate(
     let mut next = began;
     while next < end {
         sleep_until(next).await;
-        // All that fell due while the timer slept.
+        // Queues all calls that fell due while the timer slept.
         let now = Instant::now();
         while next <= now && next < end {
             if due.try_send((now, pick(&mut dice, args.modifying))).is_err() {
@@ -332,7 +334,7 @@ mod tests {
             let count = (0..20_000).filter(|_| pick(&mut dice, modifying).modifies()).count();
             assert!(count.abs_diff(modifying as usize * 200) < 300, "{modifying}: {count}");
         }
-        // The paper's own mix.
+        // The share of modifying operations in the paper's mix.
         let modifying: u32 = MIX.iter().filter(|(op, _)| op.modifies()).map(|(_, part)| part).sum();
         assert_eq!(modifying, 19);
         assert_eq!(MIX.iter().map(|(_, part)| part).sum::<u32>(), 100);

@@ -1,29 +1,29 @@
-//! The experiments: contents, origin and needs of each.
+//! The experiments: contents, origin and requirements of each.
 
 use super::Failure;
 use crate::stat::print;
 use std::fmt::Write;
 
-/// The needs of an experiment.
+/// The requirements of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
-    /// A directory, anywhere: `hither bench run`.
+    /// A directory in any file system: `hither bench run`.
     Directory,
-    /// Something else, and the command that runs it.
+    /// Another environment; the command that runs the experiment.
     Other(&'static str),
 }
 
 /// An experiment.
 pub struct Experiment {
-    /// Its word; that of the workload in `lab/work` where it needs a directory.
+    /// Name of the experiment. For an experiment in a directory also the workload in `lab/work`.
     pub name: &'static str,
-    /// Whose it was; empty: none of the papers'.
+    /// The paper; empty for an experiment of this project.
     pub paper: &'static str,
-    /// Its contents.
+    /// Description.
     pub what: &'static str,
-    /// Its needs.
+    /// The requirements.
     pub needs: Needs,
-    /// The program that it starts, where a machine may lack it.
+    /// A program that the experiment starts and that a machine may lack.
     pub program: Option<&'static str>,
 }
 
@@ -41,7 +41,7 @@ const fn with(experiment: Experiment, program: &'static str) -> Experiment {
     Experiment { program: Some(program), ..experiment }
 }
 
-/// All of them.
+/// All experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
     with(
         directory(
@@ -135,7 +135,7 @@ impl Experiment {
     }
 }
 
-/// Lists them.
+/// Prints the list of experiments.
 pub fn list(json: bool) -> Result<(), Failure> {
     if json {
         let all: Vec<_> = EXPERIMENTS

@@ -1,19 +1,19 @@
-//! Pictures of results: a bar for each phase and selection, from zero on a logarithmic scale; a
-//! line from the least to the most.
+//! Charts of results: a bar for each phase and selection on a logarithmic scale from zero, and a
+//! line from the minimum to the maximum.
 
 use super::Failure;
 use super::results::{Metric, Selection, Spread, calls, time};
 use crate::cli::{PlotArgs, PlotMetric};
 use std::fmt::Write;
 
-/// Told apart with any kind of eyes (Okabe and Ito, 2008).
+/// Colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
 const COLOURS: [&str; 7] = ["#505050", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const BAR: usize = 12;
 const GAP: usize = 12;
 const LEFT: usize = 300;
 const WIDTH: usize = 1000;
 
-/// Draws.
+/// Draws a chart.
 pub fn draw(args: &PlotArgs) -> Result<(), Failure> {
     let all = args.results.iter().map(|one| Selection::read(one)?.of_one()).collect::<Result<Vec<_>, _>>()?;
     let metric = match args.metric {
@@ -24,7 +24,7 @@ pub fn draw(args: &PlotArgs) -> Result<(), Failure> {
     std::fs::write(&args.out, picture).map_err(|e| Failure::system(format!("{}: {e}", args.out.display())))
 }
 
-/// Text between tags and in attributes.
+/// Escapes text for XML content and attributes.
 pub fn escape(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -41,7 +41,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// The picture.
+/// The chart as SVG.
 pub fn svg(all: &[Selection], metric: Metric) -> Result<String, Failure> {
     let mut phases: Vec<(&str, &str)> = Vec::new();
     for at in all.iter().flat_map(Selection::phases) {
@@ -52,9 +52,9 @@ pub fn svg(all: &[Selection], metric: Metric) -> Result<String, Failure> {
     let spreads = |at| -> Vec<Option<Spread>> { all.iter().map(|one| one.spread(at, metric)).collect() };
     phases.retain(|at| spreads(*at).iter().any(Option::is_some));
     if phases.is_empty() {
-        return Err(Failure::usage("nothing to draw: nobody counted that"));
+        return Err(Failure::usage("nothing to draw: the results lack this metric"));
     }
-    // Zero has to be on it: RPCs are drawn as 1 + n, times in microseconds.
+    // The scale must contain zero: RPCs are drawn as 1 + n, times in microseconds.
     let scaled = |value: f64| match metric {
         Metric::Rpcs => (1.0 + value).log10(),
         Metric::Secs => (1.0 + value * 1e6).log10(),

@@ -1,9 +1,9 @@
-//! Calls that change nothing, each client as fast as it is answered, and their cost in the server's
-//! processor time.
+//! Calls that change nothing, each client as fast as the server answers, and their cost in
+//! processor time of the server.
 //!
-//! Everything that is read was just written, so that it is in the server's memory. Processor time
-//! is the process's, user and system, from `/proc/PID/stat`: it is there for a server on this
-//! machine that is a process, and counts all of its threads.
+//! The measured data was just written, so the server has it in memory. Processor time is the user
+//! and system time of the server's process, from `/proc/PID/stat`. It is available for a server
+//! that is a process on this machine, and includes all of its threads.
 
 use super::client::{Conn, Place, entry};
 use super::{Times, Work, hook};
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Files of the directory.
+/// Number of files in the directory.
 const FILES: usize = 100;
-/// Length of the file that is read, in bytes.
+/// Length of the file to read, in bytes.
 const FILE_BYTES: u32 = 16 << 20;
-/// Bytes of a WRITE that makes it.
+/// Bytes of each WRITE that creates the file.
 const WRITE_BYTES: u32 = 256 << 10;
 
 /// Units of `/proc/PID/stat`: USER_HZ, which Linux keeps at 100 for every timer frequency.
@@ -146,16 +146,16 @@ async fn call(conn: &mut Conn, kind: ReadKind, size: u32, tree: &Tree, i: usize)
     if status == Nfsstat3::OK { Ok(()) } else { Err(io::Error::other(format!("{kind:?}: {status:?}"))) }
 }
 
-/// Processor time of a process so far: user and system, of all its threads, in seconds.
+/// Processor time of a process so far, in seconds: user and system time of all threads.
 fn cpu_seconds(pid: u32) -> io::Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let ticks = cpu_ticks(&text).ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat: {text}")))?;
     Ok(ticks as f64 / TICKS_PER_SECOND)
 }
 
-/// `utime` and `stime` of `/proc/PID/stat` (proc(5)): the 14th field and the 15th.
+/// `utime` and `stime` of `/proc/PID/stat` (proc(5)): fields 14 and 15.
 fn cpu_ticks(stat: &str) -> Option<u64> {
-    // The second field, in parentheses, may contain anything.
+    // The second field is in parentheses and may contain any characters.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
     let mut next = || fields.next()?.parse::<u64>().ok();
     Some(next()? + next()?)
@@ -165,6 +165,7 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// The fields are found after process names with blanks and parentheses.
     #[test]
     fn processor_time_is_found_behind_any_name() {
         let stat = "7 (a) b 9 9) S 1 7 7 0 -1 4194560 500 0 0 0 120 30 0 0 20 0 9 0 100 1 1";

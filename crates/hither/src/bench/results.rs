@@ -1,8 +1,7 @@
-//! Results: JSON lines of the laboratory's and of `hither bench run`, as figures that can be
-//! compared.
+//! Results of the laboratory and of `hither bench run`: JSON lines, read as comparable figures.
 //!
-//! Each line is a phase of a workload, measured once with one client. Lines of other measurements,
-//! which use other names, get the same names here.
+//! Each line is one measurement of one phase of a workload with one client. Lines of other
+//! measurements have other field names and are converted.
 
 use super::Failure;
 use crate::stat::text::duration;
@@ -12,24 +11,25 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-/// One phase, measured once.
+/// One measurement of one phase.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// The file it is in, without its directory.
+    /// Name of the file without its directory.
     pub file: String,
     pub workload: String,
-    /// With the depth, where there is one.
+    /// The phase, with its depth if it has one.
     pub phase: String,
     pub client: String,
     pub vers: String,
     pub opts: String,
     pub server: String,
-    /// Delay of the network, milliseconds.
+    /// Network delay in milliseconds.
     pub rtt_ms: f64,
-    /// Calls of the client, where they were counted; of one operation, where the phase has several
-    /// of a kind.
+    /// Calls of the client, if counted. If the phase contains several equal operations, the calls
+    /// of one operation.
     pub rpcs: Option<f64>,
-    /// Seconds; as `rpcs`.
+    /// Duration in seconds. If the phase contains several equal operations, the duration of one
+    /// operation.
     pub secs: Option<f64>,
 }
 
@@ -41,7 +41,7 @@ pub enum Metric {
 }
 
 impl Sample {
-    /// The samples of a line; none, when it is about the machine or a mount.
+    /// The samples of a line. A line about the machine or a mount has none.
     pub fn of(file: &str, line: &Value) -> Vec<Self> {
         let text = |key: &str| line[key].as_str().unwrap_or_default().to_string();
         let mut sample = Self {
@@ -87,9 +87,10 @@ impl Sample {
         }
     }
 
-    /// Of a server (`lab/bench-serve.sh`): it is the client here, and its disk the server. Seconds
-    /// are those of a call: its mean response time where calls are offered at a rate, otherwise a
-    /// second divided by the calls in it; of reads, of a second of processor time.
+    /// Converts a line about a server (`lab/bench-serve.sh`). The server becomes the client of the
+    /// sample, and its disk the server. Seconds are those of one call: the mean response time at a
+    /// fixed rate, otherwise one second divided by its calls. For reads it is one second of
+    /// processor time.
     fn of_a_server(mut self, line: &Value) -> Vec<Self> {
         let number = |key: &str| line[key].as_f64().filter(|n| *n > 0.0);
         let word = |key: &str| line[key].as_str().unwrap_or_default();
@@ -125,14 +126,14 @@ impl Sample {
                 (self.phase, self.secs) = ("a byte".into(), number("bytes_s").map(f64::recip));
                 return [self, tcp].into_iter().filter(|sample| sample.secs.is_some()).collect();
             }
-            // Memory has no time.
+            // A memory figure has no time.
             _ => return Vec::new(),
         };
         if self.secs.is_some() { vec![self] } else { Vec::new() }
     }
 
-    /// Of the Modified Andrew Benchmark on many mounts (`lab/bench-nqnfs.sh`): messages of one of
-    /// them, and in the phase the varied parameter.
+    /// Converts a line of the Modified Andrew Benchmark on many mounts (`lab/bench-nqnfs.sh`). The
+    /// calls are those of one mount. The phase contains the varied parameter.
     fn of_many_clients(mut self, line: &Value) -> Self {
         let number = |key: &str| line[key].as_f64().filter(|n| *n > 0.0);
         self.workload = format!("mab {}", line["series"].as_str().unwrap_or_default());
@@ -145,7 +146,7 @@ impl Sample {
         self
     }
 
-    /// Of a simulated cache: its size is the phase, its policy the client.
+    /// Converts a line about a simulated cache. Its size becomes the phase, its policy the client.
     fn of_a_simulation(mut self, line: &Value) -> Vec<Self> {
         let Some(size) = line["cache_bytes"].as_u64() else { return Vec::new() };
         self.client = line["policy"].as_str().unwrap_or_default().into();
@@ -154,7 +155,7 @@ impl Sample {
         self.phase = format!("{size} bytes");
         match line["calls_8k"].as_f64() {
             Some(calls) => vec![Self { rpcs: Some(calls), ..self }],
-            // Files that were not found: the number of questions to the server.
+            // The number of misses is the number of calls to the server.
             None => ["simulated", "mount"]
                 .into_iter()
                 .filter_map(|place| {
@@ -180,7 +181,7 @@ impl Sample {
         words.join(" ")
     }
 
-    /// Whether a word of a selection names this one.
+    /// Whether a word of a selection matches this sample.
     fn has(&self, word: &str) -> bool {
         if let Some(word) = word.strip_prefix('!') {
             return !self.has(word);
@@ -192,7 +193,7 @@ impl Sample {
     }
 }
 
-/// Least, median, most.
+/// Minimum, median and maximum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     pub min: f64,
@@ -202,7 +203,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `None` without a value. Of an even number the median is the mean of the two in the middle.
+    /// The spread of the values, or `None` without values. For an even number of values the median
+    /// is the mean of the middle two.
     pub fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut all: Vec<f64> = values.collect();
         all.sort_by(f64::total_cmp);
@@ -217,19 +219,19 @@ impl Spread {
 /// Some results of a file.
 #[derive(Debug, Clone)]
 pub struct Selection {
-    /// How it was asked for.
+    /// The selection as the user wrote it.
     pub name: String,
     pub samples: Vec<Sample>,
 }
 
 impl Selection {
-    /// Of lines that are there.
+    /// A selection of the given lines.
     pub fn of_lines(name: &str, lines: impl IntoIterator<Item = Value>) -> Self {
         let samples = lines.into_iter().flat_map(|line| Sample::of(name, &line)).collect();
         Self { name: name.into(), samples }
     }
 
-    /// `FILE` or `FILE#WORD,!WORD`: those that have every word, and none behind a `!`.
+    /// Reads `FILE` or `FILE#WORD,!WORD`. Samples must match every word and none after a `!`.
     pub fn read(asked: &str) -> Result<Self, Failure> {
         let (file, words) = asked.split_once('#').unwrap_or((asked, ""));
         let words: Vec<&str> = words.split(',').filter(|word| !word.is_empty()).collect();
@@ -243,7 +245,7 @@ impl Selection {
         Ok(Self { name: asked.into(), samples: all })
     }
 
-    /// It, when it is about one client in one place.
+    /// The selection, if it concerns one client with one server.
     pub fn of_one(self) -> Result<Self, Failure> {
         let all: BTreeSet<String> = self
             .samples
@@ -268,14 +270,14 @@ impl Selection {
         }
     }
 
-    /// Workloads and phases in the order in which they were measured.
+    /// Workloads and phases in the order of measurement.
     pub fn phases(&self) -> Vec<(&str, &str)> {
         let mut seen = BTreeSet::new();
         let all = self.samples.iter().map(|s| (s.workload.as_str(), s.phase.as_str()));
         all.filter(|at| seen.insert(*at)).collect()
     }
 
-    /// The cost of a phase.
+    /// The spread of a phase's figures.
     pub fn spread(&self, at: (&str, &str), metric: Metric) -> Option<Spread> {
         let here = self.samples.iter().filter(|s| (s.workload.as_str(), s.phase.as_str()) == at);
         Spread::of(here.filter_map(|s| s.value(metric)))
@@ -285,7 +287,7 @@ impl Selection {
 /// All samples of a file.
 ///
 /// # Errors
-/// It cannot be read, or is none of results.
+/// The file cannot be read or contains no results.
 pub fn load(file: &Path) -> Result<Vec<Sample>, Failure> {
     let shown = file.display();
     let text = std::fs::read_to_string(file).map_err(|e| Failure::usage(format!("{shown}: {e}")))?;
@@ -299,12 +301,12 @@ pub fn load(file: &Path) -> Result<Vec<Sample>, Failure> {
     Ok(all)
 }
 
-/// A number of calls.
+/// Formats a number of calls.
 pub fn calls(n: f64) -> String {
     if n.fract() == 0.0 { format!("{n:.0}") } else { format!("{n:.2}") }
 }
 
-/// A time.
+/// Formats a time.
 pub fn time(secs: f64) -> String {
     duration(Duration::from_secs_f64(secs.max(0.0)).as_micros() as u64)
 }
@@ -322,7 +324,7 @@ pub fn summary(selection: &Selection) -> String {
     out
 }
 
-/// Two selections, the second as parts of the first.
+/// Two selections as a table, with the ratios of the second to the first.
 pub fn compare(a: &Selection, b: &Selection) -> Result<String, Failure> {
     let mut out = format!(
         "A: {}\nB: {}\n\n{:<44}{:>10}{:>10}{:>7}{:>11}{:>11}{:>7}  {}\n",

@@ -1,8 +1,8 @@
-//! Experiments in a directory: the workloads of `lab/work`, which are Python programs, with the
-//! directory as it is mounted.
+//! Experiments in a directory, with the workloads of `lab/work`. These are Python programs that run
+//! in the directory as it is mounted.
 //!
-//! Results are JSON lines as those of the laboratory: first one about the machine, then one for
-//! each phase of each run.
+//! Results are JSON lines like those of the laboratory: one about the machine, then one for each
+//! phase of each run.
 
 use super::Failure;
 use super::papers::{EXPERIMENTS, Needs};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use twox_hash::XxHash3_64;
 
-/// The programs, which this binary brings along.
+/// The Python programs, which are part of this binary.
 const WORK: [(&str, &str); 5] = [
     ("place.py", include_str!("../../../../lab/work/place.py")),
     ("measure.py", include_str!("../../../../lab/work/measure.py")),
@@ -28,7 +28,7 @@ const WORK: [(&str, &str); 5] = [
     ("bounds.py", include_str!("../../../../lab/work/bounds.py")),
 ];
 
-/// A directory of our own that is removed at the end.
+/// A working directory that is removed at the end.
 struct Scratch {
     dir: PathBuf,
     keep: bool,
@@ -70,7 +70,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         for rep in 0..args.reps {
             eprintln!("{name}, {} of {}", rep + 1, args.reps);
             let meta = json!({"workload": name, "server": place.source, "client": label, "vers": "", "opts": "", "rtt": 0.0, "rep": rep});
-            // Measured results stay, even if a later experiment fails.
+            // Results are written after each run, so a later failure does not lose them.
             let phases = one(args, name, &top.dir, &work.dir, &meta)?;
             write_lines(args, &phases)?;
             lines.extend(phases);
@@ -80,7 +80,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     print(&results::summary(&selection))
 }
 
-/// Faults that can be found before any work is done.
+/// Finds faults before any work is done.
 fn check(args: &RunArgs) -> Result<(), Failure> {
     for name in &args.experiments {
         let Some(found) = EXPERIMENTS.iter().find(|e| e.name == name) else {
@@ -135,7 +135,7 @@ fn place(dir: &Path) -> Result<Place, Failure> {
     })
 }
 
-/// The machine, the programs, and how cold anything was.
+/// Describes the machine, the programs, and which caches were empty.
 fn about(args: &RunArgs, place: &Place) -> Value {
     let first = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let word = |text: &str, key: &str| {
@@ -166,7 +166,7 @@ fn about(args: &RunArgs, place: &Place) -> Value {
     })
 }
 
-/// One run of one experiment: its phases.
+/// Runs one experiment once. Returns its phases.
 fn one(args: &RunArgs, name: &str, top: &Path, work: &Path, meta: &Value) -> Result<Vec<Value>, Failure> {
     let params = match args.quick {
         true => {

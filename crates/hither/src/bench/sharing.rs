@@ -1,9 +1,9 @@
-//! Two clients that share a file: their speed, their questions, and stale reads.
+//! Measures two clients that share a file: their rate, their calls, and stale reads.
 //!
 //! Both clients are directories of this machine that show the same files: two mounts of one export,
-//! by any client. The bytes of a read identify the write that they come from, and both sides know
-//! every returned write at once (they are threads of this process). A read is stale exactly if it
-//! shows less than the writes that had returned before it began.
+//! by any client. The bytes of a read identify the write that produced them. Both sides are threads
+//! of this process, so each knows every returned write at once. A read is stale exactly if it shows
+//! fewer writes than had returned before it began.
 
 use super::Times;
 use crate::cli::{SharingArgs, SharingKind};
@@ -19,22 +19,21 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a name may take to be seen by the other client: more than a minute, which directories
-/// are kept for unless told otherwise.
+/// Longest time until the other client sees a name. Clients cache directories for up to a minute by
+/// default.
 const APPEARS: Duration = Duration::from_secs(120);
 
-/// One client's part of a measurement.
+/// Results of one client.
 #[derive(Default)]
 struct Part {
     reads: Times,
     writes: Times,
     stale: u64,
-    /// How old the oldest thing was that was shown, counted from the end of the write that replaced
-    /// it.
+    /// Greatest age of stale data, counted from the return of the write that replaced the data.
     oldest: Duration,
 }
 
-/// When each write of a file had returned, by its number; the first is 0.
+/// When each write of a file returned, by its number from 0.
 #[derive(Default)]
 struct Returned(Mutex<Vec<Instant>>);
 
@@ -43,20 +42,20 @@ impl Returned {
         self.0.lock().push(Instant::now());
     }
 
-    /// How many writes had returned.
+    /// Number of returned writes.
     fn count(&self) -> u64 {
         self.0.lock().len() as u64
     }
 
-    /// When that one had returned.
+    /// When the given write returned.
     fn at(&self, number: u64) -> Option<Instant> {
         self.0.lock().get(usize::try_from(number).ok()?).copied()
     }
 }
 
 impl Part {
-    /// Notes a read that began when `returned` writes had, and showed the state after `shown` of
-    /// them.
+    /// Records a read. `returned` writes had returned before the read began, and the read shows the
+    /// state after `shown` writes.
     fn shown(&mut self, writes: &Returned, returned: u64, shown: u64, began: Instant) {
         self.reads.add(began.elapsed());
         if shown < returned {
@@ -67,27 +66,27 @@ impl Part {
     }
 }
 
-/// The bytes of a file after so many writes.
+/// Content of a file after `number` writes.
 fn body(number: u64, size: usize) -> Vec<u8> {
     number.to_le_bytes().iter().copied().cycle().take(size).collect()
 }
 
-/// After how many writes a file looked like that.
+/// Number of writes that produced the given content.
 ///
 /// # Errors
-/// It never did: its parts are of different writes, or it is too short.
+/// No number of writes produces the content: it mixes several writes, or has another length.
 fn number(bytes: &[u8], size: usize) -> io::Result<u64> {
     let first = bytes.get(..8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
     first.filter(|n| bytes == body(*n, size)).ok_or_else(|| {
-        io::Error::other(format!("{} bytes were read that were never written so: of {size}", bytes.len()))
+        io::Error::other(format!("a read returned {} of {size} bytes, which no write produced", bytes.len()))
     })
 }
 
 /// Measures each kind in turn.
 ///
 /// # Errors
-/// The directories do not show the same files; a read or write fails, or shows bytes that were
-/// never written.
+/// The directories do not show the same files, a read or write fails, or a read returns bytes that
+/// were never written.
 pub fn run(args: &SharingArgs) -> Result<(), Failure> {
     for dir in [&args.a, &args.b] {
         if !dir.is_dir() {
@@ -103,7 +102,7 @@ pub fn run(args: &SharingArgs) -> Result<(), Failure> {
 }
 
 fn all(args: &SharingArgs, dirs: &[PathBuf; 2]) -> io::Result<()> {
-    // Before the other client looks: it may rely for a while on an absence that it has seen.
+    // The files exist before the other client looks, because that client may cache their absence.
     for &kind in &args.kinds {
         for name in names(kind) {
             fs::write(dirs[0].join(name), body(0, args.size as usize))?;
@@ -124,7 +123,7 @@ fn all(args: &SharingArgs, dirs: &[PathBuf; 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for a name; whether it came.
+/// Waits for a name. Returns whether it appeared.
 fn appears(path: &Path) -> bool {
     let began = Instant::now();
     while !path.exists() {
@@ -145,7 +144,7 @@ fn word(kind: SharingKind) -> String {
     kind.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
 }
 
-/// The files of a kind: in tight sharing each client has one that it writes and the other reads.
+/// The files of a kind. In tight sharing each client writes one file, which the other client reads.
 fn names(kind: SharingKind) -> [String; 2] {
     [0, 1].map(|n| format!("{}.{n}", word(kind)))
 }
@@ -208,22 +207,22 @@ fn one(args: &SharingArgs, kind: SharingKind, dirs: &[PathBuf; 2]) -> io::Result
     Ok(())
 }
 
-/// Opens and reads the whole file.
+/// Opens and reads the whole file. Returns its number of writes.
 fn look(path: &Path, size: usize) -> io::Result<u64> {
     number(&fs::read(path)?, size)
 }
 
-/// Opens and writes the whole file, and closes it.
+/// Opens, writes and closes the whole file.
 fn change(path: &Path, to: u64, size: usize) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     file.write_all_at(&body(to, size), 0)?;
-    // The close may fail where the write has not.
+    // A close may report an error of an earlier write.
     let fd = std::os::fd::IntoRawFd::into_raw_fd(file);
     // SAFETY: the descriptor is ours and is used no more.
     if unsafe { libc::close(fd) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Both open and read a file that is not written.
+/// The clients open and read a file that is not written.
 fn reads(path: &Path, size: usize, end: Instant, writes: &Returned) -> io::Result<Part> {
     let mut part = Part::default();
     loop {
@@ -235,8 +234,8 @@ fn reads(path: &Path, size: usize, end: Instant, writes: &Returned) -> io::Resul
     }
 }
 
-/// They take turns: the client with the turn opens and reads the file that the other has just
-/// closed, then writes it.
+/// The clients take turns. In its turn a client opens and reads the file that the other has closed,
+/// and then writes it.
 fn sequential(
     path: &Path,
     size: usize,
@@ -265,7 +264,7 @@ fn sequential(
     }
 }
 
-/// Both keep both files open; each writes its own and reads the other's, over and over.
+/// Both clients keep both files open. Each writes its own file and reads the other one repeatedly.
 fn tight(
     (own, mine): (&Path, &Returned),
     (other, theirs): (&Path, &Returned),
@@ -286,14 +285,15 @@ fn tight(
         part.writes.add(began.elapsed());
         let (returned, began) = (theirs.count(), Instant::now());
         other.read_exact_at(&mut bytes, 0)?;
-        // A write of several pages can be seen in part: its oldest part counts.
+        // A read may see part of a write of several pages. The oldest part counts.
         let words = bytes.chunks_exact(8).filter_map(|w| w.try_into().ok().map(u64::from_le_bytes));
         part.shown(theirs, returned, words.min().unwrap_or(0), began);
     }
     Ok(part)
 }
 
-/// Calls that the mount below a directory has sent to its server; `None`: it has no counters.
+/// Calls that the mount of a directory has sent to its server; `None` for a file system without
+/// counters.
 fn calls(dir: &Path) -> Option<u64> {
     if let Ok((dev, point)) = stat::locate(dir) {
         return Some(stat::report(dev, &point).ok()?.operations.iter().map(|op| op.calls).sum());
@@ -304,14 +304,14 @@ fn calls(dir: &Path) -> Option<u64> {
     kernel_calls(&told, &path)
 }
 
-/// The same of the kernel's counters of its NFS mounts (`/proc/self/mountstats`).
+/// The same number for a mount of the kernel's client (`/proc/self/mountstats`).
 fn kernel_calls(told: &str, path: &Path) -> Option<u64> {
     let mut mounts = told.split("\ndevice ").filter_map(|mount| {
         let (head, rest) = mount.split_once('\n')?;
         let point = head.split(" mounted on ").nth(1)?.split(" with fstype nfs").next()?;
         path.starts_with(point).then_some((point.len(), rest))
     });
-    // The innermost; of those of one place the last.
+    // Takes the innermost mount, and at one mount point the last one.
     let mut found = mounts.next()?;
     for mount in mounts {
         if mount.0 >= found.0 {
@@ -330,6 +330,7 @@ fn kernel_calls(told: &str, path: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// `number` recovers the write from the content, and refuses mixed or short content.
     #[test]
     fn what_was_written_is_told_apart() {
         for (n, size) in [(0, 8), (7, 24), (1 << 40, 4096)] {
@@ -342,6 +343,8 @@ mod tests {
         }
     }
 
+    /// A read is stale if it shows fewer writes than had returned. A write that has not returned
+    /// may be visible.
     #[test]
     fn what_shows_less_than_had_returned_is_stale() {
         let (mut part, writes) = (Part::default(), Returned::default());
@@ -349,7 +352,7 @@ mod tests {
         let began = Instant::now();
         part.shown(&writes, writes.count(), 1, began);
         assert_eq!((part.stale, part.oldest), (0, Duration::ZERO));
-        // One that had not returned may be seen.
+        // A read may show a write that has not returned.
         part.shown(&writes, writes.count(), 2, began);
         assert_eq!(part.stale, 0);
         pause();
@@ -359,6 +362,7 @@ mod tests {
         assert_eq!(part.reads.0.len(), 3);
     }
 
+    /// Calls of the kernel's client are counted for the innermost mount only.
     #[test]
     fn calls_of_the_kernel_are_those_of_the_mount() {
         let mount = |point: &str, read: u32| {

@@ -1,4 +1,4 @@
-//! Stable changes of one kind, each client as fast as it is answered.
+//! Stable changes of one kind, each client as fast as the server answers.
 
 use super::client::{Conn, Place};
 use super::{Times, Work, hook};
@@ -11,7 +11,7 @@ use std::io;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A client's file is written around again after so many bytes.
+/// A client writes its file again from the start after this many bytes.
 const FILE_BYTES: u64 = 4 << 20;
 
 /// A client's directory and the file in it.
@@ -42,7 +42,7 @@ async fn all(place: &Place, args: &SyncArgs, dir: &Fh3) -> io::Result<()> {
     Ok(())
 }
 
-/// The objects of clients: each client has its own, so that none waits for another's directory.
+/// Makes a directory and a file for each client, so that no client waits for another's directory.
 async fn own(place: &Place, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Result<Vec<Own>> {
     let conns = Conn::open_many(place.nfs, clients as usize).await?;
     let made = conns.into_iter().enumerate().map(async |(n, mut conn)| {
@@ -96,7 +96,7 @@ async fn one(place: &Place, args: &SyncArgs, kind: SyncKind, own: Vec<Own>) -> i
     Ok(())
 }
 
-/// One change.
+/// Makes one change.
 async fn change(
     conn: &mut Conn,
     kind: SyncKind,

@@ -1,5 +1,5 @@
-//! Results are read, compared, drawn and judged as they are, and the committed pages were generated
-//! from the committed results.
+//! Tests of reading, comparing, drawing and judging results. The committed pages must match the
+//! committed results.
 
 use super::results::{Metric, Sample, Selection, Spread, compare, load};
 use super::{papers, plot, report};
@@ -37,13 +37,13 @@ fn lines_of_every_measurement_are_read() {
     opened["n"] = json!(2);
     let all = Sample::of("f", &opened);
     assert_eq!((all[0].phase.as_str(), all[0].rpcs, all[0].secs), ("open, depth 4", Some(8.0), Some(0.25)));
-    // Not counted.
+    // A local file system counts no calls.
     let mut local = line("ext4", "a", 0, 1.0);
     local["rpc"] = Value::Null;
     assert_eq!(Sample::of("f", &local)[0].rpcs, None);
     assert!(Sample::of("f", &json!({"about": {}})).is_empty());
     assert!(Sample::of("f", &line("kernel", "mount", 1, 1.0)).is_empty());
-    // Servers, by their disk.
+    // Lines about servers are converted, with their disk.
     for (server, phase, secs) in [
         (
             json!({"bench": "nhfsstone", "offered": 70, "modifying": 19, "mean_ms": 22.0}),
@@ -70,7 +70,7 @@ fn lines_of_every_measurement_are_read() {
         assert_eq!((of[0].phase.as_str(), of[0].secs), (phase, Some(secs)));
         assert_eq!((of[0].client.as_str(), of[0].server.as_str()), ("hither", "slow"));
     }
-    // Many mounts: the messages of one of them.
+    // With many mounts the calls of one mount count.
     let mut many = line("hither", "5.compile", 40, 1.0);
     many["workload"] = json!("mab-clients");
     many["series"] = json!("speeds");
@@ -82,7 +82,7 @@ fn lines_of_every_measurement_are_read() {
     assert_eq!((of[0].rpcs, of[0].secs), (Some(10.0), Some(1.0)));
     assert!(Sample::of("f", &json!({"bench": "memory", "label": "hither", "count": 1})).is_empty());
     assert!(Sample::of("f", &json!({"bench": "sync", "kind": "write", "ops_s": 0.0})).is_empty());
-    // Every committed file has something to say.
+    // Each committed file has samples.
     for entry in fs::read_dir(bench()).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|e| e == "jsonl") {
@@ -106,7 +106,7 @@ fn comparisons_are_of_medians() {
     assert_eq!(&row[2..5], ["10", "5", "0.50"], "{text}");
     assert!(row.contains(&"0.25") && text.contains("1.0 s to 3.0 s; 250.0 ms to 750.0 ms"), "{text}");
     assert_eq!(one("!kernel").samples.len(), 3);
-    // Results that cannot be compared say why.
+    // Results that cannot be compared give the reason.
     let both = Selection::read(&file).unwrap().of_one().unwrap_err();
     assert!(both.line.contains("#hither,4.2,default,s,rtt0 #kernel,4.2,default,s,rtt0"), "{both:?}");
     assert!(Selection::read(&format!("{file}#libnfs")).unwrap_err().line.contains("hither 4.2; kernel 4.2"));
@@ -116,6 +116,7 @@ fn comparisons_are_of_medians() {
     assert!(load(&dir.path().join("c")).unwrap_err().line.contains("c:1: not a JSON line"));
 }
 
+/// The chart shows each measured phase, and nothing for absent ones.
 #[test]
 fn pictures_show_what_there_is_and_nothing_else() {
     let lines = [line("a<b>\"&'", "p", 100, 0.5), line("a<b>\"&'", "q", 0, 0.5)];
@@ -130,7 +131,8 @@ fn pictures_show_what_there_is_and_nothing_else() {
     assert!(plot::svg(&[Selection::of_lines("x", [])], Metric::Rpcs).is_err());
 }
 
-/// An experiment in a directory is a workload of the laboratory, and the other way round.
+/// Each experiment in a directory is a workload of the laboratory, and each such workload is an
+/// experiment.
 #[test]
 fn experiments_are_those_of_the_laboratory() {
     let work =
@@ -147,6 +149,7 @@ fn experiments_are_those_of_the_laboratory() {
     assert_eq!(listed, there);
 }
 
+/// Verdicts follow from the results only. A claim without results is not measured.
 #[test]
 fn claims_are_judged_by_results_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -188,7 +191,7 @@ fn claims_are_judged_by_results_alone() {
         "{markdown}"
     );
     assert!(markdown.contains("2 reproduced, 2 not, 2 not measured.") && markdown.contains("nobody did"));
-    // Both cases in which hither does worse are reported.
+    // The report contains both cases in which hither is worse.
     let measured = "r.jsonl: w, s, 0 ms, NFSv4.2, hither, kernel";
     assert!(markdown.contains(&format!("| {measured} | q | 0 | 1 |")), "{markdown}");
     assert!(markdown.contains(&format!("| {measured} | p | 1.0 s | 2.0 s |")), "{markdown}");
@@ -196,7 +199,7 @@ fn claims_are_judged_by_results_alone() {
     assert!(html.contains("&lt;b&gt;") && !html.contains("<b>") && html.contains("not-reproduced"), "{html}");
 }
 
-/// bench/RESULTS.md agrees with the committed results. To renew it: `hither bench report bench
+/// bench/RESULTS.md matches the committed results. Renew it with `hither bench report bench
 /// --markdown bench/RESULTS.md`.
 #[test]
 fn committed_results_are_up_to_date() {
@@ -206,6 +209,6 @@ fn committed_results_are_up_to_date() {
         markdown == committed,
         "bench/RESULTS.md is out of date: hither bench report bench --markdown bench/RESULTS.md"
     );
-    // No claim points at results that are not there.
+    // Every claim refers to existing results.
     assert!(!markdown.contains("| no results"), "a claim of bench/claims.json has no results");
 }

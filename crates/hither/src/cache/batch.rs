@@ -1,7 +1,7 @@
-//! Small files for `hither cache warm`, put together so that the daemon brings many in one message.
+//! Groups small files for `hither cache warm`, so that the daemon fetches many in one message.
 //!
-//! It knows the mount of a file, the path below its root, and the files that the mount's cache
-//! keeps. Files that the daemon does not fetch are given back, to be read through the mount.
+//! This module knows the mount of a file, its path below the mount point, and the mount's rules for
+//! cached files. Files that the daemon does not fetch are returned, to be read through the mount.
 
 use crate::control::{self, Ask, CacheAsk};
 use crate::stat;
@@ -10,22 +10,22 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Longer files are read through the mount, whose read-ahead serves them well, in bytes.
+/// Longest file of a batch, in bytes. Longer files are read through the mount, with read-ahead.
 const SMALL: u64 = 64 << 10;
-/// Most files of a batch, and most bytes of them.
+/// Most files and most bytes of a batch.
 const FILES: usize = 64;
 const BYTES: u64 = 1 << 20;
-/// Most bytes of their names: they travel in one request of the control socket.
+/// Most bytes of the names in a batch. They are one request of the control socket.
 const NAME_BYTES: usize = 16 << 10;
 
-/// The mount that a directory is in.
+/// A mount of hither.
 #[derive(Debug, Clone)]
 struct Mount {
     dev: (u32, u32),
     dir: String,
 }
 
-/// Some small files of one mount.
+/// Small files of one mount.
 #[derive(Debug)]
 pub struct Batch {
     mount: Mount,
@@ -39,7 +39,8 @@ impl Batch {
         self.files.len() >= FILES || bytes + size > BYTES || self.name_bytes + name.len() > NAME_BYTES
     }
 
-    /// Brings the files: bytes that came, and the files that did not.
+    /// Makes the daemon fetch the files. Returns the bytes of fetched files, and the files that
+    /// were not fetched.
     pub fn bring(self) -> (Vec<u64>, Vec<PathBuf>) {
         let longest = self.files.iter().map(|(.., size)| *size).max().unwrap_or(0);
         let paths = self.files.iter().map(|(_, name, _)| name.clone()).collect();
@@ -64,10 +65,10 @@ struct Rules {
     max_bytes: u64,
 }
 
-/// A mount that files were found in.
+/// A mount with its incomplete batch.
 #[derive(Debug)]
 struct Home {
-    /// `None`: without a disk cache, or with one that is not in use.
+    /// `None` without a disk cache in use.
     rules: Option<Rules>,
     batch: Batch,
 }
@@ -89,18 +90,18 @@ impl Home {
     }
 }
 
-/// Batches that are not full yet, and files that the cache will not keep.
+/// Incomplete batches, and files that the cache does not keep.
 #[derive(Debug, Default)]
 pub struct Batches {
-    /// By device number; `None`: no mount of hither.
+    /// Mounts by device number; `None` if the device is not a mount of hither.
     homes: HashMap<u64, Option<Home>>,
-    /// Files, by why they are only read.
+    /// Number of files that are only read, by reason.
     unkept: BTreeMap<String, u64>,
 }
 
 impl Batches {
-    /// Takes a small file in; a batch that became full by it, or `Err` when the file is to be read
-    /// by itself.
+    /// Adds a small file. Returns a batch that became full. `Err` returns a file that must be read
+    /// individually.
     pub fn add(&mut self, path: PathBuf, meta: &Metadata, now_s: i64) -> Result<Option<Batch>, PathBuf> {
         let home = self.homes.entry(meta.dev()).or_insert_with(|| Home::of(&path));
         let Some(Home { rules, batch }) = home else { return Err(path) };
@@ -134,14 +135,14 @@ impl Batches {
         Ok(full.filter(|batch| !batch.files.is_empty()))
     }
 
-    /// The remaining files, and files that are only read, by reason.
+    /// The remaining batches, and the number of files that are only read, by reason.
     pub fn rest(self) -> (Vec<Batch>, BTreeMap<String, u64>) {
         let left = self.homes.into_values().flatten().map(|home| home.batch);
         (left.filter(|batch| !batch.files.is_empty()).collect(), self.unkept)
     }
 }
 
-/// A path below a mount point. Only names in UTF-8 without control characters travel in a request.
+/// The path below a mount point. A request can hold only UTF-8 names without control characters.
 fn below(path: &Path, dir: &str) -> Option<String> {
     let whole = path.is_absolute().then(|| path.to_path_buf());
     let whole = whole.or_else(|| std::path::absolute(path).ok())?;

@@ -1,5 +1,4 @@
-//! Actions on cached files that are named by their keys: for programs with an eviction policy of
-//! their own.
+//! Actions on cached files by their keys, for programs with their own eviction policy.
 
 use crate::control::{self, Ask, CacheAsk, KeyDo};
 use crate::exit::Failure;
@@ -8,15 +7,15 @@ use serde_json::json;
 use std::io::BufRead;
 use std::path::PathBuf;
 
-/// Keys in one request: they are 32 digits each, and requests are bounded.
+/// Most keys of one request. A key has 32 digits, and requests are bounded.
 const AT_ONCE: usize = 500;
-/// Longest line: a key, and the end of a line of another system.
+/// Longest line: a key and a CR LF line end.
 const LINE_MAX: usize = 64;
 
-/// Reads keys from standard input and does it.
+/// Reads keys from standard input and applies the action.
 ///
 /// # Errors
-/// Not one mount, a line that is no key, or the daemon's error.
+/// The paths are not one directory of a mount, a line is not a key, or the daemon reports an error.
 pub fn run(places: &[PathBuf], act: KeyDo, json: bool) -> Result<(), Failure> {
     let [place] = places else {
         return Err(Failure::usage("--keys: give one directory of a mount"));
@@ -40,7 +39,7 @@ pub fn run(places: &[PathBuf], act: KeyDo, json: bool) -> Result<(), Failure> {
         let line = line.map_err(|e| Failure::system(format!("standard input: {e}")))?;
         let key = line.trim();
         if key.len() > LINE_MAX {
-            return Err(Failure::usage("standard input: a line that is no key"));
+            return Err(Failure::usage("standard input: a line is not a key"));
         }
         if !key.is_empty() {
             some.push(key.to_string());

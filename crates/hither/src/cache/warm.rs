@@ -1,5 +1,5 @@
-//! `hither cache warm`: small files by the daemon, many in a message, the others through their
-//! mount, several at a time.
+//! `hither cache warm`: the daemon fetches small files, many in one message. Other files are read
+//! through their mount, several at a time.
 
 use super::batch::{Batch, Batches};
 use crate::cli::CacheWarm;
@@ -18,20 +18,20 @@ use std::time::{Duration, UNIX_EPOCH};
 
 /// Bytes of one read.
 const CHUNK: usize = 1 << 20;
-/// Files found that wait to be read, at most.
+/// Most found files that wait to be read.
 const WAITING: usize = 65_536;
 
-/// A reader's share of the work.
+/// A unit of work for a reader.
 enum Todo {
     File(PathBuf),
     Batch(Batch),
 }
 
-/// The finder of files hands them on here.
+/// Collects found files and passes them to the readers.
 struct Found<'a> {
     todo: &'a mpsc::SyncSender<Todo>,
     batches: Batches,
-    /// Seconds since 1970.
+    /// Present time in seconds since 1970.
     now_s: i64,
 }
 
@@ -42,7 +42,7 @@ impl Found<'_> {
             Ok(Some(batch)) => Todo::Batch(batch),
             Err(path) => Todo::File(path),
         };
-        // The readers are there as long as this is.
+        // The readers outlive this sender.
         let _ = self.todo.send(todo);
     }
 }
@@ -57,10 +57,10 @@ struct Progress {
     failed: AtomicU64,
 }
 
-/// Warms.
+/// Warms a cache.
 ///
 /// # Errors
-/// The list cannot be read, or files cannot.
+/// The list or some files cannot be read.
 pub fn run(args: &CacheWarm) -> Result<(), Failure> {
     warm(args.jobs, args.quiet, |found, progress| {
         for file in &args.files {
@@ -75,11 +75,11 @@ pub fn run(args: &CacheWarm) -> Result<(), Failure> {
     })
 }
 
-/// The same for a trace: a list in which `/./` stands where the mount begins, which is at `root`
-/// now if that is given.
+/// Warms a cache from a trace. A trace is a list of paths in which `/./` marks the mount point.
+/// `root` replaces that mount point if given.
 ///
 /// # Errors
-/// The list cannot be read, or files cannot.
+/// The list or some files cannot be read.
 pub fn replay(trace: &Path, root: Option<&Path>, jobs: u8, quiet: bool) -> Result<(), Failure> {
     let list = File::open(trace).map_err(|e| bad(&trace.display().to_string(), &e))?;
     warm(jobs, quiet, |found, progress| {
@@ -119,7 +119,7 @@ fn warm(
         drop(todo);
         let ended = readers.into_iter().map(|reader| reader.join()).all(|joined| joined.is_ok());
         over.store(true, Ordering::Relaxed);
-        listed.and_then(|()| if ended { Ok(()) } else { Err(Failure::system("a reader broke down")) })
+        listed.and_then(|()| if ended { Ok(()) } else { Err(Failure::system("a reader task failed")) })
     });
     listed?;
     if !quiet {
@@ -136,7 +136,7 @@ fn warm(
     }
 }
 
-/// Paths, a line each.
+/// Reads paths, one a line.
 fn lines(
     list: impl BufRead,
     root: Option<&Path>,
@@ -156,7 +156,7 @@ fn lines(
     Ok(())
 }
 
-/// A file, or everything below a directory; symbolic links are not followed.
+/// Finds a file, or all files below a directory. Symbolic links are not followed.
 fn walk(path: &Path, found: &mut Found<'_>, progress: &Progress) {
     let mut todo = vec![path.to_path_buf()];
     while let Some(path) = todo.pop() {
@@ -218,7 +218,7 @@ fn failed(path: &Path, e: &io::Error, progress: &Progress) {
     let _ = writeln!(io::stderr(), "{}: {e}", path.display());
 }
 
-/// A line of progress, four times a second.
+/// Prints a line of progress four times a second.
 fn show(progress: &Progress, over: &AtomicBool) {
     let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
     let (mut rate, mut before, mut ticks) = (0.0_f64, 0, 0_u64);
