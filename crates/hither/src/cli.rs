@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `hither`.
 
 mod bench;
 
@@ -31,18 +31,18 @@ pub enum Command {
     Umount(UmountArgs),
     /// Show a mount's requests to its server, and their times
     Stat(StatArgs),
-    /// Wait until the server has everything that was written on a mount
+    /// Wait until the server has all data written on a mount
     Sync(MountSyncArgs),
-    /// List, apply or drop delayed writes of before a crash that could not be sent
+    /// List, apply or drop delayed writes that could not be sent after a crash
     Conflicts(ConflictsArgs),
     /// Show a mount's current requests to its server, by operation, process and file
     Top(TopArgs),
     /// Show the cached state of a file, the promise behind it and its end, and the cost of the last
     /// calls
     Why(WhyArgs),
-    /// Measure a server, the way to it and this machine, and name the remedies
+    /// Measure a server, the network path to it and this machine, and name remedies
     Doctor(DoctorArgs),
-    /// Offer an export to programs by a socket, without a mount
+    /// Offer an export to programs through a socket, without a mount
     Daemon(DaemonArgs),
     /// Check fstab, exports and mount options without using them
     Config(ConfigArgs),
@@ -50,7 +50,7 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Examine, fill or clean a disk cache
     Cache(CacheArgs),
-    /// Record the files that a program reads, and read them ahead of it
+    /// Record the files that a program reads, and replay them ahead of it
     Trace(TraceArgs),
     /// Run the papers' experiments in a directory or against an NFS server; compare, plot, report
     Bench(BenchArgs),
@@ -101,7 +101,7 @@ pub struct LogArgs {
     /// error, warn, info, debug, trace; or per part: `info,hither_nfs=debug`
     #[arg(long = "log-level", value_name = "LEVEL", env = "HITHER_LOG")]
     pub level: Option<String>,
-    /// Log more: as --log-level debug
+    /// Log more, like --log-level debug
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -111,13 +111,13 @@ pub struct LogArgs {
 pub struct UmountArgs {
     /// The directory, or the SERVER:/PATH mounted there
     pub dir: PathBuf,
-    /// Detach at once; the mount ends when its last user leaves
+    /// Detach at once; the mount ends when its last user closes it
     #[arg(short, long)]
     pub lazy: bool,
-    /// End all calls that wait for the server with an error; unsent data is lost
+    /// Fail all calls that wait for the server; unsent data is lost
     #[arg(short, long)]
     pub force: bool,
-    /// Seconds to wait until the daemon has sent everything and ended
+    /// Seconds to wait until the daemon has sent all data and ended
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub timeout: u64,
     /// Report each step
@@ -130,13 +130,13 @@ pub struct UmountArgs {
 pub struct StatArgs {
     /// A directory of the mount
     pub dir: PathBuf,
-    /// As JSON: the same as --format json
+    /// Print JSON; the same as --format json
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
     /// Format of the output
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// Show again every N seconds, until interrupted; text shows the increase
+    /// Repeat every N seconds until interrupted; text shows the increase
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
 }
@@ -146,7 +146,7 @@ pub struct StatArgs {
 pub struct MountSyncArgs {
     /// A directory of the mount
     pub dir: PathBuf,
-    /// Seconds to wait; the rest is sent later all the same
+    /// Seconds to wait; remaining data is sent later
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
 }
@@ -171,30 +171,32 @@ pub enum ConflictsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show the kept data of one conflict: its ranges, or the file with them
+    /// Show the kept data of one conflict: its ranges, or the file merged with them
     Show {
         /// A directory of a mount, or of caches or journals
         place: PathBuf,
         /// The conflict
         name: String,
-        /// Write the server's file with the kept data over it to standard output (of a mount only)
+        /// Write the server's file, overlaid with the kept data, to standard output (only for a
+        /// mount)
         #[arg(long)]
         merged: bool,
         /// Write to this file instead; without --merged only the kept data, with holes between
+        /// ranges
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
         /// As JSON
         #[arg(long, conflicts_with_all = ["merged", "output"])]
         json: bool,
     },
-    /// Write the kept data over the file, whatever it holds now, and drop the conflict (of a mount
-    /// only)
+    /// Write the kept data over the present content of the file, and drop the conflict (only for a
+    /// mount)
     Apply {
         /// A directory of the mount
         place: PathBuf,
         /// The conflict
         name: String,
-        /// Write over this file of the mount instead; a path below the mount point
+        /// Write to this file of the mount instead; a path below the mount point
         #[arg(long, value_name = "PATH")]
         to: Option<String>,
         /// As JSON
@@ -261,10 +263,10 @@ pub struct DoctorArgs {
     /// SERVER, SERVER:/PATH, or a directory of a mount
     #[arg(value_name = "SERVER[:/PATH]|DIR")]
     pub target: PathBuf,
-    /// Mount options for the way to the server (vers=, port=, ...)
+    /// Mount options for the connection to the server (vers=, port=, ...)
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Make a temporary file .hither-doctor-... at the server, to measure writing, stable storage
+    /// Create a temporary file .hither-doctor-... at the server, to measure writing, stable storage
     /// and the clock
     #[arg(short, long)]
     pub write: bool,
@@ -292,7 +294,7 @@ pub struct DaemonArgs {
     /// Path of the socket
     #[arg(short, long, value_name = "PATH")]
     pub socket: PathBuf,
-    /// Mount options, separated by commas; those of mount points have no effect. socket-mode= and
+    /// Mount options, separated by commas; options of mount points have no effect. socket-mode= and
     /// socket-group= restrict the users that may connect. `hither mount --help` lists all options
     #[arg(short, long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,
@@ -342,7 +344,7 @@ pub struct ConfigCheck {
     pub json: bool,
 }
 
-/// When the server registers with rpcbind.
+/// When the server registers itself with rpcbind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum WithRpcbind {
     /// When other machines can reach the server
@@ -381,9 +383,9 @@ pub struct ServeArgs {
     /// NFS versions to offer
     #[arg(long, value_name = "LIST", default_value = "3,4", value_parser = ["3", "4", "3,4", "4,3"])]
     pub versions: String,
-    /// Register the ports of NFS and MOUNT with rpcbind, where NFSv3 clients ask for them; `auto`
-    /// does so unless the server listens on loopback addresses only. Without rpcbind, or if it has
-    /// another NFS server, a line says so, and clients need `port=` and `mountport=`
+    /// Register the ports of NFS and MOUNT with rpcbind, where NFSv3 clients query them. `auto`
+    /// registers unless the server listens on loopback addresses only. If rpcbind is absent or has
+    /// another NFS server, the server prints a line, and clients need `port=` and `mountport=`
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = WithRpcbind::Auto)]
     pub rpcbind: WithRpcbind,
     /// Seconds that a silent client keeps its opens and locks
@@ -393,23 +395,23 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub grace: Option<u64>,
     /// Maximum calls a second, of all clients together, while clients recover from a restart;
-    /// others wait for their turn. 0: no limit
+    /// further calls wait. 0: no limit
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub recovery_rate: u32,
-    /// Maximum files and directories delegated to NFSv4 clients at a time. Clients then need not
-    /// ask whether these have changed, or may delay writes. Default: none. For local file systems
+    /// Maximum files and directories delegated to NFSv4 clients at a time. Clients with a
+    /// delegation need not revalidate, or may delay writes. Default: none. For local file systems
     /// only; docs/SEMANTICS.md, S10, states the limits
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub max_delegations: u32,
-    /// Serve figures for Prometheus at http://ADDRESS:PORT/metrics, or on a UNIX socket for the
+    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, or on a UNIX socket for the
     /// server's user only
     #[arg(long, value_name = "ADDRESS:PORT|SOCKET")]
     pub metrics: Option<crate::metrics::endpoint::Place>,
-    /// Offer NQNFS, too (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program
+    /// Also offer NQNFS (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program
     /// 300105), with MOUNT version 1; see docs/NQNFS.md
     #[arg(long)]
     pub nqnfs: bool,
-    /// Seconds of an NQNFS lease if the client names none; the longest lease is twice this
+    /// Seconds of an NQNFS lease if the client requests no term; the longest lease is twice this
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "nqnfs", value_parser = clap::value_parser!(u64).range(1..=300))]
     pub nqnfs_term: u64,
     /// Seconds without a write after which the write lease of a silent NQNFS client ends
@@ -418,14 +420,15 @@ pub struct ServeArgs {
     /// Directory for state that a restart must not lose; default: /var/lib/hither/serve-PORT
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// A file or block device in which stable writes become durable first, by one sequential write
-    /// for many clients. For one exported directory; not below it, and on another disk if possible
+    /// A file or block device in which stable writes become durable first, many clients' writes by
+    /// one sequential write. For one exported directory; not below it, and if possible on another
+    /// disk
     #[arg(long, value_name = "PATH|none", default_value = "none")]
     pub journal: PathBuf,
     /// Size of a new journal file in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub journal_size: u64,
-    /// Start with an empty journal, whatever it contains: acknowledged writes may be lost
+    /// Start with an empty journal and discard its content: acknowledged writes may be lost
     #[arg(long)]
     pub journal_discard: bool,
     /// Longest READ and WRITE in bytes
@@ -434,10 +437,10 @@ pub struct ServeArgs {
     /// Maximum connections
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
-    /// Maximum memory in MiB for calls and replies under way
+    /// Maximum memory in MiB for calls and replies in progress
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     pub max_memory: u32,
-    /// Serve an empty file system in memory, which ends with the server: for trials
+    /// Serve an empty file system in memory, for trials; its content ends with the server
     #[arg(long, conflicts_with_all = ["dir", "export", "config"])]
     pub memory: bool,
     #[command(flatten)]
@@ -452,8 +455,8 @@ pub struct CacheArgs {
     pub what: CacheCommand,
 }
 
-/// Commands about a disk cache. WHERE is a directory of a mount that has one, or a cache directory.
-/// Of a cache directory, only parts that no mount uses can be examined.
+/// Commands on a disk cache. WHERE is a directory of a mount with a disk cache, or a cache
+/// directory. In a cache directory, only parts that no mount uses can be examined.
 #[derive(Debug, Subcommand, Clone)]
 pub enum CacheCommand {
     /// Show the size of the cache, and its counters since the mount
@@ -466,7 +469,7 @@ pub enum CacheCommand {
     Verify(CacheVerify),
     /// Drop the cached data of files, or of all unpinned files
     Evict(CacheEvict),
-    /// Protect files, in every version, from the cleaner
+    /// Protect files, in every version, from eviction
     Pin(CacheFiles),
     /// End the protection of pinned files
     Unpin(CacheFiles),
@@ -490,7 +493,7 @@ pub struct CacheWhere {
 pub struct CacheLs {
     #[command(flatten)]
     pub at: CacheWhere,
-    /// List the index in memory only, in the order of eviction: fast with any number of files
+    /// List the index in memory only, in eviction order: fast with any number of files
     #[arg(long)]
     pub index: bool,
 }
@@ -545,8 +548,8 @@ pub struct CacheEvict {
 /// `hither cache warm`.
 #[derive(Debug, Args, Clone)]
 pub struct CacheWarm {
-    /// Files, and directories with all files below; `-` reads a list from standard input, a path a
-    /// line
+    /// Files, and directories with all files in them; `-` reads a list of paths from standard
+    /// input, one a line
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Number of files to read at a time
@@ -568,11 +571,11 @@ pub struct TraceArgs {
 /// Actions on traces.
 #[derive(Debug, Subcommand, Clone)]
 pub enum TraceCommand {
-    /// Note the files that are opened for reading, in the order of their first open, or each call
+    /// Record the files opened for reading, in the order of their first open, or record each call
     Record(TraceRecord),
     /// Read the files of a trace in its order into the cache
     Replay(TraceReplay),
-    /// Play a trace of calls with other disk caches, policies and round trips
+    /// Evaluate a trace of calls with other disk caches, policies and round trips
     WhatIf(TraceWhatIf),
 }
 
@@ -588,12 +591,12 @@ pub struct TraceRecord {
     /// A directory of a mount; all mounts unless given
     #[arg(short, long = "mount", value_name = "DIR")]
     pub mounts: Vec<PathBuf>,
-    /// Note each call that reaches the daemon, with its data, cost and waits, for `hither trace
+    /// Record each call that reaches the daemon, with its data, cost and waits, for `hither trace
     /// what-if`
     #[arg(long)]
     pub calls: bool,
-    /// The program to run; its opens and those of its children are noted. Without it, the opens of
-    /// all programs until Ctrl-C
+    /// The program to run; the trace has its opens and those of its children. Without it, the opens
+    /// of all programs until Ctrl-C
     #[arg(last = true, value_name = "PROGRAM")]
     pub program: Vec<std::ffi::OsString>,
 }
@@ -604,7 +607,7 @@ pub struct TraceReplay {
     /// The trace
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The present mount point, if it was another one when the trace was recorded
+    /// The present mount point, if it differs from that of the recording
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
     /// Number of files to read at a time
@@ -647,18 +650,19 @@ pub enum Format {
     Text,
     /// One JSON object a line
     Json,
-    /// As /proc/self/mountstats, for `mountstats -f FILE` and its like
+    /// Print like /proc/self/mountstats, for `mountstats -f FILE` and similar tools
     Mountstats,
-    /// In the layout of `nfsstat -c`
+    /// Print in the layout of `nfsstat -c`
     Nfsstat,
     /// For Prometheus; the mount option metrics= serves the same over HTTP
     Prometheus,
 }
 
-/// The fault that clap found, in one line: its first line, and its tip if it has one.
+/// The first fault that clap found, in one line with clap's tip.
 pub fn usage_failure(e: &clap::Error) -> Failure {
     let text = e.to_string();
-    // Lines up to the blank line before "Usage:"; a list of missing arguments is indented.
+    // Takes the lines up to the blank line before "Usage:". A list of missing arguments is
+    // indented.
     let mut message: Vec<&str> = Vec::new();
     for line in text.lines() {
         if line.starts_with("Usage:") || line.starts_with("For more information") {

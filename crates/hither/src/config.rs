@@ -1,9 +1,8 @@
-//! `hither config check`: the faults of exports, fstab lines and mount options, before they are
-//! used.
+//! `hither config check`: finds faults of exports, fstab lines and mount options before use.
 //!
-//! It judges with the parsers of `hither serve` and `hither mount`, and adds faults that those
-//! would meet later: missing directories, files that no program reads, and misreadings by other
-//! programs. It asks nothing outside this machine.
+//! The check uses the parsers of `hither serve` and `hither mount`. It also reports faults that
+//! would appear later: missing directories, files that no program reads, and lines that other
+//! programs read differently. It contacts no other machine.
 
 mod fstab;
 mod served;
@@ -19,32 +18,32 @@ use serde::Serialize;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Version of the words of `--json`.
+/// Version of the field names of `--json`.
 const VERSION: u32 = 1;
-/// Largest file that is read: more is no configuration.
+/// Largest file that is read, in bytes. A larger file is not a configuration.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
-/// Something to tell.
+/// A fault or a note.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// Nothing is broken by it.
+    /// A note, which prevents nothing.
     note: bool,
     /// The file, or `-o` for options of the command line.
     file: String,
-    /// Its line; `None`: the file as a whole.
+    /// The line number; `None` for the whole file.
     line: Option<usize>,
     /// The fault, and the remedy.
     what: String,
 }
 
-/// All that was looked at.
+/// The checked configuration and the findings.
 #[derive(Debug, Default, Serialize)]
 struct Checked {
     /// Exported directories.
     exports: usize,
-    /// Lines of fstab that are ours.
+    /// Lines of fstab for hither.
     mounts: usize,
-    /// Files and directories that could not be read; they are among the findings.
+    /// Number of files and directories that could not be read. `findings` contains them.
     #[serde(skip)]
     unread: usize,
     findings: Vec<Finding>,
@@ -55,8 +54,8 @@ impl Checked {
         self.add(false, file, line.into(), what.into());
     }
 
-    /// A file that cannot be read; the others are checked nevertheless. `why` may begin with the
-    /// file's name.
+    /// Reports a file that cannot be read. The other files are still checked. `why` may begin with
+    /// the file's name.
     fn unreadable(&mut self, file: &Path, why: &str) {
         let name = file.display().to_string();
         let why = why.strip_prefix(&format!("{name}: ")).unwrap_or(why);
@@ -80,7 +79,7 @@ impl Checked {
 /// Runs the command.
 ///
 /// # Errors
-/// A file cannot be read, or there are faults ([`exit::FOUND`]).
+/// A file cannot be read, or the check found faults ([`exit::FOUND`]).
 pub fn run(args: &ConfigArgs) -> Result<(), Failure> {
     let ConfigCommand::Check(args) = &args.what;
     let checked = check(args)?;
@@ -111,7 +110,7 @@ fn text(checked: &Checked) -> String {
     for f in &checked.findings {
         let at = f.line.map_or(f.file.clone(), |line| format!("{}:{line}", f.file));
         let line = format!("{}{at}: {}", if f.note { "note: " } else { "" }, f.what);
-        // A file's bytes do not move the cursor.
+        // Control characters of a file must not move the cursor.
         out.extend(line.chars().map(|c| if c.is_control() { ' ' } else { c }));
         out.push('\n');
     }
@@ -155,8 +154,8 @@ fn check(args: &ConfigCheck) -> Result<Checked, Failure> {
     Ok(checked)
 }
 
-/// Whether there is something to read. That includes a link that leads nowhere. A file that may not
-/// be examined is reported: the unit's user can read it.
+/// Whether the path exists, or is a dangling link. An inaccessible file is reported, because the
+/// unit's user may read it.
 fn present(path: &Path, checked: &mut Checked) -> bool {
     match std::fs::symlink_metadata(path) {
         Ok(_) => true,
@@ -168,12 +167,12 @@ fn present(path: &Path, checked: &mut Checked) -> bool {
     }
 }
 
-/// Where an absolute path of a system is that is itself below `root`.
+/// The path of a file of the checked system, whose root directory is `root`.
 fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// A file, if it can be configuration; an unreadable one is reported.
+/// Reads a file if it may be a configuration. An unreadable file is reported.
 fn read(file: &Path, checked: &mut Checked) -> Option<Vec<u8>> {
     let bytes = std::fs::metadata(file).and_then(|meta| match meta.len() {
         _ if !meta.is_file() => Err(std::io::Error::other("not a file")),
@@ -185,10 +184,10 @@ fn read(file: &Path, checked: &mut Checked) -> Option<Vec<u8>> {
     bytes.inspect_err(|e| checked.unreadable(file, &e.to_string())).ok()
 }
 
-/// A directory that can be made.
+/// The fault of a missing directory.
 const MISSING: &str = "does not exist";
 
-/// The fault of [`no_directory`], and the remedy.
+/// The fault of [`no_directory`] with its remedy.
 fn mended(why: &str, dir: &Path) -> String {
     match why {
         MISSING => format!("{why}: create it (mkdir -p {})", dir.display()),
@@ -196,13 +195,13 @@ fn mended(why: &str, dir: &Path) -> String {
     }
 }
 
-/// Whether a path is where something is mounted, or in a mount of ours.
+/// Whether a path is a mount point or inside a mount of hither. Such a path is not accessed.
 fn untouched(mounts: &[mountinfo::Mount], real: &Path) -> bool {
     mountinfo::at(mounts, real).is_some() || mountinfo::ours_holding(mounts, real).is_some()
 }
 
-/// The obstacle that keeps a directory of the system below `root` from being used as one. A mount
-/// with a dead server may be there: it is not touched.
+/// The fault that prevents the use of a path as a directory, in the system below `root`. A mount
+/// with a dead server is not accessed.
 fn no_directory(root: &Path, dir: &Path) -> Option<&'static str> {
     let meta = if root == Path::new("/") {
         let mounts = mountinfo::read().unwrap_or_default();
@@ -217,8 +216,8 @@ fn no_directory(root: &Path, dir: &Path) -> Option<&'static str> {
     match meta {
         Err(e) if e.kind() == ErrorKind::NotFound => Some(MISSING),
         Err(e) if e.kind() == ErrorKind::NotADirectory => Some("has a parent that is not a directory"),
-        // The target of a link in another system is unknown, and so is a file that may not be
-        // examined.
+        // The target of a link in another system is unknown. An inaccessible file may be a
+        // directory.
         Ok(meta) if !meta.is_dir() && !meta.is_symlink() => Some("is not a directory"),
         _ => None,
     }

@@ -1,9 +1,8 @@
-//! `hither conflicts`: delayed writes of before a crash that could not be sent, and actions on
-//! them.
+//! `hither conflicts`: actions on delayed writes that could not be sent after a crash.
 //!
-//! They are files beside the journal (`hither_writeback::wal`), which are looked at and dropped
-//! here. Writing them is the daemon's work: it knows the file by its handle, whatever its name is
-//! now, and writes as who wrote.
+//! Conflicts are files next to the journal (`hither_writeback::wal`). This command lists and drops
+//! them itself. Only the daemon can apply them: it finds a renamed file by its filehandle, and
+//! writes with the credentials of the original writer.
 
 use crate::cli::ConflictsCommand;
 use crate::control::{self, Ask};
@@ -24,7 +23,7 @@ const STEP_BYTES: u64 = 1 << 20;
 /// Runs a command.
 ///
 /// # Errors
-/// A line for the user.
+/// A message for the user.
 pub fn run(what: &ConflictsCommand) -> Result<(), Failure> {
     match what {
         ConflictsCommand::Ls { place, json } => ls(place, *json),
@@ -47,7 +46,8 @@ pub fn run(what: &ConflictsCommand) -> Result<(), Failure> {
     }
 }
 
-/// The conflicts of a mount, or of all journals in a directory; the mount point when it is one.
+/// The conflicts of a mount, or of all journals in a directory. The mount point is returned for a
+/// mount.
 fn places(place: &Path) -> Result<(Vec<Conflicts>, Option<PathBuf>), Failure> {
     let all = journals(place);
     if all.is_dir() {
@@ -104,7 +104,7 @@ fn ls(place: &Path, as_json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Seconds since 1970.
+/// Present time in seconds since 1970.
 fn now_s() -> i64 {
     let now = (crate::stack::env().wall)().duration_since(std::time::SystemTime::UNIX_EPOCH);
     now.map_or(0, |d| d.as_secs() as i64)

@@ -1,8 +1,8 @@
 //! The control socket of a mount: `/run/hither/MAJOR:MINOR.sock`, named after the mount's device.
 //!
-//! It exists so that `hither stat` and `hither umount` reach the daemon without touching the mount.
-//! One JSON request a line, one JSON reply a line; only root may connect. The listening process is
-//! known by the socket's peer credentials, even when it does not answer.
+//! Through this socket `hither stat` and `hither umount` reach the daemon without accessing the
+//! mount. A request is one line of JSON, and so is a reply. Only root may connect. The socket's
+//! peer credentials identify the listening process, even if it does not answer.
 
 use crate::exit::Failure;
 use hither_vfs::BoxFuture;
@@ -17,48 +17,47 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 
-/// Where the sockets are.
+/// Directory of the sockets.
 const DIR: &str = "/run/hither";
 /// Version of requests and replies.
 const VERSION: u32 = 1;
-/// Longest request: a path and a little more, escaped.
+/// Longest request in bytes: an escaped path and some further fields.
 const MAX_REQUEST_BYTES: u64 = 32 << 10;
-/// Longest reply: a list of a million cached files.
+/// Longest reply in bytes: a list of a million cached files.
 const MAX_REPLY_BYTES: u64 = 512 << 20;
-/// A daemon that lives answers from memory; this is long for that.
+/// Longest wait for an answer. A working daemon answers from memory.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// For a client that reads slowly.
+/// Longest wait for a client that reads its reply.
 const SEND_WITHIN: Duration = Duration::from_secs(60);
 
 /// The requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ask {
-    /// A [`crate::report::Report`].
+    /// Returns a [`crate::report::Report`].
     Stat,
-    /// The statvers=1.1 record, as a string.
+    /// Returns the statvers=1.1 record as a string.
     Mountstats,
-    /// The cached state of a path (relative to the mount point), and the cost of the last calls on
-    /// it.
+    /// Returns the cached state of a path (relative to the mount point), and the cost of its last
+    /// calls.
     Why(String),
-    /// The calls that asked the server since an earlier question.
+    /// Returns the calls to the server since the given position.
     Calls(u64),
-    /// Something about the disk cache.
+    /// A request about the disk cache.
     Cache(CacheAsk),
-    /// Something about recording which files are opened.
+    /// A request about recording.
     Trace(TraceAsk),
-    /// The kept data of a conflict is to be written over its file, or over another one (relative to
-    /// the mount point).
+    /// Writes the kept data of a conflict over its file, or over another file (relative to the
+    /// mount point).
     Apply(String, Option<String>),
-    /// Everything written is to be at the server, within so many seconds: `{}`, or `unsent` with
-    /// the reason why not.
+    /// Sends all written data to the server. The reply is `{}`, or `unsent` with the reason.
     Sync {
-        /// Seconds to wait at most.
+        /// Longest wait in seconds.
         within_s: u64,
     },
 }
 
-/// Requests to the recorder. Processes are named as the daemon sees them.
+/// Requests to the recorder. Process ids are those of the daemon's name space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceAsk {
@@ -68,11 +67,11 @@ pub enum TraceAsk {
         by: u32,
         /// The recorded process.
         below: Option<u32>,
-        /// Whether each call is noted, and not only which files are opened.
+        /// Whether to record each call, or only the opened files.
         #[serde(default)]
         calls: bool,
     },
-    /// It has enough: the files, or the calls.
+    /// Ends the recording and returns the files or the calls.
     Stop {
         /// The recording process.
         by: u32,
@@ -83,43 +82,43 @@ pub enum TraceAsk {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheAsk {
-    /// Its entries.
+    /// Lists the entries.
     List,
-    /// Compares them with their checksums.
+    /// Compares the entries with their checksums.
     Check,
-    /// Compares them with the server's files.
+    /// Compares the entries with the server's files.
     Verify,
     /// Drops the cached data of a file, or of all unpinned files.
     Evict(Option<String>),
     /// Pins a file.
     Pin(String),
-    /// Undoes that.
+    /// Unpins a file.
     Unpin(String),
-    /// Its entries as far as memory knows them.
+    /// Lists the entries from the index in memory.
     Slots,
-    /// Its limits.
+    /// Returns the limits.
     Room,
-    /// Does something to entries with these keys.
+    /// Applies an action to the entries with these keys.
     Keys(KeyDo, Vec<String>),
-    /// Brings small files that are not there, many in one message: for each the bytes that it has,
-    /// or null when it must be read like any other.
+    /// Fetches small files that are not cached, many in one message. The reply has the bytes of
+    /// each file, or null for a file that must be read through the mount.
     Warm {
         /// The files.
         paths: Vec<String>,
-        /// Bytes of the longest.
+        /// Length of the longest file in bytes.
         longest_bytes: u32,
     },
 }
 
-/// Actions on entries that are named by their keys.
+/// Actions on entries by key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyDo {
-    /// They go.
+    /// Evicts the entry.
     Evict,
-    /// They stay.
+    /// Pins the entry.
     Pin,
-    /// They no longer stay.
+    /// Unpins the entry.
     Unpin,
 }
 
@@ -129,7 +128,7 @@ struct Request {
     ask: Ask,
 }
 
-/// Answers requests: a value, or a line that says why not.
+/// Answers requests: a value, or an error message.
 pub type Answer = Arc<dyn Fn(Ask) -> BoxFuture<Result<serde_json::Value, String>> + Send + Sync>;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -145,7 +144,7 @@ fn path_of(dev: (u32, u32)) -> PathBuf {
     PathBuf::from(format!("{DIR}/{}:{}.sock", dev.0, dev.1))
 }
 
-/// The listening side; removes its socket when dropped.
+/// The listening socket. It is removed when dropped.
 pub struct Control {
     path: PathBuf,
     inode: u64,
@@ -156,14 +155,14 @@ impl Control {
     /// Starts to answer requests about the mount with device number `dev`.
     ///
     /// # Errors
-    /// Those of making directory and socket.
+    /// The directory or the socket cannot be created.
     pub fn start(dev: (u32, u32), answer: Answer) -> io::Result<Self> {
         std::fs::create_dir_all(DIR)?;
         Self::start_at(path_of(dev), answer)
     }
 
     fn start_at(path: PathBuf, answer: Answer) -> io::Result<Self> {
-        // Device numbers are used again: a daemon that was killed left its socket behind.
+        // Device numbers are reused, so a killed daemon may have left a socket with this name.
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -179,7 +178,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.task.abort();
-        // A newer mount may have the number, and the name, already.
+        // A newer mount may have reused the device number and the name.
         if std::fs::metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -192,7 +191,7 @@ async fn serve(listener: UnixListener, answer: Answer) {
             Ok((stream, _)) => {
                 let answer = answer.clone();
                 tokio::spawn(async move {
-                    // A client that is slow or gone is its own problem.
+                    // A slow or disconnected client gets no answer.
                     let _ = converse(stream, answer).await;
                 });
             }
@@ -223,10 +222,12 @@ async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Res
     tokio::time::timeout(SEND_WITHIN, write.write_all(&text)).await?
 }
 
-/// Asks the daemon of the mount with device number `dev`, shown as `dir` in errors.
+/// Sends a request to the daemon of the mount with device number `dev`. Errors name the mount
+/// `dir`.
 ///
 /// # Errors
-/// Not root, no daemon, no answer in time, an answer that is no answer.
+/// The user is not root, there is no daemon, it does not answer in time, or the answer is
+/// malformed.
 pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, Failure> {
     let stream = UnixStream::connect(path_of(dev)).map_err(|e| match e.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -251,7 +252,7 @@ pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, F
     }
 }
 
-/// The daemon lives, and has not answered.
+/// The message about a running daemon that does not answer.
 fn late(dir: &str, process: Option<Pid>) -> String {
     let process = process.map_or_else(String::new, |pid| format!(" (process {pid})"));
     format!(
@@ -262,7 +263,7 @@ fn late(dir: &str, process: Option<Pid>) -> String {
 }
 
 fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
-    // Looking through a cache takes as long as it takes.
+    // Requests about the cache, recordings and conflicts have no time limit.
     stream.set_read_timeout(match what {
         Ask::Cache(_) | Ask::Trace(_) | Ask::Apply(..) => None,
         Ask::Sync { within_s } => Some(Duration::from_secs(within_s) + ANSWER_WITHIN),
@@ -277,7 +278,7 @@ fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
     Ok(serde_json::from_str(&line)?)
 }
 
-/// The process that serves the mount, when its socket can be reached.
+/// The process that serves the mount, if its socket accepts connections.
 pub fn daemon_of(dev: (u32, u32)) -> Option<Pid> {
     let stream = UnixStream::connect(path_of(dev)).ok()?;
     rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid)
@@ -318,7 +319,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Garbage and a stranger's version get an error, not silence.
+    /// Malformed requests and requests of another version get an error.
     #[tokio::test]
     async fn strange_requests_are_refused() {
         let dir = tempfile::tempdir().unwrap();
@@ -345,8 +346,7 @@ mod tests {
         assert!(line.ends_with("try again"), "{line}");
     }
 
-    /// A socket left by a daemon that was killed is replaced; one that a newer mount made is left
-    /// alone.
+    /// A socket of a killed daemon is replaced. A socket of a newer mount is not removed.
     #[tokio::test]
     async fn device_numbers_are_used_again() {
         let dir = tempfile::tempdir().unwrap();

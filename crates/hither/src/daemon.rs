@@ -1,9 +1,9 @@
-//! The process behind a mount: connects, mounts, serves until it is unmounted, flushes, ends.
+//! The process behind a mount: connects, mounts, serves until the unmount, flushes and ends.
 //!
-//! It knows the layers through [`stack`] only. Order of its life: session and standard streams,
-//! log, limits, runtime; then attempts to connect until one succeeds or `retry` is over; the mount;
-//! the control socket; the word to the command that waits; then nothing but waiting for the end of
-//! the mount or a signal; at last everything is written within a deadline.
+//! This module uses the layers only through [`stack`]. The daemon sets up its session, standard
+//! streams, log, limits and runtime. It tries to connect until it succeeds or `retry` is over. It
+//! then mounts, opens the control socket and notifies the waiting command. It serves until the
+//! unmount or a signal. At the end it writes all data within a deadline.
 
 pub mod alone;
 pub mod process;
@@ -33,26 +33,26 @@ use voice::Voice;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest pause between attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Time limit of the last writes and of the goodbye to the server. Programs' data is on the server
-/// when close(2) and umount(2) return; this limit concerns the rest: state at the server.
+/// Time limit of the last writes and of the release of state at the server. Programs' data is on
+/// the server when close(2) and umount(2) return, so this limit concerns only the remaining state.
 const FAREWELL: Duration = Duration::from_secs(20);
-/// The same where close(2) does not wait (`close=lazy`): programs' data may be on its way. `hither
-/// umount` waits for it, and says so when that takes too long.
+/// The time limit with `close=lazy`, where close(2) does not wait and programs' data may be unsent.
+/// `hither umount` waits for the end, and reports a long wait.
 const LAZY_FAREWELL: Duration = Duration::from_secs(24 * 3600);
-/// After a signal, how long users of a busy mount may take to leave it.
+/// Time for users of a busy mount to leave it after a signal.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Runs the mount until its end. In the background, failures before the mount is usable are also
-/// told to the command that waits.
+/// Runs the mount until its end. In the background the daemon also reports failures before the
+/// mount is usable to the waiting command.
 ///
 /// # Errors
-/// Why there was no mount.
+/// The reason why there was no mount.
 pub fn run(job: Job, args: &MountArgs) -> Result<(), Failure> {
     let mut voice = if args.daemon { Voice::pipe()? } else { Voice::Terminal };
     let result = set_up(args).and_then(|log| {
         let runtime = process::runtime()?;
         let result = runtime.block_on(live(&job, args, &log, &mut voice));
-        // A task that hangs (a name service without answer) does not keep the process.
+        // A blocked task (for example in the name service) does not keep the process alive.
         runtime.shutdown_timeout(Duration::from_secs(1));
         result
     });
@@ -72,10 +72,10 @@ fn set_up(args: &MountArgs) -> Result<Log, Failure> {
     Ok(log)
 }
 
-/// From the first attempt to the end of the mount.
+/// Serves the mount from the first attempt to connect to the end.
 async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Result<(), Failure> {
     let mut signals = Signals::new().map_err(|e| Failure::system(format!("signal handlers: {e}")))?;
-    // Before the server is asked for anything: a port that is taken is taken for good.
+    // The port is bound before the server is contacted, because a busy port is a permanent error.
     let metrics = match &job.wanted.metrics {
         Some(place) => Some(endpoint::bind(place).await.map_err(|e| {
             Failure::usage(format!("option 'metrics={place}': {e}; give another address or path"))
@@ -118,10 +118,10 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     }
     if let Some((programs, socket)) = programs {
         drop(socket);
-        // Files that programs have open are closed before the goodbye.
+        // Files that programs have open are closed before the state at the server is released.
         programs.end(FAREWELL).await;
     }
-    // With these, close(2) does not wait for the server.
+    // With these options close(2) does not wait for the server.
     let lazy = job.wanted.lazy_close || job.wanted.delegated_close || job.wanted.exclusive;
     let within = if lazy { LAZY_FAREWELL } else { FAREWELL };
     tokio::select! {
@@ -136,8 +136,8 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     Ok(())
 }
 
-/// Begins to serve the dashboard, and prints its address. The address is for the mounting user and
-/// not for the log: a reader of it sees names of files.
+/// Starts to serve the dashboard and prints its address. The address is shown to the mounting user
+/// and not logged, because it gives access to file names.
 fn show(bound: endpoint::Bound, teller: &Arc<Teller>, voice: &mut Voice) -> endpoint::Endpoint {
     let secret = rand::random();
     if let Ok(addr) = bound.address() {
@@ -151,7 +151,7 @@ fn show(bound: endpoint::Bound, teller: &Arc<Teller>, voice: &mut Voice) -> endp
     bound.serve_site(dashboard::site(secret, source))
 }
 
-/// Offers the socket for programs, if that is wanted; a mount without it is a mount all the same.
+/// Offers the socket for programs if requested. Without the socket the mount still works.
 async fn offer(
     job: &Job,
     bound: Option<Bound>,
@@ -170,8 +170,8 @@ async fn offer(
     Some((Arc::new(programs), files))
 }
 
-/// Waits for the end of the mount. A signal unmounts; users of a busy mount are waited for a while,
-/// and a second signal ends the waiting.
+/// Waits for the end of the mount. A signal unmounts. Users of a busy mount get some time to leave,
+/// which a second signal ends.
 async fn serve(mounted: &Arc<Mounted>, signals: &mut Signals, log: &Log) {
     tokio::select! {
         () = mounted.wait() => return,
@@ -189,8 +189,8 @@ async fn serve(mounted: &Arc<Mounted>, signals: &mut Signals, log: &Log) {
     }
 }
 
-/// Unmounts our mount, by detaching when it is busy. Runs beside the runtime: the kernel writes
-/// dirty pages first, which this process must answer.
+/// Unmounts the mount. A busy mount is detached. The unmount runs outside the runtime, because the
+/// kernel first writes dirty pages, which this process must serve.
 async fn unmount(mounted: &Arc<Mounted>) {
     let mounted = mounted.clone();
     let work = move || {
@@ -211,7 +211,7 @@ async fn unmount(mounted: &Arc<Mounted>) {
     let _ = tokio::task::spawn_blocking(work).await;
 }
 
-/// Flushes and gives up all state at the server, within [`FAREWELL`].
+/// Flushes all data and releases all state at the server. `within` limits the time.
 async fn farewell(client: &Client, within: Duration) {
     match tokio::time::timeout(within + Duration::from_secs(1), client.shutdown(within)).await {
         Ok(Ok(())) => {}
@@ -220,7 +220,7 @@ async fn farewell(client: &Client, within: Duration) {
     }
 }
 
-/// Answers of the control socket.
+/// Answers requests of the control socket.
 fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
     let dir = dir.to_path_buf();
     Arc::new(move |ask| {
@@ -244,14 +244,14 @@ fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
     })
 }
 
-/// An attempt that failed: for good, or until later.
+/// A failed attempt: with a permanent or a transient error.
 enum Missed {
     Never(Failure),
     Now(Failure),
 }
 
-/// Attempts to connect until one succeeds, one fails for good, or `retry` is over; `fit` is asked
-/// before each.
+/// Attempts to connect until one attempt succeeds, fails permanently, or `retry` is over. `fit` is
+/// checked before each attempt.
 async fn connect(
     job: &Job,
     voice: &mut Voice,
@@ -283,7 +283,7 @@ async fn connect(
     }
 }
 
-/// Whether there is something to mount on.
+/// Checks that the mount point is usable.
 fn fit(job: &Job) -> Result<(), Missed> {
     match check_dir(&job.dir, &job.source) {
         Err(NoDir::Missing(line)) if job.wanted.background => Err(Missed::Now(Failure::mount(line))),
@@ -310,7 +310,7 @@ async fn attempt(job: &Job) -> Result<Client, Missed> {
     })
 }
 
-/// The signals that matter.
+/// The handled signals.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

@@ -1,12 +1,12 @@
 //! The dashboard of a mount: `hither mount --dashboard`, a page for a browser on this machine.
 //!
-//! It shows the figures of `hither stat` and `hither top`, and knows nothing else. One page with
-//! all its parts asks for the figures every two seconds and computes rates from two answers. Access
-//! is limited in three ways. Only loopback addresses are served. The path is secret, because other
-//! users of the machine reach loopback, too, and must not see names of files. The browser must have
-//! asked for this machine by name, because a web page elsewhere can make its own name mean
-//! 127.0.0.1. Names of files and programs come from anywhere: the page only ever inserts them as
-//! text.
+//! The page shows the figures of `hither stat` and `hither top`. It is one page with all its parts.
+//! Every two seconds it fetches the figures and computes rates from two answers.
+//!
+//! Three rules limit access. The server listens on loopback addresses only. The path is secret,
+//! because other users of the machine can reach loopback and must not see file names. The `Host`
+//! header must name this machine, because a foreign web page can make its own name resolve to
+//! 127.0.0.1. File names and program names are untrusted, so the page inserts them as text only.
 
 #[cfg(test)]
 mod tests;
@@ -20,13 +20,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 const PAGE: &str = include_str!("dashboard/page.html");
-/// In `PAGE`, where the word stands that tells its own script from any other.
+/// Placeholder in `PAGE` for the nonce that admits the page's own script.
 const NONCE: &str = "@NONCE@";
 
-/// Reads the value of `--dashboard=`.
+/// Parses the value of `--dashboard=`.
 ///
 /// # Errors
-/// A line, unless it is a loopback address with a port.
+/// The value is not a loopback address with a port.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let addr: SocketAddr = text.parse().map_err(|_| {
         "expected ADDRESS:PORT, such as 127.0.0.1:9311, or nothing for any free port".to_string()
@@ -37,21 +37,21 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// The figures that it shows.
+/// Sources of the displayed figures.
 pub struct Source {
-    /// The figures.
+    /// Returns the report.
     pub report: Box<dyn Fn() -> Report + Send + Sync>,
-    /// The calls that asked the server since an earlier question ([`crate::control::Ask::Calls`]).
+    /// Returns the calls to the server since a position ([`crate::control::Ask::Calls`]).
     pub calls: Box<dyn Fn(u64) -> Value + Send + Sync>,
 }
 
-/// The pages, below a path that is made of `secret`.
+/// The site of the dashboard. Its path is derived from `secret`.
 pub fn site(secret: u128, source: Source) -> Site {
     let secret = path(secret);
     Arc::new(move |request: &Request<'_>| answer(&secret, &source, request))
 }
 
-/// Where the page is: `/…/`.
+/// The path of the page: `/…/`.
 pub fn path(secret: u128) -> String {
     format!("/{secret:032x}/")
 }
@@ -85,8 +85,8 @@ fn page() -> Reply {
     Reply { status: "200 OK", kind: "text/html; charset=utf-8", headers, body: PAGE.replace(NONCE, &nonce) }
 }
 
-/// Whether a `Host` header names this machine by loopback; absent (HTTP/1.0) it cannot be a
-/// browser's.
+/// Whether a `Host` header names this machine by loopback. An absent header (HTTP/1.0) does not; a
+/// browser always sends one.
 fn this_machine(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -95,7 +95,7 @@ fn this_machine(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// The figures, and the calls since the one that `from=` names.
+/// The figures, and the calls since position `from=`.
 fn data(source: &Source, query: &str) -> Value {
     let from = query.split('&').find_map(|pair| pair.strip_prefix("from=")?.parse().ok()).unwrap_or(0);
     let report = (source.report)();
@@ -106,7 +106,7 @@ fn data(source: &Source, query: &str) -> Value {
     json!({ "answered": answered, "calls": (source.calls)(from), "report": report })
 }
 
-/// The report of the mount command.
+/// The line about the dashboard that the mount command prints.
 pub fn told(addr: SocketAddr, secret: u128) -> String {
     let mut line = String::from("dashboard: ");
     let _ = write!(line, "http://{addr}{}", path(secret));

@@ -18,7 +18,7 @@ pub enum BenchCommand {
     List(ListArgs),
     /// Run experiments in a directory of a local disk or of a mount
     Run(RunArgs),
-    /// Compare two results: ratios of medians, with the least and the most
+    /// Compare two results: ratios of medians, with minimum and maximum
     Compare(CompareArgs),
     /// Draw results, as SVG
     Plot(PlotArgs),
@@ -26,10 +26,10 @@ pub enum BenchCommand {
     Report(ReportArgs),
     /// Measure the reply times of Moran's mix of operations at fixed rates (NFSv3)
     Nhfsstone(NhfsstoneArgs),
-    /// Count stable changes a second, each client as fast as the server answers (NFSv3)
+    /// Count stable changes a second, with each client as fast as the server answers (NFSv3)
     Sync(SyncArgs),
-    /// Count calls that change nothing, each client as fast as the server answers: per second, and
-    /// per second of the server's processor time (NFSv3)
+    /// Count calls that change nothing, with each client as fast as the server answers: per second,
+    /// and per second of the server's processor time (NFSv3)
     Reads(ReadsArgs),
     /// Measure two mounts that share a file: rate, calls and stale reads
     Sharing(SharingArgs),
@@ -46,25 +46,25 @@ pub struct ListArgs {
 /// `hither bench run`.
 #[derive(Debug, Args, Clone)]
 pub struct RunArgs {
-    /// Directory; files are made below DIR/hither-bench and removed at the end
+    /// Directory; files are created below DIR/hither-bench and removed at the end
     pub dir: PathBuf,
-    /// Experiment (see `hither bench list`); several times
+    /// Experiment (see `hither bench list`); may be given several times
     #[arg(value_name = "EXPERIMENT", required = true)]
     pub experiments: Vec<String>,
     /// File for the JSON lines; they are appended
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Number of runs of each
+    /// Number of runs of each experiment
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub reps: u32,
-    /// Smaller, without waits for timeouts, nothing four at a time
+    /// Smaller workloads, without waits for timeouts and without parallel runs
     #[arg(long)]
     pub quick: bool,
-    /// A shell command that empties DIR's caches by an unmount and a mount. Without it nothing is
-    /// cold
+    /// A shell command that empties DIR's caches by unmounting and mounting. Without it no cache is
+    /// empty
     #[arg(long, value_name = "COMMAND")]
     pub fresh: Option<String>,
-    /// Empty the machine's page cache where an experiment asks for it (root)
+    /// Empty the machine's page cache when an experiment requests it (root)
     #[arg(long)]
     pub drop_caches: bool,
     /// Name of the measured system in results; default: the file system's type
@@ -82,7 +82,7 @@ pub struct CompareArgs {
     /// options (`default`: none), server, rttN
     #[arg(value_name = "A")]
     pub a: String,
-    /// Results that are divided by A
+    /// Results to divide by A
     #[arg(value_name = "B")]
     pub b: String,
 }
@@ -127,7 +127,7 @@ pub struct ReportArgs {
 /// The server to measure.
 #[derive(Debug, Args, Clone)]
 pub struct BenchTarget {
-    /// The export: SERVER:/PATH. A directory hither-bench.PID is made there and removed
+    /// The export: SERVER:/PATH. A directory hither-bench.PID is created there and removed
     #[arg(value_name = "SERVER:/PATH")]
     pub source: String,
     /// The NFS port
@@ -136,7 +136,7 @@ pub struct BenchTarget {
     /// The MOUNT port; the NFS port unless given
     #[arg(long, value_name = "N")]
     pub mountport: Option<u16>,
-    /// A word for the JSON lines
+    /// A label for the JSON lines
     #[arg(long, value_name = "WORD", default_value = "")]
     pub label: String,
     /// A shell command to run between the preparation and the measurement
@@ -152,7 +152,7 @@ pub struct BenchTarget {
 pub struct NhfsstoneArgs {
     #[command(flatten)]
     pub target: BenchTarget,
-    /// Calls a second, one rate after the other; the first rate with less than four fifths answered
+    /// Calls a second, one rate after another; the first rate with fewer than four fifths answered
     /// is the last
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100,200,500,1000,2000,5000,10000,20000",
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -160,13 +160,13 @@ pub struct NhfsstoneArgs {
     /// Seconds for each rate
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
-    /// Calls that modify, in percent; 19 is the paper's mix
+    /// Percentage of modifying calls; 19 is the paper's mix
     #[arg(long, value_name = "PERCENT", default_value_t = 19, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub modifying: u32,
     /// Connections
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub clients: u32,
-    /// A JSON object for each rate
+    /// Print a JSON object for each rate
     #[arg(long)]
     pub json: bool,
 }
@@ -188,10 +188,10 @@ pub struct SyncArgs {
     /// Bytes of a write
     #[arg(long, value_name = "BYTES", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub size: u32,
-    /// Seconds for each
+    /// Seconds for each measurement
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
-    /// A JSON object for each
+    /// Print a JSON object for each measurement
     #[arg(long)]
     pub json: bool,
 }
@@ -238,10 +238,10 @@ pub struct ReadsArgs {
     /// The server's process on this machine, whose processor time is counted
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
-    /// Seconds for each
+    /// Seconds for each measurement
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
-    /// A JSON object for each
+    /// Print a JSON object for each measurement
     #[arg(long)]
     pub json: bool,
 }
@@ -266,21 +266,21 @@ pub struct SharingArgs {
     pub a: PathBuf,
     /// Another mount's directory, which shows the same files
     pub b: PathBuf,
-    /// Kinds of sharing: reads (both open and read a file that is not written), sequential (in
-    /// turn, each reads and writes the file that the other has closed), tight (each writes a file
-    /// that the other reads, both open all the time)
+    /// Kinds of sharing: reads (both clients open and read a file that is not written), sequential
+    /// (in turn, each client reads and writes the file that the other has closed), tight (each
+    /// client writes a file that the other reads, and both keep the files open)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "reads,sequential,tight")]
     pub kinds: Vec<SharingKind>,
     /// Bytes of a file
     #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(8..=1 << 30))]
     pub size: u32,
-    /// Seconds for each
+    /// Seconds for each measurement
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
-    /// A word for the JSON lines
+    /// A label for the JSON lines
     #[arg(long, value_name = "WORD", default_value = "")]
     pub label: String,
-    /// A JSON object for each
+    /// Print a JSON object for each measurement
     #[arg(long)]
     pub json: bool,
 }
@@ -290,8 +290,8 @@ pub struct SharingArgs {
 pub enum SharingKind {
     /// Reads only
     Reads,
-    /// One after the other
+    /// Reads and writes in turn
     Sequential,
-    /// At the same time
+    /// Reads and writes at the same time
     Tight,
 }

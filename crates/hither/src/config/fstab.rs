@@ -1,4 +1,4 @@
-//! Faults of fstab(5).
+//! Finds faults in fstab(5).
 
 use super::{Checked, MISSING, no_directory, read};
 use crate::mountinfo::{FSTYPE, unescape};
@@ -8,11 +8,11 @@ use nix::unistd::Group;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Names of our file-system type there: `mount.hither` and `mount.fuse.hither` are the same
+/// Names of hither's file-system type in fstab: `mount.hither` and `mount.fuse.hither` are the same
 /// program.
 const TYPES: [&str; 2] = ["hither", FSTYPE];
 
-/// Checks the lines that are ours.
+/// Checks the lines for hither.
 pub(super) fn check(file: &Path, root: &Path, checked: &mut Checked) {
     let name = file.display().to_string();
     let Some(text) = read(file, checked) else { return };
@@ -38,7 +38,8 @@ impl Line<'_> {
     fn check(&self, fields: &[&[u8]], points: &mut BTreeMap<PathBuf, usize>, checked: &mut Checked) {
         let ours = |i: usize| fields.get(i).is_some_and(|f| TYPES.iter().any(|name| name.as_bytes() == *f));
         if !ours(2) {
-            // A word `hither` may be anything elsewhere; only lines that can be ours are reported.
+            // The word `hither` may occur in any line. Only a line that could be for hither is
+            // reported.
             if ours(3) && fields[0].contains(&b':') {
                 let what =
                     "the type 'hither' is the fourth field, not the third: write a blank in a path as \\040";
@@ -57,8 +58,7 @@ impl Line<'_> {
         self.check_numbers(fields, checked);
     }
 
-    /// The fifth and the sixth field. A line where they are no numbers is passed over by mount(8)
-    /// as a whole.
+    /// Checks the fifth and the sixth field. mount(8) ignores a line in which they are not numbers.
     fn check_numbers(&self, fields: &[&[u8]], checked: &mut Checked) {
         let number = |i: usize| {
             let text = fields.get(i).map_or("0", |f| std::str::from_utf8(f).unwrap_or_default());
@@ -85,7 +85,7 @@ impl Line<'_> {
         points: &mut BTreeMap<PathBuf, usize>,
         checked: &mut Checked,
     ) {
-        // The mounting program makes it, or retries until it is there.
+        // The mounting program creates the mount point, or retries until it exists.
         let made = |option: &str| {
             option == "bg"
                 || option.split('=').next().is_some_and(|o| o.eq_ignore_ascii_case("x-mount.mkdir"))
@@ -101,7 +101,7 @@ impl Line<'_> {
             let what = format!("the mount point {shown} {}", super::mended(why, point));
             checked.fault(self.file, self.number, what);
         }
-        // Of those that are mounted only on request, any may share one.
+        // Lines with `noauto` may share a mount point.
         let by_hand = list.split(',').any(|option| option == "noauto");
         if !by_hand && let Some(other) = points.insert(point.components().collect(), self.number) {
             let what =
@@ -138,7 +138,7 @@ impl Line<'_> {
             checked.fault(self.file, self.number, what);
         }
         for dir in [&wanted.cache.dir, &wanted.journal].into_iter().flatten() {
-            // It is made when it is missing; any other file there is an obstacle.
+            // A missing directory is created. Any other file with its name is a fault.
             if no_directory(self.root, dir).is_some_and(|why| why == "is not a directory") {
                 let what = format!("{} is not a directory: name another one", dir.display());
                 checked.fault(self.file, self.number, what);

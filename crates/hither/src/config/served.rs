@@ -1,4 +1,4 @@
-//! Faults of exports.
+//! Finds faults in exports(5) files.
 
 use super::{Checked, no_directory, present, read};
 use crate::serve::exports_files;
@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Checks files, and directories of files, as one configuration.
+/// Checks files and directories of files as one configuration.
 pub(super) fn check(places: &[PathBuf], root: &Path, checked: &mut Checked) {
     let mut exports = Exports::default();
     let mut files = Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn check(places: &[PathBuf], root: &Path, checked: &mut Checked) {
     nested(&exports.entries, checked);
 }
 
-/// The faults of a well-formed export.
+/// Checks a well-formed export.
 fn one(entry: &Entry, root: &Path, checked: &mut Checked) {
     let (file, line) = (&entry.at.file[..], entry.at.line);
     let dir = Path::new(OsStr::from_bytes(&entry.path));
@@ -45,8 +45,8 @@ fn one(entry: &Entry, root: &Path, checked: &mut Checked) {
     }
     for client in &entry.clients {
         let (file, line) = (&client.at.file[..], client.at.line);
-        // `host (rw)` with a blank between gives all clients the rights meant for the host, and the
-        // host the defaults.
+        // `host (rw)` with a blank gives the rights to all clients, and the default rights to the
+        // host.
         if let Some(word) = &client.alone {
             let what = format!(
                 "'{word}' stands alone and admits all clients: write it right behind a client, or *{word}"
@@ -56,7 +56,7 @@ fn one(entry: &Entry, root: &Path, checked: &mut Checked) {
     }
 }
 
-/// NFSv4 has one tree: a root, and all others inside it.
+/// Checks the tree of NFSv4: one root, and all other exports inside it.
 fn nested(entries: &[Entry], checked: &mut Checked) {
     let mut roots = entries.iter().filter(|e| e.fsid == Some(0) || e.path == b"/");
     let Some(root) = roots.next() else { return };
@@ -76,12 +76,12 @@ fn nested(entries: &[Entry], checked: &mut Checked) {
     }
 }
 
-/// Whether one path is the other or leads to it.
+/// Whether `path` equals `outer` or is inside it.
 fn holds(outer: &[u8], path: &[u8]) -> bool {
     outer == b"/" || path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
-/// The unit of `hither serve` does not start without the first file, even if there are others.
+/// Reports a missing first file, without which the unit of `hither serve` does not start.
 pub(super) fn unit(etc: &Path, checked: &mut Checked) {
     let (exports, more) = (etc.join("exports"), etc.join("exports.d"));
     if checked.exports > 0 && !present(&exports, checked) {
@@ -93,7 +93,7 @@ pub(super) fn unit(etc: &Path, checked: &mut Checked) {
     }
 }
 
-/// Unread files, where a user may expect them to be read.
+/// Reports files that `hither serve` does not read, although a user may expect it.
 pub(super) fn strays(etc: &Path, checked: &mut Checked) {
     let names = |dir: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -118,7 +118,7 @@ pub(super) fn strays(etc: &Path, checked: &mut Checked) {
     }
 }
 
-/// Files that people, editors and package managers leave beside others.
+/// Whether a file is a backup of a person, an editor or a package manager.
 fn left_over(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().as_bytes();
     let ends = [&b"~"[..], b"README", b".bak", b".orig", b".rpmnew", b".rpmsave"];

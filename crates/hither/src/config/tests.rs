@@ -1,4 +1,4 @@
-//! Each fault is found at its place, with a remedy, and correct lines are left alone.
+//! Each fault is reported at its place with a remedy, and correct lines are not reported.
 
 use super::*;
 use crate::cli::{Cli, Command};
@@ -14,7 +14,7 @@ fn args(words: &[&str]) -> ConfigCheck {
     args
 }
 
-/// A system of its own with these files and directories (whose names end in a slash).
+/// A root directory with these files and directories. Names of directories end in a slash.
 fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -28,13 +28,14 @@ fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
-/// The report about it, with the names of files as in the system itself.
+/// The number of faults and the report, with file names relative to the system's root.
 fn said(root: &tempfile::TempDir) -> (usize, String) {
     let at = root.path().to_str().unwrap();
     let checked = check(&args(&["--root", at])).unwrap();
     (checked.faults(), text(&checked).replace(at, ""))
 }
 
+/// Correct fstab lines and exports are not reported, nor are backup files and hidden files.
 #[test]
 fn what_is_right_is_left_alone() {
     let fstab = "# a comment with hither in it\n\
@@ -154,7 +155,7 @@ fn files_and_options_can_be_named() {
         "{text}"
     );
     assert_eq!(lines(&["-o", "vers=4.2,cache", "-o", "ro"]).0, 0);
-    // All that is wrong, by itself or with others.
+    // All faults of the options are reported, each by itself and in combination.
     let (faults, text) = lines(&["-o", "sofft,ro,timeo=x", "-o", "vers=7,rdma"]);
     let begins = ["unknown option 'sofft'", "option 'timeo=x'", "option 'vers=7'", "option 'rdma'"];
     assert_eq!((faults, text.lines().count()), (4, 4), "{text}");
@@ -175,8 +176,7 @@ fn files_and_options_can_be_named() {
     }
 }
 
-/// Faults are reported even if other files cannot be read, and an unread file never counts as
-/// correct.
+/// Faults are reported even if other files cannot be read. An unread file never counts as correct.
 #[test]
 fn what_cannot_be_read_hides_nothing() {
     let root = system(&[
@@ -198,7 +198,7 @@ fn what_cannot_be_read_hides_nothing() {
     assert_eq!(failure.code, exit::USAGE);
     assert_eq!(failure.line, "1 file or directory could not be read, so there may be more faults");
 
-    // A link that leads nowhere is not the same as nothing.
+    // A dangling link is reported; a missing file is not.
     let root = system(&[("etc/hither/", "")]);
     std::os::unix::fs::symlink("/nowhere/at/all", root.path().join("etc/hither/exports")).unwrap();
     let checked = check(&args(&["--root", root.path().to_str().unwrap()])).unwrap();
@@ -207,8 +207,8 @@ fn what_cannot_be_read_hides_nothing() {
         "{checked:?}"
     );
     assert_eq!(verdict(&checked).unwrap_err().code, exit::USAGE);
-    // Nor is a directory that cannot be looked into (here: none at all), or a system that is not
-    // there.
+    // A directory that cannot be read (in this test: a file) and a missing root directory are
+    // reported.
     let root = system(&[("etc/hither", "")]);
     let checked = check(&args(&["--root", root.path().to_str().unwrap()])).unwrap();
     assert_eq!((checked.unread, verdict(&checked).unwrap_err().code), (2, exit::USAGE), "{checked:?}");
@@ -220,6 +220,7 @@ fn what_cannot_be_read_hides_nothing() {
     }
 }
 
+/// The unit needs the first exports file. A file in exports.d does not replace it.
 #[test]
 fn more_exports_do_not_start_the_unit() {
     let root = system(&[("etc/hither/exports.d/a.exports", "/srv *\n"), ("srv/", "")]);
@@ -235,7 +236,8 @@ fn more_exports_do_not_start_the_unit() {
     assert_eq!(said(&root).0, 0);
 }
 
-/// Exports are read as `hither serve` reads them, and faults told where they are.
+/// The exports are read like `hither serve` reads them. A fault is reported at its own line, also
+/// after a continued line.
 #[test]
 fn faults_of_clients_are_where_they_are_written() {
     let exports = "/srv/a 192.0.2.1 # not (this)\n\
@@ -253,7 +255,8 @@ fn faults_of_clients_are_where_they_are_written() {
     assert!(lines[1].starts_with("/etc/hither/exports:7: '(ro)' stands alone"), "{text}");
 }
 
-/// Exports may lie inside others, and clients may be named by wildcards and netgroups.
+/// An export outside the root (fsid=0) is reported. Exports inside others, and clients named by
+/// wildcards and netgroups, are correct.
 #[test]
 fn exports_outside_of_the_root_are_found() {
     let exports = "/srv *(fsid=0)\n/srv/a *.example.org(rw) @builders(ro)\n/other *(ro)\n";
@@ -263,6 +266,7 @@ fn exports_outside_of_the_root_are_found() {
     assert!(text.starts_with("/etc/hither/exports:3: /other is outside of /srv"), "{text}");
 }
 
+/// The fields of fstab lines are read like mount(8) reads them.
 #[test]
 fn fields_of_fstab_are_those_of_mount() {
     let fstab = "hither:/x /mnt/a ext4 defaults 0 1\n\
@@ -301,7 +305,7 @@ fn fields_of_fstab_are_those_of_mount() {
     assert_eq!((faults, lines.len()), (7, 7), "{text}");
 }
 
-/// Nothing is asked of a mount whose server may be dead, however deep in it a path is.
+/// A path in a mount of hither is not accessed at any depth, because the server may be dead.
 #[test]
 fn paths_in_mounts_of_ours_are_not_touched() {
     let mount = |point: &str, fstype: &str| mountinfo::Mount {

@@ -1,8 +1,8 @@
-//! `hither daemon`: the stack of a mount with the socket for programs on top, and no mount.
+//! `hither daemon`: the layers of a mount with the socket for programs, without a mount.
 //!
-//! It needs no FUSE and mounts nothing, so it runs where mounts are not allowed. Programs that
-//! connect have their own rights as with a mount. Features of mount points are missing: `hither
-//! stat` and similar commands find a daemon by its mount point.
+//! It needs no FUSE and mounts nothing, so it runs where mounts are not permitted. Programs that
+//! connect have their own access rights, as on a mount. Features of mount points are missing:
+//! `hither stat` and similar commands find a daemon by its mount point.
 
 use super::{FAREWELL, LAZY_FAREWELL, Signals, connect, farewell, process};
 use crate::cli::DaemonArgs;
@@ -19,10 +19,10 @@ use crate::stat::print;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Serves until a signal ends it.
+/// Serves until a signal ends the daemon.
 ///
 /// # Errors
-/// Why programs could not be served.
+/// The reason why programs could not be served.
 pub fn run(args: &DaemonArgs) -> Result<(), Failure> {
     let job = job(args).map_err(Failure::usage)?;
     let log = log::init(&args.log, Place::Foreground)?;
@@ -34,7 +34,7 @@ pub fn run(args: &DaemonArgs) -> Result<(), Failure> {
     result
 }
 
-/// The requested job, as of a mount without a mount point.
+/// The job of a mount, without a mount point.
 fn job(args: &DaemonArgs) -> Result<Job, String> {
     let source = Source::parse(&args.source)?;
     let mut wanted = Wanted::parse(&args.options, false)?;
@@ -74,7 +74,8 @@ async fn live(job: &Job, log: &Log) -> Result<(), Failure> {
     notify.ready();
     signals.end(log).await;
     notify.stopping();
-    // No further programs connect; files that programs have open are closed before the goodbye.
+    // No further programs connect. Files that programs have open are closed before the state at the
+    // server is released.
     drop(files);
     served.end(FAREWELL).await;
     let within = if job.wanted.lazy_close || job.wanted.delegated_close { LAZY_FAREWELL } else { FAREWELL };
@@ -97,6 +98,7 @@ mod tests {
         job(&args)
     }
 
+    /// Options that need a mount are refused by name.
     #[test]
     fn what_belongs_to_mounts_is_refused() {
         for option in ["socket=/x", "nosocket", "metrics=127.0.0.1:9", "writeback=journal", "remount", "bg"] {

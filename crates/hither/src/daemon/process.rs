@@ -1,23 +1,24 @@
-//! The daemon as a process: limits, priority, memory, threads.
+//! Process settings of the daemon: limits, priority, memory, threads.
 
 use crate::exit::Failure;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 
-/// Killing the daemon takes a file system away from all programs: the kernel should rather take a
-/// program that used too much memory. Not -1000: a daemon that leaks must remain killable.
+/// Killing the daemon breaks the file system for all programs. When memory is short, the kernel
+/// should kill a program that uses much memory instead. Not -1000, because a leaking daemon must
+/// remain killable.
 const OOM_SCORE_ADJ: &str = "-500";
-/// Threads of the runtime: they do sockets and protocol, a few microseconds each.
+/// Most threads of the runtime. Their tasks run for a few microseconds at sockets and protocol.
 const WORKERS_MAX: usize = 8;
-/// Threads for blocking work: name service, unmounting, and the disk cache, which uses at most 32
-/// of them at a time.
+/// Most threads for blocking work: name service, unmounting, and the disk cache, which uses at most
+/// 32 of them at a time.
 const BLOCKING_MAX: usize = 40;
-/// Open files: the disk cache has one for each file in use.
+/// Limit of open files. The disk cache has one open file for each file in use.
 const OPEN_FILES: u64 = 1 << 20;
-/// The most that the kernel allows any process.
+/// The kernel's maximum of open files for a process.
 const OPEN_FILES_MAX: &str = "/proc/sys/fs/nr_open";
 
-/// Prepares this process; a failed step is not worth failing for.
+/// Prepares this process. A failed step is ignored.
 pub fn prepare() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let most = std::fs::read_to_string(OPEN_FILES_MAX).ok().and_then(|n| n.trim().parse().ok());
@@ -33,10 +34,10 @@ pub fn prepare() {
     keep_memory();
 }
 
-/// Replies of 1 MiB are received into fresh buffers. The C library would give each back to the
-/// kernel when it is freed and fault its pages in again for the next (parallel 1 MiB reads: 300
-/// against 958 MiB/s in one pair of runs, about equal in the next), so it keeps up to `KEEP_BYTES`
-/// instead. musl's has no such setting.
+/// Replies of 1 MiB are received into fresh buffers. By default the C library returns each freed
+/// buffer to the kernel, and the next one causes page faults again (parallel 1 MiB reads: 300
+/// against 958 MiB/s in one pair of runs, about equal in the next). It therefore keeps up to
+/// `KEEP_BYTES`. musl has no such setting.
 #[cfg(target_env = "gnu")]
 fn keep_memory() {
     const KEEP_BYTES: libc::c_int = 128 << 20;
@@ -51,9 +52,8 @@ fn keep_memory() {
 #[cfg(not(target_env = "gnu"))]
 fn keep_memory() {}
 
-/// When memory is short, the kernel must not wait for dirty pages of this very mount to be written
-/// before it gives memory to this process, which writes them. Threads started later inherit the
-/// mark.
+/// When memory is short, the kernel must not make this process wait for dirty pages of its own
+/// mount. Later threads inherit this setting.
 fn io_flusher() {
     const PR_SET_IO_FLUSHER: libc::c_int = 57;
     // SAFETY: prctl with this option takes integers only and touches no memory of ours.
@@ -63,10 +63,10 @@ fn io_flusher() {
     }
 }
 
-/// The runtime.
+/// Makes the runtime.
 ///
 /// # Errors
-/// No threads to be had.
+/// The system provides no threads.
 pub fn runtime() -> Result<Runtime, Failure> {
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
     tokio::runtime::Builder::new_multi_thread()

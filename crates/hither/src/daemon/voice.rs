@@ -1,4 +1,4 @@
-//! Messages of the daemon to the program that started it, until the mount is usable.
+//! Messages of the daemon to the command that started it, until the mount is usable.
 
 use crate::exit::Failure;
 use crate::mount::Message;
@@ -7,25 +7,26 @@ use std::fs::File;
 use std::io::Write;
 use std::time::Duration;
 
-/// The receiver of messages.
+/// The destination of messages.
 pub enum Voice {
-    /// A foreground mount: the terminal.
+    /// The terminal of a foreground mount.
     Terminal,
     /// The command that waits at the other end of the pipe.
     Pipe(File),
-    /// Everything was said.
+    /// No further messages.
     Silent,
 }
 
 impl Voice {
-    /// Leaves the session of the command, and takes its pipe, which is standard output, away from
-    /// other printing code. Until the mount is usable, the death of the command ends this process.
+    /// Starts a session of its own, and takes over standard output, which is the command's pipe.
+    /// Other printing code then writes to /dev/null. Until the mount is usable, the death of the
+    /// command ends this process.
     ///
     /// # Errors
-    /// No standard output, no /dev/null.
+    /// Standard output or /dev/null is not available.
     pub fn pipe() -> Result<Self, Failure> {
-        // Fails for a leader of a process group, as when started by hand: then there is no session
-        // to leave.
+        // The call fails for the leader of a process group, for example after a start by hand. The
+        // process then stays in its session.
         let _ = rustix::process::setsid();
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
         let fail = |e: rustix::io::Errno| Failure::system(format!("standard output: {e}"));
@@ -36,7 +37,7 @@ impl Voice {
         Ok(Self::Pipe(File::from(pipe)))
     }
 
-    /// Sends one message; false when the receiver has gone.
+    /// Sends one message. Returns false when the receiver has ended.
     fn tell(&mut self, message: &Message) -> bool {
         let Self::Pipe(pipe) = self else { return true };
         let Ok(mut line) = serde_json::to_vec(message) else { return false };
@@ -44,7 +45,7 @@ impl Voice {
         pipe.write_all(&line).is_ok()
     }
 
-    /// The last message: from here on the two processes are strangers.
+    /// Sends the last message. From then on the two processes are independent.
     fn part(&mut self, message: &Message) -> bool {
         let _ = set_parent_process_death_signal(None);
         let heard = self.tell(message);
@@ -52,12 +53,12 @@ impl Voice {
         heard
     }
 
-    /// The mount is usable; false when the command has gone before it could say so.
+    /// Reports a usable mount. Returns false when the command has already ended.
     pub fn ready(&mut self) -> bool {
         self.part(&Message::Ready)
     }
 
-    /// The first attempt failed and there will be more.
+    /// Reports that the first attempt failed and more will follow.
     pub fn waiting(&mut self, why: &str, retry: Duration, background: bool) {
         if background {
             self.part(&Message::Background(why.to_string()));
@@ -69,12 +70,12 @@ impl Voice {
         self.tell(&Message::Note(note));
     }
 
-    /// Something to know about the mount.
+    /// Reports a note about the mount.
     pub fn note(&mut self, note: &str) {
         self.tell(&Message::Note(note.to_string()));
     }
 
-    /// There is no mount.
+    /// Reports that there is no mount.
     pub fn failed(&mut self, failure: &Failure) {
         self.part(&Message::Failed(failure.code, failure.line.clone()));
     }

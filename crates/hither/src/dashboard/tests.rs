@@ -1,4 +1,4 @@
-//! Access to the page, and names that stay names.
+//! Access to the dashboard, and file names as plain text.
 
 use super::*;
 use crate::metrics::endpoint::{self, Place};
@@ -32,6 +32,7 @@ fn only_loopback_is_served() {
     }
 }
 
+/// A reader of the secret path gets the page, with a new nonce for each page.
 #[tokio::test]
 async fn who_knows_the_address_gets_the_page() {
     let bound = endpoint::bind(&Place::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
@@ -41,7 +42,7 @@ async fn who_knows_the_address_gets_the_page() {
     let host = addr.to_string();
     let page = ask(addr, &path(SECRET), &host).await;
     assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n"), "{page}");
-    // The page needs nothing from elsewhere, and nothing may be added to it.
+    // The page loads nothing from other places, and its policy forbids additions.
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
     let nonce = head.split_once("script-src 'nonce-").unwrap().1.split('\'').next().unwrap();
     assert!(
@@ -61,6 +62,7 @@ async fn who_knows_the_address_gets_the_page() {
     assert_eq!(data["calls"]["calls"][0]["path"], "/<img src=x onerror=alert(1)>");
 }
 
+/// A reader without the secret path or the right `Host` header gets no page.
 #[tokio::test]
 async fn who_does_not_gets_nothing() {
     let bound = endpoint::bind(&Place::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
