@@ -1,9 +1,9 @@
-//! `hither doctor SERVER[:/PATH]` or `hither doctor DIR`: measures a server, the way to it and this
-//! machine, and names faults and remedies.
+//! `hither doctor SERVER[:/PATH]` or `hither doctor DIR`: measures a server, the network path to it
+//! and this machine, and names faults and remedies.
 //!
 //! Measuring ([`ping`], [`probe`], [`tcp`], [`local`]), judging ([`verdict`], rules over the
-//! numbers in [`measured`]) and showing are apart. Of a mount only the daemon's figures are used:
-//! its server is asked on connections of the doctor's own.
+//! numbers in [`measured`]) and printing are separate. For a mount the doctor uses the daemon's
+//! figures. It contacts the mount's server over connections of its own.
 
 mod local;
 mod measured;
@@ -32,12 +32,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 use verdict::{Finding, Level};
 
-/// Version of the words of `--json`.
+/// Version of the field names of `--json`.
 const VERSION: u32 = 1;
-/// Where a disk cache usually is.
+/// The usual directory of a disk cache.
 const CACHE_DIR: &str = "/var/cache/hither";
 
-/// Measures, judges and shows.
+/// Measures, judges and prints.
 ///
 /// # Errors
 /// Nothing could be measured, or there is something to change ([`exit::FOUND`]).
@@ -60,11 +60,11 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
-/// The server to ask, and the facts known before.
+/// The server to measure, and the facts known before.
 struct Patient {
     job: Job,
     addrs: Vec<SocketAddr>,
-    /// There is an export to look at.
+    /// True if the target contains an export path.
     path: bool,
     report: Option<Report>,
     cache: Option<PathBuf>,
@@ -123,7 +123,7 @@ fn patient(args: &DoctorArgs) -> Result<Patient, Failure> {
     let source = if path { text.to_string() } else { format!("{}:/", bracketed(&text)) };
     let source = Source::parse(&source).map_err(Failure::usage)?;
     let mut wanted = Wanted::parse(&args.options, false).map_err(Failure::usage)?;
-    // A privileged port is not to be had.
+    // Only root may use a privileged port.
     wanted.resvport &= rustix::process::geteuid().is_root();
     let addrs = source.resolve(wanted.family).map_err(|e| match e {
         NoAddress::Never(line) | NoAddress::Now(line) => Failure::mount(line),
@@ -133,7 +133,7 @@ fn patient(args: &DoctorArgs) -> Result<Patient, Failure> {
     Ok(Patient { job, addrs, path, report: None, cache })
 }
 
-/// An IPv6 address alone needs brackets before a path.
+/// Puts an IPv6 address in brackets, as needed before a path.
 fn bracketed(host: &str) -> String {
     if host.parse::<std::net::Ipv6Addr>().is_ok() { format!("[{host}]") } else { host.to_string() }
 }
@@ -153,7 +153,7 @@ fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
     Ok(Patient { job, addrs: vec![server], path: true, report: Some(report), cache })
 }
 
-/// Measurements without the server.
+/// Measurements of this machine.
 async fn machine(patient: Patient, m: &mut Measured) {
     let fuse_minor = patient.report.as_ref().and_then(|report| report.mount.fuse_minor);
     m.kernel = local::kernel(fuse_minor);
@@ -168,7 +168,7 @@ async fn machine(patient: Patient, m: &mut Measured) {
     m.mount = patient.report.as_ref().map(mix);
 }
 
-/// The figures of a mount that matter here.
+/// The figures of a mount that the verdict uses.
 fn mix(report: &Report) -> Mix {
     let sum = |of: fn(&crate::report::Operation) -> u64| report.operations.iter().map(of).sum();
     let mut most: Vec<(String, u64, u64)> =
@@ -193,7 +193,7 @@ fn mix(report: &Report) -> Mix {
     }
 }
 
-/// For people.
+/// The measurements and findings as text.
 fn text(m: &Measured, findings: &[Finding]) -> String {
     let mut out = format!("{}: server {}\n", m.target, m.server);
     let mut line = |name: &str, value: Option<String>| {

@@ -1,8 +1,8 @@
-//! `mount.hither` and `umount.hither`: the programs that mount(8) and umount(8) call.
+//! `mount.hither` and `umount.hither`, which mount(8) and umount(8) run.
 //!
-//! Their command lines are libmount's: `mount.hither SOURCE DIR [-sfnv] [-N NS] [-t TYPE] [-o
-//! OPTIONS]`, `umount.hither DIR [-nlfrv] [-N NS] [-t TYPE]`. Letters may stand together and
-//! anywhere.
+//! Their command lines are those of libmount: `mount.hither SOURCE DIR [-sfnv] [-N NS] [-t TYPE]
+//! [-o OPTIONS]`, `umount.hither DIR [-nlfrv] [-N NS] [-t TYPE]`. Flags may be combined and may
+//! appear anywhere.
 
 use crate::cli::{LogArgs, MountArgs, UmountArgs};
 use crate::exit::Failure;
@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// The parts of a command line.
+/// A parsed command line.
 #[derive(Debug, Default)]
 struct Line {
     letters: Vec<char>,
@@ -20,7 +20,7 @@ struct Line {
     operands: Vec<OsString>,
 }
 
-/// Reads a command line with `flags` as letters without value.
+/// Parses a command line. `flags` are the letters without a value.
 fn read(args: impl Iterator<Item = OsString>, flags: &str, usage: &str) -> Result<Line, Failure> {
     let mut line = Line::default();
     let mut args = args;
@@ -56,10 +56,7 @@ fn read(args: impl Iterator<Item = OsString>, flags: &str, usage: &str) -> Resul
     Ok(line)
 }
 
-/// The arguments of `mount.hither`, and the name space to mount in.
-///
-/// # Errors
-/// Wrong usage.
+/// The arguments of `mount.hither`, and the mount name space.
 pub fn mount_args(args: impl Iterator<Item = OsString>) -> Result<(MountArgs, Option<String>), Failure> {
     let usage = "mount.hither SERVER:/PATH DIR [-sfnv] [-N NS] [-o OPTIONS]";
     let line = read(args, "sfnv", usage)?;
@@ -81,10 +78,7 @@ pub fn mount_args(args: impl Iterator<Item = OsString>) -> Result<(MountArgs, Op
     Ok((args, line.namespace))
 }
 
-/// The arguments of `umount.hither`, and the name space to unmount in.
-///
-/// # Errors
-/// Wrong usage.
+/// The arguments of `umount.hither`, and the mount name space.
 pub fn umount_args(args: impl Iterator<Item = OsString>) -> Result<(UmountArgs, Option<String>), Failure> {
     let usage = "umount.hither DIR [-nlfrv] [-N NS]";
     let line = read(args, "nlfrv", usage)?;
@@ -104,7 +98,7 @@ pub fn umount_args(args: impl Iterator<Item = OsString>) -> Result<(UmountArgs, 
 /// Enters the mount name space of `-N`: a process id or the path of a name space file.
 ///
 /// # Errors
-/// No such name space, or not permitted.
+/// The name space does not exist, or entering it is not permitted.
 pub fn enter(namespace: &str) -> Result<(), Failure> {
     let path = match namespace.parse::<u32>() {
         Ok(pid) => PathBuf::from(format!("/proc/{pid}/ns/mnt")),

@@ -1,9 +1,8 @@
-//! Where a mount's log goes: the system's log, a file, or the terminal.
+//! The destination of a mount's log: the system's log, a file, or the terminal.
 //!
-//! The system's log is spoken to directly: one datagram a line to /dev/log, which syslogd, rsyslog
-//! and journald all read. A library would bring time stamps and host names for remote servers, and
-//! a blocking socket: a log that is stuck must not stop a file system, so lines are dropped
-//! instead.
+//! A line to the system's log is one datagram to /dev/log, which syslogd, rsyslog and journald all
+//! read. A library would add time stamps and host names for remote servers, and would use a
+//! blocking socket. A blocked log must not stop a file system, so this module drops lines instead.
 
 use crate::cli::LogArgs;
 use crate::exit::Failure;
@@ -19,7 +18,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Socket of the system's log.
 const DEV_LOG: &str = "/dev/log";
-/// Longest line sent there: journald and rsyslog take at least this much.
+/// Longest line for the system's log. journald and rsyslog accept at least this length.
 const MAX_LINE_BYTES: usize = 4096;
 /// Facility `daemon` of syslog(3).
 const FACILITY_DAEMON: u8 = 3 << 3;
@@ -27,13 +26,13 @@ const FACILITY_DAEMON: u8 = 3 << 3;
 /// The log's destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// `--log`, else the terminal.
+    /// The file of `--log`, otherwise the terminal.
     Foreground,
-    /// `--log`, else the system's log.
+    /// The file of `--log`, otherwise the system's log.
     Background,
 }
 
-/// Handle of a log that was set up.
+/// Handle of the process's log.
 pub struct Log {
     file: Option<Arc<LogFile>>,
 }
@@ -52,7 +51,7 @@ impl Log {
 /// Sets up logging for the whole process.
 ///
 /// # Errors
-/// A level that is none, a file that cannot be opened.
+/// The level is invalid, or the file cannot be opened.
 pub fn init(args: &LogArgs, place: Place) -> Result<Log, Failure> {
     let level = args.level.as_deref().unwrap_or(if args.verbose { "debug" } else { "info" });
     let filter = EnvFilter::try_new(level).map_err(|_| {
@@ -62,7 +61,7 @@ pub fn init(args: &LogArgs, place: Place) -> Result<Log, Failure> {
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
     let mut file = None;
-    // Fails only when a log is set up already, as in tests; that one is used then.
+    // Fails only when a log already exists, as in tests. That log stays in use.
     let _ = match (&args.file, place) {
         (Some(path), _) => {
             let opened = LogFile::open(path)
@@ -81,7 +80,7 @@ pub fn init(args: &LogArgs, place: Place) -> Result<Log, Failure> {
     Ok(Log { file })
 }
 
-/// A log file that can be opened again under its name.
+/// A log file that can be reopened by its name.
 struct LogFile {
     path: PathBuf,
     file: Mutex<File>,
@@ -160,7 +159,7 @@ impl Write for Line<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut line = format!("<{}>{}", self.priority, self.log.tag).into_bytes();
         line.extend(bytes.iter().take(MAX_LINE_BYTES).map(|&b| if b < b' ' { b' ' } else { b }));
-        // No reader, or a reader that is stuck: the line is lost, the mount goes on.
+        // Without a reader, or with a blocked reader, the line is lost. The mount continues.
         let _ = self.log.socket.send_to(line.trim_ascii_end(), self.log.path);
         Ok(bytes.len())
     }
@@ -170,8 +169,8 @@ impl Write for Line<'_> {
     }
 }
 
-/// Logs a panic before it unwinds; the code that started the work (the runtime, a FUSE thread)
-/// answers the request with an error and goes on.
+/// Logs a panic before it unwinds. The code that started the work (the runtime, a FUSE thread)
+/// answers the request with an error and continues.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
         let thread = std::thread::current().name().unwrap_or("?").to_string();
@@ -201,6 +200,7 @@ mod tests {
         assert_eq!(got, format!("<28>hither[{}]: not responding", std::process::id()));
     }
 
+    /// After a rotation `reopen` writes to a new file with the old name.
     #[test]
     fn a_moved_log_file_is_opened_again() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
 //! The hither binary: `hither mount`, `umount`, `stat`, `sync`, `cache` and `serve`, and the
 //! helpers `mount.hither` and `umount.hither` of mount(8).
 //!
-//! Architecture Invariant: only this crate sees the client and FUSE at once; [`stack`] stacks the
-//! layers, in one screen. Everything else here is words: options, errors, reports.
+//! Architecture Invariant: only this crate uses both the client and FUSE. [`stack`] assembles the
+//! layers in one screen of code. The rest of this crate is user interface: options, errors,
+//! reports.
 
 mod bench;
 mod cache;

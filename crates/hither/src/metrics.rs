@@ -1,8 +1,8 @@
-//! A report for Prometheus, for `hither stat --format prometheus`, for `metrics=`, and for a
-//! server's `--metrics`.
+//! A report in the format of Prometheus, for `hither stat --format prometheus`, for `metrics=`, and
+//! for a server's `--metrics`.
 //!
-//! docs/METRICS.md lists the names. Figures that node_exporter has of the kernel's NFS client have
-//! its names here, so that its dashboards show both; the others begin with `hither_`. The text
+//! docs/METRICS.md lists the names. Metrics that node_exporter has for the kernel's NFS client have
+//! the same names, so that its dashboards show both. The others begin with `hither_`. The text
 //! format is 0.0.4.
 
 pub mod endpoint;
@@ -15,7 +15,7 @@ use hither_server::DelegationCounts;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Counters of layers that are present values, not sums.
+/// Counters of layers that are present values and not sums.
 const GAUGES: &[&str] = &[
     "memory_bytes",
     "objects",
@@ -44,7 +44,7 @@ const GAUGES: &[&str] = &[
     "files_open",
 ];
 
-/// The text.
+/// The metrics of a mount.
 pub fn render(report: &Report) -> String {
     let m = &report.mount;
     let mount = format!("export=\"{}\",mountpoint=\"{}\"", escape(&m.source), escape(&m.dir));
@@ -61,7 +61,7 @@ pub fn render(report: &Report) -> String {
     page.one(
         "node_mountstats_nfs_age_seconds_total",
         "counter",
-        "Seconds since it was mounted.",
+        "Seconds since the mount.",
         &node,
         m.age_s as f64,
     );
@@ -84,7 +84,7 @@ pub fn render(report: &Report) -> String {
     page.0
 }
 
-/// The text of a server, for `hither serve --metrics`.
+/// The metrics of a server, for `hither serve --metrics`.
 pub fn render_server(counts: DelegationCounts, journal: Option<JournalStats>) -> String {
     let mut page = Page::default();
     page.one("hither_server_info", "gauge", "The server; always 1.", VERSION_LABEL, 1.0);
@@ -95,7 +95,7 @@ pub fn render_server(counts: DelegationCounts, journal: Option<JournalStats>) ->
         page.sample(name, &format!("kind=\"{kind}\""), n as f64);
     }
     let name = "hither_server_callbacks_total";
-    page.family(name, "counter", "Calls to clients about what is delegated to them.");
+    page.family(name, "counter", "Calls to clients about delegations.");
     for (call, n) in [("recall", counts.recalls), ("getattr", counts.getattrs)] {
         page.sample(name, &format!("call=\"{call}\""), n as f64);
     }
@@ -107,17 +107,17 @@ pub fn render_server(counts: DelegationCounts, journal: Option<JournalStats>) ->
 
 const VERSION_LABEL: &str = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
 
-/// A label's value.
+/// Escapes a label's value.
 fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// A number of one operation: name, meaning, value.
+/// A metric of one operation: name, description, value.
 type OfOperation = (&'static str, &'static str, fn(&Operation) -> f64);
-/// A number of one connection: name, type, meaning, value.
+/// A metric of one connection: name, type, description, value.
 type OfConnection = (&'static str, &'static str, &'static str, fn(&Connection) -> f64);
 
-/// A time of one operation: name, meaning, percentiles and the sum in milliseconds.
+/// A duration of one operation: name, description, percentiles and the sum in milliseconds.
 type OfTime = (&'static str, &'static str, fn(&Operation) -> (&Latency, u64));
 
 const OPERATIONS: &[OfOperation] = &[
@@ -128,11 +128,11 @@ const OPERATIONS: &[OfOperation] = &[
     ("received_bytes_total", "Bytes of replies.", |op| op.bytes_received as f64),
     ("queue_time_seconds_total", "Time before the first transmission.", |op| op.queue_ms as f64 / 1e3),
     ("response_time_seconds_total", "Time from transmission to reply.", |op| op.rtt_ms as f64 / 1e3),
-    ("request_time_seconds_total", "Time from beginning to end.", |op| op.execute_ms as f64 / 1e3),
+    ("request_time_seconds_total", "Time from start to end.", |op| op.execute_ms as f64 / 1e3),
 ];
 
 const CONNECTIONS: &[OfConnection] = &[
-    ("connect_total", "counter", "Times it was established.", |c| c.connects as f64),
+    ("connect_total", "counter", "Times the connection was established.", |c| c.connects as f64),
     ("idle_time_seconds", "gauge", "Time since the last message.", |c| c.idle_s as f64),
     ("sends_total", "counter", "Calls sent.", |c| c.sends as f64),
     ("receives_total", "counter", "Replies received.", |c| c.receives as f64),
@@ -147,7 +147,7 @@ const CONNECTIONS: &[OfConnection] = &[
     ("pending_queue_total", "counter", "Calls in flight, summed over calls sent.", |c| c.pending_sum as f64),
 ];
 
-/// Lines so far.
+/// The lines of a page.
 #[derive(Default)]
 struct Page(String);
 
@@ -234,10 +234,15 @@ impl Page {
             ("hither_connection_up", "gauge", "1 while the connection is established.", |c| {
                 c.connected.into()
             }),
-            ("hither_connection_failures_total", "counter", "Times it could not be established.", |c| {
-                c.connect_failures as f64
+            (
+                "hither_connection_failures_total",
+                "counter",
+                "Times the connection could not be established.",
+                |c| c.connect_failures as f64,
+            ),
+            ("hither_connection_drops_total", "counter", "Times the connection was lost.", |c| {
+                c.drops as f64
             }),
-            ("hither_connection_drops_total", "counter", "Times it was lost.", |c| c.drops as f64),
             ("hither_connection_sent_bytes_total", "counter", "Bytes written.", |c| c.bytes_sent as f64),
             ("hither_connection_received_bytes_total", "counter", "Bytes read.", |c| c.bytes_received as f64),
         ];
@@ -249,7 +254,8 @@ impl Page {
         }
     }
 
-    /// `hither_LAYER_NAME`, with `_total` for sums; a group of counters is one name with a label.
+    /// Metrics `hither_LAYER_NAME`, with `_total` for sums. A group of counters is one metric with
+    /// a label.
     fn layers(&mut self, layers: &BTreeMap<String, Counters>, mount: &str) {
         for (layer, counters) in layers {
             let Counters::Group(group) = counters else { continue };

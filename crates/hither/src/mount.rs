@@ -1,9 +1,9 @@
 //! `hither mount`: checks the local conditions of a mount, starts the daemon and reports the
-//! outcome.
+//! result.
 //!
-//! The command runs itself again as the daemon, in a session of its own, and reads from a pipe (the
-//! daemon's standard output) until the mount is usable or has failed. A daemon whose command is
-//! killed meanwhile ends too; once the mount is usable, the two are strangers.
+//! The command starts itself again as the daemon, in a session of its own. It reads from a pipe
+//! (the daemon's standard output) until the mount is usable or has failed. If the command is killed
+//! before, the daemon ends too. Once the mount is usable, the two processes are independent.
 
 use crate::cli::MountArgs;
 use crate::control;
@@ -20,7 +20,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A mount to make, checked.
+/// A checked mount request.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The export.
@@ -37,18 +37,18 @@ pub struct Job {
 pub enum Message {
     /// The mount is usable.
     Ready,
-    /// It goes on trying in the background (`bg`), for this reason.
+    /// The daemon continues to try in the background (`bg`), for this reason.
     Background(String),
-    /// Something the user should know while waiting.
+    /// A note for the waiting user.
     Note(String),
-    /// It failed: exit code and line.
+    /// The mount failed: exit code and line.
     Failed(u8, String),
 }
 
-/// Mounts.
+/// Mounts an export.
 ///
 /// # Errors
-/// One line for everything that can go wrong, with the exit codes of mount(8).
+/// One line for each possible fault, with the exit codes of mount(8).
 pub fn run(args: &MountArgs, program: &str) -> Result<(), Failure> {
     let source = Source::parse(&args.source).map_err(Failure::usage)?;
     let wanted = Wanted::parse(&args.options, args.sloppy).map_err(Failure::usage)?;
@@ -65,7 +65,7 @@ pub fn run(args: &MountArgs, program: &str) -> Result<(), Failure> {
         detach_dead(&dir);
     }
     let dir = match check_dir(&dir, &source) {
-        // nfs(5), `bg`: a missing mount point is like a server that does not answer.
+        // nfs(5), `bg`: a missing mount point counts like a server that does not answer.
         Err(NoDir::Missing(_)) if wanted.background => dir,
         other => other.map_err(Failure::from)?,
     };
@@ -76,7 +76,8 @@ pub fn run(args: &MountArgs, program: &str) -> Result<(), Failure> {
     if args.foreground || args.daemon { daemon::run(job, args) } else { start_daemon(&job, args, program) }
 }
 
-/// A kernel without FUSE, a container without the device: better told before the server is asked.
+/// Checks for FUSE in the kernel and its device. A fault is reported before the server is
+/// contacted.
 fn check_fuse_device() -> Result<(), Failure> {
     match std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Ok(_) => Ok(()),
@@ -95,12 +96,12 @@ fn check_fuse_device() -> Result<(), Failure> {
     }
 }
 
-/// Why a directory cannot be mounted on.
+/// Why a directory cannot be a mount point.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NoDir {
     /// It does not exist.
     Missing(String),
-    /// Anything else.
+    /// Another reason.
     Unfit(String),
 }
 
@@ -112,8 +113,8 @@ impl From<NoDir> for Failure {
     }
 }
 
-/// Detaches mounts of ours on a directory whose daemon has ended: no program can use them any more.
-/// They would keep mount(8), and a new start of the daemon, from mounting.
+/// Detaches mounts of hither on a directory if their daemon has ended, because no program can use
+/// them. They would prevent mount(8), and a new daemon, from mounting.
 fn detach_dead(dir: &Path) {
     while let Ok(mounts) = mountinfo::read()
         && let Ok(real) = mountinfo::resolve(&mounts, dir)
@@ -132,14 +133,14 @@ fn detach_dead(dir: &Path) {
     }
 }
 
-/// Whether it is a mount of ours without a daemon. A daemon that is there is never waited for: its
-/// server may be silent.
+/// Whether the mount is one of hither without a daemon. The check does not wait for a running
+/// daemon, because its server may be silent.
 fn is_dead(mount: &mountinfo::Mount) -> bool {
     let gone = || std::fs::metadata(&mount.point).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
     mount.is_ours() && control::daemon_of(mount.dev).is_none() && gone()
 }
 
-/// Checks the mount point; returns it without links.
+/// Checks the mount point. Returns its path without links.
 pub fn check_dir(dir: &Path, source: &Source) -> Result<PathBuf, NoDir> {
     let shown = dir.display();
     let mounts = mountinfo::read().map_err(|e| NoDir::Unfit(format!("/proc/self/mountinfo: {e}")))?;
@@ -183,7 +184,7 @@ fn remount(dir: &Path, flags: MountFlags, fake: bool) -> Result<(), Failure> {
     }
 }
 
-/// Starts the daemon and waits for its word.
+/// Starts the daemon and waits for its message.
 fn start_daemon(job: &Job, args: &MountArgs, program: &str) -> Result<(), Failure> {
     let mut child = daemon_command(job, args)?
         .spawn()
@@ -215,7 +216,7 @@ fn start_daemon(job: &Job, args: &MountArgs, program: &str) -> Result<(), Failur
     })
 }
 
-/// This program, as the daemon of the job. `ps` shows the source and the mount point.
+/// The command line of the daemon for the job. `ps` shows the source and the mount point.
 fn daemon_command(job: &Job, args: &MountArgs) -> Result<Command, Failure> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("hither").args(["mount", "--daemon"]);

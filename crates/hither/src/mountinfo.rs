@@ -1,8 +1,8 @@
-//! The mounts of this machine, without touching them.
+//! The mounts of this machine, read without accessing them.
 //!
-//! A mount whose server is dead must not stop the command that removes it or looks at it: paths are
-//! resolved against /proc/self/mountinfo, one component at a time, and no system call names a
-//! mount point as its last component.
+//! A mount with a dead server must not block the command that removes or examines it. Paths are
+//! resolved with /proc/self/mountinfo, one component at a time. No system call has a mount point as
+//! its last component.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -10,22 +10,22 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-/// File-system type of our mounts in mountinfo.
+/// File-system type of hither's mounts in mountinfo.
 pub const FSTYPE: &str = "fuse.hither";
 
-/// Symbolic links followed in one path, as in the kernel.
+/// Most symbolic links followed in one path, like in the kernel.
 const MAX_LINKS: usize = 40;
 
 /// One line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Number of the mount; another one may get it later.
+    /// Number of the mount. The kernel reuses numbers.
     pub id: u64,
     /// Device number: (major, minor).
     pub dev: (u32, u32),
-    /// Which directory of its file system it shows.
+    /// Directory of the file system that is mounted.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// Mount point.
     pub point: PathBuf,
     /// Options of the mount: `rw,nosuid,...`.
     pub options: String,
@@ -36,18 +36,18 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether it is one of ours.
+    /// Whether this is a mount of hither.
     pub fn is_ours(&self) -> bool {
         self.fstype == FSTYPE
     }
 }
 
-/// All mounts, in order of mounting: of two at one point the later one is on top.
+/// All mounts in the order of mounting. Of two mounts at one point the later one is on top.
 pub fn read() -> io::Result<Vec<Mount>> {
     read_of(Path::new("/proc/self"))
 }
 
-/// The same as another process (`/proc/PID`) sees it.
+/// All mounts in the name space of another process (`/proc/PID`).
 pub fn read_of(process: &Path) -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read(process.join("mountinfo"))?))
 }
@@ -78,7 +78,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Undoes the kernel's `\040` for blanks, tabs, newlines and backslashes.
+/// Decodes the kernel's octal escapes (`\040`) of blanks, tabs, newlines and backslashes.
 pub fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -103,7 +103,7 @@ pub fn at<'a>(mounts: &'a [Mount], point: &Path) -> Option<&'a Mount> {
     mounts.iter().rev().find(|mount| mount.point == point)
 }
 
-/// The mount of ours that holds `path` (as [`resolve`] returned it).
+/// The mount of hither that contains `path` (a result of [`resolve`]).
 pub fn ours_holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let deepest =
         mounts.iter().filter(|m| path.starts_with(&m.point)).map(|m| m.point.as_os_str().len()).max()?;
@@ -112,15 +112,15 @@ pub fn ours_holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     holding.filter(|mount| mount.is_ours())
 }
 
-/// The absolute path without links, `.` and `..`. Components at and below a mount of ours are taken
-/// as they are: nothing is asked of it.
+/// The absolute path without links, `.` and `..`. Components at and below a mount of hither are not
+/// resolved, so that the mount is not accessed.
 ///
 /// # Errors
-/// Those of readlink(2) outside our mounts; `ELOOP`.
+/// Those of readlink(2) outside these mounts; `ELOOP`.
 pub fn resolve(mounts: &[Mount], path: &Path) -> io::Result<PathBuf> {
     resolve_with(mounts, path, &mut |p| match std::fs::read_link(p) {
         Ok(target) => Ok(Some(target)),
-        // EINVAL: it exists and is no link.
+        // EINVAL: the path exists and is not a link.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(None),
         Err(e) => Err(e),
     })
@@ -200,7 +200,7 @@ mod tests {
         assert!(ours_holding(&mounts, Path::new("/srvx")).is_none());
     }
 
-    /// Nothing at or below a mount of ours is looked at, however the path leads there.
+    /// A path at or below a mount of hither is not accessed, whichever links lead to it.
     #[test]
     fn our_mounts_are_never_touched() {
         let mounts = parse(TEXT);

@@ -1,15 +1,15 @@
-//! The mount as a record of /proc/self/mountstats (statvers=1.1), for tools that read those.
+//! The mount as a record of /proc/self/mountstats (statvers=1.1), for tools that read such records.
 //!
 //! The RPC layer writes the part that it counts (`hither_rpc::stats`). This module writes the head:
-//! device, options, age, and the events that correspond to requests of the kernel. Events without
-//! an equivalent here are zero.
+//! device, options, age, and the events that correspond to kernel requests. Events without such a
+//! request are zero.
 
 use crate::report::MountPart;
 use hither_rpc::stats::Snapshot;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// `events:` in the order of the format; each the sum of the kernel requests named.
+/// `events:` in the order of the format. Each is the sum of the named kernel requests.
 const EVENTS: [&[&str]; 27] = [
     &["GETATTR"],        // inode revalidations
     &[],                 // dentry revalidations
@@ -64,8 +64,8 @@ pub fn record(mount: &MountPart, flags: &str, rpc: &Snapshot, fuse: &BTreeMap<St
     let _ = writeln!(out, "\tevents:\t{}", events.join(" "));
     let moved = |name: &str, of: fn(&hither_rpc::stats::OpSnapshot) -> u64| rpc.op(name).map_or(0, of);
     let (read, written) = (moved("READ", |op| op.bytes_received), moved("WRITE", |op| op.bytes_sent));
-    // Bytes of programs and bytes of the server are the same: nothing is cached on this side of the
-    // kernel. Headers are counted along.
+    // The fields for programs and for the server both contain the bytes of the RPC layer, with
+    // headers.
     let (read_pages, written_pages) = (read / 4096, written / 4096);
     let _ = writeln!(out, "\tbytes:\t{read} {written} 0 0 {read} {written} {read_pages} {written_pages}");
     out.push_str(&rpc.mountstats(program));
@@ -73,7 +73,7 @@ pub fn record(mount: &MountPart, flags: &str, rpc: &Snapshot, fuse: &BTreeMap<St
     out
 }
 
-/// Blanks as the kernel writes them.
+/// Escapes blanks like the kernel.
 fn escape(text: &str) -> String {
     text.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
 }

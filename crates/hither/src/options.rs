@@ -1,10 +1,10 @@
 //! The `-o` options of a mount: from one string to the settings of the client and the mount point.
 //!
-//! It knows nothing of how a mount is made. The mechanism: [`table`] defines every option once
-//! (name, default, help, action). This module splits the string, finds each option there and lets
-//! it act on [`Wanted`]. [`render`] makes the help text and the table of docs/CONFIGURATION.md from
-//! the same definitions. Nothing is guessed: an unknown option is refused with the nearest known
-//! one, two that exclude each other are refused naming both.
+//! This module does not mount. [`table`] defines each option once (name, default, help, action).
+//! This module splits the string, finds each option in the table and applies its action to
+//! [`Wanted`]. [`render`] makes the help text and the table of docs/CONFIGURATION.md from the same
+//! definitions. An unknown option is refused with the nearest known name. Two options that exclude
+//! each other are refused with both names.
 
 mod apply;
 mod render;
@@ -30,14 +30,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long a foreground mount is tried (nfs(5), `retry`).
+/// Duration of the attempts of a foreground mount (nfs(5), `retry`).
 const RETRY_FOREGROUND: Duration = Duration::from_secs(2 * 60);
-/// For ever, as far as a mount goes: 100 years.
+/// A time without end for a mount: 100 years.
 const FROZEN: Duration = Duration::from_secs(100 * 365 * 86400);
-/// How long a background mount is tried: 10,000 minutes (nfs(5), `retry`).
+/// Duration of the attempts of a background mount: 10,000 minutes (nfs(5), `retry`).
 const RETRY_BACKGROUND: Duration = Duration::from_secs(10_000 * 60);
 
-/// Which addresses of the server are used (`proto=`).
+/// The address family for the server (`proto=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// `tcp`.
@@ -49,36 +49,36 @@ pub enum Family {
 /// The versions that `vers=` and `minorversion=` allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Versions {
-    /// 4.2, else 4.1, else 3.
+    /// 4.2, then 4.1, then 3.
     Any,
-    /// 4.2, else 4.1.
+    /// 4.2, then 4.1.
     Any4,
-    /// This one.
+    /// Only this version.
     Only(Version),
 }
 
-/// `consistency=`: the promise about other clients' changes. The other options fill in the details.
+/// `consistency=`: the promise about other clients' changes. Other options refine it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consistency {
     /// An open sees all data that was closed before.
     CloseToOpen,
-    /// Nothing is older than this.
+    /// No data is older than this duration.
     Bounded(Duration),
-    /// Nothing ever changes.
+    /// The export never changes.
     Frozen,
-    /// Nothing is older than the call that gets it, except under a delegation.
+    /// No data is older than the call that returns it, except under a delegation.
     Strict,
 }
 
-/// The cached state that holds without a question, and its lifetime: the words of docs/SEMANTICS.md
-/// for the sum of the options.
+/// Which cached state is valid without revalidation, and for how long. The variants are the
+/// promises of docs/SEMANTICS.md that result from the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
-    /// Promise 7: an open asks; otherwise attributes hold for a while.
+    /// Promise 7: an open revalidates; otherwise attributes are valid for a time.
     CloseToOpen,
-    /// `nocto`: attributes hold for a while, for opens, too.
+    /// `nocto`: attributes are valid for a time, also for opens.
     NoCloseToOpen,
-    /// Promise 8b: nothing is older than so many seconds.
+    /// Promise 8b: no data is older than this number of seconds.
     Bounded(u64),
     /// Promise 8c.
     Frozen,
@@ -91,7 +91,7 @@ pub enum Promise {
 /// `cache` and the options that begin with `cache-`.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    /// The directory; `None`: nothing is kept on a disk.
+    /// The directory; `None`: no data is kept on a disk.
     pub dir: Option<PathBuf>,
     /// `cache-size=`.
     pub size_bytes: u64,
@@ -113,7 +113,7 @@ pub struct Cache {
     pub fill: Fill,
     /// `cache-read-only`.
     pub read_only: bool,
-    /// The first option that says something about a cache: it needs one.
+    /// The first option about a cache. It requires `cache`.
     said: Option<&'static str>,
 }
 
@@ -143,12 +143,12 @@ impl Default for Cache {
     }
 }
 
-/// `socket=`, and the options about it.
+/// `socket=` and related options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
-    /// `nosocket` takes it away.
+    /// False with `nosocket`.
     pub offered: bool,
-    /// `socket=`; `None`: the usual place.
+    /// `socket=`; `None`: the default path.
     pub path: Option<PathBuf>,
     /// `socket-mode=`.
     pub mode: u32,
@@ -162,8 +162,8 @@ impl Default for Socket {
     }
 }
 
-/// A mount's options, checked one by one and against each other; the server's name is not resolved
-/// yet.
+/// A mount's options, checked individually and against each other. The server's name is not yet
+/// resolved.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     /// `vers=`.
@@ -190,9 +190,9 @@ pub struct Wanted {
     pub rsize_bytes: Option<u32>,
     /// `wsize=`.
     pub wsize_bytes: Option<u32>,
-    /// `acregmin=` and its sisters.
+    /// `acregmin=` and related options.
     pub attr_cache: AttrCache,
-    /// `acnegmax=`; its default is another for names that were never asked for.
+    /// `acnegmax=`. Names that were never looked up have another default.
     absent_max: Option<Duration>,
     /// `noac`.
     noac: bool,
@@ -206,9 +206,9 @@ pub struct Wanted {
     consistency: Option<Consistency>,
     /// `subtree=`.
     pub subtrees: Vec<Subtree>,
-    /// The options in subtrees of another mode than the mount's.
+    /// Options for subtrees with another mode than the mount's.
     parts: Vec<Wanted>,
-    /// With subtrees: times and names as the options of nfs(5) have them.
+    /// With subtrees: validity of attributes and names from the options of nfs(5).
     told: Option<(AttrCache, LookupCache)>,
     /// `chain`.
     pub chains: bool,
@@ -226,7 +226,7 @@ pub struct Wanted {
     pub lazy_close: bool,
     /// `close=delegated`.
     pub delegated_close: bool,
-    /// `writeback=journal`: the directory that journals are in.
+    /// `writeback=journal`: the parent directory of journals.
     pub journal: Option<PathBuf>,
     /// `journal-dir=`.
     journal_dir: Option<PathBuf>,
@@ -240,7 +240,7 @@ pub struct Wanted {
     pub readdirplus: bool,
     /// `metrics=`.
     pub metrics: Option<Place>,
-    /// `socket=` and its sisters.
+    /// `socket=` and related options.
     pub socket: Socket,
     /// `acl`.
     pub acl: bool,
@@ -256,13 +256,13 @@ pub struct Wanted {
     pub remount: bool,
     /// `sloppy`.
     pub sloppy: bool,
-    /// Every option that was given and has an effect, as written, in order: for `hither stat`.
+    /// Each given option with an effect, as written, in order; for `hither stat`.
     pub given: Vec<String>,
-    /// The word of each set of words that exclude each other (`soft` of `hard`, `soft`, ...).
+    /// The given option of each set of exclusive options (`soft` of `hard`, `soft`, ...).
     chosen: BTreeMap<&'static str, &'static str>,
-    /// Those that were given two words of such a set.
+    /// Messages about exclusive options that were given together.
     contradictions: Vec<String>,
-    /// Options of the attribute cache that were given: they contradict `noac`.
+    /// Given options of the attribute cache, which contradict `noac`.
     times: Vec<String>,
 }
 
@@ -322,12 +322,12 @@ impl Default for Wanted {
     }
 }
 
-/// Compares options with each other.
+/// Checks options against each other.
 type Check = fn(&mut Wanted) -> Result<(), String>;
 
 impl Wanted {
-    /// Reads comma-separated lists of options (one per `-o`). Of an option that is given twice the
-    /// last one counts, as mount(8) says; two words that exclude each other are refused.
+    /// Parses comma-separated lists of options (one per `-o`). The last value of a repeated option
+    /// counts, as in mount(8). Two options that exclude each other are refused.
     ///
     /// # Errors
     /// One line that names the wrong option and the remedy.
@@ -335,11 +335,11 @@ impl Wanted {
         Self::parse_all(lists, sloppy).map_err(|wrong| wrong.into_iter().next().unwrap_or_default())
     }
 
-    /// As [`Self::parse`], but tells all that is wrong. Options are compared with each other when
-    /// each by itself is right: one that says nothing sensible would be missed by others.
+    /// Like [`Self::parse`], but returns all faults. Options are compared with each other only if
+    /// each of them is valid, because an invalid option could cause false comparisons.
     ///
     /// # Errors
-    /// A line for each, at least one.
+    /// One line for each fault, at least one.
     pub fn parse_all(lists: &[String], sloppy: bool) -> Result<Self, Vec<String>> {
         let words: Vec<&str> = lists.iter().flat_map(|list| split(list)).collect();
         let mut wanted = Self { sloppy: sloppy || words.contains(&"sloppy"), ..Self::default() };
@@ -350,13 +350,13 @@ impl Wanted {
         if wrong.is_empty() { Ok(wanted) } else { Err(wrong) }
     }
 
-    /// Whether nothing changes, neither elsewhere nor here.
+    /// Whether the files never change, neither at the server nor through this mount.
     pub fn is_frozen(&self) -> bool {
         let everywhere = self.consistency == Some(Consistency::Frozen) && self.parts.is_empty();
         everywhere && self.flags.contains(MountFlags::RDONLY)
     }
 
-    /// The mode of `consistency=` that the options come to, if any.
+    /// The mode of `consistency=` that results from the options, if any.
     fn own_mode(&self) -> Option<Consistency> {
         let default = (!self.noac && self.close_to_open).then_some(Consistency::CloseToOpen);
         self.consistency.or(default)
@@ -366,29 +366,29 @@ impl Wanted {
         self.noac
     }
 
-    /// Whether nothing is answered from here that no delegation covers, and nothing is delayed.
+    /// Whether the caches answer only under a delegation, and no write is delayed.
     pub fn is_strict(&self) -> bool {
         self.consistency == Some(Consistency::Strict)
     }
 
-    /// Whether delegations are of any use.
+    /// Whether delegations are useful.
     pub fn delegations(&self) -> bool {
         !self.noac
     }
 
-    /// For how long a name that was never asked for counts as absent, because its directory is
-    /// known as a whole.
+    /// Validity of an inferred absence: the directory is known completely and the name was never
+    /// looked up.
     pub fn inferred_max(&self) -> Duration {
         match (self.absent_max, self.consistency) {
             (Some(most), _) => most,
             (None, Some(Consistency::Bounded(_) | Consistency::Frozen)) => self.attr_cache.negative_max,
-            // No other client makes names here.
+            // No other client creates names.
             (None, _) if self.exclusive => Duration::MAX,
             (None, _) => INFERRED_MAX,
         }
     }
 
-    /// The promise for answers without a question.
+    /// The promise for answers from the caches.
     pub fn promise(&self) -> Promise {
         match self.consistency {
             Some(Consistency::Bounded(most)) => Promise::Bounded(most.as_secs()),
@@ -400,12 +400,12 @@ impl Wanted {
         }
     }
 
-    /// How long a mount is tried when the server cannot be reached (`retry=`, `bg`).
+    /// Duration of the attempts to mount while the server is unreachable (`retry=`, `bg`).
     pub fn retry(&self) -> Duration {
         self.retry.unwrap_or(if self.background { RETRY_BACKGROUND } else { RETRY_FOREGROUND })
     }
 
-    /// Acts on one option as written.
+    /// Applies one option as written.
     fn take(&mut self, word: &str) -> Result<(), String> {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -443,7 +443,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// Checks the options against each other: all that is wrong.
+    /// Checks the options against each other. Returns all faults.
     fn agree(&mut self) -> Vec<String> {
         let mut wrong = std::mem::take(&mut self.contradictions);
         let checks: [Check; 8] = [
@@ -460,7 +460,7 @@ impl Wanted {
         wrong
     }
 
-    /// `noac` is all times 0, and `sync`.
+    /// `noac` sets all times to 0 and implies `sync`.
     fn join_noac(&mut self) -> Result<(), String> {
         if !self.noac {
             return Ok(());
@@ -507,7 +507,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// The journal is where the disk cache is, unless it is said.
+    /// The default directory of the journal is that of the disk cache.
     fn join_journal(&mut self) -> Result<(), String> {
         let Some(journal) = &mut self.journal else {
             let said = [
@@ -544,7 +544,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// `consistency=` sets several options of nfs(5) at once, so it excludes them.
+    /// `consistency=` sets several options of nfs(5), so it excludes them.
     fn join_consistency(&mut self) -> Result<(), String> {
         let Some(consistency) = self.consistency else { return Ok(()) };
         let other = self.times.first().map(String::as_str);
@@ -560,7 +560,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// Sets the details of a mode.
+    /// Sets the options of a mode.
     fn become_consistent(&mut self, consistency: Consistency) {
         let (least, most) = match consistency {
             Consistency::CloseToOpen => return,
@@ -583,8 +583,8 @@ impl Wanted {
         };
     }
 
-    /// `consistency=strict` keeps nothing and delays nothing, so it excludes options about
-    /// lifetimes, prefetching and delays.
+    /// `consistency=strict` caches nothing and delays nothing. It excludes options for lifetimes,
+    /// prefetching and delays.
     fn check_strict(&self) -> Result<(), String> {
         let given = |name: &str| {
             let mut words = self.given.iter().map(String::as_str);
@@ -630,13 +630,13 @@ impl Wanted {
     }
 }
 
-/// The definition of an option. Names that begin with `x-` or `X-` are other programs' comments.
+/// The definition of an option. Names that begin with `x-` or `X-` are comments for other programs.
 pub fn find(name: &str) -> Option<&'static Def> {
     let name = if name.starts_with("x-") || name.starts_with("X-") { "x-*" } else { name };
     OPTIONS.iter().find(|def| def.name == name || def.also.contains(&name))
 }
 
-/// Splits a list at commas that are not inside double quotes; empty parts are dropped.
+/// Splits a list at commas outside double quotes. Empty parts are dropped.
 fn split(list: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
     list.split(move |c| {
@@ -646,7 +646,7 @@ fn split(list: &str) -> impl Iterator<Item = &str> {
     .filter(|word| !word.is_empty())
 }
 
-/// The line for an option that does not exist.
+/// The message about an unknown option.
 fn unknown(name: &str) -> String {
     let names = OPTIONS.iter().filter(|def| !matches!(def.act, Act::Refuse(_)));
     let names = names.flat_map(|def| std::iter::once(&def.name).chain(def.also));
@@ -656,7 +656,7 @@ fn unknown(name: &str) -> String {
     }
 }
 
-/// The most similar of `names`, when it is similar at all.
+/// The most similar of `names`, if one is similar.
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = name.to_ascii_lowercase();
     names

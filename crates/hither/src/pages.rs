@@ -1,4 +1,4 @@
-//! Manual pages and completions of shells, made of the same definitions as the command line and the
+//! Manual pages and shell completions, generated from the definitions of the command line and the
 //! mount options.
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
@@ -23,10 +23,10 @@ pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     print(&String::from_utf8_lossy(&text))
 }
 
-/// Writes a page for the program and one for each of its commands.
+/// Writes a manual page for the program and for each of its commands.
 ///
 /// # Errors
-/// They cannot be written.
+/// A page cannot be written.
 pub fn man(args: &ManArgs) -> Result<(), Failure> {
     let dir = args.dir.display();
     let failed = |e: io::Error| Failure::system(format!("{dir}: {e}"));
@@ -56,10 +56,10 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
 }
 
 fn page(command: &Command) -> io::Result<(String, Vec<u8>)> {
-    // `hither cache ls` is hither-cache-ls(1).
+    // The page of `hither cache ls` is hither-cache-ls(1).
     let name = command.get_bin_name().unwrap_or(command.get_name()).replace(' ', "-");
     let mount = command.get_name() == "mount";
-    // clap takes names that live as long as the program; there are two dozen.
+    // clap takes names that live as long as the program. The commands need two dozen.
     let titled = command.clone().name(&*name.clone().leak()).display_name(name.clone());
     let mut page = Vec::new();
     clap_mangen::Man::new(titled).render(&mut page)?;
@@ -69,11 +69,11 @@ fn page(command: &Command) -> io::Result<(String, Vec<u8>)> {
     Ok((format!("{name}.1"), page))
 }
 
-/// A section that keeps its lines.
+/// A section with preserved line breaks.
 fn preformatted(title: &str, text: &str) -> String {
     let mut out = format!(".SH \"{title}\"\n.nf\n");
     for line in text.lines() {
-        // A line that begins with a dot or an apostrophe would be a request to troff.
+        // troff takes a line that begins with a dot or an apostrophe for a request.
         let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
         out.push_str(guard);
         out.push_str(&line.replace('\\', "\\e").replace('-', "\\-"));
@@ -89,7 +89,7 @@ mod tests {
     use clap_complete::Shell;
     use std::collections::BTreeMap;
 
-    /// Each command has a page with all of its flags, and mount's has every option.
+    /// Each command has a page with all its flags. The page of mount has each option.
     #[test]
     fn pages_are_complete() {
         let pages: BTreeMap<String, String> = pages()
@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// The output is a program that the shell reads.
+    /// The completions are a valid bash program.
     #[test]
     fn completions_are_read_by_bash() {
         let mut text = Vec::new();

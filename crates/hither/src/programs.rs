@@ -1,8 +1,8 @@
-//! The socket for programs: its place, and the users that it admits.
+//! The socket for programs: its path and its permissions.
 //!
-//! It knows nothing of the protocol on it (`hither-socket`). A mount's socket is
+//! This module does not know the protocol (`hither-socket`). A mount's socket is
 //! `/run/hither/MAJOR:MINOR.programs`, after the mount's device, so that a program finds it by the
-//! mount point; with `socket=PATH` that is a symbolic link. The permissions are set before any
+//! mount point. With `socket=PATH` that name is a symbolic link. The permissions are set before any
 //! program can connect.
 
 use crate::exit::Failure;
@@ -17,18 +17,18 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// Where sockets are unless told otherwise.
+/// Default directory of the sockets.
 const DIR: &str = "/run/hither";
-/// Programs that wait to be let in.
+/// Most programs that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A socket that was made, before any program is served.
+/// A bound socket that serves no program yet.
 pub struct Bound {
     listener: UnixListener,
     files: Vec<Made>,
 }
 
-/// A file that goes with the socket.
+/// A file of the socket. Dropping it removes the file.
 struct Made {
     path: PathBuf,
     identity: [i64; 4],
@@ -42,23 +42,23 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // A newer mount may have the name already.
+        // A newer mount may have taken the name.
         if identity(&self.path).is_ok_and(|there| there == self.identity) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Distinguishes a socket or symbolic link from a later one: inode numbers are reused.
+/// Distinguishes a socket or symbolic link from a later one, because inode numbers are reused.
 fn identity(path: &Path) -> io::Result<[i64; 4]> {
     let meta = std::fs::symlink_metadata(path)?;
     Ok([meta.dev() as i64, meta.ino() as i64, meta.mtime(), meta.mtime_nsec()])
 }
 
-/// Makes the socket that was asked for by its path.
+/// Makes the socket of the option `socket=PATH`.
 ///
 /// # Errors
-/// A line for the user.
+/// A message for the user.
 pub fn bind(wanted: &Socket) -> Result<Option<Bound>, Failure> {
     let Some(path) = wanted.path.as_ref().filter(|_| wanted.offered) else { return Ok(None) };
     let bound = bind_at(path, wanted)
@@ -67,11 +67,11 @@ pub fn bind(wanted: &Socket) -> Result<Option<Bound>, Failure> {
 }
 
 impl Bound {
-    /// The socket of the mount with this device number: the one that was made, or else one in the
-    /// usual place.
+    /// The socket of the mount with this device number: `bound`, or else a new one at the default
+    /// path.
     ///
     /// # Errors
-    /// Those of making files.
+    /// A file cannot be created.
     pub fn of_mount(bound: Option<Self>, device: (u32, u32), wanted: &Socket) -> io::Result<Self> {
         Self::of_mount_in(Path::new(DIR), bound, device, wanted)
     }
@@ -80,7 +80,7 @@ impl Bound {
         let path = dir.join(format!("{}:{}.programs", device.0, device.1));
         let ready = || {
             std::fs::create_dir_all(dir)?;
-            // Device numbers are used again: a daemon that was killed left its own behind.
+            // Device numbers are reused, so a killed daemon may have left a socket with this name.
             remove_stale(&path)
         };
         let Some(mut bound) = bound else {
@@ -97,7 +97,7 @@ impl Bound {
         Ok(bound)
     }
 
-    /// The listening end, and the files that must live as long.
+    /// The listener, and the files that must live as long as it.
     ///
     /// # Errors
     /// Those of the runtime.
@@ -115,7 +115,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 fn bind_at(path: &Path, wanted: &Socket) -> io::Result<Bound> {
-    // To its end: a socket without a listener looks dead.
+    // Held to the end of the function, because a socket without a listener looks dead.
     let _turn = Turn::at(path);
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         let dead = meta.file_type().is_socket()
@@ -128,8 +128,8 @@ fn bind_at(path: &Path, wanted: &Socket) -> io::Result<Bound> {
     }
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // bind(2) makes a file with the rights of the socket (but for the umask): at no moment does it
-    // have others.
+    // bind(2) creates the file with the permissions of the socket (reduced by the umask). The file
+    // never has others.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     let made = Made::at(path)?;
@@ -138,9 +138,9 @@ fn bind_at(path: &Path, wanted: &Socket) -> io::Result<Bound> {
     Ok(Bound { listener: UnixListener::from(socket), files: vec![made] })
 }
 
-/// Gives a new socket the group and the rights that were asked for. Where other users may write to
-/// its directory the name can lead to anything by now: nothing is changed but a socket of our own
-/// that no other program can use yet.
+/// Gives a new socket the requested group and permissions. In a directory where other users may
+/// write, the path may refer to another file by now. The function therefore changes only a socket
+/// of this user that no other program can use yet.
 fn open_to(path: &Path, wanted: &Socket) -> io::Result<()> {
     let at = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&at)?;
@@ -151,11 +151,11 @@ fn open_to(path: &Path, wanted: &Socket) -> io::Result<()> {
     if !ours {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "another file has taken its place"));
     }
-    // The order matters: no user is admitted before the requested group is set.
+    // The group is set first, so that no user is admitted before.
     if let Some(group) = &wanted.group {
         rustix::fs::chownat(&at, "", None, Some(gid(group)?), AtFlags::EMPTY_PATH)?;
     }
-    // There is no fchmod(2) for such a descriptor.
+    // fchmod(2) does not accept an `O_PATH` descriptor.
     let path = format!("/proc/self/fd/{}", at.as_raw_fd());
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(wanted.mode))
 }
@@ -176,6 +176,7 @@ mod tests {
         Socket { path: Some(path.into()), mode: 0o660, group: Some("0".into()), ..Socket::default() }
     }
 
+    /// The socket has the requested permissions and is removed with its owner.
     #[tokio::test]
     async fn the_socket_has_its_permissions_and_goes_with_its_owner() {
         let dir = tempfile::tempdir().unwrap();
@@ -189,6 +190,7 @@ mod tests {
         drop(listener);
     }
 
+    /// The socket of a dead daemon is replaced. Other files and links are refused and not changed.
     #[test]
     fn what_a_killed_daemon_left_is_replaced_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
@@ -198,7 +200,7 @@ mod tests {
         std::fs::write(&path, "a file").unwrap();
         assert!(bind(&socket(&path)).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"a file");
-        // A link is no socket, whatever its target, and the target keeps its rights.
+        // A link is not a socket, and the permissions of its target stay.
         let (link, far) = (dir.path().join("link"), dir.path().join("far"));
         std::fs::write(&far, "").unwrap();
         std::fs::set_permissions(&far, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -210,7 +212,8 @@ mod tests {
         assert!(bind(&off).is_ok_and(|bound| bound.is_none()));
     }
 
-    /// Of many that begin at the same time where a killed daemon left its socket, one has the path.
+    /// Several daemons start at the same time at the path of a killed daemon's socket. Exactly one
+    /// binds it.
     #[test]
     fn what_a_killed_daemon_left_is_replaced_by_one() {
         let dir = tempfile::tempdir().unwrap();
@@ -233,15 +236,15 @@ mod tests {
         }
     }
 
-    /// The name of a device number belongs to the mount that has the number now.
+    /// The default name belongs to the mount that has the device number now.
     #[test]
     fn device_numbers_are_used_again() {
         let dir = tempfile::tempdir().unwrap();
         let usual = dir.path().join("0:7.programs");
         let wanted = Socket { path: None, ..socket(&usual) };
         let mount = |bound| Bound::of_mount_in(dir.path(), bound, (0, 7), &wanted).unwrap();
-        // A daemon with `socket=PATH` was killed: its link leads nowhere, or to a living socket of
-        // another.
+        // A killed daemon with `socket=PATH` left a link. The link dangles or leads to a live
+        // socket of another mount.
         let elsewhere = dir.path().join("elsewhere");
         let _living = UnixListener::bind(&elsewhere).unwrap();
         for leads in ["nowhere", "elsewhere"] {
@@ -255,7 +258,7 @@ mod tests {
             assert!(!usual.exists());
         }
         assert!(elsewhere.exists());
-        // With a path of its own a mount needs no other directory.
+        // A mount with its own path does not need the default directory.
         let own = dir.path().join("own");
         let bound = bind(&socket(&own)).unwrap();
         let bound = Bound::of_mount_in(&elsewhere, bound, (0, 7), &wanted).unwrap();

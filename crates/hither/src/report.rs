@@ -1,16 +1,16 @@
-//! The report of a mount about itself: the words of the control socket and of `hither stat --json`.
+//! The report of a mount: the messages of the control socket and of `hither stat --json`.
 //!
-//! Names and meanings stay; new ones may be added. `version` grows when one changes its meaning.
+//! Field names and meanings stay. New fields may be added. `version` grows when a meaning changes.
 
 use hither_fuse::OpCount;
 use hither_rpc::stats::{OpSnapshot, Snapshot, TransportSnapshot};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Version of these words.
+/// Version of the field names.
 pub const VERSION: u32 = 1;
 
-/// Everything.
+/// The whole report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`VERSION`].
@@ -19,11 +19,11 @@ pub struct Report {
     pub mount: MountPart,
     /// Its TCP connections, in order of creation.
     pub connections: Vec<Connection>,
-    /// Per operation (NFSv3 procedure, NFSv4 main operation of a compound) that was ever called.
+    /// Each operation that was called (NFSv3 procedure, or main operation of an NFSv4 compound).
     pub operations: Vec<Operation>,
     /// Requests of the kernel, by name.
     pub fuse: BTreeMap<String, u64>,
-    /// Those among them that were answered with an error, such as "no such file".
+    /// Kernel requests that were answered with an error, such as "no such file".
     #[serde(default)]
     pub fuse_errors: BTreeMap<String, u64>,
     /// The counters of the layers, by layer: `hints` (paths read from callers), `meta` (names,
@@ -35,13 +35,13 @@ pub struct Report {
     pub layers: BTreeMap<String, Counters>,
 }
 
-/// Counters by name, with a group of them below a name in between.
+/// Counters by name. A group of counters is below a name of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Counters {
-    /// One.
+    /// One counter.
     Count(u64),
-    /// Several.
+    /// A group of counters.
     Group(BTreeMap<String, Counters>),
 }
 
@@ -59,7 +59,7 @@ impl Counters {
         }
     }
 
-    /// The counters of several layers of one kind.
+    /// The sums of the counters of several layers of one kind.
     pub fn sum(all: impl Iterator<Item = Self>) -> Self {
         all.reduce(|sum, one| sum.plus(one)).unwrap_or(Counters::Group(BTreeMap::new()))
     }
@@ -78,7 +78,7 @@ impl Counters {
         }
     }
 
-    /// The counters of a layer; empty when it is no map of numbers.
+    /// The counters of a layer. Empty unless `stats` is a map of numbers.
     pub fn of(stats: &impl Serialize) -> Self {
         let group = serde_json::to_value(stats).and_then(serde_json::from_value);
         group.unwrap_or_else(|_| Counters::Group(BTreeMap::new()))
@@ -92,33 +92,33 @@ pub struct MountPart {
     pub source: String,
     /// Mount point.
     pub dir: String,
-    /// NFS version spoken: `3`, `4.1`, `4.2`.
+    /// Negotiated NFS version: `3`, `4.1`, `4.2`.
     pub nfs_version: String,
     /// The server's address.
     pub server: String,
     /// Options in effect, with their values.
     pub options: String,
-    /// Bytes in one READ.
+    /// Most bytes of one READ.
     pub rsize_bytes: u32,
-    /// Bytes in one WRITE.
+    /// Most bytes of one WRITE.
     pub wsize_bytes: u32,
     /// Seconds since it was mounted.
     pub age_s: u64,
-    /// The daemon.
+    /// Process id of the daemon.
     pub pid: u32,
     /// Directory of the disk cache.
     #[serde(default)]
     pub cache: Option<String>,
-    /// Why the disk cache takes nothing now.
+    /// Why the disk cache accepts no data now.
     #[serde(default)]
     pub cache_trouble: Option<String>,
     /// Directory of the journal of delayed writes.
     #[serde(default)]
     pub journal: Option<String>,
-    /// Why it takes nothing now.
+    /// Why the journal accepts no data now.
     #[serde(default)]
     pub journal_trouble: Option<String>,
-    /// Minor version of the FUSE protocol, 7.N.
+    /// Minor version N of the FUSE protocol 7.N.
     #[serde(default)]
     pub fuse_minor: Option<u32>,
 }
@@ -126,15 +126,16 @@ pub struct MountPart {
 /// One TCP connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
-    /// Established now.
+    /// Whether the connection is established now.
     pub connected: bool,
-    /// Our port.
+    /// Local port.
     pub local_port: u16,
-    /// Times it was established; more than one: it was lost in between.
+    /// Number of times the connection was established. More than one means that it was lost in
+    /// between.
     pub connects: u64,
-    /// Times it could not be established.
+    /// Number of failed connection attempts.
     pub connect_failures: u64,
-    /// Calls sent, with those sent again.
+    /// Number of transmitted calls, including retransmissions.
     pub sends: u64,
     /// Replies received.
     pub receives: u64,
@@ -144,13 +145,13 @@ pub struct Connection {
     pub bytes_received: u64,
     /// Seconds since the last message.
     pub idle_s: u64,
-    /// Times it was lost.
+    /// Number of times the connection was lost.
     #[serde(default)]
     pub drops: u64,
-    /// Replies to no call in flight.
+    /// Replies that match no call in flight.
     #[serde(default)]
     pub bad_xids: u64,
-    /// Most calls ever in flight.
+    /// Largest number of calls in flight.
     #[serde(default)]
     pub max_in_flight: u64,
     /// Sums of queue lengths, one sample for each call sent: calls that waited for room, calls
@@ -168,13 +169,13 @@ pub struct Connection {
 /// One operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Operation {
-    /// Its name.
+    /// Name of the operation.
     pub name: String,
     /// Calls that ended.
     pub calls: u64,
-    /// Times a call was sent again.
+    /// Number of retransmissions.
     pub retransmissions: u64,
-    /// Major timeouts: `timeo` and `retrans` were used up.
+    /// Number of major timeouts: `timeo` and `retrans` were used up.
     pub timeouts: u64,
     /// Calls that failed or were answered with an error status.
     pub errors: u64,
@@ -182,31 +183,31 @@ pub struct Operation {
     pub bytes_sent: u64,
     /// Bytes of replies.
     pub bytes_received: u64,
-    /// Sum of waiting before the first transmission.
+    /// Sum of the waits before the first transmission.
     pub queue_ms: u64,
     /// Sum of the times from transmission to reply.
     pub rtt_ms: u64,
-    /// Sum of the times from beginning to end.
+    /// Sum of the times from the start to the end of a call.
     pub execute_ms: u64,
-    /// Time from beginning to end of a call.
+    /// Time from the start to the end of a call.
     pub latency_us: Latency,
     /// Time from the last transmission to the reply.
     #[serde(default)]
     pub rtt_us: Latency,
 }
 
-/// Percentiles, right to 1 %.
+/// Percentiles, accurate to 1 %.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Mean.
     pub mean: f64,
-    /// Half of the calls took no longer.
+    /// Median.
     pub p50: u64,
-    /// 90 % took no longer.
+    /// 90th percentile.
     pub p90: u64,
-    /// 99 % took no longer.
+    /// 99th percentile.
     pub p99: u64,
-    /// The longest.
+    /// Maximum.
     pub max: u64,
 }
 
@@ -264,7 +265,7 @@ impl From<&OpSnapshot> for Operation {
 }
 
 impl Report {
-    /// Joins the counters of layers.
+    /// Combines the counters of the layers.
     pub fn new(
         mount: MountPart,
         rpc: &Snapshot,
@@ -286,7 +287,7 @@ impl Report {
         }
     }
 
-    /// The same with the counters of the layers since `before` (of present values, their growth).
+    /// The same report with the growth of the layers' counters since `before`.
     pub fn since(&self, before: &Report) -> Report {
         let minus = |(layer, now): (&String, &Counters)| {
             (layer.clone(), before.layers.get(layer).map_or_else(|| now.clone(), |old| now.minus(old)))
@@ -294,7 +295,7 @@ impl Report {
         Report { layers: self.layers.iter().map(minus).collect(), ..self.clone() }
     }
 
-    /// A counter of a layer; 0 when there is none.
+    /// A counter of a layer, or 0 if it does not exist.
     pub fn count(&self, layer: &str, name: &str) -> u64 {
         match self.layers.get(layer) {
             Some(Counters::Group(group)) => match group.get(name) {

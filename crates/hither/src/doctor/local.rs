@@ -9,19 +9,19 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes that are written and read.
+/// Bytes to write and to read.
 const BYTES: usize = 64 << 20;
 /// Bytes of one call.
 const STEP: usize = 1 << 20;
-/// Flushes.
+/// Number of flushes.
 const SYNCS: u64 = 10;
 /// Longest time for writing and for reading.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Measures the disk that a directory is on, in a file without a name. Blocks.
+/// Measures the disk of a directory with an unnamed file. Blocks.
 ///
 /// # Errors
-/// No such directory, or no such files there.
+/// The directory does not exist, or its file system has no unnamed files.
 pub fn disk(dir: &Path) -> io::Result<LocalDisk> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file: File = openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR)?.into();

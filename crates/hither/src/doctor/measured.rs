@@ -1,11 +1,11 @@
-//! The doctor's measurements: the words of `hither doctor --json`. Durations are in microseconds,
-//! `None` is "not measured".
+//! The doctor's measurements, with the field names of `hither doctor --json`. Durations are in
+//! microseconds. `None` means "not measured".
 
 use super::tcp::Tcp;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Everything.
+/// All measurements.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Measured {
     /// The subject of the measurement.
@@ -14,57 +14,57 @@ pub struct Measured {
     pub server: String,
     /// From SYN to the end of the handshake.
     pub connect_us: Option<u64>,
-    /// NULL calls: the network, and a server that does nothing.
+    /// Round trips of NULL calls: the network and the server's RPC layer.
     pub rtt_us: Option<Spread>,
-    /// GETATTR calls: the same with the least work of a file system.
+    /// Round trips of GETATTR calls, with the least work of a file system.
     pub getattr_us: Option<Spread>,
-    /// Versions, and why one is not spoken.
+    /// NFS versions, and the reason why one is not offered.
     pub versions: Vec<Offered>,
-    /// The version that the rest was measured with.
+    /// The version of the other measurements.
     pub version: Option<String>,
     /// The results of negotiation with the server.
     pub limits: Option<Limits>,
-    /// The connection that was measured with, at the end.
+    /// The connection of the measurement, at its end.
     pub tcp: Option<Tcp>,
-    /// Calls made on it.
+    /// Number of calls on that connection.
     pub calls: u64,
     /// READs of a large file.
     pub read: Option<Throughput>,
-    /// WRITEs of a new file, with the COMMIT (`--write`).
+    /// WRITEs of a new file with a COMMIT (`--write`).
     pub write: Option<Throughput>,
     /// WRITEs of 4 KiB that the server may keep in memory (`--write`).
     pub unstable_write_us: Option<Spread>,
     /// WRITEs of 4 KiB to stable storage (`--write`).
     pub stable_write_us: Option<Spread>,
-    /// How far the server's clock is ahead, and the error of that (`--write`).
+    /// How far the server's clock is ahead, and the error of that figure (`--write`).
     pub clock_ahead_us: Option<(i64, u64)>,
-    /// Whether an open for reading brought a delegation.
+    /// Whether an open for reading returned a delegation.
     pub delegation: Option<bool>,
-    /// The local disk that a cache is on.
+    /// The local disk of a cache.
     pub disk: Option<LocalDisk>,
     /// This machine.
     pub kernel: Kernel,
-    /// The mount that was asked about, since it was made.
+    /// The figures of the measured mount since it was mounted.
     pub mount: Option<Mix>,
     /// Measurements that failed, and the reasons.
     pub skipped: Vec<String>,
 }
 
-/// Several measurements of one thing.
+/// Several measurements of one quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Spread {
-    /// The least.
+    /// Minimum.
     pub min: u64,
-    /// Half took no longer.
+    /// Median.
     pub median: u64,
-    /// The most.
+    /// Maximum.
     pub max: u64,
-    /// How many.
+    /// Number of measurements.
     pub samples: u64,
 }
 
 impl Spread {
-    /// Of some durations.
+    /// The spread of some durations.
     pub fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let us = |t: &Duration| t.as_micros() as u64;
@@ -79,37 +79,37 @@ impl Spread {
 pub struct Offered {
     /// `3`, `4.1`, `4.2`.
     pub version: &'static str,
-    /// It is spoken, and the path can be mounted with it.
+    /// Whether the path can be mounted with this version.
     pub works: bool,
-    /// Else the reason.
+    /// The reason if it cannot.
     pub why: Option<String>,
 }
 
-/// Sizes and numbers.
+/// Negotiated sizes and numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Bytes of a READ.
+    /// Most bytes of a READ.
     pub rsize_bytes: u32,
-    /// Bytes of a WRITE.
+    /// Most bytes of a WRITE.
     pub wsize_bytes: u32,
-    /// Requests in flight (NFSv4).
+    /// Most requests in flight (NFSv4).
     pub slots: Option<u32>,
-    /// Operations of a compound (NFSv4).
+    /// Most operations of a compound (NFSv4).
     pub operations: Option<u32>,
-    /// Longest request (NFSv4).
+    /// Longest request in bytes (NFSv4).
     pub request_bytes: Option<u32>,
-    /// Longest reply (NFSv4).
+    /// Longest reply in bytes (NFSv4).
     pub response_bytes: Option<u32>,
-    /// Lease (NFSv4).
+    /// Lease time in seconds (NFSv4).
     pub lease_s: Option<u64>,
 }
 
-/// Bytes moved.
+/// Transferred bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Throughput {
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
-    /// In which time.
+    /// Duration.
     pub took_us: u64,
 }
 
@@ -127,9 +127,9 @@ pub struct LocalDisk {
     pub dir: String,
     /// Writing with fdatasync(2) at the end.
     pub write: Throughput,
-    /// Reading data that the page cache has dropped, as far as the file system allows that.
+    /// Reading. The page cache has dropped the data if the file system permits.
     pub read: Throughput,
-    /// Writes of 4 KiB with an fdatasync(2) each.
+    /// Writes of 4 KiB, each with an fdatasync(2).
     pub sync_us: Spread,
 }
 
@@ -138,41 +138,42 @@ pub struct LocalDisk {
 pub struct Kernel {
     /// `uname -r`.
     pub release: String,
-    /// Minor version of the FUSE protocol that the mount speaks.
+    /// Minor version of the mount's FUSE protocol.
     pub fuse_minor: Option<u32>,
-    /// Whether there is a /dev/fuse.
+    /// Whether /dev/fuse exists.
     pub fuse: bool,
-    /// Most bytes of a TCP receive window, and of unacknowledged bytes.
+    /// Largest TCP receive buffer, and largest send buffer.
     pub tcp_rmem_max_bytes: Option<u64>,
     /// See `tcp_rmem_max_bytes`.
     pub tcp_wmem_max_bytes: Option<u64>,
 }
 
-/// The past work of a mount.
+/// Figures of a mount since it was mounted.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Mix {
-    /// Where.
+    /// Mount point.
     pub dir: String,
-    /// Calls, those sent again, and time-outs.
+    /// Number of calls, of retransmissions, and of timeouts.
     pub calls: u64,
     /// See `calls`.
     pub resent: u64,
     /// See `calls`.
     pub timeouts: u64,
-    /// Times that a connection was lost.
+    /// Number of lost connections.
     pub drops: u64,
-    /// Sums over calls: waiting here before they were sent, from sending to the reply, and all.
+    /// Sums over calls: the wait before sending, the time from sending to the reply, and the whole
+    /// time.
     pub queue_ms: u64,
     /// See `queue_ms`.
     pub rtt_ms: u64,
     /// See `queue_ms`.
     pub execute_ms: u64,
-    /// Calls that carried data: READ and WRITE and the compounds that contain them.
+    /// Bytes of calls with data: READ, WRITE and the compounds that contain them.
     pub bytes: u64,
-    /// Writers that had to wait for room.
+    /// Number of writers that waited for room.
     pub pushbacks: u64,
-    /// The operations that took most of the time: name, calls, and milliseconds.
+    /// The operations with the most time: name, calls and milliseconds.
     pub most: Vec<(String, u64, u64)>,
-    /// Its connections as the kernel sees them.
+    /// The mount's connections as the kernel reports them.
     pub tcp: Vec<Tcp>,
 }

@@ -1,5 +1,5 @@
-//! The round trip to a server: NULL calls of ONC RPC (RFC 5531) on a connection of their own, which
-//! touch no file and no disk.
+//! The round trip to a server: NULL calls of ONC RPC (RFC 5531) on a connection of their own. They
+//! access no file and no disk.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -8,13 +8,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-/// Calls of one measurement.
+/// Number of calls of one measurement.
 const CALLS: u32 = 20;
-/// A server that does not answer a NULL call for so long is not there.
+/// A server that does not answer a NULL call within this time is unreachable.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The NFS program.
 const NFS: u32 = 100_003;
-/// Longest reply to a NULL call that is believed.
+/// Longest accepted reply to a NULL call.
 const REPLY_MAX_BYTES: usize = 1024;
 
 /// The results of the NULL calls.
@@ -24,16 +24,16 @@ pub struct Pings {
     pub connect: Duration,
     /// Each call's round trip.
     pub rtts: Vec<Duration>,
-    /// Whether NFSv3 and NFSv4 are spoken.
+    /// Whether the server offers NFSv3 and NFSv4.
     pub v3: bool,
     /// See `v3`.
     pub v4: bool,
 }
 
-/// Connects and calls.
+/// Connects and makes NULL calls.
 ///
 /// # Errors
-/// No connection, or no answers.
+/// The connection fails, or the server does not answer.
 pub async fn ping(server: SocketAddr) -> io::Result<Pings> {
     let late =
         |what: &str| io::Error::new(ErrorKind::TimedOut, format!("{what} within {} s", PATIENCE.as_secs()));
@@ -50,7 +50,7 @@ pub async fn ping(server: SocketAddr) -> io::Result<Pings> {
         let spoken = timeout(PATIENCE, reply(&mut stream, xid)).await.map_err(|_| late("no answer"))??;
         Ok::<_, io::Error>((spoken, began.elapsed()))
     };
-    // The first calls also warm the way to the server.
+    // The first calls also warm caches on the network path.
     pings.v4 = call(4).await?.0;
     pings.v3 = call(3).await?.0;
     let version = if pings.v4 { 4 } else { 3 };
@@ -69,7 +69,7 @@ fn null_call(xid: u32, version: u32) -> Vec<u8> {
     std::iter::once(mark).chain(words).flat_map(u32::to_be_bytes).collect()
 }
 
-/// The reply to a call: whether the version is spoken.
+/// Reads the reply to a call. Returns whether the server offers the version.
 async fn reply(stream: &mut TcpStream, xid: u32) -> io::Result<bool> {
     let mark = stream.read_u32().await?;
     let len = (mark & 0x7fff_ffff) as usize;
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn replies_say_whether_a_version_is_spoken() {
         assert_eq!(spoken(&words(&[7, 1, 0, 0, 0, 0]), 7), Some(true));
-        // PROG_MISMATCH, behind a verifier of five bytes.
+        // PROG_MISMATCH after a verifier of five bytes.
         assert_eq!(spoken(&words(&[7, 1, 0, 2, 5, 9, 9, 2, 3, 3]), 7), Some(false));
         assert_eq!(spoken(&words(&[7, 1, 1, 0]), 7), Some(false), "denied");
         for wrong in

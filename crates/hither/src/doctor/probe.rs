@@ -1,8 +1,7 @@
-//! Measurements at a server, with a client of its own and no mount: nothing is answered from a
-//! cache here.
+//! Measurements at a server with an NFS client of their own and no mount, so that no cache answers.
 //!
-//! Without leave to write (`--write`) nothing at the server changes. With it there is one file for
-//! a while, named `.hither-doctor-` and a number, which is removed in every case but a kill.
+//! Without `--write` nothing changes at the server. With `--write` there is a temporary file named
+//! `.hither-doctor-` and a number. It is removed unless the doctor is killed.
 
 use super::measured::{Limits, Measured, Offered, Spread, Throughput};
 use super::tcp;
@@ -22,24 +21,24 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Calls of a measurement of latency.
+/// Number of calls of a latency measurement.
 const CALLS: usize = 30;
 /// Bytes of a small write.
 const SMALL_BYTES: u64 = 4096;
-/// READs and WRITEs in flight.
+/// Number of READs and WRITEs in flight.
 const DEPTH: usize = 8;
-/// Longest time for moving bytes one way.
+/// Longest time of a transfer in one direction.
 const MOVE_WITHIN: Duration = Duration::from_secs(5);
 /// Longest time for one call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A smaller file says nothing about throughput.
+/// A smaller file is not suitable for a throughput measurement.
 const LARGE_BYTES: u64 = 1 << 20;
-/// Directories that are looked into for a large file.
+/// Number of directories in which a large file is searched.
 const DIRECTORIES: usize = 8;
-/// For saying goodbye to the server.
+/// Time for the release of state at the server.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Tries each version; the connection to measure with is of the highest that works.
+/// Tries each version. Returns a connection with the highest version that works.
 pub async fn versions(job: &Job, addrs: &[SocketAddr], m: &mut Measured) -> Option<Connected> {
     let tried: &[Version] = match job.wanted.versions {
         Versions::Only(version) => &[version],
@@ -79,7 +78,7 @@ pub async fn versions(job: &Job, addrs: &[SocketAddr], m: &mut Measured) -> Opti
     chosen
 }
 
-/// Gives up the server's state for us.
+/// Releases this client's state at the server.
 pub async fn leave(connected: &Connected) {
     let cx = cx_within(FAREWELL);
     let _ = tokio::time::timeout(FAREWELL, connected.vfs.shutdown(&cx)).await;
@@ -89,7 +88,7 @@ fn cx_within(time: Duration) -> Cx {
     Cx { deadline: Some(Instant::now() + time), ..Cx::new(Arc::new(Cred::root())) }
 }
 
-/// The tools of the measurement.
+/// Measures over one connection.
 pub struct Probe<'a> {
     pub connected: &'a Connected,
     /// Most bytes to move in each direction.
@@ -101,7 +100,7 @@ impl Probe<'_> {
         &self.connected.vfs
     }
 
-    /// Measures everything; failures are noted.
+    /// Makes all measurements. Failed ones are recorded.
     pub async fn measure(&self, write: bool, m: &mut Measured) {
         let root = match self.vfs().root(&cx_within(PATIENCE)).await {
             Ok(root) => root.fh,
@@ -144,7 +143,7 @@ impl Probe<'_> {
         Ok(times)
     }
 
-    /// The largest file in the root directory, or in one of the first directories there.
+    /// The largest file in the root directory or in one of its first directories.
     async fn large_file(&self, root: &Fh) -> Result<Option<(Fh, u64)>> {
         let (mut best, mut dirs): (Option<(Fh, u64)>, Vec<Fh>) = (None, vec![root.clone()]);
         let mut looked = 0;
@@ -168,7 +167,7 @@ impl Probe<'_> {
         Ok(best.filter(|(_, size)| *size >= LARGE_BYTES))
     }
 
-    /// Opens a file for reading, reads it, and notes whether the open brought a delegation.
+    /// Opens and reads a file. Records whether the open returned a delegation.
     async fn reads(&self, fh: &Fh, size: u64, m: &mut Measured) {
         let cx = cx_within(PATIENCE);
         let how = OpenHow::existing(OpenAccess::READ);
@@ -186,7 +185,8 @@ impl Probe<'_> {
         let _ = self.vfs().close(&cx_within(PATIENCE), fh, opened.open).await;
     }
 
-    /// Moves bytes by several calls at a time: `data` to the file, or from it when there is none.
+    /// Transfers bytes with several calls at a time: `data` to the file, or from the file without
+    /// `data`.
     async fn moved(
         &self,
         fh: &Fh,
@@ -231,7 +231,7 @@ impl Probe<'_> {
         Ok(Throughput { bytes: done.load(Ordering::Relaxed), took_us: began.elapsed().as_micros() as u64 })
     }
 
-    /// Makes a file, writes and reads it, and removes it.
+    /// Creates a file, writes and reads it, and removes it.
     async fn writes(&self, root: &Fh, m: &mut Measured) -> Result<()> {
         let env = stack::env();
         let name = Name::new(format!(".hither-doctor-{:016x}", (env.random)()))?;
@@ -255,7 +255,7 @@ impl Probe<'_> {
         outcome.map(drop).and(closed)
     }
 
-    /// Measures with an open file; returns its length.
+    /// Measures with an open file. Returns the file's length.
     async fn with_file(&self, fh: &Fh, open: OpenId, env: &Env, m: &mut Measured) -> Result<u64> {
         let file = File { fh, open: Some(open) };
         let piece = noise(env, SMALL_BYTES as usize);
@@ -281,7 +281,8 @@ impl Probe<'_> {
         Ok(moved.bytes)
     }
 
-    /// How far the server's clock is ahead: it stamps the file, between two looks at our clock.
+    /// How far the server's clock is ahead. The server timestamps the file between two reads of the
+    /// local clock.
     async fn clock(&self, file: File<'_>, env: &Env) -> Result<Option<(i64, u64)>> {
         let now_us = || (env.wall)().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as i64;
         let mut best: Option<(i64, u64)> = None;
@@ -291,7 +292,7 @@ impl Probe<'_> {
             let attrs = self.vfs().setattr(&cx_within(PATIENCE), file, &set).await?;
             let after = now_us();
             let stamp = attrs.attr.mtime.secs * 1_000_000 + i64::from(attrs.attr.mtime.nanos / 1000);
-            // File systems stamp by the tick of a clock, up to 10 ms late.
+            // File systems use a clock that ticks, so a timestamp may be up to 10 ms late.
             let error = after.abs_diff(before) / 2 + 10_000;
             if best.is_none_or(|(_, e)| error < e) {
                 best = Some((stamp - i64::midpoint(before, after), error));
@@ -300,7 +301,7 @@ impl Probe<'_> {
         Ok(best)
     }
 
-    /// TCP's figures of the connection at the end.
+    /// Records TCP's figures of the connection at the end.
     fn connection(&self, m: &mut Measured) {
         let stats = self.connected.stats.snapshot();
         m.calls = stats.transports.iter().map(|t| t.sends).sum();
@@ -312,7 +313,7 @@ impl Probe<'_> {
     }
 }
 
-/// Bytes that no server compresses or finds again.
+/// Random bytes, which a server can neither compress nor deduplicate.
 fn noise(env: &Env, len: usize) -> Bytes {
     let words = (0..len.div_ceil(8)).flat_map(|_| (env.random)().to_le_bytes());
     words.take(len).collect::<Vec<u8>>().into()

@@ -1,8 +1,9 @@
 //! The kernel's figures of a TCP connection of any process: sock_diag(7) and TCP_INFO.
 //!
-//! The connections of a mount belong to its daemon. Asked by ports, the kernel still reports them,
-//! inside one network name space. Layouts are those of the kernel's `linux/inet_diag.h` and
-//! `linux/tcp.h`: an older kernel's structures are shorter, and lack the fields at the end.
+//! A mount's connections belong to its daemon. The kernel also reports them to other processes of
+//! the same network name space, which select them by port. The layouts are those of the kernel's
+//! `linux/inet_diag.h` and `linux/tcp.h`. An older kernel's structures are shorter and lack the
+//! last fields.
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
@@ -20,36 +21,36 @@ const NLMSG_HEADER: usize = 16;
 const DIAG_MSG: usize = 72;
 const TCP_ESTABLISHED: u32 = 1;
 
-/// One connection, as far as it matters here.
+/// The figures of one connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Tcp {
-    /// Our port.
+    /// Local port.
     pub local_port: u16,
-    /// Smoothed round-trip time and its variation, and the least seen.
+    /// Smoothed round-trip time, its variation, and its minimum.
     pub rtt_us: u32,
     /// See `rtt_us`.
     pub rtt_variation_us: u32,
     /// See `rtt_us`.
     pub rtt_min_us: u32,
-    /// Time-out of a retransmission.
+    /// Retransmission timeout.
     pub rto_us: u32,
-    /// Bytes of a segment that we send.
+    /// Bytes of a sent segment.
     pub mss_bytes: u32,
     /// Bytes of a packet on the path.
     pub path_mtu_bytes: u32,
-    /// Segments with data that we sent, and how many more times.
+    /// Sent segments with data, and retransmissions of them.
     pub segments_sent: u32,
     /// See `segments_sent`.
     pub segments_resent: u32,
-    /// Segments with data that came, and those among them that came out of order (losses on the way
-    /// to us show here).
+    /// Received segments with data, and those that arrived out of order. Losses on the path from
+    /// the server appear in the second number.
     pub segments_received: u32,
     /// See `segments_received`.
     pub segments_out_of_order: u32,
-    /// Bytes a second at which the latest segments were delivered.
+    /// Delivery rate of the latest segments in bytes a second.
     pub delivery_bytes_per_s: u64,
-    /// Time in which there was something to send, and how much of it we waited for the receiver's
-    /// window and for room in our own buffer.
+    /// Time with data to send, and its parts spent waiting for the receiver's window and for room
+    /// in the send buffer.
     pub busy_us: u64,
     /// See `busy_us`.
     pub window_limited_us: u64,
@@ -60,7 +61,7 @@ pub struct Tcp {
 /// The established connections to `server` from these ports.
 ///
 /// # Errors
-/// The kernel does not tell.
+/// The kernel refuses the query.
 pub fn connections(server: SocketAddr, ports: &[u16]) -> io::Result<Vec<Tcp>> {
     let fd = socket_with(
         AddressFamily::NETLINK,
@@ -102,10 +103,10 @@ fn request(family: u8, server_port: u16) -> Vec<u8> {
     out.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     out.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
     out.extend([0; 8]);
-    // Family, protocol, extensions wanted, padding, states.
+    // Family, protocol, requested extensions, padding, states.
     out.extend([family, 6, 1 << (INET_DIAG_INFO - 1), 0]);
     out.extend((1_u32 << TCP_ESTABLISHED).to_ne_bytes());
-    // Source and destination port; addresses, interface and cookie are not asked for.
+    // Source and destination port. Addresses, interface and cookie stay empty.
     out.extend([0, 0]);
     out.extend(server_port.to_be_bytes());
     out.resize(72, 0);
@@ -124,7 +125,7 @@ fn messages(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
     out
 }
 
-/// The peer and the figures of one `inet_diag_msg`.
+/// The peer and the figures in one `inet_diag_msg`.
 fn connection(body: &[u8]) -> Option<(SocketAddr, Tcp)> {
     let family = *body.first()?;
     let port = |at: usize| Some(u16::from_be_bytes(body.get(at..at + 2)?.try_into().ok()?));
@@ -183,7 +184,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
-    /// A connection of our own is found by its ports, with its byte counts.
+    /// A connection is found by its ports, with its figures.
     #[test]
     fn connections_are_found_by_their_ports() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -202,7 +203,7 @@ mod tests {
         assert!(tcp.rtt_us > 0 && tcp.mss_bytes > 500 && tcp.path_mtu_bytes > tcp.mss_bytes, "{tcp:?}");
         assert!(tcp.segments_sent >= 1 && tcp.segments_received >= 1, "{tcp:?}");
         assert!(connections(server, &[port ^ 1]).unwrap().is_empty());
-        // A machine may be without IPv6.
+        // A machine may lack IPv6.
         let Ok(listener) = TcpListener::bind("[::1]:0") else { return };
         let server = listener.local_addr().unwrap();
         let ours = TcpStream::connect(server).unwrap();
@@ -210,6 +211,7 @@ mod tests {
         assert_eq!(connections(server, &[port]).unwrap().len(), 1);
     }
 
+    /// Truncated netlink messages and structures give no connection. Absent figures are 0.
     #[test]
     fn what_is_cut_short_is_no_connection() {
         assert!(messages(&[0; 10]).is_empty());

@@ -1,4 +1,4 @@
-//! The meaning of numbers: each rule at its limit, from both sides.
+//! Tests of the verdicts: each rule on both sides of its limit.
 
 use super::measured::{Kernel, Limits, LocalDisk, Measured, Mix, Offered, Spread, Throughput};
 use super::tcp::Tcp;
@@ -11,7 +11,7 @@ fn spread(median: u64) -> Option<Spread> {
     Some(Spread { min: median, median, max: median, samples: 20 })
 }
 
-/// A server next door with nothing wrong.
+/// Measurements of a near server without faults.
 fn healthy() -> Measured {
     Measured {
         target: "s:/x".into(),
@@ -67,10 +67,11 @@ fn only(m: &Measured, level: Level, part: Part, words: &str) {
     assert!(odd[0].change.is_some());
 }
 
+/// Good measurements give no finding above `Fine`. Absent measurements give no finding.
 #[test]
 fn nothing_is_wrong_with_a_healthy_server() {
     assert_eq!(odd(&healthy()), []);
-    // All measurements are reported.
+    // Each measurement is reported.
     assert!(judge(&healthy()).len() >= 7);
     assert_eq!(
         judge(&Measured { kernel: Kernel { fuse: true, ..Kernel::default() }, ..Measured::default() }),
@@ -78,28 +79,29 @@ fn nothing_is_wrong_with_a_healthy_server() {
     );
 }
 
-/// The figure of the paper: reads of 30 ms and a time-out of 0.7 s bear 0.42 %.
+/// The paper's figure: with reads of 30 ms and a timeout of 0.7 s, 0.42 % is tolerable.
 #[test]
 fn tolerable_losses_are_those_of_the_paper() {
     assert!((tolerable(30_000.0, 700_000) - 0.0042).abs() < 0.0001);
     let mut m = healthy();
-    // A tenth of 300 µs for each 200 ms: 0.015 % of calls; of 20,000 calls three are just as many.
+    // A tenth of 300 µs for each 200 ms is 0.015 % of the calls. That is three of 20,000 calls.
     m.calls = 20_000;
     m.tcp.as_mut().unwrap().segments_resent = 3;
     assert_eq!(odd(&m), []);
     m.tcp.as_mut().unwrap().segments_resent = 4;
     only(&m, Level::Problem, Part::Network, "4 of 10000 segments sent again");
-    // A slow server bears more.
+    // A slow server tolerates more losses.
     m.getattr_us = spread(30_000);
     assert_eq!(odd(&m), []);
 }
 
+/// The network path is judged: round trip, window, packet size, loss and order.
 #[test]
 fn the_way_to_the_server_is_judged() {
     let mut m = healthy();
     (m.rtt_us, m.getattr_us) = (spread(20_000), spread(21_000));
     only(&m, Level::Note, Part::Network, "a round trip takes 20.0 ms");
-    // 1 Gbit/s over 100 ms needs 12.5 MB on the way.
+    // 1 Gbit/s over 100 ms needs 12.5 MB in flight.
     (m.rtt_us, m.getattr_us) = (spread(100_000), spread(100_000));
     let found = odd(&m);
     assert!(found.iter().any(|f| f.part == Part::Client && f.what.contains("for reads")));
@@ -157,12 +159,12 @@ fn this_machine_is_judged() {
     only(&m, Level::Note, Part::Client, "FUSE 7.38");
 }
 
-/// The part that takes most of the time is named.
+/// The verdict names the part with most of the time: waiting, network, data transfer or server.
 #[test]
 fn the_bottleneck_of_a_mount_is_named() {
     let with = |mix: Mix| Measured { mount: Some(mix), ..healthy() };
     let calls = Mix { calls: 10_000, most: vec![("LOOKUP".into(), 10_000, 1)], ..Mix::default() };
-    // 0.2 ms each are travel.
+    // The network path takes 0.2 ms of each call.
     only(
         &with(Mix { rtt_ms: 2500, execute_ms: 2600, queue_ms: 100, ..calls.clone() }),
         Level::Note,
@@ -187,7 +189,7 @@ fn the_bottleneck_of_a_mount_is_named() {
         Part::Network,
         "75 % of the time went by moving bytes",
     );
-    // Too few to say anything.
+    // Too few calls for a verdict.
     assert_eq!(odd(&with(Mix { calls: 50, rtt_ms: 1000, execute_ms: 1000, ..Mix::default() })), []);
     only(&with(Mix { timeouts: 1, ..Mix::default() }), Level::Problem, Part::Server, "1 calls timed out");
 }
@@ -206,6 +208,7 @@ fn spreads_are_of_all_samples() {
     assert_eq!(Spread::of(Vec::new()), None);
 }
 
+/// The text contains each measurement and each finding.
 #[test]
 fn the_text_has_every_measurement_and_finding() {
     let mut m = healthy();

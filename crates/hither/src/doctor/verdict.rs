@@ -1,42 +1,42 @@
-//! The meaning of the measurements, and the remedies: rules over numbers, and nothing else.
+//! Judges the measurements and names remedies, with rules over numbers only.
 //!
-//! How often messages may be lost is judged as Moran and others did for NFS over UDP ("Breaking
-//! Through the NFS Performance Barrier", 1990): retransmissions are tolerable as long as they add
-//! no more than a tenth to the mean time of a call, that is up to a tenth of that time for each
-//! time-out. Their 30 ms and 0.7 s made 0.42 %; here both are measured.
+//! The tolerable loss follows Moran and others, who judged NFS over UDP ("Breaking Through the NFS
+//! Performance Barrier", 1990). Retransmissions are tolerable if they add at most a tenth to the
+//! mean time of a call. That is a tenth of the call's time for each timeout. Their 30 ms and 0.7 s
+//! gave 0.42 %; the doctor measures both.
 
 use super::measured::{Measured, Mix};
 use super::tcp::Tcp;
 use crate::stat::text::{bytes, duration};
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// Nothing to change.
     Fine,
-    /// Worth knowing.
+    /// Useful to know.
     Note,
-    /// To be changed.
+    /// Something to change.
     Problem,
 }
 
-/// Where it is.
+/// Location of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
     /// This machine.
     Client,
-    /// The network between them.
+    /// The network between this machine and the server.
     Network,
     /// The server.
     Server,
-    /// A disk, here or there.
+    /// A disk of this machine or of the server.
     Disk,
 }
 
-/// One conclusion.
+/// A finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// See [`Level`].
@@ -61,18 +61,18 @@ fn problem(part: Part, what: String, change: &str) -> Finding {
     Finding { level: Level::Problem, ..note(part, what, change) }
 }
 
-/// Round trips from here on make every question felt.
+/// From this round-trip time on each call to the server is noticeable.
 const LONG_RTT_US: u64 = 5_000;
-/// Speed that the window should allow: 1 Gbit/s.
+/// Data rate that the TCP window should allow: 1 Gbit/s.
 const USUAL_BYTES_PER_S: u64 = 125_000_000;
-/// A stable write slower than this is a disk that turns, or worse.
+/// A slower stable write indicates a rotating disk or worse.
 const SLOW_STABLE_US: u64 = 20_000;
-/// Clocks that differ by more make programs that compare times go wrong.
+/// A larger difference of the clocks misleads programs that compare times.
 const SKEW_US: u64 = 1_000_000;
-/// The time-out of a retransmission where TCP has not told: its minimum in Linux.
+/// Retransmission timeout when TCP reports none: Linux' minimum.
 const RTO_US: u64 = 200_000;
 
-/// All conclusions.
+/// All findings.
 pub fn judge(m: &Measured) -> Vec<Finding> {
     let mut out = Vec::new();
     round_trips(m, &mut out);
@@ -115,7 +115,7 @@ fn round_trips(m: &Measured, out: &mut Vec<Finding>) {
     });
 }
 
-/// Retransmissions per call that add a tenth to the mean time of a call.
+/// Tolerable retransmissions per call, which add a tenth to the mean time of a call.
 pub fn tolerable(mean_call_us: f64, timeout_us: u64) -> f64 {
     0.1 * mean_call_us / timeout_us.max(1) as f64
 }
@@ -137,7 +137,7 @@ fn lost(tcp: &Tcp, calls: u64, mean_call_us: f64, whose: &str, out: &mut Vec<Fin
         rate * 100.0,
         limit * 100.0
     );
-    // One or two may be chance.
+    // One or two retransmissions may be chance.
     out.push(if rate > limit && tcp.segments_resent > 2 {
         problem(
             Part::Network,
@@ -277,8 +277,8 @@ fn stable_storage(m: &Measured, out: &mut Vec<Finding>) {
         duration(unstable.median)
     );
     let more = stable.median.saturating_sub(unstable.median);
-    // The fastest drives with a write cache that survives power cuts take some 20 µs to acknowledge
-    // a flush.
+    // The fastest drives with a power-loss protected write cache acknowledge a flush after about 20
+    // µs.
     out.push(if more < 20.max(unstable.median / 20) {
         note(
             Part::Disk,
@@ -387,14 +387,14 @@ fn mounted(m: &Measured, mix: &Mix, out: &mut Vec<Finding>) {
     }
 }
 
-/// Which part takes most of the time of the calls that a mount made.
+/// The part that takes most of the time of a mount's calls.
 fn bottleneck(m: &Measured, mix: &Mix) -> Option<Finding> {
     let rtt_us = m.rtt_us?.median;
     if mix.calls < 100 || mix.execute_ms == 0 {
         return None;
     }
     let all = mix.execute_ms.max(mix.queue_ms + mix.rtt_ms).max(1);
-    // Nothing is there faster than the round trip and, of a measured speed, the bytes.
+    // A call takes at least the round trip, plus its bytes at the measured rate.
     let speed = m.read.map(|read| read.per_second()).filter(|&n| n > 0);
     let moving =
         speed.map_or(0, |speed| (u128::from(mix.bytes) * 1000 / u128::from(speed)) as u64).min(mix.rtt_ms);

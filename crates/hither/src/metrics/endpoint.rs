@@ -1,9 +1,8 @@
-//! Where a mount's figures can be fetched over HTTP: `metrics=ADDRESS:PORT` or `metrics=/SOCKET`,
-//! and `--dashboard`.
+//! Serves metrics over HTTP: `metrics=ADDRESS:PORT` or `metrics=/SOCKET`, and `--dashboard`.
 //!
-//! It serves a page, `/metrics`, or the pages of a [`Site`], to readers that are as few and as
-//! patient as Prometheus: a request of a few lines, one answer, the end. A reader that sends more,
-//! or nothing, is cut off. It knows nothing of the pages but the way to ask for them.
+//! The endpoint serves the page `/metrics`, or the pages of a [`Site`]. It expects few readers,
+//! like Prometheus, with one short request and one answer for each connection. A reader that sends
+//! more or nothing is disconnected. This module knows no content of the pages.
 
 use crate::turn::Turn;
 use std::io;
@@ -16,36 +15,36 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
-/// Readers at a time; more wait to be accepted.
+/// Most readers at a time. Further readers are not accepted yet.
 const READERS_MAX: usize = 16;
 /// Longest request, in bytes.
 const REQUEST_MAX_BYTES: usize = 8 << 10;
-/// For a request to come, and for a page to go.
+/// Longest time for a request to arrive and for an answer to be sent.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes the page.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Answers GET and HEAD.
+/// Answers GET and HEAD requests.
 pub type Site = Arc<dyn Fn(&Request<'_>) -> Reply + Send + Sync>;
 
-/// The requested path. A path that is not UTF-8 is empty.
+/// A request. A path that is not UTF-8 is empty.
 pub struct Request<'a> {
-    /// Without the part behind a `?`.
+    /// The path up to a `?`.
     pub path: &'a str,
-    /// That.
+    /// The part after the `?`.
     pub query: &'a str,
-    /// As which host the reader knows us; empty when it does not say.
+    /// The `Host` header; empty if absent.
     pub host: &'a str,
 }
 
 /// An answer.
 pub struct Reply {
-    /// `200 OK`.
+    /// Status, for example `200 OK`.
     pub status: &'static str,
-    /// Its content type.
+    /// Content type.
     pub kind: &'static str,
-    /// Further lines of the head, each with its end.
+    /// Further header lines, each with its line end.
     pub headers: String,
     /// The body.
     pub body: String,
@@ -55,18 +54,18 @@ pub struct Reply {
 const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 impl Reply {
-    /// Text for people and programs.
+    /// A plain-text answer.
     pub fn plain(status: &'static str, body: impl Into<String>) -> Self {
         Self { status, kind: PLAIN, headers: String::new(), body: body.into() }
     }
 }
 
-/// Where it is served.
+/// The address of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// On TCP.
+    /// A TCP address.
     Tcp(SocketAddr),
-    /// On a UNIX socket of mode 0600.
+    /// A UNIX socket of mode 0600.
     Unix(PathBuf),
 }
 
@@ -92,7 +91,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// A place that was taken, before there is anything to serve.
+/// A bound address that serves nothing yet.
 pub struct Bound {
     listener: Listener,
     socket: Option<Socket>,
@@ -103,7 +102,7 @@ enum Listener {
     Unix(UnixListener),
 }
 
-/// A socket's file, which goes with it.
+/// The file of a socket. Dropping it removes the file.
 struct Socket {
     path: PathBuf,
     inode: u64,
@@ -117,10 +116,10 @@ impl Drop for Socket {
     }
 }
 
-/// Takes a place. A file that a dead daemon left there is replaced, nothing else.
+/// Binds an address. The socket of a dead daemon is replaced; any other file is not.
 ///
 /// # Errors
-/// It is taken, or not to be had.
+/// The address is in use or not available.
 pub async fn bind(place: &Place) -> io::Result<Bound> {
     match place {
         Place::Tcp(addr) => {
@@ -147,7 +146,7 @@ fn clear(path: &Path) -> io::Result<()> {
     if socket && dead() { std::fs::remove_file(path) } else { Ok(()) }
 }
 
-/// Serves until it is dropped.
+/// A serving endpoint. Dropping it ends the service.
 pub struct Endpoint {
     task: tokio::task::JoinHandle<()>,
     _socket: Option<Socket>,
@@ -160,7 +159,7 @@ impl Drop for Endpoint {
 }
 
 impl Bound {
-    /// Where it is, on TCP.
+    /// The address if it is a TCP address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         match &self.listener {
             Listener::Tcp(listener) => listener.local_addr(),
@@ -168,12 +167,12 @@ impl Bound {
         }
     }
 
-    /// Begins to serve `page` as `/metrics`.
+    /// Starts to serve `page` as `/metrics`.
     pub fn serve(self, page: Page) -> Endpoint {
         self.serve_within(page, PATIENCE)
     }
 
-    /// Begins to serve a site.
+    /// Starts to serve a site.
     pub fn serve_site(self, site: Site) -> Endpoint {
         self.serve_site_within(site, PATIENCE)
     }
@@ -213,7 +212,7 @@ async fn accept(listener: Listener, site: Site, patience: Duration) {
     }
 }
 
-/// One request, one answer. Errors concern the reader only.
+/// Reads one request and sends one answer. Errors concern this reader only.
 async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, site: Site, patience: Duration) {
     let Ok(Ok(head)) = tokio::time::timeout(patience, head(&mut stream)).await else { return };
     let mut lines = head.split(|&b| b == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
@@ -244,7 +243,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, site: Site, pat
     let _ = tokio::time::timeout(patience, send).await;
 }
 
-/// The head of a request, after all of it has come.
+/// Reads the whole head of a request.
 async fn head(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut all = Vec::with_capacity(1024);
     while !all.windows(4).any(|w| w == b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! The page is well formed and documented, and the endpoint answers every proper request.
+//! The page is well formed and documented, and the endpoint answers each valid request.
 
 use super::endpoint::{Place, bind};
 use super::*;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// Families of a page, with their samples.
+/// Metric families of a page with their samples.
 fn families(page: &str) -> BTreeMap<String, Vec<String>> {
     let mut out: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut family = String::new();
@@ -27,6 +27,7 @@ fn families(page: &str) -> BTreeMap<String, Vec<String>> {
     out
 }
 
+/// The page contains the report's figures with escaped labels.
 #[test]
 fn a_page_has_the_figures_of_the_report() {
     let mut report = report(vec![op("READ", 4)]);
@@ -52,7 +53,7 @@ fn a_page_has_the_figures_of_the_report() {
     }
 }
 
-/// docs/METRICS.md has every name that does not follow from a rule, and no other.
+/// docs/METRICS.md lists each metric name without a rule, and no other name.
 #[test]
 fn the_names_are_those_of_the_documentation() {
     let text = include_str!("../../../../docs/METRICS.md");
@@ -87,6 +88,8 @@ async fn ask(path: &std::path::Path, request: &str) -> String {
     answer
 }
 
+/// The endpoint answers requests for its page and refuses other paths, methods and overlong
+/// requests. A socket of a dead daemon is replaced.
 #[tokio::test]
 async fn readers_get_the_page_and_nothing_else() {
     use std::os::unix::fs::PermissionsExt;
@@ -102,21 +105,21 @@ async fn readers_get_the_page_and_nothing_else() {
     assert!(ask(&path, "GET /etc/passwd HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 404 "));
     assert!(ask(&path, "POST /metrics HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 405 "));
     assert_eq!(ask(&path, &"x".repeat(9000)).await, "", "a request without end is cut off");
-    // A live daemon keeps its place; the file of a dead one is replaced.
+    // The socket of a live daemon is kept, that of a dead one is replaced.
     assert!(bind(&place).await.is_err());
     drop(endpoint);
     assert!(!path.exists());
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let _again = bind(&place).await.unwrap().serve(page());
     assert!(ask(&path, "GET / HTTP/1.1\r\n\r\n").await.contains("/metrics"));
-    // A user's file is not ours to remove.
+    // A regular file of a user is not removed.
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
     assert!(bind(&Place::Unix(file.clone())).await.is_err());
     assert_eq!(std::fs::read(&file).unwrap(), b"x");
 }
 
-/// Readers that say nothing do not keep others out for longer than the endpoint's patience.
+/// Silent readers block other readers at most for the endpoint's time limit.
 #[tokio::test]
 async fn the_silent_are_cut_off() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! The action of each option on [`Wanted`]: one function an option, checking its value.
+//! The action of each option on [`Wanted`]: one function for each option, which checks its value.
 //!
-//! A function returns the part of the error line after `option 'name=value': `.
+//! An error is the part of the message after `option 'name=value': `.
 
 use super::{Consistency, Family, Versions, Wanted};
 use hither_cache::disk::Fill;
@@ -20,7 +20,7 @@ fn number<T: FromStr + PartialOrd + std::fmt::Display>(value: &str, low: T, high
     }
 }
 
-/// The line for a version that hither does not speak.
+/// The message about a version that hither does not support.
 pub fn version_refused(version: &str) -> String {
     match version {
         "2" => "NFSv2 is not supported: use vers=3, or leave vers out to negotiate".into(),
@@ -70,7 +70,7 @@ pub fn mountvers(_: &mut Wanted, value: &str) -> Done {
 }
 
 pub fn port(w: &mut Wanted, value: &str) -> Done {
-    // 0 is nfs(5)'s word for "ask rpcbind".
+    // In nfs(5), 0 means "query rpcbind".
     w.port = Some(number(value, 0, u16::MAX)?).filter(|&port| port != 0);
     Ok(())
 }
@@ -81,7 +81,7 @@ pub fn mountport(w: &mut Wanted, value: &str) -> Done {
 }
 
 pub fn sec(_: &mut Wanted, value: &str) -> Done {
-    // nfs(5): a list, of which the first that both sides have is used.
+    // nfs(5): a list; the first flavor that both sides support is used.
     if value.split(':').any(|flavor| flavor == "sys") {
         return Ok(());
     }
@@ -147,7 +147,8 @@ pub fn noresvport(w: &mut Wanted, _: &str) -> Done {
     Ok(())
 }
 
-/// nfs(5): below 1024 means 4096, above 1 MiB means 1 MiB, between is rounded down to 1024.
+/// nfs(5): a value below 1024 becomes 4096, one above 1 MiB becomes 1 MiB, others are rounded down
+/// to a multiple of 1024.
 fn transfer_size(value: &str) -> Result<Option<u32>, String> {
     let bytes: u64 = value.parse().map_err(|_| "expected a number of bytes".to_string())?;
     Ok(match bytes {
@@ -167,7 +168,7 @@ pub fn wsize(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
-/// A time of the attribute cache; remembered because it contradicts `noac`.
+/// Parses a time of the attribute cache. It is recorded because it contradicts `noac`.
 fn seconds(w: &mut Wanted, name: &str, value: &str) -> Result<Duration, String> {
     let secs = number(value, 0, i32::MAX as u64).map_err(|_| "expected a number of seconds".to_string())?;
     w.times.push(format!("{name}={value}"));
@@ -292,7 +293,7 @@ pub fn prefetch(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
-/// Bytes with an optional K, M, G or T.
+/// Parses bytes with an optional K, M, G or T.
 fn size(value: &str, low: u64, high: u64) -> Result<u64, String> {
     let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match value[digits.len()..].to_ascii_lowercase().as_str() {
@@ -310,10 +311,10 @@ fn size(value: &str, low: u64, high: u64) -> Result<u64, String> {
     }
 }
 
-/// The size of a disk cache, as `cache-size=` has it, down to 1 MiB.
+/// Parses the size of a disk cache like `cache-size=`, at least 1 MiB.
 ///
 /// # Errors
-/// A line with the expected form.
+/// A message with the expected form.
 pub fn bytes(value: &str) -> Result<u64, String> {
     size(value, 1 << 20, 1 << 50)
 }
@@ -326,7 +327,7 @@ pub fn meta_cache_size(w: &mut Wanted, value: &str) -> Done {
 /// The default directory of the cache.
 pub const CACHE_DIR: &str = "/var/cache/hither";
 
-/// The default directory of journals: files below it are not deleted to make room.
+/// The default directory of journals. Unlike a cache, its files are not deleted to make room.
 pub const JOURNAL_DIR: &str = "/var/lib/hither";
 
 pub fn cache(w: &mut Wanted, value: &str) -> Done {
@@ -589,7 +590,7 @@ flag!(dirsync, nodirsync, MountFlags::DIRSYNC);
 flag!(nosymfollow, symfollow, MountFlags::NOSYMFOLLOW);
 flag!(lazytime, nolazytime, MountFlags::LAZYTIME);
 
-/// The three policies for access times exclude one another in mount(2).
+/// The three policies for access times exclude each other in mount(2).
 const ATIME: MountFlags = MountFlags::NOATIME.union(MountFlags::RELATIME).union(MountFlags::STRICTATIME);
 
 fn atime_policy(w: &mut Wanted, flag: MountFlags) -> Done {

@@ -1,9 +1,9 @@
-//! The option table as text: for `hither mount --help` and for docs/CONFIGURATION.md.
+//! The option table as text, for `hither mount --help` and docs/CONFIGURATION.md.
 
 use super::{Arg, Def, GROUPS, Group, OPTIONS};
 use std::fmt::Write;
 
-/// How an option is written, with its other names: `vers=VERSION, nfsvers=VERSION`.
+/// The spelling of an option with its other names: `vers=VERSION, nfsvers=VERSION`.
 fn spelling(def: &Def) -> String {
     let one = |name: &str| match def.arg {
         Arg::Needed(arg) => format!("{name}={arg}"),
@@ -17,7 +17,7 @@ fn of(group: Group) -> impl Iterator<Item = &'static Def> {
     OPTIONS.iter().filter(move |def| def.group == group)
 }
 
-/// The options by group, for a terminal of 100 columns. Options without effect are only named.
+/// The options by group, for a terminal of 100 columns. Options without effect appear only by name.
 pub fn help() -> String {
     let mut text = String::from("Options of -o, with the names and defaults of nfs(5):\n");
     for &(group, heading) in GROUPS {
@@ -47,7 +47,7 @@ pub fn help() -> String {
     text
 }
 
-/// Appends `words` after `lead`, broken at 100 columns; further lines are indented as far as
+/// Appends `words` after `lead`, wrapped at 100 columns. Further lines are indented by the width of
 /// `lead`.
 fn wrap(text: &mut String, lead: &str, words: &str) {
     let indent = " ".repeat(lead.len());

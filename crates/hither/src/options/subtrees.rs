@@ -1,8 +1,8 @@
-//! `subtree=PATH:MODE`: directories with a consistency of their own.
+//! `subtree=PATH:MODE`: directories with a consistency mode of their own.
 //!
-//! Each mode that is not the mount's own is a *part*: the options of a mount with `consistency=` of
-//! that mode. The layers above a part are therefore made from the same options as those of a whole
-//! mount.
+//! Each mode other than the mount's own is a *part*: the options of a mount with that
+//! `consistency=`. The layers above a part are therefore built from the same options as those of a
+//! whole mount.
 
 use super::{Consistency, Versions, Wanted};
 use crate::stack::subtrees::Rules;
@@ -10,17 +10,17 @@ use hither_nfs::{AttrCache, LookupCache, Version};
 use hither_vfs::Name;
 use std::fmt;
 
-/// Modes besides the mount's own: each has its share of the memory.
+/// Most modes besides the mount's own, because each part has its share of the memory.
 const PARTS_MAX: usize = 7;
 
-/// One `subtree=`.
+/// One `subtree=` option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subtree {
-    /// The directory, from the root of the mount.
+    /// Path of the directory from the root of the mount.
     pub names: Vec<Name>,
-    /// Its mode.
+    /// Mode of the directory.
     pub mode: Consistency,
-    /// 0: the mount's own options hold; else those of the part with this number less one.
+    /// 0 selects the mount's own options, N the options of part N - 1.
     pub part: usize,
 }
 
@@ -42,9 +42,9 @@ impl fmt::Display for Subtree {
     }
 }
 
-/// `subtree=`, in the words of [`apply`](super::apply).
+/// Parses `subtree=`, as the actions of [`apply`](super::apply) do.
 pub(super) fn take(w: &mut Wanted, value: &str) -> Result<(), String> {
-    // In double quotes a path may have commas (fstab has \040 for spaces).
+    // A path with commas is written in double quotes (fstab uses \040 for spaces).
     let bare = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
     let (path, mode) = bare.rsplit_once(':').ok_or("expected PATH:MODE, such as queue:strict")?;
     let mode = super::apply::mode(mode)?;
@@ -59,7 +59,7 @@ pub(super) fn take(w: &mut Wanted, value: &str) -> Result<(), String> {
 }
 
 impl Wanted {
-    /// Which directory is of which part.
+    /// The rules that assign directories to parts.
     pub fn rules(&self) -> Option<Rules> {
         let rules: Vec<_> = self.subtrees.iter().map(|one| (one.names.clone(), one.part)).collect();
         Rules::new(self.parts.len() + 1, &rules)
@@ -70,7 +70,7 @@ impl Wanted {
         std::iter::once(self).chain(&self.parts)
     }
 
-    /// The rule that a path below the root comes under, and the options that hold there.
+    /// The rule for a path below the root, and the options for that path.
     pub fn at(&self, path: &[Name]) -> (Option<&Subtree>, &Self) {
         let rules = self.subtrees.iter().filter(|rule| path.starts_with(&rule.names));
         let rule = rules.max_by_key(|rule| rule.names.len());
@@ -78,21 +78,21 @@ impl Wanted {
         (rule, part.unwrap_or(self))
     }
 
-    /// With subtrees, for displays of the options in effect: the mount's own mode where the options
-    /// of nfs(5) have no word for it, and all rules.
+    /// With subtrees: the mount's own mode if nfs(5) has no option for it, and all rules. For the
+    /// display of the options in effect.
     pub fn modes(&self) -> Vec<String> {
         let own = self.consistency.filter(|own| matches!(own, Consistency::Bounded(_) | Consistency::Frozen));
         let own = own.filter(|_| !self.subtrees.is_empty()).map(|own| format!("consistency={own}"));
         own.into_iter().chain(self.subtrees.iter().map(Subtree::to_string)).collect()
     }
 
-    /// How long the server's answers hold, and which names: as the options of nfs(5) say where
-    /// parts differ, each of which then says for itself.
+    /// Validity of the server's answers and names, from the options of nfs(5). If parts differ,
+    /// each part applies its own rule later.
     pub fn told(&self) -> (AttrCache, LookupCache) {
         self.told.unwrap_or((self.attr_cache, self.lookup_cache))
     }
 
-    /// Makes the parts, before the mount's own mode has set anything.
+    /// Makes the parts. This step precedes the settings of the mount's own mode.
     pub(super) fn join_subtrees(&mut self) -> Result<(), String> {
         let Some(first) = self.subtrees.first() else { return Ok(()) };
         let nqnfs = matches!(self.versions, Versions::Only(Version::Nqnfs));
@@ -126,7 +126,7 @@ impl Wanted {
         }
     }
 
-    /// The options as they would be with another mode.
+    /// The options of a part with another mode.
     fn part(&self, mode: Consistency) -> Self {
         let mut part = Self { consistency: Some(mode), close_to_open: true, ..self.clone() };
         part.become_consistent(mode);

@@ -1,8 +1,8 @@
-//! Every option of a mount, defined once.
+//! The table of all mount options.
 
 use super::{Wanted, apply};
 
-/// Whether an option has a value.
+/// Whether an option takes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arg {
     /// `name`.
@@ -18,16 +18,16 @@ pub enum Arg {
 pub enum Act {
     /// Checks the value and changes the settings.
     Set(fn(&mut Wanted, &str) -> Result<(), String>),
-    /// Accepted so that existing fstab lines work; nothing changes.
+    /// Accepted without effect, so that existing fstab lines work.
     Ignore,
-    /// Refused with a remedy: ignoring it would break its promise.
+    /// Refused with a remedy, because ignoring the option would break its promise.
     Refuse(&'static str),
 }
 
-/// Headings under which options are listed, in this order.
+/// Headings of the option list, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// How the server is reached.
+    /// Connection to the server.
     Reach,
     /// Behaviour with a server that does not answer.
     Recovery,
@@ -35,15 +35,15 @@ pub enum Group {
     Transfer,
     /// Attribute and name cache.
     Attributes,
-    /// Saved round trips: shared messages, prefetching, delayed writes.
+    /// Fewer round trips: shared messages, prefetching, delayed writes.
     Latency,
-    /// Data that is kept on a local disk.
+    /// Data on a local disk.
     Disk,
     /// Identity, ACLs, locks.
     Access,
     /// The mount command.
     Command,
-    /// The mount point: mount(8).
+    /// Options of the mount point: mount(8).
     Generic,
     /// Accepted without effect.
     Harmless,
@@ -70,19 +70,19 @@ pub const GROUPS: &[(Group, &str)] = &[
 pub struct Def {
     /// Name as in nfs(5) or mount(8).
     pub name: &'static str,
-    /// Other names of the same.
+    /// Other names of the option.
     pub also: &'static [&'static str],
-    /// Its value.
+    /// Whether the option takes a value.
     pub arg: Arg,
-    /// The value that holds without the option; empty if there is none.
+    /// The default value; empty if there is none.
     pub default: &'static str,
-    /// Where it is listed.
+    /// Group in the list.
     pub group: Group,
-    /// Set of words of which only one may be given; `None`: the last one given counts.
+    /// Name of a set of exclusive options; `None`: the last given value counts.
     pub rivals: Option<&'static str>,
-    /// Its help, in one phrase without a full stop.
+    /// Help text: one phrase without a full stop.
     pub help: &'static str,
-    /// Its action.
+    /// Action of the option.
     pub act: Act,
 }
 
@@ -134,7 +134,7 @@ use Group::{Access, Attributes, Command, Disk, Generic, Latency, Reach, Recovery
 
 /// The table.
 pub const OPTIONS: &[Def] = &[
-    // How the server is reached.
+    // Connection to the server.
     valued("vers", "VERSION", "negotiated: 4.2, 4.1, 3", Reach, apply::vers)
         .also(&["nfsvers"])
         .help("NFS version: 3, 4 (4.2 or 4.1), 4.1, 4.2, or nqnfs; without it the highest that the server has"),
@@ -154,7 +154,7 @@ pub const OPTIONS: &[Def] = &[
     keyword("noresvport", Reach, apply::noresvport)
         .rivals("resvport")
         .help("connect from any source port; the server must allow it (`insecure` in exports(5))"),
-    // When the server does not answer.
+    // Behaviour with a server that does not answer.
     keyword("hard", Recovery, apply::hard)
         .rivals("recovery")
         .default("on")
@@ -174,7 +174,7 @@ pub const OPTIONS: &[Def] = &[
         .help("most bytes in one READ: a multiple of 1024 up to 1048576"),
     valued("wsize", "BYTES", "the server's preference", Transfer, apply::wsize)
         .help("most bytes in one WRITE: a multiple of 1024 up to 1048576"),
-    // Attributes and names kept by the client.
+    // Caches of attributes and names.
     valued("acregmin", "SECONDS", "3", Attributes, apply::acregmin)
         .help("minimum lifetime of cached attributes of files"),
     valued("acregmax", "SECONDS", "60", Attributes, apply::acregmax)

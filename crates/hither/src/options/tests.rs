@@ -1,4 +1,4 @@
-//! The table, the parser and the documentation agree.
+//! Tests of the table, the parser and the generated documentation.
 
 use super::*;
 use hither_cache::disk::Fill;
@@ -26,6 +26,7 @@ fn defaults_are_those_of_nfs5() {
     assert!(w.flags.is_empty());
 }
 
+/// Each option of a long list has its effect.
 #[test]
 fn every_option_of_a_long_line_acts() {
     let w = parse(
@@ -50,6 +51,7 @@ fn every_option_of_a_long_line_acts() {
     assert_eq!(w.flags, flags | MountFlags::NOATIME | MountFlags::RDONLY);
 }
 
+/// Several lists count as one, and the last value of an option counts.
 #[test]
 fn several_lists_are_one_and_the_last_value_counts() {
     let lists = ["timeo=10,ro".to_string(), "timeo=20,rw".to_string()];
@@ -75,6 +77,7 @@ fn fstab_words_are_accepted() {
     .unwrap();
 }
 
+/// Transfer sizes are rounded as nfs(5) defines.
 #[test]
 fn transfer_sizes_are_rounded_as_nfs5_says() {
     for (given, taken) in
@@ -96,6 +99,8 @@ fn minorversion_joins_vers() {
     assert_eq!(refusal("vers=4,minorversion=0"), "NFSv4.0 is not supported: use vers=4.1 or vers=4.2");
 }
 
+/// `noac` disables the attribute cache and makes writes stable. Times of the attribute cache
+/// contradict it.
 #[test]
 fn noac_means_no_cache_and_stable_writes() {
     let w = parse("noac").unwrap();
@@ -104,7 +109,7 @@ fn noac_means_no_cache_and_stable_writes() {
     assert_eq!(refusal("noac,actimeo=3"), "options 'noac' and 'actimeo=3' contradict each other: keep one");
 }
 
-/// Every refusal is one line with a remedy.
+/// Each refusal is one line with a remedy.
 #[test]
 fn refusals_name_the_right_option() {
     for (list, line) in [
@@ -151,6 +156,7 @@ fn refusals_name_the_right_option() {
     assert!(parse("lock,vers=4.2").is_ok());
 }
 
+/// `sloppy` ignores unknown options before and after it, but not contradictions.
 #[test]
 fn sloppy_ignores_unknown_words_wherever_it_stands() {
     assert!(Wanted::parse(&["frobnicate,ro".into()], true).unwrap().flags.contains(MountFlags::RDONLY));
@@ -171,6 +177,7 @@ fn names_are_unique_and_described() {
     }
 }
 
+/// The help text contains each option in lines of at most 100 columns.
 #[test]
 fn help_lists_every_option_within_100_columns() {
     let text = help();
@@ -180,8 +187,8 @@ fn help_lists_every_option_within_100_columns() {
     }
 }
 
-/// docs/CONFIGURATION.md has exactly the table that the definitions make. To renew it:
-/// `HITHER_WRITE_DOCS=1 cargo test -p hither documentation`.
+/// docs/CONFIGURATION.md contains exactly the generated table. Renew it with `HITHER_WRITE_DOCS=1
+/// cargo test -p hither documentation`.
 #[test]
 fn documentation_is_the_table() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CONFIGURATION.md");
@@ -255,6 +262,7 @@ fn sizes_have_units() {
     }
 }
 
+/// The disk cache is off by default. Options about the cache need `cache`.
 #[test]
 fn the_disk_cache_is_off_until_it_is_asked_for() {
     assert_eq!(parse("").unwrap().cache.dir, None);

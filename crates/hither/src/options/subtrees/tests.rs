@@ -1,4 +1,4 @@
-//! The rule of a path, and refusals.
+//! Selection of a path's rule, and refusals.
 
 use super::*;
 use crate::options::Promise;
@@ -26,11 +26,12 @@ fn the_longest_path_counts() {
     assert_eq!(promise(&w, "data/live/x"), Promise::CloseToOpen);
     assert_eq!(promise(&w, "data/live/queue/x/y"), Promise::Strict);
     assert_eq!(promise(&w, ""), Promise::CloseToOpen);
-    // The mount's own mode is no other part.
+    // A subtree with the mount's own mode adds no part.
     assert_eq!(w.all_parts().count(), 3);
     assert_eq!(w.subtrees[2].part, 0);
 }
 
+/// Of two modes for one directory the last one counts.
 #[test]
 fn of_one_directory_the_last_mode_counts() {
     let w = parse("subtree=a:strict,subtree=a/:bounded=7").unwrap();
@@ -39,8 +40,8 @@ fn of_one_directory_the_last_mode_counts() {
     assert_eq!(w.subtrees[0].to_string(), "subtree=a:bounded=7");
 }
 
-/// A part has the same options as a mount with that mode, and the server's answers are taken as
-/// nfs(5) has it.
+/// A part has the same options as a mount with that mode. The server's answers are valid as nfs(5)
+/// defines.
 #[test]
 fn a_part_is_as_a_mount_with_its_mode() {
     let w = parse("consistency=frozen,subtree=q:strict,subtree=c:cto,subtree=b:bounded=3").unwrap();
@@ -52,6 +53,7 @@ fn a_part_is_as_a_mount_with_its_mode() {
     assert_eq!(w.told(), (AttrCache::default(), LookupCache::All));
 }
 
+/// Times that are given as options of nfs(5) apply to the close-to-open parts.
 #[test]
 fn times_of_nfs5_are_those_of_close_to_open_parts() {
     let w = parse("actimeo=5,nocto,subtree=c:cto,subtree=f:frozen").unwrap();
@@ -68,6 +70,7 @@ fn paths_may_have_commas_and_colons() {
     assert_eq!(w.subtrees[0].names.len(), 2);
 }
 
+/// Each invalid `subtree=` and each contradiction is refused in one line.
 #[test]
 fn what_cannot_be_is_refused_in_a_line() {
     assert_eq!(refusal("subtree=queue"), "option 'subtree=queue': expected PATH:MODE, such as queue:strict");
@@ -87,7 +90,7 @@ fn what_cannot_be_is_refused_in_a_line() {
         let line = format!("options 'subtree=q:frozen' and '{other}' contradict each other: keep one");
         assert_eq!(refusal(&format!("{other},subtree=q:frozen")), line);
     }
-    // A strict part bypasses the disk.
+    // A strict part does not use the disk cache.
     parse("cache,subtree=d:frozen,subtree=q:strict").unwrap();
     let many: Vec<String> = (0..8).map(|n| format!("subtree=d{n}:bounded={n}")).collect();
     assert_eq!(refusal(&many.join(",")), "options 'subtree' have 8 modes: at most 7 differ");
