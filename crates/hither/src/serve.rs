@@ -1,10 +1,10 @@
-//! `hither serve`: a directory of this machine for NFS clients.
+//! `hither serve`: serves a directory of this machine to NFS clients.
 //!
-//! It knows neither protocols nor files: it puts the layers together, listens, and waits for the
-//! end. Order of its life: log, limits, runtime; the files; the server, which reads its stored
-//! state; the sockets; the notice of readiness (to systemd by sd_notify(3), to a person by the
-//! mount commands) and to rpcbind; then the wait for a signal. SIGHUP reads the exports again.
-//! Connections are closed at the end. Clients make new ones to the next server and reclaim their
+//! This module assembles the layers, listens, and waits for the end. It has no protocol and no file
+//! system. It sets up log, limits and runtime. It opens the files, and the server, which reads its
+//! stored state. It opens the sockets. It reports readiness to systemd (sd_notify(3)), prints the
+//! mount commands and registers with rpcbind. It then waits for a signal. SIGHUP reads the exports
+//! again. At the end connections are closed. Clients connect to the next server and reclaim their
 //! state.
 
 mod hosts;
@@ -38,17 +38,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use what::Served;
 pub use what::files_of as exports_files;
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// Longest call by datagram that is read: one for a lock has a filehandle, an owner and a name.
+/// Longest call in a datagram. A lock call has a filehandle, an owner and a name.
 const DATAGRAM_MAX_BYTES: usize = 8 << 10;
-/// How long the last writes may take.
+/// Time limit of the last writes.
 const FAREWELL: Duration = Duration::from_secs(20);
 
-/// Serves until a signal ends it.
+/// Serves until a signal ends the server.
 ///
 /// # Errors
-/// Why nothing could be served.
+/// The reason why nothing could be served.
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let log = log::init(&args.log, Place::Foreground)?;
     log::log_panics();
@@ -78,7 +78,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
         })?),
         None => None,
     };
-    // Before the mounts are looked at.
+    // Watching starts before the mounts are read, so that no change is missed.
     let mounts = nested::Changes::new().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let (mut served, table) = load(Served::new(args, state_dir.clone())).await;
     let server = make_server(args, table?, state_dir, &served)?;
@@ -159,7 +159,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the exports where waiting for a disk or a name server blocks no other task.
+/// Reads the exports on a thread for blocking work, because disks and name servers may block.
 async fn load(served: Served) -> (Served, Result<Table, Failure>) {
     in_background(served, Served::load).await
 }
@@ -179,14 +179,15 @@ async fn in_background<T: Send + 'static>(
 }
 
 /// The part of `max_mib` for calls and replies, in bytes. The allocator keeps freed buffers for ten
-/// milliseconds: at the speed of memory that is some 20 MiB.
+/// milliseconds, which at memory speed is about 20 MiB.
 fn for_calls(max_mib: usize) -> usize {
     const FREED_MAX_BYTES: usize = 32 << 20;
     let max_bytes = max_mib << 20;
     max_bytes - (max_bytes / 4).min(FREED_MAX_BYTES)
 }
 
-/// Calls of a life before are answered when they come again, not made again.
+/// Passes on calls that an earlier server process answered. The server answers retransmissions of
+/// them and does not execute them again.
 fn tell_made_before(server: &Server, served: &mut Served) {
     for (path, calls) in served.made_before.drain(..) {
         server.made_before(&path, &calls);
@@ -217,7 +218,8 @@ fn make_server(
         .map_err(|e| Failure::system(format!("state directory: {e}; --state-dir names another")))
 }
 
-/// Each delegated or leased file has a descriptor of its own, beside those of files that are open.
+/// Limits the number of delegations or leases. Each delegated or leased file has a descriptor of
+/// its own, besides those of open files.
 fn descriptors(wanted: usize) -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let room = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX) / 4);
@@ -234,7 +236,7 @@ fn nqnfs(args: &ServeArgs) -> NqnfsOptions {
     }
 }
 
-/// Where the server's memory is: one for each port.
+/// The state directory, one for each port.
 fn state_dir(args: &ServeArgs) -> Option<PathBuf> {
     if args.memory && args.state_dir.is_none() {
         return None;
@@ -251,7 +253,7 @@ fn state_dir(args: &ServeArgs) -> Option<PathBuf> {
     Some(args.state_dir.clone().unwrap_or_else(usual))
 }
 
-/// Answers clients that lock by datagrams, where the address can be had.
+/// Answers lock calls in datagrams, if the address is available.
 fn answer_locks(addr: SocketAddr) {
     tokio::spawn(async move {
         let socket = match UdpSocket::bind(addr).await {
@@ -260,7 +262,7 @@ fn answer_locks(addr: SocketAddr) {
         };
         let mut buffer = vec![0; DATAGRAM_MAX_BYTES];
         loop {
-            // An error is of one datagram: its peer did not listen for the reply before.
+            // An error concerns one datagram: the peer of an earlier reply did not listen.
             let Ok((len, peer)) = socket.recv_from(&mut buffer).await else { continue };
             if let Some(reply) = answer_datagram(&Bytes::copy_from_slice(&buffer[..len])) {
                 let _ = socket.send_to(&reply, peer).await;
@@ -269,8 +271,8 @@ fn answer_locks(addr: SocketAddr) {
     });
 }
 
-/// A state directory belongs to one server: two would each remove and overwrite the other's
-/// records. The lock ends with the process.
+/// Locks the state directory. Two servers would remove and overwrite each other's records. The lock
+/// ends with the process.
 fn alone(dir: &Path) -> Result<File, Failure> {
     let failed = |e: io::Error| Failure::usage(format!("state directory {}: {e}", dir.display()));
     let lock = dir.join("lock");

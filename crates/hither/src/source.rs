@@ -1,4 +1,4 @@
-//! `SERVER:/PATH`: its syntax, and the addresses behind the name.
+//! `SERVER:/PATH`: its syntax, and the addresses of the host.
 
 use crate::options::Family;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -12,17 +12,17 @@ pub struct Source {
     pub path: String,
 }
 
-/// Why a host has no address to use.
+/// Why a host has no usable address.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NoAddress {
-    /// The name service answered: there is no such name, or none of the wanted family.
+    /// The name service answered that the name or the address family does not exist.
     Never(String),
-    /// The name service did not answer; it may later.
+    /// The name service did not answer. A later attempt may succeed.
     Now(String),
 }
 
 impl Source {
-    /// Reads `host:/path`, `[v6]:/path`.
+    /// Parses `host:/path` and `[v6]:/path`.
     ///
     /// # Errors
     /// One line that names the fault and the correct form.
@@ -67,7 +67,7 @@ impl Source {
         Ok(Self { host: host.to_string(), path: path.to_string() })
     }
 
-    /// As `mount` and `findmnt` show it.
+    /// The source as `mount` and `findmnt` show it.
     pub fn shown(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.path)
@@ -76,8 +76,8 @@ impl Source {
         }
     }
 
-    /// Whether both name the same directory of the same host, as far as the name service tells.
-    /// Blocks on it.
+    /// Whether both name the same directory of the same host, according to the name service.
+    /// Blocks.
     pub fn is_same_as(&self, other: &Self) -> bool {
         let path = |source: &Self| source.path.trim_end_matches('/').to_string();
         let addresses = |source: &Self| source.resolve(None).unwrap_or_default();
@@ -88,7 +88,7 @@ impl Source {
             })
     }
 
-    /// Addresses with port 0, in the order of the name service. Blocks on it.
+    /// The host's addresses with port 0, in the order of the name service. Blocks.
     pub fn resolve(&self, family: Option<Family>) -> Result<Vec<SocketAddr>, NoAddress> {
         let host = &self.host;
         let found: Vec<SocketAddr> = match host.parse::<IpAddr>() {

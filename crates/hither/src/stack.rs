@@ -1,6 +1,7 @@
-//! The stack of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`, with
-//! `creates=here` `fuse(new objects(removals(delayed …)))`, with `subtree=` `fuse(subtrees(delayed
-//! writes(metadata cache(...)), for each mode))`. This module alone decides the order of layers.
+//! The layers of a mount: `fuse(delayed writes(metadata cache(disk cache(nfs client))))`. With
+//! `creates=here` they are `fuse(new objects(removals(delayed …)))`, with `subtree=`
+//! `fuse(subtrees(delayed writes(metadata cache(...)), for each mode))`. Only this module decides
+//! the order of layers.
 
 mod cache;
 pub mod journal;
@@ -33,13 +34,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes in one FUSE request when the server does not say otherwise.
+/// Bytes of one FUSE request if the server states no limit.
 const MAX_IO_BYTES: u32 = 1 << 20;
 
-/// How long an orderly end takes for names and attributes.
+/// Time limit for saving names and attributes at the end of a mount.
 const NAMES_WITHIN: Duration = Duration::from_secs(2);
 
-/// The lower half: a connected NFS client and the caches near it.
+/// The lower half: a connected NFS client and its caches.
 pub struct Client {
     connected: Connected,
     options: Options,
@@ -50,24 +51,24 @@ pub struct Client {
     strict: bool,
     cache_bytes: u64,
     parts: Parts,
-    /// With subtrees: the mount's own mode, if it has a name, and theirs.
+    /// With subtrees: the mount's own mode, if it has a name, and the modes of the subtrees.
     modes: Vec<String>,
     removals: Option<Arc<Removals>>,
     ahead: Option<Arc<Ahead>>,
 }
 
-/// Why there is no client.
+/// The reason why there is no client.
 pub enum NoClient {
-    /// The server is not to be had.
+    /// The server is not available.
     Server(MountError),
-    /// The journal is not to be had: a line for the user.
+    /// The journal is not available: a message for the user.
     Journal(String),
 }
 
 /// Connects to the server and negotiates the version.
 ///
 /// # Errors
-/// Why there is no mount, in a line for the user.
+/// The reason why there is no mount, as a message for the user.
 pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, NoClient> {
     let mut options = client_options(job, addrs);
     let versions: &[Option<Version>] = match job.wanted.versions {
@@ -117,12 +118,12 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
         chain_max: w.chain_max,
         acl: w.acl,
         idmap_domain: w.idmap_domain.clone(),
-        // Retrying is the daemon's work: it also looks up the name again, and tells the user.
+        // The daemon itself retries, because it also looks up the name again and informs the user.
         retry: Duration::ZERO,
     }
 }
 
-/// The machine's randomness and clock.
+/// The machine's random source and clock.
 pub fn env() -> Env {
     #[expect(clippy::disallowed_methods, reason = "the one place where the clock comes from")]
     let wall = || std::time::SystemTime::now();
@@ -170,7 +171,7 @@ impl Client {
         }
     }
 
-    /// The uppermost layer.
+    /// The top layer.
     fn top(&self) -> Arc<dyn Vfs> {
         match &self.ahead {
             Some(ahead) => ahead.clone(),
@@ -178,13 +179,13 @@ impl Client {
         }
     }
 
-    /// For the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
+    /// A summary for the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
     pub fn summary(&self) -> String {
         let c = &self.connected;
         format!("NFS {}, server {}, {}", c.version.name(), c.server, self.effective())
     }
 
-    /// Flushes and gives up all state at the server.
+    /// Flushes all data and releases all state at the server.
     ///
     /// # Errors
     /// Data could not be written.
@@ -192,7 +193,7 @@ impl Client {
         let mut cx = Cx::new(Arc::new(Cred::root()));
         cx.deadline = Some(Instant::now() + within);
         if let Some(disk) = &self.disk {
-            // Before everything is let go of.
+            // Names are saved before the layers shut down.
             let most = cache::names_bytes(self.cache_bytes);
             let _ = tokio::time::timeout(
                 NAMES_WITHIN.min(within),
@@ -203,12 +204,12 @@ impl Client {
         self.top().shutdown(&cx).await
     }
 
-    /// The notices at the mount: the outcome of delayed writes of before a crash.
+    /// The notices of the mount: the outcome of delayed writes from before a crash.
     pub fn note(&self) -> Option<&str> {
         self.note.as_deref()
     }
 
-    /// Options in effect, as nfs(5) writes them.
+    /// The options in effect, as nfs(5) writes them.
     fn effective(&self) -> String {
         let (o, c) = (&self.options, &self.connected);
         let mut out = format!("vers={},rsize={},wsize={}", c.version.name(), c.rsize_bytes, c.wsize_bytes);
@@ -263,10 +264,10 @@ impl Client {
     }
 }
 
-/// Puts FUSE on top of the client.
+/// Mounts FUSE on top of the client.
 ///
 /// # Errors
-/// Why the kernel does not mount it.
+/// The reason why the kernel refuses the mount.
 pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse::Mounted, Failure> {
     let c = &client.connected;
     let largest = c.rsize_bytes.max(c.wsize_bytes).clamp(4096, MAX_IO_BYTES);
@@ -274,15 +275,15 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
     let config = hither_fuse::Config {
         source: job.source.shown(),
         mount_flags: mount_flags(&job.wanted),
-        // Without NLM, locks of NFSv3 are between the processes of this machine: the kernel's own
-        // do that.
+        // Without NLM, NFSv3 locks are local to this machine. The kernel's own locks suffice.
         server_locks: !c.version.is_stateless(),
         xattrs: !c.version.is_stateless(),
         server_copy: c.version == Version::V42,
         max_io_bytes: largest & !4095,
-        // A thread that makes one call twice looks like one that is still in it.
+        // Hints come from the calling thread. A thread that repeats a call looks as if it were
+        // still in the first call.
         hints: job.wanted.chains && !all_strict,
-        // The lookups of the same call have found the target of the name.
+        // The lookups of the same call have resolved the target of the name.
         close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
         strict: job.wanted.is_strict(),
         strict_parts: job.wanted.all_parts().any(Wanted::is_strict),
@@ -291,7 +292,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         close_waits: match (job.wanted.lazy_close, job.wanted.delegated_close, client.wal.is_some()) {
             (true, ..) => CloseWaits::Never,
             (false, true, false) => CloseWaits::UnlessDelegated,
-            // A journal is waited for.
+            // close(2) waits for the journal.
             (false, ..) => CloseWaits::Always,
         },
         keeps_names: job.wanted.told().1 != LookupCache::None && !all_strict,
@@ -310,10 +311,10 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
     })
 }
 
-/// Serves the socket for programs: the same stack, beside FUSE or without it.
+/// Serves the socket for programs from the same layers, with or without FUSE.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why there is no socket.
 pub async fn programs(
     job: &Job,
     client: &Client,
@@ -332,13 +333,13 @@ pub async fn programs(
     Programs::start(listener, client.top(), mounted.map(hither_fuse::Mounted::beside), options).await
 }
 
-/// mount(2)'s flags. Its SYNCHRONOUS is for file systems in the kernel; ours obeys `sync` in the
-/// client.
+/// The flags of mount(2), without SYNCHRONOUS. That flag is for file systems in the kernel; here
+/// the client implements `sync`.
 fn mount_flags(wanted: &Wanted) -> libc::c_ulong {
     libc::c_ulong::from(wanted.flags.bits())
 }
 
-/// Answers questions about a mount; outlives nothing, owns references only.
+/// Answers requests about a mount. It holds references only and keeps no layer running.
 pub struct Teller {
     part: MountPart,
     stats: Arc<hither_rpc::Stats>,
@@ -386,7 +387,7 @@ impl Teller {
         Self { wal, ahead, removals, part, stats, delegated, mounted, disk, parts, wanted, programs }
     }
 
-    /// Everything.
+    /// The report of the mount.
     pub fn report(&self) -> Report {
         let rpc = self.stats.snapshot();
         let cache_trouble = self.disk.as_ref().and_then(|disk| disk.trouble());
@@ -395,28 +396,28 @@ impl Teller {
         Report::new(part, &rpc, &self.mounted.stats(), self.layers())
     }
 
-    /// The statvers=1.1 record; `flags` are the mount's flags as mountinfo shows them.
+    /// The statvers=1.1 record. `flags` are the mount's flags from mountinfo.
     pub fn mountstats(&self, flags: &str) -> String {
         let rpc = self.stats.snapshot();
         let part = MountPart { age_s: rpc.age_s, ..self.part.clone() };
         mountstats::record(&part, flags, &rpc, &self.requests())
     }
 
-    /// The cached state of a path below the mount point, and the cost of the last calls on it.
+    /// The cached state of a path below the mount point, and the cost of its last calls.
     ///
     /// # Errors
-    /// A line for the user.
+    /// A message for the user.
     pub async fn why(&self, path: &str) -> Result<serde_json::Value, String> {
         let disk = self.disk.as_deref();
         let layers = why::Layers { mounted: &self.mounted, parts: &self.parts, disk, wanted: &self.wanted };
         serde_json::to_value(layers.explain(path).await?).map_err(|e| e.to_string())
     }
 
-    /// The calls that asked the server since an earlier question ([`u64::MAX`]: none, only where to
-    /// begin).
+    /// The calls to the server since a position. [`u64::MAX`] returns no calls, only the present
+    /// position.
     ///
     /// # Errors
-    /// A line for the user.
+    /// A message for the user.
     pub fn calls(&self, from: u64) -> Result<serde_json::Value, String> {
         serde_json::to_value(why::since(&self.mounted, from)).map_err(|e| e.to_string())
     }
@@ -424,7 +425,7 @@ impl Teller {
     /// Answers requests about the disk cache.
     ///
     /// # Errors
-    /// A line for the user.
+    /// A message for the user.
     pub async fn cache(&self, ask: CacheAsk) -> Result<serde_json::Value, String> {
         match &self.disk {
             Some(disk) => cache::answer(disk, &self.parts.own.meta, ask).await,
@@ -432,10 +433,10 @@ impl Teller {
         }
     }
 
-    /// Records which files are opened, or calls.
+    /// Starts or ends a recording of opened files or calls.
     ///
     /// # Errors
-    /// Another process records.
+    /// Another process is recording.
     pub fn trace(&self, ask: TraceAsk) -> Result<serde_json::Value, String> {
         let value = match ask {
             TraceAsk::Start { by, below, calls } => {
@@ -453,10 +454,10 @@ impl Teller {
         value.map_err(|e| e.to_string())
     }
 
-    /// Writes the kept data of a conflict over its file, or over another one.
+    /// Writes the kept data of a conflict over its file, or over another file.
     ///
     /// # Errors
-    /// A line for the user.
+    /// A message for the user.
     pub async fn apply(&self, name: &str, to: Option<&str>) -> Result<serde_json::Value, String> {
         let Some(wal) = &self.wal else {
             return Err("it is mounted without a journal (writeback=journal)".into());
@@ -465,7 +466,7 @@ impl Teller {
         Ok(serde_json::json!({ "applied_bytes": bytes }))
     }
 
-    /// Waits until everything written is at the server.
+    /// Waits until the server has all written data.
     pub async fn sync(&self, within: Duration) -> serde_json::Value {
         let sync = async {
             if let Some(ahead) = &self.ahead {

@@ -1,7 +1,7 @@
 //! `hither stat`: shows the counters of a mount's daemon.
 //!
-//! The mount is found in mountinfo and its daemon asked over the control socket; the directory
-//! itself is never touched, so that a mount whose server is dead can be looked at.
+//! The command finds the mount in mountinfo and queries the daemon over the control socket. It does
+//! not access the directory, so it also works for a mount with a dead server.
 
 mod nfsstat;
 pub mod text;
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Shows the counters.
 ///
 /// # Errors
-/// Not a directory of a mount of ours, and those of [`control::ask`].
+/// The path is not in a mount of hither; those of [`control::ask`].
 pub fn run(args: &StatArgs) -> Result<(), Failure> {
     let (dev, dir) = locate(&args.dir)?;
     let format = if args.json { Format::Json } else { args.format };
@@ -38,10 +38,10 @@ pub fn run(args: &StatArgs) -> Result<(), Failure> {
     }
 }
 
-/// Device number and mount point of the mount that holds the directory.
+/// Device number and mount point of the mount that contains the directory.
 ///
 /// # Errors
-/// It is in none of ours.
+/// The path is not in a mount of hither.
 pub fn locate(path: &Path) -> Result<((u32, u32), String), Failure> {
     let shown = path.display();
     let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;

@@ -1,6 +1,7 @@
-//! `hither sync`: everything that was written on a mount, closed or not, is at the server.
+//! `hither sync`: waits until the server has all data written on a mount, closed or not.
 //!
-//! The daemon is asked over the control socket, and sends it; the mount is not touched.
+//! The daemon sends the data on a request over the control socket. The command does not access the
+//! mount.
 
 use crate::cli::MountSyncArgs;
 use crate::control::{self, Ask};
@@ -10,7 +11,8 @@ use crate::stat;
 /// Runs the command.
 ///
 /// # Errors
-/// No mount of hither, no answer, or something is not at the server: it is kept and tried again.
+/// There is no mount of hither, the daemon does not answer, or some data is not at the server. That
+/// data is kept and sent again.
 pub fn run(args: &MountSyncArgs) -> Result<(), Failure> {
     let (dev, dir) = stat::locate(&args.dir)?;
     let answer = control::ask(dev, &dir, Ask::Sync { within_s: args.timeout })?;

@@ -1,10 +1,9 @@
-//! `hither top DIR`: a mount's current requests to its server, by operation, by process and by
-//! file.
+//! `hither top DIR`: a mount's current requests to its server, by operation, process and file.
 //!
-//! Two questions over the control socket make a rate of the daemon's counters. Its ring of calls
-//! that asked the server gives their processes and files. Answers from caches cost the server
-//! nothing and show as a rate only. On a terminal the screen is drawn anew until `q`; elsewhere
-//! each interval is printed below the last.
+//! Rates come from two reports of the daemon over the control socket. Processes and files come from
+//! the daemon's ring of calls to the server. Answers from caches cost the server nothing and appear
+//! as a rate only. A terminal is redrawn until `q`; otherwise each interval is printed below the
+//! last.
 
 use crate::cli::TopArgs;
 use crate::control::{self, Ask};
@@ -22,24 +21,24 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Size where there is no terminal.
+/// Width and height without a terminal.
 const PLAIN: (usize, usize) = (120, 40);
 
-/// The calls since the last question.
+/// The calls since an earlier request.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Since {
-    /// The start of the next question.
+    /// Position for the next request.
     pub next: u64,
-    /// Calls in between that were forgotten: there were too many.
+    /// Calls that the ring dropped in between.
     pub lost: u64,
     /// The calls.
     pub calls: Vec<PastCall>,
 }
 
-/// Shows until it has to end.
+/// Shows the figures until the end.
 ///
 /// # Errors
-/// Not in a mount of ours, and those of [`control::ask`].
+/// The path is not in a mount of hither; those of [`control::ask`].
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
     let (dev, dir) = stat::locate(&args.dir)?;
     let mut watch = Watch { before: stat::report(dev, &dir)?, since: since(dev, &dir, u64::MAX)?, dev, dir };
@@ -80,7 +79,7 @@ fn broken(e: io::Error) -> Failure {
     Failure::system(format!("the terminal: {e}"))
 }
 
-/// Waits for the next round; whether the user wants no more.
+/// Waits for the next round. Returns true if the user quits.
 fn quits(every: Duration) -> Result<bool, Failure> {
     let until = Instant::now() + every;
     loop {
@@ -99,7 +98,7 @@ fn quits(every: Duration) -> Result<bool, Failure> {
     }
 }
 
-/// The screen, as it was when it is over.
+/// Restores the screen when dropped.
 struct Screen;
 
 impl Screen {
@@ -111,7 +110,7 @@ impl Screen {
     }
 
     fn draw(&self, frame: &Frame) -> Result<(), Failure> {
-        // Terminals that programs make may not say how large they are.
+        // Pseudo-terminals of programs may report no size.
         let (width, height) = match terminal::size().map_err(broken)? {
             (0, _) | (_, 0) => (80, 24),
             size => size,
@@ -135,7 +134,7 @@ impl Drop for Screen {
     }
 }
 
-/// The latest calls that asked.
+/// The latest calls to the server.
 struct Watch {
     before: Report,
     since: Since,
@@ -153,7 +152,7 @@ impl Watch {
     }
 }
 
-/// Calls of one process or about one file.
+/// Calls of one process, or on one file.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Share {
     who: String,
@@ -225,11 +224,11 @@ impl Frame {
         }
     }
 
-    /// As much as fits, most important first in each table.
+    /// The lines that fit, with the most important ones first in each table.
     fn lines(&self, width: usize, height: usize) -> Vec<String> {
         let mut out = self.head.clone();
         let tables = [&self.operations, &self.processes, &self.files];
-        // A blank line before each table; the next one gets the unused room.
+        // A blank line precedes each table. Unused room passes to the next table.
         let mut room = height.saturating_sub(out.len() + tables.len());
         for (i, lines) in tables.iter().enumerate() {
             let mine = lines.len().min(room / (tables.len() - i)).max(usize::from(room > 0).min(lines.len()));
@@ -245,7 +244,7 @@ impl Frame {
     }
 }
 
-/// Calls summed by `of`, most time first.
+/// Sums of calls by `of`, sorted by descending time.
 fn shares(calls: &[PastCall], of: impl Fn(&PastCall) -> String) -> Vec<Share> {
     let mut all: HashMap<String, Share> = HashMap::new();
     for call in calls {
@@ -320,7 +319,7 @@ mod tests {
         assert_eq!(fields("vi[7]"), "0.5 1.0 500 µs vi[7] uid 0");
         assert_eq!(fields("/a"), "1.0 2.0 300 µs /a");
         assert!(lines.iter().any(|l| l.contains("the last 3 of 8 calls")));
-        // Most time first; a name does not move the cursor.
+        // The row with the most time comes first. A file name cannot move the cursor.
         let at = |words: &str| lines.iter().position(|l| l.contains(words)).unwrap();
         assert!(at("vi[7]") < at("cat[7]") && at("/a") < at("/b?[2J"));
     }

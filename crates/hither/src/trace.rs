@@ -1,9 +1,9 @@
-//! `hither trace`: the files that a program reads, in their order, and reading them ahead of it; or
-//! each of its calls, and their cost under other conditions ([`whatif`]).
+//! `hither trace`: records the files that a program reads, in order, and replays them ahead of it.
+//! It also records each call, and evaluates its cost under other conditions ([`whatif`]).
 //!
-//! The daemons note opens or calls while a process records, each for its mount; this command starts
-//! and ends that, runs the program in between, and writes one list of all. Children whose parent
-//! ends stay below this process, so that they count as well.
+//! The daemons record opens or calls while a process records, each for its own mount. This command
+//! starts and ends the recordings, runs the program in between, and merges the results into one
+//! list. Children whose parent ends become children of this process, so that they are recorded too.
 
 mod whatif;
 
@@ -21,22 +21,22 @@ use std::io::Write;
 use std::process::{Command, ExitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The notes of a daemon.
+/// The recording of one daemon.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Trace {
-    /// Microseconds since recording began, and a path below the mount point.
+    /// Microseconds since the start of the recording, and a path below the mount point.
     files: Vec<(u64, String)>,
-    /// Calls, in the order of their answers.
+    /// Calls in the order of their answers.
     #[serde(default)]
     calls: Vec<NotedCall>,
-    /// Paths below the mount point of these objects; empty where none can be given.
+    /// Paths of the objects below the mount point; empty for an object without a usable path.
     #[serde(default)]
     objects: Vec<String>,
     /// Files without a usable name, and calls for which there was no room.
     lost: u64,
 }
 
-/// A call, as the daemon tells it: times in microseconds.
+/// A call as the daemon reports it. Times are in microseconds.
 #[derive(Debug, Serialize, Deserialize)]
 struct NotedCall {
     at_us: u64,
@@ -52,23 +52,23 @@ struct NotedCall {
 /// A line of a trace of calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Line {
-    /// When the call came, in microseconds since recording began.
+    /// Arrival of the call, in microseconds since the start of the recording.
     at_us: u64,
-    /// How long it took until it was answered.
+    /// Duration until the answer in microseconds.
     took_us: u64,
     /// The kernel's request (`READ`).
     op: String,
-    /// The object of the call: `DIR/./PATH`; empty where it has no name.
+    /// The object of the call: `DIR/./PATH`; absent if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     path: Option<String>,
     /// Distinguishes objects without a name.
     object: u32,
-    /// Where it read or wrote, and how many bytes.
+    /// Offset and number of bytes that the call read or wrote.
     #[serde(default, skip_serializing_if = "is_nothing")]
     offset: u64,
     #[serde(default, skip_serializing_if = "is_nothing")]
     bytes: u64,
-    /// Questions to the server that it waited for, and how long these took.
+    /// Number of requests to the server that the call waited for, and their duration.
     #[serde(default, skip_serializing_if = "is_nothing")]
     asked: u64,
     #[serde(default, skip_serializing_if = "is_nothing")]
@@ -84,7 +84,7 @@ fn us(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A path, unless it cannot stand in a line.
+/// A path as text, or `None` if it does not fit into a line.
 fn shown(path: &[Name]) -> Option<String> {
     let names: Vec<&[u8]> = path.iter().map(|name| name.as_bytes()).collect();
     String::from_utf8(names.join(&b'/')).ok().filter(|path| !path.contains('\n'))
@@ -122,8 +122,8 @@ impl From<Traced> for Trace {
 }
 
 impl Trace {
-    /// Lines with the times when they began: those of a list of files, or those of calls. Objects
-    /// without a name are numbered from `first` on.
+    /// Lines with the start times of their opens or calls. Objects without a name are numbered from
+    /// `first`.
     fn lines(self, root: &str, first: u32) -> impl Iterator<Item = (u64, String)> {
         let (files_root, calls_root) = (root.to_string(), root.to_string());
         let files = self.files.into_iter().map(move |(at, path)| (at, format!("{files_root}/./{path}\n")));
@@ -150,8 +150,8 @@ impl Trace {
 /// Runs a command.
 ///
 /// # Errors
-/// No mount, another process records, the program cannot be run, or the trace cannot be written or
-/// read.
+/// There is no mount, another process is recording, the program cannot be run, or the trace cannot
+/// be written or read.
 pub fn run(args: &TraceArgs) -> Result<(), Failure> {
     match &args.what {
         TraceCommand::Record(args) => record(args),
@@ -191,7 +191,7 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     let ended = begun.and_then(|()| watch(&args.program));
     let (mut all, mut lost, mut objects) = (Vec::new(), 0, 0);
     for (dev, dir) in started {
-        // The notes of a mount that ended meanwhile are lost.
+        // The recording of a mount that has ended in the meantime is lost.
         match control::ask(dev, &dir, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>)
         {
             Ok(Ok(trace)) => {
@@ -219,7 +219,7 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     }
 }
 
-/// Runs the program to its end; without one, waits for Ctrl-C.
+/// Runs the program to its end. Without a program, waits for Ctrl-C.
 fn watch(program: &[std::ffi::OsString]) -> Result<Option<ExitStatus>, Failure> {
     let trouble = |e: std::io::Error| Failure::system(format!("signal handlers: {e}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(trouble)?;
@@ -233,12 +233,12 @@ fn watch(program: &[std::ffi::OsString]) -> Result<Option<ExitStatus>, Failure> 
             }
             return Ok(None);
         };
-        // Its children come to us when it ends before them. Where that is refused they are not
-        // counted.
+        // Orphaned descendants become children of this process. If that is refused, they are not
+        // recorded.
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         let cannot = |e: std::io::Error| Failure::usage(format!("{}: {e}", name.display()));
         let mut child = Command::new(name).args(words).spawn().map_err(cannot)?;
-        // A signal of the terminal reaches the program as well; the program decides its effect.
+        // A signal of the terminal also reaches the program, which decides its effect.
         let waited = tokio::task::spawn_blocking(move || child.wait()).await;
         waited.map_err(|e| Failure::system(e.to_string()))?.map(Some).map_err(cannot)
     })

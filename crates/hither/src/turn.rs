@@ -1,24 +1,24 @@
-//! The path of a socket is taken under a lock. To check whether its owner is dead, to remove it and
-//! to make another one are three steps, and two daemons that begin at the same time would each
-//! remove the other's new socket.
+//! A lock for creating a socket file. A daemon checks whether the owner of a file is dead, removes
+//! the file, and makes its own. Without the lock, two daemons that start at the same time could
+//! remove each other's new socket.
 //!
-//! The lock is on the directory (flock(2)), so nothing is left behind.
+//! The lock is on the directory (flock(2)), so no file remains.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::time::Duration;
 
-/// Number of attempts, and the pause between: the holder of the lock makes a socket, which takes no
-/// time.
+/// Number of attempts, and the pause between them. The holder of the lock only creates a socket,
+/// which is fast.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// It is ours to take a path until this is dropped.
+/// The right to create a file at a path, until dropped.
 pub struct Turn(Option<File>);
 
 impl Turn {
-    /// Waits for it. Where a directory cannot be locked, or another process holds it for seconds,
-    /// the caller goes on without.
+    /// Waits for the right. If the directory cannot be locked, or another process holds it for
+    /// seconds, the caller continues without the lock.
     #[expect(clippy::disallowed_methods, reason = "at the start of a daemon, before it serves anything")]
     pub fn at(path: &Path) -> Self {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,7 +1,7 @@
-//! `hither umount`: removes a mount and waits until its daemon has gone.
+//! `hither umount`: removes a mount and waits until its daemon has ended.
 //!
-//! It never looks at the mount itself: mountinfo gives its place, and the peer of the control
-//! socket is its daemon, so that a mount of a dead server can be removed too.
+//! The command does not access the mount, so a mount with a dead server can be removed too. The
+//! mount point comes from mountinfo. The peer of the control socket is the daemon.
 
 use crate::cli::UmountArgs;
 use crate::control;
@@ -15,13 +15,14 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Busy processes that are named.
+/// Most busy processes that a message names.
 const MAX_NAMED: usize = 5;
 
-/// Unmounts.
+/// Unmounts a mount.
 ///
 /// # Errors
-/// No such mount, not root, busy (with its user's name), or a daemon that did not end in time.
+/// The mount does not exist, the user is not root, the mount is busy (with the names of its users),
+/// or the daemon did not end in time.
 pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let mount = find(&mounts, &args.dir)?;
@@ -43,23 +44,23 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     if args.verbose {
         println!("{point}: unmounted");
     }
-    // After a lazy unmount the daemon serves its last users, however long they stay.
+    // After a lazy unmount the daemon serves its last users for as long as they stay.
     let Some((pid, pidfd)) = daemon.filter(|_| !args.lazy) else { return Ok(()) };
-    // Mounts that are left; another mount may have the device number by now.
+    // Remaining mounts of the daemon. Another mount may have reused the device number.
     let mut left: Vec<_> =
         copies_of(mount.dev).into_iter().filter(|(copy, _)| copies.contains_key(copy)).collect();
     left.sort();
     let Some((_, place)) = left.first() else { return wait_for_end(pid, &pidfd, args.timeout, mount) };
-    // The end of a bind mount that shows a part is no news.
+    // A bind mount of a subdirectory ends without a message.
     if mount.root == Path::new("/") {
         eprintln!("hither: {point} is unmounted here and still mounted {place}");
     }
     Ok(())
 }
 
-/// Mounts of a device: the daemon goes on as long as there is one, in this mount name space (a bind
-/// mount) or in another (of a container or a service). By name space and number of the mount, its
-/// place in words.
+/// All mounts of a device. The daemon serves while one exists, in this mount name space (a bind
+/// mount) or in another (a container or a service). The key is name space and number of the mount,
+/// the value its place as text.
 fn copies_of(dev: (u32, u32)) -> HashMap<(PathBuf, u64), String> {
     let space = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
     let own = PathBuf::from("/proc/self");
@@ -78,7 +79,7 @@ fn copies_of(dev: (u32, u32)) -> HashMap<(PathBuf, u64), String> {
     copies
 }
 
-/// The mount that is meant: at a directory, or of a source.
+/// Finds the mount of a directory or of a source.
 fn find<'a>(mounts: &'a [Mount], dir: &Path) -> Result<&'a Mount, Failure> {
     let shown = dir.display();
     let source = mounts.iter().rev().find(|m| m.is_ours() && m.source == dir.as_os_str());
@@ -108,7 +109,7 @@ fn find<'a>(mounts: &'a [Mount], dir: &Path) -> Result<&'a Mount, Failure> {
     }
 }
 
-/// The line for a failed umount(2).
+/// The message about a failed umount(2).
 fn explain(e: Errno, mount: &Mount) -> Failure {
     let point = mount.point.display();
     match e {
@@ -129,8 +130,8 @@ fn explain(e: Errno, mount: &Mount) -> Failure {
     }
 }
 
-/// Processes whose directory, root, program or open files are on the mount, as `name(pid)`. Reading
-/// the links asks the kernel only, not the mount.
+/// Processes with their working directory, root, program or open files on the mount, as
+/// `name(pid)`. Reading the links does not access the mount.
 fn users_of(point: &Path) -> Vec<String> {
     processes().filter(|process| uses(process, point)).map(|process| name_of(&process)).collect()
 }
@@ -221,7 +222,7 @@ mod tests {
         }
     }
 
-    /// This very process is found by the files that it has open.
+    /// The test process is found by its open file.
     #[test]
     fn users_are_named() {
         let dir = tempfile::tempdir().unwrap();

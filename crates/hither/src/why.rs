@@ -1,7 +1,7 @@
-//! `hither why PATH`: a mount's knowledge of a path, the promise behind it and its end, the present
-//! cost of a call, and the cost and reasons of the last calls.
+//! `hither why PATH`: the cached state of a path, the promise for it and its end, the present cost
+//! of a call, and the cost and reasons of the last calls.
 //!
-//! The daemon answers from memory: neither the path nor the server is touched, so that looking
+//! The daemon answers from memory. The command accesses neither the path nor the server, so it
 //! changes nothing.
 
 use crate::cli::WhyArgs;
@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// The daemon's answer; `--json` prints it with `path` in front.
+/// The daemon's answer. `--json` prints it after `path`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Explained {
-    /// The promise behind the cached state.
+    /// The promise for the cached state.
     pub promise: String,
-    /// The cached state of each object on the path, from the mount point on, as far as it is known.
+    /// The cached state of each known object on the path, from the mount point on.
     pub objects: Value,
     /// The cached ranges on the local disk.
     pub disk: Value,
@@ -29,60 +29,60 @@ pub struct Explained {
     pub calls: Vec<PastCall>,
 }
 
-/// The cost of a call.
+/// The present cost of a call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Cost {
     /// `stat`, `open`, `read`.
     pub call: String,
-    /// Whether the server would be asked.
+    /// Whether the call would send a request to the server.
     pub asks: bool,
-    /// Why, or why not.
+    /// The reason.
     pub why: String,
 }
 
-/// A call of the past.
+/// A past call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PastCall {
-    /// When it ended.
+    /// Time since its end.
     pub ago_ms: u64,
     /// The kernel's request: `LOOKUP`, `OPEN`, ...
     pub request: String,
-    /// The name in the directory, when it was about one.
+    /// The name in the directory, if the call has one.
     pub name: Option<String>,
-    /// Where it was below the mount point, as far as that is known; only for `hither top`.
+    /// The path below the mount point, if known. Only for `hither top`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Whose it was; 0 when that cannot be seen.
+    /// Process, program and user of the call; 0 if unknown.
     pub pid: u32,
     /// See `pid`.
     pub program: String,
     /// See `pid`.
     pub uid: u32,
-    /// How long it took.
+    /// Duration of the call.
     pub took_us: u64,
-    /// Its error, or 0.
+    /// Error number, or 0.
     pub errno: i32,
-    /// The questions for it, and the number of further ones.
+    /// Requests to the server for the call, and the number of further ones.
     pub asked: Vec<Asked>,
     /// See `asked`.
     pub more: u32,
 }
 
-/// A question to the server: a round trip, unless it was too large for one message.
+/// A request to the server: one round trip, unless it is too large for one message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Asked {
-    /// As in `hither stat`.
+    /// Operation name as in `hither stat`.
     pub operation: String,
-    /// How long the answer took.
+    /// Duration until the answer.
     pub took_us: u64,
-    /// Why it was needed.
+    /// Why the request was needed.
     pub why: String,
 }
 
-/// Shows it.
+/// Shows the explanation.
 ///
 /// # Errors
-/// Not in a mount of ours, and those of [`control::ask`].
+/// The path is not in a mount of hither; those of [`control::ask`].
 pub fn run(args: &WhyArgs) -> Result<(), Failure> {
     let (dev, dir) = stat::locate(&args.path)?;
     let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
@@ -103,12 +103,12 @@ pub fn run(args: &WhyArgs) -> Result<(), Failure> {
         return print(&format!("{value}\n"));
     }
     let text = text(&path.to_string_lossy(), below, &explained);
-    // Names of files and programs do not get to move the cursor.
+    // Names of files and programs must not move the cursor.
     let plain: String = text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect();
     print(&plain)
 }
 
-/// For people.
+/// The explanation as text.
 fn text(path: &str, below: &str, e: &Explained) -> String {
     let objects = e.objects.as_array().map(Vec::as_slice).unwrap_or_default();
     let whole = objects.len() == 1 + below.split('/').filter(|name| !name.is_empty()).count();

@@ -1,18 +1,18 @@
-//! Hosts by name, as this machine knows them: addresses, names of addresses, members of netgroups.
+//! Host names and netgroups of this machine: addresses, names of addresses, members of netgroups.
 //!
-//! All of it blocks. Addresses come from the resolver of the C library. Names and netgroups are
-//! asked of getent(1), which knows the same sources (nsswitch.conf(5)).
+//! All functions block. Addresses come from the resolver of the C library. Names and netgroups come
+//! from getent(1), which uses the same sources (nsswitch.conf(5)).
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::process::{Command, Stdio};
 
-/// Addresses of a host; none: unknown.
+/// Addresses of a host; empty for an unknown host.
 pub fn addresses_of(host: &str) -> Vec<IpAddr> {
     (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip().to_canonical()).collect()).unwrap_or_default()
 }
 
-/// Names of an address that lead back to it: the owner of the address's reverse zone could
-/// otherwise claim any name.
+/// Names of an address that resolve to the address. Without this check the owner of the address's
+/// reverse zone could claim any name.
 pub fn names_of(client: IpAddr) -> Vec<String> {
     let answer = getent("hosts", &client.to_string()).unwrap_or_default();
     let mut names = names_in(&answer);
@@ -20,12 +20,13 @@ pub fn names_of(client: IpAddr) -> Vec<String> {
     names
 }
 
-/// Hosts of a netgroup, `None` among them for any host; `None`: unknown.
+/// Hosts of a netgroup. A `None` among them means any host. The result is `None` for an unknown
+/// netgroup.
 pub fn hosts_of(netgroup: &str) -> Option<Vec<Option<String>>> {
     getent("netgroup", netgroup).map(|answer| hosts_in(&answer))
 }
 
-/// The answer of a database about a key; `None`: it has none.
+/// The answer of a database about a key, or `None` without one.
 fn getent(database: &str, key: &str) -> Option<String> {
     let answer =
         Command::new("getent").args([database, key]).stdin(Stdio::null()).stderr(Stdio::null()).output();
@@ -39,7 +40,7 @@ fn getent(database: &str, key: &str) -> Option<String> {
     }
 }
 
-/// `ADDRESS NAME ALIAS...`, line by line.
+/// The names in lines `ADDRESS NAME ALIAS...`.
 fn names_in(answer: &str) -> Vec<String> {
     let lines = answer.lines().map(|line| line.split_ascii_whitespace().skip(1));
     let mut names: Vec<String> = lines.flatten().map(str::to_owned).collect();
@@ -47,7 +48,7 @@ fn names_in(answer: &str) -> Vec<String> {
     names
 }
 
-/// `GROUP (HOST,USER,DOMAIN) ...`. An empty host is any host, `-` is none.
+/// The hosts in `GROUP (HOST,USER,DOMAIN) ...`. An empty host is any host; `-` is no host.
 fn hosts_in(answer: &str) -> Vec<Option<String>> {
     let triples = answer.split('(').skip(1).filter_map(|rest| rest.split([',', ')']).next());
     let hosts = triples.map(str::trim).filter(|host| *host != "-");

@@ -1,8 +1,8 @@
-//! Which exports lie inside which, and which mounts of this machine inside exports.
+//! Finds exports inside exports, and mounts of this machine inside exports.
 //!
-//! It opens nothing and knows no protocol: entries of exports(5) and the table of mounts go in, a
-//! plan comes out. With `crossmnt` a mount below an exported directory is an export of its own,
-//! with the rights of the one above. [`Changes`] tells when the table of mounts is another one.
+//! This module opens no files and has no protocol. It makes a plan from entries of exports(5) and
+//! the table of mounts. With `crossmnt` a mount below an exported directory is a separate export
+//! with the rights of the export above. [`Changes`] reports changes of the table of mounts.
 
 use hither_server::exports::Entry;
 use hither_vfs::Name;
@@ -16,34 +16,34 @@ use tokio::io::unix::AsyncFd;
 
 /// The table of mounts, as this process sees it (proc_pid_mountinfo(5)).
 const MOUNTINFO: &str = "/proc/self/mountinfo";
-/// File systems without a device of their own whose files are worth serving.
+/// Served file-system types without a block device.
 const WITHOUT_DEVICE: [&str; 6] = ["tmpfs", "overlay", "btrfs", "zfs", "bcachefs", "ramfs"];
 
 /// A mount of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Its number, which no other mount has at the same time.
+    /// Number of the mount, unique among the present mounts.
     pub id: u64,
-    /// Where it is mounted.
+    /// Mount point.
     pub point: PathBuf,
     /// Type of its file system.
     pub kind: String,
     /// Device number of the file system.
     device: String,
-    /// The directory of the file system that is mounted.
+    /// Directory of the file system that is mounted.
     root: PathBuf,
 }
 
 impl Mount {
-    /// Whether `crossmnt` exports it: not proc, sysfs and their like, and no file system of another
-    /// server.
+    /// Whether `crossmnt` exports the mount. It does not export proc, sysfs and similar file
+    /// systems, or file systems of other servers.
     fn holds_files(&self) -> bool {
         !self.device.starts_with("0:") || WITHOUT_DEVICE.contains(&self.kind.as_str())
     }
 }
 
-/// All mounts. Of several at one place the one that is seen. A directory that is bound to itself,
-/// as units of systemd have many, lies over nothing and is left out.
+/// All visible mounts. Of several mounts at one point only the top one is visible. A directory that
+/// is bound to itself covers nothing and is omitted; systemd units have many.
 pub fn mounts() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read(MOUNTINFO)?))
 }
@@ -63,14 +63,14 @@ fn parse(table: &[u8]) -> Vec<Mount> {
 }
 
 impl Mount {
-    /// Whether a mount shows the directory that it lies over.
+    /// Whether a mount shows the directory that it covers.
     fn shows_the_same(&self, below: &Mount) -> bool {
         let under = self.point.strip_prefix(&below.point).map(|path| below.root.join(path));
         self.device == below.device && under.is_ok_and(|under| under == self.root)
     }
 }
 
-/// A mount, and the number of the one below it.
+/// Parses a mount and the number of its parent mount.
 fn parse_line(line: &[u8]) -> Option<(u64, Mount)> {
     let words: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
     let dash = words.iter().position(|word| *word == b"-")?;
@@ -87,7 +87,7 @@ fn parse_line(line: &[u8]) -> Option<(u64, Mount)> {
     Some((number(words.get(1)?)?, mount))
 }
 
-/// Blanks and backslashes are `\` and three octal digits.
+/// Decodes a backslash with three octal digits, the form of blanks and backslashes.
 fn unquoted(word: &[u8]) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::with_capacity(word.len()), word);
     while let Some((&first, after)) = rest.split_first() {
@@ -107,20 +107,21 @@ fn unquoted(word: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An export to be.
+/// A planned export.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
-    /// Its directory on this machine.
+    /// Directory on this machine.
     pub dir: PathBuf,
     /// Its line of exports(5), or that of the export above.
     pub entry: Entry,
-    /// Its name for clients.
+    /// Path of the export for clients.
     pub name: String,
-    /// The mount that it is, when no line names it.
+    /// The number of its mount, if no line of exports(5) names it.
     pub mount: Option<u64>,
-    /// The export above, by its place in the plan.
+    /// Index of the export above in the plan.
     pub above: Option<usize>,
-    /// NFSv3 clients do not cross into it from the export above (exports(5), `hide`).
+    /// True if NFSv3 clients do not cross into this export from the export above (exports(5),
+    /// `hide`).
     pub hidden: bool,
 }
 
@@ -163,13 +164,13 @@ pub fn plan(entries: Vec<(PathBuf, Entry)>, mounts: &[Mount]) -> Vec<Planned> {
     all
 }
 
-/// The exported directory that a path is inside of: the innermost.
+/// The innermost exported directory that contains a path.
 fn nearest(all: &[Planned], path: &Path) -> Option<usize> {
     let holders = (0..all.len()).filter(|i| all[*i].dir != path && path.starts_with(&all[*i].dir));
     holders.max_by_key(|i| all[*i].dir.components().count())
 }
 
-/// Directories of an export over which something else lies, by their names below it.
+/// Directories of an export that another mount or export covers, with their names below the export.
 pub fn covered(all: &[Planned], of: usize, mounts: &[Mount]) -> Vec<(PathBuf, Vec<Name>)> {
     let exports = all.iter().map(|other| &other.dir);
     let mut points: Vec<&PathBuf> = mounts.iter().map(|mount| &mount.point).chain(exports).collect();
@@ -183,7 +184,7 @@ fn names(path: &Path) -> Option<Vec<Name>> {
     path.components().map(|part| Name::new(part.as_os_str().as_bytes().to_vec()).ok()).collect()
 }
 
-/// The name of an export for clients, by its line alone.
+/// Path of an export for clients, from its line only.
 fn name_of(entry: &Entry) -> String {
     match entry.fsid {
         Some(0) => "/".into(),
@@ -191,14 +192,14 @@ fn name_of(entry: &Entry) -> String {
     }
 }
 
-/// Tells when something was mounted or unmounted.
+/// Reports mounts and unmounts.
 pub struct Changes(AsyncFd<File>);
 
 impl Changes {
-    /// From now on.
+    /// Watches from now on.
     ///
     /// # Errors
-    /// /proc is not there.
+    /// /proc is not available.
     #[expect(deprecated, reason = "a File has one descriptor, which stays open as long as it lives")]
     pub fn new() -> io::Result<Self> {
         AsyncFd::with_interest(File::open(MOUNTINFO)?, Interest::PRIORITY).map(Self)
@@ -232,7 +233,7 @@ mod tests {
         Mount { id, point: point.into(), kind: kind.into(), device, root: "/".into() }
     }
 
-    /// Names, places above and whether NFSv3 crosses.
+    /// Names, exports above, and whether they are hidden from NFSv3.
     fn planned(text: &str, mounts: &[Mount]) -> Vec<(String, Option<String>, bool)> {
         let all = plan(entries(text), mounts);
         let above = |p: &Planned| p.above.map(|i| all[i].name.clone());
@@ -250,7 +251,7 @@ mod tests {
             torn line\n";
         let all = parse(table);
         let seen: Vec<_> = all.iter().map(|m| (m.id, m.point.to_str().unwrap(), &m.kind[..])).collect();
-        // A directory bound to itself is no mount for clients.
+        // A directory that is bound to itself does not count as a mount.
         assert_eq!(
             seen,
             [
@@ -284,6 +285,7 @@ mod tests {
         );
     }
 
+    /// An export inside another export is hidden from NFSv3, except with `nohide` or `crossmnt`.
     #[test]
     fn exports_inside_exports_are_hidden_from_nfsv3_unless_asked_for() {
         let hidden = |text| planned(text, &[]).iter().map(|p| p.2).collect::<Vec<_>>();
@@ -292,6 +294,7 @@ mod tests {
         assert_eq!(hidden("/srv *(rw,crossmnt)\n/srv/a *(ro)\n"), [false, false]);
     }
 
+    /// Mounts and exports below an export cover its directories.
     #[test]
     fn all_that_lies_over_an_export_covers_it() {
         let mounts =

@@ -1,9 +1,9 @@
-//! Has rpcbind(8) say where NFSv3 and MOUNT are: clients of NFSv3 ask it when they are not told the
-//! ports, showmount(8) always does.
+//! Registers NFSv3 and MOUNT with rpcbind(8). NFSv3 clients without configured ports query it, and
+//! showmount(8) always does.
 //!
-//! NFS 3 (and 4) and MOUNT 3 are registered for TCP, the lock manager (NLM), which says that there
-//! are no locks, also for UDP. A machine without rpcbind works: clients then name the port.
-//! Registrations of other servers stay.
+//! NFS 3 (and 4) and MOUNT 3 are registered for TCP. The lock manager (NLM), which refuses locks,
+//! is also registered for UDP. Without rpcbind the server still works, and clients configure the
+//! port. Registrations of other servers stay.
 
 use crate::cli::{ServeArgs, WithRpcbind};
 use hither_proto::nlm::VERSIONS;
@@ -12,13 +12,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest time that rpcbind may keep the server from its clients.
+/// Longest wait for rpcbind before the server serves its clients.
 const PATIENCE: Duration = Duration::from_secs(3);
 const NFS: u32 = 100_003;
 const MOUNT: u32 = 100_005;
 const NLM: u32 = hither_proto::nlm::PROGRAM;
 
-/// The programs that are registered.
+/// The registered programs.
 #[derive(Default)]
 pub struct Registrations {
     wanted: Vec<Registration>,
@@ -26,7 +26,7 @@ pub struct Registrations {
 }
 
 impl Registrations {
-    /// The programs to register; none yet.
+    /// The programs to register.
     pub fn of(args: &ServeArgs) -> Self {
         let wanted = match args.rpcbind {
             _ if !args.versions.contains('3') => Vec::new(),
@@ -39,8 +39,8 @@ impl Registrations {
         Self { wanted, done: Vec::new() }
     }
 
-    /// Registers programs that are not registered, or that a restarted rpcbind has forgotten.
-    /// Returns a line about it, if there is news.
+    /// Registers programs that are not registered, or that a restarted rpcbind has lost. Returns a
+    /// message if the state changed.
     pub async fn register(&mut self) -> Option<String> {
         if self.wanted.is_empty() {
             return None;
@@ -66,8 +66,8 @@ impl Registrations {
                 Err(e) => format!("cannot be asked ({e})"),
             };
             if what.prog == NLM {
-                // The kernel's, when this machine is a client itself: it answers locks of files
-                // that it does not know as well.
+                // The registration is the kernel's if this machine is an NFS client. The kernel
+                // also answers locks of files that it does not know.
                 tracing::info!("rpcbind {found}: NFSv3 clients must mount with nolock");
                 continue;
             }
@@ -76,7 +76,7 @@ impl Registrations {
         Some("rpcbind gives NFSv3 clients the port".to_string())
     }
 
-    /// Ends our registrations.
+    /// Ends this server's registrations.
     pub async fn end(&mut self) {
         if self.done.is_empty() {
             return;
@@ -90,12 +90,12 @@ impl Registrations {
     }
 }
 
-/// rpcbind has one address of a program for each kind of address: where there are several, the port
-/// on whichever the client asked.
+/// The registrations for the listening addresses. rpcbind has one address of a program for each
+/// address family. For several addresses with one port it gets the unspecified address.
 fn wanted(listen: &[SocketAddr], v4: bool, may: impl Fn(&SocketAddr) -> bool) -> Vec<Registration> {
     let mut out = Vec::new();
     let listen: Vec<SocketAddr> = listen.iter().copied().filter(|addr| may(addr)).collect();
-    // A socket of :: takes IPv4, too.
+    // A socket on `::` also accepts IPv4.
     let dual = listen.iter().find(|addr| addr.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED));
     let dual = dual.map(|addr| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), addr.port()));
     for is_v4 in [true, false] {
@@ -119,6 +119,7 @@ fn wanted(listen: &[SocketAddr], v4: bool, may: impl Fn(&SocketAddr) -> bool) ->
 mod tests {
     use super::*;
 
+    /// Each address family has one registration. Loopback addresses are not registered.
     #[test]
     fn each_kind_of_address_has_one_registration() {
         let told = |listen: &[&str]| {

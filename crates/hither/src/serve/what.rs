@@ -1,8 +1,8 @@
-//! The exports of `hither serve` and their clients: a directory with options of the command line,
-//! or the lines of exports(5) files.
+//! The exports of `hither serve` and their clients. They come from a directory with options of the
+//! command line, or from the lines of exports(5) files.
 //!
-//! It knows no protocol. Everything becomes a [`Table`]; directories that were open before a reload
-//! stay open.
+//! This module has no protocol. The result is a [`Table`]. Directories that were open before a
+//! reload stay open.
 
 use super::hosts;
 use super::nested::{self, Mount, Planned};
@@ -23,47 +23,47 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most bytes of files in memory.
+/// Most bytes of files in a file system in memory.
 const MEMORY_MAX_BYTES: u64 = 8 << 30;
 /// Name of the command line in messages about exports.
 const COMMAND_LINE: &str = "command line";
 
-/// Files of one export.
+/// The files of one export.
 #[derive(Clone)]
 struct Files {
     vfs: Arc<dyn Vfs>,
     extra: Option<Arc<dyn Extra>>,
     epoch: Option<Arc<Epoch>>,
     others: Others,
-    /// The directory of this machine, if it is one.
+    /// The local directory, if the export has one.
     local: Option<Arc<Local>>,
-    /// The mount that was opened, when no line names it.
+    /// The number of the opened mount, if no line of exports(5) names it.
     mount: Option<u64>,
 }
 
-/// All that is served.
+/// The present exports and their files.
 pub struct Served {
     args: ServeArgs,
     state_dir: Option<PathBuf>,
     open: BTreeMap<PathBuf, Files>,
-    /// The exports as they were read last.
+    /// The exports as last read.
     exports: Exports,
-    /// Mounts inside them then.
+    /// The mounts inside those exports.
     inside: Vec<Mount>,
-    /// Names of clients, where exports ask for them.
+    /// Client names, for exports that use them.
     pub names: Arc<ClientNames>,
-    /// The limit of all of them together.
+    /// The descriptor limit of all exports together.
     descriptors: Arc<Descriptors>,
-    /// Calls that a life before made, as journals tell, by export.
+    /// Calls that an earlier server process answered, from the journals, by export.
     pub made_before: Vec<(String, Vec<Answered>)>,
-    /// Lines for people: the exports and their options.
+    /// Lines for the user: the exports and their options.
     pub lines: Vec<String>,
-    /// The path to mount: the only export, or the root above all of them.
+    /// The path to mount: the only export, or the root above all exports.
     pub mounted: String,
 }
 
 impl Served {
-    /// Nothing yet.
+    /// Starts without exports.
     pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>) -> Self {
         Self {
             args: args.clone(),
@@ -79,10 +79,10 @@ impl Served {
         }
     }
 
-    /// Reads the exports and opens them. Blocks.
+    /// Reads and opens the exports. Blocks.
     ///
     /// # Errors
-    /// A line for the user; the earlier exports stay.
+    /// A message for the user. The earlier exports stay.
     pub fn load(&mut self) -> Result<Table, Failure> {
         let exports = self.exports()?;
         self.check_journal(&exports)?;
@@ -91,11 +91,11 @@ impl Served {
         Ok(table)
     }
 
-    /// The same exports after something was mounted or unmounted; `None` when that is nothing to
-    /// them. Blocks.
+    /// Opens the same exports after a mount or an unmount. Returns `None` if the change does not
+    /// affect them. Blocks.
     ///
     /// # Errors
-    /// As [`Served::load`].
+    /// Those of [`Served::load`].
     pub fn mounts_changed(&mut self) -> Option<Result<Table, Failure>> {
         let exports = self.exports.clone();
         (self.mounts_inside(&exports) != self.inside).then(|| self.open_all(&exports))
@@ -149,8 +149,8 @@ impl Served {
         Ok(table)
     }
 
-    /// The files of a planned export: those that are open, or new ones. `None`: a mount that cannot
-    /// be served.
+    /// The files of a planned export: the open ones or new ones. `None` for a mount that cannot be
+    /// served.
     fn files_for(
         &self,
         planned: &Planned,
@@ -181,7 +181,7 @@ impl Served {
         }
     }
 
-    /// The exports as they are written now.
+    /// Reads the present exports.
     fn exports(&self) -> Result<Exports, Failure> {
         let mut exports = Exports::default();
         let wrong = |e: hither_server::exports::ExportsError| Failure::usage(e.to_string());
@@ -203,10 +203,10 @@ impl Served {
         Ok(exports)
     }
 
-    /// The line of exports(5) that DIR and its options stand for.
+    /// The line of exports(5) that is equivalent to DIR and its options.
     fn own_line(&self) -> String {
         let near = self.args.listen.iter().all(|a| a.ip().is_loopback());
-        // On this machine, users of privileged ports have the superuser's rights anyway.
+        // On this machine, users with privileged ports have the superuser's rights anyway.
         let usual = if near { "rw,no_root_squash" } else { "rw,root_squash" };
         let options = std::iter::once(usual).chain(self.args.options.iter().map(String::as_str));
         let options = options.collect::<Vec<_>>().join(",");
@@ -216,7 +216,7 @@ impl Served {
         format!("/ {}", clients.join(" "))
     }
 
-    /// Where the files of an export are.
+    /// The directory of an export.
     fn directory(&self, entry: &Entry) -> PathBuf {
         match &self.args.dir {
             Some(dir) if entry.at.file == COMMAND_LINE && entry.path == b"/" => {
@@ -226,13 +226,13 @@ impl Served {
         }
     }
 
-    /// The same as the table of mounts has it.
+    /// The directory of an export without symbolic links, as in the table of mounts.
     fn real_directory(&self, entry: &Entry) -> PathBuf {
         let dir = self.directory(entry);
         fs::canonicalize(&dir).unwrap_or(dir)
     }
 
-    /// A journal is for one directory, and out of its clients' reach.
+    /// Checks that there is one exported directory, and that the journal is outside of it.
     fn check_journal(&self, exports: &Exports) -> Result<(), Failure> {
         let Some(journal) = self.journal() else { return Ok(()) };
         let [entry] = &exports.entries[..] else {
@@ -251,14 +251,15 @@ impl Served {
         }
     }
 
-    /// Where stable writes become durable first.
+    /// The options of the journal in which stable writes become durable first.
     fn journal(&self) -> Option<JournalOptions> {
         let path = (self.args.journal != Path::new("none")).then(|| self.args.journal.clone())?;
         let (size_bytes, discard) = (self.args.journal_size << 20, self.args.journal_discard);
         Some(JournalOptions { path, size_bytes, discard })
     }
 
-    /// The files of an export, and the calls that a life before made, as the journal tells.
+    /// The files of an export, and the calls that an earlier server process answered, from the
+    /// journal.
     fn open_files(&self, dir: &Path, entry: &Entry) -> Result<(Files, Vec<Answered>), Failure> {
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
@@ -304,7 +305,7 @@ impl Served {
         locals.find(|local| local.journal_stats().is_some())
     }
 
-    /// Makes unstable data stable.
+    /// Writes unstable data to stable storage.
     pub async fn shutdown(&self, cx: &Cx) {
         for (dir, files) in &self.open {
             if let Err(e) = files.vfs.shutdown(cx).await {
@@ -314,14 +315,14 @@ impl Served {
     }
 }
 
-/// Descriptors for files: all but those of connections, of the journal, and of calls under way.
+/// Most descriptors for files. The rest is for connections, the journal, and calls in progress.
 pub fn descriptors_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let limit = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
     limit - (limit / 8).max(512).min(limit / 2)
 }
 
-/// Covers directories over which something else lies; by their paths on this machine.
+/// Marks directories that other mounts or exports cover. The result is by path on this machine.
 fn cover(plan: &[Planned], files: &[Option<Files>], mounts: &[Mount]) -> BTreeMap<PathBuf, CoveredDir> {
     let mut all = BTreeMap::new();
     for (i, files) in files.iter().enumerate() {
@@ -330,7 +331,8 @@ fn cover(plan: &[Planned], files: &[Option<Files>], mounts: &[Mount]) -> BTreeMa
         for (point, found) in points.into_iter().zip(local.cover(&paths)) {
             match found {
                 Ok(dir) => drop(all.insert(point, dir)),
-                // Inside a mount that is not exported, or over a file.
+                // The directory is inside a mount that is not exported, or the covered object is a
+                // file.
                 Err(e) => tracing::debug!("{}: {e}", point.display()),
             }
         }
@@ -358,7 +360,7 @@ fn spec(planned: &Planned, files: Files, covers: Option<Covers>, names: &Arc<Cli
     ExportSpec { path: planned.name.clone(), aliases: vec![alias], vfs, extra, admit, epoch, others, covers }
 }
 
-/// A file, or the files `*.exports` of a directory, as exports(5) has it.
+/// A file, or the files `*.exports` of a directory, as in exports(5).
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
@@ -376,7 +378,7 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// The rights of clients, in a few words.
+/// The rights of clients as text.
 fn describe(entry: &Entry) -> String {
     let words = |r: &Rights| {
         let access = if r.read_only { "ro" } else { "rw" };
@@ -399,7 +401,7 @@ fn describe(entry: &Entry) -> String {
     clients.join(" ")
 }
 
-/// Groups of a user, for `manage-gids`.
+/// The groups of a user, for `manage-gids`.
 pub fn groups_of(uid: u32) -> Option<Vec<u32>> {
     let user = nix::unistd::User::from_uid(uid.into()).ok()??;
     let name = std::ffi::CString::new(user.name).ok()?;
@@ -427,6 +429,7 @@ mod tests {
         exports.entries.iter().map(describe).collect::<Vec<_>>().join("; ")
     }
 
+    /// The default rights depend on the listening address: no squashing on loopback only.
     #[test]
     fn what_is_usual_depends_on_the_address() {
         assert_eq!(described(&["/srv"]), "*(rw,no_root_squash,secure)");
@@ -439,6 +442,7 @@ mod tests {
         );
     }
 
+    /// An invalid option or a missing file is refused by name.
     #[test]
     fn what_is_not_understood_is_told() {
         for (args, word) in
@@ -449,6 +453,7 @@ mod tests {
         }
     }
 
+    /// A journal is refused with several exports, and inside the exported directory.
     #[test]
     fn a_journal_is_for_one_directory_and_not_in_it() {
         let dir = tempfile::tempdir().unwrap();
@@ -472,7 +477,7 @@ mod tests {
         let write = |text: &str| fs::write(&file, text).unwrap();
         write("/one *(rw)\n/two *(ro)\n");
         let mut served = served(&["--config", dir.path().to_str().unwrap()]);
-        // Only root can open directories; this test is about the table.
+        // Only root can open directories, so the test uses files in memory.
         served.args.memory = true;
         served.args.config = vec![dir.path().to_path_buf()];
         assert!(served.load().is_err(), "/ and what is inside it");

@@ -1,4 +1,4 @@
-//! The disk cache of a mount: its options, and the identity of the file system that it holds.
+//! The disk cache of a mount: its options, and the identity of the file system in it.
 
 use super::env;
 use crate::control::{CacheAsk, KeyDo};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The layer, when one is wanted.
+/// The disk cache, if one is requested.
 pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Option<Arc<Disk>> {
     let cache = &job.wanted.cache;
     let dir = cache.dir.as_ref()?;
@@ -33,26 +33,26 @@ pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Opt
         ..DiskOptions::default()
     };
     let root = root(connected).await;
-    // No user may look at it: the mount will say so.
+    // The root may be inaccessible to this user. The mount reports that error later.
     let identity =
         identity_of(job, connected, &root).unwrap_or_else(|_| identity(job, connected, &[], (0, 0)));
     Some(Disk::start(client, dir, &identity, options, env()).await)
 }
 
-/// Shortest interval between two writes of names and attributes beside the data.
+/// Shortest interval between two saves of names and attributes next to the data.
 const REMEMBER_EVERY: Duration = Duration::from_secs(60);
-/// Writing them takes at most this part of the time.
+/// A save takes at most one part in this many of the time.
 const REMEMBER_PART: u32 = 50;
-/// Most that they take, in bytes.
+/// Most bytes of saved names and attributes.
 const NAMES_MOST: u64 = 64 << 20;
 
-/// The limit of names and attributes in a cache of so many bytes.
+/// The limit of saved names and attributes for a cache of `cache_bytes`.
 pub fn names_bytes(cache_bytes: u64) -> usize {
     usize::try_from((cache_bytes / 20).min(NAMES_MOST)).unwrap_or(usize::MAX)
 }
 
-/// Takes back the names and attributes of before, now or as soon as the directory can be had
-/// (another daemon may be slow to go), and sees to it that they are written now and then.
+/// Loads the saved names and attributes. If another daemon still holds the directory, they are
+/// loaded later. Also starts the task that saves them regularly.
 pub async fn recall(disk: &Arc<Disk>, meta: &Arc<Meta>, cache_bytes: u64) {
     let mut taken = disk.taken();
     let here = *taken.borrow_and_update();
@@ -88,7 +88,7 @@ async fn now_and_then(disk: Weak<Disk>, meta: Weak<Meta>, most: usize) {
         tokio::time::sleep(every).await;
         let (Some(disk), Some(meta)) = (disk.upgrade(), meta.upgrade()) else { return };
         let s = meta.stats();
-        // Nothing was asked below: nothing new is known.
+        // Without requests to the layers below there is nothing new to save.
         let now = s.walks + s.attr_misses + s.listing_misses + s.access_misses + s.real_opens;
         if now == asked {
             continue;
@@ -100,7 +100,7 @@ async fn now_and_then(disk: Weak<Disk>, meta: Weak<Meta>, most: usize) {
     }
 }
 
-/// Writes the known names and attributes.
+/// Saves the known names and attributes.
 pub async fn remember(disk: &Arc<Disk>, meta: &Arc<Meta>, most: usize) {
     let meta = meta.clone();
     if let Ok(pieces) = tokio::task::spawn_blocking(move || meta.remember(most)).await {
@@ -108,9 +108,9 @@ pub async fn remember(disk: &Arc<Disk>, meta: &Arc<Meta>, most: usize) {
     }
 }
 
-/// The server's name, the mounted path, and the handle of that path. Handles of another server, of
-/// a remade file system, or of another protocol (NFSv3 and NFSv4 make them differently) are never
-/// taken for these.
+/// The identity: the server's name, the mounted path, and the filehandle of that path. It differs
+/// for another server, for a recreated file system, and for another protocol (NFSv3 and NFSv4 have
+/// different handles).
 ///
 /// # Errors
 /// The root is not known.
@@ -123,7 +123,7 @@ pub(super) fn identity_of(
     Ok(identity(job, connected, &node.fh.0, node.attrs.attr.fsid))
 }
 
-/// Protocol, file system and root of the mount, in a line.
+/// Protocol, file system and root of the mount as text.
 pub(super) fn file_system(connected: &Connected, root: &Node) -> String {
     let handle: String = root.fh.0.iter().map(|b| format!("{b:02x}")).collect();
     let (major, minor) = root.attrs.attr.fsid;
@@ -138,7 +138,7 @@ fn family(connected: &Connected) -> &'static str {
     }
 }
 
-/// The mounted export.
+/// The root of the mounted export.
 pub(super) async fn root(connected: &Connected) -> hither_vfs::Result<Node> {
     connected.vfs.root(&Cx::new(Arc::new(Cred::root()))).await
 }
@@ -155,7 +155,7 @@ fn identity(job: &Job, connected: &Connected, handle: &[u8], fsid: (u64, u64)) -
 /// Answers requests about the cache of a mount.
 ///
 /// # Errors
-/// A line for the user.
+/// A message for the user.
 pub async fn answer(disk: &Disk, meta: &Meta, ask: CacheAsk) -> Result<serde_json::Value, String> {
     let cx = Cx::new(Arc::new(Cred::root()));
     let value = |value: Result<serde_json::Value, serde_json::Error>| value.map_err(|e| e.to_string());
@@ -186,9 +186,9 @@ pub async fn answer(disk: &Disk, meta: &Meta, ask: CacheAsk) -> Result<serde_jso
     }
 }
 
-/// Reads small files through the disk cache, many in a message. Their names are known, so a caller
-/// that listed them asks for bytes only. Returns the bytes of each; `None` for those that must be
-/// opened and read.
+/// Reads small files through the disk cache, many in a message. The caller has listed them, so
+/// their names are cached and only their bytes are requested. Returns the bytes of each file, or
+/// `None` for a file that must be opened and read.
 async fn warm(disk: &Disk, meta: &Meta, cx: &Cx, paths: &[String], longest_bytes: u32) -> Vec<Option<u64>> {
     let mut done = vec![None; paths.len()];
     let Ok(root) = meta.root(cx).await else { return done };
@@ -197,7 +197,7 @@ async fn warm(disk: &Disk, meta: &Meta, cx: &Cx, paths: &[String], longest_bytes
         let Ok(names) = Name::of_path(path) else { continue };
         let at = Where { base: &root.fh, path: &names };
         let Ok(trail) = meta.walk(cx, at, Want::default()).await else { continue };
-        // No symbolic link, and nothing else that is no file.
+        // The whole path must resolve without a symbolic link, to a regular file.
         let whole = matches!(trail.stop, Stop::Complete) && trail.steps.len() == names.len();
         let Some(node) = trail.steps.last().filter(|_| whole) else { continue };
         let attr = &node.attrs.attr;
@@ -231,8 +231,8 @@ mod tests {
     use hither_vfs::SetAttr;
     use hither_vfs::model::Model;
 
-    /// A mount that gets its directory late, because another daemon was slow to leave it, finds the
-    /// names that were left in it.
+    /// A mount gets its cache directory late, because another daemon still held it. The mount then
+    /// loads the names that the other daemon saved.
     #[tokio::test]
     async fn names_are_taken_back_when_the_directory_comes_late() {
         let home = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The journal of delayed writes of a mount (`writeback=journal`): its place, and its replay after
-//! a crash.
+//! The journal of a mount's delayed writes (`writeback=journal`): its directory, and its replay
+//! after a crash.
 
 use super::cache;
 use super::env;
@@ -15,28 +15,28 @@ use std::sync::Arc;
 use std::time::Duration;
 use twox_hash::XxHash3_64;
 
-/// Segments that are being filled and emptied come on top of the delayed data.
+/// Room for segments that are being filled and emptied, besides the delayed data.
 const SLACK_BYTES: u64 = 64 << 20;
-/// How long a server may take for the last WRITEs of a client that has died.
+/// Longest time in which a server may execute the last WRITEs of a dead client.
 const LATE: Duration = Duration::from_secs(5);
-/// Bytes of a conflict written at a time.
+/// Bytes of a conflict that are written at a time.
 const STEP_BYTES: u64 = 1 << 20;
-/// Files that a message names.
+/// Most files that a message names.
 const NAMED: usize = 3;
 
-/// Below the directory of caches, where journals are: one directory each.
+/// The parent directory of journals, below the directory of caches. Each journal is one directory.
 pub fn journals(dir: &Path) -> PathBuf {
     dir.join("journal")
 }
 
-/// Takes the journal of a mount, if one is wanted, and replays the writes of before a crash.
-/// Returns the notices about that.
+/// Opens the journal of a mount, if one is requested, and replays the writes from before a crash.
+/// Returns the notices about the replay.
 ///
 /// # Errors
-/// A line for the user: the mount must not go on without.
+/// A message for the user. The mount must not continue without the journal.
 pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, Option<String>)>, String> {
     let Some(dir) = &job.wanted.journal else { return Ok(None) };
-    // Without the root another journal would be taken for this one.
+    // The root's identity selects the journal; without it the wrong journal could be opened.
     let root = cache::root(connected).await;
     let identity = cache::identity_of(job, connected, &root);
     let identity = identity
@@ -55,9 +55,9 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     if let Some(damage) = &left.damage {
         notes.push(format!("the journal {} was damaged: {damage}", dir.display()));
     }
-    // WRITEs that a killed client had sent, and that its server has not executed yet, must not come
-    // after the WRITEs sent now. A WRITE without a reply may still be on its way, however long ago
-    // it was sent.
+    // A killed client may have sent WRITEs that the server has not executed yet. They must not be
+    // executed after WRITEs that are sent now. A WRITE without a reply may still be in progress,
+    // however long ago it was sent.
     let rest = if left.is_on_its_way() {
         Some(LATE)
     } else {
@@ -86,18 +86,19 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     Ok(Some((wal, note)))
 }
 
-/// Writes of a crashed mount under another name, or of the other protocol, are not in this journal.
-/// Data written now would be older than them for the client that mounts it later.
+/// Refuses to mount if another journal has unsent writes for the same export. A crashed mount with
+/// another name or protocol has another journal. Data written now would then count as older than
+/// its writes.
 async fn refuse_another(job: &Job, dir: &Path, of: &str) -> Result<(), String> {
     let (dir, source, of) = (dir.to_path_buf(), job.source.clone(), of.to_string());
     let protocol = |of: &str| of.split(' ').next().map(str::to_string);
     let found = tokio::task::spawn_blocking(move || {
-        // They were side by side before.
+        // Both journals existed before, so this mount was accepted already.
         if wal::holds(&dir) {
             return None;
         }
         let left = wal::left_beside(&dir).into_iter();
-        // In the same protocol it is known which file system it is.
+        // Within one protocol the file system's identity is comparable.
         let mut left = left.filter(|(_, _, theirs)| *theirs == of || protocol(theirs) != protocol(&of));
         left.find_map(|(path, name, _)| {
             Some((path, Source::parse(&name).ok().filter(|other| other.is_same_as(&source))?))
@@ -114,7 +115,7 @@ async fn refuse_another(job: &Job, dir: &Path, of: &str) -> Result<(), String> {
     }
 }
 
-/// The outcome of the replay.
+/// The messages about a replay.
 fn told(outcome: &Outcome, dir: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if outcome.files > 0 {
@@ -139,11 +140,11 @@ fn told(outcome: &Outcome, dir: &Path) -> Vec<String> {
     notes
 }
 
-/// Writes the kept data of a conflict over the file, or over another one of the mount, and drops
+/// Writes the kept data of a conflict over its file, or over another file of the mount, and drops
 /// the conflict.
 ///
 /// # Errors
-/// A line for the user; then the conflict stays.
+/// A message for the user. The conflict then stays.
 pub async fn apply(vfs: Arc<dyn Vfs>, kept: Conflicts, name: &str, to: Option<&str>) -> Result<u64, String> {
     let about = kept.about(name).map_err(|e| format!("conflict {name}: {e}"))?;
     let data = kept.data(name).map_err(|e| format!("conflict {name}: {e}"))?;

@@ -1,5 +1,5 @@
-//! What stands above the client: a metadata cache with delayed writes, once, or with `subtree=`
-//! once for each mode (`crate::stack::subtrees`).
+//! The layers above the client: a metadata cache with delayed writes. With `subtree=` there is one
+//! such pair for each mode (`crate::stack::subtrees`).
 
 use super::env;
 use crate::options::{Promise, Wanted};
@@ -19,25 +19,26 @@ pub struct Part {
     pub dirty: Arc<Dirty>,
 }
 
-/// All of them.
+/// The layers of all modes.
 #[derive(Clone)]
 pub struct Parts {
-    /// The mount's own mode.
+    /// The layers of the mount's own mode.
     pub own: Part,
     others: Vec<Part>,
     subtrees: Option<Arc<Subtrees>>,
 }
 
-/// The base of the parts.
+/// The layers below the parts.
 pub struct Below<'a> {
     pub connected: &'a Connected,
-    /// The client, or its stand-in.
+    /// The client or a layer in its place.
     pub client: Arc<dyn Vfs>,
     pub wal: Option<Arc<Wal>>,
 }
 
 impl Parts {
-    /// `disk` makes the disk cache over its argument, if one is wanted. It is returned as well.
+    /// Builds the parts. `disk` makes the disk cache over its argument, if one is requested. The
+    /// disk cache is returned as well.
     pub async fn new(
         w: &Wanted,
         below: Below<'_>,
@@ -58,7 +59,7 @@ impl Parts {
             Some(_) => disk(trunk.branch(Keep::Told)).await,
             None => None,
         };
-        // A strict part bypasses the disk.
+        // A strict part does not use the disk cache.
         let kept = disk.clone().map_or_else(|| trunk.clone(), |disk| Trunk::new(disk));
         let count = w.all_parts().count();
         let mut parts = Vec::with_capacity(count);
@@ -73,7 +74,7 @@ impl Parts {
         (Self { own, others: parts, subtrees: Some(Subtrees::new(rules, stacks)) }, disk)
     }
 
-    /// The uppermost layer.
+    /// The top layer.
     pub fn top(&self) -> Arc<dyn Vfs> {
         match &self.subtrees {
             Some(subtrees) => subtrees.clone(),
@@ -81,15 +82,15 @@ impl Parts {
         }
     }
 
-    /// All of them, the mount's own first.
+    /// All parts, the mount's own first.
     pub fn all(&self) -> impl Iterator<Item = &Part> {
         std::iter::once(&self.own).chain(&self.others)
     }
 
-    /// Waits until everything written is at the server.
+    /// Waits until the server has all written data.
     ///
     /// # Errors
-    /// The first that could not be written.
+    /// The first write that failed.
     pub async fn sync(&self) -> hither_vfs::Result<()> {
         let mut synced = Ok(());
         for part in self.all() {
@@ -98,7 +99,7 @@ impl Parts {
         synced
     }
 
-    /// Bytes, and files, that wait to be written.
+    /// The number of bytes and of files that wait to be written.
     pub fn unsent(&self) -> (u64, u64) {
         let stats = self.all().map(|part| part.dirty.stats());
         stats.fold((0, 0), |sum, DirtyStats { dirty_bytes, dirty_files, .. }| {
@@ -106,13 +107,13 @@ impl Parts {
         })
     }
 
-    /// The client's handle of an object.
+    /// The client's filehandle of an object.
     pub fn below(&self, fh: &Fh) -> Fh {
         let below = self.subtrees.as_ref().and_then(|subtrees| subtrees.below(fh).ok());
         below.map_or_else(|| fh.clone(), |(_, raw)| raw)
     }
 
-    /// The cached state of the root and of each name below it, each in the part that it belongs to.
+    /// The cached state of the root and of each name below it, each from its own part.
     pub fn explain(&self, root: &Fh, path: &[Name]) -> Vec<KnownObject> {
         let Some(subtrees) = &self.subtrees else { return self.own.meta.explain(root, path) };
         let Ok((mut number, mut fh)) = subtrees.below(root) else { return Vec::new() };
@@ -121,7 +122,7 @@ impl Parts {
             let (names, next) = subtrees.names_of_stack(path, done);
             let mut found = part.meta.explain(&fh, &path[done..done + names]);
             if let (Some(named), Some(dir)) = (out.pop(), found.first_mut()) {
-                // The name is the upper part's, the directory is this one's.
+                // The name comes from the upper part, the directory's state from this part.
                 *dir = KnownObject {
                     name: named.name,
                     binding: named.binding,
@@ -157,7 +158,7 @@ impl Part {
             meta.keeper(disk.clone());
         }
         let dirty = dirty_options(w, parts as u64, connected);
-        // Attributes that wait are not in the journal.
+        // Delayed attributes are not in the journal, so a journal excludes them.
         let delay_attributes = dirty.delay_attributes && below.wal.is_none();
         let dirty = DirtyOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
         let dirty = Dirty::with_journal(meta.clone(), env(), dirty, below.wal.clone());
@@ -185,7 +186,7 @@ fn asks(w: &Wanted) -> Asks {
 
 fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetaOptions {
     let v3 = connected.version.is_stateless();
-    // Listings without a request, for the data that arrives with them.
+    // Directories are listed without a request, because a listing also brings attributes.
     let listings = w.chains && w.readdirplus && !w.is_strict();
     MetaOptions {
         memory_bytes: usize::try_from(w.meta_cache_bytes / parts).unwrap_or(usize::MAX),
@@ -201,14 +202,15 @@ fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetaOptions {
         names_max: w.attr_cache.directory_max,
         absent_max: w.attr_cache.negative_max,
         inferred_max: w.inferred_max(),
-        // NFSv4 asks about many objects in one message, NFSv3 with a call each.
+        // NFSv4 queries many objects in one message, NFSv3 with one call each.
         batch_objects: if v3 { 16 } else { MetaOptions::default().batch_objects },
         worth_listing: match (listings, v3) {
             (false, _) => usize::MAX,
             (true, true) => 3,
             (true, false) => MetaOptions::default().worth_listing,
         },
-        // Linux file systems stamp by the tick of a clock, and servers make `change` of the stamps.
+        // Linux file systems take timestamps from a clock that ticks, and servers derive `change`
+        // from them.
         coarse_change: true,
         fresh_opens: w.close_to_open,
         strict: w.is_strict(),

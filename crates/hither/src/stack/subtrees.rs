@@ -1,19 +1,19 @@
-//! Parts of a mount with a consistency of their own: each mode has a stack of its own layers, as if
-//! it were a mount of its own, over one connection to the server.
+//! Parts of a mount with a consistency mode of their own. Each mode has a stack of its own layers,
+//! like a separate mount, over one connection to the server.
 //!
-//! It knows nothing of modes and NFS. The rules (`rules`) give directories by their paths to
-//! stacks. The layer above sees one file system. Each handle ends in a byte that says how the
-//! object was reached (its *place*), and each call goes to the stack of its handle (`vfs`). So
-//! nothing has to be remembered about an object, and no call is answered by the knowledge of
-//! another stack than its own. The same file with names in two subtrees is two objects here, as if
-//! there were two mounts. A change through one stack is told to the others before it is answered.
-//! Each stack has its own rule for how long the server's answers hold (`branch`).
+//! This module has no modes and no NFS. The rules (`rules`) assign directories to stacks by path.
+//! The layer above sees one file system. The last byte of each handle is the *place* of the object:
+//! the way in which it was reached. Each call uses the stack of its handle (`vfs`). The layer
+//! therefore stores nothing about objects, and no call is answered from another stack's caches. A
+//! file with names in two subtrees is two objects, as with two mounts. A change through one stack
+//! is reported to the others before the call is answered. Each stack has its own rule for the
+//! validity of the server's answers (`branch`).
 //!
-//! The name of a subtree belongs to the directory that it is in, and the object behind the name
-//! belongs to the subtree, as with a mount point. A walk stops there
-//! ([`Stop::Limit`](hither_vfs::Stop::Limit)), so that each stack is asked about its own only.
-//! Renames and hard links from one place to another fail with `EXDEV`: what the kernel keeps of a
-//! name would go along.
+//! The name of a subtree belongs to its parent directory, and the object behind the name belongs to
+//! the subtree, as with a mount point. A walk stops at a subtree
+//! ([`Stop::Limit`](hither_vfs::Stop::Limit)), so that each stack resolves only its own names.
+//! Renames and hard links between places fail with `EXDEV`, because the kernel would keep its
+//! cached state of the moved name.
 
 mod branch;
 mod rules;
@@ -33,19 +33,19 @@ use std::sync::Arc;
 /// The layers of one mode.
 #[derive(Clone)]
 pub struct Stack {
-    /// The uppermost.
+    /// The top layer.
     pub vfs: Arc<dyn Vfs>,
-    /// When the server is asked.
+    /// When the stack sends requests to the server.
     pub asks: Asks,
 }
 
-/// All stacks as one.
+/// All stacks as one file system.
 pub struct Subtrees {
     rules: Arc<Rules>,
     stacks: Vec<Stack>,
 }
 
-/// A handle from above, taken apart.
+/// A handle from the layer above: its place, its stack and the stack's handle.
 struct At<'a> {
     place: Place,
     stack: &'a Stack,
@@ -53,29 +53,28 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    /// A file of its stack.
+    /// The same open file with the stack's handle.
     fn file<'b>(&'b self, file: File<'_>) -> File<'b> {
         File { fh: &self.fh, open: file.open }
     }
 }
 
 impl Subtrees {
-    /// `stacks` in the order that `rules` count them in; the first is the root's.
+    /// Combines `stacks`, in the order of the numbers in `rules`. The first stack has the root.
     pub fn new(rules: Rules, stacks: Vec<Stack>) -> Arc<Self> {
         Arc::new(Self { rules: Arc::new(rules), stacks })
     }
 
-    /// Which stack answers about an object, and its handle there.
+    /// The stack of an object and the object's handle in it.
     ///
     /// # Errors
-    /// `ESTALE`: it is no handle of this layer.
+    /// `ESTALE`: the bytes are not a handle of this layer.
     pub fn below(&self, fh: &Fh) -> Result<(usize, Fh)> {
         let at = self.at(fh)?;
         Ok((self.rules.stack(at.place), at.fh))
     }
 
-    /// The handle, as this layer shows it, of an object that was reached by these names from the
-    /// root.
+    /// This layer's handle of the object that these names lead to from the root.
     pub fn shown(&self, path: &[Name], fh: &Fh, is_directory: bool) -> Fh {
         let place = match path.split_last() {
             Some((_, dirs)) if !is_directory => self.rules.plain(self.place(dirs)),
@@ -84,8 +83,8 @@ impl Subtrees {
         tagged(place, fh)
     }
 
-    /// How many names of a path from the root, after the first `done`, one stack is asked about,
-    /// and which stack the last of them may lead to.
+    /// How many names of a path from the root, after the first `done`, belong to one stack, and to
+    /// which stack the last of them may lead.
     pub fn names_of_stack(&self, path: &[Name], done: usize) -> (usize, Option<usize>) {
         let (done, left) = path.split_at(done.min(path.len()));
         let mut place = self.place(done);
@@ -111,13 +110,13 @@ impl Subtrees {
         Ok(At { place, stack, fh: Fh(fh.0.slice(..raw.len())) })
     }
 
-    /// The object in the same stack as `at`, when it is; for calls that take it as a hint.
+    /// The handle of a hint object, if the object is in the same stack as `at`.
     fn hint(&self, at: &At<'_>, fh: Option<&Fh>) -> Option<Fh> {
         let other = self.at(fh?).ok()?;
         (self.rules.stack(other.place) == self.rules.stack(at.place)).then_some(other.fh)
     }
 
-    /// The place of the object that was found as `name` in `dir`: only directories are subtrees.
+    /// The place of the object `name` in `dir`. Only directories can be subtrees.
     fn child(&self, dir: Place, name: &Name, kind: FileKind) -> Place {
         match kind {
             FileKind::Directory => self.rules.child(dir, name),
@@ -129,8 +128,8 @@ impl Subtrees {
         self.rules.stack(a) == self.rules.stack(b)
     }
 
-    /// Shows the object that the stack of `dir` found as `name` in it. Its attributes of a subtree
-    /// of another stack hold for no caller.
+    /// Gives this layer's handle to the object `name` in `dir`. If the object is a subtree of
+    /// another stack, its attributes are valid for this call only.
     fn show(&self, dir: Place, name: &Name, node: &mut Node) -> Place {
         let place = self.child(dir, name, node.attrs.attr.kind);
         if !self.same_stack(dir, place) {
@@ -159,7 +158,7 @@ fn tagged(place: Place, fh: &Fh) -> Fh {
     Fh(raw.into())
 }
 
-/// Hears one stack and tells who stands above, with the handles that he knows.
+/// Forwards the upcalls of one stack to the layer above, with this layer's handles.
 struct Hearer {
     rules: Arc<Rules>,
     stack: usize,

@@ -1,5 +1,5 @@
-//! The mount's knowledge of a path, gathered from its layers: names and attributes, bytes in memory
-//! and on disk, and the last calls that asked the server.
+//! The cached state of a path, collected from the layers: names and attributes, bytes in memory and
+//! on disk, and the last calls to the server.
 
 use super::parts::Parts;
 use crate::options::{Promise, Subtree, Wanted};
@@ -11,10 +11,10 @@ use hither_fuse::{Mounted, RecentCall, RecentCalls};
 use hither_vfs::{Name, Question, Why};
 use std::time::Duration;
 
-/// Calls that are shown, newest first.
+/// Most calls to show, newest first.
 const CALLS_MAX: usize = 100;
 
-/// Where to look.
+/// The layers to examine.
 pub struct Layers<'a> {
     pub mounted: &'a Mounted,
     pub parts: &'a Parts,
@@ -23,18 +23,18 @@ pub struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// Everything about a path below the mount point.
+    /// Explains a path below the mount point.
     ///
     /// # Errors
-    /// It is no path of names: a line for the user.
+    /// The path has invalid names: a message for the user.
     pub async fn explain(&self, path: &str) -> Result<Explained, String> {
         let names = Name::of_path(path).map_err(|e| format!("'{path}': {e}"))?;
         let objects = self.parts.explain(&self.mounted.root(), &names);
         let whole = objects.len() == names.len() + 1;
         let last = objects.last().filter(|_| whole);
         let fh = last.and_then(|object| object.fh.clone());
-        // A walk is noted at the name that the kernel began with, which may be one of a directory
-        // above.
+        // A walk is recorded at the name with which the kernel started. That name may be in a
+        // directory above.
         let named =
             objects.iter().zip(&names).filter_map(|(dir, name)| Some((dir.fh.clone()?, name.clone())));
         let calls = self.mounted.recent(fh.as_ref(), &named.collect::<Vec<_>>());
@@ -54,7 +54,7 @@ impl Layers<'_> {
     }
 }
 
-/// The calls that asked the server since `from`, with their paths.
+/// The calls to the server since `from`, with their paths.
 pub fn since(mounted: &Mounted, from: u64) -> Since {
     let RecentCalls { next, lost, calls } = mounted.calls_since(from);
     let told = |(path, call): &(Option<Vec<Name>>, RecentCall)| {
@@ -67,7 +67,7 @@ pub fn since(mounted: &Mounted, from: u64) -> Since {
     Since { next, lost, calls: calls.iter().map(told).collect() }
 }
 
-/// The promise behind the cached state.
+/// The promise for the cached state, as text.
 fn promise(promise: Promise, rule: Option<&Subtree>, object: Option<&KnownObject>) -> String {
     let attributes = object.and_then(|object| object.attributes);
     if attributes.is_some_and(|known| known.left_ms.is_none()) {
@@ -123,7 +123,7 @@ fn costs(objects: &[KnownObject], whole: bool, disk: Option<&DiskRanges>, promis
     out
 }
 
-/// The first thing on a path that does not hold, and how long the rest does.
+/// The first cached entry on a path that is not valid, and how long the valid ones remain valid.
 fn on_the_way(objects: &[KnownObject], whole: bool) -> (Option<String>, String) {
     let (mut missing, mut least) = (None, None::<u64>);
     for object in objects {
@@ -178,7 +178,7 @@ fn asked(question: &Question) -> Asked {
     Asked { operation: question.op.to_string(), took_us: micros(question.took), why: reason(question) }
 }
 
-/// Why a question was needed.
+/// Why a request was needed.
 fn reason(question: &Question) -> String {
     let ms = |ago: Duration| seconds(millis(ago));
     match question.why {
@@ -197,7 +197,7 @@ fn reason(question: &Question) -> String {
     }
 }
 
-/// The reason of a question by its operation.
+/// The default reason of a request by its operation.
 fn of_itself(op: &str) -> &'static str {
     match op {
         "READ" => "the bytes were not cached",

@@ -1,20 +1,20 @@
-//! A report in the layout of `nfsstat -c`, for eyes and scripts that know it.
+//! A report in the layout of `nfsstat -c`, for users and scripts that know it.
 //!
-//! The kernel's client counts by procedure; here a message counts by its purpose (`hither stat`).
-//! The columns are the operations that occurred.
+//! The kernel's client counts by procedure. This report counts a message by its purpose (`hither
+//! stat`). The columns are the operations that occurred.
 
 use crate::report::Report;
 use std::fmt::Write;
 
-/// Operations in a row.
+/// Most operations in a row.
 const COLUMNS: usize = 6;
 
-/// The whole text.
+/// The whole report.
 pub fn record(report: &Report) -> String {
     let sum = |of: fn(&crate::report::Operation) -> u64| report.operations.iter().map(of).sum::<u64>();
     let (calls, retrans) = (sum(|op| op.calls), sum(|op| op.retransmissions));
     let mut out = String::from("Client rpc stats:\ncalls      retrans    authrefrsh\n");
-    // Credentials are encoded anew for each user, never refreshed.
+    // Credentials are encoded for each user and never refreshed.
     let _ = writeln!(out, "{calls:<10} {retrans:<10} 0");
     let major = report.mount.nfs_version.split('.').next().unwrap_or_default();
     let _ = writeln!(out, "\nClient nfs v{major}:");

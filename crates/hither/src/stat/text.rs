@@ -1,9 +1,9 @@
-//! A report as tables for people.
+//! A report as tables.
 
 use crate::report::{Counters, Latency, Operation, Report};
 use std::fmt::Write;
 
-/// Everything since the mount.
+/// The figures since the mount.
 pub fn whole(report: &Report) -> String {
     let m = &report.mount;
     let mut out = format!("{} on {}: NFS {}, server {}\n", m.source, m.dir, m.nfs_version, m.server);
@@ -51,7 +51,7 @@ pub fn whole(report: &Report) -> String {
     out
 }
 
-/// The share of requests that this machine answered, by layer.
+/// The share of requests that the caches answered, by layer.
 pub fn answered(report: &Report) -> Vec<String> {
     let mut parts = Vec::new();
     for (what, here, asked) in questions(report) {
@@ -66,7 +66,7 @@ pub fn answered(report: &Report) -> Vec<String> {
     parts
 }
 
-/// Kinds of questions: how many were answered here, and how many went to the server.
+/// Kinds of requests: how many the caches answered, and how many were sent to the server.
 pub fn questions(report: &Report) -> Vec<(&'static str, u64, u64)> {
     let count = |layer: &str, names: &[&str]| names.iter().map(|name| report.count(layer, name)).sum::<u64>();
     [
@@ -81,7 +81,7 @@ pub fn questions(report: &Report) -> Vec<(&'static str, u64, u64)> {
     .to_vec()
 }
 
-/// `name count` of everything that was counted at all.
+/// `name count` of each nonzero counter.
 fn counts(parts: &mut Vec<String>, name: &str, counters: &Counters) {
     match counters {
         Counters::Count(0) => {}
@@ -98,7 +98,7 @@ fn counts(parts: &mut Vec<String>, name: &str, counters: &Counters) {
     }
 }
 
-/// Mean round-trip time of the calls that came since `old`, from sums of whole milliseconds.
+/// Mean round-trip time of the calls since `old`, from sums of whole milliseconds.
 fn mean_rtt_us(op: &Operation, old: Option<&Operation>) -> f64 {
     let calls = op.calls.saturating_sub(old.map_or(0, |o| o.calls));
     let rtt_ms = op.rtt_ms.saturating_sub(old.map_or(0, |o| o.rtt_ms));
@@ -112,8 +112,8 @@ pub fn change(before: &Report, now: &Report, every_s: u64) -> String {
     out
 }
 
-/// The calls between two reports, with their mean round-trip times; percentiles are those of the
-/// whole time.
+/// The calls between two reports, with their mean round-trip times. Percentiles are those since the
+/// mount.
 pub fn added(before: &Report, now: &Report) -> Vec<Operation> {
     now.operations
         .iter()

@@ -1,10 +1,11 @@
-//! `hither trace what-if`: a trace of calls with other disk caches, policies and round trips.
+//! `hither trace what-if`: evaluates a trace of calls with other disk caches, policies and round
+//! trips.
 //!
-//! A call that asked the server waited for its questions: each took a round trip and the server's
-//! time. The shortest question of the trace counts as its round trip; with another one each
-//! question takes that much longer or shorter. The code of the cache itself ([`Model`]) plays the
-//! hits of reads in a disk cache of another size or policy, from empty. A read with a missing block
-//! waits for one round trip, because its questions are sent together.
+//! A call to the server waited for its requests. Each request took a round trip and the server's
+//! time. The shortest request of the trace counts as its round trip. Another round trip changes
+//! each request by the difference. The code of the cache itself ([`Model`]) determines the hits of
+//! reads in a disk cache of another size or policy, starting empty. A read with a missing block
+//! waits for one round trip, because its requests are sent together.
 
 #[cfg(test)]
 mod tests;
@@ -22,13 +23,13 @@ use std::io::{BufRead, Write};
 
 /// Longest line of a trace.
 const LINE_MAX_BYTES: u64 = 64 << 10;
-/// Least cache that is played.
+/// Smallest evaluated cache, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// Reads a policy's name.
+/// Parses a policy's name.
 ///
 /// # Errors
-/// A line with those that there are.
+/// A message with the known names.
 pub fn policy(name: &str) -> Result<Policy, String> {
     Policy::of(name).ok_or_else(|| format!("expected one of {}", Policy::ALL.map(Policy::name).join(", ")))
 }
@@ -40,22 +41,22 @@ enum Touch {
     Write,
 }
 
-/// The parts of a trace that matter here.
+/// The evaluated parts of a trace.
 #[derive(Debug, Default)]
 struct Trace {
     calls: u64,
     files: usize,
-    /// The duration of all calls, in microseconds, and the end of the last one.
+    /// Duration of all calls in microseconds, and the end of the last one.
     took_us: u64,
     ended_us: u64,
-    /// Questions of reads and of all others.
+    /// Number of requests of reads, and of all other calls.
     asked: [u64; 2],
     asked_us: [u64; 2],
-    /// The shortest question, if there is one.
+    /// Duration of the shortest request, if there is one.
     rtt_us: Option<u64>,
-    /// Reads and writes in their order: of which file, from where, how many bytes.
+    /// Reads and writes in order: file, offset and number of bytes.
     touches: Vec<(Touch, u32, u64, u64)>,
-    /// As long as files were seen to be.
+    /// Observed length of each file.
     sizes: Vec<u64>,
 }
 
@@ -93,29 +94,29 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The time of questions, of reads or of all others, beyond their round trips.
+    /// Time of requests beyond their round trips, for reads or for all other calls.
     fn service_us(&self, other: usize) -> u64 {
         self.asked_us[other].saturating_sub(self.asked[other].saturating_mul(self.rtt_us.unwrap_or(0)))
     }
 
-    /// The time of calls beside their questions.
+    /// Time of calls without their requests.
     fn here_us(&self) -> u64 {
         self.took_us.saturating_sub(self.asked_us[0]).saturating_sub(self.asked_us[1])
     }
 
-    /// The time of all calls, if `reads` of them wait for a round trip of so long.
+    /// Time of all calls if `reads` of them wait for a round trip of `rtt_us`.
     fn waited_us(&self, reads: u64, rtt_us: f64) -> f64 {
-        // As much for each as those of the trace, where it has any.
+        // Each read takes the mean service time of the trace's requests of reads.
         let service = self.service_us(0) as f64 / self.asked[0].max(1) as f64 * reads as f64;
         let rounds = (self.asked[1] + reads) as f64;
         self.here_us() as f64 + self.service_us(1) as f64 + service + rounds * rtt_us
     }
 
-    /// Bytes that a cache of everything has.
+    /// Size of a cache that holds all data.
     fn all_bytes(&self) -> u64 {
         let of = |size: &u64| size.saturating_add(ENTRY_BYTES);
         let all: u64 = self.sizes.iter().map(of).fold(0, u64::saturating_add);
-        // Up to nine tenths nothing goes.
+        // Eviction starts at nine tenths of the size.
         all.saturating_add(all / 9).saturating_add(BLOCK_BYTES).max(LEAST_BYTES)
     }
 
@@ -137,10 +138,10 @@ impl Trace {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 ///
 /// # Errors
-/// The file cannot be read, or is no trace of calls.
+/// The file cannot be read or is not a trace of calls.
 pub fn run(args: &TraceWhatIf) -> Result<(), Failure> {
     if let Some(wrong) = args.rtts_ms.iter().find(|rtt| !(rtt.is_finite() && (0.0..=1e6).contains(*rtt))) {
         return Err(Failure::usage(format!("--rtt: {wrong}: expected milliseconds")));

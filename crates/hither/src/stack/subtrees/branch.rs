@@ -1,5 +1,5 @@
-//! What stands below all stacks, as each of them sees it: how long its answers hold, and what the
-//! others have changed.
+//! The layer below all stacks, as each stack sees it: the validity of its answers, and the changes
+//! through other stacks.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -10,37 +10,37 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long answers hold.
+/// Validity of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
-    /// As the layer below says.
+    /// As the layer below states.
     Told,
-    /// For so long since they were asked for, or until their lease ends.
+    /// For a time after the request, or until the lease ends.
     For {
-        /// Attributes and names.
+        /// Validity of attributes and names.
         most: Duration,
-        /// That a name is absent.
+        /// Validity of an absent name.
         absent: Duration,
     },
-    /// For so long since they were asked for, whatever becomes of leases.
+    /// For a time after the request, even if a lease ends.
     Frozen {
-        /// Attributes and names.
+        /// Validity of attributes and names.
         most: Duration,
-        /// That a name is absent.
+        /// Validity of an absent name.
         absent: Duration,
     },
-    /// For the call that asked, or until their lease ends.
+    /// For the requesting call only, or until the lease ends.
     Once,
 }
 
-/// The layer below all stacks.
+/// The layer below all stacks, which they share.
 pub struct Trunk {
     below: Arc<dyn Vfs>,
     hearers: RwLock<Vec<Heard>>,
     branches: AtomicUsize,
 }
 
-/// A branch, and the layer above it.
+/// A branch and the receiver of its upcalls.
 #[derive(Clone)]
 struct Heard {
     number: usize,
@@ -48,14 +48,14 @@ struct Heard {
     hearer: Arc<dyn Upcalls>,
 }
 
-/// The same for one stack.
+/// The lower layer for one stack.
 pub struct Branch {
     trunk: Arc<Trunk>,
     number: usize,
     keep: Keep,
 }
 
-/// Waits for all of them.
+/// Waits for all futures.
 pub(super) fn all(them: Vec<BoxFuture<()>>) -> BoxFuture<()> {
     Box::pin(async move {
         for one in them {
@@ -65,14 +65,14 @@ pub(super) fn all(them: Vec<BoxFuture<()>>) -> BoxFuture<()> {
 }
 
 impl Trunk {
-    /// Over `below`, whose upcalls it takes.
+    /// A trunk over `below`. It receives the upcalls of `below`.
     pub fn new(below: Arc<dyn Vfs>) -> Arc<Self> {
         let trunk = Arc::new(Self { below, hearers: RwLock::default(), branches: AtomicUsize::new(0) });
         trunk.below.subscribe(Arc::new(Hearer(Arc::downgrade(&trunk))));
         trunk
     }
 
-    /// One more branch.
+    /// Adds a branch.
     pub fn branch(self: &Arc<Self>, keep: Keep) -> Arc<Branch> {
         let number = self.branches.fetch_add(1, Ordering::AcqRel);
         Arc::new(Branch { trunk: self.clone(), number, keep })
@@ -83,7 +83,7 @@ impl Trunk {
     }
 }
 
-/// Hears the layer below without keeping it alive.
+/// Receives the upcalls of the layer below and does not keep that layer alive.
 struct Hearer(std::sync::Weak<Trunk>);
 
 impl Hearer {
@@ -94,7 +94,7 @@ impl Hearer {
 }
 
 impl Upcalls for Hearer {
-    /// A frozen branch keeps its answers, and sends its delayed data before the lease is returned.
+    /// A frozen branch keeps its answers. It sends its delayed data before the lease is returned.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
         self.tell(|heard| match heard.frozen {
             true => heard.hearer.settle(fh),
@@ -129,11 +129,11 @@ impl Branch {
         &*self.trunk.below
     }
 
-    /// A call through this branch has changed an object, or may have: what the others know of it
-    /// holds no longer. (The server tells a client nothing of its own changes.)
+    /// Invalidates an object in the other branches after a call through this branch that may have
+    /// changed it. A server does not report a client's own changes to that client.
     fn changed(&self, fh: &Fh) {
         for heard in self.trunk.hearers().iter().filter(|heard| heard.number != self.number) {
-            // The caches drop it at once; the kernel's pages go by themselves.
+            // The caches drop the object at once. The kernel drops its pages later, without a wait.
             drop(heard.hearer.withdraw(fh));
         }
     }
@@ -173,7 +173,7 @@ impl Branch {
         page
     }
 
-    /// The trail of a walk that was begun at `asked`.
+    /// Applies the validity of this branch to the result of a walk that began at `asked`.
     fn trail(&self, trail: Trail, asked: Instant) -> Trail {
         let Trail { steps, stop, along } = trail;
         let stop = match (stop, self.keep) {
@@ -405,7 +405,7 @@ impl Vfs for Branch {
         self.trunk.hearers.write().push(Heard { number: self.number, frozen, hearer: upcalls });
     }
 
-    /// The last branch takes the trunk along.
+    /// The last branch shuts down the trunk.
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         match self.trunk.branches.fetch_sub(1, Ordering::AcqRel) {
             1 => self.below().shutdown(cx).await,

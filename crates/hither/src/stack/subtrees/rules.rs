@@ -1,16 +1,16 @@
-//! Which directory belongs to which stack, by its path.
+//! Assigns directories to stacks by path.
 //!
-//! A place is the knowledge of an object that decides where the objects below it belong. Most are
-//! *plain*: of a stack, with no rule further below. The others are directories on the way to a
-//! rule.
+//! A place is the part of an object's path that decides the places of objects below it. Most places
+//! are *plain*: they belong to a stack, and no rule applies further below. The other places are
+//! directories on the way to a rule.
 
 use hither_vfs::Name;
 use std::collections::BTreeMap;
 
-/// Places that a byte tells apart.
+/// Most places, because a handle has one byte for the place.
 const PLACES_MAX: usize = 256;
 
-/// How an object was reached.
+/// The way in which an object was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Place(u8);
 
@@ -22,7 +22,7 @@ impl Place {
     }
 }
 
-/// The rules.
+/// The rules for all directories.
 #[derive(Debug)]
 pub struct Rules {
     /// The root, the plain place of each stack, and the directories above rules.
@@ -35,7 +35,7 @@ struct Known {
     names: BTreeMap<Name, Place>,
 }
 
-/// A directory that rules name, or that is above one.
+/// A directory that a rule names, or that is above such a directory.
 #[derive(Debug, Default)]
 struct Branching {
     stack: Option<usize>,
@@ -43,9 +43,9 @@ struct Branching {
 }
 
 impl Rules {
-    /// Of the stacks 0 to `stacks` - 1 the first is the root's, and each of `rules` gives a
-    /// directory to one, with all that no longer rule gives to another. `None` when there are more
-    /// directories above rules than can be told apart.
+    /// Builds the rules. Stack 0 of `stacks` has the root. Each of `rules` assigns a directory and
+    /// its content to a stack; a longer rule takes precedence. `None` if there are too many
+    /// directories above rules.
     pub fn new(stacks: usize, rules: &[(Vec<Name>, usize)]) -> Option<Self> {
         let mut root = Branching::default();
         for (path, stack) in rules {
@@ -86,7 +86,7 @@ impl Rules {
         &self.places[usize::from(place.0)]
     }
 
-    /// The place with that number.
+    /// The place with this number.
     pub(super) fn place(&self, number: u8) -> Option<Place> {
         (usize::from(number) < self.places.len()).then_some(Place(number))
     }
@@ -95,17 +95,17 @@ impl Rules {
         self.known(place).stack
     }
 
-    /// Where a directory `name` in a directory at `place` is.
+    /// The place of the directory `name` in a directory at `place`.
     pub(super) fn child(&self, place: Place, name: &Name) -> Place {
         self.known(place).names.get(name).copied().unwrap_or_else(|| self.plain(place))
     }
 
-    /// Where what no rule names is in a directory at `place`.
+    /// The place of an object without a rule in a directory at `place`.
     pub(super) fn plain(&self, place: Place) -> Place {
         Self::plain_of(self.stack(place)).unwrap_or(place)
     }
 
-    /// Paths of the directories with rules below them that may hold a directory at `place`.
+    /// Paths of the directories above rules that may contain a directory at `place`.
     pub(super) fn holders(&self, place: Place) -> Vec<Vec<Name>> {
         let (mut found, mut open) = (Vec::new(), vec![(Place::ROOT, Vec::new())]);
         while let Some((above, path)) = open.pop() {

@@ -1,5 +1,5 @@
-//! Three modes over one server that another client changes: what each answers, and how often it
-//! asks.
+//! Tests three modes over one server that another client changes: the answers of each mode, and the
+//! number of its requests.
 
 use super::*;
 use bytes::Bytes;
@@ -16,7 +16,7 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const RULES: [(&str, usize); 4] =
     [("frozen", 1), ("strict", 2), ("deep/er/strict", 2), ("deep/er/strict/not", 0)];
 
-/// The root is close-to-open.
+/// A mount with three modes. The root is close-to-open.
 struct Lab {
     model: Arc<Model>,
     wire: Arc<Wire>,
@@ -24,7 +24,7 @@ struct Lab {
     root: Fh,
 }
 
-/// Wall clock that moves by a second at each look.
+/// An environment whose wall clock advances by a second at each reading.
 fn env() -> Env {
     let (random, wall) = (AtomicU64::new(1 << 40), AtomicU64::new(1_000_000));
     Env {
@@ -86,7 +86,7 @@ impl Lab {
         lab
     }
 
-    /// As another client.
+    /// Looks up a path as another client.
     async fn there(&self, path: &str) -> Option<Node> {
         let root = self.model.root(&cx()).await.unwrap();
         let path = names(path);
@@ -105,7 +105,7 @@ impl Lab {
         self.model.mkdir(&cx(), &dir, &last, &mode(0o755)).await.unwrap();
     }
 
-    /// A lease of a file ends because another client wants to change it.
+    /// Recalls the lease of a file, because another client wants to change it.
     async fn recall(&self, path: &str) {
         if let (Some(node), Some(upcalls)) = (self.there(path).await, self.wire.upcalls.get()) {
             upcalls.withdraw(&node.fh).await;
@@ -132,7 +132,7 @@ impl Lab {
         self.model.link(&cx(), &fh, &dir, &last).await.map(drop)
     }
 
-    /// Here, a walk after the other as far as each goes.
+    /// Looks up a path through the mount, with one walk for each stack.
     async fn here(&self, path: &str) -> Option<Node> {
         tokio::time::advance(Duration::from_millis(1)).await;
         let (path, mut done, mut at) = (names(path), 0, self.root.clone());
@@ -149,7 +149,7 @@ impl Lab {
         }
     }
 
-    /// The length of a file that is opened here.
+    /// Opens a file through the mount and returns its length.
     async fn opened(&self, path: &str) -> u64 {
         let node = self.here(path).await.unwrap();
         let fresh = self.all.realm(&node.fh).asks == Some(Asks::AtOpens);
@@ -173,6 +173,7 @@ async fn write(v: &dyn Vfs, dir: &Fh, last: &Name, text: &str) {
     v.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
 }
 
+/// The longest rule applies. Paths without a rule below share one place in each stack.
 #[test]
 fn the_longest_rule_counts_and_plain_places_are_one() {
     let rules = rules();
@@ -189,14 +190,17 @@ fn the_longest_rule_counts_and_plain_places_are_one() {
         "deep/er/strict/not/x",
     ];
     assert_eq!(stacks.map(|path| rules.stack(of(path))), [0, 0, 0, 1, 1, 2, 0, 2, 0]);
-    // Paths with no rule below share one place in each stack; others have a place of their own.
+    // Paths without a rule below share one place in each stack. Other paths have a place of their
+    // own.
     assert_eq!((of("x"), of("strict/a"), of("x/strict")), (of("deep/x/y"), of("deep/er/strict/z"), of("x")));
     assert!(of("deep") != of("x") && of("deep") != of("deep/er") && of("deep/er/strict") != of("strict"));
     let many: Vec<_> = (0..300).map(|n| (names(&format!("d{n}/e")), 1)).collect();
     assert!(Rules::new(2, &many).is_none());
 }
 
-/// Promise: 8e
+/// A frozen part sends no request after the first answer. A close-to-open part sends one at an
+/// open. A strict part sends one for its directory and one for the name. Each part sees changes as
+/// its mode promises. Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn each_mode_asks_as_often_as_it_has_to() {
     let lab = Lab::new().await;
@@ -225,8 +229,7 @@ async fn each_mode_asks_as_often_as_it_has_to() {
     assert_eq!(lab.opened("frozen/f").await, 1);
 }
 
-/// The end of a lease, by a recall or by itself, takes nothing from a frozen part.
-/// Promise: 8e
+/// The end of a lease, by a recall or by expiry, invalidates nothing in a frozen part. Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn frozen_parts_outlive_leases() {
     let lab = Lab::new().await;
@@ -250,7 +253,8 @@ async fn frozen_parts_outlive_leases() {
     assert_eq!(lab.opened("frozen/f").await, 1);
 }
 
-/// Promise: 8e
+/// A file has names in three subtrees and is under a lease. A write through one name is visible
+/// through the other names. Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn what_is_under_a_lease_ends_with_a_change_made_through_another_name() {
     let lab = Lab::new().await;
@@ -268,7 +272,8 @@ async fn what_is_under_a_lease_ends_with_a_change_made_through_another_name() {
     }
 }
 
-/// Promise: 8e
+/// Renames and hard links between places fail with `EXDEV`. Within one place, and between places of
+/// one mode without rules, they succeed. Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn nothing_moves_from_one_place_to_another() {
     let lab = Lab::new().await;
@@ -299,16 +304,15 @@ async fn nothing_moves_from_one_place_to_another() {
     write(&*lab.all, &dirs[&strict], &name("g"), "g").await;
     assert_eq!(rename((&strict, "g"), (&deep, "not")).await, Err(libc::EXDEV), "a name that a rule gives");
     assert_eq!(rename((&strict, "g"), (&deep, "g")).await, Ok(()), "another directory of the same mode");
-    // A handle of nobody's is no reason to fall.
+    // An invalid handle fails with `ESTALE`.
     for raw in [Fh(Bytes::new()), Fh(Bytes::from_static(b"x\xff"))] {
         assert_eq!(lab.all.access(&cx(), &raw, Access::READ).await.unwrap_err().errno, libc::ESTALE);
     }
 }
 
-/// Random changes of another client, directories that go from one subtree into another and links
-/// among them: strict parts are never stale, nor is an open of the rest, and frozen parts stay as
-/// they were first seen.
-/// Promise: 8e
+/// Another client makes random changes, moves directories between subtrees and links files among
+/// them. Strict parts are never stale. An open elsewhere is never stale. Frozen parts stay as first
+/// seen. Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn no_promise_is_weaker_than_its_own() {
     for seed in 1..60_u64 {
@@ -320,7 +324,8 @@ async fn no_promise_is_weaker_than_its_own() {
             (random % n as u64) as usize
         };
         let lab = Lab::new().await;
-        // With leases on files, as from a server that delegates, and without.
+        // The server grants leases on files for even seeds, like delegations, and none for odd
+        // seeds.
         lab.wire.lease(seed % 2 == 0);
         let dirs = ["frozen", "strict", "plain", "deep/er/strict", "deep/er/strict/not", "deep/er"];
         let (mut frozen, mut held) = (std::collections::BTreeMap::new(), std::collections::BTreeSet::new());
@@ -358,7 +363,7 @@ async fn no_promise_is_weaker_than_its_own() {
                         let first = frozen.entry(path.clone()).or_insert_with(|| size(&told));
                         assert_eq!(size(&told), *first, "seed {seed}, step {step}: {path}");
                     }
-                    // An open by a name that is known to be the file's.
+                    // Checks an open through a name that still refers to the same file.
                     _ if told.is_some() && size(&truth).is_some() => {
                         let node = told.unwrap();
                         let fresh = lab
@@ -378,8 +383,8 @@ async fn no_promise_is_weaker_than_its_own() {
     }
 }
 
-/// The parent of a directory is the one that a walk leads to, with the place that the walk gives
-/// it, at every border.
+/// The parent of a directory is the directory from a walk, with the same place, at every border
+/// between parts.
 #[tokio::test(start_paused = true)]
 async fn parent_has_the_place_of_a_walk() {
     let lab = Lab::new().await;

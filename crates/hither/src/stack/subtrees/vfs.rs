@@ -1,4 +1,4 @@
-//! The calls: each goes to the stack of its handle.
+//! The file-system calls. Each call uses the stack of its handle.
 
 use super::{At, Hearer, Subtrees, tagged};
 use async_trait::async_trait;
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Objects of one stack among those of a question: which of them, and their handles there.
+/// The objects of one stack in a request: their indices and their handles in the stack.
 struct Together<'a> {
     at: At<'a>,
     which: Vec<usize>,
@@ -16,8 +16,8 @@ struct Together<'a> {
 }
 
 impl Subtrees {
-    /// How many names of a path the stack of its base is asked about: all of them, or up to one
-    /// that may be a subtree of another stack, which is told as well.
+    /// How many names of a path the stack of its base resolves: all names, or the names up to a
+    /// possible subtree of another stack. The second value is true in the latter case.
     fn own(&self, at: &At<'_>, path: &[Name]) -> (usize, bool) {
         let mut place = at.place;
         let other = path.iter().position(|name| {
@@ -29,7 +29,7 @@ impl Subtrees {
         (other.map_or(path.len(), |other| other + 1), other.is_some())
     }
 
-    /// Shows the objects that a stack found on the way from `at`. The last place is returned.
+    /// Gives this layer's handles to the objects that a stack found on the way from `at`.
     fn show_steps(&self, at: &At<'_>, path: &[Name], trail: &mut Trail) {
         let mut place = at.place;
         let dirs = path.len().saturating_sub(1);
@@ -49,8 +49,8 @@ impl Subtrees {
         }
     }
 
-    /// A page that a stack listed of a directory at `place`. Of a subtree of another stack only the
-    /// name is shown.
+    /// Gives this layer's handles to a directory page of a stack, for a directory at `place`. A
+    /// subtree of another stack appears by name only.
     fn page(&self, place: super::Place, mut page: DirPage) -> DirPage {
         for entry in &mut page.entries {
             let Some(node) = &mut entry.node else { continue };
@@ -68,8 +68,8 @@ impl Subtrees {
         last.is_some_and(|node| self.at(&node.fh).is_ok_and(|below| !self.same_stack(at.place, below.place)))
     }
 
-    /// The way to a subtree of another stack: that stack's attributes of the directory. The first
-    /// stack decides how long the directory keeps its name.
+    /// Completes a trail to a subtree of another stack: the directory has that stack's attributes.
+    /// The first stack decides how long the name is valid.
     fn entered(&self, mut trail: Trail, attrs: Attrs, named: Validity, asked: Instant, more: bool) -> Trail {
         if let Some(node) = trail.steps.last_mut() {
             let valid = match (named, attrs.valid) {
@@ -109,7 +109,7 @@ impl Subtrees {
                     let (named, asked) = (named.valid, named.asked);
                     return Ok(self.entered(trail, attrs, named, asked, more));
                 }
-                // The name may be another directory's by now.
+                // The name may refer to another directory by now.
                 Err(e) if again && e.errno == libc::ESTALE => {
                     (trail, last) =
                         self.walk_own(&cx.fresh(Instant::now()), at, path, Want::default()).await?;
@@ -117,7 +117,7 @@ impl Subtrees {
                 Err(e) => return Err(e),
             }
         }
-        // Something else than a directory has the name: it is in no subtree.
+        // The name refers to an object that is not a directory, so it is not a subtree.
         if let (true, Stop::Complete, Some(node)) = (more, &trail.stop, trail.steps.last()) {
             trail.stop = match node.attrs.attr.kind {
                 FileKind::Symlink => Stop::Symlink,
@@ -127,7 +127,7 @@ impl Subtrees {
         Ok(trail)
     }
 
-    /// The last directory on a path that goes through several stacks, and the rest of the path.
+    /// The last directory on a path through several stacks, and the rest of the path.
     async fn last_dir<'p>(&self, cx: &Cx, base: &Fh, mut path: &'p [Name]) -> Result<(Fh, &'p [Name])> {
         let mut base = base.clone();
         loop {
@@ -147,7 +147,7 @@ impl Subtrees {
         }
     }
 
-    /// The objects of a question by their stacks. Bytes that are no handle are left out.
+    /// Groups the objects of a request by stack. Invalid handles are omitted.
     fn sorted(&self, objects: &[Fh]) -> SmallVec<[Together<'_>; 2]> {
         let mut out: SmallVec<[Together<'_>; 2]> = SmallVec::new();
         for (i, fh) in objects.iter().enumerate() {
@@ -164,8 +164,8 @@ impl Subtrees {
         out
     }
 
-    /// Whether an object of one name may have the other: no knowledge of it would hold longer, or
-    /// shorter.
+    /// Whether an object may be renamed or linked from one name to the other. Both names must have
+    /// the same place, so that the validity of cached state stays the same.
     fn may_move(&self, from: (&At<'_>, &Name), to: (&At<'_>, &Name)) -> Result<()> {
         let same = self.same_stack(from.0.place, to.0.place)
             && self.rules.child(from.0.place, from.1) == self.rules.child(to.0.place, to.1);
@@ -173,7 +173,7 @@ impl Subtrees {
     }
 }
 
-/// Puts answers where their questions were; what got none was no handle.
+/// Stores answers at the indices of their requests. An invalid handle has no answer.
 fn put<T>(out: &mut [Result<T>], which: &[usize], answers: Vec<Result<T>>) {
     for (&i, answer) in which.iter().zip(answers) {
         if let Some(place) = out.get_mut(i) {
@@ -328,7 +328,7 @@ impl Vfs for Subtrees {
 
     async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
         let dirs = at.path.len().saturating_sub(1);
-        // A file is never a subtree itself: the stack of its directory opens it.
+        // A file is never a subtree, so the stack of its directory opens it.
         let (base, left) = self.last_dir(cx, at.base, &at.path[..dirs]).await?;
         let path = &at.path[dirs - left.len()..];
         let base = self.at(&base)?;
@@ -541,7 +541,8 @@ impl Vfs for Subtrees {
         at.stack.vfs.deallocate(cx, at.file(file), range).await
     }
 
-    /// Between two stacks the caller copies: what each of them has delayed is its own.
+    /// Copies only within a stack. Each stack has its own delayed data, so the caller copies
+    /// between two stacks.
     async fn copy(
         &self,
         cx: &Cx,
@@ -566,7 +567,7 @@ impl Vfs for Subtrees {
         }
     }
 
-    /// All of them; the first error is told.
+    /// Shuts down all stacks. Returns the first error.
     async fn shutdown(&self, cx: &Cx) -> Result<()> {
         let mut ended = Ok(());
         for stack in &self.stacks {

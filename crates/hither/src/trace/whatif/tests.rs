@@ -1,4 +1,4 @@
-//! A trace whose answer is known.
+//! Tests with a small trace whose results are known.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn line(op: &str, path: &str, range: (u64, u64), took_us: u64, asked: (u64, u64)
     }
 }
 
-/// A look-up, a file of a megabyte read twice, each time from the server, and one that was written.
+/// One lookup, a file of 1 MiB that is read twice from the server, and a file that is written.
 fn trace() -> Trace {
     let lines = [
         line("LOOKUP", "/m/./a", (0, 0), 500, (1, 400)),
@@ -29,6 +29,7 @@ fn trace() -> Trace {
     Trace::of(lines.into_iter().map(Ok)).unwrap()
 }
 
+/// Another round trip changes the total time by the difference for each request.
 #[test]
 fn round_trips_take_as_long_as_they_are_said_to() {
     let trace = trace();
@@ -39,6 +40,7 @@ fn round_trips_take_as_long_as_they_are_said_to() {
     assert_eq!(trace.waited_us(4, 10_400.0) as u64, trace.took_us + 6 * 10_000);
 }
 
+/// A cache for all data serves the second read. A small cache serves none.
 #[test]
 fn a_cache_spares_the_second_read_and_a_small_one_does_not() {
     let trace = trace();
@@ -50,8 +52,8 @@ fn a_cache_spares_the_second_read_and_a_small_one_does_not() {
     }
 }
 
-/// A sequential read of a file three times as large as the cache, between reads of files that are
-/// used: they stay under every policy, as in the disk cache.
+/// A sequential read of a file three times as large as the cache, between reads of hot files. The
+/// hot files stay cached under every policy, as in the disk cache.
 #[test]
 fn a_large_scan_leaves_hot_files() {
     const CHUNK: u64 = 128 << 10;
@@ -65,6 +67,7 @@ fn a_large_scan_leaves_hot_files() {
     }
 }
 
+/// The output contains the figures of the evaluation, as JSON and as text.
 #[test]
 fn what_is_told_is_what_was_played() {
     let args = |json| TraceWhatIf {
@@ -88,6 +91,8 @@ fn what_is_told_is_what_was_played() {
     assert!(text.contains("6 calls") && text.contains("4.0 MiB  lru"), "{text}");
 }
 
+/// A line that is not a traced call is refused with its number. An overlong line and an offset
+/// beyond all files are refused too.
 #[test]
 fn what_is_no_trace_is_refused_with_its_line() {
     let list = &b"/m/./a\n"[..];
