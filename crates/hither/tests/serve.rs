@@ -661,7 +661,7 @@ fn rpcbind_knows_the_ports() {
     sh("mount -t tmpfs -o mode=755 run /run && mkdir -p /run/hither /run/rpcbind && chown _rpc /run/rpcbind");
     server.serve();
     wait_for("a line about rpcbind", 60, || server.said().contains("rpcbind"));
-    assert!(server.said().contains("cannot be asked"), "{}", server.said());
+    assert!(server.said().contains("cannot be queried"), "{}", server.said());
     assert_eq!(server.stop(), 0, "{}", server.complaints());
 
     let _rpcbind = Child(Command::new("rpcbind").arg("-f").spawn().expect("rpcbind"));

@@ -83,7 +83,7 @@ fn why_shows_state_and_costs() {
         let call = calls.last().unwrap();
         assert_eq!((&call["program"], &call["name"]), (&"cat".into(), &"dir".into()), "{known}");
         assert!(call["pid"].as_u64().unwrap() > 1 && call["took_us"].as_u64().unwrap() > 0);
-        assert!(reasons(&known, "LOOKUP").iter().any(|r| r == "nothing was cached of it"), "{known}");
+        assert!(reasons(&known, "LOOKUP").iter().any(|r| r == "it was not cached"), "{known}");
 
         // A second open asks because of close-to-open and names that reason, unless the two seconds
         // are over.

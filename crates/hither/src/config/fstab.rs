@@ -104,8 +104,7 @@ impl Line<'_> {
         // Lines with `noauto` may share a mount point.
         let by_hand = list.split(',').any(|option| option == "noauto");
         if !by_hand && let Some(other) = points.insert(point.components().collect(), self.number) {
-            let what =
-                format!("line {other} mounts something on {shown} as well: keep one, or mount elsewhere");
+            let what = format!("line {other} has the mount point {shown} too: keep one, or mount elsewhere");
             checked.fault(self.file, self.number, what);
         }
     }

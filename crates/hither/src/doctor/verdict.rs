@@ -256,7 +256,7 @@ fn offers(m: &Measured, out: &mut Vec<Finding>) {
         }
     }
     match m.delegation {
-        Some(true) => out.push(fine(Part::Server, "delegations are granted: files that are open here need no further questions".into())),
+        Some(true) => out.push(fine(Part::Server, "delegations are granted: open files need no revalidation".into())),
         Some(false) => out.push(note(
             Part::Server,
             "no delegation for an open file: each open of a file that is cached costs a round trip".into(),
@@ -348,7 +348,7 @@ fn local(m: &Measured, out: &mut Vec<Finding>) {
         Some(network) if disk.read.per_second() < network => note(
             Part::Disk,
             format!("{what}; the server gives {}/s", bytes(network)),
-            "a disk cache spares the server here, not time: put it on a faster disk",
+            "a cache on this disk reduces the load of the server but saves no time: use a faster disk",
         ),
         _ => fine(Part::Disk, what),
     });
@@ -404,7 +404,7 @@ fn bottleneck(m: &Measured, mix: &Mix) -> Option<Finding> {
         (
             mix.queue_ms,
             Part::Client,
-            "waiting here for room in flight or a slot",
+            "waiting at the client for room in flight or a slot",
             "more `nconnect`, or more slots at the server",
         ),
         (

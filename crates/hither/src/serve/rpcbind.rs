@@ -63,7 +63,7 @@ impl Registrations {
                     what.vers, what.prog, what.vers
                 ),
                 Ok(Registered::Refused) => format!("refuses {name} {}", what.vers),
-                Err(e) => format!("cannot be asked ({e})"),
+                Err(e) => format!("cannot be queried ({e})"),
             };
             if what.prog == NLM {
                 // The registration is the kernel's if this machine is an NFS client. The kernel

@@ -71,7 +71,7 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
         let outcome = wal.recover(below, left, &source, job.wanted.exclusive, connected.wsize_bytes).await;
         let outcome = outcome.map_err(|e| {
             let dir = dir.display();
-            format!("delayed writes of before a crash in the journal {dir} can neither be sent nor kept ({e}): remove the cause and mount again")
+            format!("delayed writes from before a crash in the journal {dir} can neither be sent nor kept ({e}): remove the cause and mount again")
         })?;
         notes.extend(told(&outcome, &job.dir));
     }
@@ -125,7 +125,7 @@ fn told(outcome: &Outcome, dir: &Path) -> Vec<String> {
         ));
     }
     for (name, path, why) in &outcome.kept {
-        tracing::error!(conflict = %name, %path, %why, "delayed writes of before a crash are kept, not sent");
+        tracing::error!(conflict = %name, %path, %why, "delayed writes from before a crash are kept, not sent");
     }
     if !outcome.kept.is_empty() {
         let mut line =

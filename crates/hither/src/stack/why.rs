@@ -182,7 +182,7 @@ fn asked(question: &Question) -> Asked {
 fn reason(question: &Question) -> String {
     let ms = |ago: Duration| seconds(millis(ago));
     match question.why {
-        Why::Unknown => "nothing was cached of it".into(),
+        Why::Unknown => "it was not cached".into(),
         Why::Expired(ago) => {
             format!("the cached state was {} old and had expired", ms(ago))
         }
