@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_named() {
+    fn silent_daemon_is_named() {
         let line = late("/mnt", Pid::from_raw(42));
         assert!(line.starts_with("the daemon of /mnt (process 42) does not answer within 10 s: "), "{line}");
         assert!(line.ends_with("try again"), "{line}");

@@ -202,7 +202,7 @@ mod tests {
 
     /// After a rotation `reopen` writes to a new file with the old name.
     #[test]
-    fn a_moved_log_file_is_opened_again() {
+    fn moved_log_file_is_reopened() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let log = LogFile::open(&path).unwrap();

@@ -178,7 +178,7 @@ mod tests {
 
     /// The socket has the requested permissions and is removed with its owner.
     #[tokio::test]
-    async fn the_socket_has_its_permissions_and_goes_with_its_owner() {
+    async fn socket_has_permissions_and_owner() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let (listener, files) = bind(&socket(&path)).unwrap().unwrap().listen().unwrap();
@@ -192,7 +192,7 @@ mod tests {
 
     /// The socket of a dead daemon is replaced. Other files and links are refused and not changed.
     #[test]
-    fn what_a_killed_daemon_left_is_replaced_and_nothing_else() {
+    fn only_dead_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
@@ -215,7 +215,7 @@ mod tests {
     /// Several daemons start at the same time at the path of a killed daemon's socket. Exactly one
     /// binds it.
     #[test]
-    fn what_a_killed_daemon_left_is_replaced_by_one() {
+    fn one_daemon_takes_dead_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         for round in 0..50 {

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_sources_say_how_to_write_them() {
+    fn wrong_sources_name_correct_form() {
         for (text, part) in [
             ("/export", "names no server: write SERVER:/PATH"),
             ("server", "names no server"),

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_by_operation_process_and_file() {
+    fn top_groups_rates_three_ways() {
         let lines = frame().lines(200, 50);
         let fields = |words: &str| {
             let line = lines

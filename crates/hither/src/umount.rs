@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_found_by_directory_and_by_source() {
+    fn mount_found_by_directory_or_source() {
         let mounts = mounts();
         assert_eq!(find(&mounts, Path::new("/nonexistent-a/")).unwrap().source, "s:/x");
         assert_eq!(find(&mounts, Path::new("s:/x")).unwrap().point, Path::new("/nonexistent-a"));

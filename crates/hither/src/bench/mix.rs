@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capacity_lies_on_the_line_between_two_rates() {
+    fn capacity_interpolates_between_rates() {
         assert_eq!(capacity(&[(10, 11.0), (40, 39.0), (50, 44.0)]), (42.0, true));
         assert_eq!(capacity(&[(10, 80.0)]), (5.0, true));
         assert_eq!(capacity(&[(10, 1.0), (20, 40.0)]), (20.0, false));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_calls_modify_as_are_asked_for() {
+    fn mix_keeps_modifying_share() {
         for modifying in [0, 5, 19, 100] {
             let mut dice = StdRng::seed_from_u64(7);
             let count = (0..20_000).filter(|_| pick(&mut dice, modifying).modifies()).count();

@@ -167,7 +167,7 @@ mod tests {
 
     /// The fields are found after process names with blanks and parentheses.
     #[test]
-    fn processor_time_is_found_behind_any_name() {
+    fn cpu_ticks_follow_any_name() {
         let stat = "7 (a) b 9 9) S 1 7 7 0 -1 4194560 500 0 0 0 120 30 0 0 20 0 9 0 100 1 1";
         assert_eq!(cpu_ticks(stat), Some(150));
         assert_eq!(cpu_ticks("7 (a) S 1"), None);

@@ -332,7 +332,7 @@ mod tests {
 
     /// `number` recovers the write from the content, and refuses mixed or short content.
     #[test]
-    fn what_was_written_is_told_apart() {
+    fn content_identifies_its_write() {
         for (n, size) in [(0, 8), (7, 24), (1 << 40, 4096)] {
             assert_eq!(number(&body(n, size), size).unwrap(), n);
         }
@@ -346,7 +346,7 @@ mod tests {
     /// A read is stale if it shows fewer writes than had returned. A write that has not returned
     /// may be visible.
     #[test]
-    fn what_shows_less_than_had_returned_is_stale() {
+    fn older_content_counts_as_stale() {
         let (mut part, writes) = (Part::default(), Returned::default());
         writes.note();
         let began = Instant::now();
@@ -364,7 +364,7 @@ mod tests {
 
     /// Calls of the kernel's client are counted for the innermost mount only.
     #[test]
-    fn calls_of_the_kernel_are_those_of_the_mount() {
+    fn kernel_calls_count_innermost_mount() {
         let mount = |point: &str, read: u32| {
             format!(
                 "device s:/e mounted on {point} with fstype nfs4 statvers=1.1\n\topts:\trw\n\tper-op statistics\n\t        NULL: 1 1 0 44 24 0 0 0 0\n\t        READ: {read} 9 0 1 1 1 1 1 0\n\n"

@@ -118,7 +118,7 @@ fn comparisons_are_of_medians() {
 
 /// The chart shows each measured phase, and nothing for absent ones.
 #[test]
-fn pictures_show_what_there_is_and_nothing_else() {
+fn chart_shows_measured_phases_only() {
     let lines = [line("a<b>\"&'", "p", 100, 0.5), line("a<b>\"&'", "q", 0, 0.5)];
     let selection = Selection::of_lines("n<script>", lines);
     for metric in [Metric::Rpcs, Metric::Secs] {

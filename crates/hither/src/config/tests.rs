@@ -37,7 +37,7 @@ fn said(root: &tempfile::TempDir) -> (usize, String) {
 
 /// Correct fstab lines and exports are not reported, nor are backup files and hidden files.
 #[test]
-fn what_is_right_is_left_alone() {
+fn correct_configuration_has_no_faults() {
     let fstab = "# a comment with hither in it\n\
                  UUID=1 / ext4 defaults 0 1\n\
                  tmpfs /tmp/hither tmpfs size=1G 0 0\n\
@@ -178,7 +178,7 @@ fn files_and_options_can_be_named() {
 
 /// Faults are reported even if other files cannot be read. An unread file never counts as correct.
 #[test]
-fn what_cannot_be_read_hides_nothing() {
+fn unreadable_file_hides_no_fault() {
     let root = system(&[
         ("etc/hither/exports", "/srv/none *(ro)\n"),
         ("etc/hither/exports.d/b.exports/", ""),
@@ -222,7 +222,7 @@ fn what_cannot_be_read_hides_nothing() {
 
 /// The unit needs the first exports file. A file in exports.d does not replace it.
 #[test]
-fn more_exports_do_not_start_the_unit() {
+fn unit_needs_first_exports_file() {
     let root = system(&[("etc/hither/exports.d/a.exports", "/srv *\n"), ("srv/", "")]);
     let (faults, text) = said(&root);
     assert!(
@@ -239,7 +239,7 @@ fn more_exports_do_not_start_the_unit() {
 /// The exports are read like `hither serve` reads them. A fault is reported at its own line, also
 /// after a continued line.
 #[test]
-fn faults_of_clients_are_where_they_are_written() {
+fn export_faults_have_line_numbers() {
     let exports = "/srv/a 192.0.2.1 # not (this)\n\
                    /srv/\"b (c)\" 192.0.2.1\n\
                    /srv/a \\\n\
@@ -258,7 +258,7 @@ fn faults_of_clients_are_where_they_are_written() {
 /// An export outside the root (fsid=0) is reported. Exports inside others, and clients named by
 /// wildcards and netgroups, are correct.
 #[test]
-fn exports_outside_of_the_root_are_found() {
+fn exports_outside_root_are_found() {
     let exports = "/srv *(fsid=0)\n/srv/a *.example.org(rw) @builders(ro)\n/other *(ro)\n";
     let root = system(&[("etc/hither/exports", exports), ("srv/a/", ""), ("other/", "")]);
     let (faults, text) = said(&root);
@@ -268,7 +268,7 @@ fn exports_outside_of_the_root_are_found() {
 
 /// The fields of fstab lines are read like mount(8) reads them.
 #[test]
-fn fields_of_fstab_are_those_of_mount() {
+fn fstab_fields_follow_mount() {
     let fstab = "hither:/x /mnt/a ext4 defaults 0 1\n\
                  hither /mnt/b hither _netdev\n\
                  s:/x /mnt/c hither _netdev # a comment\n\
@@ -307,7 +307,7 @@ fn fields_of_fstab_are_those_of_mount() {
 
 /// A path in a mount of hither is not accessed at any depth, because the server may be dead.
 #[test]
-fn paths_in_mounts_of_ours_are_not_touched() {
+fn check_skips_paths_in_mounts() {
     let mount = |point: &str, fstype: &str| mountinfo::Mount {
         id: 1,
         dev: (0, 1),

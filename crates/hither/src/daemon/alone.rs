@@ -100,7 +100,7 @@ mod tests {
 
     /// Options that need a mount are refused by name.
     #[test]
-    fn what_belongs_to_mounts_is_refused() {
+    fn daemon_refuses_mount_options() {
         for option in ["socket=/x", "nosocket", "metrics=127.0.0.1:9", "writeback=journal", "remount", "bg"] {
             let line = job_of(option).map(|_| ()).unwrap_err();
             let name = option.split('=').next().unwrap();

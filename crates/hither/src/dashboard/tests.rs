@@ -34,7 +34,7 @@ fn only_loopback_is_served() {
 
 /// A reader of the secret path gets the page, with a new nonce for each page.
 #[tokio::test]
-async fn who_knows_the_address_gets_the_page() {
+async fn dashboard_serves_secret_path() {
     let bound = endpoint::bind(&Place::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
     let addr = bound.address().unwrap();
     assert!(told(addr, SECRET).ends_with(&format!("{addr}/00000000000000000000000000000007/")));
@@ -64,7 +64,7 @@ async fn who_knows_the_address_gets_the_page() {
 
 /// A reader without the secret path or the right `Host` header gets no page.
 #[tokio::test]
-async fn who_does_not_gets_nothing() {
+async fn dashboard_refuses_other_paths_and_hosts() {
     let bound = endpoint::bind(&Place::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
     let addr = bound.address().unwrap();
     let _endpoint = bound.serve_site(site(SECRET, source()));

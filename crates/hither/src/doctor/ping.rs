@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_say_whether_a_version_is_spoken() {
+    fn null_replies_tell_version_support() {
         assert_eq!(spoken(&words(&[7, 1, 0, 0, 0, 0]), 7), Some(true));
         // PROG_MISMATCH after a verifier of five bytes.
         assert_eq!(spoken(&words(&[7, 1, 0, 2, 5, 9, 9, 2, 3, 3]), 7), Some(false));

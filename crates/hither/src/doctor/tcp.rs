@@ -213,7 +213,7 @@ mod tests {
 
     /// Truncated netlink messages and structures give no connection. Absent figures are 0.
     #[test]
-    fn what_is_cut_short_is_no_connection() {
+    fn truncated_netlink_gives_no_connection() {
         assert!(messages(&[0; 10]).is_empty());
         assert!(messages(&[255; 40]).is_empty());
         assert_eq!(messages(&[0; 16]).len(), 0);

@@ -69,7 +69,7 @@ fn only(m: &Measured, level: Level, part: Part, words: &str) {
 
 /// Good measurements give no finding above `Fine`. Absent measurements give no finding.
 #[test]
-fn nothing_is_wrong_with_a_healthy_server() {
+fn healthy_server_has_no_finding() {
     assert_eq!(odd(&healthy()), []);
     // Each measurement is reported.
     assert!(judge(&healthy()).len() >= 7);
@@ -81,7 +81,7 @@ fn nothing_is_wrong_with_a_healthy_server() {
 
 /// The paper's figure: with reads of 30 ms and a timeout of 0.7 s, 0.42 % is tolerable.
 #[test]
-fn tolerable_losses_are_those_of_the_paper() {
+fn tolerable_losses_match_paper() {
     assert!((tolerable(30_000.0, 700_000) - 0.0042).abs() < 0.0001);
     let mut m = healthy();
     // A tenth of 300 µs for each 200 ms is 0.015 % of the calls. That is three of 20,000 calls.
@@ -97,7 +97,7 @@ fn tolerable_losses_are_those_of_the_paper() {
 
 /// The network path is judged: round trip, window, packet size, loss and order.
 #[test]
-fn the_way_to_the_server_is_judged() {
+fn network_path_is_judged() {
     let mut m = healthy();
     (m.rtt_us, m.getattr_us) = (spread(20_000), spread(21_000));
     only(&m, Level::Note, Part::Network, "a round trip takes 20.0 ms");
@@ -161,7 +161,7 @@ fn this_machine_is_judged() {
 
 /// The verdict names the part with most of the time: waiting, network, data transfer or server.
 #[test]
-fn the_bottleneck_of_a_mount_is_named() {
+fn doctor_names_mount_bottleneck() {
     let with = |mix: Mix| Measured { mount: Some(mix), ..healthy() };
     let calls = Mix { calls: 10_000, most: vec![("LOOKUP".into(), 10_000, 1)], ..Mix::default() };
     // The network path takes 0.2 ms of each call.
@@ -210,7 +210,7 @@ fn spreads_are_of_all_samples() {
 
 /// The text contains each measurement and each finding.
 #[test]
-fn the_text_has_every_measurement_and_finding() {
+fn doctor_text_is_complete() {
     let mut m = healthy();
     m.skipped.push("something".into());
     m.write = Some(Throughput { bytes: 1 << 20, took_us: 1_000_000 });

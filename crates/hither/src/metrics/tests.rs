@@ -29,7 +29,7 @@ fn families(page: &str) -> BTreeMap<String, Vec<String>> {
 
 /// The page contains the report's figures with escaped labels.
 #[test]
-fn a_page_has_the_figures_of_the_report() {
+fn metrics_page_has_report_figures() {
     let mut report = report(vec![op("READ", 4)]);
     report.mount.dir = "/a \"b\"\\c".into();
     let reasons = BTreeMap::from([("busy".to_string(), Counters::Count(3))]);
@@ -55,7 +55,7 @@ fn a_page_has_the_figures_of_the_report() {
 
 /// docs/METRICS.md lists each metric name without a rule, and no other name.
 #[test]
-fn the_names_are_those_of_the_documentation() {
+fn metric_names_match_documentation() {
     let text = include_str!("../../../../docs/METRICS.md");
     let mut bare = report(vec![op("READ", 4)]);
     bare.layers.clear();
@@ -91,7 +91,7 @@ async fn ask(path: &std::path::Path, request: &str) -> String {
 /// The endpoint answers requests for its page and refuses other paths, methods and overlong
 /// requests. A socket of a dead daemon is replaced.
 #[tokio::test]
-async fn readers_get_the_page_and_nothing_else() {
+async fn endpoint_serves_its_page_only() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics");

@@ -28,7 +28,7 @@ fn defaults_are_those_of_nfs5() {
 
 /// Each option of a long list has its effect.
 #[test]
-fn every_option_of_a_long_line_acts() {
+fn long_option_list_takes_effect() {
     let w = parse(
         "rw,vers=4.1,soft,timeo=14,retrans=5,nconnect=4,noresvport,rsize=65536,wsize=1000,\
          acregmin=1,acregmax=2,acdirmin=3,acdirmax=4,lookupcache=pos,nocto,nordirplus,noacl,\
@@ -53,7 +53,7 @@ fn every_option_of_a_long_line_acts() {
 
 /// Several lists count as one, and the last value of an option counts.
 #[test]
-fn several_lists_are_one_and_the_last_value_counts() {
+fn last_option_value_counts() {
     let lists = ["timeo=10,ro".to_string(), "timeo=20,rw".to_string()];
     let w = Wanted::parse(&lists, false).unwrap();
     assert_eq!(w.timeo, Duration::from_secs(2));
@@ -79,7 +79,7 @@ fn fstab_words_are_accepted() {
 
 /// Transfer sizes are rounded as nfs(5) defines.
 #[test]
-fn transfer_sizes_are_rounded_as_nfs5_says() {
+fn transfer_sizes_follow_nfs5_rounding() {
     for (given, taken) in
         [("1", 4096), ("1024", 1024), ("5000", 4096), ("1048577", 1048576), ("99999999", 1048576)]
     {
@@ -102,7 +102,7 @@ fn minorversion_joins_vers() {
 /// `noac` disables the attribute cache and makes writes stable. Times of the attribute cache
 /// contradict it.
 #[test]
-fn noac_means_no_cache_and_stable_writes() {
+fn noac_disables_cache_and_delays() {
     let w = parse("noac").unwrap();
     assert_eq!(w.attr_cache, AttrCache::NONE);
     assert!(w.sync);
@@ -158,7 +158,7 @@ fn refusals_name_the_right_option() {
 
 /// `sloppy` ignores unknown options before and after it, but not contradictions.
 #[test]
-fn sloppy_ignores_unknown_words_wherever_it_stands() {
+fn sloppy_ignores_unknown_options() {
     assert!(Wanted::parse(&["frobnicate,ro".into()], true).unwrap().flags.contains(MountFlags::RDONLY));
     assert!(parse("frobnicate,sloppy").is_ok());
     assert!(parse("soft,hard,sloppy").is_err());
@@ -179,7 +179,7 @@ fn names_are_unique_and_described() {
 
 /// The help text contains each option in lines of at most 100 columns.
 #[test]
-fn help_lists_every_option_within_100_columns() {
+fn help_lists_options_in_100_columns() {
     let text = help();
     assert!(text.lines().all(|line| line.len() <= 100));
     for def in OPTIONS {
@@ -264,7 +264,7 @@ fn sizes_have_units() {
 
 /// The disk cache is off by default. Options about the cache need `cache`.
 #[test]
-fn the_disk_cache_is_off_until_it_is_asked_for() {
+fn disk_cache_is_off_by_default() {
     assert_eq!(parse("").unwrap().cache.dir, None);
     assert_eq!(parse("nofsc").unwrap().cache.dir, None);
     for list in ["cache", "fsc", "fsc=tag"] {

@@ -287,7 +287,7 @@ mod tests {
 
     /// An export inside another export is hidden from NFSv3, except with `nohide` or `crossmnt`.
     #[test]
-    fn exports_inside_exports_are_hidden_from_nfsv3_unless_asked_for() {
+    fn nested_exports_are_hidden_from_nfs3() {
         let hidden = |text| planned(text, &[]).iter().map(|p| p.2).collect::<Vec<_>>();
         assert_eq!(hidden("/srv *(rw)\n/srv/a *(ro)\n"), [false, true]);
         assert_eq!(hidden("/srv *(rw)\n/srv/a *(ro,nohide)\n"), [false, false]);
@@ -296,7 +296,7 @@ mod tests {
 
     /// Mounts and exports below an export cover its directories.
     #[test]
-    fn all_that_lies_over_an_export_covers_it() {
+    fn mounts_and_exports_cover_directories() {
         let mounts =
             [mount(4, "/srv/a", "tmpfs"), mount(5, "/srv/a/x", "tmpfs"), mount(6, "/srv/proc", "proc")];
         let covers = |text, of| {

@@ -121,7 +121,7 @@ mod tests {
 
     /// Each address family has one registration. Loopback addresses are not registered.
     #[test]
-    fn each_kind_of_address_has_one_registration() {
+    fn address_family_has_one_registration() {
         let told = |listen: &[&str]| {
             let listen: Vec<SocketAddr> = listen.iter().map(|a| a.parse().unwrap()).collect();
             let all = wanted(&listen, false, |addr| !addr.ip().is_loopback());

@@ -431,7 +431,7 @@ mod tests {
 
     /// The default rights depend on the listening address: no squashing on loopback only.
     #[test]
-    fn what_is_usual_depends_on_the_address() {
+    fn default_rights_depend_on_address() {
         assert_eq!(described(&["/srv"]), "*(rw,no_root_squash,secure)");
         assert_eq!(described(&["/srv", "-l", "192.0.2.1:2049"]), "*(rw,root_squash,secure)");
         assert_eq!(described(&["/srv", "-o", "ro,insecure"]), "*(ro,no_root_squash,insecure)");
@@ -444,7 +444,7 @@ mod tests {
 
     /// An invalid option or a missing file is refused by name.
     #[test]
-    fn what_is_not_understood_is_told() {
+    fn invalid_export_options_are_named() {
         for (args, word) in
             [(&["/srv", "-o", "rot"][..], "rot"), (&["--config", "/does/not/exist"], "/does/not/exist")]
         {
@@ -455,7 +455,7 @@ mod tests {
 
     /// A journal is refused with several exports, and inside the exported directory.
     #[test]
-    fn a_journal_is_for_one_directory_and_not_in_it() {
+    fn journal_serves_one_outside_directory() {
         let dir = tempfile::tempdir().unwrap();
         let (at, inside) = (dir.path().to_str().unwrap(), dir.path().join("journal"));
         let wrong = |args: &[&str]| {

@@ -234,7 +234,7 @@ mod tests {
     /// A mount gets its cache directory late, because another daemon still held it. The mount then
     /// loads the names that the other daemon saved.
     #[tokio::test]
-    async fn names_are_taken_back_when_the_directory_comes_late() {
+    async fn late_cache_directory_restores_names() {
         let home = tempfile::tempdir().unwrap();
         let (dir, cx) = (home.path().join("cache"), Cx::new(Arc::new(Cred::root())));
         let model = Arc::new(Model::new(env(), Duration::from_secs(3), u64::MAX));

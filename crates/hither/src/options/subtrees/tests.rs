@@ -33,7 +33,7 @@ fn the_longest_path_counts() {
 
 /// Of two modes for one directory the last one counts.
 #[test]
-fn of_one_directory_the_last_mode_counts() {
+fn last_subtree_mode_counts() {
     let w = parse("subtree=a:strict,subtree=a/:bounded=7").unwrap();
     assert_eq!(w.subtrees.len(), 1);
     assert_eq!(promise(&w, "a"), Promise::Bounded(7));
@@ -43,7 +43,7 @@ fn of_one_directory_the_last_mode_counts() {
 /// A part has the same options as a mount with that mode. The server's answers are valid as nfs(5)
 /// defines.
 #[test]
-fn a_part_is_as_a_mount_with_its_mode() {
+fn part_equals_mount_with_mode() {
     let w = parse("consistency=frozen,subtree=q:strict,subtree=c:cto,subtree=b:bounded=3").unwrap();
     let whole = |mode: &str| parse(&format!("consistency={mode}")).unwrap();
     let details = |w: &Wanted| (w.attr_cache, w.lookup_cache, w.close_to_open, w.prefetch, w.is_strict());
@@ -55,7 +55,7 @@ fn a_part_is_as_a_mount_with_its_mode() {
 
 /// Times that are given as options of nfs(5) apply to the close-to-open parts.
 #[test]
-fn times_of_nfs5_are_those_of_close_to_open_parts() {
+fn nfs5_times_apply_to_parts() {
     let w = parse("actimeo=5,nocto,subtree=c:cto,subtree=f:frozen").unwrap();
     assert_eq!(promise(&w, ""), Promise::NoCloseToOpen);
     let (_, part) = w.at(&Name::of_path("c").unwrap());
@@ -72,7 +72,7 @@ fn paths_may_have_commas_and_colons() {
 
 /// Each invalid `subtree=` and each contradiction is refused in one line.
 #[test]
-fn what_cannot_be_is_refused_in_a_line() {
+fn invalid_subtrees_are_refused() {
     assert_eq!(refusal("subtree=queue"), "option 'subtree=queue': expected PATH:MODE, such as queue:strict");
     assert_eq!(
         refusal("subtree=queue:lax"),

@@ -175,7 +175,7 @@ async fn write(v: &dyn Vfs, dir: &Fh, last: &Name, text: &str) {
 
 /// The longest rule applies. Paths without a rule below share one place in each stack.
 #[test]
-fn the_longest_rule_counts_and_plain_places_are_one() {
+fn longest_rule_decides_place() {
     let rules = rules();
     let of = |path: &str| names(path).iter().fold(Place::ROOT, |place, name| rules.child(place, name));
     let stacks = [
@@ -202,7 +202,7 @@ fn the_longest_rule_counts_and_plain_places_are_one() {
 /// open. A strict part sends one for its directory and one for the name. Each part sees changes as
 /// its mode promises. Promise: 8e
 #[tokio::test(start_paused = true)]
-async fn each_mode_asks_as_often_as_it_has_to() {
+async fn each_mode_sends_its_requests() {
     let lab = Lab::new().await;
     for dir in ["frozen", "strict", "plain"] {
         lab.write_there(&format!("{dir}/f"), "1").await;
@@ -256,7 +256,7 @@ async fn frozen_parts_outlive_leases() {
 /// A file has names in three subtrees and is under a lease. A write through one name is visible
 /// through the other names. Promise: 8e
 #[tokio::test(start_paused = true)]
-async fn what_is_under_a_lease_ends_with_a_change_made_through_another_name() {
+async fn write_through_alias_invalidates_lease() {
     let lab = Lab::new().await;
     lab.write_there("plain/l", "1").await;
     for other in ["strict/l", "frozen/l"] {
@@ -275,7 +275,7 @@ async fn what_is_under_a_lease_ends_with_a_change_made_through_another_name() {
 /// Renames and hard links between places fail with `EXDEV`. Within one place, and between places of
 /// one mode without rules, they succeed. Promise: 8e
 #[tokio::test(start_paused = true)]
-async fn nothing_moves_from_one_place_to_another() {
+async fn rename_between_places_fails() {
     let lab = Lab::new().await;
     let [root, plain, strict, deep] = ["", "plain", "strict", "deep/er/strict"].map(|path| path.to_owned());
     let mut dirs = std::collections::BTreeMap::new();
@@ -314,7 +314,7 @@ async fn nothing_moves_from_one_place_to_another() {
 /// them. Strict parts are never stale. An open elsewhere is never stale. Frozen parts stay as first
 /// seen. Promise: 8e
 #[tokio::test(start_paused = true)]
-async fn no_promise_is_weaker_than_its_own() {
+async fn subtree_modes_keep_their_promises() {
     for seed in 1..60_u64 {
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut below = |n: usize| {
@@ -386,7 +386,7 @@ async fn no_promise_is_weaker_than_its_own() {
 /// The parent of a directory is the directory from a walk, with the same place, at every border
 /// between parts.
 #[tokio::test(start_paused = true)]
-async fn parent_has_the_place_of_a_walk() {
+async fn parent_has_place_of_walk() {
     let lab = Lab::new().await;
     for dir in
         ["frozen/in", "strict/in", "deep/er/strict/in", "deep/er/strict/not/in", "deep/er/in", "plain/in"]

@@ -31,7 +31,7 @@ fn trace() -> Trace {
 
 /// Another round trip changes the total time by the difference for each request.
 #[test]
-fn round_trips_take_as_long_as_they_are_said_to() {
+fn round_trip_changes_total_time() {
     let trace = trace();
     assert_eq!((trace.calls, trace.files, trace.reads()), (6, 2, 3));
     assert_eq!((trace.asked, trace.rtt_us), ([4, 2], Some(400)));
@@ -42,7 +42,7 @@ fn round_trips_take_as_long_as_they_are_said_to() {
 
 /// A cache for all data serves the second read. A small cache serves none.
 #[test]
-fn a_cache_spares_the_second_read_and_a_small_one_does_not() {
+fn large_cache_serves_second_read() {
     let trace = trace();
     for policy in Policy::ALL {
         let (score, waited) = trace.play(policy, trace.all_bytes());
@@ -55,7 +55,7 @@ fn a_cache_spares_the_second_read_and_a_small_one_does_not() {
 /// A sequential read of a file three times as large as the cache, between reads of hot files. The
 /// hot files stay cached under every policy, as in the disk cache.
 #[test]
-fn a_large_scan_leaves_hot_files() {
+fn large_scan_keeps_hot_files() {
     const CHUNK: u64 = 128 << 10;
     let hot = || (0..100).map(|n| line("READ", &format!("/m/./hot{n}"), (0, 200_000), 10, (0, 0)));
     let scan = (0..1600).map(|n| line("READ", "/m/./large", (n * CHUNK, CHUNK), 10, (0, 0)));
@@ -69,7 +69,7 @@ fn a_large_scan_leaves_hot_files() {
 
 /// The output contains the figures of the evaluation, as JSON and as text.
 #[test]
-fn what_is_told_is_what_was_played() {
+fn output_has_evaluated_figures() {
     let args = |json| TraceWhatIf {
         file: "t".into(),
         cache_sizes: vec![4 << 20],
@@ -94,7 +94,7 @@ fn what_is_told_is_what_was_played() {
 /// A line that is not a traced call is refused with its number. An overlong line and an offset
 /// beyond all files are refused too.
 #[test]
-fn what_is_no_trace_is_refused_with_its_line() {
+fn invalid_trace_line_is_refused() {
     let list = &b"/m/./a\n"[..];
     assert!(lines(list).next().unwrap().unwrap_err().starts_with("line 1: "));
     let endless = vec![b'x'; 1 << 20];
