@@ -273,8 +273,9 @@ mod tests {
         }
     }
 
+    /// The command line of the daemon has the options of the mount command.
     #[test]
-    fn the_daemon_gets_the_same_words() {
+    fn daemon_gets_same_options() {
         let args = MountArgs {
             source: "s:/x".into(),
             dir: "/mnt".into(),

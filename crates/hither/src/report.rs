@@ -26,11 +26,16 @@ pub struct Report {
     /// Kernel requests that were answered with an error, such as "no such file".
     #[serde(default)]
     pub fuse_errors: BTreeMap<String, u64>,
-    /// The counters of the layers, by layer: `hints` (paths read from callers), `meta` (names,
-    /// attributes and small files answered from memory), `dirty` (delayed writes), `ahead` (new
-    /// objects that wait), `removals` (names that wait to be removed), `disk` (contents kept on the
-    /// local disk), `passthrough` (opens that the kernel reads by itself), `leases` (objects that
-    /// the kernel keeps until the server recalls them).
+    /// The counters of the layers, by layer:
+    ///
+    /// - `hints`: paths read from callers
+    /// - `meta`: names, attributes and small files answered from memory
+    /// - `dirty`: delayed writes
+    /// - `ahead`: new objects that wait
+    /// - `removals`: names that wait to be removed
+    /// - `disk`: contents kept on the local disk
+    /// - `passthrough`: opens that the kernel reads by itself
+    /// - `leases`: objects that the kernel keeps until the server recalls them
     #[serde(default)]
     pub layers: BTreeMap<String, Counters>,
 }

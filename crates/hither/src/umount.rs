@@ -21,8 +21,8 @@ const MAX_NAMED: usize = 5;
 /// Unmounts a mount.
 ///
 /// # Errors
-/// The mount does not exist, the user is not root, the mount is busy (with the names of its users),
-/// or the daemon did not end in time.
+/// The mount does not exist, the user is not root, or the daemon did not end in time. A busy mount
+/// fails with the names of its users.
 pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let mount = find(&mounts, &args.dir)?;

@@ -1,5 +1,5 @@
-//! `hither why PATH`: the cached state of a path, the promise for it and its end, the present cost
-//! of a call, and the cost and reasons of the last calls.
+//! `hither why PATH`: shows the cached state of a path, the promise for it, and the end of its
+//! validity. It also shows the present cost of a call, and the cost and reasons of the last calls.
 //!
 //! The daemon answers from memory. The command accesses neither the path nor the server, so it
 //! changes nothing.

@@ -1,5 +1,5 @@
 //! NFSv4.0 (RFC 7530), 4.1 (RFC 8881) and 4.2 (RFC 7862), with extended attributes (RFC 8276) and
-//! `mode_umask` (RFC 8275): every operation, attribute and callback, in both directions.
+//! `mode_umask` (RFC 8275). Every operation, attribute and callback is present in both directions.
 //!
 //! This module has no RPC, no session state and no policy. Two tables list the operations
 //! ([`compound`], [`callback`]) and one table lists the attributes ([`attrs`]). Numbers, names,

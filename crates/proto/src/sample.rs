@@ -145,8 +145,8 @@ impl<T: Sample, const MAX: usize> Sample for Chain<T, MAX> {
     }
 }
 
-/// Checks that values of `T` survive encoding and decoding. The decoded value must be equal, all
-/// bytes must be used, each shorter message must be refused without a panic, and the length must be
+/// Checks that values of `T` survive encoding and decoding. The decoded value must be equal, and
+/// all bytes must be used. Each shorter message must be refused without a panic. The length must be
 /// a multiple of 4.
 #[cfg(test)]
 pub(crate) fn round_trip<T: crate::xdr::Xdr + Sample + PartialEq + std::fmt::Debug>() {

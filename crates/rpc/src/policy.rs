@@ -122,7 +122,7 @@ mod tests {
 
     /// The default mount retransmits after 60 s. It fails, or starts again, after 180 s.
     #[test]
-    fn default_times_are_those_of_linux() {
+    fn default_times_match_linux() {
         use Expiry::*;
         assert_eq!(events(60, 2, 4), [(60, Minor), (180, Major), (240, Minor), (360, Major)]);
     }

@@ -1,9 +1,9 @@
 //! Connections over TCP.
 //!
 //! This module transports bytes, not messages. It sets the TCP options that NFS needs: no Nagle
-//! delay, keepalive probes that detect a vanished server, a bound on unacknowledged bytes, and a
-//! privileged source port where servers require one. A reconnect uses the same source port, because
-//! NFSv3 servers use the port to find a retransmission in their reply cache.
+//! delay, keepalive probes that detect a vanished server, and a bound on unacknowledged bytes. It
+//! also uses a privileged source port where servers require one. A reconnect uses the same source
+//! port, because NFSv3 servers use the port to find a retransmission in their reply cache.
 
 use crate::transport::{BoxFuture, Connect, Link};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};

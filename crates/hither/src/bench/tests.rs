@@ -134,7 +134,7 @@ fn chart_shows_measured_phases_only() {
 /// Each experiment in a directory is a workload of the laboratory, and each such workload is an
 /// experiment.
 #[test]
-fn experiments_are_those_of_the_laboratory() {
+fn experiments_match_laboratory() {
     let work =
         [include_str!("../../../../lab/work/workloads.py"), include_str!("../../../../lab/work/metadata.py")];
     let mut there: Vec<&str> = work

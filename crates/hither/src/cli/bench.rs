@@ -266,9 +266,10 @@ pub struct SharingArgs {
     pub a: PathBuf,
     /// Another mount's directory, which shows the same files
     pub b: PathBuf,
-    /// Kinds of sharing: reads (both clients open and read a file that is not written), sequential
-    /// (in turn, each client reads and writes the file that the other has closed), tight (each
-    /// client writes a file that the other reads, and both keep the files open)
+    /// Kinds of sharing: reads, sequential, tight. In reads both clients open and read a file that
+    /// is not written. In sequential each client in turn reads and writes the file that the other
+    /// has closed. In tight each client writes a file that the other reads, and both keep the files
+    /// open
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "reads,sequential,tight")]
     pub kinds: Vec<SharingKind>,
     /// Bytes of a file

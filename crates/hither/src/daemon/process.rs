@@ -35,9 +35,10 @@ pub fn prepare() {
 }
 
 /// Replies of 1 MiB are received into fresh buffers. By default the C library returns each freed
-/// buffer to the kernel, and the next one causes page faults again (parallel 1 MiB reads: 300
-/// against 958 MiB/s in one pair of runs, about equal in the next). It therefore keeps up to
-/// `KEEP_BYTES`. musl has no such setting.
+/// buffer to the kernel, and the next buffer causes page faults again. In one pair of runs,
+/// parallel 1 MiB reads reached 300 MiB/s by default and 958 MiB/s with kept buffers. In the next
+/// pair the rates were about equal. The C library therefore keeps up to `KEEP_BYTES`. musl has no
+/// such setting.
 #[cfg(target_env = "gnu")]
 fn keep_memory() {
     const KEEP_BYTES: libc::c_int = 128 << 20;

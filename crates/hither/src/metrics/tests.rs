@@ -121,7 +121,7 @@ async fn endpoint_serves_its_page_only() {
 
 /// Silent readers block other readers at most for the endpoint's time limit.
 #[tokio::test]
-async fn the_silent_are_cut_off() {
+async fn silent_readers_are_disconnected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics");
     let page: endpoint::Page = Arc::new(|| "x 1\n".to_string());

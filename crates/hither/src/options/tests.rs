@@ -13,7 +13,7 @@ fn refusal(list: &str) -> String {
 }
 
 #[test]
-fn defaults_are_those_of_nfs5() {
+fn defaults_match_nfs5() {
     let w = parse("").unwrap();
     assert_eq!(w.versions, Versions::Any);
     assert_eq!(w.recovery, Recovery::Hard);

@@ -470,8 +470,9 @@ mod tests {
         assert_eq!(wrong(&[at]), Ok(()));
     }
 
+    /// A reload keeps the entries of unchanged exports.
     #[test]
-    fn a_reload_keeps_what_stays() {
+    fn reload_keeps_unchanged_exports() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.exports");
         let write = |text: &str| fs::write(&file, text).unwrap();

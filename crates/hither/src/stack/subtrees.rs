@@ -83,8 +83,8 @@ impl Subtrees {
         tagged(place, fh)
     }
 
-    /// How many names of a path from the root, after the first `done`, belong to one stack, and to
-    /// which stack the last of them may lead.
+    /// How many names of a path from the root, after the first `done`, belong to one stack. The
+    /// second value is the stack to which the last of these names may lead, if it is another one.
     pub fn names_of_stack(&self, path: &[Name], done: usize) -> (usize, Option<usize>) {
         let (done, left) = path.split_at(done.min(path.len()));
         let mut place = self.place(done);

@@ -1,5 +1,5 @@
-//! The cached state of a path, collected from the layers: names and attributes, bytes in memory and
-//! on disk, and the last calls to the server.
+//! The cached state of a path, collected from the layers: names, attributes, and bytes in memory
+//! and on disk. It also has the last calls to the server.
 
 use super::parts::Parts;
 use crate::options::{Promise, Subtree, Wanted};

@@ -317,8 +317,9 @@ pub(crate) mod tests {
         assert_eq!(fields(lines[12]), "all 11 2 0 4 4.0 KiB 6.0 MiB");
     }
 
+    /// `--watch` shows the increase since the last report.
     #[test]
-    fn watching_shows_what_was_added() {
+    fn watch_shows_increase() {
         let before = report(vec![op("READ", 1)]);
         let mut now = report(vec![op("READ", 5), op("NULL", 0)]);
         (now.operations[0].rtt_ms, now.operations[0].rtt_us.mean) = (8, 140.0);

@@ -1,10 +1,10 @@
 //! The macro that turns a table of operations into types. [`super::compound`] and
 //! [`super::callback`] contain the tables.
 //!
-//! A row has the number, the protocol's name, the variant, the method, the type of the arguments
-//! (none is `()`) and the type of the result. The type of the failure follows if it is not just a
-//! status. The macro declares the number type with names, the enums of calls and results with their
-//! encoding, and a typed method of the reply's cursor for each operation.
+//! A row has the number, the protocol's name, the variant and the method. It also has the types of
+//! the arguments (none is `()`), of the result, and of the failure if it is not just a status. The
+//! macro declares the number type with names, and the enums of calls and results with their
+//! encoding. It also declares a typed method of the reply's cursor for each operation.
 
 use super::{Fail, Nfsstat4};
 

@@ -187,7 +187,7 @@ fn unknown_operation_in_reply_is_refused() {
     assert_eq!(Dec::all::<CompoundReply>(&bytes), Err(XdrError::Invalid(76)));
 }
 
-/// Of an overlong compound only [`OPS_MAX`] operations are decoded, enough for the server to refuse
+/// The decoder reads [`OPS_MAX`] operations of an overlong compound, enough for the server to refuse
 /// it.
 #[test]
 fn operations_are_bounded() {
@@ -201,7 +201,7 @@ fn operations_are_bounded() {
 
 /// Operation numbers, status values and their names are those of the RFCs.
 #[test]
-fn numbers_and_names_are_the_protocols() {
+fn nfs4_numbers_and_names_match_rfcs() {
     assert_eq!(NfsOpnum4::VALUES.len(), 74);
     let numbers: Vec<u32> = NfsOpnum4::VALUES.iter().map(|n| n.0).collect();
     assert_eq!(numbers[..73], (3..=75).collect::<Vec<_>>());

@@ -166,7 +166,7 @@ fn nqnfs_directories_match_paper_bytes() {
 
 /// A failure consists of its status only.
 #[test]
-fn failures_carry_nothing_but_their_status() {
+fn nqnfs_failures_are_status_only() {
     both_ways(&Res::<Fattr>::Err(Stat::TRYLATER), &words([501]).into());
     both_ways(&Res::<ReadOk>::Err(Stat::EXPIRED), &words([500]).into());
     both_ways(&Res::<()>::Err(Stat(12345)), &words([12345]).into());

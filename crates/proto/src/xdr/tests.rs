@@ -66,7 +66,7 @@ fn odd_values_are_refused() {
 
 /// The decoder ignores padding, because some servers leave old bytes in it.
 #[test]
-fn padding_means_nothing() {
+fn padding_is_ignored() {
     let message = Bytes::from_static(&[0, 0, 0, 1, 9, 7, 7, 1, 5, 6, 7, 8, 0, 0, 0, 2]);
     let mut d = Dec::new(&message);
     assert_eq!(d.opaque(9), Ok(Bytes::from_static(&[9])));

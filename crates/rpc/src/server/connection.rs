@@ -182,7 +182,8 @@ impl Shared {
             written: Notify::new(),
             ended: stop.child_token(),
             calls: Mutex::default(),
-            // The type of a message tells calls from replies, so these xids may equal the client's.
+            // The type of a message distinguishes calls from replies, so these xids may equal the
+            // client's.
             next_xid: AtomicU32::new(1),
         }
     }

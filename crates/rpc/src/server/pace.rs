@@ -107,7 +107,7 @@ impl Pace {
         due.max(Instant::now()) + self.interval
     }
 
-    /// Whether calls wait or have waited within [`FOLLOWED_WITHIN`]. Clients may then have calls
+    /// Whether calls wait or have waited within `FOLLOWED_WITHIN`. Clients may then have calls
     /// that the server has not read.
     pub fn holds_up(&self) -> bool {
         self.since_held_up() < FOLLOWED_WITHIN

@@ -220,8 +220,8 @@ async fn rpc_errors_are_answered() {
     assert_eq!(header.body, ReplyBody::Denied(DeniedReply::RpcMismatch(versions)));
 }
 
-/// The server drops a connection for a record beyond the limit, for a message that is not RPC, and
-/// for a record that stays incomplete too long.
+/// The server drops a connection for a record beyond the limit, and for a message that is not RPC.
+/// It also drops one for a record that stays incomplete too long.
 #[tokio::test(start_paused = true)]
 async fn misbehaving_client_is_disconnected() {
     let limits = ServerLimits { record_max_bytes: 1000, ..ServerLimits::default() };

@@ -93,7 +93,7 @@ fn an_open_with_a_write_delegation() {
 }
 
 #[test]
-fn no_delegation_and_why() {
+fn refused_delegation_has_reason() {
     let arm = |d: OpenDelegation, b| both_ways(&d, &b);
     arm(OpenDelegation::None, wire![0u32]);
     arm(OpenDelegation::NoneExt(WhyNoDelegation::NotWanted), wire![3u32, 0u32]);
@@ -319,7 +319,7 @@ fn a_recall_on_the_backchannel() {
 }
 
 #[test]
-fn a_copy_that_ended() {
+fn finished_copy_callback() {
     let args = |offload_info| CbOffloadArgs { fh: Fh::copy(b"dest"), stateid: STATEID, offload_info };
     let fail = args(Err(OffloadFail { status: Nfsstat4::IO, bytes_copied: 77 }));
     both_ways(&fail, &wire!["dest", stateid(), 5u32, 77u64]);
