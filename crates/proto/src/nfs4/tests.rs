@@ -187,8 +187,8 @@ fn unknown_operation_in_reply_is_refused() {
     assert_eq!(Dec::all::<CompoundReply>(&bytes), Err(XdrError::Invalid(76)));
 }
 
-/// The decoder reads [`OPS_MAX`] operations of an overlong compound, enough for the server to refuse
-/// it.
+/// The decoder reads [`OPS_MAX`] operations of an overlong compound, enough for the server to
+/// refuse it.
 #[test]
 fn operations_are_bounded() {
     let n = OPS_MAX as u32 + 100;
