@@ -33,35 +33,52 @@ const CASES: &[(&str, &str)] =
 /// Duration of each case in a short run.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Runs `test` on a mount of each case. A long run also tries other options.
+/// Modes of a long run. The modes of a short run are the first one.
+const MODES: &[&str] = &[
+    "",
+    ",noac",
+    ",nocto",
+    ",consistency=strict",
+    ",close=lazy",
+    ",close=delegated",
+    ",writeback=journal,exclusive,creates=here",
+];
+
+/// Runs `test` on a mount of each case. A long run also tries the other modes.
 fn for_each_mount(test: impl Fn(&str, &Path)) {
-    for_each_pair("", |mount, [mnt, _]| test(mount, mnt));
+    let modes = if long().is_some() { MODES } else { &MODES[..1] };
+    for_each_case(&["one"], modes, |mount, mounts| test(mount, mounts[0]));
 }
 
-/// The same with two mounts of the server, and with more options.
-fn for_each_pair(more: &str, test: impl Fn(&str, [&Path; 2])) {
+/// Mounts each case with each mode at the named places, and runs `test` there.
+fn for_each_case(places: &[&str], modes: &[&str], test: impl Fn(&str, &[&Path])) {
     let ganesha = Ganesha::start();
     let mut serve = Serve::of_directory();
     serve.serve();
-    let options: &[&str] = if long().is_some() { &["", ",noac", ",nocto"] } else { &[""] };
     for (server, version) in CASES {
-        for options in options {
-            let options = format!("vers={version}{options}{more}");
-            let mounts = ["one", "two"].map(|name| {
+        for mode in modes {
+            let mut options = format!("vers={version}{mode}");
+            let journal = tempfile::tempdir().unwrap();
+            if mode.contains("journal") {
+                options.push_str(&format!(",journal-dir={}", journal.path().display()));
+            }
+            let mounts = places.iter().map(|place| {
                 if *server == "nfs-ganesha" {
-                    let mnt = ganesha.dir.path().join(name);
+                    let mnt = ganesha.dir.path().join(place);
                     let _ = fs::create_dir(&mnt);
                     ganesha.mount(&options, &mnt).ok();
-                    return mnt;
+                    return Mounted(mnt);
                 }
-                let mnt = serve.mnt(name);
+                let mnt = serve.mnt(place);
                 serve.mount(&options, &mnt).ok();
-                mnt
+                Mounted(mnt)
             });
-            let [one, two] = mounts.map(Mounted);
-            test(&format!("{server}, {options}"), [&one.0, &two.0]);
-            umount(&one.0);
-            umount(&two.0);
+            let mounts: Vec<Mounted> = mounts.collect();
+            let paths: Vec<&Path> = mounts.iter().map(|mounted| mounted.0.as_path()).collect();
+            test(&format!("{server}, vers={version}{mode}"), &paths);
+            for mnt in paths {
+                umount(mnt);
+            }
         }
     }
 }
@@ -229,9 +246,8 @@ fn file_is_replaced_under_readers() {
             };
             let (at, noted, during) = (&dir, &faults, &during);
             let write = |w| move || during(&|n| replace(at, way, w, w + n * WRITERS, noted));
-            // A mapping of a file that is just being written can meet length 0 (promise 13). Such
-            // mappings occur in long runs only.
-            let maps = way != Way::UnlinkAndCreate || long().is_some();
+            // A mapping of a file that is just being written can meet length 0 (promise 13).
+            let maps = way != Way::UnlinkAndCreate;
             let read = |r| move || during(&|_| look(at, way, maps && r % 2 == 1, noted));
             let (replaced, opened): (u64, u64) = std::thread::scope(|s| {
                 let writers: Vec<_> = (0..WRITERS).map(|w| s.spawn(write(w))).collect();
@@ -291,7 +307,8 @@ fn program_is_replaced_while_started() {
 fn inode_number_is_reused() {
     const ROUNDS: u64 = 10;
     // Each look asks the server.
-    for_each_pair(",noac,lookupcache=none", |mount, [mnt, other]| {
+    for_each_case(&["one", "two"], &[",noac,lookupcache=none"], |mount, mounts| {
+        let [mnt, other] = mounts else { unreachable!() };
         let (number, over) = (AtomicU64::new(0), AtomicBool::new(false));
         let look = || {
             while !over.load(SeqCst) {
