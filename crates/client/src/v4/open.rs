@@ -617,7 +617,7 @@ struct Creation {
 }
 
 /// The rights that the open of an existing file needs and OPEN does not check. Servers grant OPEN
-/// for reading to users who may execute the file, because a client must read a program to run it.
+/// for reading to users with execute access, because a client must read a program to run it.
 /// An open for reading with truncation needs the right to modify. The SETATTR alone would also
 /// succeed for an owner without that right.
 fn right_to_open(how: &OpenHow) -> Option<u32> {

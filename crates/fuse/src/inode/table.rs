@@ -162,8 +162,8 @@ impl Inodes {
         }
     }
 
-    /// Notes that `node` is a new object: an inode with its identity and another handle belongs to a
-    /// removed object.
+    /// Notes that `node` is a new object: an inode with its identity and another handle belongs to
+    /// a removed object.
     pub fn is_new(&self, node: &Node) {
         let ident = self.ident(&node.fh, &node.attrs.attr);
         let mut t = self.table.lock();

@@ -414,8 +414,9 @@ async fn an_open_brings_the_first_bytes() {
     }
 }
 
-/// A READ does not prove the right to read in three cases. The mode gives the bytes to users who
-/// may only execute, or to an owner who may not read, or READ is refused. Then ACCESS decides.
+/// A READ does not prove the right to read in three cases. The mode gives the bytes to users with
+/// execute access only, or to an owner without read access, or READ is refused. Then ACCESS
+/// decides.
 #[tokio::test(start_paused = true)]
 async fn unproven_read_requires_access() {
     let server = tree();
