@@ -29,7 +29,7 @@ use tokio::time::{Instant, timeout_at};
 /// Maximum wait for the release of flushed handles. The first is for the removal of a file's name,
 /// the second for the removal of a directory with files that were in it.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
-const EMPTY_WAIT: Duration = Duration::from_secs(1);
+const EMPTY_WAIT: Duration = Duration::from_secs(5);
 /// Maximum wait of the removal of a directory for running closes.
 const CLOSE_WAIT: Duration = Duration::from_secs(30);
 

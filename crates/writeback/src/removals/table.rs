@@ -4,9 +4,9 @@
 
 use crate::wal::Ticket;
 use hither_vfs::{
-    Along, Attrs, ChangeInfo, Cred, Error, Fh, FileKind, Name, Stop, Time, Trail, Validity, Where,
+    Along, Attrs, ChangeInfo, Cred, Error, Fh, FileKind, Name, Result, Stop, Time, Trail, Validity, Where,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -43,6 +43,8 @@ pub(super) struct Table {
     pub stuck: usize,
     /// The number of opens of each file.
     opens: HashMap<Fh, u32>,
+    /// Files whose last name has a delayed removal.
+    nameless: HashSet<Fh>,
     /// Names whose removal at the server ended, with ascending generations.
     ended: VecDeque<(u64, Place)>,
     generation: u64,
@@ -59,6 +61,7 @@ impl Table {
             count: 0,
             stuck: 0,
             opens: HashMap::new(),
+            nameless: HashSet::new(),
             ended: VecDeque::new(),
             generation: 0,
             touched: HashMap::new(),
@@ -141,6 +144,9 @@ impl Table {
     /// Adds a delayed removal. Returns the change of the directory for the caller.
     pub fn insert(&mut self, dir: &Fh, name: &Name, gone: Gone, now: Time) -> ChangeInfo {
         self.count += 1;
+        if !gone.is_dir {
+            self.nameless.insert(gone.fh.clone());
+        }
         self.gone.entry(dir.clone()).or_default().insert(name.clone(), gone);
         let before = self.change;
         self.change = self.change.wrapping_add(1);
@@ -157,6 +163,7 @@ impl Table {
             self.touched.remove(dir);
         }
         self.count -= 1;
+        self.nameless.remove(&gone.fh);
         self.stuck -= usize::from(gone.error.is_some());
         if removed {
             self.generation += 1;
@@ -221,8 +228,17 @@ impl Table {
         attrs.valid = Validity::Once;
     }
 
-    pub fn opened(&mut self, fh: &Fh) {
+    /// Counts an open of a file.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE` when the last name of the file has a delayed removal, which takes the file away.
+    pub fn opened(&mut self, fh: &Fh) -> Result<()> {
+        if self.nameless.contains(fh) {
+            return Err(Error::new(libc::ESTALE));
+        }
         *self.opens.entry(fh.clone()).or_default() += 1;
+        Ok(())
     }
 
     pub fn closed(&mut self, fh: &Fh) {

@@ -105,6 +105,24 @@ async fn unlink_hides_name_at_once() {
     assert_eq!(s.layer.wal.log().stats().live_records, 0);
 }
 
+/// A file whose removal waits is not opened by its filehandle: the removal would take it away from
+/// the open.
+/// Promise: 6g
+#[tokio::test]
+async fn removed_file_is_not_opened() {
+    let s = Stack::new().await;
+    let fh = s.file(&s.root, "file", b"bytes").await;
+    let open = async || s.layer.open(&cx(), Where::fh(&fh), &OpenHow::existing(OpenAccess::READ)).await;
+    let opened = open().await.unwrap();
+    s.layer.close(&cx(), &fh, opened.open).await.unwrap();
+    s.unlink(&s.root, "file").await.unwrap();
+    assert_eq!(s.is_there("file").await, (false, true));
+    assert_eq!(errno(open().await), libc::ESTALE);
+    s.gate.open_all();
+    s.layer.sync().await.unwrap();
+    assert_eq!(errno(open().await), libc::ESTALE);
+}
+
 /// The server removes the names of a tree before their directories.
 /// Promise: 6g
 #[tokio::test]

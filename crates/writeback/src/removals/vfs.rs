@@ -129,14 +129,17 @@ impl Vfs for Removals {
         // The open is counted before the call, so that the file is not removed meanwhile.
         let known = at.path.is_empty().then(|| at.base.clone());
         if let Some(fh) = &known {
-            self.table().opened(fh);
+            self.table().opened(fh)?;
         }
         match self.below.open(cx, at, how).await {
             Ok(mut opened) => {
-                let mut t = self.table();
-                if known.is_none() {
-                    t.opened(&opened.node.fh);
+                let fh = &opened.node.fh;
+                let counted = known.map_or_else(|| self.table().opened(fh), |_| Ok(()));
+                if let Err(removed) = counted {
+                    let _ = self.below.close(cx, fh, opened.open).await;
+                    return Err(removed);
                 }
+                let t = self.table();
                 if let (Some(ChangeInfo { attrs: Some(attrs), .. }), [_]) = (&mut opened.dir, at.path) {
                     t.show(at.base, attrs);
                 }
