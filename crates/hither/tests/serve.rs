@@ -388,10 +388,10 @@ fn start_checks_the_right_journal() {
     server.kill();
     // Without its journal, the server might later replay the records over newer bytes.
     let without = second("120", &[]);
-    assert!(without.code != 0 && without.err.contains("start with it (--journal "), "{without:?}");
+    assert!(without.code != 0 && without.err.contains("start the server with it (--journal "), "{without:?}");
     let other = dir.join("journal2");
     let without = second("120", &["--journal", other.to_str().unwrap()]);
-    assert!(without.code != 0 && without.err.contains("start with it (--journal "), "{without:?}");
+    assert!(without.code != 0 && without.err.contains("start the server with it (--journal "), "{without:?}");
     let fs = server.mnt("other");
     run(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&fs)).ok();
     let foreign = second("120", &["other", named[0], named[1]]);

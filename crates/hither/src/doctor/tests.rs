@@ -181,7 +181,7 @@ fn doctor_names_mount_bottleneck() {
         &with(Mix { rtt_ms: 2500, execute_ms: 9000, queue_ms: 6500, ..calls.clone() }),
         Level::Note,
         Part::Client,
-        "waiting here",
+        "waiting at the client",
     );
     only(
         &with(Mix { rtt_ms: 20_000, execute_ms: 20_000, bytes: 1500 << 20, ..calls.clone() }),
