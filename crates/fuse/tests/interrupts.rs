@@ -72,7 +72,8 @@ fn child() {
     let Ok(what) = std::env::var("CHILD") else { return };
     let path = std::env::var("CHILD_PATH").unwrap();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // The program inherits ignored signals, for example from nohup(1).
+        // SAFETY: the signal gets its default action. The program may inherit that it ignores the
+        // signal, for example from nohup(1).
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     for part in what.split_whitespace() {

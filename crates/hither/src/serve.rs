@@ -30,6 +30,7 @@ use rpcbind::Registrations;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +67,8 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     let mut hangup = signal(SignalKind::hangup()).map_err(handlers)?;
     let state_dir = state_dir(args);
     if let Some(dir) = &state_dir {
-        std::fs::create_dir_all(dir).map_err(|e| {
+        // It holds filehandles and the key of their seals.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| {
             Failure::usage(format!("state directory {}: {e}; --state-dir names another", dir.display()))
         })?;
     }

@@ -3,6 +3,7 @@
 use super::{HITHER, Said, has_stopped, own_mount_namespace, own_network_namespace, run, wait_for};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
@@ -54,6 +55,8 @@ impl Serve {
 
     /// Starts the server and returns when it listens.
     pub fn serve(&mut self) {
+        let state = self.dir.path().join("state");
+        let is_first = !state.exists();
         let keeper = self
             .keeper
             .get_or_insert_with(|| Keeper::start(self.dir.path(), self.port, (&self.through, &self.words)));
@@ -62,6 +65,10 @@ impl Serve {
             assert!(keeper.is_alive(), "the server ended: {}", complaints(self.dir.path()));
             TcpStream::connect(("127.0.0.1", self.port)).is_ok()
         });
+        if is_first {
+            let mode = std::fs::metadata(state).unwrap().mode();
+            assert_eq!(mode & 0o077, 0, "other users can read the state directory");
+        }
     }
 
     /// Kills the server with SIGKILL.

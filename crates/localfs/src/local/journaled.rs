@@ -59,8 +59,9 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -696,11 +697,12 @@ fn plain(e: Error) -> io::Error {
     io::Error::from_raw_os_error(e.errno)
 }
 
-/// Writes a small file, durably.
+/// Writes a small file, durably. Only its owner may read it: it can hold filehandles.
 fn keep(dir: &Path, name: &str, text: &[u8]) -> io::Result<()> {
     let new = dir.join(format!("{name}.new"));
-    std::fs::write(&new, text)?;
-    File::open(&new)?.sync_all()?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(text)?;
+    file.sync_all()?;
     std::fs::rename(&new, dir.join(name))?;
     File::open(dir)?.sync_all()
 }
