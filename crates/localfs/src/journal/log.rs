@@ -72,6 +72,9 @@ pub enum OpenError {
     /// Neither block holds a valid header.
     #[error("no journal")]
     None,
+    /// The journal has the format of another version of hither.
+    #[error("the journal of another version of hither")]
+    Version,
     /// The journal belongs to another machine, file system or export.
     #[error("the journal of another machine or file system")]
     Foreign,
@@ -104,6 +107,7 @@ impl Found {
     /// Finds the journal on a device.
     pub fn open(device: Arc<dyn Device>, owner: Owner) -> Result<Self, OpenError> {
         let mut best: Option<Head> = None;
+        let mut has_other_version = false;
         let mut block = [0; BLOCK_BYTES];
         for at in [0, BLOCK_BYTES as u64] {
             match device.read_at(&mut block, at) {
@@ -111,8 +115,12 @@ impl Found {
                 Err(e) if e.kind() == ErrorKind::UnexpectedEof => continue,
                 Err(e) => return Err(e.into()),
             }
+            has_other_version |= Head::has_other_version(&block);
             let head = Head::parse(&block);
             best = [best, head].into_iter().flatten().max_by_key(|h| h.generation);
+        }
+        if has_other_version {
+            return Err(OpenError::Version);
         }
         let head = best.ok_or(OpenError::None)?;
         if head.owner != owner {

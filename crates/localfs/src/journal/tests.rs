@@ -411,6 +411,7 @@ async fn thousand_power_cuts_keep_records() {
     assert!(cuts > 1_000 && records > 10_000, "{cuts} cuts, {records} records: not much of a test");
 }
 
+/// The journal of another machine, file system or version of hither is refused and not changed.
 #[tokio::test]
 async fn a_foreign_journal_is_not_touched() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
@@ -421,6 +422,11 @@ async fn a_foreign_journal_is_not_touched() {
         assert!(matches!(Found::open(device.clone(), other), Err(OpenError::Foreign)));
     }
     assert!(*device.blocks.lock() == before);
+    let mut block = [0; BLOCK_BYTES];
+    device.read_at(&mut block, 0).unwrap();
+    block[..8].copy_from_slice(b"hithjrn2");
+    device.write_at(&block, 0).unwrap();
+    assert!(matches!(Found::open(device.clone(), OWNER), Err(OpenError::Version)));
     assert!(Found::format(Arc::new(Cut::new(4096, 9, 0)), OWNER, 1).is_err());
 }
 

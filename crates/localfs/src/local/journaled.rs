@@ -190,6 +190,10 @@ impl Journaled {
             Ok(found) => found,
             Err(OpenError::None) if device.is_blank().map_err(fail)? => fresh().map_err(fail)?,
             Err(OpenError::Io(e)) => return Err(fail(e)),
+            Err(e @ OpenError::Version) => {
+                let why = format!("it is {e}; start that version, or name another journal");
+                return Err(fail(io::Error::new(ErrorKind::InvalidData, why)));
+            }
             Err(e @ (OpenError::None | OpenError::Foreign)) => {
                 let why = format!(
                     "it is {e}; discard it (--journal-discard) if its records are of no use, else name another journal"

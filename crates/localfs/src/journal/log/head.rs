@@ -49,6 +49,12 @@ impl Head {
         device.write_at(&out, self.generation % 2 * BLOCK_BYTES as u64)
     }
 
+    /// Whether a block has the magic number of another format version.
+    pub fn has_other_version(block: &[u8; BLOCK_BYTES]) -> bool {
+        let (name, version) = MAGIC.split_at(MAGIC.len() - 1);
+        block.strip_prefix(name).is_some_and(|rest| !rest.starts_with(version))
+    }
+
     /// The header in a block; `None` unless the block holds a whole header.
     pub fn parse(block: &[u8; BLOCK_BYTES]) -> Option<Self> {
         let (head, rest) = block.split_at(HEAD_BYTES);
