@@ -63,11 +63,19 @@ impl Dir {
         Ok(this)
     }
 
-    /// Writes a small file.
+    /// Writes a small file, durably. An unchanged file is not written again.
     pub fn write(&self, name: &str, text: &str) -> io::Result<()> {
+        let path = self.path.join(name);
+        if std::fs::read(&path).is_ok_and(|old| old == text.as_bytes()) {
+            return Ok(());
+        }
+        let new = self.path.join(format!("{name}.new"));
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file: File = rustix::fs::open(self.path.join(name), flags, Mode::RUSR | Mode::WUSR)?.into();
-        (&file).write_all(text.as_bytes())
+        let file: File = rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?.into();
+        (&file).write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, &path)?;
+        self.names.sync_all()
     }
 
     /// Whether writes bypassed the journal at the end of its last use.
