@@ -57,12 +57,13 @@ mod table;
 pub(crate) mod tests;
 mod vfs;
 
+use crate::clock::Clock;
 use crate::wal::Wal;
-use hither_vfs::{BoxFuture, Env, Fh, Time, Upcalls, Vfs};
+use hither_vfs::{BoxFuture, Env, Fh, Upcalls, Vfs};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use table::Table;
 use tokio::sync::{Notify, Semaphore};
 
@@ -126,7 +127,7 @@ struct Counters {
 pub struct Ahead {
     below: Arc<dyn Vfs>,
     wal: Arc<Wal>,
-    env: Env,
+    clock: Clock,
     options: AheadOptions,
     /// Never held across an await.
     table: Mutex<Table>,
@@ -147,7 +148,7 @@ impl Ahead {
             below,
             wal,
             table: Mutex::new(Table::new((env.random)())),
-            env,
+            clock: Clock::new(env),
             slots: Semaphore::new(options.at_once.max(1)),
             options,
             work: Arc::default(),
@@ -183,14 +184,6 @@ impl Ahead {
 
     fn this(&self) -> Arc<Self> {
         self.this.upgrade().expect("a method runs, so the object lives")
-    }
-
-    /// The estimated time of the server's clock.
-    fn now(&self, t: &Table) -> Time {
-        let since = (self.env.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let nanos = since.as_nanos() as i128 + i128::from(t.offset_nanos);
-        let (secs, nanos) = (nanos.div_euclid(1_000_000_000), nanos.rem_euclid(1_000_000_000));
-        Time { secs: secs as i64, nanos: nanos as u32 }
     }
 }
 

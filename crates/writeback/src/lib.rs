@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 pub mod ahead;
+mod clock;
 pub mod dirty;
 pub mod removals;
+mod shown;
 pub mod wal;

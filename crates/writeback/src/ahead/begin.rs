@@ -73,7 +73,7 @@ impl Ahead {
             if let Status::Refused(errno) = t.status(dir) {
                 return Err(Error::new(errno));
             }
-            let now = self.now(&t);
+            let now = self.clock.now();
             let (fh, fileid) = t.fresh();
             let change = t.next_change();
             let group = parent.mode & SETGID != 0;
@@ -232,6 +232,7 @@ impl Ahead {
     /// Learns from an object that the server created: whether owner and group are as expected, and
     /// the difference of the clocks.
     pub(super) async fn learn(&self, cx: &Cx, dir: &Fh, made: &Attrs) {
+        self.clock.heard(made.attr.ctime, made.asked);
         let key = (cx.cred.uid, cx.cred.gid);
         if self.table().trusted.contains(&key) {
             return;
@@ -241,15 +242,6 @@ impl Ahead {
         if (made.attr.uid, made.attr.gid) != (cx.cred.uid, group) {
             return;
         }
-        let mut t = self.table();
-        let since = (self.env.wall)().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let theirs = i128::from(made.attr.ctime.secs) * 1_000_000_000 + i128::from(made.attr.ctime.nanos);
-        // Differences below the time of the reply, or below a clock tick, are ignored.
-        let took = made.asked.elapsed().as_nanos() as i128;
-        let ahead = theirs - (since.as_nanos() as i128 - took / 2);
-        if t.trusted.is_empty() && ahead.abs() > took.max(20_000_000) {
-            t.offset_nanos = i64::try_from(ahead).unwrap_or(0);
-        }
-        t.trusted.insert(key);
+        self.table().trusted.insert(key);
     }
 }

@@ -189,7 +189,7 @@ impl Ahead {
             if t.bytes + end.saturating_sub(old) > self.options.max_bytes {
                 return Ok(None);
             }
-            let (now, change) = (self.now(&t), t.next_change());
+            let (now, change) = (self.clock.now(), t.next_change());
             let path = self.wal.path(fh);
             let Some(object) = t.here.get_mut(fh) else { return Ok(None) };
             let fileid = object.attr.fileid;
@@ -229,7 +229,7 @@ impl Ahead {
         if size > self.options.file_max_bytes as u64 {
             return None;
         }
-        let (now, change) = (self.now(t), t.next_change());
+        let (now, change) = (self.clock.now(), t.next_change());
         let object = t.here.get_mut(fh)?;
         let Body::File(bytes) = &mut object.body else { return None };
         let old = bytes.len() as u64;
@@ -254,7 +254,7 @@ impl Ahead {
         set: &SetAttr,
     ) -> Result<Option<Attrs>> {
         let done = self.on_here(cx, fh, |t| {
-            let now = self.now(t);
+            let now = self.clock.now();
             let to = |time: Option<SetTime>| {
                 time.map(|time| match time {
                     SetTime::Now => now,
@@ -302,7 +302,7 @@ impl Ahead {
         }
         let seq = {
             let mut t = self.table();
-            let now = self.now(&t);
+            let now = self.clock.now();
             let to = |time: Option<SetTime>| -> Option<Time> {
                 time.map(|time| match time {
                     SetTime::Now => now,
@@ -440,7 +440,7 @@ impl Ahead {
     /// Drops a pending object and journals that.
     fn drop_here(&self, t: &mut Table, fh: &Fh) -> (ChangeInfo, u64) {
         let ticket = self.wal.log().append(Record::of(fh, Event::Gone));
-        let now = self.now(t);
+        let now = self.clock.now();
         let info = ChangeInfo { atomic: false, before: t.next_change(), after: t.next_change(), attrs: None };
         if let Some(object) = t.here.remove(fh) {
             t.bytes -= object.len_bytes();
@@ -514,7 +514,7 @@ impl Ahead {
                 }
                 above = object.dir.clone();
             }
-            let now = self.now(t);
+            let now = self.clock.now();
             let event = Event::Moved(t.as_recorded(to.0));
             let record = Record { fh: moved.clone(), event, data: Data::from(to.1.bytes().clone()) };
             let ticket = self.wal.log().append(record);

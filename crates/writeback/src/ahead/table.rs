@@ -2,6 +2,7 @@
 //!
 //! The module knows nothing of the journal and of the server.
 
+use crate::shown::ShownTimes;
 use crate::wal::{Attributes, Ticket};
 use bytes::Bytes;
 use hither_vfs::{
@@ -20,9 +21,6 @@ const MARK: &[u8; 8] = b"\xf1hahead\0";
 const OPEN_BIT: u64 = 1 << 62;
 /// File numbers of this layer have these high bits. Numbers of a server do not.
 const FILEID_BITS: u64 = 0x7fa0 << 48;
-
-/// The most objects whose former times are still shown after they were sent.
-const SHOWN_MOST: usize = 64 << 10;
 
 /// The content of an object.
 #[derive(Debug, Clone)]
@@ -96,19 +94,6 @@ pub(super) struct Open {
     pub below: Option<Result<OpenId, i32>>,
 }
 
-/// Times that programs saw before an object, or the last one of a directory, was sent. They are
-/// shown until a program changes the object.
-#[derive(Debug, Clone, Copy)]
-struct Shown {
-    /// For directories and links. The modification time of a file is set at the server.
-    mtime: Option<Time>,
-    ctime: Time,
-    /// The time of sending. Answers to earlier requests have other times.
-    sent: Instant,
-    /// The server's change time of the same state, once known.
-    theirs: Option<Time>,
-}
-
 /// Delayed times of a directory.
 #[derive(Debug, Clone)]
 pub(super) struct Owed {
@@ -147,13 +132,10 @@ pub(super) struct Table {
     /// or removal in this mount, and the change attribute after it.
     touched: HashMap<Fh, (Time, u64)>,
     pub owed: HashMap<Fh, Owed>,
-    /// At most [`SHOWN_MOST`] entries. The oldest are dropped first.
-    shown: RefCell<HashMap<Fh, Shown>>,
-    shown_order: VecDeque<Fh>,
+    /// Times that programs saw before an object, or the last one of a directory, was sent.
+    shown: RefCell<ShownTimes>,
     /// Users and groups whose objects get the expected owner and group from the server.
     pub trusted: HashSet<(u32, u32)>,
-    /// The server's clock minus this machine's clock.
-    pub offset_nanos: i64,
     /// Objects whose last attempt failed.
     pub stuck: usize,
     random: u64,
@@ -176,9 +158,7 @@ impl Table {
             touched: HashMap::new(),
             owed: HashMap::new(),
             shown: RefCell::default(),
-            shown_order: VecDeque::new(),
             trusted: HashSet::new(),
-            offset_nanos: 0,
             stuck: 0,
             random,
             next: 0,
@@ -271,54 +251,24 @@ impl Table {
             names.remove(name);
             if names.is_empty() {
                 self.names.remove(dir);
-                if let Some((time, _)) = self.touched.remove(dir) {
-                    self.keep_shown(dir, Some(time), time, None);
-                } else if let Some(shown) = self.shown.get_mut().get_mut(dir) {
-                    (shown.sent, shown.theirs) = (Instant::now(), None);
+                match self.touched.remove(dir) {
+                    Some((time, _)) => self.shown.get_mut().keep(dir, Some(time), time, None),
+                    None => self.shown.get_mut().sent_again(dir, None),
                 }
             }
         }
         self.generation += 1;
     }
 
-    fn keep_shown(&mut self, seen: &Fh, mtime: Option<Time>, ctime: Time, theirs: Option<Time>) {
-        let shown = Shown { mtime, ctime, sent: Instant::now(), theirs };
-        if self.shown.get_mut().insert(seen.clone(), shown).is_none() {
-            self.shown_order.push_back(seen.clone());
-        }
-        while self.shown_order.len() > SHOWN_MOST {
-            if let Some(oldest) = self.shown_order.pop_front() {
-                self.shown.get_mut().remove(&oldest);
-            }
-        }
-    }
-
     /// A program changes the object at the server: the server's times apply from now on.
     pub fn changed_there(&mut self, seen: &Fh) {
-        self.shown.get_mut().remove(seen);
+        self.shown.get_mut().forget(seen);
         self.touched.remove(seen);
     }
 
     /// The server has the delayed times of a directory.
     pub fn times_are_there(&mut self, dir: &Fh, set: &Attributes) {
-        if let Some(shown) = self.shown.get_mut().get_mut(dir) {
-            (shown.sent, shown.theirs) = (Instant::now(), None);
-            shown.mtime = set.mtime.or(shown.mtime);
-        }
-    }
-
-    fn show_times(&self, seen: &Fh, attrs: &mut Attrs) {
-        let mut all = self.shown.borrow_mut();
-        let Some(shown) = all.get_mut(seen) else { return };
-        if attrs.asked > shown.sent && !self.has_names(seen) {
-            let theirs = *shown.theirs.get_or_insert(attrs.attr.ctime);
-            if theirs != attrs.attr.ctime {
-                all.remove(seen);
-                return;
-            }
-        }
-        attrs.attr.ctime = shown.ctime;
-        attrs.attr.mtime = shown.mtime.unwrap_or(attrs.attr.mtime);
+        self.shown.get_mut().sent_again(dir, set.mtime);
     }
 
     pub fn has_names(&self, dir: &Fh) -> bool {
@@ -333,7 +283,7 @@ impl Table {
             object.times.1 = None;
         } else if self.has_names(dir) {
             self.touched.insert(dir.clone(), (now, change));
-            self.shown.get_mut().remove(dir);
+            self.shown.get_mut().forget(dir);
         }
     }
 
@@ -353,8 +303,9 @@ impl Table {
         };
         if let Ok(real) = &known.real {
             let is_file = matches!(object.body, Body::File(_));
+            // The modification time of a file is set at the server.
             let mtime = (!is_file).then_some(object.attr.mtime);
-            self.keep_shown(fh, mtime, object.attr.ctime, theirs);
+            self.shown.get_mut().keep(fh, mtime, object.attr.ctime, theirs);
             self.ours.insert(real.clone(), fh.clone());
             self.fileids.insert(known.real_fileid, known.fileid);
         }
@@ -367,7 +318,7 @@ impl Table {
         if let Some(known) = self.known.get(seen) {
             attrs.attr.fileid = known.fileid;
         }
-        self.show_times(seen, attrs);
+        self.shown.borrow_mut().show(seen, attrs, !self.has_names(seen));
         if attrs.attr.kind != FileKind::Directory {
             return;
         }

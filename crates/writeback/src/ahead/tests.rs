@@ -41,7 +41,9 @@ pub(crate) fn env() -> Env {
     let (random, wall) = (AtomicU64::new(1 << 40), AtomicU64::new(1_000_000));
     Env {
         random: Arc::new(move || random.fetch_add(1 << 33 | 1, Relaxed)),
-        wall: Arc::new(move || SystemTime::UNIX_EPOCH + Duration::from_secs(wall.fetch_add(1, Relaxed))),
+        wall: Arc::new(move || {
+            std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(wall.fetch_add(1, Relaxed))
+        }),
     }
 }
 
