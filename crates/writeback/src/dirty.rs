@@ -83,6 +83,7 @@ mod owed;
 mod pay;
 mod questions;
 mod read;
+mod seen;
 mod stats;
 mod vfs;
 mod wait;
@@ -94,18 +95,20 @@ pub(crate) mod tests;
 pub use stats::DirtyStats;
 pub(crate) use wait::patient;
 
+use crate::clock::Clock;
+use crate::shown::ShownTimes;
 use crate::wal::Wal;
 use file::File;
 use flush::Ages;
-use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Name, Node, Result, Time, Unsent, Upcalls, Vfs};
+use hither_vfs::{Attrs, BoxFuture, Cx, Env, Fh, FileKind, Name, Node, Result, Unsent, Upcalls, Vfs};
 use journal::Uncommitted;
 use parking_lot::{Mutex, RwLock};
 use questions::{Keep, Questions};
 use stats::{Counters, Reason};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 
 /// Options of the layer.
@@ -177,7 +180,6 @@ impl Default for DirtyOptions {
 /// The layer. See the module.
 pub struct Dirty {
     below: Arc<dyn Vfs>,
-    env: Env,
     options: DirtyOptions,
     /// The files with state. Locked before a file's state, never across an await.
     files: RwLock<HashMap<Fh, Arc<File>>>,
@@ -198,6 +200,11 @@ pub struct Dirty {
     wal: Option<Arc<Wal>>,
     uncommitted: Arc<Uncommitted>,
     last_change: AtomicU64,
+    clock: Clock,
+    /// Users whose new files belong to them at the server, each with the file system.
+    owners: RwLock<HashSet<((u64, u64), u32)>>,
+    /// Times that programs saw before the server had the bytes. Locked after a file's state.
+    shown: Mutex<ShownTimes>,
     above: OnceLock<Arc<dyn Upcalls>>,
     this: Weak<Self>,
 }
@@ -235,7 +242,9 @@ impl Dirty {
             last_change: AtomicU64::new((env.random)()),
             above: OnceLock::new(),
             this: this.clone(),
-            env,
+            clock: Clock::new(env),
+            owners: RwLock::default(),
+            shown: Mutex::default(),
             options,
         });
         tokio::spawn(flush::age(Arc::downgrade(&this), ages));
@@ -258,11 +267,6 @@ impl Dirty {
     /// A change value that was not shown before.
     fn next_change(&self) -> u64 {
         self.last_change.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
-    }
-
-    fn wall(&self) -> Time {
-        let since = (self.env.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Time { secs: since.as_secs() as i64, nanos: since.subsec_nanos() }
     }
 
     fn known(&self, fh: &Fh) -> Option<Arc<File>> {
@@ -325,23 +329,19 @@ impl Dirty {
 
     /// Adjusts attributes from below to the local state.
     fn show(&self, fh: &Fh, attrs: &mut Attrs) {
-        if attrs.attr.kind == FileKind::Regular
-            && let Some(file) = self.known(fh)
-        {
-            file.state.lock().show(attrs, self.next_change());
+        if attrs.attr.kind == FileKind::Regular {
+            if let Some(file) = self.known(fh) {
+                file.state.lock().show(attrs, self.next_change());
+            }
+            self.shown.lock().show(fh, attrs, true);
         }
     }
 
     fn show_nodes<'a>(&self, nodes: impl Iterator<Item = &'a mut Node>) {
-        let files = self.files.read();
-        if files.is_empty() {
+        if self.files.read().is_empty() && self.shown.lock().is_empty() {
             return;
         }
-        for node in nodes.filter(|n| n.attrs.attr.kind == FileKind::Regular) {
-            if let Some(file) = files.get(&node.fh) {
-                file.state.lock().show(&mut node.attrs, self.next_change());
-            }
-        }
+        nodes.for_each(|node| self.show(&node.fh, &mut node.attrs));
     }
 
     /// Sends all dirty bytes of all files.

@@ -125,7 +125,10 @@ impl Dirty {
                 self.look_after(&mut s, file, Instant::now());
             }
             (Err(e), None) if refused(e) => {}
-            _ if order.cut.is_some() || order.flush == First::Must => file.state.lock().owed.modified(),
+            _ if order.cut.is_some() || order.flush == First::Must => {
+                file.state.lock().owed.modified(None);
+                self.times_end(&file.fh);
+            }
             _ => {}
         }
         if hold.take().is_some() {

@@ -8,6 +8,7 @@ use super::extents::{Extents, Rules};
 use super::flush::Place;
 use super::journal::Tracks;
 use super::owed::Owing;
+use super::seen::Seen;
 use crate::wal::Wal;
 use hither_vfs::{Attrs, Cred, Error, Fh, OpenId, Time, Unsent, Validity};
 use parking_lot::Mutex;
@@ -43,6 +44,10 @@ pub(super) struct State {
     pub view: View,
     /// Attributes that the server does not have yet.
     pub owed: Owing,
+    /// The writer of the last local bytes.
+    pub writer: Option<Origin>,
+    /// Local times that a program saw. They are shown until a program changes the file.
+    pub seen: Option<Seen>,
     /// The file's part in the journal.
     pub journal: Tracks,
     /// All bytes of this epoch and earlier ones are to be sent.
@@ -114,6 +119,8 @@ impl File {
             errors: Errors::default(),
             view: View::default(),
             owed: Owing::default(),
+            writer: None,
+            seen: None,
             journal: Tracks::of(wal, &fh),
             flush_to: 0,
             hold_from: u64::MAX,
@@ -227,6 +234,10 @@ impl State {
         let flying = self.extents.is_flying();
         let theirs = self.view.show(attrs, bytes, flying, fresh);
         self.owed.dress(attrs);
+        if let Some(seen) = &self.seen {
+            (attrs.attr.mtime, attrs.attr.ctime) = (seen.mtime, seen.ctime);
+            attrs.valid = Validity::Once;
+        }
         self.keep_abandoned_length(attrs);
         theirs && self.owed.is_none()
     }
@@ -252,18 +263,20 @@ impl State {
     /// The part of the file that the server lacks, for requests of other clients.
     pub fn unsent(&self) -> Unsent {
         match self.shown() {
-            _ if !self.owed.is_none() => Unsent::More,
-            _ if self.extents.is_clean() => Unsent::Nothing,
+            _ if self.owed.is_for_others() => Unsent::More,
+            _ if self.is_settled() => Unsent::Nothing,
             Some(attrs) => Unsent::Bytes { size_bytes: attrs.attr.size_bytes },
             None => Unsent::More,
         }
     }
 
     /// The attributes after a local write at `now`, if enough of them is known.
-    pub fn written(&mut self, now: Time, fresh: u64) -> Option<Attrs> {
+    pub fn written(&mut self, writer: &Origin, now: Time, fresh: u64) -> Option<Attrs> {
         self.view.time = Some(now);
         self.view.alias = Some(fresh);
-        self.owed.modified();
+        self.writer = Some(writer.clone());
+        self.owed.modified(Some(now));
+        self.seen = None;
         let mut attrs = self.view.server.clone()?;
         let bytes = Local { clean: false, end_bytes: self.extents.end_bytes() };
         self.view.dress(&mut attrs, bytes, true);

@@ -31,6 +31,17 @@ pub(super) enum Load {
     Last(Option<Flight>, Owed),
 }
 
+/// The fate of attributes after an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// They are sent again.
+    Waits,
+    /// They are given up, and a program that set them gets the error.
+    Lost,
+    /// A time that a program saw is given up. No program asked for the call.
+    Unasked,
+}
+
 impl State {
     /// Whether attributes are to be sent that have no bytes before them.
     pub fn owes_alone(&self, rules: Rules) -> bool {
@@ -161,6 +172,7 @@ impl Dirty {
                     if owed.set.mtime.is_some() && s.extents.is_clean() {
                         // The server's times are the requested ones.
                         s.view.time = None;
+                        self.keep_seen(file, s, attrs);
                     }
                 }
                 false => s.owed_failed(),
@@ -172,13 +184,20 @@ impl Dirty {
         file.changed.notify_waiters();
     }
 
-    /// Gives up attributes that the server refuses for good. Returns whether they are given up.
-    pub(super) fn refuse_owed(s: &mut State, e: &Error) -> bool {
-        let lost = is_final(e.errno) || matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS);
-        match lost {
-            true => s.owed.refused(),
-            false => s.owed_failed(),
+    /// Gives up attributes that the server refuses for good.
+    pub(super) fn refuse_owed(&self, s: &mut State, e: &Error) -> Refusal {
+        if !is_final(e.errno) && !matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS) {
+            s.owed_failed();
+            return Refusal::Waits;
         }
-        lost
+        match s.owed.refused() {
+            Some(seen) if seen.is_seen_time() => {
+                // The server's times apply, also to later files of this user.
+                self.owners.write().retain(|(_, uid)| *uid != seen.by.cred.uid);
+                s.seen = None;
+                Refusal::Unasked
+            }
+            _ => Refusal::Lost,
+        }
     }
 }

@@ -11,7 +11,7 @@
 
 use super::extents::Flight;
 use super::file::{Failing, File, Names, State};
-use super::finish::Load;
+use super::finish::{Load, Refusal};
 use super::stats::{Counters, Reason};
 use super::{Dirty, is_final};
 use hither_vfs::{Cx, Error, File as At, OpenId, Result, Stability, Wrote};
@@ -53,7 +53,8 @@ impl Dirty {
         let out = change(&mut s);
         let after = s.extents.bytes();
         if s.is_settled() {
-            (s.stable, s.told, s.failing, s.backoff) = (false, None, None, None);
+            (s.stable, s.told, s.failing, s.backoff, s.seen) = (false, None, None, None, None);
+            s.journal.times_are_there();
         }
         drop(s);
         self.total.fetch_add(after, Relaxed);
@@ -279,6 +280,9 @@ impl Dirty {
             let alone = s.extents.landed(id, wrote.bytes) && s.view.through == 0;
             let attrs = wrote.attrs.as_ref();
             s.view.changed(Instant::now(), start + wrote.bytes, attrs, alone);
+            if let Some(attrs) = attrs {
+                self.clock.heard(attrs.attr.ctime, attrs.asked);
+            }
             s.backoff = None;
             s.journal.landed(id, wrote.bytes, false, attrs)
         });
@@ -322,15 +326,16 @@ impl Dirty {
             }
             // The server may have executed the call all the same.
             s.view.changed(now, 0, None, false);
-            let set_refused = match (owed, flight.is_none()) {
-                (true, true) => Self::refuse_owed(s, &e),
+            let owed_end = match (owed, flight.is_none()) {
+                (true, true) => self.refuse_owed(s, &e),
                 (true, false) => {
                     s.owed_failed();
-                    false
+                    Refusal::Waits
                 }
-                (false, _) => false,
+                (false, _) => Refusal::Waits,
             };
-            if gone && (refused || set_refused) {
+            let set_refused = owed_end == Refusal::Lost;
+            if owed_end == Refusal::Unasked || gone && (refused || set_refused) {
                 return None;
             }
             if lost || set_refused {

@@ -13,7 +13,7 @@ use super::file::{File, Names};
 use super::stats::Reason;
 use super::{Dirty, extents::Flight, lazy::LAZY_MOST};
 use crate::wal::{Base, Event, Record, Ticket, Wal, Write};
-use hither_vfs::{Attrs, Cred, Cx, Data, Fh, File as At, Name, Node, OpenId, Result, Stability, Where};
+use hither_vfs::{Attrs, Cred, Cx, Data, Fh, File as At, Name, Node, OpenId, Result, Stability, Time, Where};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -83,6 +83,10 @@ pub(super) struct Tracks {
     past: (u64, u64),
     /// The file has no name, so it cannot be found after a crash.
     nameless: bool,
+    /// The modification time of the last write, if a program saw it.
+    seen: Option<Time>,
+    /// The server does not have this time. The records stay until it has.
+    awaits_time: bool,
 }
 
 impl Tracks {
@@ -150,6 +154,7 @@ impl Tracks {
     /// Journals a write of a program.
     pub fn wrote(&mut self, cred: &Arc<Cred>, offset_bytes: u64, data: &Data, wall_s: i64) -> Option<Ticket> {
         let (wal, fh) = self.to.clone().filter(|_| !self.nameless)?;
+        (self.seen, self.awaits_time) = (None, false);
         let (path, fileid, base) = (wal.path(&fh), self.fileid, self.base);
         let write = Write { fileid, path, cred: cred.clone(), offset_bytes, base, wall_s };
         let ticket = wal.log().append(Record { fh, event: Event::Data(write), data: data.clone() });
@@ -177,6 +182,23 @@ impl Tracks {
         self.put(start, Span { end, seq: ticket.seq, landed: 0 });
         self.told();
         Some(told)
+    }
+
+    /// Journals the modification time that a program saw. A replay sets it as the owner of the
+    /// file. `waits`: the server does not have it. Returns whether there is a new record.
+    pub fn see(&mut self, owner: &Arc<Cred>, mtime: Time, waits: bool) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        self.awaits_time = waits;
+        self.seen.replace(mtime) != Some(mtime) && self.note(Event::Seen(owner.clone(), mtime)).is_some()
+    }
+
+    /// Notes that no modification time is missing at the server.
+    pub fn times_are_there(&mut self) {
+        if std::mem::take(&mut self.awaits_time) {
+            self.told();
+        }
     }
 
     /// Journals a flight. Returns the record that must precede the WRITE.
@@ -248,6 +270,7 @@ impl Tracks {
     /// Voids earlier writes to a range.
     pub fn void(&mut self, start_bytes: u64, end_bytes: u64) {
         if !self.is_empty() {
+            (self.seen, self.awaits_time) = (None, false);
             self.note(Event::Void { start_bytes, end_bytes });
             self.carve(start_bytes, end_bytes, |_| true);
             self.told();
@@ -327,7 +350,7 @@ impl Tracks {
 
     /// Reports dead records to the journal.
     fn told(&mut self) {
-        let Some((wal, _)) = self.to.clone() else { return };
+        let Some((wal, _)) = self.to.clone().filter(|_| !self.awaits_time) else { return };
         let mut dead: BTreeMap<u64, u64> = BTreeMap::new();
         // Records die roughly in the order of their writing. A dead record after a live one waits.
         while let Some(first) = self.held.first_entry() {
@@ -545,6 +568,7 @@ impl Dirty {
                 let mut s = file.state.lock();
                 (s.names, s.nameless_since) = (Names::OneLess, self.questions.next());
             }
+            self.times_end(&file.fh);
             let journaled = self.wal.is_some() && !file.state.lock().journal.is_empty();
             if journaled && self.has_no_name(&file).await {
                 file.state.lock().journal.lost_its_names();

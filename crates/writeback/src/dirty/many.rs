@@ -8,6 +8,7 @@ impl Dirty {
         let made = self.below.create_many(cx, dir, new).await;
         for (one, made) in new.iter().zip(&made) {
             if let (NewKind::File(_), Ok(made)) = (&one.kind, made) {
+                self.learn_owner(cx, &made.node.attrs);
                 self.named(Some(&made.node.fh), (dir, &one.name));
             }
         }

@@ -28,6 +28,8 @@
 //! The attributes that the server has got are remembered, because the answer to an earlier request
 //! may lack them ([`Landed`]).
 
+use super::file::Origin;
+use super::seen::Seen;
 use hither_vfs::{Attrs, Cred, Error, OpenId, SetAttr, SetTime, Time, Validity};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +51,16 @@ pub(super) struct Owed {
     pub since: Instant,
     /// The time of the last change by the local clock, shown as the change time.
     at: Time,
+    /// The modification time is that of a write, and a program saw it (`seen.rs`).
+    seen: bool,
     number: u64,
+}
+
+impl Owed {
+    /// Whether no program set any of the attributes.
+    pub fn is_seen_time(&self) -> bool {
+        self.seen && SetAttr { mtime: self.set.mtime, ..SetAttr::default() } == self.set
+    }
 }
 
 /// Attributes that the server has got, and the end of that call. Answers to earlier requests may be
@@ -101,6 +112,11 @@ impl Owing {
     /// Whether no attributes are waiting or in flight.
     pub fn is_none(&self) -> bool {
         self.waiting.is_none() && self.sent.is_none()
+    }
+
+    /// Whether attributes are waiting or in flight that other clients would miss beside the bytes.
+    pub fn is_for_others(&self) -> bool {
+        [&self.waiting, &self.sent].into_iter().flatten().any(|o| !o.is_seen_time())
     }
 
     /// Whether permissions are waiting or in flight.
@@ -165,9 +181,11 @@ impl Owing {
         self.urgent && self.waiting.as_ref().is_some_and(|o| o.set.mode.is_some())
     }
 
-    /// Whether the visible modification time is the one that the server will have.
-    pub fn has_mtime(&self) -> bool {
-        self.waiting.as_ref().is_some_and(|o| matches!(o.set.mtime, Some(SetTime::To(_))))
+    /// The user who sets the modification time. The visible one is then the one that the server
+    /// will have.
+    pub fn sets_mtime(&self) -> Option<&Arc<Cred>> {
+        let sets = |o: &&Owed| matches!(o.set.mtime, Some(SetTime::To(_)));
+        [&self.waiting, &self.sent].into_iter().flatten().find(sets).map(|o| &o.by.cred)
     }
 
     /// The time of the first waiting change.
@@ -204,8 +222,28 @@ impl Owing {
     pub fn add(&mut self, set: &SetAttr, now: Instant, at: Time) {
         let Some(by) = self.creator.clone() else { return };
         let since = self.waiting.as_ref().map_or(now, |o| o.since);
-        let old = self.waiting.take().map(|o| o.set).unwrap_or_default();
-        self.wait(Owed { set: over(&old, set), by, since, at, number: 0 });
+        let old = self.waiting.take();
+        let seen = set.mtime.is_none() && old.as_ref().is_some_and(|o| o.seen);
+        let old = old.map(|o| o.set).unwrap_or_default();
+        self.wait(Owed { set: over(&old, set), by, since, at, seen, number: 0 });
+    }
+
+    /// Adds the modification time of a write that a program saw. The writer owns the file.
+    pub fn see(&mut self, writer: Origin, times: Seen, now: Instant) {
+        let by = Creator { cred: writer.cred, open: writer.open };
+        let new = Owed {
+            set: SetAttr { mtime: Some(SetTime::To(times.mtime)), ..SetAttr::default() },
+            by,
+            since: now,
+            at: times.ctime,
+            seen: true,
+            number: 0,
+        };
+        let new = match self.waiting.take() {
+            Some(old) => Owed { set: over(&old.set, &new.set), at: old.at.max(new.at), seen: true, ..old },
+            None => new,
+        };
+        self.wait(new);
     }
 
     fn wait(&mut self, owed: Owed) {
@@ -216,17 +254,23 @@ impl Owing {
     }
 
     /// Notes a write or truncation, which supersedes the modification time that was set before.
-    pub fn modified(&mut self) {
+    /// `written`: the local time of a write, which follows a time that a program saw.
+    pub fn modified(&mut self, written: Option<Time>) {
         self.landed.set.mtime = None;
-        if let Some(sent) = &mut self.sent {
-            sent.set.mtime = None;
-        }
-        if let Some(owed) = &mut self.waiting {
-            owed.set.mtime = None;
-            if owed.set == SetAttr::default() {
-                self.waiting = None;
-                self.settle();
+        let mut seen = None;
+        for owed in [&mut self.sent, &mut self.waiting].into_iter().flatten() {
+            if let (true, Some(SetTime::To(time))) = (owed.seen, owed.set.mtime.take()) {
+                seen = Some((time, owed.by.clone(), owed.since));
             }
+        }
+        if self.waiting.as_ref().is_some_and(|o| o.set == SetAttr::default()) {
+            self.waiting = None;
+            self.settle();
+        }
+        if let (Some((before, by, since)), Some(now)) = (seen, written) {
+            let mtime = before.max(now);
+            let writer = Origin { cred: by.cred, open: by.open };
+            self.see(writer, Seen { mtime, ctime: mtime }, since);
         }
     }
 
@@ -293,7 +337,7 @@ impl Owing {
         let set = SetAttr { mtime: None, ..waiting.set.clone() };
         waiting.set = SetAttr { mtime: waiting.set.mtime, ..SetAttr::default() };
         // The number stays with the remaining part, which completes the change.
-        self.sent = Some(Owed { set, number: 0, ..waiting.clone() });
+        self.sent = Some(Owed { set, number: 0, seen: false, ..waiting.clone() });
         self.urgent = false;
         self.sent.clone()
     }
@@ -336,23 +380,26 @@ impl Owing {
     }
 
     /// Gives up the taken attributes after a permanent refusal.
-    pub fn refused(&mut self) {
-        self.arrived();
+    pub fn refused(&mut self) -> Option<Owed> {
+        let refused = self.arrived();
         self.settle();
+        refused
     }
 
     /// Makes the taken attributes wait again.
     pub fn failed(&mut self) {
         if self.given_up {
-            return self.refused();
+            self.refused();
+            return;
         }
         self.holds = false;
         if let Some(sent) = self.sent.take() {
             let newer = self.waiting.take();
             let at = newer.as_ref().map_or(sent.at, |o| o.at);
+            let seen = newer.as_ref().filter(|o| o.set.mtime.is_some()).map_or(sent.seen, |o| o.seen);
             let set = over(&sent.set, &newer.map(|o| o.set).unwrap_or_default());
             if set != SetAttr::default() {
-                self.waiting = Some(Owed { set, at, number: self.made, ..sent });
+                self.waiting = Some(Owed { set, at, seen, number: self.made, ..sent });
                 self.due = true;
             }
         }
@@ -379,7 +426,7 @@ impl Owing {
     /// [`Owing::restore`].
     pub fn withdraw(&mut self, set: &SetAttr) -> Option<Owed> {
         let owed = self.waiting.as_mut()?;
-        let (by, since, at) = (owed.by.clone(), owed.since, owed.at);
+        let whole = owed.clone();
         let mut old = SetAttr::default();
         if set.mode.is_some() {
             old.mode = owed.set.mode.take();
@@ -394,13 +441,15 @@ impl Owing {
             self.waiting = None;
             self.settle();
         }
-        (old != SetAttr::default()).then_some(Owed { set: old, by, since, at, number: 0 })
+        (old != SetAttr::default()).then_some(Owed { set: old, number: 0, ..whole })
     }
 
     /// Makes withdrawn attributes wait again after that call failed, under newer ones.
     pub fn restore(&mut self, old: Owed) {
-        let newer = self.waiting.take().map(|o| o.set).unwrap_or_default();
-        self.wait(Owed { set: over(&old.set, &newer), ..old });
+        let newer = self.waiting.take();
+        let seen = newer.as_ref().filter(|o| o.set.mtime.is_some()).map_or(old.seen, |o| o.seen);
+        let newer = newer.map(|o| o.set).unwrap_or_default();
+        self.wait(Owed { set: over(&old.set, &newer), seen, ..old });
     }
 
     /// The waiting attributes.

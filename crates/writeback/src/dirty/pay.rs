@@ -37,7 +37,7 @@ impl Dirty {
         if !self.options.delay_attributes {
             return None;
         }
-        let (now, wall) = (Instant::now(), self.wall());
+        let (now, wall) = (Instant::now(), self.clock.now());
         let mut s = file.state.lock();
         let shown = s.shown()?;
         let mut set = s.owed.may_wait(&cx.cred, set, &shown, !s.extents.is_clean())?;
@@ -46,6 +46,8 @@ impl Dirty {
             set.atime = Some(SetTime::To(wall));
         }
         s.owed.add(&set, now, wall);
+        s.seen = None;
+        self.shown.lock().forget(&file.fh);
         if s.owed.is_sealed() {
             // A caller waits for the waiting attributes, so bytes written in between are sent
             // first.
@@ -149,6 +151,7 @@ impl Dirty {
         if let Some(file) = self.known(fh) {
             file.state.lock().view.forget();
         }
+        self.times_end(fh);
     }
 
     /// Whether any file may have delayed attributes.

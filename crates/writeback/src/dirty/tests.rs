@@ -12,15 +12,18 @@ mod leaving;
 mod order;
 mod owed;
 mod registers;
+mod seen;
 
 use super::*;
 use bytes::Bytes;
 use gate::Gate;
 use hither_vfs::model::Model;
 use hither_vfs::{
-    Create, Cred, Data, File as At, Name, OpenAccess, OpenHow, OpenId, SetAttr, SetTime, Stability, Where,
+    Create, Cred, Data, File as At, Name, OpenAccess, OpenHow, OpenId, SetAttr, SetTime, Stability, Time,
+    Where,
 };
 use std::sync::atomic::AtomicU64 as Counter;
+use std::time::SystemTime;
 
 const MIB: u64 = 1 << 20;
 

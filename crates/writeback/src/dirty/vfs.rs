@@ -19,25 +19,6 @@ use tokio::time::Instant;
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 impl Dirty {
-    /// Sends the bytes that affect the answer to a request for attributes. Returns whether they
-    /// were sent.
-    async fn flush_for_times(&self, cx: &Cx, file: &Arc<Delayed>) -> bool {
-        let (now, limits) = (Instant::now(), &self.options);
-        {
-            let mut s = file.state.lock();
-            let bytes = s.extents.bytes();
-            let asked = s.asked.is_some_and(|at| now < at + limits.dirty_age);
-            // The times are known when the program has set them.
-            let wanted = bytes > 0 && bytes <= limits.stat_flush_bytes && !s.owed.has_mtime();
-            if !wanted || asked || s.failing.is_some() || s.names != Names::Some {
-                return false;
-            }
-            s.asked = Some(now);
-        }
-        // Local times are shown when the bytes cannot be sent.
-        patient(cx, self.flush(file, Reason::Order, true)).await.is_ok()
-    }
-
     /// Notes an open, and adjusts its attributes to the local state.
     fn opened(&self, cred: &Arc<Cred>, opened: &mut Opened, how: &OpenHow) {
         if self.options.write_through {
@@ -58,6 +39,7 @@ impl Dirty {
             s.view.opened(clean, fresh.0);
             let asked = opened.node.attrs.asked;
             s.show(&mut opened.node.attrs, fresh.1);
+            self.shown.lock().show(&opened.node.fh, &mut opened.node.attrs, true);
             if !s.is_plain(asked) {
                 (opened.first, opened.backing) = (None, None);
             }
@@ -148,8 +130,14 @@ impl Dirty {
                     s.view.changed(now, 0, Some(&attrs), alone);
                 }
             }
+            self.clock.heard(attrs.attr.ctime, attrs.asked);
             s.owed.has(&set, now, Some(&attrs));
             s.journal.told_after(&attrs);
+            if set.mtime.is_some() {
+                s.journal.see(&cx.cred, attrs.attr.mtime, false);
+            }
+            s.seen = None;
+            self.shown.lock().forget(&file.fh);
             if s.extents.is_clean() {
                 // The server's times are the requested ones.
                 s.view.time = None;
@@ -174,6 +162,9 @@ impl Dirty {
         let call = self.below.rename(cx, from, to, replaced, flags);
         let mut moved = self.touching(&[known.as_ref(), replaced], call).await?;
         self.named(moved.object.as_ref().or(known.as_ref()), to);
+        if let Some(fh) = &moved.object {
+            self.times_end(fh);
+        }
         if let (Some(fh), Some(attrs)) = (&moved.object, &mut moved.attrs) {
             self.show(fh, attrs);
         }
@@ -285,18 +276,27 @@ impl Vfs for Dirty {
     }
 
     async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<hither_vfs::Attrs> {
-        let flushed = match self.known(file.fh).filter(|_| !cx.times_unseen) {
+        let mut flushed = match self.known(file.fh).filter(|_| !cx.times_unseen) {
             Some(delayed) => self.flush_for_times(cx, &delayed).await,
             None => false,
         };
         let (_asking, attrs) = ask!(self, cx => self.below.getattr(cx, file).await);
         let mut attrs = attrs?;
-        let Some(delayed) = self.known(file.fh) else { return Ok(attrs) };
-        let theirs = delayed.state.lock().show(&mut attrs, self.next_change());
-        if flushed && !theirs {
+        let Some(delayed) = self.known(file.fh) else {
+            self.show(file.fh, &mut attrs);
+            return Ok(attrs);
+        };
+        if self.show_program(cx, &delayed, &mut attrs).await {
+            return Ok(attrs);
+        }
+        if !flushed && !cx.times_unseen {
+            // The delegation may have ended meanwhile.
+            flushed = self.flush_for_times(cx, &delayed).await;
+        }
+        if flushed {
             // The answer precedes the end of the last WRITE.
             attrs = self.below.getattr(&cx.fresh(Instant::now()), file).await?;
-            delayed.state.lock().show(&mut attrs, self.next_change());
+            self.show_program(cx, &delayed, &mut attrs).await;
         }
         Ok(attrs)
     }
@@ -304,8 +304,10 @@ impl Vfs for Dirty {
     async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<hither_vfs::Attrs>> {
         let (_asking, mut all) = ask!(self, cx => self.below.getattr_many(cx, objects).await);
         for (fh, attrs) in objects.iter().zip(&mut all) {
-            if let Ok(attrs) = attrs {
-                self.show(fh, attrs);
+            match (self.known(fh), attrs) {
+                (Some(file), Ok(attrs)) => drop(self.show_program(cx, &file, attrs).await),
+                (None, Ok(attrs)) => self.show(fh, attrs),
+                (_, Err(_)) => {}
             }
         }
         all
@@ -351,6 +353,7 @@ impl Vfs for Dirty {
         let Some(delayed) = self.known(file.fh) else {
             let asking = self.asking();
             let mut attrs = self.below.setattr(cx, file, set).await?;
+            self.times_end(file.fh);
             self.show(file.fh, &mut attrs);
             if asking.is_spoiled() {
                 attrs.valid = Validity::Once;
@@ -390,6 +393,9 @@ impl Vfs for Dirty {
                 let _ = self.below.close(&own, &opened.node.fh, opened.open).await;
                 return Err(e);
             }
+        }
+        if opened.created {
+            self.learn_owner(cx, &opened.node.attrs);
         }
         self.opened(&cx.cred, &mut opened, how);
         Ok(opened)
@@ -488,6 +494,7 @@ impl Vfs for Dirty {
 
     async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
         let made = self.below.create_whole(cx, dir, name, set, data).await?;
+        self.learn_owner(cx, &made.node.attrs);
         self.named(Some(&made.node.fh), (dir, name));
         Ok(made)
     }
@@ -507,6 +514,7 @@ impl Vfs for Dirty {
         if let Some(file) = self.known(fh) {
             file.state.lock().names = Names::Some;
         }
+        self.times_end(fh);
         self.show(fh, &mut made.node.attrs);
         Ok(made)
     }

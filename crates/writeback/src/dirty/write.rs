@@ -88,15 +88,17 @@ impl Dirty {
         offset_bytes: u64,
         data: &Data,
     ) -> (Option<hither_vfs::Attrs>, Option<Ticket>) {
-        let (now, wall, fresh) = (Instant::now(), self.wall(), self.next_change());
+        let (now, fresh) = (Instant::now(), self.next_change());
         let len = data.len() as u64;
         let (attrs, merged, ticket) = self.with_room(file, len, |s| {
+            let wall = self.clock.after(s.shown().map(|shown| shown.attr.mtime).unwrap_or_default());
             let merged = s.extents.insert(offset_bytes, data, origin, now);
             if s.queued.is_none() {
                 s.queued = Some(self.ages.push(now + self.options.dirty_age, file));
             }
             let ticket = s.journal.wrote(&origin.cred, offset_bytes, data, wall.secs);
-            (s.written(wall, fresh), merged, ticket)
+            self.shown.lock().forget(&file.fh);
+            (s.written(origin, wall, fresh), merged, ticket)
         });
         self.relieve_old();
         Counters::add(&self.counters.writes_in, 1);
@@ -133,7 +135,9 @@ impl Dirty {
         let fresh = self.next_change();
         let mut s = file.state.lock();
         s.journal.went_past(stability);
-        s.owed.modified();
+        s.owed.modified(None);
+        s.seen = None;
+        self.shown.lock().forget(&file.fh);
         let end = if wrote.bytes > 0 { offset_bytes.saturating_add(wrote.bytes) } else { 0 };
         s.view.changed(Instant::now(), end, wrote.attrs.as_ref(), false);
         if let Some(attrs) = &mut wrote.attrs {

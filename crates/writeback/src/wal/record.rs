@@ -23,7 +23,7 @@ const GROUPS_MAX: usize = 1024;
 /// The first bytes of a segment.
 const SEGMENT_MAGIC: &[u8; 8] = b"hitherwl";
 /// Version of segments and records.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The oldest version that is read. It only lacks the later kinds of records.
 const VERSION_FIRST: u32 = 1;
 /// Length of a segment's head.
@@ -123,6 +123,9 @@ pub enum Event {
     Removed(Removed),
     /// The server has removed the name, or refuses to.
     Settled,
+    /// A program saw this modification time of the last write. The credentials are those of the
+    /// owner, who may set it.
+    Seen(Arc<Cred>, Time),
 }
 
 /// A removed name.
@@ -211,6 +214,7 @@ impl Record {
             Event::Gone => 12,
             Event::Removed(_) => 13,
             Event::Settled => 14,
+            Event::Seen(..) => 15,
         }
     }
 
@@ -234,6 +238,10 @@ impl Record {
                 [*start_bytes, *end_bytes].into_iter().for_each(&mut number);
             }
             Event::Touched | Event::Gone | Event::Settled => {}
+            Event::Seen(cred, mtime) => {
+                put_cred(&mut out, cred);
+                put_time(&mut out, mtime);
+            }
             Event::Removed(removed) => {
                 put_fh(&mut out, &removed.dir);
                 out.push(u8::from(removed.is_dir));
@@ -407,6 +415,7 @@ pub fn parse(bytes: &[u8], key: u64) -> Option<Parsed> {
         12 => Event::Gone,
         13 => Event::Removed(r.removed()?),
         14 => Event::Settled,
+        15 => Event::Seen(r.cred()?, r.time()?),
         _ => return None,
     };
     let end = HEAD_BYTES + len;

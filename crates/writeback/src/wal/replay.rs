@@ -26,8 +26,8 @@ use super::record::{Base, Event, Record};
 use super::scan::{FileLeft, Landed, Left, Piece, Sent};
 use bytes::Bytes;
 use hither_vfs::{
-    Cred, Cx, Data, Error, Fh, File as At, FileKind, OpenAccess, OpenHow, OpenId, Result, Stability, Vfs,
-    Where,
+    Cred, Cx, Data, Error, Fh, File as At, FileKind, OpenAccess, OpenHow, OpenId, Result, SetAttr, SetTime,
+    Stability, Vfs, Where,
 };
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -373,6 +373,14 @@ impl One {
                 at += wrote.bytes.min(to - at);
             }
             bytes += end - start;
+        }
+        if let Some((owner, mtime)) = &file.seen {
+            let set = SetAttr { mtime: Some(SetTime::To(*mtime)), ..SetAttr::default() };
+            let place = At { fh: &target.fh, open: None };
+            // The bytes matter more than the time.
+            if let Err(e) = self.r.below.setattr(&Cx::new(owner.clone()), place, &set).await {
+                tracing::warn!(fh = ?target.fh, error = %e, "the modification time of a file is lost");
+            }
         }
         Ok(bytes)
     }

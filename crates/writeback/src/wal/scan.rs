@@ -79,6 +79,8 @@ pub struct FileLeft {
     pub touched: bool,
     /// The times of the first and the last write, in seconds since 1970.
     pub wall_s: (i64, i64),
+    /// The modification time of the last piece, if a program saw it, and the owner of the file.
+    pub seen: Option<(Arc<Cred>, Time)>,
 }
 
 /// An object that the server does not have, or has only in part.
@@ -403,6 +405,7 @@ impl Left {
                     *file = FileLeft { wall_s: (w.wall_s, w.wall_s), ..FileLeft::default() };
                 }
                 file.wall_s.1 = w.wall_s;
+                file.seen = None;
                 file.fileid = w.fileid;
                 if !w.path.is_empty() {
                     file.path = w.path;
@@ -444,8 +447,10 @@ impl Left {
                     (s.start_bytes, s.end_bytes) != (start_bytes, end_bytes) || end_bytes != u64::MAX
                 });
                 file.void(start_bytes, end_bytes);
+                file.seen = None;
             }
             Event::Touched => file.touched = true,
+            Event::Seen(owner, mtime) => file.seen = Some((owner, mtime)),
             Event::Made(_)
             | Event::Moved(_)
             | Event::Set(_)

@@ -43,9 +43,9 @@ impl Drop for Temporary {
     }
 }
 
-struct Journaled {
-    s: Stack,
-    memory: Memory,
+pub(super) struct Journaled {
+    pub s: Stack,
+    pub memory: Memory,
     wal: Arc<Wal>,
 }
 
@@ -63,7 +63,7 @@ impl Journaled {
         Self::over(Gate::new(model), options, env).await
     }
 
-    async fn over(gate: Arc<Gate>, options: DirtyOptions, env: Env) -> Self {
+    pub async fn over(gate: Arc<Gate>, options: DirtyOptions, env: Env) -> Self {
         let memory = Memory::default();
         let wal = Wal::over(Box::new(memory.clone()), 1 << 30);
         let dirty = Dirty::with_journal(gate.clone(), env, options, Some(wal.clone()));
@@ -82,7 +82,7 @@ impl Journaled {
     }
 
     /// Like [`Self::crash`], with an earlier state of a working journal.
-    async fn crash_with(
+    pub async fn crash_with(
         &self,
         journal: BTreeMap<u64, Vec<u8>>,
         exclusive: bool,
