@@ -656,7 +656,7 @@ fn after_open(how: &OpenHow) -> Vec<Op> {
 
 /// Attributes left to set after an exclusive create: those that the server could not set, and times
 /// that held the verifier (RFC 8881 section 18.16.3).
-fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> SetAttr {
+pub(super) fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> SetAttr {
     let done = |n: u32| attrset.has(n) && !later.has(n);
     if done(attr::MODE) {
         asked.mode = None;
@@ -670,16 +670,14 @@ fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> 
     if done(attr::SIZE) || asked.size_bytes == Some(0) {
         asked.size_bytes = None;
     }
-    if done(attr::TIME_ACCESS_SET) {
-        asked.atime = None;
-    } else if attrset.has(attr::TIME_ACCESS) && asked.atime.is_none() {
-        asked.atime = Some(SetTime::Now);
-    }
-    if done(attr::TIME_MODIFY_SET) {
-        asked.mtime = None;
-    } else if attrset.has(attr::TIME_MODIFY) && asked.mtime.is_none() {
-        asked.mtime = Some(SetTime::Now);
-    }
+    // A time that the client did not ask for is the verifier.
+    let left = |asked: Option<SetTime>, time, set| match asked {
+        Some(_) if done(set) => None,
+        None if attrset.has(time) || attrset.has(set) => Some(SetTime::Now),
+        asked => asked,
+    };
+    asked.atime = left(asked.atime, attr::TIME_ACCESS, attr::TIME_ACCESS_SET);
+    asked.mtime = left(asked.mtime, attr::TIME_MODIFY, attr::TIME_MODIFY_SET);
     asked
 }
 

@@ -13,7 +13,7 @@ use crate::testing::options;
 use bytes::Bytes;
 use hither_proto::nfs4::{NfsOpnum4, Stateid, seq4_status};
 use hither_rpc::sim::{Conditions, Cut, Net};
-use hither_vfs::{Create, Cred, OpenAccess};
+use hither_vfs::{Create, Cred, OpenAccess, SetTime, Time};
 use server::Server;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
@@ -497,6 +497,27 @@ async fn shutdown_gives_everything_back() {
     assert_eq!((t.server.count("DESTROY_SESSION"), t.server.count("DESTROY_CLIENTID")), (1, 1));
     assert_eq!(errno(t.v4.root(&cx()).await), libc::EIO);
     t.check();
+}
+
+/// Times that hold a verifier are set afterwards, whichever bits of them the server reports.
+#[test]
+fn exclusive_verifier_times_are_set() {
+    use hither_proto::nfs4::{Bitmap4, attr};
+    let reports = [
+        vec![attr::TIME_ACCESS, attr::TIME_MODIFY],
+        vec![attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET],
+        vec![attr::TIME_ACCESS, attr::TIME_ACCESS_SET, attr::TIME_MODIFY, attr::TIME_MODIFY_SET],
+    ];
+    for report in reports {
+        let left = super::open::exclusive_leftover(&Bitmap4::of(&report), SetAttr::default(), Bitmap4::EMPTY);
+        assert_eq!((left.atime, left.mtime), (Some(SetTime::Now), Some(SetTime::Now)), "{report:?}");
+    }
+    // A time that the client asked for is there.
+    let then = Some(SetTime::To(Time { secs: 7, nanos: 0 }));
+    let asked = SetAttr { mtime: then, ..SetAttr::default() };
+    let there = Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_MODIFY_SET]);
+    let left = super::open::exclusive_leftover(&there, asked, Bitmap4::EMPTY);
+    assert_eq!((left.atime, left.mtime), (Some(SetTime::Now), None));
 }
 
 /// The server keeps the stamp of the first exclusive creation. Later creations then cost one
