@@ -208,6 +208,9 @@ impl Ahead {
                 Write { fileid, path, cred: cx.cred.clone(), offset_bytes: at, base: None, wall_s: now.secs };
             let record = Record { fh: fh.clone(), event: Event::Data(write), data: data.clone() };
             object.noted(self.wal.log().append(record), true);
+            // The record of a write has its time in seconds.
+            let seen = Record::of(fh, Event::Seen(cx.cred.clone(), now));
+            object.noted(self.wal.log().append(seen), false);
             object.times.1 = None;
             let a = &mut object.attr;
             (a.size_bytes, a.mtime, a.ctime, a.change) = (size, now, now, change);

@@ -123,8 +123,8 @@ pub enum Event {
     Removed(Removed),
     /// The server has removed the name, or refuses to.
     Settled,
-    /// A program saw this modification time of the last write. The credentials are those of the
-    /// owner, who may set it.
+    /// Programs saw, or may have seen, this modification time of the last write. The credentials
+    /// are those of the owner, who may set it.
     Seen(Arc<Cred>, Time),
 }
 

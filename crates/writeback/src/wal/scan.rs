@@ -392,6 +392,11 @@ impl Left {
                 }
                 Some(parsed)
             }
+            Event::Seen(_, mtime) if self.made.contains_key(&parsed.fh) => {
+                let mtime = *mtime;
+                self.made.entry(parsed.fh).and_modify(|made| made.written = mtime);
+                None
+            }
             _ => Some(parsed),
         }
     }
