@@ -491,6 +491,14 @@ impl Upcalls for Hearer {
         disk.above.get().map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.withdraw(fh))
     }
 
+    fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
+        disk.lease_ends(fh);
+        disk.above
+            .get()
+            .map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.withdraw_unused(fh))
+    }
+
     fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
         let Some(disk) = self.0.upgrade() else { return Box::pin(async {}) };
         for fh in files {

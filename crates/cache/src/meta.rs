@@ -370,6 +370,15 @@ impl Upcalls for Hearer {
         }
     }
 
+    fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        meta.let_go(fh);
+        match meta.above.get() {
+            Some(above) => above.withdraw_unused(fh),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
     fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
         let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         files.iter().for_each(|fh| meta.lapse(fh));

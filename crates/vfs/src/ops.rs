@@ -739,6 +739,13 @@ pub trait Upcalls: Send + Sync + 'static {
     /// future ends when all layers above have dropped them. The future may be dropped.
     fn withdraw(&self, fh: &Fh) -> BoxFuture<()>;
 
+    /// As [`Upcalls::withdraw`], in a call that removes a name of an object that no program uses
+    /// ([`Cx::target_unused`]). Its delayed data is not wanted. If the call fails, the layer that
+    /// made it sends the data.
+    fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        self.withdraw(fh)
+    }
+
     /// Leases on these objects have expired. Answers about the objects hold no longer than answers
     /// without a lease. No change of the objects is known. Contents of the version that the next
     /// attributes show may still be used.

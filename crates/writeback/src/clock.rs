@@ -2,9 +2,9 @@
 //!
 //! Times that this machine gives to files must be in order with the times that the server gives.
 //! Each time that the server took between a request and its reply bounds the difference of the
-//! clocks from both sides. The estimate is the greatest lower bound: it is not ahead of the server's
-//! clock, and not behind any time that the server reported. A difference beyond the upper bound
-//! means that a clock was set.
+//! clocks from both sides. The estimate is the greatest lower bound: it is not ahead of the
+//! server's clock, and not behind any time that the server reported. A difference beyond the upper
+//! bound means that a clock was set.
 
 use hither_vfs::{Env, Time};
 use parking_lot::Mutex;

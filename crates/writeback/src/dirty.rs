@@ -49,15 +49,16 @@
 //! known so far. See `lazy.rs`.
 //!
 //! **Visible attributes.** The size is the larger of the server's size and the end of the local
-//! bytes. While a file has local bytes, the times are those of the last write by the local clock.
-//! They are valid for one answer only, because the server will set its own times.
+//! bytes. While a file has local bytes, the times are those of the last write by the server's
+//! clock, as this machine knows it ([`crate::clock`]). They are valid for one answer only.
 //!
-//! A request for the attributes of a file with few dirty bytes (`stat_flush_bytes`) therefore sends
-//! these first, at most once in `dirty_age`. A program that writes a file and reads its times
-//! before the close (git, tar) thus gets the final times. The bytes are not sent when no program
-//! sees the times ([`Cx::times_unseen`](hither_vfs::Cx)). The kernel asks for attributes before
-//! each read(2) that follows a write(2). The file of a program that reads its own writes, like an
-//! assembler, would otherwise be sent piece by piece.
+//! A program that writes a file and reads its times before the close (git, tar) gets the final
+//! times. Where this mount is the authority for the file, the times that a program saw are sent
+//! with the bytes (`seen.rs`). Elsewhere the server sets its own times. A request for the
+//! attributes of a file with few dirty bytes (`stat_flush_bytes`) therefore sends these first, at
+//! most once in `dirty_age`. Nothing of that happens when no program sees the times
+//! ([`Cx::times_unseen`](hither_vfs::Cx)). The kernel asks for attributes before each read(2) that
+//! follows a write(2).
 //!
 //! From the first local write on, the change attribute is a value of this layer, with a new one for
 //! each write. The value stays when own bytes are sent: the server's value then changes without new
@@ -138,7 +139,8 @@ pub struct DirtyOptions {
     pub small_flights_per_file: usize,
     /// The most WRITEs in flight.
     pub flights: usize,
-    /// A request for attributes sends at most this many dirty bytes of the file first. 0: never.
+    /// A request for attributes sends at most this many dirty bytes of the file first, where the
+    /// server is the authority for its times. 0: never.
     pub stat_flush_bytes: u64,
     /// Times and permissions that a file's creator sets wait for the file's last bytes.
     pub delay_attributes: bool,
@@ -418,6 +420,24 @@ impl Upcalls for Relay {
             }
             layer.settle(&fh).await;
         })
+    }
+
+    /// The dirty bytes are sent when the removal fails ([`leaving::Losing`]).
+    fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
+        if let Some(file) = layer.known(fh) {
+            let mut s = file.state.lock();
+            if !s.losing_name {
+                // Another part of the mount removes another name.
+                drop(s);
+                return self.withdraw(fh);
+            }
+            s.view.forget();
+        }
+        match layer.above.get() {
+            Some(above) => above.withdraw(fh),
+            None => Box::pin(std::future::ready(())),
+        }
     }
 
     /// Dirty bytes stay delayed, because a lapsed validity never excluded other writers.

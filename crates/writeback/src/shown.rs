@@ -1,8 +1,8 @@
 //! Times of objects that programs saw before the server had the objects in that state.
 //!
-//! The module knows nothing of layers and of sending. A server sets the change time itself, and some
-//! servers round the times that a client sets. The seen times are shown until the object changes:
-//! until the server reports another change time than it had after the sending.
+//! The module knows nothing of layers and of sending. A server sets the change time itself, and
+//! some servers round the times that a client sets. The seen times are shown until the object
+//! changes: until the server reports another change time than it had after the sending.
 
 use hither_vfs::{Attrs, Fh, Time};
 use std::collections::{BTreeMap, HashMap};

@@ -520,7 +520,13 @@ impl Core {
         let mut repeated = false;
         if let Some(held) = held {
             // Without waiting: the layer above requested this operation.
-            drop(self.delegations.withdraw(std::slice::from_ref(&held)));
+            if let Some(above) = self.delegations.upcalls.get() {
+                drop(if cx.target_unused {
+                    above.withdraw_unused(&held.fh)
+                } else {
+                    above.withdraw(&held.fh)
+                });
+            }
             if held.write {
                 self.hand_over(&held.fh).await;
             }

@@ -10,6 +10,7 @@
 
 use super::Dirty;
 use super::file::File;
+use super::stats::Reason;
 use hither_vfs::{Error, Fh, Name, Result, Where};
 use std::sync::Arc;
 use tokio::sync::OwnedRwLockWriteGuard;
@@ -89,6 +90,17 @@ impl Dirty {
 impl Losing {
     pub fn fh(&self) -> &Fh {
         &self.file.fh
+    }
+
+    /// Ends a removal that failed. The delegation may have been returned with it, and other clients
+    /// may use the file: the bytes that waited for the delegation's end are sent.
+    pub async fn fail(self) {
+        let (layer, file) = (self.layer.clone(), self.file.clone());
+        drop(self);
+        if layer.options.delegated_close && !layer.may_wait(&file.fh) {
+            // The file records its errors.
+            let _ = layer.flush(&file, Reason::Recall, true).await;
+        }
     }
 }
 

@@ -25,6 +25,9 @@
 //! modification time, they are sent alone, in parallel with the bytes. The same happens for a call
 //! that needs them (`pay.rs`). The creator's privilege ends with the first fsync or close.
 //!
+//! The modification time of a write that a program saw waits, too (`seen.rs`). It needs no open
+//! creation. Later bytes do not supersede it, but move it.
+//!
 //! The attributes that the server has got are remembered, because the answer to an earlier request
 //! may lack them ([`Landed`]).
 

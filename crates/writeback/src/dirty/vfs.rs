@@ -526,9 +526,16 @@ impl Vfs for Dirty {
             let unlink = async move {
                 let (cx, target) = (Cx { target_unused: true, ..own }, Some(losing.fh()));
                 let change = this.below.unlink(&cx, &dir, &name, target);
-                let change = this.touching(&[target], change).await?;
-                this.lost_a_name(target).await;
-                Ok(change)
+                match this.touching(&[target], change).await {
+                    Ok(change) => {
+                        this.lost_a_name(target).await;
+                        Ok(change)
+                    }
+                    Err(e) => {
+                        losing.fail().await;
+                        Err(e)
+                    }
+                }
             };
             return detached(cx, unlink).await;
         }
@@ -570,7 +577,11 @@ impl Vfs for Dirty {
         let to = (to.0.clone(), to.1.clone());
         detached(cx, async move {
             let (cx, replaced) = (Cx { target_unused: true, ..own }, Some(losing.fh()));
-            this.move_name(&cx, (&from.0, &from.1), (&to.0, &to.1), replaced, flags).await
+            let moved = this.move_name(&cx, (&from.0, &from.1), (&to.0, &to.1), replaced, flags).await;
+            if moved.is_err() {
+                losing.fail().await;
+            }
+            moved
         })
         .await
     }

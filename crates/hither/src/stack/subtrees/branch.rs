@@ -102,6 +102,13 @@ impl Upcalls for Hearer {
         })
     }
 
+    fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        self.tell(|heard| match heard.frozen {
+            true => Box::pin(std::future::ready(())),
+            false => heard.hearer.withdraw_unused(fh),
+        })
+    }
+
     fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
         self.tell(|heard| match heard.frozen {
             true => Box::pin(std::future::ready(())),

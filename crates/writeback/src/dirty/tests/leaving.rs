@@ -161,3 +161,35 @@ async fn unused_file_needs_no_hidden_name() {
     lose(&s, &f.0, false).await;
     assert_eq!(s.gate.unused(), [false, true]);
 }
+
+/// A client returns the delegation of a file together with the removal of its name. The file is not
+/// sent for that. When the removal fails, other clients may see the file, and it is sent.
+/// Promise: 6a'
+#[tokio::test(start_paused = true)]
+async fn returned_delegation_sends_no_removed_file() {
+    for errno in [0, libc::EACCES] {
+        let options = DirtyOptions { delegated_close: true, ..DirtyOptions::default() };
+        let s = Stack::new(options).await;
+        s.dirty.subscribe(Arc::new(super::histories::Nobody));
+        s.gate.delegate(true);
+        let f = s.open("f").await;
+        s.write(&f, 0, pattern(1, 100)).await.unwrap();
+        s.close(&f).await.unwrap();
+        s.gate.shut("unlink");
+        let (dirty, root, fh) = (s.dirty.clone(), s.root.clone(), f.0.clone());
+        let unlink = tokio::spawn(async move { dirty.unlink(&cx(), &root, &name("f"), Some(&fh)).await });
+        settle().await;
+        s.gate.fail("unlink", errno);
+        s.gate.delegate(false);
+        s.gate.upcalls().withdraw_unused(&f.0).await;
+        assert_eq!(s.gate.calls("write"), 0);
+        s.gate.open_all();
+        let removed = unlink.await.unwrap();
+        assert_eq!(removed.err().map_or(0, |e| e.errno), errno);
+        settle().await;
+        assert_eq!(s.gate.calls("write"), usize::from(errno != 0));
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(s.gate.calls("write"), usize::from(errno != 0));
+        assert!(s.dirty.files.read().is_empty());
+    }
+}
