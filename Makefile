@@ -74,7 +74,7 @@ crashes-write: packages toolchain
 
 # The server with a journal under CRASHES kills, power cuts between any two writes of the journal, and CRASHES of an ext4.
 crashes-serve: packages toolchain
-	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test serve journal_loses -- --ignored --nocapture
+	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither --test serve killed_server_with_journal -- --ignored --nocapture
 	HITHER_CRASHES=$(CRASHES) $(CARGO) test -p hither-localfs --lib power_cut -- --include-ignored --nocapture
 
 # Side by side with the kernel's client; writes the table to bench/.
