@@ -21,6 +21,7 @@ use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::ThreadId;
 use std::time::Duration;
 use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
@@ -90,6 +91,8 @@ pub(crate) struct Pending {
     pub opcode: u32,
     tid: u32,
     device: Arc<Device>,
+    /// The thread that read the request.
+    reader: ThreadId,
     /// Time of the arrival.
     pub started: Instant,
     /// Cancellation of the calls of the layer below.
@@ -134,6 +137,11 @@ impl Pending {
     /// Excludes `EINTR` answers. Only a dying caller ends the call.
     pub fn be_patient(&self) {
         self.patient.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the calling thread is the one that read the request, and reads the next one.
+    pub fn is_on_reader(&self) -> bool {
+        std::thread::current().id() == self.reader
     }
 
     fn is_answered(&self) -> bool {
@@ -198,6 +206,7 @@ impl Calls {
             opcode: head.opcode,
             tid: head.tid,
             device: device.clone(),
+            reader: std::thread::current().id(),
             started: Instant::now(),
             cancel: CancellationToken::new(),
             answered: AtomicBool::new(false),

@@ -27,6 +27,7 @@ mod hint;
 mod in_use;
 mod inode;
 mod lease;
+mod local;
 #[allow(unsafe_code)]
 mod mount;
 #[allow(unsafe_code)]

@@ -11,6 +11,8 @@
 //! would change a lent file (after `mount -o remount,rw`: an open for writing, a truncation) fails
 //! with `ETXTBSY` before any change.
 //!
+//! docs/design/cached-reads.md has the reasons.
+//!
 //! Whether the kernel and the local file system support passthrough is found out with the first
 //! file.
 

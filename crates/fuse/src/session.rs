@@ -16,6 +16,7 @@ use crate::hint::{self, Hints};
 use crate::in_use::Removed;
 use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
+use crate::local::LocalReads;
 use crate::mount::Config;
 use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
@@ -85,6 +86,7 @@ pub(crate) struct Session {
     unread: Unread,
     range_drops: Semaphore,
     pub passthrough: Arc<Passthrough>,
+    pub local_reads: LocalReads,
     /// Another frontend has changed the contents of a file.
     pub written_beside: AtomicBool,
     /// Files that were removed while they were open.
@@ -162,6 +164,7 @@ impl Session {
             unread: Unread::default(),
             range_drops: Semaphore::new(RANGE_DROPS),
             passthrough: Passthrough::new(device.clone()),
+            local_reads: LocalReads::new(config.threads),
             // At any time at least one thread reads no hint.
             sent_back: SentBack::default(),
             doubtful: Doubtful::default(),

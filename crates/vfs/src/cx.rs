@@ -59,6 +59,9 @@ pub struct Cx {
     /// No program has the object open whose name is removed or replaced. Opens of it at this layer
     /// belong to layers above. The object need not stay readable for them.
     pub target_unused: bool,
+    /// A read may return a [`Slice`](crate::Slice) of a local file. A layer that looks at the bytes
+    /// of a read clears this for the layers below.
+    pub takes_slice: bool,
 }
 
 /// Maximum length of [`Cx::call`] in bytes.
@@ -91,6 +94,7 @@ impl Cx {
             only_held: false,
             makes_last: false,
             target_unused: false,
+            takes_slice: false,
         }
     }
 

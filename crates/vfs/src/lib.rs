@@ -33,7 +33,7 @@ pub use attr::{
 };
 pub use beside::{Beside, Touched, Work};
 pub use cx::{Answered, CALL_MAX_BYTES, Cred, Cx, Env};
-pub use data::Data;
+pub use data::{Data, Slice};
 pub use error::{Error, Result};
 pub use extra::{Extra, Pipe, ReadPiped};
 pub use handle::{Fh, Name, Where};

@@ -9,7 +9,7 @@
 use super::format::{BLOCK, HEADER, Header, Key, RECORD, Record, Version, names, records, sum};
 use super::io::{Io, IoFile};
 use bytes::Bytes;
-use hither_vfs::Fh;
+use hither_vfs::{Fh, Slice};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, ErrorKind};
@@ -274,6 +274,11 @@ impl Entry {
         }
         *end += log.len() as u64;
         Ok(())
+    }
+
+    /// The place of verified blocks in the data file; `None` when the disk is simulated.
+    pub fn slice(&self, at: u64, len: usize) -> Option<Slice> {
+        self.data.backing().map(|file| Slice { file, offset_bytes: at, len })
     }
 
     /// Bytes of verified blocks.

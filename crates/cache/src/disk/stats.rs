@@ -36,6 +36,8 @@ macro_rules! counters {
 counters! {
     /// Reads without a request below: their bytes were cached or on their way.
     hits,
+    /// Those among them whose bytes the frontend reads from the data file.
+    slices,
     /// Bytes answered from the cache.
     hit_bytes,
     /// Reads that needed bytes from below.

@@ -306,7 +306,7 @@ impl Call {
         }
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
-        let cx = self.cx_of(file.cred.clone());
+        let mut cx = Cx { takes_slice: true, ..self.cx_of(file.cred.clone()) };
         file.inode.read();
         let (mut data, mut end) = file.take_first(offset, size as usize);
         if past_pages {
@@ -316,10 +316,20 @@ impl Call {
         while data.len() < size as usize && !end {
             let done = data.len() as u64;
             let read = self.session.vfs.read(&cx, at, offset + done, size - done as u32).await?;
-            end = read.eof || read.data.is_empty();
+            if let Some(slice) = read.data.slice() {
+                match self.session.local_reads.read(slice, self.pending.is_on_reader()).await {
+                    Some(bytes) => data.push(bytes),
+                    // The layer below finds the damage, and reads from the server.
+                    None => {
+                        cx.takes_slice = false;
+                        continue;
+                    }
+                }
+            }
             for part in read.data.parts() {
                 data.push(part.clone());
             }
+            end = read.eof || read.data.is_empty();
         }
         if data.len() > size as usize {
             return Err(Error::because(libc::EIO, "more bytes than requested"));

@@ -90,6 +90,7 @@ impl Dirty {
     /// All bytes of a range. Fewer bytes only at the end of the file.
     async fn read_all(&self, cx: &Cx, file: File<'_>, start: u64, end: u64) -> Result<(Data, bool)> {
         let (mut data, mut eof) = (Data::default(), false);
+        let cx = &Cx { takes_slice: false, ..cx.clone() };
         while start + (data.len() as u64) < end && !eof {
             let at = start + data.len() as u64;
             let read = self.below.read(cx, file, at, (end - at) as u32).await?;

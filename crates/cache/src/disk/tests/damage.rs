@@ -87,6 +87,44 @@ async fn outdated_block_creates_no_entry() {
     }
 }
 
+/// A caller that takes slices gets the place of verified bytes. A slice of a damaged data file is
+/// short, and the bytes come from the server then.
+#[tokio::test]
+async fn verified_bytes_are_read_in_slices() {
+    let (dir, model) = (Dir::new(), model());
+    let data = pattern(1, 400_000);
+    let l = real(&model, &dir, options()).await;
+    let fh = l.file("f", &data).await;
+    let o = l.open(&fh).await;
+    let cx = Cx { takes_slice: true, ..l.cx.clone() };
+    let at = File { fh: &fh, open: Some(o.open) };
+    let read = async |at_bytes, len| l.disk.read(&cx, at, at_bytes, len).await.unwrap();
+    let first = read(100, 300_000).await;
+    assert!(first.data.slice().is_none(), "nothing is cached");
+    assert!(first.data.into_bytes() == data[100..300_100]);
+    assert_eq!(l.cat(&fh, 65536).await, data);
+    l.settle().await;
+    for (from, len) in [(100, 300_000_usize), (4096, 4096), (399_000, 5000)] {
+        let read = read(from as u64, len as u32).await;
+        let slice = read.data.slice().expect("all of it is here");
+        let expected = &data[from..data.len().min(from + len)];
+        assert_eq!((slice.len, read.data.len(), read.eof), (expected.len(), expected.len(), from == 399_000));
+        let mut bytes = vec![0; slice.len];
+        std::os::unix::fs::FileExt::read_exact_at(&*slice.file, &mut bytes, slice.offset_bytes).unwrap();
+        assert!(bytes == expected);
+    }
+    assert_eq!(l.disk.stats().slices, 3);
+    let copied = l.disk.read(&l.cx, at, 0, 4096).await.unwrap();
+    assert!(copied.data.slice().is_none() && copied.data.into_bytes() == data[..4096]);
+    let file = dir.files().into_iter().find(|f| f.extension().unwrap() == "d").unwrap();
+    std::fs::File::options().write(true).open(file).unwrap().set_len(1000).unwrap();
+    assert!(read(0, 8192).await.data.slice().is_some(), "nobody has looked");
+    let mended = l.disk.read(&l.cx, at, 0, 8192).await.unwrap();
+    assert!(mended.data.into_bytes() == data[..8192]);
+    assert_eq!(l.disk.stats().damaged, 1);
+    l.close(o).await;
+}
+
 /// A cache in a real directory keeps files over a restart. It lends complete files as backing
 /// files. A check finds and drops a damaged block.
 #[tokio::test]
