@@ -107,7 +107,7 @@ mod tests {
     /// not wait for the disk.
     #[tokio::test]
     async fn local_reads_return_the_slice() {
-        let data: Vec<u8> = (0..1_usize << 20).map(|i| (i * 31 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..1_usize << 20).map(|i| ((i * 31) >> 3) as u8).collect();
         let reads = LocalReads::new(2);
         let first = reads.may_wait();
         assert!(first.is_some());
