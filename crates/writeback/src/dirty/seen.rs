@@ -77,8 +77,8 @@ impl Dirty {
         (s.owed.sets_mtime().is_some() || s.shown().is_none_or(may_set)) && self.is_authority(fh)
     }
 
-    /// Whether no other client sees the file before its bytes are sent, or the user accepts what
-    /// others see.
+    /// Whether no other client sees the file before its bytes are sent, or the user accepts that
+    /// other clients see old bytes.
     fn is_authority(&self, fh: &Fh) -> bool {
         let promised = self.options.exclusive || self.options.lazy_close;
         promised || self.below.delegated_bytes(fh).is_some()
