@@ -124,7 +124,7 @@ pub enum Event {
     /// The server has removed the name, or refuses to.
     Settled,
     /// Programs saw, or may have seen, this modification time of the last write. The credentials
-    /// are those of the owner, who has the right to set it.
+    /// are those of the owner: only the owner has the right to set it.
     Seen(Arc<Cred>, Time),
 }
 
