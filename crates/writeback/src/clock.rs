@@ -39,11 +39,11 @@ impl Clock {
     /// the present is no time of the server's clock, and the change ends it.
     pub fn after(&self, last: Time) -> Time {
         let now = self.now();
-        if last < now || last.secs > now.secs + LAG_SECS {
+        if last < now || last.secs > now.secs.saturating_add(LAG_SECS) {
             return now;
         }
         match last.nanos {
-            999_999_999 => Time { secs: last.secs + 1, nanos: 0 },
+            999_999_999 => Time { secs: last.secs.saturating_add(1), nanos: 0 },
             nanos => Time { nanos: nanos + 1, ..last },
         }
     }

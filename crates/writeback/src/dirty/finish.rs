@@ -186,14 +186,19 @@ impl Dirty {
 
     /// Gives up attributes that the server refuses for good.
     pub(super) fn refuse_owed(&self, s: &mut State, e: &Error) -> Refusal {
-        if !is_final(e.errno) && !matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS) {
+        let is_final = is_final(e.errno) || matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS);
+        // No program asked for a seen time, so no call fails for it and no later attempt sets it
+        // over another client's change.
+        if !is_final && !s.owed.sends_seen_time() {
             s.owed_failed();
             return Refusal::Waits;
         }
         match s.owed.refused() {
             Some(seen) if seen.is_seen_time() => {
-                // The server's times apply, also to later files of this user.
-                self.owners.write().retain(|(_, uid)| *uid != seen.by.cred.uid);
+                if is_final {
+                    // The server's times apply, also to later files of this user.
+                    self.owners.write().retain(|(_, uid)| *uid != seen.by.cred.uid);
+                }
                 s.seen = None;
                 Refusal::Unasked
             }

@@ -191,6 +191,10 @@ impl Dirty {
                         return;
                     }
                 }
+                // The file has another name, and its delegation went with the removed one.
+                Turn::Removed if self.has_lost_delegation(file) => {
+                    self.flush_in_background(file, Reason::Recall);
+                }
                 Turn::Removed => {}
             }
         }

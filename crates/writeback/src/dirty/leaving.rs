@@ -32,6 +32,8 @@ enum What {
 pub(super) struct Losing {
     layer: Arc<Dirty>,
     file: Arc<File>,
+    /// The name was removed, or the failure has been handled.
+    is_done: bool,
     _gate: OwnedRwLockWriteGuard<()>,
 }
 
@@ -83,7 +85,14 @@ impl Dirty {
             }
             s.losing_name = true;
         }
-        Some(Losing { layer: self.this(), file, _gate: gate })
+        Some(Losing { layer: self.this(), file, is_done: false, _gate: gate })
+    }
+}
+
+impl Dirty {
+    /// Whether bytes that waited for the end of a delegation have none any more.
+    pub(super) fn has_lost_delegation(&self, file: &File) -> bool {
+        self.options.delegated_close && !self.may_wait(&file.fh)
     }
 }
 
@@ -94,13 +103,21 @@ impl Losing {
 
     /// Ends a removal that failed. The delegation may have been returned with it, and other clients
     /// may use the file: the bytes that waited for the delegation's end are sent.
-    pub async fn fail(self) {
+    pub async fn fail(mut self) {
         let (layer, file) = (self.layer.clone(), self.file.clone());
+        self.is_done = true;
         drop(self);
-        if layer.options.delegated_close && !layer.may_wait(&file.fh) {
+        if layer.has_lost_delegation(&file) {
             // The file records its errors.
             let _ = layer.flush(&file, Reason::Recall, true).await;
         }
+    }
+}
+
+impl Losing {
+    /// Ends a successful removal.
+    pub fn removed(mut self) {
+        self.is_done = true;
     }
 }
 
@@ -108,6 +125,10 @@ impl Drop for Losing {
     fn drop(&mut self) {
         self.file.state.lock().losing_name = false;
         self.file.changed.notify_waiters();
+        let in_runtime = tokio::runtime::Handle::try_current().is_ok();
+        if !self.is_done && in_runtime && self.layer.has_lost_delegation(&self.file) {
+            self.layer.flush_in_background(&self.file, Reason::Recall);
+        }
         self.layer.pump(&self.file);
     }
 }

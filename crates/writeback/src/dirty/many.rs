@@ -17,6 +17,11 @@ impl Dirty {
 
     pub(super) async fn take_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         let files: Vec<_> = gone.iter().map(|one| one.target.as_ref().filter(|_| !one.is_dir)).collect();
+        for file in &files {
+            if let Err(e) = self.flush_delegated(cx, *file).await {
+                return gone.iter().map(|_| Err(e.clone())).collect();
+            }
+        }
         // A file in use may need a hidden name, and all names have one call.
         let unused = |(one, file): (&Removal, &Option<&Fh>)| self.losing_name(*file, (dir, &one.name));
         let losing: Vec<_> = gone.iter().zip(&files).map(unused).collect();
@@ -34,7 +39,13 @@ impl Dirty {
                 _ => {}
             }
         }
-        drop(losing);
+        for (losing, outcome) in losing.into_iter().zip(&out) {
+            match (losing, outcome) {
+                (Some(losing), Ok(_)) => losing.removed(),
+                (Some(losing), Err(_)) => losing.fail().await,
+                (None, _) => {}
+            }
+        }
         out
     }
 }

@@ -382,6 +382,11 @@ impl Owing {
         self.landed = Landed { set: over(&self.landed.set, &new), at: Some(now) };
     }
 
+    /// Whether the taken attributes are a time that no program set.
+    pub fn sends_seen_time(&self) -> bool {
+        self.sent.as_ref().is_some_and(Owed::is_seen_time)
+    }
+
     /// Gives up the taken attributes after a permanent refusal.
     pub fn refused(&mut self) -> Option<Owed> {
         let refused = self.arrived();

@@ -130,7 +130,6 @@ impl Dirty {
                     s.view.changed(now, 0, Some(&attrs), alone);
                 }
             }
-            self.clock.heard(attrs.attr.ctime, attrs.asked);
             s.owed.has(&set, now, Some(&attrs));
             s.journal.told_after(&attrs);
             if set.mtime.is_some() {
@@ -226,6 +225,11 @@ fn unless_interrupted(e: Error) -> Result<()> {
         libc::EINTR | libc::ETIMEDOUT => Err(e),
         _ => Ok(()),
     }
+}
+
+/// The context of a call that goes on after its caller has given up.
+fn without_caller(cx: &Cx) -> Cx {
+    Cx { cancel: Default::default(), deadline: None, ..cx.clone() }
 }
 
 #[async_trait]
@@ -522,13 +526,14 @@ impl Vfs for Dirty {
     async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
         self.flush_delegated(cx, target).await?;
         if let Some(losing) = self.losing_name(target, (dir, name)) {
-            let (this, own, dir, name) = (self.this(), cx.clone(), dir.clone(), name.clone());
+            let (this, own, dir, name) = (self.this(), without_caller(cx), dir.clone(), name.clone());
             let unlink = async move {
                 let (cx, target) = (Cx { target_unused: true, ..own }, Some(losing.fh()));
                 let change = this.below.unlink(&cx, &dir, &name, target);
                 match this.touching(&[target], change).await {
                     Ok(change) => {
                         this.lost_a_name(target).await;
+                        losing.removed();
                         Ok(change)
                     }
                     Err(e) => {
@@ -557,7 +562,9 @@ impl Vfs for Dirty {
     }
 
     async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        self.take_many(cx, dir, gone).await
+        let (this, own, at, names) = (self.this(), without_caller(cx), dir.clone(), gone.to_vec());
+        let all = detached(cx, async move { Ok(this.take_many(&own, &at, &names).await) }).await;
+        all.unwrap_or_else(|e| gone.iter().map(|_| Err(e.clone())).collect())
     }
 
     async fn rename(
@@ -572,14 +579,15 @@ impl Vfs for Dirty {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let losing = self.losing_name(replaced.filter(|_| !exchange), to);
         let Some(losing) = losing else { return self.move_name(cx, from, to, replaced, flags).await };
-        let (this, own) = (self.this(), cx.clone());
+        let (this, own) = (self.this(), without_caller(cx));
         let from = (from.0.clone(), from.1.clone());
         let to = (to.0.clone(), to.1.clone());
         detached(cx, async move {
             let (cx, replaced) = (Cx { target_unused: true, ..own }, Some(losing.fh()));
             let moved = this.move_name(&cx, (&from.0, &from.1), (&to.0, &to.1), replaced, flags).await;
-            if moved.is_err() {
-                losing.fail().await;
+            match &moved {
+                Ok(_) => losing.removed(),
+                Err(_) => losing.fail().await,
             }
             moved
         })
