@@ -137,6 +137,9 @@ impl Dirty {
         s.journal.went_past(stability);
         s.owed.modified(None);
         s.seen = None;
+        if !s.owed.is_mtime_near() {
+            s.journal.times_are_there();
+        }
         self.shown.lock().forget(&file.fh);
         let end = if wrote.bytes > 0 { offset_bytes.saturating_add(wrote.bytes) } else { 0 };
         s.view.changed(Instant::now(), end, wrote.attrs.as_ref(), false);

@@ -162,12 +162,13 @@ async fn unused_file_needs_no_hidden_name() {
     assert_eq!(s.gate.unused(), [false, true]);
 }
 
-/// A client returns the delegation of a file together with the removal of its name. The file is not
-/// sent for that. When the removal fails, other clients may see the file, and it is sent.
+/// A client returns the delegation of a file together with the removal of its name, of one or of
+/// several. The file is not sent for that. When the removal fails, other clients may see the file,
+/// and it is sent.
 /// Promise: 6a'
 #[tokio::test(start_paused = true)]
 async fn returned_delegation_sends_no_removed_file() {
-    for errno in [0, libc::EACCES] {
+    for (errno, batch) in [(0, false), (libc::EACCES, false), (0, true), (libc::EACCES, true)] {
         let options = DirtyOptions { delegated_close: true, ..DirtyOptions::default() };
         let s = Stack::new(options).await;
         s.dirty.subscribe(Arc::new(super::histories::Nobody));
@@ -177,7 +178,13 @@ async fn returned_delegation_sends_no_removed_file() {
         s.close(&f).await.unwrap();
         s.gate.shut("unlink");
         let (dirty, root, fh) = (s.dirty.clone(), s.root.clone(), f.0.clone());
-        let unlink = tokio::spawn(async move { dirty.unlink(&cx(), &root, &name("f"), Some(&fh)).await });
+        let unlink = tokio::spawn(async move {
+            if !batch {
+                return dirty.unlink(&cx(), &root, &name("f"), Some(&fh)).await;
+            }
+            let gone = hither_vfs::Removal { name: name("f"), target: Some(fh), is_dir: false };
+            dirty.remove_many(&cx(), &root, &[gone]).await.pop().unwrap()
+        });
         settle().await;
         s.gate.fail("unlink", errno);
         s.gate.delegate(false);
@@ -187,9 +194,31 @@ async fn returned_delegation_sends_no_removed_file() {
         let removed = unlink.await.unwrap();
         assert_eq!(removed.err().map_or(0, |e| e.errno), errno);
         settle().await;
-        assert_eq!(s.gate.calls("write"), usize::from(errno != 0));
+        assert_eq!(s.gate.calls("write"), usize::from(errno != 0), "batch: {batch}");
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert_eq!(s.gate.calls("write"), usize::from(errno != 0));
         assert!(s.dirty.files.read().is_empty());
     }
+}
+
+/// A file with two names is sent before one of them is removed in a batch, because its delegation
+/// goes with the name.
+/// Promise: 6a'
+#[tokio::test(start_paused = true)]
+async fn batch_sends_hard_linked_file_first() {
+    let s = Stack::new(DirtyOptions { delegated_close: true, ..DirtyOptions::default() }).await;
+    s.dirty.subscribe(Arc::new(super::histories::Nobody));
+    s.gate.delegate(true);
+    let f = s.open("f").await;
+    s.write(&f, 0, pattern(1, 100)).await.unwrap();
+    s.dirty.link(&cx(), &f.0, &s.root, &name("g")).await.unwrap();
+    s.close(&f).await.unwrap();
+    s.gate.shut("unlink");
+    let (dirty, root, fh) = (s.dirty.clone(), s.root.clone(), f.0.clone());
+    let gone = hither_vfs::Removal { name: name("f"), target: Some(fh), is_dir: false };
+    let unlink = tokio::spawn(async move { dirty.remove_many(&cx(), &root, &[gone]).await.pop().unwrap() });
+    settle().await;
+    assert_eq!(s.gate.calls("write"), 1);
+    s.gate.open_all();
+    unlink.await.unwrap().unwrap();
 }
