@@ -8,7 +8,7 @@
 //! A shared machine may stand still for seconds. A test that fails, and then passes three times
 //! alone, is reported as unsteady. An unsteady test is a fault to fix, and not a reason to refuse a
 //! change. This does not hold for a test that keeps data safe ([`GATES`]), for a program that died,
-//! or for more than [`UNSTEADY_MOST`] tests.
+//! or for more than [`UNSTEADY_MAX`] tests.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -51,7 +51,7 @@ const LONGEST: [&str; 10] = [
 /// Number of test programs that run at once.
 const SIDE_BY_SIDE: usize = 4;
 /// Most unsteady tests of a successful run.
-const UNSTEADY_MOST: usize = 3;
+const UNSTEADY_MAX: usize = 3;
 /// Number of times that an unsteady test has to pass alone.
 const REPEATS: usize = 3;
 
@@ -143,7 +143,7 @@ fn repeatable(ended: Vec<Ended>) -> Result<Vec<(Program, String)>, String> {
     if let Some((program, name)) = all.iter().find(gate) {
         return Err(format!("{name} ({}) keeps data safe", program.label));
     }
-    if all.len() > UNSTEADY_MOST {
+    if all.len() > UNSTEADY_MAX {
         return Err(format!("{} tests failed", all.len()));
     }
     Ok(all)
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(repeatable(vec![ended(&top.label, &["a"])]), Ok(vec![(top, "a".into())]));
     }
 
-    /// A program that died, or more failures than [`UNSTEADY_MOST`], fail the run without a
+    /// A program that died, or more failures than [`UNSTEADY_MAX`], fail the run without a
     /// repetition.
     #[test]
     fn dead_programs_are_failures() {

@@ -5,9 +5,9 @@
 //! process's resident pages, and beside it the cache's own count. An earlier part looks the same
 //! names up one by one with room for few of them, and times each lookup.
 
-use hither_cache::meta::{Meta, MetaOptions};
+use hither_cache::metadata::{MetadataCache, MetadataCacheOptions};
 use hither_vfs::model::Model;
-use hither_vfs::{Cred, Cx, Env, Fh, Name, SetAttr, Special, Stop, Vfs, Want, Where};
+use hither_vfs::{Cred, Env, Fh, Name, PathRef, RequestContext, SetAttr, Special, Stop, Vfs, WalkRequest};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -25,8 +25,8 @@ fn file_name(i: usize) -> Name {
 }
 
 struct Run {
-    meta: Arc<Meta>,
-    cx: Cx,
+    meta: Arc<MetadataCache>,
+    cx: RequestContext,
     dirs: Vec<(Fh, usize)>,
 }
 
@@ -54,7 +54,7 @@ impl Run {
         for round in 0..rounds {
             let (dir, len) = &self.dirs[round * 7919 % self.dirs.len()];
             let name = file_name(round * 104_729 % len);
-            let trail = self.meta.peek(&self.cx, Where::name(dir, &name));
+            let trail = self.meta.peek(&self.cx, PathRef::name(dir, &name));
             known += usize::from(trail.is_some_and(|t| matches!(t.stop, Stop::Complete)));
         }
         (began.elapsed().as_nanos() / rounds.max(1) as u128, known)
@@ -63,17 +63,21 @@ impl Run {
 
 /// Looks up all names with room for a tenth of them. Measures the time of a lookup that has to
 /// evict another name.
-async fn evict(model: Arc<Model>, env: Env, cx: Cx, dirs: &[(Fh, usize)]) {
+async fn evict(model: Arc<Model>, env: Env, cx: RequestContext, dirs: &[(Fh, usize)]) {
     let all: usize = dirs.iter().map(|(_, len)| len).sum();
-    let options =
-        MetaOptions { memory_bytes: all * 25, listing_bytes: 0, coarse_change: false, ..Default::default() };
-    let meta = Meta::new(model, options, env);
+    let options = MetadataCacheOptions {
+        memory_bytes: all * 25,
+        listing_bytes: 0,
+        coarse_change: false,
+        ..Default::default()
+    };
+    let meta = MetadataCache::new(model, options, env);
     let mut nanos = Vec::with_capacity(all);
     for (dir, len) in dirs {
         for f in 0..*len {
             let name = file_name(f);
             let began = Instant::now();
-            let walk = meta.walk(&cx, Where::name(dir, &name), Want::default());
+            let walk = meta.walk(&cx, PathRef::name(dir, &name), WalkRequest::default());
             walk.await.expect("the model answers");
             nanos.push(began.elapsed().as_nanos());
         }
@@ -97,7 +101,7 @@ async fn main() {
     let wall = || SystemTime::now();
     let env = Env { random: Arc::new(|| 4), wall: Arc::new(wall) };
     let model = Arc::new(Model::new(env.clone(), Duration::from_secs(3600), u64::MAX));
-    let cx = Cx::new(Arc::new(Cred::root()));
+    let cx = RequestContext::new(Arc::new(Cred::root()));
     let top = model.root(&cx).await.expect("a root").fh;
     let big = (names / 10).max(1);
     let mut sizes = vec![big];
@@ -115,8 +119,12 @@ async fn main() {
     evict(model.clone(), env.clone(), cx.clone(), &dirs).await;
     // Each directory has just changed. With `coarse_change` the cache would not trust such a
     // directory.
-    let options = MetaOptions { memory_bytes: 1 << 30, coarse_change: false, ..MetaOptions::default() };
-    let run = Run { meta: Meta::new(model, options, env), cx, dirs };
+    let options = MetadataCacheOptions {
+        memory_bytes: 1 << 30,
+        coarse_change: false,
+        ..MetadataCacheOptions::default()
+    };
+    let run = Run { meta: MetadataCache::new(model, options, env), cx, dirs };
     run.meta.root(&run.cx).await.expect("a root");
     let before = resident_bytes();
     let began = Instant::now();
@@ -128,7 +136,7 @@ async fn main() {
     // Caches the permission to search each directory.
     for (dir, _) in &run.dirs {
         let name = file_name(0);
-        let walk = run.meta.walk(&run.cx, Where::name(dir, &name), Want::default());
+        let walk = run.meta.walk(&run.cx, PathRef::name(dir, &name), WalkRequest::default());
         walk.await.expect("the model answers");
     }
     let all: usize = run.dirs.iter().map(|(_, len)| len).sum();

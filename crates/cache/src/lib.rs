@@ -2,13 +2,13 @@
 //!
 //! This crate knows nothing of NFS and FUSE.
 //!
-//! - [`meta`] keeps names, attributes, directories and small files in memory, and answers from them
-//!   while they are valid.
-//! - [`disk`] keeps file contents on a local disk.
+//! - [`metadata`] keeps names, attributes, directories and small files in memory, and answers from
+//!   them while they are valid.
+//! - [`data`] keeps file contents on a local disk.
 //! - [`policy`] selects the files that leave the disk first.
 
 #![forbid(unsafe_code)]
 
-pub mod disk;
-pub mod meta;
+pub mod data;
+pub mod metadata;
 pub mod policy;

@@ -3,7 +3,7 @@
 //! This module knows nothing of files and disks. An [`Order`] holds items with a size, records
 //! their uses, and selects the next item to evict. It is a state machine without clock, randomness
 //! or locks. A simulation and the disk cache therefore run the same code. All items are in one
-//! slab, addressed by their [`Place`]. No call examines more than a few items, except
+//! slab, addressed by their [`ItemId`]. No call examines more than a few items, except
 //! [`Order::iter`].
 //!
 //! - `lru`: a list in the order of the last use (P0's cleaner, P4's cache).
@@ -75,11 +75,11 @@ pub trait Item {
 
 /// Position of an item in the slab, until it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place(u32);
+pub struct ItemId(u32);
 
 /// The recorded use of an item, to restore it after a restart.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Kept {
+pub struct SavedUse {
     /// Number of uses, or of remaining rounds.
     pub uses: u8,
     /// The item is in the main queue (`s3-fifo`).
@@ -197,7 +197,7 @@ impl<T: Item> Order<T> {
     ///
     /// # Panics
     /// If the item was removed.
-    pub fn at(&self, place: Place) -> &T {
+    pub fn at(&self, place: ItemId) -> &T {
         self.nodes[place.0 as usize].item.as_ref().expect("a place is valid until its item is removed")
     }
 
@@ -205,36 +205,36 @@ impl<T: Item> Order<T> {
     ///
     /// # Panics
     /// If the item was removed.
-    pub fn at_mut(&mut self, place: Place) -> &mut T {
+    pub fn at_mut(&mut self, place: ItemId) -> &mut T {
         self.nodes[place.0 as usize].item.as_mut().expect("a place is valid until its item is removed")
     }
 
     /// Number of uses of an item, as far as the policy counts them.
-    pub fn uses(&self, place: Place) -> u8 {
+    pub fn uses(&self, place: ItemId) -> u8 {
         self.nodes[place.0 as usize].uses
     }
 
     /// Size of an item, in bytes.
-    pub fn bytes(&self, place: Place) -> u64 {
+    pub fn bytes(&self, place: ItemId) -> u64 {
         self.nodes[place.0 as usize].bytes
     }
 
     /// Adds a new item.
-    pub fn insert(&mut self, item: T, bytes: u64) -> Place {
+    pub fn insert(&mut self, item: T, bytes: u64) -> ItemId {
         let main = self.policy == Policy::S3Fifo && self.marked.remove(&item.mark());
         let uses = u8::from(self.policy == Policy::Gdsf);
-        self.put(item, bytes, Kept { uses, main, younger: 0.0 })
+        self.put(item, bytes, SavedUse { uses, main, younger: 0.0 })
     }
 
     /// Adds an item from before a restart, in the order of [`Order::iter`]. Without `kept`, in the
     /// order of the last use, oldest first.
-    pub fn restore(&mut self, item: T, bytes: u64, kept: Option<Kept>) -> Place {
-        let first = Kept { uses: u8::from(self.policy == Policy::Gdsf), ..Kept::default() };
-        let younger = |kept: Kept| if kept.younger.is_finite() { kept.younger.max(0.0) } else { 0.0 };
-        self.put(item, bytes, kept.map_or(first, |kept| Kept { younger: younger(kept), ..kept }))
+    pub fn restore(&mut self, item: T, bytes: u64, kept: Option<SavedUse>) -> ItemId {
+        let first = SavedUse { uses: u8::from(self.policy == Policy::Gdsf), ..SavedUse::default() };
+        let younger = |kept: SavedUse| if kept.younger.is_finite() { kept.younger.max(0.0) } else { 0.0 };
+        self.put(item, bytes, kept.map_or(first, |kept| SavedUse { younger: younger(kept), ..kept }))
     }
 
-    fn put(&mut self, item: T, bytes: u64, kept: Kept) -> Place {
+    fn put(&mut self, item: T, bytes: u64, kept: SavedUse) -> ItemId {
         let queue = match self.policy {
             Policy::Gdsf => RANKED,
             Policy::S3Fifo if kept.main => MAIN,
@@ -261,11 +261,11 @@ impl<T: Item> Order<T> {
         };
         self.len += 1;
         self.link(i, queue);
-        Place(i)
+        ItemId(i)
     }
 
     /// Records a use of an item.
-    pub fn used(&mut self, place: Place) {
+    pub fn used(&mut self, place: ItemId) {
         let (i, queue) = (place.0, self.nodes[place.0 as usize].queue);
         let age = self.age;
         let again = |node: &mut Node<T>| node.uses = node.uses.saturating_add(1);
@@ -287,7 +287,7 @@ impl<T: Item> Order<T> {
     }
 
     /// Changes the size of an item.
-    pub fn resize(&mut self, place: Place, bytes: u64) {
+    pub fn resize(&mut self, place: ItemId, bytes: u64) {
         let (i, queue) = (place.0, self.nodes[place.0 as usize].queue);
         match queue {
             RANKED => {
@@ -311,7 +311,7 @@ impl<T: Item> Order<T> {
     ///
     /// # Panics
     /// If the item was removed.
-    pub fn may_displace(&self, place: Place, more: u64, whole_bytes: u64, soft_bytes: u64) -> bool {
+    pub fn may_displace(&self, place: ItemId, more: u64, whole_bytes: u64, soft_bytes: u64) -> bool {
         let node = &self.nodes[place.0 as usize];
         if node.queue == ASIDE || node.bytes.saturating_add(more) <= (soft_bytes / SHARE_PART).max(SHARE_MIN)
         {
@@ -326,7 +326,7 @@ impl<T: Item> Order<T> {
     }
 
     /// Excludes an item from eviction, or includes it again.
-    pub fn set_aside(&mut self, place: Place, aside: bool) {
+    pub fn set_aside(&mut self, place: ItemId, aside: bool) {
         let (i, queue) = (place.0, self.nodes[place.0 as usize].queue);
         if aside && queue != ASIDE {
             self.unlink(i);
@@ -340,7 +340,7 @@ impl<T: Item> Order<T> {
     ///
     /// # Panics
     /// If the item was removed before.
-    pub fn remove(&mut self, place: Place) -> T {
+    pub fn remove(&mut self, place: ItemId) -> T {
         self.unlink(place.0);
         self.len -= 1;
         self.free.push(place.0);
@@ -349,7 +349,7 @@ impl<T: Item> Order<T> {
 
     /// Evicts the next item. Items for which `is_busy` is true are skipped as if used now, but only
     /// a limited number in a row. Returns the former place, the item, and its size.
-    pub fn evict(&mut self, mut is_busy: impl FnMut(&T) -> bool) -> Option<(Place, T, u64)> {
+    pub fn evict(&mut self, mut is_busy: impl FnMut(&T) -> bool) -> Option<(ItemId, T, u64)> {
         let mut place = self.next()?;
         for _ in 0..STEPS {
             if !is_busy(self.at(place)) {
@@ -370,7 +370,7 @@ impl<T: Item> Order<T> {
         Some((place, item, bytes))
     }
 
-    fn pass_over(&mut self, place: Place) {
+    fn pass_over(&mut self, place: ItemId) {
         let i = place.0;
         let queue = self.nodes[i as usize].queue;
         self.unlink(i);
@@ -383,15 +383,15 @@ impl<T: Item> Order<T> {
     }
 
     /// The next item to evict, after items before it were moved.
-    fn next(&mut self) -> Option<Place> {
+    fn next(&mut self) -> Option<ItemId> {
         match self.policy {
-            Policy::Lru => Some(self.lists[0].oldest).filter(|i| *i != NONE).map(Place),
-            Policy::Gdsf => self.ranks.first().map(|(_, i)| Place(*i)),
+            Policy::Lru => Some(self.lists[0].oldest).filter(|i| *i != NONE).map(ItemId),
+            Policy::Gdsf => self.ranks.first().map(|(_, i)| ItemId(*i)),
             Policy::S3Fifo => self.next_of_two(),
         }
     }
 
-    fn next_of_two(&mut self) -> Option<Place> {
+    fn next_of_two(&mut self) -> Option<ItemId> {
         for _ in 0..STEPS {
             let [new, main] = &self.lists;
             let all = new.bytes + main.bytes;
@@ -399,7 +399,7 @@ impl<T: Item> Order<T> {
             let i = if is_new { new.oldest } else { main.oldest };
             let node = self.nodes.get_mut(i as usize)?;
             match (is_new, node.uses) {
-                (true, 0 | 1) | (false, 0) => return Some(Place(i)),
+                (true, 0 | 1) | (false, 0) => return Some(ItemId(i)),
                 (true, _) => node.uses = 0,
                 (false, uses) => node.uses = uses.min(ROUNDS) - 1,
             }
@@ -407,7 +407,7 @@ impl<T: Item> Order<T> {
             self.link(i, MAIN);
         }
         let [new, main] = &self.lists;
-        Some(if main.oldest == NONE { new.oldest } else { main.oldest }).filter(|i| *i != NONE).map(Place)
+        Some(if main.oldest == NONE { new.oldest } else { main.oldest }).filter(|i| *i != NONE).map(ItemId)
     }
 
     fn mark(&mut self, mark: u32) {
@@ -469,7 +469,7 @@ impl<T: Item> Order<T> {
     }
 
     /// All items with their places, in the order that [`Order::restore`] needs.
-    pub fn iter(&self) -> impl Iterator<Item = (Place, &T, Kept)> {
+    pub fn iter(&self) -> impl Iterator<Item = (ItemId, &T, SavedUse)> {
         let aside = self.nodes.iter().zip(0..).filter(|(n, _)| n.queue == ASIDE && n.item.is_some());
         let listed = self.lists.iter().flat_map(|list| self.along(*list));
         let ranked = self.ranks.iter().map(|(_, i)| *i);
@@ -477,7 +477,11 @@ impl<T: Item> Order<T> {
         all.filter_map(|i| {
             let node = &self.nodes[i as usize];
             let younger = (node.base - self.age).max(0.0);
-            Some((Place(i), node.item.as_ref()?, Kept { uses: node.uses, main: node.queue == MAIN, younger }))
+            Some((
+                ItemId(i),
+                node.item.as_ref()?,
+                SavedUse { uses: node.uses, main: node.queue == MAIN, younger },
+            ))
         })
     }
 

@@ -1,7 +1,7 @@
 //! Calls that change something run to their end, even when the caller stops waiting.
 
 use hither_vfs::Account;
-use hither_vfs::{Cx, Error, Result};
+use hither_vfs::{Error, RequestContext, Result};
 use std::sync::Arc;
 use tokio::time::sleep_until;
 
@@ -21,7 +21,7 @@ pub(crate) fn account() -> Option<Arc<Account>> {
 /// The errors of `call`. `EINTR` when the caller is interrupted, `ETIMEDOUT` when its deadline
 /// passes. In these two cases the call continues in its task.
 pub(crate) async fn detached<T: Send + 'static>(
-    cx: &Cx,
+    cx: &RequestContext,
     call: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     let task = tokio::spawn(ACCOUNT.scope(cx.account.clone(), call));
@@ -38,7 +38,7 @@ pub(crate) async fn detached<T: Send + 'static>(
 ///
 /// # Errors
 /// As [`detached`].
-pub(crate) async fn patient<T>(cx: &Cx, call: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) async fn patient<T>(cx: &RequestContext, call: impl Future<Output = Result<T>>) -> Result<T> {
     let deadline = async {
         match cx.deadline {
             Some(at) => sleep_until(at).await,

@@ -30,7 +30,7 @@ pub const NOBODY: u32 = 65_534;
 /// Time for which the answer of a look-up is used, as in idmapd by default.
 const TTL: Duration = Duration::from_secs(600);
 /// Most entries of each of the two maps. A full map is cleared.
-const MOST_NAMES: usize = 16_384;
+const NAMES_MAX: usize = 16_384;
 
 /// Kind of owner: user or group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -197,7 +197,7 @@ impl<K: Eq + Hash, V: Clone> Memory<K, V> {
 
     fn remember(&self, key: K, value: V) {
         let mut entries = self.entries.lock();
-        if entries.len() >= MOST_NAMES {
+        if entries.len() >= NAMES_MAX {
             entries.clear();
         }
         entries.insert(key, (value, Instant::now()));

@@ -38,11 +38,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened, Read,
-    Realm, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail, Upcalls, Vfs,
-    Want, Where, Wrote, XattrMode, create_in_steps, create_many_in_steps, finish_in_steps,
-    remove_many_in_steps,
+    Access, Attrs, ChangeInfo, ConsistencyDomain, Creation, Data, DirPage, Error, Fh, File, FileRange,
+    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
+    Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr,
+    Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, create_in_steps,
+    create_many_in_steps, finish_in_steps, remove_many_in_steps,
 };
 use listing_sizes::ListingSizes;
 use open::Opens;
@@ -83,15 +83,15 @@ impl std::ops::Deref for V3 {
 
 #[async_trait]
 impl Vfs for V3 {
-    async fn root(&self, cx: &Cx) -> Result<Node> {
+    async fn root(&self, cx: &RequestContext) -> Result<Node> {
         self.node(cx, self.root.clone(), None).await
     }
 
-    fn peek(&self, _: &Cx, _: Where<'_>) -> Option<Trail> {
+    fn peek(&self, _: &RequestContext, _: PathRef<'_>) -> Option<WalkResult> {
         None
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
         patient(cx, self.walk_path(cx, at, want)).await
     }
 
@@ -100,77 +100,99 @@ impl Vfs for V3 {
         self.leases().filter(|leases| leases.is_for_writing(fh)).map(|_| u64::MAX)
     }
 
-    fn may_delay(&self, fh: &Fh) -> bool {
-        self.leases().is_none_or(|leases| leases.may_delay(fh))
+    fn can_cache_writes(&self, fh: &Fh) -> bool {
+        self.leases().is_none_or(|leases| leases.can_cache_writes(fh))
     }
 
-    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
+    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool {
         match self.leases() {
-            Some(leases) => leases.ask_to_delay(&cx.cred, &Patience::of(cx), fh).await,
+            Some(leases) => leases.request_write_caching(&cx.cred, &Patience::of(cx), fh).await,
             None => true,
         }
     }
 
-    fn is_shared(&self, fh: &Fh) -> bool {
-        self.leases().is_some_and(|leases| leases.is_shared(fh))
+    fn is_noncacheable(&self, fh: &Fh) -> bool {
+        self.leases().is_some_and(|leases| leases.is_noncacheable(fh))
     }
 
-    fn realm(&self, _fh: &Fh) -> Realm {
-        Realm::default()
+    fn consistency_domain(&self, _fh: &Fh) -> ConsistencyDomain {
+        ConsistencyDomain::default()
     }
 
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+    async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
         self.directory_above(cx, dir).await
     }
 
-    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+    async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
         Ok(self.node(cx, file.fh.clone(), None).await?.attrs)
     }
 
-    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
         self.attributes_of_many(cx, objects).await
     }
 
-    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
         self.proofs_of_many(cx, objects, want).await
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], _: Option<&Fh>, max_bytes: u32) -> Starts {
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        _: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
         // NFSv3 has no leases that cover names. The holder's attributes are not worth a call.
-        Starts { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }
+        ReadManyResult { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }
     }
 
-    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
         self.listings_of_many(cx, dirs, max_bytes).await
     }
 
-    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+    async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         self.set_attributes(cx, file, set).await
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+    async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
         Ok(self.rights(cx, fh, want).await?.0)
     }
 
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+    async fn readlink(&self, cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
         self.link_target(cx, fh).await
     }
 
-    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
         self.open_file(cx, at, how).await
     }
 
-    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+    async fn close(&self, cx: &RequestContext, fh: &Fh, open: OpenId) -> Result<()> {
         self.close_file(cx, fh, open).await
     }
 
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+    async fn read(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read> {
         self.read_range(cx, file, offset_bytes, len_bytes).await
     }
 
     async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -181,7 +203,7 @@ impl Vfs for V3 {
 
     async fn finish(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         piece: Option<(u64, Data)>,
         set: &SetAttr,
@@ -189,50 +211,77 @@ impl Vfs for V3 {
         finish_in_steps(self, cx, file, piece, set).await
     }
 
-    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+    async fn commit(&self, cx: &RequestContext, file: File<'_>) -> Result<()> {
         let open = file.open.and_then(|id| self.opens.find(id));
         self.writes.commit(cx, file.fh, open.as_ref().map(|o| &o.mark)).await
     }
 
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+    async fn create_whole(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        data: Data,
+    ) -> Result<Made> {
         create_in_steps(self, cx, (dir, name), set, data).await
     }
 
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         create_many_in_steps(self, cx, dir, new).await
     }
 
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+    async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         self.make_directory(cx, dir, name, set).await
     }
 
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+    async fn mknod(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made> {
         self.make_special(cx, dir, name, what, set).await
     }
 
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+    async fn symlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made> {
         self.make_symlink(cx, dir, name, target, set).await
     }
 
-    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         self.make_link(cx, fh, dir, name).await
     }
 
-    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+    async fn unlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Result<ChangeInfo> {
         self.remove_name(cx, dir, name, target).await
     }
 
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+    async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         self.remove_directory(cx, dir, name).await
     }
 
-    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
@@ -243,7 +292,7 @@ impl Vfs for V3 {
 
     async fn readdir(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
@@ -253,7 +302,7 @@ impl Vfs for V3 {
         Ok(self.list(cx, dir, cookie, verifier, max_bytes, nodes).await?.page)
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+    async fn statfs(&self, cx: &RequestContext, fh: &Fh) -> Result<FsStat> {
         let args = FsstatArgs { fsroot: convert::fh3(fh)? };
         let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
         Ok(FsStat {
@@ -267,25 +316,25 @@ impl Vfs for V3 {
         })
     }
 
-    async fn getxattr(&self, _: &Cx, _: &Fh, _: &[u8]) -> Result<Bytes> {
+    async fn getxattr(&self, _: &RequestContext, _: &Fh, _: &[u8]) -> Result<Bytes> {
         Err(unsupported())
     }
 
-    async fn setxattr(&self, _: &Cx, _: &Fh, _: &[u8], _: &Bytes, _: XattrMode) -> Result<()> {
+    async fn setxattr(&self, _: &RequestContext, _: &Fh, _: &[u8], _: &Bytes, _: XattrMode) -> Result<()> {
         Err(unsupported())
     }
 
-    async fn listxattr(&self, _: &Cx, _: &Fh) -> Result<Vec<Bytes>> {
+    async fn listxattr(&self, _: &RequestContext, _: &Fh) -> Result<Vec<Bytes>> {
         Err(unsupported())
     }
 
-    async fn removexattr(&self, _: &Cx, _: &Fh, _: &[u8]) -> Result<()> {
+    async fn removexattr(&self, _: &RequestContext, _: &Fh, _: &[u8]) -> Result<()> {
         Err(unsupported())
     }
 
     async fn lock(
         &self,
-        _: &Cx,
+        _: &RequestContext,
         _: File<'_>,
         _: LockOwner,
         _: LockKind,
@@ -295,13 +344,13 @@ impl Vfs for V3 {
         Err(Error::new(libc::ENOLCK))
     }
 
-    async fn unlock(&self, _: &Cx, _: File<'_>, _: LockOwner, _: FileRange) -> Result<()> {
+    async fn unlock(&self, _: &RequestContext, _: File<'_>, _: LockOwner, _: FileRange) -> Result<()> {
         Err(Error::new(libc::ENOLCK))
     }
 
     async fn test_lock(
         &self,
-        _: &Cx,
+        _: &RequestContext,
         _: File<'_>,
         _: LockOwner,
         _: LockKind,
@@ -310,19 +359,27 @@ impl Vfs for V3 {
         Err(Error::new(libc::ENOLCK))
     }
 
-    async fn seek(&self, _: &Cx, _: File<'_>, _: u64, _: Seek) -> Result<u64> {
+    async fn seek(&self, _: &RequestContext, _: File<'_>, _: u64, _: Seek) -> Result<u64> {
         Err(unsupported())
     }
 
-    async fn allocate(&self, _: &Cx, _: File<'_>, _: FileRange) -> Result<()> {
+    async fn allocate(&self, _: &RequestContext, _: File<'_>, _: FileRange) -> Result<()> {
         Err(unsupported())
     }
 
-    async fn deallocate(&self, _: &Cx, _: File<'_>, _: FileRange) -> Result<()> {
+    async fn deallocate(&self, _: &RequestContext, _: File<'_>, _: FileRange) -> Result<()> {
         Err(unsupported())
     }
 
-    async fn copy(&self, _: &Cx, _: File<'_>, _: u64, _: File<'_>, _: u64, _: u64) -> Result<u64> {
+    async fn copy(
+        &self,
+        _: &RequestContext,
+        _: File<'_>,
+        _: u64,
+        _: File<'_>,
+        _: u64,
+        _: u64,
+    ) -> Result<u64> {
         Err(unsupported())
     }
 
@@ -333,7 +390,7 @@ impl Vfs for V3 {
         }
     }
 
-    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+    async fn shutdown(&self, cx: &RequestContext) -> Result<()> {
         let flushed = patient(cx, self.writes.flush_all()).await;
         if let Some(leases) = self.leases() {
             leases.give_up().await;

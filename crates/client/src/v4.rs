@@ -11,16 +11,16 @@
 //! | `mount`, `lease`, `recover` | creation, renewal and replacement of clientid, session and state |
 //! | `callback`, `delegation` | calls from the server, and delegations |
 //! | `state`, `ranges`, `closer` | open files and their locks; CLOSE of many files at once |
-//! | `place` | authority over locks: the server, or this client under a write delegation |
+//! | `lock_authority` | authority over locks: the server, or this client under a write delegation |
 //! | `walk`, `list`, `many`, `bring` | many results in one compound |
 //! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
-//! | `twice` | the outcome of a change whose reply was lost with its session |
+//! | `replay_check` | the outcome of a change whose reply was lost with its session |
 //!
 //! Exactly once: a call on a broken connection is repeated in its slot. The server answers it from
 //! its reply cache. When the session is lost (the server restarted), the call is sent again in the
 //! new session, as by the Linux client. An exclusive create is recognised by its verifier. A
 //! repeated REMOVE that finds no file counts as success. The names show whether a LINK or RENAME
-//! was executed before (`twice`). A MKDIR or SYMLINK can report `EEXIST`.
+//! was executed before (`replay_check`). A MKDIR or SYMLINK can report `EEXIST`.
 
 mod attrs;
 mod batch;
@@ -36,17 +36,17 @@ mod io;
 mod lease;
 mod list;
 mod lock;
+mod lock_authority;
 mod many;
 mod mount;
 mod names;
 mod open;
-mod place;
 mod ranges;
 mod recover;
+mod replay_check;
 mod session;
 mod shutdown;
 mod state;
-mod twice;
 mod walk;
 mod whole;
 mod xattr;
@@ -61,10 +61,11 @@ use core::Core;
 use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Creation, Cx, Data, DirPage, Env, Error, Fh, File, FileRange, Finished,
-    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId,
-    Opened, Read, Realm, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Trail,
-    Upcalls, Vfs, Want, Where, Wrote, XattrMode, create_in_steps, finish_in_steps,
+    Access, Attrs, ChangeInfo, ConsistencyDomain, Creation, Data, DirPage, Env, Error, Fh, File, FileRange,
+    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow,
+    OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek,
+    SetAttr, Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, create_in_steps,
+    finish_in_steps,
 };
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -180,7 +181,7 @@ fn each<T>(answers: Result<Vec<Result<T>>>, objects: &[Fh]) -> Vec<Result<T>> {
 
 #[async_trait]
 impl Vfs for V4 {
-    async fn root(&self, cx: &Cx) -> Result<Node> {
+    async fn root(&self, cx: &RequestContext) -> Result<Node> {
         detached!(self, cx, |core, cx| async {
             let fh = core.facts().root.clone();
             Ok(Node { attrs: core.getattr(&cx, &fh).await?, fh })
@@ -191,54 +192,65 @@ impl Vfs for V4 {
         self.core.delegated_bytes(fh)
     }
 
-    fn may_delay(&self, _fh: &Fh) -> bool {
+    fn can_cache_writes(&self, _fh: &Fh) -> bool {
         true
     }
 
-    async fn ask_to_delay(&self, _cx: &Cx, _fh: &Fh) -> bool {
+    async fn request_write_caching(&self, _cx: &RequestContext, _fh: &Fh) -> bool {
         true
     }
 
-    fn is_shared(&self, _fh: &Fh) -> bool {
+    fn is_noncacheable(&self, _fh: &Fh) -> bool {
         false
     }
 
-    fn realm(&self, _fh: &Fh) -> Realm {
-        Realm::default()
+    fn consistency_domain(&self, _fh: &Fh) -> ConsistencyDomain {
+        ConsistencyDomain::default()
     }
 
-    fn peek(&self, _: &Cx, _: Where<'_>) -> Option<Trail> {
+    fn peek(&self, _: &RequestContext, _: PathRef<'_>) -> Option<WalkResult> {
         None
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
         let (base, path) = (at.base.clone(), at.path.to_vec());
         detached!(self, cx, |core, cx| core.walk(&cx, &base, &path, want))
     }
 
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+    async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
         let dir = dir.clone();
         detached!(self, cx, |core, cx| core.parent(&cx, &dir))
     }
 
-    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+    async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
         let fh = file.fh.clone();
         detached!(self, cx, |core, cx| core.getattr(&cx, &fh))
     }
 
-    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
         let own = objects.to_vec();
         let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Stats));
         each(answers, objects)
     }
 
-    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
         let own = objects.to_vec();
         let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Proofs { want }));
         each(answers, objects)
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
         let (own, holder) = (files.to_vec(), holder.cloned());
         let max_bytes = max_bytes.min(self.core.facts().rsize);
         let answers = detached!(self, cx, |core, cx| async {
@@ -253,10 +265,15 @@ impl Vfs for V4 {
             Ok((answers, holder)) => (each(Ok(answers), files), holder),
             Err(e) => (each(Err(e), files), None),
         };
-        Starts { files, holder }
+        ReadManyResult { files, holder }
     }
 
-    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
         let own = dirs.to_vec();
         let answers = detached!(self, cx, |core, cx| async {
             let limits = core.ready().await?.limits;
@@ -267,22 +284,22 @@ impl Vfs for V4 {
         each(answers, dirs)
     }
 
-    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+    async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let (fh, open, set) = (file.fh.clone(), file.open, set.clone());
         detached!(self, cx, |core, cx| core.setattr(&cx, File { fh: &fh, open }, &set))
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+    async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
         let fh = fh.clone();
         detached!(self, cx, |core, cx| core.access(&cx, &fh, want))
     }
 
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+    async fn readlink(&self, cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
         let fh = fh.clone();
         detached!(self, cx, |core, cx| core.readlink(&cx, &fh))
     }
 
-    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
         let (base, path, how) = (at.base.clone(), at.path.to_vec(), how.clone());
         let (core, own, undo) = (self.core.clone(), cx.clone(), self.core.clone());
         let work = async move {
@@ -296,12 +313,18 @@ impl Vfs for V4 {
         self.core.detached_or(cx, work, move |opened: Opened| undo.close_unwanted(opened.open)).await
     }
 
-    async fn close(&self, cx: &Cx, _: &Fh, open: OpenId) -> Result<()> {
+    async fn close(&self, cx: &RequestContext, _: &Fh, open: OpenId) -> Result<()> {
         self.core.files.closing(open);
         detached!(self, cx, |core, cx| core.close(&cx, open))
     }
 
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+    async fn read(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read> {
         let (fh, open) = (file.fh.clone(), file.open);
         let read = detached!(self, cx, |core, cx| core.read(&cx, &fh, open, offset_bytes, len_bytes))?;
         Ok(self.core.writes().overlay(file.fh, offset_bytes, len_bytes, read))
@@ -309,7 +332,7 @@ impl Vfs for V4 {
 
     async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -325,7 +348,7 @@ impl Vfs for V4 {
 
     async fn finish(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         piece: Option<(u64, Data)>,
         set: &SetAttr,
@@ -338,7 +361,7 @@ impl Vfs for V4 {
         }
     }
 
-    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+    async fn commit(&self, cx: &RequestContext, file: File<'_>) -> Result<()> {
         let mark = match file.open {
             Some(id) => self.core.files.entry(id)?.mark.lock().clone(),
             None => None,
@@ -346,7 +369,14 @@ impl Vfs for V4 {
         self.core.writes().commit(cx, file.fh, mark.as_deref()).await
     }
 
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+    async fn create_whole(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        data: Data,
+    ) -> Result<Made> {
         let (at, wanted, bytes) = ((dir.clone(), name.clone()), set.clone(), data.clone());
         match detached!(self, cx, |core, cx| core.create_whole(&cx, &at.0, &at.1, &wanted, bytes))? {
             Some(made) => Ok(made),
@@ -354,7 +384,7 @@ impl Vfs for V4 {
         }
     }
 
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         let (own_dir, own) = (dir.clone(), new.to_vec());
         let made = match detached!(self, cx, |core, cx| core.create_many(&cx, &own_dir, own)) {
             Ok(made) => made,
@@ -373,38 +403,58 @@ impl Vfs for V4 {
         out
     }
 
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+    async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
         detached!(self, cx, |core, cx| core.create(&cx, &dir, &name, CreateType::Dir, &set))
     }
 
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+    async fn mknod(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let (dir, name, what, set) = (dir.clone(), name.clone(), what.clone(), set.clone());
         detached!(self, cx, |core, cx| core.mknod(&cx, &dir, &name, &what, &set))
     }
 
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+    async fn symlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
         let what = CreateType::Link(target.clone().into());
         detached!(self, cx, |core, cx| core.create(&cx, &dir, &name, what, &set))
     }
 
-    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         let (fh, dir, name) = (fh.clone(), dir.clone(), name.clone());
         detached!(self, cx, |core, cx| core.link(&cx, &fh, &dir, &name))
     }
 
-    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+    async fn unlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Result<ChangeInfo> {
         let (dir, name, target) = (dir.clone(), name.clone(), target.cloned());
         detached!(self, cx, |core, cx| core.unlink(&cx, &dir, &name, target.as_ref()))
     }
 
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+    async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
         detached!(self, cx, |core, cx| core.rmdir(&cx, &dir, &name))
     }
 
-    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         let (own_dir, own) = (dir.clone(), gone.to_vec());
         let removed =
             detached!(self, cx, |core, cx| async { Ok(core.remove_many(&cx, &own_dir, &own).await) });
@@ -413,7 +463,7 @@ impl Vfs for V4 {
 
     async fn rename(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
@@ -432,7 +482,7 @@ impl Vfs for V4 {
 
     async fn readdir(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
@@ -444,34 +494,41 @@ impl Vfs for V4 {
         detached!(self, cx, |core, cx| core.readdir(&cx, &dir, cookie, verifier, max_bytes, nodes))
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+    async fn statfs(&self, cx: &RequestContext, fh: &Fh) -> Result<FsStat> {
         let fh = fh.clone();
         detached!(self, cx, |core, cx| core.statfs(&cx, &fh))
     }
 
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+    async fn getxattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<Bytes> {
         let (fh, name) = (fh.clone(), name.to_vec());
         detached!(self, cx, |core, cx| core.getxattr(&cx, &fh, &name))
     }
 
-    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+    async fn setxattr(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Result<()> {
         let (fh, name, value) = (fh.clone(), name.to_vec(), value.clone());
         detached!(self, cx, |core, cx| core.setxattr(&cx, &fh, &name, &value, mode))
     }
 
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+    async fn listxattr(&self, cx: &RequestContext, fh: &Fh) -> Result<Vec<Bytes>> {
         let fh = fh.clone();
         detached!(self, cx, |core, cx| core.listxattr(&cx, &fh))
     }
 
-    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+    async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()> {
         let (fh, name) = (fh.clone(), name.to_vec());
         detached!(self, cx, |core, cx| core.removexattr(&cx, &fh, &name))
     }
 
     async fn lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -492,14 +549,20 @@ impl Vfs for V4 {
         self.core.detached_or(cx, work, unlock).await
     }
 
-    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+    async fn unlock(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        owner: LockOwner,
+        range: FileRange,
+    ) -> Result<()> {
         let fh = file.fh.clone();
         detached!(self, cx, |core, _own| core.unlock(&fh, owner, range))
     }
 
     async fn test_lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -509,17 +572,17 @@ impl Vfs for V4 {
         detached!(self, cx, |core, cx| core.test_lock(&cx, &fh, owner, kind, range))
     }
 
-    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+    async fn seek(&self, cx: &RequestContext, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
         let (fh, open) = (file.fh.clone(), file.open);
         detached!(self, cx, |core, cx| core.seek(&cx, &fh, open, offset_bytes, what))
     }
 
-    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn allocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let (fh, open) = (file.fh.clone(), file.open);
         detached!(self, cx, |core, cx| core.reserve(&cx, &fh, open, range, false))
     }
 
-    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn deallocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         // Unstable writes into the hole would reappear, if the server lost them and they were
         // written again.
         self.core.writes().commit(cx, file.fh, None).await?;
@@ -529,7 +592,7 @@ impl Vfs for V4 {
 
     async fn copy(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -553,7 +616,7 @@ impl Vfs for V4 {
         self.core.delegations.subscribe(upcalls);
     }
 
-    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+    async fn shutdown(&self, cx: &RequestContext) -> Result<()> {
         self.core.shutdown(cx).await
     }
 }

@@ -33,7 +33,7 @@ pub use errors::OpenMark;
 use crate::detach::detached;
 use async_trait::async_trait;
 use errors::Errors;
-use hither_vfs::{Attr, Cred, Cx, Data, Error, Fh, OpenId, Read, Result, Stability};
+use hither_vfs::{Attr, Cred, Data, Error, Fh, OpenId, Read, RequestContext, Result, Stability};
 use log::{Log, Piece, Plan};
 use parking_lot::Mutex;
 use ranges::{RangeGuard, Ranges};
@@ -62,7 +62,7 @@ pub struct Origin {
     pub cred: Arc<Cred>,
     /// The open of the write.
     pub open: Option<OpenId>,
-    /// See [`Cx::only_held`].
+    /// See [`RequestContext::only_held`].
     pub only_held: bool,
 }
 
@@ -196,7 +196,7 @@ impl Uncommitted {
     /// The server's error; `EINTR` or `ETIMEDOUT` when the caller stops waiting.
     pub async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         open: Option<OpenId>,
         offset_bytes: u64,
@@ -224,7 +224,7 @@ impl Uncommitted {
     /// # Errors
     /// An earlier or present failure to write; `EINTR` or `ETIMEDOUT` when the caller stops
     /// waiting.
-    pub async fn commit(&self, cx: &Cx, fh: &Fh, open: Option<&OpenMark>) -> Result<()> {
+    pub async fn commit(&self, cx: &RequestContext, fh: &Fh, open: Option<&OpenMark>) -> Result<()> {
         let Some(file) = self.known(fh) else { return Ok(()) };
         if !file.log.lock().is_empty() {
             let (this, file) = (self.this(), file.clone());
@@ -253,7 +253,7 @@ impl Uncommitted {
     ///
     /// # Errors
     /// As [`Uncommitted::commit`]. The open has ended in either case.
-    pub async fn close(&self, cx: &Cx, fh: &Fh, open: OpenMark) -> Result<()> {
+    pub async fn close(&self, cx: &RequestContext, fh: &Fh, open: OpenMark) -> Result<()> {
         let Some(file) = self.known(fh) else { return Ok(()) };
         let this = self.this();
         detached(cx, async move {

@@ -64,7 +64,7 @@ fn env() -> Env {
 struct Mount {
     vfs: Arc<dyn Vfs>,
     connected: Connected,
-    cx: Cx,
+    cx: RequestContext,
     root: Fh,
     dir: Fh,
     dir_name: Name,
@@ -75,7 +75,7 @@ impl Mount {
         let connected = hither_nfs::connect(&options(), env()).await.expect("mount");
         eprintln!("{connected:?}");
         let vfs = connected.vfs.clone();
-        let cx = Cx::new(Arc::new(Cred::root()));
+        let cx = RequestContext::new(Arc::new(Cred::root()));
         let root = vfs.root(&cx).await.unwrap().fh;
         let dir_name = name(&format!("t{:016x}", (env().random)()));
         let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
@@ -85,7 +85,7 @@ impl Mount {
 
     async fn create(&self, file: &str) -> Opened {
         let how = how(OpenAccess::READ | OpenAccess::WRITE, Create::Exclusive(mode(0o644)));
-        self.vfs.open(&self.cx, Where::name(&self.dir, &name(file)), &how).await.unwrap()
+        self.vfs.open(&self.cx, PathRef::name(&self.dir, &name(file)), &how).await.unwrap()
     }
 
     async fn write(&self, o: &Opened, at: u64, data: impl Into<Bytes>) {
@@ -174,12 +174,16 @@ async fn write_and_read() {
 
     let trail = m
         .vfs
-        .walk(&m.cx, Where { base: &m.root, path: &[m.dir_name.clone(), name("file")] }, Want::default())
+        .walk(
+            &m.cx,
+            PathRef { base: &m.root, path: &[m.dir_name.clone(), name("file")] },
+            WalkRequest::default(),
+        )
         .await
         .unwrap();
     assert!(matches!(trail.stop, Stop::Complete));
     assert_eq!(trail.steps[1].fh, o.node.fh);
-    let again = m.vfs.open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
+    let again = m.vfs.open(&m.cx, PathRef::fh(&o.node.fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
     assert_eq!(m.read(&again, 7, 100).await, "world");
     m.close(&again).await;
     m.end().await;
@@ -199,7 +203,7 @@ async fn large_transfers() {
     m.close(&o).await;
     let o = m
         .vfs
-        .open(&m.cx, Where::name(&m.dir, &name("big")), &how(OpenAccess::READ, Create::No))
+        .open(&m.cx, PathRef::name(&m.dir, &name("big")), &how(OpenAccess::READ, Create::No))
         .await
         .unwrap();
     assert_eq!(o.node.attrs.attr.size_bytes, data.len() as u64);
@@ -219,13 +223,14 @@ async fn walks() {
         dir = m.vfs.mkdir(&m.cx, &dir, &n, &mode(0o755)).await.unwrap().node.fh;
         path.push(n);
     }
-    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path }, Want::default()).await.unwrap();
+    let trail =
+        m.vfs.walk(&m.cx, PathRef { base: &m.dir, path: &path }, WalkRequest::default()).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
     assert_eq!(trail.steps.len(), 60);
     assert_eq!(trail.steps[59].fh, dir);
-    let want = Want { listing_bytes: 100_000, access: Access::READ, ..Want::default() };
+    let want = WalkRequest { listing_bytes: 100_000, access: Access::READ, ..WalkRequest::default() };
     for depth in [10, 15, 16, 17, 18, 19, 20, 21, 22] {
-        let at = Where { base: &m.dir, path: &path[..depth] };
+        let at = PathRef { base: &m.dir, path: &path[..depth] };
         let short = m.vfs.walk(&m.cx, at, want).await.unwrap();
         assert!(matches!(short.stop, Stop::Complete));
         assert_eq!(short.steps[depth - 1].fh, trail.steps[depth - 1].fh);
@@ -238,7 +243,8 @@ async fn walks() {
     m.vfs.symlink(&m.cx, &m.dir, &name("link"), &Bytes::from("d0"), &mode(0o777)).await.unwrap();
     let stop = async |names: &[&str]| {
         let path: Vec<_> = names.iter().map(|n| name(n)).collect();
-        let t = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path }, Want::default()).await.unwrap();
+        let t =
+            m.vfs.walk(&m.cx, PathRef { base: &m.dir, path: &path }, WalkRequest::default()).await.unwrap();
         (t.steps.len(), t.stop)
     };
     assert!(matches!(stop(&["d0", "none", "x"]).await, (1, Stop::Missing(_))));
@@ -342,7 +348,7 @@ async fn attributes() {
     assert_eq!(a.attr.size_bytes, 7);
     let mut h = how(OpenAccess::WRITE, Create::No);
     h.truncate = true;
-    let o = m.vfs.open(&m.cx, Where::name(&m.dir, &name("file")), &h).await.unwrap();
+    let o = m.vfs.open(&m.cx, PathRef::name(&m.dir, &name("file")), &h).await.unwrap();
     assert_eq!(o.node.attrs.attr.size_bytes, 0);
     m.close(&o).await;
     m.end().await;
@@ -353,7 +359,9 @@ async fn attributes() {
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn opens() {
     let m = Mount::new().await;
-    let open = async |n: &str, h: &OpenHow, cx: &Cx| m.vfs.open(cx, Where::name(&m.dir, &name(n)), h).await;
+    let open = async |n: &str, h: &OpenHow, cx: &RequestContext| {
+        m.vfs.open(cx, PathRef::name(&m.dir, &name(n)), h).await
+    };
     let rw = OpenAccess::READ | OpenAccess::WRITE;
     let one = open("a", &how(rw, Create::IfMissing(mode(0o600))), &m.cx).await.unwrap();
     assert!(one.created);
@@ -377,7 +385,8 @@ async fn opens() {
     assert_eq!(three.node.attrs.attr.size_bytes, 0);
     m.close(&three).await;
 
-    let user = Cx::new(Arc::new(Cred { uid: 4711, gid: 4711, groups: [815].into_iter().collect() }));
+    let user =
+        RequestContext::new(Arc::new(Cred { uid: 4711, gid: 4711, groups: [815].into_iter().collect() }));
     assert_eq!(errno(open("a", &how(OpenAccess::READ, Create::No), &user).await), libc::EACCES);
     let mine = open("mine", &how(rw, Create::Exclusive(mode(0o600))), &user).await.unwrap();
     assert_eq!((mine.node.attrs.attr.uid, mine.node.attrs.attr.gid), (4711, 4711));
@@ -416,7 +425,7 @@ async fn opens_race_with_closes() {
                 let access = [OpenAccess::READ, OpenAccess::WRITE, OpenAccess::READ | OpenAccess::WRITE];
                 let access = access[((t + i) % 3) as usize];
                 let h = how(access, if i % 2 == 0 { Create::No } else { Create::IfMissing(mode(0o600)) });
-                let o = m.vfs.open(&m.cx, Where::name(&m.dir, &n), &h).await.unwrap();
+                let o = m.vfs.open(&m.cx, PathRef::name(&m.dir, &n), &h).await.unwrap();
                 if access.contains(OpenAccess::WRITE) {
                     m.write(&o, t * 100, vec![t as u8; 100]).await;
                 }
@@ -443,7 +452,7 @@ async fn rename_and_unlink_open_files() {
     m.write(&a, 0, "kept").await;
     v.unlink(cx, dir, &name("a"), Some(&a.node.fh)).await.unwrap();
     assert_eq!(
-        errno(v.open(cx, Where::name(dir, &name("a")), &how(OpenAccess::READ, Create::No)).await),
+        errno(v.open(cx, PathRef::name(dir, &name("a")), &how(OpenAccess::READ, Create::No)).await),
         libc::ENOENT
     );
     assert_eq!(m.read(&a, 0, 10).await, "kept");
@@ -459,7 +468,7 @@ async fn rename_and_unlink_open_files() {
     v.rename(cx, (dir, &name("b")), (dir, &name("c")), Some(&c.node.fh), RenameFlags::empty()).await.unwrap();
     assert_eq!(m.read(&c, 0, 10).await, "c");
     assert_eq!(m.read(&b, 0, 10).await, "b");
-    let t = v.walk(cx, Where::name(dir, &name("c")), Want::default()).await.unwrap();
+    let t = v.walk(cx, PathRef::name(dir, &name("c")), WalkRequest::default()).await.unwrap();
     assert_eq!(t.steps[0].fh, b.node.fh);
     assert_eq!(t.steps[0].attrs.attr.nlink, 1);
     m.close(&b).await;
@@ -484,7 +493,7 @@ async fn locks() {
     let o = m.create("file").await;
     let other = hither_nfs::connect(&options(), env()).await.unwrap().vfs;
     let theirs = other
-        .open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ | OpenAccess::WRITE, Create::No))
+        .open(&m.cx, PathRef::fh(&o.node.fh), &how(OpenAccess::READ | OpenAccess::WRITE, Create::No))
         .await
         .unwrap();
     let file = File { fh: &o.node.fh, open: Some(o.open) };
@@ -529,7 +538,8 @@ async fn locks() {
     assert_eq!(errno(m.vfs.lock(&m.cx, file, flock, w, range(0, u64::MAX), no).await), libc::EAGAIN);
     other.close(&m.cx, &theirs.node.fh, theirs.open).await.unwrap();
     m.vfs.lock(&m.cx, file, flock, w, range(0, u64::MAX), no).await.unwrap();
-    let reader = m.vfs.open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
+    let reader =
+        m.vfs.open(&m.cx, PathRef::fh(&o.node.fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
     let read_only = File { fh: &o.node.fh, open: Some(reader.open) };
     assert_eq!(errno(m.vfs.lock(&m.cx, read_only, me, w, range(0, 1), no).await), libc::EBADF);
     m.close(&reader).await;
@@ -634,7 +644,7 @@ async fn server_restart() {
     // Another mount sees the data and the lock.
     let other = hither_nfs::connect(&options(), env()).await.unwrap().vfs;
     let theirs = other
-        .open(&m.cx, Where::fh(&o.node.fh), &how(OpenAccess::READ | OpenAccess::WRITE, Create::No))
+        .open(&m.cx, PathRef::fh(&o.node.fh), &how(OpenAccess::READ | OpenAccess::WRITE, Create::No))
         .await
         .unwrap();
     let their_file = File { fh: &o.node.fh, open: Some(theirs.open) };

@@ -59,7 +59,7 @@ fn env() -> Env {
 
 struct Lab {
     fs: Arc<dyn Vfs>,
-    cx: Cx,
+    cx: RequestContext,
     dir: Fh,
     name: Name,
     stats: Arc<Stats>,
@@ -69,8 +69,8 @@ fn name(s: &str) -> Name {
     Name::new(s.to_owned()).unwrap()
 }
 
-fn user(uid: u32) -> Cx {
-    Cx::new(Arc::new(Cred { uid, gid: uid, groups: Default::default() }))
+fn user(uid: u32) -> RequestContext {
+    RequestContext::new(Arc::new(Cred { uid, gid: uid, groups: Default::default() }))
 }
 
 fn how(access: OpenAccess, create: Create) -> OpenHow {
@@ -93,7 +93,7 @@ async fn lab(test: &str) -> Option<Lab> {
 async fn lab_with(test: &str, opts: Options) -> Option<Lab> {
     let stats = Arc::new(Stats::new());
     let fs = connect_v3(&opts, &env(), stats.clone()).await.expect("the server can be mounted").vfs;
-    let cx = Cx::new(Arc::new(Cred::root()));
+    let cx = RequestContext::new(Arc::new(Cred::root()));
     let root = fs.root(&cx).await.unwrap();
     let dir = name(&format!("v3-{test}-{}", std::process::id()));
     let made = fs.mkdir(&cx, &root.fh, &dir, &mode(0o777)).await.unwrap();
@@ -114,7 +114,7 @@ macro_rules! lab {
 impl Lab {
     async fn create(&self, file: &str) -> Opened {
         let how = how(OpenAccess::all(), Create::IfMissing(mode(0o644)));
-        self.fs.open(&self.cx, Where::name(&self.dir, &name(file)), &how).await.unwrap()
+        self.fs.open(&self.cx, PathRef::name(&self.dir, &name(file)), &how).await.unwrap()
     }
 
     async fn write(&self, o: &Opened, at: u64, data: impl Into<Bytes>) -> Wrote {
@@ -133,7 +133,8 @@ impl Lab {
 
     async fn find(&self, file: &str) -> Option<Node> {
         let n = name(file);
-        let mut trail = self.fs.walk(&self.cx, Where::name(&self.dir, &n), Want::default()).await.unwrap();
+        let mut trail =
+            self.fs.walk(&self.cx, PathRef::name(&self.dir, &n), WalkRequest::default()).await.unwrap();
         trail.steps.pop()
     }
 
@@ -216,7 +217,7 @@ async fn opens_obey_existence_and_permission() {
     let lab = lab!("open");
     let (fs, cx) = (&lab.fs, &lab.cx);
     let n = name("x");
-    let at = Where::name(&lab.dir, &n);
+    let at = PathRef::name(&lab.dir, &n);
     let read = |create| how(OpenAccess::READ, create);
     assert_eq!(errno(fs.open(cx, at, &read(Create::No)).await), libc::ENOENT);
     let o = fs.open(cx, at, &read(Create::Exclusive(mode(0o600)))).await.unwrap();
@@ -233,20 +234,20 @@ async fn opens_obey_existence_and_permission() {
     // open.
     let n = name("readonly");
     let write = how(OpenAccess::all(), Create::IfMissing(mode(0o444)));
-    let o = fs.open(&other, Where::name(&lab.dir, &n), &write).await.unwrap();
+    let o = fs.open(&other, PathRef::name(&lab.dir, &n), &write).await.unwrap();
     assert_eq!(o.node.attrs.attr.uid, 1234);
     fs.write(&other, file(&o), 0, Bytes::from_static(b"mine").into(), Stability::Unstable).await.unwrap();
     fs.close(&other, &o.node.fh, o.open).await.unwrap();
-    assert_eq!(errno(fs.open(&other, Where::name(&lab.dir, &n), &write).await), libc::EACCES);
+    assert_eq!(errno(fs.open(&other, PathRef::name(&lab.dir, &n), &write).await), libc::EACCES);
     // Directories and symbolic links cannot be opened.
     let d = fs.mkdir(cx, &lab.dir, &name("d"), &mode(0o755)).await.unwrap();
-    assert_eq!(errno(fs.open(cx, Where::fh(&d.node.fh), &read(Create::No)).await), libc::EISDIR);
+    assert_eq!(errno(fs.open(cx, PathRef::fh(&d.node.fh), &read(Create::No)).await), libc::EISDIR);
     let l = fs.symlink(cx, &lab.dir, &name("l"), &Bytes::from_static(b"x"), &mode(0o777)).await.unwrap();
-    assert_eq!(errno(fs.open(cx, Where::fh(&l.node.fh), &read(Create::No)).await), libc::ELOOP);
+    assert_eq!(errno(fs.open(cx, PathRef::fh(&l.node.fh), &read(Create::No)).await), libc::ELOOP);
     // Open with O_TRUNC.
     let trunc = OpenHow { truncate: true, ..how(OpenAccess::WRITE, Create::No) };
     let n = name("readonly");
-    let o = fs.open(cx, Where::name(&lab.dir, &n), &trunc).await.unwrap();
+    let o = fs.open(cx, PathRef::name(&lab.dir, &n), &trunc).await.unwrap();
     assert_eq!(o.node.attrs.attr.size_bytes, 0);
     lab.close(&o).await;
     lab.done().await;
@@ -302,7 +303,7 @@ async fn walks_report_stop_and_reason() {
     fs.symlink(cx, &at, &name("l"), &Bytes::from_static(b"f"), &mode(0o777)).await.unwrap();
     let walk = async |path: &str| {
         let path: Vec<Name> = path.split('/').map(name).collect();
-        let trail = fs.walk(cx, Where { base: dir, path: &path }, Want::default()).await.unwrap();
+        let trail = fs.walk(cx, PathRef { base: dir, path: &path }, WalkRequest::default()).await.unwrap();
         (trail.steps.len(), format!("{:?}", trail.stop))
     };
     assert_eq!(walk("a/b/c/f").await, (4, "Complete".into()));
@@ -312,14 +313,14 @@ async fn walks_report_stop_and_reason() {
     assert!(steps == 2 && stop.starts_with("Missing(Until"), "{stop}");
     let path: Vec<Name> = "a/b/c/new".split('/').map(name).collect();
     let create = how(OpenAccess::WRITE, Create::IfMissing(mode(0o644)));
-    let o = fs.open(cx, Where { base: dir, path: &path }, &create).await.unwrap();
+    let o = fs.open(cx, PathRef { base: dir, path: &path }, &create).await.unwrap();
     lab.close(&o).await;
     for n in ["f", "l", "new"] {
         fs.unlink(cx, &at, &name(n), None).await.unwrap();
     }
     for path in [&["a", "b"][..], &["a"], &[]] {
         let path: Vec<Name> = path.iter().map(|n| name(n)).collect();
-        let trail = fs.walk(cx, Where { base: dir, path: &path }, Want::default()).await.unwrap();
+        let trail = fs.walk(cx, PathRef { base: dir, path: &path }, WalkRequest::default()).await.unwrap();
         let parent = trail.steps.last().map_or(dir, |n| &n.fh);
         fs.rmdir(cx, parent, &name(["a", "b", "c"][path.len()])).await.unwrap();
     }
@@ -336,14 +337,15 @@ async fn walks_and_opens_fetch_extras() {
     for i in 0..5 {
         let made = how(OpenAccess::all(), Create::IfMissing(mode(0o644)));
         let n = name(&format!("f{i}"));
-        let o = fs.open(cx, Where::name(&d.node.fh, &n), &made).await.unwrap();
+        let o = fs.open(cx, PathRef::name(&d.node.fh, &n), &made).await.unwrap();
         check_dir_attrs(&lab, &d.node.fh, o.dir.as_ref().unwrap()).await;
         lab.write(&o, 0, format!("content {i}")).await;
         lab.close(&o).await;
     }
-    let want = Want { listing_bytes: 64 << 10, read_bytes: 4096, access: Access::READ | Access::MODIFY };
+    let want =
+        WalkRequest { listing_bytes: 64 << 10, read_bytes: 4096, access: Access::READ | Access::MODIFY };
     let path = [name("d"), name("f3")];
-    let at = Where { base: dir, path: &path };
+    let at = PathRef { base: dir, path: &path };
     let calls = lab.calls();
     let trail = fs.walk(cx, at, want).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
@@ -355,20 +357,20 @@ async fn walks_and_opens_fetch_extras() {
     assert_eq!((first.data.into_bytes(), first.eof), (Bytes::from_static(b"content 3"), true));
     assert_eq!(trail.steps[1].attrs.attr.size_bytes, 9);
     // A separate LOOKUP finds the same node.
-    let alone = fs.walk(cx, at, Want::default()).await.unwrap();
+    let alone = fs.walk(cx, at, WalkRequest::default()).await.unwrap();
     assert_eq!(alone.steps[1].fh, trail.steps[1].fh);
     assert_eq!(alone.steps[1].attrs.attr.fileid, trail.steps[1].attrs.attr.fileid);
     assert_eq!(alone.steps[1].attrs.attr.change, trail.steps[1].attrs.attr.change);
     // A name that is missing in a complete listing is absent and needs no request.
     let path = [name("d"), name("no")];
     let calls = lab.calls();
-    let trail = fs.walk(cx, Where { base: dir, path: &path }, want).await.unwrap();
+    let trail = fs.walk(cx, PathRef { base: dir, path: &path }, want).await.unwrap();
     assert!(matches!(trail.stop, Stop::Missing(_)) && trail.along.listing.is_some());
     assert_eq!(lab.calls() - calls, 2);
     // Opens the file with its first bytes.
     let open = OpenHow { first_bytes: 7, ..how(OpenAccess::READ, Create::No) };
     let calls = lab.calls();
-    let o = fs.open(cx, Where::fh(&alone.steps[1].fh), &open).await.unwrap();
+    let o = fs.open(cx, PathRef::fh(&alone.steps[1].fh), &open).await.unwrap();
     assert_eq!(lab.calls() - calls, 2, "ACCESS and READ");
     let first = o.first.as_ref().unwrap();
     assert_eq!((first.data.clone().into_bytes(), first.eof), (Bytes::from_static(b"content"), false));
@@ -514,8 +516,10 @@ async fn close_to_open() {
         lab.write(&o, 0, vec![round; 10_000]).await;
         lab.close(&o).await;
         let n = name("shared");
-        let seen =
-            other.open(&lab.cx, Where::name(&lab.dir, &n), &how(OpenAccess::READ, Create::No)).await.unwrap();
+        let seen = other
+            .open(&lab.cx, PathRef::name(&lab.dir, &n), &how(OpenAccess::READ, Create::No))
+            .await
+            .unwrap();
         let read = other.read(&lab.cx, file(&seen), 0, 20_000).await.unwrap();
         assert!(read.data.into_bytes()[..] == [round; 10_000]);
         other.close(&lab.cx, &seen.node.fh, seen.open).await.unwrap();
@@ -549,7 +553,7 @@ async fn server_side_mounts_are_crossed() {
     let (fs, cx) = (&lab.fs, &lab.cx);
     let root = fs.root(cx).await.unwrap();
     let (below, inside) = (name(&below), name(&format!("inside-{}", std::process::id())));
-    let trail = fs.walk(cx, Where::name(&root.fh, &below), Want::default()).await.unwrap();
+    let trail = fs.walk(cx, PathRef::name(&root.fh, &below), WalkRequest::default()).await.unwrap();
     let dir = trail.steps.last().expect("the directory is there");
     assert_ne!(dir.attrs.attr.fsid, root.attrs.attr.fsid);
     let made = fs.mkdir(cx, &dir.fh, &inside, &mode(0o755)).await.unwrap();

@@ -27,10 +27,10 @@ use crate::inode::{Inode, Inodes, Moment};
 use bytes::Bytes;
 use caller::{Caller, SystemCall};
 use calls::Purpose;
-use hither_vfs::{Access, Cred, Name, Trail, Want};
+use hither_vfs::{Access, Cred, Name, WalkRequest, WalkResult};
 use parking_lot::Mutex;
 use path::Path;
-use record::{Known, Record, Track};
+use record::{Record, Track, WalkedObject};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -124,7 +124,7 @@ pub(crate) struct Hint {
     pub whole: bool,
     /// The object that an earlier walk of the same call found under the name, and the time of that
     /// request.
-    pub known: Option<(Known, Moment)>,
+    pub known: Option<(WalkedObject, Moment)>,
 }
 
 impl Hint {
@@ -140,11 +140,11 @@ impl Hint {
     }
 
     /// The extras to fetch at the end of the walk.
-    pub fn want(&self, first_bytes: u32) -> Want {
+    pub fn want(&self, first_bytes: u32) -> WalkRequest {
         if !self.whole {
-            return Want::default();
+            return WalkRequest::default();
         }
-        Want {
+        WalkRequest {
             listing_bytes: 0,
             read_bytes: if self.intent.reads { first_bytes } else { 0 },
             access: self.intent.rights,
@@ -318,7 +318,15 @@ impl Hints {
 
     /// Records the results of a hint's walk, requested at `asked`. Must be called before its lookup
     /// is answered.
-    pub fn walked(&self, tid: u32, dir: u64, cred: &Arc<Cred>, hint: Hint, trail: &Trail, asked: Moment) {
+    pub fn walked(
+        &self,
+        tid: u32,
+        dir: u64,
+        cred: &Arc<Cred>,
+        hint: Hint,
+        trail: &WalkResult,
+        asked: Moment,
+    ) {
         self.ahead.fetch_add(hint.names.len() as u64 - 1, Ordering::Relaxed);
         let now = Instant::now();
         let mut records = self.records.lock();

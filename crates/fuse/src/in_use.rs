@@ -15,7 +15,7 @@
 use crate::handles::OpenFile;
 use crate::inode::Inode;
 use crate::session::Session;
-use hither_vfs::{Cred, Cx, OpenAccess, OpenHow, Result, Where};
+use hither_vfs::{Cred, OpenAccess, OpenHow, PathRef, RequestContext, Result};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -191,7 +191,7 @@ impl Removed {
 impl Session {
     /// Closes an open that was removed from the table. Removals of the file's names wait until the
     /// layer below has started the close, and no longer.
-    pub async fn close_below(&self, cx: &Cx, file: &OpenFile) -> Result<()> {
+    pub async fn close_below(&self, cx: &RequestContext, file: &OpenFile) -> Result<()> {
         let fh = file.inode.fh();
         let mut close = std::pin::pin!(self.vfs.close(cx, &fh, file.open));
         let begun = std::future::poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
@@ -207,14 +207,14 @@ impl Session {
     /// Keeps a file open until the thread that found it has opened it. `cred` is the identity of
     /// the thread.
     pub async fn keep_open(self: &Arc<Self>, inode: &Arc<Inode>, cred: Arc<Cred>) {
-        let (fh, cx) = (inode.fh(), Cx::new(cred));
+        let (fh, cx) = (inode.fh(), RequestContext::new(cred));
         for access in [OpenAccess::READ, OpenAccess::WRITE] {
             let how = OpenHow::existing(access);
-            let Ok(opened) = self.vfs.open(&cx, Where::fh(&fh), &how).await else { continue };
+            let Ok(opened) = self.vfs.open(&cx, PathRef::fh(&fh), &how).await else { continue };
             let (session, inode) = (self.clone(), inode.clone());
             let quiet = inode.in_use.opened(false);
             self.aside(async move {
-                session.sent_back.expected(inode.id).await;
+                session.stale_retries.expected(inode.id).await;
                 // The open of the thread has ended.
                 inode.in_use.opens_end().await;
                 inode.in_use.released(&quiet);

@@ -15,7 +15,9 @@ mod table;
 
 use crate::in_use::InUse;
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, Error, Fh, FileKind, LockOwner, Name, Node, Realm, Validity};
+use hither_vfs::{
+    Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, LockOwner, Name, Node, Validity,
+};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -26,9 +28,9 @@ use tokio::time::Instant;
 pub(crate) use table::{Ambiguous, Inodes, Named};
 
 /// Time for which a thread with an ESTALE answer is expected to open the file again.
-const SENT_BACK: Duration = Duration::from_secs(2);
+const STALE_RETRY: Duration = Duration::from_secs(2);
 /// Maximum number of such threads.
-const SENT_BACK_MAX: usize = 64;
+const STALE_RETRIES_MAX: usize = 64;
 /// Maximum time before the end of validity at which an open file is revalidated, so that the kernel
 /// shows no older data.
 pub(crate) const LEAD_MAX: Duration = Duration::from_millis(200);
@@ -44,18 +46,18 @@ const ABSENT_MAX: usize = 4096;
 /// Maximum number of further filehandles per object.
 const ALIASES_MAX: usize = 4;
 
-/// Identity of an object: the server's numbers, and the realm.
+/// Identity of an object: the server's numbers, and the consistency domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ident {
     fsid: (u64, u64),
     fileid: u64,
-    realm: u8,
+    domain: u8,
 }
 
 impl Ident {
     /// Identity in the attributes.
-    pub fn of(attr: &Attr, realm: Realm) -> Self {
-        Self { fsid: attr.fsid, fileid: attr.fileid, realm: realm.number }
+    pub fn of(attr: &Attr, domain: ConsistencyDomain) -> Self {
+        Self { fsid: attr.fsid, fileid: attr.fileid, domain: domain.number }
     }
 
     /// Whether the attributes have the same numbers at the server.
@@ -140,7 +142,7 @@ pub(crate) struct Inode {
     pub id: u64,
     /// The server's numbers.
     pub ident: Ident,
-    /// The revalidation rule of the object's realm; `None`: that of the mount.
+    /// The revalidation rule of the object's consistency domain; `None`: that of the mount.
     pub asks: Option<Asks>,
     /// Type.
     pub kind: FileKind,
@@ -188,7 +190,7 @@ struct State {
     /// Owners of byte-range locks.
     lock_owners: HashSet<LockOwner>,
     /// Threads whose opens for appending got ESTALE, and the time.
-    sent_back: SmallVec<[(u32, Instant); 1]>,
+    stale_retries: SmallVec<[(u32, Instant); 1]>,
     /// Validity of the kernel's attributes and pages; `None` when they must be checked. A lease is
     /// stored only after it was passed on, so that its withdrawal finds it.
     valid: Option<Validity>,
@@ -278,7 +280,7 @@ impl Drop for Changing<'_> {
 }
 
 impl Inode {
-    fn new(id: u64, node: &Node, realm: Realm) -> Self {
+    fn new(id: u64, node: &Node, domain: ConsistencyDomain) -> Self {
         let attr = &node.attrs.attr;
         let state = State {
             fh: own_fh(&node.fh),
@@ -300,7 +302,7 @@ impl Inode {
             committed: 0,
             names_forgotten: false,
             lock_owners: HashSet::new(),
-            sent_back: SmallVec::new(),
+            stale_retries: SmallVec::new(),
             valid: Some(node.attrs.valid).filter(|v| *v != Validity::Lease),
             look: Instant::now(),
             queued: None,
@@ -312,9 +314,9 @@ impl Inode {
             absent: HashSet::new(),
             error: None,
         };
-        let ident = Ident::of(attr, realm);
+        let ident = Ident::of(attr, domain);
         let in_use = InUse::default();
-        Self { id, ident, asks: realm.asks, kind: attr.kind, in_use, state: Mutex::new(state) }
+        Self { id, ident, asks: domain.asks, kind: attr.kind, in_use, state: Mutex::new(state) }
     }
 
     /// The filehandle.
@@ -591,7 +593,7 @@ impl Inode {
 
     /// Records that earlier answers are invalid, and that the kernel's caches are being
     /// invalidated. Returns true when the object is open and must be checked earlier than planned.
-    pub fn withdrawn(&self) -> bool {
+    pub fn note_revoked(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
         (s.pages, s.told_size, s.told_change) = (None, None, None);
@@ -599,8 +601,8 @@ impl Inode {
     }
 
     /// Records that attributes are not under a lease any more, and that the kernel must request
-    /// them again. Returns as [`Inode::withdrawn`].
-    pub fn lapsed(&self) -> bool {
+    /// them again. Returns as [`Inode::note_revoked`].
+    pub fn note_expired(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
         (s.told_size, s.told_change) = (None, None);
@@ -744,9 +746,9 @@ impl Inode {
     /// too many.
     pub fn send_back(&self, tid: u32, now: Instant) -> bool {
         let mut s = self.state.lock();
-        let room = s.sent_back.len() < SENT_BACK_MAX;
+        let room = s.stale_retries.len() < STALE_RETRIES_MAX;
         if room {
-            s.sent_back.push((tid, now));
+            s.stale_retries.push((tid, now));
         }
         room
     }
@@ -754,9 +756,9 @@ impl Inode {
     /// Whether thread `tid` opens again after ESTALE. It must not get a second ESTALE.
     pub fn came_back(&self, tid: u32, now: Instant) -> bool {
         let mut s = self.state.lock();
-        s.sent_back.retain(|(_, at)| now.duration_since(*at) < SENT_BACK);
-        let found = s.sent_back.iter().position(|&(t, _)| t == tid);
-        found.map(|i| s.sent_back.remove(i)).is_some()
+        s.stale_retries.retain(|(_, at)| now.duration_since(*at) < STALE_RETRY);
+        let found = s.stale_retries.iter().position(|&(t, _)| t == tid);
+        found.map(|i| s.stale_retries.remove(i)).is_some()
     }
 }
 

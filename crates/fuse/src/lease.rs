@@ -65,7 +65,7 @@ impl Leases {
 
     /// Records a withdrawal, after the last call that passes on leases has written its reply.
     /// `take_back` removes the recorded leases before the next call passes on a lease.
-    pub async fn withdraw<T>(&self, clock: &Clock, take_back: impl FnOnce() -> T) -> T {
+    pub async fn revoke<T>(&self, clock: &Clock, take_back: impl FnOnce() -> T) -> T {
         let gate = self.gate.write().await;
         self.withdrawals.fetch_add(1, Ordering::SeqCst);
         *self.last.lock() = clock.tick();
@@ -88,11 +88,11 @@ impl Leases {
 
 /// The receiver of upcalls from the layer below. It is created before the session.
 #[derive(Debug, Default)]
-pub(crate) struct Withdrawer {
+pub(crate) struct Revoker {
     session: OnceLock<Weak<Session>>,
 }
 
-impl Withdrawer {
+impl Revoker {
     /// Sets the session.
     pub fn serves(&self, session: &Arc<Session>) {
         let _ = self.session.set(Arc::downgrade(session));
@@ -110,19 +110,19 @@ impl Withdrawer {
     }
 }
 
-impl Upcalls for Withdrawer {
-    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+impl Upcalls for Revoker {
+    fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
         let fh = fh.clone();
-        self.start(|session| async move { session.withdraw(&fh).await })
+        self.start(|session| async move { session.revoke(&fh).await })
     }
 
-    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+    fn expire(&self, files: &[Fh]) -> BoxFuture<()> {
         let files = files.to_vec();
-        self.start(|session| async move { session.lapse(&files).await })
+        self.start(|session| async move { session.expire(&files).await })
     }
 
-    fn withdraw_all(&self) -> BoxFuture<()> {
-        self.start(|session| async move { session.withdraw_all().await })
+    fn revoke_all(&self) -> BoxFuture<()> {
+        self.start(|session| async move { session.revoke_all().await })
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         let began = clock.now();
         let grant = leases.grant(began);
         assert!(grant.is_some());
-        let withdrawal = leases.withdraw(&clock, || ());
+        let withdrawal = leases.revoke(&clock, || ());
         tokio::pin!(withdrawal);
         let soon = Duration::from_millis(20);
         assert!(tokio::time::timeout(soon, &mut withdrawal).await.is_err(), "a reply is being written");

@@ -8,7 +8,7 @@
 //!   path.
 //! - `inode` and `handles` map the kernel's numbers and track its caches.
 //! - `lease` has the kernel state under leases.
-//! - `beside` handles changes by another frontend.
+//! - `invalidator` handles changes by another frontend.
 //! - `ops` serves each request, `session` runs the threads, `mount` mounts and unmounts.
 //!
 //! Lock order: the table of `Inodes`, then the state of one `Inode`. No other lock is taken while
@@ -17,7 +17,6 @@
 #![deny(unsafe_code)]
 
 mod abi;
-mod beside;
 mod call;
 mod cred;
 #[allow(unsafe_code)]
@@ -26,6 +25,7 @@ mod handles;
 mod hint;
 mod in_use;
 mod inode;
+mod invalidator;
 mod lease;
 mod local;
 #[allow(unsafe_code)]
@@ -35,8 +35,8 @@ mod mounts;
 mod ops;
 mod passthrough;
 mod recent;
-mod sent_back;
 mod session;
+mod stale_retry;
 mod stats;
 mod trace;
 mod watch;

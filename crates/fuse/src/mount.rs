@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::hint::HintStats;
-use crate::lease::Withdrawer;
+use crate::lease::Revoker;
 use crate::recent::{RecentCall, RecentCalls};
 use crate::session::{Phase, Session};
 use crate::stats::OpCount;
@@ -59,12 +59,12 @@ pub struct Config {
     /// looks up each name of a path for each call.
     pub strict: bool,
     /// The rules of `strict` also hold for single files that the layer below names
-    /// ([`Vfs::realm`](hither_vfs::Vfs::realm)).
+    /// ([`Vfs::consistency_domain`](hither_vfs::Vfs::consistency_domain)).
     pub strict_parts: bool,
     /// Other clients may start to use a file so that its data must not be cached
-    /// ([`Vfs::is_shared`](hither_vfs::Vfs::is_shared)), also while it is open. The kernel then
-    /// requests attributes before each read(2) without valid ones. It drops the pages of a file
-    /// when its times have changed.
+    /// ([`Vfs::is_noncacheable`](hither_vfs::Vfs::is_noncacheable)), also while it is open. The
+    /// kernel then requests attributes before each read(2) without valid ones. It drops the pages
+    /// of a file when its times have changed.
     pub may_be_shared: bool,
     /// The kernel may cache names while they are valid. Otherwise it looks each name up for each
     /// call.
@@ -180,7 +180,7 @@ impl std::fmt::Debug for Mounted {
 /// # Errors
 /// See [`MountError`]. After an error nothing is mounted.
 pub async fn mount(dir: &Path, config: Config, vfs: Arc<dyn Vfs>) -> Result<Mounted, MountError> {
-    let withdrawer = Arc::new(Withdrawer::default());
+    let withdrawer = Arc::new(Revoker::default());
     vfs.subscribe(withdrawer.clone());
     let root = vfs.root(&Session::own_cx()).await.map_err(MountError::Root)?;
     let (path, options) = (dir.to_owned(), config.clone());
@@ -283,8 +283,8 @@ impl Mounted {
 
     /// The receiver of changes by another frontend of the same stack. The kernel shows them at
     /// once.
-    pub fn beside(&self) -> Arc<dyn hither_vfs::Beside> {
-        Arc::new(crate::beside::Kernel(self.session.clone()))
+    pub fn invalidator(&self) -> Arc<dyn hither_vfs::Invalidator> {
+        Arc::new(crate::invalidator::KernelInvalidator(self.session.clone()))
     }
 
     /// The filehandle of the root directory.

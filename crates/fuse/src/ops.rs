@@ -19,7 +19,9 @@ use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
 pub(crate) use rights::KnownSettings;
 
-use hither_vfs::{Account, Attrs, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, Time, Validity};
+use hither_vfs::{
+    Account, Attrs, Cred, Error, Fh, File, FileKind, Name, Node, RequestContext, Result, Time, Validity,
+};
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -133,14 +135,18 @@ impl Call {
     }
 
     /// Context of the caller.
-    fn cx(&self) -> Cx {
+    fn cx(&self) -> RequestContext {
         self.cx_of(self.cred())
     }
 
     /// Context of another user, the opener of a file.
-    fn cx_of(&self, cred: Arc<Cred>) -> Cx {
+    fn cx_of(&self, cred: Arc<Cred>) -> RequestContext {
         let account = self.account.get_or_init(Arc::default).clone();
-        Cx { cancel: self.pending.cancel.clone(), account: Some(account), ..Cx::new(cred) }
+        RequestContext {
+            cancel: self.pending.cancel.clone(),
+            account: Some(account),
+            ..RequestContext::new(cred)
+        }
     }
 
     /// The cost of the call, when it sent a request to the server.
@@ -292,7 +298,7 @@ impl Call {
     /// written.
     fn name_left(&self, dir: &Inode, name: &Name, inode: &Inode) -> Duration {
         let fh = dir.fh();
-        let known = self.session.vfs.peek(&self.cx(), hither_vfs::Where::name(&fh, name));
+        let known = self.session.vfs.peek(&self.cx(), hither_vfs::PathRef::name(&fh, name));
         let known = known.as_ref().and_then(|trail| trail.steps.first()).filter(|n| inode.knows(&n.fh));
         match known.map(|node| node.attrs.valid) {
             Some(Validity::Lease) => self.leased_names(),
@@ -335,7 +341,7 @@ impl Call {
             return attrs.valid.left(Instant::now());
         }
         if !self.may_pass_on(asked) {
-            if inode.withdrawn() {
+            if inode.note_revoked() {
                 self.session.watch.hasten(inode);
             }
             return Duration::ZERO;
@@ -348,7 +354,7 @@ impl Call {
     /// The validity of names in a directory without a shorter one.
     fn dir_valid(&self, dir: &Inode) -> Validity {
         let fh = dir.fh();
-        let known = self.session.vfs.peek(&self.cx(), hither_vfs::Where::fh(&fh));
+        let known = self.session.vfs.peek(&self.cx(), hither_vfs::PathRef::fh(&fh));
         let known = known.as_ref().and_then(|trail| trail.steps.first()).map(|node| node.attrs.valid);
         known.unwrap_or_else(|| dir.valid())
     }

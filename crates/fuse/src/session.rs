@@ -21,12 +21,14 @@ use crate::mount::Config;
 use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
 use crate::recent::Recent;
-use crate::sent_back::{Doubtful, SentBack};
+use crate::stale_retry::{RenameRetries, StaleRetries};
 use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, Cred, Cx, Fh, File, FileKind, FsStat, Realm, Result, Vfs};
+use hither_vfs::{
+    Asks, Attr, Attrs, ConsistencyDomain, Cred, Fh, File, FileKind, FsStat, RequestContext, Result, Vfs,
+};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::io::IoSlice;
@@ -77,9 +79,9 @@ pub(crate) struct Session {
     pub creds: Creds,
     pub hints: Hints,
     /// Threads whose open got ESTALE because its name leads to another object.
-    pub sent_back: SentBack,
+    pub stale_retries: StaleRetries,
     /// Renames to a name whose object was seen under another name.
-    pub doubtful: Doubtful,
+    pub rename_retries: RenameRetries,
     pub leases: Leases,
     /// Open files, and the times of their revalidation.
     pub watch: Watch,
@@ -166,8 +168,8 @@ impl Session {
             passthrough: Passthrough::new(device.clone()),
             local_reads: LocalReads::new(config.threads),
             // At any time at least one thread reads no hint.
-            sent_back: SentBack::default(),
-            doubtful: Doubtful::default(),
+            stale_retries: StaleRetries::default(),
+            rename_retries: RenameRetries::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             written_beside: AtomicBool::new(false),
             removed: Removed::default(),
@@ -420,7 +422,7 @@ impl Session {
             Undo::Unlock { file, owner, range, held } => {
                 let fh = file.inode.fh();
                 let at = File { fh: &fh, open: Some(file.open) };
-                let _ = self.vfs.unlock(&Cx::new(file.cred.clone()), at, owner, range).await;
+                let _ = self.vfs.unlock(&RequestContext::new(file.cred.clone()), at, owner, range).await;
                 drop(held);
             }
         }
@@ -470,7 +472,7 @@ impl Session {
     }
 
     async fn close(&self, file: &OpenFile) {
-        if let Err(error) = self.close_below(&Cx::new(file.cred.clone()), file).await {
+        if let Err(error) = self.close_below(&RequestContext::new(file.cred.clone()), file).await {
             tracing::warn!(%error, "closing a file in the background");
         }
     }
@@ -523,21 +525,21 @@ impl Session {
     }
 
     /// Invalidates the answers about an object. Returns when the kernel has dropped them.
-    pub async fn withdraw(&self, fh: &Fh) {
+    pub async fn revoke(&self, fh: &Fh) {
         let mut directory = None;
         let take_back = || {
             let inode = self.inodes.by_fh(fh)?;
             self.leases.forget(inode.id);
-            if inode.withdrawn() {
+            if inode.note_revoked() {
                 self.watch.hasten(&inode);
             }
             let id = inode.id;
             directory = Some(inode).filter(|i| i.kind == FileKind::Directory);
             Some(id)
         };
-        let taken = self.leases.withdraw(&self.inodes.clock, take_back).await;
+        let taken = self.leases.revoke(&self.inodes.clock, take_back).await;
         if let Some(dir) = directory {
-            self.withdraw_names(&[dir]).await;
+            self.revoke_names(&[dir]).await;
         }
         if let Some(id) = taken {
             self.drop_pages(id).await;
@@ -546,38 +548,38 @@ impl Session {
 
     /// Lets the kernel request the attributes of these objects again. Its pages stay, because the
     /// next attributes show whether the pages are of that version.
-    pub async fn lapse(&self, files: &[Fh]) {
+    pub async fn expire(&self, files: &[Fh]) {
         let take_back = || {
             let inodes = files.iter().filter_map(|fh| self.inodes.by_fh(fh));
             let ended = inodes.map(|inode| {
                 self.leases.forget(inode.id);
-                if inode.lapsed() {
+                if inode.note_expired() {
                     self.watch.hasten(&inode);
                 }
                 inode.id
             });
             ended.collect::<Vec<_>>()
         };
-        for id in self.leases.withdraw(&self.inodes.clock, take_back).await {
+        for id in self.leases.revoke(&self.inodes.clock, take_back).await {
             self.drop_attrs(id);
         }
     }
 
     /// Invalidates all answers under leases.
-    pub async fn withdraw_all(&self) {
+    pub async fn revoke_all(&self) {
         let take_back = || {
             let ids = self.leases.take_all();
             for inode in ids.iter().filter_map(|&id| self.inodes.find(id)) {
-                if inode.withdrawn() {
+                if inode.note_revoked() {
                     self.watch.hasten(&inode);
                 }
             }
             ids
         };
-        let ids = self.leases.withdraw(&self.inodes.clock, take_back).await;
+        let ids = self.leases.revoke(&self.inodes.clock, take_back).await;
         let all = ids.iter().filter_map(|&id| self.inodes.find(id));
         let dirs: Vec<_> = all.filter(|i| i.kind == FileKind::Directory).collect();
-        self.withdraw_all_names(&dirs).await;
+        self.revoke_all_names(&dirs).await;
         let device = self.device.clone();
         let drop_all = move || {
             for id in ids {
@@ -635,7 +637,7 @@ impl Session {
 
     /// Number for `st_ino`.
     pub fn ino(&self, attr: &Attr) -> u64 {
-        self.ino_of(Ident::of(attr, Realm::default()))
+        self.ino_of(Ident::of(attr, ConsistencyDomain::default()))
     }
 
     /// Number for `st_ino` of an identity.
@@ -677,8 +679,8 @@ impl Session {
     }
 
     /// The context of the daemon's own calls.
-    pub fn own_cx() -> Cx {
-        Cx::new(Arc::new(Cred::root()))
+    pub fn own_cx() -> RequestContext {
+        RequestContext::new(Arc::new(Cred::root()))
     }
 }
 

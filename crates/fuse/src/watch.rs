@@ -12,7 +12,7 @@
 
 use crate::inode::{Inode, LEAD_MAX, Moment};
 use crate::session::{Phase, Session};
-use hither_vfs::{Attrs, Cx, File, FileKind, Result, Validity};
+use hither_vfs::{Attrs, File, FileKind, RequestContext, Result, Validity};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -190,14 +190,18 @@ async fn look(session: &Session, due: &Due) {
             inode.entries_hold(None);
             session.drop_pages(inode.id).await;
         }
-    } else if session.vfs.is_shared(&inode.fh()) && inode.postpone(now) {
+    } else if session.vfs.is_noncacheable(&inode.fh()) && inode.postpone(now) {
         // The kernel asks before each read(2), and a check would recall the file from its writer.
         // Only mappings need the check.
     } else if inode.is_due(now)
         && let Some(file) = session.files.find(due.handle)
     {
         // Delayed writes keep their age, because a check shows the times to no program.
-        let cx = Cx { deadline: Some(now + PATIENCE), times_unseen: true, ..Cx::new(file.cred.clone()) };
+        let cx = RequestContext {
+            deadline: Some(now + PATIENCE),
+            times_unseen: true,
+            ..RequestContext::new(file.cred.clone())
+        };
         let (fh, asked) = (inode.fh(), session.inodes.clock.now());
         let found = ask(session, &cx, File { fh: &fh, open: Some(file.open) }, now);
         if let Ok(Ok(attrs)) = tokio::time::timeout(PATIENCE, found).await {
@@ -209,7 +213,7 @@ async fn look(session: &Session, due: &Due) {
 }
 
 /// Attributes with a longer validity than those that are about to end.
-async fn ask(session: &Session, cx: &Cx, at: File<'_>, now: Instant) -> Result<Attrs> {
+async fn ask(session: &Session, cx: &RequestContext, at: File<'_>, now: Instant) -> Result<Attrs> {
     let attrs = session.vfs.getattr(cx, at).await?;
     match attrs.asked < now && attrs.valid.left(now) <= LEAD_MAX {
         true => session.vfs.getattr(&cx.fresh(now), at).await,
@@ -228,7 +232,7 @@ async fn saw(session: &Session, inode: &Inode, attrs: &Attrs, asked: Moment) {
                 session.leases.passed_on(inode.id);
                 inode.leased();
             }
-            None => drop(inode.withdrawn()),
+            None => drop(inode.note_revoked()),
         }
     }
 }

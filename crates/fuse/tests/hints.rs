@@ -185,7 +185,7 @@ fn walk_fetches_needed_data() {
             let read = want("read", &|p| assert_eq!(fs::read(p).unwrap(), b"contents"));
             walked!(read.want.read_bytes, 64 << 10);
             let stat = want("stat", &|p| assert_eq!(fs::metadata(p).unwrap().len(), 8));
-            walked!(stat.want, hither_vfs::Want::default());
+            walked!(stat.want, hither_vfs::WalkRequest::default());
             let write = want("write", &|p| drop(fs::OpenOptions::new().write(true).open(p).unwrap()));
             walked!(write.want.read_bytes, 0);
             let access = want("access", &|p| {

@@ -13,9 +13,9 @@ fn asked(m: &Mount) -> u64 {
     m.requests("GETATTR") + m.requests("LOOKUP")
 }
 
-fn withdraw(m: &Mount, path: &str) {
+fn revoke(m: &Mount, path: &str) {
     let fh = m.fh(path);
-    m.rt.block_on(m.gate.withdraw(Some(&fh)));
+    m.rt.block_on(m.gate.revoke(Some(&fh)));
 }
 
 /// Attributes under a lease need no request until the withdrawal, and are fresh after it.
@@ -34,7 +34,7 @@ fn withdrawal_drops_leased_attributes() {
     assert_eq!(asked(&m), before);
     for text in ["longer", "longer still"] {
         m.foreign_write("f", 0, text.as_bytes());
-        withdraw(&m, "f");
+        revoke(&m, "f");
         assert_eq!(f.metadata().unwrap().len() as usize, text.len());
     }
     drop(f);
@@ -53,7 +53,7 @@ fn withdrawal_drops_pages() {
     f.read_to_end(&mut seen).unwrap();
     for byte in *b"bcdefg" {
         m.foreign_write("f", 0, &[byte; 10_000]);
-        withdraw(&m, "f");
+        revoke(&m, "f");
         let mut buf = [0; 10_000];
         f.read_exact_at(&mut buf, 0).unwrap();
         assert_eq!(buf, [byte; 10_000]);
@@ -70,20 +70,20 @@ fn expired_lease_keeps_unchanged_pages() {
     let Some(m) = mounted(600_000) else { return };
     m.gate.give_leases();
     m.foreign_write("f", 0, &[b'a'; 10_000]);
-    let lapse = || {
+    let expire = || {
         let fh = m.fh("f");
-        m.rt.block_on(m.gate.lapse(&fh));
+        m.rt.block_on(m.gate.expire(&fh));
     };
     let read = || fs::read(m.path("f")).unwrap();
     assert!(read() == [b'a'; 10_000]);
     let (before, reads) = (asked(&m), m.requests("READ"));
-    lapse();
+    expire();
     assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 10_000);
     assert!(asked(&m) > before);
     assert!(read() == [b'a'; 10_000]);
     assert_eq!(m.requests("READ"), reads);
     m.foreign_write("f", 0, &[b'b'; 20_000]);
-    lapse();
+    expire();
     assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 20_000);
     assert!(read() == [b'b'; 20_000]);
     m.end();
@@ -118,7 +118,7 @@ fn listing_passes_on_leases() {
     // The directory has no lease.
     assert!(asked(&m) <= before + 1);
     m.foreign_write("f7", 0, b"longer");
-    withdraw(&m, "f7");
+    revoke(&m, "f7");
     assert_eq!(sizes(), 25);
     m.end();
 }
@@ -138,7 +138,7 @@ fn withdrawal_of_all_leases_works() {
         m.foreign_write(f, 0, b"xyz");
     }
     assert_eq!(sizes(), 20, "attributes under leases are not requested");
-    m.rt.block_on(m.gate.withdraw(None));
+    m.rt.block_on(m.gate.revoke(None));
     assert_eq!(sizes(), 60);
     m.end();
 }
@@ -154,7 +154,7 @@ fn overtaken_lease_is_not_cached() {
         let path = m.path("f");
         let stat = std::thread::spawn(move || fs::metadata(path).unwrap().len());
         common::eventually("the look-up waits", || m.gate.waiting("walk") > 0);
-        withdraw(&m, "f");
+        revoke(&m, "f");
         m.gate.open_all();
         stat.join().unwrap();
         let before = asked(&m);
@@ -162,7 +162,7 @@ fn overtaken_lease_is_not_cached() {
         assert_eq!(fs::metadata(m.path("f")).unwrap().len(), 10 + i);
         assert!(asked(&m) > before);
         // The next round looks up the name again.
-        m.rt.block_on(m.gate.withdraw(None));
+        m.rt.block_on(m.gate.revoke(None));
     }
     m.end();
 }
@@ -172,10 +172,10 @@ fn overtaken_lease_is_not_cached() {
 fn withdrawal_of_unknown_object_is_ignored() {
     let Some(m) = mounted(600_000) else { return };
     m.foreign_write("f", 0, b"x");
-    withdraw(&m, "f");
+    revoke(&m, "f");
     assert_eq!(fs::read(m.path("f")).unwrap(), b"x");
-    withdraw(&m, "f");
-    m.rt.block_on(m.gate.withdraw(None));
+    revoke(&m, "f");
+    m.rt.block_on(m.gate.revoke(None));
     m.end();
 }
 
@@ -206,7 +206,7 @@ fn old_page_passes_no_lease() {
     let pages = m.gate.calls("readdir");
     for f in &files {
         m.foreign_write(f, 0, b"longer");
-        withdraw(&m, f);
+        revoke(&m, f);
     }
     let plus = m.requests("READDIRPLUS");
     while let Some(entry) = list.next() {
@@ -238,7 +238,7 @@ fn old_write_reply_is_not_cached() {
     let write = std::thread::spawn(move || writer.write_all_at(b"more", 4).unwrap());
     common::eventually("the write is done", || m.gate.answers_waiting("write") > 0);
     m.foreign_write("f", 8, b"theirs");
-    withdraw(&m, "f");
+    revoke(&m, "f");
     m.gate.open_all();
     write.join().unwrap();
     assert_eq!(f.metadata().unwrap().len(), 14);
@@ -265,7 +265,7 @@ fn old_prefetch_passes_no_lease() {
         common::eventually("the look-up waits", || m.gate.answers_waiting("walk") > 0);
         let ahead = m.gate.walks()[0].path == name;
         m.foreign_write(&name, 0, b"longer");
-        withdraw(&m, &name);
+        revoke(&m, &name);
         m.gate.open_all();
         stat.join().unwrap();
         assert_eq!(fs::metadata(m.path(&name)).unwrap().len(), 6);
@@ -288,7 +288,7 @@ fn full_withdrawal_includes_checked_file() {
     m.gate.give_leases();
     pause(1500);
     m.foreign_write("f", 0, b"bbbb");
-    m.rt.block_on(m.gate.withdraw(None));
+    m.rt.block_on(m.gate.revoke(None));
     common::eventually("the new contents are read", || {
         f.read_exact_at(&mut buf, 0).unwrap();
         &buf == b"bbbb"

@@ -21,9 +21,9 @@ fn mode(m: &Mount, path: &str, mode: u32) {
     fs::set_permissions(m.path(path), fs::Permissions::from_mode(mode)).unwrap();
 }
 
-fn beside(m: &Mount, touched: &[Touched]) {
-    let beside = m.mounted().beside();
-    m.rt.block_on(async { beside.around(touched, Box::pin(async {})).await });
+fn invalidator(m: &Mount, touched: &[Touched]) {
+    let invalidator = m.mounted().invalidator();
+    m.rt.block_on(async { invalidator.around(touched, Box::pin(async {})).await });
 }
 
 fn touched(m: &Mount, dir: &str, last: &str, object: Option<Fh>) -> Touched {
@@ -52,26 +52,26 @@ const DOUBTS: [(&str, Doubt); 11] = [
     ("search rights removed by another client", |m| {
         m.foreign_setattr("w", &SetAttr { mode: Some(0o700), ..Default::default() });
         let fh = m.fh("w");
-        m.rt.block_on(m.gate.lapse(&fh));
+        m.rt.block_on(m.gate.expire(&fh));
         fs::metadata(m.path("w")).unwrap();
     }),
     ("the withdrawal of a directory's lease", |m| {
         for dir in ["w", "w/deep", "w/mp", ""] {
             let fh = m.fh(dir);
-            m.rt.block_on(m.gate.withdraw(Some(&fh)));
+            m.rt.block_on(m.gate.revoke(Some(&fh)));
         }
     }),
     ("the withdrawal of all leases", |m| {
         let fh = m.fh("w/file");
-        m.rt.block_on(m.gate.withdraw(Some(&fh)));
-        m.rt.block_on(m.gate.withdraw(None));
+        m.rt.block_on(m.gate.revoke(Some(&fh)));
+        m.rt.block_on(m.gate.revoke(None));
     }),
     ("another frontend", |m| {
         let file = m.fh("w/file");
         for (dir, last) in [("w", "mp"), ("w", "deep"), ("w", "file"), ("", "w")] {
-            beside(m, &[touched(m, dir, last, None)]);
+            invalidator(m, &[touched(m, dir, last, None)]);
         }
-        beside(m, &[Touched::Contents(file)]);
+        invalidator(m, &[Touched::Contents(file)]);
     }),
     ("a server that fails", |m| {
         for errno in [libc::EIO, libc::EACCES, libc::ESTALE, libc::ETIMEDOUT] {
@@ -195,7 +195,7 @@ fn withdrawn_names_are_looked_up_again() {
         look();
         let absent_ones = m.requests("LOOKUP") - before;
         let fh = m.fh("w");
-        m.rt.block_on(m.gate.withdraw(Some(&fh)));
+        m.rt.block_on(m.gate.revoke(Some(&fh)));
         eventually("the name is looked up again", || {
             let before = m.requests("LOOKUP");
             look();

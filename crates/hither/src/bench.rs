@@ -29,7 +29,7 @@ use crate::daemon::process;
 use crate::exit::Failure;
 use crate::source::Source;
 use crate::stat::print;
-use client::{Conn, Place};
+use client::{BenchExport, Conn};
 use hither_proto::nfs3::Fh3;
 use results::Selection;
 use std::io;
@@ -64,7 +64,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 /// Runs a measurement of a server.
 fn on<F: Future<Output = io::Result<()>>>(
     target: &BenchTarget,
-    measure: impl FnOnce(Place) -> F,
+    measure: impl FnOnce(BenchExport) -> F,
 ) -> Result<(), Failure> {
     process::prepare();
     let runtime = process::runtime()?;
@@ -74,13 +74,17 @@ fn on<F: Future<Output = io::Result<()>>>(
     })
 }
 
-fn place(target: &BenchTarget) -> Result<Place, Failure> {
+fn place(target: &BenchTarget) -> Result<BenchExport, Failure> {
     let source = Source::parse(&target.source).map_err(Failure::usage)?;
     let unknown = || Failure::mount(format!("{}: the server has no address", target.source));
     let addrs = source.resolve(None).map_err(|_| unknown())?;
     let ip = addrs.first().ok_or_else(unknown)?.ip();
     let at = |port| SocketAddr::new(ip, port);
-    Ok(Place { nfs: at(target.port), mount: at(target.mountport.unwrap_or(target.port)), path: source.path })
+    Ok(BenchExport {
+        nfs: at(target.port),
+        mount: at(target.mountport.unwrap_or(target.port)),
+        path: source.path,
+    })
 }
 
 /// Number of connections that remove the test files.
@@ -94,7 +98,7 @@ struct Work {
 }
 
 impl Work {
-    async fn begin(place: &Place) -> io::Result<(Self, Conn)> {
+    async fn begin(place: &BenchExport) -> io::Result<(Self, Conn)> {
         let root = client::root(place).await?;
         let mut conn = Conn::open(place.nfs).await?;
         let name = format!("hither-bench.{}", std::process::id());
@@ -102,7 +106,7 @@ impl Work {
         Ok((Self { root, dir, name }, conn))
     }
 
-    async fn end(self, place: &Place, target: &BenchTarget) -> io::Result<()> {
+    async fn end(self, place: &BenchExport, target: &BenchTarget) -> io::Result<()> {
         hook(target.measured.as_deref())?;
         let mut conns = Conn::open_many(place.nfs, CLEARING).await?;
         client::clear(&mut conns, &self.dir).await?;

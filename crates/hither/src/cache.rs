@@ -14,7 +14,7 @@ use crate::exit::Failure;
 use crate::mountinfo;
 use crate::report::Counters;
 use crate::stat::{self, print, text::bytes};
-use hither_cache::disk::{self, DiskPart};
+use hither_cache::data::{self, DataCachePart};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -51,34 +51,34 @@ pub fn run(what: &CacheCommand) -> Result<(), Failure> {
 }
 
 /// Location of a cache.
-enum Place {
+enum CacheLocation {
     Mount((u32, u32), String),
     Directory,
 }
 
-fn place(path: &Path) -> Result<Place, Failure> {
+fn place(path: &Path) -> Result<CacheLocation, Failure> {
     if path.join("hither-cache").is_file() {
-        return Ok(Place::Directory);
+        return Ok(CacheLocation::Directory);
     }
-    stat::locate(path).map(|(dev, dir)| Place::Mount(dev, dir)).map_err(|e| Failure {
+    stat::locate(path).map(|(dev, dir)| CacheLocation::Mount(dev, dir)).map_err(|e| Failure {
         line: format!("{} is neither in a mount of hither nor a cache directory", path.display()),
         ..e
     })
 }
 
-fn survey(path: &Path, check: bool) -> Result<Vec<DiskPart>, Failure> {
-    disk::survey(path, check, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))
+fn survey(path: &Path, check: bool) -> Result<Vec<DataCachePart>, Failure> {
+    data::survey(path, check, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))
 }
 
 /// The identity of a part as text.
-fn named(part: &DiskPart) -> String {
+fn named(part: &DataCachePart) -> String {
     let words = part.identity.split(|b| !(b' '..=b'~').contains(b)).next().unwrap_or_default();
     String::from_utf8_lossy(words).trim().to_string()
 }
 
 fn status(at: &CacheWhere) -> Result<(), Failure> {
     match place(&at.place)? {
-        Place::Mount(dev, dir) => {
+        CacheLocation::Mount(dev, dir) => {
             let report = stat::report(dev, &dir)?;
             let Some(cache) = &report.mount.cache else {
                 return Err(Failure::usage(format!("{dir} is mounted without a disk cache")));
@@ -119,7 +119,7 @@ fn status(at: &CacheWhere) -> Result<(), Failure> {
             }
             print(&out)
         }
-        Place::Directory => {
+        CacheLocation::Directory => {
             let parts = survey(&at.place, false)?;
             let each = parts.iter().map(|part| {
                 let cached: u64 = part.entries.iter().map(|e| e.cached_bytes).sum();
@@ -167,8 +167,8 @@ fn ls(args: &CacheLs) -> Result<(), Failure> {
         return index(at);
     }
     let entries = match place(&at.place)? {
-        Place::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::List))?,
-        Place::Directory => {
+        CacheLocation::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::List))?,
+        CacheLocation::Directory => {
             let parts = survey(&at.place, false)?;
             let all: Vec<_> = parts.into_iter().flat_map(|part| part.entries).collect();
             serde_json::to_value(all).map_err(|e| Failure::system(e.to_string()))?
@@ -212,8 +212,8 @@ fn index(at: &CacheWhere) -> Result<(), Failure> {
 
 fn check(at: &CacheWhere) -> Result<(), Failure> {
     let found = match place(&at.place)? {
-        Place::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::Check))?,
-        Place::Directory => {
+        CacheLocation::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::Check))?,
+        CacheLocation::Directory => {
             let parts = survey(&at.place, true)?;
             let in_use = parts.iter().filter(|part| part.in_use).count();
             let mut sum = json!({ "entries": 0, "blocks": 0, "bytes": 0, "damaged": 0 });
@@ -256,10 +256,12 @@ fn wrong(found: &Value, name: &str, what: &str) -> Result<(), Failure> {
 
 fn evict_all(path: &Path, json: bool) -> Result<(), Failure> {
     match place(path)? {
-        Place::Mount(dev, dir) => tell(&control::ask(dev, &dir, Ask::Cache(CacheAsk::Evict(None)))?, json),
-        Place::Directory => {
+        CacheLocation::Mount(dev, dir) => {
+            tell(&control::ask(dev, &dir, Ask::Cache(CacheAsk::Evict(None)))?, json)
+        }
+        CacheLocation::Directory => {
             let (gone, in_use) =
-                disk::evict_all(path, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))?;
+                data::evict_all(path, &crate::stack::env()).map_err(|e| Failure::system(e.to_string()))?;
             tell(&json!({ "evicted": gone, "parts_in_use": in_use }), json)
         }
     }

@@ -406,7 +406,7 @@ pub struct ServeArgs {
     /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics, or on a UNIX socket for the
     /// server's user only
     #[arg(long, value_name = "ADDRESS:PORT|SOCKET")]
-    pub metrics: Option<crate::metrics::endpoint::Place>,
+    pub metrics: Option<crate::metrics::endpoint::EndpointAddr>,
     /// Also offer NQNFS (Macklem's "Not Quite NFS" of 1994: NFS version 2 with leases, program
     /// 300105), with MOUNT version 1; see docs/NQNFS.md
     #[arg(long)]

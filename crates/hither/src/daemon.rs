@@ -13,7 +13,7 @@ use crate::cli::MountArgs;
 use crate::control::{Answer, Ask, Control};
 use crate::dashboard;
 use crate::exit::{self, Failure};
-use crate::log::{self, Log, Place};
+use crate::log::{self, Log, LogDestination};
 use crate::metrics::{self, endpoint};
 use crate::mount::{Job, NoDir, check_dir};
 use crate::mountinfo;
@@ -66,7 +66,10 @@ pub fn run(job: Job, args: &MountArgs) -> Result<(), Failure> {
 }
 
 fn set_up(args: &MountArgs) -> Result<Log, Failure> {
-    let log = log::init(&args.log, if args.daemon { Place::Background } else { Place::Foreground })?;
+    let log = log::init(
+        &args.log,
+        if args.daemon { LogDestination::Background } else { LogDestination::Foreground },
+    )?;
     log::log_panics();
     process::prepare();
     Ok(log)
@@ -84,7 +87,7 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     };
     let board = match args.dashboard {
         Some(addr) => Some(
-            endpoint::bind(&endpoint::Place::Tcp(addr))
+            endpoint::bind(&endpoint::EndpointAddr::Tcp(addr))
                 .await
                 .map_err(|e| Failure::usage(format!("--dashboard={addr}: {e}; give another port")))?,
         ),

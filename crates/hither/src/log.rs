@@ -25,7 +25,7 @@ const FACILITY_DAEMON: u8 = 3 << 3;
 
 /// The log's destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum LogDestination {
     /// The file of `--log`, otherwise the terminal.
     Foreground,
     /// The file of `--log`, otherwise the system's log.
@@ -52,7 +52,7 @@ impl Log {
 ///
 /// # Errors
 /// The level is invalid, or the file cannot be opened.
-pub fn init(args: &LogArgs, place: Place) -> Result<Log, Failure> {
+pub fn init(args: &LogArgs, place: LogDestination) -> Result<Log, Failure> {
     let level = args.level.as_deref().unwrap_or(if args.verbose { "debug" } else { "info" });
     let filter = EnvFilter::try_new(level).map_err(|_| {
         Failure::usage(format!(
@@ -70,8 +70,8 @@ pub fn init(args: &LogArgs, place: Place) -> Result<Log, Failure> {
             file = Some(opened.clone());
             builder.with_ansi(false).with_writer(opened).try_init()
         }
-        (None, Place::Foreground) => builder.with_ansi(false).with_writer(io::stderr).try_init(),
-        (None, Place::Background) => {
+        (None, LogDestination::Foreground) => builder.with_ansi(false).with_writer(io::stderr).try_init(),
+        (None, LogDestination::Background) => {
             let syslog =
                 Syslog::new(DEV_LOG).map_err(|e| Failure::system(format!("no socket for the log: {e}")))?;
             builder.with_ansi(false).without_time().with_level(false).with_writer(syslog).try_init()
@@ -216,6 +216,6 @@ mod tests {
     #[test]
     fn a_wrong_level_is_refused() {
         let args = LogArgs { level: Some("hither=loud".into()), ..LogArgs::default() };
-        assert_eq!(init(&args, Place::Foreground).map(|_| ()).unwrap_err().code, 1);
+        assert_eq!(init(&args, LogDestination::Foreground).map(|_| ()).unwrap_err().code, 1);
     }
 }

@@ -20,9 +20,9 @@ pub use render::markdown;
 pub use subtrees::Subtree;
 pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 
-use crate::metrics::endpoint::Place;
-use hither_cache::disk::Fill;
-use hither_cache::meta::INFERRED_MAX;
+use crate::metrics::endpoint::EndpointAddr;
+use hither_cache::data::Fill;
+use hither_cache::metadata::INFERRED_MAX;
 use hither_cache::policy::Policy;
 use hither_nfs::{AttrCache, LookupCache, Recovery, Version};
 use rustix::mount::MountFlags;
@@ -239,7 +239,7 @@ pub struct Wanted {
     /// `rdirplus`.
     pub readdirplus: bool,
     /// `metrics=`.
-    pub metrics: Option<Place>,
+    pub metrics: Option<EndpointAddr>,
     /// `socket=` and related options.
     pub socket: Socket,
     /// `acl`.

@@ -16,7 +16,7 @@ mod what;
 use crate::cli::ServeArgs;
 use crate::daemon::process;
 use crate::exit::Failure;
-use crate::log::{self, Place};
+use crate::log::{self, LogDestination};
 use crate::metrics::{self, endpoint};
 use crate::stack;
 use bytes::Bytes;
@@ -24,7 +24,7 @@ use hither_rpc::server::{Acceptor, ServerLimits};
 use hither_server::nlm::answer_datagram;
 use hither_server::table::Table;
 use hither_server::{NqnfsOptions, Options, Server};
-use hither_vfs::{Cred, Cx};
+use hither_vfs::{Cred, RequestContext};
 pub use notify::Notify;
 use rpcbind::Registrations;
 use std::fs::{File, TryLockError};
@@ -51,7 +51,7 @@ const FAREWELL: Duration = Duration::from_secs(20);
 /// # Errors
 /// The reason why nothing could be served.
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let log = log::init(&args.log, Place::Foreground)?;
+    let log = log::init(&args.log, LogDestination::Foreground)?;
     log::log_panics();
     process::prepare();
     let runtime = process::runtime()?;
@@ -154,7 +154,7 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     drop(metrics);
     acceptor.shutdown();
     server.end();
-    let mut cx = Cx::new(Arc::new(Cred::root()));
+    let mut cx = RequestContext::new(Arc::new(Cred::root()));
     cx.deadline = Some(tokio::time::Instant::now() + FAREWELL);
     served.shutdown(&cx).await;
     tracing::info!("the server has ended");

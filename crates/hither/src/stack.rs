@@ -16,14 +16,14 @@ use crate::mountstats;
 use crate::options::{Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
-use hither_cache::disk::Disk;
+use hither_cache::data::DataCache;
 use hither_fuse::{CloseWaits, Record};
 use hither_nfs::v4::Delegated;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
-use hither_vfs::{Cred, Cx, Env, Vfs};
-use hither_writeback::ahead::{Ahead, AheadOptions};
-use hither_writeback::removals::{Removals, RemovalsOptions};
+use hither_vfs::{Cred, Env, RequestContext, Vfs};
+use hither_writeback::pending_creates::{PendingCreates, PendingCreatesOptions};
+use hither_writeback::pending_removes::{PendingRemoves, PendingRemovesOptions};
 use hither_writeback::wal::Wal;
 use parts::{Below, Parts};
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ const NAMES_WITHIN: Duration = Duration::from_secs(2);
 pub struct Client {
     connected: Connected,
     options: Options,
-    disk: Option<Arc<Disk>>,
+    disk: Option<Arc<DataCache>>,
     wal: Option<Arc<Wal>>,
     note: Option<String>,
     exclusive: bool,
@@ -53,8 +53,8 @@ pub struct Client {
     parts: Parts,
     /// With subtrees: the mount's own mode, if it has a name, and the modes of the subtrees.
     modes: Vec<String>,
-    removals: Option<Arc<Removals>>,
-    ahead: Option<Arc<Ahead>>,
+    pending_removes: Option<Arc<PendingRemoves>>,
+    pending_creates: Option<Arc<PendingCreates>>,
 }
 
 /// The reason why there is no client.
@@ -143,18 +143,24 @@ impl Client {
         let (parts, disk) =
             Parts::new(w, below, async |client| cache::disk(job, &connected, client).await).await;
         if let Some(disk) = &disk {
-            cache::recall(disk, &parts.own.meta, w.cache.size_bytes).await;
+            cache::restore_snapshot(disk, &parts.own.meta, w.cache.size_bytes).await;
         }
         let dirty = &parts.own.dirty;
         let (cache_bytes, note) = (w.cache.size_bytes, note.flatten());
         let (exclusive, strict) = (w.exclusive, w.is_strict());
-        let ahead = wal.as_ref().filter(|_| exclusive && w.creates_here).map(|wal| {
-            let file_max_bytes = (connected.wsize_bytes as usize).min(AheadOptions::default().file_max_bytes);
-            let options = AheadOptions { age: w.dirty_age, file_max_bytes, ..AheadOptions::default() };
-            let removals = Removals::new(dirty.clone(), env(), RemovalsOptions::default(), wal.clone());
-            (Ahead::new(removals.clone(), env(), options, wal.clone()), removals)
+        let pending_creates = wal.as_ref().filter(|_| exclusive && w.creates_here).map(|wal| {
+            let file_max_bytes =
+                (connected.wsize_bytes as usize).min(PendingCreatesOptions::default().file_max_bytes);
+            let options = PendingCreatesOptions {
+                age: w.dirty_age,
+                file_max_bytes,
+                ..PendingCreatesOptions::default()
+            };
+            let pending_removes =
+                PendingRemoves::new(dirty.clone(), env(), PendingRemovesOptions::default(), wal.clone());
+            (PendingCreates::new(pending_removes.clone(), env(), options, wal.clone()), pending_removes)
         });
-        let (ahead, removals) = ahead.unzip();
+        let (pending_creates, pending_removes) = pending_creates.unzip();
         Self {
             wal,
             note,
@@ -166,15 +172,15 @@ impl Client {
             cache_bytes,
             parts,
             modes: w.modes(),
-            removals,
-            ahead,
+            pending_removes,
+            pending_creates,
         }
     }
 
     /// The top layer.
     fn top(&self) -> Arc<dyn Vfs> {
-        match &self.ahead {
-            Some(ahead) => ahead.clone(),
+        match &self.pending_creates {
+            Some(pending_creates) => pending_creates.clone(),
             None => self.parts.top(),
         }
     }
@@ -190,14 +196,14 @@ impl Client {
     /// # Errors
     /// Data could not be written.
     pub async fn shutdown(&self, within: Duration) -> hither_vfs::Result<()> {
-        let mut cx = Cx::new(Arc::new(Cred::root()));
+        let mut cx = RequestContext::new(Arc::new(Cred::root()));
         cx.deadline = Some(Instant::now() + within);
         if let Some(disk) = &self.disk {
             // Names are saved before the layers shut down.
             let most = cache::names_bytes(self.cache_bytes);
             let _ = tokio::time::timeout(
                 NAMES_WITHIN.min(within),
-                cache::remember(disk, &self.parts.own.meta, most),
+                cache::save_snapshot(disk, &self.parts.own.meta, most),
             )
             .await;
         }
@@ -234,7 +240,7 @@ impl Client {
             (o.sync, "sync"),
             (self.wal.is_some(), "writeback=journal"),
             (self.exclusive, "exclusive"),
-            (self.ahead.is_some(), "creates=here"),
+            (self.pending_creates.is_some(), "creates=here"),
             (!o.close_to_open, "nocto"),
             (!o.readdirplus, "nordirplus"),
             (!o.acl, "noacl"),
@@ -296,7 +302,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
             (false, ..) => CloseWaits::Always,
         },
         keeps_names: job.wanted.told().1 != LookupCache::None && !all_strict,
-        names_wait: client.ahead.is_some(),
+        names_wait: client.pending_creates.is_some(),
         commits_last: !job.wanted.lazy_close && !job.wanted.delegated_close && !job.wanted.exclusive,
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
@@ -330,7 +336,7 @@ pub async fn programs(
         max_io_bytes: c.rsize_bytes.min(c.wsize_bytes).clamp(4096, MAX_IO_BYTES),
         lends: client.disk.is_some() && job.wanted.is_frozen(),
     };
-    Programs::start(listener, client.top(), mounted.map(hither_fuse::Mounted::beside), options).await
+    Programs::start(listener, client.top(), mounted.map(hither_fuse::Mounted::invalidator), options).await
 }
 
 /// The flags of mount(2), without SYNCHRONOUS. That flag is for file systems in the kernel; here
@@ -345,10 +351,10 @@ pub struct Teller {
     stats: Arc<hither_rpc::Stats>,
     delegated: Option<Delegated>,
     mounted: Arc<hither_fuse::Mounted>,
-    disk: Option<Arc<Disk>>,
+    disk: Option<Arc<DataCache>>,
     parts: Parts,
-    removals: Option<Arc<Removals>>,
-    ahead: Option<Arc<Ahead>>,
+    pending_removes: Option<Arc<PendingRemoves>>,
+    pending_creates: Option<Arc<PendingCreates>>,
     wal: Option<Arc<Wal>>,
     wanted: Wanted,
     programs: Option<Arc<Programs>>,
@@ -381,10 +387,22 @@ impl Teller {
             fuse_minor: Some(mounted.negotiated().0),
         };
         let (disk, parts, wanted) = (client.disk.clone(), client.parts.clone(), job.wanted.clone());
-        let (wal, ahead) = (client.wal.clone(), client.ahead.clone());
-        let removals = client.removals.clone();
+        let (wal, pending_creates) = (client.wal.clone(), client.pending_creates.clone());
+        let pending_removes = client.pending_removes.clone();
         let (stats, delegated) = (c.stats.clone(), c.delegated.clone());
-        Self { wal, ahead, removals, part, stats, delegated, mounted, disk, parts, wanted, programs }
+        Self {
+            wal,
+            pending_creates,
+            pending_removes,
+            part,
+            stats,
+            delegated,
+            mounted,
+            disk,
+            parts,
+            wanted,
+            programs,
+        }
     }
 
     /// The report of the mount.
@@ -469,11 +487,11 @@ impl Teller {
     /// Waits until the server has all written data.
     pub async fn sync(&self, within: Duration) -> serde_json::Value {
         let sync = async {
-            if let Some(ahead) = &self.ahead {
-                ahead.sync().await?;
+            if let Some(pending_creates) = &self.pending_creates {
+                pending_creates.sync().await?;
             }
-            if let Some(removals) = &self.removals {
-                removals.sync().await?;
+            if let Some(pending_removes) = &self.pending_removes {
+                pending_removes.sync().await?;
             }
             self.parts.sync().await
         };
@@ -495,8 +513,16 @@ impl Teller {
             ("meta", Counters::sum(self.parts.all().map(|part| Counters::of(&part.meta.stats())))),
             ("dirty", Counters::sum(self.parts.all().map(|part| Counters::of(&part.dirty.stats())))),
         ];
-        layers.extend(self.ahead.as_ref().map(|ahead| ("ahead", Counters::of(&ahead.stats()))));
-        layers.extend(self.removals.as_ref().map(|removals| ("removals", Counters::of(&removals.stats()))));
+        layers.extend(
+            self.pending_creates
+                .as_ref()
+                .map(|pending_creates| ("ahead", Counters::of(&pending_creates.stats()))),
+        );
+        layers.extend(
+            self.pending_removes
+                .as_ref()
+                .map(|pending_removes| ("removals", Counters::of(&pending_removes.stats()))),
+        );
         layers.extend(self.wal.as_ref().map(|wal| ("journal", Counters::of(&wal.stats()))));
         let lent = BTreeMap::from([("opens", self.mounted.passthrough_opens())]);
         layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));

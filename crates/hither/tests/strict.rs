@@ -118,7 +118,7 @@ struct Truth {
 }
 
 /// An open file: the mount that has it open, its object, and whether it was opened for appending.
-struct Held {
+struct MountedOpen {
     who: usize,
     object: usize,
     appends: bool,
@@ -129,7 +129,7 @@ struct World {
     mounts: [PathBuf; 2],
     names: BTreeMap<String, usize>,
     objects: BTreeMap<usize, Truth>,
-    held: Vec<Held>,
+    held: Vec<MountedOpen>,
     made: usize,
     random: Random,
     /// Whether the history pauses now and then, so that the server can delegate files.
@@ -213,13 +213,13 @@ impl World {
         let appends = self.below(3) == 0;
         let Some(&object) = self.names.get(name).filter(|_| self.held.len() < HELD_MAX) else { return };
         let file = OpenOptions::new().read(true).write(!appends).append(appends).open(path).unwrap();
-        self.held.push(Held { who, object, appends, file });
+        self.held.push(MountedOpen { who, object, appends, file });
     }
 
     /// Writes through an open file, which stays open.
     fn write_held(&mut self) {
         let (bytes, Some(i)) = (self.fresh(), self.some()) else { return };
-        let Held { object, appends, .. } = self.held[i];
+        let MountedOpen { object, appends, .. } = self.held[i];
         let mut now = self.objects[&object].bytes.clone();
         let at = if appends { now.len() } else { self.below(now.len() + 1) };
         self.log.push(format!("{} bytes at {at} of {object} by {}", bytes.len(), self.held[i].who));

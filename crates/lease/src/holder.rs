@@ -72,7 +72,7 @@ pub struct Request {
 const OWN: u64 = u64::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
+struct HeldLease {
     kind: Kind,
     cachable: bool,
     /// End of the lease on this clock. [`Ms::MAX`] for a lease that lasts as long as this client
@@ -83,7 +83,7 @@ struct Held {
 
 #[derive(Debug, Clone, Default)]
 struct Entry {
-    lease: Option<Held>,
+    lease: Option<HeldLease>,
     /// Modify revision of the cached data; 0 without cached data. [`OWN`] when the cached data is
     /// newer than the server's.
     revision: u64,
@@ -159,7 +159,7 @@ impl Holder {
     }
 
     /// Whether a write may be delayed.
-    pub fn may_delay(&self, now: Ms, file: FileKey) -> bool {
+    pub fn can_cache_writes(&self, now: Ms, file: FileKey) -> bool {
         self.files.get(&file).is_some_and(|e| {
             let writes = e.lease.is_some_and(|l| l.kind == Kind::Write);
             writes && self.caches(now + u64::from(self.config.push_before_ms), e)
@@ -270,7 +270,7 @@ impl Holder {
                 return false;
             }
             let expiry_ms = request.sent_ms + u64::from(grant.term_ms);
-            e.lease = Some(Held { kind: grant.kind, cachable: false, expiry_ms, seq: grant.seq });
+            e.lease = Some(HeldLease { kind: grant.kind, cachable: false, expiry_ms, seq: grant.seq });
             return false;
         }
         let from = if rules.from_sending { request.sent_ms } else { now };
@@ -281,7 +281,7 @@ impl Holder {
         // The lease continues without a gap, so cached data stays valid.
         let continues =
             e.lease.is_some_and(|l| l.cachable && l.seq == grant.seq) && request.sent_ms < end && now < end;
-        e.lease = Some(Held { kind: grant.kind, cachable: true, expiry_ms, seq: grant.seq });
+        e.lease = Some(HeldLease { kind: grant.kind, cachable: true, expiry_ms, seq: grant.seq });
         !continues && !e.dirty && e.revision != 0 && e.revision != revision && rules.revision
     }
 
@@ -295,8 +295,8 @@ impl Holder {
         }
     }
 
-    /// Records a delayed write, which [`may_delay`](Self::may_delay) has allowed. The cache has all
-    /// the data.
+    /// Records a delayed write, which [`can_cache_writes`](Self::can_cache_writes) has allowed. The
+    /// cache has all the data.
     pub fn delayed(&mut self, now: Ms, file: FileKey) {
         let e = self.entry(file);
         (e.dirty, e.revision) = (true, OWN);
@@ -456,7 +456,7 @@ impl Holder {
         self.files.get(&file).and_then(|e| e.lease).map_or(Ms::MAX, |l| self.end(&l))
     }
 
-    fn end(&self, l: &Held) -> Ms {
+    fn end(&self, l: &HeldLease) -> Ms {
         if !self.rules.stop_at_expiry {
             return Ms::MAX;
         }
@@ -516,7 +516,7 @@ impl Holder {
         }
     }
 
-    fn lives(&self, now: Ms, l: &Held) -> bool {
+    fn lives(&self, now: Ms, l: &HeldLease) -> bool {
         now < self.end(l)
     }
 

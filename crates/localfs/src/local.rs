@@ -52,7 +52,9 @@ mod watch;
 
 use attr::Attributer;
 use handle::Sealer;
-use hither_vfs::{Answered, Attrs, Cx, Env, Error, Fh, FileKind, Node, OpenAccess, OpenId, Result};
+use hither_vfs::{
+    Answered, Attrs, Env, Error, Fh, FileKind, Node, OpenAccess, OpenId, RequestContext, Result,
+};
 use journaled::Journaled;
 use object::{Object, Objects, os};
 use parking_lot::Mutex;
@@ -233,8 +235,8 @@ impl Local {
         self.inner.write_epoch.load(Ordering::SeqCst)
     }
 
-    /// Recent calls with a name ([`Cx::call`]) that were made and are durable according to the
-    /// journal, oldest first.
+    /// Recent calls with a name ([`RequestContext::call`]) that were made and are durable according
+    /// to the journal, oldest first.
     pub fn answered(&self) -> Vec<Answered> {
         self.inner.journal.as_ref().map(Journaled::answered).unwrap_or_default()
     }
@@ -257,7 +259,7 @@ impl Local {
     /// Runs a job on a thread that can take on the identity of the caller.
     async fn run<T: Send + 'static>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         job: impl FnOnce(&Inner, &mut Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let inner = self.inner.clone();
@@ -310,7 +312,7 @@ impl Inner {
             Some(journal) => {
                 let ordered = kind == FsKind::Ext && has_log(top_id.0) && !options.as_this_process;
                 let ordered = ordered.then_some(top_id.0);
-                let place = journaled::Place { top: top.as_fd(), fs_id: &fs_id, ordered };
+                let place = journaled::JournalTarget { top: top.as_fd(), fs_id: &fs_id, ordered };
                 Some(Journaled::open(&options, journal, &place, &sealer, &env)?)
             }
             None => {

@@ -86,7 +86,7 @@ enum Outgoing {
 
 /// The progress of a pending call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum CallStage {
     Encoding,
     AwaitingLink,
     Queued,
@@ -97,7 +97,7 @@ enum Place {
 #[derive(Debug)]
 struct Pending {
     seq: u64,
-    place: Place,
+    place: CallStage,
     segments: Arc<Vec<Bytes>>,
     bytes: usize,
     trips: Trips,
@@ -216,7 +216,8 @@ impl Connection {
         let seq = state.next_seq;
         state.next_seq += 1;
         let segments = Arc::default();
-        let p = Pending { seq, place: Place::Encoding, segments, bytes: 0, trips: Trips::default(), done };
+        let p =
+            Pending { seq, place: CallStage::Encoding, segments, bytes: 0, trips: Trips::default(), done };
         state.pending.insert(xid, p);
         self.load.store(state.pending.len(), Relaxed);
         self.stats.max_slots.fetch_max(state.pending.len() as u64, Relaxed);
@@ -230,8 +231,8 @@ impl Connection {
         let mut state = self.state.lock();
         let State { pending, queue, link, .. } = &mut *state;
         match pending.get_mut(&xid) {
-            Some(p) if p.place == Place::Sent && link.is_some() => {
-                p.place = Place::Queued;
+            Some(p) if p.place == CallStage::Sent && link.is_some() => {
+                p.place = CallStage::Queued;
                 queue.push_back(Outgoing::Call(xid));
             }
             _ => return false,
@@ -249,10 +250,10 @@ impl Connection {
         let mut state = self.state.lock();
         let State { pending, queue, link, .. } = &mut *state;
         queue.clear();
-        let mut again: Vec<_> = pending.iter_mut().filter(|(_, p)| p.place != Place::Encoding).collect();
+        let mut again: Vec<_> = pending.iter_mut().filter(|(_, p)| p.place != CallStage::Encoding).collect();
         again.sort_unstable_by_key(|(_, p)| p.seq);
         for (&xid, p) in again {
-            p.place = Place::Queued;
+            p.place = CallStage::Queued;
             p.trips.sent_on_link = None;
             queue.push_back(Outgoing::Call(xid));
         }
@@ -267,8 +268,8 @@ impl Connection {
         self.set_status(Status::Connecting);
         let mut state = self.state.lock();
         state.queue.clear();
-        for p in state.pending.values_mut().filter(|p| p.place != Place::Encoding) {
-            p.place = Place::AwaitingLink;
+        for p in state.pending.values_mut().filter(|p| p.place != CallStage::Encoding) {
+            p.place = CallStage::AwaitingLink;
         }
         state.link.take().is_some_and(|link| link.proven)
     }
@@ -388,7 +389,7 @@ impl Connection {
                 Some(Outgoing::Call(xid)) => {
                     // The caller was dropped, so the call is not sent.
                     let Some(p) = pending.get_mut(&xid) else { continue };
-                    p.place = Place::Writing;
+                    p.place = CallStage::Writing;
                     p.trips.transmissions += 1;
                     p.trips.first_sent.get_or_insert(now);
                     p.trips.last_sent = Some(now);
@@ -418,9 +419,9 @@ impl Connection {
         for message in &batch.messages {
             if let Message::Call(xid, _) = message
                 && let Some(p) = state.pending.get_mut(xid)
-                && p.place == Place::Writing
+                && p.place == CallStage::Writing
             {
-                p.place = Place::Sent;
+                p.place = CallStage::Sent;
             }
         }
     }
@@ -448,9 +449,9 @@ impl Flight {
         let Some(p) = pending.get_mut(&self.xid) else { return };
         p.segments = Arc::new(segments);
         p.bytes = bytes;
-        p.place = Place::AwaitingLink;
+        p.place = CallStage::AwaitingLink;
         if link.is_some() {
-            p.place = Place::Queued;
+            p.place = CallStage::Queued;
             queue.push_back(Outgoing::Call(self.xid));
         }
         drop(state);

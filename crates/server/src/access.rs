@@ -108,11 +108,11 @@ impl Rights {
 /// A cache of users' groups, as this machine's user database names them.
 pub struct Groups {
     look_up: Option<Arc<GroupsOf>>,
-    known: Mutex<HashMap<u32, Known>>,
+    known: Mutex<HashMap<u32, CachedGroups>>,
 }
 
 /// The time of the look-up, and its result.
-type Known = (Instant, Option<Arc<[u32]>>);
+type CachedGroups = (Instant, Option<Arc<[u32]>>);
 
 impl Groups {
     /// An empty cache that asks `look_up`. `None`: no user has managed groups.

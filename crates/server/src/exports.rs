@@ -40,7 +40,7 @@ pub struct Entry {
     /// Absolute path, as bytes.
     pub path: Vec<u8>,
     /// The line that first mentions the directory.
-    pub at: Place,
+    pub at: SourceLine,
     /// `fsid=`: the number of the file system for clients; 0 for `root`.
     pub fsid: Option<u64>,
     /// `crossmnt`: file systems mounted inside the directory are exported as well.
@@ -59,7 +59,7 @@ pub struct Client {
     /// Their rights.
     pub rights: Rights,
     /// The line that names them.
-    pub at: Place,
+    pub at: SourceLine,
     /// The word when it has options and no client, `(rw)`. Such a word admits everybody. Often a
     /// stray blank has separated the options from a client.
     pub alone: Option<String>,
@@ -93,7 +93,7 @@ pub struct Network {
 
 /// A line of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLine {
     /// Name of the file.
     pub file: String,
     /// Number of the line, from 1.
@@ -105,12 +105,12 @@ pub struct Place {
 #[error("{at}: {what}")]
 pub struct ExportsError {
     /// The line.
-    pub at: Place,
+    pub at: SourceLine,
     /// The fault, and its remedy.
     pub what: String,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file, self.line)
     }
@@ -155,13 +155,13 @@ impl Exports {
     /// Adds the exports of those lines that are right. Returns the faults of the other lines, in
     /// their order.
     pub fn add_what_is_right(&mut self, file: &str, text: &[u8]) -> Vec<ExportsError> {
-        let wrong = |line, what| ExportsError { at: Place { file: file.to_string(), line }, what };
+        let wrong = |line, what| ExportsError { at: SourceLine { file: file.to_string(), line }, what };
         if text.len() > TEXT_MAX_BYTES {
             return vec![wrong(1, format!("more than {TEXT_MAX_BYTES} bytes"))];
         }
         let mut found = Vec::new();
         for (line, words) in words::lines(text) {
-            let at = Place { file: file.to_string(), line };
+            let at = SourceLine { file: file.to_string(), line };
             let added = words.and_then(|words| match words.split_first() {
                 Some((path, clients)) => add_line(&mut self.entries, path, clients, at),
                 None => Ok(()),
@@ -176,7 +176,7 @@ fn add_line(
     entries: &mut Vec<Entry>,
     path: &words::Word,
     clients: &[words::Word],
-    at: Place,
+    at: SourceLine,
 ) -> Result<(), String> {
     let path = clean_path(&path.text)?;
     let known = entries.iter().position(|e| e.path == path);
@@ -208,7 +208,7 @@ fn add_line(
     Ok(())
 }
 
-fn add_client(entry: &mut Entry, text: &str, defaults: &Settings, at: &Place) -> Result<(), String> {
+fn add_client(entry: &mut Entry, text: &str, defaults: &Settings, at: &SourceLine) -> Result<(), String> {
     let (who, options) = match text.split_once('(') {
         Some((who, rest)) => {
             let options = rest.strip_suffix(')').ok_or_else(|| format!("'{text}': the ) is missing"))?;

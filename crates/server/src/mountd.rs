@@ -15,7 +15,7 @@ use hither_proto::nfs3;
 use hither_proto::rpc::AuthFlavor;
 use hither_proto::xdr::{Chain, Enc};
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{FileKind, Node, Stop, Want, Where};
+use hither_vfs::{FileKind, Node, PathRef, Stop, WalkRequest};
 use std::sync::Arc;
 
 /// Answers a call.
@@ -56,7 +56,8 @@ async fn root(request: &Request, args: &MntArgs) -> Result<MntOk, Mountstat3> {
     let failed = |e: hither_vfs::Error| Mountstat3(stat3(&e).0);
     let mut node: Node = export.root().await.map_err(failed)?;
     if !names.is_empty() {
-        let trail = export.vfs.walk(&cx, Where { base: &node.fh, path: &names }, Want::default()).await;
+        let trail =
+            export.vfs.walk(&cx, PathRef { base: &node.fh, path: &names }, WalkRequest::default()).await;
         let trail = trail.map_err(failed)?;
         match (trail.stop, trail.steps.into_iter().last()) {
             (Stop::Complete, Some(last)) => node = last,

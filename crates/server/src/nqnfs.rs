@@ -35,7 +35,7 @@ use hither_proto::nqnfs::{
 };
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{Attr, Cx, Fh, File, FileKind, Name, Watch};
+use hither_vfs::{Attr, Fh, File, FileKind, Name, RequestContext, Watch};
 use leases::Since;
 use std::sync::Arc;
 use std::time::Duration;
@@ -279,7 +279,7 @@ struct At<'a> {
     c: &'a Caller<'a>,
     export: Arc<Export>,
     fh: Fh,
-    cx: Cx,
+    cx: RequestContext,
     rights: Rights,
 }
 

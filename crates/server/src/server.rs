@@ -14,7 +14,7 @@ use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
 use hither_rpc::server::{Caller, Incoming, Outcome, Pace, Peer, Program, Service};
-use hither_vfs::{Answered, Cx, Env, Error, Fh};
+use hither_vfs::{Answered, Env, Error, Fh, RequestContext};
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -298,7 +298,7 @@ impl Request {
     }
 
     /// The identity under which a call uses an export.
-    pub async fn enter(&self, export: &Export) -> Result<(Cx, Rights), Denied> {
+    pub async fn enter(&self, export: &Export) -> Result<(RequestContext, Rights), Denied> {
         let rights = export.rights(self.peer.addr.ip()).ok_or(Denied::Client)?;
         if !rights.port_suffices(&self.peer.addr) {
             tracing::debug!(
@@ -313,6 +313,6 @@ impl Request {
             _ => None,
         };
         let cred = rights.cred(&self.caller, groups.as_deref());
-        Ok((Cx { call: self.call.clone(), ..Cx::new(Arc::new(cred)) }, rights))
+        Ok((RequestContext { call: self.call.clone(), ..RequestContext::new(Arc::new(cred)) }, rights))
     }
 }

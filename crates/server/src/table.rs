@@ -7,7 +7,7 @@
 
 use crate::access::{Admit, Rights};
 use crate::handle::NUMBERS;
-use hither_vfs::{Cred, Cx, Error, Extra, Fh, Name, Node, Vfs, Watch};
+use hither_vfs::{Cred, Error, Extra, Fh, Name, Node, RequestContext, Vfs, Watch};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -105,7 +105,7 @@ impl Export {
     /// # Errors
     /// Those of the `Vfs`.
     pub async fn root(&self) -> hither_vfs::Result<Node> {
-        let node = self.vfs.root(&Cx::new(Arc::new(Cred::root()))).await?;
+        let node = self.vfs.root(&RequestContext::new(Arc::new(Cred::root()))).await?;
         *self.root.lock() = Some(node.fh.clone());
         Ok(node)
     }

@@ -31,7 +31,7 @@ use hither_proto::nfs3::{
 };
 use hither_proto::xdr::Enc;
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{Answered, Attr, ChangeInfo, Cx, Fh, File, FileKind, Name, Node};
+use hither_vfs::{Answered, Attr, ChangeInfo, Fh, File, FileKind, Name, Node, RequestContext};
 use std::sync::Arc;
 
 /// Answers a call.
@@ -155,7 +155,7 @@ fn is_delayed(r: &Request, fh: &Fh) -> bool {
 struct At {
     export: Arc<Export>,
     fh: Fh,
-    cx: Cx,
+    cx: RequestContext,
     rights: Rights,
 }
 

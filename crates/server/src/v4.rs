@@ -41,7 +41,7 @@ use exec::Exec;
 use hither_proto::nfs4::{Compound, CompoundReply, Nfsstat4, Op, OpRes, SequenceArgs};
 use hither_proto::xdr::{Dec, Enc, Xdr};
 use hither_rpc::server::{Incoming, Outcome, Pace, Peer, Piped};
-use hither_vfs::{Cred, Cx};
+use hither_vfs::{Cred, RequestContext};
 use parking_lot::Mutex;
 use replay::{CallId, Replays, Turn};
 use session::{Session, Slotted};
@@ -332,7 +332,7 @@ impl Nfs4 {
 /// Releases locks in the layer below, and notifies the clients that wait for them.
 async fn unlock_below(locks: &[Arc<Locks>]) {
     let all = hither_vfs::FileRange { start_bytes: 0, end_bytes: u64::MAX };
-    let cx = Cx::new(Arc::new(Cred::root()));
+    let cx = RequestContext::new(Arc::new(Cred::root()));
     for l in locks {
         let file = hither_vfs::File { fh: &l.open.file.key.1, open: None };
         let owner = hither_vfs::LockOwner { id: l.number, flock: false };

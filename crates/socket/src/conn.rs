@@ -16,7 +16,7 @@ use bytes::Bytes;
 use hither_client::wire::{
     self, FRAMES_AHEAD, Hello, ITEMS_MAX, Malformed, OPEN_CREATE, OPEN_TRUNCATE, Request, WRITE_APPEND, op,
 };
-use hither_vfs::{Attr, Cred, Cx, Error, FileKind, Result};
+use hither_vfs::{Attr, Cred, Error, FileKind, RequestContext, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
@@ -357,13 +357,13 @@ impl Connection {
 
     /// The context of a request. Only the end of the mount cancels a change, because the mount's
     /// kernel caches are invalid until the change has ended.
-    fn cx(&self, reply: &Reply, changes: bool) -> Cx {
+    fn cx(&self, reply: &Reply, changes: bool) -> RequestContext {
         let cancel = if changes { self.shared.ending.clone() } else { reply.over.clone() };
-        Cx { cancel, ..Cx::new(self.cred.clone()) }
+        RequestContext { cancel, ..RequestContext::new(self.cred.clone()) }
     }
 
     /// The context for an open. With close-to-open it accepts only answers from now on.
-    pub fn opening(&self, cx: &Cx) -> Cx {
+    pub fn opening(&self, cx: &RequestContext) -> RequestContext {
         match self.shared.options.close_to_open {
             true => cx.fresh(Instant::now()),
             false => cx.clone(),

@@ -10,8 +10,8 @@ use hither_client::wire::{
     WRITE_APPEND, WRITE_STABLE,
 };
 use hither_vfs::{
-    Access, Backing, Create, Cx, Data, Error, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, Opened,
-    Result, SetAttr, Stability, Touched, Want, Where,
+    Access, Backing, Create, Data, Error, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, Opened,
+    PathRef, RequestContext, Result, SetAttr, Stability, Touched, WalkRequest,
 };
 use parking_lot::Mutex;
 use std::hash::{BuildHasher, RandomState};
@@ -31,7 +31,7 @@ pub(crate) const FIRST_BYTES: u32 = 64 << 10;
 
 /// Maximum number of running closes of read opens per connection. Beyond it a program waits for its
 /// close.
-const CLOSING_MOST: usize = 1024;
+const CLOSING_MAX: usize = 1024;
 
 /// Number of locks for appends. Several files share one lock, so an append may wait for an append
 /// to another file.
@@ -85,7 +85,13 @@ impl OpenFile {
 
 impl Connection {
     /// Opens a path.
-    pub async fn open(&self, cx: &Cx, path: &[u8], flags: u32, mode: u32) -> Result<wire::Opened> {
+    pub async fn open(
+        &self,
+        cx: &RequestContext,
+        path: &[u8],
+        flags: u32,
+        mode: u32,
+    ) -> Result<wire::Opened> {
         let has = |flag| flags & flag != 0;
         let mut access = OpenAccess::empty();
         access.set(OpenAccess::READ, has(OPEN_READ));
@@ -128,7 +134,7 @@ impl Connection {
 
     async fn open_once(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         path: &[u8],
         flags: u32,
         mode: u32,
@@ -138,8 +144,8 @@ impl Connection {
         let has = |flag| flags & flag != 0;
         let reads = access == OpenAccess::READ;
         let want = match reads {
-            true => Want { read_bytes: FIRST_BYTES, access: Access::READ, ..Want::default() },
-            false => Want::default(),
+            true => WalkRequest { read_bytes: FIRST_BYTES, access: Access::READ, ..WalkRequest::default() },
+            false => WalkRequest::default(),
         };
         let how = |create: Create, truncate: bool| OpenHow {
             create,
@@ -147,7 +153,7 @@ impl Connection {
             first_bytes: if reads { FIRST_BYTES } else { 0 },
             ..OpenHow::existing(access)
         };
-        let plain = Cx { fresh_since: None, ..cx.clone() };
+        let plain = RequestContext { fresh_since: None, ..cx.clone() };
         let follow = !has(NO_FOLLOW) && !has(OPEN_EXCLUSIVE);
         match self.shared.find(&plain, path, follow, want).await? {
             Found::Object { .. } if has(OPEN_EXCLUSIVE) && has(OPEN_CREATE) => Err(Error::new(libc::EEXIST)),
@@ -159,7 +165,7 @@ impl Connection {
                     _ => return Err(Error::new(libc::EOPNOTSUPP)),
                 };
                 let how = how(Create::No, has(OPEN_TRUNCATE));
-                let call = self.shared.vfs.open(cx, Where::name(&dir, &name), &how);
+                let call = self.shared.vfs.open(cx, PathRef::name(&dir, &name), &how);
                 match how.truncate {
                     true => self.shared.change(&[Touched::Contents(node.fh.clone())], call).await,
                     false => call.await,
@@ -175,7 +181,7 @@ impl Connection {
                     false => Create::IfMissing(set),
                 };
                 let how = how(create, has(OPEN_TRUNCATE));
-                let call = self.shared.vfs.open(cx, Where::name(&dir, &name), &how);
+                let call = self.shared.vfs.open(cx, PathRef::name(&dir, &name), &how);
                 self.shared.change(&created(&dir, &name), call).await
             }
             Found::Missing { .. } => Err(Error::new(libc::ENOENT)),
@@ -195,7 +201,7 @@ impl Connection {
     /// Reads. Returns the reply and its reserved bytes.
     pub async fn read(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         reply: &Reply,
         number: u64,
         offset: u64,
@@ -215,7 +221,7 @@ impl Connection {
     /// Writes. Returns the number of written bytes and their offset.
     pub async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         number: u64,
         offset: u64,
         flags: u32,
@@ -268,13 +274,13 @@ impl Connection {
 
     /// The current end of a file. The server is asked unless a lease covers the attributes, so that
     /// an append does not overwrite other clients' appends.
-    async fn end_of(&self, cx: &Cx, file: &OpenFile) -> Result<u64> {
-        let asking = Cx { times_unseen: true, ..cx.fresh(Instant::now()) };
+    async fn end_of(&self, cx: &RequestContext, file: &OpenFile) -> Result<u64> {
+        let asking = RequestContext { times_unseen: true, ..cx.fresh(Instant::now()) };
         self.shared.vfs.getattr(&asking, file.at()).await.map(|attrs| attrs.attr.size_bytes)
     }
 
     /// Makes all written data stable.
-    pub async fn sync(&self, cx: &Cx, number: u64) -> Result<()> {
+    pub async fn sync(&self, cx: &RequestContext, number: u64) -> Result<()> {
         let file = self.file(number)?;
         let _using = file.using.read().await;
         file.check()?;
@@ -287,7 +293,7 @@ impl Connection {
     }
 
     /// Sets the length.
-    pub async fn set_len(&self, cx: &Cx, number: u64, len: u64) -> Result<()> {
+    pub async fn set_len(&self, cx: &RequestContext, number: u64, len: u64) -> Result<()> {
         let file = self.file_for(number, OpenAccess::WRITE)?;
         if len > OFFSET_MAX {
             return Err(Error::new(libc::EFBIG));
@@ -300,7 +306,7 @@ impl Connection {
     }
 
     /// Attributes.
-    pub async fn stat_file(&self, cx: &Cx, number: u64) -> Result<wire::Attr> {
+    pub async fn stat_file(&self, cx: &RequestContext, number: u64) -> Result<wire::Attr> {
         let file = self.file(number)?;
         let _using = file.using.read().await;
         // By filehandle, as for stat(2) on a mount, so that the times are final. A getattr with an
@@ -310,7 +316,7 @@ impl Connection {
     }
 
     /// Ends an open.
-    pub async fn close(&self, cx: &Cx, number: u64) -> Result<()> {
+    pub async fn close(&self, cx: &RequestContext, number: u64) -> Result<()> {
         let file = self.files.lock().remove(&number).ok_or_else(|| Error::new(libc::EBADF))?;
         if !file.access.contains(OpenAccess::WRITE) {
             // Calls that still use the open delay the close, as in the kernel.
@@ -326,20 +332,20 @@ impl Connection {
 
     /// Ends a read open without waiting. It has no error to report. Several closes are sent to the
     /// server together, which takes some time.
-    pub(crate) async fn close_aside(&self, cx: &Cx, fh: &Fh, open: OpenId) {
-        let (vfs, cx, fh) = (self.shared.vfs.clone(), Cx::new(cx.cred.clone()), fh.clone());
+    pub(crate) async fn close_aside(&self, cx: &RequestContext, fh: &Fh, open: OpenId) {
+        let (vfs, cx, fh) = (self.shared.vfs.clone(), RequestContext::new(cx.cred.clone()), fh.clone());
         let close = async move {
             if let Err(error) = vfs.close(&cx, &fh, open).await {
                 tracing::debug!(%error, "closing a file that was open for reading");
             }
         };
-        match self.closing.len() < CLOSING_MOST {
+        match self.closing.len() < CLOSING_MAX {
             true => drop(self.closing.spawn(close)),
             false => close.await,
         }
     }
 
-    async fn end(&self, cx: &Cx, file: &OpenFile) -> Result<()> {
+    async fn end(&self, cx: &RequestContext, file: &OpenFile) -> Result<()> {
         let _using = file.using.write().await;
         self.shared.stats.files_open.fetch_sub(1, Ordering::Relaxed);
         let call = self.shared.vfs.close(cx, &file.fh, file.open);
@@ -355,7 +361,7 @@ impl Connection {
         self.closing.wait().await;
         let files: Vec<_> = self.files.lock().drain().collect();
         for (_, file) in files {
-            if let Err(error) = self.end(&Cx::new(self.cred.clone()), &file).await {
+            if let Err(error) = self.end(&RequestContext::new(self.cred.clone()), &file).await {
                 tracing::warn!(%error, "closing a file that its program left open");
             }
         }
@@ -383,7 +389,7 @@ pub(crate) fn created(dir: &Fh, name: &Name) -> [Touched; 1] {
 /// Reads in the sizes that the stack supports.
 pub(crate) async fn read_on(
     conn: &Connection,
-    cx: &Cx,
+    cx: &RequestContext,
     file: File<'_>,
     offset: u64,
     len: u32,

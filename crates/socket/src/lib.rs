@@ -34,7 +34,7 @@ mod watch;
 pub use stats::SocketStats;
 
 use file::Appending;
-use hither_vfs::{Beside, Cred, Cx, Fh, Touched, Vfs};
+use hither_vfs::{Cred, Fh, Invalidator, RequestContext, Touched, Vfs};
 use parking_lot::Mutex;
 use stats::Stats;
 use std::collections::HashMap;
@@ -73,7 +73,7 @@ pub struct Options {
 /// The state of all connections.
 struct Shared {
     vfs: Arc<dyn Vfs>,
-    beside: Option<Arc<dyn Beside>>,
+    invalidator: Option<Arc<dyn Invalidator>>,
     options: Options,
     /// The root directory. The first request fetches it, because the start of a mount must not wait
     /// for the server.
@@ -88,20 +88,20 @@ struct Shared {
 
 impl Shared {
     /// The root directory.
-    async fn root(&self, cx: &Cx) -> hither_vfs::Result<Fh> {
-        let cx = Cx { cancel: cx.cancel.clone(), ..Cx::new(Arc::new(Cred::root())) };
+    async fn root(&self, cx: &RequestContext) -> hither_vfs::Result<Fh> {
+        let cx = RequestContext { cancel: cx.cancel.clone(), ..RequestContext::new(Arc::new(Cred::root())) };
         let root = async || self.vfs.root(&cx).await.map(|node| node.fh);
         self.root.get_or_try_init(root).await.cloned()
     }
 
     /// Runs a change, and invalidates the caches of the other frontend.
     async fn change<T: Send>(&self, touched: &[Touched], call: impl Future<Output = T> + Send) -> T {
-        let Some(beside) = &self.beside else { return call.await };
+        let Some(invalidator) = &self.invalidator else { return call.await };
         let mut out = None;
         let work = Box::pin(async {
             out = Some(call.await);
         });
-        beside.around(touched, work).await;
+        invalidator.around(touched, work).await;
         match out {
             Some(out) => out,
             None => unreachable!("`around` runs its work"),
@@ -117,19 +117,19 @@ pub struct Programs {
 
 impl Programs {
     /// Serves `vfs` to connecting programs, without a call of `vfs` before the first request.
-    /// `beside` gets the changes of the programs. Must be called inside a tokio runtime.
+    /// `invalidator` gets the changes of the programs. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// None at present.
     pub async fn start(
         listener: UnixListener,
         vfs: Arc<dyn Vfs>,
-        beside: Option<Arc<dyn Beside>>,
+        invalidator: Option<Arc<dyn Invalidator>>,
         options: Options,
     ) -> hither_vfs::Result<Self> {
         let shared = Arc::new(Shared {
             vfs,
-            beside,
+            invalidator,
             options,
             root: OnceCell::new(),
             appending: Appending::default(),

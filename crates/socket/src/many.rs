@@ -14,8 +14,8 @@ use crate::stats::add;
 use bytes::Bytes;
 use hither_client::wire::{NO_FOLLOW, Part, Piece, Stated};
 use hither_vfs::{
-    Access, Cx, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow, Result, Stop, Want, Where,
-    bytes_prove_reading,
+    Access, Error, Fh, File, FileKind, Name, Node, OpenAccess, OpenHow, PathRef, RequestContext, Result,
+    Stop, WalkRequest, bytes_prove_reading,
 };
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
@@ -123,7 +123,7 @@ impl Connection {
     /// Returns the attributes of many paths.
     pub async fn stat_many(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         reply: &Reply,
         flags: u32,
         paths: &[&[u8]],
@@ -153,7 +153,7 @@ impl Connection {
             let path = Bytes::copy_from_slice(paths[index as usize]);
             let (conn, cx) = (self.clone(), cx.clone());
             async move {
-                let found = conn.shared.find(&cx, &path, follow, Want::default()).await;
+                let found = conn.shared.find(&cx, &path, follow, WalkRequest::default()).await;
                 Ok(vec![(index, found.and_then(|found| found.node()))])
             }
         });
@@ -167,12 +167,12 @@ impl Connection {
     /// The objects of names in a directory, and the directory. Symbolic links are not followed.
     async fn nodes<T>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &[u8],
         names: Vec<(Name, T)>,
     ) -> Vec<(T, Result<Node>, Option<Fh>)> {
-        let plain = Cx { fresh_since: None, ..cx.clone() };
-        let found = self.shared.find(&plain, dir, true, Want::default()).await;
+        let plain = RequestContext { fresh_since: None, ..cx.clone() };
+        let found = self.shared.find(&plain, dir, true, WalkRequest::default()).await;
         let dir = match found.and_then(|found| found.node()) {
             Ok(node) => node.fh,
             Err(e) => return names.into_iter().map(|(_, t)| (t, Err(e.clone()), None)).collect(),
@@ -190,7 +190,7 @@ impl Connection {
         let mut out = Vec::with_capacity(names.len());
         let mut unknown = Vec::new();
         for (name, t) in names {
-            match self.shared.vfs.peek(cx, Where::name(&dir, &name)) {
+            match self.shared.vfs.peek(cx, PathRef::name(&dir, &name)) {
                 Some(trail) => out.push((t, first(trail), Some(dir.clone()))),
                 None => unknown.push((name, t)),
             }
@@ -199,7 +199,7 @@ impl Connection {
             unknown = self.listed(cx, &dir, unknown, &mut out).await;
         }
         for (name, t) in unknown {
-            let trail = self.shared.vfs.walk(cx, Where::name(&dir, &name), Want::default()).await;
+            let trail = self.shared.vfs.walk(cx, PathRef::name(&dir, &name), WalkRequest::default()).await;
             out.push((t, trail.and_then(first), Some(dir.clone())));
         }
         out
@@ -208,7 +208,7 @@ impl Connection {
     /// Looks for names in a listing. Returns the names that the listing does not show.
     async fn listed<T>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         unknown: Vec<(Name, T)>,
         out: &mut Vec<(T, Result<Node>, Option<Fh>)>,
@@ -242,7 +242,12 @@ impl Connection {
     }
 
     /// Reads ranges of many files.
-    pub async fn read_many(self: &Arc<Self>, cx: &Cx, reply: &Reply, parts: &[Part<'_>]) -> Result<()> {
+    pub async fn read_many(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        reply: &Reply,
+        parts: &[Part<'_>],
+    ) -> Result<()> {
         let cx = self.opening(cx);
         add(&self.shared.stats.pieces, parts.len() as u64);
         let wanted = parts.iter().zip(0_u32..).map(|(part, index)| {
@@ -293,16 +298,22 @@ impl Connection {
 
     /// A range of a cached small file, when the cached bytes are new enough and the caller's right
     /// to read is cached.
-    async fn held(&self, cx: &Cx, dir: &Fh, wanted: &Wanted, node: &Node) -> Option<(Bytes, u64)> {
+    async fn held(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        wanted: &Wanted,
+        node: &Node,
+    ) -> Option<(Bytes, u64)> {
         let (_, name) = split(&wanted.path);
         let name = Name::new(Bytes::copy_from_slice(name)).ok()?;
-        let at = Where::name(dir, &name);
+        let at = PathRef::name(dir, &name);
         let known = self.shared.vfs.peek(cx, at)?;
         if known.steps.first()?.fh != node.fh {
             return None;
         }
         let (most, _) = CLASSES[CLASSES.len() - 1];
-        let want = Want { read_bytes: most, access: Access::READ, ..Want::default() };
+        let want = WalkRequest { read_bytes: most, access: Access::READ, ..WalkRequest::default() };
         let trail = self.shared.vfs.walk(cx, at, want).await.ok()?;
         let size = trail.steps.first().filter(|n| n.fh == node.fh)?.attrs.attr.size_bytes;
         let first = trail.along.first?;
@@ -315,7 +326,7 @@ impl Connection {
     /// Reads small files together. Returns the files that must be read singly.
     async fn read_together(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         reply: &Reply,
         most: u32,
         bytes: usize,
@@ -360,7 +371,7 @@ impl Connection {
     }
 
     /// Opens one file, reads the range and closes the file.
-    async fn read_alone(&self, cx: &Cx, reply: &Reply, wanted: &Wanted) -> Result<()> {
+    async fn read_alone(&self, cx: &RequestContext, reply: &Reply, wanted: &Wanted) -> Result<()> {
         let turn = reply.turn(wanted.len as usize + Piece::BYTES).await?;
         let read = self.read_path(cx, wanted).await.map_err(|e| e.errno);
         if reply.over.is_cancelled() {
@@ -370,9 +381,9 @@ impl Connection {
         Ok(())
     }
 
-    async fn read_path(&self, cx: &Cx, wanted: &Wanted) -> Result<(u64, Vec<Bytes>)> {
-        let plain = Cx { fresh_since: None, ..cx.clone() };
-        let found = self.shared.find(&plain, &wanted.path, true, Want::default()).await?;
+    async fn read_path(&self, cx: &RequestContext, wanted: &Wanted) -> Result<(u64, Vec<Bytes>)> {
+        let plain = RequestContext { fresh_since: None, ..cx.clone() };
+        let found = self.shared.find(&plain, &wanted.path, true, WalkRequest::default()).await?;
         let crate::path::Found::Object { node, at, .. } = found else {
             return Err(Error::new(libc::ENOENT));
         };
@@ -383,7 +394,7 @@ impl Connection {
         };
         let first_bytes = crate::file::FIRST_BYTES;
         let how = OpenHow { first_bytes, ..OpenHow::existing(OpenAccess::READ) };
-        let opened = self.shared.vfs.open(cx, Where::name(&dir, &name), &how).await?;
+        let opened = self.shared.vfs.open(cx, PathRef::name(&dir, &name), &how).await?;
         let file = File { fh: &opened.node.fh, open: Some(opened.open) };
         let read = read_on(self, cx, file, wanted.offset, wanted.len).await;
         self.close_aside(cx, &opened.node.fh, opened.open).await;
@@ -424,7 +435,7 @@ fn cut(data: Bytes, wanted: &Wanted) -> Bytes {
 }
 
 /// The step of a walk of one name.
-fn first(trail: hither_vfs::Trail) -> Result<Node> {
+fn first(trail: hither_vfs::WalkResult) -> Result<Node> {
     match (trail.stop, trail.steps.into_iter().next()) {
         (_, Some(node)) => Ok(node),
         (Stop::Failed(e), None) => Err(e),

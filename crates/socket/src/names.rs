@@ -6,12 +6,13 @@ use crate::path::{Found, fits, wants_directory};
 use bytes::Bytes;
 use hither_client::wire::RENAME_NOREPLACE;
 use hither_vfs::{
-    Cx, Error, Fh, FileKind, Name, Node, RenameFlags, Result, SetAttr, Stop, Touched, Want, Where,
+    Error, Fh, FileKind, Name, Node, PathRef, RenameFlags, RequestContext, Result, SetAttr, Stop, Touched,
+    WalkRequest,
 };
 
 impl Connection {
     /// Creates a directory.
-    pub async fn mkdir(&self, cx: &Cx, path: &[u8], mode: u32) -> Result<()> {
+    pub async fn mkdir(&self, cx: &RequestContext, path: &[u8], mode: u32) -> Result<()> {
         self.writable()?;
         let (dir, name) = self.place(cx, path).await.map_err(exists)?;
         let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
@@ -20,7 +21,7 @@ impl Connection {
     }
 
     /// Creates a symbolic link.
-    pub async fn symlink(&self, cx: &Cx, target: &[u8], path: &[u8]) -> Result<()> {
+    pub async fn symlink(&self, cx: &RequestContext, target: &[u8], path: &[u8]) -> Result<()> {
         self.writable()?;
         if target.is_empty() {
             return Err(Error::new(libc::ENOENT));
@@ -37,7 +38,7 @@ impl Connection {
     }
 
     /// Removes a name.
-    pub async fn remove(&self, cx: &Cx, path: &[u8], directory: bool) -> Result<()> {
+    pub async fn remove(&self, cx: &RequestContext, path: &[u8], directory: bool) -> Result<()> {
         self.writable()?;
         let (dir, name) = self.place(cx, path).await?;
         let node = self.child(cx, &dir, &name).await?;
@@ -58,7 +59,7 @@ impl Connection {
     }
 
     /// Renames a file or directory.
-    pub async fn rename(&self, cx: &Cx, from: &[u8], to: &[u8], flags: u32) -> Result<()> {
+    pub async fn rename(&self, cx: &RequestContext, from: &[u8], to: &[u8], flags: u32) -> Result<()> {
         self.writable()?;
         if flags & !RENAME_NOREPLACE != 0 {
             return Err(Error::new(libc::EINVAL));
@@ -84,8 +85,8 @@ impl Connection {
     }
 
     /// Target of a symbolic link.
-    pub async fn read_link(&self, cx: &Cx, path: &[u8]) -> Result<Bytes> {
-        match self.shared.find(cx, path, false, Want::default()).await? {
+    pub async fn read_link(&self, cx: &RequestContext, path: &[u8]) -> Result<Bytes> {
+        match self.shared.find(cx, path, false, WalkRequest::default()).await? {
             Found::Object { node, .. } if node.attrs.attr.kind == FileKind::Symlink => {
                 self.shared.vfs.readlink(cx, &node.fh).await
             }
@@ -93,13 +94,13 @@ impl Connection {
         }
     }
 
-    async fn place(&self, cx: &Cx, path: &[u8]) -> Result<(Fh, Name)> {
+    async fn place(&self, cx: &RequestContext, path: &[u8]) -> Result<(Fh, Name)> {
         self.shared.place(cx, path).await
     }
 
     /// The object of a name. Symbolic links are not followed.
-    async fn child(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Node>> {
-        let trail = self.shared.vfs.walk(cx, Where::name(dir, name), Want::default()).await?;
+    async fn child(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<Option<Node>> {
+        let trail = self.shared.vfs.walk(cx, PathRef::name(dir, name), WalkRequest::default()).await?;
         match (trail.stop, trail.steps.into_iter().next()) {
             (_, Some(node)) => Ok(Some(node)),
             (Stop::Failed(e), None) => Err(e),

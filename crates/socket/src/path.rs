@@ -7,7 +7,7 @@
 use crate::Shared;
 use bytes::Bytes;
 use hither_client::wire::PATH_MAX_BYTES;
-use hither_vfs::{Cx, Error, Fh, File, FileKind, Name, Node, Result, Stop, Want, Where};
+use hither_vfs::{Error, Fh, File, FileKind, Name, Node, PathRef, RequestContext, Result, Stop, WalkRequest};
 use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 
@@ -48,7 +48,7 @@ impl Found {
 /// A path being followed.
 struct Follow<'a> {
     shared: &'a Shared,
-    cx: &'a Cx,
+    cx: &'a RequestContext,
     /// Walked names with their objects.
     passed: Vec<(Name, Node)>,
     root: Fh,
@@ -64,7 +64,13 @@ impl Shared {
     ///
     /// # Errors
     /// Those of [`fits`], and of lookups.
-    pub async fn find(&self, cx: &Cx, path: &[u8], follow: bool, want: Want) -> Result<Found> {
+    pub async fn find(
+        &self,
+        cx: &RequestContext,
+        path: &[u8],
+        follow: bool,
+        want: WalkRequest,
+    ) -> Result<Found> {
         fits(path)?;
         let mut follower = Follow {
             shared: self,
@@ -81,7 +87,7 @@ impl Shared {
 
     /// The directory of a path's last name, and the name, which need not exist. For calls that
     /// change names.
-    pub async fn place(&self, cx: &Cx, path: &[u8]) -> Result<(Fh, Name)> {
+    pub async fn place(&self, cx: &RequestContext, path: &[u8]) -> Result<(Fh, Name)> {
         fits(path)?;
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
         let (dir, name) = split(&path[..end]);
@@ -89,7 +95,7 @@ impl Shared {
             b"" | b"." | b".." => Error::new(libc::EBUSY),
             _ => e,
         })?;
-        let node = self.find(cx, dir, true, Want::default()).await?.node()?;
+        let node = self.find(cx, dir, true, WalkRequest::default()).await?.node()?;
         match node.attrs.attr.kind {
             FileKind::Directory => Ok((node.fh, name)),
             _ => Err(Error::new(libc::ENOTDIR)),
@@ -132,7 +138,7 @@ fn parts(path: &[u8]) -> Result<VecDeque<Part>> {
 }
 
 impl Follow<'_> {
-    async fn run(&mut self, follow: bool, want: Want) -> Result<Found> {
+    async fn run(&mut self, follow: bool, want: WalkRequest) -> Result<Found> {
         loop {
             while !self.rest.is_empty() && !self.missing {
                 self.advance(want).await?;
@@ -180,7 +186,7 @@ impl Follow<'_> {
     }
 
     /// Walks one run of names.
-    async fn advance(&mut self, want: Want) -> Result<()> {
+    async fn advance(&mut self, want: WalkRequest) -> Result<()> {
         if self.rest.front() == Some(&Part::Up) {
             self.rest.pop_front();
             if let Some((_, node)) = self.passed.last()
@@ -204,9 +210,9 @@ impl Follow<'_> {
         }
         let names: Vec<Name> = self.rest.iter().map_while(name_of).take(RUN_MAX).cloned().collect();
         let whole = names.len() == self.rest.len();
-        let want = if whole { want } else { Want::default() };
+        let want = if whole { want } else { WalkRequest::default() };
         let base = self.here();
-        let trail = self.shared.vfs.walk(self.cx, Where { base: &base, path: &names }, want).await?;
+        let trail = self.shared.vfs.walk(self.cx, PathRef { base: &base, path: &names }, want).await?;
         let got = trail.steps.len();
         self.rest.drain(..got.min(self.rest.len()));
         self.passed.extend(names.into_iter().zip(trail.steps));

@@ -13,7 +13,8 @@ use hither_client::wire::{
 };
 use hither_vfs::model::Model;
 use hither_vfs::{
-    Create, Cred, Cx, Data, Env, File, Name, OpenAccess, OpenHow, SetAttr, Stability, Vfs, Where,
+    Create, Cred, Data, Env, File, Name, OpenAccess, OpenHow, PathRef, RequestContext, SetAttr, Stability,
+    Vfs,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +22,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-fn root() -> Cx {
-    Cx::new(Arc::new(Cred::root()))
+fn root() -> RequestContext {
+    RequestContext::new(Arc::new(Cred::root()))
 }
 
 async fn shared() -> (Arc<Model>, Arc<Shared>) {
@@ -47,7 +48,7 @@ fn over(vfs: Arc<dyn Vfs>) -> Arc<Shared> {
     };
     let shared = Shared {
         vfs,
-        beside: None,
+        invalidator: None,
         options,
         root: Default::default(),
         appending: Default::default(),
@@ -79,7 +80,7 @@ async fn directory_with(model: &Model, name: &str, mode: u32, body: Vec<u8>) {
         known: None,
     };
     let file = Name::new("f").unwrap();
-    let opened = model.open(&cx, Where::name(&dir, &file), &how).await.unwrap();
+    let opened = model.open(&cx, PathRef::name(&dir, &file), &how).await.unwrap();
     let at = File { fh: &opened.node.fh, open: Some(opened.open) };
     model.write(&cx, at, 0, Data::from(bytes::Bytes::from(body)), Stability::Stable).await.unwrap();
     model.close(&cx, &opened.node.fh, opened.open).await.unwrap();

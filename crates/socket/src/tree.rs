@@ -3,7 +3,7 @@
 use crate::conn::{Connection, told};
 use crate::frames::{Collected, Reply};
 use hither_client::wire::Entry;
-use hither_vfs::{Access, Cx, Error, Fh, FileKind, Result, Stop, Want, Where};
+use hither_vfs::{Access, Error, Fh, FileKind, PathRef, RequestContext, Result, Stop, WalkRequest};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
@@ -24,14 +24,20 @@ struct Waiting {
 
 impl Connection {
     /// Lists a directory.
-    pub async fn list(&self, cx: &Cx, reply: &Reply, path: &[u8]) -> Result<()> {
+    pub async fn list(&self, cx: &RequestContext, reply: &Reply, path: &[u8]) -> Result<()> {
         let dir = self.directory(cx, path).await?;
         self.entries(cx, reply, &dir, b"", false).await.map(drop)
     }
 
     /// Lists all objects below a directory. A directory that cannot be listed gets a second entry
     /// with the error.
-    pub async fn walk(self: &Arc<Self>, cx: &Cx, reply: &Reply, path: &[u8], depth: u32) -> Result<()> {
+    pub async fn walk(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        reply: &Reply,
+        path: &[u8],
+        depth: u32,
+    ) -> Result<()> {
         let root = self.directory(cx, path).await?;
         let mut waiting = vec![(self.waiting(Vec::new(), root)?, 1)];
         let mut running = JoinSet::new();
@@ -71,12 +77,12 @@ impl Connection {
     }
 
     /// Whether the caller may look names up in a directory.
-    pub async fn searches(&self, cx: &Cx, dir: &Fh) -> Result<bool> {
+    pub async fn searches(&self, cx: &RequestContext, dir: &Fh) -> Result<bool> {
         Ok(self.shared.vfs.access(cx, dir, Access::LOOKUP).await?.contains(Access::LOOKUP))
     }
 
-    async fn directory(&self, cx: &Cx, path: &[u8]) -> Result<Fh> {
-        let node = self.shared.find(cx, path, true, Want::default()).await?.node()?;
+    async fn directory(&self, cx: &RequestContext, path: &[u8]) -> Result<Fh> {
+        let node = self.shared.find(cx, path, true, WalkRequest::default()).await?.node()?;
         match node.attrs.attr.kind {
             FileKind::Directory => Ok(node.fh),
             _ => Err(Error::new(libc::ENOTDIR)),
@@ -86,7 +92,7 @@ impl Connection {
     /// Sends the entries of one directory. Returns the subdirectories if `deeper` is set.
     async fn entries(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         reply: &Reply,
         dir: &Fh,
         above: &[u8],
@@ -111,8 +117,11 @@ impl Connection {
                     _ if !searches => Err(Error::new(libc::EACCES)),
                     Some(node) => Ok(node),
                     None => {
-                        let trail =
-                            self.shared.vfs.walk(cx, Where::name(dir, &entry.name), Want::default()).await;
+                        let trail = self
+                            .shared
+                            .vfs
+                            .walk(cx, PathRef::name(dir, &entry.name), WalkRequest::default())
+                            .await;
                         match trail.map(|t| (t.steps.into_iter().next(), t.stop)) {
                             Ok((Some(node), _)) => Ok(node),
                             // The entry was removed meanwhile.

@@ -9,7 +9,7 @@ use crate::conn::{Connection, told};
 use crate::frames::{Collected, Reply};
 use crate::path::fits;
 use hither_client::wire::{self, Stated};
-use hither_vfs::{Cx, Error, Node, Result, Validity, Want};
+use hither_vfs::{Error, Node, RequestContext, Result, Validity, WalkRequest};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,12 @@ const LOOK_CEILING: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// Those of [`fits`] and [`Counted::take`], before the first check.
-pub(crate) async fn watch(conn: &Arc<Connection>, cx: &Cx, reply: &Reply, paths: &[&[u8]]) -> Result<()> {
+pub(crate) async fn watch(
+    conn: &Arc<Connection>,
+    cx: &RequestContext,
+    reply: &Reply,
+    paths: &[&[u8]],
+) -> Result<()> {
     paths.iter().try_for_each(|path| fits(path))?;
     let _counted = Counted::take(&conn.watched, paths.len())?;
     let mut seen: Vec<Option<Result<wire::Attr>>> = paths.iter().map(|_| None).collect();
@@ -36,7 +41,7 @@ pub(crate) async fn watch(conn: &Arc<Connection>, cx: &Cx, reply: &Reply, paths:
             () = tokio::time::sleep_until(due) => {}
             () = reply.over.cancelled() => return Ok(()),
         }
-        let found = conn.shared.find(cx, paths[i], true, Want::default()).await;
+        let found = conn.shared.find(cx, paths[i], true, WalkRequest::default()).await;
         let found = found.and_then(|found| found.node());
         let now = Instant::now();
         queue.insert((now + pause(&found, now), i));

@@ -1,11 +1,12 @@
 //! The cost of a call: the requests that were sent to the server for it, and their reasons.
 //!
-//! A frontend that measures the cost of a call puts an [`Account`] into its [`Cx`]. The layer that
-//! decides to send a request gives the reason ([`Cx::because`]). The layer that sends it reports
-//! the request ([`Cx::asked`]). No call waits for an account and no decision depends on it. A call
-//! without an account has no extra cost. The lock of the account is held for a few stores.
+//! A frontend that measures the cost of a call puts an [`Account`] into its [`RequestContext`]. The
+//! layer that decides to send a request gives the reason ([`RequestContext::because`]). The layer
+//! that sends it reports the request ([`RequestContext::asked`]). No call waits for an account and
+//! no decision depends on it. A call without an account has no extra cost. The lock of the account
+//! is held for a few stores.
 
-use crate::Cx;
+use crate::RequestContext;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -71,7 +72,7 @@ impl Account {
     }
 }
 
-impl Cx {
+impl RequestContext {
     /// Sets the reason of the next request.
     pub fn because(&self, why: impl FnOnce() -> Why) {
         if let Some(account) = &self.account {
@@ -89,7 +90,7 @@ impl Cx {
 }
 
 impl Account {
-    /// See [`Cx::asked`].
+    /// See [`RequestContext::asked`].
     pub fn asked(&self, op: &'static str, took: Duration) {
         let mut entries = self.0.lock();
         let why = std::mem::take(&mut entries.next);
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn reason_belongs_to_next_question() {
         let account = Arc::new(Account::default());
-        let mut cx = Cx::new(Arc::new(Cred::root()));
+        let mut cx = RequestContext::new(Arc::new(Cred::root()));
         cx.because(|| unreachable!("nobody keeps an account"));
         cx.asked("READ", Duration::ZERO);
         cx.account = Some(account.clone());

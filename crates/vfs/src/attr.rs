@@ -77,7 +77,7 @@ pub enum Validity {
     /// Until this moment.
     Until(Instant),
     /// Until the layer below withdraws the answer
-    /// ([`Upcalls::withdraw`](crate::Upcalls::withdraw)): a delegation or lease.
+    /// ([`Upcalls::revoke`](crate::Upcalls::revoke)): a delegation or lease.
     Lease,
 }
 
@@ -100,7 +100,7 @@ pub struct Attrs {
     /// How long they hold.
     pub valid: Validity,
     /// The time at which the request was sent. The attributes are at least as new as that.
-    /// Freshness ([`Cx::fresh_since`](crate::Cx)) is compared with it.
+    /// Freshness ([`RequestContext::fresh_since`](crate::RequestContext)) is compared with it.
     pub asked: Instant,
 }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 /// Bytes of a file: one or more reference-counted buffers in order. A frontend passes them to
 /// `writev`.
 ///
-/// A caller that sets [`Cx::takes_slice`](crate::Cx) may get a slice of a local file instead.
+/// A caller that sets [`RequestContext::takes_slice`](crate::RequestContext) may get a slice of a
+/// local file instead.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Data {
     parts: SmallVec<[Bytes; 1]>,

@@ -15,7 +15,7 @@ macro_rules! delegate {
     };
 
     (@op peek, $this:ident, ($($to:tt)+)) => {
-        fn peek(&$this, cx: &$crate::Cx, at: $crate::Where<'_>) -> Option<$crate::Trail> {
+        fn peek(&$this, cx: &$crate::RequestContext, at: $crate::PathRef<'_>) -> Option<$crate::WalkResult> {
             $this.$($to)+.peek(cx, at)
         }
     };
@@ -29,31 +29,31 @@ macro_rules! delegate {
             $this.$($to)+.delegated_bytes(fh)
         }
     };
-    (@op may_delay, $this:ident, ($($to:tt)+)) => {
-        fn may_delay(&$this, fh: &$crate::Fh) -> bool {
-            $this.$($to)+.may_delay(fh)
+    (@op can_cache_writes, $this:ident, ($($to:tt)+)) => {
+        fn can_cache_writes(&$this, fh: &$crate::Fh) -> bool {
+            $this.$($to)+.can_cache_writes(fh)
         }
     };
-    (@op is_shared, $this:ident, ($($to:tt)+)) => {
-        fn is_shared(&$this, fh: &$crate::Fh) -> bool {
-            $this.$($to)+.is_shared(fh)
+    (@op is_noncacheable, $this:ident, ($($to:tt)+)) => {
+        fn is_noncacheable(&$this, fh: &$crate::Fh) -> bool {
+            $this.$($to)+.is_noncacheable(fh)
         }
     };
-    (@op realm, $this:ident, ($($to:tt)+)) => {
-        fn realm(&$this, fh: &$crate::Fh) -> $crate::Realm {
-            $this.$($to)+.realm(fh)
+    (@op consistency_domain, $this:ident, ($($to:tt)+)) => {
+        fn consistency_domain(&$this, fh: &$crate::Fh) -> $crate::ConsistencyDomain {
+            $this.$($to)+.consistency_domain(fh)
         }
     };
 
-    (@op ask_to_delay, $($to:tt)+) => {
-        $crate::delegate!(@fn ask_to_delay<'a>(fh: &'a $crate::Fh) -> bool, $($to)+);
+    (@op request_write_caching, $($to:tt)+) => {
+        $crate::delegate!(@fn request_write_caching<'a>(fh: &'a $crate::Fh) -> bool, $($to)+);
     };
     (@op root, $($to:tt)+) => {
         $crate::delegate!(@fn root<>() -> $crate::Result<$crate::Node>, $($to)+);
     };
     (@op walk, $($to:tt)+) => {
         $crate::delegate!(
-            @fn walk<'a>(at: $crate::Where<'a>, want: $crate::Want) -> $crate::Result<$crate::Trail>,
+            @fn walk<'a>(at: $crate::PathRef<'a>, want: $crate::WalkRequest) -> $crate::Result<$crate::WalkResult>,
             $($to)+
         );
     };
@@ -69,9 +69,9 @@ macro_rules! delegate {
             $($to)+
         );
     };
-    (@op prove_many, $($to:tt)+) => {
+    (@op revalidate_many, $($to:tt)+) => {
         $crate::delegate!(
-            @fn prove_many<'a>(objects: &'a [$crate::Fh], want: $crate::Access)
+            @fn revalidate_many<'a>(objects: &'a [$crate::Fh], want: $crate::Access)
                 -> Vec<$crate::Result<($crate::Attrs, $crate::Access)>>,
             $($to)+
         );
@@ -80,7 +80,7 @@ macro_rules! delegate {
         $crate::delegate!(
             @fn read_many<'a, 'b>(
                 files: &'a [$crate::Fh], holder: Option<&'b $crate::Fh>, max_bytes: u32
-            ) -> $crate::Starts,
+            ) -> $crate::ReadManyResult,
             $($to)+
         );
     };
@@ -109,7 +109,7 @@ macro_rules! delegate {
     };
     (@op open, $($to:tt)+) => {
         $crate::delegate!(
-            @fn open<'a, 'b>(at: $crate::Where<'a>, how: &'b $crate::OpenHow)
+            @fn open<'a, 'b>(at: $crate::PathRef<'a>, how: &'b $crate::OpenHow)
                 -> $crate::Result<$crate::Opened>,
             $($to)+
         );
@@ -326,7 +326,7 @@ macro_rules! delegate {
     ) => {
         fn $op<'this, 'cx, $($life,)* 'call>(
             &'this $this,
-            cx: &'cx $crate::Cx,
+            cx: &'cx $crate::RequestContext,
             $($arg: $ty),*
         ) -> ::std::pin::Pin<Box<dyn Future<Output = $out> + Send + 'call>>
         where
@@ -341,7 +341,7 @@ macro_rules! delegate {
 }
 
 /// The lease calls of a [`Vfs`](crate::Vfs) without leases, inside its `impl`. Writes may be
-/// delayed, no other client is known, and all objects belong to one realm.
+/// delayed, no other client is known, and all objects belong to one consistency domain.
 #[macro_export]
 macro_rules! without_leases {
     () => {
@@ -349,13 +349,13 @@ macro_rules! without_leases {
             None
         }
 
-        fn may_delay(&self, _fh: &$crate::Fh) -> bool {
+        fn can_cache_writes(&self, _fh: &$crate::Fh) -> bool {
             true
         }
 
-        fn ask_to_delay<'this, 'cx, 'a, 'call>(
+        fn request_write_caching<'this, 'cx, 'a, 'call>(
             &'this self,
-            _cx: &'cx $crate::Cx,
+            _cx: &'cx $crate::RequestContext,
             _fh: &'a $crate::Fh,
         ) -> ::std::pin::Pin<Box<dyn Future<Output = bool> + Send + 'call>>
         where
@@ -367,12 +367,12 @@ macro_rules! without_leases {
             Box::pin(async { true })
         }
 
-        fn is_shared(&self, _fh: &$crate::Fh) -> bool {
+        fn is_noncacheable(&self, _fh: &$crate::Fh) -> bool {
             false
         }
 
-        fn realm(&self, _fh: &$crate::Fh) -> $crate::Realm {
-            $crate::Realm::default()
+        fn consistency_domain(&self, _fh: &$crate::Fh) -> $crate::ConsistencyDomain {
+            $crate::ConsistencyDomain::default()
         }
     };
 }
@@ -381,7 +381,8 @@ macro_rules! without_leases {
 mod tests {
     use crate::model::Model;
     use crate::{
-        Create, Cred, Cx, Data, Env, File, Name, OpenAccess, OpenHow, SetAttr, Stability, Vfs, Where,
+        Create, Cred, Data, Env, File, Name, OpenAccess, OpenHow, PathRef, RequestContext, SetAttr,
+        Stability, Vfs,
     };
     use async_trait::async_trait;
     use std::sync::Arc;
@@ -396,11 +397,12 @@ mod tests {
     #[async_trait]
     impl Vfs for Nothing {
         delegate!(self.below;
-            root, peek, delegated_bytes, may_delay, ask_to_delay, is_shared, realm, walk, parent,
-            getattr, getattr_many, prove_many, read_many, list_many, setattr, access, readlink, open,
-            close, read, write, finish, commit, create_whole, create_many, mkdir, mknod, symlink, link,
-            unlink, rmdir, remove_many, rename, readdir, statfs, getxattr, setxattr, listxattr,
-            removexattr, lock, unlock, test_lock, seek, allocate, deallocate, copy, subscribe, shutdown,
+            root, peek, delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable,
+            consistency_domain, walk, parent, getattr, getattr_many, revalidate_many, read_many, list_many,
+            setattr, access, readlink, open, close, read, write, finish, commit, create_whole, create_many,
+            mkdir, mknod, symlink, link, unlink, rmdir, remove_many, rename, readdir, statfs, getxattr,
+            setxattr, listxattr, removexattr, lock, unlock, test_lock, seek, allocate, deallocate, copy,
+            subscribe, shutdown,
         );
     }
 
@@ -409,17 +411,21 @@ mod tests {
     async fn calls_reach_the_layer_below() {
         let env = Env { random: Arc::new(|| 4), wall: Arc::new(|| SystemTime::UNIX_EPOCH) };
         let model = Arc::new(Model::new(env, Duration::ZERO, u64::MAX));
-        let (over, cx) = (Nothing { below: model.clone() }, Cx::new(Arc::new(Cred::root())));
+        let (over, cx) = (Nothing { below: model.clone() }, RequestContext::new(Arc::new(Cred::root())));
         let root = over.root(&cx).await.unwrap().fh;
         let name = Name::new(&b"f"[..]).unwrap();
         let how =
             OpenHow { create: Create::IfMissing(SetAttr::default()), ..OpenHow::existing(OpenAccess::WRITE) };
-        let opened = over.open(&cx, Where::name(&root, &name), &how).await.unwrap();
+        let opened = over.open(&cx, PathRef::name(&root, &name), &how).await.unwrap();
         let file = File { fh: &opened.node.fh, open: Some(opened.open) };
         over.write(&cx, file, 3, Data::from(bytes::Bytes::from_static(b"x")), Stability::Stable)
             .await
             .unwrap();
         assert_eq!(model.getattr(&cx, file).await.unwrap().attr.size_bytes, 4);
-        assert!(over.may_delay(&root) && over.ask_to_delay(&cx, &root).await && !over.is_shared(&root));
+        assert!(
+            over.can_cache_writes(&root)
+                && over.request_write_caching(&cx, &root).await
+                && !over.is_noncacheable(&root)
+        );
     }
 }

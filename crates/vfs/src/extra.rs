@@ -1,6 +1,6 @@
 //! Operations of a local file system for servers, in addition to [`Vfs`](crate::Vfs).
 
-use crate::{Attrs, Cx, Fh, File, PosixAcls, Result};
+use crate::{Attrs, Fh, File, PosixAcls, RequestContext, Result};
 use async_trait::async_trait;
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -48,7 +48,7 @@ pub trait Extra: Send + Sync + 'static {
     ///   Only the end of the source may be unaligned, when it becomes the end of the target.
     async fn clone_range(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -59,7 +59,13 @@ pub trait Extra: Send + Sync + 'static {
     /// The result of [`Vfs::read`](crate::Vfs::read), without a copy. `None` when the read would
     /// have to wait or is too small to profit; then the caller uses `read`. The bytes may show
     /// later writes until they are taken out of the pipe.
-    fn read_piped(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Option<ReadPiped>;
+    fn read_piped(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Option<ReadPiped>;
 
     /// Whether objects can have ACLs.
     fn has_acls(&self) -> bool;
@@ -68,7 +74,7 @@ pub trait Extra: Send + Sync + 'static {
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the object cannot have an ACL (symbolic links).
-    async fn acls(&self, cx: &Cx, fh: &Fh) -> Result<PosixAcls>;
+    async fn acls(&self, cx: &RequestContext, fh: &Fh) -> Result<PosixAcls>;
 
     /// Sets the ACL of an object together with its mode, and the default ACL for new objects in a
     /// directory (`None` removes it). The change is durable when the call returns. Returns the
@@ -79,5 +85,5 @@ pub trait Extra: Send + Sync + 'static {
     /// - `EOPNOTSUPP`: the object cannot have an ACL.
     /// - `EINVAL`: the ACL is not valid.
     /// - Errors of the disk.
-    async fn set_acls(&self, cx: &Cx, fh: &Fh, acls: &PosixAcls) -> Result<Attrs>;
+    async fn set_acls(&self, cx: &RequestContext, fh: &Fh, acls: &PosixAcls) -> Result<Attrs>;
 }

@@ -83,14 +83,14 @@ impl fmt::Debug for Name {
 /// Address of an object: a filehandle, and the names below it. With an empty `path` the object is
 /// `base`.
 #[derive(Debug, Clone, Copy)]
-pub struct Where<'a> {
+pub struct PathRef<'a> {
     /// The starting point.
     pub base: &'a Fh,
     /// Names below the starting point, outermost first; may be empty.
     pub path: &'a [Name],
 }
 
-impl<'a> Where<'a> {
+impl<'a> PathRef<'a> {
     /// The object `fh` itself.
     pub fn fh(fh: &'a Fh) -> Self {
         Self { base: fh, path: &[] }

@@ -1,9 +1,9 @@
 //! The file-system interface between the layers of hither, and its types.
 //!
 //! An NFS client (`hither-nfs`), caches and local file systems implement [`Vfs`]. The FUSE frontend
-//! (`hither-fuse`) and the servers call it. An address ([`Where`]) contains a path. Every answer
-//! has attributes and the time for which they hold ([`Validity`]). [`Cx`] has the caller's
-//! identity, the deadline and the cancellation of a call.
+//! (`hither-fuse`) and the servers call it. An address ([`PathRef`]) contains a path. Every answer
+//! has attributes and the time for which they hold ([`Validity`]). [`RequestContext`] has the
+//! caller's identity, the deadline and the cancellation of a call.
 //!
 //! Architecture Invariant: this crate depends on neither NFS nor FUSE, and does no I/O.
 
@@ -12,17 +12,18 @@
 mod account;
 mod acl;
 mod attr;
-mod beside;
-mod cx;
+mod consistency_domain;
+mod context;
 mod data;
 mod delegate;
 mod error;
 mod extra;
 mod handle;
+mod invalidator;
 mod many;
 pub mod model;
 mod ops;
-mod realm;
+mod upcalls;
 mod watch;
 
 pub use account::{Account, Question, Why};
@@ -31,18 +32,19 @@ pub use attr::{
     Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time, Validity,
     bytes_prove_reading,
 };
-pub use beside::{Beside, Touched, Work};
-pub use cx::{Answered, CALL_MAX_BYTES, Cred, Cx, Env};
+pub use consistency_domain::{Asks, ConsistencyDomain};
+pub use context::{Answered, CALL_MAX_BYTES, Cred, Env, RequestContext};
 pub use data::{Data, Slice};
 pub use error::{Error, Result};
 pub use extra::{Extra, Pipe, ReadPiped};
-pub use handle::{Fh, Name, Where};
+pub use handle::{Fh, Name, PathRef};
+pub use invalidator::{Invalidator, Touched, Work};
 pub use many::{Creation, NewKind, Removal, create_many_in_steps, remove_many_in_steps};
 pub use ops::{
-    Access, Along, Backing, BoxFuture, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read,
-    RenameFlags, Seek, Special, Stability, Starts, Stop, Trail, Unsent, Upcalls, Vfs, Want, Wrote, XattrMode,
+    Access, Along, Backing, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished, LockConflict,
+    LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read, ReadManyResult,
+    RenameFlags, Seek, Special, Stability, Stop, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
     create_in_steps, finish_in_steps, resolve,
 };
-pub use realm::{Asks, Realm};
-pub use watch::{Told, Watch, Watched, WatchedAlone};
+pub use upcalls::{BoxFuture, Unsent, Upcalls};
+pub use watch::{ChangeListener, Watch, Watched, WatchedAlone};

@@ -1,6 +1,6 @@
 //! Several changes of one directory in one call, and their replacement by single calls.
 
-use crate::{ChangeInfo, Cx, Data, Fh, File, Made, Name, Node, Result, SetAttr, Vfs};
+use crate::{ChangeInfo, Data, Fh, File, Made, Name, Node, RequestContext, Result, SetAttr, Vfs};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
@@ -54,7 +54,7 @@ impl Creation {
 /// combined request.
 pub async fn create_many_in_steps(
     vfs: &(impl Vfs + ?Sized),
-    cx: &Cx,
+    cx: &RequestContext,
     dir: &Fh,
     new: &[Creation],
 ) -> Vec<Result<Made>> {
@@ -65,7 +65,7 @@ pub async fn create_many_in_steps(
     out
 }
 
-async fn create(vfs: &(impl Vfs + ?Sized), cx: &Cx, dir: &Fh, one: &Creation) -> Result<Made> {
+async fn create(vfs: &(impl Vfs + ?Sized), cx: &RequestContext, dir: &Fh, one: &Creation) -> Result<Made> {
     let Creation { name, kind, set } = one;
     match kind {
         NewKind::File(data) => vfs.create_whole(cx, dir, name, set, data.clone()).await,
@@ -84,7 +84,7 @@ async fn create(vfs: &(impl Vfs + ?Sized), cx: &Cx, dir: &Fh, one: &Creation) ->
 /// [`Vfs::remove_many`] by the layer's own calls, for layers without a combined request.
 pub async fn remove_many_in_steps(
     vfs: &(impl Vfs + ?Sized),
-    cx: &Cx,
+    cx: &RequestContext,
     dir: &Fh,
     gone: &[Removal],
 ) -> Vec<Result<ChangeInfo>> {

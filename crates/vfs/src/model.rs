@@ -4,6 +4,7 @@
 //! caller's permissions like a server, and returns fresh attributes. A test that calls the
 //! [`Model`] directly acts as another client of the server.
 
+mod extra;
 mod locks;
 mod object;
 mod pages;
@@ -13,14 +14,15 @@ mod tests;
 pub mod wire;
 
 use crate::{
-    Access, Along, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirEntry, DirPage, Env, Error, Extra,
-    Fetched, Fh, File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait,
-    Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId, Opened, PosixAcls, Read, ReadPiped, Removal,
-    RenameFlags, Result, Seek, SetAttr, Special, Stability, Starts, Stop, Time, Trail, Upcalls, Validity,
-    Vfs, Want, Where, Wrote, XattrMode,
+    Access, Along, Attrs, ChangeInfo, Create, Creation, Data, DirEntry, DirPage, Env, Error, Fetched, Fh,
+    File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved,
+    Name, Node, OpenAccess, OpenHow, OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags,
+    RequestContext, Result, Seek, SetAttr, Special, Stability, Stop, Time, Upcalls, Validity, Vfs,
+    WalkRequest, WalkResult, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
+use extra::check_xattr_name;
 use object::{Body, Dir};
 use parking_lot::Mutex;
 use state::{New, Open, ROOT, State};
@@ -30,8 +32,6 @@ use tokio::time::Instant;
 
 /// Largest extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_MAX_BYTES: usize = 65536;
-/// Alignment of clones in bytes.
-const CLONE_BLOCK_BYTES: u32 = 4096;
 /// Size in bytes that a listing page counts for an entry, without its name.
 const ENTRY_BYTES: usize = 32;
 /// As [`ENTRY_BYTES`], for an entry with filehandle and attributes.
@@ -85,7 +85,7 @@ impl Model {
         Node { fh: s.fh(ino), attrs: self.attrs(s, ino) }
     }
 
-    fn steps(&self, s: &State, cx: &Cx, at: Where<'_>) -> Result<(Vec<Node>, Stop)> {
+    fn steps(&self, s: &State, cx: &RequestContext, at: PathRef<'_>) -> Result<(Vec<Node>, Stop)> {
         let mut here = s.ino(at.base)?;
         if at.path.is_empty() {
             return Ok((vec![self.node(s, here)], Stop::Complete));
@@ -113,7 +113,7 @@ impl Model {
     fn page(
         &self,
         s: &State,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         max_bytes: u32,
@@ -143,7 +143,7 @@ impl Model {
         Ok(DirPage { entries, verifier: *b"model\0\0\0", eof })
     }
 
-    fn make(&self, cx: &Cx, dir: &Fh, name: &Name, new: New, set: &SetAttr) -> Result<Made> {
+    fn make(&self, cx: &RequestContext, dir: &Fh, name: &Name, new: New, set: &SetAttr) -> Result<Made> {
         let mut s = self.state.lock();
         let dir = s.ino(dir)?;
         let (ino, dir) = s.create(&cx.cred, dir, name, new, set, self.now())?;
@@ -151,7 +151,7 @@ impl Model {
     }
 
     /// Walks to the directory that holds the last name of a path.
-    fn parent_of<'a>(&self, s: &State, cx: &Cx, at: Where<'a>) -> Result<(u64, &'a Name)> {
+    fn parent_of<'a>(&self, s: &State, cx: &RequestContext, at: PathRef<'a>) -> Result<(u64, &'a Name)> {
         let (last, above) = at.path.split_last().ok_or_else(|| Error::new(libc::EINVAL))?;
         let mut dir = s.ino(at.base)?;
         for name in above {
@@ -169,7 +169,7 @@ impl Model {
     }
 
     /// Object of a file address. With an open, the open decides the right to `access`.
-    fn file(&self, s: &State, cx: &Cx, file: File<'_>, access: OpenAccess) -> Result<u64> {
+    fn file(&self, s: &State, cx: &RequestContext, file: File<'_>, access: OpenAccess) -> Result<u64> {
         let ino = s.ino(file.fh)?;
         match file.open {
             Some(id) => match s.opens.get(&id.0) {
@@ -188,7 +188,7 @@ impl Model {
         }
     }
 
-    fn write_now(&self, cx: &Cx, file: File<'_>, at: u64, data: &Data) -> Result<Wrote> {
+    fn write_now(&self, cx: &RequestContext, file: File<'_>, at: u64, data: &Data) -> Result<Wrote> {
         let mut s = self.state.lock();
         let ino = self.file(&s, cx, file, OpenAccess::WRITE)?;
         let len = data.len() as u64;
@@ -218,7 +218,7 @@ impl Model {
         Ok(())
     }
 
-    fn open_existing(&self, s: &mut State, cx: &Cx, ino: u64, how: &OpenHow) -> Result<OpenId> {
+    fn open_existing(&self, s: &mut State, cx: &RequestContext, ino: u64, how: &OpenHow) -> Result<OpenId> {
         let o = s.object(ino);
         match o.attr.kind {
             FileKind::Regular => {}
@@ -253,15 +253,15 @@ fn wall(env: &Env) -> Time {
 impl Vfs for Model {
     crate::without_leases!();
 
-    async fn root(&self, _cx: &Cx) -> Result<Node> {
+    async fn root(&self, _cx: &RequestContext) -> Result<Node> {
         Ok(self.node(&self.state.lock(), ROOT))
     }
 
-    fn peek(&self, _cx: &Cx, _at: Where<'_>) -> Option<Trail> {
+    fn peek(&self, _cx: &RequestContext, _at: PathRef<'_>) -> Option<WalkResult> {
         None
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
         let s = self.state.lock();
         let (steps, stop) = self.steps(&s, cx, at)?;
         let last = at.path.len().checked_sub(1);
@@ -284,10 +284,10 @@ impl Vfs for Model {
                     .map(|p| Read { data: p.read(0, size.min(most) as usize).into(), eof: size <= most });
             }
         }
-        Ok(Trail { steps, stop, along })
+        Ok(WalkResult { steps, stop, along })
     }
 
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+    async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
         let s = self.state.lock();
         let dir = s.object(s.ino(dir)?);
         let parent = dir.dir()?.parent;
@@ -301,13 +301,13 @@ impl Vfs for Model {
         Ok(self.node(&s, parent))
     }
 
-    async fn getattr(&self, _cx: &Cx, file: File<'_>) -> Result<Attrs> {
+    async fn getattr(&self, _cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
         let s = self.state.lock();
         let ino = s.ino(file.fh)?;
         Ok(self.attrs(&s, ino))
     }
 
-    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
         let mut out = Vec::with_capacity(objects.len());
         for fh in objects {
             out.push(self.getattr(cx, File { fh, open: None }).await);
@@ -315,7 +315,12 @@ impl Vfs for Model {
         out
     }
 
-    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
         let s = self.state.lock();
         let prove = |fh| {
             let ino = s.ino(fh)?;
@@ -324,7 +329,13 @@ impl Vfs for Model {
         objects.iter().map(prove).collect()
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
         let mut all = Vec::with_capacity(files.len());
         for fh in files {
             let read = self.read(cx, File { fh, open: None }, 0, max_bytes).await;
@@ -335,10 +346,15 @@ impl Vfs for Model {
             Some(fh) => self.getattr(cx, File { fh, open: None }).await.ok(),
             None => None,
         };
-        Starts { files: all, holder }
+        ReadManyResult { files: all, holder }
     }
 
-    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
         let s = self.state.lock();
         let list = |dir| {
             let page = self.page(&s, cx, dir, 0, max_bytes, true)?;
@@ -347,7 +363,7 @@ impl Vfs for Model {
         dirs.iter().map(list).collect()
     }
 
-    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+    async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let mut s = self.state.lock();
         let ino = s.ino(file.fh)?;
         let may_write = match file.open {
@@ -358,13 +374,13 @@ impl Vfs for Model {
         Ok(self.attrs(&s, ino))
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+    async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
         let s = self.state.lock();
         let ino = s.ino(fh)?;
         Ok(s.object(ino).access(&cx.cred, want))
     }
 
-    async fn readlink(&self, _cx: &Cx, fh: &Fh) -> Result<Bytes> {
+    async fn readlink(&self, _cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
         let s = self.state.lock();
         let ino = s.ino(fh)?;
         match &s.object(ino).body {
@@ -373,7 +389,7 @@ impl Vfs for Model {
         }
     }
 
-    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
         let mut s = self.state.lock();
         let done = |s: &State, ino, open, created, dir| Opened {
             node: self.node(s, ino),
@@ -405,7 +421,7 @@ impl Vfs for Model {
         Ok(done(&s, ino, open, true, Some(change)))
     }
 
-    async fn close(&self, _cx: &Cx, _fh: &Fh, open: OpenId) -> Result<()> {
+    async fn close(&self, _cx: &RequestContext, _fh: &Fh, open: OpenId) -> Result<()> {
         let mut s = self.state.lock();
         let open = s.opens.remove(&open.0).ok_or_else(|| Error::new(libc::EBADF))?;
         s.object_mut(open.ino).opens -= 1;
@@ -413,7 +429,13 @@ impl Vfs for Model {
         Ok(())
     }
 
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+    async fn read(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read> {
         let mut s = self.state.lock();
         let ino = self.file(&s, cx, file, OpenAccess::READ)?;
         let o = s.object(ino);
@@ -428,7 +450,7 @@ impl Vfs for Model {
 
     async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -439,7 +461,7 @@ impl Vfs for Model {
 
     async fn finish(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         piece: Option<(u64, Data)>,
         set: &SetAttr,
@@ -447,24 +469,38 @@ impl Vfs for Model {
         crate::finish_in_steps(self, cx, file, piece, set).await
     }
 
-    async fn commit(&self, _cx: &Cx, file: File<'_>) -> Result<()> {
+    async fn commit(&self, _cx: &RequestContext, file: File<'_>) -> Result<()> {
         self.state.lock().ino(file.fh).map(drop)
     }
 
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+    async fn create_whole(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        data: Data,
+    ) -> Result<Made> {
         crate::create_in_steps(self, cx, (dir, name), set, data).await
     }
 
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         crate::create_many_in_steps(self, cx, dir, new).await
     }
 
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+    async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let new = New { kind: FileKind::Directory, body: Body::Dir(Dir::new(ROOT)), rdev: (0, 0) };
         self.make(cx, dir, name, new, set)
     }
 
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+    async fn mknod(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let (kind, rdev) = match *what {
             Special::Fifo => (FileKind::Fifo, (0, 0)),
             Special::Socket => (FileKind::Socket, (0, 0)),
@@ -480,38 +516,51 @@ impl Vfs for Model {
         self.make(cx, dir, name, New { kind, body, rdev }, set)
     }
 
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+    async fn symlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let set = SetAttr { mode: Some(0o777), ..set.clone() };
         let body = Body::Symlink(target.clone());
         self.make(cx, dir, name, New { kind: FileKind::Symlink, body, rdev: (0, 0) }, &set)
     }
 
-    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         let mut s = self.state.lock();
         let (ino, dir) = (s.ino(fh)?, s.ino(dir)?);
         let dir = s.link(&cx.cred, ino, dir, name, self.now())?;
         Ok(Made { node: self.node(&s, ino), dir })
     }
 
-    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, _target: Option<&Fh>) -> Result<ChangeInfo> {
+    async fn unlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        _target: Option<&Fh>,
+    ) -> Result<ChangeInfo> {
         let mut s = self.state.lock();
         let dir = s.ino(dir)?;
         s.remove(&cx.cred, dir, name, false, self.now())
     }
 
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+    async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let mut s = self.state.lock();
         let dir = s.ino(dir)?;
         s.remove(&cx.cred, dir, name, true, self.now())
     }
 
-    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         crate::remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         _replaced: Option<&Fh>,
@@ -528,7 +577,7 @@ impl Vfs for Model {
 
     async fn readdir(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         _verifier: [u8; 8],
@@ -538,7 +587,7 @@ impl Vfs for Model {
         self.page(&self.state.lock(), cx, dir, cookie, max_bytes, nodes)
     }
 
-    async fn statfs(&self, _cx: &Cx, fh: &Fh) -> Result<FsStat> {
+    async fn statfs(&self, _cx: &RequestContext, fh: &Fh) -> Result<FsStat> {
         let s = self.state.lock();
         s.ino(fh)?;
         let total_bytes = s.capacity_bytes.min(1 << 50);
@@ -556,7 +605,7 @@ impl Vfs for Model {
         })
     }
 
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+    async fn getxattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<Bytes> {
         let s = self.state.lock();
         let ino = s.ino(fh)?;
         check_xattr_name(name)?;
@@ -564,7 +613,14 @@ impl Vfs for Model {
         s.object(ino).xattrs.get(name).cloned().ok_or_else(|| Error::new(libc::ENODATA))
     }
 
-    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+    async fn setxattr(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Result<()> {
         let mut s = self.state.lock();
         let ino = s.ino(fh)?;
         check_xattr_name(name)?;
@@ -587,7 +643,7 @@ impl Vfs for Model {
         Ok(())
     }
 
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+    async fn listxattr(&self, cx: &RequestContext, fh: &Fh) -> Result<Vec<Bytes>> {
         let s = self.state.lock();
         let ino = s.ino(fh)?;
         let o = s.object(ino);
@@ -595,7 +651,7 @@ impl Vfs for Model {
         Ok(o.xattrs.keys().map(|name| Bytes::copy_from_slice(name)).collect())
     }
 
-    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+    async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()> {
         let mut s = self.state.lock();
         let ino = s.ino(fh)?;
         check_xattr_name(name)?;
@@ -607,7 +663,7 @@ impl Vfs for Model {
 
     async fn lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -641,7 +697,13 @@ impl Vfs for Model {
         }
     }
 
-    async fn unlock(&self, _cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+    async fn unlock(
+        &self,
+        _cx: &RequestContext,
+        file: File<'_>,
+        owner: LockOwner,
+        range: FileRange,
+    ) -> Result<()> {
         let mut s = self.state.lock();
         let ino = s.ino(file.fh)?;
         let locks = &mut s.object_mut(ino).locks;
@@ -653,7 +715,7 @@ impl Vfs for Model {
 
     async fn test_lock(
         &self,
-        _cx: &Cx,
+        _cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -664,7 +726,7 @@ impl Vfs for Model {
         Ok(s.object(ino).locks.conflict(owner, kind, range))
     }
 
-    async fn seek(&self, _cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+    async fn seek(&self, _cx: &RequestContext, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
         let s = self.state.lock();
         let ino = s.ino(file.fh)?;
         let o = s.object(ino);
@@ -678,7 +740,7 @@ impl Vfs for Model {
         }
     }
 
-    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn allocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let mut s = self.state.lock();
         let ino = self.file(&s, cx, file, OpenAccess::WRITE)?;
         let len = range.end_bytes.saturating_sub(range.start_bytes);
@@ -695,7 +757,7 @@ impl Vfs for Model {
         Ok(())
     }
 
-    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn deallocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let mut s = self.state.lock();
         let ino = self.file(&s, cx, file, OpenAccess::WRITE)?;
         let o = s.object_mut(ino);
@@ -708,7 +770,7 @@ impl Vfs for Model {
 
     async fn copy(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -726,75 +788,7 @@ impl Vfs for Model {
 
     fn subscribe(&self, _upcalls: std::sync::Arc<dyn Upcalls>) {}
 
-    async fn shutdown(&self, _cx: &Cx) -> Result<()> {
+    async fn shutdown(&self, _cx: &RequestContext) -> Result<()> {
         Ok(())
-    }
-}
-
-#[async_trait]
-impl Extra for Model {
-    fn read_piped(
-        &self,
-        _cx: &Cx,
-        _file: File<'_>,
-        _offset_bytes: u64,
-        _len_bytes: u32,
-    ) -> Option<ReadPiped> {
-        None
-    }
-
-    fn has_acls(&self) -> bool {
-        false
-    }
-
-    async fn acls(&self, _cx: &Cx, _fh: &Fh) -> Result<PosixAcls> {
-        Err(Error::new(libc::EOPNOTSUPP))
-    }
-
-    async fn set_acls(&self, _cx: &Cx, _fh: &Fh, _acls: &PosixAcls) -> Result<Attrs> {
-        Err(Error::new(libc::EOPNOTSUPP))
-    }
-
-    fn clone_block_bytes(&self) -> Option<u32> {
-        Some(CLONE_BLOCK_BYTES)
-    }
-
-    async fn clone_range(
-        &self,
-        cx: &Cx,
-        from: File<'_>,
-        from_offset_bytes: u64,
-        to: File<'_>,
-        to_offset_bytes: u64,
-        len_bytes: u64,
-    ) -> Result<()> {
-        let invalid = || Error::new(libc::EINVAL);
-        let size = self.getattr(cx, from).await?.attr.size_bytes;
-        let left = size.checked_sub(from_offset_bytes).ok_or_else(invalid)?;
-        let len = if len_bytes == 0 { left } else { len_bytes };
-        let block = u64::from(CLONE_BLOCK_BYTES);
-        let end = to_offset_bytes.checked_add(len).ok_or_else(invalid)?;
-        let past = self.getattr(cx, to).await?.attr.size_bytes > end;
-        let ragged = !len.is_multiple_of(block) && (len != left || past);
-        let apart = from_offset_bytes.abs_diff(to_offset_bytes) >= len;
-        if !from_offset_bytes.is_multiple_of(block) || !to_offset_bytes.is_multiple_of(block) || ragged {
-            return Err(invalid());
-        }
-        if len > left || (from.fh == to.fh && !apart) {
-            return Err(invalid());
-        }
-        let len = u32::try_from(len).map_err(|_| Error::new(libc::EFBIG))?;
-        let read = self.read(cx, from, from_offset_bytes, len).await?;
-        self.write_now(cx, to, to_offset_bytes, &read.data).map(drop)
-    }
-}
-
-/// Accepts only names in the name space `user.` (RFC 8276). Other name spaces fail with
-/// `EOPNOTSUPP`, as on a server.
-fn check_xattr_name(name: &[u8]) -> Result<()> {
-    match name {
-        n if n.len() > Name::MAX_BYTES => Err(Error::new(libc::ERANGE)),
-        n if n.starts_with(b"user.") && n.len() > 5 => Ok(()),
-        _ => Err(Error::new(libc::EOPNOTSUPP)),
     }
 }

@@ -1,8 +1,8 @@
 //! The [`Vfs`] trait and the types of its calls.
 
 use crate::{
-    Attrs, ChangeInfo, Creation, Cx, Data, Error, Fh, FileKind, FsStat, Moved, Name, Realm, Removal, Result,
-    SetAttr, Validity, Where,
+    Attrs, ChangeInfo, ConsistencyDomain, Creation, Data, Error, Fh, FileKind, FsStat, Moved, Name, PathRef,
+    Removal, RequestContext, Result, SetAttr, Upcalls, Validity,
 };
 use async_trait::async_trait;
 use bitflags::bitflags;
@@ -21,7 +21,7 @@ pub struct Node {
 
 /// The objects that a walk found, and the reason of its end.
 #[derive(Debug, Clone)]
-pub struct Trail {
+pub struct WalkResult {
     /// One node per name walked, in order. There are fewer nodes than names when the walk stopped
     /// early.
     pub steps: Vec<Node>,
@@ -31,7 +31,7 @@ pub struct Trail {
     pub along: Along,
 }
 
-impl Trail {
+impl WalkResult {
     /// A trail without extras.
     pub fn new(steps: Vec<Node>, stop: Stop) -> Self {
         Self { steps, stop, along: Along::default() }
@@ -41,7 +41,7 @@ impl Trail {
 /// The extras to fetch with a walk. They are optional: a layer leaves out an extra that would cost
 /// one more round trip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Want {
+pub struct WalkRequest {
     /// Maximum size in bytes of a listing with nodes; 0: no listing. The listed directory is the
     /// one that holds the last name. The listing is fetched even when the last name is absent.
     pub listing_bytes: u32,
@@ -52,7 +52,7 @@ pub struct Want {
     pub access: Access,
 }
 
-/// The extras that a walk has fetched ([`Want`]).
+/// The extras that a walk has fetched ([`WalkRequest`]).
 #[derive(Debug, Clone, Default)]
 pub struct Along {
     /// The listing from its start. For a path of one name the listed directory is the base. For a
@@ -79,7 +79,7 @@ pub struct Fetched {
 
 /// First bytes of many files, in the order of the request ([`Vfs::read_many`]).
 #[derive(Debug, Clone)]
-pub struct Starts {
+pub struct ReadManyResult {
     /// One result per file.
     pub files: Vec<Result<Fetched>>,
     /// Attributes of the directory that the request named as the holder of the files. They were
@@ -285,10 +285,10 @@ pub struct Finished {
 ///
 /// # Errors
 /// Those of the lookups.
-pub async fn resolve(vfs: &(impl Vfs + ?Sized), cx: &Cx, path: &[Name]) -> Result<Fh> {
+pub async fn resolve(vfs: &(impl Vfs + ?Sized), cx: &RequestContext, path: &[Name]) -> Result<Fh> {
     let mut at = vfs.root(cx).await?.fh;
     for name in path {
-        let trail = vfs.walk(cx, Where::name(&at, name), Want::default()).await?;
+        let trail = vfs.walk(cx, PathRef::name(&at, name), WalkRequest::default()).await?;
         at = match (trail.stop, trail.steps.into_iter().next()) {
             (Stop::Failed(e), _) => return Err(e),
             (_, Some(node)) => node.fh,
@@ -304,7 +304,7 @@ pub async fn resolve(vfs: &(impl Vfs + ?Sized), cx: &Cx, path: &[Name]) -> Resul
 /// As [`Vfs::finish`].
 pub async fn finish_in_steps(
     vfs: &(impl Vfs + ?Sized),
-    cx: &Cx,
+    cx: &RequestContext,
     file: File<'_>,
     piece: Option<(u64, Data)>,
     set: &SetAttr,
@@ -333,7 +333,7 @@ pub async fn finish_in_steps(
 /// As [`Vfs::create_whole`].
 pub async fn create_in_steps(
     vfs: &(impl Vfs + ?Sized),
-    cx: &Cx,
+    cx: &RequestContext,
     (dir, name): (&Fh, &Name),
     set: &SetAttr,
     data: Data,
@@ -341,7 +341,7 @@ pub async fn create_in_steps(
     let times = SetAttr { atime: set.atime, mtime: set.mtime, ..SetAttr::default() };
     let create = Create::Exclusive(SetAttr { atime: None, mtime: None, ..set.clone() });
     let how = OpenHow { create, ..OpenHow::existing(OpenAccess::WRITE) };
-    let Opened { mut node, open, dir, .. } = vfs.open(cx, Where::name(dir, name), &how).await?;
+    let Opened { mut node, open, dir, .. } = vfs.open(cx, PathRef::name(dir, name), &how).await?;
     let file = File { fh: &node.fh, open: Some(open) };
     let len = data.len() as u64;
     let piece = (len > 0).then_some((0, data));
@@ -466,87 +466,110 @@ pub enum XattrMode {
 #[async_trait]
 pub trait Vfs: Send + Sync + 'static {
     /// The root directory.
-    async fn root(&self, cx: &Cx) -> Result<Node>;
+    async fn root(&self, cx: &RequestContext) -> Result<Node>;
 
     /// The answer to [`Vfs::walk`] from cached state. With an empty path the answer is the
     /// attributes of the base. `None` when the server has to be asked. Never waits.
-    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail>;
+    fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult>;
 
     /// The length in bytes up to which a file may be closed with unsent data. No other client sees
-    /// the file before [`Upcalls::withdraw`] of it has ended. This is a write delegation and its
+    /// the file before [`Upcalls::revoke`] of it has ended. This is a write delegation and its
     /// limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64>;
 
     /// Whether the layer above may delay writes to a file. It may when the server keeps other
     /// clients from the file, or when that is not needed. The layer notes the delay and calls
-    /// [`Upcalls::settle`] in time. Never waits.
-    fn may_delay(&self, fh: &Fh) -> bool;
+    /// [`Upcalls::flush`] in time. Never waits.
+    fn can_cache_writes(&self, fh: &Fh) -> bool;
 
-    /// As [`Vfs::may_delay`], and requests the right from the server when the layer lacks it.
-    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool;
+    /// As [`Vfs::can_cache_writes`], and requests the right from the server when the layer lacks
+    /// it.
+    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool;
 
     /// Whether other clients use the file so that its data must not be cached. Each read and write
     /// of the file must then reach this layer. Never waits.
-    fn is_shared(&self, fh: &Fh) -> bool;
+    fn is_noncacheable(&self, fh: &Fh) -> bool;
 
-    /// The realm that an object belongs to. Never waits.
-    fn realm(&self, fh: &Fh) -> Realm;
+    /// The consistency domain that an object belongs to. Never waits.
+    fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain;
 
     /// Looks up a path. A walk that stops early is no error. `Err` means that no step was looked
     /// up.
-    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail>;
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult>;
 
     /// The directory that holds `dir`. The caller needs the right to search `dir`. `ENOENT` for the
     /// root, `ENOTDIR` for an object that is no directory.
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node>;
+    async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node>;
 
     /// Attributes: cached ones that hold and are fresh enough for `cx`, or those of the server.
-    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs>;
+    async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs>;
 
     /// Attributes of many objects in as few round trips as possible, in order.
-    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>>;
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>>;
 
     /// Attributes of many objects, and the rights in `want` that the caller has on each. They
     /// always come from the server. The layer uses as few round trips as possible. The results are
     /// in the order of `objects`.
-    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>;
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>>;
 
     /// At most `max_bytes` from the start of each of many regular files, in the order of `files`.
     /// The layer uses as few round trips as possible. Afterwards it fetches the attributes of
     /// `holder`, a directory that holds all the files. With 0 bytes the call only checks that the
     /// caller may read each file, and returns its attributes. They are under a lease where the
     /// server grants leases.
-    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts;
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult;
 
     /// The first page with nodes of each of many directories, at most about `max_bytes` each. The
     /// directory's own attributes are of the same moment. The layer uses as few round trips as
     /// possible. The results are in the order of `dirs`.
-    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>>;
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>>;
 
     /// Sets attributes. With a size, `file.open` should be an open for writing when the caller has
     /// one.
-    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs>;
+    async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs>;
 
     /// The rights in `want` that the caller has.
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access>;
+    async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access>;
 
     /// Target of a symbolic link.
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes>;
+    async fn readlink(&self, cx: &RequestContext, fh: &Fh) -> Result<Bytes>;
 
     /// Opens a file by filehandle (`at.path` empty) or by name, and creates it according to `how`.
-    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened>;
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened>;
 
     /// Ends an open. All written data is stable before the call returns, or the call returns the
     /// error. The open is gone in either case.
-    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()>;
+    async fn close(&self, cx: &RequestContext, fh: &Fh, open: OpenId) -> Result<()>;
 
     /// Reads up to `len_bytes` at `offset_bytes`.
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read>;
+    async fn read(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read>;
 
     /// Writes at `offset_bytes`.
     async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -561,7 +584,7 @@ pub trait Vfs: Send + Sync + 'static {
     /// Several pieces are faster as concurrent unstable writes with one [`Vfs::commit`].
     async fn finish(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         piece: Option<(u64, Data)>,
         set: &SetAttr,
@@ -569,50 +592,77 @@ pub trait Vfs: Send + Sync + 'static {
 
     /// Waits until all data written to the file before the call is on stable storage. That includes
     /// writes through every open of this layer. Returns errors of earlier unstable writes.
-    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()>;
+    async fn commit(&self, cx: &RequestContext, file: File<'_>) -> Result<()>;
 
     /// Creates a regular file with all its bytes, mode and times, in as few round trips as
     /// possible. The bytes fit into one WRITE. On success all of it is on stable storage and no
     /// open is left. `EEXIST` when the name exists. After another error the file may exist without
     /// its bytes.
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>;
+    async fn create_whole(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        data: Data,
+    ) -> Result<Made>;
 
     /// Creates several objects in a directory in as few round trips as possible, in no particular
     /// order. Each object has the guarantees of [`Vfs::create_whole`], [`Vfs::mkdir`] or
     /// [`Vfs::symlink`], independent of the other outcomes. The results are in the order of `new`.
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
 
     /// Creates a directory.
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;
+    async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;
 
     /// Creates a pipe, socket, device or unopened file.
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>;
+    async fn mknod(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made>;
 
     /// Creates a symbolic link.
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>;
+    async fn symlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made>;
 
     /// Creates a hard link to `fh`. Returns the attributes after the call.
-    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
+    async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made>;
 
     /// Removes a name of an object that is no directory. `target` is the object when the caller
     /// knows it. A target that is open at this layer stays readable and writable until its last
     /// close.
-    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>;
+    async fn unlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Result<ChangeInfo>;
 
     /// Removes an empty directory.
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
+    async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
 
     /// Removes several names of a directory one after the other, in as few round trips as possible.
     /// Each removal has the guarantees of [`Vfs::unlink`] or [`Vfs::rmdir`], independent of the
     /// other outcomes. The results are in the order of `gone`.
-    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
 
     /// Renames. `replaced` is the object at the target when the caller knows it, as for
     /// [`Vfs::unlink`]. The server decides which object is renamed. It may be another object than
     /// the one that the caller knows under the name.
     async fn rename(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
@@ -625,7 +675,7 @@ pub trait Vfs: Send + Sync + 'static {
     /// has at least one entry.
     async fn readdir(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
@@ -634,26 +684,33 @@ pub trait Vfs: Send + Sync + 'static {
     ) -> Result<DirPage>;
 
     /// Space of the file system that holds `fh`.
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat>;
+    async fn statfs(&self, cx: &RequestContext, fh: &Fh) -> Result<FsStat>;
 
     /// Value of an extended attribute, by its full Linux name (`user.x`, `system.nfs4_acl`).
     /// `ENODATA` when it does not exist. `EOPNOTSUPP` when the server or the name space has no
     /// extended attributes.
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes>;
+    async fn getxattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<Bytes>;
 
     /// Sets an extended attribute.
-    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()>;
+    async fn setxattr(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Result<()>;
 
     /// Full Linux names of all extended attributes.
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>>;
+    async fn listxattr(&self, cx: &RequestContext, fh: &Fh) -> Result<Vec<Bytes>>;
 
     /// Removes an extended attribute.
-    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()>;
+    async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()>;
 
     /// Takes or changes a byte-range lock.
     async fn lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -662,12 +719,18 @@ pub trait Vfs: Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Releases locks in a range. No locks in the range is no error.
-    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
+    async fn unlock(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        owner: LockOwner,
+        range: FileRange,
+    ) -> Result<()>;
 
     /// A lock of another owner that conflicts.
     async fn test_lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -675,20 +738,20 @@ pub trait Vfs: Send + Sync + 'static {
     ) -> Result<Option<LockConflict>>;
 
     /// Next data or hole at or after an offset; `ENXIO` beyond the end of the file.
-    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64>;
+    async fn seek(&self, cx: &RequestContext, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64>;
 
     /// Reserves space for a range. A shorter file grows to the end of the range.
-    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
+    async fn allocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()>;
 
     /// Makes a hole. The length of the file stays.
-    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()>;
+    async fn deallocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()>;
 
     /// Copies bytes on the server. Returns the number of copied bytes, which may be less than
     /// requested. `EOPNOTSUPP` when the caller has to copy by itself, `ENOSYS` when that is so for
     /// all files.
     async fn copy(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -702,77 +765,5 @@ pub trait Vfs: Send + Sync + 'static {
 
     /// Ends the use of this layer within `cx.deadline`: flushes data and returns all state to the
     /// server.
-    async fn shutdown(&self, cx: &Cx) -> Result<()>;
+    async fn shutdown(&self, cx: &RequestContext) -> Result<()>;
 }
-
-/// The delayed data of a file in the layers above ([`Upcalls::unsent`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unsent {
-    /// No change that a program counts as done.
-    Nothing,
-    /// Delayed bytes.
-    Bytes {
-        /// Length of the file in bytes as programs on this machine see it, with the delayed bytes.
-        size_bytes: u64,
-    },
-    /// Other delayed changes, or an unknown state.
-    More,
-}
-
-impl Unsent {
-    /// The combination of the delayed data in two layers.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Nothing, one) | (one, Self::Nothing) => one,
-            (Self::Bytes { size_bytes: a }, Self::Bytes { size_bytes: b }) => {
-                Self::Bytes { size_bytes: a.max(b) }
-            }
-            (Self::More, _) | (_, Self::More) => Self::More,
-        }
-    }
-}
-
-/// The calls of a layer to the layer above. Calls return at once and wait for nothing.
-pub trait Upcalls: Send + Sync + 'static {
-    /// Earlier answers about an object's attributes and contents are no longer valid. The returned
-    /// future ends when all layers above have dropped them. The future may be dropped.
-    fn withdraw(&self, fh: &Fh) -> BoxFuture<()>;
-
-    /// As [`Upcalls::withdraw`], in a call that removes a name of an object that no program uses
-    /// ([`Cx::target_unused`]). Its delayed data is not wanted. If the call fails, the layer that
-    /// made it sends the data.
-    fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
-        self.withdraw(fh)
-    }
-
-    /// Leases on these objects have expired. Answers about the objects hold no longer than answers
-    /// without a lease. No change of the objects is known. Contents of the version that the next
-    /// attributes show may still be used.
-    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
-        let withdrawn: Vec<_> = files.iter().map(|fh| self.withdraw(fh)).collect();
-        Box::pin(async move {
-            for one in withdrawn {
-                one.await;
-            }
-        })
-    }
-
-    /// The layer below needs the delayed data of an object ([`Vfs::may_delay`]). The returned
-    /// future ends when the data was written or the write failed.
-    fn settle(&self, _fh: &Fh) -> BoxFuture<()> {
-        Box::pin(std::future::ready(()))
-    }
-
-    /// The delayed data of a file in the layers above at this moment. Never waits.
-    fn unsent(&self, _fh: &Fh) -> Unsent {
-        Unsent::More
-    }
-
-    /// As [`Upcalls::withdraw`], for all answers under [`Validity::Lease`](crate::Validity): all
-    /// leases are lost.
-    fn withdraw_all(&self) -> BoxFuture<()>;
-}
-
-/// A boxed future.
-pub type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;

@@ -27,11 +27,11 @@ pub trait Watch: Send + Sync + 'static {
 
     /// Sets the listener. It gets the filehandles of files that other programs want to change or
     /// have changed. A later listener replaces an earlier one.
-    fn tell(&self, told: Arc<Told>);
+    fn tell(&self, told: Arc<ChangeListener>);
 }
 
 /// The listener of [`Watch::tell`]. It returns at once and does not wait.
-pub type Told = dyn Fn(&Fh) + Send + Sync;
+pub type ChangeListener = dyn Fn(&Fh) + Send + Sync;
 
 /// A watch of a file. It ends when the value is dropped.
 pub type Watched = Box<dyn Any + Send + Sync>;

@@ -2,17 +2,17 @@
 //!
 //! The crate knows nothing of NFS and FUSE.
 //!
-//! - [`dirty`] answers writes at once. The server receives them later, merged.
-//! - [`ahead`] creates new objects in memory. The server receives them later, complete.
-//! - [`removals`] answers removals at once. The server receives them later, in batches.
+//! - [`pending_writes`] answers writes at once. The server receives them later, merged.
+//! - [`pending_creates`] creates new objects in memory. The server receives them later, complete.
+//! - [`pending_removes`] answers removals at once. The server receives them later, in batches.
 //! - [`wal`] keeps acknowledged changes of these layers on the local disk until the server has
 //!   them.
 
 #![forbid(unsafe_code)]
 
-pub mod ahead;
 mod clock;
-pub mod dirty;
-pub mod removals;
+pub mod pending_creates;
+pub mod pending_removes;
+pub mod pending_writes;
 mod shown;
 pub mod wal;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use tokio::time::Instant;
 
 /// The most objects with remembered times. The oldest are dropped first.
-const MOST: usize = 64 << 10;
+const MAX: usize = 64 << 10;
 
 /// The remembered times.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl ShownTimes {
         let shown = Shown { number: self.last, mtime, ctime, sent: Instant::now(), theirs };
         self.objects.insert(fh.clone(), shown);
         self.order.insert(self.last, fh.clone());
-        if self.order.len() > MOST
+        if self.order.len() > MAX
             && let Some((_, oldest)) = self.order.pop_first()
         {
             self.objects.remove(&oldest);

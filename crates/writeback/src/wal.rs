@@ -8,7 +8,7 @@
 //!
 //! - `record`: the format of the records.
 //! - `log`: append, sync, and release of disk space.
-//! - `place`: the directory of the journal, which tests replace.
+//! - `storage`: the directory of the journal, which tests replace.
 //! - `scan`: the records that a crash left.
 //! - `replay`: the decision about each of these records.
 //! - `made`: objects that the server does not have.
@@ -24,11 +24,11 @@
 mod conflict;
 mod log;
 mod made;
-mod place;
 mod record;
 mod removed;
 mod replay;
 mod scan;
+mod storage;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -43,18 +43,18 @@ pub(crate) use record::{Attributes, Base, Event, New as Begun, Record, Removed, 
 use hither_vfs::{Env, Fh, Name, Vfs};
 use log::Log;
 use parking_lot::Mutex;
-use place::Dir;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+use storage::Dir;
 
 /// The most names that are kept for the paths of journaled files.
-const NAMES_MOST: usize = 64 << 10;
+const NAMES_MAX: usize = 64 << 10;
 /// Components of the longest path that is assembled.
-const DEPTH_MOST: usize = 256;
+const DEPTH_MAX: usize = 256;
 /// A killed daemon may take a moment to release its lock.
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
@@ -153,9 +153,9 @@ impl Wal {
         let opened = tokio::task::spawn_blocking(move || {
             place.write("source", &(source + "\n"))?;
             place.write("of", &(of + "\n"))?;
-            let written = place::segments(&path)?
+            let written = storage::segments(&path)?
                 .last()
-                .map(|n| place::open_segment(&path, *n)?.metadata()?.modified());
+                .map(|n| storage::open_segment(&path, *n)?.metadata()?.modified());
             let ago = written.transpose()?.map(|at| now.duration_since(at).unwrap_or_default());
             let (log, left) = begin(place, key)?;
             Ok((log, Left { written_ago: ago, ..left }))
@@ -176,7 +176,7 @@ impl Wal {
 
     /// A journal without a directory.
     #[cfg(test)]
-    pub(crate) fn over(place: Box<dyn place::Place>, max_bytes: u64) -> Arc<Self> {
+    pub(crate) fn over(place: Box<dyn storage::SegmentStore>, max_bytes: u64) -> Arc<Self> {
         let log = Log::start(place, 1, 0, &[]).expect("threads start");
         Arc::new(Self {
             dir: PathBuf::from("/nowhere"),
@@ -352,7 +352,7 @@ impl Wal {
         if names.of.get(fh).is_some_and(|(d, n)| d == dir && n == name) {
             return;
         }
-        if names.of.len() >= NAMES_MOST {
+        if names.of.len() >= NAMES_MAX {
             names.of.clear();
         }
         names.of.insert(own(fh), (own(dir), name.clone()));
@@ -366,7 +366,7 @@ impl Wal {
     /// The path of an object, as far as the names are known.
     pub(crate) fn path(&self, fh: &Fh) -> Vec<u8> {
         let (names, mut parts, mut at) = (self.names.lock(), Vec::new(), fh);
-        for _ in 0..DEPTH_MOST {
+        for _ in 0..DEPTH_MAX {
             let Some((dir, name)) = names.of.get(at) else { break };
             parts.push(name.as_bytes());
             at = dir;
@@ -393,8 +393,8 @@ fn own(fh: &Fh) -> Fh {
 /// Whether the journal in a directory holds changes that the server may not have. True also for a
 /// journal that cannot be read. Blocks.
 pub fn holds(dir: &Path) -> bool {
-    let numbers = place::segments(dir).unwrap_or_default();
-    let left = scan::scan(&numbers, |n| place::read_segment(dir, n));
+    let numbers = storage::segments(dir).unwrap_or_default();
+    let left = scan::scan(&numbers, |n| storage::read_segment(dir, n));
     !numbers.is_empty() && left.map_or(true, |left| !left.is_empty() || left.damage.is_some())
 }
 
@@ -431,8 +431,8 @@ async fn lock(dir: &Path) -> Result<Dir, WalError> {
 /// Reads the existing segments and starts the log after them.
 fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
     let path = place.path().to_path_buf();
-    let numbers = place::segments(&path)?;
-    let mut left = match scan::scan(&numbers, |n| place::read_segment(&path, n)) {
+    let numbers = storage::segments(&path)?;
+    let mut left = match scan::scan(&numbers, |n| storage::read_segment(&path, n)) {
         Err(e) if e.kind() == ErrorKind::Unsupported => {
             let aside = set_aside(&path, &numbers, key)?;
             tracing::error!(
@@ -440,16 +440,16 @@ fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
                 path.display(),
                 aside.display()
             );
-            place::Place::set_failed(&place, false)?;
+            storage::SegmentStore::set_failed(&place, false)?;
             return Ok((Log::start(Box::new(place), key, 0, &[])?, Left::default()));
         }
         left => left?,
     };
     if left.damage.is_none() && place.is_failed() {
         if left.is_empty() {
-            numbers.iter().try_for_each(|number| place::Place::remove(&place, *number))?;
-            place::Place::sync_names(&place)?;
-            place::Place::set_failed(&place, false)?;
+            numbers.iter().try_for_each(|number| storage::SegmentStore::remove(&place, *number))?;
+            storage::SegmentStore::sync_names(&place)?;
+            storage::SegmentStore::set_failed(&place, false)?;
             return Ok((Log::start(Box::new(place), key, left.last_seq, &[])?, left));
         }
         left.damage = Some("its disk failed, and it lacks later writes".into());
@@ -468,7 +468,7 @@ fn begin(place: Dir, key: u64) -> io::Result<(Log, Left)> {
     let mut old = Vec::new();
     if left.is_empty() {
         for &number in &numbers {
-            place::Place::remove(&place, number)?;
+            storage::SegmentStore::remove(&place, number)?;
         }
     } else {
         for &(number, keep) in &left.segments {

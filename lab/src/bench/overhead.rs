@@ -27,7 +27,7 @@ const DIRS: usize = 10;
 const FILES_PER_DIR: usize = 100;
 
 /// A measured directory, with the processes and mounts that must end afterwards.
-struct Place {
+struct MeasuredDir {
     name: String,
     dir: PathBuf,
     mount: Option<Mount>,
@@ -164,10 +164,10 @@ fn everywhere(
     rounds: usize,
 ) -> Res<Columns> {
     let mut columns = vec![];
-    let disk = Place { name: "local disk".into(), dir: lab.dir("overhead")?, mount: None };
+    let disk = MeasuredDir { name: "local disk".into(), dir: lab.dir("overhead")?, mount: None };
     fill(&disk.dir)?;
     columns.push((disk.name.clone(), measure(&disk, rounds)?));
-    let fuse = Place { name: "empty FUSE".into(), dir: empty.to_path_buf(), mount: None };
+    let fuse = MeasuredDir { name: "empty FUSE".into(), dir: empty.to_path_buf(), mount: None };
     fill(&fuse.dir)?;
     columns.push((fuse.name.clone(), measure(&fuse, rounds)?));
     for server in servers {
@@ -178,7 +178,7 @@ fn everywhere(
                 let ask = Ask { opts, ..Ask::new(kind.relayed(), vers) };
                 let mount = Client::hither(lab, false)?.mount(lab, &ask)?;
                 let name = format!("hither {vers} {opts}").trim_end().to_string() + ", " + server;
-                let place = Place { name, dir: mount.mp.join("overhead"), mount: Some(mount) };
+                let place = MeasuredDir { name, dir: mount.mp.join("overhead"), mount: Some(mount) };
                 let cost = fill(&place.dir).and_then(|()| measure(&place, rounds));
                 if let Some(mount) = &place.mount {
                     mount.umount().inspect_err(|_| mount.force_umount())?;
@@ -214,7 +214,7 @@ fn fill(top: &Path) -> Res<()> {
 }
 
 /// The best round of each operation.
-fn measure(place: &Place, rounds: usize) -> Res<Vec<Cost>> {
+fn measure(place: &MeasuredDir, rounds: usize) -> Res<Vec<Cost>> {
     // The client trusts attributes of a recently written file less than those of an older file.
     clock::pause(Duration::from_secs(2));
     let (dirs, files) = (directories(&place.dir), files(&place.dir));

@@ -36,7 +36,7 @@ const STATES: [(&str, &str); 3] = [
 const WAYS: [&str; 3] = ["sequential", "random 4 KiB", "mmap"];
 
 /// A measured file.
-struct Place {
+struct MeasuredFile {
     name: &'static str,
     file: PathBuf,
     mount: Option<Mount>,
@@ -107,7 +107,7 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
 }
 
 /// Prepares the local file, the mounts for repeated reads, and the two mounts for first reads.
-fn mounted(lab: &Lab, kind: Kind, vers: &str, dir: &Path, places: &mut Vec<Place>) -> Res<()> {
+fn mounted(lab: &Lab, kind: Kind, vers: &str, dir: &Path, places: &mut Vec<MeasuredFile>) -> Res<()> {
     let client = Client::hither(lab, false)?;
     let mut nth = 0;
     let mut mount = |opts: &str| -> Res<Mount> {
@@ -120,20 +120,20 @@ fn mounted(lab: &Lab, kind: Kind, vers: &str, dir: &Path, places: &mut Vec<Place
     let local = dir.join("local");
     fs::copy(&source, &local)?;
     fs::File::open(&local)?.sync_all()?;
-    places.push(Place { name: "local", file: local, mount: None });
+    places.push(MeasuredFile { name: "local", file: local, mount: None });
     for (name, opts) in AGAIN {
         let cache = dir.join(format!("cache{}", places.len()));
         let mount = mount(&format!("{opts}{}", cache.display()))?;
-        places.push(Place { name, file: mount.mp.join("bench/reread"), mount: Some(mount) });
+        places.push(MeasuredFile { name, file: mount.mp.join("bench/reread"), mount: Some(mount) });
     }
     let cache = dir.join("cache0");
     let cold = mount(&format!("cache-age=0,cache={}", cache.display()))?;
-    places.push(Place { name: "without a cache", file: source, mount: Some(plain) });
-    places.push(Place { name: "with a cache", file: cold.mp.join("bench/reread"), mount: Some(cold) });
+    places.push(MeasuredFile { name: "without a cache", file: source, mount: Some(plain) });
+    places.push(MeasuredFile { name: "with a cache", file: cold.mp.join("bench/reread"), mount: Some(cold) });
     Ok(())
 }
 
-fn measure(lab: &Lab, places: &[Place], bytes: u64, rounds: usize) -> Res<Vec<Figure>> {
+fn measure(lab: &Lab, places: &[MeasuredFile], bytes: u64, rounds: usize) -> Res<Vec<Figure>> {
     let again = &places[..=AGAIN.len()];
     for place in &again[1..] {
         fill(lab, place, bytes)?;
@@ -172,14 +172,14 @@ fn told(state: &'static str, way: &'static str, place: &'static str, rounds: Rou
 }
 
 /// A part of the daemon's report about a mount.
-fn report(lab: &Lab, place: &Place) -> Res<Value> {
+fn report(lab: &Lab, place: &MeasuredFile) -> Res<Value> {
     let Some(mount) = &place.mount else { return Err(Fail(format!("{}: no mount", place.name))) };
     let ask = format!("{} stat --json {}", quote(&lab.hither().display().to_string()), mount.mp.display());
     Ok(serde_json::from_str(&sh(&ask)?)?)
 }
 
 /// Reads a file until the cache of its mount has all of it.
-fn fill(lab: &Lab, place: &Place, bytes: u64) -> Res<()> {
+fn fill(lab: &Lab, place: &MeasuredFile, bytes: u64) -> Res<()> {
     for _ in 0..30 {
         read(lab, &place.file, WAYS[0], "memory", bytes)?;
         clock::pause(Duration::from_secs(2));
@@ -193,7 +193,7 @@ fn fill(lab: &Lab, place: &Place, bytes: u64) -> Res<()> {
 }
 
 /// Drops a file from the client's caches, so that the next read asks the server.
-fn forget(lab: &Lab, place: &Place) -> Res<()> {
+fn forget(lab: &Lab, place: &MeasuredFile) -> Res<()> {
     drop_pages(&place.file)?;
     let mp = place.file.parent().unwrap_or(Path::new("/"));
     if report(lab, place)?["layers"]["disk"].is_object() {
@@ -204,14 +204,14 @@ fn forget(lab: &Lab, place: &Place) -> Res<()> {
 }
 
 /// Checks that the kernel alone did the measured reads.
-fn read_by_the_kernel(lab: &Lab, place: &Place) -> Res<()> {
+fn read_by_the_kernel(lab: &Lab, place: &MeasuredFile) -> Res<()> {
     match report(lab, place)?["layers"]["passthrough"]["opens"].as_u64() {
         Some(1..) => Ok(()),
         other => Err(Fail(format!("{}: no open went to the local file ({other:?})", place.name))),
     }
 }
 
-fn bring_about(state: &str, places: &[Place]) -> Res<()> {
+fn bring_about(state: &str, places: &[MeasuredFile]) -> Res<()> {
     match state {
         "daemon" => places.iter().filter(|p| p.mount.is_some()).try_for_each(|p| drop_pages(&p.file)),
         "disk" => Ok(fs::write("/proc/sys/vm/drop_caches", "1")?),

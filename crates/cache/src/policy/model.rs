@@ -8,7 +8,7 @@
 //! no opens. So a read that goes back in its file counts as a use, and a read that continues does
 //! not.
 
-use super::{Item, Order, Place, Policy, max_file_bytes};
+use super::{Item, ItemId, Order, Policy, max_file_bytes};
 use std::collections::HashMap;
 
 /// Bytes of a block.
@@ -46,8 +46,8 @@ impl Item for Numbered {
 }
 
 /// The cached part of a file.
-struct Kept {
-    place: Place,
+struct CachedPart {
+    place: ItemId,
     here: Vec<bool>,
     /// End of the last read.
     reached: u64,
@@ -56,7 +56,7 @@ struct Kept {
 /// A model of a disk cache.
 pub struct Model {
     order: Order<Numbered>,
-    kept: HashMap<u32, Kept>,
+    kept: HashMap<u32, CachedPart>,
     bytes: u64,
     soft: u64,
     hard: u64,
@@ -138,7 +138,7 @@ impl Model {
             let (order, bytes) = (&mut self.order, &mut self.bytes);
             let kept = self.kept.entry(file).or_insert_with(|| {
                 *bytes += ENTRY_BYTES;
-                Kept { place: order.insert(Numbered(file), ENTRY_BYTES), here: Vec::new(), reached }
+                CachedPart { place: order.insert(Numbered(file), ENTRY_BYTES), here: Vec::new(), reached }
             });
             let (at, len) = (block as usize, block_bytes(size, block));
             let is_roomy = *bytes + len <= self.soft;

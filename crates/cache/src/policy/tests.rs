@@ -39,7 +39,7 @@ fn act() -> impl Strategy<Value = Act> {
 
 /// A thing in the definitions.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct ModelItem {
     thing: u32,
     bytes: u64,
     uses: u8,
@@ -51,7 +51,7 @@ struct Known {
 /// All things, the oldest of each queue first.
 #[derive(Debug, Default)]
 struct Plain {
-    all: Vec<Known>,
+    all: Vec<ModelItem>,
     age: f64,
     marks: Vec<u32>,
 }
@@ -73,7 +73,7 @@ impl Plain {
                 let main = policy == Policy::S3Fifo && self.marks.contains(&thing);
                 self.marks.retain(|m| !main || *m != thing);
                 let uses = u8::from(policy == Policy::Gdsf);
-                self.all.push(Known { thing, bytes, uses, base: age, aside: false, main });
+                self.all.push(ModelItem { thing, bytes, uses, base: age, aside: false, main });
             }
             Some(i) => {
                 let known = &mut self.all[i];
@@ -99,20 +99,20 @@ impl Plain {
         }
     }
 
-    fn worth(known: &Known) -> f64 {
+    fn worth(known: &ModelItem) -> f64 {
         let calls = known.bytes.div_ceil(1 << 20) as f64;
         known.base + f64::from(known.uses) * calls / known.bytes as f64
     }
 
     fn evict(&mut self, policy: Policy) -> Option<u32> {
-        let may = |k: &&Known| !k.aside;
+        let may = |k: &&ModelItem| !k.aside;
         match policy {
             Policy::Lru => {
                 let i = self.all.iter().position(|k| !k.aside)?;
                 Some(self.all.remove(i).thing)
             }
             Policy::Gdsf => {
-                let worth = |k: &&Known| Self::worth(k);
+                let worth = |k: &&ModelItem| Self::worth(k);
                 let least = self.all.iter().filter(may).map(|k| worth(&k)).min_by(f64::total_cmp)?;
                 // Things of equal worth may be evicted in any order: the caller compares the worth.
                 self.age = self.age.max(least);
@@ -149,7 +149,7 @@ impl Plain {
     }
 }
 
-fn place(order: &Order<Thing>, thing: u32) -> Option<Place> {
+fn place(order: &Order<Thing>, thing: u32) -> Option<ItemId> {
     order.iter().find(|(_, t, _)| t.0 == thing).map(|(place, ..)| place)
 }
 

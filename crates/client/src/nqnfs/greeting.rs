@@ -4,7 +4,7 @@
 //! call first treats the connection as a separate client and sends no long filehandles. With a
 //! server that does not know the procedure, the client uses the protocol of the paper.
 
-use super::held::Held;
+use super::held::LeasedWrites;
 use hither_proto::nqnfs::{Asking, HelloArgs, HelloOk, NqProc, PROGRAM, Res, VERSION};
 use hither_proto::record;
 use hither_proto::rpc::{AcceptStat, AcceptedReply, Message, OpaqueAuth, ReplyBody, call};
@@ -34,12 +34,12 @@ pub(super) struct Greeting {
     client: u64,
     said: Mutex<Option<HelloOk>>,
     /// WRITEs that must end when the server restarts.
-    pub held: Held,
+    pub held: LeasedWrites,
 }
 
 impl Greeting {
     pub fn new(inner: Arc<dyn Connect>, client: u64) -> Arc<Self> {
-        Arc::new(Self { inner, client, said: Mutex::default(), held: Held::default() })
+        Arc::new(Self { inner, client, said: Mutex::default(), held: LeasedWrites::default() })
     }
 
     /// The server's last answer to HELLO; `None` when the server does not know HELLO.

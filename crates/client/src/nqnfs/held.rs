@@ -1,5 +1,5 @@
 //! WRITEs that are correct only while a write lease excludes other clients from the file
-//! ([`hither_vfs::Cx::only_held`]).
+//! ([`hither_vfs::RequestContext::only_held`]).
 //!
 //! A server refuses such a WRITE after the end of the lease (NQNFS_EXPIRED), because it remembers
 //! the lease. A restarted server does not remember. It could accept a repeated WRITE after other
@@ -17,7 +17,7 @@ const TERM_MAX: Duration = Duration::from_secs(60);
 
 /// The WRITEs under a lease of a mount.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct LeasedWrites {
     /// Each WRITE holds the gate shared.
     gate: RwLock<()>,
     life: Mutex<Life>,
@@ -38,7 +38,7 @@ pub(super) struct Going<'a> {
     pub ends: CancellationToken,
 }
 
-impl Held {
+impl LeasedWrites {
     /// Begins a WRITE. `None` while the server might accept a WRITE that it must refuse.
     pub async fn begin(&self) -> Option<Going<'_>> {
         let gate = self.gate.read().await;

@@ -143,7 +143,7 @@ impl Recent {
 /// Actions that are carried out without the lock on the leases.
 #[derive(Default)]
 struct Todo {
-    lapsed: Vec<Fh>,
+    expired: Vec<Fh>,
     /// Files, and whether the layer above may have delayed writes.
     vacate: Vec<(FileKey, WireFh, bool)>,
     renew: Vec<(FileKey, Kind)>,
@@ -153,7 +153,7 @@ struct Todo {
 
 impl Todo {
     fn add(&mut self, more: Todo) {
-        self.lapsed.extend(more.lapsed);
+        self.expired.extend(more.expired);
         self.vacate.extend(more.vacate);
         self.renew.extend(more.renew);
         self.push.extend(more.push);
@@ -234,15 +234,15 @@ impl Leases {
     }
 
     fn carry_out(self: &Arc<Self>, todo: Todo) {
-        if !todo.lapsed.is_empty() {
-            let lapsed = self.upcalls.lapse(&todo.lapsed);
-            tokio::spawn(lapsed);
+        if !todo.expired.is_empty() {
+            let expired = self.upcalls.expire(&todo.expired);
+            tokio::spawn(expired);
         }
         for (key, file, delays) in todo.push {
-            let settled = self.upcalls.settle(&own(&file));
+            let flushed = self.upcalls.flush(&own(&file));
             let leases = self.clone();
             tokio::spawn(async move {
-                settled.await;
+                flushed.await;
                 leases.act(|inner, now| {
                     // The layer above keeps data that it could not send. It sends that data later
                     // as data delayed without a lease.
@@ -253,11 +253,11 @@ impl Leases {
         }
         for (key, file, write) in todo.vacate {
             // Starts at once. The client uses no attribute under the lease afterwards.
-            let withdrawn = self.upcalls.withdraw(&own(&file));
+            let revoked = self.upcalls.revoke(&own(&file));
             let leases = self.clone();
             let most = if write { WRITE_WITHDRAW_TIMEOUT } else { WITHDRAW_TIMEOUT };
             tokio::spawn(async move {
-                if tokio::time::timeout(most, withdrawn).await.is_err() {
+                if tokio::time::timeout(most, revoked).await.is_err() {
                     tracing::debug!(?file, "the layer above did not drop an evicted file in time");
                 }
                 leases.send_vacated(&file).await;
@@ -314,10 +314,10 @@ impl Leases {
 
     /// Whether writes to a file may be delayed: the file has a write lease with enough time left.
     /// After true the layer above must be ready to send the delayed data before the lease ends.
-    pub fn may_delay(self: &Arc<Self>, fh: &Fh) -> bool {
+    pub fn can_cache_writes(self: &Arc<Self>, fh: &Fh) -> bool {
         let key = key_of(&fh.0);
         self.act(|inner, now| {
-            let may = inner.holder.may_delay(now, key);
+            let may = inner.holder.can_cache_writes(now, key);
             if may {
                 inner.holder.delayed(now, key);
                 inner.files.entry(key).and_modify(|l| l.delays += 1);
@@ -327,7 +327,12 @@ impl Leases {
     }
 
     /// Requests a write lease. Returns whether writes may be delayed.
-    pub async fn ask_to_delay(self: &Arc<Self>, cred: &Arc<Cred>, patience: &Patience, fh: &Fh) -> bool {
+    pub async fn request_write_caching(
+        self: &Arc<Self>,
+        cred: &Arc<Cred>,
+        patience: &Patience,
+        fh: &Fh,
+    ) -> bool {
         let Some(file) = WireFh::from_bytes(&fh.0) else { return false };
         let key = key(&file);
         let ask = {
@@ -346,7 +351,7 @@ impl Leases {
         let asking = self.ask_for(&file, Kind::Write, Op::Lease);
         let wanted = asking.lease != LeaseRequest::None;
         let reply = self.getlease(cred, patience, &file, asking).await;
-        if self.may_delay(fh) {
+        if self.can_cache_writes(fh) {
             return true;
         }
         if wanted && !matches!(reply, Some(LeaseReply::Write(Lease { cachable: true, .. }))) {
@@ -360,7 +365,7 @@ impl Leases {
     }
 
     /// Whether other clients share a file, so that no data may be cached.
-    pub fn is_shared(&self, fh: &Fh) -> bool {
+    pub fn is_noncacheable(&self, fh: &Fh) -> bool {
         let inner = self.inner.lock();
         !inner.shared.is_empty() && inner.shared.contains(&key_of(&fh.0))
     }
@@ -369,7 +374,7 @@ impl Leases {
     /// data.
     pub fn is_for_writing(&self, fh: &Fh) -> bool {
         let inner = self.inner.lock();
-        inner.holder.may_delay(self.ms(Instant::now()), key_of(&fh.0))
+        inner.holder.can_cache_writes(self.ms(Instant::now()), key_of(&fh.0))
     }
 
     /// As [`Leases::is_for_writing`], for a filehandle of the wire.
@@ -556,7 +561,7 @@ impl Inner {
                     }
                 }
                 HolderAction::Ended { file } => {
-                    todo.lapsed.extend(self.files.remove(&file).map(|l| own(&l.wire)));
+                    todo.expired.extend(self.files.remove(&file).map(|l| own(&l.wire)));
                 }
                 // Late data is written as data delayed without a lease. The layers above compare
                 // versions.

@@ -23,7 +23,7 @@
 use super::convert::{self, Now};
 use super::greeting::Greeting;
 use super::leases::{Asking as Wish, Changing, Leases};
-use crate::v3::wire::{Caller, JUKEBOX_LEAST, JUKEBOX_MOST, Patience};
+use crate::v3::wire::{Caller, JUKEBOX_LEAST, JUKEBOX_MAX, Patience};
 use hither_lease::Kind;
 use hither_proto::nfs3::{self, Call3, Createhow3, Mknoddata3, Nfsstat3, Proc3, Reply3, SetTime, access};
 use hither_proto::nqnfs::{self as nq, Asking, DATA_SAFE_BYTES, LeaseRequest, Sattr, Stat};
@@ -35,8 +35,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Stability of a WRITE that is correct only under the write lease under which it was delayed
-/// ([`hither_vfs::Cx::only_held`]). NQNFS has no such flag, and all its writes are stable. The
-/// request therefore uses this otherwise unused value.
+/// ([`hither_vfs::RequestContext::only_held`]). NQNFS has no such flag, and all its writes are
+/// stable. The request therefore uses this otherwise unused value.
 pub(crate) const ONLY_HELD: nfs3::StableHow = nfs3::StableHow::DATA_SYNC;
 
 /// The NQNFS part of a [`Caller`].
@@ -412,7 +412,7 @@ impl Turn<'_> {
                     break ok;
                 }
             }
-            wait = (wait * 2).min(JUKEBOX_MOST);
+            wait = (wait * 2).min(JUKEBOX_MAX);
         };
         match ok.attributes.atime == stamp {
             true => Ok(Ok(made(&ok))),

@@ -14,8 +14,8 @@ use hither_proto::rpc::{AcceptStat, CallHeader, Message, ReplyHeader, reply};
 use hither_proto::xdr::{Chain, Enc, Xdr};
 use hither_rpc::{Client, ClientConfig, Mode, RetryPolicy, Stats, sim};
 use hither_vfs::{
-    Access, Create, Cred, Cx, Data, Env, File, FileKind, Name, OpenAccess, OpenHow, SetAttr, SetTime,
-    Stability, Vfs, Want, Where,
+    Access, Create, Cred, Data, Env, File, FileKind, Name, OpenAccess, OpenHow, PathRef, RequestContext,
+    SetAttr, SetTime, Stability, Vfs, WalkRequest,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -164,8 +164,8 @@ fn root() -> hither_vfs::Fh {
     fh(handle(0))
 }
 
-fn cx() -> Cx {
-    Cx::new(Arc::new(Cred::root()))
+fn cx() -> RequestContext {
+    RequestContext::new(Arc::new(Cred::root()))
 }
 
 fn name(s: &str) -> Name {
@@ -236,13 +236,13 @@ async fn exclusive_create_checks_stamp() {
         NqCall::Create(a) => Some(created(a, Time { seconds: 1000, nano_seconds: 1_000_000 })),
         other => Some(usual(other)),
     });
-    let e = fs.open(&cx(), Where::name(&root(), &name("there")), &exclusive).await.unwrap_err();
+    let e = fs.open(&cx(), PathRef::name(&root(), &name("there")), &exclusive).await.unwrap_err();
     assert_eq!(e.errno, libc::EEXIST);
     server.script(|call| match call {
         NqCall::Create(a) => Some(created(a, a.args.attributes.atime)),
         other => Some(usual(other)),
     });
-    let opened = fs.open(&cx(), Where::name(&root(), &name("new")), &exclusive).await.unwrap();
+    let opened = fs.open(&cx(), PathRef::name(&root(), &name("new")), &exclusive).await.unwrap();
     assert!(opened.created);
     let [NqCall::Create(a)] = &server.called()[..] else { panic!("{:?}", server.called()) };
     assert_eq!((a.args.attributes.mode, a.args.attributes.size), (0o100_600, u64::MAX), "nothing is cut");
@@ -258,7 +258,7 @@ async fn create_opens_existing_file() {
         other => Some(usual(other)),
     });
     let how = creating(Create::IfMissing(SetAttr { mode: Some(0o600), ..SetAttr::default() }));
-    let opened = fs.open(&cx(), Where::name(&root(), &name("there")), &how).await.unwrap();
+    let opened = fs.open(&cx(), PathRef::name(&root(), &name("there")), &how).await.unwrap();
     assert!(!opened.created);
     assert_eq!(opened.node.fh, fh(handle(1)), "what LOOKUP found");
     assert!(
@@ -285,7 +285,7 @@ async fn a_stamp_outlives_a_busy_server() {
         other => Some(usual(other)),
     });
     let how = creating(Create::Exclusive(SetAttr::default()));
-    fs.open(&cx(), Where::name(&root(), &name("new")), &how).await.unwrap();
+    fs.open(&cx(), PathRef::name(&root(), &name("new")), &how).await.unwrap();
     assert_eq!(server.called().len(), 2);
 }
 
@@ -371,7 +371,7 @@ async fn a_file_has_one_number() {
     let full = fs.readdir(&cx(), &root(), 0, [0; 8], 4096, true).await.unwrap().entries;
     assert_ne!(bare[0].cookie, bare[1].cookie);
     assert_eq!(bare.iter().map(|e| e.cookie as u32).collect::<Vec<_>>(), [5, 5]);
-    let found = fs.walk(&cx(), Where::name(&root(), &name("a")), Want::default()).await.unwrap();
+    let found = fs.walk(&cx(), PathRef::name(&root(), &name("a")), WalkRequest::default()).await.unwrap();
     assert_eq!(bare[0].fileid, full[0].node.as_ref().unwrap().attrs.attr.fileid);
     assert_eq!(bare[0].fileid, found.steps[0].attrs.attr.fileid);
     assert_ne!(bare[0].fileid, bare[1].fileid, "the server folds both to 7");

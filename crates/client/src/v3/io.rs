@@ -7,7 +7,7 @@ use super::wire::Patience;
 use crate::error;
 use bytes::Bytes;
 use hither_proto::nfs3::ReadArgs;
-use hither_vfs::{Cred, Cx, Data, Error, Fh, File, OpenId, Read, Result, Stability, Wrote};
+use hither_vfs::{Cred, Data, Error, Fh, File, OpenId, Read, RequestContext, Result, Stability, Wrote};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ impl V3 {
     /// is open.
     pub(super) async fn read_range(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         len_bytes: u32,
@@ -109,7 +109,7 @@ impl V3 {
 
     pub(super) async fn write_range(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -120,7 +120,7 @@ impl V3 {
             return Err(Error::new(libc::EFBIG));
         }
         let stability = if self.opts.sync { Stability::Stable } else { stability };
-        let writer = Cx { cred: self.acting(cx, file.open), ..cx.clone() };
+        let writer = RequestContext { cred: self.acting(cx, file.open), ..cx.clone() };
         let asked = Instant::now();
         let (bytes, attr) =
             self.writes.write(&writer, file.fh, file.open, offset_bytes, data, stability).await?;
@@ -128,7 +128,7 @@ impl V3 {
         Ok(Wrote { bytes, attrs })
     }
 
-    fn acting(&self, cx: &Cx, open: Option<OpenId>) -> Arc<Cred> {
+    fn acting(&self, cx: &RequestContext, open: Option<OpenId>) -> Arc<Cred> {
         let open: Option<Arc<Open>> = open.and_then(|id| self.opens.find(id));
         open.map_or_else(|| cx.cred.clone(), |open| open.cred.clone())
     }

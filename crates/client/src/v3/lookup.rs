@@ -11,8 +11,8 @@ use hither_proto::nfs3::{
     AccessArgs, Diropargs3, LookupArgs, Name3, Nfsstat3, PostOpAttr, ReadlinkArgs, SetattrArgs, WccData,
 };
 use hither_vfs::{
-    Access, Attr, Attrs, ChangeInfo, Cred, Cx, Error, Fh, File, FileKind, Name, Node, Result, SetAttr,
-    Validity,
+    Access, Attr, Attrs, ChangeInfo, Cred, Error, Fh, File, FileKind, Name, Node, RequestContext, Result,
+    SetAttr, Validity,
 };
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -20,7 +20,12 @@ use tokio::time::Instant;
 impl V3 {
     /// An object with attributes. `came` has the attributes of a reply, and the time of its
     /// request. Without them the client requests fresh attributes.
-    pub(super) async fn node(&self, cx: &Cx, fh: Fh, came: Option<(PostOpAttr, Instant)>) -> Result<Node> {
+    pub(super) async fn node(
+        &self,
+        cx: &RequestContext,
+        fh: Fh,
+        came: Option<(PostOpAttr, Instant)>,
+    ) -> Result<Node> {
         let (came, asked) = came.unwrap_or((None, Instant::now()));
         let asked = if came.is_some() { asked } else { Instant::now() };
         let attr = self.caller.attr_or_ask(&cx.cred, &Patience::of(cx), &fh, came).await?;
@@ -63,7 +68,7 @@ impl V3 {
     /// Limits attributes without a lease to one call when other clients use the file at the same
     /// time.
     fn unshared(&self, fh: &Fh, attrs: Attrs) -> Attrs {
-        let shared = attrs.valid != Validity::Lease && self.leases().is_some_and(|l| l.is_shared(fh));
+        let shared = attrs.valid != Validity::Lease && self.leases().is_some_and(|l| l.is_noncacheable(fh));
         if shared { Attrs { valid: Validity::Once, ..attrs } } else { attrs }
     }
 
@@ -124,7 +129,7 @@ impl V3 {
     }
 
     /// The parent directory of `dir`: LOOKUP of `..` (RFC 1813 section 3.3.3).
-    pub(super) async fn directory_above(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+    pub(super) async fn directory_above(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
         if *dir == self.root {
             return Err(Error::new(libc::ENOENT));
         }
@@ -137,14 +142,19 @@ impl V3 {
 
     /// The rights of `want` that the caller has, and the object's attributes, when the reply has
     /// them.
-    pub(super) async fn rights(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<(Access, PostOpAttr)> {
+    pub(super) async fn rights(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        want: Access,
+    ) -> Result<(Access, PostOpAttr)> {
         // The bits of the interface are those of RFC 1813 section 3.3.4.
         let args = AccessArgs { object: convert::fh3(fh)?, access: want.bits() };
         let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
         Ok((Access::from_bits_truncate(ok.access) & want, ok.obj_attributes))
     }
 
-    pub(super) async fn link_target(&self, cx: &Cx, fh: &Fh) -> Result<bytes::Bytes> {
+    pub(super) async fn link_target(&self, cx: &RequestContext, fh: &Fh) -> Result<bytes::Bytes> {
         let args = ReadlinkArgs { symlink: convert::fh3(fh)? };
         let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
         if ok.data.is_empty() || ok.data.contains(&0) {
@@ -153,7 +163,12 @@ impl V3 {
         Ok(bytes::Bytes::copy_from_slice(&ok.data))
     }
 
-    pub(super) async fn set_attributes(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+    pub(super) async fn set_attributes(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        set: &SetAttr,
+    ) -> Result<Attrs> {
         if set.size_bytes.is_some_and(|s| s > self.caller.sizes.file_max_bytes) {
             return Err(Error::new(libc::EFBIG));
         }

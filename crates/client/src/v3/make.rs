@@ -11,11 +11,17 @@ use hither_proto::nfs3::{
     Createhow3, Devicedata3, LinkArgs, MkdirArgs, MknodArgs, Mknoddata3, PATH_MAX_BYTES, Specdata3,
     SymlinkArgs,
 };
-use hither_vfs::{Cx, Error, Fh, Made, Name, Node, Result, SetAttr, Special};
+use hither_vfs::{Error, Fh, Made, Name, Node, RequestContext, Result, SetAttr, Special};
 use tokio::time::Instant;
 
 impl V3 {
-    pub(super) async fn make_directory(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+    pub(super) async fn make_directory(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let args = MkdirArgs { r#where: dirop(dir, name)?, attributes: convert::sattr(set) };
         let (this, cred, dir, name) = (self.clone(), cx.cred.clone(), dir.clone(), name.clone());
         detached(cx, async move {
@@ -29,7 +35,7 @@ impl V3 {
 
     pub(super) async fn make_special(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         what: &Special,
@@ -66,7 +72,7 @@ impl V3 {
 
     pub(super) async fn make_symlink(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         target: &Bytes,
@@ -90,7 +96,13 @@ impl V3 {
         .await
     }
 
-    pub(super) async fn make_link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    pub(super) async fn make_link(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        dir: &Fh,
+        name: &Name,
+    ) -> Result<Made> {
         let args = LinkArgs { file: convert::fh3(fh)?, link: dirop(dir, name)? };
         let (this, cred, fh, dir) = (self.clone(), cx.cred.clone(), fh.clone(), dir.clone());
         detached(cx, async move {

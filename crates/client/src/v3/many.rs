@@ -10,38 +10,40 @@ use super::convert;
 use super::readdir::Listed;
 use super::walk::Start;
 use super::wire::Patience;
-use hither_vfs::{Access, Attrs, Cx, Data, DirPage, Error, Fetched, Fh, File, Read, Result};
+use hither_vfs::{Access, Attrs, Data, DirPage, Error, Fetched, Fh, File, Read, RequestContext, Result};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Most concurrent calls for one request about many objects.
-const CALLS_MOST: usize = 64;
+const CALLS_MAX: usize = 64;
 /// Most bytes of their replies together.
-const REPLIES_MOST_BYTES: usize = 8 << 20;
+const REPLIES_MAX_BYTES: usize = 8 << 20;
 
 /// A bit that no `change` of this version has (62 bits of ctime). Attributes with it can be used
 /// for their validity. They differ from all later attributes of the server.
 const NEVER_AGAIN: u64 = 1 << 63;
 
 impl V3 {
-    pub(super) async fn attributes_of_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let one = |this: V3, cx: Cx, fh: Fh| async move { Ok(this.node(&cx, fh, None).await?.attrs) };
-        self.each(cx, objects, CALLS_MOST, one).await
+    pub(super) async fn attributes_of_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let one =
+            |this: V3, cx: RequestContext, fh: Fh| async move { Ok(this.node(&cx, fh, None).await?.attrs) };
+        self.each(cx, objects, CALLS_MAX, one).await
     }
 
     pub(super) async fn proofs_of_many(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         objects: &[Fh],
         want: Access,
     ) -> Vec<Result<(Attrs, Access)>> {
-        let one = move |this: V3, cx: Cx, fh: Fh| async move { this.prove(&cx, &fh, want).await };
-        self.each(cx, objects, CALLS_MOST, one).await
+        let one =
+            move |this: V3, cx: RequestContext, fh: Fh| async move { this.revalidate(&cx, &fh, want).await };
+        self.each(cx, objects, CALLS_MAX, one).await
     }
 
     /// Rights with attributes that are not newer than the rights. The attributes of the reply are
     /// newer, unless the client saw the same attributes before.
-    async fn prove(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<(Attrs, Access)> {
+    async fn revalidate(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<(Attrs, Access)> {
         let mut before = self.caller.rules.known_change(fh);
         for _ in 0..2 {
             let asked = Instant::now();
@@ -57,26 +59,34 @@ impl V3 {
         Ok((attrs, self.rights(cx, fh, want).await?.0))
     }
 
-    pub(super) async fn starts_of_many(&self, cx: &Cx, files: &[Fh], max_bytes: u32) -> Vec<Result<Fetched>> {
-        let one = move |this: V3, cx: Cx, fh: Fh| async move { this.fetch(&cx, &fh, max_bytes).await };
+    pub(super) async fn starts_of_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<Fetched>> {
+        let one =
+            move |this: V3, cx: RequestContext, fh: Fh| async move { this.fetch(&cx, &fh, max_bytes).await };
         self.each(cx, files, side_by_side(max_bytes), one).await
     }
 
     pub(super) async fn listings_of_many(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dirs: &[Fh],
         max_bytes: u32,
     ) -> Vec<Result<(Attrs, DirPage)>> {
-        let one = move |this: V3, cx: Cx, fh: Fh| async move { this.listing(&cx, &fh, max_bytes).await };
+        let one = move |this: V3, cx: RequestContext, fh: Fh| async move {
+            this.listing(&cx, &fh, max_bytes).await
+        };
         self.each(cx, dirs, side_by_side(max_bytes), one).await
     }
 
     /// The start of a file. Its attributes must equal the attributes known before, so that the file
     /// did not change during the read. Otherwise the file is read again.
-    async fn fetch(&self, cx: &Cx, fh: &Fh, max_bytes: u32) -> Result<Fetched> {
+    async fn fetch(&self, cx: &RequestContext, fh: &Fh, max_bytes: u32) -> Result<Fetched> {
         if max_bytes == 0 {
-            let (attrs, have) = self.prove(cx, fh, Access::READ).await?;
+            let (attrs, have) = self.revalidate(cx, fh, Access::READ).await?;
             if !have.contains(Access::READ) {
                 return Err(Error::new(libc::EACCES));
             }
@@ -107,7 +117,13 @@ impl V3 {
     }
 
     /// Adds the bytes beyond the first READ of `rsize`, when the file stays unchanged.
-    async fn fetch_rest(&self, cx: &Cx, fh: &Fh, max_bytes: u32, mut got: Fetched) -> Result<Fetched> {
+    async fn fetch_rest(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        max_bytes: u32,
+        mut got: Fetched,
+    ) -> Result<Fetched> {
         let have = got.read.data.len() as u32;
         if got.read.eof || have >= max_bytes {
             return Ok(got);
@@ -127,7 +143,7 @@ impl V3 {
 
     /// A listing. Its attributes can match later attributes only when they were the same before the
     /// listing.
-    async fn listing(&self, cx: &Cx, dir: &Fh, max_bytes: u32) -> Result<(Attrs, DirPage)> {
+    async fn listing(&self, cx: &RequestContext, dir: &Fh, max_bytes: u32) -> Result<(Attrs, DirPage)> {
         let before = self.caller.rules.known_change(dir);
         let Listed { page, dir: came } = self.list_from_start(cx, dir, max_bytes).await?;
         let mut attrs = match came {
@@ -141,10 +157,16 @@ impl V3 {
     }
 
     /// Runs `one` for each object, at most `at_once` concurrently. Returns the outcomes in order.
-    async fn each<T, F, W>(&self, cx: &Cx, objects: &[Fh], at_once: usize, one: F) -> Vec<Result<T>>
+    async fn each<T, F, W>(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        at_once: usize,
+        one: F,
+    ) -> Vec<Result<T>>
     where
         T: Send + 'static,
-        F: Fn(V3, Cx, Fh) -> W,
+        F: Fn(V3, RequestContext, Fh) -> W,
         W: Future<Output = Result<T>> + Send + 'static,
     {
         let lost = || Err(Error::because(libc::EIO, "a call ended without a result"));
@@ -169,5 +191,5 @@ impl V3 {
 
 /// Number of concurrent calls with replies of up to `reply_bytes` each.
 fn side_by_side(reply_bytes: u32) -> usize {
-    (REPLIES_MOST_BYTES / (reply_bytes as usize).max(1)).clamp(1, CALLS_MOST)
+    (REPLIES_MAX_BYTES / (reply_bytes as usize).max(1)).clamp(1, CALLS_MAX)
 }

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Largest READ and WRITE, as in nfs(5).
-const IO_MOST_BYTES: u32 = 1 << 20;
+const IO_MAX_BYTES: u32 = 1 << 20;
 /// Smallest useful READ and WRITE. A smaller maximum of the server is still respected.
 const IO_LEAST_BYTES: u32 = 1024;
 /// Room in a record beside the payload: RPC header with credential, filehandle, attributes.
@@ -114,7 +114,7 @@ pub(crate) fn rpc_client(opts: &Options, env: &Env, connect: Arc<dyn Connect>, s
     let cfg = ClientConfig {
         nconnect: opts.nconnect,
         policy: RetryPolicy { timeo: opts.timeo, retrans: opts.retrans, mode },
-        max_record_bytes: IO_MOST_BYTES as usize + RECORD_SLACK_BYTES,
+        max_record_bytes: IO_MAX_BYTES as usize + RECORD_SLACK_BYTES,
         seed: (env.random)(),
         ..ClientConfig::default()
     };
@@ -226,7 +226,7 @@ impl V3 {
 /// The server's preferred sizes, or the configured sizes within the server's maximum.
 fn sizes(opts: &Options, info: &FsinfoOk, name_max: Option<u32>) -> Sizes {
     let size = |wanted: Option<u32>, pref: u32, max: u32| {
-        let most = if max == 0 { IO_MOST_BYTES } else { max.min(IO_MOST_BYTES) };
+        let most = if max == 0 { IO_MAX_BYTES } else { max.min(IO_MAX_BYTES) };
         let wanted = wanted.unwrap_or(if pref == 0 { most } else { pref });
         wanted.clamp(IO_LEAST_BYTES.min(most), most)
     };

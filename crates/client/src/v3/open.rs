@@ -18,8 +18,8 @@ use crate::error;
 use crate::writes::OpenMark;
 use hither_proto::nfs3::{CreateArgs, CreateOk, Createhow3, Nfsstat3};
 use hither_vfs::{
-    Access, Attr, ChangeInfo, Create, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow,
-    OpenId, Opened, Read, Result, SetAttr, SetTime, Time, Where,
+    Access, Attr, ChangeInfo, Create, Cred, Data, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow,
+    OpenId, Opened, PathRef, Read, RequestContext, Result, SetAttr, SetTime, Time,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -301,7 +301,12 @@ impl Opens {
 }
 
 impl V3 {
-    pub(super) async fn open_file(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+    pub(super) async fn open_file(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        how: &OpenHow,
+    ) -> Result<Opened> {
         let Some(name) = at.path.last() else {
             if how.create != Create::No {
                 return Err(Error::new(libc::EINVAL));
@@ -332,7 +337,7 @@ impl V3 {
     /// caller may not change.
     async fn open_or_create(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         how: &OpenHow,
@@ -367,7 +372,7 @@ impl V3 {
     /// leaves no open behind.
     async fn create_detached<F>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         create: impl FnOnce(Arc<Cred>) -> F + Send + 'static,
     ) -> Result<Opened>
     where
@@ -379,7 +384,13 @@ impl V3 {
     }
 
     /// Opens an existing file. It counts as open until the server refuses.
-    async fn open_known(&self, cx: &Cx, fh: Fh, known: Option<Attr>, how: &OpenHow) -> Result<Opened> {
+    async fn open_known(
+        &self,
+        cx: &RequestContext,
+        fh: Fh,
+        known: Option<Attr>,
+        how: &OpenHow,
+    ) -> Result<Opened> {
         let begin = async {
             self.opens.begin(&fh).await;
             Ok(())
@@ -391,7 +402,7 @@ impl V3 {
         Ok(Opened { first, ..self.opened(cx, node, false, None) })
     }
 
-    fn opened(&self, cx: &Cx, node: Node, created: bool, dir: Option<ChangeInfo>) -> Opened {
+    fn opened(&self, cx: &RequestContext, node: Node, created: bool, dir: Option<ChangeInfo>) -> Opened {
         let mark = self.writes.opened(&node.fh);
         let open = Open { fh: node.fh.clone(), cred: cx.cred.clone(), mark, closing: AtomicBool::new(false) };
         let open = self.opens.insert(open, node.attrs.attr.fileid, !created);
@@ -409,7 +420,7 @@ impl V3 {
     /// for the reason).
     async fn check_open(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: Fh,
         known: Option<Attr>,
         how: &OpenHow,
@@ -559,7 +570,7 @@ impl V3 {
         Ok((node, change))
     }
 
-    pub(super) async fn close_file(&self, cx: &Cx, fh: &Fh, id: OpenId) -> Result<()> {
+    pub(super) async fn close_file(&self, cx: &RequestContext, fh: &Fh, id: OpenId) -> Result<()> {
         self.opens.closing(id);
         let this = self.clone();
         let fh = fh.clone();
@@ -568,7 +579,7 @@ impl V3 {
                 return Err(Error::new(libc::EBADF));
             };
             // The commit is first: a hidden file must not be removed before its last writes.
-            let policy = Cx::new(open.cred.clone());
+            let policy = RequestContext::new(open.cred.clone());
             let written = this.writes.close(&policy, &fh, open.mark.clone()).await;
             let ended = this.opens.remove(id);
             if let Some(leases) = this.leases().filter(|_| ended.is_some()) {

@@ -13,14 +13,14 @@ use hither_proto::nfs3::{
 };
 use hither_proto::rpc::Procedure;
 use hither_proto::xdr::Xdr;
-use hither_vfs::{Attrs, Cx, DirEntry, DirPage, Error, Fh, Name, Node, Result};
+use hither_vfs::{Attrs, DirEntry, DirPage, Error, Fh, Name, Node, RequestContext, Result};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// Smallest and largest requested reply in bytes.
 const PAGE_LEAST_BYTES: u32 = 4 << 10;
-const PAGE_MOST_BYTES: u32 = 1 << 20;
+const PAGE_MAX_BYTES: u32 = 1 << 20;
 
 /// Pages in a row without a usable entry before the listing fails.
 const EMPTY_PAGES_MAX: u32 = 64;
@@ -93,7 +93,12 @@ impl V3 {
     }
 
     /// The first page with filehandles and attributes.
-    pub(super) async fn list_from_start(&self, cx: &Cx, dir: &Fh, max_bytes: u32) -> Result<Listed> {
+    pub(super) async fn list_from_start(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        max_bytes: u32,
+    ) -> Result<Listed> {
         let listed = self.list(cx, dir, 0, [0; 8], max_bytes, true).await;
         let whole = listed.as_ref().is_ok_and(|l| l.page.eof);
         self.listing_sizes.listed(dir, max_bytes, whole);
@@ -102,7 +107,7 @@ impl V3 {
 
     pub(super) async fn list(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
@@ -128,14 +133,14 @@ impl V3 {
 
     async fn page(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
         max_bytes: u32,
         nodes: bool,
     ) -> Result<Raw> {
-        let most = PAGE_MOST_BYTES.min(self.caller.sizes.rsize_bytes.max(PAGE_LEAST_BYTES));
+        let most = PAGE_MAX_BYTES.min(self.caller.sizes.rsize_bytes.max(PAGE_LEAST_BYTES));
         let mut bytes = max_bytes.clamp(PAGE_LEAST_BYTES, most);
         let (mut verifier, mut missing) = (verifier, 0);
         loop {
@@ -172,7 +177,11 @@ impl V3 {
         }
     }
 
-    async fn ask_page<P, T>(&self, cx: &Cx, args: &P) -> Result<std::result::Result<Raw, Nfsstat3>>
+    async fn ask_page<P, T>(
+        &self,
+        cx: &RequestContext,
+        args: &P,
+    ) -> Result<std::result::Result<Raw, Nfsstat3>>
     where
         P: Procedure<Reply = Res<T, PostOpAttr>>,
         T: Xdr + Into<Raw>,

@@ -14,7 +14,7 @@ use crate::detach::detached;
 use crate::error;
 use crate::silly;
 use hither_proto::nfs3::{LinkArgs, Nfsstat3, RemoveArgs, RenameArgs, RenameWcc, RmdirArgs};
-use hither_vfs::{ChangeInfo, Cred, Cx, Error, Fh, Moved, Name, RenameFlags, Result};
+use hither_vfs::{ChangeInfo, Cred, Error, Fh, Moved, Name, RenameFlags, RequestContext, Result};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -26,7 +26,7 @@ const NO_NAME_FREE: &str = "no hidden name is free for an open file";
 impl V3 {
     pub(super) async fn remove_name(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         target: Option<&Fh>,
@@ -59,7 +59,12 @@ impl V3 {
         .await
     }
 
-    pub(super) async fn remove_directory(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+    pub(super) async fn remove_directory(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+    ) -> Result<ChangeInfo> {
         let (this, cred, dir, name) = (self.clone(), cx.cred.clone(), dir.clone(), name.clone());
         detached(cx, async move {
             let gone = this.opens.hidden_names_gone();
@@ -87,7 +92,7 @@ impl V3 {
 
     pub(super) async fn rename_name(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,

@@ -9,8 +9,8 @@ use hither_proto::nfs3::*;
 use hither_proto::xdr::{Chain, Opaque};
 use hither_rpc::{Mode, sim};
 use hither_vfs::{
-    Create, Cred, Cx, Data, DirPage, File, OpenAccess, OpenHow, Opened, RenameFlags, Result, SetAttr,
-    Stability, Vfs, Want, Where,
+    Create, Cred, Data, DirPage, File, OpenAccess, OpenHow, Opened, PathRef, RenameFlags, RequestContext,
+    Result, SetAttr, Stability, Vfs, WalkRequest,
 };
 use server::{Act, Server, cx, mount, name, root, wire};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ async fn hard(server: &Arc<Server>) -> V3 {
 }
 
 async fn open(fs: &V3, file: &str) -> Result<Opened> {
-    fs.open(&cx(), Where::name(&root(), &name(file)), &RW).await
+    fs.open(&cx(), PathRef::name(&root(), &name(file)), &RW).await
 }
 
 fn at(o: &Opened) -> File<'_> {
@@ -137,7 +137,7 @@ async fn deadlines_end_calls() {
     let server = Server::new();
     let fs = hard(&server).await;
     server.script(|_, _| Act::Ignore);
-    let cx = Cx { deadline: Some(Instant::now() + Duration::from_secs(3)), ..cx() };
+    let cx = RequestContext { deadline: Some(Instant::now() + Duration::from_secs(3)), ..cx() };
     assert_eq!(errno(fs.root(&cx).await), libc::ETIMEDOUT);
 }
 
@@ -166,7 +166,7 @@ async fn callers_are_named_in_their_calls() {
     let fs = hard(&server).await;
     server.script(|_, _| Act::Serve);
     let groups = (100..120).collect();
-    fs.root(&Cx::new(Arc::new(Cred { uid: 7, gid: 8, groups }))).await.unwrap();
+    fs.root(&RequestContext::new(Arc::new(Cred { uid: 7, gid: 8, groups }))).await.unwrap();
     let auth = server.received()[0].auth.clone().unwrap();
     assert_eq!((auth.uid, auth.gid, &auth.machinename[..]), (7, 8, &b"client"[..]));
     assert_eq!(auth.gids.0, (100..116).collect::<Vec<_>>());
@@ -202,12 +202,12 @@ async fn omitted_attributes_are_requested() {
     server.bare();
     let fs = hard(&server).await;
     let how = OpenHow { create: Create::IfMissing(SetAttr::default()), ..RW };
-    let o = fs.open(&cx(), Where::name(&root(), &name("new")), &how).await.unwrap();
+    let o = fs.open(&cx(), PathRef::name(&root(), &name("new")), &how).await.unwrap();
     assert!(o.created);
     fs.write(&cx(), at(&o), 0, data(b"1234"), Stability::Unstable).await.unwrap();
     assert_eq!(fs.getattr(&cx(), at(&o)).await.unwrap().attr.size_bytes, 4);
     let exclusive = OpenHow { create: Create::Exclusive(SetAttr::default()), ..RW };
-    let x = fs.open(&cx(), Where::name(&root(), &name("x")), &exclusive).await.unwrap();
+    let x = fs.open(&cx(), PathRef::name(&root(), &name("x")), &exclusive).await.unwrap();
     assert_eq!(x.node.attrs.attr.size_bytes, 0);
     let change = fs.unlink(&cx(), &root(), &name("x"), None).await.unwrap();
     assert!(!change.atomic);
@@ -308,7 +308,7 @@ async fn exclusive_creation() {
         }
         _ => Act::Serve,
     });
-    fs.open(&cx(), Where::name(&root(), &name("a")), &exclusive).await.unwrap();
+    fs.open(&cx(), PathRef::name(&root(), &name("a")), &exclusive).await.unwrap();
     assert_eq!(server.called(), ["CREATE", "CREATE", "SETATTR"]);
     server.script(|call, _| match call {
         Call3::Create(CreateArgs { how: Createhow3::Exclusive(_), .. }) => {
@@ -316,8 +316,8 @@ async fn exclusive_creation() {
         }
         _ => Act::Serve,
     });
-    fs.open(&cx(), Where::name(&root(), &name("b")), &exclusive).await.unwrap();
-    assert_eq!(errno(fs.open(&cx(), Where::name(&root(), &name("b")), &exclusive).await), libc::EEXIST);
+    fs.open(&cx(), PathRef::name(&root(), &name("b")), &exclusive).await.unwrap();
+    assert_eq!(errno(fs.open(&cx(), PathRef::name(&root(), &name("b")), &exclusive).await), libc::EEXIST);
 }
 
 /// An existing name is opened, not created, even where the caller may not create files.
@@ -327,7 +327,7 @@ async fn failed_creation_opens_existing_file() {
     let fs = hard(&server).await;
     server.put("a", b"theirs");
     let how = OpenHow { create: Create::IfMissing(SetAttr::default()), ..RW };
-    let open = async |n: &str| fs.open(&cx(), Where::name(&root(), &name(n)), &how).await;
+    let open = async |n: &str| fs.open(&cx(), PathRef::name(&root(), &name(n)), &how).await;
     server.script(|_, _| Act::Serve);
     let o = open("a").await.unwrap();
     assert!(!o.created);
@@ -517,7 +517,7 @@ async fn garbage_is_an_error() {
         server.script(move |_, _| Act::Bytes(b.clone()));
         assert!(fs.root(&cx()).await.is_err(), "{bytes:?}");
         assert!(list(&fs, 0).await.is_err());
-        assert!(fs.walk(&cx(), Where::name(&root(), &name("a")), Want::default()).await.is_err());
+        assert!(fs.walk(&cx(), PathRef::name(&root(), &name("a")), WalkRequest::default()).await.is_err());
         assert!(fs.readlink(&cx(), &root()).await.is_err());
         assert!(fs.read(&cx(), at(&o), 0, 10).await.is_err());
         assert!(fs.write(&cx(), at(&o), 0, data(b"x"), Stability::Unstable).await.is_err());
@@ -646,7 +646,7 @@ async fn exclusive_creation_by_stamps() {
     let server = Server::new();
     let fs = hard(&server).await;
     let exclusive = OpenHow { create: Create::Exclusive(SetAttr::default()), ..RW };
-    let create = async |file: &str| fs.open(&cx(), Where::name(&root(), &name(file)), &exclusive).await;
+    let create = async |file: &str| fs.open(&cx(), PathRef::name(&root(), &name(file)), &exclusive).await;
     server.script(|_, _| Act::Serve);
     create("first").await.unwrap();
     create("second").await.unwrap();
@@ -683,7 +683,7 @@ async fn a_refused_open_cuts_nothing() {
             _ => Act::Serve,
         });
         for create in [Create::No, Create::IfMissing(SetAttr::default())] {
-            for at in [Where::fh(&fh), Where::name(&root(), &n)] {
+            for at in [PathRef::fh(&fh), PathRef::name(&root(), &n)] {
                 if at.path.is_empty() && create != Create::No {
                     continue;
                 }

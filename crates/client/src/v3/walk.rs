@@ -18,8 +18,8 @@ use super::convert;
 use super::wire::Patience;
 use hither_proto::nfs3::{PostOpAttr, ReadArgs};
 use hither_vfs::{
-    Access, Along, Attr, Attrs, Cred, Cx, Data, Error, Fh, FileKind, Name, Node, Read, Result, Stop, Trail,
-    Want, Where, bytes_prove_reading,
+    Access, Along, Attr, Attrs, Cred, Data, Error, Fh, FileKind, Name, Node, PathRef, Read, RequestContext,
+    Result, Stop, WalkRequest, WalkResult, bytes_prove_reading,
 };
 use tokio::time::Instant;
 
@@ -56,13 +56,18 @@ pub(super) struct Start {
 }
 
 impl V3 {
-    pub(super) async fn walk_path(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
-        let want = if self.opts.chains { want } else { Want::default() };
+    pub(super) async fn walk_path(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        want: WalkRequest,
+    ) -> Result<WalkResult> {
+        let want = if self.opts.chains { want } else { WalkRequest::default() };
         let most = match (self.opts.chains, self.opts.chain_max) {
             (false, _) => 1,
             (true, most) => most.map_or(WALK_MAX, |n| (n as usize).clamp(1, WALK_MAX)),
         };
-        let mut trail = Trail::new(Vec::new(), Stop::Complete);
+        let mut trail = WalkResult::new(Vec::new(), Stop::Complete);
         let before = self.caller.rules.known_change(at.base);
         let mut base = None;
         for (i, name) in at.path.iter().enumerate() {
@@ -80,7 +85,7 @@ impl V3 {
             }
             let asked = Instant::now();
             let dir = trail.steps.last().map_or(at.base, |n| &n.fh);
-            let want = if i + 1 == at.path.len() { want } else { Want::default() };
+            let want = if i + 1 == at.path.len() { want } else { WalkRequest::default() };
             let Last { found, along, dir: after } = self.last_name(cx, dir, name, want).await;
             if i == 0 {
                 // Attributes from after the lookup are valid for the name when they equal those
@@ -104,7 +109,7 @@ impl V3 {
         Ok(trail)
     }
 
-    async fn last_name(&self, cx: &Cx, dir: &Fh, name: &Name, want: Want) -> Last {
+    async fn last_name(&self, cx: &RequestContext, dir: &Fh, name: &Name, want: WalkRequest) -> Last {
         if want.listing_bytes == 0 || !self.lists_nodes() {
             return self.look_up_with(cx, dir, name, want).await;
         }
@@ -138,7 +143,7 @@ impl V3 {
         self.exact_names && !name.may_be_unlisted()
     }
 
-    async fn look_up_with(&self, cx: &Cx, dir: &Fh, name: &Name, want: Want) -> Last {
+    async fn look_up_with(&self, cx: &RequestContext, dir: &Fh, name: &Name, want: WalkRequest) -> Last {
         match self.lookup_in(&cx.cred, &Patience::of(cx), dir, name).await {
             Ok((Some(node), dir)) => Last { dir, ..self.bring(cx, node, want).await },
             Ok((None, dir)) => Last { dir, ..Last::missing() },
@@ -147,7 +152,7 @@ impl V3 {
     }
 
     /// Fetches the further requested data of a found object. A failure does no harm.
-    async fn bring(&self, cx: &Cx, mut node: Node, want: Want) -> Last {
+    async fn bring(&self, cx: &RequestContext, mut node: Node, want: WalkRequest) -> Last {
         let (fh, known) = (&node.fh, &node.attrs.attr);
         let regular = known.kind == FileKind::Regular && want.read_bytes > 0;
         let most_bytes = if regular && known.size_bytes > 0 { want.read_bytes } else { 0 };
@@ -183,7 +188,7 @@ impl V3 {
     /// not prove them.
     pub(super) async fn rights_and_start(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         (want, mode): (Access, u32),
         most_bytes: u32,
@@ -231,12 +236,12 @@ impl V3 {
     }
 
     /// The directory of the last name of a path.
-    pub(super) async fn parent_of(&self, cx: &Cx, at: Where<'_>) -> Result<Fh> {
+    pub(super) async fn parent_of(&self, cx: &RequestContext, at: PathRef<'_>) -> Result<Fh> {
         let Some((_, parents)) = at.path.split_last() else { return Err(Error::new(libc::EINVAL)) };
         let mut base = at.base.clone();
         let mut path = parents;
         while !path.is_empty() {
-            let trail = self.walk_path(cx, Where { base: &base, path }, Want::default()).await?;
+            let trail = self.walk_path(cx, PathRef { base: &base, path }, WalkRequest::default()).await?;
             let errno = match trail.stop {
                 Stop::Complete | Stop::Limit => 0,
                 Stop::Missing(_) => libc::ENOENT,

@@ -18,7 +18,7 @@ use hither_proto::nfs3::{self, CommitArgs, Nfsstat3, PostOpAttr, Res, StableHow,
 use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys, Procedure};
 use hither_proto::xdr::{Dec, Enc, List, Opaque, Xdr};
 use hither_rpc::{Call, CallError, Client, Credential, Retransmit, Stats};
-use hither_vfs::{Account, Attr, Cred, Cx, Data, Env, Error, Fh, Result};
+use hither_vfs::{Account, Attr, Cred, Data, Env, Error, Fh, RequestContext, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// First wait after JUKEBOX ("try again later"). It doubles up to [`JUKEBOX_MOST`].
+/// First wait after JUKEBOX ("try again later"). It doubles up to [`JUKEBOX_MAX`].
 pub(crate) const JUKEBOX_LEAST: Duration = Duration::from_millis(100);
 /// Longest wait after JUKEBOX. The Linux client always waits this long.
-pub(crate) const JUKEBOX_MOST: Duration = Duration::from_secs(5);
+pub(crate) const JUKEBOX_MAX: Duration = Duration::from_secs(5);
 /// Most encoded credentials that are kept.
 const CREDENTIALS_MAX: usize = 1024;
 
@@ -54,7 +54,7 @@ pub(crate) struct Patience {
 
 impl Patience {
     /// As long as the caller of the `Vfs` call.
-    pub fn of(cx: &Cx) -> Self {
+    pub fn of(cx: &RequestContext) -> Self {
         Self { cancel: Some(cx.cancel.clone()), deadline: cx.deadline, account: cx.account.clone() }
     }
 
@@ -116,7 +116,7 @@ impl Caller {
                 Err((Nfsstat3::JUKEBOX, _)) => {
                     self.failed::<P>();
                     self.pause(patience, wait).await?;
-                    wait = (wait * 2).min(JUKEBOX_MOST);
+                    wait = (wait * 2).min(JUKEBOX_MAX);
                 }
                 Err(failed) => {
                     self.failed::<P>();

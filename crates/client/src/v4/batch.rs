@@ -23,7 +23,9 @@ use bytes::Bytes;
 use hither_proto::nfs4::{
     CreateHow, Nfsstat4, Op, OpenArgs, OpenClaim, StableHow, StateOwner, Stateid, open,
 };
-use hither_vfs::{ChangeInfo, Creation, Cx, Error, Fh, Made, Name, NewKind, Removal, Result, SetAttr};
+use hither_vfs::{
+    ChangeInfo, Creation, Error, Fh, Made, Name, NewKind, Removal, RequestContext, Result, SetAttr,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::task::JoinSet;
@@ -71,7 +73,7 @@ impl Core {
     /// own task.
     pub async fn create_many(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         new: Vec<Creation>,
     ) -> Answered<Vec<Option<Result<Made>>>> {
@@ -182,7 +184,7 @@ impl Core {
     }
 
     /// Whether the server writes the right bytes of several WRITEs in a compound.
-    async fn takes_several_writes(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> bool {
+    async fn takes_several_writes(self: &Arc<Self>, cx: &RequestContext, dir: &Fh) -> bool {
         // Concurrent callers wait for the first test.
         let mut known = self.several_writes.lock().await;
         let Ok(session) = self.ready().await else { return false };
@@ -211,7 +213,7 @@ impl Core {
     /// See `Vfs::remove_many`. Runs in its own task.
     pub async fn remove_many(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         gone: &[Removal],
     ) -> Vec<Result<ChangeInfo>> {
@@ -316,7 +318,7 @@ impl Core {
         if self.opts.chains { ops.saturating_sub(3).min(most).max(1) } else { 1 }
     }
 
-    async fn try_several_writes(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> Answered<bool> {
+    async fn try_several_writes(self: &Arc<Self>, cx: &RequestContext, dir: &Fh) -> Answered<bool> {
         let name = self.silly_name();
         let piece =
             |n: u8| Bytes::from((0..PIECE_BYTES).map(|i| (i as u8).wrapping_mul(n) | 1).collect::<Vec<_>>());
@@ -381,7 +383,7 @@ impl Core {
         }
     }
 
-    async fn remove_probe(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) {
+    async fn remove_probe(self: &Arc<Self>, cx: &RequestContext, dir: &Fh, name: &Name) {
         if let Err(f) = self.remove(cx, dir, name, None).await {
             tracing::warn!(?name, "a test file remains at the server: {}", Error::from(f));
         }

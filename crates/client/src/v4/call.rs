@@ -23,7 +23,7 @@ use hither_proto::nfs4::{
 };
 use hither_proto::xdr::{Dec, Enc, Xdr};
 use hither_rpc::{Call, CallError, Credential, Retransmit};
-use hither_vfs::{Cx, Error};
+use hither_vfs::{Error, RequestContext};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -142,7 +142,7 @@ impl Backoff {
 
 impl Core {
     /// Executes `c` for `cx.cred`. Can be interrupted while the server cannot have executed it.
-    pub async fn compound(self: &Arc<Self>, cx: &Cx, mut c: Compound) -> Answered<Answer> {
+    pub async fn compound(self: &Arc<Self>, cx: &RequestContext, mut c: Compound) -> Answered<Answer> {
         let cred = self.credential(&cx.cred);
         let (mut delay, mut grace) = (Backoff::DELAY, Backoff::GRACE);
         let mut repeated = false;

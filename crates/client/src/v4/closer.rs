@@ -9,7 +9,7 @@ use super::call::Compound;
 use super::core::Core;
 use super::state::{FileState, OpenState, Step, wire_fh};
 use hither_proto::nfs4::{Op, Stateid};
-use hither_vfs::{Cx, Fh};
+use hither_vfs::{Fh, RequestContext};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 /// Time for which a file waits for others.
 const WAIT: Duration = Duration::from_millis(200);
 /// Number of waiting files at which the wait ends.
-const MOST: usize = 16;
+const MAX: usize = 16;
 
 /// Files that wait for their CLOSE.
 #[derive(Default)]
@@ -44,7 +44,7 @@ impl Core {
         let (first, full) = {
             let mut waiting = self.closer.waiting.lock();
             waiting.push(Waiting { state: state.clone(), done });
-            let full = (waiting.len() >= MOST).then(|| std::mem::take(&mut *waiting));
+            let full = (waiting.len() >= MAX).then(|| std::mem::take(&mut *waiting));
             (waiting.len() == 1, full)
         };
         if let Some(batch) = full {
@@ -86,14 +86,14 @@ impl Core {
     async fn close_many(self: &Arc<Self>, mut batch: Vec<Waiting>) {
         let Ok(session) = self.ready().await else { return };
         let most = (session.limits.max_ops as usize).saturating_sub(1) / 2;
-        let most = most.min(self.ops_limit.load(Ordering::Relaxed) / 2).clamp(1, MOST);
+        let most = most.min(self.ops_limit.load(Ordering::Relaxed) / 2).clamp(1, MAX);
         while let Some(first) = batch.first() {
             let cred = first.state.cred.clone();
             let (mut some, rest): (Vec<_>, Vec<_>) = batch.into_iter().partition(|w| w.state.cred == cred);
             batch = rest;
             while !some.is_empty() {
                 let now: Vec<_> = some.drain(..most.min(some.len())).collect();
-                self.close_together(&Cx::new(cred.clone()), &now).await;
+                self.close_together(&RequestContext::new(cred.clone()), &now).await;
                 for waiting in now {
                     // The receiver may have stopped waiting.
                     let _ = waiting.done.send(());
@@ -103,7 +103,7 @@ impl Core {
     }
 
     /// One compound with the CLOSEs that are still needed.
-    async fn close_together(self: &Arc<Self>, cx: &Cx, batch: &[Waiting]) {
+    async fn close_together(self: &Arc<Self>, cx: &RequestContext, batch: &[Waiting]) {
         // Opens of these files wait until this function returns, as for every CLOSE.
         let mut held = Vec::with_capacity(batch.len());
         let mut closing: Vec<(&Arc<OpenState>, Stateid)> = Vec::with_capacity(batch.len());

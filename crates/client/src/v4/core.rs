@@ -20,7 +20,7 @@ use crate::{Options, Recovery};
 use hither_proto::nfs4::Bitmap4;
 use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys};
 use hither_rpc::{Client, Credential, Stats};
-use hither_vfs::{Cred, Cx, Env, Error, Fh, Result};
+use hither_vfs::{Cred, Env, Error, Fh, RequestContext, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -186,7 +186,7 @@ impl Core {
         });
         if let Some(session) = lost {
             // A recall may have been lost with the session.
-            self.delegations.withdraw_all();
+            self.delegations.revoke_all();
             if need.session || need.client {
                 session.close();
             }
@@ -223,15 +223,15 @@ impl Core {
     }
 
     /// A context for the mount's own work.
-    pub fn own_cx(&self) -> Cx {
-        Cx::new(Arc::new(Cred::root()))
+    pub fn own_cx(&self) -> RequestContext {
+        RequestContext::new(Arc::new(Cred::root()))
     }
 
     /// Runs `work` in its own task. Waits for it as long as the caller and the mount's policy
     /// allow. No slot and no open is lost when the caller stops waiting.
     pub async fn detached<T: Send + 'static>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         work: impl Future<Output = Answered<T>> + Send + 'static,
     ) -> Result<T> {
         self.detached_or(cx, work, |_| {}).await
@@ -240,7 +240,7 @@ impl Core {
     /// As [`Core::detached`]. `undo` gets a result whose caller no longer waits.
     pub async fn detached_or<T: Send + 'static>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         work: impl Future<Output = Answered<T>> + Send + 'static,
         undo: impl FnOnce(T) + Send + 'static,
     ) -> Result<T> {
@@ -265,7 +265,7 @@ impl Core {
 
     /// The time until which a caller waits, and the error afterwards. The time is the caller's
     /// deadline, or the major timeout of a soft mount (`timeo` times `retrans` + 1).
-    pub fn patience(&self, cx: &Cx) -> (Option<Instant>, Error) {
+    pub fn patience(&self, cx: &RequestContext) -> (Option<Instant>, Error) {
         let soft = match self.opts.recovery {
             Recovery::Hard => None,
             Recovery::Soft => Some(libc::EIO),

@@ -12,7 +12,7 @@
 //! - Answers no longer carry the lease.
 //! - The layer above drops its data, within [`WITHDRAW_TIMEOUT`], or [`WRITE_WITHDRAW_TIMEOUT`]
 //!   while it sends delayed writes. Concurrently, locks that the client decided are taken at the
-//!   server (`place`).
+//!   server (`lock_authority`).
 //! - Writes under a write delegation are committed.
 //! - DELEGRETURN.
 //!
@@ -28,7 +28,7 @@ use super::fail::Answered;
 use super::state::wire_fh;
 use crate::AttrCache;
 use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, SpaceLimit, Stateid, open};
-use hither_vfs::{Attrs, BoxFuture, Cx, Error, Fh, FileKind, Unsent, Upcalls, Validity};
+use hither_vfs::{Attrs, BoxFuture, Error, Fh, FileKind, RequestContext, Unsent, Upcalls, Validity};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -53,7 +53,7 @@ const RETURNS_AT_ONCE: usize = 4;
 
 /// All delegations of a mount.
 pub(crate) struct Delegations {
-    held: Mutex<Held>,
+    held: Mutex<DelegationTable>,
     upcalls: OnceLock<Arc<dyn Upcalls>>,
     /// The server reports revoked delegations. The client is finding out which.
     suspect: AtomicBool,
@@ -84,7 +84,7 @@ pub struct DelegationCounts {
 }
 
 #[derive(Default)]
-struct Held {
+struct DelegationTable {
     files: HashMap<Fh, Delegation>,
     by_stateid: HashMap<[u8; 12], Fh>,
     /// By last use, oldest first.
@@ -146,7 +146,7 @@ impl Default for Delegations {
     }
 }
 
-impl Held {
+impl DelegationTable {
     fn touch(&mut self, fh: &Fh) {
         let Some(d) = self.files.get_mut(fh) else { return };
         self.order.remove(&d.used);
@@ -368,18 +368,18 @@ impl Delegations {
     }
 
     /// Informs the layer above that all leases are lost.
-    pub fn withdraw_all(&self) {
+    pub fn revoke_all(&self) {
         if let Some(upcalls) = self.upcalls.get() {
-            drop(upcalls.withdraw_all());
+            drop(upcalls.revoke_all());
         }
     }
 
     /// Informs the layer above. The returned future ends when the layer has dropped its data of all
     /// of them.
-    fn withdraw(&self, taken: &[Taken]) -> impl Future<Output = ()> + Send + use<> {
+    fn revoke(&self, taken: &[Taken]) -> impl Future<Output = ()> + Send + use<> {
         let upcalls = self.upcalls.get();
         let waits: Vec<BoxFuture<()>> =
-            upcalls.map_or_else(Vec::new, |up| taken.iter().map(|t| up.withdraw(&t.fh)).collect());
+            upcalls.map_or_else(Vec::new, |up| taken.iter().map(|t| up.revoke(&t.fh)).collect());
         async move {
             for wait in waits {
                 wait.await;
@@ -484,7 +484,7 @@ impl Core {
         if taken.is_empty() {
             return;
         }
-        let withdrawn = self.delegations.withdraw(&taken);
+        let revoked = self.delegations.revoke(&taken);
         let core = self.clone();
         tokio::spawn(async move {
             let delayed = taken.iter().any(|t| t.write);
@@ -494,7 +494,7 @@ impl Core {
                     core.hand_over(&t.fh).await;
                 }
             };
-            let (in_time, ()) = tokio::join!(tokio::time::timeout(most, withdrawn), locks);
+            let (in_time, ()) = tokio::join!(tokio::time::timeout(most, revoked), locks);
             if in_time.is_err() {
                 tracing::debug!(files = taken.len(), "the layer above did not drop recalled files in time");
             }
@@ -512,7 +512,7 @@ impl Core {
     /// name. The results of the return are consumed.
     pub async fn returning(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         label: &'static str,
         held: Option<Taken>,
         ops: Vec<Op>,
@@ -521,11 +521,7 @@ impl Core {
         if let Some(held) = held {
             // Without waiting: the layer above requested this operation.
             if let Some(above) = self.delegations.upcalls.get() {
-                drop(if cx.target_unused {
-                    above.withdraw_unused(&held.fh)
-                } else {
-                    above.withdraw(&held.fh)
-                });
+                drop(if cx.target_unused { above.withdraw_unused(&held.fh) } else { above.revoke(&held.fh) });
             }
             if held.write {
                 self.hand_over(&held.fh).await;
@@ -584,7 +580,7 @@ impl Core {
         self.delegations.doubt_all();
         let lost = self.delegations.take_all_but(0).into_iter();
         *self.delegations.lost.lock() = lost.filter(|t| t.write).map(|t| t.fh).collect();
-        self.delegations.withdraw_all();
+        self.delegations.revoke_all();
     }
 
     /// Ends all leases when the client's lease may have expired at the server.
@@ -601,7 +597,7 @@ impl Core {
             }
             if told != Some(renewed) {
                 told = Some(renewed);
-                self.delegations.withdraw_all();
+                self.delegations.revoke_all();
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }

@@ -20,7 +20,7 @@ use hither_proto::nfs4::{
     Bitmap4, DirDelegation, GetDirDelegationArgs, GetDirDelegationOk, NfsOpnum4, Nfsstat4, Op, Stateid, Time,
     open,
 };
-use hither_vfs::{Attrs, Cx, Fh};
+use hither_vfs::{Attrs, Fh, RequestContext};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -152,7 +152,7 @@ impl Core {
 
     /// Attributes of a directory, with a request for a delegation of it. `None`: the caller must
     /// send a GETATTR without the request.
-    pub async fn getattr_held(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Option<Attrs>> {
+    pub async fn getattr_held(self: &Arc<Self>, cx: &RequestContext, fh: &Fh) -> Answered<Option<Attrs>> {
         let _asking = self.asking();
         let ops = [Op::Putfh(wire_fh(fh)), ask_op(), Op::Getattr(super::attrs::NODE_ATTRS)];
         let c = Compound::new("GETATTR", ops).wishes_from(1).uncached();

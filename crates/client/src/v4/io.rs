@@ -14,7 +14,8 @@ use crate::writes::{self, Failure, Origin, Verifier, WriteReply};
 use async_trait::async_trait;
 use hither_proto::nfs4::{DataContent, Nfsstat4, Op, StableHow, Stateid, op};
 use hither_vfs::{
-    Attrs, Cx, Data, Error, Fh, File, FileRange, Finished, FsStat, OpenId, Read, Seek, SetAttr, Wrote,
+    Attrs, Data, Error, Fh, File, FileRange, Finished, FsStat, OpenId, Read, RequestContext, Seek, SetAttr,
+    Wrote,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -28,7 +29,7 @@ impl Core {
     /// the state.
     pub async fn with_stateid(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         open: Option<OpenId>,
         build: impl Fn(Stateid) -> Compound,
     ) -> Answered<Answer> {
@@ -49,10 +50,10 @@ impl Core {
     }
 
     /// Sends the compound of `build` under the file's present write delegation. The server refuses
-    /// it when the delegation has ended, also after a restart: see [`Cx::only_held`].
+    /// it when the delegation has ended, also after a restart: see [`RequestContext::only_held`].
     async fn under_delegation(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         build: impl Fn(Stateid) -> Compound,
     ) -> Answered<Answer> {
@@ -73,7 +74,7 @@ impl Core {
     }
 
     /// Attributes from the server.
-    pub async fn getattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Attrs> {
+    pub async fn getattr(self: &Arc<Self>, cx: &RequestContext, fh: &Fh) -> Answered<Attrs> {
         if self.wants_directory(fh)
             && let Some(attrs) = self.getattr_held(cx, fh).await?
         {
@@ -87,7 +88,12 @@ impl Core {
     }
 
     /// Changes attributes.
-    pub async fn setattr(self: &Arc<Self>, cx: &Cx, file: File<'_>, set: &SetAttr) -> Answered<Attrs> {
+    pub async fn setattr(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        file: File<'_>,
+        set: &SetAttr,
+    ) -> Answered<Attrs> {
         // Writes beyond the new end must not arrive after the change.
         let Some(size) = set.size_bytes else { return self.send_setattr(cx, file, set).await };
         let cut = self.writes().truncating(file.fh, size).await;
@@ -97,7 +103,12 @@ impl Core {
     }
 
     /// Sends SETATTR. A caller that changes the length must hold back writes.
-    pub async fn send_setattr(self: &Arc<Self>, cx: &Cx, file: File<'_>, set: &SetAttr) -> Answered<Attrs> {
+    pub async fn send_setattr(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        file: File<'_>,
+        set: &SetAttr,
+    ) -> Answered<Attrs> {
         loop {
             let attrs = self.wire_set(set).await;
             let open = set.size_bytes.and(file.open);
@@ -127,7 +138,7 @@ impl Core {
     /// when one compound does not suffice. Then no data is known to be stable.
     pub async fn finish(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         open: Option<OpenId>,
         piece: Option<(u64, Data)>,
@@ -176,7 +187,7 @@ impl Core {
     }
 
     /// Space and limits.
-    pub async fn statfs(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<FsStat> {
+    pub async fn statfs(self: &Arc<Self>, cx: &RequestContext, fh: &Fh) -> Answered<FsStat> {
         let ops = [Op::Putfh(wire_fh(fh)), Op::Getattr(FS_ATTRS)];
         let mut answer = self.compound(cx, Compound::new("STATFS", ops)).await?;
         answer.results.putfh()?;
@@ -186,7 +197,7 @@ impl Core {
     /// Reads up to `len` bytes. A shorter result means the end of the file.
     pub async fn read(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         open: Option<OpenId>,
         offset: u64,
@@ -224,7 +235,7 @@ impl Core {
     /// requested.
     async fn read_piece(
         self: Arc<Self>,
-        cx: Cx,
+        cx: RequestContext,
         fh: Fh,
         open: Option<OpenId>,
         offset: u64,
@@ -254,7 +265,7 @@ impl Core {
     /// Next data or hole.
     pub async fn seek(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         open: Option<OpenId>,
         offset: u64,
@@ -280,7 +291,7 @@ impl Core {
     /// ALLOCATE or DEALLOCATE of a range.
     pub async fn reserve(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         open: Option<OpenId>,
         range: FileRange,
@@ -322,7 +333,7 @@ impl Core {
     /// client could not send it again after a loss.
     pub async fn copy(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, Option<OpenId>, u64),
         to: (&Fh, Option<OpenId>, u64),
         len: u64,
@@ -444,7 +455,7 @@ impl writes::Wire for Wire {
                 let write = Op::write(stateid, offset_bytes, how, data.clone());
                 Compound::new("WRITE", [Op::Putfh(wire_fh(&fh)), write, Op::Getattr(NODE_ATTRS)])
             };
-            let cx = Cx::new(origin.cred.clone());
+            let cx = RequestContext::new(origin.cred.clone());
             let mut answer = match origin.only_held {
                 true => core.under_delegation(&cx, &fh, build).await?,
                 false => core.with_stateid(&cx, core.open_for(&origin), build).await?,
@@ -467,7 +478,7 @@ impl writes::Wire for Wire {
 
     async fn commit(&self, origin: &Origin, fh: &Fh) -> Result<Verifier, Failure> {
         let core = self.core()?;
-        let (cx, fh) = (Cx::new(origin.cred.clone()), fh.clone());
+        let (cx, fh) = (RequestContext::new(origin.cred.clone()), fh.clone());
         let waiting = core.clone();
         let send = async move {
             let ops = [Op::Putfh(wire_fh(&fh)), Op::commit(0, 0)];

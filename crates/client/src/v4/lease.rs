@@ -184,7 +184,7 @@ impl Core {
             flag::EXPIRED_SOME_STATE_REVOKED | flag::ADMIN_STATE_REVOKED | flag::RECALLABLE_STATE_REVOKED;
         if flags & revoked != 0 {
             self.delegations.suspend(true);
-            self.delegations.withdraw_all();
+            self.delegations.revoke_all();
         }
         let core = self.clone();
         let session = session.clone();

@@ -10,7 +10,7 @@ use super::fail::Answered;
 use super::many::Parts;
 use super::state::wire_fh;
 use hither_proto::nfs4::{Bitmap4, Entry, Nfsstat4, Op, ReaddirArgs, ReaddirOk, attr};
-use hither_vfs::{Attrs, Cx, DirEntry, DirPage, Error, Fh, Name};
+use hither_vfs::{Attrs, DirEntry, DirPage, Error, Fh, Name, RequestContext};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -40,7 +40,7 @@ impl Core {
     /// Lists a part of a directory.
     pub async fn readdir(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
@@ -147,7 +147,7 @@ impl Parts for Lists {
     const DIRECTORIES: bool = true;
     // knfsd (Linux 6.1) corrupts a reply with more than one long listing, with and without a
     // failure. The connection is then unusable.
-    const MOST: usize = 1;
+    const MAX: usize = 1;
 
     fn reply_bytes(&self) -> u32 {
         self.max_bytes + 1024

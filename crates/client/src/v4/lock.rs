@@ -1,14 +1,14 @@
 //! Byte-range locks: LOCK, LOCKT and LOCKU.
 //!
 //! A lock belongs to an [`OpenState`] and a `LockOwner`. Its ranges are remembered to reclaim them.
-//! flock(2) locks are locks on the whole file under separate owners. `place` decides whether the
-//! server is asked at all. A waiting caller retries with growing intervals. A local unlock and the
-//! server's CB_NOTIFY_LOCK wake the waiting callers.
+//! flock(2) locks are locks on the whole file under separate owners. `lock_authority` decides
+//! whether the server is asked at all. A waiting caller retries with growing intervals. A local
+//! unlock and the server's CB_NOTIFY_LOCK wake the waiting callers.
 
 use super::call::{Answer, Backoff, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
-use super::place::Decided;
+use super::lock_authority::Decided;
 use super::ranges::Ranges;
 use super::state::{FileInner, Further, OpenEntry, OpenState, wire_fh};
 use hither_proto::nfs4::{
@@ -16,8 +16,8 @@ use hither_proto::nfs4::{
     OpenToLockOwner, Stateid, op,
 };
 use hither_vfs::{
-    Access, Cx, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenHow,
-    OpenId,
+    Access, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenHow, OpenId,
+    RequestContext,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Core {
     /// Takes or changes a lock.
     pub async fn lock(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         open: Option<OpenId>,
         owner: LockOwner,
         kind: LockKind,
@@ -119,7 +119,7 @@ impl Core {
             Further::Closed => return Err(Error::new(libc::EBADF).into()),
             Further::None => {}
         }
-        let cx = Cx::new(entry.state.cred.clone());
+        let cx = RequestContext::new(entry.state.cred.clone());
         let refused =
             || Error::because(libc::EBADF, "the file cannot be opened with the access that this lock needs");
         // A server may not check rights when an open of the same owner gets more access
@@ -142,7 +142,7 @@ impl Core {
 
     async fn try_lock(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         state: &Arc<OpenState>,
         owner: LockOwner,
         kind: LockKind,
@@ -267,10 +267,11 @@ impl Core {
             };
             let op = Op::locku(stateid.any_seqid(), LockType::WRITE, range.start_bytes, length(range));
             let c = Compound::new("LOCKU", [Op::Putfh(wire_fh(&state.file.fh)), op]);
-            let done = self.compound(&Cx::new(state.cred.clone()), c).await.and_then(|mut answer| {
-                answer.results.putfh()?;
-                Ok(answer.results.locku()?)
-            });
+            let done =
+                self.compound(&RequestContext::new(state.cred.clone()), c).await.and_then(|mut answer| {
+                    answer.results.putfh()?;
+                    Ok(answer.results.locku()?)
+                });
             let mut inner = lock.inner.lock();
             match done {
                 Ok(new) => {
@@ -321,7 +322,7 @@ impl Core {
     /// A conflicting lock of another owner.
     pub async fn test_lock(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         owner: LockOwner,
         kind: LockKind,

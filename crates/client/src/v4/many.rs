@@ -15,7 +15,7 @@ use super::directory::{UnderWay, ask_op};
 use super::fail::{Answered, Fail, is_too_long};
 use super::state::wire_fh;
 use hither_proto::nfs4::{Nfsstat4, Op};
-use hither_vfs::{Access, Attrs, Cx, Error, Fetched, Fh, Result};
+use hither_vfs::{Access, Attrs, Error, Fetched, Fh, RequestContext, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::task::JoinSet;
@@ -34,7 +34,7 @@ pub(crate) trait Parts: Send + Sync + 'static {
     /// Operations for one object.
     const OPS: usize;
     /// Most objects in one compound.
-    const MOST: usize = usize::MAX;
+    const MAX: usize = usize::MAX;
     /// The attributes directly follow PUTFH. For a directory a request for a delegation may go
     /// between the two.
     const DIRECTORIES: bool = false;
@@ -58,7 +58,7 @@ impl Core {
     /// Sends the request for all of `objects`. Returns the answers in their order.
     pub async fn many<P: Parts>(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         objects: Vec<Fh>,
         parts: impl Fn() -> P + Send + Sync,
     ) -> Answered<Vec<Result<P::Out>>> {
@@ -69,7 +69,7 @@ impl Core {
     /// These attributes are newer than all other answers.
     pub async fn many_and<P: Parts>(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         objects: Vec<Fh>,
         last: Option<&Fh>,
         parts: impl Fn() -> P + Send + Sync,
@@ -110,14 +110,14 @@ impl Core {
         let by_ops = ops.saturating_sub(1 + others) / (P::OPS + more);
         let by_reply = limits.max_response_bytes.saturating_sub(2048) / parts.reply_bytes().max(1);
         let by_request = limits.max_request_bytes.saturating_sub(1024) / (256 * P::OPS as u32);
-        Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MOST).max(1))
+        Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MAX).max(1))
     }
 
     /// Sends one compound after the other until each of `objects` has an answer. The last compound
     /// also requests the attributes of `last`.
     async fn some<P: Parts>(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         objects: &[Fh],
         parts: &P,
         mut at_once: usize,

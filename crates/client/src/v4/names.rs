@@ -15,8 +15,8 @@ use super::state::{Claim, FileState, Removing, wire_fh, wire_name};
 use crate::silly;
 use hither_proto::nfs4::{CreateType, Nfsstat4, Op, RenameArgs, RenameOk, Specdata};
 use hither_vfs::{
-    Access, ChangeInfo, Create, Cx, Error, Fh, Made, Moved, Name, Node, OpenAccess, OpenHow, RenameFlags,
-    SetAttr, Special,
+    Access, ChangeInfo, Create, Error, Fh, Made, Moved, Name, Node, OpenAccess, OpenHow, RenameFlags,
+    RequestContext, SetAttr, Special,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,7 @@ pub(crate) struct Silly {
 
 impl Core {
     /// The rights of `want` that the caller has.
-    pub async fn access(self: &Arc<Self>, cx: &Cx, fh: &Fh, want: Access) -> Answered<Access> {
+    pub async fn access(self: &Arc<Self>, cx: &RequestContext, fh: &Fh, want: Access) -> Answered<Access> {
         let ops = [Op::Putfh(wire_fh(fh)), Op::Access(want.bits())];
         let mut answer = self.compound(cx, Compound::new("ACCESS", ops)).await?;
         answer.results.putfh()?;
@@ -43,7 +43,7 @@ impl Core {
     }
 
     /// Target of a symbolic link.
-    pub async fn readlink(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<bytes::Bytes> {
+    pub async fn readlink(self: &Arc<Self>, cx: &RequestContext, fh: &Fh) -> Answered<bytes::Bytes> {
         let ops = [Op::Putfh(wire_fh(fh)), Op::Readlink];
         let mut answer = self.compound(cx, Compound::new("READLINK", ops)).await?;
         answer.results.putfh()?;
@@ -51,7 +51,7 @@ impl Core {
     }
 
     /// The parent directory of `dir`: LOOKUPP (RFC 8881 section 18.14).
-    pub async fn parent(self: &Arc<Self>, cx: &Cx, dir: &Fh) -> Answered<Node> {
+    pub async fn parent(self: &Arc<Self>, cx: &RequestContext, dir: &Fh) -> Answered<Node> {
         if self.facts().root == *dir {
             return Err(Error::new(libc::ENOENT).into());
         }
@@ -67,7 +67,7 @@ impl Core {
     /// Creates any object except a regular file.
     pub async fn create(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         what: CreateType,
@@ -106,7 +106,7 @@ impl Core {
     /// Creates a pipe, socket, device or unopened file.
     pub async fn mknod(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         what: &Special,
@@ -126,7 +126,7 @@ impl Core {
     /// Creates a regular file, which only OPEN can do, and closes it.
     async fn create_closed(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         set: &SetAttr,
@@ -139,7 +139,13 @@ impl Core {
     }
 
     /// Creates a hard link.
-    pub async fn link(self: &Arc<Self>, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Answered<Made> {
+    pub async fn link(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        fh: &Fh,
+        dir: &Fh,
+        name: &Name,
+    ) -> Answered<Made> {
         let ops = [
             Op::Putfh(wire_fh(fh)),
             Op::Savefh,
@@ -182,7 +188,7 @@ impl Core {
     /// Removes a name of any object except a directory.
     pub async fn unlink(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         target: Option<&Fh>,
@@ -209,7 +215,7 @@ impl Core {
 
     /// Removes an empty directory. A directory may contain only hidden names of files whose last
     /// close is in progress. The removal then waits for these names.
-    pub async fn rmdir(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
+    pub async fn rmdir(self: &Arc<Self>, cx: &RequestContext, dir: &Fh, name: &Name) -> Answered<ChangeInfo> {
         let began = Instant::now();
         loop {
             let patience = self.files.hidden_names_go();
@@ -225,7 +231,7 @@ impl Core {
     /// REMOVE of a file or directory.
     pub async fn remove(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         target: Option<&Fh>,
@@ -253,7 +259,7 @@ impl Core {
     /// would delete it with its last name. Returns a guard against opens when it is not open.
     async fn claim_target(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         target: Option<&Fh>,
     ) -> (Option<Arc<FileState>>, Option<Removing<'_>>) {
         let Some(fh) = target else { return (None, None) };
@@ -275,7 +281,7 @@ impl Core {
 
     async fn silly_rename(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         file: &Arc<FileState>,
         dir: &Fh,
         name: &Name,
@@ -338,7 +344,7 @@ impl Core {
     /// Renames.
     pub async fn rename(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
@@ -371,7 +377,7 @@ impl Core {
 
     async fn rename_once(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,

@@ -16,8 +16,8 @@ use hither_proto::nfs4::{
     StateOwner, Stateid, access, attr, open,
 };
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Create, Cx, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened,
-    Read, SetAttr, SetTime, Time,
+    Access, Attrs, ChangeInfo, Create, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened,
+    Read, RequestContext, SetAttr, SetTime, Time,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,7 +50,7 @@ impl Core {
     /// Opens a file; see `Vfs::open`. Runs in its own task.
     pub async fn open(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         base: &Fh,
         path: &[Name],
         how: &OpenHow,
@@ -73,7 +73,12 @@ impl Core {
 
     /// Cuts an opened file, after all checks that could refuse the open. An open for reading gives
     /// no right to cut (ganesha answers BAD_STATEID or OPENMODE). Such a file is cut by filehandle.
-    async fn cut_opened(self: &Arc<Self>, cx: &Cx, opened: &Opened, how: &OpenHow) -> Answered<Attrs> {
+    async fn cut_opened(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        opened: &Opened,
+        how: &OpenHow,
+    ) -> Answered<Attrs> {
         let open = how.access.contains(OpenAccess::WRITE).then_some(opened.open);
         let set = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
         let cut = self.setattr(cx, File { fh: &opened.node.fh, open }, &set).await;
@@ -82,7 +87,7 @@ impl Core {
 
     pub(super) async fn open_by_handle(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         how: &OpenHow,
     ) -> Answered<Opened> {
@@ -130,7 +135,7 @@ impl Core {
 
     async fn open_by_name(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         base: &Fh,
         before: &[Name],
         name: &Name,
@@ -269,7 +274,7 @@ impl Core {
 
     /// Guesses that the name still belongs to the file that was opened by it and is still open.
     /// Then the CLOSE of that file must not overtake this OPEN, as for opens by filehandle.
-    async fn guess(&self, dir: &Fh, name: &Name, cx: &Cx) -> Option<Arc<OpenState>> {
+    async fn guess(&self, dir: &Fh, name: &Name, cx: &RequestContext) -> Option<Arc<OpenState>> {
         let fh = self.files.by_name(dir, name)?;
         let state = self.files.try_begin(&fh, &cx.cred)?;
         drop(state.closing.lock().await);
@@ -340,7 +345,7 @@ impl Core {
     /// it. That happens when the reply was lost with a server that restarted.
     async fn made_before(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         before: &[Name],
         name: &Name,
@@ -386,7 +391,7 @@ impl Core {
     /// see `bring`.
     async fn finish_open(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         id: OpenId,
         how: &OpenHow,
@@ -420,7 +425,7 @@ impl Core {
     /// (NFS4ERR_DELAY while a delegation is recalled). Then it is sent alone and retried as usual.
     async fn may_open(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         how: &OpenHow,
         told: Answered<u32>,
@@ -438,7 +443,7 @@ impl Core {
     #[expect(clippy::too_many_arguments, reason = "all of it is about one open")]
     async fn finish_create(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         id: OpenId,
         missing: SetAttr,
@@ -465,16 +470,16 @@ impl Core {
     }
 
     /// Ends an open: commits its writes, then sends CLOSE. Runs in its own task.
-    pub async fn close(self: &Arc<Self>, cx: &Cx, id: OpenId) -> Answered<()> {
+    pub async fn close(self: &Arc<Self>, cx: &RequestContext, id: OpenId) -> Answered<()> {
         self.end(cx, id, true).await
     }
 
     /// As [`Core::close`]. With `together` the CLOSE may be sent a moment later, with others.
-    async fn end(self: &Arc<Self>, cx: &Cx, id: OpenId, together: bool) -> Answered<()> {
+    async fn end(self: &Arc<Self>, cx: &RequestContext, id: OpenId, together: bool) -> Answered<()> {
         let entry = self.files.entry(id)?;
         self.files.closing(id);
         let mark = entry.mark.lock().take();
-        let patient = Cx { cancel: Default::default(), ..cx.clone() };
+        let patient = RequestContext { cancel: Default::default(), ..cx.clone() };
         let written = match mark {
             Some(mark) => self.writes().close(&patient, &entry.state.file.fh, alone(mark).await).await,
             None => Ok(()),
@@ -521,7 +526,7 @@ impl Core {
     /// Closes or downgrades at the server until its state equals the local opens.
     async fn settle(self: &Arc<Self>, state: &Arc<OpenState>) -> Answered<()> {
         let _one = state.closing.lock().await;
-        let cx = Cx::new(state.cred.clone());
+        let cx = RequestContext::new(state.cred.clone());
         let (mut current, mut old) = (false, 0);
         loop {
             let step = state.next_step();

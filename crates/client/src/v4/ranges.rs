@@ -1,7 +1,7 @@
 //! The byte ranges of a lock owner, merged and split as in POSIX.
 //!
 //! They are kept to reclaim locks after a server restart, and to decide locks in the client
-//! (`place`).
+//! (`lock_authority`).
 
 use hither_vfs::{FileRange, LockConflict, LockKind};
 

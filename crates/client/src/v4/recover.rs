@@ -16,14 +16,14 @@ use super::call::{Answer, Backoff, Compound};
 use super::core::{Core, Phase};
 use super::fail::{Answered, Fail, is_state_lost};
 use super::lock::{LockState, length};
-use super::place::Place;
+use super::lock_authority::LockAuthority;
 use super::session::Session;
 use super::state::{FileState, OpenState, wire_fh};
 use hither_proto::nfs4::{
     DelegationType, ExistLockOwner, LockArgs, LockType, Locker, Nfsstat4, Op, OpenArgs, OpenClaim,
     OpenToLockOwner, StateOwner, Stateid, open,
 };
-use hither_vfs::{Cx, Error, FileRange, LockKind};
+use hither_vfs::{Error, FileRange, LockKind, RequestContext};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -192,7 +192,7 @@ impl Core {
             joined(claims.join_next().await)?;
         }
         for file in self.files.all() {
-            file.arrived(Place::Claiming);
+            file.arrived(LockAuthority::Claiming);
         }
         Ok(())
     }
@@ -261,7 +261,7 @@ impl Core {
                     file.lose_locks("the delegation that covered it was revoked");
                 }
                 if self.delegations.take_stateid(stateid).is_some() {
-                    self.delegations.withdraw_all();
+                    self.delegations.revoke_all();
                     let free = Compound::new("FREE_STATEID", [Op::FreeStateid(stateid.any_seqid())]);
                     let _ = self.compound(&self.own_cx(), free).await;
                 }
@@ -434,7 +434,7 @@ impl Core {
     ) -> Result<Answered<Answer>, Need> {
         match via {
             Via::Session(session) => self.compound_in(session, &self.credential(&state.cred), c).await,
-            Via::Ordinary => Ok(self.compound(&Cx::new(state.cred.clone()), c).await),
+            Via::Ordinary => Ok(self.compound(&RequestContext::new(state.cred.clone()), c).await),
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::core::{Core, Phase};
 use hither_proto::nfs4::Op;
-use hither_vfs::{Cx, Result};
+use hither_vfs::{RequestContext, Result};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ const CLOSES_AT_ONCE: usize = 32;
 
 impl Core {
     /// Flushes and closes all files within `cx.deadline`, then leaves.
-    pub async fn shutdown(self: &Arc<Self>, cx: &Cx) -> Result<()> {
+    pub async fn shutdown(self: &Arc<Self>, cx: &RequestContext) -> Result<()> {
         let core = self.clone();
         let flushed = self
             .detached(cx, async move {

@@ -18,8 +18,8 @@
 //! `LockState::inner`.
 
 use super::lock::LockState;
+use super::lock_authority::LockAuthority;
 use super::names::Silly;
-use super::place::Place;
 use crate::writes::OpenMark;
 use bytes::Bytes;
 use hither_proto::nfs4::{self, StateOwner, Stateid, open};
@@ -95,7 +95,7 @@ pub(crate) struct FileState {
 pub(crate) struct FileInner {
     pub states: HashMap<Arc<Cred>, Arc<OpenState>>,
     /// The authority over its locks.
-    pub place: Place,
+    pub lock_authority: LockAuthority,
     /// Its entry in `Table::named`.
     named: Option<(Fh, Name)>,
     /// Its hidden name after the removal of its last known name.

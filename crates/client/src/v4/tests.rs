@@ -4,8 +4,8 @@ mod batches;
 mod chains;
 mod locks;
 mod opens;
+mod replay_check;
 mod server;
-mod twice;
 
 use super::*;
 use crate::Recovery;
@@ -67,7 +67,7 @@ impl Test {
 
     async fn create(&self, file: &str) -> Opened {
         let how = how(Create::IfMissing(SetAttr::default()));
-        self.v4.open(&cx(), Where::name(&self.root, &name(file)), &how).await.unwrap()
+        self.v4.open(&cx(), PathRef::name(&self.root, &name(file)), &how).await.unwrap()
     }
 
     async fn write(&self, o: &Opened, at: u64, data: &'static str) -> Result<Wrote> {
@@ -88,8 +88,8 @@ impl Test {
     }
 }
 
-fn cx() -> Cx {
-    Cx::new(Arc::new(Cred::root()))
+fn cx() -> RequestContext {
+    RequestContext::new(Arc::new(Cred::root()))
 }
 
 fn name(s: &str) -> Name {
@@ -250,7 +250,7 @@ async fn interrupted_open_is_closed() {
     let n = name("a");
     let open = how(Create::Exclusive(SetAttr::default()));
     let began = Instant::now();
-    assert_eq!(errno(t.v4.open(&cx, Where::name(&t.root, &n), &open).await), libc::EINTR);
+    assert_eq!(errno(t.v4.open(&cx, PathRef::name(&t.root, &n), &open).await), libc::EINTR);
     assert!(began.elapsed() < Duration::from_millis(100));
     assert_eq!(t.server.lock().opens.len(), 1);
     t.server.lock().hold = None;
@@ -374,7 +374,7 @@ async fn downgrade_and_close() {
     let t = Test::new().await;
     let both = t.create("a").await;
     let read = OpenHow { access: OpenAccess::READ, ..how(Create::No) };
-    let reader = t.v4.open(&cx(), Where::fh(&both.node.fh), &read).await.unwrap();
+    let reader = t.v4.open(&cx(), PathRef::fh(&both.node.fh), &read).await.unwrap();
     assert_eq!(t.server.lock().opens.len(), 1);
     t.v4.close(&cx(), &both.node.fh, both.open).await.unwrap();
     assert_eq!(t.server.lock().opens.values().map(|o| o.access).collect::<Vec<_>>(), [1]);
@@ -396,7 +396,7 @@ async fn open_waits_for_pending_close() {
     let open = async {
         // After the CLOSE was sent.
         tokio::time::sleep(Duration::from_millis(300)).await;
-        t.v4.open(&cx, Where::name(&t.root, &n), &how(Create::No)).await.unwrap()
+        t.v4.open(&cx, PathRef::name(&t.root, &n), &how(Create::No)).await.unwrap()
     };
     let watch = async {
         tokio::time::sleep(Duration::from_millis(800)).await;
@@ -440,7 +440,7 @@ async fn failure_after_the_open() {
     t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
     let execute = OpenHow { access: OpenAccess::READ, execute: true, ..how(Create::No) };
     let n = name("a");
-    for at in [Where::fh(&a.node.fh), Where::name(&t.root, &n)] {
+    for at in [PathRef::fh(&a.node.fh), PathRef::name(&t.root, &n)] {
         let before = Instant::now();
         assert_ne!(errno(t.v4.open(&cx(), at, &execute).await), 0);
         assert_eq!(t.server.lock().opens.len(), 0);
@@ -448,7 +448,7 @@ async fn failure_after_the_open() {
         assert!(before.elapsed() < Duration::from_millis(100), "{:?}", before.elapsed());
     }
     let cut = OpenHow { truncate: true, ..how(Create::No) };
-    for at in [Where::fh(&a.node.fh), Where::name(&t.root, &n)] {
+    for at in [PathRef::fh(&a.node.fh), PathRef::name(&t.root, &n)] {
         let o = t.create("a").await;
         t.write(&o, 0, "data").await.unwrap();
         let cut = t.v4.open(&cx(), at, &cut).await.unwrap();
@@ -476,7 +476,7 @@ async fn create_respects_existing_permissions() {
     let create = how(Create::IfMissing(SetAttr::default()));
     for (file, refused) in [("a", libc::EACCES), ("b", 0)] {
         t.server.lock().fail = vec![(NfsOpnum4::ACCESS, Nfsstat4::ACCESS)];
-        let opened = t.v4.open(&cx(), Where::name(&t.root, &name(file)), &create).await;
+        let opened = t.v4.open(&cx(), PathRef::name(&t.root, &name(file)), &create).await;
         assert_eq!(t.server.lock().opens.len(), usize::from(opened.is_ok()));
         assert_eq!((file, opened.as_ref().err().map_or(0, |e| e.errno)), (file, refused));
         assert!(opened.is_err() || opened.unwrap().created);
@@ -528,7 +528,7 @@ async fn stamp_identifies_repeated_creation() {
     let t = Test::with(options(), Conditions::default(), |s| s.lock().verifier_in_times = true).await;
     let create = async |file: &str| {
         let exclusive = how(Create::Exclusive(SetAttr::default()));
-        t.v4.open(&cx(), Where::name(&t.root, &name(file)), &exclusive).await
+        t.v4.open(&cx(), PathRef::name(&t.root, &name(file)), &exclusive).await
     };
     create("first").await.unwrap();
     assert_eq!((t.server.count("OPEN"), t.server.count("SETATTR")), (1, 1));

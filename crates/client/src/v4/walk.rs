@@ -24,7 +24,9 @@ use super::list::first_page_op;
 use super::session::Limits;
 use super::state::{wire_fh, wire_name};
 use hither_proto::nfs4::{Attrs as WireAttrs, Nfsstat4, Op, attr};
-use hither_vfs::{Access, Along, Cx, Error, Fh, FileKind, Name, Node, Stop, Trail, Want};
+use hither_vfs::{
+    Access, Along, Error, Fh, FileKind, Name, Node, RequestContext, Stop, WalkRequest, WalkResult,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
@@ -45,10 +47,10 @@ const REFUSALS: usize = 3;
 
 /// A walk in progress.
 struct Walk<'a> {
-    cx: &'a Cx,
+    cx: &'a RequestContext,
     base: &'a Fh,
     path: &'a [Name],
-    want: Want,
+    want: WalkRequest,
     steps: Vec<Node>,
     along: Along,
     /// Name by name, without optional operations, because the server refused more.
@@ -60,8 +62,8 @@ impl Walk<'_> {
         self.steps.last().map_or(self.base, |n| &n.fh)
     }
 
-    fn end(self, stop: Stop) -> Trail {
-        Trail { steps: self.steps, stop, along: self.along }
+    fn end(self, stop: Stop) -> WalkResult {
+        WalkResult { steps: self.steps, stop, along: self.along }
     }
 }
 
@@ -111,8 +113,14 @@ impl Leg {
 
 impl Core {
     /// Walks `path` with as few compounds as the server's limits allow.
-    pub async fn walk(self: &Arc<Self>, cx: &Cx, base: &Fh, path: &[Name], want: Want) -> Answered<Trail> {
-        let mut want = if self.opts.chains { want } else { Want::default() };
+    pub async fn walk(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        base: &Fh,
+        path: &[Name],
+        want: WalkRequest,
+    ) -> Answered<WalkResult> {
+        let mut want = if self.opts.chains { want } else { WalkRequest::default() };
         if !self.opts.readdirplus {
             want.listing_bytes = 0;
         }
@@ -132,14 +140,14 @@ impl Core {
                 }
                 // knfsd (Linux 6.1) corrupts the reply when a READDIR fails after many names.
                 Err(f) if wishes && (is_too_long(f.status()) || matches!(f, Fail::Garbled)) => {
-                    walk.want = Want::default();
+                    walk.want = WalkRequest::default();
                 }
                 Err(f) if is_too_long(f.status()) && halvings < HALVINGS => {
                     self.found_too_long(sent);
                     halvings += 1;
                 }
                 Err(f) if chain && !walk.plain && is_refusal(&f) => {
-                    (walk.plain, walk.want) = (true, Want::default());
+                    (walk.plain, walk.want) = (true, WalkRequest::default());
                 }
                 Err(f) if walk.steps.is_empty() => return Err(f),
                 Err(f) => return Ok(walk.end(Stop::Failed(f.into()))),

@@ -16,7 +16,9 @@ use hither_proto::nfs4::{
     Attrs as WireAttrs, CreateHow, CreateType, Op, OpenArgs, OpenClaim, OpenOk, StableHow, StateOwner,
     Stateid, attr, open,
 };
-use hither_vfs::{Creation, Cx, Data, Error, Fh, Made, Name, NewKind, Node, SetAttr, Stop, Want};
+use hither_vfs::{
+    Creation, Data, Error, Fh, Made, Name, NewKind, Node, RequestContext, SetAttr, Stop, WalkRequest,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -30,7 +32,7 @@ impl Core {
     /// task.
     pub async fn create_whole(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         name: &Name,
         set: &SetAttr,
@@ -55,7 +57,7 @@ impl Core {
     /// least one. The last outcome may be a failure. The objects after it were not executed.
     pub async fn create_some(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         new: &[Creation],
     ) -> Answered<Vec<Answered<Made>>> {
@@ -130,7 +132,7 @@ impl Core {
     /// Reads the results of one object.
     async fn created(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         new: &Creation,
         turn: &Arc<Turn>,
@@ -173,8 +175,8 @@ impl Core {
     }
 
     /// Looks up an object that was just created.
-    async fn just_made(self: &Arc<Self>, cx: &Cx, dir: &Fh, name: &Name) -> Answered<Node> {
-        let mut trail = self.walk(cx, dir, std::slice::from_ref(name), Want::default()).await?;
+    async fn just_made(self: &Arc<Self>, cx: &RequestContext, dir: &Fh, name: &Name) -> Answered<Node> {
+        let mut trail = self.walk(cx, dir, std::slice::from_ref(name), WalkRequest::default()).await?;
         match (trail.stop, trail.steps.pop()) {
             (Stop::Failed(e), _) => Err(e.into()),
             (_, Some(node)) => Ok(node),
@@ -185,7 +187,7 @@ impl Core {
     /// Closes a file when the compound ended between OPEN and CLOSE.
     fn leave_open(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         (dir, name): (&Fh, &Name),
         fh: Option<Fh>,
         ok: &OpenOk,

@@ -12,7 +12,7 @@ use super::state::wire_fh;
 use bytes::Bytes;
 use hither_proto::nfs4::{Acl, Attrs, Bitmap4, Nfsstat4, Op, RareAttrs, SetxattrOption, Stateid, attr};
 use hither_proto::xdr::{Dec, Enc};
-use hither_vfs::{Cx, Error, Fh, XattrMode};
+use hither_vfs::{Error, Fh, RequestContext, XattrMode};
 use std::sync::Arc;
 
 const ACL_NAME: &[u8] = b"system.nfs4_acl";
@@ -41,7 +41,7 @@ impl Core {
     }
 
     /// Value of an attribute.
-    pub async fn getxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh, name: &[u8]) -> Answered<Bytes> {
+    pub async fn getxattr(self: &Arc<Self>, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Answered<Bytes> {
         match self.which(name)? {
             Which::User(key) => {
                 let ops = [putfh(fh), Op::getxattr(key)];
@@ -63,7 +63,7 @@ impl Core {
     /// Sets an attribute.
     pub async fn setxattr(
         self: &Arc<Self>,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         name: &[u8],
         value: &Bytes,
@@ -97,7 +97,7 @@ impl Core {
     /// Names of all attributes that [`Core::getxattr`] can read. A server with ACLs need not have
     /// one for each file (nfs-ganesha announces ACLs and returns none). A copy of a file would fail
     /// at a name without a value (overlayfs).
-    pub async fn listxattr(self: &Arc<Self>, cx: &Cx, fh: &Fh) -> Answered<Vec<Bytes>> {
+    pub async fn listxattr(self: &Arc<Self>, cx: &RequestContext, fh: &Fh) -> Answered<Vec<Bytes>> {
         let acls = self.opts.acl && self.facts().acls;
         let mut names = Vec::new();
         if self.minor < 2 || !self.facts().xattrs {
@@ -141,7 +141,12 @@ impl Core {
     }
 
     /// The name of a file's ACL, when `wanted` and the caller can read it.
-    async fn acl_name(self: &Arc<Self>, cx: &Cx, fh: &Fh, wanted: bool) -> Answered<Option<Bytes>> {
+    async fn acl_name(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        fh: &Fh,
+        wanted: bool,
+    ) -> Answered<Option<Bytes>> {
         if !wanted {
             return Ok(None);
         }
@@ -157,7 +162,7 @@ impl Core {
     }
 
     /// Removes an attribute.
-    pub async fn removexattr(self: &Arc<Self>, cx: &Cx, fh: &Fh, name: &[u8]) -> Answered<()> {
+    pub async fn removexattr(self: &Arc<Self>, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Answered<()> {
         let Which::User(key) = self.which(name)? else { return Err(Error::new(libc::EOPNOTSUPP).into()) };
         let ops = [putfh(fh), Op::removexattr(key)];
         let mut answer = self.compound(cx, Compound::new("REMOVEXATTR", ops)).await?;

@@ -21,7 +21,7 @@ const ENTRY_OVERHEAD_BYTES: u64 = 192;
 
 /// Bytes of a file that the server may still lose.
 #[derive(Debug, Clone)]
-pub(super) struct Kept {
+pub(super) struct UncommittedWrite {
     data: Bytes,
     verifier: Verifier,
     seq: u64,
@@ -48,7 +48,7 @@ pub(super) struct Plan {
 /// The uncommitted writes of one file; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    kept: BTreeMap<u64, Kept>,
+    kept: BTreeMap<u64, UncommittedWrite>,
     /// Number of entries of each epoch. Usually there is one epoch. Then `doubtful_end_bytes` does
     /// not read the entries.
     epochs: BTreeMap<u64, usize>,
@@ -78,8 +78,13 @@ impl Log {
         let mut at = offset_bytes;
         for part in data.parts() {
             let len = part.len() as u64;
-            let kept =
-                Kept { data: compact(part.clone()), verifier, seq: self.seq, epoch, origin: origin.clone() };
+            let kept = UncommittedWrite {
+                data: compact(part.clone()),
+                verifier,
+                seq: self.seq,
+                epoch,
+                origin: origin.clone(),
+            };
             self.insert(at, kept);
             at += len;
         }
@@ -118,7 +123,7 @@ impl Log {
     /// Records that COMMIT returned `verifier`. Forgets the stable extents. Returns the ranges that
     /// the server lost. They stay kept.
     pub fn committed(&mut self, plan: &Plan, verifier: Verifier) -> Vec<(u64, u64)> {
-        let stable = |k: &Kept| k.seq <= plan.through && k.verifier == verifier;
+        let stable = |k: &UncommittedWrite| k.seq <= plan.through && k.verifier == verifier;
         self.retain(|k| !stable(k));
         self.ranges(|k| k.seq <= plan.through)
     }
@@ -137,7 +142,7 @@ impl Log {
     /// `verifier`. The pieces have at most `max_bytes`. Adjacent pieces are joined.
     pub fn lost_in(&self, range: (u64, u64), through: u64, verifier: Verifier, max_bytes: u64) -> Vec<Piece> {
         let mut out: Vec<Piece> = Vec::new();
-        let lost = |k: &Kept| k.seq <= through && k.verifier != verifier;
+        let lost = |k: &UncommittedWrite| k.seq <= through && k.verifier != verifier;
         for (&at, kept) in self.kept.range(range.0..range.1).filter(|(_, k)| lost(k)) {
             let mut start = 0;
             while start < kept.data.len() {
@@ -189,7 +194,7 @@ impl Log {
         last.map_or(0, |(&at, k)| at + k.data.len() as u64)
     }
 
-    fn ranges(&self, wanted: impl Fn(&Kept) -> bool) -> Vec<(u64, u64)> {
+    fn ranges(&self, wanted: impl Fn(&UncommittedWrite) -> bool) -> Vec<(u64, u64)> {
         let mut out: Vec<(u64, u64)> = Vec::new();
         for (&at, kept) in self.kept.iter().filter(|(_, k)| wanted(k)) {
             let end = at + kept.data.len() as u64;
@@ -201,13 +206,13 @@ impl Log {
         out
     }
 
-    fn insert(&mut self, at: u64, kept: Kept) {
+    fn insert(&mut self, at: u64, kept: UncommittedWrite) {
         self.bytes += kept.data.len() as u64 + ENTRY_OVERHEAD_BYTES;
         *self.epochs.entry(kept.epoch).or_default() += 1;
         self.kept.insert(at, kept);
     }
 
-    fn retain(&mut self, mut keep: impl FnMut(&Kept) -> bool) {
+    fn retain(&mut self, mut keep: impl FnMut(&UncommittedWrite) -> bool) {
         let (bytes, epochs) = (&mut self.bytes, &mut self.epochs);
         self.kept.retain(|_, k| {
             let stays = keep(k);

@@ -185,8 +185,8 @@ fn fh() -> Fh {
     Fh(Bytes::from_static(b"file"))
 }
 
-fn cx() -> Cx {
-    Cx::new(Arc::new(Cred::root()))
+fn cx() -> RequestContext {
+    RequestContext::new(Arc::new(Cred::root()))
 }
 
 /// Memory by which the bound may be exceeded: the bookkeeping of one batch of writes. A batch has

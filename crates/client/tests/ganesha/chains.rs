@@ -18,13 +18,13 @@ async fn chains_with_wishes() {
     let sub = m.vfs.mkdir(&m.cx, &m.dir, &name("sub"), &mode(0o755)).await.unwrap().node.fh;
     let deep = m.vfs.mkdir(&m.cx, &sub, &name("deep"), &mode(0o755)).await.unwrap().node.fh;
     let how = how(OpenAccess::WRITE, Create::Exclusive(mode(0o644)));
-    let o = m.vfs.open(&m.cx, Where::name(&deep, &name("file")), &how).await.unwrap();
+    let o = m.vfs.open(&m.cx, PathRef::name(&deep, &name("file")), &how).await.unwrap();
     m.write(&o, 0, "first bytes").await;
     m.close(&o).await;
-    let want = Want { listing_bytes: 16384, read_bytes: 4096, access: Access::READ | Access::EXECUTE };
+    let want = WalkRequest { listing_bytes: 16384, read_bytes: 4096, access: Access::READ | Access::EXECUTE };
     let path = |last| [name("sub"), name("deep"), name(last)];
     let before = calls(&m);
-    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path("file") }, want).await.unwrap();
+    let trail = m.vfs.walk(&m.cx, PathRef { base: &m.dir, path: &path("file") }, want).await.unwrap();
     let asked = calls(&m) - before;
     assert!(matches!(trail.stop, Stop::Complete), "{:?}", trail.stop);
     assert_eq!((trail.steps.len(), &trail.steps[2].fh), (3, &o.node.fh));
@@ -38,7 +38,7 @@ async fn chains_with_wishes() {
         assert_eq!(asked, 1);
     }
     let before = calls(&m);
-    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path("none") }, want).await.unwrap();
+    let trail = m.vfs.walk(&m.cx, PathRef { base: &m.dir, path: &path("none") }, want).await.unwrap();
     assert!(matches!(trail.stop, Stop::Missing(_)) && trail.steps.len() == 2);
     assert!(trail.along.listing.is_some_and(|l| l.entries.len() == 1));
     if is_v4(&m) {
@@ -47,12 +47,12 @@ async fn chains_with_wishes() {
     // A listing of several pages of a server's memory, before other operations of the compound.
     for i in 0..200 {
         let n = name(&format!("one of many files {i}"));
-        let o = m.vfs.open(&m.cx, Where::name(&deep, &n), &how).await.unwrap();
+        let o = m.vfs.open(&m.cx, PathRef::name(&deep, &n), &how).await.unwrap();
         m.close(&o).await;
     }
     for last in ["file", "none"] {
-        let large = Want { listing_bytes: 200_000, ..want };
-        let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &path(last) }, large).await.unwrap();
+        let large = WalkRequest { listing_bytes: 200_000, ..want };
+        let trail = m.vfs.walk(&m.cx, PathRef { base: &m.dir, path: &path(last) }, large).await.unwrap();
         assert!(trail.along.listing.is_some_and(|l| l.eof && l.entries.len() == 201));
         assert_eq!(
             trail.along.first.is_some_and(|f| &f.data.into_bytes()[..] == b"first bytes"),
@@ -63,7 +63,7 @@ async fn chains_with_wishes() {
         m.vfs.unlink(&m.cx, &deep, &name(&format!("one of many files {i}")), None).await.unwrap();
     }
     let two = [name("sub"), name("deep")];
-    let trail = m.vfs.walk(&m.cx, Where { base: &m.dir, path: &two }, want).await.unwrap();
+    let trail = m.vfs.walk(&m.cx, PathRef { base: &m.dir, path: &two }, want).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete) && trail.along.first.is_none());
     // No open is left, so the file is removed and not hidden.
     m.vfs.unlink(&m.cx, &deep, &name("file"), Some(&o.node.fh)).await.unwrap();
@@ -127,7 +127,7 @@ async fn first_bytes_and_directories() {
     m.write(&o, 0, "first bytes").await;
     m.close(&o).await;
     let n = name("file");
-    for at in [Where::fh(&o.node.fh), Where::name(&m.dir, &n)] {
+    for at in [PathRef::fh(&o.node.fh), PathRef::name(&m.dir, &n)] {
         for (bytes, expected, eof) in [(5, "first", false), (100, "first bytes", true)] {
             let how = OpenHow { first_bytes: bytes, ..how(OpenAccess::READ, Create::No) };
             let before = calls(&m);
@@ -160,15 +160,15 @@ async fn first_bytes_and_directories() {
 
 /// Handles that the client has withdrawn.
 #[derive(Default)]
-struct Told(std::sync::Mutex<Vec<Fh>>);
+struct UpcallLog(std::sync::Mutex<Vec<Fh>>);
 
-impl Upcalls for Told {
-    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+impl Upcalls for UpcallLog {
+    fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
         self.0.lock().unwrap().push(fh.clone());
         Box::pin(async {})
     }
 
-    fn withdraw_all(&self) -> BoxFuture<()> {
+    fn revoke_all(&self) -> BoxFuture<()> {
         Box::pin(async {})
     }
 }
@@ -179,21 +179,21 @@ impl Upcalls for Told {
 #[ignore = "needs HITHER_TEST_SERVER"]
 async fn delegations_are_leases() {
     let (m, other) = (Mount::new().await, Mount::new().await);
-    let told = Arc::new(Told::default());
+    let told = Arc::new(UpcallLog::default());
     m.vfs.subscribe(told.clone());
     if !is_v4(&m) {
         return;
     }
     for file in ["a", "b", "c"] {
         let (n, how) = (name(file), how(OpenAccess::WRITE, Create::Exclusive(mode(0o666))));
-        let o = other.vfs.open(&other.cx, Where::name(&m.dir, &n), &how).await.unwrap();
+        let o = other.vfs.open(&other.cx, PathRef::name(&m.dir, &n), &how).await.unwrap();
         other.write(&o, 0, "some bytes").await;
         other.close(&o).await;
     }
-    let want = Want { read_bytes: 4096, ..Want::default() };
+    let want = WalkRequest { read_bytes: 4096, ..WalkRequest::default() };
     let mut held = vec![];
     for file in ["a", "b", "c"] {
-        let trail = m.vfs.walk(&m.cx, Where::name(&m.dir, &name(file)), want).await.unwrap();
+        let trail = m.vfs.walk(&m.cx, PathRef::name(&m.dir, &name(file)), want).await.unwrap();
         let node = trail.steps[0].clone();
         let again = m.vfs.getattr(&m.cx, File { fh: &node.fh, open: None }).await.unwrap();
         assert_eq!(again.valid == Validity::Lease, node.attrs.valid == Validity::Lease);
@@ -205,7 +205,7 @@ async fn delegations_are_leases() {
         let began = Instant::now();
         let o = other
             .vfs
-            .open(&other.cx, Where::fh(&held[0].fh), &how(OpenAccess::WRITE, Create::No))
+            .open(&other.cx, PathRef::fh(&held[0].fh), &how(OpenAccess::WRITE, Create::No))
             .await
             .unwrap();
         other.write(&o, 0, "other").await;
@@ -216,7 +216,8 @@ async fn delegations_are_leases() {
         assert!(after.attr.change != held[0].attrs.attr.change && after.valid != Validity::Lease);
         // A client's changes do not wait for its own delegations.
         let began = Instant::now();
-        let o = m.vfs.open(&m.cx, Where::fh(&held[1].fh), &how(OpenAccess::WRITE, Create::No)).await.unwrap();
+        let o =
+            m.vfs.open(&m.cx, PathRef::fh(&held[1].fh), &how(OpenAccess::WRITE, Create::No)).await.unwrap();
         eprintln!("own open for writing within {:?}", began.elapsed());
         m.write(&o, 0, "mine").await;
         m.close(&o).await;
@@ -252,14 +253,14 @@ impl Cache {
 }
 
 impl Upcalls for Cache {
-    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+    fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
         let mut all = self.0.lock().unwrap();
         let entry = all.entry(fh.clone()).or_default();
         *entry = (entry.0 + 1, None);
         Box::pin(async {})
     }
 
-    fn withdraw_all(&self) -> BoxFuture<()> {
+    fn revoke_all(&self) -> BoxFuture<()> {
         self.0.lock().unwrap().values_mut().for_each(|e| *e = (e.0 + 1, None));
         Box::pin(async {})
     }
@@ -288,7 +289,7 @@ async fn leases_are_never_stale() {
             while Instant::now() < end {
                 let fh = &files[size as usize % files.len()];
                 let how = how(OpenAccess::WRITE, Create::No);
-                let o = writer.vfs.open(&writer.cx, Where::fh(fh), &how).await.unwrap();
+                let o = writer.vfs.open(&writer.cx, PathRef::fh(fh), &how).await.unwrap();
                 writer.write(&o, size, "x").await;
                 writer.close(&o).await;
                 size += 1;

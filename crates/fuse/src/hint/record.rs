@@ -5,7 +5,7 @@ use super::path::Path;
 use super::{Hint, Intent, PAUSE_MAX};
 use crate::handles::First;
 use crate::inode::{Inode, Moment};
-use hither_vfs::{Attrs, Cred, Name, Node, Stop, Trail, Validity};
+use hither_vfs::{Attrs, Cred, Name, Node, Stop, Validity, WalkResult};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// The object that a walk found under a name.
 #[derive(Debug, Clone)]
-pub(crate) enum Known {
+pub(crate) enum WalkedObject {
     /// A found object.
     Node(Node),
     /// No object; the validity of the absence.
@@ -65,7 +65,7 @@ pub(crate) struct Track {
     /// The directory of that object.
     above: u64,
     /// The results for the next parts.
-    pub ahead: VecDeque<Known>,
+    pub ahead: VecDeque<WalkedObject>,
     /// Number of entries of `ahead` that were looked up in advance.
     early: usize,
     /// Time of the request for `ahead`.
@@ -76,17 +76,17 @@ pub(crate) struct Track {
 
 impl Track {
     /// Records a walk from part `at` in directory `dir`.
-    pub fn begin(&mut self, at: usize, dir: u64, trail: &Trail, asked: Moment) {
+    pub fn begin(&mut self, at: usize, dir: u64, trail: &WalkResult, asked: Moment) {
         (self.at, self.here, self.above, self.asked) = (at, dir, 0, asked);
         // A lease may be withdrawn before a step is used. So the step is valid for this call only.
         let once = |valid| if valid == Validity::Lease { Validity::Once } else { valid };
         let known = |node: &Node| {
             let attrs = Attrs { valid: once(node.attrs.valid), ..node.attrs.clone() };
-            Known::Node(Node { attrs, ..node.clone() })
+            WalkedObject::Node(Node { attrs, ..node.clone() })
         };
         self.ahead = trail.steps.iter().map(known).collect();
         if let Stop::Missing(valid) = trail.stop {
-            self.ahead.push_back(Known::Missing(valid));
+            self.ahead.push_back(WalkedObject::Missing(valid));
         }
         self.early = self.ahead.len().saturating_sub(1);
         let change = trail.steps.last().map(|node| node.attrs.attr.change);
@@ -124,8 +124,8 @@ impl Track {
     pub fn ends_at(&self, inode: &Inode) -> bool {
         let left = self.path.parts.len().saturating_sub(self.at);
         match self.ahead.back() {
-            Some(Known::Node(node)) => left == self.ahead.len() && inode.ident.is_of(&node.attrs.attr),
-            Some(Known::Missing(_)) => false,
+            Some(WalkedObject::Node(node)) => left == self.ahead.len() && inode.ident.is_of(&node.attrs.attr),
+            Some(WalkedObject::Missing(_)) => false,
             None => left == 0 && self.is_at(inode.id),
         }
     }

@@ -85,7 +85,7 @@ fn record_follows_call_to_open() {
     assert!(hint.whole && hint.intent.reads && hint.intent.opens);
     let want = hint.want(100);
     assert_eq!((want.read_bytes, want.listing_bytes, want.access), (100, 0, Access::empty()));
-    let mut trail = Trail::new(vec![node(7), node(8), node(9)], Stop::Complete);
+    let mut trail = WalkResult::new(vec![node(7), node(8), node(9)], Stop::Complete);
     trail.along.first = Some(hither_vfs::Read { data: Default::default(), eof: true });
     hints.walked(w.tid, 1, &cred, hint, &trail, asked);
     hints.advance(w.tid, 1, &dir, 70);
@@ -97,7 +97,7 @@ fn record_follows_call_to_open() {
     for (at, part, found, fileid) in [(70, "b", 80, 8), (80, "f", 90, 9)] {
         let hint = hints.expected(w.tid, at, &name(part), &cred).unwrap();
         assert_eq!(hint.began, began);
-        let Some((Known::Node(known), _)) = &hint.known else { panic!("{part} is known") };
+        let Some((WalkedObject::Node(known), _)) = &hint.known else { panic!("{part} is known") };
         assert_eq!(known.attrs.attr.fileid, fileid);
         assert_eq!(known.attrs.valid, Validity::Once, "a lease may be withdrawn meanwhile");
         hints.advance(w.tid, at, &name(part), found);
@@ -125,7 +125,7 @@ fn open_is_fresh_as_first_lookup() {
     let file = inodes.remember(None, &node(9)).unwrap();
     let walk = |of: &Cred| {
         let hint = hints.read(w.tid, 1, &dir, &inodes, began).unwrap();
-        let trail = Trail::new(vec![node(7), node(8), node(9)], Stop::Complete);
+        let trail = WalkResult::new(vec![node(7), node(8), node(9)], Stop::Complete);
         hints.walked(w.tid, 1, &Arc::new(of.clone()), hint, &trail, asked);
         hints.advance(w.tid, 1, &dir, 70);
     };

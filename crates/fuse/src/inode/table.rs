@@ -3,7 +3,7 @@
 use super::{Clock, Ident, Inode, Moment};
 use crate::hint::path::Agreement;
 use bytes::Bytes;
-use hither_vfs::{Attr, Fh, Name, Node, Realm, Vfs};
+use hither_vfs::{Attr, ConsistencyDomain, Fh, Name, Node, Vfs};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -20,8 +20,9 @@ const PATH_MAX: usize = 64;
 pub(crate) struct Inodes {
     table: Mutex<Table>,
     root: Arc<Inode>,
-    /// The layer that knows the realms of filehandles; `None`: all are in one realm.
-    realms: Option<Arc<dyn Vfs>>,
+    /// The layer that knows the consistency domains of filehandles; `None`: all are in one
+    /// consistency domain.
+    domains: Option<Arc<dyn Vfs>>,
     /// The clock of the mount's own modifications.
     pub clock: Clock,
 }
@@ -69,25 +70,26 @@ impl std::fmt::Debug for Inodes {
 }
 
 impl Inodes {
-    /// A table with the root. `realms` knows the realms of filehandles.
-    pub fn new(root: &Node, realms: Option<Arc<dyn Vfs>>) -> Self {
+    /// A table with the root. `domains` knows the consistency domains of filehandles.
+    pub fn new(root: &Node, domains: Option<Arc<dyn Vfs>>) -> Self {
         let id = crate::abi::ROOT_ID;
-        let realm = realms.as_ref().map_or_else(Realm::default, |vfs| vfs.realm(&root.fh));
-        let root = Arc::new(Inode::new(id, root, realm));
+        let domain =
+            domains.as_ref().map_or_else(ConsistencyDomain::default, |vfs| vfs.consistency_domain(&root.fh));
+        let root = Arc::new(Inode::new(id, root, domain));
         let mut table = Table { next: id + 1, ..Default::default() };
         table.by_ident.insert(root.ident, id);
         table.by_fh.insert(root.fh(), id);
         table.by_id.insert(id, Entry { inode: root.clone(), lookups: 1, names: SmallVec::new() });
-        Self { table: Mutex::new(table), root, realms, clock: Clock::default() }
+        Self { table: Mutex::new(table), root, domains, clock: Clock::default() }
     }
 
-    fn realm(&self, fh: &Fh) -> Realm {
-        self.realms.as_ref().map_or_else(Realm::default, |vfs| vfs.realm(fh))
+    fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain {
+        self.domains.as_ref().map_or_else(ConsistencyDomain::default, |vfs| vfs.consistency_domain(fh))
     }
 
     /// The identity of an object in this mount.
     pub fn ident(&self, fh: &Fh, attr: &Attr) -> Ident {
-        Ident::of(attr, self.realm(fh))
+        Ident::of(attr, self.consistency_domain(fh))
     }
 
     /// The filehandle of the root directory.
@@ -107,10 +109,10 @@ impl Inodes {
     /// object, and the moment of the request. A name from a request before a change by the mount
     /// does not replace newer names.
     pub fn remember(&self, at: Option<(u64, &Name, Moment)>, node: &Node) -> Result<Arc<Inode>, Ambiguous> {
-        let realm = self.realm(&node.fh);
+        let domain = self.consistency_domain(&node.fh);
         let mut table = self.table.lock();
         let t = &mut *table;
-        let ident = Ident::of(&node.attrs.attr, realm);
+        let ident = Ident::of(&node.attrs.attr, domain);
         let known = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id)).map(|e| e.inode.clone());
         let inode = match known {
             Some(inode) if inode.kind == node.attrs.attr.kind => {
@@ -120,7 +122,7 @@ impl Inodes {
                 inode
             }
             _ => {
-                let inode = Arc::new(Inode::new(t.next, node, realm));
+                let inode = Arc::new(Inode::new(t.next, node, domain));
                 t.by_ident.insert(ident, t.next);
                 t.by_fh.insert(inode.fh(), t.next);
                 let entry = Entry { inode: inode.clone(), lookups: 0, names: SmallVec::new() };

@@ -218,7 +218,7 @@ fn lease_counts_after_passing_on() {
     i.leased();
     i.observe(&leased.attrs, t.clock.now());
     assert_eq!(i.valid(), Validity::Lease);
-    i.withdrawn();
+    i.note_revoked();
     assert!(nothing(&i));
 }
 
@@ -238,12 +238,12 @@ fn lost_search_right_is_reported() {
 /// Inode numbers of other file systems differ from those of the root's file system.
 #[test]
 fn inode_numbers_mix_in_fsid() {
-    let root = Ident { fsid: (1, 1), fileid: 2, realm: 0 };
-    assert_eq!(Ident { fsid: (1, 1), fileid: 77, realm: 0 }.ino(root), 77);
-    let other = Ident { fsid: (1, 2), fileid: 77, realm: 0 }.ino(root);
+    let root = Ident { fsid: (1, 1), fileid: 2, domain: 0 };
+    assert_eq!(Ident { fsid: (1, 1), fileid: 77, domain: 0 }.ino(root), 77);
+    let other = Ident { fsid: (1, 2), fileid: 77, domain: 0 }.ino(root);
     assert_ne!(other, 77);
-    assert_ne!(other, Ident { fsid: (2, 1), fileid: 77, realm: 0 }.ino(root));
-    assert_eq!(Ident { fsid: (1, 1), fileid: 0, realm: 0 }.ino(root), 1, "0 would hide the entry");
+    assert_ne!(other, Ident { fsid: (2, 1), fileid: 77, domain: 0 }.ino(root));
+    assert_eq!(Ident { fsid: (1, 1), fileid: 0, domain: 0 }.ino(root), 1, "0 would hide the entry");
 }
 
 /// With a coarse server clock, a write of this mount can keep the change attribute. Bytes of an

@@ -6,7 +6,7 @@ use crate::call::Answer;
 use crate::handles::OpenFile;
 use crate::inode::{Inode, Moment};
 use hither_vfs::{
-    Access, Attrs, Cx, Error, File, FileKind, FsStat, OpenAccess, Result, SetAttr, SetTime, Time,
+    Access, Attrs, Error, File, FileKind, FsStat, OpenAccess, RequestContext, Result, SetAttr, SetTime, Time,
 };
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ impl Call {
         let inode = self.inode()?;
         let (handle, asked) = (inode.fh(), self.asked());
         if let Some(fh) =
-            fh.filter(|_| self.session.config.may_be_shared && self.session.vfs.is_shared(&handle))
+            fh.filter(|_| self.session.config.may_be_shared && self.session.vfs.is_noncacheable(&handle))
         {
             return self.before_shared_read(&inode, fh).await;
         }
@@ -39,7 +39,7 @@ impl Call {
         let file = File { fh: &handle, open: open.as_ref().map(|f| f.open) };
         let cx = open.as_ref().map_or_else(|| self.cx(), |f| self.cx_of(f.cred.clone()));
         // The kernel sends a handle to get the length before a read or a seek, and not for stat(2).
-        let cx = Cx { times_unseen: fh.is_some(), ..cx };
+        let cx = RequestContext { times_unseen: fh.is_some(), ..cx };
         let call = self.session.vfs.getattr(&cx, file);
         let attrs = match self.head.nodeid {
             ROOT_ID => patiently(&self.session.last_root, None, call).await?,

@@ -182,9 +182,9 @@ impl Call {
     /// the cached listing is dropped at the end of its validity.
     fn piece(&self, dir: &OpenDir, page: &Page, list: List) -> Answer {
         if dir.cached {
-            let withdrawn = page.leased && !self.may_pass_on(page.began);
-            dir.inode.entries_given(if withdrawn { Instant::now() } else { page.until });
-            if list.is_empty() || withdrawn {
+            let revoked = page.leased && !self.may_pass_on(page.began);
+            dir.inode.entries_given(if revoked { Instant::now() } else { page.until });
+            if list.is_empty() || revoked {
                 self.session.watch.hasten(&dir.inode);
             }
         }

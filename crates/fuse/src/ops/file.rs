@@ -9,11 +9,11 @@ use crate::call::{Answer, Body, Undo};
 use crate::handles::{First, OpenFile};
 use crate::inode::{Inode, Moment, Named, OnExec, OnOpen};
 use crate::mount::CloseWaits;
-use crate::sent_back::Back;
+use crate::stale_retry::Retry;
 use bytes::Bytes;
 use hither_vfs::{
-    Attrs, Create, Cx, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, Result,
-    SetAttr, Stability, Validity, Where,
+    Attrs, Create, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, PathRef,
+    RequestContext, Result, SetAttr, Stability, Validity,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Call {
             // The kernel appends at its cached length, which may be outdated. After ESTALE it walks
             // the path again, with fresh attributes, and opens once more. It ignores attributes
             // that arrive together with an invalidation, so the invalidation precedes them.
-            self.session.sent_back.send(self.head.tid, self.pending.started, Instant::now());
+            self.session.stale_retries.send(self.head.tid, self.pending.started, Instant::now());
             self.session.close_aside(id);
             if !on_open.keep && self.session.drop_pages(inode.id).await {
                 inode.pages_dropped(opened.node.attrs.attr.change, asked);
@@ -109,7 +109,7 @@ impl Call {
         if on_exec == OnExec::More && !came_back {
             inode.send_back(tid, now);
         }
-        self.session.sent_back.send(tid, self.pending.started, now);
+        self.session.stale_retries.send(tid, self.pending.started, now);
         inode.attrs_dropped();
         self.session.drop_attrs(inode.id);
         Err(Error::new(libc::ESTALE))
@@ -119,21 +119,21 @@ impl Call {
     /// the name to another file meanwhile, which must be opened instead. Then the kernel has to
     /// walk the path again. It also has to when one of several names may be meant. Returns true
     /// when the kernel has just walked the path again.
-    async fn open_named(&self, inode: &Inode, cx: &Cx, how: &OpenHow) -> Result<(Opened, bool)> {
+    async fn open_named(&self, inode: &Inode, cx: &RequestContext, how: &OpenHow) -> Result<(Opened, bool)> {
         let (session, tid, fh) = (&self.session, self.head.tid, inode.fh());
-        let by_handle = async |cx: &Cx| session.vfs.open(cx, Where::fh(&fh), how).await;
-        let back = session.sent_back.over(tid, self.pending.started);
-        if let Some(Back::Since(since)) = back {
+        let by_handle = async |cx: &RequestContext| session.vfs.open(cx, PathRef::fh(&fh), how).await;
+        let back = session.stale_retries.over(tid, self.pending.started);
+        if let Some(Retry::Since(since)) = back {
             let since = cx.fresh_since.map(|_| since);
-            return Ok((by_handle(&Cx { fresh_since: since, ..cx.clone() }).await?, true));
+            return Ok((by_handle(&RequestContext { fresh_since: since, ..cx.clone() }).await?, true));
         }
         // After a second ESTALE the kernel would not walk the path again.
-        let late = back == Some(Back::Late);
+        let late = back == Some(Retry::Late);
         let believed = async || {
             let opened = by_handle(cx).await.map_err(|e| {
                 // The file was replaced or removed after the lookup of its name.
                 let again = may_be_gone(&e) && !late;
-                match again && session.sent_back.send(tid, Instant::now(), Instant::now()) {
+                match again && session.stale_retries.send(tid, Instant::now(), Instant::now()) {
                     true => Error::new(libc::ESTALE),
                     false => e,
                 }
@@ -143,10 +143,10 @@ impl Call {
         let Some(since) = cx.fresh_since else { return believed().await };
         match &session.inodes.named(inode.id, || session.hints.last_parts(tid).into_iter().next()) {
             Named::No => return believed().await,
-            Named::By(dir, name) => match session.vfs.open(cx, Where::name(dir, name), how).await {
+            Named::By(dir, name) => match session.vfs.open(cx, PathRef::name(dir, name), how).await {
                 Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, late)),
                 Ok(other) => {
-                    let (vfs, cx) = (session.vfs.clone(), Cx::new(cx.cred.clone()));
+                    let (vfs, cx) = (session.vfs.clone(), RequestContext::new(cx.cred.clone()));
                     session.aside(async move {
                         let _ = vfs.close(&cx, &other.node.fh, other.open).await;
                     });
@@ -156,7 +156,7 @@ impl Call {
             },
             Named::ByOneOf => {}
         }
-        match !late && session.sent_back.send(tid, since, Instant::now()) {
+        match !late && session.stale_retries.send(tid, since, Instant::now()) {
             true => Err(Error::new(libc::ESTALE)),
             false => Ok((by_handle(cx).await?, late)),
         }
@@ -164,7 +164,7 @@ impl Call {
 
     /// The parameters of an open, and the data from the call's lookups: first bytes, and the time
     /// of the first lookup.
-    fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, Cx, Option<First>) {
+    fn prepare_open(&self, inode: &Inode, flags: u32) -> (OpenHow, RequestContext, Option<First>) {
         let (mut how, mut cx, config) = (how(flags, Create::No), self.cx(), &self.session.config);
         let (strict, opens_ask) = (self.session.is_strict(inode), self.session.opens_ask(inode));
         let opening = self.session.hints.opening(self.head.tid, inode, &cx.cred);
@@ -183,7 +183,7 @@ impl Call {
 
     pub(super) async fn create(&self, name: Name, flags: u32, mode: u32) -> Result<Answer> {
         let dir = self.inode()?;
-        self.session.sent_back.over(self.head.tid, self.pending.started);
+        self.session.stale_retries.over(self.head.tid, self.pending.started);
         let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
         let create = if flags & O_EXCL != 0 { Create::Exclusive(set) } else { Create::IfMissing(set) };
         let how = how(flags, create);
@@ -191,7 +191,7 @@ impl Call {
         let _changing = dir.changing(clock);
         let asked = self.asked();
         let dir_fh = dir.fh();
-        let opened = self.session.vfs.open(&self.cx(), Where::name(&dir_fh, &name), &how).await?;
+        let opened = self.session.vfs.open(&self.cx(), PathRef::name(&dir_fh, &name), &how).await?;
         if opened.created {
             self.session.inodes.is_new(&opened.node);
         } else {
@@ -246,7 +246,7 @@ impl Call {
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
         let committed = AtomicU64::new(inode.writes().1);
-        if self.session.vfs.is_shared(&opened.node.fh) {
+        if self.session.vfs.is_noncacheable(&opened.node.fh) {
             *first.lock() = None;
         }
         let brings_bytes = first.lock().is_some();
@@ -274,7 +274,7 @@ impl Call {
             // All opens of the file use passthrough, independent of their flags.
             return fopen::PASSTHROUGH;
         }
-        if self.session.is_strict(inode) || self.session.vfs.is_shared(&inode.fh()) {
+        if self.session.is_strict(inode) || self.session.vfs.is_noncacheable(&inode.fh()) {
             // Pages of a mapping are no older than the open.
             out |= fopen::DIRECT_IO;
         } else if keep {
@@ -306,7 +306,7 @@ impl Call {
         }
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
-        let mut cx = Cx { takes_slice: true, ..self.cx_of(file.cred.clone()) };
+        let mut cx = RequestContext { takes_slice: true, ..self.cx_of(file.cred.clone()) };
         file.inode.read();
         let (mut data, mut end) = file.take_first(offset, size as usize);
         if past_pages {
@@ -397,7 +397,7 @@ impl Call {
     /// Answers a write to a file that must not be cached, and then drops the kernel's pages of the
     /// file. The kernel ignores an invalidation during the write ([`Call::getattr`]).
     async fn answer_and_drop_shared(&self, inode: &Inode, body: &Body) {
-        if self.session.config.may_be_shared && self.session.vfs.is_shared(&inode.fh()) {
+        if self.session.config.may_be_shared && self.session.vfs.is_noncacheable(&inode.fh()) {
             self.pending.answer(Ok(body));
             self.session.drop_pages(inode.id).await;
         }

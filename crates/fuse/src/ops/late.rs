@@ -8,7 +8,7 @@
 use super::Call;
 use crate::inode::Inode;
 use crate::session::Session;
-use hither_vfs::{Cred, Cx, File};
+use hither_vfs::{Cred, File, RequestContext};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -70,7 +70,7 @@ impl Call {
 /// before the pages are dropped. A later value then shows that pages were filled too early.
 async fn doubt(session: &Session, cred: Arc<Cred>, inode: &Inode) {
     let (now, asked, fh) = (Instant::now(), session.inodes.clock.now(), inode.fh());
-    let cx = Cx { deadline: Some(now + PATIENCE), ..Cx::new(cred).fresh(now) };
+    let cx = RequestContext { deadline: Some(now + PATIENCE), ..RequestContext::new(cred).fresh(now) };
     let look = session.vfs.getattr(&cx, File { fh: &fh, open: None });
     let found = tokio::time::timeout(PATIENCE, look).await;
     inode.attrs_dropped();

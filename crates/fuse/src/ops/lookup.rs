@@ -3,10 +3,10 @@
 use super::Call;
 use crate::abi::{EntryReply, Out, entry_out};
 use crate::call::{Answer, Body, Undo};
-use crate::hint::record::Known;
+use crate::hint::record::WalkedObject;
 use crate::inode::{Inode, Moment};
 use bytes::Bytes;
-use hither_vfs::{Error, FileKind, Name, Node, Result, Stop, Trail, Validity, Want, Where};
+use hither_vfs::{Error, FileKind, Name, Node, PathRef, Result, Stop, Validity, WalkRequest, WalkResult};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
         let (hints, tid) = (&self.session.hints, self.head.tid);
-        let mut found = match self.session.sent_back.since(tid, (dir.id, &name), self.pending.started) {
+        let mut found = match self.session.stale_retries.since(tid, (dir.id, &name), self.pending.started) {
             None => self.look_up(&dir, &name, None).await,
             Some(since) => self.look_up_to_open(&dir, &name, since).await,
         };
@@ -46,9 +46,9 @@ impl Call {
             Err(_) => hints.over(tid),
         }
         if !matches!(&found, Ok((_, Some(_)))) {
-            self.session.sent_back.missed(tid, (dir.id, &name));
+            self.session.stale_retries.missed(tid, (dir.id, &name));
         }
-        self.session.sent_back.looked_up(tid, self.pending.started, Instant::now());
+        self.session.stale_retries.looked_up(tid, self.pending.started, Instant::now());
         found.map(|(answer, _)| answer)
     }
 
@@ -81,7 +81,7 @@ impl Call {
             let file = found.and_then(|id| session.inodes.find(id)).filter(is_file);
             let id = file.as_ref().map(|file| file.id);
             if id.is_none() || id == held {
-                session.sent_back.found(tid, id, &self.cred());
+                session.stale_retries.found(tid, id, &self.cred());
                 return Ok((answer, found));
             }
             drop(opening);
@@ -103,17 +103,17 @@ impl Call {
         if since.is_some() {
             cx.fresh_since = since;
         }
-        if let Some(since) = self.session.doubtful.looks_up(tid, (dir.id, name), self.pending.started) {
+        if let Some(since) = self.session.rename_retries.looks_up(tid, (dir.id, name), self.pending.started) {
             cx.fresh_since = cx.fresh_since.max(Some(since));
         }
-        let at = Where::name(&fh, name);
+        let at = PathRef::name(&fh, name);
         if let Some(trail) = vfs.peek(&cx, at) {
             return self.found(dir, name, &trail, asked).await;
         }
         if self.session.is_strict(dir) {
             // A thread that repeats a call cannot be distinguished from one that is still in the
             // call.
-            let trail = vfs.walk(&cx, at, Want::default()).await?;
+            let trail = vfs.walk(&cx, at, WalkRequest::default()).await?;
             return self.found(dir, name, &trail, asked).await;
         }
         let expected = hints.expected(tid, dir.id, name, &cx.cred);
@@ -128,29 +128,29 @@ impl Call {
                 && !self.changed_here(dir, known, *asked)
             {
                 return match known {
-                    Known::Node(node) => self.found_node(dir, name, node, *asked).await,
-                    Known::Missing(valid) => self.found_nothing(dir, name, *valid, *asked),
+                    WalkedObject::Node(node) => self.found_node(dir, name, node, *asked).await,
+                    WalkedObject::Missing(valid) => self.found_nothing(dir, name, *valid, *asked),
                 };
             }
         }
         let read = || hints.read(tid, dir.id, name, &self.session.inodes, self.pending.started);
         let Some(hint) = expected.or_else(read) else {
-            let trail = vfs.walk(&cx, at, Want::default()).await?;
+            let trail = vfs.walk(&cx, at, WalkRequest::default()).await?;
             return self.found(dir, name, &trail, asked).await;
         };
         // On a read-only mount no call creates a name.
         cx.makes_last = hint.makes_last() && self.session.config.mount_flags & libc::MS_RDONLY == 0;
         let want = hint.want(self.session.config.first_bytes);
-        let trail = vfs.walk(&cx, Where { base: &fh, path: &hint.names }, want).await?;
+        let trail = vfs.walk(&cx, PathRef { base: &fh, path: &hint.names }, want).await?;
         hints.walked(tid, dir.id, &cx.cred, hint, &trail, asked);
         self.found(dir, name, &trail, asked).await
     }
 
     /// Whether the mount changed the object or the directory since a walk.
-    fn changed_here(&self, dir: &Inode, known: &Known, asked: Moment) -> bool {
+    fn changed_here(&self, dir: &Inode, known: &WalkedObject, asked: Moment) -> bool {
         let inodes = &self.session.inodes;
         let changed = |node: &Node| inodes.changed_since(inodes.ident(&node.fh, &node.attrs.attr), asked);
-        dir.changed_since(asked) || matches!(known, Known::Node(node) if changed(node))
+        dir.changed_since(asked) || matches!(known, WalkedObject::Node(node) if changed(node))
     }
 
     /// Answers with the first step of a walk.
@@ -158,7 +158,7 @@ impl Call {
         &self,
         dir: &Inode,
         name: &Name,
-        trail: &Trail,
+        trail: &WalkResult,
         asked: Moment,
     ) -> Result<(Answer, Option<u64>)> {
         if let Some(node) = trail.steps.first() {
@@ -196,7 +196,7 @@ impl Call {
         let others = self.doubt_others(dir, name, node).await;
         // The old name may be a forgotten name.
         let many = session.inodes.by_fh(&node.fh).is_some_and(|inode| inode.has_forgotten_names());
-        session.doubtful.send(tid, (dir.id, name), self.pending.started, || {
+        session.rename_retries.send(tid, (dir.id, name), self.pending.started, || {
             // The kernel looks up the old name first. With equal names in two directories it is not
             // known which one is meant.
             let is_old = |old: &Bytes| many || others.iter().any(|(_, name)| name.bytes() == old);

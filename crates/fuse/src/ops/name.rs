@@ -4,7 +4,7 @@ use super::Call;
 use crate::call::Answer;
 use crate::inode::Inode;
 use bytes::Bytes;
-use hither_vfs::{Error, FileKind, Made, Name, RenameFlags, Result, SetAttr, Special, Where};
+use hither_vfs::{Error, FileKind, Made, Name, PathRef, RenameFlags, Result, SetAttr, Special};
 use std::sync::Arc;
 use tokio::sync::RwLockWriteGuard;
 use tokio::time::Instant;
@@ -105,7 +105,7 @@ impl Call {
             // RENAME_WHITEOUT and unknown flags.
             None => return Err(Error::new(libc::EINVAL)),
         };
-        self.session.doubtful.over(self.head.tid);
+        self.session.rename_retries.over(self.head.tid);
         let (dir, to_dir) = (self.inode()?, self.inode_of(new_dir)?);
         let inodes = &self.session.inodes;
         let (known, replaced) = (self.bound_to(&dir, &from), self.bound_to(&to_dir, &to));
@@ -149,7 +149,7 @@ impl Call {
     fn bound_to(&self, dir: &Inode, name: &Name) -> Option<Arc<Inode>> {
         let (inodes, fh) = (&self.session.inodes, dir.fh());
         inodes.child(dir.id, name).or_else(|| {
-            let trail = self.session.vfs.peek(&self.cx(), Where::name(&fh, name))?;
+            let trail = self.session.vfs.peek(&self.cx(), PathRef::name(&fh, name))?;
             inodes.by_fh(&trail.steps.first()?.fh)
         })
     }
@@ -159,7 +159,7 @@ impl Call {
     async fn alone_with<'a>(&self, target: Option<&'a Arc<Inode>>) -> Option<RwLockWriteGuard<'a, ()>> {
         let target = target.filter(|target| target.kind == FileKind::Regular)?;
         let alone = target.in_use.removing().await;
-        if let Some(cred) = self.session.sent_back.expects(target.id, Instant::now()) {
+        if let Some(cred) = self.session.stale_retries.expects(target.id, Instant::now()) {
             self.session.keep_open(target, cred).await;
         }
         Some(alone)

@@ -25,19 +25,19 @@ impl Session {
     /// names still work.
     pub async fn distrust_names(&self, dir: &Inode) {
         if !self.distrust_all_names().await {
-            self.expire(dir, self.inodes.children(dir.id));
+            self.expire_names(dir, self.inodes.children(dir.id));
         }
     }
 
     /// Invalidates names that the kernel got under a lease, including absent names, and waits for
     /// it.
-    pub(super) async fn withdraw_names(&self, dirs: &[Arc<Inode>]) {
+    pub(super) async fn revoke_names(&self, dirs: &[Arc<Inode>]) {
         let names = |dir: &Arc<Inode>| [dir.take_absent(), self.inodes.children(dir.id)].concat();
         let all: Vec<_> = dirs.iter().map(|dir| (dir, names(dir))).collect();
         if self.distrust_all_names().await {
             return;
         }
-        let expiries: Vec<_> = all.into_iter().map(|(dir, names)| self.expire(dir, names)).collect();
+        let expiries: Vec<_> = all.into_iter().map(|(dir, names)| self.expire_names(dir, names)).collect();
         if self.knows_epochs() {
             let done = async {
                 for expiry in expiries {
@@ -50,11 +50,11 @@ impl Session {
 
     /// Invalidates names when all leases end. Where it does no harm, names without a lease are
     /// looked up again as well.
-    pub(super) async fn withdraw_all_names(&self, dirs: &[Arc<Inode>]) {
+    pub(super) async fn revoke_all_names(&self, dirs: &[Arc<Inode>]) {
         if dirs.is_empty() {
             self.distrust_all_names().await;
         } else {
-            self.withdraw_names(dirs).await;
+            self.revoke_names(dirs).await;
         }
     }
 
@@ -62,7 +62,7 @@ impl Session {
     /// it. So it never runs on a thread that reads requests.
     pub async fn drop_name(&self, dir: u64, name: &Name) {
         if let Some(dir) = self.inodes.find(dir) {
-            let _ = self.expire(&dir, vec![name.clone()]).await;
+            let _ = self.expire_names(&dir, vec![name.clone()]).await;
         }
     }
 
@@ -72,7 +72,7 @@ impl Session {
         if !self.distrust_all_names().await
             && let Some(dir) = self.inodes.find(dir)
         {
-            self.expire(&dir, vec![name.clone()]);
+            self.expire_names(&dir, vec![name.clone()]);
         }
     }
 
@@ -119,7 +119,7 @@ impl Session {
 
     /// Lets names of a directory expire. A kernel that can only invalidate names (before 6.2) does
     /// not get names with mounts on them or below them.
-    fn expire(&self, dir: &Inode, names: Vec<Name>) -> tokio::task::JoinHandle<()> {
+    fn expire_names(&self, dir: &Inode, names: Vec<Name>) -> tokio::task::JoinHandle<()> {
         let (_, flags) = self.negotiated();
         let expires = flags & init_flags::HAS_EXPIRE_ONLY != 0;
         let (device, id, number, fh) = (self.device.clone(), dir.id, self.number.get().copied(), dir.fh());

@@ -26,7 +26,7 @@ struct State {
     listed: usize,
     last_cred: Option<Arc<Cred>>,
     walks: Vec<Walk>,
-    last_open: Option<Cx>,
+    last_open: Option<RequestContext>,
     remembers: bool,
     names: HashMap<(Fh, Name, Arc<Cred>), Node>,
     leases: bool,
@@ -52,7 +52,7 @@ type Act = Arc<dyn Fn(&str) + Send + Sync>;
 pub struct Walk {
     /// Names, joined by slashes.
     pub path: String,
-    pub want: Want,
+    pub want: WalkRequest,
     pub at: tokio::time::Instant,
 }
 
@@ -140,10 +140,10 @@ impl Gate {
         self.state.lock().unwrap().remembers = true;
     }
 
-    fn remembered(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+    fn remembered(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
         let key = (at.base.clone(), at.path.first()?.clone(), cx.cred.clone());
         let node = self.state.lock().unwrap().names.get(&key).cloned()?;
-        Some(Trail::new(vec![node], Stop::Complete))
+        Some(WalkResult::new(vec![node], Stop::Complete))
     }
 
     /// Grants leases on files from now on.
@@ -152,16 +152,16 @@ impl Gate {
     }
 
     /// Lets a lease expire.
-    pub async fn lapse(&self, fh: &Fh) {
+    pub async fn expire(&self, fh: &Fh) {
         let upcalls = self.state.lock().unwrap().upcalls.clone().unwrap();
-        upcalls.lapse(std::slice::from_ref(fh)).await;
+        upcalls.expire(std::slice::from_ref(fh)).await;
     }
 
-    pub async fn withdraw(&self, fh: Option<&Fh>) {
+    pub async fn revoke(&self, fh: Option<&Fh>) {
         let upcalls = self.state.lock().unwrap().upcalls.clone().unwrap();
         match fh {
-            Some(fh) => upcalls.withdraw(fh).await,
-            None => upcalls.withdraw_all().await,
+            Some(fh) => upcalls.revoke(fh).await,
+            None => upcalls.revoke_all().await,
         }
     }
 
@@ -172,7 +172,7 @@ impl Gate {
     }
 
     /// Context of the last open.
-    pub fn last_open(&self) -> Cx {
+    pub fn last_open(&self) -> RequestContext {
         self.state.lock().unwrap().last_open.clone().unwrap()
     }
 
@@ -181,7 +181,7 @@ impl Gate {
         self.state.lock().unwrap().last_cred.clone().unwrap()
     }
 
-    async fn pass(&self, cx: &Cx, op: &'static str) -> Result<()> {
+    async fn pass(&self, cx: &RequestContext, op: &'static str) -> Result<()> {
         {
             let mut s = self.state.lock().unwrap();
             *s.calls.entry(op).or_default() += 1;
@@ -220,7 +220,7 @@ macro_rules! pass_on {
     ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty;)*) => {
         #[async_trait]
         impl Vfs for Gate {
-            $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> Result<$out> {
+            $(async fn $op(&self, cx: &RequestContext, $($arg: $ty),*) -> Result<$out> {
                 self.pass(cx, stringify!($op)).await?;
                 let result = self.below.$op(cx, $($arg),*).await;
                 if !matches!(stringify!($op), "access" | "close" | "statfs" | "getxattr" | "readlink") {
@@ -232,13 +232,13 @@ macro_rules! pass_on {
                 result
             })*
 
-            async fn read(&self, cx: &Cx, file: File<'_>, at: u64, len: u32) -> Result<Read> {
+            async fn read(&self, cx: &RequestContext, file: File<'_>, at: u64, len: u32) -> Result<Read> {
                 self.pass(cx, "read").await?;
                 let cut = self.state.lock().unwrap().short_reads.unwrap_or(u32::MAX);
                 self.below.read(cx, file, at, len.min(cut)).await
             }
 
-            async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+            async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
                 let names: Vec<_> = at.path.iter().map(|n| String::from_utf8_lossy(n.as_bytes())).collect();
                 let walk = Walk { path: names.join("/"), want, at: tokio::time::Instant::now() };
                 self.state.lock().unwrap().walks.push(walk);
@@ -256,14 +256,14 @@ macro_rules! pass_on {
                 Ok(trail)
             }
 
-            async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+            async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
                 self.pass(cx, "getattr").await?;
                 let mut attrs = self.below.getattr(cx, file).await?;
                 self.lease(&mut attrs);
                 Ok(attrs)
             }
 
-            async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+            async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
                 self.state.lock().unwrap().last_open = Some(cx.clone());
                 self.pass(cx, "open").await?;
                 let opened = self.below.open(cx, at, how).await;
@@ -275,7 +275,7 @@ macro_rules! pass_on {
                 Ok(opened)
             }
 
-            fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+            fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
                 let at_peek = self.state.lock().unwrap().at_peek.clone();
                 if let (Some(act), Some(name)) = (at_peek, at.path.last()) {
                     act(&String::from_utf8_lossy(name.as_bytes()));
@@ -284,15 +284,15 @@ macro_rules! pass_on {
             }
 
             hither_vfs::delegate!(self.below;
-                delegated_bytes, may_delay, ask_to_delay, is_shared, realm, getattr_many, prove_many,
-                read_many, list_many,
+                delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable, consistency_domain,
+                getattr_many, revalidate_many, read_many, list_many,
             );
 
-            async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+            async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
                 create_many_in_steps(self, cx, dir, new).await
             }
 
-            async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+            async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
                 remove_many_in_steps(self, cx, dir, gone).await
             }
 
@@ -302,7 +302,7 @@ macro_rules! pass_on {
             }
 
             async fn readdir(
-                &self, cx: &Cx, dir: &Fh, cookie: u64, v: [u8; 8], max: u32, nodes: bool,
+                &self, cx: &RequestContext, dir: &Fh, cookie: u64, v: [u8; 8], max: u32, nodes: bool,
             ) -> Result<DirPage> {
                 self.pass(cx, "readdir").await?;
                 let (shift, circle) = {
@@ -321,7 +321,7 @@ macro_rules! pass_on {
             }
 
             async fn write(
-                &self, cx: &Cx, file: File<'_>, at: u64, data: Data, stability: Stability,
+                &self, cx: &RequestContext, file: File<'_>, at: u64, data: Data, stability: Stability,
             ) -> Result<Wrote> {
                 self.pass(cx, "write").await?;
                 let wrote = self.below.write(cx, file, at, data, stability).await;

@@ -10,7 +10,7 @@ mod uring;
 pub use aio::aio_write;
 pub use gate::Gate;
 use hither_fuse::{Config, Mounted, mount};
-use hither_vfs::{Env, Fh, File, Name, SetAttr, Vfs, Where, model::Model};
+use hither_vfs::{Env, Fh, File, Name, PathRef, SetAttr, Vfs, model::Model};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl Mount {
                 let name = name(part);
                 fh = self
                     .model
-                    .walk(&cx, Where::name(&fh, &name), hither_vfs::Want::default())
+                    .walk(&cx, PathRef::name(&fh, &name), hither_vfs::WalkRequest::default())
                     .await
                     .unwrap()
                     .steps[0]
@@ -135,7 +135,7 @@ impl Mount {
         self.rt.block_on(async {
             let cx = root();
             let last = name(last);
-            let f = self.model.open(&cx, Where::name(&dir, &last), &how).await.unwrap();
+            let f = self.model.open(&cx, PathRef::name(&dir, &last), &how).await.unwrap();
             let file = File { fh: &f.node.fh, open: Some(f.open) };
             let stable = hither_vfs::Stability::Stable;
             self.model.write(&cx, file, offset, data.into(), stable).await.unwrap();
@@ -150,8 +150,8 @@ impl Mount {
         for part in path.split('/').filter(|p| !p.is_empty()) {
             let made = self.rt.block_on(self.model.mkdir(&root(), &dir, &name(part), &set));
             let found = || {
-                let (part, cx, want) = (name(part), root(), hither_vfs::Want::default());
-                let walk = self.model.walk(&cx, Where::name(&dir, &part), want);
+                let (part, cx, want) = (name(part), root(), hither_vfs::WalkRequest::default());
+                let walk = self.model.walk(&cx, PathRef::name(&dir, &part), want);
                 self.rt.block_on(walk).unwrap().steps.remove(0)
             };
             let node = made.map_or_else(|_| found(), |made| made.node);
@@ -214,8 +214,8 @@ impl Drop for Mount {
     }
 }
 
-pub fn root() -> hither_vfs::Cx {
-    hither_vfs::Cx::new(Arc::new(hither_vfs::Cred::root()))
+pub fn root() -> hither_vfs::RequestContext {
+    hither_vfs::RequestContext::new(Arc::new(hither_vfs::Cred::root()))
 }
 
 pub fn name(n: &str) -> Name {

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LISTING_BYTES: u32 = 64 << 10;
 
 /// The addresses and the path of the measured export.
-pub struct Place {
+pub struct BenchExport {
     /// Address of the NFS service.
     pub nfs: SocketAddr,
     /// Address of the MOUNT service.
@@ -37,7 +37,7 @@ pub struct Conn {
 }
 
 /// The filehandle of the export's root.
-pub async fn root(place: &Place) -> io::Result<Fh3> {
+pub async fn root(place: &BenchExport) -> io::Result<Fh3> {
     let mut conn = Conn::open(place.mount).await?;
     let granted = conn.call(&MntArgs { dirpath: Opaque::copy(place.path.as_bytes()) }).await?.into_result();
     let granted = granted.map_err(|s| io::Error::other(format!("the server refuses the mount: {s:?}")))?;

@@ -5,7 +5,7 @@
 //! whether the server falls behind. NFS version 2 had only stable writes, so the mix has only
 //! stable writes.
 
-use super::client::{Conn, Place, entry};
+use super::client::{BenchExport, Conn, entry};
 use super::{Times, Work, hook};
 use crate::cli::NhfsstoneArgs;
 use bytes::Bytes;
@@ -191,14 +191,14 @@ fn pick(dice: &mut StdRng, modifying: u32) -> Op {
 }
 
 /// Measures each rate in turn. Stops when the server falls far behind.
-pub async fn run(place: &Place, args: &NhfsstoneArgs) -> io::Result<()> {
+pub async fn run(place: &BenchExport, args: &NhfsstoneArgs) -> io::Result<()> {
     let (work, _) = Work::begin(place).await?;
     let done = rates(place, args, &work).await;
     let ended = work.end(place, &args.target).await;
     done.and(ended)
 }
 
-async fn rates(place: &Place, args: &NhfsstoneArgs, work: &Work) -> io::Result<()> {
+async fn rates(place: &BenchExport, args: &NhfsstoneArgs, work: &Work) -> io::Result<()> {
     let mut conns = Conn::open_many(place.nfs, args.clients as usize).await?;
     let tree = Arc::new(Tree::make(&mut conns, &work.dir).await?);
     drop(conns);
@@ -258,7 +258,7 @@ fn capacity(means: &[(u32, f64)]) -> (f64, bool) {
 /// Measures one rate. Returns the answers a second within the time, and the response times of all
 /// calls.
 async fn one_rate(
-    place: &Place,
+    place: &BenchExport,
     args: &NhfsstoneArgs,
     tree: &Arc<Tree>,
     rate: u32,

@@ -5,7 +5,7 @@
 //! and system time of the server's process, from `/proc/PID/stat`. It is available for a server
 //! that is a process on this machine, and includes all of its threads.
 
-use super::client::{Conn, Place, entry};
+use super::client::{BenchExport, Conn, entry};
 use super::{Times, Work, hook};
 use crate::cli::{ReadKind, ReadsArgs};
 use bytes::Bytes;
@@ -33,14 +33,14 @@ struct Tree {
 }
 
 /// Measures each kind in turn.
-pub async fn run(place: &Place, args: &ReadsArgs) -> io::Result<()> {
+pub async fn run(place: &BenchExport, args: &ReadsArgs) -> io::Result<()> {
     let (work, mut conn) = Work::begin(place).await?;
     let done = all(place, args, &work, &mut conn).await;
     let ended = work.end(place, &args.target).await;
     done.and(ended)
 }
 
-async fn all(place: &Place, args: &ReadsArgs, work: &Work, conn: &mut Conn) -> io::Result<()> {
+async fn all(place: &BenchExport, args: &ReadsArgs, work: &Work, conn: &mut Conn) -> io::Result<()> {
     let tree = Arc::new(make(conn, &work.dir).await?);
     hook(args.target.prepared.as_deref())?;
     if !args.json {
@@ -70,7 +70,13 @@ async fn make(conn: &mut Conn, top: &Fh3) -> io::Result<Tree> {
     Ok(Tree { dir, files, large })
 }
 
-async fn one(place: &Place, args: &ReadsArgs, kind: ReadKind, size: u32, tree: &Arc<Tree>) -> io::Result<()> {
+async fn one(
+    place: &BenchExport,
+    args: &ReadsArgs,
+    kind: ReadKind,
+    size: u32,
+    tree: &Arc<Tree>,
+) -> io::Result<()> {
     let conns = Conn::open_many(place.nfs, args.clients as usize).await?;
     let cpu_before = args.pid.map(cpu_seconds).transpose()?;
     let began = Instant::now();

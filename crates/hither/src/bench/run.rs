@@ -111,24 +111,24 @@ fn installed(program: &str) -> bool {
 }
 
 /// The mount that contains a directory.
-struct Place {
+struct MountEntry {
     fstype: String,
     source: String,
     options: String,
 }
 
-impl Place {
+impl MountEntry {
     fn label(&self) -> String {
         self.fstype.strip_prefix("fuse.").unwrap_or(&self.fstype).to_string()
     }
 }
 
-fn place(dir: &Path) -> Result<Place, Failure> {
+fn place(dir: &Path) -> Result<MountEntry, Failure> {
     let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let found = mounts.iter().rev().filter(|m| dir.starts_with(&m.point));
     let mount = found.max_by_key(|m| m.point.components().count());
     let mount = mount.ok_or_else(|| Failure::system(format!("{}: not in any mount", dir.display())))?;
-    Ok(Place {
+    Ok(MountEntry {
         fstype: mount.fstype.clone(),
         source: mount.source.to_string_lossy().into_owned(),
         options: mount.options.clone(),
@@ -136,7 +136,7 @@ fn place(dir: &Path) -> Result<Place, Failure> {
 }
 
 /// Describes the machine, the programs, and which caches were empty.
-fn about(args: &RunArgs, place: &Place) -> Value {
+fn about(args: &RunArgs, place: &MountEntry) -> Value {
     let first = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let word = |text: &str, key: &str| {
         let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Stable changes of one kind, each client as fast as the server answers.
 
-use super::client::{Conn, Place};
+use super::client::{BenchExport, Conn};
 use super::{Times, Work, hook};
 use crate::cli::{SyncArgs, SyncKind};
 use bytes::Bytes;
@@ -18,14 +18,14 @@ const FILE_BYTES: u64 = 4 << 20;
 type Own = (Fh3, Fh3);
 
 /// Measures each number of clients in turn.
-pub async fn run(place: &Place, args: &SyncArgs) -> io::Result<()> {
+pub async fn run(place: &BenchExport, args: &SyncArgs) -> io::Result<()> {
     let (work, _) = Work::begin(place).await?;
     let done = all(place, args, &work.dir).await;
     let ended = work.end(place, &args.target).await;
     done.and(ended)
 }
 
-async fn all(place: &Place, args: &SyncArgs, dir: &Fh3) -> io::Result<()> {
+async fn all(place: &BenchExport, args: &SyncArgs, dir: &Fh3) -> io::Result<()> {
     let mut ready = Vec::new();
     for &kind in &args.kinds {
         for &clients in &args.clients {
@@ -43,7 +43,7 @@ async fn all(place: &Place, args: &SyncArgs, dir: &Fh3) -> io::Result<()> {
 }
 
 /// Makes a directory and a file for each client, so that no client waits for another's directory.
-async fn own(place: &Place, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Result<Vec<Own>> {
+async fn own(place: &BenchExport, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Result<Vec<Own>> {
     let conns = Conn::open_many(place.nfs, clients as usize).await?;
     let made = conns.into_iter().enumerate().map(async |(n, mut conn)| {
         let own = conn.mkdir(dir, &format!("{kind:?}-{clients}-{n}")).await?;
@@ -53,7 +53,7 @@ async fn own(place: &Place, kind: SyncKind, clients: u32, dir: &Fh3) -> io::Resu
     try_join_all(made).await
 }
 
-async fn one(place: &Place, args: &SyncArgs, kind: SyncKind, own: Vec<Own>) -> io::Result<()> {
+async fn one(place: &BenchExport, args: &SyncArgs, kind: SyncKind, own: Vec<Own>) -> io::Result<()> {
     let mut all = Vec::new();
     let clients = own.len();
     let conns = Conn::open_many(place.nfs, clients).await?;

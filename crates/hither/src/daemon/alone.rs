@@ -8,7 +8,7 @@ use super::{FAREWELL, LAZY_FAREWELL, Signals, connect, farewell, process};
 use crate::cli::DaemonArgs;
 use crate::daemon::voice::Voice;
 use crate::exit::{self, Failure};
-use crate::log::{self, Log, Place};
+use crate::log::{self, Log, LogDestination};
 use crate::mount::Job;
 use crate::options::Wanted;
 use crate::programs;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// The reason why programs could not be served.
 pub fn run(args: &DaemonArgs) -> Result<(), Failure> {
     let job = job(args).map_err(Failure::usage)?;
-    let log = log::init(&args.log, Place::Foreground)?;
+    let log = log::init(&args.log, LogDestination::Foreground)?;
     log::log_panics();
     process::prepare();
     let runtime = process::runtime()?;

@@ -1,7 +1,7 @@
 //! Access to the dashboard, and file names as plain text.
 
 use super::*;
-use crate::metrics::endpoint::{self, Place};
+use crate::metrics::endpoint::{self, EndpointAddr};
 use crate::stat::text::tests::{op, report};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -35,7 +35,7 @@ fn only_loopback_is_served() {
 /// A reader of the secret path gets the page, with a new nonce for each page.
 #[tokio::test]
 async fn dashboard_serves_secret_path() {
-    let bound = endpoint::bind(&Place::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
+    let bound = endpoint::bind(&EndpointAddr::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
     let addr = bound.address().unwrap();
     assert!(told(addr, SECRET).ends_with(&format!("{addr}/00000000000000000000000000000007/")));
     let _endpoint = bound.serve_site(site(SECRET, source()));
@@ -65,7 +65,7 @@ async fn dashboard_serves_secret_path() {
 /// A reader without the secret path or the right `Host` header gets no page.
 #[tokio::test]
 async fn dashboard_refuses_other_paths_and_hosts() {
-    let bound = endpoint::bind(&Place::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
+    let bound = endpoint::bind(&EndpointAddr::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
     let addr = bound.address().unwrap();
     let _endpoint = bound.serve_site(site(SECRET, source()));
     let host = addr.to_string();

@@ -11,8 +11,8 @@ use crate::stack;
 use bytes::Bytes;
 use hither_nfs::{Connected, Version};
 use hither_vfs::{
-    Create, Cred, Cx, Data, Env, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, Result, SetAttr,
-    SetTime, Stability, Validity, Vfs, Where,
+    Create, Cred, Data, Env, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, PathRef, RequestContext,
+    Result, SetAttr, SetTime, Stability, Validity, Vfs,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -84,8 +84,8 @@ pub async fn leave(connected: &Connected) {
     let _ = tokio::time::timeout(FAREWELL, connected.vfs.shutdown(&cx)).await;
 }
 
-fn cx_within(time: Duration) -> Cx {
-    Cx { deadline: Some(Instant::now() + time), ..Cx::new(Arc::new(Cred::root())) }
+fn cx_within(time: Duration) -> RequestContext {
+    RequestContext { deadline: Some(Instant::now() + time), ..RequestContext::new(Arc::new(Cred::root())) }
 }
 
 /// Measures over one connection.
@@ -171,7 +171,7 @@ impl Probe<'_> {
     async fn reads(&self, fh: &Fh, size: u64, m: &mut Measured) {
         let cx = cx_within(PATIENCE);
         let how = OpenHow::existing(OpenAccess::READ);
-        let opened = match self.vfs().open(&cx, Where::fh(fh), &how).await {
+        let opened = match self.vfs().open(&cx, PathRef::fh(fh), &how).await {
             Ok(opened) => opened,
             Err(e) => return m.skipped.push(format!("opening a file: {e}")),
         };
@@ -240,7 +240,7 @@ impl Probe<'_> {
             create: Create::Exclusive(set),
             ..OpenHow::existing(OpenAccess::READ | OpenAccess::WRITE)
         };
-        let opened = self.vfs().open(&cx_within(PATIENCE), Where::name(root, &name), &how).await?;
+        let opened = self.vfs().open(&cx_within(PATIENCE), PathRef::name(root, &name), &how).await?;
         let fh = opened.node.fh.clone();
         let outcome = self.with_file(&fh, opened.open, &env, m).await;
         let closed = self.vfs().close(&cx_within(PATIENCE), &fh, opened.open).await;

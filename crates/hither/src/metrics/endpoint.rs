@@ -62,14 +62,14 @@ impl Reply {
 
 /// The address of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum EndpointAddr {
     /// A TCP address.
     Tcp(SocketAddr),
     /// A UNIX socket of mode 0600.
     Unix(PathBuf),
 }
 
-impl std::str::FromStr for Place {
+impl std::str::FromStr for EndpointAddr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -82,7 +82,7 @@ impl std::str::FromStr for Place {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for EndpointAddr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tcp(addr) => addr.fmt(f),
@@ -120,12 +120,12 @@ impl Drop for Socket {
 ///
 /// # Errors
 /// The address is in use or not available.
-pub async fn bind(place: &Place) -> io::Result<Bound> {
+pub async fn bind(place: &EndpointAddr) -> io::Result<Bound> {
     match place {
-        Place::Tcp(addr) => {
+        EndpointAddr::Tcp(addr) => {
             Ok(Bound { listener: Listener::Tcp(TcpListener::bind(addr).await?), socket: None })
         }
-        Place::Unix(path) => {
+        EndpointAddr::Unix(path) => {
             let _turn = Turn::at(path);
             clear(path)?;
             let listener = UnixListener::bind(path)?;

@@ -1,6 +1,6 @@
 //! The page is well formed and documented, and the endpoint answers each valid request.
 
-use super::endpoint::{Place, bind};
+use super::endpoint::{EndpointAddr, bind};
 use super::*;
 use crate::stat::text::tests::{op, report};
 use std::collections::BTreeSet;
@@ -72,11 +72,11 @@ fn metric_names_match_documentation() {
 
 #[test]
 fn places_are_addresses_or_paths() {
-    assert_eq!("127.0.0.1:9310".parse(), Ok(Place::Tcp("127.0.0.1:9310".parse().unwrap())));
-    assert_eq!("[::1]:1".parse(), Ok(Place::Tcp("[::1]:1".parse().unwrap())));
-    assert_eq!("/run/x".parse(), Ok(Place::Unix("/run/x".into())));
+    assert_eq!("127.0.0.1:9310".parse(), Ok(EndpointAddr::Tcp("127.0.0.1:9310".parse().unwrap())));
+    assert_eq!("[::1]:1".parse(), Ok(EndpointAddr::Tcp("[::1]:1".parse().unwrap())));
+    assert_eq!("/run/x".parse(), Ok(EndpointAddr::Unix("/run/x".into())));
     for wrong in ["", "9310", "host:1", "run/x"] {
-        assert!(wrong.parse::<Place>().is_err(), "{wrong}");
+        assert!(wrong.parse::<EndpointAddr>().is_err(), "{wrong}");
     }
 }
 
@@ -96,7 +96,7 @@ async fn endpoint_serves_its_page_only() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metrics");
     let page = || Arc::new(|| "x 1\n".to_string()) as endpoint::Page;
-    let place = Place::Unix(path.clone());
+    let place = EndpointAddr::Unix(path.clone());
     let endpoint = bind(&place).await.unwrap().serve(page());
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let answer = ask(&path, "GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -115,7 +115,7 @@ async fn endpoint_serves_its_page_only() {
     // A regular file of a user is not removed.
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
-    assert!(bind(&Place::Unix(file.clone())).await.is_err());
+    assert!(bind(&EndpointAddr::Unix(file.clone())).await.is_err());
     assert_eq!(std::fs::read(&file).unwrap(), b"x");
 }
 
@@ -126,7 +126,7 @@ async fn silent_readers_are_disconnected() {
     let path = dir.path().join("metrics");
     let page: endpoint::Page = Arc::new(|| "x 1\n".to_string());
     let _endpoint =
-        bind(&Place::Unix(path.clone())).await.unwrap().serve_within(page, Duration::from_millis(100));
+        bind(&EndpointAddr::Unix(path.clone())).await.unwrap().serve_within(page, Duration::from_millis(100));
     let mut silent = Vec::new();
     for _ in 0..40 {
         silent.push(UnixStream::connect(&path).await.unwrap());

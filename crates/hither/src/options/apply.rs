@@ -3,7 +3,7 @@
 //! An error is the part of the message after `option 'name=value': `.
 
 use super::{Consistency, Family, Versions, Wanted};
-use hither_cache::disk::Fill;
+use hither_cache::data::Fill;
 use hither_cache::policy::Policy;
 use hither_nfs::{LookupCache, Recovery, Version};
 use rustix::mount::MountFlags;

@@ -1,7 +1,7 @@
 //! Tests of the table, the parser and the generated documentation.
 
 use super::*;
-use hither_cache::disk::Fill;
+use hither_cache::data::Fill;
 use hither_cache::policy::Policy;
 
 fn parse(list: &str) -> Result<Wanted, String> {

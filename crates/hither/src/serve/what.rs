@@ -14,7 +14,7 @@ use hither_server::access::{ClientNames, Rights, Squash};
 use hither_server::exports::{Entry, Exports, LookUps, Who};
 use hither_server::table::{Covers, Epoch, ExportSpec, Others, Table};
 use hither_vfs::model::Model;
-use hither_vfs::{Answered, Cx, Extra, Vfs};
+use hither_vfs::{Answered, Extra, RequestContext, Vfs};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -306,7 +306,7 @@ impl Served {
     }
 
     /// Writes unstable data to stable storage.
-    pub async fn shutdown(&self, cx: &Cx) {
+    pub async fn shutdown(&self, cx: &RequestContext) {
         for (dir, files) in &self.open {
             if let Err(e) = files.vfs.shutdown(cx).await {
                 tracing::error!("{}: at the end, not everything could be made stable: {e}", dir.display());

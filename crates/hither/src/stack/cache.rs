@@ -3,22 +3,22 @@
 use super::env;
 use crate::control::{CacheAsk, KeyDo};
 use crate::mount::Job;
-use hither_cache::disk::{Disk, DiskOptions, KeyAct};
-use hither_cache::meta::Meta;
+use hither_cache::data::{DataCache, DataCacheOptions, KeyAct};
+use hither_cache::metadata::MetadataCache;
 use hither_cache::policy::max_file_bytes;
 use hither_nfs::{Connected, Version};
-use hither_vfs::{Cred, Cx, Fh, FileKind, Name, Node, Stop, Vfs, Want, Where};
+use hither_vfs::{Cred, Fh, FileKind, Name, Node, PathRef, RequestContext, Stop, Vfs, WalkRequest};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// The disk cache, if one is requested.
-pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Option<Arc<Disk>> {
+pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Option<Arc<DataCache>> {
     let cache = &job.wanted.cache;
     let dir = cache.dir.as_ref()?;
     let soft = |bytes: u64| bytes / 100 * cache.soft_percent;
     let most = cache.size_bytes.min(cache.dir_size_bytes.unwrap_or(u64::MAX));
-    let options = DiskOptions {
+    let options = DataCacheOptions {
         soft_bytes: soft(cache.size_bytes),
         hard_bytes: cache.size_bytes,
         dir_soft_bytes: cache.dir_size_bytes.map_or(u64::MAX, soft),
@@ -30,13 +30,13 @@ pub async fn disk(job: &Job, connected: &Connected, client: Arc<dyn Vfs>) -> Opt
         cache_age: cache.age,
         read_only: cache.read_only,
         fill: cache.fill,
-        ..DiskOptions::default()
+        ..DataCacheOptions::default()
     };
     let root = root(connected).await;
     // The root may be inaccessible to this user. The mount reports that error later.
     let identity =
         identity_of(job, connected, &root).unwrap_or_else(|_| identity(job, connected, &[], (0, 0)));
-    Some(Disk::start(client, dir, &identity, options, env()).await)
+    Some(DataCache::start(client, dir, &identity, options, env()).await)
 }
 
 /// Shortest interval between two saves of names and attributes next to the data.
@@ -44,16 +44,16 @@ const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 /// A save takes at most one part in this many of the time.
 const REMEMBER_PART: u32 = 50;
 /// Most bytes of saved names and attributes.
-const NAMES_MOST: u64 = 64 << 20;
+const NAMES_MAX: u64 = 64 << 20;
 
 /// The limit of saved names and attributes for a cache of `cache_bytes`.
 pub fn names_bytes(cache_bytes: u64) -> usize {
-    usize::try_from((cache_bytes / 20).min(NAMES_MOST)).unwrap_or(usize::MAX)
+    usize::try_from((cache_bytes / 20).min(NAMES_MAX)).unwrap_or(usize::MAX)
 }
 
 /// Loads the saved names and attributes. If another daemon still holds the directory, they are
 /// loaded later. Also starts the task that saves them regularly.
-pub async fn recall(disk: &Arc<Disk>, meta: &Arc<Meta>, cache_bytes: u64) {
+pub async fn restore_snapshot(disk: &Arc<DataCache>, meta: &Arc<MetadataCache>, cache_bytes: u64) {
     let mut taken = disk.taken();
     let here = *taken.borrow_and_update();
     if here {
@@ -72,17 +72,17 @@ pub async fn recall(disk: &Arc<Disk>, meta: &Arc<Meta>, cache_bytes: u64) {
     });
 }
 
-async fn take_back(disk: &Disk, meta: &Arc<Meta>) {
+async fn take_back(disk: &DataCache, meta: &Arc<MetadataCache>) {
     let (pieces, meta) = (disk.memo().await, meta.clone());
     if pieces.is_empty() {
         return;
     }
-    if let Ok(count) = tokio::task::spawn_blocking(move || meta.recall(&pieces)).await {
+    if let Ok(count) = tokio::task::spawn_blocking(move || meta.restore_snapshot(&pieces)).await {
         tracing::debug!("disk cache: {count} objects are remembered");
     }
 }
 
-async fn now_and_then(disk: Weak<Disk>, meta: Weak<Meta>, most: usize) {
+async fn now_and_then(disk: Weak<DataCache>, meta: Weak<MetadataCache>, most: usize) {
     let (mut every, mut asked) = (REMEMBER_EVERY, 0);
     loop {
         tokio::time::sleep(every).await;
@@ -95,15 +95,15 @@ async fn now_and_then(disk: Weak<Disk>, meta: Weak<Meta>, most: usize) {
         }
         asked = now;
         let began = Instant::now();
-        remember(&disk, &meta, most).await;
+        save_snapshot(&disk, &meta, most).await;
         every = REMEMBER_EVERY.max(began.elapsed() * REMEMBER_PART);
     }
 }
 
 /// Saves the known names and attributes.
-pub async fn remember(disk: &Arc<Disk>, meta: &Arc<Meta>, most: usize) {
+pub async fn save_snapshot(disk: &Arc<DataCache>, meta: &Arc<MetadataCache>, most: usize) {
     let meta = meta.clone();
-    if let Ok(pieces) = tokio::task::spawn_blocking(move || meta.remember(most)).await {
+    if let Ok(pieces) = tokio::task::spawn_blocking(move || meta.take_snapshot(most)).await {
         disk.set_memo(pieces).await;
     }
 }
@@ -140,7 +140,7 @@ fn family(connected: &Connected) -> &'static str {
 
 /// The root of the mounted export.
 pub(super) async fn root(connected: &Connected) -> hither_vfs::Result<Node> {
-    connected.vfs.root(&Cx::new(Arc::new(Cred::root()))).await
+    connected.vfs.root(&RequestContext::new(Arc::new(Cred::root()))).await
 }
 
 fn identity(job: &Job, connected: &Connected, handle: &[u8], fsid: (u64, u64)) -> Vec<u8> {
@@ -156,8 +156,12 @@ fn identity(job: &Job, connected: &Connected, handle: &[u8], fsid: (u64, u64)) -
 ///
 /// # Errors
 /// A message for the user.
-pub async fn answer(disk: &Disk, meta: &Meta, ask: CacheAsk) -> Result<serde_json::Value, String> {
-    let cx = Cx::new(Arc::new(Cred::root()));
+pub async fn answer(
+    disk: &DataCache,
+    meta: &MetadataCache,
+    ask: CacheAsk,
+) -> Result<serde_json::Value, String> {
+    let cx = RequestContext::new(Arc::new(Cred::root()));
     let value = |value: Result<serde_json::Value, serde_json::Error>| value.map_err(|e| e.to_string());
     match ask {
         CacheAsk::List => value(serde_json::to_value(disk.list().await)),
@@ -189,14 +193,20 @@ pub async fn answer(disk: &Disk, meta: &Meta, ask: CacheAsk) -> Result<serde_jso
 /// Reads small files through the disk cache, many in a message. The caller has listed them, so
 /// their names are cached and only their bytes are requested. Returns the bytes of each file, or
 /// `None` for a file that must be opened and read.
-async fn warm(disk: &Disk, meta: &Meta, cx: &Cx, paths: &[String], longest_bytes: u32) -> Vec<Option<u64>> {
+async fn warm(
+    disk: &DataCache,
+    meta: &MetadataCache,
+    cx: &RequestContext,
+    paths: &[String],
+    longest_bytes: u32,
+) -> Vec<Option<u64>> {
     let mut done = vec![None; paths.len()];
     let Ok(root) = meta.root(cx).await else { return done };
     let (mut places, mut files) = (Vec::new(), Vec::new());
     for (i, path) in paths.iter().enumerate() {
         let Ok(names) = Name::of_path(path) else { continue };
-        let at = Where { base: &root.fh, path: &names };
-        let Ok(trail) = meta.walk(cx, at, Want::default()).await else { continue };
+        let at = PathRef { base: &root.fh, path: &names };
+        let Ok(trail) = meta.walk(cx, at, WalkRequest::default()).await else { continue };
         // The whole path must resolve without a symbolic link, to a regular file.
         let whole = matches!(trail.stop, Stop::Complete) && trail.steps.len() == names.len();
         let Some(node) = trail.steps.last().filter(|_| whole) else { continue };
@@ -215,11 +225,11 @@ async fn warm(disk: &Disk, meta: &Meta, cx: &Cx, paths: &[String], longest_bytes
     done
 }
 
-async fn pin(disk: &Disk, fh: &Fh, pinned: bool) -> Result<serde_json::Value, String> {
+async fn pin(disk: &DataCache, fh: &Fh, pinned: bool) -> Result<serde_json::Value, String> {
     disk.pin(fh, pinned).await.map(|()| serde_json::json!({ "pinned": pinned }))
 }
 
-async fn find(disk: &Disk, cx: &Cx, path: &str) -> Result<Fh, String> {
+async fn find(disk: &DataCache, cx: &RequestContext, path: &str) -> Result<Fh, String> {
     let found = async { disk.resolve(cx, &Name::of_path(path)?).await };
     found.await.map_err(|e| format!("{path}: {e}"))
 }
@@ -227,7 +237,7 @@ async fn find(disk: &Disk, cx: &Cx, path: &str) -> Result<Fh, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hither_cache::meta::MetaOptions;
+    use hither_cache::metadata::MetadataCacheOptions;
     use hither_vfs::SetAttr;
     use hither_vfs::model::Model;
 
@@ -236,25 +246,25 @@ mod tests {
     #[tokio::test]
     async fn late_cache_directory_restores_names() {
         let home = tempfile::tempdir().unwrap();
-        let (dir, cx) = (home.path().join("cache"), Cx::new(Arc::new(Cred::root())));
+        let (dir, cx) = (home.path().join("cache"), RequestContext::new(Arc::new(Cred::root())));
         let model = Arc::new(Model::new(env(), Duration::from_secs(3), u64::MAX));
         let top = model.root(&cx).await.unwrap().fh;
         let name = Name::new(b"d".to_vec()).unwrap();
         model.mkdir(&cx, &top, &name, &SetAttr::default()).await.unwrap();
         let start = async || {
             let retry = Duration::from_millis(20);
-            let options = DiskOptions { retry, min_free_bytes: 0, ..DiskOptions::default() };
-            let disk = Disk::start(model.clone(), &dir, b"server", options, env()).await;
-            let meta = Meta::new(disk.clone(), MetaOptions::default(), env());
-            recall(&disk, &meta, 1 << 30).await;
+            let options = DataCacheOptions { retry, min_free_bytes: 0, ..DataCacheOptions::default() };
+            let disk = DataCache::start(model.clone(), &dir, b"server", options, env()).await;
+            let meta = MetadataCache::new(disk.clone(), MetadataCacheOptions::default(), env());
+            restore_snapshot(&disk, &meta, 1 << 30).await;
             (disk, meta)
         };
         let (disk, meta) = start().await;
         let root = meta.root(&cx).await.unwrap().fh;
-        meta.walk(&cx, Where::name(&root, &name), Want::default()).await.unwrap();
+        meta.walk(&cx, PathRef::name(&root, &name), WalkRequest::default()).await.unwrap();
         let (late_disk, late) = start().await;
         assert!(!*late_disk.taken().borrow() && late_disk.trouble().is_some());
-        remember(&disk, &meta, 1 << 20).await;
+        save_snapshot(&disk, &meta, 1 << 20).await;
         disk.shutdown(&cx).await.unwrap();
         let began = Instant::now();
         while late.stats().recalled_objects == 0 {

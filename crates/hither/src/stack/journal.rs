@@ -6,7 +6,7 @@ use super::env;
 use crate::mount::Job;
 use crate::source::Source;
 use hither_nfs::Connected;
-use hither_vfs::{Cred, Cx, Data, Fh, File, Name, Stability, Vfs};
+use hither_vfs::{Cred, Data, Fh, File, Name, RequestContext, Stability, Vfs};
 use hither_writeback::wal::{self, Conflicts, Outcome, Wal};
 use std::fmt::Write;
 use std::os::unix::fs::FileExt;
@@ -151,7 +151,7 @@ pub async fn apply(vfs: Arc<dyn Vfs>, kept: Conflicts, name: &str, to: Option<&s
     let data = Arc::new(data);
     let fh = match to {
         Some(path) => {
-            let cx = Cx::new(Arc::new(Cred::root()));
+            let cx = RequestContext::new(Arc::new(Cred::root()));
             let found = async { hither_vfs::resolve(&*vfs, &cx, &Name::of_path(path)?).await };
             found.await.map_err(|e| format!("{path}: {e}"))?
         }
@@ -159,7 +159,7 @@ pub async fn apply(vfs: Arc<dyn Vfs>, kept: Conflicts, name: &str, to: Option<&s
             Fh(about.handle().ok_or_else(|| format!("conflict {name}: its description is damaged"))?.into())
         }
     };
-    let own = Cx::new(Arc::new(Cred::root())).fresh(tokio::time::Instant::now());
+    let own = RequestContext::new(Arc::new(Cred::root())).fresh(tokio::time::Instant::now());
     match vfs.getattr(&own, File { fh: &fh, open: None }).await {
         Ok(attrs) if attrs.attr.nlink > 0 => {}
         Ok(_) => {

@@ -4,19 +4,19 @@
 use super::env;
 use crate::options::{Promise, Wanted};
 use crate::stack::subtrees::{Keep, Stack, Subtrees, Trunk};
-use hither_cache::disk::Disk;
-use hither_cache::meta::{KnownObject, Meta, MetaOptions, Prefetch};
+use hither_cache::data::DataCache;
+use hither_cache::metadata::{KnownObject, MetadataCache, MetadataCacheOptions, Prefetch};
 use hither_nfs::{Connected, LookupCache, Version};
 use hither_vfs::{Asks, Fh, Name, Vfs};
-use hither_writeback::dirty::{Dirty, DirtyOptions, DirtyStats};
+use hither_writeback::pending_writes::{WriteBack, WriteBackOptions, WriteBackStats};
 use hither_writeback::wal::Wal;
 use std::sync::Arc;
 
 /// The layers of one mode.
 #[derive(Clone)]
 pub struct Part {
-    pub meta: Arc<Meta>,
-    pub dirty: Arc<Dirty>,
+    pub meta: Arc<MetadataCache>,
+    pub dirty: Arc<WriteBack>,
 }
 
 /// The layers of all modes.
@@ -42,8 +42,8 @@ impl Parts {
     pub async fn new(
         w: &Wanted,
         below: Below<'_>,
-        disk: impl AsyncFnOnce(Arc<dyn Vfs>) -> Option<Arc<Disk>>,
-    ) -> (Self, Option<Arc<Disk>>) {
+        disk: impl AsyncFnOnce(Arc<dyn Vfs>) -> Option<Arc<DataCache>>,
+    ) -> (Self, Option<Arc<DataCache>>) {
         let Some(rules) = w.rules().filter(|_| !w.subtrees.is_empty()) else {
             let client = match keep(w) {
                 frozen @ Keep::Frozen { .. } => Trunk::new(below.client.clone()).branch(frozen),
@@ -102,7 +102,7 @@ impl Parts {
     /// The number of bytes and of files that wait to be written.
     pub fn unsent(&self) -> (u64, u64) {
         let stats = self.all().map(|part| part.dirty.stats());
-        stats.fold((0, 0), |sum, DirtyStats { dirty_bytes, dirty_files, .. }| {
+        stats.fold((0, 0), |sum, WriteBackStats { dirty_bytes, dirty_files, .. }| {
             (sum.0 + dirty_bytes, sum.1 + dirty_files)
         })
     }
@@ -150,18 +150,18 @@ impl Part {
         parts: usize,
         below: &Below<'_>,
         client: Arc<dyn Vfs>,
-        disk: Option<&Arc<Disk>>,
+        disk: Option<&Arc<DataCache>>,
     ) -> Self {
         let connected = below.connected;
-        let meta = Meta::new(client, meta_options(w, parts as u64, connected), env());
+        let meta = MetadataCache::new(client, meta_options(w, parts as u64, connected), env());
         if let Some(disk) = disk {
             meta.keeper(disk.clone());
         }
         let dirty = dirty_options(w, parts as u64, connected);
         // Delayed attributes are not in the journal, so a journal excludes them.
         let delay_attributes = dirty.delay_attributes && below.wal.is_none();
-        let dirty = DirtyOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
-        let dirty = Dirty::with_journal(meta.clone(), env(), dirty, below.wal.clone());
+        let dirty = WriteBackOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
+        let dirty = WriteBack::with_journal(meta.clone(), env(), dirty, below.wal.clone());
         Self { meta, dirty }
     }
 }
@@ -184,43 +184,43 @@ fn asks(w: &Wanted) -> Asks {
     }
 }
 
-fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetaOptions {
+fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetadataCacheOptions {
     let v3 = connected.version.is_stateless();
     // Directories are listed without a request, because a listing also brings attributes.
     let listings = w.chains && w.readdirplus && !w.is_strict();
-    MetaOptions {
+    MetadataCacheOptions {
         memory_bytes: usize::try_from(w.meta_cache_bytes / parts).unwrap_or(usize::MAX),
-        contents_bytes: MetaOptions::default().contents_bytes / parts as usize,
+        contents_bytes: MetadataCacheOptions::default().contents_bytes / parts as usize,
         prefetch: if w.prefetch { Prefetch::Small } else { Prefetch::Off },
-        listing_bytes: if listings { MetaOptions::default().listing_bytes } else { 0 },
+        listing_bytes: if listings { MetadataCacheOptions::default().listing_bytes } else { 0 },
         lookup_cache: match (w.lookup_cache, connected.lookup_cache) {
-            (LookupCache::None, _) | (_, LookupCache::None) => hither_cache::meta::LookupCache::None,
-            (_, LookupCache::Positive) => hither_cache::meta::LookupCache::Positive,
-            (_, LookupCache::All) => hither_cache::meta::LookupCache::All,
+            (LookupCache::None, _) | (_, LookupCache::None) => hither_cache::metadata::LookupCache::None,
+            (_, LookupCache::Positive) => hither_cache::metadata::LookupCache::Positive,
+            (_, LookupCache::All) => hither_cache::metadata::LookupCache::All,
         },
         stateless_opens: v3,
         names_max: w.attr_cache.directory_max,
         absent_max: w.attr_cache.negative_max,
         inferred_max: w.inferred_max(),
         // NFSv4 queries many objects in one message, NFSv3 with one call each.
-        batch_objects: if v3 { 16 } else { MetaOptions::default().batch_objects },
+        batch_objects: if v3 { 16 } else { MetadataCacheOptions::default().batch_objects },
         worth_listing: match (listings, v3) {
             (false, _) => usize::MAX,
             (true, true) => 3,
-            (true, false) => MetaOptions::default().worth_listing,
+            (true, false) => MetadataCacheOptions::default().worth_listing,
         },
         // Linux file systems take timestamps from a clock that ticks, and servers derive `change`
         // from them.
         coarse_change: true,
         fresh_opens: w.close_to_open,
         strict: w.is_strict(),
-        ..MetaOptions::default()
+        ..MetadataCacheOptions::default()
     }
 }
 
-fn dirty_options(w: &Wanted, parts: u64, connected: &Connected) -> DirtyOptions {
+fn dirty_options(w: &Wanted, parts: u64, connected: &Connected) -> WriteBackOptions {
     let most = w.dirty_max_bytes / parts;
-    DirtyOptions {
+    WriteBackOptions {
         write_through: w.sync || w.is_strict(),
         lazy_close: w.lazy_close,
         delegated_close: w.delegated_close,
@@ -230,6 +230,6 @@ fn dirty_options(w: &Wanted, parts: u64, connected: &Connected) -> DirtyOptions 
         file_max_bytes: most / 2,
         small_copy_bytes: 64 << 10,
         fills_gaps: connected.version != Version::V3,
-        ..DirtyOptions::default()
+        ..WriteBackOptions::default()
     }
 }

@@ -27,7 +27,7 @@ pub use rules::Rules;
 use hither_vfs::{
     Asks, BoxFuture, Error, Fh, File, FileKind, Made, Name, Node, Result, Upcalls, Validity, Vfs,
 };
-use rules::Place;
+use rules::SubtreeId;
 use std::sync::Arc;
 
 /// The layers of one mode.
@@ -47,7 +47,7 @@ pub struct Subtrees {
 
 /// A handle from the layer above: its place, its stack and the stack's handle.
 struct At<'a> {
-    place: Place,
+    place: SubtreeId,
     stack: &'a Stack,
     fh: Fh,
 }
@@ -98,8 +98,8 @@ impl Subtrees {
         (left.len(), None)
     }
 
-    fn place(&self, path: &[Name]) -> Place {
-        path.iter().fold(Place::ROOT, |place, name| self.rules.child(place, name))
+    fn place(&self, path: &[Name]) -> SubtreeId {
+        path.iter().fold(SubtreeId::ROOT, |place, name| self.rules.child(place, name))
     }
 
     fn at(&self, fh: &Fh) -> Result<At<'_>> {
@@ -117,20 +117,20 @@ impl Subtrees {
     }
 
     /// The place of the object `name` in `dir`. Only directories can be subtrees.
-    fn child(&self, dir: Place, name: &Name, kind: FileKind) -> Place {
+    fn child(&self, dir: SubtreeId, name: &Name, kind: FileKind) -> SubtreeId {
         match kind {
             FileKind::Directory => self.rules.child(dir, name),
             _ => self.rules.plain(dir),
         }
     }
 
-    fn same_stack(&self, a: Place, b: Place) -> bool {
+    fn same_stack(&self, a: SubtreeId, b: SubtreeId) -> bool {
         self.rules.stack(a) == self.rules.stack(b)
     }
 
     /// Gives this layer's handle to the object `name` in `dir`. If the object is a subtree of
     /// another stack, its attributes are valid for this call only.
-    fn show(&self, dir: Place, name: &Name, node: &mut Node) -> Place {
+    fn show(&self, dir: SubtreeId, name: &Name, node: &mut Node) -> SubtreeId {
         let place = self.child(dir, name, node.attrs.attr.kind);
         if !self.same_stack(dir, place) {
             node.attrs.valid = Validity::Once;
@@ -139,7 +139,7 @@ impl Subtrees {
         place
     }
 
-    fn made(&self, dir: Place, name: &Name, mut made: Made) -> Made {
+    fn made(&self, dir: SubtreeId, name: &Name, mut made: Made) -> Made {
         self.show(dir, name, &mut made.node);
         made
     }
@@ -151,7 +151,7 @@ impl std::fmt::Debug for Subtrees {
     }
 }
 
-fn tagged(place: Place, fh: &Fh) -> Fh {
+fn tagged(place: SubtreeId, fh: &Fh) -> Fh {
     let mut raw = Vec::with_capacity(fh.0.len() + 1);
     raw.extend_from_slice(&fh.0);
     raw.push(place.number());
@@ -172,19 +172,19 @@ impl Hearer {
 }
 
 impl Upcalls for Hearer {
-    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
-        branch::all(self.shown(fh).map(|fh| self.above.withdraw(&fh)).collect())
+    fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
+        branch::all(self.shown(fh).map(|fh| self.above.revoke(&fh)).collect())
     }
 
-    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
-        self.above.lapse(&files.iter().flat_map(|fh| self.shown(fh)).collect::<Vec<_>>())
+    fn expire(&self, files: &[Fh]) -> BoxFuture<()> {
+        self.above.expire(&files.iter().flat_map(|fh| self.shown(fh)).collect::<Vec<_>>())
     }
 
-    fn settle(&self, fh: &Fh) -> BoxFuture<()> {
-        branch::all(self.shown(fh).map(|fh| self.above.settle(&fh)).collect())
+    fn flush(&self, fh: &Fh) -> BoxFuture<()> {
+        branch::all(self.shown(fh).map(|fh| self.above.flush(&fh)).collect())
     }
 
-    fn withdraw_all(&self) -> BoxFuture<()> {
-        self.above.withdraw_all()
+    fn revoke_all(&self) -> BoxFuture<()> {
+        self.above.revoke_all()
     }
 }

@@ -5,8 +5,8 @@ use super::parts::Parts;
 use crate::options::{Promise, Subtree, Wanted};
 use crate::top::Since;
 use crate::why::{Asked, Cost, Explained, PastCall};
-use hither_cache::disk::{Disk, DiskRanges};
-use hither_cache::meta::KnownObject;
+use hither_cache::data::{DataCache, DataCacheRanges};
+use hither_cache::metadata::KnownObject;
 use hither_fuse::{Mounted, RecentCall, RecentCalls};
 use hither_vfs::{Name, Question, Why};
 use std::time::Duration;
@@ -18,7 +18,7 @@ const CALLS_MAX: usize = 100;
 pub struct Layers<'a> {
     pub mounted: &'a Mounted,
     pub parts: &'a Parts,
-    pub disk: Option<&'a Disk>,
+    pub disk: Option<&'a DataCache>,
     pub wanted: &'a Wanted,
 }
 
@@ -88,7 +88,12 @@ fn promise(promise: Promise, rule: Option<&Subtree>, object: Option<&KnownObject
 }
 
 /// The present cost of stat, open and read.
-fn costs(objects: &[KnownObject], whole: bool, disk: Option<&DiskRanges>, promise: Promise) -> Vec<Cost> {
+fn costs(
+    objects: &[KnownObject],
+    whole: bool,
+    disk: Option<&DataCacheRanges>,
+    promise: Promise,
+) -> Vec<Cost> {
     let Some(last) = objects.last() else { return Vec::new() };
     let cost = |call: &str, asks: bool, why: String| Cost { call: call.into(), asks, why };
     let (missing, left) = on_the_way(objects, whole);
@@ -109,8 +114,9 @@ fn costs(objects: &[KnownObject], whole: bool, disk: Option<&DiskRanges>, promis
         (_, _, Some(why)) => cost("open", true, why.clone()),
         (_, _, None) => cost("open", false, held()),
     });
-    let same =
-        |disk: &&DiskRanges| disk.entry.change == last.change && disk.entry.size_bytes == last.size_bytes;
+    let same = |disk: &&DataCacheRanges| {
+        disk.entry.change == last.change && disk.entry.size_bytes == last.size_bytes
+    };
     let on_disk = disk.filter(same).map_or(0, |disk| disk.entry.cached_bytes);
     let (asks, why) = match last.size_bytes {
         0 => (false, "it is empty".into()),

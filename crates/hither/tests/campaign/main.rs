@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use truth::Promise;
 use world::{Kind, Made, Mode, World, within};
-use writer::{Orders, Style, Told, Writer};
+use writer::{CrashReport, Orders, Style, Writer};
 
 /// The fault at a point of the campaign.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -293,7 +293,7 @@ impl Campaign {
         Box::leak(self.world.mnt().display().to_string().into_boxed_str())
     }
 
-    fn wrong<'a>(&self, promise: Promise, told: impl Fn(u64) -> Told<'a> + Copy) -> Option<String> {
+    fn wrong<'a>(&self, promise: Promise, told: impl Fn(u64) -> CrashReport<'a> + Copy) -> Option<String> {
         self.writers.iter().find_map(|w| w.wrong(&self.world.export(&format!("w{}", w.id)), promise, told))
     }
 
@@ -306,7 +306,7 @@ impl Campaign {
     /// The client survived: all data that write(2) accepted is at the server.
     fn same_life(&mut self) {
         within(180, "hither sync", &[HITHER, "sync", "--timeout", "150", self.mnt()]).ok();
-        assert_eq!(self.wrong(Promise::Write, |_| Told::Nothing), None, "of a client that lived");
+        assert_eq!(self.wrong(Promise::Write, |_| CrashReport::Nothing), None, "of a client that lived");
         self.settle();
     }
 
@@ -318,7 +318,7 @@ impl Campaign {
             // A change that was under way may arrive during the comparison.
             let mut wrong = None;
             for _ in 0..5 {
-                wrong = self.wrong(Promise::Sync, |_| Told::Nothing);
+                wrong = self.wrong(Promise::Sync, |_| CrashReport::Nothing);
                 if wrong.is_none() {
                     break;
                 }
@@ -368,8 +368,8 @@ impl Campaign {
                 panic!("data of another client in {} was overwritten: {}", meddled.at.display(), said.err);
             }
             let listed = |fileid: u64| match kept.iter().any(|c| c.fileid == fileid) {
-                true => Told::Conflict,
-                false => Told::Nothing,
+                true => CrashReport::Conflict,
+                false => CrashReport::Nothing,
             };
             let wrong = self.wrong(promise, listed);
             assert_eq!(wrong, None, "after the next mount, and no conflict: {kept:?}; {}", said.err);
@@ -394,8 +394,8 @@ impl Campaign {
             pause(700);
         }
         let told = |fileid: u64| match before.get(&fileid) {
-            Some(bytes) => Told::Applied(bytes),
-            None => Told::Nothing,
+            Some(bytes) => CrashReport::Applied(bytes),
+            None => CrashReport::Nothing,
         };
         assert_eq!(self.wrong(promise, told), None, "after the next mount: {}", said.err);
         self.settle();
@@ -472,7 +472,7 @@ fn faults_lose_no_acknowledged_data() {
             done += 1;
         }
         within(120, "umount", &[HITHER, "umount", campaign.mnt()]).ok();
-        assert_eq!(campaign.wrong(Promise::Write, |_| Told::Nothing), None, "after umount");
+        assert_eq!(campaign.wrong(Promise::Write, |_| CrashReport::Nothing), None, "after umount");
         campaign.world.keep = false;
         let tally = &mut campaign.tally;
         for w in &campaign.writers {

@@ -85,7 +85,7 @@ impl Meddled {
 }
 
 /// The report about a file after a crash.
-pub enum Told<'a> {
+pub enum CrashReport<'a> {
     Nothing,
     /// Some data is missing at the server, and kept.
     Conflict,
@@ -395,7 +395,12 @@ impl Writer {
 
     /// Compares the server's data with the promised data and returns the first fault. `dir` is the
     /// writer's directory at the server. `told` gives the report about a file by its fileid.
-    pub fn wrong<'a>(&self, dir: &Path, promise: Promise, told: impl Fn(u64) -> Told<'a>) -> Option<String> {
+    pub fn wrong<'a>(
+        &self,
+        dir: &Path,
+        promise: Promise,
+        told: impl Fn(u64) -> CrashReport<'a>,
+    ) -> Option<String> {
         use std::os::unix::fs::MetadataExt;
         let there = match names(dir) {
             Ok(there) => there,
@@ -411,9 +416,9 @@ impl Writer {
             let at = dir.join(name);
             let read = std::fs::read(&at).and_then(|bytes| Ok((bytes, std::fs::metadata(&at)?.ino())));
             let bytes = match read.map(|(bytes, fileid)| (told(fileid), bytes)) {
-                Ok((Told::Nothing, bytes)) => bytes,
-                Ok((Told::Conflict, _)) => continue,
-                Ok((Told::Applied(before), after)) => {
+                Ok((CrashReport::Nothing, bytes)) => bytes,
+                Ok((CrashReport::Conflict, _)) => continue,
+                Ok((CrashReport::Applied(before), after)) => {
                     body.either(self.id, self.len, (before, &after), promise)
                 }
                 Err(e) => return Some(format!("w{}/{name} is lost: {e}", self.id)),

@@ -359,7 +359,7 @@ impl Cacher {
         loop {
             self.serve(Duration::ZERO);
             let ms = self.ms();
-            if self.holder.may_delay(ms, key) {
+            if self.holder.can_cache_writes(ms, key) {
                 self.files[n].value = value;
                 self.holder.delayed(ms, key);
                 self.here[1] += 1;

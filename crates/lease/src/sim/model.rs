@@ -370,7 +370,7 @@ impl State {
         let (f, local) = (file.0[1] as usize, self.local(c));
         let client = &mut self.clients[c];
         match write {
-            Some(value) if client.holder.may_delay(local, file) => {
+            Some(value) if client.holder.can_cache_writes(local, file) => {
                 client.holder.delayed(local, file);
                 (client.cached[f], client.dirty[f], client.operation) = (value, Some(value), None);
                 self.truth[f] = value;
@@ -602,7 +602,7 @@ impl State {
             } else {
                 // Everything has ended. Now only the first client writes.
                 let file = FileKey([0, 0]);
-                if s.clients[0].holder.may_delay(s.local(0), file) {
+                if s.clients[0].holder.can_cache_writes(s.local(0), file) {
                     return Ok(());
                 }
                 alone += 1;

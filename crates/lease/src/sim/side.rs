@@ -111,7 +111,7 @@ impl Side {
     pub fn operate(&mut self, now: Ms) {
         let Some(Operation { file, write, asks }) = self.operation else { return };
         if let Some(value) = write {
-            if !self.leaseless && self.holder.may_delay(now, file) {
+            if !self.leaseless && self.holder.can_cache_writes(now, file) {
                 self.holder.delayed(now, file);
                 self.cached.insert(file, value);
                 self.unpushed.entry(file).or_default().push(value);

@@ -627,7 +627,7 @@ impl World {
         while self.now < end {
             self.open(0, file, true);
             self.rest(bound)?;
-            if self.slots[0].side.holder.may_delay(self.local(0), file) {
+            if self.slots[0].side.holder.can_cache_writes(self.local(0), file) {
                 return Ok(());
             }
             let next = self.now + 100;

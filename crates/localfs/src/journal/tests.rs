@@ -105,7 +105,7 @@ impl Device for Cut {
 }
 
 /// A disk whose batches or headers wait, or whose headers fail.
-struct Held {
+struct BlockingDisk {
     disk: Cut,
     is_held: AtomicBool,
     /// Number of batch writes that began.
@@ -116,7 +116,7 @@ struct Held {
     heads_begun: AtomicU64,
 }
 
-impl Held {
+impl BlockingDisk {
     fn new() -> Arc<Self> {
         let disk = Cut::new(1 << 20, u64::MAX, 0);
         let (is_held, heads_fail, heads_held) = Default::default();
@@ -125,7 +125,7 @@ impl Held {
     }
 }
 
-impl Device for Held {
+impl Device for BlockingDisk {
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         self.disk.read_at(buf, at)
     }
@@ -171,7 +171,7 @@ fn left_on(disk: &Cut) -> Vec<u64> {
 /// Promise: S8
 #[tokio::test]
 async fn settled_records_are_not_replayed() {
-    let device = Held::new();
+    let device = BlockingDisk::new();
     let log =
         Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
     device.is_held.store(true, Ordering::SeqCst);
@@ -212,7 +212,7 @@ async fn settled_records_are_not_replayed() {
 /// Promise: S8
 #[test]
 fn journal_beginning_is_not_overwritten() {
-    let device = Held::new();
+    let device = BlockingDisk::new();
     let fails = Arc::new(AtomicBool::new(false));
     let settle: Arc<Settle> = {
         let fails = fails.clone();
@@ -299,7 +299,7 @@ fn full_journal_keeps_appended_records() {
 /// Promise: S9
 #[tokio::test]
 async fn failed_header_write_fails_journal() {
-    let device = Held::new();
+    let device = BlockingDisk::new();
     let log =
         Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
     let seq = log.append(&[b"one"]);

@@ -33,12 +33,12 @@
 //! server, it finds the bytes of the client there.
 
 mod answered;
+mod checkpoint;
 pub(super) mod fresh;
 pub(super) mod names;
 mod readback;
 mod replay;
 pub(super) mod stock;
-mod touched;
 
 use super::io::FileAt;
 use super::object::Object;
@@ -48,6 +48,7 @@ use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES, T
 use answered::Calls;
 pub(super) use answered::named;
 use bytes::Bytes;
+use checkpoint::CheckpointFiles;
 use handle::Sealer;
 use hither_vfs::{Answered, Data, Env, Error, Fh, OpenAccess, Result, Wrote};
 use names::{Change, Look, Names, Redo};
@@ -66,7 +67,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use stock::Stock;
-use touched::Touched;
 
 /// A record of bytes.
 const WRITE: u8 = 1;
@@ -100,7 +100,7 @@ pub struct JournalOptions {
 pub(super) struct Journaled {
     pub log: Arc<Log>,
     record_max: u64,
-    touched: Arc<Touched>,
+    checkpoint: Arc<CheckpointFiles>,
     calls: Arc<Calls>,
     /// `None`: changes of names and attributes have no records.
     names: Option<Arc<Names>>,
@@ -156,7 +156,7 @@ enum Record {
 }
 
 /// The directory that a journal is for.
-pub(super) struct Place<'a> {
+pub(super) struct JournalTarget<'a> {
     /// The directory.
     pub top: BorrowedFd<'a>,
     pub fs_id: &'a [u8; 16],
@@ -169,11 +169,11 @@ impl Journaled {
     pub fn open(
         options: &LocalOptions,
         journal: &JournalOptions,
-        place: &Place<'_>,
+        place: &JournalTarget<'_>,
         sealer: &Sealer,
         env: &Env,
     ) -> Result<Self> {
-        let Place { top, fs_id, ordered } = *place;
+        let JournalTarget { top, fs_id, ordered } = *place;
         let fail = |e: io::Error| {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             Error::because(errno, format!("journal {}: {e}", journal.path.display()))
@@ -223,30 +223,30 @@ impl Journaled {
                 "neither the state directory nor the journal is on the served file system: only bytes go through the journal"
             );
         }
-        let touched = Arc::new(Touched::new(top, names.is_none())?);
+        let checkpoint = Arc::new(CheckpointFiles::new(top, names.is_none())?);
         let calls = Arc::new(Calls::of(&found, state_dir.as_deref(), &Look { sealer, top }).map_err(fail)?);
         let inner: Arc<OnceLock<Weak<Inner>>> = Arc::default();
         let settle = {
-            let (touched, names, calls) = (touched.clone(), names.clone(), calls.clone());
+            let (checkpoint, names, calls) = (checkpoint.clone(), names.clone(), calls.clone());
             let inner = inner.clone();
             move |upto| {
-                if touched.sound().is_err() {
+                if checkpoint.sound().is_err() {
                     write_again(&inner)?;
                 }
-                let done = touched.settle(names.is_some());
+                let done = checkpoint.settle(names.is_some());
                 let done = done.and_then(|()| names.as_ref().map_or(Ok(()), |names| names.settle()));
                 // An error reported by this sync is not reported again to the sync that follows a
                 // journal failure.
-                done.inspect_err(|_| touched.note_failure())?;
-                touched.sound()?;
+                done.inspect_err(|_| checkpoint.note_failure())?;
+                checkpoint.sound()?;
                 calls.keep(upto)
             }
         };
         let log = Arc::new(found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?);
-        touched.begin(&log);
+        checkpoint.begin(&log);
         // After the start of the log no record refers to an object in the stock directory.
         let stock = match (&names, ordered) {
-            (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &touched),
+            (Some(names), Some(dev)) => Stock::open(&places, dev, (top, sealer), names, &checkpoint),
             _ => None,
         };
         if let Some(dir) = &state_dir {
@@ -257,7 +257,7 @@ impl Journaled {
         let settled = log.settled();
         Ok(Self {
             record_max: log.record_max() as u64,
-            touched,
+            checkpoint,
             calls,
             names,
             stock,
@@ -286,7 +286,7 @@ impl Journaled {
         JournalStats {
             used_bytes,
             room_bytes,
-            disk_fails: self.touched.sound().is_err(),
+            disk_fails: self.checkpoint.sound().is_err(),
             has_failed: !self.is_on(),
             reads: self.readback.reads.load(Ordering::Relaxed),
             rewritten_bytes: self.readback.rewritten_bytes.load(Ordering::Relaxed),
@@ -334,7 +334,7 @@ impl Journaled {
     /// Simulates a disk below that fails at every attempt.
     #[cfg(test)]
     pub fn break_disk(&self) {
-        self.touched.is_broken.store(true, Ordering::SeqCst);
+        self.checkpoint.is_broken.store(true, Ordering::SeqCst);
     }
 
     #[cfg(test)]
@@ -358,14 +358,14 @@ impl Journaled {
 
     /// Notes that one caller got an error of the disk below.
     pub fn disk_failed(&self) {
-        self.touched.note_failure();
+        self.checkpoint.note_failure();
     }
 
     /// Makes all changes stable in the file system.
     fn sync_all(&self) -> Result<()> {
         // Checkpoints use this descriptor too, so an error of this sync must be noted.
-        sys::syncfs(self.touched.whole.as_fd()).inspect_err(|_| self.disk_failed())?;
-        self.touched.sound().map_err(|_| {
+        sys::syncfs(self.checkpoint.whole.as_fd()).inspect_err(|_| self.disk_failed())?;
+        self.checkpoint.sound().map_err(|_| {
             Error::because(
                 libc::EIO,
                 "the disk below failed: the next start applies the records of the journal",
@@ -463,7 +463,7 @@ impl Inner {
             parts.push(&part[..part.len().min(left)]);
             left -= part.len().min(left);
         }
-        journal.touched.add(worker, &object);
+        journal.checkpoint.add(worker, &object);
         let call = answered::named(call, &object.fh, wrote.bytes as u32);
         let seq = journal.append_for(call, &parts, Box::new(move |durable| then(Ok((wrote, durable)))));
         object.journaled.fetch_max(seq, Ordering::SeqCst);
@@ -500,7 +500,7 @@ impl Inner {
     /// See [`Journaled::abandon`]. After a failure of the disk below, the records are written again
     /// first.
     fn abandon(&self, journal: &Journaled) -> Result<bool> {
-        if journal.touched.sound().is_err() && !journal.is_void.load(Ordering::SeqCst) {
+        if journal.checkpoint.sound().is_err() && !journal.is_void.load(Ordering::SeqCst) {
             self.write_again_soon(journal).map_err(|e| {
                 let why = format!("the disk below failed, and the journal keeps its records: {e}");
                 Error::because(libc::EIO, why)
@@ -527,7 +527,7 @@ impl Inner {
     pub(super) fn void_records(&self, worker: &mut Worker, object: &Object, upto: u64) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
         // The sync may have succeeded because the kernel reported its error to another descriptor.
-        journal.touched.sound().map_err(|_| {
+        journal.checkpoint.sound().map_err(|_| {
             Error::because(libc::EIO, "the disk below failed, and the journal holds older bytes of the file")
         })?;
         if journal.is_on() {

@@ -18,7 +18,9 @@ use super::Inner;
 use super::attr::is_lasting;
 use super::object::Object;
 use super::pool::Worker;
-use hither_vfs::{Cred, Cx, DirEntry, DirPage, Fh, FileKind, Name, Node, Stop, Trail, Want, Where};
+use hither_vfs::{
+    Cred, DirEntry, DirPage, Fh, FileKind, Name, Node, PathRef, RequestContext, Stop, WalkRequest, WalkResult,
+};
 use parking_lot::Mutex;
 use rustix::fd::AsFd;
 use rustix::fs::{OFlags, RawDir, StatxAttributes};
@@ -53,7 +55,7 @@ impl Budget {
 }
 
 /// The cached facts about one state of a directory.
-pub(super) struct Known {
+pub(super) struct DirectoryFacts {
     change: u64,
     /// All changes that began before this ctime was noted have ended.
     settled: AtomicBool,
@@ -72,13 +74,13 @@ pub(super) struct Listed {
     pub fh: Option<Fh>,
 }
 
-impl Drop for Known {
+impl Drop for DirectoryFacts {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
-impl Known {
+impl DirectoryFacts {
     fn new(change: u64, budget: &Budget) -> Self {
         Self {
             change,
@@ -160,7 +162,7 @@ fn same(a: &Arc<Cred>, b: &Arc<Cred>) -> bool {
 
 impl Object {
     /// The cached facts about this state of the directory, if they are settled.
-    fn known_at(&self, change: u64) -> Option<Arc<Known>> {
+    fn known_at(&self, change: u64) -> Option<Arc<DirectoryFacts>> {
         let known = self.known.lock().clone()?;
         if known.change != change || !known.settled.load(Ordering::Acquire) {
             return None;
@@ -194,7 +196,7 @@ impl Inner {
         dir: &Object,
         change: u64,
         at_once: bool,
-    ) -> Option<Arc<Known>> {
+    ) -> Option<Arc<DirectoryFacts>> {
         if !self.knows_names() || !is_lasting(change) || self.is_covered(&dir.fh) {
             return None;
         }
@@ -203,7 +205,7 @@ impl Inner {
             match &*slot {
                 Some(known) if known.change == change => (known.clone(), false),
                 _ => {
-                    let known = Arc::new(Known::new(change, &self.known_budget));
+                    let known = Arc::new(DirectoryFacts::new(change, &self.known_budget));
                     *slot = Some(known.clone());
                     (known, true)
                 }
@@ -236,8 +238,13 @@ impl Inner {
     }
 
     /// A walk along cached names, without another thread. `None`: some names are not cached.
-    pub(super) fn walk_known(&self, cx: &Cx, at: Where<'_>, want: Want) -> Option<Trail> {
-        if want != Want::default() || at.path.is_empty() {
+    pub(super) fn walk_known(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        want: WalkRequest,
+    ) -> Option<WalkResult> {
+        if want != WalkRequest::default() || at.path.is_empty() {
             return None;
         }
         let mut here = self.find_in_place(at.base)?;
@@ -258,14 +265,20 @@ impl Inner {
             change = node.attrs.attr.change;
             steps.push(node);
         }
-        let mut trail = Trail::new(steps, Stop::Complete);
+        let mut trail = WalkResult::new(steps, Stop::Complete);
         trail.along.base = Some(before);
         Some(trail)
     }
 
     /// A whole cached listing with nodes, without another thread. `None`: some facts are not
     /// cached.
-    pub(super) fn page_known(&self, cx: &Cx, dir: &Fh, cookie: u64, max_bytes: u32) -> Option<DirPage> {
+    pub(super) fn page_known(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        cookie: u64,
+        max_bytes: u32,
+    ) -> Option<DirPage> {
         if cookie != 0 {
             return None;
         }

@@ -3,7 +3,7 @@
 //! Local programs do not see these locks. The locks end with the process, and clients of a server
 //! reclaim them.
 
-use hither_vfs::{Cx, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, Result};
+use hither_vfs::{Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, RequestContext, Result};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ pub(super) struct LockTable {
 
 #[derive(Default)]
 struct FileLocks {
-    held: Mutex<Held>,
+    held: Mutex<OwnerRanges>,
     released: Notify,
 }
 
 /// Disjoint ranges of each owner: end and kind by start.
 #[derive(Default)]
-struct Held {
+struct OwnerRanges {
     owners: HashMap<LockOwner, BTreeMap<u64, (u64, LockKind)>>,
 }
 
@@ -44,7 +44,7 @@ impl LockTable {
     /// Takes or changes a lock.
     pub async fn lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         fh: &Fh,
         owner: LockOwner,
         kind: LockKind,
@@ -81,7 +81,7 @@ impl LockTable {
 impl FileLocks {
     async fn take(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         owner: LockOwner,
         kind: LockKind,
         range: FileRange,
@@ -120,7 +120,7 @@ impl FileLocks {
     }
 }
 
-impl Held {
+impl OwnerRanges {
     fn conflict(&self, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict> {
         let others = self.owners.iter().filter(|(o, _)| **o != owner);
         for (_, ranges) in others {

@@ -10,8 +10,8 @@ use super::pool::Worker;
 use super::{Inner, sys};
 use bytes::Bytes;
 use hither_vfs::{
-    ChangeInfo, Cx, Error, Fh, FileKind, Made, Moved, Name, Node, RenameFlags, Result, SetAttr, Special,
-    Stop, Trail, Validity, Where,
+    ChangeInfo, Error, Fh, FileKind, Made, Moved, Name, Node, PathRef, RenameFlags, RequestContext, Result,
+    SetAttr, Special, Stop, Validity, WalkResult,
 };
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
@@ -142,11 +142,11 @@ impl Inner {
     }
 
     /// Walks a path and notes each step.
-    pub(super) fn steps(&self, worker: &mut Worker, at: &Path) -> Result<(Vec<Arc<Object>>, Trail)> {
+    pub(super) fn steps(&self, worker: &mut Worker, at: &Path) -> Result<(Vec<Arc<Object>>, WalkResult)> {
         let base = self.resolve(worker, &at.base)?;
         if at.path.is_empty() {
             let node = self.node(&base)?;
-            return Ok((vec![base], Trail::new(vec![node], Stop::Complete)));
+            return Ok((vec![base], WalkResult::new(vec![node], Stop::Complete)));
         }
         let before = self.attrs(&base)?;
         let (mut objects, mut nodes) = (Vec::new(), Vec::new());
@@ -182,7 +182,7 @@ impl Inner {
             }
             objects.push(here.clone());
         }
-        let mut trail = Trail::new(nodes, stop);
+        let mut trail = WalkResult::new(nodes, stop);
         trail.along.base = Some(before);
         Ok((objects, trail))
     }
@@ -541,13 +541,13 @@ pub(super) struct Path {
     pub path: Vec<Name>,
 }
 
-impl From<Where<'_>> for Path {
-    fn from(at: Where<'_>) -> Self {
+impl From<PathRef<'_>> for Path {
+    fn from(at: PathRef<'_>) -> Self {
         Self { base: at.base.clone(), path: at.path.to_vec() }
     }
 }
 
 /// `EINTR` when a call was cancelled. A call that only reads is then not begun.
-pub(super) fn wanted(cx: &Cx) -> Result<()> {
+pub(super) fn wanted(cx: &RequestContext) -> Result<()> {
     if cx.cancel.is_cancelled() { Err(Error::new(libc::EINTR)) } else { Ok(()) }
 }

@@ -15,7 +15,7 @@
 //! open when it happened.
 
 use super::descriptors::{Counted, Descriptors};
-use super::known::Known;
+use super::known::DirectoryFacts;
 use super::sys;
 use hither_vfs::{Error, Fh, FileKind, Result};
 use parking_lot::Mutex;
@@ -69,7 +69,7 @@ pub(super) struct Object {
     /// Whether a watch holds a write lease on the object. Then no other descriptor is opened.
     pub alone: AtomicBool,
     /// Cached facts about the names of a directory.
-    pub known: Mutex<Option<Arc<Known>>>,
+    pub known: Mutex<Option<Arc<DirectoryFacts>>>,
     used: AtomicBool,
 }
 

@@ -93,20 +93,20 @@ impl Identity {
 }
 
 /// The number of a directory, and a name in it.
-pub(super) type Place = (u64, Box<[u8]>);
+pub(super) type NameInDir = (u64, Box<[u8]>);
 
 struct Entry {
     identity: Identity,
-    places: SmallVec<[Place; 1]>,
+    places: SmallVec<[NameInDir; 1]>,
 }
 
 #[derive(Default)]
-struct Known {
+struct TableEntries {
     entries: HashMap<u64, Entry>,
     by_ino: HashMap<u64, u64>,
 }
 
-impl Known {
+impl TableEntries {
     fn apply(&mut self, record: &[u8]) -> Option<()> {
         let (&kind, rest) = record.split_first()?;
         let (number, rest) = rest.split_first_chunk::<8>()?;
@@ -159,7 +159,7 @@ impl Known {
 }
 
 struct State {
-    known: Known,
+    known: TableEntries,
     /// `None`: the table is not kept in a file, or its file failed.
     file: Option<File>,
 }
@@ -190,12 +190,12 @@ impl Table {
         id[..8].copy_from_slice(&(env.random)().to_ne_bytes());
         id[8..].copy_from_slice(&(env.random)().to_ne_bytes());
         let (id, state) = match state {
-            None => (id, State { known: Known::default(), file: None }),
+            None => (id, State { known: TableEntries::default(), file: None }),
             Some((dir, export_id)) => {
                 let path = dir.join(format!("handles-{export_id:x}"));
                 let lock = lock(&path).map_err(|e| fail(&path, e))?;
                 let (id, known) =
-                    read(&path, &root).map_err(|e| fail(&path, e))?.unwrap_or((id, Known::default()));
+                    read(&path, &root).map_err(|e| fail(&path, e))?.unwrap_or((id, TableEntries::default()));
                 // The file is rewritten without objects that are gone and without a torn end.
                 let file = rewrite(&path, &id, &root, &known).map_err(|e| fail(&path, e))?;
                 drop(lock);
@@ -253,7 +253,7 @@ impl Table {
         Ok(number)
     }
 
-    fn new_number(&self, known: &Known) -> u64 {
+    fn new_number(&self, known: &TableEntries) -> u64 {
         loop {
             let number = (self.random)();
             if number != ROOT && !known.entries.contains_key(&number) {
@@ -263,7 +263,7 @@ impl Table {
     }
 
     /// The identity of an object and the places where it was met; `None` for an unused number.
-    pub fn places(&self, number: u64) -> Option<(Identity, SmallVec<[Place; 1]>)> {
+    pub fn places(&self, number: u64) -> Option<(Identity, SmallVec<[NameInDir; 1]>)> {
         let state = self.state.lock();
         state.known.entries.get(&number).map(|e| (e.identity, e.places.clone()))
     }
@@ -363,7 +363,7 @@ fn lock(path: &Path) -> io::Result<File> {
 }
 
 /// The contents of a file up to a torn end; `None` for an empty file, or a table of another root.
-fn read(path: &Path, root: &Root) -> io::Result<Option<([u8; 16], Known)>> {
+fn read(path: &Path, root: &Root) -> io::Result<Option<([u8; 16], TableEntries)>> {
     let mut file = io::BufReader::with_capacity(1 << 16, File::open(path)?);
     let mut head = Vec::new();
     (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head)?;
@@ -378,7 +378,7 @@ fn read(path: &Path, root: &Root) -> io::Result<Option<([u8; 16], Known)>> {
     if rest != root.to_bytes() {
         return Ok(None);
     }
-    let mut known = Known::default();
+    let mut known = TableEntries::default();
     while let Some(record) = next(&mut file)? {
         if known.apply(&record).is_none() {
             break;
@@ -407,7 +407,7 @@ fn next(file: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Replaces the file with a new one, and locks the new one.
-fn rewrite(path: &Path, id: &[u8; 16], root: &Root, known: &Known) -> io::Result<File> {
+fn rewrite(path: &Path, id: &[u8; 16], root: &Root, known: &TableEntries) -> io::Result<File> {
     let mut new = PathBuf::from(path);
     new.as_mut_os_string().push(".new");
     let file = File::options().append(true).create(true).mode(0o600).open(&new)?;

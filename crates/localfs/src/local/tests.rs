@@ -4,7 +4,8 @@ use super::*;
 use bytes::Bytes;
 use hither_vfs::{
     Access, Create, Cred, Data, File, FileRange, LockKind, LockOwner, LockWait, Made, Name, OpenHow, Opened,
-    RenameFlags, Seek, SetAttr, SetTime, Special, Stability, Stop, Time, Vfs, Want, Where, XattrMode,
+    PathRef, RenameFlags, Seek, SetAttr, SetTime, Special, Stability, Stop, Time, Vfs, WalkRequest,
+    XattrMode,
 };
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::sync::atomic::AtomicU64;
@@ -67,11 +68,11 @@ fn local(dir: &Dir) -> Local {
     Local::open(&dir.0, LocalOptions { stable: false, ..Default::default() }, env()).unwrap()
 }
 
-fn cx(uid: u32, gid: u32, groups: &[u32]) -> Cx {
-    Cx::new(Arc::new(Cred { uid, gid, groups: groups.into() }))
+fn cx(uid: u32, gid: u32, groups: &[u32]) -> RequestContext {
+    RequestContext::new(Arc::new(Cred { uid, gid, groups: groups.into() }))
 }
 
-fn root() -> Cx {
+fn root() -> RequestContext {
     cx(0, 0, &[])
 }
 
@@ -103,9 +104,9 @@ async fn top(l: &Local) -> Fh {
     l.root(&root()).await.unwrap().fh
 }
 
-async fn find(l: &Local, cx: &Cx, path: &str) -> Result<Node> {
+async fn find(l: &Local, cx: &RequestContext, path: &str) -> Result<Node> {
     let (base, path) = (top(l).await, names(path));
-    let mut trail = l.walk(cx, Where { base: &base, path: &path }, Want::default()).await?;
+    let mut trail = l.walk(cx, PathRef { base: &base, path: &path }, WalkRequest::default()).await?;
     match trail.stop {
         Stop::Complete => Ok(trail.steps.pop().unwrap()),
         Stop::Missing(_) => Err(Error::new(libc::ENOENT)),
@@ -116,15 +117,15 @@ async fn find(l: &Local, cx: &Cx, path: &str) -> Result<Node> {
     }
 }
 
-async fn create(l: &Local, cx: &Cx, dir: &Fh, n: &str, bits: u32) -> Result<Opened> {
-    l.open(cx, Where::name(dir, &name(n)), &how(both(), Create::Exclusive(mode(bits)))).await
+async fn create(l: &Local, cx: &RequestContext, dir: &Fh, n: &str, bits: u32) -> Result<Opened> {
+    l.open(cx, PathRef::name(dir, &name(n)), &how(both(), Create::Exclusive(mode(bits)))).await
 }
 
-async fn put(l: &Local, cx: &Cx, f: &Opened, at: u64, data: &'static [u8]) -> Result<u64> {
+async fn put(l: &Local, cx: &RequestContext, f: &Opened, at: u64, data: &'static [u8]) -> Result<u64> {
     let file = File { fh: &f.node.fh, open: Some(f.open) };
     Ok(l.write(cx, file, at, Bytes::from_static(data).into(), Stability::Unstable).await?.bytes)
 }
 
-async fn read_all(l: &Local, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+async fn read_all(l: &Local, cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
     Ok(l.read(cx, File { fh, open: None }, 0, 1 << 20).await?.data.into_bytes())
 }

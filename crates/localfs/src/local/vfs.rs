@@ -12,10 +12,10 @@ use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Create, Creation, Cx, Data, DirPage, Error, Extra, Fh, File, FileKind,
-    FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
-    Opened, PosixAcls, Read, ReadPiped, Removal, RenameFlags, Result, Seek, SetAttr, Special, Stability,
-    Starts, Stop, Trail, Upcalls, Vfs, Want, Where, Wrote, XattrMode,
+    Access, Attrs, ChangeInfo, Create, Creation, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange,
+    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened,
+    PathRef, PosixAcls, Read, ReadManyResult, ReadPiped, Removal, RenameFlags, RequestContext, Result, Seek,
+    SetAttr, Special, Stability, Stop, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -28,15 +28,15 @@ fn owned(file: File<'_>) -> super::io::FileAt {
 impl Vfs for Local {
     hither_vfs::without_leases!();
 
-    async fn root(&self, _cx: &Cx) -> Result<Node> {
+    async fn root(&self, _cx: &RequestContext) -> Result<Node> {
         self.inner.node(&self.inner.root)
     }
 
-    fn peek(&self, _cx: &Cx, _at: Where<'_>) -> Option<Trail> {
+    fn peek(&self, _cx: &RequestContext, _at: PathRef<'_>) -> Option<WalkResult> {
         None
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
         if let Some(trail) = self.inner.walk_known(cx, at, want) {
             return Ok(trail);
         }
@@ -75,13 +75,13 @@ impl Vfs for Local {
         .await
     }
 
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+    async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
         wanted(cx)?;
         let dir = dir.clone();
         self.run(cx, move |inner, worker| inner.parent_of(worker, &dir)).await
     }
 
-    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+    async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
         // The attributes of a held object need no disk, and every caller may read them.
         if let Some(object) = self.inner.find_in_place(file.fh) {
             return self.inner.attrs(&object);
@@ -95,7 +95,7 @@ impl Vfs for Local {
         .await
     }
 
-    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
         let objects = objects.to_vec();
         let count = objects.len();
         let all = self.run(cx, move |inner, worker| {
@@ -105,20 +105,31 @@ impl Vfs for Local {
         each(all.await, count)
     }
 
-    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
         let objects = objects.to_vec();
         let count = objects.len();
         let all = self.run(cx, move |inner, worker| {
-            let mut prove = |fh: &Fh| {
+            let mut revalidate = |fh: &Fh| {
                 let have = inner.access(worker, fh, want)?;
                 Ok((inner.resolve(worker, fh).and_then(|object| inner.attrs(&object))?, have))
             };
-            Ok(objects.iter().map(&mut prove).collect())
+            Ok(objects.iter().map(&mut revalidate).collect())
         });
         each(all.await, count)
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
         let (files, holder) = (files.to_vec(), holder.cloned());
         let count = files.len();
         let all = self.run(cx, move |inner, worker| {
@@ -127,12 +138,17 @@ impl Vfs for Local {
                 let holder = inner.resolve(worker, &fh).ok()?;
                 inner.attrs(&holder).ok()
             });
-            Ok(Starts { files, holder })
+            Ok(ReadManyResult { files, holder })
         });
-        all.await.unwrap_or_else(|e| Starts { files: each(Err(e), count), holder: None })
+        all.await.unwrap_or_else(|e| ReadManyResult { files: each(Err(e), count), holder: None })
     }
 
-    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
         let dirs = dirs.to_vec();
         let count = dirs.len();
         let all = self.run(cx, move |inner, worker| {
@@ -141,7 +157,7 @@ impl Vfs for Local {
         each(all.await, count)
     }
 
-    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+    async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let ((fh, open), set) = (owned(file), set.clone());
         if set.size_bytes.is_none() {
             return self.change(cx, move |inner, worker| inner.set_others(worker, &fh, &set)).await;
@@ -151,19 +167,19 @@ impl Vfs for Local {
         self.known(cx, act, move |_| Some(object)).await
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+    async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
         wanted(cx)?;
         let fh = fh.clone();
         self.run(cx, move |inner, worker| inner.access(worker, &fh, want)).await
     }
 
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+    async fn readlink(&self, cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
         wanted(cx)?;
         let fh = fh.clone();
         self.run(cx, move |inner, worker| inner.readlink(worker, &fh)).await
     }
 
-    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
         let (at, how) = (Arc::new(Path::from(at)), how.clone());
         if how.create != Create::No && self.inner.has_stock() {
             let (at, how) = (at.clone(), how.clone());
@@ -192,12 +208,18 @@ impl Vfs for Local {
         self.known(cx, move |inner, worker| inner.open_file(worker, &at, &how), made).await
     }
 
-    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+    async fn close(&self, cx: &RequestContext, fh: &Fh, open: OpenId) -> Result<()> {
         let fh = fh.clone();
         self.run(cx, move |inner, worker| inner.close(worker, &fh, open)).await
     }
 
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+    async fn read(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read> {
         let file = owned(file);
         if let Some(read) = self.inner.read_now(&cx.cred, &file, offset_bytes, len_bytes) {
             return Ok(read);
@@ -208,7 +230,7 @@ impl Vfs for Local {
 
     async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -223,7 +245,7 @@ impl Vfs for Local {
 
     async fn finish(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         piece: Option<(u64, Data)>,
         set: &SetAttr,
@@ -231,20 +253,27 @@ impl Vfs for Local {
         hither_vfs::finish_in_steps(self, cx, file, piece, set).await
     }
 
-    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+    async fn commit(&self, cx: &RequestContext, file: File<'_>) -> Result<()> {
         let file = owned(file);
         self.run(cx, move |inner, worker| inner.commit(worker, &file)).await
     }
 
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+    async fn create_whole(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        data: Data,
+    ) -> Result<Made> {
         hither_vfs::create_in_steps(self, cx, (dir, name), set, data).await
     }
 
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         hither_vfs::create_many_in_steps(self, cx, dir, new).await
     }
 
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+    async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
         if let Some(made) = self.make_in(cx, (&dir, &name), Kind::Directory, &set).await? {
             return Ok(made);
@@ -252,7 +281,14 @@ impl Vfs for Local {
         self.known(cx, move |inner, worker| inner.mkdir(worker, &dir, &name, &set), made).await
     }
 
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+    async fn mknod(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let (dir, name, what, set) = (dir.clone(), name.clone(), what.clone(), set.clone());
         if what == Special::Regular
             && let Some(made) = self.make_in(cx, (&dir, &name), Kind::File, &set).await?
@@ -262,33 +298,46 @@ impl Vfs for Local {
         self.known(cx, move |inner, worker| inner.mknod(worker, &dir, &name, &what, &set), made).await
     }
 
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+    async fn symlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let (dir, name, target, set) = (dir.clone(), name.clone(), target.clone(), set.clone());
         self.known(cx, move |inner, worker| inner.symlink(worker, &dir, &name, &target, &set), made).await
     }
 
-    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         let (fh, dir, name) = (fh.clone(), dir.clone(), name.clone());
         self.change(cx, move |inner, worker| inner.link(worker, &fh, &dir, &name)).await
     }
 
-    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, _target: Option<&Fh>) -> Result<ChangeInfo> {
+    async fn unlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        _target: Option<&Fh>,
+    ) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
         self.change(cx, move |inner, worker| inner.remove(worker, &dir, &name, false)).await
     }
 
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+    async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
         self.change(cx, move |inner, worker| inner.remove(worker, &dir, &name, true)).await
     }
 
-    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         hither_vfs::remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         _replaced: Option<&Fh>,
@@ -301,7 +350,7 @@ impl Vfs for Local {
 
     async fn readdir(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         _verifier: [u8; 8],
@@ -317,7 +366,7 @@ impl Vfs for Local {
         self.run(cx, move |inner, worker| inner.readdir(worker, &dir, cookie, max_bytes, nodes)).await
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+    async fn statfs(&self, cx: &RequestContext, fh: &Fh) -> Result<FsStat> {
         wanted(cx)?;
         let fh = fh.clone();
         self.run(cx, move |inner, worker| {
@@ -337,29 +386,36 @@ impl Vfs for Local {
         .await
     }
 
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+    async fn getxattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<Bytes> {
         let (fh, name) = (fh.clone(), name.to_vec());
         self.run(cx, move |inner, worker| inner.getxattr(worker, &fh, &name)).await
     }
 
-    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+    async fn setxattr(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Result<()> {
         let (fh, name, value) = (fh.clone(), name.to_vec(), value.clone());
         self.run(cx, move |inner, worker| inner.setxattr(worker, &fh, &name, &value, mode)).await
     }
 
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+    async fn listxattr(&self, cx: &RequestContext, fh: &Fh) -> Result<Vec<Bytes>> {
         let fh = fh.clone();
         self.run(cx, move |inner, worker| inner.listxattr(worker, &fh)).await
     }
 
-    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+    async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()> {
         let (fh, name) = (fh.clone(), name.to_vec());
         self.run(cx, move |inner, worker| inner.removexattr(worker, &fh, &name)).await
     }
 
     async fn lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -370,14 +426,20 @@ impl Vfs for Local {
         self.inner.locks.lock(cx, file.fh, owner, kind, range, wait).await
     }
 
-    async fn unlock(&self, _cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+    async fn unlock(
+        &self,
+        _cx: &RequestContext,
+        file: File<'_>,
+        owner: LockOwner,
+        range: FileRange,
+    ) -> Result<()> {
         self.inner.locks.unlock(file.fh, owner, range);
         Ok(())
     }
 
     async fn test_lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -387,24 +449,24 @@ impl Vfs for Local {
         Ok(self.inner.locks.test(file.fh, owner, kind, range))
     }
 
-    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+    async fn seek(&self, cx: &RequestContext, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
         let file = owned(file);
         self.run(cx, move |inner, worker| inner.seek(worker, &file, offset_bytes, what)).await
     }
 
-    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn allocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let file = owned(file);
         self.run(cx, move |inner, worker| inner.space(worker, &file, range, false)).await
     }
 
-    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn deallocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let file = owned(file);
         self.run(cx, move |inner, worker| inner.space(worker, &file, range, true)).await
     }
 
     async fn copy(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -422,7 +484,7 @@ impl Vfs for Local {
         // No answer is valid after its validity, so there is nothing to call back.
     }
 
-    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+    async fn shutdown(&self, cx: &RequestContext) -> Result<()> {
         self.run(cx, |inner, worker| {
             inner.opens.lock().clear();
             let synced = worker.root(|| rustix::fs::syncfs(inner.top.as_fd()).map_err(os));
@@ -449,7 +511,7 @@ impl Extra for Local {
 
     async fn clone_range(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -463,7 +525,13 @@ impl Extra for Local {
         .await
     }
 
-    fn read_piped(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Option<ReadPiped> {
+    fn read_piped(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Option<ReadPiped> {
         self.inner.read_piped(&cx.cred, &owned(file), offset_bytes, len_bytes)
     }
 
@@ -471,12 +539,12 @@ impl Extra for Local {
         self.inner.has_acls
     }
 
-    async fn acls(&self, cx: &Cx, fh: &Fh) -> Result<PosixAcls> {
+    async fn acls(&self, cx: &RequestContext, fh: &Fh) -> Result<PosixAcls> {
         let fh = fh.clone();
         self.run(cx, move |inner, worker| inner.acls(worker, &fh)).await
     }
 
-    async fn set_acls(&self, cx: &Cx, fh: &Fh, acls: &PosixAcls) -> Result<Attrs> {
+    async fn set_acls(&self, cx: &RequestContext, fh: &Fh, acls: &PosixAcls) -> Result<Attrs> {
         let (fh, acls) = (fh.clone(), acls.clone());
         self.change_synced(cx, move |inner, worker| inner.set_acls(worker, &fh, &acls)).await
     }
@@ -484,7 +552,13 @@ impl Extra for Local {
 
 impl Local {
     /// A stable write through the journal. The thread that applied the write does not wait.
-    pub(super) async fn write_journaled(&self, cx: &Cx, file: FileAt, at: u64, data: Data) -> Result<Wrote> {
+    pub(super) async fn write_journaled(
+        &self,
+        cx: &RequestContext,
+        file: FileAt,
+        at: u64,
+        data: Data,
+    ) -> Result<Wrote> {
         let (inner, call) = (self.inner.clone(), cx.call.clone());
         let job = move |worker: &mut Worker, then: Answer<(Wrote, bool)>| {
             inner.journaled_write(worker, (&file, at, &data), call, then);
@@ -499,7 +573,7 @@ impl Local {
     /// A change of names or attributes, with a record if possible.
     async fn change<T: Send + 'static>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         act: impl FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
     ) -> Result<T> {
         if !self.inner.has_records() {
@@ -512,7 +586,7 @@ impl Local {
     }
 
     /// Completes a change that the thread for changes began.
-    async fn recorded<T: Send + 'static, A>(&self, cx: &Cx, made: Recorded<T, A>) -> Result<T>
+    async fn recorded<T: Send + 'static, A>(&self, cx: &RequestContext, made: Recorded<T, A>) -> Result<T>
     where
         A: FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
     {
@@ -536,7 +610,7 @@ impl Local {
     /// A change without a record.
     async fn change_synced<T: Send + 'static>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         act: impl FnOnce(&Inner, &mut Worker) -> Result<Done<T>> + Send + 'static,
     ) -> Result<T> {
         let (inner, call) = (self.inner.clone(), cx.call.clone());
@@ -548,7 +622,7 @@ impl Local {
     /// it may wait.
     async fn make(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         begin: impl Fn(&Inner, &mut Worker, bool) -> Result<Begun> + Send + Sync + 'static,
     ) -> Result<Got> {
         let (inner, call, begin) = (self.inner.clone(), cx.call.clone(), Arc::new(begin));
@@ -582,7 +656,7 @@ impl Local {
     /// Makes a new file or directory with one record. `None`: it must be made in another way.
     async fn make_in(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         (dir, name): (&Fh, &Name),
         kind: Kind,
         set: &SetAttr,
@@ -604,7 +678,7 @@ impl Local {
     /// a name is remembered after a restart.
     async fn known<T: Send + 'static>(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         act: impl FnOnce(&Inner, &mut Worker) -> Result<T> + Send + 'static,
         which: impl FnOnce(&T) -> Option<Fh> + Send + 'static,
     ) -> Result<T> {
@@ -623,7 +697,7 @@ impl Local {
     }
 
     /// Fails unless the object exists: only existing objects can be locked.
-    async fn check_lockable(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+    async fn check_lockable(&self, cx: &RequestContext, file: File<'_>) -> Result<()> {
         if self.inner.objects.find(file.fh).is_some() {
             return Ok(());
         }

@@ -28,7 +28,7 @@ use super::descriptors::Counted;
 use super::object::Object;
 use super::pool::Worker;
 use super::{Inner, Local, sys};
-use hither_vfs::{BoxFuture, Cred, Error, Fh, Result, Told, Watch, Watched, WatchedAlone};
+use hither_vfs::{BoxFuture, ChangeListener, Cred, Error, Fh, Result, Watch, Watched, WatchedAlone};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -45,7 +45,7 @@ pub(super) type Slot = OnceLock<Arc<Watcher>>;
 
 /// All watched files and directories of a served directory.
 pub(super) struct Watcher {
-    told: RwLock<Arc<Told>>,
+    told: RwLock<Arc<ChangeListener>>,
     notes: Notes,
     /// The thread that receives the signals.
     thread: libc::pid_t,
@@ -53,7 +53,7 @@ pub(super) struct Watcher {
 }
 
 /// A watched file or directory.
-struct Held {
+struct WatchedObject {
     watcher: Arc<Watcher>,
     fd: Arc<Counted>,
     mark: Option<Mark>,
@@ -107,7 +107,7 @@ impl Watch for Local {
     fn watch_alone(&self, fh: &Fh, watched: Watched) -> BoxFuture<WatchedAlone> {
         let (inner, fh) = (self.inner.clone(), fh.clone());
         Box::pin(async move {
-            let held = match watched.downcast::<Held>() {
+            let held = match watched.downcast::<WatchedObject>() {
                 Ok(held) if held.only.is_none() => held,
                 Ok(held) => return WatchedAlone::Ok(held),
                 Err(other) => return WatchedAlone::Err(Some(other)),
@@ -123,7 +123,7 @@ impl Watch for Local {
         })
     }
 
-    fn tell(&self, told: Arc<Told>) {
+    fn tell(&self, told: Arc<ChangeListener>) {
         match self.inner.watcher.get() {
             Some(watcher) => *watcher.told.write() = told,
             None => match Watcher::start(&self.inner, told) {
@@ -173,7 +173,7 @@ impl Inner {
 
     /// Replaces a read lease with a write lease. In between, a local program can open the file.
     /// Then the write lease is refused, or `change` differs.
-    fn hold_alone(self: &Arc<Self>, object: &Arc<Object>, held: Box<Held>) -> WatchedAlone {
+    fn hold_alone(self: &Arc<Self>, object: &Arc<Object>, held: Box<WatchedObject>) -> WatchedAlone {
         let watcher = held.watcher.clone();
         let change = || self.attrs(object).ok().map(|attrs| attrs.attr.change);
         let before = change();
@@ -197,7 +197,7 @@ impl Inner {
 
 impl Watcher {
     /// Starts the thread, which ends when the last reference to the result is dropped.
-    fn start(of: &Inner, told: Arc<Told>) -> Result<Arc<Self>> {
+    fn start(of: &Inner, told: Arc<ChangeListener>) -> Result<Arc<Self>> {
         let notes = Notes::new(of.top.as_fd(), of.pool.threads())?;
         let (tell, number) = mpsc::channel();
         let (give, given) = mpsc::channel::<Weak<Self>>();
@@ -221,7 +221,7 @@ impl Watcher {
 
     /// Watches the object of a descriptor. `None` when another program has it open in conflict, or
     /// the file system has no leases or notifications.
-    fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, fh: &Fh) -> Option<Held> {
+    fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, fh: &Fh) -> Option<WatchedObject> {
         let of = match how {
             How::Read => Of::Bytes,
             // A client that watches alone may write, and no other program can.
@@ -232,7 +232,7 @@ impl Watcher {
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
         let only = if let How::Alone(only) = how { Some(only) } else { None };
         let (leased, alone) = (of != Of::Names, only.is_some());
-        let mut held = Held { watcher: self.clone(), fd, mark: None, leased, only };
+        let mut held = WatchedObject { watcher: self.clone(), fd, mark: None, leased, only };
         if leased {
             sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
         }
@@ -259,7 +259,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Held {
+impl Drop for WatchedObject {
     fn drop(&mut self) {
         self.watcher.by_descriptor.lock().remove(&self.fd.as_raw_fd());
         if let Some(mark) = &self.mark {

@@ -234,9 +234,9 @@ impl Budget {
 
 /// The resources of a call besides the connection: memory for its reply, and a turn of its address.
 #[derive(Clone)]
-pub struct Room(Arc<Mutex<Held>>, Arc<super::Global>);
+pub struct Room(Arc<Mutex<CallResources>>, Arc<super::Global>);
 
-struct Held {
+struct CallResources {
     grant: Option<Grant>,
     turn: Option<Turn>,
 }
@@ -249,7 +249,7 @@ impl std::fmt::Debug for Room {
 
 impl Room {
     pub(super) fn new(global: &Arc<super::Global>, grant: Grant, turn: Turn) -> Self {
-        Self(Arc::new(Mutex::new(Held { grant: Some(grant), turn: Some(turn) })), global.clone())
+        Self(Arc::new(Mutex::new(CallResources { grant: Some(grant), turn: Some(turn) })), global.clone())
     }
 
     /// Waits until there is memory for a reply of `bytes`. The service calls it once, before it

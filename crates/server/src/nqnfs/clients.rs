@@ -68,7 +68,7 @@ pub(crate) struct Clients {
 
 /// The client of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Known {
+pub(crate) struct ConnectionClient {
     pub id: ClientId,
     /// The client takes long handles.
     pub long: bool,
@@ -84,14 +84,14 @@ impl Clients {
 
     /// The client of a connection. `None` when there are too many clients or the connection has
     /// ended.
-    pub fn of(&self, peer: &Arc<Peer>) -> Option<Known> {
+    pub fn of(&self, peer: &Arc<Peer>) -> Option<ConnectionClient> {
         let mut inner = self.inner.lock();
         let id = match inner.by_peer.get(&peer.id) {
             Some(id) => *id,
             None => inner.add(peer, None, false)?,
         };
         let one = inner.all.get(&id)?;
-        Some(Known { id, long: one.long, named: one.name.is_some() })
+        Some(ConnectionClient { id, long: one.long, named: one.name.is_some() })
     }
 
     /// Handles HELLO on a connection. False when the connection belongs to another client, or there

@@ -11,7 +11,7 @@
 //!
 //! **Revisions.** The table numbers the changes that pass through it. Local programs change files
 //! without the table. Each reply therefore compares the file's change attribute with the one
-//! recorded for the current revision ([`Held::seen`]). The comparison is skipped when the
+//! recorded for the current revision ([`GrantedLeases::seen`]). The comparison is skipped when the
 //! attributes may be older than the revision.
 
 use super::NqnfsOptions;
@@ -109,8 +109,8 @@ impl Short {
     }
 
     /// The empty record of leases in the table.
-    pub fn held(&self) -> Held {
-        Held { delayed: self.delayed.clone(), ..Held::default() }
+    pub fn held(&self) -> GrantedLeases {
+        GrantedLeases { delayed: self.delayed.clone(), ..GrantedLeases::default() }
     }
 
     /// Whether any client may have delayed writes to any file.
@@ -138,7 +138,7 @@ impl Short {
 
 /// The leases under which clients may cache.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct GrantedLeases {
     leases: HashMap<(ClientId, FileKey), Lease>,
     /// Number of write leases in `leases`.
     delayed: Arc<AtomicUsize>,
@@ -179,14 +179,14 @@ impl Since {
 /// writes of those clients are accepted.
 const LATE_MAX: usize = 1 << 16;
 
-impl Held {
-    /// Records a request for a lease. [`Held::answered`] follows.
+impl GrantedLeases {
+    /// Records a request for a lease. [`GrantedLeases::answered`] follows.
     pub fn asked(&mut self, client: ClientId, key: FileKey, file: (u32, Fh)) {
         let new = || Lease { file, kind: None, asking: 0, told: false, watched: None };
         self.leases.entry((client, key)).or_insert_with(new).asking += 1;
     }
 
-    /// Records that the table has answered a request. [`Held::settle`] follows.
+    /// Records that the table has answered a request. [`GrantedLeases::settle`] follows.
     pub fn answered(&mut self, client: ClientId, key: FileKey) {
         if let Some(lease) = self.leases.get_mut(&(client, key)) {
             lease.asking = lease.asking.saturating_sub(1);

@@ -43,13 +43,13 @@ const TRIES_MAX: u32 = 8;
 const SEARCH_BYTES: u32 = 256 << 10;
 
 /// Cookie and verifier of the `Vfs`.
-type Place = (u64, [u8; 8]);
+type ListPosition = (u64, [u8; 8]);
 
 /// Positions from which clients may continue, by directory and wire cookie. The first map has the
 /// newer ones, the second the older ones.
 #[derive(Default)]
 pub(super) struct Cookies {
-    inner: Mutex<[HashMap<(u64, u32), Place>; 2]>,
+    inner: Mutex<[HashMap<(u64, u32), ListPosition>; 2]>,
 }
 
 impl Cookies {
@@ -60,7 +60,12 @@ impl Cookies {
         entries.iter().map(|e| Self::number(&mut inner, dir, e.cookie, verifier)).collect()
     }
 
-    fn number(inner: &mut [HashMap<(u64, u32), Place>; 2], dir: u64, cookie: u64, verifier: [u8; 8]) -> u32 {
+    fn number(
+        inner: &mut [HashMap<(u64, u32), ListPosition>; 2],
+        dir: u64,
+        cookie: u64,
+        verifier: [u8; 8],
+    ) -> u32 {
         let natural = short(cookie);
         let taken = |n: u32| {
             let known = inner.iter().find_map(|m| m.get(&(dir, n)));
@@ -75,7 +80,7 @@ impl Cookies {
         number
     }
 
-    fn find(&self, dir: u64, short: u32) -> Option<Place> {
+    fn find(&self, dir: u64, short: u32) -> Option<ListPosition> {
         let inner = self.inner.lock();
         inner.iter().find_map(|m| m.get(&(dir, short)).copied())
     }
@@ -231,7 +236,7 @@ async fn page(dir: &At<'_>, from: u64, verifier: [u8; 8], most: u32, nodes: bool
 }
 
 /// The position after the entry that has this wire cookie.
-async fn search(dir: &At<'_>, wanted: u32) -> Result<Place, Stat> {
+async fn search(dir: &At<'_>, wanted: u32) -> Result<ListPosition, Stat> {
     let (mut from, mut verifier) = (0, [0; 8]);
     loop {
         let page = page(dir, from, verifier, SEARCH_BYTES, false).await?;

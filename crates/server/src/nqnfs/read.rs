@@ -7,7 +7,7 @@ use hither_proto::nqnfs::{
     AccessArgs, Asking, Fattr, GetattrArgs, GetleaseArgs, GetleaseOk, LeaseReply, LeaseRequest, LookupArgs,
     LookupOk, PATH_MAX_BYTES, Path, ReadArgs, ReadOk, ReadlinkArgs, Stat, StatfsArgs, StatfsOk,
 };
-use hither_vfs::{Access, Attr, FileKind, Node, Stop, Want, Where};
+use hither_vfs::{Access, Attr, FileKind, Node, PathRef, Stop, WalkRequest};
 
 pub(super) async fn getattr(c: &Caller<'_>, a: &Asking<GetattrArgs>) -> Done<Fattr> {
     let at = c.at(&a.args.file).await?;
@@ -82,7 +82,7 @@ pub(super) async fn above(dir: &At<'_>) -> Result<Node, Stat> {
 
 /// The object that a name leads to.
 pub(super) async fn walk(dir: &At<'_>, name: &hither_vfs::Name) -> Result<Node, Stat> {
-    let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, name), Want::default()).await;
+    let trail = dir.export.vfs.walk(&dir.cx, PathRef::name(&dir.fh, name), WalkRequest::default()).await;
     let trail = trail.map_err(|e| stat(&e))?;
     match (trail.stop, trail.steps.into_iter().next()) {
         (Stop::Complete | Stop::Limit, Some(node)) => Ok(node),

@@ -497,7 +497,7 @@ async fn dot_dot_is_the_directory_above() {
     let model = model();
     let lab = Lab::new(&model, 1, None);
     let mut c = lab.client(1).await;
-    let cx = hither_vfs::Cx::new(Arc::new(hither_vfs::Cred::root()));
+    let cx = hither_vfs::RequestContext::new(Arc::new(hither_vfs::Cred::root()));
     let set = hither_vfs::SetAttr::default();
     let mut at = model.root(&cx).await.unwrap();
     for name in ["d", "e"] {

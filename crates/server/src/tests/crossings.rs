@@ -5,10 +5,10 @@ use crate::table::Covers;
 use hither_proto::nfs3::{
     Diropargs3, GetattrArgs, LookupArgs, Nfsstat3, ReaddirArgs as Readdir3, ReaddirplusArgs,
 };
-use hither_vfs::{Cred, Cx, Fh, Name, Node, SetAttr, Vfs};
+use hither_vfs::{Cred, Fh, Name, Node, RequestContext, SetAttr, Vfs};
 
-fn cx() -> Cx {
-    Cx::new(Arc::new(Cred::root()))
+fn cx() -> RequestContext {
+    RequestContext::new(Arc::new(Cred::root()))
 }
 
 /// Creates the directory `path` in a model. Returns its node.

@@ -8,8 +8,8 @@ use crate::exclusive::{is_of_verifier, verifier_times};
 use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_vfs::{
-    Attr, Cx, Data, FileKind, Made, Name, Node, RenameFlags, SetAttr, SetTime, Special, Stability, Stop,
-    Want, Where,
+    Attr, Data, FileKind, Made, Name, Node, PathRef, RenameFlags, RequestContext, SetAttr, SetTime, Special,
+    Stability, Stop, WalkRequest,
 };
 
 pub(super) async fn setattr(r: &Request, a: &SetattrArgs) -> SetattrRes {
@@ -142,7 +142,7 @@ async fn guarded(dir: &At, name: &Name, sattr: &Sattr3) -> Result<Got, Nfsstat3>
     let has_size = set.size_bytes.is_some_and(|size| size > 0);
     // The journal names the call with its last step, which is the resize when there is one.
     let call = dir.cx.call.clone().filter(|_| !has_size);
-    let cx = Cx { call, ..dir.cx.clone() };
+    let cx = RequestContext { call, ..dir.cx.clone() };
     let made = dir.export.vfs.mknod(&cx, &dir.fh, name, &Special::Regular, &first).await;
     let mut made = made.map_err(|e| stat3(&e))?;
     if has_size {
@@ -193,7 +193,7 @@ async fn existing_as(r: &Request, dir: &At, name: &Name, sattr: &Sattr3) -> Resu
 }
 
 async fn existing(dir: &At, name: &Name) -> Result<Node, Nfsstat3> {
-    let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, name), Want::default()).await;
+    let trail = dir.export.vfs.walk(&dir.cx, PathRef::name(&dir.fh, name), WalkRequest::default()).await;
     let trail = trail.map_err(|e| stat3(&e))?;
     match (trail.steps.into_iter().next(), trail.stop) {
         (Some(node), _) => Ok(node),

@@ -7,7 +7,7 @@ use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_proto::xdr::Enc;
 use hither_rpc::server::Outcome;
-use hither_vfs::{Access, Stop, Want, Where};
+use hither_vfs::{Access, PathRef, Stop, WalkRequest};
 
 /// Preferred size of a READDIR reply, in bytes.
 const LISTING_BYTES: u32 = 64 << 10;
@@ -55,8 +55,9 @@ async fn look(r: &Request, dir: &At, wanted: &Name3) -> Result<LookupOk, (Nfssta
         return Ok(LookupOk { object, obj_attributes: Some(dir.wire(&attr)), dir_attributes: base });
     }
     let wanted = name(wanted).map_err(|status| (status, None))?;
-    let at = Where::name(&dir.fh, &wanted);
-    let trail = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.map_err(|e| (stat3(&e), None))?;
+    let at = PathRef::name(&dir.fh, &wanted);
+    let trail =
+        dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| (stat3(&e), None))?;
     let base = match trail.along.base {
         Some(base) => Some(dir.wire(&base.attr)),
         None => dir.after().await,

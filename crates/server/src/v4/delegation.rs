@@ -30,7 +30,7 @@ mod change;
 mod give;
 
 pub use ask::DelegationCounts;
-pub(crate) use ask::{Look, Told};
+pub(crate) use ask::{HolderAnswer, Look};
 pub(crate) use give::Wish;
 
 use ask::{Asking, Questions};
@@ -196,7 +196,7 @@ pub(crate) struct Inner {
     /// Of these, write delegations. A file has at most one.
     writing: HashMap<FileKey, Arc<Delegation>>,
     /// Leases under which NQNFS clients may cache.
-    pub short: crate::nqnfs::leases::Held,
+    pub short: crate::nqnfs::leases::GrantedLeases,
     /// Stores the table's numbers durably, when NQNFS needs them.
     pub numbers: Option<Numbers>,
     /// The next deadline of the table.

@@ -11,7 +11,7 @@ use super::exec::{Exec, Here, Object};
 use crate::error::stat4;
 use hither_lease::Kind;
 use hither_proto::nfs4::{Bitmap4, DirDelegation, GetDirDelegationOk, Nfsstat4};
-use hither_vfs::{Access, FileKind, Name, Want, Where};
+use hither_vfs::{Access, FileKind, Name, PathRef, WalkRequest};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -75,7 +75,8 @@ impl Exec<'_> {
     ) -> Result<Option<Changing>, Nfsstat4> {
         // An open with O_CREAT of an existing file does not change the directory.
         if !exclusive && self.nfs.leases.any() {
-            let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, name), Want::default()).await;
+            let trail =
+                dir.export.vfs.walk(&dir.cx, PathRef::name(&dir.fh, name), WalkRequest::default()).await;
             if trail.is_ok_and(|t| !t.steps.is_empty()) {
                 return Ok(None);
             }

@@ -10,7 +10,7 @@ use super::Nfs4;
 use super::acl;
 use super::attrs::{self, Have, Source};
 use super::clients::Client;
-use super::delegation::{Changing, Look, Naming, PATIENCE_V4, Told};
+use super::delegation::{Changing, HolderAnswer, Look, Naming, PATIENCE_V4};
 use super::replay::{self, CallId, Done};
 use super::session::Session;
 use crate::access::Rights;
@@ -24,7 +24,10 @@ use hither_proto::nfs4::{
     SequenceArgs, SequenceOk, Stateid, attr, seq4_status,
 };
 use hither_proto::rpc::AuthFlavor;
-use hither_vfs::{Attr, Attrs, Cx, Fh, File, FileKind, Name, Node, OpenId, Pipe, Stop, Time, Want, Where};
+use hither_vfs::{
+    Attr, Attrs, Fh, File, FileKind, Name, Node, OpenId, PathRef, Pipe, RequestContext, Stop, Time,
+    WalkRequest,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,7 +40,7 @@ const ABOVE_FSID: (u64, u64) = (0x6869_7468_6572, 0);
 pub(super) struct Object {
     pub export: Arc<Export>,
     pub fh: Fh,
-    pub cx: Cx,
+    pub cx: RequestContext,
     pub rights: Rights,
     /// Attributes that came with the object and are still valid.
     pub known: Option<Attrs>,
@@ -98,7 +101,7 @@ pub(super) struct Exec<'a> {
     /// The payload of the last READ. Its result lacks the payload.
     pub piped: Option<Box<dyn Pipe>>,
     /// The answer of the delegation's holder, for the current GETATTR.
-    told: Option<Told>,
+    told: Option<HolderAnswer>,
 }
 
 /// Whether an operation changes state that would have to be undone. The results of these operations
@@ -327,8 +330,8 @@ impl<'a> Exec<'a> {
                 if let OpenClaim::Null(wanted) = &a.claim
                     && let Ok(wanted) = Name::new(Bytes::copy_from_slice(wanted))
                 {
-                    let at = Where::name(&dir.fh, &wanted);
-                    let found = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.ok();
+                    let at = PathRef::name(&dir.fh, &wanted);
+                    let found = dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.ok();
                     if let Some(node) = found.and_then(|t| t.steps.into_iter().next()) {
                         self.nfs.leases.read(self.client.as_ref(), &node.fh, PATIENCE_V4).await?;
                     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Longest time of one COPY. The client sends another COPY for the rest.
-const COPY_AT_MOST: Duration = Duration::from_secs(2);
+const COPY_MAX: Duration = Duration::from_secs(2);
 
 impl Exec<'_> {
     /// The open of the `Vfs` with which a stateid permits the use of a file. `None`: no open, and
@@ -197,7 +197,7 @@ impl Exec<'_> {
                 Err(e) if done == 0 => return Err(io_stat(&e)),
                 Err(_) => break,
             }
-            if begun.elapsed() > COPY_AT_MOST {
+            if begun.elapsed() > COPY_MAX {
                 break;
             }
         }

@@ -4,7 +4,7 @@
 //! therefore shifted by two.
 
 use super::attrs::{OF_ENTRY, bare_entry};
-use super::delegation::{Look, PATIENCE_V4, Told};
+use super::delegation::{HolderAnswer, Look, PATIENCE_V4};
 use super::exec::{Exec, Here, Object, handle_if};
 use crate::error::stat4;
 use crate::table::Export;
@@ -74,7 +74,7 @@ impl Exec<'_> {
     async fn of_files_delayed(
         &self,
         entries: &[DirEntry],
-        told: &mut HashMap<Fh, Told>,
+        told: &mut HashMap<Fh, HolderAnswer>,
     ) -> Result<bool, Nfsstat4> {
         let leases = &self.nfs.leases;
         let files = || {

@@ -6,7 +6,7 @@
 //! client when the lock may be free.
 
 use super::exec::{Exec, Object};
-use super::ranges::Held;
+use super::ranges::RangeLock;
 use super::state::{FileState, Locks, Open, State, Waiter};
 use crate::error::stat4;
 use bytes::Bytes;
@@ -145,7 +145,7 @@ impl Exec<'_> {
 
     /// Ends the state of a conflicting client when its lease has expired. Otherwise denies the
     /// lock.
-    async fn give_way(&self, held: Held, holder: &Locks) -> Result<(), LockFail> {
+    async fn give_way(&self, held: RangeLock, holder: &Locks) -> Result<(), LockFail> {
         if self.nfs.is_courtesy(&holder.client) {
             self.nfs.expire(&holder.client).await;
             return Ok(());
@@ -295,7 +295,7 @@ impl Exec<'_> {
 enum Tried {
     Taken(Stateid),
     /// A conflicting lock of another owner.
-    InTheWay(Held, Arc<Locks>),
+    InTheWay(RangeLock, Arc<Locks>),
 }
 
 /// A conflicting lock of another owner, and that owner. The caller holds the file's `order`.
@@ -304,7 +304,7 @@ fn in_the_way(
     owner: u64,
     kind: LockKind,
     range: FileRange,
-) -> Result<Option<(Held, Arc<Locks>)>, Nfsstat4> {
+) -> Result<Option<(RangeLock, Arc<Locks>)>, Nfsstat4> {
     let Some(held) = file.ranges.lock().conflict(owner, kind, range) else { return Ok(None) };
     let holder = file.lockers.lock().iter().find(|l| l.number == held.owner).cloned();
     // Ranges are removed before their owner, and both under `order`, so every range has an owner.

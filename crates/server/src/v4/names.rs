@@ -15,8 +15,8 @@ use hither_proto::nfs4::{
     LINKTEXT_MAX_BYTES, Linktext, Nfsstat4, Op, RenameArgs, RenameOk, SetattrArgs, access, attr,
 };
 use hither_vfs::{
-    Access, ChangeInfo, FileKind, Name, OpenAccess, PosixAcls, RenameFlags, SetAttr, Special, Stop, Want,
-    Where,
+    Access, ChangeInfo, FileKind, Name, OpenAccess, PathRef, PosixAcls, RenameFlags, SetAttr, Special, Stop,
+    WalkRequest,
 };
 
 /// Longest run of LOOKUPs in one walk.
@@ -92,8 +92,8 @@ impl Exec<'_> {
                 _ => break,
             }
         }
-        let at = Where { base: &dir.fh, path: &path };
-        let trail = dir.export.vfs.walk(&dir.cx, at, Want::default()).await.map_err(|e| stat4(&e))?;
+        let at = PathRef { base: &dir.fh, path: &path };
+        let trail = dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
         self.ahead = trail.steps.into();
         self.ahead_stop = match trail.stop {
             Stop::Complete | Stop::Limit => None,

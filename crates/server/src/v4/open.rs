@@ -20,7 +20,10 @@ use hither_proto::nfs4::{
     OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, SpaceLimit, Stateid,
     WhyNoDelegation, WriteDelegation, attr, open,
 };
-use hither_vfs::{Create, Cred, Cx, Fh, Name, Node, OpenHow, Opened, SetAttr, SetTime, Stop, Want, Where};
+use hither_vfs::{
+    Create, Cred, Fh, Name, Node, OpenHow, Opened, PathRef, RequestContext, SetAttr, SetTime, Stop,
+    WalkRequest,
+};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -50,12 +53,12 @@ struct Got {
 
 /// Prevents other clients from caching a file while it is opened for writing.
 #[derive(Default)]
-struct Held {
+struct CachingGuard {
     naming: Option<Naming>,
     itself: Option<Changing>,
 }
 
-impl Held {
+impl CachingGuard {
     /// Whether the guard covers this file.
     fn covers(&self, fh: &Fh) -> bool {
         let named = self.naming.as_ref().and_then(|n| n.file.as_ref());
@@ -116,14 +119,16 @@ impl Exec<'_> {
         let early = matches!(a.claim, OpenClaim::Previous(_)) && self.nfs.leases.is_recovering();
         let writes = !early && (share & open::SHARE_ACCESS_WRITE != 0 || cuts(a));
         let mut changing = match &a.claim {
-            _ if !writes => Held::default(),
+            _ if !writes => CachingGuard::default(),
             OpenClaim::Null(n) => {
-                Held { naming: Some(self.for_change_of(&at, &name(n)?, false).await?), itself: None }
+                CachingGuard { naming: Some(self.for_change_of(&at, &name(n)?, false).await?), itself: None }
             }
             // The client reclaims an open for writing. It held that open before the restart, so no
             // other client had the file delegated.
-            OpenClaim::Previous(_) => Held { naming: None, itself: Some(self.for_change(&at, true).await?) },
-            _ => Held { naming: None, itself: Some(self.for_change(&at, false).await?) },
+            OpenClaim::Previous(_) => {
+                CachingGuard { naming: None, itself: Some(self.for_change(&at, true).await?) }
+            }
+            _ => CachingGuard { naming: None, itself: Some(self.for_change(&at, false).await?) },
         };
         let entries = match (&a.claim, &a.how) {
             (OpenClaim::Null(n), Some(how)) => {
@@ -210,7 +215,8 @@ impl Exec<'_> {
     async fn exists_read_only(&self, dir: &Object, a: &OpenArgs) -> Result<(), Nfsstat4> {
         let OpenClaim::Null(wanted) = &a.claim else { return Err(Nfsstat4::INVAL) };
         let wanted = name(wanted)?;
-        let trail = dir.export.vfs.walk(&dir.cx, Where::name(&dir.fh, &wanted), Want::default()).await;
+        let trail =
+            dir.export.vfs.walk(&dir.cx, PathRef::name(&dir.fh, &wanted), WalkRequest::default()).await;
         let trail = trail.map_err(|e| stat4(&e))?;
         match (trail.steps.is_empty(), trail.stop, &a.how) {
             (true, Stop::Failed(e), _) => Err(stat4(&e)),
@@ -376,7 +382,7 @@ impl Exec<'_> {
         let cx = if creates && whole { self.named(&dir.cx) } else { dir.cx.clone() };
         let mut tries = 0;
         let first = loop {
-            match (vfs.open(&cx, Where::name(&dir.fh, name), &how).await, verf) {
+            match (vfs.open(&cx, PathRef::name(&dir.fh, name), &how).await, verf) {
                 (Err(e), Some(verf)) if e.errno == libc::EEXIST => {
                     match self.open_again(dir, name, share, verf).await? {
                         Some(opened) => break Ok(opened),
@@ -394,7 +400,7 @@ impl Exec<'_> {
                 // A client reads a file in order to execute it. The right to execute therefore
                 // suffices for an open for reading.
                 let how = OpenHow { execute: true, ..how };
-                let again = vfs.open(&dir.cx, Where::name(&dir.fh, name), &how).await;
+                let again = vfs.open(&dir.cx, PathRef::name(&dir.fh, name), &how).await;
                 again.map_err(|_| Nfsstat4::ACCESS)?
             }
             // The file existed a moment ago, so delegations of the directory were not recalled. The
@@ -428,8 +434,8 @@ impl Exec<'_> {
         verf: &[u8; 8],
     ) -> Result<Option<Opened>, Nfsstat4> {
         let vfs = &dir.export.vfs;
-        let at = Where::name(&dir.fh, name);
-        let trail = vfs.walk(&dir.cx, at, Want::default()).await.map_err(|e| stat4(&e))?;
+        let at = PathRef::name(&dir.fh, name);
+        let trail = vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
         let node: Node = match (trail.steps.into_iter().next(), trail.stop) {
             (Some(node), _) => node,
             (None, Stop::Missing(_)) => return Ok(None),
@@ -446,14 +452,14 @@ impl Exec<'_> {
     /// permission.
     async fn open_handle(&self, file: &Object, share: u32, held: bool) -> Result<Got, Nfsstat4> {
         let vfs = &file.export.vfs;
-        let at = Where::fh(&file.fh);
+        let at = PathRef::fh(&file.fh);
         let mut opened = vfs.open(&file.cx, at, &how(share, Create::No)).await;
         if let Err(e) = &opened
             && e.errno == libc::EACCES
         {
             let attr = self.attrs(file).await?.attr;
             if held && attr.uid == file.cx.cred.uid {
-                let root = Cx::new(Arc::new(Cred::root()));
+                let root = RequestContext::new(Arc::new(Cred::root()));
                 opened = vfs.open(&root, at, &how(share, Create::No)).await;
             } else if share == open::SHARE_ACCESS_READ {
                 let how = OpenHow { execute: true, ..how(share, Create::No) };

@@ -12,7 +12,7 @@ const LOCKS_MAX: usize = if cfg!(test) { 256 } else { 16_384 };
 
 /// A lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct RangeLock {
     pub owner: u64,
     pub kind: LockKind,
     pub range: FileRange,
@@ -21,13 +21,13 @@ pub(crate) struct Held {
 /// All locks of a file, by first byte.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
-    held: Vec<Held>,
+    held: Vec<RangeLock>,
 }
 
 impl Ranges {
     /// A lock of another owner that conflicts with `kind` on `range`.
-    pub fn conflict(&self, owner: u64, kind: LockKind, range: FileRange) -> Option<Held> {
-        let forbids = |h: &&Held| h.kind == LockKind::Write || kind == LockKind::Write;
+    pub fn conflict(&self, owner: u64, kind: LockKind, range: FileRange) -> Option<RangeLock> {
+        let forbids = |h: &&RangeLock| h.kind == LockKind::Write || kind == LockKind::Write;
         let before_its_end = self.held.partition_point(|h| h.range.start_bytes < range.end_bytes);
         self.held[..before_its_end]
             .iter()
@@ -55,12 +55,12 @@ impl Ranges {
             }
             !joins
         });
-        self.insert(Held { owner, kind, range });
+        self.insert(RangeLock { owner, kind, range });
     }
 
     /// Releases an owner's locks in a range. Returns whether there were any.
     pub fn release(&mut self, owner: u64, range: FileRange) -> bool {
-        let mut rest: Vec<Held> = Vec::new();
+        let mut rest: Vec<RangeLock> = Vec::new();
         let before = self.held.len();
         self.held.retain(|h| {
             let r = h.range;
@@ -69,7 +69,7 @@ impl Ranges {
             }
             let mut keep = |start_bytes, end_bytes| {
                 if start_bytes < end_bytes {
-                    rest.push(Held { range: FileRange { start_bytes, end_bytes }, ..*h });
+                    rest.push(RangeLock { range: FileRange { start_bytes, end_bytes }, ..*h });
                 }
             };
             keep(r.start_bytes, range.start_bytes.min(r.end_bytes));
@@ -86,7 +86,7 @@ impl Ranges {
         self.held.iter().any(|h| h.owner == owner)
     }
 
-    fn insert(&mut self, held: Held) {
+    fn insert(&mut self, held: RangeLock) {
         let at = self.held.partition_point(|h| h.range.start_bytes <= held.range.start_bytes);
         self.held.insert(at, held);
     }
@@ -131,7 +131,7 @@ mod tests {
     fn adjacent_locks_merge() {
         let mut l = Ranges::default();
         (0..1000).for_each(|i| l.take(1, Write, r(i, i + 1)));
-        assert_eq!(l.held, [Held { owner: 1, kind: Write, range: r(0, 1000) }]);
+        assert_eq!(l.held, [RangeLock { owner: 1, kind: Write, range: r(0, 1000) }]);
     }
 
     /// Compares the locks with a table of bytes, over many short histories.

@@ -21,7 +21,7 @@ use hither_proto::nfs4::{
 };
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::Caller;
-use hither_vfs::{Answered, ChangeInfo, Cx, Fh};
+use hither_vfs::{Answered, ChangeInfo, Fh, RequestContext};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -181,8 +181,8 @@ pub(super) fn sequence(args: &SequenceArgs) -> OpRes {
 
 impl Exec<'_> {
     /// The identity for a change, with the operation's name for the journal.
-    pub(super) fn named(&self, cx: &Cx) -> Cx {
-        Cx { call: self.call.map(|call| call.op(self.at)), ..cx.clone() }
+    pub(super) fn named(&self, cx: &RequestContext) -> RequestContext {
+        RequestContext { call: self.call.map(|call| call.op(self.at)), ..cx.clone() }
     }
 
     /// Executes an operation of a call that an earlier process has begun.

@@ -20,7 +20,7 @@ use super::ranges::Ranges;
 use crate::table::Export;
 use bytes::Bytes;
 use hither_proto::nfs4::{Nfsstat4, Stateid, open};
-use hither_vfs::{Cred, Cx, Fh, OpenAccess, OpenId};
+use hither_vfs::{Cred, Fh, OpenAccess, OpenId, RequestContext};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ impl Drop for VfsOpen {
         // Outside of a runtime the process is ending, and its opens end with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
-            let cx = Cx::new(Arc::new(Cred::root()));
+            let cx = RequestContext::new(Arc::new(Cred::root()));
             if let Err(e) = export.vfs.close(&cx, &fh, id).await {
                 tracing::warn!("closing a file of {}: {e}", export.path);
             }

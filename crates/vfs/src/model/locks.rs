@@ -3,7 +3,7 @@
 use crate::{FileRange, LockConflict, LockKind, LockOwner};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
+struct ModelLock {
     owner: LockOwner,
     kind: LockKind,
     range: FileRange,
@@ -12,7 +12,7 @@ struct Held {
 /// Locks of one file.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
-    held: Vec<Held>,
+    held: Vec<ModelLock>,
 }
 
 impl Locks {
@@ -32,7 +32,7 @@ impl Locks {
     /// range.
     pub fn take(&mut self, owner: LockOwner, kind: LockKind, range: FileRange) {
         self.release(owner, range);
-        self.held.push(Held { owner, kind, range });
+        self.held.push(ModelLock { owner, kind, range });
     }
 
     /// Releases the locks of `owner` in `range` and splits locks at its edges. Returns whether a
@@ -46,11 +46,11 @@ impl Locks {
             }
             if h.range.start_bytes < range.start_bytes {
                 let range = FileRange { start_bytes: h.range.start_bytes, end_bytes: range.start_bytes };
-                rest.push(Held { range, ..*h });
+                rest.push(ModelLock { range, ..*h });
             }
             if h.range.end_bytes > range.end_bytes {
                 let range = FileRange { start_bytes: range.end_bytes, end_bytes: h.range.end_bytes };
-                rest.push(Held { range, ..*h });
+                rest.push(ModelLock { range, ..*h });
             }
             false
         });

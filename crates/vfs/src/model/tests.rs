@@ -19,11 +19,11 @@ fn model() -> Model {
     Model::new(env(), Duration::ZERO, 1 << 20)
 }
 
-fn cx(uid: u32, gid: u32, groups: &[u32]) -> Cx {
-    Cx::new(Arc::new(Cred { uid, gid, groups: groups.into() }))
+fn cx(uid: u32, gid: u32, groups: &[u32]) -> RequestContext {
+    RequestContext::new(Arc::new(Cred { uid, gid, groups: groups.into() }))
 }
 
-fn root() -> Cx {
+fn root() -> RequestContext {
     cx(0, 0, &[])
 }
 
@@ -35,7 +35,7 @@ fn mode(mode: u32) -> SetAttr {
     SetAttr { mode: Some(mode), ..Default::default() }
 }
 
-async fn create(m: &Model, cx: &Cx, dir: &Fh, n: &str, bits: u32) -> Result<Opened> {
+async fn create(m: &Model, cx: &RequestContext, dir: &Fh, n: &str, bits: u32) -> Result<Opened> {
     let how = OpenHow {
         access: OpenAccess::READ | OpenAccess::WRITE,
         create: Create::Exclusive(mode(bits)),
@@ -44,7 +44,7 @@ async fn create(m: &Model, cx: &Cx, dir: &Fh, n: &str, bits: u32) -> Result<Open
         first_bytes: 0,
         known: None,
     };
-    m.open(cx, Where::name(dir, &name(n)), &how).await
+    m.open(cx, PathRef::name(dir, &name(n)), &how).await
 }
 
 fn errno<T>(r: Result<T>) -> i32 {
@@ -103,7 +103,7 @@ async fn permissions_follow_owner_and_groups() {
     assert_eq!((f.node.attrs.attr.uid, f.node.attrs.attr.gid), (10, 10));
     let member = cx(11, 11, &[77]);
     let n = name("f");
-    let trail = m.walk(&member, Where::name(&d, &n), Want::default()).await.unwrap();
+    let trail = m.walk(&member, PathRef::name(&d, &n), WalkRequest::default()).await.unwrap();
     assert!(matches!(trail.stop, Stop::Complete));
     let how = OpenHow {
         access: OpenAccess::READ,
@@ -113,7 +113,7 @@ async fn permissions_follow_owner_and_groups() {
         first_bytes: 0,
         known: None,
     };
-    assert_eq!(errno(m.open(&member, Where::name(&d, &n), &how).await), libc::EACCES);
+    assert_eq!(errno(m.open(&member, PathRef::name(&d, &n), &how).await), libc::EACCES);
     assert_eq!(
         errno(m.setattr(&member, File { fh: &f.node.fh, open: None }, &mode(0o777)).await),
         libc::EPERM
@@ -140,8 +140,10 @@ async fn rename_keeps_link_counts() {
     let full = m.rename(&cx, (&top, &name("a")), (&top, &name("b")), None, none).await;
     assert_eq!(errno(full), libc::ENOTEMPTY);
     m.rename(&cx, (&top, &name("a")), (&top, &name("b")), None, RenameFlags::EXCHANGE).await.unwrap();
-    let trail =
-        m.walk(&cx, Where { base: &top, path: &[name("a"), name("x")] }, Want::default()).await.unwrap();
+    let trail = m
+        .walk(&cx, PathRef { base: &top, path: &[name("a"), name("x")] }, WalkRequest::default())
+        .await
+        .unwrap();
     assert!(matches!(trail.stop, Stop::Complete));
 }
 
@@ -180,14 +182,14 @@ async fn release_grants_waiting_lock() {
     let owner = |id| LockOwner { id, flock: false };
     m.lock(&cx, file, owner(1), LockKind::Write, all, LockWait::No).await.unwrap();
     assert_eq!(errno(m.lock(&cx, file, owner(2), LockKind::Read, all, LockWait::No).await), libc::EAGAIN);
-    let waiter = |cx: Cx| {
+    let waiter = |cx: RequestContext| {
         let (m, fh, open) = (m.clone(), f.node.fh.clone(), f.open);
         tokio::spawn(async move {
             let file = File { fh: &fh, open: Some(open) };
             m.lock(&cx, file, owner(2), LockKind::Read, all, LockWait::Yes).await
         })
     };
-    let cancelled = Cx::new(cx.cred.clone());
+    let cancelled = RequestContext::new(cx.cred.clone());
     let task = waiter(cancelled.clone());
     tokio::task::yield_now().await;
     cancelled.cancel.cancel();

@@ -150,7 +150,7 @@ macro_rules! pass_on {
     ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty $(, $fix:expr)?;)*) => {
         #[async_trait]
         impl Vfs for Wire {
-            $(async fn $op(&self, cx: &Cx, $($arg: $ty),*) -> $out {
+            $(async fn $op(&self, cx: &RequestContext, $($arg: $ty),*) -> $out {
                 let asked = tokio::time::Instant::now();
                 self.pass(stringify!($op)).await;
                 #[allow(unused_mut)]
@@ -168,7 +168,7 @@ macro_rules! pass_on {
             })*
 
             async fn finish(
-                &self, cx: &Cx, file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr,
+                &self, cx: &RequestContext, file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr,
             ) -> Result<Finished> {
                 if *self.plain.lock() {
                     return finish_in_steps(self, cx, file, piece, set).await;
@@ -228,7 +228,7 @@ fn made(w: &Wire, out: &mut Result<Made>, asked: tokio::time::Instant) {
     }
 }
 
-fn trail(w: &Wire, out: &mut Result<Trail>, asked: tokio::time::Instant) {
+fn trail(w: &Wire, out: &mut Result<WalkResult>, asked: tokio::time::Instant) {
     let Ok(trail) = out else { return };
     trail.steps.iter_mut().for_each(|n| stamp(w, &mut n.attrs, asked));
     if let Some(listing) = &mut trail.along.listing {
@@ -245,13 +245,13 @@ fn trail(w: &Wire, out: &mut Result<Trail>, asked: tokio::time::Instant) {
 
 pass_on! {
     fn root() -> Result<Node>, |w, out, at| if let Ok(n) = out { stamp(w, &mut n.attrs, at) };
-    fn walk(at: Where<'_>, want: Want) -> Result<Trail>, trail;
+    fn walk(at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult>, trail;
     fn getattr(file: File<'_>) -> Result<Attrs>, |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
     fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>,
         |w, out, at| out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
-    fn prove_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>,
+    fn revalidate_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>,
         |w, out, at| out.iter_mut().flatten().for_each(|(a, _)| stamp(w, a, at));
-    fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> Starts, |w, out, at| {
+    fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> ReadManyResult, |w, out, at| {
         out.files.iter_mut().flatten().for_each(|f| stamp(w, &mut f.attrs, at));
         out.holder.iter_mut().for_each(|a| stamp(w, a, at));
     };
@@ -263,7 +263,7 @@ pass_on! {
     fn parent(dir: &Fh) -> Result<Node>,
         |w, out, at| if let Ok(n) = out { stamp(w, &mut n.attrs, at) };
     fn readlink(fh: &Fh) -> Result<Bytes>;
-    fn open(at: Where<'_>, how: &OpenHow) -> Result<Opened>, |w, out, at| if let Ok(o) = out {
+    fn open(at: PathRef<'_>, how: &OpenHow) -> Result<Opened>, |w, out, at| if let Ok(o) = out {
         w.opened(at);
         stamp(w, &mut o.node.attrs, at);
         if let Some(dir) = &mut o.dir {

@@ -11,8 +11,8 @@
 //! records are removed, from the oldest one on. After a device failure no record is acknowledged
 //! until [`Log::restart`] succeeds. A restart requires that no record lives.
 
-use super::place::{Place, Segment};
 use super::record::{Record, SEGMENT_HEAD_BYTES, padding, segment_head};
+use super::storage::{Segment, SegmentStore};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
@@ -59,7 +59,7 @@ struct Progress {
 }
 
 struct Shared {
-    place: Box<dyn Place>,
+    place: Box<dyn SegmentStore>,
     state: Mutex<State>,
     /// Wakes the writer: a record is pending.
     work: Condvar,
@@ -124,7 +124,7 @@ impl Log {
     /// # Errors
     /// The threads cannot be started.
     pub fn start(
-        place: Box<dyn Place>,
+        place: Box<dyn SegmentStore>,
         key: u64,
         last_seq: u64,
         old: &[(u64, u64, u64)],
@@ -133,7 +133,7 @@ impl Log {
     }
 
     pub(super) fn start_with(
-        place: Box<dyn Place>,
+        place: Box<dyn SegmentStore>,
         key: u64,
         last_seq: u64,
         old: &[(u64, u64, u64)],

@@ -12,8 +12,8 @@ use super::scan::{FileLeft, Left, MadeLeft, SetLeft};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use hither_vfs::{
-    Creation, Cred, Cx, Data, Error, Fh, File as At, FileKind, Name, NewKind, Node, Result, SetAttr, SetTime,
-    Stability, Stop, Time, Vfs, Want, Where,
+    Creation, Cred, Data, Error, Fh, File as At, FileKind, Name, NewKind, Node, PathRef, RequestContext,
+    Result, SetAttr, SetTime, Stability, Stop, Time, Vfs, WalkRequest,
 };
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -69,7 +69,7 @@ impl New {
 /// `new`. Errors are those of the server. `EEXIST` means that a different object has the name.
 pub(crate) async fn put(below: &dyn Vfs, dir: &Fh, new: &[(Name, New)]) -> Vec<Result<Node>> {
     let Some((_, first)) = new.first() else { return Vec::new() };
-    let cx = Cx::new(first.cred.clone());
+    let cx = RequestContext::new(first.cred.clone());
     let all: Vec<_> = new.iter().map(|(name, one)| one.creation(name)).collect();
     let made = below.create_many(&cx, dir, &all).await;
     let settled = new.iter().zip(made).map(async |((name, one), made)| match made {
@@ -80,7 +80,7 @@ pub(crate) async fn put(below: &dyn Vfs, dir: &Fh, new: &[(Name, New)]) -> Vec<R
     join_all(settled).await
 }
 
-async fn set_times(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Node> {
+async fn set_times(below: &dyn Vfs, cx: &RequestContext, node: Node, new: &New) -> Result<Node> {
     if new.times == (None, None) {
         return Ok(node);
     }
@@ -90,9 +90,14 @@ async fn set_times(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<No
 }
 
 /// Adopts the existing object as the result of an earlier attempt. `None` when it cannot be one.
-async fn adopt(below: &dyn Vfs, cx: &Cx, (dir, name): (&Fh, &Name), new: &New) -> Option<Result<Node>> {
+async fn adopt(
+    below: &dyn Vfs,
+    cx: &RequestContext,
+    (dir, name): (&Fh, &Name),
+    new: &New,
+) -> Option<Result<Node>> {
     let fresh = cx.fresh(Instant::now());
-    let trail = match below.walk(&fresh, Where::name(dir, name), Want::default()).await {
+    let trail = match below.walk(&fresh, PathRef::name(dir, name), WalkRequest::default()).await {
         Ok(trail) => trail,
         Err(e) => return Some(Err(e)),
     };
@@ -115,7 +120,7 @@ async fn adopt(below: &dyn Vfs, cx: &Cx, (dir, name): (&Fh, &Name), new: &New) -
 }
 
 /// Rewrites a file of an earlier attempt. `None` when the file contains other bytes.
-async fn fill(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Option<Node>> {
+async fn fill(below: &dyn Vfs, cx: &RequestContext, node: Node, new: &New) -> Result<Option<Node>> {
     let (cx, open) = match super::open_as(below, cx.cred.clone(), &node.fh).await {
         Ok(opened) => opened,
         Err(e) => return Err(e),
@@ -160,7 +165,7 @@ async fn fill(below: &dyn Vfs, cx: &Cx, node: Node, new: &New) -> Result<Option<
 
 /// Sets the times of a directory, after its content was created.
 pub(crate) async fn set_directory(below: &dyn Vfs, dir: &Fh, set: &Attributes) -> Result<()> {
-    let cx = Cx::new(set.cred.clone());
+    let cx = RequestContext::new(set.cred.clone());
     let to = |time: Option<Time>| time.map(SetTime::To);
     let set = SetAttr { atime: to(set.atime), mtime: to(set.mtime), ..SetAttr::default() };
     below.setattr(&cx, At { fh: dir, open: None }, &set).await.map(drop)

@@ -3,7 +3,7 @@
 use super::record::{Event, Record};
 use super::replay::One;
 use super::scan::{Left, RemovedLeft};
-use hither_vfs::{Cx, Fh, Name, Result, Stop, Want, Where};
+use hither_vfs::{Fh, Name, PathRef, RequestContext, Result, Stop, WalkRequest};
 use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -73,7 +73,7 @@ impl One {
     }
 
     async fn try_to_remove(&self, fh: &Fh, one: &RemovedLeft) -> Result<()> {
-        let (cx, dir) = (Cx::new(one.removed.cred.clone()), &one.removed.dir);
+        let (cx, dir) = (RequestContext::new(one.removed.cred.clone()), &one.removed.dir);
         if self.leads_to(&cx, dir, &one.name).await?.as_ref() != Some(fh) {
             return Ok(());
         }
@@ -87,9 +87,9 @@ impl One {
         }
     }
 
-    async fn leads_to(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<Option<Fh>> {
+    async fn leads_to(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<Option<Fh>> {
         let fresh = cx.fresh(Instant::now());
-        let trail = match self.r.below.walk(&fresh, Where::name(dir, name), Want::default()).await {
+        let trail = match self.r.below.walk(&fresh, PathRef::name(dir, name), WalkRequest::default()).await {
             Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => return Ok(None),
             trail => trail?,
         };

@@ -21,13 +21,13 @@
 
 use super::conflict::{About, Conflicts, Range, name_of};
 use super::log::Log;
-use super::place::open_segment;
 use super::record::{Base, Event, Record};
 use super::scan::{FileLeft, Landed, Left, Piece, Sent};
+use super::storage::open_segment;
 use bytes::Bytes;
 use hither_vfs::{
-    Cred, Cx, Data, Error, Fh, File as At, FileKind, OpenAccess, OpenHow, OpenId, Result, SetAttr, SetTime,
-    Stability, Vfs, Where,
+    Cred, Data, Error, Fh, File as At, FileKind, OpenAccess, OpenHow, OpenId, PathRef, RequestContext,
+    Result, SetAttr, SetTime, Stability, Vfs,
 };
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -121,7 +121,7 @@ pub(super) struct One {
 /// An opened file at the server.
 struct Target {
     fh: Fh,
-    cx: Cx,
+    cx: RequestContext,
     open: OpenId,
 }
 
@@ -154,7 +154,7 @@ impl One {
     /// returns the reason.
     async fn write_back(&self, fh: &Fh, file: &FileLeft) -> std::result::Result<u64, String> {
         let cannot = |what: &str, e: &Error| format!("{what}: {e}");
-        let own = Cx::new(Arc::new(Cred::root()));
+        let own = RequestContext::new(Arc::new(Cred::root()));
         let found = self.r.below.getattr(&own.fresh(Instant::now()), At { fh, open: None }).await;
         let attrs = match found {
             Ok(attrs) if attrs.attr.kind != FileKind::Regular => return Err("it is no regular file".into()),
@@ -378,7 +378,7 @@ impl One {
             let set = SetAttr { mtime: Some(SetTime::To(*mtime)), ..SetAttr::default() };
             let place = At { fh: &target.fh, open: None };
             // The bytes matter more than the time.
-            if let Err(e) = self.r.below.setattr(&Cx::new(owner.clone()), place, &set).await {
+            if let Err(e) = self.r.below.setattr(&RequestContext::new(owner.clone()), place, &set).await {
                 tracing::warn!(fh = ?target.fh, error = %e, "the modification time of a file is lost");
             }
         }
@@ -431,12 +431,12 @@ impl One {
 ///
 /// # Errors
 /// The error of the writer's open.
-pub async fn open_as(vfs: &dyn Vfs, writer: Arc<Cred>, fh: &Fh) -> Result<(Cx, OpenId)> {
+pub async fn open_as(vfs: &dyn Vfs, writer: Arc<Cred>, fh: &Fh) -> Result<(RequestContext, OpenId)> {
     let how = OpenHow::existing(OpenAccess::READ | OpenAccess::WRITE);
     let mut refused = None;
     for cred in [writer, Arc::new(Cred::root())] {
-        let cx = Cx::new(cred);
-        match vfs.open(&cx, Where::fh(fh), &how).await {
+        let cx = RequestContext::new(cred);
+        match vfs.open(&cx, PathRef::fh(fh), &how).await {
             Ok(opened) => return Ok((cx, opened.open)),
             Err(e) => refused.get_or_insert(e),
         };

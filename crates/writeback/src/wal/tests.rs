@@ -2,9 +2,9 @@
 //! The disk is simulated.
 
 use super::log::Log;
-use super::place::{Place, Segment};
 use super::record::{Base, Event, Record, Write};
 use super::scan::{Left, scan};
+use super::storage::{Segment, SegmentStore};
 use bytes::Bytes;
 use hither_vfs::{Cred, Data, Fh, Time};
 use parking_lot::Mutex;
@@ -58,7 +58,7 @@ impl Memory {
     }
 }
 
-impl Place for Memory {
+impl SegmentStore for Memory {
     fn create(&self, number: u64) -> io::Result<Arc<dyn Segment>> {
         Self::check(&self.full)?;
         let segment = Arc::new(InMemory {
@@ -381,10 +381,10 @@ fn shared_journal_directory_is_refused() {
     std::fs::create_dir_all(&open).unwrap();
     let set = |mode| std::fs::set_permissions(&open, std::fs::Permissions::from_mode(mode)).unwrap();
     set(0o750);
-    assert!(super::place::Dir::open(&open).unwrap_err().to_string().contains("chmod 700"));
+    assert!(super::storage::Dir::open(&open).unwrap_err().to_string().contains("chmod 700"));
     set(0o700);
     std::os::unix::fs::symlink(&open, &link).unwrap();
-    assert!(super::place::Dir::open(&link).unwrap_err().to_string().contains("not a directory"));
-    assert!(super::place::Dir::open(&open).is_ok());
+    assert!(super::storage::Dir::open(&link).unwrap_err().to_string().contains("not a directory"));
+    assert!(super::storage::Dir::open(&open).is_ok());
     std::fs::remove_dir_all(&at).unwrap();
 }

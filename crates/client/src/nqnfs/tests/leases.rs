@@ -9,34 +9,34 @@ use tokio::time::Instant;
 const TERM: u32 = 30;
 
 /// Upcalls to the layer above, with their times.
-pub(super) struct Told {
+pub(super) struct UpcallLog {
     server: Arc<Server>,
     /// With the number of VACATED that the server had seen.
-    pub withdrawn: Mutex<Vec<(hither_vfs::Fh, usize)>>,
-    pub lapsed: Mutex<Vec<(hither_vfs::Fh, Instant)>>,
-    pub settled: Mutex<Vec<(hither_vfs::Fh, usize)>>,
+    pub revoked: Mutex<Vec<(hither_vfs::Fh, usize)>>,
+    pub expired: Mutex<Vec<(hither_vfs::Fh, Instant)>>,
+    pub flushed: Mutex<Vec<(hither_vfs::Fh, usize)>>,
     slowly: Duration,
 }
 
-impl Upcalls for Told {
-    fn withdraw(&self, fh: &hither_vfs::Fh) -> BoxFuture<()> {
-        self.withdrawn.lock().push((fh.clone(), self.server.vacated()));
+impl Upcalls for UpcallLog {
+    fn revoke(&self, fh: &hither_vfs::Fh) -> BoxFuture<()> {
+        self.revoked.lock().push((fh.clone(), self.server.vacated()));
         let slowly = self.slowly;
         Box::pin(async move { tokio::time::sleep(slowly).await })
     }
 
-    fn lapse(&self, files: &[hither_vfs::Fh]) -> BoxFuture<()> {
-        self.lapsed.lock().extend(files.iter().map(|fh| (fh.clone(), Instant::now())));
+    fn expire(&self, files: &[hither_vfs::Fh]) -> BoxFuture<()> {
+        self.expired.lock().extend(files.iter().map(|fh| (fh.clone(), Instant::now())));
         Box::pin(async {})
     }
 
-    fn settle(&self, fh: &hither_vfs::Fh) -> BoxFuture<()> {
-        self.settled.lock().push((fh.clone(), self.server.vacated()));
+    fn flush(&self, fh: &hither_vfs::Fh) -> BoxFuture<()> {
+        self.flushed.lock().push((fh.clone(), self.server.vacated()));
         let slowly = self.slowly;
         Box::pin(async move { tokio::time::sleep(slowly).await })
     }
 
-    fn withdraw_all(&self) -> BoxFuture<()> {
+    fn revoke_all(&self) -> BoxFuture<()> {
         Box::pin(async {})
     }
 }
@@ -117,15 +117,15 @@ pub(super) fn granting(call: &NqCall) -> NqReply {
 pub(super) struct Test {
     pub server: Arc<Server>,
     pub fs: V3,
-    pub told: Arc<Told>,
+    pub told: Arc<UpcallLog>,
 }
 
 pub(super) async fn leasing(slowly: Duration) -> Test {
     let server = Server::new();
     let fs = server.mount().await;
     server.script(|call| Some(granting(call)));
-    let (withdrawn, lapsed, settled) = Default::default();
-    let told = Arc::new(Told { server: server.clone(), withdrawn, lapsed, settled, slowly });
+    let (revoked, expired, flushed) = Default::default();
+    let told = Arc::new(UpcallLog { server: server.clone(), revoked, expired, flushed, slowly });
     fs.subscribe(told.clone());
     Test { server, fs, told }
 }
@@ -140,7 +140,8 @@ impl Test {
     }
 
     async fn found(&self) -> Node {
-        let trail = self.fs.walk(&cx(), Where::name(&root(), &name("f")), Want::default()).await.unwrap();
+        let trail =
+            self.fs.walk(&cx(), PathRef::name(&root(), &name("f")), WalkRequest::default()).await.unwrap();
         trail.steps.into_iter().next().unwrap()
     }
 
@@ -180,7 +181,8 @@ impl Test {
 async fn validity_by(fs: V3, proc: NqProc) -> Validity {
     match proc {
         NqProc::LOOKUP => {
-            let trail = fs.walk(&cx(), Where::name(&root(), &name("f")), Want::default()).await.unwrap();
+            let trail =
+                fs.walk(&cx(), PathRef::name(&root(), &name("f")), WalkRequest::default()).await.unwrap();
             trail.steps[0].attrs.valid
         }
         _ => fs.getattr(&cx(), File { fh: &fh(handle(1)), open: None }).await.unwrap().valid,
@@ -211,7 +213,7 @@ async fn reply_lease_covers_later_attributes() {
     assert_eq!(t.validity().await, Validity::Lease);
     assert_eq!(t.asked(), [LeaseRequest::Read(TERM)], "it is about to end");
     assert!(matches!(t.validity_of(0).await, Validity::Until(_)), "directories are not leased");
-    assert!(t.told.lapsed.lock().is_empty());
+    assert!(t.told.expired.lock().is_empty());
 }
 
 /// A lease ends without a call of the server. The term counts from the time of sending, not of the
@@ -227,15 +229,15 @@ async fn lease_term_counts_from_sending() {
         t.server.release();
         assert_eq!(late.await.unwrap(), Validity::Lease);
         tokio::time::sleep_until(sent + seconds(45)).await;
-        let lapsed = t.told.lapsed.lock().clone();
-        let [(file, at)] = &lapsed[..] else { panic!("{lapsed:?}") };
+        let expired = t.told.expired.lock().clone();
+        let [(file, at)] = &expired[..] else { panic!("{expired:?}") };
         assert_eq!(file, &fh(handle(1)));
         let after = *at - sent;
         assert!(
             (seconds(29)..=seconds(30) + Duration::from_millis(5)).contains(&after),
             "{proc:?}: {after:?}"
         );
-        assert!(t.told.withdrawn.lock().is_empty() && t.server.vacated() == 0);
+        assert!(t.told.revoked.lock().is_empty() && t.server.vacated() == 0);
         assert!(!t.server.called().iter().any(|c| matches!(c, NqCall::Getlease(_))));
     }
 }
@@ -275,16 +277,16 @@ async fn late_answer_has_no_lease() {
 async fn open_file_renews_lease() {
     let t = leasing(Duration::ZERO).await;
     let file = fh(handle(1));
-    let opened = t.fs.open(&cx(), Where::fh(&file), &OpenHow::existing(OpenAccess::READ)).await.unwrap();
+    let opened = t.fs.open(&cx(), PathRef::fh(&file), &OpenHow::existing(OpenAccess::READ)).await.unwrap();
     assert_eq!(opened.node.attrs.valid, Validity::Lease);
     t.asked();
     tokio::time::sleep(seconds(100)).await;
     let leases = t.server.called().iter().filter(|c| matches!(c, NqCall::Getlease(_))).count();
     assert!((4..=6).contains(&leases), "{leases}");
-    assert!(t.told.lapsed.lock().is_empty());
+    assert!(t.told.expired.lock().is_empty());
     t.fs.close(&cx(), &file, opened.open).await.unwrap();
     tokio::time::sleep(seconds(40)).await;
-    assert_eq!(t.told.lapsed.lock().len(), 1);
+    assert_eq!(t.told.expired.lock().len(), 1);
 }
 
 /// On an eviction the layer above first drops its data, for a bounded time, and then the client
@@ -299,7 +301,7 @@ async fn eviction_drops_cache_before_vacated() {
         t.asked();
         t.server.evict(handle(1));
         tokio::time::sleep(Duration::from_millis(400)).await;
-        assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
+        assert_eq!(*t.told.revoked.lock(), [(fh(handle(1)), 0)]);
         assert_eq!(t.validity().await, Validity::Once, "others use it");
         assert_eq!((t.asked(), t.server.vacated()), (vec![LeaseRequest::None], 0));
         // A repeated eviction changes nothing.
@@ -307,7 +309,7 @@ async fn eviction_drops_cache_before_vacated() {
         t.until_vacated(1).await;
         assert_eq!(t.validity().await, Validity::Lease);
         assert_eq!(t.asked(), [LeaseRequest::Read(TERM)]);
-        assert_eq!(t.told.withdrawn.lock().len(), 1);
+        assert_eq!(t.told.revoked.lock().len(), 1);
     }
 }
 
@@ -348,7 +350,7 @@ async fn noncaching_lease_ends_caching_lease() {
     });
     assert_eq!(t.validity().await, Validity::Once, "nothing of it may be kept");
     t.until_vacated(1).await;
-    assert_eq!(*t.told.withdrawn.lock(), [(fh(handle(1)), 0)]);
+    assert_eq!(*t.told.revoked.lock(), [(fh(handle(1)), 0)]);
 }
 
 /// After a change by this client the server no longer watches the file. Until the next request
@@ -396,7 +398,7 @@ async fn names_bring_leases() {
     assert!(matches!(valid[..], [Validity::Lease, Validity::Until(_)]), "{valid:?}");
     t.server.evict(handle(5));
     t.until_vacated(1).await;
-    assert_eq!(t.told.withdrawn.lock()[0].0, fh(handle(5)));
+    assert_eq!(t.told.revoked.lock()[0].0, fh(handle(5)));
 }
 
 /// With `noac` nothing is cached and no lease is requested. The same holds when each of several
@@ -412,9 +414,9 @@ async fn useless_lease_is_not_requested() {
         }
         let fs = server.mount_with(opts).await;
         server.script(|call| Some(granting(call)));
-        let (withdrawn, lapsed, settled) = Default::default();
+        let (revoked, expired, flushed) = Default::default();
         let (server, slowly) = (server.clone(), Duration::ZERO);
-        fs.subscribe(Arc::new(Told { server: server.clone(), withdrawn, lapsed, settled, slowly }));
+        fs.subscribe(Arc::new(UpcallLog { server: server.clone(), revoked, expired, flushed, slowly }));
         fs.getattr(&cx(), File { fh: &fh(handle(1)), open: None }).await.unwrap();
         let [NqCall::Getattr(a)] = &server.called()[..] else { panic!("{:?}", server.called()) };
         assert_eq!(a.lease, LeaseRequest::None);

@@ -5,16 +5,16 @@ use super::*;
 use hither_vfs::Validity;
 
 impl Test {
-    async fn ask_to_delay(&self) -> bool {
-        self.fs.ask_to_delay(&cx(), &fh(handle(1))).await
+    async fn request_write_caching(&self) -> bool {
+        self.fs.request_write_caching(&cx(), &fh(handle(1))).await
     }
 
-    fn may_delay(&self) -> bool {
-        self.fs.may_delay(&fh(handle(1)))
+    fn can_cache_writes(&self) -> bool {
+        self.fs.can_cache_writes(&fh(handle(1)))
     }
 
-    fn is_shared(&self) -> bool {
-        self.fs.is_shared(&fh(handle(1)))
+    fn is_noncacheable(&self) -> bool {
+        self.fs.is_noncacheable(&fh(handle(1)))
     }
 
     async fn write(&self) -> Validity {
@@ -51,19 +51,19 @@ fn refusing(call: &NqCall) -> NqReply {
 #[tokio::test(start_paused = true)]
 async fn write_lease_allows_delayed_writes() {
     let t = leasing(Duration::ZERO).await;
-    assert!(!t.may_delay());
+    assert!(!t.can_cache_writes());
     assert_eq!(t.validity().await, Validity::Lease);
-    assert!(!t.may_delay(), "a lease for reading");
+    assert!(!t.can_cache_writes(), "a lease for reading");
     assert!(matches!(t.write().await, Validity::Until(_)));
     assert_eq!(t.written(), [LeaseRequest::Write(0)]);
-    assert!(t.ask_to_delay().await && t.may_delay());
+    assert!(t.request_write_caching().await && t.can_cache_writes());
     assert_eq!(t.fs.delegated_bytes(&fh(handle(1))), Some(u64::MAX));
     assert_eq!(t.write().await, Validity::Lease);
     assert_eq!(t.written(), [LeaseRequest::Write(30), LeaseRequest::None]);
     // A read does not reduce the write lease to a read lease.
     tokio::time::sleep(seconds(25)).await;
     t.validity().await;
-    assert!(t.may_delay());
+    assert!(t.can_cache_writes());
 }
 
 /// The creation of a file grants a write lease.
@@ -80,8 +80,8 @@ async fn create_grants_write_lease() {
         other => Some(granting(other)),
     });
     let how = creating(Create::Exclusive(SetAttr::default()));
-    let opened = t.fs.open(&cx(), Where::name(&root(), &name("new")), &how).await.unwrap();
-    assert!(t.fs.may_delay(&opened.node.fh));
+    let opened = t.fs.open(&cx(), PathRef::name(&root(), &name("new")), &how).await.unwrap();
+    assert!(t.fs.can_cache_writes(&opened.node.fh));
     assert_eq!(t.written(), []);
 }
 
@@ -91,21 +91,21 @@ async fn create_grants_write_lease() {
 #[tokio::test(start_paused = true)]
 async fn eviction_sends_data_before_vacated() {
     let t = leasing(seconds(20)).await;
-    assert!(t.ask_to_delay().await);
+    assert!(t.request_write_caching().await);
     t.server.evict(handle(1));
     tokio::time::sleep(seconds(1)).await;
-    assert_eq!(*t.told.settled.lock(), [(fh(handle(1)), 0)]);
-    assert!(t.told.withdrawn.lock().is_empty() && !t.may_delay() && t.is_shared());
+    assert_eq!(*t.told.flushed.lock(), [(fh(handle(1)), 0)]);
+    assert!(t.told.revoked.lock().is_empty() && !t.can_cache_writes() && t.is_noncacheable());
     t.written();
-    assert!(!t.ask_to_delay().await);
+    assert!(!t.request_write_caching().await);
     t.write().await;
     assert_eq!(t.written(), [LeaseRequest::None], "it is still the holder's");
     // The client waits longer than for a read lease.
     tokio::time::sleep(seconds(30)).await;
-    assert_eq!((t.told.withdrawn.lock().len(), t.server.vacated()), (1, 0));
+    assert_eq!((t.told.revoked.lock().len(), t.server.vacated()), (1, 0));
     t.until_vacated(1).await;
-    assert!(t.is_shared());
-    assert!(t.ask_to_delay().await && !t.is_shared());
+    assert!(t.is_noncacheable());
+    assert!(t.request_write_caching().await && !t.is_noncacheable());
 }
 
 /// A delayed WRITE that arrives after the end of its lease gets EXPIRED. The client sends the data
@@ -114,7 +114,7 @@ async fn eviction_sends_data_before_vacated() {
 #[tokio::test(start_paused = true)]
 async fn expired_write_is_resent() {
     let t = leasing(Duration::ZERO).await;
-    assert!(t.ask_to_delay().await);
+    assert!(t.request_write_caching().await);
     t.server.script(|call| match call {
         NqCall::Write(a) if a.lease == LeaseRequest::None => Some(NqReply::Write(Res::Err(Stat::EXPIRED))),
         other => Some(granting(other)),
@@ -137,13 +137,13 @@ async fn noncaching_lease_writes_through() {
         other => Some(granting(other)),
     });
     for _ in 0..3 {
-        assert!(!t.ask_to_delay().await && t.is_shared());
+        assert!(!t.request_write_caching().await && t.is_noncacheable());
         tokio::time::sleep(seconds(9)).await;
     }
     assert_eq!(t.written(), [LeaseRequest::Write(30)]);
     t.server.script(|call| Some(granting(call)));
     tokio::time::sleep(seconds(9)).await;
-    assert!(t.ask_to_delay().await && !t.is_shared(), "until it has ended");
+    assert!(t.request_write_caching().await && !t.is_noncacheable(), "until it has ended");
 }
 
 /// A lease is renewed while there are writes. Before the end of a lease that cannot be renewed, the
@@ -153,25 +153,25 @@ async fn noncaching_lease_writes_through() {
 async fn expiring_lease_flushes_delayed_writes() {
     let t = leasing(Duration::ZERO).await;
     let (file, how) = (fh(handle(1)), OpenHow::existing(OpenAccess::WRITE));
-    t.fs.open(&cx(), Where::fh(&file), &how).await.unwrap();
-    assert!(t.ask_to_delay().await);
+    t.fs.open(&cx(), PathRef::fh(&file), &how).await.unwrap();
+    assert!(t.request_write_caching().await);
     for _ in 0..9 {
         tokio::time::sleep(seconds(10)).await;
-        assert!(t.may_delay(), "it is renewed");
+        assert!(t.can_cache_writes(), "it is renewed");
     }
-    assert!(t.told.settled.lock().is_empty());
+    assert!(t.told.flushed.lock().is_empty());
     t.server.script(|call| Some(refusing(call)));
     let began = tokio::time::Instant::now();
-    while t.told.settled.lock().is_empty() {
+    while t.told.flushed.lock().is_empty() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert!(began.elapsed() < seconds(30) && t.told.lapsed.lock().is_empty(), "before the lease ends");
-    assert!(!t.may_delay());
+    assert!(began.elapsed() < seconds(30) && t.told.expired.lock().is_empty(), "before the lease ends");
+    assert!(!t.can_cache_writes());
     t.write().await;
     assert_eq!(t.written().last(), Some(&LeaseRequest::None), "the server still waits for it");
     tokio::time::sleep(seconds(10)).await;
-    assert_eq!(t.told.lapsed.lock().len(), 1);
-    assert!(!t.ask_to_delay().await, "the server has refused");
+    assert_eq!(t.told.expired.lock().len(), 1);
+    assert!(!t.request_write_caching().await, "the server has refused");
 }
 
 /// An open file without writes excludes other clients and local programs for at most the term.
@@ -180,14 +180,14 @@ async fn expiring_lease_flushes_delayed_writes() {
 async fn idle_writer_loses_write_lease() {
     let t = leasing(Duration::ZERO).await;
     let (file, how) = (fh(handle(1)), OpenHow::existing(OpenAccess::all()));
-    t.fs.open(&cx(), Where::fh(&file), &how).await.unwrap();
-    assert!(t.ask_to_delay().await);
+    t.fs.open(&cx(), PathRef::fh(&file), &how).await.unwrap();
+    assert!(t.request_write_caching().await);
     tokio::time::sleep(seconds(61)).await;
-    assert!(!t.may_delay());
-    assert_eq!(t.told.lapsed.lock().len(), 1);
-    assert!(t.told.settled.lock().len() == 1 && t.server.vacated() == 0);
+    assert!(!t.can_cache_writes());
+    assert_eq!(t.told.expired.lock().len(), 1);
+    assert!(t.told.flushed.lock().len() == 1 && t.server.vacated() == 0);
     assert_eq!(t.validity().await, Validity::Lease);
-    assert!(!t.may_delay(), "a lease for reading");
+    assert!(!t.can_cache_writes(), "a lease for reading");
 }
 
 /// A write that is correct only under the lease is not sent without a lease. It is not repeated
@@ -198,14 +198,14 @@ async fn only_held_write_needs_lease() {
     let t = leasing(Duration::ZERO).await;
     let write = async || {
         let (file, data) = (fh(handle(1)), Data::from(Bytes::from_static(b"x\0x")));
-        let cx = Cx { only_held: true, ..cx() };
+        let cx = RequestContext { only_held: true, ..cx() };
         t.fs.write(&cx, File { fh: &file, open: None }, 0, data, Stability::Unstable)
             .await
             .map_err(|e| e.errno)
     };
     assert_eq!(write().await.err(), Some(libc::EAGAIN));
     assert_eq!(t.written(), []);
-    assert!(t.ask_to_delay().await);
+    assert!(t.request_write_caching().await);
     assert_eq!(write().await.map(|w| w.bytes), Ok(3));
     assert_eq!(t.written(), [LeaseRequest::Write(30), LeaseRequest::None]);
     t.server.script(|call| match call {
@@ -224,10 +224,10 @@ async fn only_held_write_needs_lease() {
         other => Some(granting(other)),
     });
     assert!(write().await.is_err());
-    assert!(t.may_delay(), "the new server honours the lease, and would not know when it is over");
+    assert!(t.can_cache_writes(), "the new server honours the lease, and would not know when it is over");
     assert_eq!(write().await.err(), Some(libc::EAGAIN));
     assert_eq!(t.written(), [LeaseRequest::None], "not sent again");
     tokio::time::sleep(seconds(61)).await;
-    assert!(t.ask_to_delay().await);
+    assert!(t.request_write_caching().await);
     assert_eq!(write().await.map(|w| w.bytes), Ok(3));
 }

@@ -23,7 +23,7 @@ const READ: OpenHow = OpenHow {
     known: None,
 };
 
-const ALL: Want = Want { listing_bytes: 32 << 10, read_bytes: 1000, access: Access::all() };
+const ALL: WalkRequest = WalkRequest { listing_bytes: 32 << 10, read_bytes: 1000, access: Access::all() };
 
 /// The result of `call`, its procedures in order, and the number of round trips.
 async fn cost<T>(server: &Arc<Server>, call: impl Future<Output = T>) -> (T, Vec<&'static str>, u32) {
@@ -45,8 +45,8 @@ fn names(path: &str) -> Vec<Name> {
     path.split('/').map(name).collect()
 }
 
-async fn walk(fs: &V3, path: &str, want: Want) -> Trail {
-    fs.walk(&cx(), Where { base: &root(), path: &names(path) }, want).await.unwrap()
+async fn walk(fs: &V3, path: &str, want: WalkRequest) -> WalkResult {
+    fs.walk(&cx(), PathRef { base: &root(), path: &names(path) }, want).await.unwrap()
 }
 
 fn bytes(read: Option<Read>) -> Option<(Vec<u8>, bool)> {
@@ -70,7 +70,7 @@ fn tree() -> Arc<Server> {
 async fn walk_sends_lookup_per_name() {
     let server = tree();
     let fs = hard(&server).await;
-    let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/f", Want::default())).await;
+    let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/f", WalkRequest::default())).await;
     assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 3);
     assert_eq!((calls, trips), (vec!["LOOKUP"; 3], 3));
     assert!(trail.along.listing.is_none() && trail.along.first.is_none() && trail.along.access.is_none());
@@ -80,7 +80,7 @@ async fn walk_sends_lookup_per_name() {
         ("d/e/link/x", 3, "Symlink"),
         ("d/e/no", 2, "Missing"),
     ] {
-        let (trail, calls, _) = cost(&server, walk(&fs, path, Want::default())).await;
+        let (trail, calls, _) = cost(&server, walk(&fs, path, WalkRequest::default())).await;
         assert!(format!("{:?}", trail.stop).starts_with(wanted), "{path}: {:?}", trail.stop);
         assert_eq!((trail.steps.len(), calls.iter().all(|c| *c == "LOOKUP")), (steps, true), "{path}");
     }
@@ -120,7 +120,7 @@ async fn chains_are_bounded_by_options() {
         assert_eq!(calls == ["LOOKUP"], !chains, "{calls:?}");
         // An open by name still works.
         let path = names("d/e/f");
-        let o = fs.open(&cx(), Where { base: &root(), path: &path }, &READ).await.unwrap();
+        let o = fs.open(&cx(), PathRef { base: &root(), path: &path }, &READ).await.unwrap();
         assert_eq!(o.node.fh.0, "d/e/f");
     }
 }
@@ -131,7 +131,7 @@ async fn chains_are_bounded_by_options() {
 async fn read_and_access_share_round_trip() {
     let server = tree();
     let fs = hard(&server).await;
-    let want = Want { listing_bytes: 0, ..ALL };
+    let want = WalkRequest { listing_bytes: 0, ..ALL };
     let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/f", want)).await;
     assert_eq!((calls, trips), (vec!["LOOKUP", "LOOKUP", "LOOKUP", "ACCESS", "READ"], 4));
     assert_eq!(bytes(trail.along.first), Some((b"content".to_vec(), true)));
@@ -143,7 +143,7 @@ async fn read_and_access_share_round_trip() {
     let (trail, calls, _) = cost(&server, walk(&fs, "d/e/empty", want)).await;
     assert_eq!(calls[3..], ["ACCESS"]);
     assert_eq!(bytes(trail.along.first), Some((vec![], true)));
-    let want = Want { access: Access::empty(), ..want };
+    let want = WalkRequest { access: Access::empty(), ..want };
     let (trail, calls, trips) = cost(&server, walk(&fs, "d/e/empty", want)).await;
     assert_eq!((calls.len(), trips, trail.along.first.is_none()), (3, 3, true));
     // Bytes without the right to read are omitted, and the rest of the result is complete.
@@ -173,7 +173,7 @@ async fn a_whole_listing_replaces_a_lookup() {
     // The same from a known base.
     let base = trail.steps[1].fh.clone();
     let path = names("absent");
-    let at = Where { base: &base, path: &path };
+    let at = PathRef { base: &base, path: &path };
     let (trail, calls, trips) = cost(&server, fs.walk(&cx(), at, ALL)).await;
     assert_eq!((calls, trips), (vec!["READDIRPLUS"], 1));
     assert!(matches!(trail.unwrap().stop, Stop::Missing(_)));
@@ -197,7 +197,7 @@ async fn partial_listing_overlaps_lookup() {
     let (base, path) = (Fh("d".into()), names("e"));
     let unknown = hard(&server).await;
     let (trail, mut calls, trips) =
-        cost(&server, unknown.walk(&cx(), Where { base: &base, path: &path }, ALL)).await;
+        cost(&server, unknown.walk(&cx(), PathRef { base: &base, path: &path }, ALL)).await;
     calls.sort_unstable();
     assert_eq!((calls, trips), (vec!["ACCESS", "LOOKUP", "READDIRPLUS"], 2));
     assert!(trail.unwrap().along.listing.is_some_and(|l| l.eof));
@@ -228,7 +228,7 @@ async fn wrong_listing_guess_costs_once() {
         }
         _ => Act::Serve,
     };
-    let want = Want { listing_bytes: 32 << 10, ..Want::default() };
+    let want = WalkRequest { listing_bytes: 32 << 10, ..WalkRequest::default() };
     for trips_wanted in [4, 3] {
         server.script(move |call, _| partial(call));
         let (trail, calls, trips) = cost_as_scripted(&server, walk(&fs, "d/e/f", want)).await;
@@ -244,7 +244,7 @@ async fn wrong_listing_guess_costs_once() {
 /// PATHCONF is missing. The same holds in file systems other than the root's.
 #[tokio::test(start_paused = true)]
 async fn lookup_confirms_inferred_absence() {
-    let want = Want { listing_bytes: 32 << 10, ..Want::default() };
+    let want = WalkRequest { listing_bytes: 32 << 10, ..WalkRequest::default() };
     for insensitive in [Some(true), None] {
         let server = tree();
         server.case_insensitive(insensitive);
@@ -305,7 +305,7 @@ async fn changed_file_returns_no_bytes() {
         }
         Act::Serve
     });
-    let want = Want { listing_bytes: 0, ..ALL };
+    let want = WalkRequest { listing_bytes: 0, ..ALL };
     let trail = walk(&fs, "d/e/f", want).await;
     assert!(trail.along.first.is_none(), "{:?}", trail.along.first);
     assert_eq!(trail.steps[2].attrs.attr.size_bytes, 14);
@@ -322,7 +322,7 @@ async fn changed_file_returns_no_bytes() {
         });
         let fh = trail.steps[2].fh.clone();
         for round in 0..3 {
-            let o = fs.open(&cx(), Where::fh(&fh), &READ).await.unwrap();
+            let o = fs.open(&cx(), PathRef::fh(&fh), &READ).await.unwrap();
             let first = bytes(o.first);
             match first {
                 Some((b, _)) => assert_eq!(b.len() as u64, o.node.attrs.attr.size_bytes, "round {round}"),
@@ -339,18 +339,18 @@ async fn changed_file_returns_no_bytes() {
 async fn old_contents_never_have_new_attributes() {
     let server = tree();
     let fs = hard(&server).await;
-    let want = Want { listing_bytes: 0, ..ALL };
+    let want = WalkRequest { listing_bytes: 0, ..ALL };
     let f = walk(&fs, "d/e/f", want).await;
     assert!(f.along.first.is_some());
     let f = f.steps[2].fh.clone();
     server.torn(true);
     assert!(walk(&fs, "d/e/f", want).await.along.first.is_none());
-    assert!(fs.open(&cx(), Where::fh(&f), &READ).await.unwrap().first.is_none());
+    assert!(fs.open(&cx(), PathRef::fh(&f), &READ).await.unwrap().first.is_none());
     // The same for a client without knowledge of the file.
     let fresh = hard(&server).await;
-    assert!(fresh.open(&cx(), Where::fh(&f), &READ).await.unwrap().first.is_none());
+    assert!(fresh.open(&cx(), PathRef::fh(&f), &READ).await.unwrap().first.is_none());
     let (top, long) = (root(), names("d/e/f"));
-    let by_name = fs.open(&cx(), Where { base: &top, path: &long }, &READ).await.unwrap();
+    let by_name = fs.open(&cx(), PathRef { base: &top, path: &long }, &READ).await.unwrap();
     assert!(by_name.first.is_none());
     assert_eq!(fs.read_many(&cx(), &[f], None, 1000).await.files.remove(0).unwrap_err().errno, libc::EAGAIN);
     let change = async |fh: &Fh| fs.getattr(&cx(), File { fh, open: None }).await.unwrap().attr.change;
@@ -362,7 +362,7 @@ async fn old_contents_never_have_new_attributes() {
     assert!(matches!(trail.stop, Stop::Missing(_)));
     assert_ne!(trail.steps[1].attrs.attr.change, change(&e).await);
     let absent = names("absent");
-    let trail = fs.walk(&cx(), Where { base: &e, path: &absent }, ALL).await.unwrap();
+    let trail = fs.walk(&cx(), PathRef { base: &e, path: &absent }, ALL).await.unwrap();
     assert!(trail.along.listing.is_some() && trail.along.base.is_none());
 }
 
@@ -385,31 +385,31 @@ async fn an_open_brings_the_first_bytes() {
     server.put("f", b"content");
     server.put("empty", b"");
     let fs = hard(&server).await;
-    let open = async |at: Where<'_>, how: OpenHow| fs.open(&cx(), at, &how).await;
+    let open = async |at: PathRef<'_>, how: OpenHow| fs.open(&cx(), at, &how).await;
     let (top, f, empty, d) = (root(), name("f"), name("empty"), name("d"));
-    let (o, calls, trips) = cost(&server, open(Where::name(&top, &f), READ)).await;
+    let (o, calls, trips) = cost(&server, open(PathRef::name(&top, &f), READ)).await;
     assert_eq!((calls, trips), (vec!["LOOKUP", "READ"], 2));
     assert_eq!(bytes(o.unwrap().first), Some((b"content".to_vec(), true)));
     let fh = Fh("f".into());
-    let (o, calls, trips) = cost(&server, open(Where::fh(&fh), READ)).await;
+    let (o, calls, trips) = cost(&server, open(PathRef::fh(&fh), READ)).await;
     assert_eq!((calls, trips), (vec!["READ"], 1));
     assert_eq!(bytes(o.unwrap().first), Some((b"content".to_vec(), true)));
-    let (o, calls, trips) = cost(&server, open(Where::fh(&fh), OpenHow { first_bytes: 3, ..READ })).await;
+    let (o, calls, trips) = cost(&server, open(PathRef::fh(&fh), OpenHow { first_bytes: 3, ..READ })).await;
     assert_eq!((calls, trips), (vec!["READ"], 1));
     assert_eq!(bytes(o.unwrap().first), Some((b"con".to_vec(), false)));
-    let (o, calls, trips) = cost(&server, open(Where::fh(&fh), OpenHow { execute: true, ..READ })).await;
+    let (o, calls, trips) = cost(&server, open(PathRef::fh(&fh), OpenHow { execute: true, ..READ })).await;
     assert_eq!((o.is_ok(), calls, trips), (true, vec!["ACCESS", "READ"], 1));
-    let (o, calls, _) = cost(&server, open(Where::name(&top, &empty), READ)).await;
+    let (o, calls, _) = cost(&server, open(PathRef::name(&top, &empty), READ)).await;
     assert_eq!(calls, ["LOOKUP", "ACCESS"]);
     assert_eq!(bytes(o.unwrap().first), Some((vec![], true)));
-    let (o, calls, _) = cost(&server, open(Where::name(&top, &d), READ)).await;
+    let (o, calls, _) = cost(&server, open(PathRef::name(&top, &d), READ)).await;
     assert_eq!((o.unwrap_err().errno, calls), (libc::EISDIR, vec!["LOOKUP", "ACCESS"]));
     for how in [
         OpenHow { first_bytes: 0, ..READ },
         OpenHow { access: OpenAccess::WRITE, ..READ },
         OpenHow { access: OpenAccess::all(), truncate: true, ..READ },
     ] {
-        let (o, calls, _) = cost(&server, open(Where::fh(&fh), how)).await;
+        let (o, calls, _) = cost(&server, open(PathRef::fh(&fh), how)).await;
         assert!(o.unwrap().first.is_none() && !calls.contains(&"READ"));
     }
 }
@@ -432,7 +432,7 @@ async fn unproven_read_requires_access() {
         (0o711, vec!["LOOKUP", "ACCESS", "READ"], vec!["READ", "ACCESS"]),
     ] {
         server.mode(mode);
-        for (at, wanted) in [(Where::name(&top, &f), by_name), (Where::fh(&fh), by_handle)] {
+        for (at, wanted) in [(PathRef::name(&top, &f), by_name), (PathRef::fh(&fh), by_handle)] {
             server.script(|_, _| Act::Serve);
             let opened = fs.open(&cx(), at, &READ).await.unwrap();
             assert_eq!((bytes(opened.first).is_some(), server.called()), (true, wanted.clone()), "{mode:o}");
@@ -440,13 +440,14 @@ async fn unproven_read_requires_access() {
             let errno = fs.open(&cx(), at, &READ).await.unwrap_err().errno;
             assert_eq!((errno, server.called()), (libc::EACCES, wanted), "{mode:o}");
         }
-        let want = Want { access: Access::READ, read_bytes: 1000, ..Want::default() };
+        let want = WalkRequest { access: Access::READ, read_bytes: 1000, ..WalkRequest::default() };
         let trail = walk(&fs, "f", want).await;
         assert_eq!(trail.along.access, Some(Access::empty()));
     }
     // ACCESS decides whether a program may be executed. Files without an execute bit need no
     // ACCESS.
-    let want = Want { access: Access::READ | Access::EXECUTE, read_bytes: 1000, ..Want::default() };
+    let want =
+        WalkRequest { access: Access::READ | Access::EXECUTE, read_bytes: 1000, ..WalkRequest::default() };
     for (mode, calls) in [(0o755, vec!["LOOKUP", "ACCESS", "READ"]), (0o644, vec!["LOOKUP", "READ"])] {
         server.mode(mode);
         server.script(|_, _| Act::Serve);
@@ -459,10 +460,10 @@ async fn unproven_read_requires_access() {
         Call3::Read(_) => Act::Say(Reply3::Read(Res::Err(Nfsstat3::ACCES, None))),
         call => refused(call),
     });
-    assert_eq!(fs.open(&cx(), Where::name(&top, &f), &READ).await.unwrap_err().errno, libc::EACCES);
+    assert_eq!(fs.open(&cx(), PathRef::name(&top, &f), &READ).await.unwrap_err().errno, libc::EACCES);
     // The reply had no attributes.
     assert_eq!(server.called(), ["LOOKUP", "READ", "ACCESS", "GETATTR"]);
-    let want = Want { access: Access::READ, read_bytes: 1000, ..Want::default() };
+    let want = WalkRequest { access: Access::READ, read_bytes: 1000, ..WalkRequest::default() };
     let trail = walk(&fs, "f", want).await;
     assert!(trail.along.access == Some(Access::empty()) && trail.along.first.is_none());
     // Bytes without attributes do not show their version.
@@ -560,7 +561,7 @@ async fn long_reads_match_attributes() {
 async fn many_listings_need_one_call_each() {
     let server = tree();
     let fs = hard(&server).await;
-    walk(&fs, "d/e", Want::default()).await;
+    walk(&fs, "d/e", WalkRequest::default()).await;
     let dirs = [root(), Fh("d".into()), Fh("d/e".into())];
     let (got, calls, trips) = cost(&server, fs.list_many(&cx(), &dirs, 32 << 10)).await;
     assert_eq!((calls, trips), (vec!["READDIRPLUS"; 3], 1));
@@ -615,7 +616,7 @@ async fn changes_bring_the_directory_attributes() {
     };
     let how = OpenHow { create: Create::IfMissing(set.clone()), first_bytes: 0, ..READ };
     let (a, b, c, d) = (name("a"), name("b"), name("c"), name("d2"));
-    let made = fs.open(&cx, Where::name(&top, &a), &how).await.unwrap();
+    let made = fs.open(&cx, PathRef::name(&top, &a), &how).await.unwrap();
     check("CREATE", made.dir.unwrap()).await;
     fs.close(&cx, &made.node.fh, made.open).await.unwrap();
     let Moved { from, to, .. } =

@@ -8,7 +8,7 @@ use hither_proto::nfs3::*;
 use hither_proto::rpc::{AuthSys, CallHeader, OpaqueAuth, reply};
 use hither_proto::xdr::{Chain, Enc, Opaque, Xdr};
 use hither_rpc::{Client, ClientConfig, Mode, RetryPolicy, Stats, sim};
-use hither_vfs::{Cred, Cx, Env, Fh, Name};
+use hither_vfs::{Cred, Env, Fh, Name, RequestContext};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -447,8 +447,8 @@ pub(crate) fn root() -> Fh {
     Fh(Bytes::from_static(ROOT))
 }
 
-pub(crate) fn cx() -> Cx {
-    Cx::new(Arc::new(Cred::root()))
+pub(crate) fn cx() -> RequestContext {
+    RequestContext::new(Arc::new(Cred::root()))
 }
 
 pub(crate) fn name(s: &str) -> Name {

@@ -8,7 +8,7 @@ use hither_vfs::{BoxFuture, FileKind, Stop, Unsent, Validity};
 use parking_lot::Mutex;
 use server::delegation;
 
-const WANT: Want = Want { listing_bytes: 16384, read_bytes: 4096, access: Access::READ };
+const WANT: WalkRequest = WalkRequest { listing_bytes: 16384, read_bytes: 4096, access: Access::READ };
 
 /// A mount of a server with the directories `dirs` and the files `files`.
 async fn tree(prepare: impl Fn(&mut server::State), dirs: &[&str], files: &[&str]) -> Test {
@@ -26,9 +26,9 @@ async fn tree(prepare: impl Fn(&mut server::State), dirs: &[&str], files: &[&str
 }
 
 impl Test {
-    async fn walk(&self, path: &[&str], want: Want) -> Trail {
+    async fn walk(&self, path: &[&str], want: WalkRequest) -> WalkResult {
         let path: Vec<_> = path.iter().map(|n| name(n)).collect();
-        self.v4.walk(&cx(), Where { base: &self.root, path: &path }, want).await.unwrap()
+        self.v4.walk(&cx(), PathRef { base: &self.root, path: &path }, want).await.unwrap()
     }
 
     /// The lengths of all compounds since the last call of this function.
@@ -62,9 +62,9 @@ async fn walk_sends_one_compound() {
     assert_eq!(t.server.lock().opens.len(), 0);
     // Without further data only the names are sent. With an empty path the base is sent with its
     // further data.
-    assert!(t.walk(&["a", "b", "f"], Want::default()).await.along.listing.is_none());
+    assert!(t.walk(&["a", "b", "f"], WalkRequest::default()).await.along.listing.is_none());
     let f = fh("f");
-    let base = t.v4.walk(&cx(), Where::fh(&f), WANT).await.unwrap();
+    let base = t.v4.walk(&cx(), PathRef::fh(&f), WANT).await.unwrap();
     assert_eq!((base.steps.len(), bytes(&base.along.first.unwrap())), (1, &b"data of f"[..]));
     assert_eq!(t.sent(), [8, 7]);
     t.check();
@@ -133,18 +133,18 @@ async fn chains_split_at_limits() {
     assert_eq!(t.sent(), [48, 1 + 34 + 6]);
 
     let t = tree(|s| s.really_takes = 20, &path, &[]).await;
-    let trail = t.walk(&path, Want::default()).await;
+    let trail = t.walk(&path, WalkRequest::default()).await;
     assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 40, "{:?}", trail.stop);
     let first = t.sent();
     assert_eq!(first[0], 2 + 80);
     assert!(first[1..].iter().all(|&ops| ops < 20), "{first:?}");
-    t.walk(&path, Want::default()).await;
+    t.walk(&path, WalkRequest::default()).await;
     let second = t.sent();
     assert!(second.len() <= first.len() && second.iter().all(|&ops| ops < 20), "{second:?}");
 
     let t = tree(|_| {}, &path, &[]).await;
     t.server.lock().fail = vec![(NfsOpnum4::PUTFH, Nfsstat4::TOO_MANY_OPS)];
-    assert_eq!(t.walk(&path, Want::default()).await.steps.len(), 40);
+    assert_eq!(t.walk(&path, WalkRequest::default()).await.steps.len(), 40);
     // Half as many operations as were refused: 19 names each.
     assert_eq!(t.sent(), [82, 40, 1 + 38, 1 + 4]);
 
@@ -177,7 +177,7 @@ async fn refused_chain_walks_single_names() {
         }
     }
     t.server.lock().fail = vec![(NfsOpnum4::PUTFH, Nfsstat4::SERVERFAULT)];
-    let alone = t.v4.walk(&cx(), Where { base: &t.root, path: &[name("a")] }, Want::default()).await;
+    let alone = t.v4.walk(&cx(), PathRef { base: &t.root, path: &[name("a")] }, WalkRequest::default()).await;
     assert!(alone.is_err(), "what fails by itself fails");
 }
 
@@ -282,7 +282,7 @@ async fn single_objects_are_waited_for() {
                 t.server.lock().fail = vec![(op, status); 3];
                 let answer = match kind {
                     0 => t.v4.getattr_many(&cx(), &f).await.pop().unwrap().map(drop),
-                    1 => t.v4.prove_many(&cx(), &f, want).await.pop().unwrap().map(drop),
+                    1 => t.v4.revalidate_many(&cx(), &f, want).await.pop().unwrap().map(drop),
                     2 => t.v4.list_many(&cx(), &d, 8192).await.pop().unwrap().map(drop),
                     _ => t.v4.read_many(&cx(), &f, None, 6).await.files.pop().unwrap().map(drop),
                 };
@@ -312,7 +312,7 @@ async fn opens_bring_first_bytes() {
     let t = tree(|_| {}, &[], &["f"]).await;
     let (n, f) = (name("f"), fh("f"));
     let how = OpenHow { access: OpenAccess::READ, first_bytes: 100, ..how(Create::No) };
-    for at in [Where::fh(&f), Where::name(&t.root, &n)] {
+    for at in [PathRef::fh(&f), PathRef::name(&t.root, &n)] {
         let opened = t.v4.open(&cx(), at, &how).await.unwrap();
         let first = opened.first.clone().unwrap();
         assert_eq!((bytes(&first), first.eof), (&b"data of f"[..], true));
@@ -331,35 +331,35 @@ async fn opens_bring_first_bytes() {
 
 /// Upcalls from the client, with the number of DELEGRETURNs that the server had seen.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct UpcallLog {
     server: Server,
-    withdrawn: Mutex<Vec<(Fh, usize)>>,
+    revoked: Mutex<Vec<(Fh, usize)>>,
     all: AtomicU64,
     slowly: Duration,
     /// Delayed writes of the layer above.
     unsent: Mutex<Option<Unsent>>,
 }
 
-impl Upcalls for Told {
+impl Upcalls for UpcallLog {
     fn unsent(&self, _fh: &Fh) -> Unsent {
         self.unsent.lock().unwrap_or(Unsent::More)
     }
 
-    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
-        self.withdrawn.lock().push((fh.clone(), self.server.count("DELEGRETURN")));
+    fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
+        self.revoked.lock().push((fh.clone(), self.server.count("DELEGRETURN")));
         let slowly = self.slowly;
         Box::pin(async move { tokio::time::sleep(slowly).await })
     }
 
-    fn withdraw_all(&self) -> BoxFuture<()> {
+    fn revoke_all(&self) -> BoxFuture<()> {
         self.all.fetch_add(1, Ordering::Relaxed);
         Box::pin(async {})
     }
 }
 
-pub(super) async fn leased(files: &[&str], slowly: Duration) -> (Test, Arc<Told>) {
+pub(super) async fn leased(files: &[&str], slowly: Duration) -> (Test, Arc<UpcallLog>) {
     let t = tree(|s| s.delegate = true, &["dir"], files).await;
-    let told = Arc::new(Told { server: t.server.clone(), slowly, ..Told::default() });
+    let told = Arc::new(UpcallLog { server: t.server.clone(), slowly, ..UpcallLog::default() });
     t.v4.subscribe(told.clone());
     (t, told)
 }
@@ -384,7 +384,7 @@ async fn recall_drops_cache_before_delegreturn() {
         t.server.recall(delegation("f"), "f");
         tokio::time::sleep(Duration::from_millis(400)).await;
         assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK]);
-        assert_eq!(*told.withdrawn.lock(), [(fh("f"), 0)]);
+        assert_eq!(*told.revoked.lock(), [(fh("f"), 0)]);
         assert!(matches!(t.validity("f").await, Validity::Until(_)));
         assert_eq!(t.server.count("DELEGRETURN"), 0);
         // The client waits at most two seconds for the layer above.
@@ -469,7 +469,7 @@ async fn only_held_write_needs_delegation() {
     let (t, _told) = leased(&["f", "g"], Duration::ZERO).await;
     t.server.lock().delegate_writers = true;
     let held = |o: &Opened, text: &'static str| {
-        let (cx, o) = (Cx { only_held: true, ..cx() }, o.clone());
+        let (cx, o) = (RequestContext { only_held: true, ..cx() }, o.clone());
         let v4 = t.v4.clone();
         async move { v4.write(&cx, file(&o), 0, Bytes::from(text).into(), Stability::Unstable).await }
     };
@@ -523,7 +523,7 @@ async fn delegations_are_kept_and_bounded() {
     let (t, told) = leased(&files, Duration::ZERO).await;
     t.v4.core.delegations.most.store(100, Ordering::Relaxed);
     let all: Vec<Fh> = names.iter().map(|n| fh(n)).collect();
-    let opened = t.v4.open(&cx(), Where::fh(&all[0]), &how(Create::No)).await.unwrap();
+    let opened = t.v4.open(&cx(), PathRef::fh(&all[0]), &how(Create::No)).await.unwrap();
     t.v4.close(&cx(), &all[0], opened.open).await.unwrap();
     assert_eq!(t.validity("f0").await, Validity::Lease);
     for (fh, read) in all.iter().zip(t.v4.read_many(&cx(), &all, None, 5).await.files) {
@@ -531,7 +531,7 @@ async fn delegations_are_kept_and_bounded() {
     }
     t.sent();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((told.withdrawn.lock().len(), t.server.count("DELEGRETURN")), (40, 40));
+    assert_eq!((told.revoked.lock().len(), t.server.count("DELEGRETURN")), (40, 40));
     assert_eq!(t.sent(), [80]);
     assert_eq!(t.validity("f129").await, Validity::Lease);
     t.v4.unlink(&cx(), &t.root, &name("f129"), Some(&all[129])).await.unwrap();

@@ -1,7 +1,7 @@
 //! Locks of files with a write delegation: decided in the client, and taken at the server before
 //! the delegation is returned.
 
-use super::chains::{Told, leased};
+use super::chains::{UpcallLog, leased};
 use super::*;
 use hither_proto::nfs4::access;
 use server::delegation;
@@ -10,7 +10,7 @@ const OTHER: LockOwner = LockOwner { id: 2, flock: false };
 const FLOCK: LockOwner = LockOwner { id: 1, flock: true };
 
 /// A mount of a server that grants write delegations to openers for writing.
-async fn delegated() -> (Test, Arc<Told>) {
+async fn delegated() -> (Test, Arc<UpcallLog>) {
     let (t, told) = leased(&["f", "g"], Duration::ZERO).await;
     t.server.lock().delegate_writers = true;
     (t, told)
@@ -90,8 +90,8 @@ async fn local_lock_owners_conflict() {
     use LockKind::{Read, Write};
     let (t, _told) = delegated().await;
     let f = t.create("f").await;
-    let user = Cx::new(Arc::new(Cred { uid: 7, ..Cred::root() }));
-    let theirs = t.v4.open(&user, Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+    let user = RequestContext::new(Arc::new(Cred { uid: 7, ..Cred::root() }));
+    let theirs = t.v4.open(&user, PathRef::fh(&f.node.fh), &how(Create::No)).await.unwrap();
     assert_eq!(t.take(&f, ME, Write, range(10, 20)).await, 0);
     for o in [&f, &theirs] {
         assert_eq!(t.take(o, OTHER, Read, range(0, 11)).await, libc::EAGAIN);
@@ -111,7 +111,7 @@ async fn local_lock_owners_conflict() {
     assert_eq!(t.take(&f, OTHER, Write, range(10, 11)).await, 0);
     // An open without write access gets no write lock.
     let reader = OpenHow { access: OpenAccess::READ, ..how(Create::No) };
-    let reader = t.v4.open(&cx(), Where::fh(&f.node.fh), &reader).await.unwrap();
+    let reader = t.v4.open(&cx(), PathRef::fh(&f.node.fh), &reader).await.unwrap();
     assert_eq!(t.take(&reader, ME, Write, range(50, 60)).await, libc::EBADF);
     // Locks of another file are independent.
     let g = t.create("g").await;
@@ -150,7 +150,7 @@ async fn unlock_wakes_lock_waiter() {
         waiter.await.unwrap();
     }
     // An interrupted waiter gets no lock.
-    let interrupted = Cx { cancel: CancellationToken::new(), ..cx() };
+    let interrupted = RequestContext { cancel: CancellationToken::new(), ..cx() };
     let stop = interrupted.cancel.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -215,7 +215,7 @@ async fn recall_hands_locks_to_server() {
     t.release(&f, LockOwner { id: 9, flock: false }).await;
     assert_eq!(t.held_there(), 0);
     // With a new delegation, and after the release, the client decides again.
-    let again = t.v4.open(&cx(), Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+    let again = t.v4.open(&cx(), PathRef::fh(&f.node.fh), &how(Create::No)).await.unwrap();
     let before = t.lock_calls();
     assert_eq!(t.take(&again, ME, Write, ALL).await, 0);
     assert_eq!(t.take(&f, OTHER, Write, ALL).await, libc::EAGAIN);
@@ -283,7 +283,7 @@ async fn earlier_locks_stay_at_server() {
     t.server.lock().delegate_writers = false;
     let f = t.create("f").await;
     t.lock(&f).await;
-    let again = async || t.v4.open(&cx(), Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+    let again = async || t.v4.open(&cx(), PathRef::fh(&f.node.fh), &how(Create::No)).await.unwrap();
     t.server.lock().delegate_writers = true;
     again().await;
     assert_eq!(t.take(&f, OTHER, LockKind::Write, ALL).await, libc::EAGAIN);
@@ -451,7 +451,7 @@ async fn concurrent_owners_never_share_lock() {
         t.server.recall(delegation("f"), "f");
         tokio::time::sleep(Duration::from_millis(round % 29)).await;
         handed += t.held_there();
-        let again = t.v4.open(&cx(), Where::fh(&f.node.fh), &how(Create::No)).await.unwrap();
+        let again = t.v4.open(&cx(), PathRef::fh(&f.node.fh), &how(Create::No)).await.unwrap();
         t.v4.close(&cx(), &f.node.fh, again.open).await.unwrap();
     }
     while let Some(done) = owners.join_next().await {
@@ -479,8 +479,9 @@ async fn flock_opens_with_the_missing_access() {
         // The write delegation stays after the close.
         let f = t.create("f").await;
         t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
-        let open =
-            async |access| t.v4.open(&cx(), Where::fh(&f.node.fh), &OpenHow::existing(access)).await.unwrap();
+        let open = async |access| {
+            t.v4.open(&cx(), PathRef::fh(&f.node.fh), &OpenHow::existing(access)).await.unwrap()
+        };
         let f = open(access).await;
         assert_eq!(t.take(&f, ME, kind, ALL).await, libc::EBADF, "{case}");
         let before = t.server.count("OPEN");
@@ -516,7 +517,7 @@ async fn flock_opens_with_the_missing_access() {
 async fn flock_without_the_right_is_ebadf() {
     let (t, _told) = delegated().await;
     let how = OpenHow::existing(OpenAccess::READ);
-    let f = t.v4.open(&cx(), Where::name(&t.root, &name("f")), &how).await.unwrap();
+    let f = t.v4.open(&cx(), PathRef::name(&t.root, &name("f")), &how).await.unwrap();
     for refused in [Nfsstat4::ACCESS, Nfsstat4::PERM, Nfsstat4::ROFS] {
         t.server.lock().fail = vec![(NfsOpnum4::OPEN, refused)];
         assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, libc::EBADF, "{refused:?}");

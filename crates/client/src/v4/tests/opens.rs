@@ -41,7 +41,7 @@ async fn a_refused_open_cuts_nothing() {
     let t = Test::new().await;
     let (fh, n) = (t.closed("a", "data").await, name("a"));
     for (by_name, how) in cutting() {
-        let at = if by_name { Where::name(&t.root, &n) } else { Where::fh(&fh) };
+        let at = if by_name { PathRef::name(&t.root, &n) } else { PathRef::fh(&fh) };
         let missing = if how.access == READ { access::MODIFY } else { access::READ };
         t.server.lock().no_right = missing;
         let before = t.server.count("SETATTR");
@@ -74,7 +74,7 @@ async fn refused_truncation_keeps_uncommitted_bytes() {
     let (o, n) = (t.create("a").await, name("a"));
     t.write(&o, 0, "data").await.unwrap();
     for (by_name, access) in [(false, WRITE), (true, WRITE), (false, RW), (true, RW)] {
-        let at = if by_name { Where::name(&t.root, &n) } else { Where::fh(&o.node.fh) };
+        let at = if by_name { PathRef::name(&t.root, &n) } else { PathRef::fh(&o.node.fh) };
         t.server.lock().fail = vec![(NfsOpnum4::SETATTR, Nfsstat4::NOSPC); 2];
         let how = OpenHow { access, truncate: true, ..how(Create::No) };
         assert_eq!(errno(t.v4.open(&cx(), at, &how).await), libc::ENOSPC);
@@ -94,12 +94,12 @@ async fn refused_truncation_keeps_uncommitted_bytes() {
 async fn a_new_file_needs_no_cut() {
     let t = Test::new().await;
     let cut = OpenHow { truncate: true, ..how(Create::IfMissing(SetAttr::default())) };
-    let opened = t.v4.open(&cx(), Where::name(&t.root, &name("new")), &cut).await.unwrap();
+    let opened = t.v4.open(&cx(), PathRef::name(&t.root, &name("new")), &cut).await.unwrap();
     assert!(opened.created);
     assert_eq!(t.server.count("SETATTR"), 0);
     t.closed("old", "data").await;
     t.server.lock().changes_always = true;
-    let opened = t.v4.open(&cx(), Where::name(&t.root, &name("old")), &cut).await.unwrap();
+    let opened = t.v4.open(&cx(), PathRef::name(&t.root, &name("old")), &cut).await.unwrap();
     assert_eq!((opened.node.attrs.attr.size_bytes, t.stored("old")), (0, vec![]));
     t.check();
 }
@@ -111,7 +111,7 @@ async fn an_open_waits_for_its_right() {
     let (fh, n) = (t.closed("a", "data").await, name("a"));
     let create = Create::IfMissing(SetAttr::default());
     for (by_name, create) in [(false, Create::No), (true, Create::No), (true, create)] {
-        let at = if by_name { Where::name(&t.root, &n) } else { Where::fh(&fh) };
+        let at = if by_name { PathRef::name(&t.root, &n) } else { PathRef::fh(&fh) };
         for refused in [false, true] {
             t.server.lock().fail = vec![(NfsOpnum4::ACCESS, Nfsstat4::DELAY); 3];
             t.server.lock().no_right = if refused { access::READ } else { 0 };
@@ -141,7 +141,7 @@ async fn an_open_waits_for_its_right() {
 async fn refused_open_retries_close() {
     let t = Test::new().await;
     let (fh, n) = (t.closed("a", "data").await, name("a"));
-    for at in [Where::fh(&fh), Where::name(&t.root, &n)] {
+    for at in [PathRef::fh(&fh), PathRef::name(&t.root, &n)] {
         t.server.lock().no_right = access::READ;
         for (times, left) in [(1, 0), (1000, 1)] {
             t.server.lock().fail = vec![(NfsOpnum4::CLOSE, Nfsstat4::OLD_STATEID); times];

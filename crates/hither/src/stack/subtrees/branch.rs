@@ -95,10 +95,10 @@ impl Hearer {
 
 impl Upcalls for Hearer {
     /// A frozen branch keeps its answers. It sends its delayed data before the lease is returned.
-    fn withdraw(&self, fh: &Fh) -> BoxFuture<()> {
+    fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
         self.tell(|heard| match heard.frozen {
-            true => heard.hearer.settle(fh),
-            false => heard.hearer.withdraw(fh),
+            true => heard.hearer.flush(fh),
+            false => heard.hearer.revoke(fh),
         })
     }
 
@@ -109,15 +109,15 @@ impl Upcalls for Hearer {
         })
     }
 
-    fn lapse(&self, files: &[Fh]) -> BoxFuture<()> {
+    fn expire(&self, files: &[Fh]) -> BoxFuture<()> {
         self.tell(|heard| match heard.frozen {
             true => Box::pin(std::future::ready(())),
-            false => heard.hearer.lapse(files),
+            false => heard.hearer.expire(files),
         })
     }
 
-    fn settle(&self, fh: &Fh) -> BoxFuture<()> {
-        self.tell(|heard| heard.hearer.settle(fh))
+    fn flush(&self, fh: &Fh) -> BoxFuture<()> {
+        self.tell(|heard| heard.hearer.flush(fh))
     }
 
     fn unsent(&self, fh: &Fh) -> Unsent {
@@ -126,8 +126,8 @@ impl Upcalls for Hearer {
         hearers.iter().fold(Unsent::Nothing, |sum, heard| sum.and(heard.hearer.unsent(fh)))
     }
 
-    fn withdraw_all(&self) -> BoxFuture<()> {
-        self.tell(|heard| heard.hearer.withdraw_all())
+    fn revoke_all(&self) -> BoxFuture<()> {
+        self.tell(|heard| heard.hearer.revoke_all())
     }
 }
 
@@ -141,7 +141,7 @@ impl Branch {
     fn changed(&self, fh: &Fh) {
         for heard in self.trunk.hearers().iter().filter(|heard| heard.number != self.number) {
             // The caches drop the object at once. The kernel drops its pages later, without a wait.
-            drop(heard.hearer.withdraw(fh));
+            drop(heard.hearer.revoke(fh));
         }
     }
 
@@ -181,8 +181,8 @@ impl Branch {
     }
 
     /// Applies the validity of this branch to the result of a walk that began at `asked`.
-    fn trail(&self, trail: Trail, asked: Instant) -> Trail {
-        let Trail { steps, stop, along } = trail;
+    fn trail(&self, trail: WalkResult, asked: Instant) -> WalkResult {
+        let WalkResult { steps, stop, along } = trail;
         let stop = match (stop, self.keep) {
             (Stop::Missing(Validity::Until(_)), Keep::For { most, absent })
             | (Stop::Missing(Validity::Until(_) | Validity::Lease), Keep::Frozen { most, absent }) => {
@@ -196,68 +196,84 @@ impl Branch {
             base: along.base.map(|attrs| self.attrs(attrs)),
             ..along
         };
-        Trail { steps: steps.into_iter().map(|node| self.node(node)).collect(), stop, along }
+        WalkResult { steps: steps.into_iter().map(|node| self.node(node)).collect(), stop, along }
     }
 }
 
 #[async_trait]
 impl Vfs for Branch {
     hither_vfs::delegate!(self.trunk.below;
-        delegated_bytes, may_delay, ask_to_delay, is_shared, realm, access, readlink, close, read,
-        commit, statfs, getxattr, listxattr, lock, unlock, test_lock, seek,
+        delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable, consistency_domain, access,
+        readlink, close, read, commit, statfs, getxattr, listxattr, lock, unlock, test_lock, seek,
     );
 
-    async fn root(&self, cx: &Cx) -> Result<Node> {
+    async fn root(&self, cx: &RequestContext) -> Result<Node> {
         Ok(self.node(self.below().root(cx).await?))
     }
 
-    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+    fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
         let asked = Instant::now();
         Some(self.trail(self.below().peek(cx, at)?, asked))
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
         let asked = Instant::now();
         Ok(self.trail(self.below().walk(cx, at, want).await?, asked))
     }
 
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+    async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
         Ok(self.node(self.below().parent(cx, dir).await?))
     }
 
-    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+    async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
         Ok(self.attrs(self.below().getattr(cx, file).await?))
     }
 
-    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
         let all = self.below().getattr_many(cx, objects).await;
         all.into_iter().map(|one| one.map(|attrs| self.attrs(attrs))).collect()
     }
 
-    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
-        let all = self.below().prove_many(cx, objects, want).await;
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let all = self.below().revalidate_many(cx, objects, want).await;
         all.into_iter().map(|one| one.map(|(attrs, have)| (self.attrs(attrs), have))).collect()
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
-        let Starts { files, holder } = self.below().read_many(cx, files, holder, max_bytes).await;
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let ReadManyResult { files, holder } = self.below().read_many(cx, files, holder, max_bytes).await;
         let fetched = |one: Fetched| Fetched { attrs: self.attrs(one.attrs), ..one };
         let files = files.into_iter().map(|one| one.map(fetched)).collect();
-        Starts { files, holder: holder.map(|attrs| self.attrs(attrs)) }
+        ReadManyResult { files, holder: holder.map(|attrs| self.attrs(attrs)) }
     }
 
-    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
         let all = self.below().list_many(cx, dirs, max_bytes).await;
         all.into_iter().map(|one| one.map(|(attrs, page)| (self.attrs(attrs), self.page(page)))).collect()
     }
 
-    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+    async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let done = self.below().setattr(cx, file, set).await;
         self.changed(file.fh);
         Ok(self.attrs(done?))
     }
 
-    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
         let opened = self.below().open(cx, at, how).await;
         match &opened {
             Ok(opened) if how.truncate => self.changed(&opened.node.fh),
@@ -271,7 +287,7 @@ impl Vfs for Branch {
 
     async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -284,7 +300,7 @@ impl Vfs for Branch {
 
     async fn finish(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         piece: Option<(u64, Data)>,
         set: &SetAttr,
@@ -295,34 +311,61 @@ impl Vfs for Branch {
         Ok(Finished { wrote: self.wrote(wrote), set })
     }
 
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+    async fn create_whole(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        data: Data,
+    ) -> Result<Made> {
         Ok(self.made(self.below().create_whole(cx, dir, name, set, data).await?))
     }
 
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         let all = self.below().create_many(cx, dir, new).await;
         all.into_iter().map(|one| one.map(|made| self.made(made))).collect()
     }
 
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+    async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         Ok(self.made(self.below().mkdir(cx, dir, name, set).await?))
     }
 
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+    async fn mknod(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made> {
         Ok(self.made(self.below().mknod(cx, dir, name, what, set).await?))
     }
 
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+    async fn symlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made> {
         Ok(self.made(self.below().symlink(cx, dir, name, target, set).await?))
     }
 
-    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         let made = self.below().link(cx, fh, dir, name).await;
         self.changed(fh);
         Ok(self.made(made?))
     }
 
-    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+    async fn unlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Result<ChangeInfo> {
         let done = self.below().unlink(cx, dir, name, target).await;
         if let Some(fh) = target {
             self.changed(fh);
@@ -330,11 +373,11 @@ impl Vfs for Branch {
         Ok(self.info(done?))
     }
 
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+    async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         Ok(self.info(self.below().rmdir(cx, dir, name).await?))
     }
 
-    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         let all = self.below().remove_many(cx, dir, gone).await;
         gone.iter().filter_map(|one| one.target.as_ref()).for_each(|fh| self.changed(fh));
         all.into_iter().map(|one| one.map(|info| self.info(info))).collect()
@@ -342,7 +385,7 @@ impl Vfs for Branch {
 
     async fn rename(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
@@ -359,7 +402,7 @@ impl Vfs for Branch {
 
     async fn readdir(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
@@ -369,25 +412,32 @@ impl Vfs for Branch {
         Ok(self.page(self.below().readdir(cx, dir, cookie, verifier, max_bytes, nodes).await?))
     }
 
-    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+    async fn setxattr(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Result<()> {
         let done = self.below().setxattr(cx, fh, name, value, mode).await;
         self.changed(fh);
         done
     }
 
-    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+    async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()> {
         let done = self.below().removexattr(cx, fh, name).await;
         self.changed(fh);
         done
     }
 
-    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn allocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let done = self.below().allocate(cx, file, range).await;
         self.changed(file.fh);
         done
     }
 
-    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn deallocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let done = self.below().deallocate(cx, file, range).await;
         self.changed(file.fh);
         done
@@ -395,7 +445,7 @@ impl Vfs for Branch {
 
     async fn copy(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -413,7 +463,7 @@ impl Vfs for Branch {
     }
 
     /// The last branch shuts down the trunk.
-    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+    async fn shutdown(&self, cx: &RequestContext) -> Result<()> {
         match self.trunk.branches.fetch_sub(1, Ordering::AcqRel) {
             1 => self.below().shutdown(cx).await,
             _ => Ok(()),

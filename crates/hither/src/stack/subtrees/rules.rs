@@ -12,9 +12,9 @@ const PLACES_MAX: usize = 256;
 
 /// The way in which an object was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Place(u8);
+pub(super) struct SubtreeId(u8);
 
-impl Place {
+impl SubtreeId {
     pub const ROOT: Self = Self(0);
 
     pub fn number(self) -> u8 {
@@ -26,13 +26,13 @@ impl Place {
 #[derive(Debug)]
 pub struct Rules {
     /// The root, the plain place of each stack, and the directories above rules.
-    places: Vec<Known>,
+    places: Vec<RuleNode>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct RuleNode {
     stack: usize,
-    names: BTreeMap<Name, Place>,
+    names: BTreeMap<Name, SubtreeId>,
 }
 
 /// A directory that a rule names, or that is above such a directory.
@@ -52,14 +52,14 @@ impl Rules {
             let at = path.iter().fold(&mut root, |at, name| at.names.entry(name.clone()).or_default());
             at.stack = Some(*stack);
         }
-        let plain = (0..stacks).map(|stack| Known { stack, ..Known::default() });
-        let mut out = Self { places: std::iter::once(Known::default()).chain(plain).collect() };
+        let plain = (0..stacks).map(|stack| RuleNode { stack, ..RuleNode::default() });
+        let mut out = Self { places: std::iter::once(RuleNode::default()).chain(plain).collect() };
         let names = out.add(0, &root)?;
         out.places.first_mut()?.names = names;
         (out.places.len() <= PLACES_MAX).then_some(out)
     }
 
-    fn add(&mut self, stack: usize, above: &Branching) -> Option<BTreeMap<Name, Place>> {
+    fn add(&mut self, stack: usize, above: &Branching) -> Option<BTreeMap<Name, SubtreeId>> {
         let mut names = BTreeMap::new();
         for (name, below) in &above.names {
             let stack = below.stack.unwrap_or(stack);
@@ -67,10 +67,10 @@ impl Rules {
                 true => Self::plain_of(stack)?,
                 false => {
                     let place = u8::try_from(self.places.len()).ok()?;
-                    self.places.push(Known { stack, ..Known::default() });
+                    self.places.push(RuleNode { stack, ..RuleNode::default() });
                     let names = self.add(stack, below)?;
                     self.places.get_mut(usize::from(place))?.names = names;
-                    Place(place)
+                    SubtreeId(place)
                 }
             };
             names.insert(name.clone(), place);
@@ -78,36 +78,36 @@ impl Rules {
         Some(names)
     }
 
-    fn plain_of(stack: usize) -> Option<Place> {
-        u8::try_from(stack + 1).ok().map(Place)
+    fn plain_of(stack: usize) -> Option<SubtreeId> {
+        u8::try_from(stack + 1).ok().map(SubtreeId)
     }
 
-    fn known(&self, place: Place) -> &Known {
+    fn known(&self, place: SubtreeId) -> &RuleNode {
         &self.places[usize::from(place.0)]
     }
 
     /// The place with this number.
-    pub(super) fn place(&self, number: u8) -> Option<Place> {
-        (usize::from(number) < self.places.len()).then_some(Place(number))
+    pub(super) fn place(&self, number: u8) -> Option<SubtreeId> {
+        (usize::from(number) < self.places.len()).then_some(SubtreeId(number))
     }
 
-    pub(super) fn stack(&self, place: Place) -> usize {
+    pub(super) fn stack(&self, place: SubtreeId) -> usize {
         self.known(place).stack
     }
 
     /// The place of the directory `name` in a directory at `place`.
-    pub(super) fn child(&self, place: Place, name: &Name) -> Place {
+    pub(super) fn child(&self, place: SubtreeId, name: &Name) -> SubtreeId {
         self.known(place).names.get(name).copied().unwrap_or_else(|| self.plain(place))
     }
 
     /// The place of an object without a rule in a directory at `place`.
-    pub(super) fn plain(&self, place: Place) -> Place {
+    pub(super) fn plain(&self, place: SubtreeId) -> SubtreeId {
         Self::plain_of(self.stack(place)).unwrap_or(place)
     }
 
     /// Paths of the directories above rules that may contain a directory at `place`.
-    pub(super) fn holders(&self, place: Place) -> Vec<Vec<Name>> {
-        let (mut found, mut open) = (Vec::new(), vec![(Place::ROOT, Vec::new())]);
+    pub(super) fn holders(&self, place: SubtreeId) -> Vec<Vec<Name>> {
+        let (mut found, mut open) = (Vec::new(), vec![(SubtreeId::ROOT, Vec::new())]);
         while let Some((above, path)) = open.pop() {
             let names = &self.known(above).names;
             for (name, child) in names {
@@ -123,8 +123,8 @@ impl Rules {
     }
 
     /// All places of a stack.
-    pub(super) fn places(&self, stack: usize) -> impl Iterator<Item = Place> {
+    pub(super) fn places(&self, stack: usize) -> impl Iterator<Item = SubtreeId> {
         let all = (0..=u8::MAX).zip(&self.places);
-        all.filter(move |(_, known)| known.stack == stack).map(|(number, _)| Place(number))
+        all.filter(move |(_, known)| known.stack == stack).map(|(number, _)| SubtreeId(number))
     }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 use bytes::Bytes;
-use hither_cache::meta::{LookupCache, Meta, MetaOptions, Prefetch};
+use hither_cache::metadata::{LookupCache, MetadataCache, MetadataCacheOptions, Prefetch};
 use hither_vfs::model::Model;
 use hither_vfs::model::wire::Wire;
 use hither_vfs::*;
@@ -33,8 +33,8 @@ fn env() -> Env {
     }
 }
 
-fn cx() -> Cx {
-    Cx::new(Arc::new(Cred::root()))
+fn cx() -> RequestContext {
+    RequestContext::new(Arc::new(Cred::root()))
 }
 
 fn name(name: &str) -> Name {
@@ -60,7 +60,7 @@ impl Lab {
         let trunk = Trunk::new(wire.clone());
         let stack = |keep, asks| {
             let strict = asks == Asks::Always;
-            let options = MetaOptions {
+            let options = MetadataCacheOptions {
                 coarse_change: false,
                 prefetch: Prefetch::Off,
                 lookup_cache: if strict { LookupCache::None } else { LookupCache::All },
@@ -68,9 +68,9 @@ impl Lab {
                 fresh_opens: asks == Asks::AtOpens,
                 strict,
                 listing_bytes: 0,
-                ..MetaOptions::default()
+                ..MetadataCacheOptions::default()
             };
-            Stack { vfs: Meta::new(trunk.branch(keep), options, env()), asks }
+            Stack { vfs: MetadataCache::new(trunk.branch(keep), options, env()), asks }
         };
         let stacks = vec![
             stack(Keep::Told, Asks::AtOpens),
@@ -90,8 +90,11 @@ impl Lab {
     async fn there(&self, path: &str) -> Option<Node> {
         let root = self.model.root(&cx()).await.unwrap();
         let path = names(path);
-        let trail =
-            self.model.walk(&cx(), Where { base: &root.fh, path: &path }, Want::default()).await.unwrap();
+        let trail = self
+            .model
+            .walk(&cx(), PathRef { base: &root.fh, path: &path }, WalkRequest::default())
+            .await
+            .unwrap();
         if path.is_empty() { Some(root) } else { trail.steps.into_iter().nth(path.len() - 1) }
     }
 
@@ -108,7 +111,7 @@ impl Lab {
     /// Recalls the lease of a file, because another client wants to change it.
     async fn recall(&self, path: &str) {
         if let (Some(node), Some(upcalls)) = (self.there(path).await, self.wire.upcalls.get()) {
-            upcalls.withdraw(&node.fh).await;
+            upcalls.revoke(&node.fh).await;
         }
     }
 
@@ -137,8 +140,8 @@ impl Lab {
         tokio::time::advance(Duration::from_millis(1)).await;
         let (path, mut done, mut at) = (names(path), 0, self.root.clone());
         loop {
-            let walked = Where { base: &at, path: &path[done..] };
-            let trail = self.all.walk(&cx(), walked, Want::default()).await.unwrap();
+            let walked = PathRef { base: &at, path: &path[done..] };
+            let trail = self.all.walk(&cx(), walked, WalkRequest::default()).await.unwrap();
             done += trail.steps.len();
             match (trail.stop, trail.steps.into_iter().last()) {
                 (Stop::Complete, Some(node)) if done == path.len() => return Some(node),
@@ -152,10 +155,10 @@ impl Lab {
     /// Opens a file through the mount and returns its length.
     async fn opened(&self, path: &str) -> u64 {
         let node = self.here(path).await.unwrap();
-        let fresh = self.all.realm(&node.fh).asks == Some(Asks::AtOpens);
+        let fresh = self.all.consistency_domain(&node.fh).asks == Some(Asks::AtOpens);
         let cx = if fresh { cx().fresh(Instant::now()) } else { cx() };
         let how = OpenHow { first_bytes: 4096, ..OpenHow::existing(OpenAccess::READ) };
-        let opened = self.all.open(&cx, Where::fh(&node.fh), &how).await.unwrap();
+        let opened = self.all.open(&cx, PathRef::fh(&node.fh), &how).await.unwrap();
         let file = File { fh: &opened.node.fh, open: Some(opened.open) };
         let read = self.all.read(&cx, file, 0, 4096).await.unwrap();
         self.all.close(&cx, &opened.node.fh, opened.open).await.unwrap();
@@ -166,7 +169,7 @@ impl Lab {
 async fn write(v: &dyn Vfs, dir: &Fh, last: &Name, text: &str) {
     let create = Create::IfMissing(mode(0o644));
     let how = OpenHow { create, truncate: true, ..OpenHow::existing(OpenAccess::READ | OpenAccess::WRITE) };
-    let opened = v.open(&cx(), Where::name(dir, last), &how).await.unwrap();
+    let opened = v.open(&cx(), PathRef::name(dir, last), &how).await.unwrap();
     let file = File { fh: &opened.node.fh, open: Some(opened.open) };
     let data = Bytes::copy_from_slice(text.as_bytes()).into();
     v.write(&cx(), file, 0, data, Stability::Stable).await.unwrap();
@@ -177,7 +180,7 @@ async fn write(v: &dyn Vfs, dir: &Fh, last: &Name, text: &str) {
 #[test]
 fn longest_rule_decides_place() {
     let rules = rules();
-    let of = |path: &str| names(path).iter().fold(Place::ROOT, |place, name| rules.child(place, name));
+    let of = |path: &str| names(path).iter().fold(SubtreeId::ROOT, |place, name| rules.child(place, name));
     let stacks = [
         "",
         "x",
@@ -242,9 +245,9 @@ async fn frozen_parts_outlive_leases() {
         assert_eq!(lab.opened("frozen/f").await, 1, "after end {end}");
         lab.write_there("frozen/f", "22").await;
         match end {
-            0 => upcalls.withdraw(&file).await,
-            1 => upcalls.lapse(std::slice::from_ref(&file)).await,
-            _ => upcalls.withdraw_all().await,
+            0 => upcalls.revoke(&file).await,
+            1 => upcalls.expire(std::slice::from_ref(&file)).await,
+            _ => upcalls.revoke_all().await,
         }
         tokio::time::advance(VALID * 100).await;
         let told = lab.all.getattr(&cx(), File { fh: &fh, open: None }).await.unwrap();

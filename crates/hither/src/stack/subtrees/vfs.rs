@@ -30,7 +30,7 @@ impl Subtrees {
     }
 
     /// Gives this layer's handles to the objects that a stack found on the way from `at`.
-    fn show_steps(&self, at: &At<'_>, path: &[Name], trail: &mut Trail) {
+    fn show_steps(&self, at: &At<'_>, path: &[Name], trail: &mut WalkResult) {
         let mut place = at.place;
         let dirs = path.len().saturating_sub(1);
         let mut holder = Some(place).filter(|_| dirs == 0);
@@ -51,7 +51,7 @@ impl Subtrees {
 
     /// Gives this layer's handles to a directory page of a stack, for a directory at `place`. A
     /// subtree of another stack appears by name only.
-    fn page(&self, place: super::Place, mut page: DirPage) -> DirPage {
+    fn page(&self, place: super::SubtreeId, mut page: DirPage) -> DirPage {
         for entry in &mut page.entries {
             let Some(node) = &mut entry.node else { continue };
             let child = self.show(place, &entry.name, node);
@@ -63,14 +63,21 @@ impl Subtrees {
     }
 
     /// Whether the last step of a trail is a subtree of another stack than the base's.
-    fn enters(&self, at: &At<'_>, own: usize, trail: &Trail) -> bool {
+    fn enters(&self, at: &At<'_>, own: usize, trail: &WalkResult) -> bool {
         let last = trail.steps.last().filter(|_| trail.steps.len() == own && own > 0);
         last.is_some_and(|node| self.at(&node.fh).is_ok_and(|below| !self.same_stack(at.place, below.place)))
     }
 
     /// Completes a trail to a subtree of another stack: the directory has that stack's attributes.
     /// The first stack decides how long the name is valid.
-    fn entered(&self, mut trail: Trail, attrs: Attrs, named: Validity, asked: Instant, more: bool) -> Trail {
+    fn entered(
+        &self,
+        mut trail: WalkResult,
+        attrs: Attrs,
+        named: Validity,
+        asked: Instant,
+        more: bool,
+    ) -> WalkResult {
         if let Some(node) = trail.steps.last_mut() {
             let valid = match (named, attrs.valid) {
                 (Validity::Until(a), Validity::Until(b)) => Validity::Until(a.min(b)),
@@ -80,24 +87,30 @@ impl Subtrees {
             node.attrs = Attrs { valid, asked: attrs.asked.min(asked), ..attrs };
         }
         trail.stop = if more { Stop::Limit } else { Stop::Complete };
-        Trail { along: Along { base: trail.along.base, ..Along::default() }, ..trail }
+        WalkResult { along: Along { base: trail.along.base, ..Along::default() }, ..trail }
     }
 
     async fn walk_own(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         at: &At<'_>,
         path: &[Name],
-        want: Want,
-    ) -> Result<(Trail, Option<Attrs>)> {
-        let mut trail = at.stack.vfs.walk(cx, Where { base: &at.fh, path }, want).await?;
+        want: WalkRequest,
+    ) -> Result<(WalkResult, Option<Attrs>)> {
+        let mut trail = at.stack.vfs.walk(cx, PathRef { base: &at.fh, path }, want).await?;
         let last = trail.steps.last().map(|node| node.attrs.clone());
         self.show_steps(at, path, &mut trail);
         Ok((trail, last))
     }
 
-    async fn walk_in(&self, cx: &Cx, at: &At<'_>, path: &[Name], more: bool) -> Result<Trail> {
-        let (mut trail, mut last) = self.walk_own(cx, at, path, Want::default()).await?;
+    async fn walk_in(
+        &self,
+        cx: &RequestContext,
+        at: &At<'_>,
+        path: &[Name],
+        more: bool,
+    ) -> Result<WalkResult> {
+        let (mut trail, mut last) = self.walk_own(cx, at, path, WalkRequest::default()).await?;
         for again in [true, false] {
             let (Some(node), Some(named)) = (trail.steps.last(), &last) else { break };
             if !self.enters(at, path.len(), &trail) {
@@ -112,7 +125,7 @@ impl Subtrees {
                 // The name may refer to another directory by now.
                 Err(e) if again && e.errno == libc::ESTALE => {
                     (trail, last) =
-                        self.walk_own(&cx.fresh(Instant::now()), at, path, Want::default()).await?;
+                        self.walk_own(&cx.fresh(Instant::now()), at, path, WalkRequest::default()).await?;
                 }
                 Err(e) => return Err(e),
             }
@@ -128,7 +141,12 @@ impl Subtrees {
     }
 
     /// The last directory on a path through several stacks, and the rest of the path.
-    async fn last_dir<'p>(&self, cx: &Cx, base: &Fh, mut path: &'p [Name]) -> Result<(Fh, &'p [Name])> {
+    async fn last_dir<'p>(
+        &self,
+        cx: &RequestContext,
+        base: &Fh,
+        mut path: &'p [Name],
+    ) -> Result<(Fh, &'p [Name])> {
         let mut base = base.clone();
         loop {
             let at = self.at(&base)?;
@@ -188,24 +206,24 @@ fn unanswered<T>(count: usize) -> Vec<Result<T>> {
 
 #[async_trait]
 impl Vfs for Subtrees {
-    async fn root(&self, cx: &Cx) -> Result<Node> {
+    async fn root(&self, cx: &RequestContext) -> Result<Node> {
         let first = self.stacks.first().ok_or(Error::new(libc::EIO))?;
         let node = first.vfs.root(cx).await?;
-        Ok(Node { fh: tagged(super::Place::ROOT, &node.fh), ..node })
+        Ok(Node { fh: tagged(super::SubtreeId::ROOT, &node.fh), ..node })
     }
 
-    fn peek(&self, cx: &Cx, at: Where<'_>) -> Option<Trail> {
+    fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
         let base = self.at(at.base).ok()?;
         let (own, _) = self.own(&base, at.path);
         let path = &at.path[..own];
-        let mut trail = base.stack.vfs.peek(cx, Where { base: &base.fh, path })?;
+        let mut trail = base.stack.vfs.peek(cx, PathRef { base: &base.fh, path })?;
         let named = trail.steps.last().map(|node| (node.attrs.valid, node.attrs.asked));
         self.show_steps(&base, path, &mut trail);
         if own == at.path.len() && !self.enters(&base, own, &trail) {
             return Some(trail);
         }
         let below = self.enters(&base, own, &trail).then(|| self.at(&trail.steps.last()?.fh).ok())??;
-        let known = below.stack.vfs.peek(cx, Where::fh(&below.fh))?;
+        let known = below.stack.vfs.peek(cx, PathRef::fh(&below.fh))?;
         let (attrs, (named, asked)) = (known.steps.into_iter().next()?.attrs, named?);
         Some(self.entered(trail, attrs, named, asked, own < at.path.len()))
     }
@@ -215,27 +233,27 @@ impl Vfs for Subtrees {
         at.stack.vfs.delegated_bytes(&at.fh)
     }
 
-    fn may_delay(&self, fh: &Fh) -> bool {
-        self.at(fh).is_ok_and(|at| at.stack.vfs.may_delay(&at.fh))
+    fn can_cache_writes(&self, fh: &Fh) -> bool {
+        self.at(fh).is_ok_and(|at| at.stack.vfs.can_cache_writes(&at.fh))
     }
 
-    async fn ask_to_delay(&self, cx: &Cx, fh: &Fh) -> bool {
+    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool {
         match self.at(fh) {
-            Ok(at) => at.stack.vfs.ask_to_delay(cx, &at.fh).await,
+            Ok(at) => at.stack.vfs.request_write_caching(cx, &at.fh).await,
             Err(_) => false,
         }
     }
 
-    fn is_shared(&self, fh: &Fh) -> bool {
-        self.at(fh).is_ok_and(|at| at.stack.vfs.is_shared(&at.fh))
+    fn is_noncacheable(&self, fh: &Fh) -> bool {
+        self.at(fh).is_ok_and(|at| at.stack.vfs.is_noncacheable(&at.fh))
     }
 
-    fn realm(&self, fh: &Fh) -> Realm {
-        let of = |at: At<'_>| Realm { number: at.place.number(), asks: Some(at.stack.asks) };
-        self.at(fh).map_or_else(|_| Realm::default(), of)
+    fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain {
+        let of = |at: At<'_>| ConsistencyDomain { number: at.place.number(), asks: Some(at.stack.asks) };
+        self.at(fh).map_or_else(|_| ConsistencyDomain::default(), of)
     }
 
-    async fn walk(&self, cx: &Cx, at: Where<'_>, want: Want) -> Result<Trail> {
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
         let base = self.at(at.base)?;
         let (own, leaves) = self.own(&base, at.path);
         let path = &at.path[..own];
@@ -245,7 +263,7 @@ impl Vfs for Subtrees {
         }
     }
 
-    async fn parent(&self, cx: &Cx, dir: &Fh) -> Result<Node> {
+    async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
         let at = self.at(dir)?;
         let node = at.stack.vfs.parent(cx, &at.fh).await?;
         for path in self.rules.holders(at.place) {
@@ -263,12 +281,12 @@ impl Vfs for Subtrees {
         Ok(Node { fh: tagged(self.rules.plain(at.place), &node.fh), ..node })
     }
 
-    async fn getattr(&self, cx: &Cx, file: File<'_>) -> Result<Attrs> {
+    async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
         let at = self.at(file.fh)?;
         at.stack.vfs.getattr(cx, at.file(file)).await
     }
 
-    async fn getattr_many(&self, cx: &Cx, objects: &[Fh]) -> Vec<Result<Attrs>> {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
         let mut out = unanswered(objects.len());
         for Together { at, which, raw } in self.sorted(objects) {
             put(&mut out, &which, at.stack.vfs.getattr_many(cx, &raw).await);
@@ -276,16 +294,27 @@ impl Vfs for Subtrees {
         out
     }
 
-    async fn prove_many(&self, cx: &Cx, objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>> {
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
         let mut out = unanswered(objects.len());
         for Together { at, which, raw } in self.sorted(objects) {
-            put(&mut out, &which, at.stack.vfs.prove_many(cx, &raw, want).await);
+            put(&mut out, &which, at.stack.vfs.revalidate_many(cx, &raw, want).await);
         }
         out
     }
 
-    async fn read_many(&self, cx: &Cx, files: &[Fh], holder: Option<&Fh>, max_bytes: u32) -> Starts {
-        let mut out = Starts { files: unanswered(files.len()), holder: None };
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let mut out = ReadManyResult { files: unanswered(files.len()), holder: None };
         let sorted = self.sorted(files);
         let alone = sorted.len() == 1;
         for Together { at, which, raw } in sorted {
@@ -297,7 +326,12 @@ impl Vfs for Subtrees {
         out
     }
 
-    async fn list_many(&self, cx: &Cx, dirs: &[Fh], max_bytes: u32) -> Vec<Result<(Attrs, DirPage)>> {
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
         let mut out = unanswered(dirs.len());
         for Together { at, which, raw } in self.sorted(dirs) {
             put(&mut out, &which, at.stack.vfs.list_many(cx, &raw, max_bytes).await);
@@ -311,46 +345,52 @@ impl Vfs for Subtrees {
         out
     }
 
-    async fn setattr(&self, cx: &Cx, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
+    async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let at = self.at(file.fh)?;
         at.stack.vfs.setattr(cx, at.file(file), set).await
     }
 
-    async fn access(&self, cx: &Cx, fh: &Fh, want: Access) -> Result<Access> {
+    async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
         let at = self.at(fh)?;
         at.stack.vfs.access(cx, &at.fh, want).await
     }
 
-    async fn readlink(&self, cx: &Cx, fh: &Fh) -> Result<Bytes> {
+    async fn readlink(&self, cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
         let at = self.at(fh)?;
         at.stack.vfs.readlink(cx, &at.fh).await
     }
 
-    async fn open(&self, cx: &Cx, at: Where<'_>, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
         let dirs = at.path.len().saturating_sub(1);
         // A file is never a subtree, so the stack of its directory opens it.
         let (base, left) = self.last_dir(cx, at.base, &at.path[..dirs]).await?;
         let path = &at.path[dirs - left.len()..];
         let base = self.at(&base)?;
-        let mut opened = base.stack.vfs.open(cx, Where { base: &base.fh, path }, how).await?;
+        let mut opened = base.stack.vfs.open(cx, PathRef { base: &base.fh, path }, how).await?;
         let place = if path.is_empty() { base.place } else { self.rules.plain(base.place) };
         opened.node.fh = tagged(place, &opened.node.fh);
         Ok(opened)
     }
 
-    async fn close(&self, cx: &Cx, fh: &Fh, open: OpenId) -> Result<()> {
+    async fn close(&self, cx: &RequestContext, fh: &Fh, open: OpenId) -> Result<()> {
         let at = self.at(fh)?;
         at.stack.vfs.close(cx, &at.fh, open).await
     }
 
-    async fn read(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Result<Read> {
+    async fn read(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read> {
         let at = self.at(file.fh)?;
         at.stack.vfs.read(cx, at.file(file), offset_bytes, len_bytes).await
     }
 
     async fn write(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         offset_bytes: u64,
         data: Data,
@@ -362,7 +402,7 @@ impl Vfs for Subtrees {
 
     async fn finish(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         piece: Option<(u64, Data)>,
         set: &SetAttr,
@@ -371,18 +411,25 @@ impl Vfs for Subtrees {
         at.stack.vfs.finish(cx, at.file(file), piece, set).await
     }
 
-    async fn commit(&self, cx: &Cx, file: File<'_>) -> Result<()> {
+    async fn commit(&self, cx: &RequestContext, file: File<'_>) -> Result<()> {
         let at = self.at(file.fh)?;
         at.stack.vfs.commit(cx, at.file(file)).await
     }
 
-    async fn create_whole(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made> {
+    async fn create_whole(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        set: &SetAttr,
+        data: Data,
+    ) -> Result<Made> {
         let at = self.at(dir)?;
         let made = at.stack.vfs.create_whole(cx, &at.fh, name, set, data).await?;
         Ok(self.made(at.place, name, made))
     }
 
-    async fn create_many(&self, cx: &Cx, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
         let at = match self.at(dir) {
             Ok(at) => at,
             Err(_) => return unanswered(new.len()),
@@ -393,22 +440,36 @@ impl Vfs for Subtrees {
         new.iter().zip(made).map(shown).collect()
     }
 
-    async fn mkdir(&self, cx: &Cx, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
+    async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let at = self.at(dir)?;
         Ok(self.made(at.place, name, at.stack.vfs.mkdir(cx, &at.fh, name, set).await?))
     }
 
-    async fn mknod(&self, cx: &Cx, dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made> {
+    async fn mknod(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        what: &Special,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let at = self.at(dir)?;
         Ok(self.made(at.place, name, at.stack.vfs.mknod(cx, &at.fh, name, what, set).await?))
     }
 
-    async fn symlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made> {
+    async fn symlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: &Bytes,
+        set: &SetAttr,
+    ) -> Result<Made> {
         let at = self.at(dir)?;
         Ok(self.made(at.place, name, at.stack.vfs.symlink(cx, &at.fh, name, target, set).await?))
     }
 
-    async fn link(&self, cx: &Cx, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
+    async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         let (of, at) = (self.at(fh)?, self.at(dir)?);
         if !self.same_stack(of.place, at.place) {
             return Err(Error::new(libc::EXDEV));
@@ -416,18 +477,24 @@ impl Vfs for Subtrees {
         Ok(self.made(at.place, name, at.stack.vfs.link(cx, &of.fh, &at.fh, name).await?))
     }
 
-    async fn unlink(&self, cx: &Cx, dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo> {
+    async fn unlink(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+        target: Option<&Fh>,
+    ) -> Result<ChangeInfo> {
         let at = self.at(dir)?;
         let target = self.hint(&at, target);
         at.stack.vfs.unlink(cx, &at.fh, name, target.as_ref()).await
     }
 
-    async fn rmdir(&self, cx: &Cx, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
+    async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let at = self.at(dir)?;
         at.stack.vfs.rmdir(cx, &at.fh, name).await
     }
 
-    async fn remove_many(&self, cx: &Cx, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
         let at = match self.at(dir) {
             Ok(at) => at,
             Err(_) => return unanswered(gone.len()),
@@ -438,7 +505,7 @@ impl Vfs for Subtrees {
 
     async fn rename(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: (&Fh, &Name),
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
@@ -459,7 +526,7 @@ impl Vfs for Subtrees {
 
     async fn readdir(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         dir: &Fh,
         cookie: u64,
         verifier: [u8; 8],
@@ -471,34 +538,41 @@ impl Vfs for Subtrees {
         Ok(self.page(at.place, page))
     }
 
-    async fn statfs(&self, cx: &Cx, fh: &Fh) -> Result<FsStat> {
+    async fn statfs(&self, cx: &RequestContext, fh: &Fh) -> Result<FsStat> {
         let at = self.at(fh)?;
         at.stack.vfs.statfs(cx, &at.fh).await
     }
 
-    async fn getxattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<Bytes> {
+    async fn getxattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<Bytes> {
         let at = self.at(fh)?;
         at.stack.vfs.getxattr(cx, &at.fh, name).await
     }
 
-    async fn setxattr(&self, cx: &Cx, fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()> {
+    async fn setxattr(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Result<()> {
         let at = self.at(fh)?;
         at.stack.vfs.setxattr(cx, &at.fh, name, value, mode).await
     }
 
-    async fn listxattr(&self, cx: &Cx, fh: &Fh) -> Result<Vec<Bytes>> {
+    async fn listxattr(&self, cx: &RequestContext, fh: &Fh) -> Result<Vec<Bytes>> {
         let at = self.at(fh)?;
         at.stack.vfs.listxattr(cx, &at.fh).await
     }
 
-    async fn removexattr(&self, cx: &Cx, fh: &Fh, name: &[u8]) -> Result<()> {
+    async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()> {
         let at = self.at(fh)?;
         at.stack.vfs.removexattr(cx, &at.fh, name).await
     }
 
     async fn lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -509,14 +583,20 @@ impl Vfs for Subtrees {
         at.stack.vfs.lock(cx, at.file(file), owner, kind, range, wait).await
     }
 
-    async fn unlock(&self, cx: &Cx, file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()> {
+    async fn unlock(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        owner: LockOwner,
+        range: FileRange,
+    ) -> Result<()> {
         let at = self.at(file.fh)?;
         at.stack.vfs.unlock(cx, at.file(file), owner, range).await
     }
 
     async fn test_lock(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         file: File<'_>,
         owner: LockOwner,
         kind: LockKind,
@@ -526,17 +606,17 @@ impl Vfs for Subtrees {
         at.stack.vfs.test_lock(cx, at.file(file), owner, kind, range).await
     }
 
-    async fn seek(&self, cx: &Cx, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+    async fn seek(&self, cx: &RequestContext, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
         let at = self.at(file.fh)?;
         at.stack.vfs.seek(cx, at.file(file), offset_bytes, what).await
     }
 
-    async fn allocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn allocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let at = self.at(file.fh)?;
         at.stack.vfs.allocate(cx, at.file(file), range).await
     }
 
-    async fn deallocate(&self, cx: &Cx, file: File<'_>, range: FileRange) -> Result<()> {
+    async fn deallocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
         let at = self.at(file.fh)?;
         at.stack.vfs.deallocate(cx, at.file(file), range).await
     }
@@ -545,7 +625,7 @@ impl Vfs for Subtrees {
     /// between two stacks.
     async fn copy(
         &self,
-        cx: &Cx,
+        cx: &RequestContext,
         from: File<'_>,
         from_offset_bytes: u64,
         to: File<'_>,
@@ -568,7 +648,7 @@ impl Vfs for Subtrees {
     }
 
     /// Shuts down all stacks. Returns the first error.
-    async fn shutdown(&self, cx: &Cx) -> Result<()> {
+    async fn shutdown(&self, cx: &RequestContext) -> Result<()> {
         let mut ended = Ok(());
         for stack in &self.stacks {
             ended = ended.and(stack.vfs.shutdown(cx).await);

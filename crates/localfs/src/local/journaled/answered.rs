@@ -1,11 +1,11 @@
 //! Calls that were made, by the names that their senders gave them. A restarted server does not
 //! make them again.
 //!
-//! The record of a change follows the name of its call ([`hither_vfs::Cx::call`]); both become
-//! durable together. A call that was made stable in another way has a record of its own. When a
-//! checkpoint frees records, their calls are first written to a small file in the state directory.
-//! The file holds only the newest calls, and old calls are dropped (`AGE_MAX`). The file belongs to
-//! one epoch of the journal. A journal that was discarded or given up answers no calls.
+//! The record of a change follows the name of its call ([`hither_vfs::RequestContext::call`]); both
+//! become durable together. A call that was made stable in another way has a record of its own.
+//! When a checkpoint frees records, their calls are first written to a small file in the state
+//! directory. The file holds only the newest calls, and old calls are dropped (`AGE_MAX`). The file
+//! belongs to one epoch of the journal. A journal that was discarded or given up answers no calls.
 
 use super::fresh::{self, Fresh};
 use super::names::Look;

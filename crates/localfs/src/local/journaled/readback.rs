@@ -134,9 +134,9 @@ impl Journaled {
             None => sys::write_error(fd),
         };
         if told.is_err() {
-            self.touched.note_failure();
+            self.checkpoint.note_failure();
         }
-        self.touched.sound().is_err()
+        self.checkpoint.sound().is_err()
     }
 }
 
@@ -154,15 +154,15 @@ impl Inner {
             return self.read_fd(fd, at, len, now);
         };
         loop {
-            let failures = journal.touched.failures();
+            let failures = journal.checkpoint.failures();
             let read = self.read_fd(fd, at, len, now);
             if read.as_ref().is_err_and(|e| e.errno == libc::EIO) {
-                journal.touched.note_failure();
+                journal.checkpoint.note_failure();
             }
             // The check follows the read: a failed write-back may drop pages at any time before the
             // read.
             let fails = journal.fails(object, fd);
-            if !fails && journal.touched.failures() == failures {
+            if !fails && journal.checkpoint.failures() == failures {
                 return read;
             }
             if now {
@@ -190,7 +190,7 @@ impl Inner {
         }
         let lost = |why: &str| Error::because(libc::EIO, format!("the disk below fails, and {why}"));
         let mut index = journal.readback.index.lock();
-        if journal.touched.sound().is_ok() {
+        if journal.checkpoint.sound().is_ok() {
             return Ok(None);
         }
         let found = index.get_or_insert_default();
@@ -250,7 +250,7 @@ impl Inner {
     pub(super) fn write_again_soon(&self, journal: &Journaled) -> io::Result<()> {
         let mut last = journal.readback.again.lock();
         if last.is_some_and(|last| last.elapsed() < RETRY_EVERY) {
-            return journal.touched.sound();
+            return journal.checkpoint.sound();
         }
         *last = Some(Instant::now());
         self.write_all_again(journal)
@@ -265,11 +265,11 @@ impl Inner {
     }
 
     fn write_all_again(&self, journal: &Journaled) -> io::Result<()> {
-        journal.touched.try_disk()?;
-        let failures = journal.touched.failures();
+        journal.checkpoint.try_disk()?;
+        let failures = journal.checkpoint.failures();
         // Earlier failures are known, and this sync keeps them from being reported to the next
         // start.
-        let _ = sys::syncfs(journal.touched.whole.as_fd());
+        let _ = sys::syncfs(journal.checkpoint.whole.as_fd());
         let files: Vec<Fh> = {
             let mut index = journal.readback.index.lock();
             let index = index.get_or_insert_default();
@@ -282,10 +282,10 @@ impl Inner {
         }
         journal.readback.rewritten_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut index = journal.readback.index.lock();
-        if journal.touched.failures() != failures {
-            return journal.touched.sound();
+        if journal.checkpoint.failures() != failures {
+            return journal.checkpoint.sound();
         }
-        journal.touched.works_again();
+        journal.checkpoint.works_again();
         *index = None;
         self.failed.store(false, Ordering::Relaxed);
         tracing::warn!(

@@ -18,7 +18,7 @@ use super::super::handle::Sealer;
 use super::super::object::{os, stat};
 use super::super::{attr, sys};
 use super::names::{self, Names};
-use super::{Touched, plain};
+use super::{CheckpointFiles, plain};
 use hither_vfs::{Fh, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,7 +44,7 @@ const GROUP: u32 = 65534;
 /// time.
 const FIRST: [usize; KINDS] = if cfg!(test) { [4, 2] } else { [64, 16] };
 /// Most objects of each kind. The number grows when all were taken before new ones were made.
-const MOST: [usize; KINDS] = if cfg!(test) { [8, 4] } else { [2048, 256] };
+const MAX: [usize; KINDS] = if cfg!(test) { [8, 4] } else { [2048, 256] };
 const KINDS: usize = 2;
 /// Longest wait for new objects. Then the caller's object is made and synced. Tests expect objects
 /// from the stock.
@@ -77,7 +77,7 @@ struct Shared {
     /// Signals that objects were made, or that this failed.
     filled: Condvar,
     names: Arc<Names>,
-    touched: Arc<Touched>,
+    checkpoint: Arc<CheckpointFiles>,
     #[cfg(test)]
     given: AtomicU64,
 }
@@ -113,10 +113,10 @@ impl Stock {
         dev: u64,
         (top, sealer): (BorrowedFd<'_>, &Sealer),
         names: &Arc<Names>,
-        touched: &Arc<Touched>,
+        checkpoint: &Arc<CheckpointFiles>,
     ) -> Option<Self> {
         let place = places.iter().find(|place| names::is_on(place, dev))?;
-        let stock = Self::open_in(place, (top, sealer), names, touched);
+        let stock = Self::open_in(place, (top, sealer), names, checkpoint);
         stock
             .inspect_err(|e| {
                 tracing::info!("{}: {e}; new files and directories are synced", place.join(OUTER).display());
@@ -128,7 +128,7 @@ impl Stock {
         place: &Path,
         (top, sealer): (BorrowedFd<'_>, &Sealer),
         names: &Arc<Names>,
-        touched: &Arc<Touched>,
+        checkpoint: &Arc<CheckpointFiles>,
     ) -> io::Result<Self> {
         if is_below(place, top)? {
             return Err(io::Error::other("clients would see the directory"));
@@ -163,7 +163,7 @@ impl Stock {
             work: Condvar::new(),
             filled: Condvar::new(),
             names: names.clone(),
-            touched: touched.clone(),
+            checkpoint: checkpoint.clone(),
             #[cfg(test)]
             given: AtomicU64::new(0),
         });
@@ -289,7 +289,7 @@ impl Shared {
                 continue;
             }
             let State { want, short, next, .. } = &mut *state;
-            for ((want, short), most) in want.iter_mut().zip(short).zip(MOST) {
+            for ((want, short), most) in want.iter_mut().zip(short).zip(MAX) {
                 if std::mem::take(short) && *next > 1 {
                     *want = (*want * 2).min(most);
                 }
@@ -342,7 +342,7 @@ impl Shared {
         });
         let done = done.and_then(|()| {
             // The kernel reports this error to no other descriptor.
-            self.names.settle().inspect_err(|_| self.touched.note_failure())
+            self.names.settle().inspect_err(|_| self.checkpoint.note_failure())
         });
         if done.is_err() {
             all.iter().for_each(|(kind, number)| remove(self.dir.as_fd(), *kind, &number.to_string()));

@@ -97,6 +97,6 @@ async fn power_cut_keeps_acls() {
     }
 }
 
-fn cx_of(uid: u32) -> Cx {
+fn cx_of(uid: u32) -> RequestContext {
     cx(uid, uid, &[])
 }

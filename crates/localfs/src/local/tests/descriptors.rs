@@ -43,7 +43,7 @@ async fn unlinked_open_file_keeps_descriptor() {
         assert_eq!(text_of(&l, file).await, "text");
     }
     // A file that is open already may be opened again.
-    l.open(&cx, Where::fh(&files[0].node.fh), &how(both(), Create::No)).await.unwrap();
+    l.open(&cx, PathRef::fh(&files[0].node.fh), &how(both(), Create::No)).await.unwrap();
     for file in files.drain(10..20) {
         l.close(&cx, &file.node.fh, file.open).await.unwrap();
     }
@@ -59,7 +59,7 @@ async fn unlinked_open_file_keeps_descriptor() {
 }
 
 /// A file with its expected bytes and opens.
-struct Kept {
+struct ExpectedFile {
     fh: Fh,
     opens: Vec<OpenId>,
     bytes: Vec<u8>,
@@ -84,7 +84,7 @@ async fn idle_opens_give_descriptors_back() {
         let bytes = format!("text of {n}").into_bytes();
         let at = File { fh: &file.node.fh, open: Some(file.open) };
         l.write(&cx, at, 0, Bytes::from(bytes.clone()).into(), Stability::Unstable).await.unwrap();
-        files.push(Kept { fh: file.node.fh, opens: vec![file.open], bytes, name: Some(name) });
+        files.push(ExpectedFile { fh: file.node.fh, opens: vec![file.open], bytes, name: Some(name) });
         assert!(descriptors.held() <= max + 2, "{} are held", descriptors.held());
     }
     let mut state = 1u64;
@@ -112,7 +112,7 @@ async fn idle_opens_give_descriptors_back() {
             }
             2 if step % 16 == 0 => l.commit(&cx, kept).await.unwrap(),
             3 => {
-                let opened = l.open(&cx, Where::fh(&file.fh), &how(both(), Create::No)).await.unwrap();
+                let opened = l.open(&cx, PathRef::fh(&file.fh), &how(both(), Create::No)).await.unwrap();
                 file.opens.push(opened.open);
             }
             4 if file.opens.len() > 1 => l.close(&cx, &file.fh, file.opens.swap_remove(0)).await.unwrap(),

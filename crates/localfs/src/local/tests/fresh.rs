@@ -125,7 +125,7 @@ async fn fresh_calls_survive_kill() {
         let (dir, state) = (Dir::new(), Dir::new());
         let l = over(&dir, &state);
         let base = top(&l).await;
-        let as_call = |n: u8| Cx { call: Some(call(n)), ..root() };
+        let as_call = |n: u8| RequestContext { call: Some(call(n)), ..root() };
         let blank = std::fs::read(state.path("journal")).unwrap();
         l.mkdir(&as_call(1), &base, &name("d"), &mode(0o755)).await.unwrap();
         create(&l, &as_call(2), &base, "f", 0o644).await.unwrap();

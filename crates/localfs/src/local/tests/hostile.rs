@@ -94,7 +94,7 @@ async fn forged_handles_are_stale() {
     let forger = Sealer::new(&[0; 16], 0, &fs_id(l.inner.top.as_fd()).unwrap());
     let fh = forger.seal(&handle).unwrap();
     assert_eq!(errno(read_all(&l, &cx, &fh).await), libc::ESTALE);
-    assert_eq!(errno(l.open(&cx, Where::fh(&fh), &how(both(), Create::No)).await), libc::ESTALE);
+    assert_eq!(errno(l.open(&cx, PathRef::fh(&fh), &how(both(), Create::No)).await), libc::ESTALE);
     // With the secret the handle is opened: the authenticator refused it above.
     let made = l.inner.sealer.seal(&handle).unwrap();
     assert_eq!(&read_all(&l, &cx, &made).await.unwrap()[..], b"s");
@@ -119,7 +119,7 @@ async fn moved_out_directory_is_stale() {
     let l = kept(&dir, &state, 1);
     assert_eq!(errno(l.getattr(&cx, File { fh: &d, open: None }).await), libc::ESTALE);
     let n = name("f");
-    assert_eq!(errno(l.walk(&cx, Where::name(&d, &n), Want::default()).await), libc::ESTALE);
+    assert_eq!(errno(l.walk(&cx, PathRef::name(&d, &n), WalkRequest::default()).await), libc::ESTALE);
     // The filehandle of the file was given out, and still opens the file.
     assert_eq!(&read_all(&l, &cx, &f).await.unwrap()[..], b"x");
     // Handles of the directories above are refused even with the right secret.
@@ -143,7 +143,7 @@ async fn names_that_become_links_lead_nowhere() {
     assert_eq!(errno(find(&l, &cx, "link/f").await), libc::ELOOP);
     let base = top(&l).await;
     let at = names("link/f");
-    let opened = l.open(&cx, Where { base: &base, path: &at }, &how(both(), Create::No)).await;
+    let opened = l.open(&cx, PathRef { base: &base, path: &at }, &how(both(), Create::No)).await;
     assert_eq!(errno(opened), libc::ENOTDIR);
     // A local program keeps exchanging directory and link.
     let (stop, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -164,8 +164,9 @@ async fn names_that_become_links_lead_nowhere() {
             break;
         }
         let path = if i % 2 == 0 { "real/f" } else { "link/f" };
-        let opened =
-            l.open(&cx, Where { base: &base, path: &names(path) }, &how(OpenAccess::READ, Create::No)).await;
+        let opened = l
+            .open(&cx, PathRef { base: &base, path: &names(path) }, &how(OpenAccess::READ, Create::No))
+            .await;
         match opened {
             Ok(o) => {
                 let file = File { fh: &o.node.fh, open: Some(o.open) };
@@ -182,7 +183,7 @@ async fn names_that_become_links_lead_nowhere() {
         let n = format!("new{}", i % 7);
         let made = names(&format!("{}/{n}", path.split('/').next().unwrap()));
         let how = how(both(), Create::IfMissing(mode(0o644)));
-        if let Ok(o) = l.open(&cx, Where { base: &base, path: &made }, &how).await {
+        if let Ok(o) = l.open(&cx, PathRef { base: &base, path: &made }, &how).await {
             l.close(&cx, &o.node.fh, o.open).await.unwrap();
         }
     }

@@ -47,7 +47,7 @@ struct Expected {
     bytes: Vec<u8>,
 }
 
-async fn one(l: &Local, cx: &Cx, expected: &mut Expected, dice: u64) {
+async fn one(l: &Local, cx: &RequestContext, expected: &mut Expected, dice: u64) {
     let Some(fh) = &expected.fh else { panic!("it was made") };
     let file = File { fh, open: None };
     let (at, len) = (mix(dice ^ 1) % 30_000, 1 + mix(dice ^ 2) % 20_000);
@@ -259,7 +259,9 @@ async fn journal_records_need_state_directory() {
     drop(l);
     // An empty journal may be used with any state directory, which formats it again.
     let l = with_journal_of(&dir, (&other, &state), 1, false).unwrap();
-    let fh = l.walk(&cx, Where::name(&top(&l).await, &name("f")), Want::default()).await.unwrap().steps[0]
+    let fh =
+        l.walk(&cx, PathRef::name(&top(&l).await, &name("f")), WalkRequest::default()).await.unwrap().steps
+            [0]
         .fh
         .clone();
     let file = File { fh: &fh, open: None };
@@ -300,10 +302,10 @@ async fn replay_restores_no_setid_bits() {
     let (dir, state, cx) = (Dir::new(), Dir::new(), root());
     std::fs::set_permissions(&dir.0, std::fs::Permissions::from_mode(0o777)).unwrap();
     let l = with_journal(&dir, &state, 1, false).unwrap();
-    let theirs = Cx::new(Arc::new(Cred { uid: 1000, gid: 1000, groups: Default::default() }));
+    let theirs = RequestContext::new(Arc::new(Cred { uid: 1000, gid: 1000, groups: Default::default() }));
     let f = create(&l, &theirs, &top(&l).await, "f", 0o755).await.unwrap();
     let file = File { fh: &f.node.fh, open: Some(f.open) };
-    let write = async |cx: &Cx, at: u64| {
+    let write = async |cx: &RequestContext, at: u64| {
         let wrote = l.write(cx, file, at, Bytes::from_static(b"bytes").into(), Stability::Stable).await;
         assert_eq!(wrote.unwrap().bytes, 5);
         std::fs::metadata(dir.path("f")).unwrap().mode() & 0o7777
@@ -386,7 +388,7 @@ async fn answered_calls_survive_restart() {
     let (dir, state) = (Dir::new(), Dir::new());
     let l = with_journal(&dir, &state, 1, false).unwrap();
     let base = top(&l).await;
-    let as_call = |n: u8| Cx { call: Some(vec![n].into()), ..root() };
+    let as_call = |n: u8| RequestContext { call: Some(vec![n].into()), ..root() };
     let file =
         l.mknod(&as_call(1), &base, &name("f"), &Special::Regular, &mode(0o644)).await.unwrap().node.fh;
     let sub = l.mkdir(&as_call(2), &base, &name("d"), &mode(0o755)).await.unwrap().node.fh;

@@ -4,15 +4,15 @@ use super::*;
 use rustix::fs::{StatVfsMountFlags, fstatvfs};
 
 /// Looks the path up three times, so that the answers are cached.
-async fn settle(l: &Local, cx: &Cx, path: &str) -> Node {
+async fn settle(l: &Local, cx: &RequestContext, path: &str) -> Node {
     for _ in 0..2 {
         find(l, cx, path).await.unwrap();
     }
     find(l, cx, path).await.unwrap()
 }
 
-fn known(l: &Local, cx: &Cx, base: &Fh, n: &str) -> bool {
-    l.inner.walk_known(cx, Where::name(base, &name(n)), Want::default()).is_some()
+fn known(l: &Local, cx: &RequestContext, base: &Fh, n: &str) -> bool {
+    l.inner.walk_known(cx, PathRef::name(base, &name(n)), WalkRequest::default()).is_some()
 }
 
 fn ino(node: &Node) -> u64 {

@@ -70,7 +70,14 @@ fn prepare(at: &Path) {
 }
 
 /// The visible properties of a new object, or the error.
-async fn outcome(l: &Local, cx: &Cx, at: &Path, dir: &str, n: u64, what: (&str, usize, &SetAttr)) -> String {
+async fn outcome(
+    l: &Local,
+    cx: &RequestContext,
+    at: &Path,
+    dir: &str,
+    n: u64,
+    what: (&str, usize, &SetAttr),
+) -> String {
     let (kind, i, set) = what;
     let fh = find(l, &root(), dir).await.unwrap().fh;
     let last = if i == 99 { "old".to_string() } else { format!("{kind}{n}-{i}") };
@@ -84,7 +91,7 @@ async fn outcome(l: &Local, cx: &Cx, at: &Path, dir: &str, n: u64, what: (&str, 
                 "exclusive" => Create::Exclusive(set.clone()),
                 _ => Create::IfMissing(set.clone()),
             };
-            match l.open(cx, Where::name(&fh, &last), &how(both(), create)).await {
+            match l.open(cx, PathRef::name(&fh, &last), &how(both(), create)).await {
                 Ok(opened) => {
                     let file = File { fh: &opened.node.fh, open: Some(opened.open) };
                     let data = Bytes::from_static(b"bytes");

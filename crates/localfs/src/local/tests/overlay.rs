@@ -51,7 +51,7 @@ impl Drop for Overlay {
     }
 }
 
-async fn write_at(l: &Local, cx: &Cx, fh: &Fh, bytes: &'static [u8]) -> Result<()> {
+async fn write_at(l: &Local, cx: &RequestContext, fh: &Fh, bytes: &'static [u8]) -> Result<()> {
     let data = Data::from(Bytes::from_static(bytes));
     l.write(cx, File { fh, open: None }, 0, data, Stability::Stable).await.map(drop)
 }

@@ -49,11 +49,11 @@ async fn cached_bytes_are_piped() {
         assert!(l.read_piped(&admin, file, u64::MAX, 65536).is_none());
         assert!(l.read_piped(&admin, file, 0, 4096).is_none());
         assert!(l.read_piped(&admin, file, 1, 1 << 20).is_none());
-        let opened = l.open(&owner, Where::fh(&f), &how(OpenAccess::READ, Create::No)).await.unwrap();
+        let opened = l.open(&owner, PathRef::fh(&f), &how(OpenAccess::READ, Create::No)).await.unwrap();
         let opened_file = File { fh: &f, open: Some(opened.open) };
         let read = l.read_piped(&other, opened_file, 0, 65536).expect("the open decides");
         assert!(taken(&*read.data, LEN) == content[..65536]);
-        let for_writing = l.open(&owner, Where::fh(&f), &how(OpenAccess::WRITE, Create::No)).await.unwrap();
+        let for_writing = l.open(&owner, PathRef::fh(&f), &how(OpenAccess::WRITE, Create::No)).await.unwrap();
         assert!(l.read_piped(&owner, File { fh: &f, open: Some(for_writing.open) }, 0, 65536).is_none());
     }
 }

@@ -102,11 +102,11 @@ async fn every_call(l: &Local, dir: &Fh, other: &Fh, file: &Fh) -> Vec<(&'static
     let (f, sub, new, g) = (name("f"), name("sub"), name("new"), name("g"));
     let set = mode(0o755);
     let at = File { fh: dir, open: None };
-    let walk = async |want| match l.walk(&cx, Where::name(dir, &f), want).await {
+    let walk = async |want| match l.walk(&cx, PathRef::name(dir, &f), want).await {
         Ok(trail) => trail.steps.into_iter().next().map(drop).ok_or(Error::new(libc::ENOENT)),
         Err(e) => Err(e),
     };
-    let listing = Want { listing_bytes: 4096, ..Want::default() };
+    let listing = WalkRequest { listing_bytes: 4096, ..WalkRequest::default() };
     let target = Bytes::from_static(b"t");
     let creation = Creation { name: name("many"), set: set.clone(), kind: NewKind::File(Data::default()) };
     let removal = Removal { name: f.clone(), target: None, is_dir: false };
@@ -115,11 +115,14 @@ async fn every_call(l: &Local, dir: &Fh, other: &Fh, file: &Fh) -> Vec<(&'static
     vec![
         ("getattr", errno(l.getattr(&cx, at).await)),
         ("getattr_many", errno(l.getattr_many(&cx, std::slice::from_ref(dir)).await.remove(0))),
-        ("prove_many", errno(l.prove_many(&cx, std::slice::from_ref(dir), Access::LOOKUP).await.remove(0))),
+        (
+            "revalidate_many",
+            errno(l.revalidate_many(&cx, std::slice::from_ref(dir), Access::LOOKUP).await.remove(0)),
+        ),
         ("list_many", errno(l.list_many(&cx, std::slice::from_ref(dir), 4096).await.remove(0))),
-        ("walk", errno(walk(Want::default()).await)),
+        ("walk", errno(walk(WalkRequest::default()).await)),
         ("walk with a listing", errno(walk(listing).await)),
-        ("walk of no name", errno(l.walk(&cx, Where::fh(dir), Want::default()).await)),
+        ("walk of no name", errno(l.walk(&cx, PathRef::fh(dir), WalkRequest::default()).await)),
         ("parent", errno(l.parent(&cx, dir).await)),
         ("access", errno(l.access(&cx, dir, Access::LOOKUP).await)),
         ("readdir", errno(l.readdir(&cx, dir, 0, [0; 8], 4096, false).await)),
@@ -130,7 +133,7 @@ async fn every_call(l: &Local, dir: &Fh, other: &Fh, file: &Fh) -> Vec<(&'static
         ("getxattr", errno(l.getxattr(&cx, dir, b"user.x").await)),
         ("removexattr", errno(l.removexattr(&cx, dir, b"user.x").await)),
         ("setattr", errno(l.setattr(&cx, at, &set).await)),
-        ("open", errno(l.open(&cx, Where::name(dir, &f), &how(both(), Create::No)).await)),
+        ("open", errno(l.open(&cx, PathRef::name(dir, &f), &how(both(), Create::No)).await)),
         ("create", errno(create(l, &cx, dir, "new", 0o644).await)),
         ("create_many", errno(first(drop_each(l.create_many(&cx, dir, &[creation]).await)))),
         ("mkdir", errno(l.mkdir(&cx, dir, &name("newdir"), &set).await)),
@@ -179,7 +182,7 @@ async fn used_directory_moved_out_is_refused() {
         // Fills the cache of facts about the directory.
         for _ in 0..3 {
             l.readdir(&cx, &d, 0, [0; 8], 4096, true).await.unwrap();
-            l.walk(&cx, Where::name(&d, &name("f")), Want::default()).await.unwrap();
+            l.walk(&cx, PathRef::name(&d, &name("f")), WalkRequest::default()).await.unwrap();
         }
         let there = outside.path("there");
         std::fs::rename(dir.path(moved), &there).unwrap();

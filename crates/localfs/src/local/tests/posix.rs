@@ -64,7 +64,7 @@ async fn kernel_checks_caller_identity() {
     assert_eq!(errno(find(l, &other, "d/f0").await), libc::EACCES);
     assert_eq!(read_all(l, &member, &f.fh).await.unwrap().len(), 0);
     assert_eq!(errno(read_all(l, &other, &f.fh).await), libc::EACCES);
-    let at = Where::fh(&f.fh);
+    let at = PathRef::fh(&f.fh);
     assert_eq!(errno(l.open(&member, at, &how(OpenAccess::WRITE, Create::No)).await), libc::EACCES);
     let file = File { fh: &f.fh, open: None };
     assert_eq!(errno(l.setattr(&member, file, &mode(0o777)).await), libc::EPERM);
@@ -107,7 +107,7 @@ async fn unprivileged_write_clears_setid_bits() {
     let base = top(&l).await;
     let f = create(&l, &admin, &base, "f", 0o6777).await.unwrap();
     assert_eq!(f.node.attrs.attr.mode, 0o6777, "no umask of ours");
-    let at = Where::fh(&f.node.fh);
+    let at = PathRef::fh(&f.node.fh);
     let o = l.open(&user, at, &how(OpenAccess::WRITE, Create::No)).await.unwrap();
     put(&l, &user, &o, 0, b"x").await.unwrap();
     let file = File { fh: &f.node.fh, open: None };
@@ -183,7 +183,7 @@ async fn namespace_calls_follow_posix() {
     for (what, n) in [(Special::Fifo, "p"), (Special::Socket, "k"), (Special::CharDevice(1, 3), "c")] {
         let made = l.mknod(&cx, &base, &name(n), &what, &mode(0o600)).await.unwrap();
         assert_eq!(
-            errno(l.open(&cx, Where::fh(&made.node.fh), &how(both(), Create::No)).await),
+            errno(l.open(&cx, PathRef::fh(&made.node.fh), &how(both(), Create::No)).await),
             libc::EINVAL
         );
     }
@@ -278,9 +278,10 @@ async fn walk_returns_requested_data() {
     std::fs::write(dir.path("a/b/f"), b"hello").unwrap();
     symlink("b", dir.path("a/s")).unwrap();
     let base = top(&l).await;
-    let walk =
-        async |path: &str, want| l.walk(&cx, Where { base: &base, path: &names(path) }, want).await.unwrap();
-    let want = Want { listing_bytes: 4096, read_bytes: 100, access: Access::READ | Access::EXECUTE };
+    let walk = async |path: &str, want| {
+        l.walk(&cx, PathRef { base: &base, path: &names(path) }, want).await.unwrap()
+    };
+    let want = WalkRequest { listing_bytes: 4096, read_bytes: 100, access: Access::READ | Access::EXECUTE };
     let trail = walk("a/b/f", want).await;
     assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 3);
     assert_eq!(&trail.along.first.unwrap().data.into_bytes()[..], b"hello");
@@ -289,9 +290,9 @@ async fn walk_returns_requested_data() {
     assert!(trail.along.base.is_some());
     let trail = walk("a/b/none/x", want).await;
     assert!(matches!(trail.stop, Stop::Missing(_)) && trail.steps.len() == 2);
-    let trail = walk("a/s/f", Want::default()).await;
+    let trail = walk("a/s/f", WalkRequest::default()).await;
     assert!(matches!(trail.stop, Stop::Symlink) && trail.steps.len() == 2);
-    let trail = walk("a/b/f/x", Want::default()).await;
+    let trail = walk("a/b/f/x", WalkRequest::default()).await;
     assert!(matches!(trail.stop, Stop::NotDirectory) && trail.steps.len() == 3);
 }
 

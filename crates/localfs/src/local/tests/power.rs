@@ -239,7 +239,7 @@ async fn dir_of(l: &Local, client: usize, path: &str) -> (Fh, Name) {
 }
 
 /// The credentials of a client. Client 1 is not the superuser.
-fn caller(client: usize) -> Cx {
+fn caller(client: usize) -> RequestContext {
     if client == 1 { cx(1000, 1000, &[]) } else { root() }
 }
 
@@ -250,7 +250,7 @@ async fn run(
     dirs: &BTreeMap<String, Fh>,
     op: &Op,
 ) -> Result<()> {
-    let cx = Cx { call: Some(call), ..caller(client) };
+    let cx = RequestContext { call: Some(call), ..caller(client) };
     let place = |path: &str| {
         let (dir, last) = path.split_once('/').unwrap();
         (dirs[&format!("c{client}{dir}")].clone(), name(last))
@@ -271,7 +271,7 @@ async fn run(
                 }
                 _ => Create::IfMissing(mode(*bits)),
             };
-            let opened = l.open(&cx, Where::name(&dir, &last), &how(both(), create)).await?;
+            let opened = l.open(&cx, PathRef::name(&dir, &last), &how(both(), create)).await?;
             assert!(opened.created);
             made = Some(opened.node.fh.clone());
             // The open acknowledges the call. The result of the close does not count.

@@ -1,7 +1,7 @@
 //! Changes of watched files by local programs are reported.
 
 use super::*;
-use hither_vfs::{Told, Watch, Watched};
+use hither_vfs::{ChangeListener, Watch, Watched};
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::AtomicBool;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 /// Receives the reports about watched files of a directory.
 fn told(local: &Local) -> UnboundedReceiver<Fh> {
     let (tx, rx) = unbounded_channel();
-    let told: Arc<Told> = Arc::new(move |fh: &Fh| drop(tx.send(fh.clone())));
+    let told: Arc<ChangeListener> = Arc::new(move |fh: &Fh| drop(tx.send(fh.clone())));
     local.tell(told);
     rx
 }
@@ -80,7 +80,7 @@ async fn closed_writer_allows_watch() {
     let _told = told(&l);
     let fh = file(&l, "f").await;
     let read = |access| OpenHow { access, ..how(both(), Create::No) };
-    let opened = l.open(&root(), Where::fh(&fh), &read(OpenAccess::READ)).await.unwrap();
+    let opened = l.open(&root(), PathRef::fh(&fh), &read(OpenAccess::READ)).await.unwrap();
     l.close(&root(), &fh, opened.open).await.unwrap();
     for _ in 0..100 {
         if l.watch(&fh, false).await.is_some() {
@@ -111,7 +111,7 @@ async fn attribute_and_name_changes_are_reported() {
     assert_eq!(told.recv().await.unwrap(), fh);
     drop(second);
     // The server can read and write the file after the watch ended.
-    let opened = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
+    let opened = l.open(&root(), PathRef::fh(&fh), &how(both(), Create::No)).await.unwrap();
     put(&l, &root(), &opened, 0, b"own").await.unwrap();
 }
 
@@ -153,7 +153,7 @@ async fn exclusive_watch_delays_local_readers() {
         l.commit(&root(), f).await.unwrap();
         l.close(&root(), &fh, made.open).await.unwrap();
         assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "mine");
-        let again = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
+        let again = l.open(&root(), PathRef::fh(&fh), &how(both(), Create::No)).await.unwrap();
         put(&l, &root(), &again, 0, b"more").await.unwrap();
         l.close(&root(), &fh, again.open).await.unwrap();
         let times = SetAttr { mtime: Some(SetTime::To(Time { secs: 7, nanos: 0 })), ..mode(0o600) };
@@ -240,9 +240,9 @@ async fn server_open_upgrades_shared_watch() {
     for reads in [false, true] {
         let n = format!("f{reads}");
         let fh = file(&l, &n).await;
-        let opened = l.open(&root(), Where::fh(&fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
+        let opened = l.open(&root(), PathRef::fh(&fh), &how(OpenAccess::READ, Create::No)).await.unwrap();
         let watched = until_alone(&l, &fh).await;
-        let opened_too = l.open(&root(), Where::fh(&fh), &how(both(), Create::No)).await.unwrap();
+        let opened_too = l.open(&root(), PathRef::fh(&fh), &how(both(), Create::No)).await.unwrap();
         put(&l, &root(), &opened_too, 0, b"own").await.unwrap();
         assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "own");
         assert!(told.try_recv().is_err(), "nothing is told of own changes");

@@ -2,11 +2,11 @@
 //! local programs.
 
 use super::*;
-use crate::nqnfs::leases::Held;
+use crate::nqnfs::leases::GrantedLeases;
 use crate::v4::delegation::key;
 use hither_lease::{Boot, Config, Decision, Table as LeaseTable};
 use hither_proto::nfs3;
-use hither_vfs::{BoxFuture, Data, Fh, Told, Watched, WatchedAlone};
+use hither_vfs::{BoxFuture, ChangeListener, Data, Fh, Watched, WatchedAlone};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
@@ -97,7 +97,7 @@ impl Watch for Watcher {
         Box::pin(async move { Ok(watched) })
     }
 
-    fn tell(&self, _: Arc<Told>) {}
+    fn tell(&self, _: Arc<ChangeListener>) {}
 }
 
 async fn read_renewing(c: &mut Client, file: WireFh) -> LeaseReply {
@@ -165,7 +165,7 @@ async fn change_before_watch_prevents_caching() {
     let program = model.clone();
     *watcher.before.lock() = Some(Box::new(move || {
         let (data, file) = (Data::from(Bytes::from_static(b"new")), File { fh: &fh, open: None });
-        let cx = Cx::new(Arc::new(hither_vfs::Cred::root()));
+        let cx = RequestContext::new(Arc::new(hither_vfs::Cred::root()));
         let write = program.write(&cx, file, 0, data, hither_vfs::Stability::Stable);
         futures_now(write).unwrap();
     }));
@@ -190,7 +190,7 @@ fn futures_now<T>(future: impl Future<Output = T>) -> T {
 /// A table with one client that holds a lease.
 struct Alone {
     table: LeaseTable,
-    held: Held,
+    held: GrantedLeases,
     file: Fh,
 }
 
@@ -200,7 +200,7 @@ impl Alone {
     fn new(kind: Kind) -> Self {
         let mut alone = Self {
             table: LeaseTable::new(Config::default(), Boot::FIRST, 0),
-            held: Held::default(),
+            held: GrantedLeases::default(),
             file: Fh(Bytes::from_static(b"file")),
         };
         alone.evictions();

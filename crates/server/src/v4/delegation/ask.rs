@@ -36,7 +36,7 @@ use tokio::sync::Semaphore;
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Most questions in progress. A question to a client that does not answer stays in progress until
 /// the callback times out.
-const MOST: usize = 64;
+const MAX: usize = 64;
 /// The possible lag of a file system's clock, in nanoseconds: two timer ticks at 100 Hz.
 const BEHIND_NS: i128 = 20_000_000;
 /// Longest file, in bytes.
@@ -51,12 +51,12 @@ pub(crate) enum Look {
     /// read.
     Anew,
     /// The file's own attributes, read again, with the holder's answer ([`Leases::tell`]).
-    Told(Told),
+    Told(HolderAnswer),
 }
 
 /// The answer of a holder that has more data than the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct HolderAnswer {
     size_bytes: u64,
 }
 
@@ -91,7 +91,7 @@ impl Questions {
     pub fn new(env: &Env) -> Self {
         let wall = wall_ns(env);
         Self {
-            room: Arc::new(Semaphore::new(MOST)),
+            room: Arc::new(Semaphore::new(MAX)),
             sent: AtomicU64::new(0),
             env: env.clone(),
             // Starts at the wall clock in nanoseconds, above all numbers of earlier runs. Those
@@ -182,7 +182,7 @@ impl Leases {
         match change.cmp(&granted) {
             std::cmp::Ordering::Equal => Some(Look::Anew),
             std::cmp::Ordering::Greater if size_bytes <= FILE_MAX_BYTES => {
-                Some(Look::Told(Told { size_bytes }))
+                Some(Look::Told(HolderAnswer { size_bytes }))
             }
             _ => None,
         }
@@ -190,7 +190,7 @@ impl Leases {
 
     /// Merges a holder's answer into the file's own attributes, which must have been read after the
     /// answer.
-    pub fn tell(&self, told: Told, attr: &mut Attr) {
+    pub fn tell(&self, told: HolderAnswer, attr: &mut Attr) {
         let number = self.questions.next_change.fetch_add(1, SeqCst);
         attr.change = CHANGE_OF_SERVER | number & !CHANGE_OF_SERVER;
         attr.size_bytes = told.size_bytes;

@@ -10,7 +10,7 @@ use crate::table::Export;
 use crate::v4::clients::Client;
 use hither_lease::{Access, FileKey, Kind, Op};
 use hither_proto::nfs4::Nfsstat4;
-use hither_vfs::{Cx, Fh, FileKind, Name, Where};
+use hither_vfs::{Fh, FileKind, Name, PathRef, RequestContext};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -93,7 +93,7 @@ impl Leases {
     pub async fn change_name(
         self: &Arc<Self>,
         client: Option<&Arc<Client>>,
-        dir: (&Export, &Cx, &Fh),
+        dir: (&Export, &RequestContext, &Fh),
         (name, removes): (&Name, bool),
         patience: Duration,
     ) -> Result<Naming, Nfsstat4> {
@@ -103,7 +103,7 @@ impl Leases {
             return Ok(naming);
         }
         // A failed look-up is ignored: the operation itself then fails in the same way.
-        let trail = export.vfs.walk(cx, Where::name(dir, name), hither_vfs::Want::default()).await;
+        let trail = export.vfs.walk(cx, PathRef::name(dir, name), hither_vfs::WalkRequest::default()).await;
         let found = trail.ok().and_then(|t| t.steps.into_iter().next());
         let is_delegated = |kind| matches!(kind, FileKind::Regular | FileKind::Directory);
         if let Some(node) = found.filter(|n| is_delegated(n.attrs.attr.kind)) {

@@ -9,7 +9,7 @@ use crate::table::Others;
 use crate::tests::env;
 use hither_proto::nfs3;
 use hither_vfs::model::Model;
-use hither_vfs::{BoxFuture, Fh as VfsFh, Told, Watch, Watched, WatchedAlone};
+use hither_vfs::{BoxFuture, ChangeListener, Fh as VfsFh, Watch, Watched, WatchedAlone};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const READ: u32 = bits::SHARE_ACCESS_READ;
@@ -420,7 +420,7 @@ async fn a_restart_gives_delegations_back() {
 
 /// Files that local programs may change.
 struct Watcher {
-    told: Mutex<Option<Arc<Told>>>,
+    told: Mutex<Option<Arc<ChangeListener>>>,
     can: bool,
     /// Whether no local program uses the files.
     alone: bool,
@@ -449,7 +449,7 @@ impl Watch for Watcher {
         Box::pin(async move { turned })
     }
 
-    fn tell(&self, told: Arc<Told>) {
+    fn tell(&self, told: Arc<ChangeListener>) {
         *self.told.lock() = Some(told);
     }
 }

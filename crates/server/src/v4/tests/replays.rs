@@ -4,7 +4,7 @@ use super::*;
 use crate::v4::replay::{CallId, checksum};
 use hither_proto::rpc::AuthSys;
 use hither_rpc::server::Caller;
-use hither_vfs::{Answered, Vfs, Where};
+use hither_vfs::{Answered, PathRef, Vfs};
 
 fn mkdir(name: &str) -> Op {
     Op::create(CreateType::Dir, name.as_bytes(), Attrs { mode: Some(0o755), ..Attrs::default() })
@@ -28,10 +28,10 @@ fn did(call: &Compound, at: usize, fh: &hither_vfs::Fh) -> Answered {
 }
 
 async fn handle(model: &hither_vfs::model::Model, name: &str) -> hither_vfs::Fh {
-    let cx = Cx::new(Arc::new(Cred::root()));
+    let cx = RequestContext::new(Arc::new(Cred::root()));
     let root = model.root(&cx).await.unwrap().fh;
     let name = hither_vfs::Name::new(Bytes::copy_from_slice(name.as_bytes())).unwrap();
-    let trail = model.walk(&cx, Where::name(&root, &name), Default::default()).await.unwrap();
+    let trail = model.walk(&cx, PathRef::name(&root, &name), Default::default()).await.unwrap();
     trail.steps[0].fh.clone()
 }
 

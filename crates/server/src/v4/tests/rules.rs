@@ -7,7 +7,7 @@ use crate::table::{ExportSpec, Table};
 use hither_proto::nfs3;
 use hither_proto::rpc::Procedure;
 use hither_rpc::server::{Acceptor, ServerLimits};
-use hither_vfs::{Create, Cred, Cx, Name, OpenAccess, OpenHow, SetAttr, Where};
+use hither_vfs::{Create, Cred, Name, OpenAccess, OpenHow, PathRef, RequestContext, SetAttr};
 
 /// The status of operations after a SEQUENCE without `cachethis`.
 async fn status(c: &mut Client, ops: Vec<Op>) -> Nfsstat4 {
@@ -378,12 +378,12 @@ async fn creations_that_name_owners() {
 #[tokio::test]
 async fn creating_opens_of_read_only_exports() {
     let model = model();
-    let cx = Cx::new(Arc::new(Cred::root()));
+    let cx = RequestContext::new(Arc::new(Cred::root()));
     let (vfs, name): (Arc<dyn hither_vfs::Vfs>, _) = (model.clone(), Name::new("f").unwrap());
     let root = vfs.root(&cx).await.unwrap().fh;
     let how =
         OpenHow { create: Create::IfMissing(SetAttr::default()), ..OpenHow::existing(OpenAccess::READ) };
-    vfs.open(&cx, Where::name(&root, &name), &how).await.unwrap();
+    vfs.open(&cx, PathRef::name(&root, &name), &how).await.unwrap();
     let rights = Rights { squash: Squash::None, secure: false, ..Rights::default() };
     let spec = ExportSpec {
         path: "/".into(),

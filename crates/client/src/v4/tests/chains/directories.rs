@@ -17,9 +17,9 @@ pub fn granted(stateid: Stateid) -> GetDirDelegationOk {
 
 /// A mount of a server with the directories `d` and `e` and the file `f`. `directories`: whether
 /// the server grants directory delegations; `None`: the operation is not supported.
-async fn at_server(directories: Option<bool>) -> (Test, Arc<Told>) {
+async fn at_server(directories: Option<bool>) -> (Test, Arc<UpcallLog>) {
     let t = tree(|s| s.directories = directories, &["d", "e"], &["f"]).await;
-    let told = Arc::new(Told { server: t.server.clone(), ..Told::default() });
+    let told = Arc::new(UpcallLog { server: t.server.clone(), ..UpcallLog::default() });
     t.v4.subscribe(told.clone());
     (t, told)
 }
@@ -54,7 +54,7 @@ async fn stable_directory_gets_delegation() {
     assert_eq!(t.sent(), [3, 2]);
     t.server.recall(delegation("d"), "d");
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(*told.withdrawn.lock(), [(fh("d"), 0)]);
+    assert_eq!(*told.revoked.lock(), [(fh("d"), 0)]);
     assert_eq!(t.server.count("DELEGRETURN"), 1);
     t.server.lock().files.get_mut("d").unwrap().change += 1;
     assert!(matches!(t.validity("d").await, Validity::Until(_)), "it has changed");

@@ -1,7 +1,7 @@
 //! Write delegations: no client sees older data than the holder's delayed writes.
 
 use super::*;
-use hither_vfs::{Cred, Cx, Data, File, Stability, Vfs};
+use hither_vfs::{Cred, Data, File, RequestContext, Stability, Vfs};
 use std::collections::HashMap;
 
 /// Opens for writing. Returns the write delegation, when there is one.
@@ -255,7 +255,7 @@ struct World {
     fh: Fh,
     file: VfsFh,
     watched: Arc<AtomicUsize>,
-    told: Arc<Told>,
+    told: Arc<ChangeListener>,
     clients: Vec<Delayer>,
     acknowledged: Bytes,
     /// Numbers of reads from memory and of delayed writes.
@@ -423,12 +423,12 @@ impl World {
     }
 
     /// A local program opens the file. It waits until the watch ends.
-    async fn opened_locally(&mut self) -> Cx {
+    async fn opened_locally(&mut self) -> RequestContext {
         (self.told)(&self.file);
         while self.watched.load(SeqCst) > 0 {
             self.meanwhile().await;
         }
-        Cx::new(Arc::new(Cred::root()))
+        RequestContext::new(Arc::new(Cred::root()))
     }
 
     async fn read_locally(&mut self) {

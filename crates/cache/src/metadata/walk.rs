@@ -1,0 +1,483 @@
+//! Walks: from memory as far as it holds, then one request for the rest.
+
+use super::contents::Version;
+use super::list::NODE_ENTRY_BYTES;
+use super::moment::{LEASE, Moment};
+use super::names::{Bound, Id, whole_seconds};
+use super::objects::{Answer, Dir, Limits, Object, When, limited};
+use super::{MetadataCache, stats};
+use hither_vfs::{
+    Access, Along, Attrs, Error, Fh, FileKind, Name, Node, PathRef, Read, RequestContext, Result, Stop,
+    Validity, WalkRequest, WalkResult,
+};
+
+/// Most requests below for one walk. A path that is renamed all the time does not hold a caller for
+/// ever.
+const ROUNDS: usize = 16;
+
+/// The part of a path that memory answers.
+pub(super) struct Progress {
+    /// Valid nodes.
+    pub steps: Vec<Node>,
+    /// Why the walk ended; `None` when a request is needed.
+    pub stop: Option<Stop>,
+    /// Objects to revalidate, when memory knows the rest of the path but some of it has expired.
+    pub again: Option<Vec<Fh>>,
+    /// In that case, the object at the end of the path, if known.
+    pub last: Option<Id>,
+    /// The directory of an inferred absence that was confirmed too long ago.
+    pub unconfirmed: Option<Id>,
+}
+
+impl Progress {
+    fn none(most: usize) -> Self {
+        Self { steps: Vec::with_capacity(most), stop: None, again: None, last: None, unconfirmed: None }
+    }
+}
+
+/// The state of one name in memory.
+enum Step {
+    Child {
+        id: Id,
+        until: Moment,
+        holds: bool,
+    },
+    Absent {
+        until: Moment,
+        /// The absence is inferred from the complete listing of the directory.
+        complete: bool,
+        /// When the absence was confirmed, if the name counts as requested from now on.
+        noted: Option<Moment>,
+    },
+    /// The absence has expired, and holds again if the directory is unchanged.
+    OldAbsent,
+    /// The absence is inferred, and the directory was confirmed too long ago.
+    Unconfirmed,
+    Stop(Stop),
+    Unknown,
+}
+
+impl MetadataCache {
+    /// Attributes of an object, if they are valid and fresh enough.
+    pub(super) fn known_attrs(&self, fh: &Fh, when: &When) -> Option<Attrs> {
+        let (id, attrs) = self.table.with(fh, |id, o| (id, o.holds(when).then(|| self.attrs_of(o, when))))?;
+        let attrs = attrs?;
+        self.note_use(id);
+        Some(attrs)
+    }
+
+    pub(super) fn attrs_of(&self, object: &Object, when: &When) -> Attrs {
+        Attrs {
+            attr: self.table.unpack(&object.attr),
+            valid: self.validity(object.until, when.now),
+            asked: self.clock.instant(object.asked),
+        }
+    }
+
+    /// Follows a path in memory.
+    pub(super) fn progress(&self, cx: &RequestContext, at: PathRef<'_>, when: &When) -> Progress {
+        let mut out = Progress::none(at.path.len());
+        let cred = self.cred(&cx.cred);
+        let Some(mut dir) = self.table.find(at.base) else { return out };
+        let mut old: Option<Vec<Fh>> = None;
+        for (i, name) in at.path.iter().enumerate() {
+            let limits = match cx.makes_last && i + 1 == at.path.len() {
+                true => Limits { inferred_nanos: u64::MAX, ..self.limits },
+                false => self.limits,
+            };
+            let step = self.table.with_id(dir, |o| self.step(o, cred, (name, i > 0), when, limits));
+            let (id, until) = match step.unwrap_or(Step::Unknown) {
+                Step::Child { id, until, holds } => {
+                    if !holds {
+                        self.must_ask(&mut old, dir);
+                    }
+                    (id, until)
+                }
+                Step::Absent { until, complete, noted } if old.is_none() => {
+                    stats::add(&self.counters.negative_hits, 1);
+                    stats::add(&self.counters.complete_hits, u64::from(complete));
+                    if let Some(asked) = noted {
+                        self.table.with_id(dir, |o| self.note_absent(o.dir_mut(), name, (asked, until)));
+                        self.relieve();
+                    }
+                    self.note_use(dir);
+                    out.stop = Some(Stop::Missing(self.validity(until, when.now)));
+                    return out;
+                }
+                Step::Absent { .. } => {
+                    out.again = old;
+                    return out;
+                }
+                Step::Unconfirmed if old.is_none() => {
+                    out.unconfirmed = Some(dir);
+                    return out;
+                }
+                Step::OldAbsent | Step::Unconfirmed => {
+                    self.must_ask(&mut old, dir);
+                    out.again = old;
+                    return out;
+                }
+                Step::Stop(stop) if old.is_none() => {
+                    out.stop = Some(stop);
+                    return out;
+                }
+                Step::Stop(_) => {
+                    out.again = old;
+                    return out;
+                }
+                Step::Unknown => return out,
+            };
+            let node = self.table.with_id(id, |o| self.node_of(o, until, when));
+            match node {
+                Some(Some(node)) if old.is_none() => out.steps.push(node),
+                Some(Some(_)) => {}
+                Some(None) => self.must_ask(&mut old, id),
+                // The object was dropped meanwhile.
+                None => return out,
+            }
+            dir = id;
+        }
+        match old {
+            Some(_) => (out.again, out.last) = (old, Some(dir)),
+            None => {
+                self.note_use(dir);
+                out.stop = Some(Stop::Complete);
+            }
+        }
+        out
+    }
+
+    fn must_ask(&self, old: &mut Option<Vec<Fh>>, id: Id) {
+        let fh = self.fh_of(id);
+        let old = old.get_or_insert_default();
+        old.extend(fh.filter(|fh| old.last() != Some(fh)));
+    }
+
+    /// The filehandle of an object.
+    pub(super) fn fh_of(&self, id: Id) -> Option<Fh> {
+        self.table.with_id(id, |o| super::handle(o))
+    }
+
+    /// The state of a name in a directory, for this caller. `below`: the directory was found by its
+    /// own name.
+    fn step(
+        &self,
+        dir: &Object,
+        cred: u32,
+        (name, below): (&Name, bool),
+        when: &When,
+        limits: Limits,
+    ) -> Step {
+        if dir.asked != 0 && dir.attr.kind() != FileKind::Directory {
+            let link = dir.attr.kind() == FileKind::Symlink;
+            return match below && dir.holds(when) {
+                true if link => Step::Stop(Stop::Symlink),
+                true => Step::Stop(Stop::NotDirectory),
+                false => Step::Unknown,
+            };
+        }
+        let Some(names) = dir.dir() else { return Step::Unknown };
+        // An expired right is proven again with the directory's attributes.
+        let may = |when: &When| dir.rights(cred, Access::LOOKUP, when) == Some(Access::LOOKUP);
+        let always = When { now: 0, ..when.any_age() };
+        if !may(when) && !may(&always) && !dir.has_restored_right(cred, Access::LOOKUP) {
+            return Step::Unknown;
+        }
+        let Some(answer) = names.answer(self.table.hash(name.as_bytes()), name.as_bytes(), limits) else {
+            return Step::Unknown;
+        };
+        if answer.complete && name.may_be_unlisted() {
+            return Step::Unknown;
+        }
+        let trusted = self.trusts_names(answer.child.is_none());
+        let fits =
+            if trusted { when.fits(answer.until, answer.asked) } else { when.just_asked(answer.asked) };
+        let holds = fits && may(when);
+        match answer.child {
+            None if trusted && !holds && answer.complete && self.confirms_all(dir, limits, when) => {
+                Step::Unconfirmed
+            }
+            _ if !(holds || trusted && answer.renewable) => Step::Unknown,
+            Some(id) => Step::Child { id, until: answer.until, holds },
+            None if holds => self.absent(names, &answer, when),
+            // The directory's attributes are valid: one request asks for the name and for them.
+            None if when.valid(names.until) => Step::Unknown,
+            None => Step::OldAbsent,
+        }
+    }
+
+    /// Whether the next look-up of an inferred absence confirms all the others, by the attributes
+    /// of the directory or by a new listing.
+    fn confirms_all(&self, dir: &Object, limits: Limits, when: &When) -> bool {
+        let unconfirmed = dir.dir().filter(|names| names.is_unconfirmed(limits, when));
+        unconfirmed.is_some_and(|names| !names.unproven || self.wants_relisting(dir))
+    }
+
+    /// A name that is absent for this call, and the end of its absence for other calls. A name with
+    /// an inferred absence confirmed within the limit counts as requested from now on.
+    fn absent(&self, names: &Dir, answer: &Answer, when: &When) -> Step {
+        let until = answer.absent_until(self.limits);
+        if !answer.complete || until & LEASE != 0 || !when.fits(until, answer.asked) {
+            return Step::Absent { until, complete: answer.complete, noted: None };
+        }
+        let until = limited(names.until, answer.asked, self.limits.asked_nanos);
+        Step::Absent { until, complete: true, noted: (until > when.now).then_some(answer.asked) }
+    }
+
+    /// Stores the absence of a looked-up name, unless an answer or a local change of the name came
+    /// between.
+    fn note_absent(&self, dir: &mut Dir, name: &Name, (asked, until): (Moment, Moment)) {
+        let hash = self.table.hash(name.as_bytes());
+        let busy = dir.in_flight.iter().any(|f| f.0 == hash);
+        if busy || !dir.is_complete() || dir.names.find(hash, name.as_bytes()).is_some() {
+            return;
+        }
+        let (valid_s, labeled) = (whole_seconds(asked, until), dir.label.is_some());
+        self.put_name(dir, name, Bound { child: None, asked, valid_s, labeled, cookie: None });
+    }
+
+    /// The node of an object found by a name that holds until `until`, if its attributes hold.
+    fn node_of(&self, object: &Object, until: Moment, when: &When) -> Option<Node> {
+        if !object.holds(when) {
+            return None;
+        }
+        let mut attrs = self.attrs_of(object, when);
+        // A lease on the object does not cover the name.
+        let both = if object.until & LEASE != 0 { until } else { object.until.min(until) };
+        if object.until & LEASE == 0 || until & LEASE == 0 {
+            attrs.valid = self.validity(both, when.now);
+        }
+        Some(Node { fh: super::handle(object), attrs })
+    }
+
+    /// See [`Vfs::peek`](hither_vfs::Vfs::peek).
+    pub(super) fn peek_known(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
+        let when = self.when(cx);
+        if at.path.is_empty() {
+            let attrs = self.known_attrs(at.base, &when)?;
+            stats::add(&self.counters.attr_hits, 1);
+            return Some(WalkResult::new(vec![Node { fh: at.base.clone(), attrs }], Stop::Complete));
+        }
+        let known = self.progress(cx, at, &when);
+        let stop = known.stop?;
+        stats::add(&self.counters.name_hits, known.steps.len() as u64);
+        Some(WalkResult::new(known.steps, stop))
+    }
+
+    /// See [`Vfs::walk`](hither_vfs::Vfs::walk).
+    pub(super) async fn walk_on(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        want: WalkRequest,
+    ) -> Result<WalkResult> {
+        let mut steps: Vec<Node> = Vec::new();
+        let mut shared = false;
+        let mut again = false;
+        let mut stale = false;
+        let mut waited = self.limits.inferred_nanos == 0;
+        let began = self.clock.now();
+        for _ in 0..ROUNDS {
+            let base = steps.last().map_or(at.base, |n| &n.fh).clone();
+            let path = &at.path[steps.len()..];
+            let when = When { since: Some(began), ..self.when(cx) };
+            let from = PathRef { base: &base, path };
+            let known = match path.is_empty() || stale {
+                true => Progress::none(0),
+                false => self.progress(cx, from, &when),
+            };
+            stats::add(&self.counters.name_hits, known.steps.len() as u64);
+            if let Some(stop) = known.stop {
+                steps.extend(known.steps);
+                return Ok(self.with_along(cx, WalkResult::new(steps, stop), want));
+            }
+            let exactly = known.last.is_some_and(|id| self.lacks_bytes(id, want));
+            if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
+                // All names were known: one request revalidates their directories and the objects
+                // used with them.
+                again = true;
+                let opening = want.read_bytes > 0 || want.access.intersects(Access::READ | Access::EXECUTE);
+                self.ask_again(cx, &old, opening).await;
+                continue;
+            }
+            let confirming = match known.unconfirmed.and_then(|id| Some((id, self.fh_of(id)?))) {
+                Some((id, fh)) => match self.single_flight.register(&(fh, Vec::new()), waited) {
+                    Ok(flight) => Some((id, flight)),
+                    Err(waiting) => {
+                        // The request on its way may confirm this name, too.
+                        waited = true;
+                        waiting.wait(cx).await?;
+                        continue;
+                    }
+                },
+                None => None,
+            };
+            steps.extend(known.steps);
+            let base = steps.last().map_or(at.base, |n| &n.fh).clone();
+            let rest = &at.path[steps.len()..];
+            let key = (base.clone(), rest.to_vec());
+            let flight = match self.single_flight.register(&key, shared) {
+                Ok(flight) => flight,
+                Err(waiting) => {
+                    stats::add(&self.counters.shared_walks, 1);
+                    shared = true;
+                    waiting.wait(cx).await?;
+                    continue;
+                }
+            };
+            stats::add(&self.counters.name_misses, rest.len() as u64);
+            let from = PathRef { base: &base, path: rest };
+            let found = match (exactly, &confirming) {
+                (true, _) => self.ask_exactly(cx, from, want).await,
+                (false, None) => self.ask_walk(cx, from, want).await,
+                (false, Some((id, _))) => {
+                    tokio::join!(self.ask_walk(cx, from, want), self.confirm_others(cx, *id)).0
+                }
+            };
+            drop((flight, confirming));
+            let trail = match found {
+                Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
+                    // A known object is gone: walk once more from the start, without memory.
+                    stale = true;
+                    steps.clear();
+                    continue;
+                }
+                Err(e) if steps.is_empty() => return Err(e),
+                Err(e) => return Ok(WalkResult::new(steps, Stop::Failed(e))),
+                Ok(trail) => trail,
+            };
+            // Attributes that hold for this call only are not worth a batch.
+            let kept = trail.steps.last().filter(|node| node.attrs.valid != Validity::Once);
+            if let Some(id) = kept.and_then(|node| self.table.find(&node.fh)) {
+                self.note_use(id);
+            }
+            let got = trail.steps.len();
+            if at.path.is_empty() {
+                return Ok(trail);
+            }
+            steps.extend(trail.steps);
+            if !(matches!(trail.stop, Stop::Limit) && got > 0) {
+                return Ok(WalkResult {
+                    steps,
+                    stop: trail.stop,
+                    along: Along { base: None, ..trail.along },
+                });
+            }
+        }
+        Ok(WalkResult::new(steps, Stop::Limit))
+    }
+
+    /// Whether the caller wants the bytes of a small file that neither this layer nor one below
+    /// has. A request for the attributes alone would only be the first of two requests.
+    fn lacks_bytes(&self, id: Id, want: WalkRequest) -> bool {
+        let small = u64::from(self.options.small_file_bytes);
+        let file = self.table.with_id(id, |o| {
+            let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
+            let some = o.attr.kind() == FileKind::Regular && (1..=small).contains(&o.attr.size_bytes);
+            (some && !read).then(|| (super::handle(o), o.version()))
+        });
+        let lacks = |(fh, version): (Fh, Version)| !self.contents.has(&fh, version) && !self.is_near(&fh);
+        want.read_bytes > 0 && file.flatten().is_some_and(lacks)
+    }
+
+    /// Sends one request below, possibly with a listing, and stores the answer.
+    pub(super) async fn ask_walk(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        want: WalkRequest,
+    ) -> Result<WalkResult> {
+        let mut asked = want;
+        if at.path.len() == 1 {
+            let ask =
+                self.table.with(at.base, |_, o| wants_listing(o) || self.wants_relisting(o)).unwrap_or(true);
+            asked.listing_bytes =
+                if ask { want.listing_bytes.max(self.options.listing_bytes) } else { want.listing_bytes };
+        } else if !at.path.is_empty() {
+            asked.listing_bytes = want.listing_bytes.max(self.options.listing_bytes);
+        }
+        self.ask_exactly(cx, at, asked).await
+    }
+
+    /// The same without an additional listing.
+    pub(super) async fn ask_exactly(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        want: WalkRequest,
+    ) -> Result<WalkResult> {
+        let label = self.label(at.base);
+        let mut asked = want;
+        if !want.access.is_empty() || want.read_bytes > 0 {
+            asked.access = want.access | Access::READ | Access::EXECUTE;
+        }
+        stats::add(&self.counters.walks, 1);
+        let ticket = self.ticket();
+        self.because(cx, at, asked);
+        let out = self.below.walk(cx, at, asked).await;
+        match out {
+            Ok(mut trail) => {
+                self.learn_trail(cx, at.base, at.path, label, asked.access, &trail, &ticket);
+                trail.along.access = trail.along.access.map(|a| a & want.access);
+                Ok(trail)
+            }
+            Err(e) => Err(self.failed(at.base, e)),
+        }
+    }
+
+    /// Whether a look-up in a completely known directory requests its listing again. An equal
+    /// `change` proves nothing about a directory that was changed here. The listing confirms all
+    /// absent names.
+    fn wants_relisting(&self, dir: &Object) -> bool {
+        let fits = |names: usize| names * NODE_ENTRY_BYTES <= self.options.listing_bytes as usize;
+        let when = self.at_present();
+        !self.options.stateless_opens
+            && dir.dir().is_some_and(|d| {
+                let tried = d.tried == Some(d.label);
+                d.unproven && !tried && fits(d.names.len()) && d.is_unconfirmed(self.limits, &when)
+            })
+    }
+
+    /// Processes an error: a stale object is dropped with all its names and contents.
+    pub(super) fn failed(&self, fh: &Fh, e: Error) -> Error {
+        if e.errno == libc::ESTALE {
+            self.contents.drop_file(fh, &self.counters);
+            self.table.forget(fh, self.next_seq());
+        }
+        e
+    }
+
+    /// Adds known rights and bytes to a walk answered from memory; sends no request for them.
+    fn with_along(&self, cx: &RequestContext, mut trail: WalkResult, want: WalkRequest) -> WalkResult {
+        let Some(node) = trail.steps.last().filter(|_| matches!(trail.stop, Stop::Complete)) else {
+            return trail;
+        };
+        let cred = self.cred(&cx.cred);
+        let when = self.when(cx);
+        let rights =
+            |want: Access| self.table.with(&node.fh, |_, o| o.rights(cred, want, &when.any_age()))?;
+        if !want.access.is_empty() {
+            trail.along.access = rights(want.access);
+        }
+        if want.read_bytes > 0 && rights(Access::READ) == Some(Access::READ) {
+            trail.along.first = self.held_start(&node.fh, &node.attrs, want.read_bytes);
+        }
+        trail
+    }
+
+    /// The first bytes of a file that is completely in memory, in the version of these attributes.
+    pub(super) fn held_start(&self, fh: &Fh, attrs: &Attrs, most_bytes: u32) -> Option<Read> {
+        let version = Version { change: attrs.attr.change, asked: self.clock.of(attrs.asked), leased: None };
+        let same = |v: &Version| (v.change, v.asked) == (version.change, version.asked);
+        let version = self.table.with(fh, |_, o| o.version()).filter(same).unwrap_or(version);
+        let held = self.contents.find(fh, version, &self.counters)?;
+        let len = held.len().min(most_bytes as usize);
+        Some(Read { data: held.slice(..len).into(), eof: len == held.len() })
+    }
+}
+
+/// Whether the listing of a directory is worth a request: it is unknown, and was not found to be
+/// too long.
+fn wants_listing(dir: &Object) -> bool {
+    dir.dir().is_none_or(|d| !d.is_complete() && d.tried != Some(d.label))
+}

@@ -1,0 +1,209 @@
+//! The last load of a file: the remaining bytes and the delayed attributes, in one call.
+//!
+//! The module does not know when that happens. A load is the last under these conditions:
+//!
+//! - No bytes of the file are in flight.
+//! - All dirty bytes are to be sent.
+//! - They have one origin and no gaps, and fit into one WRITE.
+//!
+//! The bytes are then sent with the attributes, stable, without a COMMIT. Bytes with gaps are sent
+//! like all others, with many WRITEs in flight and one COMMIT.
+//!
+//! A modification time is sent after all bytes that were written before it. It is also sent after a
+//! commit of the bytes that the layer below still keeps, because a second write would change the
+//! time. Permissions and access times wait for no bytes. A continuous writer, or bytes that a full
+//! server refuses, cannot keep them from the server.
+
+use super::deferred::Deferred;
+use super::extents::{Extents, Flight, Rules};
+use super::file::{File, State};
+use super::stats::Counters;
+use super::{WriteBack, is_final};
+use hither_vfs::{Error, File as At, RequestContext, Stability};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// The next load of a worker.
+pub(super) enum Load {
+    /// One piece.
+    One(Flight, Stability),
+    /// All remaining bytes with attributes, or attributes that are independent of bytes.
+    Last(Option<Flight>, Deferred),
+}
+
+/// The fate of attributes after an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// They are sent again.
+    Waits,
+    /// They are given up, and a program that set them gets the error.
+    Lost,
+    /// A time that a program saw is given up. No program asked for the call.
+    Unasked,
+}
+
+impl State {
+    /// Whether attributes are to be sent that have no bytes before them.
+    pub fn has_deferred_alone(&self, rules: Rules) -> bool {
+        self.deferred.is_due() && !self.extents.is_flying() && !self.extents.has_work(rules)
+    }
+
+    /// Whether something can be sent now. No bytes are sent together with a modification time,
+    /// because a later write would change the time.
+    pub fn has_load(&self) -> bool {
+        if self.losing_name {
+            return false;
+        }
+        let work =
+            |rules| self.extents.has_work(rules) || self.has_deferred_alone(rules) || self.deferred.is_free();
+        self.deferred.is_pressing() || !self.deferred.holds() && self.rules().is_some_and(work)
+    }
+
+    /// The next load. `alone`: no other client can change the file before the load arrives, or the
+    /// load is refused.
+    pub fn load(&mut self, alone: bool) -> Option<Load> {
+        if self.losing_name {
+            return None;
+        }
+        if self.deferred.is_pressing() {
+            return Some(Load::Last(None, self.deferred.take_free()?));
+        }
+        let rules = self.rules().filter(|_| !self.deferred.holds())?;
+        if self.has_deferred_alone(rules) || self.goes_together(rules) {
+            let deferred = self.deferred.take()?;
+            return Some(Load::Last(self.extents.take_whole(rules), deferred));
+        }
+        if let Some(deferred) = self.deferred.take_free() {
+            return Some(Load::Last(None, deferred));
+        }
+        let rules = self.rules_alone().filter(|_| alone).unwrap_or(rules);
+        let flight = self.extents.take(rules)?;
+        // A flight that is valid under a delegation only is stable, so that the layer below does
+        // not keep it for another attempt.
+        let stable = flight.filled || self.stable && flight.last && !self.unstable;
+        self.unstable |= !stable;
+        Some(Load::One(flight, if stable { Stability::Stable } else { Stability::Unstable }))
+    }
+
+    /// Whether all bytes and the attributes may be sent in one call.
+    fn goes_together(&self, rules: Rules) -> bool {
+        let by = self.deferred.waiting().filter(|_| self.deferred.is_due()).map(|o| &o.by.cred);
+        by.is_some() && !self.unstable && self.extents.is_last(rules) && self.extents.first_cred() == by
+    }
+}
+
+impl Extents {
+    /// Whether all bytes fit into one flight.
+    fn is_last(&self, rules: Rules) -> bool {
+        rules.hold_from == u64::MAX
+            && !self.is_flying()
+            && self.runs() == 1
+            && self.bytes() <= self.chunk_bytes()
+            && self.is_one(rules.flush_to)
+    }
+}
+
+impl WriteBack {
+    /// Sends a last load.
+    pub(super) async fn finish(&self, file: &Arc<File>, flight: Option<Flight>, deferred: Deferred) {
+        let cx = RequestContext::new(deferred.by.cred.clone());
+        let open = flight.as_ref().map_or(deferred.by.open, |f| f.origin.open);
+        // The open may have ended before its attributes, when a call that was to replace them
+        // failed.
+        let open = file.state.lock().errors.access(open).map(|_| open);
+        let at = At { fh: &file.fh, open };
+        let last = flight.is_none() && deferred.set.mtime.is_some();
+        if last && std::mem::take(&mut file.state.lock().unstable) {
+            // The program's fsync or close returns an error of the commit. The attributes are set
+            // in any case.
+            if let Err(e) = self.commit_journaled(&cx, file, open).await {
+                let mut s = file.state.lock();
+                s.unstable = true;
+                s.errors.record(e);
+            }
+        }
+        // Whether another own change is in flight meanwhile.
+        let flights = usize::from(flight.is_some());
+        let only = |s: &State| s.view.through == 0 && s.extents.flying() == flights;
+        let before = {
+            let s = file.state.lock();
+            only(&s).then(|| s.extents.taken())
+        };
+        let (flight, piece) = match flight {
+            Some(f) => (Some((f.id, f.start_bytes, f.data.len() as u64)), Some((f.start_bytes, f.data))),
+            None => (None, None),
+        };
+        let (_, start, len) = flight.unwrap_or_default();
+        let call = self.below.finish(&cx, at, piece, &deferred.set);
+        let sent = match self.touching(&[Some(&file.fh)], call).await {
+            Ok(f) if f.wrote.bytes == 0 && len > 0 => {
+                Err(Error::because(libc::EIO, "the server writes no bytes"))
+            }
+            sent => sent,
+        };
+        let done = match sent {
+            Ok(done) => done,
+            Err(e) => return self.not_sent(file, flight.map(|(id, _, len)| (id, len)), true, e),
+        };
+        let wrote = done.wrote.bytes.min(len);
+        Counters::add(&self.counters.writes_out, flights as u64);
+        Counters::add(&self.counters.bytes_out, wrote);
+        Counters::add(&self.counters.finishes, 1);
+        let whole = wrote == len;
+        let refused = done.set.err().filter(|_| whole);
+        self.with(file, |s| {
+            let alone = only(s) && before == Some(s.extents.taken());
+            if let Some((id, ..)) = flight {
+                s.extents.landed(id, wrote);
+                s.journal.landed(id, wrote, false, done.wrote.attrs.as_ref());
+            }
+            if let Some(attrs) = done.wrote.attrs.as_ref().filter(|_| whole && refused.is_none()) {
+                s.journal.told_after(attrs);
+            }
+            let end = if wrote > 0 { start + wrote } else { 0 };
+            let (now, attrs) = (Instant::now(), done.wrote.attrs.as_ref());
+            s.view.changed(now, end, attrs, alone);
+            if flight.is_some() {
+                s.backoff = None;
+            }
+            match whole {
+                true if refused.is_some() => {}
+                true => {
+                    s.deferred.landed(now, attrs);
+                    if deferred.set.mtime.is_some() && s.extents.is_clean() {
+                        // The server's times are the requested ones.
+                        s.view.time = None;
+                        self.keep_seen(file, s, attrs);
+                    }
+                }
+                false => s.deferred_failed(),
+            }
+        });
+        if let Some(e) = refused {
+            self.not_sent(file, None, true, e);
+        }
+        file.changed.notify_waiters();
+    }
+
+    /// Gives up attributes that the server refuses for good.
+    pub(super) fn refuse_deferred(&self, s: &mut State, e: &Error) -> Refusal {
+        let is_final = is_final(e.errno) || matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS);
+        // No program asked for a seen time, so no call fails for it and no later attempt sets it
+        // over another client's change.
+        if !is_final && !s.deferred.sends_seen_time() {
+            s.deferred_failed();
+            return Refusal::Waits;
+        }
+        match s.deferred.refused() {
+            Some(seen) if seen.is_seen_time() => {
+                if is_final {
+                    // The server's times apply, also to later files of this user.
+                    self.owners.write().retain(|(_, uid)| *uid != seen.by.cred.uid);
+                }
+                s.seen = None;
+                Refusal::Unasked
+            }
+            _ => Refusal::Lost,
+        }
+    }
+}
