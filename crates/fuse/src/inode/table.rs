@@ -166,7 +166,7 @@ impl Inodes {
 
     /// Notes that `node` is a new object: an inode with its identity and another handle belongs to
     /// a removed object.
-    pub fn is_new(&self, node: &Node) {
+    pub fn note_new(&self, node: &Node) {
         let ident = self.ident(&node.fh, &node.attrs.attr);
         let mut t = self.table.lock();
         let former = t.by_ident.get(&ident).and_then(|id| t.by_id.get(id));

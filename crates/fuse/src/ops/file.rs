@@ -193,7 +193,7 @@ impl Call {
         let dir_fh = dir.fh();
         let opened = self.session.vfs.open(&self.cx(), PathRef::name(&dir_fh, &name), &how).await?;
         if opened.created {
-            self.session.inodes.is_new(&opened.node);
+            self.session.inodes.note_new(&opened.node);
         } else {
             self.doubt_others(&dir, &name, &opened.node).await;
             if let Err(e) = self.may_create_over(&dir, &opened.node.attrs.attr) {

@@ -64,7 +64,7 @@ impl Call {
         made: &Made,
         asked: crate::inode::Moment,
     ) -> Result<Answer> {
-        self.session.inodes.is_new(&made.node);
+        self.session.inodes.note_new(&made.node);
         self.entry_answer(dir, (name, self.now_named()), &made.node, asked).await.map(|(answer, _)| answer)
     }
 

@@ -3,7 +3,7 @@
 //! ends see silence.
 
 use crate::common::{
-    HITHER, Said, daemons, own_mount_namespace, own_network_namespace, pause, run, wait_for,
+    HITHER, Said, daemons, lists_port, own_mount_namespace, own_network_namespace, pause, run, wait_for,
 };
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -209,7 +209,7 @@ impl World {
     /// Whether rpcbind in the network namespace gives the port of mountd.
     fn is_registered(&self, net: &str) -> bool {
         let out = run(Command::new("nsenter").args([net, "--", "rpcinfo", "-p", "127.0.0.1"])).out;
-        out.contains(&format!(" 3   tcp{:>7} ", 20048))
+        lists_port(&out, 20048)
     }
 
     /// Kills the server with SIGKILL.

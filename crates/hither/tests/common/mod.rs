@@ -82,6 +82,11 @@ pub fn pause(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
+/// Whether the output of `rpcinfo -p` has version 3 of a program at a TCP port.
+pub fn lists_port(listing: &str, port: u16) -> bool {
+    listing.contains(&format!(" 3   tcp{port:>7} "))
+}
+
 /// A nfs-ganesha in its own network, mount and process name spaces. The name spaces end with this
 /// value.
 pub struct Ganesha {
@@ -153,7 +158,7 @@ impl Ganesha {
         wait_for(&format!("ganesha, see {}", path.display()), 60, || {
             // It listens before it registers its programs, and mounts ask rpcbind for both.
             let registered = run(self.inside("rpcinfo").args(["-p", "127.0.0.1"])).out;
-            [2049, 20048].iter().all(|port| registered.contains(&format!(" 3   tcp{port:>7} ")))
+            lists_port(&registered, 2049) && lists_port(&registered, 20048)
         });
     }
 

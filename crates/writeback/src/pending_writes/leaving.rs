@@ -88,9 +88,7 @@ impl WriteBack {
         }
         Some(Losing { layer: self.this(), file, is_done: false, _gate: gate })
     }
-}
 
-impl WriteBack {
     /// Whether bytes that waited for the end of a delegation have none any more.
     pub(super) fn has_lost_delegation(&self, file: &File) -> bool {
         self.options.delegated_close && !self.may_wait(&file.fh)
@@ -100,6 +98,11 @@ impl WriteBack {
 impl Losing {
     pub fn fh(&self) -> &Fh {
         &self.file.fh
+    }
+
+    /// Ends a successful removal.
+    pub fn removed(mut self) {
+        self.is_done = true;
     }
 
     /// Ends a removal that failed. The delegation may have been returned with it, and other clients
@@ -112,13 +115,6 @@ impl Losing {
             // The file records its errors.
             let _ = layer.flush(&file, Reason::Recall, true).await;
         }
-    }
-}
-
-impl Losing {
-    /// Ends a successful removal.
-    pub fn removed(mut self) {
-        self.is_done = true;
     }
 }
 
