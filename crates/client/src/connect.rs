@@ -8,7 +8,7 @@ use crate::error::MountError;
 use crate::v4::{Delegated, V4};
 use crate::{LookupCache, Options, Version, nqnfs, v3};
 use hither_rpc::{Connect, Endpoint, Stats, TcpConnect};
-use hither_vfs::{Env, Vfs};
+use hither_vfs::{Env, LeaseAuthority, Vfs};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Connected {
     /// The file system.
     pub vfs: Arc<dyn Vfs>,
+    /// Which data may be cached.
+    pub leases: Arc<dyn LeaseAuthority>,
     /// The version in use.
     pub version: Version,
     /// The server's address.
@@ -111,12 +113,13 @@ async fn negotiate(options: &Options, env: &Env) -> Result<Connected, MountError
 async fn connect_version(options: &Options, env: &Env, version: Version) -> Result<Connected, MountError> {
     let stats = Arc::new(Stats::new());
     if version.is_stateless() {
-        let v3::Mount3 { vfs, server, rsize_bytes, wsize_bytes, lookup_cache } = match version {
+        let v3::Mount3 { vfs, leases, server, rsize_bytes, wsize_bytes, lookup_cache } = match version {
             Version::Nqnfs => nqnfs::connect_nqnfs(options, env, stats.clone()).await?,
             _ => v3::connect_v3(options, env, stats.clone()).await?,
         };
         return Ok(Connected {
             vfs,
+            leases,
             version,
             server,
             rsize_bytes,
@@ -143,8 +146,9 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
                 let (rsize_bytes, wsize_bytes) = v4.transfer_sizes();
                 let lookup_cache = v4.lookup_cache();
                 let (session, delegated) = (v4.session_limits(), Some(v4.delegated()));
-                let vfs: Arc<dyn Vfs> = Arc::new(v4);
+                let vfs = Arc::new(v4);
                 return Ok(Connected {
+                    leases: vfs.clone(),
                     vfs,
                     version,
                     server,

@@ -38,8 +38,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, ConsistencyDomain, Creation, Data, DirPage, Error, Fh, File, FileRange,
-    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
+    Access, Attrs, ChangeInfo, Creation, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat,
+    LeaseAuthority, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
     Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr,
     Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, create_in_steps,
     create_many_in_steps, finish_in_steps, remove_many_in_steps,
@@ -82,19 +82,7 @@ impl std::ops::Deref for V3 {
 }
 
 #[async_trait]
-impl Vfs for V3 {
-    async fn root(&self, cx: &RequestContext) -> Result<Node> {
-        self.node(cx, self.root.clone(), None).await
-    }
-
-    fn peek(&self, _: &RequestContext, _: PathRef<'_>) -> Option<WalkResult> {
-        None
-    }
-
-    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
-        patient(cx, self.walk_path(cx, at, want)).await
-    }
-
+impl LeaseAuthority for V3 {
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
         // The protocol reserves no room.
         self.leases().filter(|leases| leases.is_for_writing(fh)).map(|_| u64::MAX)
@@ -114,9 +102,20 @@ impl Vfs for V3 {
     fn is_noncacheable(&self, fh: &Fh) -> bool {
         self.leases().is_some_and(|leases| leases.is_noncacheable(fh))
     }
+}
 
-    fn consistency_domain(&self, _fh: &Fh) -> ConsistencyDomain {
-        ConsistencyDomain::default()
+#[async_trait]
+impl Vfs for V3 {
+    async fn root(&self, cx: &RequestContext) -> Result<Node> {
+        self.node(cx, self.root.clone(), None).await
+    }
+
+    fn peek(&self, _: &RequestContext, _: PathRef<'_>) -> Option<WalkResult> {
+        None
+    }
+
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
+        patient(cx, self.walk_path(cx, at, want)).await
     }
 
     async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {

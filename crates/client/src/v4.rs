@@ -61,8 +61,8 @@ use core::Core;
 use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, ConsistencyDomain, Creation, Data, DirPage, Env, Error, Fh, File, FileRange,
-    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow,
+    Access, Attrs, ChangeInfo, Creation, Data, DirPage, Env, Error, Fh, File, FileRange, Finished, FsStat,
+    LeaseAuthority, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow,
     OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek,
     SetAttr, Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, create_in_steps,
     finish_in_steps,
@@ -180,18 +180,12 @@ fn each<T>(answers: Result<Vec<Result<T>>>, objects: &[Fh]) -> Vec<Result<T>> {
 }
 
 #[async_trait]
-impl Vfs for V4 {
-    async fn root(&self, cx: &RequestContext) -> Result<Node> {
-        detached!(self, cx, |core, cx| async {
-            let fh = core.facts().root.clone();
-            Ok(Node { attrs: core.getattr(&cx, &fh).await?, fh })
-        })
-    }
-
+impl LeaseAuthority for V4 {
     fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
         self.core.delegated_bytes(fh)
     }
 
+    // NFSv4 promises close-to-open consistency, so delayed writes need no delegation until close.
     fn can_cache_writes(&self, _fh: &Fh) -> bool {
         true
     }
@@ -203,9 +197,15 @@ impl Vfs for V4 {
     fn is_noncacheable(&self, _fh: &Fh) -> bool {
         false
     }
+}
 
-    fn consistency_domain(&self, _fh: &Fh) -> ConsistencyDomain {
-        ConsistencyDomain::default()
+#[async_trait]
+impl Vfs for V4 {
+    async fn root(&self, cx: &RequestContext) -> Result<Node> {
+        detached!(self, cx, |core, cx| async {
+            let fh = core.facts().root.clone();
+            Ok(Node { attrs: core.getattr(&cx, &fh).await?, fh })
+        })
     }
 
     fn peek(&self, _: &RequestContext, _: PathRef<'_>) -> Option<WalkResult> {

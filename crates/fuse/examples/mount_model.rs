@@ -1,7 +1,7 @@
 //! Mounts the in-memory reference file system: `mount_model DIR [validity in ms] [threads]`. It
 //! ends when it is unmounted. For manual tests and test suites of the frontend, without a server.
 
-use hither_fuse::{Config, mount};
+use hither_fuse::{Config, Layers, mount};
 use hither_vfs::{Env, model::Model};
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let env = Env { random: Arc::new(|| 4), wall: Arc::new(wall) };
     let model = Arc::new(Model::new(env, validity, 1 << 40));
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
-        let mounted = mount(Path::new(&dir), config, model.clone()).await?;
+        let mounted = mount(Path::new(&dir), config, Layers::alone(model.clone())).await?;
         println!("mounted on {dir}, device {:?}", mounted.device());
         mounted.wait().await;
         for c in mounted.stats() {

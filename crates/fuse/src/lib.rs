@@ -42,7 +42,7 @@ mod trace;
 mod watch;
 
 pub use hint::HintStats;
-pub use mount::{CloseWaits, Config, MountError, Mounted, mount};
+pub use mount::{CloseWaits, Config, Layers, MountError, Mounted, mount};
 pub use recent::{RecentCall, RecentCalls};
 pub use stats::OpCount;
 pub use trace::{Record, Traced, TracedCall, TracedFile};

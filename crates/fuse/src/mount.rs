@@ -7,7 +7,7 @@ use crate::recent::{RecentCall, RecentCalls};
 use crate::session::{Phase, Session};
 use crate::stats::OpCount;
 use crate::trace::{Record, Traced};
-use hither_vfs::{Fh, Name, Vfs};
+use hither_vfs::{ConsistencyDomains, Fh, LeaseAuthority, Name, NoLeases, Vfs};
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -19,6 +19,24 @@ use tokio::sync::watch;
 
 /// Type of the mounted file system in mount(8) and findmnt(8), for `-t hither`.
 const FS_TYPE: &str = "fuse.hither";
+
+/// The layers below a mount.
+#[derive(Clone)]
+pub struct Layers {
+    /// The top layer.
+    pub vfs: Arc<dyn Vfs>,
+    /// Which data may be cached.
+    pub leases: Arc<dyn LeaseAuthority>,
+    /// The consistency domains of the objects; `None`: all are in one.
+    pub domains: Option<Arc<dyn ConsistencyDomains>>,
+}
+
+impl Layers {
+    /// A file system without leases and with one consistency domain.
+    pub fn alone(vfs: Arc<dyn Vfs>) -> Self {
+        Self { vfs, leases: Arc::new(NoLeases), domains: None }
+    }
+}
 
 /// Settings of a mount.
 #[derive(Debug, Clone)]
@@ -59,10 +77,10 @@ pub struct Config {
     /// looks up each name of a path for each call.
     pub strict: bool,
     /// The rules of `strict` also hold for single files that the layer below names
-    /// ([`Vfs::consistency_domain`](hither_vfs::Vfs::consistency_domain)).
+    /// ([`ConsistencyDomains`]).
     pub strict_parts: bool,
     /// Other clients may start to use a file so that its data must not be cached
-    /// ([`Vfs::is_noncacheable`](hither_vfs::Vfs::is_noncacheable)), also while it is open. The
+    /// ([`LeaseAuthority::is_noncacheable`]), also while it is open. The
     /// kernel then requests attributes before each read(2) without valid ones. It drops the pages
     /// of a file when its times have changed.
     pub may_be_shared: bool,
@@ -92,7 +110,7 @@ pub enum CloseWaits {
     /// All closes.
     Always,
     /// Closes of files that other clients may read meanwhile
-    /// ([`Vfs::delegated_bytes`](hither_vfs::Vfs::delegated_bytes)).
+    /// ([`LeaseAuthority::delegated_bytes`]).
     UnlessDelegated,
     /// No close.
     Never,
@@ -171,22 +189,22 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Mounts `vfs` on `dir`. Returns when programs can use the mount. Must run inside a tokio runtime
+/// Mounts `layers` on `dir`. Returns when programs can use the mount. Must run inside a tokio runtime
 /// with time enabled, which then serves the mount.
 ///
-/// After the end of the mount ([`Mounted::wait`]) all opens of `vfs` are closed. The caller calls
+/// After the end of the mount ([`Mounted::wait`]) all opens of `layers.vfs` are closed. The caller calls
 /// [`Vfs::shutdown`].
 ///
 /// # Errors
 /// See [`MountError`]. After an error nothing is mounted.
-pub async fn mount(dir: &Path, config: Config, vfs: Arc<dyn Vfs>) -> Result<Mounted, MountError> {
+pub async fn mount(dir: &Path, config: Config, layers: Layers) -> Result<Mounted, MountError> {
     let withdrawer = Arc::new(Revoker::default());
-    vfs.subscribe(withdrawer.clone());
-    let root = vfs.root(&Session::own_cx()).await.map_err(MountError::Root)?;
+    layers.vfs.subscribe(withdrawer.clone());
+    let root = layers.vfs.root(&Session::own_cx()).await.map_err(MountError::Root)?;
     let (path, options) = (dir.to_owned(), config.clone());
     let attach = move || attach(&path, &options);
     let (device, dir) = blocking("cannot mount", attach).await?;
-    let session = Session::new(device, config, vfs, (&root, &dir), tokio::runtime::Handle::current());
+    let session = Session::new(device, config, layers, (&root, &dir), tokio::runtime::Handle::current());
     withdrawer.serves(&session);
     let mut phase = session.phase();
     let detach_on_error = |e| {

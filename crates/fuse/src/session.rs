@@ -17,7 +17,7 @@ use crate::in_use::Removed;
 use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
 use crate::local::LocalReads;
-use crate::mount::Config;
+use crate::mount::{Config, Layers};
 use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
 use crate::recent::Recent;
@@ -27,7 +27,8 @@ use crate::trace::{Answered, Tracer};
 use crate::watch::{self, Watch};
 use bytes::Bytes;
 use hither_vfs::{
-    Asks, Attr, Attrs, ConsistencyDomain, Cred, Fh, File, FileKind, FsStat, RequestContext, Result, Vfs,
+    Asks, Attr, Attrs, ConsistencyDomain, Cred, Fh, File, FileKind, FsStat, LeaseAuthority, RequestContext,
+    Result, Vfs,
 };
 use parking_lot::Mutex;
 use std::future::Future;
@@ -66,6 +67,8 @@ const UNREAD_MAX_BYTES: usize = 64 << 20;
 /// The state of all threads and calls of a mount.
 pub(crate) struct Session {
     pub vfs: Arc<dyn Vfs>,
+    /// Which data may be cached.
+    pub authority: Arc<dyn LeaseAuthority>,
     pub config: Config,
     pub inodes: Inodes,
     pub files: Handles<OpenFile>,
@@ -145,15 +148,16 @@ impl Session {
     pub fn new(
         device: Device,
         config: Config,
-        vfs: Arc<dyn Vfs>,
+        layers: Layers,
         (root, at): (&hither_vfs::Node, &Path),
         rt: Handle,
     ) -> Arc<Self> {
         let device = Arc::new(device);
         let last_root = Mutex::new(Some(root.attrs.clone()));
         Arc::new(Self {
-            inodes: Inodes::new(root, Some(vfs.clone())),
-            vfs,
+            inodes: Inodes::new(root, layers.domains),
+            vfs: layers.vfs,
+            authority: layers.leases,
             files: Handles::default(),
             dirs: Handles::default(),
             calls: Calls::new(config.interrupt_patience),

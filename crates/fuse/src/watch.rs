@@ -190,7 +190,7 @@ async fn look(session: &Session, due: &Due) {
             inode.entries_hold(None);
             session.drop_pages(inode.id).await;
         }
-    } else if session.vfs.is_noncacheable(&inode.fh()) && inode.postpone(now) {
+    } else if session.authority.is_noncacheable(&inode.fh()) && inode.postpone(now) {
         // The kernel asks before each read(2), and a check would recall the file from its writer.
         // Only mappings need the check.
     } else if inode.is_due(now)

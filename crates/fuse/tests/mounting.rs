@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Gate, mounted, mounted_with};
-use hither_fuse::{Config, MountError, mount};
+use hither_fuse::{Config, Layers, MountError, mount};
 use std::fs;
 use std::path::Path;
 
@@ -40,7 +40,7 @@ fn wrong_mount_points_are_refused() {
     fs::write(m.path("file"), b"").unwrap();
     let attempt = |dir: &str| {
         let gate = Gate::new(m.model.clone());
-        m.rt.block_on(mount(&m.path(dir), Config::default(), gate)).unwrap_err()
+        m.rt.block_on(mount(&m.path(dir), Config::default(), Layers::alone(gate))).unwrap_err()
     };
     let missing = attempt("none");
     assert!(matches!(missing, MountError::NoSuchDirectory(_)));
@@ -59,7 +59,7 @@ fn failing_root_is_not_mounted() {
     fs::create_dir(&dir).unwrap();
     let gate = Gate::new(m.model.clone());
     gate.fail("root", libc::EACCES);
-    let e = m.rt.block_on(mount(&dir, Config::default(), gate)).unwrap_err();
+    let e = m.rt.block_on(mount(&dir, Config::default(), Layers::alone(gate))).unwrap_err();
     assert!(matches!(e, MountError::Root(_)));
     assert_eq!(mountinfo(&dir), "");
     m.end();
@@ -79,7 +79,8 @@ fn nested_mount_works() {
     let Some(m) = mounted(1000) else { return };
     let dir = m.path("inner");
     fs::create_dir(&dir).unwrap();
-    let inner = m.rt.block_on(mount(&dir, Config::default(), Gate::new(m.model.clone()))).unwrap();
+    let inner =
+        m.rt.block_on(mount(&dir, Config::default(), Layers::alone(Gate::new(m.model.clone())))).unwrap();
     fs::write(dir.join("f"), b"seen twice").unwrap();
     assert_eq!(fs::read(m.path("f")).unwrap(), b"seen twice");
     inner.unmount(false).unwrap();

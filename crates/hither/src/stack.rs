@@ -17,11 +17,11 @@ use crate::options::{Versions, Wanted};
 use crate::report::{Counters, MountPart, Report};
 use crate::trace::Trace;
 use hither_cache::data::DataCache;
-use hither_fuse::{CloseWaits, Record};
+use hither_fuse::{CloseWaits, Layers, Record};
 use hither_nfs::v4::Delegated;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_socket::Programs;
-use hither_vfs::{Cred, Env, RequestContext, Vfs};
+use hither_vfs::{Cred, Env, RequestContext};
 use hither_writeback::pending_creates::{PendingCreates, PendingCreatesOptions};
 use hither_writeback::pending_removes::{PendingRemoves, PendingRemovesOptions};
 use hither_writeback::wal::Wal;
@@ -177,11 +177,12 @@ impl Client {
         }
     }
 
-    /// The top layer.
-    fn top(&self) -> Arc<dyn Vfs> {
+    /// The layers for a frontend. No other client uses a file system with delayed names, so it
+    /// needs no leases.
+    fn layers(&self) -> Layers {
         match &self.pending_creates {
-            Some(pending_creates) => pending_creates.clone(),
-            None => self.parts.top(),
+            Some(pending_creates) => Layers::alone(pending_creates.clone()),
+            None => self.parts.layers(),
         }
     }
 
@@ -207,7 +208,7 @@ impl Client {
             )
             .await;
         }
-        self.top().shutdown(&cx).await
+        self.layers().vfs.shutdown(&cx).await
     }
 
     /// The notices of the mount: the outcome of delayed writes from before a crash.
@@ -307,7 +308,7 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         passthrough: client.disk.is_some() && job.wanted.is_frozen(),
         ..hither_fuse::Config::default()
     };
-    hither_fuse::mount(dir, config, client.top()).await.map_err(|e| match e {
+    hither_fuse::mount(dir, config, client.layers()).await.map_err(|e| match e {
         hither_fuse::MountError::NotRoot => Failure::usage(e.to_string()),
         hither_fuse::MountError::NoSuchDirectory(_)
         | hither_fuse::MountError::NotDirectory(_)
@@ -336,7 +337,8 @@ pub async fn programs(
         max_io_bytes: c.rsize_bytes.min(c.wsize_bytes).clamp(4096, MAX_IO_BYTES),
         lends: client.disk.is_some() && job.wanted.is_frozen(),
     };
-    Programs::start(listener, client.top(), mounted.map(hither_fuse::Mounted::invalidator), options).await
+    Programs::start(listener, client.layers().vfs, mounted.map(hither_fuse::Mounted::invalidator), options)
+        .await
 }
 
 /// The flags of mount(2), without SYNCHRONOUS. That flag is for file systems in the kernel; here

@@ -1,7 +1,8 @@
 //! Parts of a mount with separate consistency rules.
 
-/// The consistency domain of an object
-/// ([`Vfs::consistency_domain`](crate::Vfs::consistency_domain)).
+use crate::Fh;
+
+/// The consistency domain of an object ([`ConsistencyDomains`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConsistencyDomain {
     /// Number of the consistency domain. Every layer treats objects of consistency domains with
@@ -21,4 +22,10 @@ pub enum Asks {
     WhenOver,
     /// At each call.
     Always,
+}
+
+/// Knows the consistency domains of a file system with several of them.
+pub trait ConsistencyDomains: Send + Sync + 'static {
+    /// The consistency domain that an object belongs to. Never waits.
+    fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain;
 }

@@ -24,30 +24,7 @@ macro_rules! delegate {
             $this.$($to)+.subscribe(upcalls);
         }
     };
-    (@op delegated_bytes, $this:ident, ($($to:tt)+)) => {
-        fn delegated_bytes(&$this, fh: &$crate::Fh) -> Option<u64> {
-            $this.$($to)+.delegated_bytes(fh)
-        }
-    };
-    (@op can_cache_writes, $this:ident, ($($to:tt)+)) => {
-        fn can_cache_writes(&$this, fh: &$crate::Fh) -> bool {
-            $this.$($to)+.can_cache_writes(fh)
-        }
-    };
-    (@op is_noncacheable, $this:ident, ($($to:tt)+)) => {
-        fn is_noncacheable(&$this, fh: &$crate::Fh) -> bool {
-            $this.$($to)+.is_noncacheable(fh)
-        }
-    };
-    (@op consistency_domain, $this:ident, ($($to:tt)+)) => {
-        fn consistency_domain(&$this, fh: &$crate::Fh) -> $crate::ConsistencyDomain {
-            $this.$($to)+.consistency_domain(fh)
-        }
-    };
 
-    (@op request_write_caching, $($to:tt)+) => {
-        $crate::delegate!(@fn request_write_caching<'a>(fh: &'a $crate::Fh) -> bool, $($to)+);
-    };
     (@op root, $($to:tt)+) => {
         $crate::delegate!(@fn root<>() -> $crate::Result<$crate::Node>, $($to)+);
     };
@@ -340,43 +317,6 @@ macro_rules! delegate {
     };
 }
 
-/// The lease calls of a [`Vfs`](crate::Vfs) without leases, inside its `impl`. Writes may be
-/// delayed, no other client is known, and all objects belong to one consistency domain.
-#[macro_export]
-macro_rules! without_leases {
-    () => {
-        fn delegated_bytes(&self, _fh: &$crate::Fh) -> Option<u64> {
-            None
-        }
-
-        fn can_cache_writes(&self, _fh: &$crate::Fh) -> bool {
-            true
-        }
-
-        fn request_write_caching<'this, 'cx, 'a, 'call>(
-            &'this self,
-            _cx: &'cx $crate::RequestContext,
-            _fh: &'a $crate::Fh,
-        ) -> ::std::pin::Pin<Box<dyn Future<Output = bool> + Send + 'call>>
-        where
-            'this: 'call,
-            'cx: 'call,
-            'a: 'call,
-            Self: 'call,
-        {
-            Box::pin(async { true })
-        }
-
-        fn is_noncacheable(&self, _fh: &$crate::Fh) -> bool {
-            false
-        }
-
-        fn consistency_domain(&self, _fh: &$crate::Fh) -> $crate::ConsistencyDomain {
-            $crate::ConsistencyDomain::default()
-        }
-    };
-}
-
 #[cfg(test)]
 mod tests {
     use crate::model::Model;
@@ -397,8 +337,7 @@ mod tests {
     #[async_trait]
     impl Vfs for Nothing {
         delegate!(self.below;
-            root, peek, delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable,
-            consistency_domain, walk, parent, getattr, getattr_many, revalidate_many, read_many, list_many,
+            root, peek, walk, parent, getattr, getattr_many, revalidate_many, read_many, list_many,
             setattr, access, readlink, open, close, read, write, finish, commit, create_whole, create_many,
             mkdir, mknod, symlink, link, unlink, rmdir, remove_many, rename, readdir, statfs, getxattr,
             setxattr, listxattr, removexattr, lock, unlock, test_lock, seek, allocate, deallocate, copy,
@@ -422,10 +361,5 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(model.getattr(&cx, file).await.unwrap().attr.size_bytes, 4);
-        assert!(
-            over.can_cache_writes(&root)
-                && over.request_write_caching(&cx, &root).await
-                && !over.is_noncacheable(&root)
-        );
     }
 }

@@ -20,6 +20,7 @@ mod error;
 mod extra;
 mod handle;
 mod invalidator;
+mod lease_authority;
 mod many;
 pub mod model;
 mod ops;
@@ -32,13 +33,14 @@ pub use attr::{
     Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time, Validity,
     bytes_prove_reading,
 };
-pub use consistency_domain::{Asks, ConsistencyDomain};
+pub use consistency_domain::{Asks, ConsistencyDomain, ConsistencyDomains};
 pub use context::{Answered, CALL_MAX_BYTES, Cred, Env, RequestContext};
 pub use data::{Data, Slice};
 pub use error::{Error, Result};
 pub use extra::{Extra, Pipe, ReadPiped};
 pub use handle::{Fh, Name, PathRef};
 pub use invalidator::{Invalidator, Touched, Work};
+pub use lease_authority::{LeaseAuthority, NoLeases};
 pub use many::{Creation, NewKind, Removal, create_many_in_steps, remove_many_in_steps};
 pub use ops::{
     Access, Along, Backing, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished, LockConflict,

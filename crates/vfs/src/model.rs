@@ -251,8 +251,6 @@ fn wall(env: &Env) -> Time {
 
 #[async_trait]
 impl Vfs for Model {
-    crate::without_leases!();
-
     async fn root(&self, _cx: &RequestContext) -> Result<Node> {
         Ok(self.node(&self.state.lock(), ROOT))
     }

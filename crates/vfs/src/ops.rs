@@ -1,8 +1,8 @@
 //! The [`Vfs`] trait and the types of its calls.
 
 use crate::{
-    Attrs, ChangeInfo, ConsistencyDomain, Creation, Data, Error, Fh, FileKind, FsStat, Moved, Name, PathRef,
-    Removal, RequestContext, Result, SetAttr, Upcalls, Validity,
+    Attrs, ChangeInfo, Creation, Data, Error, Fh, FileKind, FsStat, Moved, Name, PathRef, Removal,
+    RequestContext, Result, SetAttr, Upcalls, Validity,
 };
 use async_trait::async_trait;
 use bitflags::bitflags;
@@ -471,27 +471,6 @@ pub trait Vfs: Send + Sync + 'static {
     /// The answer to [`Vfs::walk`] from cached state. With an empty path the answer is the
     /// attributes of the base. `None` when the server has to be asked. Never waits.
     fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult>;
-
-    /// The length in bytes up to which a file may be closed with unsent data. No other client sees
-    /// the file before [`Upcalls::revoke`] of it has ended. This is a write delegation and its
-    /// limit (RFC 8881 sections 10.4 and 18.16.3). Never waits.
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64>;
-
-    /// Whether the layer above may delay writes to a file. It may when the server keeps other
-    /// clients from the file, or when that is not needed. The layer notes the delay and calls
-    /// [`Upcalls::flush`] in time. Never waits.
-    fn can_cache_writes(&self, fh: &Fh) -> bool;
-
-    /// As [`Vfs::can_cache_writes`], and requests the right from the server when the layer lacks
-    /// it.
-    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool;
-
-    /// Whether other clients use the file so that its data must not be cached. Each read and write
-    /// of the file must then reach this layer. Never waits.
-    fn is_noncacheable(&self, fh: &Fh) -> bool;
-
-    /// The consistency domain that an object belongs to. Never waits.
-    fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain;
 
     /// Looks up a path. A walk that stops early is no error. `Err` means that no step was looked
     /// up.

@@ -102,7 +102,8 @@ use crate::wal::Wal;
 use file::File;
 use flush::Ages;
 use hither_vfs::{
-    Attrs, BoxFuture, Env, Fh, FileKind, Name, Node, RequestContext, Result, Unsent, Upcalls, Vfs,
+    Attrs, BoxFuture, Env, Fh, FileKind, LeaseAuthority, Name, Node, RequestContext, Result, Unsent, Upcalls,
+    Vfs,
 };
 use journal::Uncommitted;
 use parking_lot::{Mutex, RwLock};
@@ -184,6 +185,7 @@ impl Default for WriteBackOptions {
 /// The layer. See the module.
 pub struct WriteBack {
     below: Arc<dyn Vfs>,
+    leases: Arc<dyn LeaseAuthority>,
     options: WriteBackOptions,
     /// The files with state. Locked before a file's state, never across an await.
     files: RwLock<HashMap<Fh, Arc<File>>>,
@@ -216,13 +218,19 @@ pub struct WriteBack {
 impl WriteBack {
     /// A layer over `below` without written bytes. Must be called inside a tokio runtime, because a
     /// task sends old bytes.
-    pub fn new(below: Arc<dyn Vfs>, env: Env, options: WriteBackOptions) -> Arc<Self> {
-        Self::with_journal(below, env, options, None)
+    pub fn new(
+        below: Arc<dyn Vfs>,
+        leases: Arc<dyn LeaseAuthority>,
+        env: Env,
+        options: WriteBackOptions,
+    ) -> Arc<Self> {
+        Self::with_journal(below, leases, env, options, None)
     }
 
     /// Like [`WriteBack::new`], with a journal that has each write before its acknowledgement.
     pub fn with_journal(
         below: Arc<dyn Vfs>,
+        leases: Arc<dyn LeaseAuthority>,
         env: Env,
         options: WriteBackOptions,
         wal: Option<Arc<Wal>>,
@@ -231,6 +239,7 @@ impl WriteBack {
         let ages = Arc::new(Ages::default());
         let this = Arc::new_cyclic(|this: &Weak<Self>| Self {
             below,
+            leases,
             files: RwLock::default(),
             total: AtomicU64::new(0),
             freed: Notify::new(),

@@ -310,8 +310,7 @@ impl DataCache {
 #[async_trait]
 impl Vfs for DataCache {
     hither_vfs::delegate!(self.below;
-        root, peek, delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable,
-        consistency_domain, parent, access, readlink, create_whole, create_many, mkdir, mknod, symlink, rmdir,
+        root, peek, parent, access, readlink, create_whole, create_many, mkdir, mknod, symlink, rmdir,
         statfs, getxattr, listxattr,
     );
 

@@ -296,8 +296,7 @@ fn end_rename(
 #[async_trait]
 impl Vfs for MetadataCache {
     hither_vfs::delegate!(self.below;
-        delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable, consistency_domain, statfs,
-        getxattr, listxattr, shutdown,
+        statfs, getxattr, listxattr, shutdown,
     );
 
     async fn root(&self, cx: &RequestContext) -> Result<Node> {

@@ -12,7 +12,7 @@ use crate::{LookupCache, Options, Recovery};
 use bytes::Bytes;
 use hither_proto::nfs3::{FsinfoArgs, FsinfoOk, GetattrArgs, PORT, PathconfArgs, fsf};
 use hither_rpc::{CallError, Client, ClientConfig, Connect, Endpoint, Mode, RetryPolicy, Stats, TcpConnect};
-use hither_vfs::{Cred, Env, Fh, FileKind, Name, Vfs};
+use hither_vfs::{Cred, Env, Fh, FileKind, LeaseAuthority, Name, Vfs};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -31,6 +31,8 @@ const RECORD_SLACK_BYTES: usize = 16 << 10;
 pub struct Mount3 {
     /// The file system.
     pub vfs: Arc<dyn Vfs>,
+    /// Which data may be cached.
+    pub leases: Arc<dyn LeaseAuthority>,
     /// Address of the server.
     pub server: SocketAddr,
     /// Most bytes of one READ.
@@ -219,7 +221,8 @@ impl V3 {
     pub(crate) fn mounted(self, server: SocketAddr) -> Mount3 {
         let Sizes { rsize_bytes, wsize_bytes, .. } = self.caller.sizes;
         let lookup_cache = self.caller.rules.lookup_cache();
-        Mount3 { vfs: Arc::new(self), server, rsize_bytes, wsize_bytes, lookup_cache }
+        let vfs = Arc::new(self);
+        Mount3 { leases: vfs.clone(), vfs, server, rsize_bytes, wsize_bytes, lookup_cache }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Clock, Ident, Inode, Moment};
 use crate::hint::path::Agreement;
 use bytes::Bytes;
-use hither_vfs::{Attr, ConsistencyDomain, Fh, Name, Node, Vfs};
+use hither_vfs::{Attr, ConsistencyDomain, ConsistencyDomains, Fh, Name, Node};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -20,9 +20,8 @@ const PATH_MAX: usize = 64;
 pub(crate) struct Inodes {
     table: Mutex<Table>,
     root: Arc<Inode>,
-    /// The layer that knows the consistency domains of filehandles; `None`: all are in one
-    /// consistency domain.
-    domains: Option<Arc<dyn Vfs>>,
+    /// The consistency domains; `None`: all objects are in one.
+    domains: Option<Arc<dyn ConsistencyDomains>>,
     /// The clock of the mount's own modifications.
     pub clock: Clock,
 }
@@ -71,10 +70,10 @@ impl std::fmt::Debug for Inodes {
 
 impl Inodes {
     /// A table with the root. `domains` knows the consistency domains of filehandles.
-    pub fn new(root: &Node, domains: Option<Arc<dyn Vfs>>) -> Self {
+    pub fn new(root: &Node, domains: Option<Arc<dyn ConsistencyDomains>>) -> Self {
         let id = crate::abi::ROOT_ID;
         let domain =
-            domains.as_ref().map_or_else(ConsistencyDomain::default, |vfs| vfs.consistency_domain(&root.fh));
+            domains.as_ref().map_or_else(ConsistencyDomain::default, |all| all.consistency_domain(&root.fh));
         let root = Arc::new(Inode::new(id, root, domain));
         let mut table = Table { next: id + 1, ..Default::default() };
         table.by_ident.insert(root.ident, id);
@@ -84,7 +83,7 @@ impl Inodes {
     }
 
     fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain {
-        self.domains.as_ref().map_or_else(ConsistencyDomain::default, |vfs| vfs.consistency_domain(fh))
+        self.domains.as_ref().map_or_else(ConsistencyDomain::default, |all| all.consistency_domain(fh))
     }
 
     /// The identity of an object in this mount.

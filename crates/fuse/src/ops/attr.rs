@@ -27,8 +27,8 @@ impl Call {
     pub(super) async fn getattr(&self, fh: Option<u64>) -> Result<Answer> {
         let inode = self.inode()?;
         let (handle, asked) = (inode.fh(), self.asked());
-        if let Some(fh) =
-            fh.filter(|_| self.session.config.may_be_shared && self.session.vfs.is_noncacheable(&handle))
+        if let Some(fh) = fh
+            .filter(|_| self.session.config.may_be_shared && self.session.authority.is_noncacheable(&handle))
         {
             return self.before_shared_read(&inode, fh).await;
         }

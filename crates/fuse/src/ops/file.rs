@@ -246,7 +246,7 @@ impl Call {
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
         let committed = AtomicU64::new(inode.writes().1);
-        if self.session.vfs.is_noncacheable(&opened.node.fh) {
+        if self.session.authority.is_noncacheable(&opened.node.fh) {
             *first.lock() = None;
         }
         let brings_bytes = first.lock().is_some();
@@ -274,7 +274,7 @@ impl Call {
             // All opens of the file use passthrough, independent of their flags.
             return fopen::PASSTHROUGH;
         }
-        if self.session.is_strict(inode) || self.session.vfs.is_noncacheable(&inode.fh()) {
+        if self.session.is_strict(inode) || self.session.authority.is_noncacheable(&inode.fh()) {
             // Pages of a mapping are no older than the open.
             out |= fopen::DIRECT_IO;
         } else if keep {
@@ -397,7 +397,7 @@ impl Call {
     /// Answers a write to a file that must not be cached, and then drops the kernel's pages of the
     /// file. The kernel ignores an invalidation during the write ([`Call::getattr`]).
     async fn answer_and_drop_shared(&self, inode: &Inode, body: &Body) {
-        if self.session.config.may_be_shared && self.session.vfs.is_noncacheable(&inode.fh()) {
+        if self.session.config.may_be_shared && self.session.authority.is_noncacheable(&inode.fh()) {
             self.pending.answer(Ok(body));
             self.session.drop_pages(inode.id).await;
         }
@@ -409,7 +409,7 @@ impl Call {
         let writes = file.access.contains(OpenAccess::WRITE);
         let waits = match self.session.config.close_waits {
             CloseWaits::Always => true,
-            CloseWaits::UnlessDelegated => self.session.vfs.delegated_bytes(&file.inode.fh()).is_none(),
+            CloseWaits::UnlessDelegated => self.session.authority.delegated_bytes(&file.inode.fh()).is_none(),
             CloseWaits::Never => false,
         };
         let result = match (writes, waits) {

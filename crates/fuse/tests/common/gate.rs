@@ -284,9 +284,8 @@ macro_rules! pass_on {
             }
 
             hither_vfs::delegate!(self.below;
-                delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable, consistency_domain,
-                getattr_many, revalidate_many, read_many, list_many,
-            );
+        getattr_many, revalidate_many, read_many, list_many,
+    );
 
             async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
                 create_many_in_steps(self, cx, dir, new).await

@@ -9,7 +9,7 @@ mod uring;
 #[allow(unused_imports)]
 pub use aio::aio_write;
 pub use gate::Gate;
-use hither_fuse::{Config, Mounted, mount};
+use hither_fuse::{Config, Layers, Mounted, mount};
 use hither_vfs::{Env, Fh, File, Name, PathRef, SetAttr, Vfs, model::Model};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -53,7 +53,7 @@ pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Optio
     let mut config = Config { source: "model:/".into(), mount_flags: 0, ..Config::default() };
     change(&mut config);
     let rt = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let mounted = rt.block_on(mount(&dir, config, gate.clone())).unwrap();
+    let mounted = rt.block_on(mount(&dir, config, Layers::alone(gate.clone()))).unwrap();
     Some(Mount { dir, model, gate, mounted: Some(mounted), rt })
 }
 

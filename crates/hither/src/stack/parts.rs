@@ -6,6 +6,7 @@ use crate::options::{Promise, Wanted};
 use crate::stack::subtrees::{Keep, Stack, Subtrees, Trunk};
 use hither_cache::data::DataCache;
 use hither_cache::metadata::{KnownObject, MetadataCache, MetadataCacheOptions, Prefetch};
+use hither_fuse::Layers;
 use hither_nfs::{Connected, LookupCache, Version};
 use hither_vfs::{Asks, Fh, Name, Vfs};
 use hither_writeback::pending_writes::{WriteBack, WriteBackOptions, WriteBackStats};
@@ -67,18 +68,18 @@ impl Parts {
         for part in w.all_parts() {
             let (trunk, disk) = if part.is_strict() { (&trunk, None) } else { (&kept, disk.as_ref()) };
             let made = Part::new(part, count, &below, trunk.branch(keep(part)), disk);
-            stacks.push(Stack { vfs: made.dirty.clone(), asks: asks(part) });
+            stacks.push(Stack { vfs: made.dirty.clone(), leases: made.dirty.clone(), asks: asks(part) });
             parts.push(made);
         }
         let own = parts.remove(0);
         (Self { own, others: parts, subtrees: Some(Subtrees::new(rules, stacks)) }, disk)
     }
 
-    /// The top layer.
-    pub fn top(&self) -> Arc<dyn Vfs> {
+    /// The layers for a frontend.
+    pub fn layers(&self) -> Layers {
         match &self.subtrees {
-            Some(subtrees) => subtrees.clone(),
-            None => self.own.dirty.clone(),
+            Some(all) => Layers { vfs: all.clone(), leases: all.clone(), domains: Some(all.clone()) },
+            None => Layers { vfs: self.own.dirty.clone(), leases: self.own.dirty.clone(), domains: None },
         }
     }
 
@@ -161,7 +162,8 @@ impl Part {
         // Delayed attributes are not in the journal, so a journal excludes them.
         let delay_attributes = dirty.delay_attributes && below.wal.is_none();
         let dirty = WriteBackOptions { exclusive: w.exclusive, delay_attributes, ..dirty };
-        let dirty = WriteBack::with_journal(meta.clone(), env(), dirty, below.wal.clone());
+        let dirty =
+            WriteBack::with_journal(meta.clone(), connected.leases.clone(), env(), dirty, below.wal.clone());
         Self { meta, dirty }
     }
 }

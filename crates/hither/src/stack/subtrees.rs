@@ -25,7 +25,8 @@ pub use branch::{Keep, Trunk};
 pub use rules::Rules;
 
 use hither_vfs::{
-    Asks, BoxFuture, Error, Fh, File, FileKind, Made, Name, Node, Result, Upcalls, Validity, Vfs,
+    Asks, BoxFuture, Error, Fh, File, FileKind, LeaseAuthority, Made, Name, Node, Result, Upcalls, Validity,
+    Vfs,
 };
 use rules::SubtreeId;
 use std::sync::Arc;
@@ -35,6 +36,8 @@ use std::sync::Arc;
 pub struct Stack {
     /// The top layer.
     pub vfs: Arc<dyn Vfs>,
+    /// Which data of the stack's files may be cached.
+    pub leases: Arc<dyn LeaseAuthority>,
     /// When the stack sends requests to the server.
     pub asks: Asks,
 }

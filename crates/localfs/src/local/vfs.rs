@@ -26,8 +26,6 @@ fn owned(file: File<'_>) -> super::io::FileAt {
 
 #[async_trait]
 impl Vfs for Local {
-    hither_vfs::without_leases!();
-
     async fn root(&self, _cx: &RequestContext) -> Result<Node> {
         self.inner.node(&self.inner.root)
     }

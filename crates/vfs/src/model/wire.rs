@@ -186,7 +186,6 @@ macro_rules! pass_on {
                 out
             }
 
-            crate::without_leases!();
             crate::delegate!(self.below; peek);
 
             fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {

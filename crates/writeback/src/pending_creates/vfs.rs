@@ -119,9 +119,6 @@ impl PendingCreates {
 
 #[async_trait]
 impl Vfs for PendingCreates {
-    // No other client uses the file system, so leases are not needed.
-    hither_vfs::without_leases!();
-
     async fn root(&self, cx: &RequestContext) -> Result<Node> {
         let mut node = self.below.root(cx).await?;
         self.wal.is_root(&node.fh);

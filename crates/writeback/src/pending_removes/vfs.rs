@@ -49,9 +49,8 @@ impl PendingRemoves {
 #[async_trait]
 impl Vfs for PendingRemoves {
     hither_vfs::delegate!(self.below;
-        delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable, consistency_domain, access,
-        readlink, read, write, finish, statfs, getxattr, setxattr, listxattr, removexattr, lock, unlock,
-        test_lock, seek, allocate, deallocate, copy,
+        access, readlink, read, write, finish, statfs, getxattr, setxattr, listxattr, removexattr,
+        lock, unlock, test_lock, seek, allocate, deallocate, copy,
     );
 
     async fn root(&self, cx: &RequestContext) -> Result<Node> {

@@ -228,7 +228,7 @@ impl WriteBack {
         loop {
             // The semaphore is never closed.
             let Ok(_slot) = self.slots.acquire().await else { return };
-            let alone = self.fills_gaps() && self.below.delegated_bytes(&file.fh).is_some();
+            let alone = self.fills_gaps() && self.leases.delegated_bytes(&file.fh).is_some();
             let (load, noted) = {
                 let mut s = file.state.lock();
                 let share = s.workers <= self.most_workers(&s) || s.deferred.is_pressing();

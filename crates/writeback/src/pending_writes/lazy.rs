@@ -39,7 +39,7 @@ impl WriteBack {
         if !self.options.delegated_close {
             return false;
         }
-        let Some(most) = self.below.delegated_bytes(fh) else { return false };
+        let Some(most) = self.leases.delegated_bytes(fh) else { return false };
         self.known(fh).is_none_or(|file| file.state.lock().extents.end_bytes() <= most)
     }
 

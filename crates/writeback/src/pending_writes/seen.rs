@@ -81,7 +81,7 @@ impl WriteBack {
     /// other clients see old bytes.
     fn is_authority(&self, fh: &Fh) -> bool {
         let promised = self.options.exclusive || self.options.lazy_close;
-        promised || self.below.delegated_bytes(fh).is_some()
+        promised || self.leases.delegated_bytes(fh).is_some()
     }
 
     /// Notes a change of a file by a program. Times that were seen before end.

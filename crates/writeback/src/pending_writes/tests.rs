@@ -84,7 +84,7 @@ impl Stack {
         let gate = Gate::new(model);
         let (wall, ahead) = (env.wall.clone(), Duration::from_secs(ahead_s.unsigned_abs()));
         let here = move || if ahead_s < 0 { wall() - ahead } else { wall() + ahead };
-        let dirty = WriteBack::new(gate.clone(), Env { wall: Arc::new(here), ..env }, options);
+        let dirty = WriteBack::new(gate.clone(), gate.clone(), Env { wall: Arc::new(here), ..env }, options);
         let root = dirty.root(&cx()).await.unwrap().fh;
         Self { dirty, gate, root }
     }

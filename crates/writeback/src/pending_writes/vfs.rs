@@ -232,19 +232,34 @@ fn without_caller(cx: &RequestContext) -> RequestContext {
     RequestContext { cancel: Default::default(), deadline: None, ..cx.clone() }
 }
 
+/// For the frontend: a file that may not be closed with unsent bytes is not delegated.
+#[async_trait]
+impl LeaseAuthority for WriteBack {
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.leases.delegated_bytes(fh).filter(|_| self.may_wait(fh))
+    }
+
+    fn can_cache_writes(&self, fh: &Fh) -> bool {
+        self.leases.can_cache_writes(fh)
+    }
+
+    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool {
+        self.leases.request_write_caching(cx, fh).await
+    }
+
+    fn is_noncacheable(&self, fh: &Fh) -> bool {
+        self.leases.is_noncacheable(fh)
+    }
+}
+
 #[async_trait]
 impl Vfs for WriteBack {
     hither_vfs::delegate!(self.below;
-        can_cache_writes, request_write_caching, is_noncacheable, consistency_domain, parent, readlink, mkdir,
-        mknod, symlink, statfs, test_lock,
+        parent, readlink, mkdir, mknod, symlink, statfs, test_lock,
     );
 
     async fn root(&self, cx: &RequestContext) -> Result<Node> {
         self.below.root(cx).await.inspect(|root| self.is_root(&root.fh))
-    }
-
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        self.below.delegated_bytes(fh).filter(|_| self.may_wait(fh))
     }
 
     fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {

@@ -29,9 +29,9 @@ impl WriteBack {
                 Ok(gate) => gate,
                 Err(_) => patient(cx, async { Ok(file.gate.read().await) }).await?,
             };
-            let alone = self.options.exclusive || self.below.can_cache_writes(&file.fh);
+            let alone = self.options.exclusive || self.leases.can_cache_writes(&file.fh);
             if !alone
-                && !patient(cx, async { Ok(self.below.request_write_caching(cx, &file.fh).await) }).await?
+                && !patient(cx, async { Ok(self.leases.request_write_caching(cx, &file.fh).await) }).await?
             {
                 drop(gate);
                 return self.write_on(cx, file, open, offset_bytes, data, self.straight_on()).await;
@@ -47,7 +47,7 @@ impl WriteBack {
                     drop(gate);
                     self.journaled(file, ticket).await?;
                     self.pump(file);
-                    if !self.options.exclusive && !self.below.can_cache_writes(&file.fh) {
+                    if !self.options.exclusive && !self.leases.can_cache_writes(&file.fh) {
                         // The right to delay ended meanwhile, and its recall may not have waited
                         // for these bytes. Bytes that cannot be sent are kept, and the error is
                         // reported, as for all delayed bytes.

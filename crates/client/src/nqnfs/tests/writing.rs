@@ -2,7 +2,7 @@
 
 use super::leases::{Test, granting, leasing, seconds};
 use super::*;
-use hither_vfs::Validity;
+use hither_vfs::{LeaseAuthority, Validity};
 
 impl Test {
     async fn request_write_caching(&self) -> bool {

@@ -203,8 +203,8 @@ impl Branch {
 #[async_trait]
 impl Vfs for Branch {
     hither_vfs::delegate!(self.trunk.below;
-        delegated_bytes, can_cache_writes, request_write_caching, is_noncacheable, consistency_domain, access,
-        readlink, close, read, commit, statfs, getxattr, listxattr, lock, unlock, test_lock, seek,
+        access, readlink, close, read, commit, statfs, getxattr, listxattr, lock, unlock, test_lock,
+        seek,
     );
 
     async fn root(&self, cx: &RequestContext) -> Result<Node> {

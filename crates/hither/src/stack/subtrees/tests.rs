@@ -70,7 +70,11 @@ impl Lab {
                 listing_bytes: 0,
                 ..MetadataCacheOptions::default()
             };
-            Stack { vfs: MetadataCache::new(trunk.branch(keep), options, env()), asks }
+            Stack {
+                vfs: MetadataCache::new(trunk.branch(keep), options, env()),
+                asks,
+                leases: Arc::new(NoLeases),
+            }
         };
         let stacks = vec![
             stack(Keep::Told, Asks::AtOpens),

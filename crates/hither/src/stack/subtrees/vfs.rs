@@ -205,6 +205,36 @@ fn unanswered<T>(count: usize) -> Vec<Result<T>> {
 }
 
 #[async_trait]
+impl LeaseAuthority for Subtrees {
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        let at = self.at(fh).ok()?;
+        at.stack.leases.delegated_bytes(&at.fh)
+    }
+
+    fn can_cache_writes(&self, fh: &Fh) -> bool {
+        self.at(fh).is_ok_and(|at| at.stack.leases.can_cache_writes(&at.fh))
+    }
+
+    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool {
+        match self.at(fh) {
+            Ok(at) => at.stack.leases.request_write_caching(cx, &at.fh).await,
+            Err(_) => false,
+        }
+    }
+
+    fn is_noncacheable(&self, fh: &Fh) -> bool {
+        self.at(fh).is_ok_and(|at| at.stack.leases.is_noncacheable(&at.fh))
+    }
+}
+
+impl ConsistencyDomains for Subtrees {
+    fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain {
+        let of = |at: At<'_>| ConsistencyDomain { number: at.place.number(), asks: Some(at.stack.asks) };
+        self.at(fh).map_or_else(|_| ConsistencyDomain::default(), of)
+    }
+}
+
+#[async_trait]
 impl Vfs for Subtrees {
     async fn root(&self, cx: &RequestContext) -> Result<Node> {
         let first = self.stacks.first().ok_or(Error::new(libc::EIO))?;
@@ -226,31 +256,6 @@ impl Vfs for Subtrees {
         let known = below.stack.vfs.peek(cx, PathRef::fh(&below.fh))?;
         let (attrs, (named, asked)) = (known.steps.into_iter().next()?.attrs, named?);
         Some(self.entered(trail, attrs, named, asked, own < at.path.len()))
-    }
-
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        let at = self.at(fh).ok()?;
-        at.stack.vfs.delegated_bytes(&at.fh)
-    }
-
-    fn can_cache_writes(&self, fh: &Fh) -> bool {
-        self.at(fh).is_ok_and(|at| at.stack.vfs.can_cache_writes(&at.fh))
-    }
-
-    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool {
-        match self.at(fh) {
-            Ok(at) => at.stack.vfs.request_write_caching(cx, &at.fh).await,
-            Err(_) => false,
-        }
-    }
-
-    fn is_noncacheable(&self, fh: &Fh) -> bool {
-        self.at(fh).is_ok_and(|at| at.stack.vfs.is_noncacheable(&at.fh))
-    }
-
-    fn consistency_domain(&self, fh: &Fh) -> ConsistencyDomain {
-        let of = |at: At<'_>| ConsistencyDomain { number: at.place.number(), asks: Some(at.stack.asks) };
-        self.at(fh).map_or_else(|_| ConsistencyDomain::default(), of)
     }
 
     async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {

@@ -320,20 +320,8 @@ macro_rules! pass_on {
                 }
             }
 
-            fn can_cache_writes(&self, _: &Fh) -> bool {
-                self.state.lock().can_cache_writes.pop().unwrap_or(true)
-            }
-
-            async fn request_write_caching(&self, _: &RequestContext, _: &Fh) -> bool {
-                self.state.lock().grants
-            }
-
-            fn delegated_bytes(&self, _: &Fh) -> Option<u64> {
-                self.state.lock().delegated.then_some(1000)
-            }
-
             delegate!(self.below;
-                peek, is_noncacheable, consistency_domain, getattr_many, revalidate_many, read_many,
+                peek, getattr_many, revalidate_many, read_many,
                 list_many,
             );
 
@@ -352,6 +340,25 @@ macro_rules! pass_on {
             }
         }
     };
+}
+
+#[async_trait]
+impl LeaseAuthority for Gate {
+    fn delegated_bytes(&self, _: &Fh) -> Option<u64> {
+        self.state.lock().delegated.then_some(1000)
+    }
+
+    fn can_cache_writes(&self, _: &Fh) -> bool {
+        self.state.lock().can_cache_writes.pop().unwrap_or(true)
+    }
+
+    async fn request_write_caching(&self, _: &RequestContext, _: &Fh) -> bool {
+        self.state.lock().grants
+    }
+
+    fn is_noncacheable(&self, _: &Fh) -> bool {
+        false
+    }
 }
 
 pass_on! {

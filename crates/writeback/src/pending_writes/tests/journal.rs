@@ -7,7 +7,7 @@ use super::gate::Verdict;
 use super::*;
 use crate::wal::tests::Memory;
 use crate::wal::{Outcome, Wal};
-use hither_vfs::{FileRange, RenameFlags, XattrMode};
+use hither_vfs::{FileRange, NoLeases, RenameFlags, XattrMode};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tokio::time::Instant;
@@ -66,7 +66,7 @@ impl Journaled {
     pub async fn over(gate: Arc<Gate>, options: WriteBackOptions, env: Env) -> Self {
         let memory = Memory::default();
         let wal = Wal::over(Box::new(memory.clone()), 1 << 30);
-        let dirty = WriteBack::with_journal(gate.clone(), env, options, Some(wal.clone()));
+        let dirty = WriteBack::with_journal(gate.clone(), gate.clone(), env, options, Some(wal.clone()));
         let root = dirty.root(&cx()).await.unwrap().fh;
         Self { s: Stack { dirty, gate, root }, memory, wal }
     }
@@ -416,7 +416,8 @@ async fn conflict_is_never_replaced() {
             let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
             assert!(left.files.is_empty());
             let below = j.s.gate.server();
-            let dirty = WriteBack::with_journal(below, env(), options(false), Some(wal.clone()));
+            let dirty =
+                WriteBack::with_journal(below, Arc::new(NoLeases), env(), options(false), Some(wal.clone()));
             dirty.root(&cx()).await.unwrap();
             wal.close();
         }

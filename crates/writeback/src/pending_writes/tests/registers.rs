@@ -9,7 +9,7 @@
 use super::*;
 use hither_cache::metadata::{MetadataCache, MetadataCacheOptions};
 use hither_vfs::model::wire::Wire;
-use hither_vfs::{Attr, Stop, Validity, WalkRequest};
+use hither_vfs::{Attr, NoLeases, Stop, Validity, WalkRequest};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -87,7 +87,7 @@ impl World {
         *wire.plain.lock() = plain;
         let options = MetadataCacheOptions { coarse_change: plain, ..Default::default() };
         let meta = MetadataCache::new(wire, options, env.clone());
-        let dirty = WriteBack::new(meta, env, WriteBackOptions::default());
+        let dirty = WriteBack::new(meta, Arc::new(NoLeases), env, WriteBackOptions::default());
         let root = dirty.root(&cx()).await.unwrap().fh;
         Arc::new(Self {
             dirty,

@@ -46,7 +46,7 @@ impl Why {
                 World::Journaled(Journaled::over(gate, self.options(), env).await)
             }
             _ => {
-                let dirty = WriteBack::new(gate.clone(), env, self.options());
+                let dirty = WriteBack::new(gate.clone(), gate.clone(), env, self.options());
                 let root = dirty.root(&cx()).await.unwrap().fh;
                 World::Plain(Stack { dirty, gate, root })
             }
