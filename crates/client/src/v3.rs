@@ -38,10 +38,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_proto::nfs3::FsstatArgs;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Creation, Data, DirPage, Error, Fh, File, FileRange, Finished, FsStat,
-    LeaseAuthority, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
-    Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr,
-    Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, create_in_steps,
+    Access, Attrs, BatchOps, ChangeInfo, Creation, Data, DirPage, Error, Fh, File, FileRange, Finished,
+    FsStat, LeaseAuthority, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow,
+    OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek,
+    SetAttr, Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, create_in_steps,
     create_many_in_steps, finish_in_steps, remove_many_in_steps,
 };
 use listing_sizes::ListingSizes;
@@ -126,39 +126,6 @@ impl Vfs for V3 {
         Ok(self.node(cx, file.fh.clone(), None).await?.attrs)
     }
 
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        self.attributes_of_many(cx, objects).await
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        self.proofs_of_many(cx, objects, want).await
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        _: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        // NFSv3 has no leases that cover names. The holder's attributes are not worth a call.
-        ReadManyResult { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        self.listings_of_many(cx, dirs, max_bytes).await
-    }
-
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         self.set_attributes(cx, file, set).await
     }
@@ -226,10 +193,6 @@ impl Vfs for V3 {
         create_in_steps(self, cx, (dir, name), set, data).await
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        create_many_in_steps(self, cx, dir, new).await
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         self.make_directory(cx, dir, name, set).await
     }
@@ -272,10 +235,6 @@ impl Vfs for V3 {
 
     async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         self.remove_directory(cx, dir, name).await
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(
@@ -403,6 +362,50 @@ impl Vfs for V3 {
         }
         self.caller.client.shutdown();
         flushed
+    }
+}
+
+#[async_trait]
+impl BatchOps for V3 {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        self.attributes_of_many(cx, objects).await
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        self.proofs_of_many(cx, objects, want).await
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        _: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        // NFSv3 has no leases that cover names. The holder's attributes are not worth a call.
+        ReadManyResult { files: self.starts_of_many(cx, files, max_bytes).await, holder: None }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        self.listings_of_many(cx, dirs, max_bytes).await
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        create_many_in_steps(self, cx, dir, new).await
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        remove_many_in_steps(self, cx, dir, gone).await
     }
 }
 

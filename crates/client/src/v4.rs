@@ -61,11 +61,11 @@ use core::Core;
 use hither_proto::nfs4::{CreateType, Nfsstat4};
 use hither_rpc::{Client, ClientConfig, Connect, Mode, RetryPolicy, Stats};
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Creation, Data, DirPage, Env, Error, Fh, File, FileRange, Finished, FsStat,
-    LeaseAuthority, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow,
-    OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek,
-    SetAttr, Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, create_in_steps,
-    finish_in_steps,
+    Access, Attrs, BatchOps, ChangeInfo, Creation, Data, DirPage, Env, Error, Fh, File, FileRange, Finished,
+    FsStat, LeaseAuthority, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node,
+    OpenHow, OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result,
+    Seek, SetAttr, Special, Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
+    create_in_steps, finish_in_steps,
 };
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -227,63 +227,6 @@ impl Vfs for V4 {
         detached!(self, cx, |core, cx| core.getattr(&cx, &fh))
     }
 
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let own = objects.to_vec();
-        let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Stats));
-        each(answers, objects)
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let own = objects.to_vec();
-        let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Proofs { want }));
-        each(answers, objects)
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let (own, holder) = (files.to_vec(), holder.cloned());
-        let max_bytes = max_bytes.min(self.core.facts().rsize);
-        let answers = detached!(self, cx, |core, cx| async {
-            if max_bytes == 0 {
-                let parts = || many::Opens { turn: core.turn() };
-                return core.many_and(&cx, own, holder.as_ref(), parts).await;
-            }
-            let parts = || many::Reads { max_bytes, turn: core.turn() };
-            core.many_and(&cx, own, holder.as_ref(), parts).await
-        });
-        let (files, holder) = match answers {
-            Ok((answers, holder)) => (each(Ok(answers), files), holder),
-            Err(e) => (each(Err(e), files), None),
-        };
-        ReadManyResult { files, holder }
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        let own = dirs.to_vec();
-        let answers = detached!(self, cx, |core, cx| async {
-            let limits = core.ready().await?.limits;
-            let max_bytes = core.listing_room(limits.max_response_bytes, 4096, max_bytes.max(1));
-            let max_bytes = max_bytes.unwrap_or(list::READDIR_MIN_BYTES);
-            core.many(&cx, own, || list::Lists { max_bytes }).await
-        });
-        each(answers, dirs)
-    }
-
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let (fh, open, set) = (file.fh.clone(), file.open, set.clone());
         detached!(self, cx, |core, cx| core.setattr(&cx, File { fh: &fh, open }, &set))
@@ -384,25 +327,6 @@ impl Vfs for V4 {
         }
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        let (own_dir, own) = (dir.clone(), new.to_vec());
-        let made = match detached!(self, cx, |core, cx| core.create_many(&cx, &own_dir, own)) {
-            Ok(made) => made,
-            Err(e) => return new.iter().map(|_| Err(e.clone())).collect(),
-        };
-        let mut out = Vec::with_capacity(new.len());
-        for (one, made) in new.iter().zip(made) {
-            out.push(match (made, &one.kind) {
-                (Some(made), _) => made,
-                (None, NewKind::File(data)) => {
-                    create_in_steps(self, cx, (dir, &one.name), &one.set, data.clone()).await
-                }
-                (None, _) => Err(Error::new(libc::EINVAL)),
-            });
-        }
-        out
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
         detached!(self, cx, |core, cx| core.create(&cx, &dir, &name, CreateType::Dir, &set))
@@ -452,13 +376,6 @@ impl Vfs for V4 {
     async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
         detached!(self, cx, |core, cx| core.rmdir(&cx, &dir, &name))
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        let (own_dir, own) = (dir.clone(), gone.to_vec());
-        let removed =
-            detached!(self, cx, |core, cx| async { Ok(core.remove_many(&cx, &own_dir, &own).await) });
-        removed.unwrap_or_else(|e| gone.iter().map(|_| Err(e.clone())).collect())
     }
 
     async fn rename(
@@ -618,6 +535,92 @@ impl Vfs for V4 {
 
     async fn shutdown(&self, cx: &RequestContext) -> Result<()> {
         self.core.shutdown(cx).await
+    }
+}
+
+#[async_trait]
+impl BatchOps for V4 {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let own = objects.to_vec();
+        let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Stats));
+        each(answers, objects)
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let own = objects.to_vec();
+        let answers = detached!(self, cx, |core, cx| core.many(&cx, own, || many::Proofs { want }));
+        each(answers, objects)
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let (own, holder) = (files.to_vec(), holder.cloned());
+        let max_bytes = max_bytes.min(self.core.facts().rsize);
+        let answers = detached!(self, cx, |core, cx| async {
+            if max_bytes == 0 {
+                let parts = || many::Opens { turn: core.turn() };
+                return core.many_and(&cx, own, holder.as_ref(), parts).await;
+            }
+            let parts = || many::Reads { max_bytes, turn: core.turn() };
+            core.many_and(&cx, own, holder.as_ref(), parts).await
+        });
+        let (files, holder) = match answers {
+            Ok((answers, holder)) => (each(Ok(answers), files), holder),
+            Err(e) => (each(Err(e), files), None),
+        };
+        ReadManyResult { files, holder }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        let own = dirs.to_vec();
+        let answers = detached!(self, cx, |core, cx| async {
+            let limits = core.ready().await?.limits;
+            let max_bytes = core.listing_room(limits.max_response_bytes, 4096, max_bytes.max(1));
+            let max_bytes = max_bytes.unwrap_or(list::READDIR_MIN_BYTES);
+            core.many(&cx, own, || list::Lists { max_bytes }).await
+        });
+        each(answers, dirs)
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let (own_dir, own) = (dir.clone(), new.to_vec());
+        let made = match detached!(self, cx, |core, cx| core.create_many(&cx, &own_dir, own)) {
+            Ok(made) => made,
+            Err(e) => return new.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let mut out = Vec::with_capacity(new.len());
+        for (one, made) in new.iter().zip(made) {
+            out.push(match (made, &one.kind) {
+                (Some(made), _) => made,
+                (None, NewKind::File(data)) => {
+                    create_in_steps(self, cx, (dir, &one.name), &one.set, data.clone()).await
+                }
+                (None, _) => Err(Error::new(libc::EINVAL)),
+            });
+        }
+        out
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let (own_dir, own) = (dir.clone(), gone.to_vec());
+        let removed =
+            detached!(self, cx, |core, cx| async { Ok(core.remove_many(&cx, &own_dir, &own).await) });
+        removed.unwrap_or_else(|e| gone.iter().map(|_| Err(e.clone())).collect())
     }
 }
 

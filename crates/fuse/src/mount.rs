@@ -189,11 +189,11 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Mounts `layers` on `dir`. Returns when programs can use the mount. Must run inside a tokio runtime
-/// with time enabled, which then serves the mount.
+/// Mounts `layers` on `dir`. Returns when programs can use the mount. Must run inside a tokio
+/// runtime with time enabled, which then serves the mount.
 ///
-/// After the end of the mount ([`Mounted::wait`]) all opens of `layers.vfs` are closed. The caller calls
-/// [`Vfs::shutdown`].
+/// After the end of the mount ([`Mounted::wait`]) all opens of `layers.vfs` are closed. The caller
+/// calls [`Vfs::shutdown`].
 ///
 /// # Errors
 /// See [`MountError`]. After an error nothing is mounted.

@@ -321,7 +321,7 @@ macro_rules! delegate {
 mod tests {
     use crate::model::Model;
     use crate::{
-        Create, Cred, Data, Env, File, Name, OpenAccess, OpenHow, PathRef, RequestContext, SetAttr,
+        BatchOps, Create, Cred, Data, Env, File, Name, OpenAccess, OpenHow, PathRef, RequestContext, SetAttr,
         Stability, Vfs,
     };
     use async_trait::async_trait;
@@ -337,11 +337,17 @@ mod tests {
     #[async_trait]
     impl Vfs for Nothing {
         delegate!(self.below;
-            root, peek, walk, parent, getattr, getattr_many, revalidate_many, read_many, list_many,
-            setattr, access, readlink, open, close, read, write, finish, commit, create_whole, create_many,
-            mkdir, mknod, symlink, link, unlink, rmdir, remove_many, rename, readdir, statfs, getxattr,
-            setxattr, listxattr, removexattr, lock, unlock, test_lock, seek, allocate, deallocate, copy,
-            subscribe, shutdown,
+            root, peek, walk, parent, getattr, setattr, access, readlink, open, close, read, write,
+            finish, commit, create_whole, mkdir, mknod, symlink, link, unlink, rmdir, rename, readdir,
+            statfs, getxattr, setxattr, listxattr, removexattr, lock, unlock, test_lock, seek,
+            allocate, deallocate, copy, subscribe, shutdown,
+        );
+    }
+
+    #[async_trait]
+    impl BatchOps for Nothing {
+        delegate!(self.below;
+            getattr_many, revalidate_many, read_many, list_many, create_many, remove_many,
         );
     }
 

@@ -12,6 +12,7 @@
 mod account;
 mod acl;
 mod attr;
+mod batch;
 mod consistency_domain;
 mod context;
 mod data;
@@ -21,7 +22,7 @@ mod extra;
 mod handle;
 mod invalidator;
 mod lease_authority;
-mod many;
+
 pub mod model;
 mod ops;
 mod upcalls;
@@ -33,6 +34,7 @@ pub use attr::{
     Attr, Attrs, CHANGE_OF_SERVER, ChangeInfo, FileKind, FsStat, Moved, SetAttr, SetTime, Time, Validity,
     bytes_prove_reading,
 };
+pub use batch::{BatchOps, Creation, NewKind, Removal, create_many_in_steps, remove_many_in_steps};
 pub use consistency_domain::{Asks, ConsistencyDomain, ConsistencyDomains};
 pub use context::{Answered, CALL_MAX_BYTES, Cred, Env, RequestContext};
 pub use data::{Data, Slice};
@@ -41,7 +43,6 @@ pub use extra::{Extra, Pipe, ReadPiped};
 pub use handle::{Fh, Name, PathRef};
 pub use invalidator::{Invalidator, Touched, Work};
 pub use lease_authority::{LeaseAuthority, NoLeases};
-pub use many::{Creation, NewKind, Removal, create_many_in_steps, remove_many_in_steps};
 pub use ops::{
     Access, Along, Backing, Create, DirEntry, DirPage, Fetched, File, FileRange, Finished, LockConflict,
     LockKind, LockOwner, LockWait, Made, Node, OpenAccess, OpenHow, OpenId, Opened, Read, ReadManyResult,

@@ -14,11 +14,11 @@ mod tests;
 pub mod wire;
 
 use crate::{
-    Access, Along, Attrs, ChangeInfo, Create, Creation, Data, DirEntry, DirPage, Env, Error, Fetched, Fh,
-    File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved,
-    Name, Node, OpenAccess, OpenHow, OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags,
-    RequestContext, Result, Seek, SetAttr, Special, Stability, Stop, Time, Upcalls, Validity, Vfs,
-    WalkRequest, WalkResult, Wrote, XattrMode,
+    Access, Along, Attrs, BatchOps, ChangeInfo, Create, Creation, Data, DirEntry, DirPage, Env, Error,
+    Fetched, Fh, File, FileKind, FileRange, Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait,
+    Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId, Opened, PathRef, Read, ReadManyResult, Removal,
+    RenameFlags, RequestContext, Result, Seek, SetAttr, Special, Stability, Stop, Time, Upcalls, Validity,
+    Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -305,62 +305,6 @@ impl Vfs for Model {
         Ok(self.attrs(&s, ino))
     }
 
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let mut out = Vec::with_capacity(objects.len());
-        for fh in objects {
-            out.push(self.getattr(cx, File { fh, open: None }).await);
-        }
-        out
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let s = self.state.lock();
-        let prove = |fh| {
-            let ino = s.ino(fh)?;
-            Ok((self.attrs(&s, ino), s.object(ino).access(&cx.cred, want)))
-        };
-        objects.iter().map(prove).collect()
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let mut all = Vec::with_capacity(files.len());
-        for fh in files {
-            let read = self.read(cx, File { fh, open: None }, 0, max_bytes).await;
-            let attrs = self.getattr(cx, File { fh, open: None }).await;
-            all.push(read.and_then(|read| Ok(Fetched { attrs: attrs?, read })));
-        }
-        let holder = match holder {
-            Some(fh) => self.getattr(cx, File { fh, open: None }).await.ok(),
-            None => None,
-        };
-        ReadManyResult { files: all, holder }
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        let s = self.state.lock();
-        let list = |dir| {
-            let page = self.page(&s, cx, dir, 0, max_bytes, true)?;
-            Ok((self.attrs(&s, s.ino(dir)?), page))
-        };
-        dirs.iter().map(list).collect()
-    }
-
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let mut s = self.state.lock();
         let ino = s.ino(file.fh)?;
@@ -482,10 +426,6 @@ impl Vfs for Model {
         crate::create_in_steps(self, cx, (dir, name), set, data).await
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        crate::create_many_in_steps(self, cx, dir, new).await
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let new = New { kind: FileKind::Directory, body: Body::Dir(Dir::new(ROOT)), rdev: (0, 0) };
         self.make(cx, dir, name, new, set)
@@ -550,10 +490,6 @@ impl Vfs for Model {
         let mut s = self.state.lock();
         let dir = s.ino(dir)?;
         s.remove(&cx.cred, dir, name, true, self.now())
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        crate::remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(
@@ -788,5 +724,72 @@ impl Vfs for Model {
 
     async fn shutdown(&self, _cx: &RequestContext) -> Result<()> {
         Ok(())
+    }
+}
+
+#[async_trait]
+impl BatchOps for Model {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let mut out = Vec::with_capacity(objects.len());
+        for fh in objects {
+            out.push(self.getattr(cx, File { fh, open: None }).await);
+        }
+        out
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let s = self.state.lock();
+        let prove = |fh| {
+            let ino = s.ino(fh)?;
+            Ok((self.attrs(&s, ino), s.object(ino).access(&cx.cred, want)))
+        };
+        objects.iter().map(prove).collect()
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let mut all = Vec::with_capacity(files.len());
+        for fh in files {
+            let read = self.read(cx, File { fh, open: None }, 0, max_bytes).await;
+            let attrs = self.getattr(cx, File { fh, open: None }).await;
+            all.push(read.and_then(|read| Ok(Fetched { attrs: attrs?, read })));
+        }
+        let holder = match holder {
+            Some(fh) => self.getattr(cx, File { fh, open: None }).await.ok(),
+            None => None,
+        };
+        ReadManyResult { files: all, holder }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        let s = self.state.lock();
+        let list = |dir| {
+            let page = self.page(&s, cx, dir, 0, max_bytes, true)?;
+            Ok((self.attrs(&s, s.ino(dir)?), page))
+        };
+        dirs.iter().map(list).collect()
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        crate::create_many_in_steps(self, cx, dir, new).await
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        crate::remove_many_in_steps(self, cx, dir, gone).await
     }
 }

@@ -1,8 +1,8 @@
 //! The [`Vfs`] trait and the types of its calls.
 
 use crate::{
-    Attrs, ChangeInfo, Creation, Data, Error, Fh, FileKind, FsStat, Moved, Name, PathRef, Removal,
-    RequestContext, Result, SetAttr, Upcalls, Validity,
+    Attrs, BatchOps, ChangeInfo, Data, Error, Fh, FileKind, FsStat, Moved, Name, PathRef, RequestContext,
+    Result, SetAttr, Upcalls, Validity,
 };
 use async_trait::async_trait;
 use bitflags::bitflags;
@@ -68,7 +68,7 @@ pub struct Along {
     pub base: Option<Attrs>,
 }
 
-/// The attributes and first bytes of a file, read by [`Vfs::read_many`].
+/// The attributes and first bytes of a file, read by [`BatchOps::read_many`].
 #[derive(Debug, Clone)]
 pub struct Fetched {
     /// Attributes of the file at the time of the read.
@@ -77,7 +77,7 @@ pub struct Fetched {
     pub read: Read,
 }
 
-/// First bytes of many files, in the order of the request ([`Vfs::read_many`]).
+/// First bytes of many files, in the order of the request ([`BatchOps::read_many`]).
 #[derive(Debug, Clone)]
 pub struct ReadManyResult {
     /// One result per file.
@@ -464,7 +464,7 @@ pub enum XattrMode {
 /// an operation does not compile. A layer lists the calls that it passes on
 /// ([`delegate!`](crate::delegate)).
 #[async_trait]
-pub trait Vfs: Send + Sync + 'static {
+pub trait Vfs: BatchOps + Send + Sync + 'static {
     /// The root directory.
     async fn root(&self, cx: &RequestContext) -> Result<Node>;
 
@@ -482,42 +482,6 @@ pub trait Vfs: Send + Sync + 'static {
 
     /// Attributes: cached ones that hold and are fresh enough for `cx`, or those of the server.
     async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs>;
-
-    /// Attributes of many objects in as few round trips as possible, in order.
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>>;
-
-    /// Attributes of many objects, and the rights in `want` that the caller has on each. They
-    /// always come from the server. The layer uses as few round trips as possible. The results are
-    /// in the order of `objects`.
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>>;
-
-    /// At most `max_bytes` from the start of each of many regular files, in the order of `files`.
-    /// The layer uses as few round trips as possible. Afterwards it fetches the attributes of
-    /// `holder`, a directory that holds all the files. With 0 bytes the call only checks that the
-    /// caller may read each file, and returns its attributes. They are under a lease where the
-    /// server grants leases.
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult;
-
-    /// The first page with nodes of each of many directories, at most about `max_bytes` each. The
-    /// directory's own attributes are of the same moment. The layer uses as few round trips as
-    /// possible. The results are in the order of `dirs`.
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>>;
 
     /// Sets attributes. With a size, `file.open` should be an open for writing when the caller has
     /// one.
@@ -586,11 +550,6 @@ pub trait Vfs: Send + Sync + 'static {
         data: Data,
     ) -> Result<Made>;
 
-    /// Creates several objects in a directory in as few round trips as possible, in no particular
-    /// order. Each object has the guarantees of [`Vfs::create_whole`], [`Vfs::mkdir`] or
-    /// [`Vfs::symlink`], independent of the other outcomes. The results are in the order of `new`.
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>;
-
     /// Creates a directory.
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>;
 
@@ -630,11 +589,6 @@ pub trait Vfs: Send + Sync + 'static {
 
     /// Removes an empty directory.
     async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo>;
-
-    /// Removes several names of a directory one after the other, in as few round trips as possible.
-    /// Each removal has the guarantees of [`Vfs::unlink`] or [`Vfs::rmdir`], independent of the
-    /// other outcomes. The results are in the order of `gone`.
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>;
 
     /// Renames. `replaced` is the object at the target when the caller knows it, as for
     /// [`Vfs::unlink`]. The server decides which object is renamed. It may be another object than

@@ -8,10 +8,10 @@ use super::stats::add;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, Backing, ChangeInfo, Create, Data, DirPage, Error, Fh, File, FileRange, Finished,
-    LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess, OpenHow, OpenId,
-    Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr,
-    Stability, Stop, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
+    Access, Attrs, Backing, BatchOps, ChangeInfo, Create, Data, DirPage, Error, Fh, File, FileRange,
+    Finished, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenAccess, OpenHow,
+    OpenId, Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek,
+    SetAttr, Stability, Stop, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -310,8 +310,8 @@ impl DataCache {
 #[async_trait]
 impl Vfs for DataCache {
     hither_vfs::delegate!(self.below;
-        root, peek, parent, access, readlink, create_whole, create_many, mkdir, mknod, symlink, rmdir,
-        statfs, getxattr, listxattr,
+        root, peek, parent, access, readlink, create_whole, mkdir, mknod, symlink, rmdir, statfs,
+        getxattr, listxattr,
     );
 
     async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
@@ -324,71 +324,6 @@ impl Vfs for DataCache {
         let attrs = self.below.getattr(cx, below).await?;
         self.learn(file.fh, &attrs, ticket);
         Ok(attrs)
-    }
-
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let ticket = self.ticket();
-        let answers = self.below.getattr_many(cx, objects).await;
-        for (fh, answer) in objects.iter().zip(&answers) {
-            if let Ok(attrs) = answer {
-                self.learn(fh, attrs, ticket);
-            }
-        }
-        answers
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let ticket = self.ticket();
-        let answers = self.below.revalidate_many(cx, objects, want).await;
-        for (fh, answer) in objects.iter().zip(&answers) {
-            if let Ok((attrs, _)) = answer {
-                self.learn(fh, attrs, ticket);
-            }
-        }
-        answers
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        if max_bytes == 0 {
-            return self.starts_below(cx, files, holder, 0).await;
-        }
-        let is_here: Vec<bool> = files.iter().map(|fh| self.is_on_disk(fh)).collect();
-        let pick = |here: bool| files.iter().zip(&is_here).filter(move |(_, is)| **is == here);
-        let here: Vec<Fh> = pick(true).map(|(fh, _)| fh.clone()).collect();
-        let absent: Vec<Fh> = pick(false).map(|(fh, _)| fh.clone()).collect();
-        let mut known = match (here.is_empty(), absent.is_empty()) {
-            (true, _) => return self.starts_below(cx, files, holder, max_bytes).await,
-            (_, true) => return self.starts_here(cx, files, holder, max_bytes).await,
-            _ => self.starts_here(cx, &here, None, max_bytes).await.files.into_iter(),
-        };
-        let ReadManyResult { files: new, holder } = self.starts_below(cx, &absent, holder, max_bytes).await;
-        let mut new = new.into_iter();
-        let lost = || Err(Error::because(libc::EIO, "fewer answers than requested files"));
-        let all = is_here.iter().map(|here| if *here { known.next() } else { new.next() });
-        ReadManyResult { files: all.map(|one| one.unwrap_or_else(lost)).collect(), holder }
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        let ticket = self.ticket();
-        let answers = self.below.list_many(cx, dirs, max_bytes).await;
-        answers.iter().flatten().for_each(|(_, page)| self.learn_page(page, ticket));
-        answers
     }
 
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
@@ -474,13 +409,6 @@ impl Vfs for DataCache {
             self.secure(fh).await;
         }
         self.below.unlink(cx, dir, name, target).await
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        for fh in gone.iter().filter(|one| !one.is_dir).filter_map(|one| one.target.as_ref()) {
-            self.secure(fh).await;
-        }
-        self.below.remove_many(cx, dir, gone).await
     }
 
     async fn rename(
@@ -616,5 +544,82 @@ impl Vfs for DataCache {
         *self.shelf.write() = None;
         *self.lock.lock() = None;
         self.below.shutdown(cx).await
+    }
+}
+
+#[async_trait]
+impl BatchOps for DataCache {
+    hither_vfs::delegate!(self.below; create_many);
+
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let ticket = self.ticket();
+        let answers = self.below.getattr_many(cx, objects).await;
+        for (fh, answer) in objects.iter().zip(&answers) {
+            if let Ok(attrs) = answer {
+                self.learn(fh, attrs, ticket);
+            }
+        }
+        answers
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let ticket = self.ticket();
+        let answers = self.below.revalidate_many(cx, objects, want).await;
+        for (fh, answer) in objects.iter().zip(&answers) {
+            if let Ok((attrs, _)) = answer {
+                self.learn(fh, attrs, ticket);
+            }
+        }
+        answers
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        if max_bytes == 0 {
+            return self.starts_below(cx, files, holder, 0).await;
+        }
+        let is_here: Vec<bool> = files.iter().map(|fh| self.is_on_disk(fh)).collect();
+        let pick = |here: bool| files.iter().zip(&is_here).filter(move |(_, is)| **is == here);
+        let here: Vec<Fh> = pick(true).map(|(fh, _)| fh.clone()).collect();
+        let absent: Vec<Fh> = pick(false).map(|(fh, _)| fh.clone()).collect();
+        let mut known = match (here.is_empty(), absent.is_empty()) {
+            (true, _) => return self.starts_below(cx, files, holder, max_bytes).await,
+            (_, true) => return self.starts_here(cx, files, holder, max_bytes).await,
+            _ => self.starts_here(cx, &here, None, max_bytes).await.files.into_iter(),
+        };
+        let ReadManyResult { files: new, holder } = self.starts_below(cx, &absent, holder, max_bytes).await;
+        let mut new = new.into_iter();
+        let lost = || Err(Error::because(libc::EIO, "fewer answers than requested files"));
+        let all = is_here.iter().map(|here| if *here { known.next() } else { new.next() });
+        ReadManyResult { files: all.map(|one| one.unwrap_or_else(lost)).collect(), holder }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        let ticket = self.ticket();
+        let answers = self.below.list_many(cx, dirs, max_bytes).await;
+        answers.iter().flatten().for_each(|(_, page)| self.learn_page(page, ticket));
+        answers
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        for fh in gone.iter().filter(|one| !one.is_dir).filter_map(|one| one.target.as_ref()) {
+            self.secure(fh).await;
+        }
+        self.below.remove_many(cx, dir, gone).await
     }
 }

@@ -226,7 +226,7 @@ impl MetadataCache {
         })?
     }
 
-    /// See [`Vfs::list_many`](hither_vfs::Vfs::list_many).
+    /// See [`BatchOps::list_many`](hither_vfs::BatchOps::list_many).
     pub(super) async fn list_each(
         &self,
         cx: &RequestContext,

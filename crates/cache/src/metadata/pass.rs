@@ -6,7 +6,7 @@ use super::{MetadataCache, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Creation, Data, DirPage, Fh, File, FileKind, FileRange, Finished,
+    Access, Attrs, BatchOps, ChangeInfo, Creation, Data, DirPage, Fh, File, FileKind, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId, Opened,
     PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr, Special,
     Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, bytes_prove_reading,
@@ -295,9 +295,7 @@ fn end_rename(
 
 #[async_trait]
 impl Vfs for MetadataCache {
-    hither_vfs::delegate!(self.below;
-        statfs, getxattr, listxattr, shutdown,
-    );
+    hither_vfs::delegate!(self.below; statfs, getxattr, listxattr, shutdown);
 
     async fn root(&self, cx: &RequestContext) -> Result<Node> {
         let ticket = self.ticket();
@@ -328,70 +326,6 @@ impl Vfs for MetadataCache {
     async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
         let below = File { fh: file.fh, open: self.real_if_any(file)? };
         self.attrs(cx, file, below).await
-    }
-
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let when = self.when(cx);
-        let known: Vec<_> = objects.iter().map(|fh| self.known_attrs(fh, &when)).collect();
-        let missing: Vec<_> =
-            objects.iter().zip(&known).filter(|(_, k)| k.is_none()).map(|(fh, _)| fh.clone()).collect();
-        stats::add(&self.counters.attr_hits, (objects.len() - missing.len()) as u64);
-        stats::add(&self.counters.attr_misses, missing.len() as u64);
-        let ticket = self.ticket();
-        let answers = match missing.is_empty() {
-            true => Vec::new(),
-            false => self.below.getattr_many(cx, &missing).await,
-        };
-        let mut answers = missing.iter().zip(answers).map(|(fh, answer)| {
-            let attrs = answer.map_err(|e| self.failed(fh, e))?;
-            self.learn_attrs(fh, &attrs, &ticket);
-            Ok(attrs)
-        });
-        let none = || Err(hither_vfs::Error::because(libc::EIO, "fewer answers than requested objects"));
-        known.into_iter().map(|k| k.map_or_else(|| answers.next().unwrap_or_else(none), Ok)).collect()
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        self.ask_revalidations(cx, objects, want).await
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let ticket = self.ticket();
-        let answers = self.below.read_many(cx, files, holder, max_bytes).await;
-        for (fh, answer) in files.iter().zip(&answers.files) {
-            if let Ok(fetched) = answer {
-                self.learn_attrs(fh, &fetched.attrs, &ticket);
-                if max_bytes > 0 && bytes_prove_reading(fetched.attrs.attr.mode) {
-                    let under = (fh, fetched.attrs.attr.change);
-                    self.learn_rights(&cx.cred, under, Access::READ, Access::READ, &ticket);
-                }
-                self.learn_contents(fh, &fetched.attrs, &fetched.read, &ticket, false);
-            }
-        }
-        if let (Some(fh), Some(attrs)) = (holder, &answers.holder) {
-            self.learn_attrs(fh, attrs, &ticket);
-        }
-        answers
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        self.list_each(cx, dirs, max_bytes).await
     }
 
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
@@ -485,10 +419,6 @@ impl Vfs for MetadataCache {
         self.make(dir, name, self.below.create_whole(cx, dir, name, set, data)).await
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        self.make_many(cx, dir, new).await
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let ticket = self.ticket();
         let made = self.make(dir, name, self.below.mkdir(cx, dir, name, set)).await?;
@@ -545,10 +475,6 @@ impl Vfs for MetadataCache {
     async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let known = self.child_of(dir, name);
         self.take(dir, name, known, self.below.rmdir(cx, dir, name)).await
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        self.take_many(cx, dir, gone).await
     }
 
     async fn rename(
@@ -678,5 +604,80 @@ impl Vfs for MetadataCache {
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
         // A second subscriber would be a mistake of the caller; it is ignored.
         let _ = self.above.set(upcalls);
+    }
+}
+
+#[async_trait]
+impl BatchOps for MetadataCache {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let when = self.when(cx);
+        let known: Vec<_> = objects.iter().map(|fh| self.known_attrs(fh, &when)).collect();
+        let missing: Vec<_> =
+            objects.iter().zip(&known).filter(|(_, k)| k.is_none()).map(|(fh, _)| fh.clone()).collect();
+        stats::add(&self.counters.attr_hits, (objects.len() - missing.len()) as u64);
+        stats::add(&self.counters.attr_misses, missing.len() as u64);
+        let ticket = self.ticket();
+        let answers = match missing.is_empty() {
+            true => Vec::new(),
+            false => self.below.getattr_many(cx, &missing).await,
+        };
+        let mut answers = missing.iter().zip(answers).map(|(fh, answer)| {
+            let attrs = answer.map_err(|e| self.failed(fh, e))?;
+            self.learn_attrs(fh, &attrs, &ticket);
+            Ok(attrs)
+        });
+        let none = || Err(hither_vfs::Error::because(libc::EIO, "fewer answers than requested objects"));
+        known.into_iter().map(|k| k.map_or_else(|| answers.next().unwrap_or_else(none), Ok)).collect()
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        self.ask_revalidations(cx, objects, want).await
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let ticket = self.ticket();
+        let answers = self.below.read_many(cx, files, holder, max_bytes).await;
+        for (fh, answer) in files.iter().zip(&answers.files) {
+            if let Ok(fetched) = answer {
+                self.learn_attrs(fh, &fetched.attrs, &ticket);
+                if max_bytes > 0 && bytes_prove_reading(fetched.attrs.attr.mode) {
+                    let under = (fh, fetched.attrs.attr.change);
+                    self.learn_rights(&cx.cred, under, Access::READ, Access::READ, &ticket);
+                }
+                self.learn_contents(fh, &fetched.attrs, &fetched.read, &ticket, false);
+            }
+        }
+        if let (Some(fh), Some(attrs)) = (holder, &answers.holder) {
+            self.learn_attrs(fh, attrs, &ticket);
+        }
+        answers
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        self.list_each(cx, dirs, max_bytes).await
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        self.make_many(cx, dir, new).await
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        self.take_many(cx, dir, gone).await
     }
 }

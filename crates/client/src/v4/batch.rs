@@ -69,8 +69,8 @@ struct Deal {
 }
 
 impl Core {
-    /// See `Vfs::create_many`; `None` for an object that does not fit into one WRITE. Runs in its
-    /// own task.
+    /// See `BatchOps::create_many`; `None` for an object that does not fit into one WRITE. Runs in
+    /// its own task.
     pub async fn create_many(
         self: &Arc<Self>,
         cx: &RequestContext,
@@ -210,7 +210,7 @@ impl Core {
         }
     }
 
-    /// See `Vfs::remove_many`. Runs in its own task.
+    /// See `BatchOps::remove_many`. Runs in its own task.
     pub async fn remove_many(
         self: &Arc<Self>,
         cx: &RequestContext,

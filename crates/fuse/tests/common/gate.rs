@@ -283,18 +283,6 @@ macro_rules! pass_on {
                 self.remembered(cx, at).or_else(|| self.below.peek(cx, at))
             }
 
-            hither_vfs::delegate!(self.below;
-        getattr_many, revalidate_many, read_many, list_many,
-    );
-
-            async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-                create_many_in_steps(self, cx, dir, new).await
-            }
-
-            async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-                remove_many_in_steps(self, cx, dir, gone).await
-            }
-
             fn subscribe(&self, upcalls: std::sync::Arc<dyn Upcalls>) {
                 self.state.lock().unwrap().upcalls = Some(upcalls.clone());
                 self.below.subscribe(upcalls);
@@ -329,6 +317,19 @@ macro_rules! pass_on {
                 wrote.attrs.iter_mut().for_each(|attrs| self.lease(attrs));
                 self.hold("write's answer").await;
                 Ok(wrote)
+            }
+        }
+
+        #[async_trait]
+        impl BatchOps for Gate {
+            hither_vfs::delegate!(self.below; getattr_many, revalidate_many, read_many, list_many);
+
+            async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+                create_many_in_steps(self, cx, dir, new).await
+            }
+
+            async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+                remove_many_in_steps(self, cx, dir, gone).await
             }
         }
     };

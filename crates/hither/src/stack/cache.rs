@@ -7,7 +7,7 @@ use hither_cache::data::{DataCache, DataCacheOptions, KeyAct};
 use hither_cache::metadata::MetadataCache;
 use hither_cache::policy::max_file_bytes;
 use hither_nfs::{Connected, Version};
-use hither_vfs::{Cred, Fh, FileKind, Name, Node, PathRef, RequestContext, Stop, Vfs, WalkRequest};
+use hither_vfs::{BatchOps, Cred, Fh, FileKind, Name, Node, PathRef, RequestContext, Stop, Vfs, WalkRequest};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;

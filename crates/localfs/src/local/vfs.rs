@@ -12,10 +12,10 @@ use super::{Inner, Local};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Create, Creation, Data, DirPage, Error, Extra, Fh, File, FileKind, FileRange,
-    FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId, Opened,
-    PathRef, PosixAcls, Read, ReadManyResult, ReadPiped, Removal, RenameFlags, RequestContext, Result, Seek,
-    SetAttr, Special, Stability, Stop, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
+    Access, Attrs, BatchOps, ChangeInfo, Create, Creation, Data, DirPage, Error, Extra, Fh, File, FileKind,
+    FileRange, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
+    Opened, PathRef, PosixAcls, Read, ReadManyResult, ReadPiped, Removal, RenameFlags, RequestContext,
+    Result, Seek, SetAttr, Special, Stability, Stop, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
 };
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -91,68 +91,6 @@ impl Vfs for Local {
             inner.attrs(&object)
         })
         .await
-    }
-
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let objects = objects.to_vec();
-        let count = objects.len();
-        let all = self.run(cx, move |inner, worker| {
-            let attrs = |fh: &Fh| inner.resolve(worker, fh).and_then(|object| inner.attrs(&object));
-            Ok(objects.iter().map(attrs).collect())
-        });
-        each(all.await, count)
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let objects = objects.to_vec();
-        let count = objects.len();
-        let all = self.run(cx, move |inner, worker| {
-            let mut revalidate = |fh: &Fh| {
-                let have = inner.access(worker, fh, want)?;
-                Ok((inner.resolve(worker, fh).and_then(|object| inner.attrs(&object))?, have))
-            };
-            Ok(objects.iter().map(&mut revalidate).collect())
-        });
-        each(all.await, count)
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let (files, holder) = (files.to_vec(), holder.cloned());
-        let count = files.len();
-        let all = self.run(cx, move |inner, worker| {
-            let files = files.into_iter().map(|fh| inner.start(worker, fh, max_bytes)).collect();
-            let holder = holder.and_then(|fh| {
-                let holder = inner.resolve(worker, &fh).ok()?;
-                inner.attrs(&holder).ok()
-            });
-            Ok(ReadManyResult { files, holder })
-        });
-        all.await.unwrap_or_else(|e| ReadManyResult { files: each(Err(e), count), holder: None })
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        let dirs = dirs.to_vec();
-        let count = dirs.len();
-        let all = self.run(cx, move |inner, worker| {
-            Ok(dirs.iter().map(|dir| inner.list(worker, dir, max_bytes)).collect())
-        });
-        each(all.await, count)
     }
 
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
@@ -267,10 +205,6 @@ impl Vfs for Local {
         hither_vfs::create_in_steps(self, cx, (dir, name), set, data).await
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        hither_vfs::create_many_in_steps(self, cx, dir, new).await
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let (dir, name, set) = (dir.clone(), name.clone(), set.clone());
         if let Some(made) = self.make_in(cx, (&dir, &name), Kind::Directory, &set).await? {
@@ -327,10 +261,6 @@ impl Vfs for Local {
     async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let (dir, name) = (dir.clone(), name.clone());
         self.change(cx, move |inner, worker| inner.remove(worker, &dir, &name, true)).await
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        hither_vfs::remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(
@@ -498,6 +428,79 @@ impl Vfs for Local {
             }
         })
         .await
+    }
+}
+
+#[async_trait]
+impl BatchOps for Local {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let objects = objects.to_vec();
+        let count = objects.len();
+        let all = self.run(cx, move |inner, worker| {
+            let attrs = |fh: &Fh| inner.resolve(worker, fh).and_then(|object| inner.attrs(&object));
+            Ok(objects.iter().map(attrs).collect())
+        });
+        each(all.await, count)
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let objects = objects.to_vec();
+        let count = objects.len();
+        let all = self.run(cx, move |inner, worker| {
+            let mut revalidate = |fh: &Fh| {
+                let have = inner.access(worker, fh, want)?;
+                Ok((inner.resolve(worker, fh).and_then(|object| inner.attrs(&object))?, have))
+            };
+            Ok(objects.iter().map(&mut revalidate).collect())
+        });
+        each(all.await, count)
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let (files, holder) = (files.to_vec(), holder.cloned());
+        let count = files.len();
+        let all = self.run(cx, move |inner, worker| {
+            let files = files.into_iter().map(|fh| inner.start(worker, fh, max_bytes)).collect();
+            let holder = holder.and_then(|fh| {
+                let holder = inner.resolve(worker, &fh).ok()?;
+                inner.attrs(&holder).ok()
+            });
+            Ok(ReadManyResult { files, holder })
+        });
+        all.await.unwrap_or_else(|e| ReadManyResult { files: each(Err(e), count), holder: None })
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        let dirs = dirs.to_vec();
+        let count = dirs.len();
+        let all = self.run(cx, move |inner, worker| {
+            Ok(dirs.iter().map(|dir| inner.list(worker, dir, max_bytes)).collect())
+        });
+        each(all.await, count)
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        hither_vfs::create_many_in_steps(self, cx, dir, new).await
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        hither_vfs::remove_many_in_steps(self, cx, dir, gone).await
     }
 }
 

@@ -147,9 +147,9 @@ impl Wire {
 }
 
 macro_rules! pass_on {
-    ($(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty $(, $fix:expr)?;)*) => {
+    ($face:ident { $($rest:tt)* } $(fn $op:ident($($arg:ident: $ty:ty),*) -> $out:ty $(, $fix:expr)?;)*) => {
         #[async_trait]
-        impl Vfs for Wire {
+        impl $face for Wire {
             $(async fn $op(&self, cx: &RequestContext, $($arg: $ty),*) -> $out {
                 let asked = tokio::time::Instant::now();
                 self.pass(stringify!($op)).await;
@@ -167,30 +167,7 @@ macro_rules! pass_on {
                 out
             })*
 
-            async fn finish(
-                &self, cx: &RequestContext, file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr,
-            ) -> Result<Finished> {
-                if *self.plain.lock() {
-                    return finish_in_steps(self, cx, file, piece, set).await;
-                }
-                let asked = tokio::time::Instant::now();
-                self.pass("finish").await;
-                let mut out = self.below.finish(cx, file, piece, set).await;
-                if let Ok(Finished { wrote: Wrote { attrs: Some(a), .. }, .. }) = &mut out {
-                    stamp(self, a, asked);
-                }
-                if let Some(answered) = self.answered.get() {
-                    answered();
-                }
-                self.travel().await;
-                out
-            }
-
-            crate::delegate!(self.below; peek);
-
-            fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-                let _ = self.upcalls.set(upcalls);
-            }
+            $($rest)*
         }
     };
 }
@@ -243,19 +220,35 @@ fn trail(w: &Wire, out: &mut Result<WalkResult>, asked: tokio::time::Instant) {
 }
 
 pass_on! {
+    Vfs {
+        async fn finish(
+            &self, cx: &RequestContext, file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr,
+        ) -> Result<Finished> {
+            if *self.plain.lock() {
+                return finish_in_steps(self, cx, file, piece, set).await;
+            }
+            let asked = tokio::time::Instant::now();
+            self.pass("finish").await;
+            let mut out = self.below.finish(cx, file, piece, set).await;
+            if let Ok(Finished { wrote: Wrote { attrs: Some(a), .. }, .. }) = &mut out {
+                stamp(self, a, asked);
+            }
+            if let Some(answered) = self.answered.get() {
+                answered();
+            }
+            self.travel().await;
+            out
+        }
+
+        crate::delegate!(self.below; peek);
+
+        fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+            let _ = self.upcalls.set(upcalls);
+        }
+    }
     fn root() -> Result<Node>, |w, out, at| if let Ok(n) = out { stamp(w, &mut n.attrs, at) };
     fn walk(at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult>, trail;
     fn getattr(file: File<'_>) -> Result<Attrs>, |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
-    fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>,
-        |w, out, at| out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
-    fn revalidate_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>,
-        |w, out, at| out.iter_mut().flatten().for_each(|(a, _)| stamp(w, a, at));
-    fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> ReadManyResult, |w, out, at| {
-        out.files.iter_mut().flatten().for_each(|f| stamp(w, &mut f.attrs, at));
-        out.holder.iter_mut().for_each(|a| stamp(w, a, at));
-    };
-    fn list_many(dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>>,
-        |w, out, at| out.iter_mut().flatten().for_each(|(a, p)| { stamp(w, a, at); page(w, p, at) });
     fn setattr(file: File<'_>, set: &SetAttr) -> Result<Attrs>,
         |w, out, at| if let Ok(a) = out { stamp(w, a, at) };
     fn access(fh: &Fh, want: Access) -> Result<Access>;
@@ -275,8 +268,6 @@ pass_on! {
         |w, out, at| if let Ok(Wrote { attrs: Some(a), .. }) = out { stamp(w, a, at) };
     fn commit(file: File<'_>) -> Result<()>;
     fn create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Result<Made>, made;
-    fn create_many(dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>,
-        |w, out, at| out.iter_mut().for_each(|one| made(w, one, at));
     fn mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made>, made;
     fn mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Result<Made>, made;
     fn symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Result<Made>, made;
@@ -284,8 +275,6 @@ pass_on! {
     fn unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> Result<ChangeInfo>,
         |w, out, _| if let Ok(c) = out { w.dir(c) };
     fn rmdir(dir: &Fh, name: &Name) -> Result<ChangeInfo>, |w, out, _| if let Ok(c) = out { w.dir(c) };
-    fn remove_many(dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>,
-        |w, out, _| out.iter_mut().flatten().for_each(|c| w.dir(c));
     fn rename(from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags)
         -> Result<Moved>, |w, out, at| if let Ok(m) = out { moved(w, m, at) };
     fn readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max: u32, nodes: bool) -> Result<DirPage>,
@@ -304,6 +293,24 @@ pass_on! {
     fn deallocate(file: File<'_>, range: FileRange) -> Result<()>;
     fn copy(from: File<'_>, from_at: u64, to: File<'_>, to_at: u64, len: u64) -> Result<u64>;
     fn shutdown() -> Result<()>;
+}
+
+pass_on! {
+    BatchOps {}
+    fn getattr_many(objects: &[Fh]) -> Vec<Result<Attrs>>,
+        |w, out, at| out.iter_mut().flatten().for_each(|a| stamp(w, a, at));
+    fn revalidate_many(objects: &[Fh], want: Access) -> Vec<Result<(Attrs, Access)>>,
+        |w, out, at| out.iter_mut().flatten().for_each(|(a, _)| stamp(w, a, at));
+    fn read_many(files: &[Fh], holder: Option<&Fh>, max: u32) -> ReadManyResult, |w, out, at| {
+        out.files.iter_mut().flatten().for_each(|f| stamp(w, &mut f.attrs, at));
+        out.holder.iter_mut().for_each(|a| stamp(w, a, at));
+    };
+    fn list_many(dirs: &[Fh], max: u32) -> Vec<Result<(Attrs, DirPage)>>,
+        |w, out, at| out.iter_mut().flatten().for_each(|(a, p)| { stamp(w, a, at); page(w, p, at) });
+    fn create_many(dir: &Fh, new: &[Creation]) -> Vec<Result<Made>>,
+        |w, out, at| out.iter_mut().for_each(|one| made(w, one, at));
+    fn remove_many(dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>>,
+        |w, out, _| out.iter_mut().flatten().for_each(|c| w.dir(c));
 }
 
 fn moved(w: &Wire, moved: &mut Moved, asked: tokio::time::Instant) {

@@ -150,108 +150,6 @@ impl Vfs for PendingCreates {
         Ok(self.shown(file.fh, attrs))
     }
 
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let ask = |real: Vec<Fh>| async move { self.below.getattr_many(cx, &real).await };
-        let mut all =
-            self.each(cx, objects, |this, fh| this.table().here.get(fh).map(|o| Ok(o.attrs())), ask).await;
-        for (fh, attrs) in objects.iter().zip(&mut all) {
-            if let Ok(attrs) = attrs {
-                self.table().show(fh, attrs);
-            }
-        }
-        all
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let here = |this: &Self, fh: &Fh| {
-            let t = this.table();
-            let object = t.here.get(fh).filter(|object| object.is_of(&cx.cred))?;
-            Some(Ok((object.attrs(), object.rights() & want)))
-        };
-        let ask = |real: Vec<Fh>| async move { self.below.revalidate_many(cx, &real, want).await };
-        let mut all = self.each(cx, objects, here, ask).await;
-        for (fh, proof) in objects.iter().zip(&mut all) {
-            if let Ok((attrs, _)) = proof {
-                self.table().show(fh, attrs);
-            }
-        }
-        all
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let here = |this: &Self, fh: &Fh| {
-            let t = this.table();
-            let object = t.here.get(fh).filter(|object| object.is_of(&cx.cred))?;
-            let Body::File(data) = &object.body else { return None };
-            if !object.rights().contains(Access::READ) {
-                return None;
-            }
-            let len = data.len().min(max_bytes as usize);
-            let read = Read { data: Bytes::copy_from_slice(&data[..len]).into(), eof: len == data.len() };
-            Some(Ok(Fetched { attrs: object.attrs(), read }))
-        };
-        let below_holder = match holder {
-            Some(dir) => match self.table().status(dir) {
-                Status::There(real) => Some(real),
-                _ => None,
-            },
-            None => None,
-        };
-        let mut told = None;
-        let ask = |real: Vec<Fh>| {
-            let told = &mut told;
-            async move {
-                let starts = self.below.read_many(cx, &real, below_holder.as_ref(), max_bytes).await;
-                *told = starts.holder;
-                starts.files
-            }
-        };
-        let mut all = self.each(cx, files, here, ask).await;
-        for (fh, fetched) in files.iter().zip(&mut all) {
-            if let Ok(fetched) = fetched {
-                self.table().show(fh, &mut fetched.attrs);
-            }
-        }
-        let holder = match (holder, told) {
-            (Some(dir), Some(attrs)) => Some(self.shown(dir, attrs)),
-            _ => None,
-        };
-        ReadManyResult { files: all, holder }
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        for dir in dirs {
-            // A failure to send does not fail the listing, which shows the server's names.
-            let _ = self.send_all_in(cx, dir).await;
-        }
-        let ask = |real: Vec<Fh>| async move { self.below.list_many(cx, &real, max_bytes).await };
-        let mut all = self.each(cx, dirs, |_, _| None, ask).await;
-        for (dir, listed) in dirs.iter().zip(&mut all) {
-            if let Ok((attrs, page)) = listed {
-                let t = self.table();
-                t.show(dir, attrs);
-                t.show_page(page);
-            }
-        }
-        all
-    }
-
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         if let Some(attrs) = self.set_here(cx, (file.fh, file.open), set).await? {
             return Ok(attrs);
@@ -440,10 +338,6 @@ impl Vfs for PendingCreates {
         create_in_steps(self, cx, (dir, name), set, data).await
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        create_many_in_steps(self, cx, dir, new).await
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let real = match self.begin(cx, (dir, name), Body::Directory, set, None).await? {
             Making::Here(began) => return Ok(Self::began_made(began)),
@@ -537,10 +431,6 @@ impl Vfs for PendingCreates {
         let real = self.at_server(cx, dir).await?;
         let info = self.below.rmdir(cx, &real, name).await?;
         Ok(self.shown_info(dir, info))
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        remove_many_in_steps(self, cx, dir, gone).await
     }
 
     async fn rename(
@@ -711,5 +601,118 @@ impl Vfs for PendingCreates {
         let sent = patient(cx, self.sync()).await;
         let below = self.below.shutdown(cx).await;
         sent.and(below)
+    }
+}
+
+#[async_trait]
+impl BatchOps for PendingCreates {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let ask = |real: Vec<Fh>| async move { self.below.getattr_many(cx, &real).await };
+        let mut all =
+            self.each(cx, objects, |this, fh| this.table().here.get(fh).map(|o| Ok(o.attrs())), ask).await;
+        for (fh, attrs) in objects.iter().zip(&mut all) {
+            if let Ok(attrs) = attrs {
+                self.table().show(fh, attrs);
+            }
+        }
+        all
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let here = |this: &Self, fh: &Fh| {
+            let t = this.table();
+            let object = t.here.get(fh).filter(|object| object.is_of(&cx.cred))?;
+            Some(Ok((object.attrs(), object.rights() & want)))
+        };
+        let ask = |real: Vec<Fh>| async move { self.below.revalidate_many(cx, &real, want).await };
+        let mut all = self.each(cx, objects, here, ask).await;
+        for (fh, proof) in objects.iter().zip(&mut all) {
+            if let Ok((attrs, _)) = proof {
+                self.table().show(fh, attrs);
+            }
+        }
+        all
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let here = |this: &Self, fh: &Fh| {
+            let t = this.table();
+            let object = t.here.get(fh).filter(|object| object.is_of(&cx.cred))?;
+            let Body::File(data) = &object.body else { return None };
+            if !object.rights().contains(Access::READ) {
+                return None;
+            }
+            let len = data.len().min(max_bytes as usize);
+            let read = Read { data: Bytes::copy_from_slice(&data[..len]).into(), eof: len == data.len() };
+            Some(Ok(Fetched { attrs: object.attrs(), read }))
+        };
+        let below_holder = match holder {
+            Some(dir) => match self.table().status(dir) {
+                Status::There(real) => Some(real),
+                _ => None,
+            },
+            None => None,
+        };
+        let mut told = None;
+        let ask = |real: Vec<Fh>| {
+            let told = &mut told;
+            async move {
+                let starts = self.below.read_many(cx, &real, below_holder.as_ref(), max_bytes).await;
+                *told = starts.holder;
+                starts.files
+            }
+        };
+        let mut all = self.each(cx, files, here, ask).await;
+        for (fh, fetched) in files.iter().zip(&mut all) {
+            if let Ok(fetched) = fetched {
+                self.table().show(fh, &mut fetched.attrs);
+            }
+        }
+        let holder = match (holder, told) {
+            (Some(dir), Some(attrs)) => Some(self.shown(dir, attrs)),
+            _ => None,
+        };
+        ReadManyResult { files: all, holder }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        for dir in dirs {
+            // A failure to send does not fail the listing, which shows the server's names.
+            let _ = self.send_all_in(cx, dir).await;
+        }
+        let ask = |real: Vec<Fh>| async move { self.below.list_many(cx, &real, max_bytes).await };
+        let mut all = self.each(cx, dirs, |_, _| None, ask).await;
+        for (dir, listed) in dirs.iter().zip(&mut all) {
+            if let Ok((attrs, page)) = listed {
+                let t = self.table();
+                t.show(dir, attrs);
+                t.show_page(page);
+            }
+        }
+        all
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        create_many_in_steps(self, cx, dir, new).await
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        remove_many_in_steps(self, cx, dir, gone).await
     }
 }

@@ -89,50 +89,6 @@ impl Vfs for PendingRemoves {
         Ok(self.shown(file.fh, self.below.getattr(cx, file).await?))
     }
 
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let all = self.below.getattr_many(cx, objects).await;
-        objects.iter().zip(all).map(|(fh, attrs)| attrs.map(|attrs| self.shown(fh, attrs))).collect()
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let all = self.below.revalidate_many(cx, objects, want).await;
-        let shown = |fh, (attrs, access)| (self.shown(fh, attrs), access);
-        objects.iter().zip(all).map(|(fh, proof)| proof.map(|proof| shown(fh, proof))).collect()
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let starts = self.below.read_many(cx, files, holder, max_bytes).await;
-        let told = match (holder, starts.holder) {
-            (Some(dir), Some(attrs)) => Some(self.shown(dir, attrs)),
-            (_, told) => told,
-        };
-        ReadManyResult { holder: told, ..starts }
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        for dir in dirs {
-            // A failed removal does not fail the listing, which shows the server's names.
-            let _ = self.settled_in(cx, dir).await;
-        }
-        self.below.list_many(cx, dirs, max_bytes).await
-    }
-
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         // A later removal would change the directory's times.
         self.settled_in(cx, file.fh).await?;
@@ -196,17 +152,6 @@ impl Vfs for PendingRemoves {
         Ok(Made { dir: self.shown_info(dir, made.dir), ..made })
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        for one in new {
-            if let Err(e) = self.settled(cx, dir, &one.name).await {
-                return new.iter().map(|_| Err(e.clone())).collect();
-            }
-        }
-        let made = self.below.create_many(cx, dir, new).await;
-        let shown = |made: Made| Made { dir: self.shown_info(dir, made.dir), ..made };
-        made.into_iter().map(|made| made.map(shown)).collect()
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         self.settled(cx, dir, name).await?;
         let made = self.below.mkdir(cx, dir, name, set).await?;
@@ -268,10 +213,6 @@ impl Vfs for PendingRemoves {
         Ok(self.shown_info(dir, self.below.rmdir(cx, dir, name).await?))
     }
 
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        remove_many_in_steps(self, cx, dir, gone).await
-    }
-
     async fn rename(
         &self,
         cx: &RequestContext,
@@ -320,5 +261,67 @@ impl Vfs for PendingRemoves {
         let removed = crate::pending_writes::patient(cx, self.sync()).await;
         let below = self.below.shutdown(cx).await;
         removed.and(below)
+    }
+}
+
+#[async_trait]
+impl BatchOps for PendingRemoves {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let all = self.below.getattr_many(cx, objects).await;
+        objects.iter().zip(all).map(|(fh, attrs)| attrs.map(|attrs| self.shown(fh, attrs))).collect()
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let all = self.below.revalidate_many(cx, objects, want).await;
+        let shown = |fh, (attrs, access)| (self.shown(fh, attrs), access);
+        objects.iter().zip(all).map(|(fh, proof)| proof.map(|proof| shown(fh, proof))).collect()
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let starts = self.below.read_many(cx, files, holder, max_bytes).await;
+        let told = match (holder, starts.holder) {
+            (Some(dir), Some(attrs)) => Some(self.shown(dir, attrs)),
+            (_, told) => told,
+        };
+        ReadManyResult { holder: told, ..starts }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        for dir in dirs {
+            // A failed removal does not fail the listing, which shows the server's names.
+            let _ = self.settled_in(cx, dir).await;
+        }
+        self.below.list_many(cx, dirs, max_bytes).await
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        for one in new {
+            if let Err(e) = self.settled(cx, dir, &one.name).await {
+                return new.iter().map(|_| Err(e.clone())).collect();
+            }
+        }
+        let made = self.below.create_many(cx, dir, new).await;
+        let shown = |made: Made| Made { dir: self.shown_info(dir, made.dir), ..made };
+        made.into_iter().map(|made| made.map(shown)).collect()
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        remove_many_in_steps(self, cx, dir, gone).await
     }
 }

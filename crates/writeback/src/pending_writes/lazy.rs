@@ -15,8 +15,9 @@ use super::WriteBack;
 use super::file::{File, Names};
 use super::stats::{Counters, Reason};
 use super::wait::patient;
+use async_trait::async_trait;
 use hither_vfs::File as At;
-use hither_vfs::{Fh, OpenId, RequestContext, Result};
+use hither_vfs::{Fh, LeaseAuthority, OpenId, RequestContext, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinSet;
@@ -29,6 +30,26 @@ enum Turn {
     Sent,
     /// The file may have no name, and no program uses it.
     Removed,
+}
+
+/// For the frontend: a file that may not be closed with unsent bytes is not delegated.
+#[async_trait]
+impl LeaseAuthority for WriteBack {
+    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
+        self.leases.delegated_bytes(fh).filter(|_| self.may_wait(fh))
+    }
+
+    fn can_cache_writes(&self, fh: &Fh) -> bool {
+        self.leases.can_cache_writes(fh)
+    }
+
+    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool {
+        self.leases.request_write_caching(cx, fh).await
+    }
+
+    fn is_noncacheable(&self, fh: &Fh) -> bool {
+        self.leases.is_noncacheable(fh)
+    }
 }
 
 impl WriteBack {

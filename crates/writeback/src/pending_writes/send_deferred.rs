@@ -169,7 +169,7 @@ impl WriteBack {
         self.options.delay_attributes && !self.files.read().is_empty()
     }
 
-    /// Like [`hither_vfs::Vfs::revalidate_many`], after sending delayed permissions.
+    /// Like [`hither_vfs::BatchOps::revalidate_many`], after sending delayed permissions.
     pub(super) async fn revalidated(
         &self,
         cx: &RequestContext,

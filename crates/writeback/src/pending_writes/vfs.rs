@@ -232,31 +232,9 @@ fn without_caller(cx: &RequestContext) -> RequestContext {
     RequestContext { cancel: Default::default(), deadline: None, ..cx.clone() }
 }
 
-/// For the frontend: a file that may not be closed with unsent bytes is not delegated.
-#[async_trait]
-impl LeaseAuthority for WriteBack {
-    fn delegated_bytes(&self, fh: &Fh) -> Option<u64> {
-        self.leases.delegated_bytes(fh).filter(|_| self.may_wait(fh))
-    }
-
-    fn can_cache_writes(&self, fh: &Fh) -> bool {
-        self.leases.can_cache_writes(fh)
-    }
-
-    async fn request_write_caching(&self, cx: &RequestContext, fh: &Fh) -> bool {
-        self.leases.request_write_caching(cx, fh).await
-    }
-
-    fn is_noncacheable(&self, fh: &Fh) -> bool {
-        self.leases.is_noncacheable(fh)
-    }
-}
-
 #[async_trait]
 impl Vfs for WriteBack {
-    hither_vfs::delegate!(self.below;
-        parent, readlink, mkdir, mknod, symlink, statfs, test_lock,
-    );
+    hither_vfs::delegate!(self.below; parent, readlink, mkdir, mknod, symlink, statfs, test_lock);
 
     async fn root(&self, cx: &RequestContext) -> Result<Node> {
         self.below.root(cx).await.inspect(|root| self.is_root(&root.fh))
@@ -318,68 +296,6 @@ impl Vfs for WriteBack {
             self.show_program(cx, &delayed, &mut attrs).await;
         }
         Ok(attrs)
-    }
-
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<hither_vfs::Attrs>> {
-        let (_asking, mut all) = ask!(self, cx => self.below.getattr_many(cx, objects).await);
-        for (fh, attrs) in objects.iter().zip(&mut all) {
-            match (self.known(fh), attrs) {
-                (Some(file), Ok(attrs)) => drop(self.show_program(cx, &file, attrs).await),
-                (None, Ok(attrs)) => self.show(fh, attrs),
-                (_, Err(_)) => {}
-            }
-        }
-        all
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        self.revalidated(cx, objects, want).await
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        for fh in files {
-            if let Err(e) = self.flush_first(cx, fh, First::Try).await {
-                return ReadManyResult {
-                    files: files.iter().map(|_| Err(e.clone())).collect(),
-                    holder: None,
-                };
-            }
-        }
-        let (_asking, mut all) = ask!(self, cx => self.below.read_many(cx, files, holder, max_bytes).await);
-        for (fh, fetched) in files.iter().zip(&mut all.files) {
-            let (Some(file), Ok(f)) = (self.known(fh), &mut *fetched) else { continue };
-            let asked = f.attrs.asked;
-            self.show(fh, &mut f.attrs);
-            if !file.state.lock().is_plain(asked) {
-                // The file was written meanwhile, or could not be sent. The caller must read it
-                // alone.
-                *fetched = Err(Error::new(libc::EAGAIN));
-            }
-        }
-        all
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(hither_vfs::Attrs, DirPage)>> {
-        let (_asking, mut all) = ask!(self, cx => self.below.list_many(cx, dirs, max_bytes).await);
-        let pages = all.iter_mut().filter_map(|r| r.as_mut().ok());
-        self.show_nodes(pages.flat_map(|(_, p)| p.entries.iter_mut().filter_map(|e| e.node.as_mut())));
-        all
     }
 
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<hither_vfs::Attrs> {
@@ -545,10 +461,6 @@ impl Vfs for WriteBack {
         Ok(made)
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        self.make_many(cx, dir, new).await
-    }
-
     async fn link(&self, cx: &RequestContext, fh: &Fh, dir: &Fh, name: &Name) -> Result<Made> {
         self.send_mode(cx, fh).await.or_else(unless_interrupted)?;
         let asking = self.asking();
@@ -607,12 +519,6 @@ impl Vfs for WriteBack {
             }
             removed => removed,
         }
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        let (this, own, at, names) = (self.this(), without_caller(cx), dir.clone(), gone.to_vec());
-        let all = detached(cx, async move { Ok(this.take_many(&own, &at, &names).await) }).await;
-        all.unwrap_or_else(|e| gone.iter().map(|_| Err(e.clone())).collect())
     }
 
     async fn rename(
@@ -798,5 +704,80 @@ impl Vfs for WriteBack {
         let ended = flushed.and(committed).and(self.below.shutdown(cx).await);
         self.end_journal();
         ended
+    }
+}
+
+#[async_trait]
+impl BatchOps for WriteBack {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<hither_vfs::Attrs>> {
+        let (_asking, mut all) = ask!(self, cx => self.below.getattr_many(cx, objects).await);
+        for (fh, attrs) in objects.iter().zip(&mut all) {
+            match (self.known(fh), attrs) {
+                (Some(file), Ok(attrs)) => drop(self.show_program(cx, &file, attrs).await),
+                (None, Ok(attrs)) => self.show(fh, attrs),
+                (_, Err(_)) => {}
+            }
+        }
+        all
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        self.revalidated(cx, objects, want).await
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        for fh in files {
+            if let Err(e) = self.flush_first(cx, fh, First::Try).await {
+                return ReadManyResult {
+                    files: files.iter().map(|_| Err(e.clone())).collect(),
+                    holder: None,
+                };
+            }
+        }
+        let (_asking, mut all) = ask!(self, cx => self.below.read_many(cx, files, holder, max_bytes).await);
+        for (fh, fetched) in files.iter().zip(&mut all.files) {
+            let (Some(file), Ok(f)) = (self.known(fh), &mut *fetched) else { continue };
+            let asked = f.attrs.asked;
+            self.show(fh, &mut f.attrs);
+            if !file.state.lock().is_plain(asked) {
+                // The file was written meanwhile, or could not be sent. The caller must read it
+                // alone.
+                *fetched = Err(Error::new(libc::EAGAIN));
+            }
+        }
+        all
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(hither_vfs::Attrs, DirPage)>> {
+        let (_asking, mut all) = ask!(self, cx => self.below.list_many(cx, dirs, max_bytes).await);
+        let pages = all.iter_mut().filter_map(|r| r.as_mut().ok());
+        self.show_nodes(pages.flat_map(|(_, p)| p.entries.iter_mut().filter_map(|e| e.node.as_mut())));
+        all
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        self.make_many(cx, dir, new).await
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let (this, own, at, names) = (self.this(), without_caller(cx), dir.clone(), gone.to_vec());
+        let all = detached(cx, async move { Ok(this.take_many(&own, &at, &names).await) }).await;
+        all.unwrap_or_else(|e| gone.iter().map(|_| Err(e.clone())).collect())
     }
 }

@@ -229,44 +229,6 @@ impl Vfs for Branch {
         Ok(self.attrs(self.below().getattr(cx, file).await?))
     }
 
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let all = self.below().getattr_many(cx, objects).await;
-        all.into_iter().map(|one| one.map(|attrs| self.attrs(attrs))).collect()
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let all = self.below().revalidate_many(cx, objects, want).await;
-        all.into_iter().map(|one| one.map(|(attrs, have)| (self.attrs(attrs), have))).collect()
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let ReadManyResult { files, holder } = self.below().read_many(cx, files, holder, max_bytes).await;
-        let fetched = |one: Fetched| Fetched { attrs: self.attrs(one.attrs), ..one };
-        let files = files.into_iter().map(|one| one.map(fetched)).collect();
-        ReadManyResult { files, holder: holder.map(|attrs| self.attrs(attrs)) }
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        let all = self.below().list_many(cx, dirs, max_bytes).await;
-        all.into_iter().map(|one| one.map(|(attrs, page)| (self.attrs(attrs), self.page(page)))).collect()
-    }
-
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let done = self.below().setattr(cx, file, set).await;
         self.changed(file.fh);
@@ -322,11 +284,6 @@ impl Vfs for Branch {
         Ok(self.made(self.below().create_whole(cx, dir, name, set, data).await?))
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        let all = self.below().create_many(cx, dir, new).await;
-        all.into_iter().map(|one| one.map(|made| self.made(made))).collect()
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         Ok(self.made(self.below().mkdir(cx, dir, name, set).await?))
     }
@@ -375,12 +332,6 @@ impl Vfs for Branch {
 
     async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         Ok(self.info(self.below().rmdir(cx, dir, name).await?))
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        let all = self.below().remove_many(cx, dir, gone).await;
-        gone.iter().filter_map(|one| one.target.as_ref()).for_each(|fh| self.changed(fh));
-        all.into_iter().map(|one| one.map(|info| self.info(info))).collect()
     }
 
     async fn rename(
@@ -468,5 +419,57 @@ impl Vfs for Branch {
             1 => self.below().shutdown(cx).await,
             _ => Ok(()),
         }
+    }
+}
+
+#[async_trait]
+impl BatchOps for Branch {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let all = self.below().getattr_many(cx, objects).await;
+        all.into_iter().map(|one| one.map(|attrs| self.attrs(attrs))).collect()
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let all = self.below().revalidate_many(cx, objects, want).await;
+        all.into_iter().map(|one| one.map(|(attrs, have)| (self.attrs(attrs), have))).collect()
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let ReadManyResult { files, holder } = self.below().read_many(cx, files, holder, max_bytes).await;
+        let fetched = |one: Fetched| Fetched { attrs: self.attrs(one.attrs), ..one };
+        let files = files.into_iter().map(|one| one.map(fetched)).collect();
+        ReadManyResult { files, holder: holder.map(|attrs| self.attrs(attrs)) }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        let all = self.below().list_many(cx, dirs, max_bytes).await;
+        all.into_iter().map(|one| one.map(|(attrs, page)| (self.attrs(attrs), self.page(page)))).collect()
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let all = self.below().create_many(cx, dir, new).await;
+        all.into_iter().map(|one| one.map(|made| self.made(made))).collect()
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let all = self.below().remove_many(cx, dir, gone).await;
+        gone.iter().filter_map(|one| one.target.as_ref()).for_each(|fh| self.changed(fh));
+        all.into_iter().map(|one| one.map(|info| self.info(info))).collect()
     }
 }

@@ -291,65 +291,6 @@ impl Vfs for Subtrees {
         at.stack.vfs.getattr(cx, at.file(file)).await
     }
 
-    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
-        let mut out = unanswered(objects.len());
-        for Together { at, which, raw } in self.sorted(objects) {
-            put(&mut out, &which, at.stack.vfs.getattr_many(cx, &raw).await);
-        }
-        out
-    }
-
-    async fn revalidate_many(
-        &self,
-        cx: &RequestContext,
-        objects: &[Fh],
-        want: Access,
-    ) -> Vec<Result<(Attrs, Access)>> {
-        let mut out = unanswered(objects.len());
-        for Together { at, which, raw } in self.sorted(objects) {
-            put(&mut out, &which, at.stack.vfs.revalidate_many(cx, &raw, want).await);
-        }
-        out
-    }
-
-    async fn read_many(
-        &self,
-        cx: &RequestContext,
-        files: &[Fh],
-        holder: Option<&Fh>,
-        max_bytes: u32,
-    ) -> ReadManyResult {
-        let mut out = ReadManyResult { files: unanswered(files.len()), holder: None };
-        let sorted = self.sorted(files);
-        let alone = sorted.len() == 1;
-        for Together { at, which, raw } in sorted {
-            let holder = self.hint(&at, holder).filter(|_| alone);
-            let starts = at.stack.vfs.read_many(cx, &raw, holder.as_ref(), max_bytes).await;
-            put(&mut out.files, &which, starts.files);
-            out.holder = starts.holder;
-        }
-        out
-    }
-
-    async fn list_many(
-        &self,
-        cx: &RequestContext,
-        dirs: &[Fh],
-        max_bytes: u32,
-    ) -> Vec<Result<(Attrs, DirPage)>> {
-        let mut out = unanswered(dirs.len());
-        for Together { at, which, raw } in self.sorted(dirs) {
-            put(&mut out, &which, at.stack.vfs.list_many(cx, &raw, max_bytes).await);
-        }
-        for (fh, listed) in dirs.iter().zip(&mut out) {
-            if let (Ok(at), Ok((_, page))) = (self.at(fh), listed) {
-                let entries = std::mem::take(&mut page.entries);
-                *page = self.page(at.place, DirPage { entries, ..*page });
-            }
-        }
-        out
-    }
-
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         let at = self.at(file.fh)?;
         at.stack.vfs.setattr(cx, at.file(file), set).await
@@ -434,17 +375,6 @@ impl Vfs for Subtrees {
         Ok(self.made(at.place, name, made))
     }
 
-    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
-        let at = match self.at(dir) {
-            Ok(at) => at,
-            Err(_) => return unanswered(new.len()),
-        };
-        let made = at.stack.vfs.create_many(cx, &at.fh, new).await;
-        let shown =
-            |(one, made): (&Creation, Result<Made>)| made.map(|made| self.made(at.place, &one.name, made));
-        new.iter().zip(made).map(shown).collect()
-    }
-
     async fn mkdir(&self, cx: &RequestContext, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
         let at = self.at(dir)?;
         Ok(self.made(at.place, name, at.stack.vfs.mkdir(cx, &at.fh, name, set).await?))
@@ -497,15 +427,6 @@ impl Vfs for Subtrees {
     async fn rmdir(&self, cx: &RequestContext, dir: &Fh, name: &Name) -> Result<ChangeInfo> {
         let at = self.at(dir)?;
         at.stack.vfs.rmdir(cx, &at.fh, name).await
-    }
-
-    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
-        let at = match self.at(dir) {
-            Ok(at) => at,
-            Err(_) => return unanswered(gone.len()),
-        };
-        let raw = |one: &Removal| Removal { target: self.hint(&at, one.target.as_ref()), ..one.clone() };
-        at.stack.vfs.remove_many(cx, &at.fh, &gone.iter().map(raw).collect::<Vec<_>>()).await
     }
 
     async fn rename(
@@ -659,5 +580,87 @@ impl Vfs for Subtrees {
             ended = ended.and(stack.vfs.shutdown(cx).await);
         }
         ended
+    }
+}
+
+#[async_trait]
+impl BatchOps for Subtrees {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        let mut out = unanswered(objects.len());
+        for Together { at, which, raw } in self.sorted(objects) {
+            put(&mut out, &which, at.stack.vfs.getattr_many(cx, &raw).await);
+        }
+        out
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        let mut out = unanswered(objects.len());
+        for Together { at, which, raw } in self.sorted(objects) {
+            put(&mut out, &which, at.stack.vfs.revalidate_many(cx, &raw, want).await);
+        }
+        out
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        let mut out = ReadManyResult { files: unanswered(files.len()), holder: None };
+        let sorted = self.sorted(files);
+        let alone = sorted.len() == 1;
+        for Together { at, which, raw } in sorted {
+            let holder = self.hint(&at, holder).filter(|_| alone);
+            let starts = at.stack.vfs.read_many(cx, &raw, holder.as_ref(), max_bytes).await;
+            put(&mut out.files, &which, starts.files);
+            out.holder = starts.holder;
+        }
+        out
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        let mut out = unanswered(dirs.len());
+        for Together { at, which, raw } in self.sorted(dirs) {
+            put(&mut out, &which, at.stack.vfs.list_many(cx, &raw, max_bytes).await);
+        }
+        for (fh, listed) in dirs.iter().zip(&mut out) {
+            if let (Ok(at), Ok((_, page))) = (self.at(fh), listed) {
+                let entries = std::mem::take(&mut page.entries);
+                *page = self.page(at.place, DirPage { entries, ..*page });
+            }
+        }
+        out
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        let at = match self.at(dir) {
+            Ok(at) => at,
+            Err(_) => return unanswered(new.len()),
+        };
+        let made = at.stack.vfs.create_many(cx, &at.fh, new).await;
+        let shown =
+            |(one, made): (&Creation, Result<Made>)| made.map(|made| self.made(at.place, &one.name, made));
+        new.iter().zip(made).map(shown).collect()
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        let at = match self.at(dir) {
+            Ok(at) => at,
+            Err(_) => return unanswered(gone.len()),
+        };
+        let raw = |one: &Removal| Removal { target: self.hint(&at, one.target.as_ref()), ..one.clone() };
+        at.stack.vfs.remove_many(cx, &at.fh, &gone.iter().map(raw).collect::<Vec<_>>()).await
     }
 }

@@ -7,6 +7,7 @@
 
 use super::journaled::mix;
 use super::*;
+use hither_vfs::BatchOps;
 use std::os::fd::AsFd;
 use std::process::Command;
 

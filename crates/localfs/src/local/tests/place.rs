@@ -2,7 +2,7 @@
 //! above it.
 
 use super::*;
-use hither_vfs::{Creation, NewKind, Removal};
+use hither_vfs::{BatchOps, Creation, NewKind, Removal};
 
 /// A directory served with a stock of new objects (`journal`), or without.
 fn serve(dir: &Dir, state: &Dir, journaled: bool) -> Local {

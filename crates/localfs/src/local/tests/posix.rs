@@ -1,6 +1,7 @@
 //! The behaviour that programs expect of a file system.
 
 use super::*;
+use hither_vfs::BatchOps;
 
 /// A file is created, written, read and closed. It is found by name and by filehandle.
 #[tokio::test]

@@ -4,7 +4,7 @@ use super::finish::{LONG_AGO, mode, times};
 use super::gate::Verdict;
 use super::questions::KEPT;
 use super::*;
-use hither_vfs::{Access, Time, XattrMode};
+use hither_vfs::{Access, BatchOps, Time, XattrMode};
 use tokio::time::Instant;
 
 const AGE: Duration = Duration::from_secs(5);

@@ -320,10 +320,16 @@ macro_rules! pass_on {
                 }
             }
 
-            delegate!(self.below;
-                peek, getattr_many, revalidate_many, read_many,
-                list_many,
-            );
+            delegate!(self.below; peek);
+
+            fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+                self.state.lock().upcalls = Some(upcalls);
+            }
+        }
+
+        #[async_trait]
+        impl BatchOps for Gate {
+            delegate!(self.below; getattr_many, revalidate_many, read_many, list_many);
 
             async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
                 self.state.lock().batches.push(new.len());
@@ -333,10 +339,6 @@ macro_rules! pass_on {
             async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
                 self.state.lock().removed.push(gone.len());
                 remove_many_in_steps(self, cx, dir, gone).await
-            }
-
-            fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
-                self.state.lock().upcalls = Some(upcalls);
             }
         }
     };

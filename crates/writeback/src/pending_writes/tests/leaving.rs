@@ -1,7 +1,7 @@
 //! Tests of opens, links and requests during a call that removes a name of an unsent file.
 
 use super::*;
-use hither_vfs::RenameFlags;
+use hither_vfs::{BatchOps, RenameFlags};
 
 /// The ways to close a file before it is sent.
 const MODES: [&str; 3] = ["close=lazy", "close=delegated", "close=wait"];

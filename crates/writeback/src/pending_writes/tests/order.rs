@@ -2,7 +2,7 @@
 
 use super::gate::Verdict;
 use super::*;
-use hither_vfs::{Access, FileRange, LockKind, LockOwner, LockWait, OpenAccess, WalkRequest};
+use hither_vfs::{Access, BatchOps, FileRange, LockKind, LockOwner, LockWait, OpenAccess, WalkRequest};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 

@@ -9,7 +9,7 @@
 use super::*;
 use hither_cache::metadata::{MetadataCache, MetadataCacheOptions};
 use hither_vfs::model::wire::Wire;
-use hither_vfs::{Attr, NoLeases, Stop, Validity, WalkRequest};
+use hither_vfs::{Attr, BatchOps, NoLeases, Stop, Validity, WalkRequest};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
