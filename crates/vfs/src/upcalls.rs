@@ -61,6 +61,12 @@ pub trait Upcalls: Send + Sync + 'static {
         Box::pin(std::future::ready(()))
     }
 
+    /// As [`Upcalls::flush`], in a call that removes a name of an object that no program uses. Data
+    /// of the layer that made the call is not wanted.
+    fn flush_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        self.flush(fh)
+    }
+
     /// The delayed data of a file in the layers above at this moment. Never waits.
     fn unsent(&self, _fh: &Fh) -> Unsent {
         Unsent::More

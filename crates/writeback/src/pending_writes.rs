@@ -460,6 +460,16 @@ impl Upcalls for Relay {
         finished(async move { layer.flush_delayed(&fh).await })
     }
 
+    fn flush_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        let is_losing =
+            |layer: Arc<WriteBack>| layer.known(fh).is_some_and(|file| file.state.lock().losing_name);
+        if self.0.upgrade().is_some_and(is_losing) {
+            // The bytes are sent when the removal fails ([`leaving::Losing`]).
+            return Box::pin(std::future::ready(()));
+        }
+        self.flush(fh)
+    }
+
     /// The layers above have no acknowledged bytes.
     fn unsent(&self, fh: &Fh) -> Unsent {
         let Some(layer) = self.0.upgrade() else { return Unsent::More };

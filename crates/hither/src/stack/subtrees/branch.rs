@@ -104,7 +104,7 @@ impl Upcalls for Hearer {
 
     fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
         self.tell(|heard| match heard.frozen {
-            true => Box::pin(std::future::ready(())),
+            true => heard.hearer.flush_unused(fh),
             false => heard.hearer.withdraw_unused(fh),
         })
     }
