@@ -529,6 +529,10 @@ impl Upcalls for Hearer {
         above.map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.flush_unused(fh))
     }
 
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.above.get()?.path(fh)
+    }
+
     fn unsent(&self, fh: &Fh) -> Unsent {
         let disk = self.0.upgrade();
         disk.as_ref().and_then(|disk| disk.above.get()).map_or(Unsent::More, |above| above.unsent(fh))

@@ -403,6 +403,10 @@ impl Upcalls for Hearer {
         }
     }
 
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.above.get()?.path(fh)
+    }
+
     fn unsent(&self, fh: &Fh) -> Unsent {
         let meta = self.0.upgrade();
         meta.as_ref().and_then(|meta| meta.above.get()).map_or(Unsent::More, |above| above.unsent(fh))

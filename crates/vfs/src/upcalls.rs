@@ -67,6 +67,11 @@ pub trait Upcalls: Send + Sync + 'static {
         self.flush(fh)
     }
 
+    /// The path of an object below the root, for messages to people. `None` when it is not known.
+    fn path(&self, _fh: &Fh) -> Option<String> {
+        None
+    }
+
     /// The delayed data of a file in the layers above at this moment. Never waits.
     fn unsent(&self, _fh: &Fh) -> Unsent {
         Unsent::More

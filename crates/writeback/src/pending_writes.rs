@@ -369,6 +369,15 @@ impl WriteBack {
         self.tidy(&file);
     }
 
+    /// Reports acknowledged bytes of a file that the server will never have.
+    fn report_loss(&self, file: &File, bytes: Option<u64>, why: &hither_vfs::Error) {
+        let path = self.above.get().and_then(|above| above.path(&file.fh));
+        tracing::error!(
+            path = path.as_deref().unwrap_or("unknown"), fh = ?file.fh, bytes, error = %why,
+            "written data is lost: mend the cause, and write the file again"
+        );
+    }
+
     fn own_cx(&self) -> RequestContext {
         RequestContext::new(Arc::new(hither_vfs::Cred::root()))
     }
@@ -468,6 +477,10 @@ impl Upcalls for Relay {
             return Box::pin(std::future::ready(()));
         }
         self.flush(fh)
+    }
+
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.above.get()?.path(fh)
     }
 
     /// The layers above have no acknowledged bytes.

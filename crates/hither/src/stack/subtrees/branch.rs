@@ -120,6 +120,10 @@ impl Upcalls for Hearer {
         self.tell(|heard| heard.hearer.flush(fh))
     }
 
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.hearers().iter().find_map(|heard| heard.hearer.path(fh))
+    }
+
     fn unsent(&self, fh: &Fh) -> Unsent {
         let Some(trunk) = self.0.upgrade() else { return Unsent::More };
         let hearers = trunk.hearers();
