@@ -160,14 +160,14 @@ impl Nfs4 {
         })
     }
 
-    /// Whether the grace period lasts, so that only reclaims are granted. It ends when the records of
-    /// clients that did not reclaim are removed ([`Self::end_grace`]).
+    /// Whether the grace period lasts, so that only reclaims are granted. It ends when the records
+    /// of clients that did not reclaim are removed ([`Self::end_grace`]).
     fn in_grace(&self) -> bool {
         !self.reclaimers.lock().is_empty()
     }
 
-    /// Ends the grace period when its time is over. A client that reclaimed nothing must not reclaim
-    /// in a later grace period, because other clients may get its locks now.
+    /// Ends the grace period when its time is over. A client that reclaimed nothing must not
+    /// reclaim in a later grace period, because other clients may get its locks now.
     async fn end_grace(&self) {
         if !self.in_grace() || !self.is_past(&self.grace_end) {
             return;

@@ -125,9 +125,9 @@ impl Stable {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
 
-    /// Removes the records of clients. The removal is on stable storage when the call returns. Until
-    /// then no other client gets state that conflicts with theirs (RFC 8881 section 8.4.2.1): after a
-    /// crash they would reclaim over it. If the disk fails, the records may stay.
+    /// Removes the records of clients. The removal is on stable storage when the call returns.
+    /// Until then no other client gets state that conflicts with theirs (RFC 8881 section 8.4.2.1):
+    /// after a crash they would reclaim over it. If the disk fails, the records may stay.
     pub async fn forget(&self, owners: Vec<Bytes>) {
         if self.dir.is_none() || owners.is_empty() {
             return;

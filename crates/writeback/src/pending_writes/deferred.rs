@@ -397,8 +397,9 @@ impl DeferredAttrs {
         refused
     }
 
-    /// Gives up a seen time among the taken attributes, and makes the others wait again. Returns the
-    /// owner of the file; `None` when a program set all of the taken attributes, or none of them.
+    /// Gives up a seen time among the taken attributes, and makes the others wait again. Returns
+    /// the owner of the file; `None` when a program set all of the taken attributes, or none of
+    /// them.
     pub fn refused_seen_time(&mut self) -> Option<Arc<Cred>> {
         let sent = self.sent.as_mut().filter(|o| o.seen && o.set.mtime.is_some() && !o.is_seen_time())?;
         sent.set.mtime = None;
