@@ -523,6 +523,16 @@ impl Upcalls for Hearer {
         above.map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.flush(fh))
     }
 
+    fn flush_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        let disk = self.0.upgrade();
+        let above = disk.as_ref().and_then(|disk| disk.above.get());
+        above.map_or_else(|| Box::pin(async {}) as BoxFuture<()>, |above| above.flush_unused(fh))
+    }
+
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.above.get()?.path(fh)
+    }
+
     fn unsent(&self, fh: &Fh) -> Unsent {
         let disk = self.0.upgrade();
         disk.as_ref().and_then(|disk| disk.above.get()).map_or(Unsent::More, |above| above.unsent(fh))

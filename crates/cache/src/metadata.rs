@@ -396,6 +396,17 @@ impl Upcalls for Hearer {
         }
     }
 
+    fn flush_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        match self.0.upgrade().as_ref().and_then(|meta| meta.above.get()) {
+            Some(above) => above.flush_unused(fh),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.above.get()?.path(fh)
+    }
+
     fn unsent(&self, fh: &Fh) -> Unsent {
         let meta = self.0.upgrade();
         meta.as_ref().and_then(|meta| meta.above.get()).map_or(Unsent::More, |above| above.unsent(fh))

@@ -119,6 +119,11 @@ pub trait Wire: Send + Sync + 'static {
 
     /// Grows with every reconnection. After a reconnection the server may be another instance.
     fn epoch(&self) -> u64;
+
+    /// The path of a file, for messages to people.
+    fn path(&self, _fh: &Fh) -> Option<String> {
+        None
+    }
 }
 
 /// Bounds of the kept bytes of a mount.
@@ -580,7 +585,7 @@ impl Uncommitted {
                     }
                 }
                 Err(Failure::Refused(e)) => {
-                    file.record(e);
+                    self.record_loss(file, e);
                     self.update(file, |log| log.abandon(plan.through));
                     return Ok(());
                 }
@@ -624,12 +629,12 @@ impl Uncommitted {
                         done += bytes as usize;
                     }
                     Ok(_) => {
-                        file.record(Error::because(libc::EIO, "the server writes no bytes"));
+                        self.record_loss(file, Error::because(libc::EIO, "the server writes no bytes"));
                         self.update(file, |log| log.wrote_stable(at, at + sent));
                         break;
                     }
                     Err(Failure::Refused(e)) => {
-                        file.record(e);
+                        self.record_loss(file, e);
                         self.update(file, |log| log.wrote_stable(at, at + sent));
                         break;
                     }
@@ -638,6 +643,16 @@ impl Uncommitted {
             }
         }
         Ok(())
+    }
+
+    /// Records an error of bytes that the server will never have.
+    fn record_loss(&self, file: &File, e: Error) {
+        let path = self.wire.path(&file.fh);
+        tracing::error!(
+            path = path.as_deref().unwrap_or("unknown"), fh = ?file.fh, error = %e,
+            "written data is lost: mend the cause, and write the file again"
+        );
+        file.errors.record(e);
     }
 
     fn flush_in_background(&self, file: &Arc<File>) {
@@ -658,13 +673,6 @@ impl Uncommitted {
 impl std::fmt::Debug for Uncommitted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Uncommitted").field("kept_bytes", &self.kept_bytes()).finish_non_exhaustive()
-    }
-}
-
-impl File {
-    fn record(&self, e: Error) {
-        tracing::warn!(fh = ?self.fh, error = %e, "written data is lost");
-        self.errors.record(e);
     }
 }
 

@@ -121,6 +121,12 @@ impl Upcalls for Revoker {
         self.start(|session| async move { session.expire(&files).await })
     }
 
+    fn path(&self, fh: &Fh) -> Option<String> {
+        let names = self.session.get()?.upgrade()?.inodes.path_of(fh)?;
+        let names: Vec<_> = names.iter().map(|name| String::from_utf8_lossy(name.as_bytes())).collect();
+        Some(names.join("/"))
+    }
+
     fn revoke_all(&self) -> BoxFuture<()> {
         self.start(|session| async move { session.revoke_all().await })
     }

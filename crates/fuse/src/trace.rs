@@ -23,6 +23,8 @@ const BYTES_MAX: usize = 128 << 20;
 const CALLS_MAX: usize = 1 << 20;
 /// Maximum number of parents of a process that are checked.
 const ABOVE_MAX: usize = 64;
+/// Maximum number of parents that end during one search.
+const RESTARTS_MAX: u32 = 8;
 /// Time for which the membership of a process in the recording is cached.
 const REMEMBER: Duration = Duration::from_secs(1);
 /// Maximum number of cached processes.
@@ -256,14 +258,26 @@ fn bytes_of(path: &Option<Vec<Name>>) -> usize {
 
 /// Whether a thread's process is `above` or a descendant of it.
 fn is_below(tid: u32, above: u32) -> bool {
-    let Some((mut pid, _)) = cred::process(tid) else { return false };
+    let Some((pid, _)) = cred::process(tid) else { return false };
+    descends(pid, above, cred::parent)
+}
+
+/// Whether a process is `above` or a descendant of it. A parent that ends during the search leaves
+/// its children to another process, so the search begins again.
+fn descends(pid: u32, above: u32, parent_of: impl Fn(u32) -> Option<u32>) -> bool {
+    let (mut here, mut restarts) = (pid, 0);
     for _ in 0..ABOVE_MAX {
-        if pid == above {
+        if here == above {
             return true;
         }
-        match cred::parent(pid) {
-            Some(parent) if parent > 1 => pid = parent,
-            parent => return parent == Some(above),
+        match parent_of(here) {
+            Some(parent) if parent > 1 => here = parent,
+            Some(parent) => return parent == above,
+            None if here == pid || restarts == RESTARTS_MAX => return false,
+            None => {
+                restarts += 1;
+                here = pid;
+            }
         }
     }
     false
@@ -272,6 +286,25 @@ fn is_below(tid: u32, above: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A process whose parent ends during the search is found below its next parent.
+    #[test]
+    fn ended_parent_restarts_search() {
+        let asked = std::cell::Cell::new(0);
+        // Process 30 is a child of 20, which ends. Then it is a child of 10.
+        let parent_of = |pid| {
+            asked.set(asked.get() + 1);
+            match (pid, asked.get()) {
+                (30, 1) => Some(20),
+                (30, _) => Some(10),
+                (10, _) => Some(1),
+                _ => None,
+            }
+        };
+        assert!(descends(30, 10, parent_of));
+        assert!(!descends(30, 11, |pid| (pid == 30).then_some(1)));
+        assert!(!descends(30, 11, |pid| (pid == 30).then_some(20)), "an end at each search");
+    }
 
     fn name(text: &str) -> Option<Vec<Name>> {
         Some(vec![Name::new(text.as_bytes().to_vec()).unwrap()])

@@ -43,6 +43,8 @@ struct Checked {
     exports: usize,
     /// Lines of fstab for hither.
     mounts: usize,
+    /// Options of `-o`.
+    options: usize,
     /// Number of files and directories that could not be read. `findings` contains them.
     #[serde(skip)]
     unread: usize,
@@ -116,8 +118,15 @@ fn text(checked: &Checked) -> String {
     }
     if checked.faults() == 0 {
         let some = |n: usize, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
-        let (exports, mounts) = (some(checked.exports, "export"), some(checked.mounts, "mount"));
-        out.push_str(&format!("no faults in {exports} and {mounts}\n"));
+        let mut all = Vec::new();
+        if checked.options > 0 {
+            all.push(some(checked.options, "option"));
+        }
+        if checked.options == 0 || checked.exports + checked.mounts > 0 {
+            let (exports, mounts) = (some(checked.exports, "export"), some(checked.mounts, "mount"));
+            all.push(format!("{exports} and {mounts}"));
+        }
+        out.push_str(&format!("no faults in {}\n", all.join(", ")));
     }
     out
 }
@@ -131,6 +140,7 @@ fn check(args: &ConfigCheck) -> Result<Checked, Failure> {
         Err(e) => return Err(no_root(&e.to_string())),
     }
     let usual = args.exports.is_empty() && args.fstab.is_empty() && args.options.is_empty();
+    checked.options = args.options.iter().map(|list| crate::options::split(list).count()).sum();
     if let Err(wrong) = Wanted::parse_all(&args.options, false) {
         wrong.into_iter().for_each(|what| checked.fault("-o", None, what));
     }

@@ -66,13 +66,13 @@ fn places(place: &Path) -> Result<(Vec<Conflicts>, Option<PathBuf>), Failure> {
     }
 }
 
-fn listed(kept: &Conflicts) -> Result<Vec<(String, About)>, Failure> {
+fn listed(kept: &Conflicts) -> Result<Vec<(String, io::Result<About>)>, Failure> {
     kept.list().map_err(|e| Failure::system(format!("conflicts: {e}")))
 }
 
 fn find(place: &Path, name: &str) -> Result<(Conflicts, Option<PathBuf>), Failure> {
     let (all, mount) = places(place)?;
-    let found = all.into_iter().find(|kept| kept.about(name).is_ok());
+    let found = all.into_iter().find(|kept| kept.has(name));
     found.map(|kept| (kept, mount)).ok_or_else(|| {
         let shown = place.display();
         Failure::usage(format!("there is no conflict '{name}': hither conflicts ls {shown} lists them"))
@@ -82,8 +82,18 @@ fn find(place: &Path, name: &str) -> Result<(Conflicts, Option<PathBuf>), Failur
 fn ls(place: &Path, as_json: bool) -> Result<(), Failure> {
     let (mut out, now) = (String::new(), now_s());
     let mut lines = Vec::new();
+    let mut unreadable = Vec::new();
     for kept in places(place)?.0 {
         for (name, about) in listed(&kept)? {
+            let about = match about {
+                Ok(about) => about,
+                Err(e) => {
+                    let _ = writeln!(out, "{name}  (unreadable: {e})");
+                    lines.push(json!({ "name": name, "error": e.to_string() }));
+                    unreadable.push(format!("{}: {e}", kept.path(&name).join("about.json").display()));
+                    continue;
+                }
+            };
             let age_s = (now - about.last_s).max(0);
             lines.push(json!({
                 "name": name, "path": about.path, "source": about.source, "fileid": about.fileid,
@@ -99,8 +109,14 @@ fn ls(place: &Path, as_json: bool) -> Result<(), Failure> {
         }
     }
     match as_json {
-        true => print(&format!("{}\n", json!({ "version": 1, "conflicts": lines }))),
-        false => print(&out),
+        true => print(&format!("{}\n", json!({ "version": 1, "conflicts": lines })))?,
+        false => print(&out)?,
+    }
+    match unreadable.as_slice() {
+        [] => Ok(()),
+        all => {
+            Err(Failure::system(format!("{}; the kept bytes are in the file data beside it", all.join("; "))))
+        }
     }
 }
 

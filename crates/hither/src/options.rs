@@ -637,7 +637,7 @@ pub fn find(name: &str) -> Option<&'static Def> {
 }
 
 /// Splits a list at commas outside double quotes. Empty parts are dropped.
-fn split(list: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn split(list: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
     list.split(move |c| {
         quoted ^= c == '"';

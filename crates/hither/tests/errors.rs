@@ -11,6 +11,34 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 
+/// A conflict with an unreadable description is named with its error, and the others are listed.
+#[test]
+fn unreadable_conflict_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("journal/0123/conflicts");
+    let good = r#"{"version":1,"source":"s:/x","path":"a/b","fileid":1,"filehandle":"00","why":"it changed",
+                   "first_s":1,"last_s":2,"ranges":[]}"#;
+    for (name, about) in [("broken", "{"), ("good", good)] {
+        std::fs::create_dir_all(kept.join(name)).unwrap();
+        std::fs::write(kept.join(name).join("about.json"), about).unwrap();
+        std::fs::write(kept.join(name).join("data"), "x").unwrap();
+    }
+    let place = dir.path().to_str().unwrap();
+    let said = hither(&["conflicts", "ls", place]);
+    assert!(
+        said.code == 2 && said.out.contains("good  a/b") && said.out.contains("broken  (unreadable: "),
+        "{said:?}"
+    );
+    assert!(said.err.contains("conflicts/broken/about.json: "), "{said:?}");
+    let said = hither(&["conflicts", "ls", "--json", place]);
+    let all: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert!(said.code == 2 && all["conflicts"][0]["error"].is_string(), "{said:?}");
+    assert_eq!(all["conflicts"][1]["path"], "a/b");
+    hither(&["conflicts", "drop", place, "broken"]).ok();
+    assert!(!kept.join("broken").exists());
+    hither(&["conflicts", "ls", place]).ok();
+}
+
 #[test]
 fn wrong_usage() {
     for (words, line) in [

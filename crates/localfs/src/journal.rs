@@ -17,4 +17,6 @@ mod log;
 mod tests;
 
 pub use device::{Device, RealDevice};
+#[cfg(test)]
+pub use log::BLOCK_BYTES;
 pub use log::{Found, Log, OpenError, Owner, Position, SIZE_MIN_BYTES, Settle, Then};

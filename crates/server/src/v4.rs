@@ -75,6 +75,8 @@ pub(crate) struct Nfs4 {
     name: Bytes,
     /// Names of the clients that held state before the restart and have not sent RECLAIM_COMPLETE.
     reclaimers: Mutex<HashSet<Bytes>>,
+    /// Orders the records of an ended client before those of its next instance.
+    records: tokio::sync::Mutex<()>,
     /// Of these, the clients that may have held delegations, and the time until which they may rely
     /// on them.
     outstanding: Mutex<HashSet<Bytes>>,
@@ -143,6 +145,7 @@ impl Nfs4 {
             stable,
             name: Stable::name(dir, || (options.env.random)())?,
             reclaimers: Mutex::new(reclaimers),
+            records: tokio::sync::Mutex::default(),
             outstanding: Mutex::new(outstanding),
             outstanding_end: Deadline::after(believed + delegation::SKEW),
             outstanding_writes: delegated.is_some_and(|d| d.writing),
@@ -157,9 +160,25 @@ impl Nfs4 {
         })
     }
 
-    /// Whether the grace period lasts, so that only reclaims are granted.
+    /// Whether the grace period lasts, so that only reclaims are granted. It ends when the records
+    /// of clients that did not reclaim are removed ([`Self::end_grace`]).
     fn in_grace(&self) -> bool {
-        !self.is_past(&self.grace_end) && !self.reclaimers.lock().is_empty()
+        !self.reclaimers.lock().is_empty()
+    }
+
+    /// Ends the grace period when its time is over. A client that reclaimed nothing must not
+    /// reclaim in a later grace period, because other clients may get its locks now.
+    async fn end_grace(&self) {
+        if !self.in_grace() || !self.is_past(&self.grace_end) {
+            return;
+        }
+        let _order = self.records.lock().await;
+        let late: Vec<Bytes> = self.reclaimers.lock().iter().cloned().collect();
+        for owner in &late {
+            tracing::info!("client {} did not reclaim its state in time", owner.escape_ascii());
+        }
+        self.stable.forget(late).await;
+        self.reclaimers.lock().clear();
     }
 
     /// Whether a deadline of clients has passed and no call of theirs is waiting in the server.
@@ -214,16 +233,9 @@ impl Nfs4 {
     /// Ends the state of clients that are silent for too long, and the grace period. Runs until the
     /// caller drops it.
     pub async fn tend(&self, server: &Arc<Server>) {
-        let mut every = tokio::time::interval((self.lease / 4).max(Duration::from_millis(100)));
+        let every = (self.lease / 4).max(Duration::from_millis(100));
         loop {
-            every.tick().await;
-            if self.is_past(&self.grace_end) {
-                let late: Vec<Bytes> = self.reclaimers.lock().drain().collect();
-                for owner in late {
-                    tracing::info!("client {} did not reclaim its state in time", owner.escape_ascii());
-                    self.stable.forget(owner);
-                }
-            }
+            self.end_grace().await;
             let crowded = self.registry.count() > self.registry_limit()
                 || self.clients.count() > self.clients_max / 4 * 3;
             for client in self.clients.all() {
@@ -243,6 +255,7 @@ impl Nfs4 {
             // export.
             self.close_unserved(&server.table()).await;
             self.registry.tidy();
+            tokio::time::sleep(if self.in_grace() { every.min(GRACE_LOOK) } else { every }).await;
         }
     }
 
@@ -279,12 +292,17 @@ impl Nfs4 {
 
     /// Removes a client and ends its state.
     pub(crate) async fn expire(&self, client: &Arc<Client>) {
-        self.clients.remove(client);
+        {
+            let _order = self.records.lock().await;
+            // The record of a client that has ended before belongs to its next instance.
+            let has_record = client.confirmed.load(Relaxed) && !client.gone.load(Relaxed);
+            self.clients.remove(client);
+            if has_record {
+                self.stable.forget(vec![client.owner.clone()]).await;
+            }
+        }
         self.leases.forget(&self.registry, client);
         self.close_all(client).await;
-        if client.confirmed.load(Relaxed) {
-            self.stable.forget(client.owner.clone());
-        }
     }
 
     /// Ends service. Clients without state have nothing to reclaim, so the next server waits for
@@ -341,6 +359,8 @@ async fn unlock_below(locks: &[Arc<Locks>]) {
     }
 }
 
+/// Longest time between the end of the grace period and its effect.
+const GRACE_LOOK: Duration = Duration::from_millis(250);
 /// A client with state that is silent for this time may be dead.
 const MAY_BE_DEAD: Duration = Duration::from_secs(10);
 /// The most bytes of an extended attribute, and of a list of them.

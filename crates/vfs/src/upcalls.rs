@@ -61,6 +61,17 @@ pub trait Upcalls: Send + Sync + 'static {
         Box::pin(std::future::ready(()))
     }
 
+    /// As [`Upcalls::flush`], in a call that removes a name of an object that no program uses. Data
+    /// of the layer that made the call is not wanted.
+    fn flush_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        self.flush(fh)
+    }
+
+    /// The path of an object below the root, for messages to people. `None` when it is not known.
+    fn path(&self, _fh: &Fh) -> Option<String> {
+        None
+    }
+
     /// The delayed data of a file in the layers above at this moment. Never waits.
     fn unsent(&self, _fh: &Fh) -> Unsent {
         Unsent::More

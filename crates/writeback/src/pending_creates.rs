@@ -215,6 +215,12 @@ impl Upcalls for Relay {
         }
     }
 
+    fn path(&self, fh: &Fh) -> Option<String> {
+        let layer = self.0.upgrade()?;
+        let fh = layer.table().as_seen(fh);
+        layer.above.get()?.path(&fh)
+    }
+
     fn revoke_all(&self) -> BoxFuture<()> {
         let layer = self.0.upgrade();
         match layer.as_ref().and_then(|layer| layer.above.get()) {

@@ -378,6 +378,15 @@ impl WriteBack {
         self.tidy(&file);
     }
 
+    /// Reports acknowledged bytes of a file that the server will never have.
+    fn report_loss(&self, file: &File, bytes: Option<u64>, why: &hither_vfs::Error) {
+        let path = self.above.get().and_then(|above| above.path(&file.fh));
+        tracing::error!(
+            path = path.as_deref().unwrap_or("unknown"), fh = ?file.fh, bytes, error = %why,
+            "written data is lost: mend the cause, and write the file again"
+        );
+    }
+
     fn own_cx(&self) -> RequestContext {
         RequestContext::new(Arc::new(hither_vfs::Cred::root()))
     }
@@ -467,6 +476,20 @@ impl Upcalls for Relay {
         let Some(layer) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         let fh = fh.clone();
         finished(async move { layer.flush_delayed(&fh).await })
+    }
+
+    fn flush_unused(&self, fh: &Fh) -> BoxFuture<()> {
+        let is_losing =
+            |layer: Arc<WriteBack>| layer.known(fh).is_some_and(|file| file.state.lock().losing_name);
+        if self.0.upgrade().is_some_and(is_losing) {
+            // The bytes are sent when the removal fails ([`leaving::Losing`]).
+            return Box::pin(std::future::ready(()));
+        }
+        self.flush(fh)
+    }
+
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.above.get()?.path(fh)
     }
 
     /// The layers above have no acknowledged bytes.

@@ -155,6 +155,10 @@ impl DataCache {
         };
         let Some(held) = self.learn(&candidate.fh, &attrs, ticket) else { return Outcome::Over };
         held.look(self).await;
+        if held.entry().is_none() && held.waiting_bytes() > 0 {
+            // The disk has not taken the bytes of the reader yet.
+            return Outcome::Later;
+        }
         if !held.entry().is_some_and(|entry| !entry.is_dead() && !entry.is_complete()) {
             // The entry is complete, or dropped, or has another version.
             return Outcome::Over;

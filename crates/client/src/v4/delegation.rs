@@ -176,6 +176,11 @@ impl Delegations {
         }
     }
 
+    /// The path of a file, if a layer above knows it.
+    pub fn path(&self, fh: &Fh) -> Option<String> {
+        self.upcalls.get()?.path(fh)
+    }
+
     /// Whether the answer to a call about `fh`, sent at `asked`, is valid as long as the
     /// delegation.
     fn covers(&self, fh: &Fh, asked: Instant) -> bool {

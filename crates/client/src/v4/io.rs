@@ -489,6 +489,10 @@ impl writes::Wire for Wire {
         waiting.patiently(send).await
     }
 
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.core.upgrade()?.delegations.path(fh)
+    }
+
     fn epoch(&self) -> u64 {
         self.core.upgrade().map_or(0, |core| core.rpc.generations().borrow().iter().sum())
     }

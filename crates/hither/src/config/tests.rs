@@ -66,6 +66,20 @@ fn correct_configuration_has_no_faults() {
     assert_eq!(said(&system(&[])), (0, "no faults in 0 exports and 0 mounts\n".into()));
 }
 
+/// The report counts the options of `-o`, and exports and mounts if files were checked too.
+#[test]
+fn given_options_are_counted() {
+    let root = system(&[("mnt/a/", "")]);
+    let fstab = root.path().join("fstab");
+    let line = format!("s:/a {}/mnt/a hither _netdev,nofail\n", root.path().display());
+    fs::write(&fstab, line).unwrap();
+    let said = |words: &[&str]| text(&check(&args(words)).unwrap());
+    assert_eq!(said(&["-o", "vers=4.2,noatime"]), "no faults in 2 options\n");
+    assert_eq!(said(&["-o", "ro"]), "no faults in 1 option\n");
+    let both = said(&["-o", "ro", "--fstab", fstab.to_str().unwrap()]);
+    assert_eq!(both, "no faults in 1 option, 0 exports and 1 mount\n");
+}
+
 #[test]
 fn faults_of_exports_are_found() {
     let root = system(&[

@@ -187,6 +187,10 @@ impl Upcalls for Hearer {
         branch::all(self.shown(fh).map(|fh| self.above.flush(&fh)).collect())
     }
 
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.shown(fh).find_map(|fh| self.above.path(&fh))
+    }
+
     fn revoke_all(&self) -> BoxFuture<()> {
         self.above.revoke_all()
     }

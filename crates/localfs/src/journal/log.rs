@@ -5,8 +5,9 @@
 //! and a ring of batches. A batch holds the records that were appended while the previous batch was
 //! written. A batch is one write and is durable when the write returns; many callers may wait for
 //! one batch (group commit). Each batch has its number, a checksum and the epoch of the journal.
-//! The first batch that is missing, torn or of another epoch ends the journal. A batch does not
-//! wrap around: a batch that does not fit at the end starts at the beginning.
+//! The first batch that is missing, torn or of another epoch ends the journal. A later whole batch
+//! shows that this batch was durable and is damaged ([`Found::check`]). A batch does not wrap
+//! around: a batch that does not fit at the end starts at the beginning.
 //!
 //! Checkpoints free the space of records. First `settle` makes the changes of all earlier records
 //! stable in the file system below. Then a header with the new tail is written, and then the space
@@ -19,6 +20,7 @@
 //! above makes their changes stable in the file system below before it acknowledges them. From then
 //! on [`Log::failed`] tells the layer above to do without the journal.
 
+mod damage;
 mod head;
 mod scan;
 
@@ -87,6 +89,8 @@ pub enum OpenError {
 pub struct Found {
     device: Arc<dyn Device>,
     head: Head,
+    /// Offset of a block that lacks its header.
+    headless_at: Option<u64>,
 }
 
 impl Found {
@@ -101,13 +105,14 @@ impl Found {
         let head = Head { owner, epoch, size, generation: 1, tail };
         head.write(&*device)?;
         Head { generation: 2, ..head }.write(&*device)?;
-        Ok(Self { device, head: Head { generation: 2, ..head } })
+        Ok(Self { device, head: Head { generation: 2, ..head }, headless_at: None })
     }
 
     /// Finds the journal on a device.
     pub fn open(device: Arc<dyn Device>, owner: Owner) -> Result<Self, OpenError> {
         let mut best: Option<Head> = None;
         let mut has_other_version = false;
+        let mut headless_at = None;
         let mut block = [0; BLOCK_BYTES];
         for at in [0, BLOCK_BYTES as u64] {
             match device.read_at(&mut block, at) {
@@ -117,6 +122,9 @@ impl Found {
             }
             has_other_version |= Head::has_other_version(&block);
             let head = Head::parse(&block);
+            if head.is_none() {
+                headless_at = Some(at);
+            }
             best = [best, head].into_iter().flatten().max_by_key(|h| h.generation);
         }
         if has_other_version {
@@ -129,7 +137,7 @@ impl Found {
         if device.size()? < head.size {
             return Err(io::Error::new(ErrorKind::UnexpectedEof, "the journal was truncated").into());
         }
-        Ok(Self { device, head })
+        Ok(Self { device, head, headless_at })
     }
 
     /// Hands all records since the last checkpoint to `each`, in order, with the number and the

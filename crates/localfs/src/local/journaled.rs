@@ -188,7 +188,10 @@ impl Journaled {
         let found = match Found::open(device.clone(), owner) {
             _ if journal.discard => fresh().map_err(fail)?,
             Ok(found) => found,
-            Err(OpenError::None) if device.is_blank().map_err(fail)? => fresh().map_err(fail)?,
+            Err(OpenError::None) if device.is_blank().map_err(fail)? => {
+                replay::refuse_blank(options.state_dir.as_deref()).map_err(fail)?;
+                fresh().map_err(fail)?
+            }
             Err(OpenError::Io(e)) => return Err(fail(e)),
             Err(e @ OpenError::Version) => {
                 let why = format!("it is {e}; start that version, or name another journal");
@@ -203,6 +206,9 @@ impl Journaled {
         };
         let state_dir = options.state_dir.clone();
         let void = marked(state_dir.as_deref(), MARK_FILE).map_err(fail)? == Some(found.epoch());
+        if !void {
+            replay::refuse_damage(&found).map_err(fail)?;
+        }
         let ours = journal.discard || void || is_ours(state_dir.as_deref(), journal, &found).map_err(fail)?;
         if !ours && !found.is_empty().map_err(fail)? {
             return Err(fail(io::Error::new(ErrorKind::InvalidData, OF_ANOTHER)));

@@ -9,15 +9,16 @@
 //!
 //! Every record is written when it is made, so the table survives the end of this process. The
 //! table is synced with new objects and at least every second. So a power cut may lose the handles
-//! of objects first met in the last second.
+//! of objects first met in the last second. A damaged table is kept beside the new one, and the
+//! records after the damage are used. A handle never leads to another object than before.
 
 use hither_vfs::{Env, Error, Result};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Statx, StatxFlags};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +30,10 @@ const MAGIC: &[u8; 8] = b"hithtab1";
 const HEAD_BYTES: usize = 8 + 16 + 16 + 8;
 /// Longest record in bytes: two numbers, an identity and a name.
 const RECORD_MAX_BYTES: usize = 512;
+/// Shortest record in bytes: a kind and a number.
+const RECORD_MIN_BYTES: usize = 9;
+/// Length of the length and checksum before a record, in bytes.
+const FRAME_BYTES: usize = 12;
 /// The number of the served directory itself.
 pub(super) const ROOT: u64 = 0;
 
@@ -194,8 +199,21 @@ impl Table {
             Some((dir, export_id)) => {
                 let path = dir.join(format!("handles-{export_id:x}"));
                 let lock = lock(&path).map_err(|e| fail(&path, e))?;
-                let (id, known) =
-                    read(&path, &root).map_err(|e| fail(&path, e))?.unwrap_or((id, TableEntries::default()));
+                let contents = read(&path, &root).map_err(|e| fail(&path, e))?;
+                let contents = contents.unwrap_or_else(|| Contents {
+                    id,
+                    known: TableEntries::default(),
+                    damaged_at: None,
+                });
+                let Contents { id, known, damaged_at } = contents;
+                if let Some(at) = damaged_at {
+                    let aside = keep_damaged(&path).map_err(|e| fail(&path, e))?;
+                    tracing::error!(
+                        "{}: the table of filehandles is damaged at byte {at}; some filehandles are stale, and the damaged file is kept as {}",
+                        path.display(),
+                        aside.display()
+                    );
+                }
                 // The file is rewritten without objects that are gone and without a torn end.
                 let file = rewrite(&path, &id, &root, &known).map_err(|e| fail(&path, e))?;
                 drop(lock);
@@ -345,7 +363,7 @@ fn place(kind: u8, number: u64, dir: u64, name: &[u8]) -> Vec<u8> {
 
 /// A record with its length and checksum.
 fn framed(record: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(12 + record.len());
+    let mut out = Vec::with_capacity(FRAME_BYTES + record.len());
     out.extend_from_slice(&(record.len() as u32).to_le_bytes());
     out.extend_from_slice(&XxHash3_64::oneshot(record).to_le_bytes());
     out.extend_from_slice(record);
@@ -362,48 +380,130 @@ fn lock(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The contents of a file up to a torn end; `None` for an empty file, or a table of another root.
-fn read(path: &Path, root: &Root) -> io::Result<Option<([u8; 16], TableEntries)>> {
-    let mut file = io::BufReader::with_capacity(1 << 16, File::open(path)?);
-    let mut head = Vec::new();
-    (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head)?;
-    let Some((magic, rest)) = head.split_first_chunk::<8>() else { return Ok(None) };
+/// The contents of a table's file.
+struct Contents {
+    id: [u8; 16],
+    known: TableEntries,
+    /// Offset of the first damaged byte before whole records.
+    damaged_at: Option<usize>,
+}
+
+/// The contents of a file; `None` for an empty file, or a table of another root.
+fn read(path: &Path, root: &Root) -> io::Result<Option<Contents>> {
+    parse(&std::fs::read(path)?, root)
+}
+
+/// The contents of a table without a torn end; `None` for no bytes, or a table of another root.
+///
+/// Whole records after a damaged place are found by their checksum. A name cannot forge them: the
+/// length of a record has zero bytes.
+fn parse(raw: &[u8], root: &Root) -> io::Result<Option<Contents>> {
+    let Some((magic, rest)) = raw.split_first_chunk::<8>() else { return Ok(None) };
     let Some((id, rest)) = rest.split_first_chunk::<16>() else { return Ok(None) };
+    let Some((of, _)) = rest.split_first_chunk::<24>() else { return Ok(None) };
     if magic != MAGIC {
         return Err(io::Error::new(
             ErrorKind::InvalidData,
             "not a table of filehandles; remove it to make all filehandles stale",
         ));
     }
-    if rest != root.to_bytes() {
+    if *of != root.to_bytes() {
         return Ok(None);
     }
     let mut known = TableEntries::default();
-    while let Some(record) = next(&mut file)? {
-        if known.apply(&record).is_none() {
-            break;
+    let mut recovery: Option<Recovery> = None;
+    let mut bad_at = None;
+    let mut at = HEAD_BYTES;
+    while at < raw.len() {
+        let Some(record) = whole(&raw[at..]) else {
+            bad_at = bad_at.or(Some(at));
+            at += 1;
+            continue;
+        };
+        if let Some(bad_at) = bad_at.take() {
+            recovery = Some(Recovery::after(&known, bad_at, recovery));
         }
+        if let Some(recovery) = &mut recovery {
+            recovery.see(&mut known, record);
+        }
+        if known.apply(record).is_none() && recovery.is_none() {
+            // A record of a lost object, or of another version.
+            recovery = Some(Recovery::after(&known, at, None));
+        }
+        at += FRAME_BYTES + record.len();
     }
-    Ok(Some((*id, known)))
+    let damaged_at = recovery.map(|recovery| recovery.finish(&mut known));
+    Ok(Some(Contents { id: *id, known, damaged_at }))
 }
 
-fn next(file: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
-    let mut head = [0; 12];
-    match file.read_exact(&mut head) {
-        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
-        other => other?,
+/// The record at the beginning of `raw`; `None` unless it is whole.
+fn whole(raw: &[u8]) -> Option<&[u8]> {
+    let (len, rest) = raw.split_first_chunk::<4>()?;
+    let (sum, rest) = rest.split_first_chunk::<8>()?;
+    let len = u32::from_le_bytes(*len) as usize;
+    let record = rest.get(..len).filter(|_| (RECORD_MIN_BYTES..=RECORD_MAX_BYTES).contains(&len))?;
+    (*sum == XxHash3_64::oneshot(record).to_le_bytes()).then_some(record)
+}
+
+/// The entries that a damaged table may lack. A lost [`GONE`] of a file is harmless, because a file
+/// is identified by its birth time as well. A directory is not: another directory may have its
+/// inode number. So a directory needs a later record that shows it alive.
+struct Recovery {
+    damaged_at: usize,
+    /// The directories that may be gone.
+    unproven: HashSet<u64>,
+}
+
+impl Recovery {
+    fn after(known: &TableEntries, at: usize, earlier: Option<Self>) -> Self {
+        let is_directory = |entry: &Entry| entry.identity.born == (0, 0);
+        let directories = known.entries.iter().filter(|(_, entry)| is_directory(entry));
+        let unproven = directories.map(|(number, _)| *number).collect();
+        Self { damaged_at: earlier.map_or(at, |earlier| earlier.damaged_at), unproven }
     }
-    let (len, sum) = head.split_at(4);
-    let len = len.first_chunk::<4>().map_or(0, |n| u32::from_le_bytes(*n)) as usize;
-    if len > RECORD_MAX_BYTES {
-        return Ok(None);
+
+    /// Notes a record after the damage, before it is applied.
+    fn see(&mut self, known: &mut TableEntries, record: &[u8]) {
+        let Some((number, rest)) = record.get(1..).and_then(<[u8]>::split_first_chunk::<8>) else { return };
+        let number = u64::from_le_bytes(*number);
+        self.unproven.remove(&number);
+        match record[0] {
+            IS => {
+                // The earlier object with this inode number is gone.
+                let before = Identity::take(rest).and_then(|(identity, _)| known.by_ino.get(&identity.ino));
+                if let Some(before) = before.copied().filter(|before| *before != number) {
+                    known.apply(&word(GONE, before));
+                }
+            }
+            MET | NOT => {
+                if let Some(dir) = rest.first_chunk::<8>() {
+                    self.unproven.remove(&u64::from_le_bytes(*dir));
+                }
+            }
+            _ => {}
+        }
     }
-    let mut record = vec![0; len];
-    match file.read_exact(&mut record) {
-        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
-        other => other?,
+
+    /// Drops the directories that may be gone. Returns the offset of the damage.
+    fn finish(self, known: &mut TableEntries) -> usize {
+        for number in self.unproven {
+            known.apply(&word(GONE, number));
+        }
+        self.damaged_at
     }
-    Ok((sum == XxHash3_64::oneshot(&record).to_le_bytes()).then_some(record))
+}
+
+/// Gives a damaged table a second name, so that the rewrite does not remove it.
+fn keep_damaged(path: &Path) -> io::Result<PathBuf> {
+    for n in 0..1000 {
+        let mut aside = PathBuf::from(path);
+        aside.as_mut_os_string().push(format!(".damaged-{n}"));
+        match std::fs::hard_link(path, &aside) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            linked => return linked.map(|()| aside),
+        }
+    }
+    Err(io::Error::new(ErrorKind::AlreadyExists, "1,000 damaged tables are kept: remove the .damaged files"))
 }
 
 /// Replaces the file with a new one, and locks the new one.
@@ -425,4 +525,77 @@ fn rewrite(path: &Path, id: &[u8; 16], root: &Root, known: &TableEntries) -> io:
         File::open(dir)?.sync_all()?;
     }
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF: Root = Root { fs_id: [3; 16], ino: 2 };
+
+    /// A file's identity has a birth time, and a directory's has none.
+    fn identity(ino: u64, born: i64) -> Identity {
+        Identity { ino, born: (born, 0) }
+    }
+
+    fn written(records: &[Vec<u8>]) -> Vec<u8> {
+        let mut raw = [&MAGIC[..], &[7; 16], &OF.to_bytes()].concat();
+        records.iter().for_each(|record| raw.extend(framed(record)));
+        raw
+    }
+
+    fn contents(raw: &[u8]) -> Contents {
+        parse(raw, &OF).unwrap().unwrap()
+    }
+
+    /// A changed byte in any record costs the entries of that record only. A directory whose
+    /// removal was lost has no entry, because another one may have its inode number. Names that
+    /// look like records are no records.
+    #[test]
+    fn damaged_record_spares_later_ones() {
+        let forged = framed(&is(99, &identity(99, 0)));
+        let records = [
+            is(1, &identity(10, 0)),
+            place(MET, 1, ROOT, b"gone"),
+            is(2, &identity(11, 0)),
+            place(MET, 2, ROOT, b"dir"),
+            is(3, &identity(12, 5)),
+            place(MET, 3, ROOT, &forged[4..]),
+            word(GONE, 1),
+            is(4, &identity(10, 0)),
+            place(MET, 4, ROOT, b"gone"),
+            is(5, &identity(13, 6)),
+            place(MET, 5, 2, b"file"),
+            is(6, &identity(14, 7)),
+        ];
+        let whole = written(&records);
+        let sound = contents(&whole);
+        assert_eq!((sound.damaged_at, sound.known.entries.len()), (None, 5));
+        let mut start = HEAD_BYTES;
+        for (n, record) in records.iter().enumerate() {
+            let end = start + FRAME_BYTES + record.len();
+            for at in start..end {
+                let mut raw = whole.clone();
+                raw[at] ^= 0x10;
+                let damaged = contents(&raw);
+                let is_last = n == records.len() - 1;
+                assert_eq!(damaged.damaged_at, (!is_last).then_some(start), "byte {at}");
+                let entries = &damaged.known.entries;
+                assert!(!entries.contains_key(&1) && !entries.contains_key(&99), "byte {at}");
+                assert_eq!(entries.contains_key(&6), !is_last, "byte {at}");
+                let mut lost = sound.known.entries.keys().filter(|number| !entries.contains_key(number));
+                // The record's own object, and the directories that the record may have removed.
+                assert!(lost.all(|number| record[1] == *number as u8 || [2, 4].contains(number)), "byte {at}");
+            }
+            start = end;
+        }
+        // A torn end is no damage.
+        let torn = contents(&whole[..whole.len() - 5]);
+        assert_eq!((torn.damaged_at, torn.known.entries.len()), (None, 4));
+        // A directory without a later record may have been removed.
+        let mut raw = written(&[is(1, &identity(10, 0)), word(GONE, 1), is(3, &identity(12, 5))]);
+        raw[HEAD_BYTES + FRAME_BYTES + records[0].len() + 2] ^= 1;
+        let damaged = contents(&raw).known.entries;
+        assert_eq!(damaged.keys().collect::<Vec<_>>(), [&3]);
+    }
 }

@@ -228,6 +228,10 @@ impl Exec<'_> {
         if client.reclaim_done.load(Relaxed) {
             return Err(Nfsstat4::COMPLETE_ALREADY);
         }
+        let _order = self.nfs.records.lock().await;
+        if client.gone.load(Relaxed) {
+            return Err(Nfsstat4::BADSESSION);
+        }
         // The record is on stable storage before the client may get new state.
         if let Err(e) = self.nfs.stable.remember(client.owner.clone()).await {
             tracing::error!("the record of a client cannot be written, so the client gets no state: {e}");

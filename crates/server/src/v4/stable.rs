@@ -3,7 +3,8 @@
 //!
 //! The module knows nothing of sessions. A client's record is a file with the client's own name as
 //! its content, and with a checksum of that as its file name. The record is on stable storage
-//! before RECLAIM_COMPLETE is answered. Without a directory there are no records, and clients lose
+//! before RECLAIM_COMPLETE is answered. Its removal is on stable storage before another client gets
+//! conflicting state. Without a directory there are no records, and clients lose
 //! their state in a restart.
 
 use bytes::Bytes;
@@ -124,22 +125,41 @@ impl Stable {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
 
-    /// Removes the record of a client. If the disk fails, the record stays, and the client may
-    /// reclaim nothing after the next restart.
-    pub fn forget(&self, owner: Bytes) {
-        if self.dir.is_some() {
-            let stable = self.clone();
-            tokio::task::spawn_blocking(move || stable.forget_now(&owner));
+    /// Removes the records of clients. The removal is on stable storage when the call returns.
+    /// Until then no other client gets state that conflicts with theirs (RFC 8881 section 8.4.2.1):
+    /// after a crash they would reclaim over it. If the disk fails, the records may stay.
+    pub async fn forget(&self, owners: Vec<Bytes>) {
+        if self.dir.is_none() || owners.is_empty() {
+            return;
+        }
+        let stable = self.clone();
+        let work = move || {
+            owners.iter().for_each(|owner| stable.forget_now(owner));
+            stable.sync()
+        };
+        let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other);
+        if let Err(e) = done.flatten() {
+            tracing::error!(
+                "records of clients that ended may come back after a crash of this machine; check the disk of the state directory: {e}"
+            );
         }
     }
 
-    /// As [`Stable::forget`], but removes the record before it returns.
+    fn sync(&self) -> io::Result<()> {
+        self.dir.as_ref().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    }
+
+    /// Removes the record of a client that has nothing to reclaim. A crash of the machine may undo
+    /// this.
     pub fn forget_now(&self, owner: &[u8]) {
         let Some(dir) = &self.dir else { return };
         let path = dir.join(file_name(owner));
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("{}: the record of a client cannot be removed: {e}", path.display());
+                tracing::error!(
+                    "{}: the record of a client cannot be removed, so it may reclaim ended state after the next restart; remove the file: {e}",
+                    path.display()
+                );
             }
             _ => {}
         }
@@ -178,11 +198,8 @@ mod tests {
         stable.remember(Bytes::from_static(b"two")).await.unwrap();
         let (stable, old) = Stable::open(Some(dir.path())).unwrap();
         assert_eq!(old.len(), 2);
-        stable.forget(Bytes::from_static(b"one"));
-        let gone = dir.path().join("clients").join(file_name(b"one"));
-        while gone.exists() {
-            tokio::task::yield_now().await;
-        }
+        stable.forget(vec![Bytes::from_static(b"one")]).await;
+        assert!(!dir.path().join("clients").join(file_name(b"one")).exists());
         fs::write(dir.path().join("clients/garbage"), b"x").unwrap();
         fs::write(dir.path().join("clients/x.part"), b"x").unwrap();
         let (_, old) = Stable::open(Some(dir.path())).unwrap();

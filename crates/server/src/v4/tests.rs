@@ -3,6 +3,7 @@
 mod delegations;
 mod paced;
 mod parents;
+mod reclaims;
 mod replays;
 mod rules;
 mod side_by_side;

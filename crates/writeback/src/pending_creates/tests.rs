@@ -168,6 +168,7 @@ pub(crate) async fn recover(dir: &Path, gate: &Arc<Gate>) -> (Outcome, Vec<Vec<u
     let outcome = wal.recover(gate.clone(), left, "here", true, 1 << 20).await.unwrap();
     let (kept, mut all) = (wal.conflicts(), Vec::new());
     for (name, about) in kept.list().unwrap() {
+        let about = about.unwrap();
         let data = kept.data(&name).unwrap();
         let mut bytes = vec![0; about.bytes() as usize];
         std::os::unix::fs::FileExt::read_exact_at(&data, &mut bytes, 0).unwrap();
@@ -474,7 +475,8 @@ async fn refused_object_becomes_conflict() {
     s.gate.below().write(&cx(), at, 0, data, Stability::Stable).await.unwrap();
     assert_eq!(s.ahead.sync().await.map_err(|e| e.errno), Err(libc::EEXIST));
     let kept = s.ahead.wal.conflicts().list().unwrap();
-    assert_eq!((kept.len(), kept[0].1.path.as_str(), kept[0].1.bytes()), (1, "file", 5));
+    let about = kept[0].1.as_ref().unwrap();
+    assert_eq!((kept.len(), about.path.as_str(), about.bytes()), (1, "file", 5));
     assert_eq!(read(s.gate.below(), &theirs.node.fh).await, b"other", "the other client's file is unchanged");
     let gone = s.ahead.getattr(&cx(), File { fh: &file.fh, open: None }).await.map_err(|e| e.errno);
     assert_eq!(gone.map(drop), Err(libc::EEXIST));

@@ -397,6 +397,18 @@ impl DeferredAttrs {
         refused
     }
 
+    /// Gives up a seen time among the taken attributes, and makes the others wait again. Returns
+    /// the owner of the file; `None` when a program set all of the taken attributes, or none of
+    /// them.
+    pub fn refused_seen_time(&mut self) -> Option<Arc<Cred>> {
+        let sent = self.sent.as_mut().filter(|o| o.seen && o.set.mtime.is_some() && !o.is_seen_time())?;
+        sent.set.mtime = None;
+        sent.seen = false;
+        let owner = sent.by.cred.clone();
+        self.failed();
+        Some(owner)
+    }
+
     /// Makes the taken attributes wait again.
     pub fn failed(&mut self) {
         if self.given_up {

@@ -194,16 +194,28 @@ impl WriteBack {
             s.deferred_failed();
             return Refusal::Waits;
         }
+        if is_final && let Some(owner) = s.deferred.refused_seen_time() {
+            // The refusal may concern the time only. The attributes that a program set are sent
+            // alone, and a refusal of these is reported.
+            s.seal();
+            self.end_seen_times(s, owner.uid);
+            return Refusal::Unasked;
+        }
         match s.deferred.refused() {
             Some(seen) if seen.is_seen_time() => {
                 if is_final {
-                    // The server's times apply, also to later files of this user.
-                    self.owners.write().retain(|(_, uid)| *uid != seen.by.cred.uid);
+                    self.end_seen_times(s, seen.by.cred.uid);
                 }
                 s.seen = None;
                 Refusal::Unasked
             }
             _ => Refusal::Lost,
         }
+    }
+
+    /// The server's times apply, also to later files of this user.
+    fn end_seen_times(&self, s: &mut State, uid: u32) {
+        self.owners.write().retain(|(_, owner)| *owner != uid);
+        s.seen = None;
     }
 }

@@ -368,7 +368,7 @@ impl WriteBack {
         }
         if let (true, Some((_, len))) = (lost, flight) {
             Counters::add(&self.counters.bytes_dropped, len);
-            tracing::warn!(fh = ?file.fh, error = %e, "written data is lost");
+            self.report_loss(file, Some(len), &e);
         }
         file.changed.notify_waiters();
     }

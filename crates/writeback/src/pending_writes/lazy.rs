@@ -103,10 +103,12 @@ impl WriteBack {
             // An earlier close found the bytes on the local disk, so they are not given up.
             return flushed;
         }
-        if flushed.is_err() {
+        if let Err(e) = &flushed {
             let dropped = self.abandon(&file, open).await;
             Counters::add(&self.counters.bytes_dropped, dropped);
-            tracing::warn!(fh = ?file.fh, bytes = dropped, "the file is closed: written data is lost");
+            if dropped > 0 {
+                self.report_loss(&file, Some(dropped), e);
+            }
         }
         self.close_clean(&cx, &file, open, flushed).await
     }
@@ -185,11 +187,13 @@ impl WriteBack {
     async fn end_lazily(&self, cx: &RequestContext, file: &Arc<File>, open: OpenId) {
         file.state.lock().errors.close(open);
         let closed = self.close_below(cx, file, open).await;
+        if let Err(e) = &closed {
+            self.report_loss(file, None, e);
+        }
         {
             let mut s = file.state.lock();
             s.lazy -= 1;
             if let Err(e) = closed {
-                tracing::warn!(fh = ?file.fh, error = %e, "a file was closed before it was sent: written data is lost");
                 s.errors.record(e);
             }
         }

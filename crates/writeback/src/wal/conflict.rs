@@ -133,8 +133,11 @@ impl Conflicts {
         of(&other) == of(about) && about.ranges.iter().all(|r| same_bytes(&there, data, r).unwrap_or(false))
     }
 
-    /// All conflicts, sorted by name.
-    pub fn list(&self) -> io::Result<Vec<(String, About)>> {
+    /// All conflicts, sorted by name. A conflict may have an unreadable description.
+    ///
+    /// # Errors
+    /// Those of reading the directory.
+    pub fn list(&self) -> io::Result<Vec<(String, io::Result<About>)>> {
         let mut all = Vec::new();
         let entries = match std::fs::read_dir(&self.dir) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(all),
@@ -143,7 +146,7 @@ impl Conflicts {
         for entry in entries {
             let name = entry?.file_name().to_string_lossy().into_owned();
             if !name.starts_with('.') {
-                let about = self.about(&name)?;
+                let about = self.about(&name);
                 all.push((name, about));
             }
         }
@@ -163,6 +166,16 @@ impl Conflicts {
     pub fn about(&self, name: &str) -> io::Result<About> {
         let text = std::fs::read(self.place(name)?.join("about.json"))?;
         serde_json::from_slice(&text).map_err(|e| io::Error::new(ErrorKind::InvalidData, e))
+    }
+
+    /// The directory of a conflict.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Whether there is a conflict of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.place(name).is_ok_and(|place| place.is_dir())
     }
 
     /// The bytes of a conflict, at their offsets.

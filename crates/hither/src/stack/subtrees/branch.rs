@@ -104,7 +104,7 @@ impl Upcalls for Hearer {
 
     fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
         self.tell(|heard| match heard.frozen {
-            true => Box::pin(std::future::ready(())),
+            true => heard.hearer.flush_unused(fh),
             false => heard.hearer.withdraw_unused(fh),
         })
     }
@@ -118,6 +118,10 @@ impl Upcalls for Hearer {
 
     fn flush(&self, fh: &Fh) -> BoxFuture<()> {
         self.tell(|heard| heard.hearer.flush(fh))
+    }
+
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.0.upgrade()?.hearers().iter().find_map(|heard| heard.hearer.path(fh))
     }
 
     fn unsent(&self, fh: &Fh) -> Unsent {

@@ -260,6 +260,45 @@ async fn frozen_parts_outlive_leases() {
     assert_eq!(lab.opened("frozen/f").await, 1);
 }
 
+/// The removal of a name through another part sends the delayed data of a frozen part, which keeps
+/// its answers. Promise: 8e
+#[tokio::test]
+async fn removal_flushes_frozen_part() {
+    #[derive(Default)]
+    struct UpcallLog(parking_lot::Mutex<Vec<&'static str>>);
+    impl UpcallLog {
+        fn note(&self, call: &'static str) -> BoxFuture<()> {
+            self.0.lock().push(call);
+            Box::pin(std::future::ready(()))
+        }
+    }
+    impl Upcalls for UpcallLog {
+        fn revoke(&self, _: &Fh) -> BoxFuture<()> {
+            self.note("revoke")
+        }
+        fn withdraw_unused(&self, _: &Fh) -> BoxFuture<()> {
+            self.note("withdraw_unused")
+        }
+        fn flush_unused(&self, _: &Fh) -> BoxFuture<()> {
+            self.note("flush_unused")
+        }
+        fn revoke_all(&self) -> BoxFuture<()> {
+            self.note("revoke_all")
+        }
+    }
+    let model = Arc::new(Model::new(env(), VALID, u64::MAX));
+    let root = model.root(&cx()).await.unwrap().fh;
+    let wire = Wire::new(model);
+    let trunk = Trunk::new(wire.clone());
+    let frozen = Keep::Frozen { most: FOR_EVER, absent: FOR_EVER };
+    for (keep, call) in [(frozen, "flush_unused"), (Keep::Told, "withdraw_unused")] {
+        let log = Arc::new(UpcallLog::default());
+        trunk.branch(keep).subscribe(log.clone());
+        wire.upcalls.get().unwrap().withdraw_unused(&root).await;
+        assert_eq!(*log.0.lock(), [call]);
+    }
+}
+
 /// A file has names in three subtrees and is under a lease. A write through one name is visible
 /// through the other names. Promise: 8e
 #[tokio::test(start_paused = true)]

@@ -47,7 +47,8 @@ impl Log {
                 shared.done.wait(&mut state);
             }
             let tail = from.filter(|from| from.seq >= state.head.tail.seq).unwrap_or(state.head.tail);
-            let found = Found { device: shared.device.clone(), head: Head { tail, ..state.head } };
+            let head = Head { tail, ..state.head };
+            let found = Found { device: shared.device.clone(), head, headless_at: None };
             let pending = if self.failed() { &[][..] } else { &state.pending[BATCH_HEAD_BYTES..] };
             (found, *self.durable.borrow(), state.pending_seq, pending.to_vec())
         };

@@ -8,7 +8,8 @@
 use super::super::handle::Sealer;
 use super::super::sys;
 use super::names::Change;
-use super::plain;
+use super::{IN_USE_FILE, plain};
+use crate::journal::Found;
 use bytes::Bytes;
 use hither_vfs::Fh;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,6 +26,27 @@ const OPEN_MAX: usize = 256;
 const KEPT_FILE: &str = "journal-kept";
 /// Bytes compared at a time.
 const PIECE_BYTES: usize = 64 << 10;
+
+/// The advice for a damaged journal. Writes reach the page cache first, so only a power cut or a
+/// failing disk makes the directory lack them.
+const DAMAGED: &str = "acknowledged writes would be lost, and the journal was left as it is: if the machine has not lost power \
+     since, the directory has them, so start with --journal-discard; else restore the journal, or copy it first";
+
+/// Fails when the journal is damaged so that acknowledged records are lost.
+pub(super) fn refuse_damage(found: &Found) -> io::Result<()> {
+    match found.check()? {
+        Some(damage) => Err(io::Error::new(ErrorKind::InvalidData, format!("{damage}; {DAMAGED}"))),
+        None => Ok(()),
+    }
+}
+
+/// Fails when a blank journal was in use and not closed: its records were erased.
+pub(super) fn refuse_blank(state_dir: Option<&Path>) -> io::Result<()> {
+    if state_dir.is_none_or(|dir| !dir.join(IN_USE_FILE).exists()) {
+        return Ok(());
+    }
+    Err(io::Error::new(ErrorKind::InvalidData, format!("it is blank, but was in use; {DAMAGED}")))
+}
 
 /// The files that records are applied to.
 pub(super) struct Replay<'a> {

@@ -1,7 +1,7 @@
 //! Stable writes survive a crash, whichever of them the file system had kept.
 
 use super::*;
-use crate::journal::{Found, RealDevice};
+use crate::journal::{BLOCK_BYTES, Found, RealDevice};
 use crate::local::journaled::live_writes;
 use std::collections::HashMap;
 
@@ -237,6 +237,41 @@ async fn foreign_journal_file_is_refused() {
     drop(with_journal(&dir, &state, 2, false).unwrap());
     std::fs::write(state.path("journal"), vec![7; 4 << 20]).unwrap();
     assert!(with_journal(&dir, &state, 2, false).unwrap_err().to_string().contains("no journal"));
+}
+
+/// A journal with a damaged batch before whole ones, and a blank one that was in use, are refused
+/// and left as they are. The error names the place and the option.
+/// Promise: S8
+#[tokio::test]
+async fn damaged_journal_is_refused() {
+    let (dir, state, cx) = (Dir::new(), Dir::new(), root());
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    let f = create(&l, &cx, &top(&l).await, "f", 0o644).await.unwrap();
+    let file = File { fh: &f.node.fh, open: None };
+    for (at, word) in [(0, "first"), (5, "other"), (10, "third")] {
+        l.write(&cx, file, at, Bytes::from(word).into(), Stability::Stable).await.unwrap();
+    }
+    drop(l);
+    let path = state.path("journal");
+    let sound = std::fs::read(&path).unwrap();
+    let place = sound.windows(5).position(|bytes| bytes == b"other").unwrap();
+    let mut damaged = sound.clone();
+    damaged[place] ^= 1;
+    let mut blank = sound.clone();
+    blank[..2 * BLOCK_BYTES].fill(0);
+    for (bytes, reason) in [
+        (damaged, format!(" at byte {} is damaged", place / BLOCK_BYTES * BLOCK_BYTES)),
+        (blank, "it is blank, but was in use".into()),
+    ] {
+        std::fs::write(&path, &bytes).unwrap();
+        let error = with_journal(&dir, &state, 1, false).unwrap_err().to_string();
+        assert!(error.contains(&reason) && error.contains("--journal-discard"), "{error}");
+        assert!(std::fs::read(&path).unwrap() == bytes, "the refused journal was changed");
+    }
+    std::fs::write(&path, &sound).unwrap();
+    std::fs::write(dir.path("f"), b"").unwrap();
+    drop(with_journal(&dir, &state, 1, false).unwrap());
+    assert_eq!(std::fs::read(dir.path("f")).unwrap(), b"firstotherthird");
 }
 
 /// Records are applied only with the state directory that they were written with: its secret opens

@@ -189,6 +189,44 @@ async fn torn_table_keeps_whole_entries() {
     assert!(o.open_after().await.unwrap_err().to_string().contains("remove it"));
 }
 
+/// A damaged table is kept beside the new one. The handles of other records stay valid, and no
+/// handle leads to another file.
+/// Promise: S3
+#[tokio::test]
+async fn damaged_table_is_kept_aside() {
+    let o = Overlay::new(|lower| {
+        for n in 0..10 {
+            std::fs::write(lower.join(n.to_string()), n.to_string()).unwrap();
+        }
+    });
+    let mut handles = Vec::new();
+    {
+        let l = o.serve().await;
+        for n in 0..10 {
+            handles.push(fh_of(&l, &n.to_string()).await);
+        }
+    }
+    drop(o.serve().await);
+    let path = o.state.path("state/handles-1");
+    let mut damaged = std::fs::read(&path).unwrap();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    std::fs::write(&path, &damaged).unwrap();
+    let l = o.serve().await;
+    let mut alive = 0;
+    for (n, fh) in handles.iter().enumerate() {
+        match read_all(&l, &root(), fh).await {
+            Ok(bytes) => {
+                assert_eq!(bytes, n.to_string());
+                alive += 1;
+            }
+            Err(e) => assert_eq!(e.errno, libc::ESTALE),
+        }
+    }
+    assert_eq!(alive, 9);
+    assert!(std::fs::read(o.state.path("state/handles-1.damaged-0")).unwrap() == damaged);
+}
+
 /// A table serves one server at a time. It cannot be combined with a journal.
 /// Promise: S3
 #[tokio::test]

@@ -78,7 +78,8 @@ async fn batched_objects_fail_separately() {
     assert_eq!(s.ahead.sync().await.map_err(|e| e.errno), Err(libc::EACCES));
     assert!(s.find("never").await.is_none() && s.find("m").await.is_some() && s.find("n").await.is_some());
     let kept = s.ahead.wal.conflicts().list().unwrap();
-    assert_eq!((kept.len(), kept[0].1.path.as_str(), s.ahead.stats().ahead_refused), (1, "never", 1));
+    let about = kept[0].1.as_ref().unwrap();
+    assert_eq!((kept.len(), about.path.as_str(), s.ahead.stats().ahead_refused), (1, "never", 1));
     assert_eq!(s.ahead.wal.log().stats().live_records, 0);
 }
 

@@ -125,7 +125,7 @@ impl Gate {
         self.state.lock().calls.values().sum()
     }
 
-    /// Fails calls of a kind. 0 ends that.
+    /// Fails calls of a kind. 0 ends that. `mtime`: all attributes sent with a modification time.
     pub fn fail(&self, op: &'static str, errno: i32) {
         self.state.lock().fail.insert(op, errno);
     }
@@ -273,8 +273,18 @@ macro_rules! pass_on {
             async fn finish(
                 &self, cx: &RequestContext, file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr,
             ) -> Result<Finished> {
-                self.state.lock().finishes += 1;
-                finish_in_steps(self, cx, file, piece, set).await
+                let refusal = {
+                    let mut s = self.state.lock();
+                    s.finishes += 1;
+                    s.fail.get("mtime").copied().filter(|errno| *errno != 0 && set.mtime.is_some())
+                };
+                match refusal {
+                    None => finish_in_steps(self, cx, file, piece, set).await,
+                    Some(errno) => {
+                        let done = finish_in_steps(self, cx, file, piece, &SetAttr::default()).await?;
+                        Ok(Finished { set: Err(Error::new(errno)), ..done })
+                    }
+                }
             }
 
             async fn unlink(

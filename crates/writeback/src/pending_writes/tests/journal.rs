@@ -108,6 +108,7 @@ impl Journaled {
         let kept = wal.conflicts();
         let mut all = Vec::new();
         for (name, about) in kept.list().unwrap() {
+            let about = about.unwrap();
             let data = kept.data(&name).unwrap();
             for r in about.ranges {
                 let mut bytes = vec![0; r.len_bytes as usize];

@@ -201,6 +201,34 @@ async fn returned_delegation_sends_no_removed_file() {
     }
 }
 
+/// A frozen part keeps its answers when a delegation is returned with a removal. Its delayed bytes
+/// are sent when another part of the mount removes the name, and not when it removes the name
+/// itself.
+/// Promise: 6a'
+#[tokio::test(start_paused = true)]
+async fn removal_elsewhere_sends_delayed_bytes() {
+    for own in [false, true] {
+        let s = Stack::new(WriteBackOptions { delegated_close: true, ..WriteBackOptions::default() }).await;
+        s.dirty.subscribe(Arc::new(super::histories::Nobody));
+        s.gate.delegate(true);
+        let f = s.open("f").await;
+        s.write(&f, 0, pattern(1, 100)).await.unwrap();
+        s.close(&f).await.unwrap();
+        s.gate.shut("unlink");
+        let (dirty, root, fh) = (s.dirty.clone(), s.root.clone(), f.0.clone());
+        let unlink = own.then(|| {
+            tokio::spawn(async move { dirty.unlink(&cx(), &root, &name("f"), Some(&fh)).await.map(drop) })
+        });
+        settle().await;
+        s.gate.upcalls().flush_unused(&f.0).await;
+        assert_eq!(s.gate.calls("write"), usize::from(!own), "own removal: {own}");
+        s.gate.open_all();
+        if let Some(unlink) = unlink {
+            unlink.await.unwrap().unwrap();
+        }
+    }
+}
+
 /// A file with two names is sent before one of them is removed in a batch, because its delegation
 /// goes with the name.
 /// Promise: 6a'

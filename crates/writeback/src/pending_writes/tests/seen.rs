@@ -242,6 +242,28 @@ async fn refused_times_lose_nothing() {
     }
 }
 
+/// Permissions that a program set wait together with a time that it saw. When the server refuses
+/// the time, the permissions are sent alone. No program gets an error.
+/// Promise: 5
+#[tokio::test(start_paused = true)]
+async fn refused_time_keeps_permissions() {
+    for way in ["fsync", "close", "age"] {
+        let s = Why::Lazy.world(env()).await;
+        let f = s.create("f", 0o600).await;
+        s.write(&f, 0, pattern(1, 50)).await.unwrap();
+        s.shown(&f.0).await;
+        s.set(&f, &SetAttr { mode: Some(0o644), ..SetAttr::default() }).await;
+        s.shown(&f.0).await;
+        assert_eq!((s.gate.calls("write"), s.gate.finishes()), (0, 0), "{way}");
+        s.gate.fail("mtime", libc::EPERM);
+        send(&s, &f, way).await;
+        s.dirty.sync().await.unwrap();
+        let theirs = s.theirs(&f.0).await;
+        assert_eq!((theirs.mode, theirs.size_bytes), (0o644, 50), "{way}");
+        assert_eq!(state(&s.shown(&f.0).await), state(&theirs), "{way}");
+    }
+}
+
 /// When the delegation ends while a question is under way, the file is sent before the answer.
 #[tokio::test(start_paused = true)]
 async fn delegation_ends_during_stat() {
