@@ -140,7 +140,7 @@ impl Model {
                 node: nodes.then(|| self.node(s, ino)),
             });
         }
-        Ok(DirPage { entries, verifier: *b"model\0\0\0", eof })
+        Ok(DirPage { entries, verifier: *b"model\0\0\0", eof, access: None })
     }
 
     fn make(&self, cx: &RequestContext, dir: &Fh, name: &Name, new: New, set: &SetAttr) -> Result<Made> {
@@ -357,8 +357,11 @@ impl Vfs for Model {
     ) -> Vec<Result<(Attrs, DirPage)>> {
         let s = self.state.lock();
         let list = |dir| {
-            let page = self.page(&s, cx, dir, 0, max_bytes, true)?;
-            Ok((self.attrs(&s, s.ino(dir)?), page))
+            let mut page = self.page(&s, cx, dir, 0, max_bytes, true)?;
+            let ino = s.ino(dir)?;
+            // As NFSv4 does for several directories.
+            page.access = (dirs.len() > 1).then(|| s.object(ino).access(&cx.cred, Access::all()));
+            Ok((self.attrs(&s, ino), page))
         };
         dirs.iter().map(list).collect()
     }

@@ -434,6 +434,9 @@ pub struct DirPage {
     pub verifier: [u8; 8],
     /// Whether this is the last page.
     pub eof: bool,
+    /// All rights that the caller has on the directory, if the request for the listing checked
+    /// them. They are of the same moment as the directory's attributes, or newer.
+    pub access: Option<Access>,
 }
 
 /// The target of lseek(2).

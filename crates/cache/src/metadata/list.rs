@@ -172,7 +172,7 @@ impl MetadataCache {
         if let Some((cookie, at)) = next.filter(|_| !eof) {
             self.readers.note(id, cookie, at);
         }
-        Some(DirPage { entries, verifier, eof })
+        Some(DirPage { entries, verifier, eof, access: None })
     }
 
     /// Entries of a directory whose names hold until `until`, up to the first one that is unknown.
