@@ -338,6 +338,7 @@ impl MetadataCache {
             if let (Some(dirs), 1) = (&ahead, rest.len()) {
                 // The listing answers the name, too.
                 listed = true;
+                self.because(cx, from, want);
                 drop(self.list_with(cx, &base, dirs.clone(), self.options.listing_bytes).await);
                 continue;
             }
