@@ -276,6 +276,9 @@ impl Vfs for Model {
             if !want.access.is_empty() {
                 along.access = Some(object.access(&cx.cred, want.access));
             }
+            if want.target {
+                along.target = object.target().cloned();
+            }
             if want.read_bytes > 0 && object.need(&cx.cred, 4).is_ok() {
                 let (size, most) = (object.attr.size_bytes, u64::from(want.read_bytes));
                 along.first = object
@@ -386,10 +389,7 @@ impl Vfs for Model {
     async fn readlink(&self, _cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
         let s = self.state.lock();
         let ino = s.ino(fh)?;
-        match &s.object(ino).body {
-            Body::Symlink(target) => Ok(target.clone()),
-            _ => Err(Error::new(libc::EINVAL)),
-        }
+        s.object(ino).target().cloned().ok_or(Error::new(libc::EINVAL))
     }
 
     async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {

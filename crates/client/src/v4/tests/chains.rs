@@ -8,7 +8,8 @@ use hither_vfs::{BoxFuture, FileKind, Stop, Unsent, Validity};
 use parking_lot::Mutex;
 use server::delegation;
 
-const WANT: WalkRequest = WalkRequest { listing_bytes: 16384, read_bytes: 4096, access: Access::READ };
+const WANT: WalkRequest =
+    WalkRequest { listing_bytes: 16384, read_bytes: 4096, access: Access::READ, target: false };
 
 /// A mount of a server with the directories `dirs` and the files `files`.
 async fn tree(prepare: impl Fn(&mut server::State), dirs: &[&str], files: &[&str]) -> Test {
