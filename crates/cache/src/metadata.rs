@@ -7,6 +7,7 @@
 //! - `walk` follows a path in memory, and sends one request for the rest.
 //! - `revalidate` revalidates expired objects in batches.
 //! - `list` and `own` list directories from memory.
+//! - `ahead` lists directories that a traversal reaches next.
 //! - `snapshot` and `revalidate_restored` keep the metadata over a restart, and revalidate it
 //!   before its use.
 //! - `opens` answers opens for reading without a request. `tries` sends some of them to the server,
@@ -73,6 +74,7 @@
 //!
 //! Random histories of two clients check these rules in the tests.
 
+mod ahead;
 mod change;
 mod contents;
 mod explain;

@@ -592,7 +592,9 @@ impl BatchOps for V4 {
             let limits = core.ready().await?.limits;
             let max_bytes = core.listing_room(limits.max_response_bytes, 4096, max_bytes.max(1));
             let max_bytes = max_bytes.unwrap_or(list::READDIR_MIN_BYTES);
-            core.many(&cx, own, || list::Lists { max_bytes }).await
+            let several = core.lists_several.load(std::sync::atomic::Ordering::Relaxed);
+            let rights = own.len() > 1;
+            core.many(&cx, own, || list::Lists { max_bytes, several, rights }).await
         });
         each(answers, dirs)
     }

@@ -342,8 +342,12 @@ async fn walks_and_opens_fetch_extras() {
         lab.write(&o, 0, format!("content {i}")).await;
         lab.close(&o).await;
     }
-    let want =
-        WalkRequest { listing_bytes: 64 << 10, read_bytes: 4096, access: Access::READ | Access::MODIFY };
+    let want = WalkRequest {
+        listing_bytes: 64 << 10,
+        read_bytes: 4096,
+        access: Access::READ | Access::MODIFY,
+        target: false,
+    };
     let path = [name("d"), name("f3")];
     let at = PathRef { base: dir, path: &path };
     let calls = lab.calls();

@@ -98,6 +98,8 @@ pub(crate) struct Intent {
     pub opens: bool,
     /// Rights that the call checks.
     pub rights: Access,
+    /// The call reads the target of a symbolic link.
+    pub target: bool,
     /// The call creates the last name of its last path when it is absent.
     pub makes_last: bool,
 }
@@ -148,6 +150,7 @@ impl Hint {
             listing_bytes: 0,
             read_bytes: if self.intent.reads { first_bytes } else { 0 },
             access: self.intent.rights,
+            target: self.intent.target,
         }
     }
 }
@@ -521,6 +524,7 @@ fn read_paths(tid: u32, call: &SystemCall) -> Result<(SmallVec<[Path; 2]>, Inten
         Purpose::Execute => Intent { reads: true, opens: true, ..Intent::default() },
         Purpose::Access(mask) => Intent { rights: Intent::rights(arg(mask)), ..Intent::default() },
         Purpose::Enter => Intent { rights: Access::LOOKUP, ..Intent::default() },
+        Purpose::ReadLink => Intent { target: true, ..Intent::default() },
         Purpose::Other => Intent { makes_last: calls::makes_last(call.number), ..Intent::default() },
     };
     Ok((paths, intent))
@@ -540,7 +544,7 @@ impl Intent {
         // __O_TMPFILE includes O_DIRECTORY.
         let lists = has(libc::O_DIRECTORY) && flags & libc::O_TMPFILE != libc::O_TMPFILE;
         let rights = if lists { Access::READ } else { Access::empty() };
-        Self { reads, opens, rights, makes_last: has(libc::O_CREAT) }
+        Self { reads, opens, rights, target: false, makes_last: has(libc::O_CREAT) }
     }
 
     /// The rights for access(2). Before the type of the object is known, the right to execute may

@@ -140,7 +140,7 @@ impl Model {
                 node: nodes.then(|| self.node(s, ino)),
             });
         }
-        Ok(DirPage { entries, verifier: *b"model\0\0\0", eof })
+        Ok(DirPage { entries, verifier: *b"model\0\0\0", eof, access: None })
     }
 
     fn make(&self, cx: &RequestContext, dir: &Fh, name: &Name, new: New, set: &SetAttr) -> Result<Made> {
@@ -274,6 +274,9 @@ impl Vfs for Model {
             if !want.access.is_empty() {
                 along.access = Some(object.access(&cx.cred, want.access));
             }
+            if want.target {
+                along.target = object.target().cloned();
+            }
             if want.read_bytes > 0 && object.need(&cx.cred, 4).is_ok() {
                 let (size, most) = (object.attr.size_bytes, u64::from(want.read_bytes));
                 along.first = object
@@ -325,10 +328,7 @@ impl Vfs for Model {
     async fn readlink(&self, _cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
         let s = self.state.lock();
         let ino = s.ino(fh)?;
-        match &s.object(ino).body {
-            Body::Symlink(target) => Ok(target.clone()),
-            _ => Err(Error::new(libc::EINVAL)),
-        }
+        s.object(ino).target().cloned().ok_or(Error::new(libc::EINVAL))
     }
 
     async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
@@ -779,8 +779,11 @@ impl BatchOps for Model {
     ) -> Vec<Result<(Attrs, DirPage)>> {
         let s = self.state.lock();
         let list = |dir| {
-            let page = self.page(&s, cx, dir, 0, max_bytes, true)?;
-            Ok((self.attrs(&s, s.ino(dir)?), page))
+            let mut page = self.page(&s, cx, dir, 0, max_bytes, true)?;
+            let ino = s.ino(dir)?;
+            // As NFSv4 does for several directories.
+            page.access = (dirs.len() > 1).then(|| s.object(ino).access(&cx.cred, Access::all()));
+            Ok((self.attrs(&s, ino), page))
         };
         dirs.iter().map(list).collect()
     }

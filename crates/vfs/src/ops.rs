@@ -50,6 +50,9 @@ pub struct WalkRequest {
     pub read_bytes: u32,
     /// Rights on the last object to check.
     pub access: Access,
+    /// Whether to read the target of the last object, if it is a symbolic link. Takes the place of
+    /// the first bytes.
+    pub target: bool,
 }
 
 /// The extras that a walk has fetched ([`WalkRequest`]).
@@ -63,6 +66,8 @@ pub struct Along {
     pub first: Option<Read>,
     /// The checked rights that the caller has on the last step.
     pub access: Option<Access>,
+    /// The target of the last step, a symbolic link, as of the attributes of that step.
+    pub target: Option<Bytes>,
     /// Attributes of the base, for a path that is not empty. They were taken no later than the
     /// lookups in the base. Names found in the base hold while its `change` stays the same.
     pub base: Option<Attrs>,
@@ -434,6 +439,9 @@ pub struct DirPage {
     pub verifier: [u8; 8],
     /// Whether this is the last page.
     pub eof: bool,
+    /// All rights that the caller has on the directory, if the request for the listing checked
+    /// them. They are of the same moment as the directory's attributes, or newer.
+    pub access: Option<Access>,
 }
 
 /// The target of lseek(2).

@@ -6,6 +6,7 @@ use super::moment::{LEASE, Moment, nanos};
 use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Listing, Object, When};
 use super::{LookupCache, MetadataCache, stats};
+use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, Cred, Data, DirPage, Fh, FileKind, Name, Node, Read, RequestContext, Stop, Validity,
     WalkResult, Wrote, bytes_prove_reading,
@@ -280,6 +281,9 @@ impl MetadataCache {
         if let Some(have) = trail.along.access {
             self.learn_rights(&cx.cred, under, wanted | have, have, ticket);
         }
+        if let Some(target) = &trail.along.target {
+            self.learn_target(under, target, ticket);
+        }
         if let Some(read) = &trail.along.first {
             let asked = trail.along.access.is_some_and(|have| (wanted | have).contains(Access::READ));
             if !asked && bytes_prove_reading(node.attrs.attr.mode) {
@@ -287,6 +291,16 @@ impl MetadataCache {
             }
             self.learn_contents(&node.fh, &node.attrs, read, ticket, false);
         }
+    }
+
+    /// Stores the target of a symbolic link, read under this `change`.
+    pub(super) fn learn_target(&self, (fh, change): (&Fh, u64), target: &Bytes, ticket: &Ticket) {
+        self.table.with(fh, |_, o| {
+            let is_link = o.asked != 0 && o.attr.kind() == FileKind::Symlink;
+            if self.may_keep(o, ticket) && o.attr.change == change && is_link {
+                o.extra().target = Some((change, Bytes::copy_from_slice(target)));
+            }
+        });
     }
 
     /// Stores the contents of a small file that arrived complete with these attributes.

@@ -104,6 +104,15 @@ impl MetadataCache {
         let known = self.table.with(dir, |_, o| (o.holds(when), o.asked != 0 && o.until <= o.asked));
         let (holds, once) = known.unwrap_or((false, false));
         let bytes = if once { max_bytes } else { max_bytes.max(PAGE_BYTES) };
+        if cookie == 0 && !once {
+            let ahead = self.list_ahead_of(cx, dir, when);
+            if !ahead.is_empty() {
+                let page = self.list_with(cx, dir, ahead, self.options.listing_bytes).await;
+                if let Some(page) = page {
+                    return Ok(page);
+                }
+            }
+        }
         let ticket = self.ticket();
         if cookie == 0 && !holds {
             // The same request asks for the directory's own attributes: without them the listing
@@ -138,6 +147,7 @@ impl MetadataCache {
         let each = if nodes { NODE_ENTRY_BYTES } else { ENTRY_BYTES };
         let (id, listed, verifier, until, mut eof) = self.table.with(dir, |id, object| {
             let may = object.rights(cred, Access::READ, when) == Some(Access::READ);
+            self.note_ahead_use(object);
             let names = object.dir()?;
             let listing = names.listing?;
             if !may || listing.next == u64::MAX || !when.fits(names.until, names.asked) {
@@ -172,7 +182,7 @@ impl MetadataCache {
         if let Some((cookie, at)) = next.filter(|_| !eof) {
             self.readers.note(id, cookie, at);
         }
-        Some(DirPage { entries, verifier, eof })
+        Some(DirPage { entries, verifier, eof, access: None })
     }
 
     /// Entries of a directory whose names hold until `until`, up to the first one that is unknown.

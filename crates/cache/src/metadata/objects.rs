@@ -1,5 +1,6 @@
 //! One cached object: packed attributes, times, and the parts that only some objects have.
 
+use super::ahead::Traversal;
 use super::contents::Version;
 use super::moment::{FIRST, LEASE, Moment};
 use super::names::{Bound, Id, Names};
@@ -109,6 +110,11 @@ impl Packed {
 
     pub fn kind(&self) -> FileKind {
         KINDS[usize::from(self.mode >> 12).min(KINDS.len() - 1)]
+    }
+
+    /// User and group.
+    pub fn owner(&self) -> (u32, u32) {
+        (self.uid, self.gid)
     }
 
     pub fn mode(&self) -> u32 {
@@ -243,6 +249,7 @@ pub(super) struct Dir {
     /// When a file of the directory was last opened, and the number of opens since the burst began.
     pub opened: (Moment, u32),
     pub prefetching: bool,
+    pub traversal: Traversal,
     /// When a lease on the directory was withdrawn. A name requested before that has no validity of
     /// its own any more.
     pub revoked: Moment,

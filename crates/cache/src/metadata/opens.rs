@@ -183,7 +183,7 @@ impl MetadataCache {
         let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
         match usual && (may && read || small) {
             true if may && read => Some(WalkRequest::default()),
-            true => Some(WalkRequest { listing_bytes: 0, read_bytes, access: right }),
+            true => Some(WalkRequest { read_bytes, access: right, ..WalkRequest::default() }),
             false => None,
         }
     }

@@ -101,7 +101,7 @@ impl MetadataCache {
         }
         stats::add(&self.counters.listing_hits, 1);
         let eof = entries.len() == names.len();
-        Some(DirPage { entries, verifier: self.mark.verifier, eof })
+        Some(DirPage { entries, verifier: self.mark.verifier, eof, access: None })
     }
 
     /// The same from a new listing by the server, when memory has lost the names since the listing
@@ -138,7 +138,7 @@ impl MetadataCache {
         }
         eof &= first(&mut found, most);
         let entries = found.into_iter().map(|(_, entry)| entry).collect();
-        Ok(DirPage { entries, verifier: self.mark.verifier, eof })
+        Ok(DirPage { entries, verifier: self.mark.verifier, eof, access: None })
     }
 }
 

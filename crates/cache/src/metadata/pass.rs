@@ -6,7 +6,7 @@ use super::{MetadataCache, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, BatchOps, ChangeInfo, Creation, Data, DirPage, Fh, File, FileKind, FileRange, Finished,
+    Access, Attrs, BatchOps, ChangeInfo, Creation, Data, DirPage, Fh, File, FileRange, Finished,
     LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, NewKind, Node, OpenHow, OpenId, Opened,
     PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr, Special,
     Stability, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, bytes_prove_reading,
@@ -253,12 +253,7 @@ impl MetadataCache {
         let change = self.table.with(fh, |_, o| (o.asked != 0).then_some(o.attr.change)).flatten();
         let target = self.below.readlink(cx, fh).await.map_err(|e| self.failed(fh, e))?;
         if let Some(change) = change {
-            self.table.with(fh, |_, o| {
-                if self.may_keep(o, &ticket) && o.attr.change == change && o.attr.kind() == FileKind::Symlink
-                {
-                    o.extra().target = Some((change, Bytes::copy_from_slice(&target)));
-                }
-            });
+            self.learn_target((fh, change), &target, &ticket);
         }
         Ok(target)
     }

@@ -59,6 +59,10 @@ counters! {
     batched_objects,
     /// Directories in these requests that were listed with the attributes of all entries.
     batched_listings,
+    /// Directories listed ahead of their use, with the listing of another one.
+    listed_ahead,
+    /// Directories among them that were used.
+    listed_ahead_used,
     /// Objects restored after a restart.
     recalled_objects,
     /// Files restored after a restart that were opened in batches.

@@ -1,6 +1,7 @@
 //! Number of requests to the layer below, and validity of all answers.
 
 mod absence;
+mod ahead;
 mod histories;
 mod leases;
 mod opens;

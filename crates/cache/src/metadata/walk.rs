@@ -85,7 +85,10 @@ impl MetadataCache {
                 true => Limits { inferred_nanos: u64::MAX, ..self.limits },
                 false => self.limits,
             };
-            let step = self.table.with_id(dir, |o| self.step(o, cred, (name, i > 0), when, limits));
+            let step = self.table.with_id(dir, |o| {
+                self.note_ahead_use(o);
+                self.step(o, cred, (name, i > 0), when, limits)
+            });
             let (id, until) = match step.unwrap_or(Step::Unknown) {
                 Step::Child { id, until, holds } => {
                     if !holds {
@@ -274,6 +277,7 @@ impl MetadataCache {
         let mut steps: Vec<Node> = Vec::new();
         let mut shared = false;
         let mut again = false;
+        let mut listed = false;
         let mut stale = false;
         let mut waited = self.limits.inferred_nanos == 0;
         let began = self.clock.now();
@@ -327,9 +331,27 @@ impl MetadataCache {
             };
             stats::add(&self.counters.name_misses, rest.len() as u64);
             let from = PathRef { base: &base, path: rest };
+            let ahead = match exactly || listed || confirming.is_some() {
+                true => None,
+                false => self.walk_ahead(cx, from, want, &when),
+            };
+            if let (Some(dirs), 1) = (&ahead, rest.len()) {
+                // The listing answers the name, too.
+                listed = true;
+                self.because(cx, from, want);
+                drop(self.list_with(cx, &base, dirs.clone(), self.options.listing_bytes).await);
+                continue;
+            }
             let found = match (exactly, &confirming) {
                 (true, _) => self.ask_exactly(cx, from, want).await,
-                (false, None) => self.ask_walk(cx, from, want).await,
+                (false, None) => match ahead {
+                    None => self.ask_walk(cx, from, want).await,
+                    Some(dirs) => {
+                        listed = true;
+                        let most = self.options.listing_bytes;
+                        tokio::join!(self.ask_walk(cx, from, want), self.list_with(cx, &base, dirs, most)).0
+                    }
+                },
                 (false, Some((id, _))) => {
                     tokio::join!(self.ask_walk(cx, from, want), self.confirm_others(cx, *id)).0
                 }
@@ -365,6 +387,23 @@ impl MetadataCache {
             }
         }
         Ok(WalkResult::new(steps, Stop::Limit))
+    }
+
+    /// Directories to list together with the base of a walk, if a program looks at the attributes
+    /// of many objects in a tree. Not for opens: they need a request in any case.
+    fn walk_ahead(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        want: WalkRequest,
+        when: &When,
+    ) -> Option<Vec<Fh>> {
+        let looks = want.read_bytes == 0 && want.access.is_empty() && !cx.makes_last;
+        if !looks || self.table.with(at.base, |_, o| wants_listing(o)) != Some(true) {
+            return None;
+        }
+        let ahead = self.list_ahead_of(cx, at.base, when);
+        (!ahead.is_empty()).then_some(ahead)
     }
 
     /// Whether the caller wants the bytes of a small file that neither this layer nor one below

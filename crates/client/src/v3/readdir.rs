@@ -122,7 +122,7 @@ impl V3 {
             let attrs = self.learn(dir, &raw.dir_attributes, asked);
             let entries: Vec<_> = raw.entries.into_iter().filter_map(|e| self.entry(dir, e, asked)).collect();
             if !entries.is_empty() || raw.eof {
-                let page = DirPage { entries, verifier: raw.verifier, eof: raw.eof };
+                let page = DirPage { entries, verifier: raw.verifier, eof: raw.eof, access: None };
                 return Ok(Listed { page, dir: attrs });
             }
             // The page has only `.`, `..` or invalid names.

@@ -10,7 +10,7 @@ use super::fail::Answered;
 use super::many::Parts;
 use super::state::wire_fh;
 use hither_proto::nfs4::{Bitmap4, Entry, Nfsstat4, Op, ReaddirArgs, ReaddirOk, attr};
-use hither_vfs::{Attrs, DirEntry, DirPage, Error, Fh, Name, RequestContext};
+use hither_vfs::{Access, Attrs, DirEntry, DirPage, Error, Fh, Name, RequestContext};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -116,7 +116,7 @@ impl Core {
             last = entry.cookie;
             entries.extend(self.dir_entry(entry, nodes, asked).await);
         }
-        Ok((DirPage { entries, verifier: page.cookieverf, eof: page.eof }, last))
+        Ok((DirPage { entries, verifier: page.cookieverf, eof: page.eof, access: None }, last))
     }
 
     async fn dir_entry(self: &Arc<Self>, entry: Entry, nodes: bool, asked: Instant) -> Option<DirEntry> {
@@ -138,19 +138,25 @@ impl Core {
 pub(crate) struct Lists {
     /// Longest READDIR reply of each.
     pub max_bytes: u32,
+    /// Whether the server takes several listings in one compound
+    /// ([`lists_several`](super::mount::lists_several)).
+    pub several: bool,
+    /// Whether the caller's rights on each directory are requested, too.
+    pub rights: bool,
 }
 
 impl Parts for Lists {
     type Out = (Attrs, DirPage);
     const LABEL: &'static str = "READDIR";
-    const OPS: usize = 3;
+    const OPS: usize = 4;
     const DIRECTORIES: bool = true;
-    // knfsd (Linux 6.1) corrupts a reply with more than one long listing, with and without a
-    // failure. The connection is then unusable.
-    const MAX: usize = 1;
 
     fn reply_bytes(&self) -> u32 {
         self.max_bytes + 1024
+    }
+
+    fn max_objects(&self) -> usize {
+        if self.several { usize::MAX } else { 1 }
     }
 
     fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {
@@ -158,16 +164,23 @@ impl Parts for Lists {
             Op::Putfh(wire_fh(fh)),
             // Before the listing: names may be newer than these attributes, never older.
             Op::Getattr(NODE_ATTRS),
-            first_page_op(self.max_bytes),
         ]);
+        if self.rights {
+            ops.push(Op::Access(Access::all().bits()));
+        }
+        ops.push(first_page_op(self.max_bytes));
     }
 
     async fn take(&self, core: &Arc<Core>, fh: &Fh, answer: &mut Answer) -> Answered<(Attrs, DirPage)> {
         answer.results.putfh()?;
         let granted = core.take_directory(fh, answer)?;
         let wire = answer.results.getattr()?;
+        let access = match self.rights {
+            true => Some(Access::from_bits_truncate(answer.results.access()?.access)),
+            false => None,
+        };
         let page = answer.results.readdir()?;
-        let page = core.first_page(page, answer.asked).await;
+        let page = core.first_page(page, answer.asked).await.map(|page| DirPage { access, ..page });
         Ok((core.leased_by(fh, core.attrs(fh, &wire, answer.asked).await?, granted), page?))
     }
 }

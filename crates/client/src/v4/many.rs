@@ -33,14 +33,17 @@ pub(crate) trait Parts: Send + Sync + 'static {
     const LABEL: &'static str;
     /// Operations for one object.
     const OPS: usize;
-    /// Most objects in one compound.
-    const MAX: usize = usize::MAX;
     /// The attributes directly follow PUTFH. For a directory a request for a delegation may go
     /// between the two.
     const DIRECTORIES: bool = false;
 
     /// Most bytes of the reply for one object.
     fn reply_bytes(&self) -> u32;
+
+    /// Most objects in one compound.
+    fn max_objects(&self) -> usize {
+        usize::MAX
+    }
 
     /// Appends the operations for one object, PUTFH first.
     fn ops(&self, fh: &Fh, ops: &mut Vec<Op>);
@@ -110,7 +113,7 @@ impl Core {
         let by_ops = ops.saturating_sub(1 + others) / (P::OPS + more);
         let by_reply = limits.max_response_bytes.saturating_sub(2048) / parts.reply_bytes().max(1);
         let by_request = limits.max_request_bytes.saturating_sub(1024) / (256 * P::OPS as u32);
-        Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(P::MAX).max(1))
+        Ok(by_ops.min(by_reply as usize).min(by_request as usize).min(parts.max_objects()).max(1))
     }
 
     /// Sends one compound after the other until each of `objects` has an answer. The last compound

@@ -13,8 +13,8 @@ use super::state::own_fh;
 use crate::connect::SessionLimits;
 use crate::error::{self, MountError, Service};
 use hither_proto::nfs4::{
-    Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, Ftype, ImplId,
-    Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr, create_session, exchgid,
+    Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, ExchangeIdOk, Ftype,
+    ImplId, Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr, create_session, exchgid,
 };
 use hither_proto::rpc::AuthSys;
 use hither_rpc::CallError;
@@ -37,6 +37,10 @@ const SLOTS: u32 = 128;
 /// Requested operations of a compound: a path of 30 names with three operations each. nfs-ganesha
 /// grants more than the 100 that it accepts.
 const OPS: u32 = 96;
+/// `nii_domain` of hither's client and server.
+const HITHER_DOMAIN: &[u8] = b"hither-fs.github.io";
+/// End of the server scope of nfs-ganesha. It is followed by a NUL.
+const GANESHA_SCOPE: &[u8] = b"_NFS-Ganesha";
 /// Longest time for each step of mounting.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -83,6 +87,15 @@ impl super::V4 {
     }
 }
 
+/// Whether the server is known to answer several READDIRs in one compound. Linux 6.1 corrupts such
+/// a reply, and the connection is then unusable. No status warns of that, so the server must be one
+/// that is tested: nfs-ganesha or hither.
+pub(crate) fn lists_several(server: &ExchangeIdOk) -> bool {
+    let scope: &[u8] = &server.server_scope;
+    let is_ganesha = scope.strip_suffix(b"\0").unwrap_or(scope).ends_with(GANESHA_SCOPE);
+    is_ganesha || server.impl_id.as_ref().is_some_and(|id| id.domain[..] == *HITHER_DOMAIN)
+}
+
 impl Core {
     /// Sends EXCHANGE_ID. `true` when the server still knows the client with all its state.
     pub async fn exchange_id(&self, deadline: Option<Instant>) -> Result<bool, SetupFail> {
@@ -96,13 +109,14 @@ impl Core {
             flags: exchgid::USE_NON_PNFS,
             state_protect: StateProtectArgs::None,
             impl_id: Some(ImplId {
-                domain: b"hither-fs.github.io".as_slice().into(),
+                domain: HITHER_DOMAIN.into(),
                 name: concat!("hither ", env!("CARGO_PKG_VERSION")).as_bytes().into(),
                 date: Time::default(),
             }),
         });
         let mut results = self.bare("EXCHANGE_ID", op, None, deadline).await.map_err(SetupFail::Call)?;
         let ok = results.exchange_id().map_err(SetupFail::Op)?;
+        self.lists_several.store(lists_several(&ok), Ordering::Relaxed);
         let confirmed = ok.flags & exchgid::CONFIRMED_R != 0;
         let mut lease = self.lease.lock();
         lease.clientid = Some(ok.clientid);

@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! PUTFH GETATTR (LOOKUP GETATTR)... READDIR LOOKUP GETATTR ACCESS OPEN GETATTR READ CLOSE
+//! PUTFH GETATTR (LOOKUP GETATTR)... READDIR LOOKUP GETATTR READLINK
 //! ```
 //!
 //! A server ends a compound at its first error. An error of LOOKUP ends the walk. An error of
@@ -23,6 +24,7 @@ use super::fail::{Answered, Fail, is_too_long};
 use super::list::first_page_op;
 use super::session::Limits;
 use super::state::{wire_fh, wire_name};
+use bytes::Bytes;
 use hither_proto::nfs4::{Attrs as WireAttrs, Nfsstat4, Op, attr};
 use hither_vfs::{
     Access, Along, Error, Fh, FileKind, Name, Node, RequestContext, Stop, WalkRequest, WalkResult,
@@ -76,6 +78,8 @@ struct Leg {
     /// Longest READDIR reply.
     listing_bytes: Option<u32>,
     access: Access,
+    /// Reads the target of the last object.
+    target: bool,
     /// The owner of the open, and the number of first bytes.
     bring: Option<(Arc<Turn>, u32)>,
     /// The server does not return the filehandle as an attribute.
@@ -107,6 +111,9 @@ impl Leg {
         if let Some((turn, bytes)) = &self.bring {
             ops.extend(bring_ops(turn, *bytes));
         }
+        if self.target {
+            ops.push(Op::Readlink);
+        }
         (ops, needed)
     }
 }
@@ -129,7 +136,8 @@ impl Core {
         let mut halvings = 0;
         loop {
             let leg = self.next_leg(&walk).await?;
-            let wishes = leg.listing_bytes.is_some() || leg.bring.is_some() || !leg.access.is_empty();
+            let wishes =
+                leg.listing_bytes.is_some() || leg.bring.is_some() || leg.target || !leg.access.is_empty();
             let sent = leg.ops().0.len();
             let chain = wishes || leg.names.len() > 1;
             match self.walk_leg(&mut walk, leg).await {
@@ -183,6 +191,7 @@ impl Core {
         let want = walk.want;
         let extra = usize::from(want.listing_bytes > 0)
             + usize::from(!want.access.is_empty())
+            + usize::from(want.target)
             + if want.read_bytes > 0 { BRING_OPS } else { 0 };
         let most = if walk.plain { 1 } else { self.names_at_once(limits, getfh, 0) };
         let mut leg = Leg {
@@ -191,19 +200,20 @@ impl Core {
             names: left[..left.len().min(most)].to_vec(),
             listing_bytes: None,
             access: Access::empty(),
+            target: false,
             bring: None,
             getfh,
         };
         if walk.plain || left.len() > self.names_at_once(limits, getfh, extra) && !left.is_empty() {
             return Ok(leg);
         }
-        leg.access = want.access;
+        (leg.access, leg.target) = (want.access, want.target);
         let mut others = 2048 + NAME_REPLY_BYTES * (left.len() as u32 + 2);
         let bytes = want
             .read_bytes
             .min(self.facts.get().map_or(0, |f| f.rsize))
             .min(limits.max_response_bytes.saturating_sub(others));
-        if bytes > 0 {
+        if bytes > 0 && !want.target {
             others += bytes;
             leg.bring = Some((self.turn(), bytes));
         }
@@ -282,6 +292,10 @@ impl Core {
         if !leg.access.is_empty() {
             let Ok(ok) = answer.results.access() else { return };
             walk.along.access = Some(Access::from_bits_truncate(ok.access) & leg.access);
+        }
+        if leg.target {
+            // Without a target when the object is no symbolic link.
+            walk.along.target = answer.results.readlink().ok().map(|target| Bytes::copy_from_slice(&target));
         }
         let Some((turn, bytes)) = &leg.bring else { return };
         // Without first bytes when the object is not a regular file, not readable for the caller,

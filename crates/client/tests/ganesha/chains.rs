@@ -21,7 +21,12 @@ async fn chains_with_wishes() {
     let o = m.vfs.open(&m.cx, PathRef::name(&deep, &name("file")), &how).await.unwrap();
     m.write(&o, 0, "first bytes").await;
     m.close(&o).await;
-    let want = WalkRequest { listing_bytes: 16384, read_bytes: 4096, access: Access::READ | Access::EXECUTE };
+    let want = WalkRequest {
+        listing_bytes: 16384,
+        read_bytes: 4096,
+        access: Access::READ | Access::EXECUTE,
+        target: false,
+    };
     let path = |last| [name("sub"), name("deep"), name(last)];
     let before = calls(&m);
     let trail = m.vfs.walk(&m.cx, PathRef { base: &m.dir, path: &path("file") }, want).await.unwrap();

@@ -17,6 +17,8 @@ pub(crate) enum Purpose {
     Access(usize),
     /// Changes the working or root directory.
     Enter,
+    /// readlink(2).
+    ReadLink,
     /// Another purpose.
     Other,
 }
@@ -90,7 +92,10 @@ pub(crate) fn x86_64(number: u64) -> Option<Shape> {
         82 | 86 => two(0, 1),
         264 | 265 | 316 => two(1, 3),
         // stat, lstat, truncate, mkdir, rmdir, creat, unlink, readlink
-        4 | 6 | 76 | 83 | 84 | 85 | 87 | 89 => one(0, Purpose::Other),
+        4 | 6 | 76 | 83 | 84 | 85 | 87 => one(0, Purpose::Other),
+        // readlink, readlinkat
+        89 => one(0, Purpose::ReadLink),
+        267 => one(1, Purpose::ReadLink),
         // chmod, chown, lchown, utime, mknod, statfs
         90 | 92 | 94 | 132 | 133 | 137 => one(0, Purpose::Other),
         // setxattr, lsetxattr, getxattr, lgetxattr, listxattr, llistxattr, removexattr,
@@ -98,8 +103,8 @@ pub(crate) fn x86_64(number: u64) -> Option<Shape> {
         188 | 189 | 191 | 192 | 194 | 195 | 197 | 198 | 235 => one(0, Purpose::Other),
         // symlink, inotify_add_watch, mkdirat, mknodat, fchownat, futimesat, newfstatat, unlinkat
         88 | 254 | 258..=263 => one(1, Purpose::Other),
-        // readlinkat, fchmodat, utimensat, name_to_handle_at, statx
-        267 | 268 | 280 | 303 | 332 => one(1, Purpose::Other),
+        // fchmodat, utimensat, name_to_handle_at, statx
+        268 | 280 | 303 | 332 => one(1, Purpose::Other),
         // symlinkat
         266 => one(2, Purpose::Other),
         // fanotify_mark
@@ -124,8 +129,10 @@ pub(crate) fn aarch64(number: u64) -> Option<Shape> {
         // setxattr, lsetxattr, getxattr, lgetxattr, listxattr, llistxattr, removexattr,
         // lremovexattr, statfs, truncate
         5 | 6 | 8 | 9 | 11 | 12 | 14 | 15 | 43 | 45 => one(0, Purpose::Other),
-        // inotify_add_watch, mknodat, mkdirat, unlinkat, fchmodat, fchownat, readlinkat, newfstatat
-        27 | 33 | 34 | 35 | 53 | 54 | 78 | 79 => one(1, Purpose::Other),
+        // inotify_add_watch, mknodat, mkdirat, unlinkat, fchmodat, fchownat, newfstatat
+        27 | 33 | 34 | 35 | 53 | 54 | 79 => one(1, Purpose::Other),
+        // readlinkat
+        78 => one(1, Purpose::ReadLink),
         // utimensat, name_to_handle_at, statx
         88 | 264 | 291 => one(1, Purpose::Other),
         // symlinkat

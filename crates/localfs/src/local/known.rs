@@ -298,7 +298,7 @@ impl Inner {
             let attrs = self.attrs_since(&object, asked).ok()?;
             entries.push(listed.with(Node { fh: object.fh.clone(), attrs }));
         }
-        Some(DirPage { entries, verifier: [0; 8], eof: true })
+        Some(DirPage { entries, verifier: [0; 8], eof: true, access: None })
     }
 }
 

@@ -72,7 +72,7 @@ impl Inner {
         dir.need_dir()?;
         if self.is_covered(&dir.fh) {
             worker.caller(|| dir.access(4))?;
-            return Ok(DirPage { entries: Vec::new(), verifier: [0; 8], eof: true });
+            return Ok(DirPage { entries: Vec::new(), verifier: [0; 8], eof: true, access: None });
         }
         let known = match nodes && cookie == 0 {
             true => self.known(worker, dir, self.attrs(dir)?.attr.change, true),
@@ -138,7 +138,7 @@ impl Inner {
                 known.list(entries.iter().map(Listed::of).collect());
             }
         }
-        Ok(DirPage { entries, verifier: [0; 8], eof })
+        Ok(DirPage { entries, verifier: [0; 8], eof, access: None })
     }
 
     /// A cached listing, with the present attributes of its objects.
@@ -152,6 +152,6 @@ impl Inner {
             // The entry may have been removed meanwhile.
             Err(_) => listed.entry.clone(),
         });
-        DirPage { entries: entries.collect(), verifier: [0; 8], eof: true }
+        DirPage { entries: entries.collect(), verifier: [0; 8], eof: true, access: None }
     }
 }

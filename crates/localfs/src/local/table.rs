@@ -585,7 +585,10 @@ mod tests {
                 assert_eq!(entries.contains_key(&6), !is_last, "byte {at}");
                 let mut lost = sound.known.entries.keys().filter(|number| !entries.contains_key(number));
                 // The record's own object, and the directories that the record may have removed.
-                assert!(lost.all(|number| record[1] == *number as u8 || [2, 4].contains(number)), "byte {at}");
+                assert!(
+                    lost.all(|number| record[1] == *number as u8 || [2, 4].contains(number)),
+                    "byte {at}"
+                );
             }
             start = end;
         }

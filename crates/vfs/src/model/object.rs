@@ -92,6 +92,14 @@ impl Object {
         }
     }
 
+    /// The target of a symbolic link.
+    pub fn target(&self) -> Option<&Bytes> {
+        match &self.body {
+            Body::Symlink(target) => Some(target),
+            _ => None,
+        }
+    }
+
     pub fn pages(&self) -> Result<&Pages> {
         match &self.body {
             Body::File(p) => Ok(p),

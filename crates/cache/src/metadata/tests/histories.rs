@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 
 const VALID: Duration = Duration::from_secs(3);
 const DELAY: Duration = Duration::from_millis(700);
-const DIRS: [&str; 3] = ["", "d", "d/e"];
+const DIRS: [&str; 5] = ["", "d", "d/e", "c", "d/b"];
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 #[derive(Debug, Clone)]
@@ -28,6 +28,8 @@ enum Op {
     StatAsUser(usize, usize),
     Getattr(usize, usize),
     List(usize),
+    /// Lists all directories.
+    Traverse,
     Read {
         dir: usize,
         name: usize,
@@ -357,6 +359,11 @@ impl Program {
                 self.world.check_attrs(&call, self.oldest(&call), &node.fh, &attrs.attr, "getattr");
             }
             Op::List(d) => self.list(d).await?,
+            Op::Traverse => {
+                for d in 0..DIRS.len() {
+                    self.list(d).await;
+                }
+            }
             Op::Read { dir, name, fresh, named, pause_ms } => {
                 self.read((dir, name), fresh, named, pause_ms).await?
             }
@@ -531,7 +538,10 @@ impl Program {
 async fn play(history: History) {
     let model = Arc::new(Model::new(env(), VALID, 1 << 30));
     let top = model.root(&root_cx()).await.unwrap().fh;
-    make_dir(&*model, &root_cx(), &top, "d").await;
+    let d = make_dir(&*model, &root_cx(), &top, "d").await;
+    for (dir, name) in [(&d, "e"), (&top, "c"), (&d, "b")] {
+        make_dir(&*model, &root_cx(), dir, name).await;
+    }
     let chronicle: Arc<Mutex<Chronicle>> = Arc::default();
     chronicle.lock().note(look(&model, &top, None));
     tokio::time::advance(VALID * 2).await;
@@ -615,6 +625,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => at.clone().prop_map(|(d, n)| Op::StatAsUser(d, n)),
         2 => at.clone().prop_map(|(d, n)| Op::Getattr(d, n)),
         3 => d.clone().prop_map(Op::List),
+        3 => Just(Op::Traverse),
         5 => (d.clone(), n.clone(), any::<bool>(), any::<bool>(), prop_oneof![Just(0), 0..4000u16])
             .prop_map(|(dir, name, fresh, named, pause_ms)| Op::Read { dir, name, fresh, named, pause_ms }),
         3 => (d.clone(), n.clone(), any::<u8>()).prop_map(|(d, n, b)| Op::WriteNamed(d, n, b)),

@@ -23,7 +23,8 @@ const READ: OpenHow = OpenHow {
     known: None,
 };
 
-const ALL: WalkRequest = WalkRequest { listing_bytes: 32 << 10, read_bytes: 1000, access: Access::all() };
+const ALL: WalkRequest =
+    WalkRequest { listing_bytes: 32 << 10, read_bytes: 1000, access: Access::all(), target: false };
 
 /// The result of `call`, its procedures in order, and the number of round trips.
 async fn cost<T>(server: &Arc<Server>, call: impl Future<Output = T>) -> (T, Vec<&'static str>, u32) {

@@ -66,6 +66,9 @@ pub struct State {
     pub compounds: Vec<Vec<NfsOpnum4>>,
     /// Announced maximum of operations. `really_takes` is the unannounced maximum (RESOURCE).
     pub max_ops: u32,
+    /// End of the server scope, and the domain of the implementation.
+    pub scope: &'static str,
+    pub domain: Option<&'static str>,
     pub really_takes: usize,
     /// The server writes wrong bytes for a second WRITE in a compound.
     pub one_write: bool,
@@ -504,8 +507,12 @@ impl State {
             flags: exchgid::USE_NON_PNFS | if confirmed { exchgid::CONFIRMED_R } else { 0 },
             state_protect: StateProtectOk::None,
             server_owner: ServerOwner { minor_id: 0, major_id: b"fake".as_slice().into() },
-            server_scope: b"fake".as_slice().into(),
-            impl_id: None,
+            server_scope: Bytes::from(format!("fake{}", self.scope)).into(),
+            impl_id: self.domain.map(|domain| ImplId {
+                domain: domain.as_bytes().into(),
+                name: b"fake".as_slice().into(),
+                date: Time::default(),
+            }),
         }
     }
 

@@ -282,7 +282,12 @@ async fn walk_returns_requested_data() {
     let walk = async |path: &str, want| {
         l.walk(&cx, PathRef { base: &base, path: &names(path) }, want).await.unwrap()
     };
-    let want = WalkRequest { listing_bytes: 4096, read_bytes: 100, access: Access::READ | Access::EXECUTE };
+    let want = WalkRequest {
+        listing_bytes: 4096,
+        read_bytes: 100,
+        access: Access::READ | Access::EXECUTE,
+        target: false,
+    };
     let trail = walk("a/b/f", want).await;
     assert!(matches!(trail.stop, Stop::Complete) && trail.steps.len() == 3);
     assert_eq!(&trail.along.first.unwrap().data.into_bytes()[..], b"hello");

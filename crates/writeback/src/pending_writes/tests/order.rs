@@ -254,7 +254,7 @@ async fn newest_reply_wins() {
     s.gate.shut("walk answer");
     let (dirty, root) = (s.dirty.clone(), s.root.clone());
     let late = tokio::spawn(async move {
-        let want = WalkRequest { listing_bytes: 0, read_bytes: 4096, access: Access::READ };
+        let want = WalkRequest { listing_bytes: 0, read_bytes: 4096, access: Access::READ, target: false };
         dirty.walk(&cx(), PathRef::name(&root, &name("f")), want).await.unwrap()
     });
     settle().await;
@@ -288,7 +288,7 @@ async fn all_calls_show_local_size() {
         assert_eq!(a.valid, hither_vfs::Validity::Once);
     };
     check(&attrs(&s, &f).await);
-    let want = WalkRequest { listing_bytes: 4096, read_bytes: 100, access: Access::READ };
+    let want = WalkRequest { listing_bytes: 4096, read_bytes: 100, access: Access::READ, target: false };
     let trail = s.dirty.walk(&cx(), PathRef::name(&s.root, &name("f")), want).await.unwrap();
     check(&trail.steps[0].attrs);
     check(&trail.along.listing.unwrap().entries[0].node.as_ref().unwrap().attrs);
