@@ -571,7 +571,8 @@ impl BatchOps for V4 {
                 let parts = || many::Opens { turn: core.turn() };
                 return core.many_and(&cx, own, holder.as_ref(), parts).await;
             }
-            let parts = || many::Reads { max_bytes, turn: core.turn() };
+            let several = core.data_anywhere.load(std::sync::atomic::Ordering::Relaxed);
+            let parts = || many::Reads { max_bytes, several, turn: core.turn() };
             core.many_and(&cx, own, holder.as_ref(), parts).await
         });
         let (files, holder) = match answers {
@@ -592,7 +593,7 @@ impl BatchOps for V4 {
             let limits = core.ready().await?.limits;
             let max_bytes = core.listing_room(limits.max_response_bytes, 4096, max_bytes.max(1));
             let max_bytes = max_bytes.unwrap_or(list::READDIR_MIN_BYTES);
-            let several = core.lists_several.load(std::sync::atomic::Ordering::Relaxed);
+            let several = core.data_anywhere.load(std::sync::atomic::Ordering::Relaxed);
             let rights = own.len() > 1;
             core.many(&cx, own, || list::Lists { max_bytes, several, rights }).await
         });

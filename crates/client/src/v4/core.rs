@@ -93,8 +93,9 @@ pub(crate) struct Core {
     /// The epoch of the session of the test, and whether the server writes the right bytes of
     /// several WRITEs in a compound.
     pub several_writes: tokio::sync::Mutex<Option<(u64, bool)>>,
-    /// The server takes several listings in one compound.
-    pub lists_several: AtomicBool,
+    /// The server returns data right at every place of a compound
+    /// ([`data_anywhere`](super::mount::data_anywhere)).
+    pub data_anywhere: AtomicBool,
     /// Consecutive walks that succeeded only name by name.
     pub refusals: AtomicUsize,
     /// The server has no COPY.
@@ -130,7 +131,7 @@ impl Core {
             stop: CancellationToken::new(),
             ops_limit: AtomicUsize::new(usize::MAX),
             several_writes: Default::default(),
-            lists_several: AtomicBool::new(false),
+            data_anywhere: AtomicBool::new(false),
             refusals: AtomicUsize::new(0),
             no_copy: Default::default(),
             needs_getfh: AtomicBool::new(false),

@@ -139,7 +139,7 @@ pub(crate) struct Lists {
     /// Longest READDIR reply of each.
     pub max_bytes: u32,
     /// Whether the server takes several listings in one compound
-    /// ([`lists_several`](super::mount::lists_several)).
+    /// ([`data_anywhere`](super::mount::data_anywhere)).
     pub several: bool,
     /// Whether the caller's rights on each directory are requested, too.
     pub rights: bool,

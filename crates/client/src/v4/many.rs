@@ -303,6 +303,9 @@ impl Parts for Opens {
 pub(crate) struct Reads {
     /// Most bytes of each file.
     pub max_bytes: u32,
+    /// Whether the server takes several READs in one compound
+    /// ([`data_anywhere`](super::mount::data_anywhere)).
+    pub several: bool,
     /// The owner of the opens.
     pub turn: Arc<Turn>,
 }
@@ -314,6 +317,10 @@ impl Parts for Reads {
 
     fn reply_bytes(&self) -> u32 {
         self.max_bytes + 1024
+    }
+
+    fn max_objects(&self) -> usize {
+        if self.several { usize::MAX } else { 1 }
     }
 
     fn ops(&self, fh: &Fh, ops: &mut Vec<Op>) {

@@ -87,10 +87,14 @@ impl super::V4 {
     }
 }
 
-/// Whether the server is known to answer several READDIRs in one compound. Linux 6.1 corrupts such
-/// a reply, and the connection is then unusable. No status warns of that, so the server must be one
-/// that is tested: nfs-ganesha or hither.
-pub(crate) fn lists_several(server: &ExchangeIdOk) -> bool {
+/// Whether the server is known to return the data of READ and READDIR right at every place of a
+/// compound.
+///
+/// Linux 6.1 corrupts a reply with several READDIRs, and the connection is then unusable. Linux 6.12
+/// returns stale memory for a READ that follows another READ, a READDIR, or small results of more
+/// than a page in its compound. No status warns of either. So the server must be one that is
+/// tested: nfs-ganesha or hither.
+pub(crate) fn data_anywhere(server: &ExchangeIdOk) -> bool {
     let scope: &[u8] = &server.server_scope;
     let is_ganesha = scope.strip_suffix(b"\0").unwrap_or(scope).ends_with(GANESHA_SCOPE);
     is_ganesha || server.impl_id.as_ref().is_some_and(|id| id.domain[..] == *HITHER_DOMAIN)
@@ -116,7 +120,7 @@ impl Core {
         });
         let mut results = self.bare("EXCHANGE_ID", op, None, deadline).await.map_err(SetupFail::Call)?;
         let ok = results.exchange_id().map_err(SetupFail::Op)?;
-        self.lists_several.store(lists_several(&ok), Ordering::Relaxed);
+        self.data_anywhere.store(data_anywhere(&ok), Ordering::Relaxed);
         let confirmed = ok.flags & exchgid::CONFIRMED_R != 0;
         let mut lease = self.lease.lock();
         lease.clientid = Some(ok.clientid);

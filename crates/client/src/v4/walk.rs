@@ -33,6 +33,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
+/// Most names before a READ in one compound at a server that is not known to return its bytes
+/// right ([`data_anywhere`](super::mount::data_anywhere)). Linux 6.12 needs the results before the
+/// READ to fit into the first page of 4,096 bytes. A name takes at most about 350.
+const NAMES_BEFORE_READ_MAX: usize = 5;
+
 /// How often compounds are halved when the server finds them too long.
 const HALVINGS: u32 = 8;
 /// SEQUENCE, PUTFH and GETATTR of the base.
@@ -209,16 +214,20 @@ impl Core {
         }
         (leg.access, leg.target) = (want.access, want.target);
         let mut others = 2048 + NAME_REPLY_BYTES * (left.len() as u32 + 2);
+        let listing = (!left.is_empty() && want.listing_bytes > 0).then_some(want.listing_bytes);
+        // Some servers return wrong bytes for a READ behind a listing or behind many results.
+        let anywhere = self.data_anywhere.load(Ordering::Relaxed);
+        let may_bring = anywhere || listing.is_none() && left.len() <= NAMES_BEFORE_READ_MAX;
         let bytes = want
             .read_bytes
             .min(self.facts.get().map_or(0, |f| f.rsize))
             .min(limits.max_response_bytes.saturating_sub(others));
-        if bytes > 0 && !want.target {
+        if bytes > 0 && !want.target && may_bring {
             others += bytes;
             leg.bring = Some((self.turn(), bytes));
         }
-        if !left.is_empty() {
-            leg.listing_bytes = self.listing_room(limits.max_response_bytes, others, want.listing_bytes);
+        if let Some(most) = listing.filter(|_| anywhere || !want.target) {
+            leg.listing_bytes = self.listing_room(limits.max_response_bytes, others, most);
         }
         Ok(leg)
     }
