@@ -103,10 +103,11 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     lab.enter()?;
     for name in &servers {
         let kind = Kind::parse(name)?;
-        Server::new(lab, kind).start(&Options::default(), true)?;
+        let server = Server::new(lab, kind);
+        server.start(&Options::default(), true)?;
         let at = kind.direct();
         let target = Target::parse(&format!("{}:{}{}", at.ip, at.port, at.export("4.2")))?;
-        versions.iter().try_for_each(|vers| run(name, &target, vers))?;
+        versions.iter().try_for_each(|vers| run(&server.label(), &target, vers))?;
     }
     Ok(tally.finish())
 }
