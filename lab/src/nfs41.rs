@@ -12,6 +12,7 @@ mod bench;
 mod files;
 mod names;
 mod newer;
+mod payloads;
 mod sessions;
 mod state;
 
@@ -42,6 +43,7 @@ fn cases(minor: u32) -> Vec<Case> {
     let mut all = sessions::cases();
     all.extend(names::cases());
     all.extend(files::cases());
+    all.extend(payloads::cases());
     all.extend(state::cases());
     if minor >= 2 {
         all.extend(newer::cases());
