@@ -25,6 +25,8 @@ echo $GRACE > /proc/fs/nfsd/nfsv4gracetime; echo $LEASE > /proc/fs/nfsd/nfsv4lea
 # fsid=0, because hostfs cannot be exported. The image itself is the NFSv4 root (v4 path "/", v3
 # path "/srv").
 exportfs -i -o rw,$MODE,no_root_squash,no_subtree_check,fsid=0,insecure '*:/srv'
+# Kernels without the older records of clients need a daemon for reclaims after a restart.
+case $(uname -r) in 6.1.*) ;; *) mount -t rpc_pipefs rpc_pipefs /var/lib/nfs/rpc_pipefs; nfsdcld ;; esac
 rpc.nfsd -V 3 -V 4 -V 4.1 -V 4.2 8
 rpc.mountd -p 20048
 cat /proc/fs/nfsd/versions; exportfs -v

@@ -1,7 +1,8 @@
 //! User-mode Linux guests: a real kernel as an ordinary process.
 //!
 //! A guest's root is the host's file system (hostfs), so the repository, Python and every tool are
-//! present without an image. Its init starts an agent that runs commands sent over TCP. The guest
+//! present without an image. A guest with the newer kernel has the newer root instead (see
+//! [`crate::release`]). Its init starts an agent that runs commands sent over TCP. The guest
 //! needs no other access. One guest has the kernel's NFS client. Another guest (see
 //! [`crate::server`]) has the kernel's NFS server.
 
@@ -9,11 +10,12 @@ use crate::args::Args;
 use crate::clock;
 use crate::lab::{Fail, GUEST_IP, Lab, Res};
 use crate::process::{Daemon, command, sh};
+use crate::release::{Record, Release, in_root, newer_root};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -25,6 +27,8 @@ const FSCACHE_BYTES: u64 = 1 << 30;
 
 /// The parts of one guest.
 pub struct Boot<'a> {
+    /// Release of the kernel.
+    pub release: Release,
     /// Init script below `lab/guest`.
     pub init: &'a str,
     /// Tap device of the bridge.
@@ -43,9 +47,12 @@ impl Boot<'_> {
     /// The command that boots the guest.
     pub fn command(&self, lab: &Lab) -> Res<Command> {
         let mods = lab.dir("mods/lib")?;
-        if !mods.join("modules").exists() {
-            let uml = fs::canonicalize("/usr/lib/uml/modules")
-                .map_err(|_| Fail("no kernel for the guests; install user-mode-linux".into()))?;
+        let uml = Path::new("/usr/lib/uml/modules");
+        if self.release == Release::Installed && !uml.exists() {
+            return Err(Fail("no kernel for the guests; install user-mode-linux".into()));
+        }
+        // The path leads to the modules of either release, in the root of that release.
+        if fs::symlink_metadata(mods.join("modules")).is_err() {
             std::os::unix::fs::symlink(uml, mods.join("modules"))?;
         }
         let mut c = command(&["linux.uml"]);
@@ -68,7 +75,14 @@ impl Boot<'_> {
         c.arg(format!("RUN={}", lab.run.display()));
         c.arg(format!("MYIP={}", self.ip));
         c.args(self.env.iter().map(|(k, v)| format!("{k}={v}")));
-        Ok(c)
+        Ok(match self.release {
+            Release::Installed => c,
+            Release::Newer => {
+                let disks = self.disks.iter().filter_map(|disk| disk.parent());
+                let disks: Vec<PathBuf> = disks.map(Path::to_path_buf).collect();
+                in_root(lab, &newer_root()?, "", &disks, &c)
+            }
+        })
     }
 }
 
@@ -128,21 +142,27 @@ fn client_daemon(lab: &Lab) -> Daemon {
     Daemon::at(&lab.run, "guest")
 }
 
-/// Boots the guest with the kernel's NFS client. Does nothing when the guest runs.
+/// Boots the guest with the kernel's NFS client. Does nothing when the guest runs with the chosen
+/// kernel.
 pub fn start(lab: &Lab) -> Res<()> {
     let daemon = client_daemon(lab);
-    if daemon.pid().is_some() && CLIENT.alive() {
+    let record = Record::at(&lab.run, "guest");
+    let chosen = lab.releases.kernel;
+    if daemon.pid().is_some() && chosen.is_none_or(|release| release == record.last()) && CLIENT.alive() {
         return Ok(());
     }
     daemon.stop(Duration::from_millis(100))?;
+    let release = chosen.unwrap_or_default();
     // A disk for FS-Cache. `guest/fscache.sh` makes a file system on it, and the disk is sparse
     // until then.
     let disk = lab.run.join("fscache.img");
     fs::OpenOptions::new().create(true).truncate(false).write(true).open(&disk)?.set_len(FSCACHE_BYTES)?;
     let disks = vec![disk];
-    let boot = Boot { init: "client-init.sh", tap: "tapc", ip: GUEST_IP, mem_mib: 2000, disks, env: vec![] };
+    let init = "client-init.sh";
+    let boot = Boot { release, init, tap: "tapc", ip: GUEST_IP, mem_mib: 2000, disks, env: vec![] };
     let console = lab.run.join("guest.console");
     daemon.start(boot.command(lab)?, &console)?;
+    record.note(release)?;
     if !clock::wait_until(Duration::from_secs(300), || daemon.pid().is_none() || CLIENT.alive())
         || daemon.pid().is_none()
     {

@@ -1,6 +1,7 @@
 //! One laboratory: its name, its directory, its addresses, and the entry into its namespaces.
 
 use crate::process::{Daemon, command};
+use crate::release::Releases;
 use std::fmt;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -59,6 +60,8 @@ pub struct Lab {
     pub run: PathBuf,
     /// The repository. The guests see it as well, because their root is the host's.
     pub repo: PathBuf,
+    /// The releases of the peers that the command line chooses.
+    pub releases: Releases,
     hither: OnceLock<PathBuf>,
 }
 
@@ -72,7 +75,7 @@ impl Lab {
         let base = std::env::var_os("HITHER_LAB_RUN").map_or_else(|| repo.join("lab/run"), PathBuf::from);
         let run = std::path::absolute(base)?.join(name);
         fs::create_dir_all(&run)?;
-        Ok(Self { name: name.into(), run, repo, hither: OnceLock::new() })
+        Ok(Self { name: name.into(), run, repo, releases: Releases::default(), hither: OnceLock::new() })
     }
 
     /// A directory below the run directory, created if missing.

@@ -18,6 +18,7 @@ mod net;
 mod nfs41;
 mod process;
 mod relay;
+mod release;
 mod scenario;
 mod server;
 mod suite;
@@ -25,6 +26,7 @@ mod tcp;
 
 use args::Args;
 use lab::{Fail, Lab};
+use release::Releases;
 use std::process::ExitCode;
 
 const USAGE: &str = "hither-lab [--name NAME] COMMAND
@@ -47,6 +49,9 @@ const USAGE: &str = "hither-lab [--name NAME] COMMAND
   bench [WORKLOAD...]            kernel client and other clients side by side; --rtt, --out, --table
   list                           suites, scenarios and workloads
 
+server, guest and the testing commands take --kernel 6.1|6.12 (of the guests) and --ganesha 4|6; lab/packages.sh newer
+gets the later ones.
+
 Every testing command ends with a line `N passed, N failed`, and fails if a case failed.";
 
 fn main() -> ExitCode {
@@ -62,8 +67,13 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &mut Args) -> Result<ExitCode, Fail> {
-    let lab = Lab::new(&args.value("--name")?.unwrap_or_else(|| "hither".into()))?;
+    let mut lab = Lab::new(&args.value("--name")?.unwrap_or_else(|| "hither".into()))?;
     let command = args.word().unwrap_or_default();
+    match command.as_str() {
+        "server" | "guest" => lab.releases = Releases::from_args(args)?,
+        "suite" | "scenario" | "nfs41" | "bench" => lab.releases = Releases::from_args(args)?.or_installed(),
+        _ => {}
+    }
     match command.as_str() {
         "up" => {
             net::up(&lab)?;

@@ -12,6 +12,7 @@ mod bench;
 mod files;
 mod names;
 mod newer;
+mod payloads;
 mod sessions;
 mod state;
 
@@ -42,6 +43,7 @@ fn cases(minor: u32) -> Vec<Case> {
     let mut all = sessions::cases();
     all.extend(names::cases());
     all.extend(files::cases());
+    all.extend(payloads::cases());
     all.extend(state::cases());
     if minor >= 2 {
         all.extend(newer::cases());
@@ -103,10 +105,11 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     lab.enter()?;
     for name in &servers {
         let kind = Kind::parse(name)?;
-        Server::new(lab, kind).start(&Options::default(), true)?;
+        let server = Server::new(lab, kind);
+        server.start(&Options::default(), true)?;
         let at = kind.direct();
         let target = Target::parse(&format!("{}:{}{}", at.ip, at.port, at.export("4.2")))?;
-        versions.iter().try_for_each(|vers| run(name, &target, vers))?;
+        versions.iter().try_for_each(|vers| run(&server.label(), &target, vers))?;
     }
     Ok(tally.finish())
 }

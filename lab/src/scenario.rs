@@ -113,7 +113,7 @@ fn play(lab: &Lab, s: &Scenario, client: &Client, kind: Kind, vers: &str, verbos
     // The next scenario finds the cables plugged in and the servers running in every case.
     let cleaned = stage.restore();
     let secs = begun.elapsed().as_secs_f64();
-    let label = format!("{} {} {vers} {}", s.name, kind.name(), client.name());
+    let label = format!("{} {} {vers} {}", s.name, Server::new(lab, kind).label(), client.name());
     match outcome.and(cleaned) {
         Ok(()) => {
             tally.passed += 1;

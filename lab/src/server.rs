@@ -9,6 +9,7 @@ use crate::clock;
 use crate::guest::{Agent, Boot};
 use crate::lab::{Fail, HOST_IP, KNFSD_IP, Lab, Res};
 use crate::process::{Daemon, command, sh};
+use crate::release::{GANESHA, KERNEL, Record, Release, in_root, newer_root};
 use rustix::process::Signal;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -137,17 +138,49 @@ impl<'a> Server<'a> {
         self.daemon().pid().is_some()
     }
 
-    /// Starts the server. With `settle`, waits until its grace period is over.
+    /// The release that the command line chooses.
+    fn chosen(&self) -> Option<Release> {
+        match self.kind {
+            Kind::Ganesha => self.lab.releases.ganesha,
+            Kind::Knfsd => self.lab.releases.kernel,
+            Kind::Hither => None,
+        }
+    }
+
+    /// The name of the server with the release of its last start, such as "knfsd-6.1".
+    pub fn label(&self) -> String {
+        let name = self.kind.name();
+        match self.kind {
+            Kind::Ganesha => format!("{name}-{}", GANESHA.of(self.record().last())),
+            Kind::Knfsd => format!("{name}-{}", KERNEL.of(self.record().last())),
+            Kind::Hither => name.into(),
+        }
+    }
+
+    fn record(&self) -> Record {
+        Record::at(&self.lab.run.join(self.kind.name()), self.kind.name())
+    }
+
+    /// Starts the server. With `settle`, waits until its grace period is over. A server that runs
+    /// with another release than the chosen one is stopped before.
     pub fn start(&self, options: &Options, settle: bool) -> Res<()> {
         if self.running() {
-            return Ok(());
+            if self.chosen().is_none_or(|release| release == self.record().last()) {
+                return Ok(());
+            }
+            self.stop()?;
         }
+        self.start_release(self.chosen().unwrap_or_default(), options, settle)
+    }
+
+    fn start_release(&self, release: Release, options: &Options, settle: bool) -> Res<()> {
         let dir = self.lab.dir(self.kind.name())?;
         let c = match self.kind {
-            Kind::Ganesha => self.ganesha(options)?,
-            Kind::Knfsd => self.knfsd(options)?,
+            Kind::Ganesha => self.ganesha(release, options)?,
+            Kind::Knfsd => self.knfsd(release, options)?,
             Kind::Hither => self.hither(options)?,
         };
+        self.record().note(release)?;
         fs::write(
             dir.join("options"),
             format!("{} {} {}\n", options.mode, options.delegations, options.disk),
@@ -201,7 +234,8 @@ impl<'a> Server<'a> {
         if self.running() {
             self.kill9()?;
         }
-        self.start(&self.last_options(), false)
+        let release = self.chosen().unwrap_or_else(|| self.record().last());
+        self.start_release(release, &self.last_options(), false)
     }
 
     /// Freezes or thaws the server. A frozen server keeps its connections and answers nothing.
@@ -265,7 +299,7 @@ impl<'a> Server<'a> {
         Ok(c)
     }
 
-    fn ganesha(&self, options: &Options) -> Res<Command> {
+    fn ganesha(&self, release: Release, options: &Options) -> Res<Command> {
         let dir = self.lab.dir("ganesha")?;
         let (export, private) = (self.export_dir()?, self.lab.dir("ganesha/run")?);
         let state = self.lab.dir("ganesha/nfs")?;
@@ -273,9 +307,15 @@ impl<'a> Server<'a> {
         fs::create_dir_all(state.join("ganesha"))?;
         let deleg = &options.delegations;
         let on = deleg != "none";
+        // Release 6 ends where the machine refuses PR_SET_IO_FLUSHER. Release 4 does not know the
+        // option.
+        let flusher = match release {
+            Release::Installed => "",
+            Release::Newer => "allow_set_io_flusher_fail = true;",
+        };
         let conf = format!(
             "NFS_CORE_PARAM {{ mount_path_pseudo = true; Protocols = 3,4; Bind_addr = {HOST_IP}; NFS_Port = 2049;\n\
-             \x20 MNT_Port = 20048; Enable_NLM = false; Enable_RQUOTA = false; }}\n\
+             \x20 MNT_Port = 20048; Enable_NLM = false; Enable_RQUOTA = false; {flusher} }}\n\
              # Delegations need this block and the export's option.\n\
              NFSV4 {{ Grace_Period = {GRACE_S}; Lease_Lifetime = {LEASE_S}; Minor_Versions = 0,1,2; Delegations = {on}; }}\n\
              EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Transports = TCP;\n\
@@ -288,19 +328,29 @@ impl<'a> Server<'a> {
         self.start_rpcbind()?;
         // Private /run and /var/lib/nfs, so that sockets and recovery records belong to this
         // laboratory.
-        let script = format!(
-            "{}exec ganesha.nfsd -F -f '{d}/ganesha.conf' -L '{d}/ganesha.log' -p /run/ganesha/pid",
-            self.private_run()?,
+        let words = format!(
+            "ganesha.nfsd -F -f '{d}/ganesha.conf' -L '{d}/ganesha.log' -p /run/ganesha/pid",
             d = dir.display()
         );
-        Ok(command(&["unshare", "--mount", "--propagation", "private", "sh", "-ec", &script]))
+        Ok(match release {
+            Release::Installed => {
+                let script = format!("{}exec {words}", self.private_run("")?);
+                command(&["unshare", "--mount", "--propagation", "private", "sh", "-ec", &script])
+            }
+            Release::Newer => {
+                let root = newer_root()?;
+                let private = self.private_run(&root.display().to_string())?;
+                in_root(self.lab, &root, &private, &[], &command(&["sh", "-c", &format!("exec {words}")]))
+            }
+        })
     }
 
-    fn private_run(&self) -> Res<String> {
+    /// Shell lines that replace `/run` and `/var/lib/nfs` below `root`.
+    fn private_run(&self, root: &str) -> Res<String> {
         let (run, nfs) = (self.lab.dir("ganesha/run")?, self.lab.dir("ganesha/nfs")?);
         // A copy of a client's mount would keep the client's daemon alive after the unmount.
         Ok(format!(
-            "umount -l /mnt; mount --bind '{}' /run; mount --bind '{}' /var/lib/nfs; ",
+            "umount -l /mnt 2>/dev/null || true; mount --bind '{}' '{root}/run'; mount --bind '{}' '{root}/var/lib/nfs'; ",
             run.display(),
             nfs.display()
         ))
@@ -312,7 +362,7 @@ impl<'a> Server<'a> {
         if daemon.pid().is_some() {
             return Ok(());
         }
-        let script = format!("{}exec rpcbind -w -f", self.private_run()?);
+        let script = format!("{}exec rpcbind -w -f", self.private_run("")?);
         let c = command(&["unshare", "--mount", "--propagation", "private", "sh", "-ec", &script]);
         daemon.start(c, &self.lab.run.join("ganesha/rpcbind.log"))?;
         let socket = self.lab.run.join("ganesha/run/rpcbind.sock");
@@ -331,7 +381,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    fn knfsd(&self, options: &Options) -> Res<Command> {
+    fn knfsd(&self, release: Release, options: &Options) -> Res<Command> {
         let dir = self.lab.dir("knfsd")?;
         let own = options.disk.is_empty();
         let disk = if own { dir.join("disk.img") } else { PathBuf::from(&options.disk) };
@@ -353,6 +403,7 @@ impl<'a> Server<'a> {
             ("DELEG", u8::from(options.delegations != "none").to_string()),
         ];
         let boot = Boot {
+            release,
             init: "knfsd-init.sh",
             tap: "taps",
             ip: KNFSD_IP,

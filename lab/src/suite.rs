@@ -116,7 +116,8 @@ pub fn chosen(args: &mut Args, all: &[String]) -> Res<Vec<String>> {
 
 /// Runs all suites of the plan on one mount.
 fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally: &mut Tally) {
-    let label = format!("{} {vers} {}", kind.name(), client.name());
+    let server = Server::new(lab, kind).label();
+    let label = format!("{server} {vers} {}", client.name());
     let at = if plan.relayed { kind.relayed() } else { kind.direct() };
     let mount = match client.mount(lab, &Ask { sub: &plan.sub, opts: &plan.opts, ..Ask::new(at, vers) }) {
         Ok(m) => m,
@@ -128,7 +129,7 @@ fn run_on(lab: &Lab, plan: &Plan, client: &Client, kind: Kind, vers: &str, tally
     };
     for suite in &plan.suites {
         let begun = clock::now();
-        let run = Run { lab, plan, suite, client: client.name(), server: kind.name(), vers };
+        let run = Run { lab, plan, suite, client: client.name(), kind, server: &server, vers };
         let outcome = run.go(&mount);
         let secs = begun.elapsed().as_secs_f64();
         match outcome {
@@ -172,6 +173,8 @@ struct Run<'a> {
     plan: &'a Plan,
     suite: &'a str,
     client: &'a str,
+    kind: Kind,
+    /// The server with its release, as the lists name it.
     server: &'a str,
     vers: &'a str,
 }
@@ -190,7 +193,7 @@ impl Run<'_> {
             q(&program),
             q(&tmp),
             q(&tools),
-            self.server,
+            self.kind.name(),
             self.vers,
             d = q(&dir)
         );
@@ -266,6 +269,7 @@ impl Expected {
 }
 
 /// Parses lines of the form `CASE SERVERS VERSIONS REASON`, with `*` for all servers or versions. A
+/// server such as `knfsd-6.12` is listed by that name, or as `knfsd` with its other releases. A
 /// `?` before the case means that it fails in some runs only. Empty lines and lines that begin with
 /// `#` are skipped.
 pub fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
@@ -279,7 +283,8 @@ pub fn parse(text: &str, server: &str, vers: &str) -> Res<Vec<Expected>> {
             return Err(Fail(format!("{line:?} is not CASE SERVERS VERSIONS REASON")));
         };
         let lists = |list: &str, what: &str| list == "*" || list.split(',').any(|w| w == what);
-        if lists(servers, server) && lists(versions, vers) {
+        let every_release = server.split('-').next().unwrap_or(server);
+        if (lists(servers, server) || lists(servers, every_release)) && lists(versions, vers) {
             let sometimes = case.starts_with('?');
             all.push(Expected { case: case.trim_start_matches('?').to_string(), sometimes });
         }
@@ -358,6 +363,10 @@ mod tests {
         };
         assert_eq!(cases("knfsd", "4.2"), ["rename::*", "c"]);
         assert_eq!(cases("ganesha", "3"), ["a::b", "c"]);
+        assert_eq!(cases("knfsd-6.12", "4.2"), ["rename::*", "c"], "a list without releases");
+        let newer = "a knfsd-6.12 * why\nb knfsd-6.1,hither * why\n";
+        let only: Vec<_> = parse(newer, "knfsd-6.12", "3").unwrap().into_iter().map(|e| e.case).collect();
+        assert_eq!(only, ["a"]);
         assert!(parse("a::b * *", "knfsd", "3").is_err(), "a line without a reason");
     }
 
