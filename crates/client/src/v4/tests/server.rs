@@ -146,6 +146,7 @@ impl Server {
         let server = Self::default();
         {
             let mut s = server.0.lock();
+            s.domain = Some("hither-fs.github.io");
             (s.boot, s.slots, s.max_ops, s.really_takes) = (1, 8, 96, 1000);
         }
         let serve = server.clone();
