@@ -90,9 +90,9 @@ impl super::V4 {
 /// Whether the server is known to return the data of READ and READDIR right at every place of a
 /// compound.
 ///
-/// Linux 6.1 corrupts a reply with several READDIRs, and the connection is then unusable. Linux 6.12
-/// returns stale memory for a READ that follows another READ, a READDIR, or small results of more
-/// than a page in its compound. No status warns of either. So the server must be one that is
+/// Linux 6.1 corrupts a reply with several READDIRs, and the connection is then unusable. Linux
+/// 6.12 returns stale memory for a READ that follows another READ, a READDIR, or small results of
+/// more than a page in its compound. No status warns of either. So the server must be one that is
 /// tested: nfs-ganesha or hither.
 pub(crate) fn data_anywhere(server: &ExchangeIdOk) -> bool {
     let scope: &[u8] = &server.server_scope;
