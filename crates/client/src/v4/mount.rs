@@ -14,7 +14,8 @@ use crate::connect::SessionLimits;
 use crate::error::{self, MountError, Service};
 use hither_proto::nfs4::{
     Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, ExchangeIdOk, Ftype,
-    ImplId, Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr, create_session, exchgid,
+    HITHER_DOMAIN, ImplId, Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr, create_session,
+    exchgid,
 };
 use hither_proto::rpc::AuthSys;
 use hither_rpc::CallError;
@@ -37,8 +38,6 @@ const SLOTS: u32 = 128;
 /// Requested operations of a compound: a path of 30 names with three operations each. nfs-ganesha
 /// grants more than the 100 that it accepts.
 const OPS: u32 = 96;
-/// `nii_domain` of hither's client and server.
-const HITHER_DOMAIN: &[u8] = b"hither-fs.github.io";
 /// End of the server scope of nfs-ganesha. It is followed by a NUL.
 const GANESHA_SCOPE: &[u8] = b"_NFS-Ganesha";
 /// Longest time for each step of mounting.
@@ -93,7 +92,8 @@ impl super::V4 {
 /// Linux 6.1 corrupts a reply with several READDIRs, and the connection is then unusable. Linux
 /// 6.12 returns stale memory for a READ that follows another READ, a READDIR, or small results of
 /// more than a page in its compound. No status warns of either. So the server must be one that is
-/// tested: nfs-ganesha or hither.
+/// tested: nfs-ganesha or hither. The answer chooses the shape of compounds only; every server
+/// understands both shapes.
 pub(crate) fn data_anywhere(server: &ExchangeIdOk) -> bool {
     let scope: &[u8] = &server.server_scope;
     let is_ganesha = scope.strip_suffix(b"\0").unwrap_or(scope).ends_with(GANESHA_SCOPE);

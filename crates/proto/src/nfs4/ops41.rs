@@ -17,6 +17,9 @@ pub const SECURITY_MAX: usize = 64;
 /// Most stateids of a TEST_STATEID that are decoded.
 pub const TEST_STATEID_MAX: usize = 1 << 16;
 
+/// `nii_domain` of hither's client and server.
+pub const HITHER_DOMAIN: &[u8] = b"hither-fs.github.io";
+
 /// Flags of EXCHANGE_ID (RFC 8881 section 18.35).
 #[allow(missing_docs)]
 pub mod exchgid {

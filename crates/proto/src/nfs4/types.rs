@@ -157,7 +157,8 @@ xdr_struct! {
         /// Identity of the server.
         pub major_id: Opaque<OPAQUE_MAX_BYTES>,
     }
-    /// `nfs_impl_id4`: for diagnostics only; programs must not decide by it.
+    /// `nfs_impl_id4`: for diagnostics. Interoperation must not depend on it (RFC 8881 section
+    /// 18.35.3).
     pub struct ImplId {
         /// DNS name of the implementer.
         pub domain: Text,

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use hither_proto::nfs4::{
     BackchannelCtlArgs, BindConnToSessionArgs, BindConnToSessionOk, CallbackSec, ChannelAttrs,
     ChannelDirFromClient, ChannelDirFromServer, CreateSessionArgs, CreateSessionOk, ExchangeIdArgs,
-    ExchangeIdOk, ImplId, Nfsstat4, ServerOwner, Sessionid, StateProtectArgs, StateProtectOk, Time,
-    create_session, exchgid,
+    ExchangeIdOk, HITHER_DOMAIN, ImplId, Nfsstat4, ServerOwner, Sessionid, StateProtectArgs, StateProtectOk,
+    Time, create_session, exchgid,
 };
 use hither_proto::rpc::OpaqueAuth;
 use hither_rpc::server::Caller;
@@ -87,9 +87,9 @@ impl Exec<'_> {
             state_protect: StateProtectOk::None,
             server_owner: ServerOwner { minor_id: 0, major_id: self.nfs.name.clone().into() },
             server_scope: self.nfs.name.clone().into(),
-            // Clients of hither send several READDIRs in one compound to this domain.
+            // Clients of hither send this domain several READs and READDIRs in one compound.
             impl_id: Some(ImplId {
-                domain: b"hither-fs.github.io".as_slice().into(),
+                domain: HITHER_DOMAIN.into(),
                 name: concat!("hither ", env!("CARGO_PKG_VERSION")).as_bytes().into(),
                 date: Time::default(),
             }),

@@ -4,8 +4,8 @@
 //! The module knows nothing of sessions. A client's record is a file with the client's own name as
 //! its content, and with a checksum of that as its file name. The record is on stable storage
 //! before RECLAIM_COMPLETE is answered. Its removal is on stable storage before another client gets
-//! conflicting state. Without a directory there are no records, and clients lose
-//! their state in a restart.
+//! conflicting state. Without a directory there are no records, and clients lose their state in a
+//! restart.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
