@@ -57,6 +57,17 @@ enum Step {
     Unknown,
 }
 
+/// The answers that a walk requests beside the names.
+enum Beside {
+    Nothing,
+    /// The bytes of a known file.
+    Bytes,
+    /// A directory whose listing is not confirmed, together with others.
+    Confirmation(Id),
+    /// Directories that a traversal reaches next.
+    Listings(Vec<Fh>),
+}
+
 impl MetadataCache {
     /// Attributes of an object, if they are valid and fresh enough.
     pub(super) fn known_attrs(&self, fh: &Fh, when: &When) -> Option<Attrs> {
@@ -331,31 +342,20 @@ impl MetadataCache {
             };
             stats::add(&self.counters.name_misses, rest.len() as u64);
             let from = PathRef { base: &base, path: rest };
-            let ahead = match exactly || listed || confirming.is_some() {
-                true => None,
-                false => self.walk_ahead(cx, from, want, &when),
+            let beside = match &confirming {
+                _ if exactly => Beside::Bytes,
+                Some((id, _)) => Beside::Confirmation(*id),
+                None if listed => Beside::Nothing,
+                None => self.walk_ahead(cx, from, want, &when).map_or(Beside::Nothing, Beside::Listings),
             };
-            if let (Some(dirs), 1) = (&ahead, rest.len()) {
+            listed |= matches!(beside, Beside::Listings(_));
+            if let (Beside::Listings(dirs), 1) = (&beside, rest.len()) {
                 // The listing answers the name, too.
-                listed = true;
                 self.because(cx, from, want);
                 drop(self.list_with(cx, &base, dirs.clone(), self.options.listing_bytes).await);
                 continue;
             }
-            let found = match (exactly, &confirming) {
-                (true, _) => self.ask_exactly(cx, from, want).await,
-                (false, None) => match ahead {
-                    None => self.ask_walk(cx, from, want).await,
-                    Some(dirs) => {
-                        listed = true;
-                        let most = self.options.listing_bytes;
-                        tokio::join!(self.ask_walk(cx, from, want), self.list_with(cx, &base, dirs, most)).0
-                    }
-                },
-                (false, Some((id, _))) => {
-                    tokio::join!(self.ask_walk(cx, from, want), self.confirm_others(cx, *id)).0
-                }
-            };
+            let found = self.ask_missing(cx, from, want, beside).await;
             drop((flight, confirming));
             let trail = match found {
                 Err(e) if e.errno == libc::ESTALE && !steps.is_empty() && !stale => {
@@ -387,6 +387,26 @@ impl MetadataCache {
             }
         }
         Ok(WalkResult::new(steps, Stop::Limit))
+    }
+
+    /// Requests the names of a walk that are not known, and the answers beside them.
+    async fn ask_missing(
+        &self,
+        cx: &RequestContext,
+        at: PathRef<'_>,
+        want: WalkRequest,
+        beside: Beside,
+    ) -> Result<WalkResult> {
+        let walk = self.ask_walk(cx, at, want);
+        match beside {
+            Beside::Nothing => walk.await,
+            Beside::Bytes => self.ask_exactly(cx, at, want).await,
+            Beside::Confirmation(id) => tokio::join!(walk, self.confirm_others(cx, id)).0,
+            Beside::Listings(dirs) => {
+                let most = self.options.listing_bytes;
+                tokio::join!(walk, self.list_with(cx, at.base, dirs, most)).0
+            }
+        }
     }
 
     /// Directories to list together with the base of a walk, if a program looks at the attributes
