@@ -197,7 +197,7 @@ fn tests(args: &[String]) -> Result<(), String> {
     for (program, name) in &failed {
         for n in 1..=REPEATS {
             let mut again = program.command();
-            let output = again.args(words).args(["--include-ignored", "--exact", name]).output();
+            let output = again.args(words).args(["--exact", name]).output();
             let output = text(&output.map_err(cannot)?);
             if !output.contains("1 passed; 0 failed") {
                 output.lines().for_each(|line| println!("  {line}"));
