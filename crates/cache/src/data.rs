@@ -419,15 +419,19 @@ impl DataCache {
         Ok(Arc::new(shelf))
     }
 
+    /// Bytes on their way to the disk.
+    fn queued_bytes(&self) -> u64 {
+        let free = self.queue.available_permits() + self.passing.units();
+        (self.options.queue_bytes / QUEUE_UNIT * QUEUE_UNIT).saturating_sub(free as u64 * QUEUE_UNIT)
+    }
+
     /// Counters so far.
     pub fn stats(&self) -> DataCacheStats {
         let (entries, entry_bytes) = self.shelf().map_or((0, 0), |shelf| shelf.size());
-        let free = self.queue.available_permits() as u64 * QUEUE_UNIT;
         DataCacheStats {
             entries,
             entry_bytes,
-            queue_bytes: (self.options.queue_bytes / QUEUE_UNIT * QUEUE_UNIT)
-                .saturating_sub(free + self.passing.units() as u64 * QUEUE_UNIT),
+            queue_bytes: self.queued_bytes(),
             fill_waiting: self.candidates.len() as u64,
             off: u64::from(!self.is_on()),
             ..self.counters.snapshot()

@@ -155,8 +155,9 @@ impl DataCache {
         };
         let Some(held) = self.learn(&candidate.fh, &attrs, ticket) else { return Outcome::Over };
         held.look(self).await;
-        if held.entry().is_none() && held.waiting_bytes() > 0 {
-            // The disk has not taken the bytes of the reader yet.
+        if held.entry().is_none() && self.queued_bytes() > 0 {
+            // The disk may not have taken the bytes of the reader yet. They belong to the version
+            // that the reader held, which is another one after the reader's close.
             return Outcome::Later;
         }
         if !held.entry().is_some_and(|entry| !entry.is_dead() && !entry.is_complete()) {

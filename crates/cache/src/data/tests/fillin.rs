@@ -57,6 +57,26 @@ async fn fill_in_completes_fast_reads() {
     assert!(!l.wire.take().contains("read"));
 }
 
+/// A file is completed even if the disk takes the bytes of the reader after fill-in has looked for
+/// them. The reader has closed the file, so the bytes belong to a version that only they hold.
+#[tokio::test(start_paused = true)]
+async fn fill_in_waits_for_a_slow_disk() {
+    let l = Lab::new(filling(Fill::Rate(100 * MIB))).await;
+    let fh = l.file("f", &pattern(3, 4 * MIB)).await;
+    tokio::time::advance(Duration::from_secs(100)).await;
+    let open = l.open(&fh).await;
+    let slow = l.disk.pool.acquire_many(POOL as u32).await.unwrap();
+    for at in (0..MIB).step_by(128 << 10) {
+        l.read(&open, at, 128 << 10).await;
+    }
+    l.close(open).await;
+    assert_eq!(l.disk.stats().fill_waiting, 1);
+    pass(2.0).await;
+    drop(slow);
+    pass(5.0).await;
+    assert!(l.is_whole(&fh).await, "{:?}", l.disk.stats());
+}
+
 /// Runs all futures concurrently; returns their results in order.
 async fn futures_in_order<F: Future<Output = Bytes>>(all: Vec<F>) -> Vec<Bytes> {
     let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
