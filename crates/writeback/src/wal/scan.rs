@@ -452,6 +452,9 @@ impl Left {
                     (s.start_bytes, s.end_bytes) != (start_bytes, end_bytes) || end_bytes != u64::MAX
                 });
                 file.void(start_bytes, end_bytes);
+                if end_bytes == u64::MAX {
+                    file.was_cut(start_bytes);
+                }
                 file.seen = None;
             }
             Event::Touched => file.touched = true,
@@ -510,6 +513,26 @@ impl FileLeft {
             }
         }
         self.pieces = kept;
+    }
+
+    /// The server truncated the file. The WRITEs that arrived before explain nothing beyond its
+    /// new end, and the remaining bytes were written to a file of at most this size.
+    fn was_cut(&mut self, size_bytes: u64) {
+        let sent = &mut self.sent;
+        self.landed.retain_mut(|landed| {
+            landed.end_bytes = landed.end_bytes.min(size_bytes);
+            let stays = landed.start_bytes < size_bytes;
+            if !stays {
+                let answered = |s: &Sent| (s.start_bytes, s.upto) == (landed.start_bytes, landed.upto);
+                if let Some(at) = sent.iter().position(answered) {
+                    sent.remove(at);
+                }
+            }
+            stays
+        });
+        for piece in &mut self.pieces {
+            piece.base_size = piece.base_size.map(|base| base.min(size_bytes));
+        }
     }
 
     /// The sent ranges without a known answer.
