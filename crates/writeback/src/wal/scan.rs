@@ -31,7 +31,7 @@ pub struct Piece {
     pub at: u64,
     /// The credentials of the writer.
     pub cred: Arc<Cred>,
-    /// Length of the file in the last earlier report of the server.
+    /// Length of the file in the last earlier report of the server, or after a later truncation.
     pub base_size: Option<u64>,
 }
 
@@ -515,21 +515,14 @@ impl FileLeft {
         self.pieces = kept;
     }
 
-    /// The server truncated the file. The WRITEs that arrived before explain nothing beyond its
-    /// new end, and the remaining bytes were written to a file of at most this size.
+    /// The server truncated the file. Earlier WRITEs and reported states explain nothing beyond its
+    /// new end. The remaining bytes were written to a file of at most this size.
     fn was_cut(&mut self, size_bytes: u64) {
-        let sent = &mut self.sent;
-        self.landed.retain_mut(|landed| {
-            landed.end_bytes = landed.end_bytes.min(size_bytes);
-            let stays = landed.start_bytes < size_bytes;
-            if !stays {
-                let answered = |s: &Sent| (s.start_bytes, s.upto) == (landed.start_bytes, landed.upto);
-                if let Some(at) = sent.iter().position(answered) {
-                    sent.remove(at);
-                }
-            }
-            stays
-        });
+        for landed in &mut self.landed {
+            // An empty range still answers its WRITE.
+            landed.end_bytes = landed.end_bytes.min(size_bytes.max(landed.start_bytes));
+        }
+        self.states.retain(|state, _| state.size_bytes <= size_bytes);
         for piece in &mut self.pieces {
             piece.base_size = piece.base_size.map(|base| base.min(size_bytes));
         }

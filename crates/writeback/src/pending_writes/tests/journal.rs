@@ -605,6 +605,66 @@ async fn truncated_file_bytes_are_sent() {
     }
 }
 
+/// A replay judges a truncated file by its new end, and not by its earlier length or by WRITEs that
+/// had arrived beyond the new end. Another client's bytes beyond it are still spared.
+/// Promise: 6c, 6d
+#[tokio::test]
+async fn replay_starts_at_truncation() {
+    let cases = [(false, false), (false, true), (true, false), (true, true)];
+    for (exclusive, foreign) in cases {
+        let j = Journaled::new(WriteBackOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
+        let f = j.s.open("f").await;
+        j.s.write(&f, 0, pattern(1, 3500)).await.unwrap();
+        until("three chunks arrive", async || j.s.below(&f.0).await.len() == 3000).await;
+        j.s.resize(&f, 500).await.unwrap();
+        j.s.gate.shut("write");
+        j.s.write(&f, 500, pattern(9, 2500)).await.unwrap();
+        settle().await;
+        let (outcome, _) = j
+            .crash(exclusive, async |s| {
+                let (below, at) = (s.gate.below(), At { fh: &f.0, open: None });
+                let write = async |start: u64, data: Bytes| {
+                    below.write(&cx(), at, start, data.into(), Stability::Stable).await.unwrap();
+                };
+                write(500, pattern(9, 2500).slice(..500)).await;
+                if foreign {
+                    write(1900, pattern(200, 10)).await;
+                }
+            })
+            .await;
+        let server = j.s.below(&f.0).await;
+        if foreign {
+            assert_eq!((outcome.kept.len(), &server[1900..]), (1, &pattern(200, 10)[..]), "{exclusive}");
+        } else {
+            assert_eq!(outcome.kept, [], "{exclusive}");
+            assert_eq!(server, [&pattern(1, 500)[..], &pattern(9, 2500)].concat());
+        }
+    }
+}
+
+/// Overwritten bytes of a truncated file are sent although not all WRITEs had arrived.
+/// Promise: 6e
+#[tokio::test]
+async fn replay_overwrites_truncated_file() {
+    let j = Journaled::new(WriteBackOptions { wsize_bytes: 1000, ..options(true) }).await;
+    let f = j.s.open("f").await;
+    j.s.write(&f, 0, pattern(7, 4000)).await.unwrap();
+    j.s.dirty.sync().await.unwrap();
+    j.s.gate.shut("write");
+    j.s.write(&f, 0, pattern(1, 2000)).await.unwrap();
+    settle().await;
+    j.s.resize(&f, 2000).await.unwrap();
+    let (outcome, _) = j
+        .crash(true, async |s| {
+            let at = At { fh: &f.0, open: None };
+            let data = pattern(1, 2000).slice(..1000);
+            s.gate.below().write(&cx(), at, 0, data.into(), Stability::Stable).await.unwrap();
+        })
+        .await;
+    assert_eq!(outcome.kept, []);
+    assert_eq!(j.s.below(&f.0).await, pattern(1, 2000));
+}
+
 /// Random programs are killed at random moments, and random WRITEs in flight arrive. The server
 /// then has all acknowledged bytes, or they are kept. No byte is there that was not written.
 /// Promise: 6c
