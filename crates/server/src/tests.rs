@@ -83,7 +83,16 @@ impl Lab {
             AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
         let records = record::Reader::new(Default::default());
         let cred = OpaqueAuth::sys(&cred);
-        Wire { stream: near, records, xid: 1, cred, called: Vec::new(), deaf: false, tells: Vec::new() }
+        Wire {
+            stream: near,
+            records,
+            xid: 1,
+            cred,
+            called: Vec::new(),
+            deaf: false,
+            tells: Vec::new(),
+            tells_times: Attrs::default(),
+        }
     }
 
     pub async fn client(&self, name: &'static str) -> Client {
@@ -103,6 +112,8 @@ pub struct Wire {
     pub deaf: bool,
     /// `change` and size in answers to CB_GETATTR, in order. The last one is repeated.
     pub tells: Vec<(u64, u64)>,
+    /// Other attributes in these answers, without those that the server did not ask for.
+    pub tells_times: Attrs,
 }
 
 impl Wire {
@@ -154,12 +165,14 @@ impl Wire {
                 target_highest_slotid: 0,
             })),
             CbOp::Recall(_) => CbRes::Recall(Ok(())),
-            CbOp::Getattr(_) if !self.tells.is_empty() => {
+            CbOp::Getattr(a) if !self.tells.is_empty() => {
                 let (change, size) = match self.tells.len() {
                     1 => self.tells[0],
                     _ => self.tells.remove(0),
                 };
-                CbRes::Getattr(Ok(Attrs { change: Some(change), size: Some(size), ..Attrs::default() }))
+                let mut attrs = Attrs { change: Some(change), size: Some(size), ..self.tells_times.clone() };
+                attrs.retain(a.attr_request);
+                CbRes::Getattr(Ok(attrs))
             }
             other => CbRes::failed(other.number(), Nfsstat4::NOTSUPP),
         };

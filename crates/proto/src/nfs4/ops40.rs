@@ -38,6 +38,8 @@ pub mod open {
     pub const WANT_PUSH_DELEG_WHEN_UNCONTENDED: u32 = 0x2_0000;
     pub const WANT_DELEG_TIMESTAMPS: u32 = 0x10_0000;
     pub const WANT_OPEN_XOR_DELEGATION: u32 = 0x20_0000;
+    /// The bit of [`WANT_DELEG_TIMESTAMPS`] in [`super::OpenArguments::share_access_want`].
+    pub const ARGS_WANT_DELEG_TIMESTAMPS: u32 = 20;
 
     pub const RESULT_CONFIRM: u32 = 0x02;
     pub const RESULT_LOCKTYPE_POSIX: u32 = 0x04;

@@ -160,7 +160,7 @@ xdr_struct! {
     /// `nfs_impl_id4`: for diagnostics. Interoperation must not depend on it (RFC 8881 section
     /// 18.35.3).
     pub struct ImplId {
-        /// DNS name of the implementer.
+        /// DNS name of the implementer. That of this implementation is [`super::HITHER_DOMAIN`].
         pub domain: Text,
         /// Product and build.
         pub name: Text,

@@ -16,8 +16,19 @@ const LINK_MAX: u32 = 65_000;
 /// Granularity of times.
 const NANOSECOND: nfs4::Time = nfs4::Time { seconds: 0, nseconds: 1 };
 
-/// Attributes that SETATTR can set. They include the ACL.
-pub(crate) const SETTABLE_LATER: Bitmap4 = SETTABLE.union(Bitmap4::of(&[attr::ACL]));
+/// Attributes that SETATTR can set. They include the ACL, and the times of a delegation.
+pub(crate) const SETTABLE_LATER: Bitmap4 = SETTABLE.union(Bitmap4::of(&[attr::ACL])).union(OF_HOLDER);
+
+/// Times that the holder of a delegation maintains (RFC 9754 section 5).
+pub(crate) const OF_HOLDER: Bitmap4 = Bitmap4::of(&[attr::TIME_DELEG_ACCESS, attr::TIME_DELEG_MODIFY]);
+
+/// Attributes that no operation can read (RFC 8881 section 5.5, RFC 9754 section 5).
+pub(crate) const SET_ONLY: Bitmap4 =
+    Bitmap4::of(&[attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET]).union(OF_HOLDER);
+
+/// Attributes of NFSv4.2 and its extensions.
+const OF_MINOR_2: Bitmap4 =
+    Bitmap4::of(&[attr::CLONE_BLKSIZE, attr::XATTR_SUPPORT, attr::OPEN_ARGUMENTS]).union(OF_HOLDER);
 
 /// Attributes that SETATTR and creations can set.
 pub(crate) const SETTABLE: Bitmap4 = Bitmap4::of(&[
@@ -87,6 +98,9 @@ const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
     attr::SUPPATTR_EXCLCREAT,
     attr::CLONE_BLKSIZE,
     attr::XATTR_SUPPORT,
+    attr::TIME_DELEG_ACCESS,
+    attr::TIME_DELEG_MODIFY,
+    attr::OPEN_ARGUMENTS,
 ]);
 
 /// Attributes of a READDIR entry that need no access to the object.
@@ -115,10 +129,9 @@ impl Have {
     /// All supported attributes.
     pub fn all(self) -> Bitmap4 {
         let all = OF_OBJECT.union(OF_FILE_SYSTEM);
-        let all = if self.minor < 2 { all.without(attr::XATTR_SUPPORT) } else { all };
+        let all = if self.minor < 2 { all.difference(OF_MINOR_2) } else { all };
         let all = if self.acls { all } else { all.without(attr::ACL) };
-        let clones = self.minor >= 2 && self.clone_block_bytes.is_some();
-        if clones { all } else { all.without(attr::CLONE_BLKSIZE) }
+        if self.clone_block_bytes.is_some() { all } else { all.without(attr::CLONE_BLKSIZE) }
     }
 }
 
@@ -205,6 +218,7 @@ impl Source<'_> {
         rare.suppattr_exclcreat = Some(SETTABLE_EXCLUSIVELY);
         rare.clone_blksize = self.have.clone_block_bytes;
         rare.xattr_support = Some(true);
+        rare.open_arguments = Some(super::open::open_arguments());
         if let Some(fs) = &self.fs {
             rare.files_avail = Some(fs.avail_files);
             rare.files_free = Some(fs.free_files);
@@ -397,8 +411,9 @@ mod tests {
             io_max_bytes: 1 << 20,
             lease_s: 90,
         };
-        let set_only = Bitmap4::of(&[attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET]);
-        assert_eq!(source.wire(have.all()).mask(), have.all().difference(set_only));
+        assert_eq!(source.wire(have.all()).mask(), have.all().difference(SET_ONLY));
+        let earlier = Have { minor: 1, ..have };
+        assert!(earlier.all().intersection(OF_MINOR_2).is_empty());
         let sent = hither_proto::xdr::Enc::of(&source.wire(have.all())).to_bytes();
         assert!(hither_proto::xdr::Dec::all::<Wire>(&sent).is_ok());
     }

@@ -28,10 +28,12 @@
 mod ask;
 mod change;
 mod give;
+mod times;
 
 pub use ask::DelegationCounts;
 pub(crate) use ask::{HolderAnswer, Look};
 pub(crate) use give::Wish;
+pub(crate) use times::{HolderTimes, Times};
 
 use ask::{Asking, Questions};
 
@@ -102,6 +104,8 @@ pub(crate) struct Delegation {
     alone: tokio::sync::Mutex<bool>,
     /// CB_GETATTR calls to the holder.
     asking: Asking,
+    /// The file's times at the grant, when the holder maintains the times.
+    original: Mutex<Option<Times>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -531,8 +531,7 @@ impl<'a> Exec<'a> {
     }
 
     async fn getattr(&mut self, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
-        // These attributes can only be set (RFC 8881 section 5.5).
-        if wanted.has(attr::TIME_ACCESS_SET) || wanted.has(attr::TIME_MODIFY_SET) {
+        if !wanted.intersection(attrs::SET_ONLY).is_empty() {
             return Err(Nfsstat4::INVAL);
         }
         let told = self.told.take();
@@ -651,7 +650,7 @@ impl<'a> Exec<'a> {
         if !mask.is_subset(have.all()) {
             return Err(Nfsstat4::ATTRNOTSUPP);
         }
-        if [attr::RDATTR_ERROR, attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET].iter().any(|n| mask.has(*n)) {
+        if mask.has(attr::RDATTR_ERROR) || !mask.intersection(attrs::SET_ONLY).is_empty() {
             return Err(Nfsstat4::INVAL);
         }
         let equal = self.getattr(mask).await? == *given;

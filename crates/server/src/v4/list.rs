@@ -3,7 +3,7 @@
 //! Cookies 1 and 2 are reserved in NFSv4 (RFC 8881 section 18.23.3). Cookies of the `Vfs` are
 //! therefore shifted by two.
 
-use super::attrs::{OF_ENTRY, bare_entry};
+use super::attrs::{OF_ENTRY, SET_ONLY, bare_entry};
 use super::delegation::{HolderAnswer, Look, PATIENCE_V4};
 use super::exec::{Exec, Here, Object, handle_if};
 use crate::error::stat4;
@@ -32,7 +32,7 @@ impl Exec<'_> {
         if a.cookie == 1 || a.cookie == 2 {
             return Err(Nfsstat4::BAD_COOKIE);
         }
-        if [attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET].iter().any(|n| a.attr_request.has(*n)) {
+        if !a.attr_request.intersection(SET_ONLY).is_empty() {
             return Err(Nfsstat4::INVAL);
         }
         match self.here()?.clone() {

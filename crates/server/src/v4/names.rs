@@ -7,7 +7,9 @@
 
 use super::acl;
 use super::attrs::{SETTABLE, SETTABLE_LATER, to_create, to_set};
+use super::delegation::HolderTimes;
 use super::exec::{Exec, Here, Object};
+use super::state::State;
 use crate::error::stat4;
 use bytes::Bytes;
 use hither_proto::nfs4::{
@@ -15,9 +17,10 @@ use hither_proto::nfs4::{
     LINKTEXT_MAX_BYTES, Linktext, Nfsstat4, Op, RenameArgs, RenameOk, SetattrArgs, access, attr,
 };
 use hither_vfs::{
-    Access, ChangeInfo, FileKind, Name, OpenAccess, PathRef, PosixAcls, RenameFlags, SetAttr, Special, Stop,
-    WalkRequest,
+    Access, Attrs, ChangeInfo, Cred, FileKind, Name, OpenAccess, PathRef, PosixAcls, RenameFlags,
+    RequestContext, SetAttr, Special, Stop, WalkRequest,
 };
+use std::sync::Arc;
 
 /// Longest run of LOOKUPs in one walk.
 const WALK_MAX: usize = 256;
@@ -150,6 +153,7 @@ impl Exec<'_> {
     pub(super) async fn setattr(&mut self, a: &SetattrArgs) -> Result<Bitmap4, Nfsstat4> {
         let o = self.object(Nfsstat4::ROFS)?.writable()?;
         let set = to_set(&a.attrs, SETTABLE_LATER, self.have(&o))?;
+        let times = self.times_of_holder(&o, a)?;
         let acls = match a.attrs.acl() {
             Some(aces) => Some(self.acls_of(&o, aces).await?),
             None => None,
@@ -158,13 +162,29 @@ impl Exec<'_> {
             Some(_) => self.open_for(&o, &a.stateid, OpenAccess::WRITE)?,
             None => None,
         };
-        let held = open.is_some() || set.size_bytes.is_some() && self.is_held(&o, &a.stateid);
+        let of_holder = set.size_bytes.is_some() || times.is_some();
+        let held = open.is_some() || of_holder && self.is_held(&o, &a.stateid);
         let _changing = self.for_change(&o, held).await?;
         self.changed();
-        // With an ACL, this is only the first of two changes, so the journal does not name it.
-        let cx = if acls.is_none() { self.named(&o.cx) } else { o.cx.clone() };
-        let attrs = o.export.vfs.setattr(&cx, o.file(open.as_ref().map(|b| b.id)), &set).await;
-        let mut attrs = attrs.map_err(|e| stat4(&e))?;
+        let mut attrs = match times {
+            Some(times) if set == SetAttr::default() && acls.is_none() => {
+                self.set_holder_times(&o, times, true).await?
+            }
+            times => {
+                // With an ACL or times of a holder, this is only the first of several changes, so
+                // the journal does not name it.
+                let cx = if acls.is_none() && times.is_none() { self.named(&o.cx) } else { o.cx.clone() };
+                let file = o.file(open.as_ref().map(|b| b.id));
+                let attrs = o.export.vfs.setattr(&cx, file, &set).await.map_err(|e| stat4(&e))?;
+                match times {
+                    Some(times) => self.set_holder_times(&o, times, false).await?,
+                    None => attrs,
+                }
+            }
+        };
+        if let Some(client) = self.client.as_ref().filter(|_| set.mtime.is_some() || set.atime.is_some()) {
+            self.nfs.leases.times_were_set(client, &o.fh, &attrs.attr);
+        }
         if let (Some(acls), Some(extra)) = (acls, &o.export.extra) {
             // The ACL is set after the mode, because it replaces the mode's permissions (RFC 8881
             // section 6.4.1.3).
@@ -174,6 +194,43 @@ impl Exec<'_> {
             here.known = Some(attrs);
         }
         Ok(a.attrs.mask())
+    }
+
+    /// The times that a SETATTR by the holder of a write delegation presents, as far as the server
+    /// accepts them (RFC 9754 section 5). `None` when it presents none.
+    ///
+    /// # Errors
+    /// `BAD_STATEID`: the client does not maintain the times under this stateid. `DELEG_REVOKED`:
+    /// no longer. `INVAL`: a time is invalid, or is also set without the delegation.
+    fn times_of_holder(&self, o: &Object, a: &SetattrArgs) -> Result<Option<HolderTimes>, Nfsstat4> {
+        let presented = HolderTimes::of(&a.attrs)?;
+        if presented.is_none() {
+            return Ok(None);
+        }
+        let twice = presented.access.is_some() && a.attrs.time_access_set.is_some()
+            || presented.modify.is_some() && a.attrs.time_modify_set.is_some();
+        if twice {
+            return Err(Nfsstat4::INVAL);
+        }
+        match self.nfs.registry.find(&*self.client()?, &self.actual(&a.stateid)?)? {
+            State::Delegation(d) if d.is_revoked() => Err(Nfsstat4::DELEG_REVOKED),
+            State::Delegation(d) if d.file == o.key() => {
+                let original = d.original_times().ok_or(Nfsstat4::BAD_STATEID)?;
+                Ok(Some(self.nfs.leases.accepted_times(original, presented)))
+            }
+            _ => Err(Nfsstat4::BAD_STATEID),
+        }
+    }
+
+    /// Sets accepted times of a holder. The holder need not own the file: it was open for writing,
+    /// and these times lie between the grant and the present. `named`: the journal names the call.
+    async fn set_holder_times(&self, o: &Object, times: HolderTimes, named: bool) -> Result<Attrs, Nfsstat4> {
+        let attrs = o.export.vfs.getattr(&o.cx, o.file(None)).await.map_err(|e| stat4(&e))?;
+        let Some(set) = times.to_set() else { return Ok(attrs) };
+        let owner = Cred { uid: attrs.attr.uid, gid: attrs.attr.gid, ..Cred::root() };
+        let cx = if named { self.named(&o.cx) } else { o.cx.clone() };
+        let cx = RequestContext { cred: Arc::new(owner), ..cx };
+        o.export.vfs.setattr(&cx, o.file(None), &set).await.map_err(|e| stat4(&e))
     }
 
     /// Converts the ACLs for an object.

@@ -5,7 +5,7 @@
 //! it opens the file: access and deny bits accumulate.
 
 use super::attrs::{SETTABLE, SETTABLE_EXCLUSIVELY, to_create};
-use super::delegation::{Changing, Naming, PATIENCE_V4, Wish};
+use super::delegation::{Changing, Naming, PATIENCE_V4, Times, Wish};
 use super::exec::{Exec, Here, Object};
 use super::names::{name, wire_change};
 use super::stable::Delegated;
@@ -17,7 +17,7 @@ use bytes::Bytes;
 use hither_lease::Kind;
 use hither_proto::nfs4::{
     Ace, Bitmap4, ChangeInfo as WireChange, CloseArgs, CreateHow, DelegationType, Nfsstat4, OpenArgs,
-    OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, SpaceLimit, Stateid,
+    OpenArguments, OpenClaim, OpenDelegation, OpenDowngradeArgs, OpenOk, ReadDelegation, SpaceLimit, Stateid,
     WhyNoDelegation, WriteDelegation, attr, open,
 };
 use hither_vfs::{
@@ -262,7 +262,15 @@ impl Exec<'_> {
             Kind::Read => OpenDelegation::Read(ReadDelegation { stateid, recall, permissions }),
             Kind::Write => {
                 let space_limit = SpaceLimit::Size(self.room_for(file).await);
-                OpenDelegation::Write(WriteDelegation { stateid, recall, space_limit, permissions })
+                if let Some(known) = file.known.as_ref().filter(|_| wish.times) {
+                    let original = if wish.reclaim { Times::EARLIEST } else { Times::of(&known.attr) };
+                    d.maintain_times(original);
+                }
+                let write = WriteDelegation { stateid, recall, space_limit, permissions };
+                match d.original_times() {
+                    Some(_) => OpenDelegation::WriteAttrs(write),
+                    None => OpenDelegation::Write(write),
+                }
             }
         }
     }
@@ -590,6 +598,19 @@ impl Exec<'_> {
     }
 }
 
+/// The arguments of OPEN that the server supports (RFC 9754 section 3), as the numbers of bits.
+pub(super) fn open_arguments() -> OpenArguments {
+    OpenArguments {
+        share_access: Bitmap4::of(&[1, 2, 3]),
+        share_deny: Bitmap4::of(&[0, 1, 2, 3]),
+        // Any delegation, none, the end of a wish, and times maintained by the holder.
+        share_access_want: Bitmap4::of(&[3, 4, 5, open::ARGS_WANT_DELEG_TIMESTAMPS]),
+        // By name, after a restart, under a delegation, by handle, by handle under a delegation.
+        open_claim: Bitmap4::of(&[0, 1, 2, 4, 5]),
+        create_mode: Bitmap4::of(&[0, 1, 2, 3]),
+    }
+}
+
 fn how(share: u32, create: Create) -> OpenHow {
     OpenHow { create, ..OpenHow::existing(access(share)) }
 }
@@ -619,7 +640,9 @@ fn wish(a: &OpenArgs, share: u32, minor: u32) -> Option<Wish> {
         open::WANT_READ_DELEG => kind == Kind::Read,
         _ => true,
     };
-    (wanted && a.share_deny == 0).then_some(Wish { kind, directory: false, reclaim, minor })
+    let maintained = matches!(a.claim, OpenClaim::Previous(DelegationType::WRITE_ATTRS));
+    let times = minor >= 2 && (maintained || a.share_access & open::WANT_DELEG_TIMESTAMPS != 0);
+    (wanted && a.share_deny == 0).then_some(Wish { kind, directory: false, reclaim, times, minor })
 }
 
 fn no_delegation(share_access: u32) -> OpenDelegation {

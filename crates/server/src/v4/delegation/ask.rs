@@ -7,7 +7,9 @@
 //! An equal `change` means that the server has all data, so the file's own attributes are correct.
 //! A greater `change` means that the holder has more data. The server then shows the holder's size,
 //! with a time and a `change` of the server's own. After any other answer, or none within
-//! [`ANSWER_WITHIN`], the file is recalled.
+//! [`ANSWER_WITHIN`], the file is recalled. A holder that maintains the times also reports them
+//! ([`HolderTimes`]). The server then shows the holder's modification time. The ctime stays the
+//! server's own, because clients compare it to find changes.
 //!
 //! Each such time and `change` is used once, and each is greater than those before. The `change` is
 //! from a range that no file system uses (`CHANGE_OF_SERVER`). The time, on which NFSv3 clients
@@ -20,8 +22,9 @@
 //! An answer may be older than a write that the holder accepts while the answer travels. Operations
 //! that arrive while a question is out therefore share the next question, never that one.
 
-use super::{Delegation, Leases, id, key};
+use super::{Delegation, HolderTimes, Leases, id, key};
 use crate::handle;
+use crate::v4::attrs::OF_HOLDER;
 use crate::v4::clients::Client;
 use hither_proto::nfs4::{Bitmap4, CbGetattrArgs, CbOp, CbRes, Nfsstat4, attr};
 use hither_vfs::{Attr, CHANGE_OF_SERVER, Env, Fh, Time};
@@ -54,10 +57,12 @@ pub(crate) enum Look {
     Told(HolderAnswer),
 }
 
-/// The answer of a holder that has more data than the server.
+/// The answer of a holder that has more data than the server, or maintains the times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HolderAnswer {
-    size_bytes: u64,
+    /// The size in bytes, when the holder has more data.
+    size_bytes: Option<u64>,
+    times: HolderTimes,
 }
 
 /// CB_GETATTR calls to the holder of a delegation.
@@ -99,6 +104,13 @@ impl Questions {
             next_change: AtomicU64::new(wall as u64),
             last_ns: Mutex::new(i128::MIN),
         }
+    }
+}
+
+impl Questions {
+    /// The server's present time.
+    pub fn now(&self) -> Time {
+        time(wall_ns(&self.env))
     }
 }
 
@@ -163,10 +175,11 @@ impl Leases {
     async fn question(&self, d: &Arc<Delegation>) -> Option<Look> {
         let room = self.questions.room.clone().try_acquire_owned().ok()?;
         let session = d.client.sessions().into_iter().find(|s| s.back_is_up())?;
-        let op = CbOp::Getattr(CbGetattrArgs {
-            fh: handle::object(d.file.0, &d.file.1).into(),
-            attr_request: Bitmap4::of(&[attr::CHANGE, attr::SIZE]),
-        });
+        let original = d.original_times();
+        let data = Bitmap4::of(&[attr::CHANGE, attr::SIZE]);
+        let attr_request = if original.is_some() { data.union(OF_HOLDER) } else { data };
+        let fh = handle::object(d.file.0, &d.file.1).into();
+        let op = CbOp::Getattr(CbGetattrArgs { fh, attr_request });
         let minor = d.minor;
         self.questions.sent.fetch_add(1, SeqCst);
         // The callback runs in a task of its own, so that it completes even if the operation stops
@@ -179,10 +192,17 @@ impl Leases {
         let Ok(Ok(CbRes::Getattr(Ok(told)))) = call.await else { return None };
         let (change, size_bytes) = told.change.zip(told.size)?;
         let granted = *d.asking.granted.get()?;
+        let mut times = HolderTimes::default();
+        if let (Some(original), Ok(presented)) = (original, HolderTimes::of(&told)) {
+            times = self.accepted_times(original, presented);
+            // The original time says nothing about new data.
+            times.modify = times.modify.filter(|modify| *modify != original.modify);
+        }
         match change.cmp(&granted) {
-            std::cmp::Ordering::Equal => Some(Look::Anew),
+            std::cmp::Ordering::Equal if times.is_none() => Some(Look::Anew),
+            std::cmp::Ordering::Equal => Some(Look::Told(HolderAnswer { size_bytes: None, times })),
             std::cmp::Ordering::Greater if size_bytes <= FILE_MAX_BYTES => {
-                Some(Look::Told(HolderAnswer { size_bytes }))
+                Some(Look::Told(HolderAnswer { size_bytes: Some(size_bytes), times }))
             }
             _ => None,
         }
@@ -191,16 +211,24 @@ impl Leases {
     /// Merges a holder's answer into the file's own attributes, which must have been read after the
     /// answer.
     pub fn tell(&self, told: HolderAnswer, attr: &mut Attr) {
+        let HolderTimes { access, modify } = told.times;
+        attr.atime = access.map_or(attr.atime, |access| access.max(attr.atime));
+        let Some(size_bytes) = told.size_bytes else {
+            attr.mtime = modify.map_or(attr.mtime, |modify| modify.max(attr.mtime));
+            return;
+        };
         let number = self.questions.next_change.fetch_add(1, SeqCst);
         attr.change = CHANGE_OF_SERVER | number & !CHANGE_OF_SERVER;
-        attr.size_bytes = told.size_bytes;
+        attr.size_bytes = size_bytes;
         let time = {
             let mut last = self.questions.last_ns.lock();
             let now = wall_ns(&self.questions.env) - BEHIND_NS;
-            *last = now.max(nanos(attr.ctime) + 1).max(*last + 1);
+            let least = modify.map_or(i128::MIN, nanos);
+            *last = now.max(nanos(attr.ctime) + 1).max(*last + 1).max(least);
             time(*last)
         };
-        (attr.mtime, attr.ctime) = (time, time);
+        attr.ctime = time;
+        attr.mtime = modify.unwrap_or(time);
     }
 
     /// Records a `change` that a client gets in a reply. If the client holds the file, its data is

@@ -25,6 +25,8 @@ pub(crate) struct Wish {
     pub directory: bool,
     /// The client held the delegation before a restart and reclaims it.
     pub reclaim: bool,
+    /// The client wants to maintain the times of a file that is delegated for writing.
+    pub times: bool,
     /// The client's minor version.
     pub minor: u32,
 }
@@ -179,6 +181,7 @@ impl Leases {
                 },
                 alone: tokio::sync::Mutex::new(wish.kind == Kind::Write),
                 asking: Asking::default(),
+                original: Mutex::new(None),
             });
             inner.held.insert((holder, key), d.clone());
             if wish.kind == Kind::Write {

@@ -2,6 +2,7 @@
 
 mod asked;
 mod directories;
+mod times;
 mod writing;
 
 use super::*;

@@ -40,7 +40,7 @@ impl Client {
 }
 
 /// The result of `asks`, while the holder answers callbacks.
-async fn beside<T>(holder: &mut Client, asks: impl Future<Output = T>) -> T {
+pub(super) async fn beside<T>(holder: &mut Client, asks: impl Future<Output = T>) -> T {
     tokio::select! {
         biased;
         out = asks => out,
