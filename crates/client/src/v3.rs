@@ -102,6 +102,10 @@ impl LeaseAuthority for V3 {
     fn is_noncacheable(&self, fh: &Fh) -> bool {
         self.leases().is_some_and(|leases| leases.is_noncacheable(fh))
     }
+
+    fn delegates_times(&self, _fh: &Fh) -> bool {
+        false
+    }
 }
 
 #[async_trait]

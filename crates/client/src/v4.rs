@@ -197,6 +197,10 @@ impl LeaseAuthority for V4 {
     fn is_noncacheable(&self, _fh: &Fh) -> bool {
         false
     }
+
+    fn delegates_times(&self, fh: &Fh) -> bool {
+        self.core.delegates_times(fh)
+    }
 }
 
 #[async_trait]

@@ -62,6 +62,10 @@ pub struct RequestContext {
     /// A read may return a [`Slice`](crate::Slice) of a local file. A layer that looks at the bytes
     /// of a read clears this for the layers below.
     pub takes_slice: bool,
+    /// The modification time that the call sets is that of a write, and was seen before the bytes
+    /// were sent. The holder of the file's delegation may set it without owning the file
+    /// (`LeaseAuthority::delegates_times`).
+    pub sets_write_time: bool,
 }
 
 /// Maximum length of [`RequestContext::call`] in bytes.
@@ -95,6 +99,7 @@ impl RequestContext {
             makes_last: false,
             target_unused: false,
             takes_slice: false,
+            sets_write_time: false,
         }
     }
 

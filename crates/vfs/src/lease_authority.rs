@@ -25,6 +25,11 @@ pub trait LeaseAuthority: Send + Sync + 'static {
     /// Whether other clients use the file so that its data must not be cached. Each read and write
     /// of the file must then reach the client. Never waits.
     fn is_noncacheable(&self, fh: &Fh) -> bool;
+
+    /// Whether this mount maintains the modification time of a file. Other clients see the time
+    /// that [`Upcalls::unsent`](crate::Upcalls::unsent) reports. The server accepts the time from
+    /// any writer ([`RequestContext::sets_write_time`], RFC 9754 section 5). Never waits.
+    fn delegates_times(&self, fh: &Fh) -> bool;
 }
 
 /// The authority over files that no other client uses, or whose server grants no leases. Writes may
@@ -47,6 +52,10 @@ impl LeaseAuthority for NoLeases {
     }
 
     fn is_noncacheable(&self, _fh: &Fh) -> bool {
+        false
+    }
+
+    fn delegates_times(&self, _fh: &Fh) -> bool {
         false
     }
 }

@@ -1,6 +1,6 @@
 //! The calls of a layer to the layer above.
 
-use crate::Fh;
+use crate::{Fh, Time};
 
 /// The delayed data of a file in the layers above ([`Upcalls::unsent`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,10 @@ pub enum Unsent {
     Bytes {
         /// Length of the file in bytes as programs on this machine see it, with the delayed bytes.
         size_bytes: u64,
+        /// The modification time that programs on this machine see. The server gets it with the
+        /// last bytes, unless a program changes the file again. `None`: the server will set another
+        /// time, or no layer knows it.
+        mtime: Option<Time>,
     },
     /// Other delayed changes, or an unknown state.
     More,
@@ -22,8 +26,9 @@ impl Unsent {
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Nothing, one) | (one, Self::Nothing) => one,
-            (Self::Bytes { size_bytes: a }, Self::Bytes { size_bytes: b }) => {
-                Self::Bytes { size_bytes: a.max(b) }
+            (Self::Bytes { size_bytes: a, mtime: time_a }, Self::Bytes { size_bytes: b, mtime: time_b }) => {
+                let mtime = time_a.zip(time_b).map(|(a, b)| a.max(b));
+                Self::Bytes { size_bytes: a.max(b), mtime }
             }
             (Self::More, _) | (_, Self::More) => Self::More,
         }

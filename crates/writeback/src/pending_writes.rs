@@ -495,7 +495,7 @@ impl Upcalls for Relay {
     /// The layers above have no acknowledged bytes.
     fn unsent(&self, fh: &Fh) -> Unsent {
         let Some(layer) = self.0.upgrade() else { return Unsent::More };
-        layer.known(fh).map_or(Unsent::Nothing, |file| file.state.lock().unsent())
+        layer.known(fh).map_or(Unsent::Nothing, |file| layer.unsent_of(&file))
     }
 
     fn revoke_all(&self) -> BoxFuture<()> {

@@ -4,10 +4,11 @@
 
 use super::call::Answer;
 use super::core::Core;
+use super::delegation::Noted;
 use super::fail::Answered;
 use super::state::own_fh;
 use crate::idmap::{IdMap, NOBODY, Who};
-use hither_proto::nfs4::{self, Attrs as WireAttrs, Bitmap4, Ftype, attr};
+use hither_proto::nfs4::{self, Attrs as WireAttrs, Bitmap4, Ftype, SetattrArgs, Stateid, attr};
 use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, FsStat, Node, SetAttr, SetTime, Time};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -162,7 +163,7 @@ impl Core {
     }
 
     fn note_attr(&self, fh: &Fh, attr: &mut Attr) {
-        self.delegations.note(fh, attr.change, attr.size_bytes);
+        self.delegations.note(fh, Noted::of(attr));
         let Some(file) = self.files.file(fh) else { return };
         let mut inner = file.inner.lock();
         inner.change = attr.change;
@@ -178,6 +179,17 @@ impl Core {
     pub async fn dir_attrs(self: &Arc<Self>, dir: &Fh, answer: &mut Answer) -> Option<Attrs> {
         let wire = answer.results.getattr().ok()?;
         self.attrs(dir, &wire, answer.asked).await.ok()
+    }
+
+    /// The attributes and the stateid of a SETATTR. The holder of a delegation sets the
+    /// modification time of a write under the delegation (`times`, RFC 9754 section 5).
+    pub async fn set_with(&self, set: &SetAttr, stateid: Stateid, times: Option<Stateid>) -> SetattrArgs {
+        let mut attrs = self.wire_set(set).await;
+        let Some(held) = times else { return SetattrArgs { stateid, attrs } };
+        if let Some(nfs4::SetTime::Client(mtime)) = attrs.time_modify_set.take() {
+            attrs.rare_mut().time_deleg_modify = Some(mtime);
+        }
+        SetattrArgs { stateid: held, attrs }
     }
 
     /// `set` as attributes of the wire.

@@ -8,13 +8,13 @@ use super::mount::{CB_PROGRAM, CB_SLOTS};
 use super::state::own_fh;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    Attrs, CB_PROC_COMPOUND, CB_PROC_NULL, CB_VERSION, CbCompound, CbCompoundReply, CbGetattrArgs, CbOp,
-    CbRes, CbSequenceArgs, CbSequenceOk, Nfsstat4, Sessionid, attr,
+    self, Attrs, CB_PROC_COMPOUND, CB_PROC_NULL, CB_VERSION, CbCompound, CbCompoundReply, CbGetattrArgs,
+    CbOp, CbRes, CbSequenceArgs, CbSequenceOk, Nfsstat4, Sessionid,
 };
 use hither_proto::rpc::{AcceptStat, CallHeader, ReplyHeader, VersionRange};
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::{BoxFuture, CallbackHandler};
-use hither_vfs::Fh;
+use hither_vfs::{Fh, Time};
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -190,16 +190,20 @@ impl Core {
     /// is returned.
     fn delegated_attrs(self: &Arc<Self>, args: &CbGetattrArgs) -> Result<Attrs, Nfsstat4> {
         let fh: Fh = own_fh(&args.fh);
-        let (change, size) = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;
-        let Some(change) = change else {
+        let written = self.delegations.written(&fh).ok_or(Nfsstat4::BADHANDLE)?;
+        let Some(noted) = written.attrs else {
             self.give_back(self.delegations.take(&fh).into_iter().collect());
             return Err(Nfsstat4::DELAY);
         };
-        let asked = |n| args.attr_request.has(n);
-        Ok(Attrs {
-            change: asked(attr::CHANGE).then_some(change),
-            size: asked(attr::SIZE).then_some(size),
-            ..Attrs::default()
-        })
+        let time = |t: Time| nfs4::Time { seconds: t.secs, nseconds: t.nanos };
+        let mut attrs =
+            Attrs { change: Some(noted.change), size: Some(noted.size_bytes), ..Attrs::default() };
+        if written.times {
+            let rare = attrs.rare_mut();
+            rare.time_deleg_access = Some(time(noted.atime));
+            rare.time_deleg_modify = Some(time(noted.mtime));
+        }
+        attrs.retain(args.attr_request);
+        Ok(attrs)
     }
 }

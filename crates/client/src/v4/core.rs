@@ -59,6 +59,8 @@ pub(crate) struct Facts {
     pub xattrs: bool,
     /// ACLs.
     pub acls: bool,
+    /// The holder of a write delegation may maintain the times of its file (RFC 9754).
+    pub delegated_times: bool,
 }
 
 /// The shared part of a mount.
@@ -100,6 +102,8 @@ pub(crate) struct Core {
     pub refusals: AtomicUsize,
     /// The server has no COPY.
     pub no_copy: std::sync::atomic::AtomicBool,
+    /// The server is `hither serve`.
+    pub own_server: AtomicBool,
     /// The server does not return the filehandle as an attribute.
     pub needs_getfh: AtomicBool,
     /// Recognises exclusive creations.
@@ -134,6 +138,7 @@ impl Core {
             data_anywhere: AtomicBool::new(false),
             refusals: AtomicUsize::new(0),
             no_copy: Default::default(),
+            own_server: AtomicBool::new(false),
             needs_getfh: AtomicBool::new(false),
             stamps: Default::default(),
             closer: Default::default(),

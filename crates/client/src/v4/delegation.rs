@@ -19,6 +19,11 @@
 //! A recall can overtake the reply that grants the delegation. The delegation is still returned,
 //! and the recall is remembered until that reply arrives.
 //!
+//! At `hither serve` the client asks to maintain the times of files that it writes (NFSv4.2, RFC
+//! 9754 section 5). It answers CB_GETATTR with the modification time that local programs see, and
+//! sets that time under the delegation. It does so until DELEGRETURN, also while a recall is in
+//! progress.
+//!
 //! All leases expire with the lease of the client: [`Core::watch_lease`] counts from the last
 //! renewal.
 
@@ -27,10 +32,14 @@ use super::core::Core;
 use super::fail::Answered;
 use super::state::wire_fh;
 use crate::AttrCache;
-use hither_proto::nfs4::{Nfsstat4, Op, OpenDelegation, OpenOk, SpaceLimit, Stateid, open};
-use hither_vfs::{Attrs, BoxFuture, Error, Fh, FileKind, RequestContext, Unsent, Upcalls, Validity};
+use hither_proto::nfs4::{
+    self, Attrs as WireAttrs, Nfsstat4, Op, OpenDelegation, OpenOk, SpaceLimit, Stateid, open,
+};
+use hither_vfs::{
+    Attr, Attrs, BoxFuture, Error, Fh, FileKind, RequestContext, Time, Unsent, Upcalls, Validity,
+};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -60,7 +69,9 @@ pub(crate) struct Delegations {
     /// Recalls that arrived before the reply that grants the delegation.
     early: Mutex<VecDeque<[u8; 12]>>,
     /// Files with a write delegation when the server lost all delegations.
-    lost: Mutex<HashSet<Fh>>,
+    lost: Mutex<HashMap<Fh, LostWrite>>,
+    /// Delegations whose holder maintains the times, from a recall until DELEGRETURN.
+    returning: Mutex<HashMap<Fh, Stateid>>,
     /// [`HELD_MAX`]; tests use another value.
     pub most: AtomicUsize,
     /// Number of CB_RECALL calls from the server. `getattrs` is the number of CB_GETATTR calls.
@@ -109,8 +120,52 @@ struct Delegation {
     used: u64,
     /// The server's first `change` under the delegation, for CB_GETATTR (RFC 8881 section 10.4.3).
     granted: Option<u64>,
-    /// The server's last length.
-    size_bytes: u64,
+    /// The client maintains the file's times.
+    times: bool,
+    /// The server's last attributes.
+    last: Noted,
+}
+
+/// The attributes of a delegated file that CB_GETATTR asks for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Noted {
+    pub change: u64,
+    pub size_bytes: u64,
+    pub atime: Time,
+    pub mtime: Time,
+}
+
+impl Noted {
+    pub fn of(attr: &Attr) -> Self {
+        Self { change: attr.change, size_bytes: attr.size_bytes, atime: attr.atime, mtime: attr.mtime }
+    }
+
+    /// `None` when the server omits an attribute.
+    pub fn of_wire(wire: &WireAttrs) -> Option<Self> {
+        let time = |t: nfs4::Time| Time { secs: t.seconds, nanos: t.nseconds.min(999_999_999) };
+        Some(Self {
+            change: wire.change?,
+            size_bytes: wire.size?,
+            atime: time(wire.time_access?),
+            mtime: time(wire.time_modify?),
+        })
+    }
+}
+
+/// A file under a write delegation, including delayed writes of the layers above.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    /// `None` when the client cannot describe the file.
+    pub attrs: Option<Noted>,
+    /// The client maintains the file's times.
+    pub times: bool,
+}
+
+/// A write delegation that the server has lost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LostWrite {
+    /// The client maintained the file's times.
+    pub times: bool,
 }
 
 /// The kind of a delegation.
@@ -118,8 +173,12 @@ struct Delegation {
 pub(crate) enum Of<'a> {
     /// A file, for reading.
     Reading,
-    /// A file, also for writing, within the server's space limit.
-    Writing(&'a SpaceLimit),
+    /// A file, also for writing, within the server's space limit. `times`: the client maintains the
+    /// file's times.
+    Writing {
+        limit: &'a SpaceLimit,
+        times: bool,
+    },
     Directory,
 }
 
@@ -129,6 +188,8 @@ pub(crate) struct Taken {
     pub fh: Fh,
     pub stateid: Stateid,
     pub write: bool,
+    /// The client maintains the file's times.
+    pub times: bool,
 }
 
 impl Default for Delegations {
@@ -139,6 +200,7 @@ impl Default for Delegations {
             suspect: AtomicBool::new(false),
             early: Mutex::default(),
             lost: Mutex::default(),
+            returning: Mutex::default(),
             most: AtomicUsize::new(HELD_MAX),
             recalls: AtomicU64::new(0),
             getattrs: AtomicU64::new(0),
@@ -159,7 +221,7 @@ impl DelegationTable {
         let d = self.files.remove(fh)?;
         self.by_stateid.remove(&d.stateid.other);
         self.order.remove(&d.used);
-        Some(Taken { fh: fh.clone(), stateid: d.stateid, write: d.write })
+        Some(Taken { fh: fh.clone(), stateid: d.stateid, write: d.write, times: d.times })
     }
 
     fn take_oldest(&mut self, count: usize) -> Vec<Taken> {
@@ -234,9 +296,21 @@ impl Delegations {
         }
     }
 
-    /// Whether `fh` had a write delegation when the server lost all delegations.
-    pub fn was_for_writing(&self, fh: &Fh) -> bool {
-        self.lost.lock().contains(fh)
+    /// The write delegation of `fh` when the server lost all delegations.
+    pub fn was_for_writing(&self, fh: &Fh) -> Option<LostWrite> {
+        self.lost.lock().get(fh).copied()
+    }
+
+    /// Whether the client maintains the times of `fh`.
+    fn maintains_times(&self, fh: &Fh) -> bool {
+        self.held.lock().files.get(fh).is_some_and(|d| d.times)
+    }
+
+    /// The stateid under which the client may set the times of `fh`, also while it returns the
+    /// delegation.
+    pub fn for_times(&self, fh: &Fh) -> Option<Stateid> {
+        let held = self.held.lock().files.get(fh).filter(|d| d.times).map(|d| d.stateid);
+        held.or_else(|| self.returning.lock().get(fh).copied())
     }
 
     /// Whether `fh` is held by `stateid`. Results of the same compound after the grant are then
@@ -248,26 +322,30 @@ impl Delegations {
 
     /// Keeps a delegation. Returns the delegations to give back.
     fn keep(&self, fh: &Fh, stateid: Stateid, of: Of<'_>) -> Vec<Taken> {
-        let (write, directory) = (matches!(of, Of::Writing(_)), matches!(of, Of::Directory));
+        let write = matches!(of, Of::Writing { .. });
+        let times = matches!(of, Of::Writing { times: true, .. });
+        let directory = matches!(of, Of::Directory);
         let limit_bytes = match of {
-            Of::Writing(SpaceLimit::Size(bytes)) => *bytes,
+            Of::Writing { limit: SpaceLimit::Size(bytes), .. } => *bytes,
             // The limit counts changed bytes. A file of at most this length cannot exceed it.
-            Of::Writing(SpaceLimit::Blocks(l)) => u64::from(l.num_blocks) * u64::from(l.bytes_per_block),
+            Of::Writing { limit: SpaceLimit::Blocks(l), .. } => {
+                u64::from(l.num_blocks) * u64::from(l.bytes_per_block)
+            }
             Of::Reading | Of::Directory => 0,
         };
         let mut held = self.held.lock();
         let mut back = Vec::new();
-        let (mut granted, mut size_bytes, mut sure) = (None, 0, false);
+        let (mut granted, mut last, mut sure) = (None, Noted::default(), false);
         if let Some(old) = held.files.get(fh) {
             let same = old.stateid.other == stateid.other;
-            (granted, size_bytes, sure) = (old.granted.filter(|_| same), old.size_bytes, same && old.sure);
+            (granted, last, sure) = (old.granted.filter(|_| same), old.last, same && old.sure);
             back.extend(held.take(fh).filter(|_| !same));
         }
         held.uses += 1;
         let used = held.uses;
         let since = Instant::now();
         let new =
-            Delegation { stateid, write, directory, limit_bytes, sure, since, used, granted, size_bytes };
+            Delegation { stateid, write, directory, limit_bytes, sure, since, used, granted, times, last };
         held.files.insert(fh.clone(), new);
         held.by_stateid.insert(stateid.other, fh.clone());
         held.order.insert(used, fh.clone());
@@ -275,6 +353,16 @@ impl Delegations {
             back.extend(held.take_oldest(EVICTED_AT_ONCE));
         }
         back
+    }
+
+    /// Ends the use of delegations that were taken to set times.
+    fn returned(&self, taken: &[Taken]) {
+        let mut returning = self.returning.lock();
+        for t in taken.iter().filter(|t| t.times) {
+            if returning.get(&t.fh).is_some_and(|stateid| stateid.other == t.stateid.other) {
+                returning.remove(&t.fh);
+            }
+        }
     }
 
     /// Whether `fh` has a delegation.
@@ -312,27 +400,30 @@ impl Delegations {
     }
 
     /// Records the server's last attributes of `fh`.
-    pub fn note(&self, fh: &Fh, change: u64, size_bytes: u64) {
+    pub fn note(&self, fh: &Fh, noted: Noted) {
         if let Some(d) = self.held.lock().files.get_mut(fh) {
-            d.granted.get_or_insert(change);
-            d.size_bytes = size_bytes;
+            d.granted.get_or_insert(noted.change);
+            d.last = noted;
         }
     }
 
-    /// `change` and length of a file under a write delegation, including delayed writes of the
-    /// layers above, for CB_GETATTR. The first is `None` when it is unknown.
-    pub fn written(&self, fh: &Fh) -> Option<(Option<u64>, u64)> {
+    /// A file under a write delegation, for CB_GETATTR.
+    pub fn written(&self, fh: &Fh) -> Option<Written> {
         // Read first: data that arrives at the server in between is then counted in one of the two
         // values.
         let unsent = self.upcalls.get().map_or(Unsent::More, |above| above.unsent(fh));
         let held = self.held.lock();
         let d = held.files.get(fh).filter(|d| d.write)?;
-        Some(match unsent {
-            Unsent::Nothing => (d.granted, d.size_bytes),
+        let attrs = d.granted.and_then(|change| match unsent {
+            Unsent::Nothing => Some(Noted { change, ..d.last }),
             // Any `change` that differs from the grant's reports a change. This one is greater.
-            Unsent::Bytes { size_bytes } => (d.granted.and_then(|c| c.checked_add(1)), size_bytes),
-            Unsent::More => (None, d.size_bytes),
-        })
+            Unsent::Bytes { size_bytes, mtime } => {
+                let mtime = mtime.unwrap_or(d.last.mtime);
+                Some(Noted { change: change.checked_add(1)?, size_bytes, mtime, ..d.last })
+            }
+            Unsent::More => None,
+        });
+        Some(Written { attrs, times: d.times })
     }
 
     /// The number of delegations and of callbacks.
@@ -402,13 +493,27 @@ impl Core {
         }
     }
 
+    /// As [`Core::wanted_delegation`], and whether the client wants to maintain the times of a file
+    /// that it opens to write. Access times stay the server's, because reads of cached data do not
+    /// change them.
+    pub fn wanted_with(&self, writes: bool) -> u32 {
+        let wanted = self.wanted_delegation();
+        let offered = self.facts().delegated_times && self.own_server.load(Ordering::Relaxed);
+        let times = offered && writes && wanted != open::WANT_NO_DELEG;
+        if times { wanted | open::WANT_DELEG_TIMESTAMPS } else { wanted }
+    }
+
+    /// Whether the client maintains the times of a file that may have unsent data.
+    pub fn delegates_times(&self, fh: &Fh) -> bool {
+        self.delegations.maintains_times(fh) && self.delegated_bytes(fh).is_some()
+    }
+
     /// Keeps the delegation of an OPEN reply. Returns its stateid, if any.
     pub fn note_delegation(self: &Arc<Self>, fh: &Fh, ok: &OpenOk) -> Option<Stateid> {
         let (recall, of) = match &ok.delegation {
             OpenDelegation::Read(d) | OpenDelegation::ReadAttrs(d) => (d.recall, Of::Reading),
-            OpenDelegation::Write(d) | OpenDelegation::WriteAttrs(d) => {
-                (d.recall, Of::Writing(&d.space_limit))
-            }
+            OpenDelegation::Write(d) => (d.recall, Of::Writing { limit: &d.space_limit, times: false }),
+            OpenDelegation::WriteAttrs(d) => (d.recall, Of::Writing { limit: &d.space_limit, times: true }),
             OpenDelegation::None | OpenDelegation::NoneExt(_) => (false, Of::Reading),
         };
         let stateid = ok.delegation.stateid()?;
@@ -445,7 +550,7 @@ impl Core {
         }
         // The reply may have arrived just now.
         let taken = self.delegations.take_stateid(stateid);
-        let unknown = Taken { fh: fh.clone(), stateid: *stateid, write: false };
+        let unknown = Taken { fh: fh.clone(), stateid: *stateid, write: false, times: false };
         self.give_back(vec![taken.unwrap_or(unknown)]);
     }
 
@@ -489,6 +594,8 @@ impl Core {
         if taken.is_empty() {
             return;
         }
+        let with_times = || taken.iter().filter(|t| t.times);
+        self.delegations.returning.lock().extend(with_times().map(|t| (t.fh.clone(), t.stateid)));
         let revoked = self.delegations.revoke(&taken);
         let core = self.clone();
         tokio::spawn(async move {
@@ -508,6 +615,7 @@ impl Core {
                     tracing::debug!(fh = ?t.fh, "sending data before a delegation is returned: {e}");
                 }
             }
+            core.delegations.returned(&taken);
             core.delegreturn(taken).await;
         });
     }
@@ -584,7 +692,8 @@ impl Core {
     pub fn delegations_lost(&self) {
         self.delegations.doubt_all();
         let lost = self.delegations.take_all_but(0).into_iter();
-        *self.delegations.lost.lock() = lost.filter(|t| t.write).map(|t| t.fh).collect();
+        let lost = lost.filter(|t| t.write).map(|t| (t.fh, LostWrite { times: t.times }));
+        *self.delegations.lost.lock() = lost.collect();
         self.delegations.revoke_all();
     }
 

@@ -33,12 +33,24 @@ impl Core {
         open: Option<OpenId>,
         build: impl Fn(Stateid) -> Compound,
     ) -> Answered<Answer> {
+        self.with_stateid_in(cx, open, usize::MAX, build).await
+    }
+
+    /// As [`Core::with_stateid`], for a compound of which only the first `first` operations use the
+    /// open's stateid. An error of a later operation says nothing about the state.
+    async fn with_stateid_in(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        open: Option<OpenId>,
+        first: usize,
+        build: impl Fn(Stateid) -> Compound,
+    ) -> Answered<Answer> {
         let mut tries = 0;
         loop {
             let (state, stateid) = self.io_stateid(open)?;
             let answer = self.compound(cx, build(stateid)).await?;
             let status = answer.results.status();
-            match state {
+            match state.filter(|_| answer.results.remaining() <= first) {
                 Some(state) if is_state_lost(status) && tries < STATE_TRIES => {
                     tries += 1;
                     self.state_lost(&state, &stateid).await;
@@ -109,13 +121,15 @@ impl Core {
         file: File<'_>,
         set: &SetAttr,
     ) -> Answered<Attrs> {
+        let mut times = self.times_stateid(cx, file.fh);
         loop {
-            let attrs = self.wire_set(set).await;
+            let args = self.set_with(set, Stateid::ANONYMOUS, times).await;
             let open = set.size_bytes.and(file.open);
             let build = |stateid| {
+                let stateid = times.unwrap_or(stateid);
                 let ops = [
                     Op::Putfh(wire_fh(file.fh)),
-                    Op::setattr(stateid, attrs.clone()),
+                    Op::setattr(stateid, args.attrs.clone()),
                     Op::Getattr(NODE_ATTRS),
                 ];
                 Compound::new("SETATTR", ops)
@@ -124,6 +138,8 @@ impl Core {
             answer.results.putfh()?;
             match answer.results.setattr() {
                 Ok(_) => {}
+                // The delegation has ended, or the server does not take the time under it.
+                Err(_) if times.take().is_some() => continue,
                 Err(e) if e.status() == Some(Nfsstat4::BADOWNER) && self.ids.bad_owner() => continue,
                 Err(e) => return Err(e.into()),
             }
@@ -132,6 +148,11 @@ impl Core {
                 Err(_) => self.getattr(cx, file.fh).await,
             };
         }
+    }
+
+    /// The stateid of the delegation under which the client sets the modification time of a write.
+    fn times_stateid(&self, cx: &RequestContext, fh: &Fh) -> Option<Stateid> {
+        if cx.sets_write_time { self.delegations.for_times(fh) } else { None }
     }
 
     /// Ends the writing of a file in one compound: `piece` to stable storage, then `set`. `None`
@@ -155,15 +176,16 @@ impl Core {
         let end = at + data.len() as u64;
         let finishing = self.writes().finishing(fh, at, end).await;
         let sets = *set != SetAttr::default();
-        let attrs = self.wire_set(set).await;
+        let args = self.set_with(set, Stateid::ANONYMOUS, self.times_stateid(cx, fh)).await;
         let build = |stateid| {
             let write = Op::write(stateid, at, StableHow::FILE_SYNC, data.clone());
-            let set = sets.then(|| Op::setattr(Stateid::ANONYMOUS, attrs.clone()));
+            let set = sets.then(|| Op::Setattr(args.clone()));
             let rest = [write].into_iter().chain(set).chain([Op::Getattr(NODE_ATTRS)]);
             Compound::new("WRITE", [Op::Putfh(wire_fh(fh))].into_iter().chain(rest))
         };
         let open = open.filter(|&id| self.files.entry(id).is_ok());
-        let mut answer = self.with_stateid(cx, open, build).await?;
+        // PUTFH and WRITE use it. SETATTR may use the stateid of a delegation.
+        let mut answer = self.with_stateid_in(cx, open, 2, build).await?;
         answer.results.putfh()?;
         let ok = answer.results.write()?;
         if ok.committed == StableHow::UNSTABLE || u64::from(ok.count) != data.len() as u64 {

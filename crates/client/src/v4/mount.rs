@@ -13,9 +13,9 @@ use super::state::own_fh;
 use crate::connect::SessionLimits;
 use crate::error::{self, MountError, Service};
 use hither_proto::nfs4::{
-    Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, ExchangeIdOk, Ftype,
+    Attrs, Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, ExchangeIdOk, Ftype,
     HITHER_DOMAIN, ImplId, Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr, create_session,
-    exchgid,
+    exchgid, open,
 };
 use hither_proto::rpc::AuthSys;
 use hither_rpc::CallError;
@@ -122,6 +122,8 @@ impl Core {
         let ok = results.exchange_id().map_err(SetupFail::Op)?;
         self.data_anywhere.store(data_anywhere(&ok), Ordering::Relaxed);
         let confirmed = ok.flags & exchgid::CONFIRMED_R != 0;
+        let is_own = ok.impl_id.as_ref().is_some_and(|id| id.domain[..] == *HITHER_DOMAIN);
+        self.own_server.store(is_own, Ordering::Relaxed);
         let mut lease = self.lease.lock();
         lease.clientid = Some(ok.clientid);
         if !(confirmed && before == Some(ok.clientid)) {
@@ -226,7 +228,9 @@ impl Core {
             .with(attr::SUPPATTR_EXCLCREAT)
             .with(attr::ACLSUPPORT)
             .with(attr::CASE_INSENSITIVE)
-            .with(attr::XATTR_SUPPORT);
+            .with(attr::XATTR_SUPPORT)
+            .with(attr::SUPPORTED_ATTRS)
+            .with(attr::OPEN_ARGUMENTS);
         let names: Vec<&[u8]> =
             self.opts.path.as_bytes().split(|&b| b == b'/').filter(|n| !n.is_empty()).collect();
         let mut ops = vec![Op::Putrootfh];
@@ -279,6 +283,9 @@ impl Core {
             exclusive_attrs: attrs.suppattr_exclcreat().copied().unwrap_or_default(),
             xattrs: attrs.xattr_support().copied().unwrap_or(false),
             acls: attrs.aclsupport().is_some_and(|&a| a != 0),
+            delegated_times: self.minor >= 2
+                && self.own_server.load(Ordering::Relaxed)
+                && offers_delegated_times(&attrs),
         };
         if self.may_hold_directories() {
             self.directories_offered(&facts.root, &mut answer);
@@ -352,6 +359,16 @@ impl Core {
         let (server, cause) = (self.opts.server.clone(), cause.to_owned());
         MountError::Protocol { server, service: Service::Nfs, cause }
     }
+}
+
+/// Whether the holder of a write delegation may maintain the times of its file (RFC 9754 sections 3
+/// and 5). The mount asks for that at `hither serve` only. The Linux server (6.18) stops the times
+/// of such a file until its holder sets them, and this client sets only times that somebody saw.
+fn offers_delegated_times(attrs: &Attrs) -> bool {
+    let has = |n| attrs.supported_attrs().is_some_and(|all| all.has(n));
+    let wants = attrs.open_arguments().map(|args| args.share_access_want);
+    let offered = wants.is_some_and(|wants| wants.has(open::ARGS_WANT_DELEG_TIMESTAMPS));
+    offered && has(attr::TIME_DELEG_ACCESS) && has(attr::TIME_DELEG_MODIFY)
 }
 
 fn flavor_name(s: &Secinfo) -> String {

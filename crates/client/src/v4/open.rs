@@ -302,7 +302,7 @@ impl Core {
     fn open_op(&self, owner: &[u8], how: &OpenHow, create: Option<CreateHow>, claim: OpenClaim) -> Op {
         Op::Open(OpenArgs {
             seqid: 0,
-            share_access: share(how.access) | self.wanted_delegation(),
+            share_access: share(how.access) | self.wanted_with(how.access.contains(OpenAccess::WRITE)),
             share_deny: open::SHARE_DENY_NONE,
             owner: StateOwner { clientid: 0, owner: owner.into() },
             how: create,

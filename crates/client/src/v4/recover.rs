@@ -14,6 +14,7 @@
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound};
 use super::core::{Core, Phase};
+use super::delegation::{LostWrite, Noted};
 use super::fail::{Answered, Fail, is_state_lost};
 use super::lock::{LockState, length};
 use super::lock_authority::LockAuthority;
@@ -461,14 +462,17 @@ fn is_too_late(status: Option<Nfsstat4>) -> bool {
 }
 
 /// The OPEN that reclaims `state`. `delayed`: writes may have been delayed at the restart of the
-/// server. No other client may see the file before they arrive, so the delegation is reclaimed too.
-/// The server then recalls it.
-fn reopen(state: &OpenState, access: u32, how: Reclaim, delayed: bool) -> Compound {
-    let delayed = delayed && access & open::SHARE_ACCESS_WRITE != 0;
-    let (claim, want) = match how {
-        Reclaim::Restart if delayed => (OpenClaim::Previous(DelegationType::WRITE), 0),
-        Reclaim::Restart => (OpenClaim::Previous(DelegationType::NONE), open::WANT_NO_DELEG),
-        Reclaim::Late => (OpenClaim::Fh, open::WANT_NO_DELEG),
+/// server, under this write delegation. No other client may see the file before they arrive, so the
+/// delegation is reclaimed too. The server then recalls it.
+fn reopen(state: &OpenState, access: u32, how: Reclaim, delayed: Option<LostWrite>) -> Compound {
+    let delayed = delayed.filter(|_| access & open::SHARE_ACCESS_WRITE != 0);
+    let (claim, want) = match (how, delayed) {
+        (Reclaim::Restart, Some(LostWrite { times: true })) => {
+            (OpenClaim::Previous(DelegationType::WRITE_ATTRS), open::WANT_DELEG_TIMESTAMPS)
+        }
+        (Reclaim::Restart, Some(_)) => (OpenClaim::Previous(DelegationType::WRITE), 0),
+        (Reclaim::Restart, None) => (OpenClaim::Previous(DelegationType::NONE), open::WANT_NO_DELEG),
+        (Reclaim::Late, _) => (OpenClaim::Fh, open::WANT_NO_DELEG),
     };
     let args = OpenArgs {
         seqid: 0,
@@ -493,8 +497,8 @@ impl Core {
             self.delegations.confirm(&state.file.fh, &stateid, answer.asked);
         }
         let attrs = results.getattr().ok();
-        if let Some((change, size)) = attrs.as_ref().and_then(|a| a.change.zip(a.size)) {
-            self.delegations.note(&state.file.fh, change, size);
+        if let Some(noted) = attrs.as_ref().and_then(Noted::of_wire) {
+            self.delegations.note(&state.file.fh, noted);
         }
         Ok(attrs.and_then(|a| a.change))
     }

@@ -6,6 +6,7 @@ mod locks;
 mod opens;
 mod replay_check;
 mod server;
+mod times;
 
 use super::*;
 use crate::Recovery;

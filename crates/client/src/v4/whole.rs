@@ -9,6 +9,7 @@ use super::attrs::NODE_ATTRS;
 use super::bring::Turn;
 use super::call::{Answer, Compound};
 use super::core::Core;
+use super::delegation::Noted;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
 use super::state::{own_fh, wire_fh, wire_name};
@@ -169,7 +170,7 @@ impl Core {
         if let Some(ok) = &opened {
             // The client did not request a delegation.
             self.note_delegation(&node.fh, ok);
-            self.delegations.note(&node.fh, node.attrs.attr.change, node.attrs.attr.size_bytes);
+            self.delegations.note(&node.fh, Noted::of(&node.attrs.attr));
         }
         Ok(Made { node, dir: cinfo })
     }

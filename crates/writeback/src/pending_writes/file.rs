@@ -265,7 +265,7 @@ impl State {
         match self.shown() {
             _ if self.deferred.is_for_others() => Unsent::More,
             _ if self.is_settled() => Unsent::Nothing,
-            Some(attrs) => Unsent::Bytes { size_bytes: attrs.attr.size_bytes },
+            Some(attrs) => Unsent::Bytes { size_bytes: attrs.attr.size_bytes, mtime: None },
             None => Unsent::More,
         }
     }

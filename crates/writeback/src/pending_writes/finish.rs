@@ -106,7 +106,10 @@ impl Extents {
 impl WriteBack {
     /// Sends a last load.
     pub(super) async fn finish(&self, file: &Arc<File>, flight: Option<Flight>, deferred: Deferred) {
-        let cx = RequestContext::new(deferred.by.cred.clone());
+        let cx = RequestContext {
+            sets_write_time: deferred.is_seen_time(),
+            ..RequestContext::new(deferred.by.cred.clone())
+        };
         let open = flight.as_ref().map_or(deferred.by.open, |f| f.origin.open);
         // The open may have ended before its attributes, when a call that was to replace them
         // failed.

@@ -50,6 +50,10 @@ impl LeaseAuthority for WriteBack {
     fn is_noncacheable(&self, fh: &Fh) -> bool {
         self.leases.is_noncacheable(fh)
     }
+
+    fn delegates_times(&self, fh: &Fh) -> bool {
+        self.leases.delegates_times(fh)
+    }
 }
 
 impl WriteBack {

@@ -12,13 +12,15 @@
 //!
 //! A server lets the owner of a file set its times. Another writer's file is sent first
 //! ([`WriteBack::flush_for_times`]), and so is the file of a user whose own new files the server
-//! gives to somebody else.
+//! gives to somebody else. This does not apply where the server delegates the times
+//! (`LeaseAuthority::delegates_times`). There a question of the server counts like a stat(2): the
+//! answered time stays ([`WriteBack::unsent_of`]).
 
 use super::WriteBack;
 use super::file::{File, Names, State};
 use super::stats::Reason;
 use super::wait::patient;
-use hither_vfs::{Attr, Attrs, Cred, Fh, RequestContext, Time};
+use hither_vfs::{Attr, Attrs, Cred, Fh, RequestContext, Time, Unsent};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -32,7 +34,7 @@ pub(super) struct Seen {
 impl State {
     /// Notes that a program saw the times in `attrs`. They stay. Returns whether the journal has a
     /// new record.
-    fn see(&mut self, attrs: &Attrs, now: Instant) -> bool {
+    fn see(&mut self, attrs: &Attrs, now: Instant, journaled: bool) -> bool {
         let seen = Seen { mtime: attrs.attr.mtime, ctime: attrs.attr.ctime };
         if self.seen == Some(seen) {
             return false;
@@ -48,7 +50,8 @@ impl State {
                 self.seal();
             }
         }
-        self.deferred.sets_mtime().is_some_and(|owner| self.journal.see(owner, seen.mtime, true))
+        let owner = self.deferred.sets_mtime().filter(|_| journaled);
+        owner.is_some_and(|owner| self.journal.see(owner, seen.mtime, true))
     }
 }
 
@@ -73,7 +76,9 @@ impl WriteBack {
     fn keeps_times(&self, s: &State, fh: &Fh) -> bool {
         // A time in the future was set by a program, and the write ended it.
         let is_now = |mtime| mtime < self.clock.after(mtime);
-        let may_set = |shown: Attrs| is_now(shown.attr.mtime) && self.owner(s, &shown.attr).is_some();
+        let times = self.leases.delegates_times(fh);
+        let may_set =
+            |shown: Attrs| is_now(shown.attr.mtime) && (times || self.owner(s, &shown.attr).is_some());
         (s.deferred.sets_mtime().is_some() || s.shown().is_none_or(may_set)) && self.is_authority(fh)
     }
 
@@ -123,7 +128,9 @@ impl WriteBack {
                     .is_some_and(|owner| s.journal.see(&owner, attrs.attr.mtime, false))
             } else if !s.is_settled() && self.keeps_times(&s, &file.fh) {
                 self.look_after(&mut s, file, now);
-                s.see(attrs, now)
+                // Only an owner can set the time after a crash, which ends the delegation.
+                let owns = self.owner(&s, &attrs.attr).is_some();
+                s.see(attrs, now, owns)
             } else {
                 return false;
             }
@@ -132,6 +139,34 @@ impl WriteBack {
             self.noted(file).await;
         }
         true
+    }
+
+    /// The part of the file that the server lacks, for requests of other clients. A reported time
+    /// stays, like one that a program saw.
+    pub(super) fn unsent_of(self: &Arc<Self>, file: &Arc<File>) -> Unsent {
+        let now = Instant::now();
+        let (unsent, noted) = {
+            let mut s = file.state.lock();
+            let Unsent::Bytes { size_bytes, .. } = s.unsent() else { return s.unsent() };
+            let times = self.leases.delegates_times(&file.fh) && self.keeps_times(&s, &file.fh);
+            let Some(mut shown) = s.shown().filter(|_| times) else {
+                return Unsent::Bytes { size_bytes, mtime: None };
+            };
+            if let Some(seen) = &s.seen {
+                (shown.attr.mtime, shown.attr.ctime) = (seen.mtime, seen.ctime);
+            }
+            self.look_after(&mut s, file, now);
+            let owns = self.owner(&s, &shown.attr).is_some();
+            let noted = s.see(&shown, now, owns);
+            (Unsent::Bytes { size_bytes, mtime: Some(shown.attr.mtime) }, noted)
+        };
+        if noted {
+            // The answer does not wait for the journal. A replay without the record sets a later
+            // time.
+            let (layer, file) = (self.clone(), file.clone());
+            tokio::spawn(async move { layer.noted(&file).await });
+        }
+        unsent
     }
 
     /// Sends the bytes that affect the answer to a request for attributes. Returns whether they

@@ -414,7 +414,20 @@ impl Upcalls for UpcallLog {
 }
 
 pub(super) async fn leased(files: &[&str], slowly: Duration) -> (Test, Arc<UpcallLog>) {
-    let t = tree(|s| s.delegate = true, &["dir"], files).await;
+    leased_with(files, slowly, |_| ()).await
+}
+
+/// As [`leased`], of a server that `prepare` sets up.
+pub(super) async fn leased_with(
+    files: &[&str],
+    slowly: Duration,
+    prepare: impl Fn(&mut server::State),
+) -> (Test, Arc<UpcallLog>) {
+    let prepare = |s: &mut server::State| {
+        s.delegate = true;
+        prepare(s);
+    };
+    let t = tree(prepare, &["dir"], files).await;
     let told = Arc::new(UpcallLog { server: t.server.clone(), slowly, ..UpcallLog::default() });
     t.v4.subscribe(told.clone());
     (t, told)
@@ -490,8 +503,9 @@ async fn delegreturn_waits_for_delayed_writes() {
     let attr = &g.node.attrs.attr;
     assert_eq!(ask(Some(Unsent::Nothing)).await, Some(Nfsstat4::OK));
     t.write(&g, 0, "moves `change`").await.unwrap();
-    assert_eq!(ask(Some(Unsent::Bytes { size_bytes: 500 })).await, Some(Nfsstat4::OK));
-    assert_eq!(ask(Some(Unsent::Bytes { size_bytes: 600 })).await, Some(Nfsstat4::OK));
+    let bytes = |size_bytes| Some(Unsent::Bytes { size_bytes, mtime: None });
+    assert_eq!(ask(bytes(500)).await, Some(Nfsstat4::OK));
+    assert_eq!(ask(bytes(600)).await, Some(Nfsstat4::OK));
     assert_eq!(ask(Some(Unsent::Nothing)).await, Some(Nfsstat4::OK));
     let told_of = t.server.lock().told.clone();
     let (granted, more) = (Some(attr.change), Some(attr.change + 1));

@@ -54,6 +54,12 @@ pub struct State {
     /// Opens for writing grant write delegations.
     pub delegate_writers: bool,
     pub claims_stay: bool,
+    /// The client may maintain times. For each modification time: whether it was set under the
+    /// delegation.
+    pub delegates_times: bool,
+    pub times_under_delegation: Vec<bool>,
+    /// SETATTR of such times is refused.
+    pub refuses_times: bool,
     /// The granted delegations have ended.
     pub delegations_end: bool,
     /// Whether directory delegations are granted; `None`: the operation is not supported.
@@ -450,7 +456,14 @@ impl State {
                     boot.to_be_bytes()
                 }))
             }
+            Op::Setattr(a) if self.refuses_times && a.attrs.time_deleg_modify().is_some() => {
+                OpRes::Setattr(Err(Nfsstat4::BAD_STATEID.into()))
+            }
             Op::Setattr(a) => {
+                let held = a.attrs.time_deleg_modify().is_some();
+                if held || a.attrs.time_modify_set.is_some() {
+                    self.times_under_delegation.push(held && !a.stateid.is_special());
+                }
                 let size = a.attrs.size;
                 let done = self.stateid(&a.stateid).and_then(|()| self.file(cur)).map(|f| {
                     f.atime = given(&a.attrs).unwrap_or(f.atime);
@@ -509,7 +522,7 @@ impl State {
             state_protect: StateProtectOk::None,
             server_owner: ServerOwner { minor_id: 0, major_id: b"fake".as_slice().into() },
             server_scope: Bytes::from(format!("fake{}", self.scope)).into(),
-            impl_id: self.domain.map(|domain| ImplId {
+            impl_id: self.domain.or(self.delegates_times.then_some("hither-fs.github.io")).map(|domain| ImplId {
                 domain: domain.as_bytes().into(),
                 name: b"fake".as_slice().into(),
                 date: Time::default(),
@@ -570,6 +583,13 @@ impl State {
         let rare = a.rare_mut();
         rare.lease_time = Some(60);
         rare.suppattr_exclcreat = Some(Bitmap4::of(&[attr::MODE]));
+        if self.delegates_times {
+            rare.supported_attrs = Some(Bitmap4::of(&[attr::TIME_DELEG_ACCESS, attr::TIME_DELEG_MODIFY]));
+            let [share_access, share_deny, open_claim, create_mode] = [Bitmap4::EMPTY; 4];
+            let share_access_want = Bitmap4::of(&[open::ARGS_WANT_DELEG_TIMESTAMPS]);
+            let args = OpenArguments { share_access, share_deny, share_access_want, open_claim, create_mode };
+            rare.open_arguments = Some(args);
+        }
         a.retain(mask);
         Ok(a)
     }
@@ -684,18 +704,24 @@ impl State {
         open.access |= a.share_access & 3;
         let stateid = Stateid { seqid: open.seqid, other };
         cur.stateid = Some(stateid);
-        if let (OpenClaim::Previous(DelegationType::WRITE), Some(last)) = (&a.claim, self.log.last_mut()) {
+        if let (OpenClaim::Previous(DelegationType::WRITE | DelegationType::WRITE_ATTRS), Some(last)) =
+            (&a.claim, self.log.last_mut())
+        {
             last.push_str(" write");
         }
         let claims_none = matches!(a.claim, OpenClaim::Previous(DelegationType::NONE));
         let delegation = match self.delegate && !claims_none {
             true if self.delegate_writers && a.share_access & open::SHARE_ACCESS_WRITE != 0 => {
-                OpenDelegation::Write(WriteDelegation {
+                let write = WriteDelegation {
                     stateid: delegation(&Self::name(cur)?),
                     recall: reclaim && !self.claims_stay,
                     space_limit: SpaceLimit::Size(1000),
                     permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
-                })
+                };
+                match a.share_access & open::WANT_DELEG_TIMESTAMPS {
+                    0 => OpenDelegation::Write(write),
+                    _ => OpenDelegation::WriteAttrs(write),
+                }
             }
             true => OpenDelegation::Read(ReadDelegation {
                 stateid: delegation(&Self::name(cur)?),

@@ -225,6 +225,10 @@ impl LeaseAuthority for Subtrees {
     fn is_noncacheable(&self, fh: &Fh) -> bool {
         self.at(fh).is_ok_and(|at| at.stack.leases.is_noncacheable(&at.fh))
     }
+
+    fn delegates_times(&self, fh: &Fh) -> bool {
+        self.at(fh).is_ok_and(|at| at.stack.leases.delegates_times(&at.fh))
+    }
 }
 
 impl ConsistencyDomains for Subtrees {

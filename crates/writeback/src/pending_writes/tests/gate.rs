@@ -51,6 +51,9 @@ struct State {
     fail_names: HashMap<Name, (i32, bool)>,
     upcalls: Option<Arc<dyn Upcalls>>,
     delegated: bool,
+    delegates_times: bool,
+    /// Times of writes that `finish` set ([`RequestContext::sets_write_time`]).
+    write_times: Vec<Time>,
     /// Answers to `can_cache_writes`, the next one last. True when the list is empty.
     can_cache_writes: Vec<bool>,
     grants: bool,
@@ -65,6 +68,16 @@ impl Gate {
     /// Delegates all files for writing, up to 1000 bytes, or none.
     pub fn delegate(&self, delegated: bool) {
         self.state.lock().delegated = delegated;
+    }
+
+    /// Lets this mount maintain the times of all files, or of none.
+    pub fn delegate_times(&self, delegates_times: bool) {
+        self.state.lock().delegates_times = delegates_times;
+    }
+
+    /// Times of writes that were set.
+    pub fn write_times(&self) -> Vec<Time> {
+        self.state.lock().write_times.clone()
     }
 
     /// Sets the next answers to `can_cache_writes`, and the answer to `request_write_caching`.
@@ -276,6 +289,9 @@ macro_rules! pass_on {
                 let refusal = {
                     let mut s = self.state.lock();
                     s.finishes += 1;
+                    if let (true, Some(SetTime::To(mtime))) = (cx.sets_write_time, set.mtime) {
+                        s.write_times.push(mtime);
+                    }
                     s.fail.get("mtime").copied().filter(|errno| *errno != 0 && set.mtime.is_some())
                 };
                 match refusal {
@@ -370,6 +386,10 @@ impl LeaseAuthority for Gate {
 
     fn is_noncacheable(&self, _: &Fh) -> bool {
         false
+    }
+
+    fn delegates_times(&self, _: &Fh) -> bool {
+        self.state.lock().delegates_times
     }
 }
 

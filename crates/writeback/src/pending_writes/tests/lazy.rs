@@ -248,18 +248,18 @@ async fn length_reply_includes_delayed_bytes() {
     let unsent = || s.gate.upcalls().unsent(&f.0);
     assert_eq!(unsent(), Unsent::Nothing);
     s.write(&f, 90, pattern(1, 10)).await.unwrap();
-    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 });
+    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100, mtime: None });
     s.gate.shut("write");
     let (dirty, at) = (s.dirty.clone(), f.clone());
     let flush = tokio::spawn(async move { dirty.commit(&cx(), At { fh: &at.0, open: Some(at.1) }).await });
     settle().await;
-    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 }, "the bytes are in flight");
+    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100, mtime: None }, "the bytes are in flight");
     s.gate.open_all();
     flush.await.unwrap().unwrap();
     assert_eq!(unsent(), Unsent::Nothing);
     // The length includes the server's bytes.
     s.write(&f, 0, "x").await.unwrap();
-    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100 });
+    assert_eq!(unsent(), Unsent::Bytes { size_bytes: 100, mtime: None });
     // The length of this file is no longer known.
     drop(s.gate.upcalls().expire(std::slice::from_ref(&f.0)));
     assert_eq!(unsent(), Unsent::More);
