@@ -13,9 +13,9 @@ use super::state::own_fh;
 use crate::connect::SessionLimits;
 use crate::error::{self, MountError, Service};
 use hither_proto::nfs4::{
-    Attrs, Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, ExchangeIdOk, Ftype,
-    HITHER_DOMAIN, ImplId, Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr, create_session,
-    exchgid, open,
+    Attrs, Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, ExchangeIdOk,
+    Ftype, HITHER_DOMAIN, ImplId, Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr,
+    create_session, exchgid, open,
 };
 use hither_proto::rpc::AuthSys;
 use hither_rpc::CallError;

@@ -7,6 +7,7 @@ mod back;
 mod locks;
 
 use super::chains::directories::granted;
+use super::times::open_arguments;
 use bytes::Bytes;
 use hither_proto::nfs4::*;
 use hither_proto::rpc::{self, CallHeader, Message, OpaqueAuth};
@@ -522,10 +523,12 @@ impl State {
             state_protect: StateProtectOk::None,
             server_owner: ServerOwner { minor_id: 0, major_id: b"fake".as_slice().into() },
             server_scope: Bytes::from(format!("fake{}", self.scope)).into(),
-            impl_id: self.domain.or(self.delegates_times.then_some("hither-fs.github.io")).map(|domain| ImplId {
-                domain: domain.as_bytes().into(),
-                name: b"fake".as_slice().into(),
-                date: Time::default(),
+            impl_id: self.domain.or(self.delegates_times.then_some("hither-fs.github.io")).map(|domain| {
+                ImplId {
+                    domain: domain.as_bytes().into(),
+                    name: b"fake".as_slice().into(),
+                    date: Time::default(),
+                }
             }),
         }
     }
@@ -585,10 +588,7 @@ impl State {
         rare.suppattr_exclcreat = Some(Bitmap4::of(&[attr::MODE]));
         if self.delegates_times {
             rare.supported_attrs = Some(Bitmap4::of(&[attr::TIME_DELEG_ACCESS, attr::TIME_DELEG_MODIFY]));
-            let [share_access, share_deny, open_claim, create_mode] = [Bitmap4::EMPTY; 4];
-            let share_access_want = Bitmap4::of(&[open::ARGS_WANT_DELEG_TIMESTAMPS]);
-            let args = OpenArguments { share_access, share_deny, share_access_want, open_claim, create_mode };
-            rare.open_arguments = Some(args);
+            rare.open_arguments = Some(open_arguments());
         }
         a.retain(mask);
         Ok(a)
@@ -718,10 +718,8 @@ impl State {
                     space_limit: SpaceLimit::Size(1000),
                     permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
                 };
-                match a.share_access & open::WANT_DELEG_TIMESTAMPS {
-                    0 => OpenDelegation::Write(write),
-                    _ => OpenDelegation::WriteAttrs(write),
-                }
+                let times = a.share_access & open::WANT_DELEG_TIMESTAMPS != 0;
+                if times { OpenDelegation::WriteAttrs(write) } else { OpenDelegation::Write(write) }
             }
             true => OpenDelegation::Read(ReadDelegation {
                 stateid: delegation(&Self::name(cur)?),

@@ -3,7 +3,19 @@
 use super::chains::leased_with;
 use super::server::delegation;
 use super::*;
+use hither_proto::nfs4::{Bitmap4, OpenArguments, open};
 use hither_vfs::{SetTime, Time};
+
+/// The arguments of OPEN that the server supports: the wish for delegated times.
+pub(super) fn open_arguments() -> OpenArguments {
+    OpenArguments {
+        share_access: Bitmap4::EMPTY,
+        share_deny: Bitmap4::EMPTY,
+        share_access_want: Bitmap4::of(&[open::ARGS_WANT_DELEG_TIMESTAMPS]),
+        open_claim: Bitmap4::EMPTY,
+        create_mode: Bitmap4::EMPTY,
+    }
+}
 
 const SEEN: SetAttr = SetAttr {
     mode: None,
