@@ -176,6 +176,9 @@ impl WriteBack {
                     if deferred.set.mtime.is_some() && s.extents.is_clean() {
                         // The server's times are the requested ones.
                         s.view.time = None;
+                    }
+                    // Of two changes that programs saw, the last one gives the times.
+                    if s.is_settled() {
                         self.keep_seen(file, s, attrs);
                     }
                 }

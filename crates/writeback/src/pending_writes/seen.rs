@@ -40,7 +40,8 @@ impl State {
             return false;
         }
         self.seen = Some(seen);
-        if self.deferred.sets_mtime().is_none()
+        if !self.extents.is_clean()
+            && self.deferred.sets_mtime().is_none()
             && let Some(writer) = self.writer.clone()
         {
             self.deferred.see(writer, seen, now);
@@ -74,6 +75,10 @@ impl WriteBack {
     /// Whether the local times of a file may be shown as the final ones, as far as its attributes
     /// are known.
     fn keeps_times(&self, s: &State, fh: &Fh) -> bool {
+        if s.extents.is_clean() {
+            // Delayed attributes change the change time only, and the server's own stays hidden.
+            return true;
+        }
         // A time in the future was set by a program, and the write ended it.
         let is_now = |mtime| mtime < self.clock.after(mtime);
         let times = self.leases.delegates_times(fh);
