@@ -255,7 +255,7 @@ async fn replay_spares_foreign_changes() {
         j.s.dirty.sync().await.unwrap();
         j.s.gate.shut("write");
         j.s.write(&f, 1000, pattern(1, 2500)).await.unwrap();
-        settle().await;
+        writes_under_way(&j, 2).await;
         let root = j.s.root.clone();
         let (outcome, kept) = j
             .crash(exclusive, async |s| {
@@ -347,6 +347,12 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     panic!("timed out: {what}");
 }
 
+/// Waits for WRITEs that the gate holds back. The thread of the journal has then stored that they
+/// were sent.
+async fn writes_under_way(j: &Journaled, number: usize) {
+    until("WRITEs are under way", async || j.s.gate.waiting("write") >= number).await;
+}
+
 /// A failed journal lacks later writes. Its bytes do not overwrite newer bytes that were fsynced.
 /// Promise: 6d
 #[tokio::test]
@@ -357,7 +363,7 @@ async fn failed_journal_overwrites_no_newer_bytes() {
     j.s.dirty.sync().await.unwrap();
     j.s.gate.shut("write");
     j.s.write(&f, 0, pattern(1, 2000)).await.unwrap();
-    settle().await;
+    writes_under_way(&j, 2).await;
     j.memory.full.store(true, Ordering::Relaxed);
     j.s.gate.open_all();
     j.s.write(&f, 1000, pattern(9, 1000)).await.unwrap();
@@ -619,7 +625,7 @@ async fn replay_starts_at_truncation() {
         j.s.resize(&f, 500).await.unwrap();
         j.s.gate.shut("write");
         j.s.write(&f, 500, pattern(9, 2500)).await.unwrap();
-        settle().await;
+        writes_under_way(&j, 2).await;
         let (outcome, _) = j
             .crash(exclusive, async |s| {
                 let (below, at) = (s.gate.below(), At { fh: &f.0, open: None });
@@ -652,7 +658,7 @@ async fn replay_overwrites_truncated_file() {
     j.s.dirty.sync().await.unwrap();
     j.s.gate.shut("write");
     j.s.write(&f, 0, pattern(1, 2000)).await.unwrap();
-    settle().await;
+    writes_under_way(&j, 2).await;
     j.s.resize(&f, 2000).await.unwrap();
     let (outcome, _) = j
         .crash(true, async |s| {
