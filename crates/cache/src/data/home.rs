@@ -120,9 +120,10 @@ impl Home {
             let _ = total::announce(&lock, 0, false);
         }
         let identity = std::fs::read(part.join(FORMAT)).ok().and_then(|text| identity_of(&text));
-        match identity.is_some_and(|identity| part == dir.join(hash_of(&identity))) {
-            true => Unused::Yes(Self { dir: part, lock: Arc::new(lock), lock_path }),
-            false => Unused::No,
+        if identity.is_some_and(|identity| part == dir.join(hash_of(&identity))) {
+            Unused::Yes(Self { dir: part, lock: Arc::new(lock), lock_path })
+        } else {
+            Unused::No
         }
     }
 

@@ -117,9 +117,10 @@ fn parse(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, u64)> {
     while let Some((frame, tail)) = rest.split_at_checked(FRAME) {
         let len = u32::from_le_bytes(frame[..4].try_into().ok()?) as usize;
         let Some((piece, tail)) = tail.split_at_checked(len) else { break };
-        match u64_at(frame, 4)? == sum(piece, id, place) {
-            true => pieces.push(piece.to_vec()),
-            false => damaged += 1,
+        if u64_at(frame, 4)? == sum(piece, id, place) {
+            pieces.push(piece.to_vec());
+        } else {
+            damaged += 1;
         }
         (place, rest) = (place + 1, tail);
     }

@@ -180,10 +180,7 @@ impl DataCache {
             return Some(bytes);
         }
         let reader = entry.clone();
-        let read = move || match verified {
-            true => reader.read(from, len),
-            false => verify(&reader, from, to),
-        };
+        let read = move || if verified { reader.read(from, len) } else { verify(&reader, from, to) };
         match self.blocking(read).await.and_then(|read| read) {
             Ok(bytes) => {
                 if let Some(shelf) = self.shelf().filter(|_| !verified) {

@@ -100,9 +100,10 @@ impl Emptied {
             };
         }
         given.more &= given.bytes < over;
-        match others && given.bytes < over {
-            true => given.more |= self.waited.fetch_add(1, Ordering::Relaxed) < WAITS,
-            false => self.waited.store(0, Ordering::Relaxed),
+        if others && given.bytes < over {
+            given.more |= self.waited.fetch_add(1, Ordering::Relaxed) < WAITS;
+        } else {
+            self.waited.store(0, Ordering::Relaxed);
         }
         given
     }

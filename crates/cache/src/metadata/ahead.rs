@@ -238,9 +238,12 @@ impl Search<'_> {
     /// Whether a small directory has no valid listing with attributes, and a request may bring one.
     fn is_worth(&self, dir: Id) -> bool {
         let table = &self.meta.table;
-        let ends = table.peek_id(dir, |o| match self.is_usual(o) && self.may_list(&o.attr) {
-            true => self.meta.listing_ends(o.dir(), self.when),
-            false => Some(Vec::new()),
+        let ends = table.peek_id(dir, |o| {
+            if self.is_usual(o) && self.may_list(&o.attr) {
+                self.meta.listing_ends(o.dir(), self.when)
+            } else {
+                Some(Vec::new())
+            }
         });
         match ends {
             None => false,

@@ -409,10 +409,11 @@ impl MetadataCache {
             let goes_on = match dir.listing {
                 _ if label.is_none() => false,
                 _ if cookie == 0 => {
-                    match dir.unproven && page.eof {
+                    if dir.unproven && page.eof {
                         // A name believed present is dropped, if the complete page lacks it.
-                        true => dir.names.keep_absent(&self.table.hasher),
-                        false => dir.names.unlist(),
+                        dir.names.keep_absent(&self.table.hasher);
+                    } else {
+                        dir.names.unlist();
                     }
                     let (verifier, asked) = (page.verifier, ticket.asked);
                     dir.listing = Some(Listing { verifier, eof: false, next: 0, asked });

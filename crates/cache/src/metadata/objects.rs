@@ -52,9 +52,10 @@ impl Packed {
         let time = |t: Time| [t.secs as u32, (t.secs >> 32) as u32, t.nanos];
         Self {
             size_bytes: attr.size_bytes,
-            used: match device {
-                true => u64::from(attr.rdev.0) << 32 | u64::from(attr.rdev.1),
-                false => attr.used_bytes,
+            used: if device {
+                u64::from(attr.rdev.0) << 32 | u64::from(attr.rdev.1)
+            } else {
+                attr.used_bytes
             },
             fileid: attr.fileid,
             change: attr.change,

@@ -256,9 +256,10 @@ impl MetadataCache {
             let may = o.rights(cred, Access::LOOKUP, &When { now: 0, ..when.any_age() });
             (may == Some(Access::LOOKUP)).then(|| o.dir()?.answer(hash, name.as_bytes(), self.limits))?
         })??;
-        let fits = match self.trusts_names(false) {
-            true => when.fits(answer.until, answer.asked),
-            false => when.just_asked(answer.asked),
+        let fits = if self.trusts_names(false) {
+            when.fits(answer.until, answer.asked)
+        } else {
+            when.just_asked(answer.asked)
         };
         self.table.with_id(answer.child?, |o| {
             let leads = fits || self.trusts_names(false) && o.keeps_name(answer.asked, when);
@@ -278,12 +279,11 @@ impl MetadataCache {
     ) -> Result<Fh> {
         let at = PathRef::name(dir, name);
         let aside = self.options.stateless_opens && want != WalkRequest::default();
-        let trail = match aside {
-            false => self.ask_exactly(cx, at, want).await?,
-            true => {
-                let known = self.ask_exactly(cx, PathRef::fh(known), want);
-                tokio::join!(self.ask_exactly(cx, at, WalkRequest::default()), known).0?
-            }
+        let trail = if aside {
+            let known = self.ask_exactly(cx, PathRef::fh(known), want);
+            tokio::join!(self.ask_exactly(cx, at, WalkRequest::default()), known).0?
+        } else {
+            self.ask_exactly(cx, at, want).await?
         };
         match (trail.stop, trail.steps.into_iter().next()) {
             (Stop::Failed(e), _) => Err(e),

@@ -135,10 +135,8 @@ impl MetadataCache {
             [moved.as_ref(), target.as_ref().filter(|_| !same_object)].into_iter().flatten().collect();
         let touched: Vec<_> = others.into_iter().map(|fh| self.changing(fh)).collect();
         let same_dir = from.0 == to.0;
-        let one = match same_dir {
-            true => self.renaming(from.0, &[from.1, to.1]),
-            false => self.renaming(from.0, &[from.1]),
-        };
+        let one =
+            if same_dir { self.renaming(from.0, &[from.1, to.1]) } else { self.renaming(from.0, &[from.1]) };
         let other = (!same_dir).then(|| self.renaming(to.0, &[to.1]));
         let mut outcome = self.below.rename(cx, from, to, replaced, flags).await;
         let node =
@@ -201,9 +199,10 @@ impl MetadataCache {
         let below = File { fh: file.fh, open: self.real_if_any(file)? };
         let changing = self.changing(file.fh);
         let outcome = self.below.setattr(cx, below, set).await;
-        match rights {
-            true => changing.done_rights(outcome.as_ref().map(Some)),
-            false => changing.done(outcome.as_ref().map(Some)),
+        if rights {
+            changing.done_rights(outcome.as_ref().map(Some));
+        } else {
+            changing.done(outcome.as_ref().map(Some));
         }
         outcome.map_err(|e| self.failed(file.fh, e))
     }
@@ -389,9 +388,10 @@ impl Vfs for MetadataCache {
         let changing = self.changing(file.fh);
         let outcome = self.below.finish(cx, below, piece, set).await;
         let attrs = outcome.as_ref().map(|f| f.wrote.attrs.as_ref());
-        match rights {
-            true => changing.done_rights(attrs),
-            false => changing.done(attrs),
+        if rights {
+            changing.done_rights(attrs);
+        } else {
+            changing.done(attrs);
         }
         let finished = outcome.map_err(|e| self.failed(file.fh, e))?;
         self.learn_written(cx, file.fh, whole, &finished.wrote);
@@ -612,10 +612,8 @@ impl BatchOps for MetadataCache {
         stats::add(&self.counters.attr_hits, (objects.len() - missing.len()) as u64);
         stats::add(&self.counters.attr_misses, missing.len() as u64);
         let ticket = self.ticket();
-        let answers = match missing.is_empty() {
-            true => Vec::new(),
-            false => self.below.getattr_many(cx, &missing).await,
-        };
+        let answers =
+            if missing.is_empty() { Vec::new() } else { self.below.getattr_many(cx, &missing).await };
         let mut answers = missing.iter().zip(answers).map(|(fh, answer)| {
             let attrs = answer.map_err(|e| self.failed(fh, e))?;
             self.learn_attrs(fh, &attrs, &ticket);

@@ -228,10 +228,8 @@ impl MetadataCache {
         {
             let used = self.table.with_id(*last, |o| (o.used, o.is_restored()));
             let (at, restored) = used.unwrap_or_default();
-            let (ahead, enough) = match restored {
-                true => (RESTORED_AHEAD, RESTORED_AHEAD as usize),
-                false => (AHEAD, most * 2),
-            };
+            let (ahead, enough) =
+                if restored { (RESTORED_AHEAD, RESTORED_AHEAD as usize) } else { (AHEAD, most * 2) };
             let mut seen: HashSet<Id> = wanted.iter().copied().collect();
             for id in self.ring.after(at, ahead) {
                 self.with_those_above(id, (cred, &when), &mut seen, &mut wanted);

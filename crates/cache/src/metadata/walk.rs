@@ -92,9 +92,10 @@ impl MetadataCache {
         let Some(mut dir) = self.table.find(at.base) else { return out };
         let mut old: Option<Vec<Fh>> = None;
         for (i, name) in at.path.iter().enumerate() {
-            let limits = match cx.makes_last && i + 1 == at.path.len() {
-                true => Limits { inferred_nanos: u64::MAX, ..self.limits },
-                false => self.limits,
+            let limits = if cx.makes_last && i + 1 == at.path.len() {
+                Limits { inferred_nanos: u64::MAX, ..self.limits }
+            } else {
+                self.limits
             };
             let step = self.table.with_id(dir, |o| {
                 self.note_ahead_use(o);
@@ -297,10 +298,8 @@ impl MetadataCache {
             let path = &at.path[steps.len()..];
             let when = When { since: Some(began), ..self.when(cx) };
             let from = PathRef { base: &base, path };
-            let known = match path.is_empty() || stale {
-                true => Progress::none(0),
-                false => self.progress(cx, from, &when),
-            };
+            let known =
+                if path.is_empty() || stale { Progress::none(0) } else { self.progress(cx, from, &when) };
             stats::add(&self.counters.name_hits, known.steps.len() as u64);
             if let Some(stop) = known.stop {
                 steps.extend(known.steps);

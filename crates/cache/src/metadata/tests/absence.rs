@@ -8,15 +8,14 @@ const SECOND: Duration = Duration::from_secs(1);
 /// it.
 async fn whole(options: MetadataCacheOptions, made_here: bool) -> (Lab, Fh) {
     let l = lab_with(options, VALID).await;
-    let dir = match made_here {
-        true => make_dir(&*l.meta, &l.cx, &l.top, "d").await,
-        false => {
-            let dir = make_dir(&*l.model, &l.cx, &l.top, "d").await;
-            make_file(&*l.model, &l.cx, &dir, "known", "").await;
-            tokio::time::advance(VALID * 2).await;
-            walk(&*l.meta, &l.cx, &l.top, "d/known").await;
-            dir
-        }
+    let dir = if made_here {
+        make_dir(&*l.meta, &l.cx, &l.top, "d").await
+    } else {
+        let dir = make_dir(&*l.model, &l.cx, &l.top, "d").await;
+        make_file(&*l.model, &l.cx, &dir, "known", "").await;
+        tokio::time::advance(VALID * 2).await;
+        walk(&*l.meta, &l.cx, &l.top, "d/known").await;
+        dir
     };
     l.wire.take();
     (l, dir)

@@ -503,16 +503,15 @@ impl Program {
         let path = path_of(dir, n);
         let trail = self.find(&cx, &call, &path, since).await?;
         let mut fh = trail.steps.get(path.len() - 1)?.fh.clone();
-        let opened = match named {
-            false => self.vfs.open(&cx, PathRef::fh(&fh), &READ).await.ok()?,
-            true => {
-                // As with a name in the kernel's cache: the open has no look-up before it.
-                let (parent, last) = (self.parent(&trail, &path), &path[path.len() - 1]);
-                let opened = self.vfs.open(&cx, PathRef::name(&parent, last), &READ).await.ok()?;
-                fh = opened.node.fh.clone();
-                self.world.check_name(&call, since, &parent, last, Some(&fh), "open by name");
-                opened
-            }
+        let opened = if named {
+            // As with a name in the kernel's cache: the open has no look-up before it.
+            let (parent, last) = (self.parent(&trail, &path), &path[path.len() - 1]);
+            let opened = self.vfs.open(&cx, PathRef::name(&parent, last), &READ).await.ok()?;
+            fh = opened.node.fh.clone();
+            self.world.check_name(&call, since, &parent, last, Some(&fh), "open by name");
+            opened
+        } else {
+            self.vfs.open(&cx, PathRef::fh(&fh), &READ).await.ok()?
         };
         self.world.check_attrs(&call, since, &fh, &opened.node.attrs.attr, "open");
         let key = Key::Object(fh.clone());
