@@ -313,14 +313,13 @@ impl WriteBack {
             }
             // Since the file was last kept, all older questions were answered, and no own change
             // ended.
-            match s.view.ended == s.kept {
-                true => Keep::No,
-                false => {
-                    s.kept = s.view.ended;
-                    let keep = self.questions.keep(file);
-                    s.lingers = matches!(keep, Keep::Yes);
-                    keep
-                }
+            if s.view.ended == s.kept {
+                Keep::No
+            } else {
+                s.kept = s.view.ended;
+                let keep = self.questions.keep(file);
+                s.lingers = matches!(keep, Keep::Yes);
+                keep
             }
         };
         match spoilt {

@@ -325,12 +325,13 @@ impl Wal {
         let slack = if self.full.load(Relaxed) { self.max_bytes / 8 } else { 0 };
         let full = self.log.bytes() + len + slack > self.max_bytes;
         if self.full.load(Relaxed) != full && self.full.swap(full, Relaxed) != full {
-            match full {
-                true => tracing::warn!(
+            if full {
+                tracing::warn!(
                     "the journal of delayed writes is full ({} bytes): writes wait for the server",
                     self.max_bytes
-                ),
-                false => tracing::info!("the journal of delayed writes accepts writes again"),
+                )
+            } else {
+                tracing::info!("the journal of delayed writes accepts writes again")
             }
         }
         !full

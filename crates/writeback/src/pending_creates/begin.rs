@@ -54,10 +54,7 @@ impl PendingCreates {
         let plain = SetAttr { mode: set.mode, ..SetAttr::default() } == *set;
         let mode = set.mode.unwrap_or(0) & 0o7777;
         let may = plain && mode & SPECIAL_BITS == 0 && self.takes();
-        let parent = match may {
-            true => self.parent(cx, dir).await?,
-            false => None,
-        };
+        let parent = if may { self.parent(cx, dir).await? } else { None };
         let Some(parent) = parent else { return self.at_server(cx, dir).await.map(Making::Below) };
         match self.exists(cx, dir, name).await? {
             Some(false) => {}

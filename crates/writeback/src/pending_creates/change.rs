@@ -423,9 +423,10 @@ impl PendingCreates {
         if let Some(object) = self.table().here.get_mut(&fh) {
             object.sending = true;
         }
-        let removed = match directory {
-            true => self.below.rmdir(cx, &real, name).await,
-            false => self.below.unlink(cx, &real, name, None).await,
+        let removed = if directory {
+            self.below.rmdir(cx, &real, name).await
+        } else {
+            self.below.unlink(cx, &real, name, None).await
         };
         let (info, seq) = {
             let mut t = self.table();

@@ -145,10 +145,7 @@ impl PendingCreates {
         let file = what == What::File;
         // An open file needs these bits, because the open is repeated at the server.
         let mode = object.attr.mode & 0o7777 | if file && object.opens > 0 { OWNER_BITS } else { 0 };
-        let times = match file {
-            true => (Some(object.attr.atime), Some(object.attr.mtime)),
-            false => object.times,
-        };
+        let times = if file { (Some(object.attr.atime), Some(object.attr.mtime)) } else { object.times };
         (object.name.clone(), New { what, cred: object.cred.clone(), mode, times, data })
     }
 

@@ -54,9 +54,10 @@ impl PendingCreates {
             return self.open(cx, PathRef::fh(&child), &how).await;
         }
         let may_begin = how.access.contains(OpenAccess::WRITE) && !how.execute;
-        let making = match may_begin {
-            true => self.begin(cx, (dir, name), Body::File(Vec::new()), set, Some(how.access)).await,
-            false => self.at_server(cx, dir).await.map(Making::Below),
+        let making = if may_begin {
+            self.begin(cx, (dir, name), Body::File(Vec::new()), set, Some(how.access)).await
+        } else {
+            self.at_server(cx, dir).await.map(Making::Below)
         };
         let real = match making {
             Ok(Making::Here(began)) => {

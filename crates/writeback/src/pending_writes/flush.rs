@@ -217,9 +217,10 @@ impl WriteBack {
     fn most_workers(&self, s: &State) -> usize {
         let limits = &self.options;
         let full = (limits.flights_per_file as u64).saturating_mul(s.extents.chunk_bytes());
-        let most = match s.extents.flying_bytes() < full {
-            true => limits.small_flights_per_file.max(limits.flights_per_file),
-            false => limits.flights_per_file,
+        let most = if s.extents.flying_bytes() < full {
+            limits.small_flights_per_file.max(limits.flights_per_file)
+        } else {
+            limits.flights_per_file
         };
         most.min(self.slots.available_permits().max(1))
     }
@@ -399,9 +400,10 @@ impl WriteBack {
             Some(open) => self.is_nameless(&self.own_cx(), &file, open).await,
             None => false,
         };
-        match nameless {
-            true => self.look_after(&mut file.state.lock(), &file, Instant::now()),
-            false => self.flush_in_background(&file, Reason::Age),
+        if nameless {
+            self.look_after(&mut file.state.lock(), &file, Instant::now())
+        } else {
+            self.flush_in_background(&file, Reason::Age)
         }
     }
 

@@ -308,10 +308,11 @@ impl Tracks {
 
     fn live(&self, bytes: u64, more: bool) {
         let Some((wal, _)) = &self.to else { return };
-        match more {
-            true => wal.counters().live_bytes.fetch_add(bytes, Relaxed),
-            false => wal.counters().live_bytes.fetch_sub(bytes, Relaxed),
-        };
+        if more {
+            wal.counters().live_bytes.fetch_add(bytes, Relaxed);
+        } else {
+            wal.counters().live_bytes.fetch_sub(bytes, Relaxed);
+        }
     }
 
     fn put(&mut self, start: u64, span: Span) {

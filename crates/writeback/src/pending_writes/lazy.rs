@@ -208,9 +208,11 @@ impl WriteBack {
     async fn close_when_sent(&self, cx: &RequestContext, file: &Arc<File>, open: OpenId) {
         loop {
             let turn = file
-                .when(|s| match s.is_settled() {
-                    true => Some(Turn::Sent),
-                    false => s.is_leaving().then_some(Turn::Removed),
+                .when(|s| {
+                    if s.is_settled() {
+                        return Some(Turn::Sent);
+                    }
+                    s.is_leaving().then_some(Turn::Removed)
                 })
                 .await;
             match turn {

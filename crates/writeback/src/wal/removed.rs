@@ -77,9 +77,10 @@ impl One {
         if self.leads_to(&cx, dir, &one.name).await?.as_ref() != Some(fh) {
             return Ok(());
         }
-        let done = match one.removed.is_dir {
-            true => self.r.below.rmdir(&cx, dir, &one.name).await,
-            false => self.r.below.unlink(&cx, dir, &one.name, Some(fh)).await,
+        let done = if one.removed.is_dir {
+            self.r.below.rmdir(&cx, dir, &one.name).await
+        } else {
+            self.r.below.unlink(&cx, dir, &one.name, Some(fh)).await
         };
         match done {
             Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => Ok(()),

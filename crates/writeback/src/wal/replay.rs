@@ -233,11 +233,12 @@ impl One {
         // WRITE has arrived.
         let ours = if self.r.exclusive { seen.plausible } else { seen.ours };
         let explained = cut.is_some() || (seen.evident && sizes && now.size_bytes >= floor);
-        match ours && explained {
-            true => Ok(()),
-            false => Err("another client may have changed the file: the WRITEs in flight when this client died do not \
+        if ours && explained {
+            Ok(())
+        } else {
+            Err("another client may have changed the file: the WRITEs in flight when this client died do not \
                  explain its present state"
-                .into()),
+                .into())
         }
     }
 

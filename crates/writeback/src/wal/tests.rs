@@ -51,10 +51,7 @@ impl Memory {
     }
 
     fn check(full: &AtomicBool) -> io::Result<()> {
-        match full.load(Ordering::Relaxed) {
-            true => Err(io::ErrorKind::StorageFull.into()),
-            false => Ok(()),
-        }
+        if full.load(Ordering::Relaxed) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 }
 

@@ -320,9 +320,10 @@ async fn late_replies_show_set_attributes() {
             trail.unwrap().steps.remove(0).attrs
         });
         settle().await;
-        match closed {
-            true => s.close(&f).await.unwrap(),
-            false => s.commit(&f).await.unwrap(),
+        if closed {
+            s.close(&f).await.unwrap();
+        } else {
+            s.commit(&f).await.unwrap();
         }
         settle().await;
         s.gate.open_all();

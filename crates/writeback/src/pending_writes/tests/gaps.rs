@@ -47,12 +47,13 @@ async fn ended_delegation_leaves_gap_unwritten() {
     let (file, zeros) = (At { fh: &f.0, open: Some(f.1) }, Bytes::from_static(b"......."));
     s.gate.below().write(&cx(), file, 0, zeros.into(), Stability::Stable).await.unwrap();
     let mut refused = false;
-    s.gate.decide(Box::new(move |_, len| match std::mem::replace(&mut refused, true) {
-        false => {
+    s.gate.decide(Box::new(move |_, len| {
+        if std::mem::replace(&mut refused, true) {
+            Verdict::Pass(Duration::ZERO)
+        } else {
             assert_eq!(len, 7, "all in one");
             Verdict::Fail(Duration::ZERO, libc::EAGAIN)
         }
-        true => Verdict::Pass(Duration::ZERO),
     }));
     s.commit(&f).await.unwrap();
     assert_eq!(s.below(&f.0).await, b"ab...cd");

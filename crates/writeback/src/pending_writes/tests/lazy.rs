@@ -357,9 +357,10 @@ async fn unlink_sends_hard_linked_bytes() {
         let call = tokio::spawn(async move {
             let (one, other) = (name("one"), name("other"));
             let none = hither_vfs::RenameFlags::empty();
-            match replaced {
-                true => dirty.rename(&cx(), (&root, &other), (&root, &one), Some(&fh), none).await.map(drop),
-                false => dirty.unlink(&cx(), &root, &one, Some(&fh)).await.map(drop),
+            if replaced {
+                dirty.rename(&cx(), (&root, &other), (&root, &one), Some(&fh), none).await.map(drop)
+            } else {
+                dirty.unlink(&cx(), &root, &one, Some(&fh)).await.map(drop)
             }
         });
         settle().await;

@@ -21,12 +21,11 @@ async fn stack(mode: &str) -> Stack {
 /// Removes the name `f` of a file, by an unlink, or by a rename of `over`.
 async fn lose(s: &Stack, fh: &Fh, replaced: bool) {
     let (root, f) = (&s.root, name("f"));
-    match replaced {
-        false => drop(s.dirty.unlink(&cx(), root, &f, Some(fh)).await.unwrap()),
-        true => {
-            let (from, flags) = ((root, &name("over")), RenameFlags::empty());
-            s.dirty.rename(&cx(), from, (root, &f), Some(fh), flags).await.unwrap();
-        }
+    if replaced {
+        let (from, flags) = ((root, &name("over")), RenameFlags::empty());
+        s.dirty.rename(&cx(), from, (root, &f), Some(fh), flags).await.unwrap();
+    } else {
+        s.dirty.unlink(&cx(), root, &f, Some(fh)).await.unwrap();
     }
 }
 

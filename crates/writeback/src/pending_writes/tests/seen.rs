@@ -477,9 +477,10 @@ impl Run {
         let fh = &self.opens[0].0;
         assert_eq!(self.s.below(fh).await, self.file);
         let theirs = self.s.theirs(fh).await;
-        match self.modified {
-            true => assert!(self.set || theirs.mtime >= self.seen.mtime),
-            false => assert_eq!(theirs.mtime, self.seen.mtime),
+        if self.modified {
+            assert!(self.set || theirs.mtime >= self.seen.mtime)
+        } else {
+            assert_eq!(theirs.mtime, self.seen.mtime)
         }
     }
 

@@ -30,15 +30,12 @@ async fn foreign_truncation_survives_replay() {
             left.files.get(&f.0).is_some_and(|left| left.landed.len() == 2)
         })
         .await;
-        match cut {
-            true => {
-                let set = SetAttr { size_bytes: Some(1000), ..Default::default() };
-                j.s.gate.below().setattr(&cx(), at, &set).await.unwrap();
-            }
-            false => {
-                let zeros = Bytes::from_static(&[0; 1000]).into();
-                j.s.gate.below().write(&cx(), at, 1000, zeros, Stability::Stable).await.unwrap();
-            }
+        if cut {
+            let set = SetAttr { size_bytes: Some(1000), ..Default::default() };
+            j.s.gate.below().setattr(&cx(), at, &set).await.unwrap();
+        } else {
+            let zeros = Bytes::from_static(&[0; 1000]).into();
+            j.s.gate.below().write(&cx(), at, 1000, zeros, Stability::Stable).await.unwrap();
         }
         let theirs = j.s.below(&f.0).await;
         let (outcome, kept) = j.crash(exclusive, async |_| ()).await;

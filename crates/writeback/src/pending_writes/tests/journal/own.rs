@@ -173,9 +173,12 @@ async fn interrupted_replay_continues() {
         let dir = Temporary::of(&j.memory.copy());
         // The daemon is killed after the first WRITEs.
         let gate = Gate::new(j.s.gate.server());
-        gate.decide(Box::new(move |at, _| match at < arrived * 4096 {
-            true => Verdict::Pass(Duration::ZERO),
-            false => Verdict::Pass(Duration::from_secs(3600)),
+        gate.decide(Box::new(move |at, _| {
+            if at < arrived * 4096 {
+                Verdict::Pass(Duration::ZERO)
+            } else {
+                Verdict::Pass(Duration::from_secs(3600))
+            }
         }));
         let (wal, left) = Wal::open(&dir.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
         let (first, through) = (wal.clone(), gate.clone());
