@@ -215,9 +215,10 @@ async fn look(session: &Session, due: &Due) {
 /// Attributes with a longer validity than those that are about to end.
 async fn ask(session: &Session, cx: &RequestContext, at: File<'_>, now: Instant) -> Result<Attrs> {
     let attrs = session.vfs.getattr(cx, at).await?;
-    match attrs.asked < now && attrs.valid.left(now) <= LEAD_MAX {
-        true => session.vfs.getattr(&cx.fresh(now), at).await,
-        false => Ok(attrs),
+    if attrs.asked < now && attrs.valid.left(now) <= LEAD_MAX {
+        session.vfs.getattr(&cx.fresh(now), at).await
+    } else {
+        Ok(attrs)
     }
 }
 

@@ -56,9 +56,10 @@ impl Path {
         let judged = all.map(|i| (i, above(&self.parts[..i]))).filter(|(_, a)| !a.contradicts);
         // An absolute path contains all directories above this one. A relative path may start in
         // it.
-        let best = match self.absolute {
-            true => judged.max_by_key(|(i, a)| (a.parts, std::cmp::Reverse(*i))),
-            false => judged.min_by_key(|(i, _)| *i),
+        let best = if self.absolute {
+            judged.max_by_key(|(i, a)| (a.parts, std::cmp::Reverse(*i)))
+        } else {
+            judged.min_by_key(|(i, _)| *i)
         };
         Some(best.map_or(first, |(i, _)| i))
     }

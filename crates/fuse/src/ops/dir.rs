@@ -382,9 +382,10 @@ impl List {
         if !self.fits(name) {
             return false;
         }
-        match self.plus {
-            true => direntplus(&mut self.out, &NOBODY, ino, offset, Some(FileKind::Directory), name),
-            false => dirent(&mut self.out, ino, offset, Some(FileKind::Directory), name),
+        if self.plus {
+            direntplus(&mut self.out, &NOBODY, ino, offset, Some(FileKind::Directory), name);
+        } else {
+            dirent(&mut self.out, ino, offset, Some(FileKind::Directory), name);
         }
         true
     }

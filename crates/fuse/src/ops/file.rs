@@ -36,10 +36,8 @@ impl Call {
         let (how, cx, brought) = self.prepare_open(&inode, flags);
         let changes = how.truncate || how.access.contains(OpenAccess::WRITE);
         // Before any truncation: a file with passthrough is not opened for writing.
-        let not_lent = match changes {
-            true => self.session.passthrough.open(inode.id, OpenAccess::WRITE, None)?,
-            false => None,
-        };
+        let not_lent =
+            if changes { self.session.passthrough.open(inode.id, OpenAccess::WRITE, None)? } else { None };
         let modifying = how.truncate.then(|| inode.modify(&self.session.inodes.clock));
         let asked = self.asked();
         let (opened, looked_up) = self.open_named(&inode, &cx, &how).await?;
@@ -133,9 +131,10 @@ impl Call {
             let opened = by_handle(cx).await.map_err(|e| {
                 // The file was replaced or removed after the lookup of its name.
                 let again = may_be_gone(&e) && !late;
-                match again && session.stale_retries.send(tid, Instant::now(), Instant::now()) {
-                    true => Error::new(libc::ESTALE),
-                    false => e,
+                if again && session.stale_retries.send(tid, Instant::now(), Instant::now()) {
+                    Error::new(libc::ESTALE)
+                } else {
+                    e
                 }
             });
             Ok((opened?, late))
@@ -156,9 +155,10 @@ impl Call {
             },
             Named::ByOneOf => {}
         }
-        match !late && session.stale_retries.send(tid, since, Instant::now()) {
-            true => Err(Error::new(libc::ESTALE)),
-            false => Ok((by_handle(cx).await?, late)),
+        if !late && session.stale_retries.send(tid, since, Instant::now()) {
+            Err(Error::new(libc::ESTALE))
+        } else {
+            Ok((by_handle(cx).await?, late))
         }
     }
 
@@ -262,9 +262,10 @@ impl Call {
     }
 
     fn on_open(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> OnOpen {
-        match self.session.is_strict(inode) {
-            true => inode.opened_past_pages(attrs, asked),
-            false => inode.opened(attrs, asked),
+        if self.session.is_strict(inode) {
+            inode.opened_past_pages(attrs, asked)
+        } else {
+            inode.opened(attrs, asked)
         }
     }
 
@@ -357,10 +358,11 @@ impl Call {
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
         let cx = self.cx_of(file.cred.clone());
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
-        let offset = match self.session.is_strict(&file.inode) && appends {
+        let offset = if self.session.is_strict(&file.inode) && appends {
             // The kernel uses its last known length.
-            true => self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes,
-            false => offset,
+            self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes
+        } else {
+            offset
         };
         let past_pages =
             write_flags & WRITE_CACHE == 0 && (write_flags & WRITE_LOCKOWNER != 0 || flags & O_DIRECT != 0);

@@ -156,9 +156,10 @@ impl Call {
     /// As [`Call::may_use`] for an existing object under the name of a CREATE.
     pub(super) fn may_create_over(&self, dir: &Inode, object: &Attr) -> Result<()> {
         let used = Use { opens: Some(libc::O_CREAT), connects: false, follows: true };
-        match self.settings().refuse(dir.mode_and_owner(), object, self.cred().uid, used) {
-            true => Err(Error::new(libc::EACCES)),
-            false => Ok(()),
+        if self.settings().refuse(dir.mode_and_owner(), object, self.cred().uid, used) {
+            Err(Error::new(libc::EACCES))
+        } else {
+            Ok(())
         }
     }
 }

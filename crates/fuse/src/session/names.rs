@@ -123,10 +123,8 @@ impl Session {
         let (_, flags) = self.negotiated();
         let expires = flags & init_flags::HAS_EXPIRE_ONLY != 0;
         let (device, id, number, fh) = (self.device.clone(), dir.id, self.number.get().copied(), dir.fh());
-        let paths: Vec<_> = match expires {
-            true => Vec::new(),
-            false => names.iter().map(|name| self.path(&fh, name)).collect(),
-        };
+        let paths: Vec<_> =
+            if expires { Vec::new() } else { names.iter().map(|name| self.path(&fh, name)).collect() };
         tokio::task::spawn_blocking(move || {
             let inside = number.filter(|_| !expires).map(Inside::of).unwrap_or_default();
             for (i, name) in names.iter().enumerate() {
