@@ -350,9 +350,10 @@ pub async fn create_in_steps(
     let file = File { fh: &node.fh, open: Some(open) };
     let len = data.len() as u64;
     let piece = (len > 0).then_some((0, data));
-    let filled = match piece.is_some() || times != SetAttr::default() {
-        true => vfs.finish(cx, file, piece, &times).await,
-        false => Ok(Finished { wrote: Wrote { bytes: 0, attrs: None }, set: Ok(()) }),
+    let filled = if piece.is_some() || times != SetAttr::default() {
+        vfs.finish(cx, file, piece, &times).await
+    } else {
+        Ok(Finished { wrote: Wrote { bytes: 0, attrs: None }, set: Ok(()) })
     };
     let closed = vfs.close(cx, &node.fh, open).await;
     let Finished { wrote, set } = filled?;
