@@ -216,9 +216,8 @@ fn journal_beginning_is_not_overwritten() {
     let fails = Arc::new(AtomicBool::new(false));
     let settle: Arc<Settle> = {
         let fails = fails.clone();
-        Arc::new(move |_| match fails.load(Ordering::SeqCst) {
-            true => Err(io::Error::other("the disk below fails")),
-            false => Ok(()),
+        Arc::new(move |_| {
+            if fails.load(Ordering::SeqCst) { Err(io::Error::other("the disk below fails")) } else { Ok(()) }
         })
     };
     let log = Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), settle).unwrap();

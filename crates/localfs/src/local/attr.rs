@@ -94,9 +94,10 @@ impl Attributer {
 
     fn settled(&self, stat: &Statx) -> u64 {
         let ctime = ctime_ns(stat);
-        match self.multigrain || wall_ns(&self.env).saturating_sub(ctime) > SETTLE_NS {
-            true => ctime,
-            false => self.once(),
+        if self.multigrain || wall_ns(&self.env).saturating_sub(ctime) > SETTLE_NS {
+            ctime
+        } else {
+            self.once()
         }
     }
 

@@ -61,17 +61,19 @@ impl Inner {
 
     /// `EROFS` for a covered directory.
     pub(super) fn need_uncovered(&self, object: &Object) -> Result<()> {
-        match self.is_covered(&object.fh) {
-            true => Err(Error::because(libc::EROFS, "a mount or an export covers the directory")),
-            false => Ok(()),
+        if self.is_covered(&object.fh) {
+            Err(Error::because(libc::EROFS, "a mount or an export covers the directory"))
+        } else {
+            Ok(())
         }
     }
 
     /// `EBUSY` when a name leads to a covered directory.
     pub(super) fn need_no_mount_point(&self, found: Option<&Fh>) -> Result<()> {
-        match found.is_some_and(|fh| self.is_covered(fh)) {
-            true => Err(Error::because(libc::EBUSY, "a mount or an export covers the directory")),
-            false => Ok(()),
+        if found.is_some_and(|fh| self.is_covered(fh)) {
+            Err(Error::because(libc::EBUSY, "a mount or an export covers the directory"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -58,10 +58,13 @@ impl Inner {
         if uid == 0 || object.stat()?.stx_uid == uid {
             return Ok(());
         }
-        worker.caller(|| match access.contains(OpenAccess::WRITE) {
-            true => object.access(2),
-            // A caller that may execute a file may read its bytes.
-            false => object.access(4).or_else(|e| object.access(1).map_err(|_| e)),
+        worker.caller(|| {
+            if access.contains(OpenAccess::WRITE) {
+                object.access(2)
+            } else {
+                // A caller that may execute a file may read its bytes.
+                object.access(4).or_else(|e| object.access(1).map_err(|_| e))
+            }
         })
     }
 
@@ -76,9 +79,10 @@ impl Inner {
         let object = self.resolve(worker, &fh)?;
         let attrs = self.attrs(&object)?;
         let read = self.read(worker, &(fh, None), 0, max_bytes)?;
-        match self.attrs(&object)?.attr.change == attrs.attr.change {
-            true => Ok(Fetched { attrs, read }),
-            false => Err(Error::because(libc::EAGAIN, "a file changed while it was read")),
+        if self.attrs(&object)?.attr.change == attrs.attr.change {
+            Ok(Fetched { attrs, read })
+        } else {
+            Err(Error::because(libc::EAGAIN, "a file changed while it was read"))
         }
     }
 
@@ -202,9 +206,10 @@ impl Inner {
         let end = range.end_bytes.min(i64::MAX as u64);
         let len = end.checked_sub(range.start_bytes).filter(|&len| len > 0);
         let len = len.ok_or_else(|| Error::new(libc::EINVAL))?;
-        let flags = match punch {
-            true => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            false => FallocateFlags::empty(),
+        let flags = if punch {
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
+        } else {
+            FallocateFlags::empty()
         };
         {
             let _order = object.order.lock();

@@ -490,10 +490,9 @@ impl Inner {
     /// Makes a change stable after the journal failed during it.
     pub(super) fn stable_all_the_same(&self, worker: &mut Worker) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let done = worker.root(|| match self.abandon(journal)? {
-            true => Ok(()),
-            // The change may have been made after the file system was synced.
-            false => journal.sync_all(),
+        let done = worker.root(|| {
+            // An earlier sync of the file system may not include the change.
+            if self.abandon(journal)? { Ok(()) } else { journal.sync_all() }
         });
         done.inspect_err(|e| self.lost(e))
     }
@@ -672,10 +671,13 @@ fn apply_all(
     found.read(|seq, raw| {
         match parse(raw)?.1 {
             Record::Write { fh, .. } if void.get(&fh).is_some_and(|&upto| seq <= upto) => {}
-            Record::Write { fh, at, mtime, data } => match files.write(&fh, at, mtime, data)? {
-                true => applied += 1,
-                false => gone += 1,
-            },
+            Record::Write { fh, at, mtime, data } => {
+                if files.write(&fh, at, mtime, data)? {
+                    applied += 1;
+                } else {
+                    gone += 1;
+                }
+            }
             Record::Changed { number, change } => {
                 files.note(&change);
                 if let Some(redo) = &mut redo {

@@ -97,10 +97,11 @@ impl DirectoryFacts {
     /// Reserves memory; `false` when the limit is reached.
     fn takes(&self, bytes: usize) -> bool {
         let taken = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes <= KNOWN_MAX_BYTES;
-        match taken {
-            true => self.bytes.fetch_add(bytes, Ordering::Relaxed),
-            false => self.all.fetch_sub(bytes, Ordering::Relaxed),
-        };
+        if taken {
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        } else {
+            self.all.fetch_sub(bytes, Ordering::Relaxed);
+        }
         taken
     }
 

@@ -74,9 +74,10 @@ impl Inner {
             worker.caller(|| dir.access(4))?;
             return Ok(DirPage { entries: Vec::new(), verifier: [0; 8], eof: true, access: None });
         }
-        let known = match nodes && cookie == 0 {
-            true => self.known(worker, dir, self.attrs(dir)?.attr.change, true),
-            false => None,
+        let known = if nodes && cookie == 0 {
+            self.known(worker, dir, self.attrs(dir)?.attr.change, true)
+        } else {
+            None
         };
         if let Some(known) = &known
             && let Some(listing) = known.listing()

@@ -243,9 +243,10 @@ impl Inner {
         };
         self.just_made(worker, Some(&made.fh));
         let touched = self.apply(worker, &made, set)?;
-        match touched {
-            true => self.sync(worker, &[&dir, &made])?,
-            false => self.sync(worker, &[&made, &dir])?,
+        if touched {
+            self.sync(worker, &[&dir, &made])?;
+        } else {
+            self.sync(worker, &[&made, &dir])?;
         }
         if let Some(unsynced) = &mut unsynced {
             unsynced.dirty = false;
@@ -514,9 +515,10 @@ impl Inner {
         }
         let asked = tokio::time::Instant::now();
         let stat = worker.caller(|| super::stat_name(dir.path(), name.as_bytes()))?;
-        match says_ino(&self.sealer.open(fh)?, stat.stx_ino) {
-            true => Ok(Node { fh: fh.clone(), attrs: self.attributer.new_found(&stat, asked)? }),
-            false => self.glance(worker, dir, name),
+        if says_ino(&self.sealer.open(fh)?, stat.stx_ino) {
+            Ok(Node { fh: fh.clone(), attrs: self.attributer.new_found(&stat, asked)? })
+        } else {
+            self.glance(worker, dir, name)
         }
     }
 }

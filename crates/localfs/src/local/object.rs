@@ -165,10 +165,7 @@ impl Object {
     pub fn io_now(&self, write: bool) -> Option<Arc<Counted>> {
         let mut io = self.io.lock();
         io.used = true;
-        match write {
-            true => io.write.clone(),
-            false => io.read.clone().or_else(|| io.write.clone()),
-        }
+        if write { io.write.clone() } else { io.read.clone().or_else(|| io.write.clone()) }
     }
 
     /// A descriptor of a regular file for reading or writing. Runs as the superuser.
@@ -203,10 +200,7 @@ impl Object {
 
     /// The same for an open: shows that the file can be read, or also written.
     pub fn io_to_open(&self, proc_fd: BorrowedFd<'_>, write: bool) -> Result<Arc<Counted>> {
-        match self.path.among().are_scarce() {
-            true => self.io_once(proc_fd, write),
-            false => self.io(proc_fd, write),
-        }
+        if self.path.among().are_scarce() { self.io_once(proc_fd, write) } else { self.io(proc_fd, write) }
     }
 
     /// Fails unless this is a regular file.

@@ -166,9 +166,10 @@ impl Inner {
     ) -> Result<ChangeInfo> {
         let size_bytes = set.size_bytes.filter(|&size| size > 0);
         let rest = SetAttr { mode: None, size_bytes, ..set.clone() };
-        match self.apply(worker, object, &rest)? {
-            true => self.sync(worker, &[dir, object])?,
-            false => self.sync(worker, &[object, dir])?,
+        if self.apply(worker, object, &rest)? {
+            self.sync(worker, &[dir, object])?;
+        } else {
+            self.sync(worker, &[object, dir])?;
         }
         self.attributer.change_info(dir, before)
     }
@@ -202,9 +203,10 @@ impl Inner {
     /// Those rights in `want` that the caller has.
     pub(super) fn rights(&self, worker: &mut Worker, object: &Object, want: Access) -> Result<Access> {
         let is_dir = object.kind == FileKind::Directory;
-        let write = match is_dir {
-            true => Access::MODIFY | Access::EXTEND | Access::DELETE,
-            false => Access::MODIFY | Access::EXTEND,
+        let write = if is_dir {
+            Access::MODIFY | Access::EXTEND | Access::DELETE
+        } else {
+            Access::MODIFY | Access::EXTEND
         };
         let execute = if is_dir { Access::LOOKUP } else { Access::EXECUTE };
         worker.caller(|| {

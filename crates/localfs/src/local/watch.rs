@@ -94,9 +94,12 @@ impl Watch for Local {
                 return None;
             }
             let (of, handle) = (inner.clone(), fh.clone());
-            let job = move |worker: &mut Worker| match alone {
-                true => of.only_descriptor(worker, &handle),
-                false => of.descriptor_to_watch(worker, &handle),
+            let job = move |worker: &mut Worker| {
+                if alone {
+                    of.only_descriptor(worker, &handle)
+                } else {
+                    of.descriptor_to_watch(worker, &handle)
+                }
             };
             // The lease is taken on this thread: threads of the pool have no right to leases.
             let (fd, how) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;

@@ -106,9 +106,10 @@ impl CheckpointFiles {
             // There are too many, or this process may not open the file, at least not now.
             None => {
                 files.more = true;
-                match files.others.len() < OTHERS_MAX {
-                    true => files.others.push(Arc::downgrade(object)),
-                    false => object.listed.store(false, Ordering::SeqCst),
+                if files.others.len() < OTHERS_MAX {
+                    files.others.push(Arc::downgrade(object))
+                } else {
+                    object.listed.store(false, Ordering::SeqCst)
                 }
             }
         }
@@ -188,10 +189,11 @@ impl CheckpointFiles {
             self.hand_over(listed)?;
         } else {
             self.write_back(&files)?;
-            match files.more {
-                true => sys::syncfs(self.whole.as_fd()).map_err(plain)?,
+            if files.more {
+                sys::syncfs(self.whole.as_fd()).map_err(plain)?
+            } else {
                 // This sync includes the times, which were answered, too.
-                false => listed.iter().try_for_each(|(_, fd)| sys::fsync(fd.as_fd()).map_err(plain))?,
+                listed.iter().try_for_each(|(_, fd)| sys::fsync(fd.as_fd()).map_err(plain))?
             }
         }
         for (object, fd) in listed {
@@ -272,9 +274,10 @@ impl CheckpointFiles {
 
     /// Fails after a reported error of the disk: the kernel may report success to later syncs.
     pub fn sound(&self) -> io::Result<()> {
-        match self.disk_failed.load(Ordering::SeqCst) {
-            true => Err(io::Error::from_raw_os_error(libc::EIO)),
-            false => Ok(()),
+        if self.disk_failed.load(Ordering::SeqCst) {
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        } else {
+            Ok(())
         }
     }
 }

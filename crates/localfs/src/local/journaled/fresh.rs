@@ -109,15 +109,12 @@ impl Fresh {
                 State::Made(fh) => fh,
                 State::Failed => continue,
                 State::Begun(change) => {
-                    match alone(&change) && look.was_made(&change).map_err(super::plain)? {
-                        true => {
-                            self.made(&call, change.object());
-                            change.object().clone()
-                        }
-                        false => {
-                            self.failed(&call);
-                            continue;
-                        }
+                    if alone(&change) && look.was_made(&change).map_err(super::plain)? {
+                        self.made(&call, change.object());
+                        change.object().clone()
+                    } else {
+                        self.failed(&call);
+                        continue;
                     }
                 }
             };

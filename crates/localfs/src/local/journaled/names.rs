@@ -542,17 +542,14 @@ impl Redo<'_> {
         if number <= self.kept {
             return Ok(());
         }
-        match self.make(change).map_err(plain)? {
-            true => {
-                self.count.0 += 1;
-                self.count.2 += u64::from(matches!(change, Change::Make { .. }));
-            }
-            false => {
-                self.count.1 += 1;
-                tracing::warn!(
-                    "journal: a change cannot be made again, because another program changed its objects: {change:?}"
-                );
-            }
+        if self.make(change).map_err(plain)? {
+            self.count.0 += 1;
+            self.count.2 += u64::from(matches!(change, Change::Make { .. }));
+        } else {
+            self.count.1 += 1;
+            tracing::warn!(
+                "journal: a change cannot be made again, because another program changed its objects: {change:?}"
+            );
         }
         self.kept = number;
         // After a second crash, the mark shows how far this replay came.

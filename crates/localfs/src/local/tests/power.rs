@@ -292,10 +292,11 @@ async fn run(
         }
         Op::Remove(path) => {
             let (dir, last) = place(path);
-            match truth.at(path).is_dir {
-                true => l.rmdir(&cx, &dir, &last).await?,
-                false => l.unlink(&cx, &dir, &last, None).await?,
-            };
+            if truth.at(path).is_dir {
+                l.rmdir(&cx, &dir, &last).await?;
+            } else {
+                l.unlink(&cx, &dir, &last, None).await?;
+            }
         }
         Op::Rename(from, to) => {
             let (from, to) = (place(from), place(to));

@@ -247,9 +247,12 @@ async fn server_open_upgrades_shared_watch() {
         assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "own");
         assert!(told.try_recv().is_err(), "nothing is told of own changes");
         let path = dir.path(&n);
-        let other = tokio::task::spawn_blocking(move || match reads {
-            true => fs::read(path).map(|bytes| assert_eq!(bytes, b"own")),
-            false => fs::write(path, b"new"),
+        let other = tokio::task::spawn_blocking(move || {
+            if reads {
+                fs::read(path).map(|bytes| assert_eq!(bytes, b"own"))
+            } else {
+                fs::write(path, b"new")
+            }
         });
         assert_eq!(told.recv().await.unwrap(), fh);
         assert!(!other.is_finished());
