@@ -346,9 +346,10 @@ impl Holder {
             self.actions.push_back(HolderAction::Lost { file });
         }
         self.actions.push_back(HolderAction::Invalidate { file });
-        match giving_up {
-            true => self.vacate(file, 0),
-            false => self.entry(file).lease = None,
+        if giving_up {
+            self.vacate(file, 0);
+        } else {
+            self.entry(file).lease = None;
         }
         self.settle(now, file);
     }
@@ -369,9 +370,10 @@ impl Holder {
             return;
         }
         e.giving_up = true;
-        match e.dirty && rules.push_before_vacating {
-            true => self.start_push(file),
-            false => self.vacate(file, seq),
+        if e.dirty && rules.push_before_vacating {
+            self.start_push(file);
+        } else {
+            self.vacate(file, seq);
         }
         self.settle(now, file);
     }

@@ -438,9 +438,10 @@ impl Table {
         while self.clients[c].leases != NONE {
             let i = self.clients[c].leases;
             let last = self.leases[i].next_in_client == NONE;
-            match self.leases[i].cachable {
-                true => self.end_caching(now, i, false),
-                false => self.free_lease(now, i),
+            if self.leases[i].cachable {
+                self.end_caching(now, i, false);
+            } else {
+                self.free_lease(now, i);
             }
             if last {
                 return; // The client's record was removed with its last lease.

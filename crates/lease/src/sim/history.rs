@@ -160,9 +160,10 @@ mod tests {
                 .map(|i| {
                     let (a, b) = (times[2 * i], times[2 * i + 1]);
                     let write = random.below(2) == 0;
-                    let value = match write {
-                        true => i as u64 + 1,
-                        false => written[random.below(written.len() as u64) as usize],
+                    let value = if write {
+                        i as u64 + 1
+                    } else {
+                        written[random.below(written.len() as u64) as usize]
                     };
                     if write {
                         written.push(value);

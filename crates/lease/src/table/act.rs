@@ -100,12 +100,11 @@ impl Table {
     pub(super) fn evict_for(&mut self, now: Ms, a: &Access) {
         let Some(f) = self.file(a.file) else { return };
         let own = a.client.and_then(|id| self.client(id)).and_then(|c| self.lease_at(c, f));
-        let taken = match a.is_exclusive() {
-            false => {
-                let writer = self.files[f].writer;
-                writer != NONE && own != Some(writer) && self.evict(now, writer)
-            }
-            true => self.evict_all(now, f, own),
+        let taken = if a.is_exclusive() {
+            self.evict_all(now, f, own)
+        } else {
+            let writer = self.files[f].writer;
+            writer != NONE && own != Some(writer) && self.evict(now, writer)
         };
         if taken {
             self.count_taking(now, f, a.client.is_none());

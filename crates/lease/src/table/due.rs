@@ -38,9 +38,10 @@ impl Table {
     fn look(&mut self, now: Ms, i: u32) {
         let lease = &self.leases[i];
         if !lease.cachable {
-            match now > lease.expiry_ms && self.rules.sharing_ends {
-                true => self.free_lease(now, i),
-                false => self.arm(i, lease.expiry_ms.max(now).saturating_add(1)),
+            if now > lease.expiry_ms && self.rules.sharing_ends {
+                self.free_lease(now, i);
+            } else {
+                self.arm(i, lease.expiry_ms.max(now).saturating_add(1));
             }
             return;
         }
@@ -79,10 +80,7 @@ impl Table {
     fn expiry(&self, i: u32) -> Ms {
         let lease = &self.leases[i];
         let client = &self.clients[lease.client];
-        match self.is_held(i) {
-            true => client.renewed_ms + u64::from(client.term_ms),
-            false => lease.expiry_ms,
-        }
+        if self.is_held(i) { client.renewed_ms + u64::from(client.term_ms) } else { lease.expiry_ms }
     }
 
     fn corrected_expiry(&self, i: u32) -> Ms {

@@ -86,10 +86,7 @@ impl Table {
         let i = match own {
             Some(i) => {
                 let lease = &self.leases[i];
-                let kind = match lease.cachable {
-                    true => want.kind.max(lease.kind),
-                    false => want.kind,
-                };
+                let kind = if lease.cachable { want.kind.max(lease.kind) } else { want.kind };
                 if !lease.cachable {
                     self.leases[i].seq = self.seq();
                 }

@@ -290,9 +290,10 @@ impl Table {
             (false, Kind::Read) => &mut f.sharing_readers,
             (false, Kind::Write) => &mut f.sharing_writers,
         };
-        match add {
-            true => *n += 1,
-            false => *n -= 1,
+        if add {
+            *n += 1;
+        } else {
+            *n -= 1;
         }
     }
 

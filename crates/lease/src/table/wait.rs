@@ -94,12 +94,13 @@ impl Table {
     /// Attempts an operation again after its removal from the queue.
     fn retry(&mut self, now: Ms, ticket: Ticket, access: Access) {
         let writes = matches!(access.op, Op::Write | Op::Push);
-        let decision = match writes && !self.revisions.has(u64::from(self.writes_in_flight) + 1) {
-            true => self.try_later(),
-            false => match self.attempt(now, &access) {
+        let decision = if writes && !self.revisions.has(u64::from(self.writes_in_flight) + 1) {
+            self.try_later()
+        } else {
+            match self.attempt(now, &access) {
                 Attempt::Done(decision) => decision,
                 Attempt::Blocked | Attempt::NoRoom => self.try_later(),
-            },
+            }
         };
         self.actions.push_back(Action::Ready { ticket, decision });
     }
