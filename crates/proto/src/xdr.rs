@@ -420,10 +420,7 @@ impl<T: Xdr> Xdr for Option<T> {
         }
     }
     fn dec(d: &mut Dec<'_>) -> Result<Self> {
-        Ok(match d.bool()? {
-            true => Some(T::dec(d)?),
-            false => None,
-        })
+        Ok(if d.bool()? { Some(T::dec(d)?) } else { None })
     }
 }
 

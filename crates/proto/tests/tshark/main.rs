@@ -245,9 +245,9 @@ fn portmap() {
     }
     // tshark 4.0 does not read the arguments of the other rpcbind procedures.
     let known = [RpcbindProc::NULL, RpcbindProc::GETADDR, RpcbindProc::DUMP].map(|p| p.0);
-    compare(&t, move |(_, vers, proc), _| match vers == 2 || known.contains(&proc) {
-        true => Skip::Nothing,
-        false => Skip::Message,
+    compare(&t, move |(_, vers, proc), _| {
+        let is_read = vers == 2 || known.contains(&proc);
+        if is_read { Skip::Nothing } else { Skip::Message }
     });
 }
 
@@ -368,9 +368,6 @@ fn nfs4_callbacks() {
         let (Some(_), body) = body(message) else { return Skip::Nothing };
         let compound: CbCompound = Dec::all(&body).unwrap();
         let number = compound.ops.first().map(CbOp::number);
-        match number.is_some_and(|n| unread.contains(&n)) {
-            true => Skip::Message,
-            false => Skip::Nothing,
-        }
+        if number.is_some_and(|n| unread.contains(&n)) { Skip::Message } else { Skip::Nothing }
     });
 }
