@@ -132,11 +132,10 @@ fn status(at: &CacheWhere) -> Result<(), Failure> {
             let mut out = String::new();
             for part in &parts {
                 let cached: u64 = part.entries.iter().map(|e| e.cached_bytes).sum();
-                let _ = match part.in_use {
-                    true => writeln!(out, "{}: in use by a mount, give that mount's directory", named(part)),
-                    false => {
-                        writeln!(out, "{}: {} files, {}", named(part), part.entries.len(), bytes(cached))
-                    }
+                let _ = if part.in_use {
+                    writeln!(out, "{}: in use by a mount, give that mount's directory", named(part))
+                } else {
+                    writeln!(out, "{}: {} files, {}", named(part), part.entries.len(), bytes(cached))
                 };
             }
             print(&out)

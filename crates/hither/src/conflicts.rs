@@ -108,9 +108,10 @@ fn ls(place: &Path, as_json: bool) -> Result<(), Failure> {
             );
         }
     }
-    match as_json {
-        true => print(&format!("{}\n", json!({ "version": 1, "conflicts": lines })))?,
-        false => print(&out)?,
+    if as_json {
+        print(&format!("{}\n", json!({ "version": 1, "conflicts": lines })))?;
+    } else {
+        print(&out)?;
     }
     match unreadable.as_slice() {
         [] => Ok(()),

@@ -31,9 +31,10 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     let addr: SocketAddr = text.parse().map_err(|_| {
         "expected ADDRESS:PORT, such as 127.0.0.1:9311, or nothing for any free port".to_string()
     })?;
-    match addr.ip().is_loopback() {
-        true => Ok(addr),
-        false => Err("the page shows names of files: use 127.0.0.1 or [::1]".into()),
+    if addr.ip().is_loopback() {
+        Ok(addr)
+    } else {
+        Err("the page shows names of files: use 127.0.0.1 or [::1]".into())
     }
 }
 

@@ -244,9 +244,10 @@ fn state_dir(args: &ServeArgs) -> Option<PathBuf> {
         return None;
     }
     let name = || format!("serve-{}", args.listen.first().map_or(0, SocketAddr::port));
-    let usual = || match rustix::process::geteuid().is_root() {
-        true => PathBuf::from("/var/lib/hither").join(name()),
-        false => {
+    let usual = || {
+        if rustix::process::geteuid().is_root() {
+            PathBuf::from("/var/lib/hither").join(name())
+        } else {
             let home = || std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".local/state"));
             let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home);
             state.unwrap_or_else(|| PathBuf::from("/tmp")).join("hither").join(name())

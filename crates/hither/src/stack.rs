@@ -461,10 +461,10 @@ impl Teller {
         let value = match ask {
             TraceAsk::Start { by, below, calls } => {
                 let record = if calls { Record::Calls } else { Record::Opens };
-                match self.mounted.trace(by, below, record) {
-                    true => Ok(serde_json::json!({})),
-                    false => return Err("another process records already".into()),
+                if !self.mounted.trace(by, below, record) {
+                    return Err("another process records already".into());
                 }
+                Ok(serde_json::json!({}))
             }
             TraceAsk::Stop { by } => {
                 let ended = self.mounted.end_trace(by).ok_or("nothing was recorded")?;

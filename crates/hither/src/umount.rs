@@ -69,9 +69,10 @@ fn copies_of(dev: (u32, u32)) -> HashMap<(PathBuf, u64), String> {
         let Some(space) = space(&process).filter(|space| seen.insert(space.clone())) else { continue };
         let mounts = mountinfo::read_of(&process).unwrap_or_default();
         for mount in mounts.iter().filter(|m| m.is_ours() && m.dev == dev) {
-            let place = match process == own {
-                true => format!("at {}", mount.point.display()),
-                false => format!("in the name space of {}", name_of(&process)),
+            let place = if process == own {
+                format!("at {}", mount.point.display())
+            } else {
+                format!("in the name space of {}", name_of(&process))
             };
             copies.insert((space.clone(), mount.id), place);
         }

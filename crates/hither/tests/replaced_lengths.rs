@@ -33,9 +33,10 @@ fn judge(bytes: Option<&[u8]>, len: u64) -> Result<(), String> {
         None => len == version(n).len() as u64,
     };
     let whole = bytes.is_none_or(|bytes| bytes.len() as u64 == len);
-    match whole && (0..26).any(is_version) {
-        true => Ok(()),
-        false => Err(format!("{:?} bytes where fstat(2) says {len}", bytes.map(<[u8]>::len))),
+    if whole && (0..26).any(is_version) {
+        Ok(())
+    } else {
+        Err(format!("{:?} bytes where fstat(2) says {len}", bytes.map(<[u8]>::len)))
     }
 }
 
@@ -100,9 +101,10 @@ fn play(dir: &Path, seed: u64, time: Duration) -> (BTreeMap<String, u64>, u64) {
             threads.spawn(move || {
                 let mut random = Random(seed ^ number << 32);
                 while Instant::now() < end {
-                    let seen = match number < WRITERS {
-                        true => replace(dir, &mut random, number).map(Ok),
-                        false => look(dir, &mut random),
+                    let seen = if number < WRITERS {
+                        replace(dir, &mut random, number).map(Ok)
+                    } else {
+                        look(dir, &mut random)
                     };
                     let mut wrong = wrong.lock().unwrap();
                     wrong.1 += 1;

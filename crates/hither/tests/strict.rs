@@ -223,9 +223,10 @@ impl World {
         let mut now = self.objects[&object].bytes.clone();
         let at = if appends { now.len() } else { self.below(now.len() + 1) };
         self.log.push(format!("{} bytes at {at} of {object} by {}", bytes.len(), self.held[i].who));
-        match appends {
-            true => self.held[i].file.write_all(&bytes).unwrap(),
-            false => self.held[i].file.write_all_at(&bytes, at as u64).unwrap(),
+        if appends {
+            self.held[i].file.write_all(&bytes).unwrap();
+        } else {
+            self.held[i].file.write_all_at(&bytes, at as u64).unwrap();
         }
         now.resize(now.len().max(at + bytes.len()), 0);
         now[at..at + bytes.len()].copy_from_slice(&bytes);
@@ -427,9 +428,10 @@ fn delegated_file_is_read_locally() {
             assert!(calls(a, "LOOKUP") >= before.1 + 10, "names are not delegated");
             calls(a, "READ") == before.0
         };
-        match kept {
-            true => wait_for("reads without a request", 60, quiet),
-            false => assert!(!quiet(), "no delegation covers the cached bytes"),
+        if kept {
+            wait_for("reads without a request", 60, quiet);
+        } else {
+            assert!(!quiet(), "no delegation covers the cached bytes");
         }
         fs::write(b.join("f"), "changed").unwrap();
         assert_eq!(fs::read(a.join("f")).unwrap(), b"changed");

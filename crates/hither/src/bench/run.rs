@@ -99,9 +99,10 @@ fn check(args: &RunArgs) -> Result<(), Failure> {
             return Err(Failure::usage(format!("'{name}' needs {program}, which is not installed")));
         }
     }
-    match installed("python3") {
-        true => Ok(()),
-        false => Err(Failure::usage("the workloads are Python programs: install python3")),
+    if installed("python3") {
+        Ok(())
+    } else {
+        Err(Failure::usage("the workloads are Python programs: install python3"))
     }
 }
 
@@ -168,11 +169,10 @@ fn about(args: &RunArgs, place: &MountEntry) -> Value {
 
 /// Runs one experiment once. Returns its phases.
 fn one(args: &RunArgs, name: &str, top: &Path, work: &Path, meta: &Value) -> Result<Vec<Value>, Failure> {
-    let params = match args.quick {
-        true => {
-            json!({"short": 1, "mib": 64, "number": 200, "transactions": 1000, "files": 200, "single_only": 1})
-        }
-        false => json!({}),
+    let params = if args.quick {
+        json!({"short": 1, "mib": 64, "number": 200, "transactions": 1000, "files": 200, "single_only": 1})
+    } else {
+        json!({})
     };
     let program = std::env::current_exe().map_err(|e| Failure::system(format!("this program: {e}")))?;
     let mut command = Command::new("python3");
@@ -199,9 +199,10 @@ fn one(args: &RunArgs, name: &str, top: &Path, work: &Path, meta: &Value) -> Res
         }
     }
     let end = child.wait().map_err(cannot)?;
-    match end.success() {
-        true => Ok(lines),
-        false => Err(Failure::system(format!("{name} failed ({end}): its output is above"))),
+    if end.success() {
+        Ok(lines)
+    } else {
+        Err(Failure::system(format!("{name} failed ({end}): its output is above")))
     }
 }
 

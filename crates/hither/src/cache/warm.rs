@@ -64,11 +64,10 @@ struct Progress {
 pub fn run(args: &CacheWarm) -> Result<(), Failure> {
     warm(args.jobs, args.quiet, |found, progress| {
         for file in &args.files {
-            match file.as_os_str() == "-" {
-                true => {
-                    lines(io::stdin().lock(), None, found, progress).map_err(|e| bad("standard input", &e))?
-                }
-                false => walk(file, found, progress),
+            if file.as_os_str() == "-" {
+                lines(io::stdin().lock(), None, found, progress).map_err(|e| bad("standard input", &e))?
+            } else {
+                walk(file, found, progress)
             }
         }
         Ok(())
@@ -231,9 +230,10 @@ fn show(progress: &Progress, over: &AtomicBool) {
         rate = if ticks == 1 { latest } else { rate * 0.8 + latest * 0.2 };
         let all = of(&progress.found_bytes);
         let left = all.saturating_sub(now) as f64;
-        let eta = match progress.all_found.load(Ordering::Relaxed) && rate > 1.0 {
-            true => format!("{:.0} s left", left / rate),
-            false => "still looking".into(),
+        let eta = if progress.all_found.load(Ordering::Relaxed) && rate > 1.0 {
+            format!("{:.0} s left", left / rate)
+        } else {
+            "still looking".into()
         };
         let _ = write!(
             io::stderr(),

@@ -20,10 +20,7 @@ fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
     for (name, text) in files {
         let path = root.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        match name.ends_with('/') {
-            true => fs::create_dir_all(path).unwrap(),
-            false => fs::write(path, text).unwrap(),
-        }
+        if name.ends_with('/') { fs::create_dir_all(path).unwrap() } else { fs::write(path, text).unwrap() }
     }
     root
 }

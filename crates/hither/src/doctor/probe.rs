@@ -110,24 +110,20 @@ impl Probe<'_> {
             Ok(times) => m.getattr_us = Spread::of(times),
             Err(e) => m.skipped.push(format!("GETATTR: {e}")),
         }
-        match write {
-            true => {
-                if let Err(e) = self.writes(&root, m).await {
-                    m.skipped.push(format!("writing, stable storage and the server's clock: {e}"));
-                }
+        if write {
+            if let Err(e) = self.writes(&root, m).await {
+                m.skipped.push(format!("writing, stable storage and the server's clock: {e}"));
             }
-            false => {
-                m.skipped.push(
-                    "writing, stable storage and the server's clock: --write makes a file for it".into(),
-                );
-                match self.large_file(&root).await {
-                    Ok(Some((fh, size))) => self.reads(&fh, size, m).await,
-                    Ok(None) => m.skipped.push(
-                        "reading and delegations: no file of 1 MiB or more was found near the root directory"
-                            .into(),
-                    ),
-                    Err(e) => m.skipped.push(format!("reading: {e}")),
-                }
+        } else {
+            m.skipped
+                .push("writing, stable storage and the server's clock: --write makes a file for it".into());
+            match self.large_file(&root).await {
+                Ok(Some((fh, size))) => self.reads(&fh, size, m).await,
+                Ok(None) => m.skipped.push(
+                    "reading and delegations: no file of 1 MiB or more was found near the root directory"
+                        .into(),
+                ),
+                Err(e) => m.skipped.push(format!("reading: {e}")),
             }
         }
         self.connection(m);

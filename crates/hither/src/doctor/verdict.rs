@@ -220,14 +220,15 @@ fn offers(m: &Measured, out: &mut Vec<Finding>) {
     if !m.versions.is_empty() {
         let what =
             format!("NFS versions: {}", if works.is_empty() { "none".into() } else { works.join(", ") });
-        out.push(match works.iter().any(|v| v.starts_with("4.")) {
-            true => fine(Part::Server, what),
-            false => note(
+        out.push(if works.iter().any(|v| v.starts_with("4.")) {
+            fine(Part::Server, what)
+        } else {
+            note(
                 Part::Server,
                 what,
-                "chains of names, delegations, locks at the server and exactly-once calls need NFSv4.1 or 4.2: turn it \
-                 on at the server",
-            ),
+                "chains of names, delegations, locks at the server and exactly-once calls need NFSv4.1 or 4.2: \
+                 turn it on at the server",
+            )
         });
     }
     if let Some(limits) = &m.limits {

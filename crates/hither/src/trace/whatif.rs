@@ -175,14 +175,13 @@ fn lines(mut from: impl BufRead) -> impl Iterator<Item = Result<Line, String>> {
 }
 
 fn tell(trace: &Trace, args: &TraceWhatIf) -> String {
-    let sizes = match args.cache_sizes.is_empty() {
-        true => {
-            let all = trace.all_bytes();
-            let mut sizes: Vec<u64> = [16, 8, 4, 2, 1].map(|part| (all / part).max(LEAST_BYTES)).into();
-            sizes.dedup();
-            sizes
-        }
-        false => args.cache_sizes.clone(),
+    let sizes = if args.cache_sizes.is_empty() {
+        let all = trace.all_bytes();
+        let mut sizes: Vec<u64> = [16, 8, 4, 2, 1].map(|part| (all / part).max(LEAST_BYTES)).into();
+        sizes.dedup();
+        sizes
+    } else {
+        args.cache_sizes.clone()
     };
     let policies = if args.policies.is_empty() { Policy::ALL.to_vec() } else { args.policies.clone() };
     let cells = sizes.iter().flat_map(|bytes| policies.iter().map(move |policy| (*bytes, *policy)));

@@ -199,9 +199,10 @@ impl Campaign {
         if let Some(surprise) = self.writers.iter().find_map(|w| w.surprise.clone()) {
             panic!("an answer that was not to be: {surprise}");
         }
-        match fault.kills_client() {
-            true => self.next_life(fault, &mut r),
-            false => self.same_life(),
+        if fault.kills_client() {
+            self.next_life(fault, &mut r);
+        } else {
+            self.same_life();
         }
         let combination = format!("{fault:?}");
         *self.tally.points.entry(combination).or_default() += 1;
@@ -367,9 +368,12 @@ impl Campaign {
             if let Some(meddled) = meddled.filter(|m| !m.holds()) {
                 panic!("data of another client in {} was overwritten: {}", meddled.at.display(), said.err);
             }
-            let listed = |fileid: u64| match kept.iter().any(|c| c.fileid == fileid) {
-                true => CrashReport::Conflict,
-                false => CrashReport::Nothing,
+            let listed = |fileid: u64| {
+                if kept.iter().any(|c| c.fileid == fileid) {
+                    CrashReport::Conflict
+                } else {
+                    CrashReport::Nothing
+                }
             };
             let wrong = self.wrong(promise, listed);
             assert_eq!(wrong, None, "after the next mount, and no conflict: {kept:?}; {}", said.err);

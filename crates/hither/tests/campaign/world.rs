@@ -309,12 +309,13 @@ impl World {
 fn disk(dir: &Path, name: &str, mib: u64, ext4: bool) {
     let (d, at) = (dir.display(), dir.join(name));
     let at = at.display();
-    match ext4 {
-        true => sh(&format!(
+    if ext4 {
+        sh(&format!(
             "truncate -s {mib}M {d}/{name}.img; mkfs.ext4 -q -F -m 0 -E lazy_itable_init=0 {d}/{name}.img\n\
              mount -o loop {d}/{name}.img {at}"
-        )),
-        false => sh(&format!("mount -t tmpfs -o size={mib}M,mode=755 campaign {at}")),
+        ))
+    } else {
+        sh(&format!("mount -t tmpfs -o size={mib}M,mode=755 campaign {at}"))
     }
 }
 

@@ -228,14 +228,11 @@ impl Writer {
                 }
                 self.judge(&format!("open of {name}"), &e, orders)?;
                 // A full server may still have created the file.
-                return match self.dir.join(&name).exists() {
-                    true => {
-                        self.pending = None;
-                        self.body(&name);
-                        Ok(None)
-                    }
-                    false => Ok(None),
-                };
+                if self.dir.join(&name).exists() {
+                    self.pending = None;
+                    self.body(&name);
+                }
+                return Ok(None);
             }
         };
         self.pending = None;

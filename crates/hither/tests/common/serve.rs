@@ -136,9 +136,10 @@ impl Serve {
     /// Mounts a path.
     pub fn mount_path(&self, options: &str, path: &str, mnt: &Path) -> Said {
         let port = self.port;
-        let ports = match options.contains("vers=3") {
-            true => format!("port={port},mountport={port}"),
-            false => format!("port={port}"),
+        let ports = if options.contains("vers=3") {
+            format!("port={port},mountport={port}")
+        } else {
+            format!("port={port}")
         };
         let mut command = Command::new(HITHER);
         command.arg("mount").arg("--log").arg(self.dir.path().join("log"));

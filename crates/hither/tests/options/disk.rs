@@ -162,9 +162,10 @@ pub fn fill(b: &Bench<'_>) {
         let mut file = fs::File::open(m.at("file")).unwrap();
         std::io::Read::read_exact(&mut file, &mut bytes).unwrap();
         drop(file);
-        match whole {
-            true => wait_for("the rest", 60, || counter(&m, "entry_bytes") >= ALL),
-            false => pause(1_500),
+        if whole {
+            wait_for("the rest", 60, || counter(&m, "entry_bytes") >= ALL);
+        } else {
+            pause(1_500);
         }
         assert_eq!(counter(&m, "entry_bytes") >= ALL, whole, "fill={how}");
     }

@@ -96,23 +96,24 @@ impl Hearer {
 impl Upcalls for Hearer {
     /// A frozen branch keeps its answers. It sends its delayed data before the lease is returned.
     fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
-        self.tell(|heard| match heard.frozen {
-            true => heard.hearer.flush(fh),
-            false => heard.hearer.revoke(fh),
-        })
+        self.tell(|heard| if heard.frozen { heard.hearer.flush(fh) } else { heard.hearer.revoke(fh) })
     }
 
     fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
-        self.tell(|heard| match heard.frozen {
-            true => heard.hearer.flush_unused(fh),
-            false => heard.hearer.withdraw_unused(fh),
+        self.tell(|heard| {
+            if heard.frozen {
+                return heard.hearer.flush_unused(fh);
+            }
+            heard.hearer.withdraw_unused(fh)
         })
     }
 
     fn expire(&self, files: &[Fh]) -> BoxFuture<()> {
-        self.tell(|heard| match heard.frozen {
-            true => Box::pin(std::future::ready(())),
-            false => heard.hearer.expire(files),
+        self.tell(|heard| {
+            if heard.frozen {
+                return Box::pin(std::future::ready(()));
+            }
+            heard.hearer.expire(files)
         })
     }
 

@@ -63,15 +63,14 @@ impl Rules {
         let mut names = BTreeMap::new();
         for (name, below) in &above.names {
             let stack = below.stack.unwrap_or(stack);
-            let place = match below.names.is_empty() {
-                true => Self::plain_of(stack)?,
-                false => {
-                    let place = u8::try_from(self.places.len()).ok()?;
-                    self.places.push(RuleNode { stack, ..RuleNode::default() });
-                    let names = self.add(stack, below)?;
-                    self.places.get_mut(usize::from(place))?.names = names;
-                    SubtreeId(place)
-                }
+            let place = if below.names.is_empty() {
+                Self::plain_of(stack)?
+            } else {
+                let place = u8::try_from(self.places.len()).ok()?;
+                self.places.push(RuleNode { stack, ..RuleNode::default() });
+                let names = self.add(stack, below)?;
+                self.places.get_mut(usize::from(place))?.names = names;
+                SubtreeId(place)
             };
             names.insert(name.clone(), place);
         }

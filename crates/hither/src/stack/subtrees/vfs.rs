@@ -266,9 +266,10 @@ impl Vfs for Subtrees {
         let base = self.at(at.base)?;
         let (own, leaves) = self.own(&base, at.path);
         let path = &at.path[..own];
-        match leaves {
-            true => self.walk_in(cx, &base, path, own < at.path.len()).await,
-            false => Ok(self.walk_own(cx, &base, path, want).await?.0),
+        if leaves {
+            self.walk_in(cx, &base, path, own < at.path.len()).await
+        } else {
+            Ok(self.walk_own(cx, &base, path, want).await?.0)
         }
     }
 
@@ -281,9 +282,10 @@ impl Vfs for Subtrees {
             if holder.fh != node.fh {
                 continue;
             }
-            let attrs = match self.same_stack(at.place, holder.place) {
-                true => node.attrs,
-                false => holder.stack.vfs.getattr(cx, File { fh: &holder.fh, open: None }).await?,
+            let attrs = if self.same_stack(at.place, holder.place) {
+                node.attrs
+            } else {
+                holder.stack.vfs.getattr(cx, File { fh: &holder.fh, open: None }).await?
             };
             return Ok(Node { fh, attrs });
         }
