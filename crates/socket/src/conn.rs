@@ -265,9 +265,10 @@ impl Connection {
         // A request that waits for [`Request::More`] must not prevent the connection from reading
         // it.
         let many = matches!(reply.op, op::READ_MANY | op::STAT_MANY | op::LIST | op::WALK | op::WATCH);
-        let taken = match many {
-            true => self.lists.clone().try_acquire_many_owned(n).ok(),
-            false => self.inbound.clone().acquire_many_owned(n).await.ok(),
+        let taken = if many {
+            self.lists.clone().try_acquire_many_owned(n).ok()
+        } else {
+            self.inbound.clone().acquire_many_owned(n).await.ok()
         };
         let Some(taken) = taken else {
             self.running.lock().remove(&reply.id);
@@ -281,9 +282,10 @@ impl Connection {
 
     /// Refuses a number that is in use, because the program could not distinguish the two replies.
     fn unused(&self, reply: &Reply) -> std::result::Result<(), Malformed> {
-        match self.running.lock().contains_key(&reply.id) {
-            true => Err(Malformed("a request number that is in use")),
-            false => Ok(()),
+        if self.running.lock().contains_key(&reply.id) {
+            Err(Malformed("a request number that is in use"))
+        } else {
+            Ok(())
         }
     }
 
@@ -364,10 +366,7 @@ impl Connection {
 
     /// The context for an open. With close-to-open it accepts only answers from now on.
     pub fn opening(&self, cx: &RequestContext) -> RequestContext {
-        match self.shared.options.close_to_open {
-            true => cx.fresh(Instant::now()),
-            false => cx.clone(),
-        }
+        if self.shared.options.close_to_open { cx.fresh(Instant::now()) } else { cx.clone() }
     }
 
     /// # Errors

@@ -143,9 +143,10 @@ impl Connection {
         let cx = &self.opening(cx);
         let has = |flag| flags & flag != 0;
         let reads = access == OpenAccess::READ;
-        let want = match reads {
-            true => WalkRequest { read_bytes: FIRST_BYTES, access: Access::READ, ..WalkRequest::default() },
-            false => WalkRequest::default(),
+        let want = if reads {
+            WalkRequest { read_bytes: FIRST_BYTES, access: Access::READ, ..WalkRequest::default() }
+        } else {
+            WalkRequest::default()
         };
         let how = |create: Create, truncate: bool| OpenHow {
             create,
@@ -166,9 +167,10 @@ impl Connection {
                 };
                 let how = how(Create::No, has(OPEN_TRUNCATE));
                 let call = self.shared.vfs.open(cx, PathRef::name(&dir, &name), &how);
-                match how.truncate {
-                    true => self.shared.change(&[Touched::Contents(node.fh.clone())], call).await,
-                    false => call.await,
+                if how.truncate {
+                    self.shared.change(&[Touched::Contents(node.fh.clone())], call).await
+                } else {
+                    call.await
                 }
             }
             Found::Missing { .. } if has(OPEN_CREATE) && wants_directory(path) => {
@@ -176,10 +178,8 @@ impl Connection {
             }
             Found::Missing { dir, name } if has(OPEN_CREATE) => {
                 let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
-                let create = match has(OPEN_EXCLUSIVE) {
-                    true => Create::Exclusive(set),
-                    false => Create::IfMissing(set),
-                };
+                let create =
+                    if has(OPEN_EXCLUSIVE) { Create::Exclusive(set) } else { Create::IfMissing(set) };
                 let how = how(create, has(OPEN_TRUNCATE));
                 let call = self.shared.vfs.open(cx, PathRef::name(&dir, &name), &how);
                 self.shared.change(&created(&dir, &name), call).await
@@ -235,10 +235,7 @@ impl Connection {
         let _using = file.using.read().await;
         let stability = if flags & WRITE_STABLE != 0 { Stability::Stable } else { Stability::Unstable };
         // Appends are serial: each starts at the end of the previous one.
-        let _alone = match appends {
-            true => Some(self.shared.appending.of(&file.fh).lock().await),
-            false => None,
-        };
+        let _alone = if appends { Some(self.shared.appending.of(&file.fh).lock().await) } else { None };
         let offset = if appends { self.end_of(cx, &file).await? } else { offset };
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
             return Err(Error::new(libc::EFBIG));
@@ -285,10 +282,11 @@ impl Connection {
         let _using = file.using.read().await;
         file.check()?;
         let call = self.shared.vfs.commit(cx, file.at());
-        match file.written.load(Ordering::Relaxed) {
+        if file.written.load(Ordering::Relaxed) {
             // From now on the times are the server's.
-            true => self.shared.change(&file.contents(), call).await,
-            false => call.await,
+            self.shared.change(&file.contents(), call).await
+        } else {
+            call.await
         }
     }
 
@@ -339,19 +337,17 @@ impl Connection {
                 tracing::debug!(%error, "closing a file that was open for reading");
             }
         };
-        match self.closing.len() < CLOSING_MAX {
-            true => drop(self.closing.spawn(close)),
-            false => close.await,
-        }
+        if self.closing.len() < CLOSING_MAX { drop(self.closing.spawn(close)) } else { close.await }
     }
 
     async fn end(&self, cx: &RequestContext, file: &OpenFile) -> Result<()> {
         let _using = file.using.write().await;
         self.shared.stats.files_open.fetch_sub(1, Ordering::Relaxed);
         let call = self.shared.vfs.close(cx, &file.fh, file.open);
-        match file.written.load(Ordering::Relaxed) {
-            true => self.shared.change(&file.contents(), call).await,
-            false => call.await,
+        if file.written.load(Ordering::Relaxed) {
+            self.shared.change(&file.contents(), call).await
+        } else {
+            call.await
         }
     }
 
