@@ -335,9 +335,10 @@ impl Mount {
             Client::Command(r) => {
                 let mp = self.mp.display().to_string();
                 self.shell(&r.umount.replace("{mp}", &mp), limit)?;
-                match clock::wait_until(Duration::from_secs(10), || !mounted(&self.mp)) {
-                    true => Ok(()),
-                    false => Err(Fail(format!("{mp} is still mounted"))),
+                if clock::wait_until(Duration::from_secs(10), || !mounted(&self.mp)) {
+                    Ok(())
+                } else {
+                    Err(Fail(format!("{mp} is still mounted")))
                 }
             }
         }

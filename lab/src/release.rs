@@ -84,9 +84,10 @@ impl Record {
 
     /// The release of the last start, or the installed one before the first start.
     pub fn last(&self) -> Release {
-        match fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == "newer") {
-            true => Release::Newer,
-            false => Release::Installed,
+        if fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == "newer") {
+            Release::Newer
+        } else {
+            Release::Installed
         }
     }
 

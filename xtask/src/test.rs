@@ -222,10 +222,7 @@ fn build(args: &[String]) -> Result<Vec<Program>, String> {
     let mut programs: Vec<_> =
         String::from_utf8_lossy(&output.stdout).lines().filter_map(Program::built).collect();
     programs.sort_by_key(Program::place);
-    match programs.is_empty() {
-        true => Err("no tests were found".into()),
-        false => Ok(programs),
-    }
+    if programs.is_empty() { Err("no tests were found".into()) } else { Ok(programs) }
 }
 
 /// Runs the programs, and prints the output of each when it ends. Returns the failed programs.

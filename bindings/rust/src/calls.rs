@@ -291,9 +291,10 @@ impl Drop for Call {
 fn encoded(id: u32, request: &Request<'_>) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     request.encode(id, &mut out);
-    match out.len() > HEADER_BYTES + wire::BODY_MAX_BYTES {
-        true => Err(io::Error::new(ErrorKind::InvalidInput, "more bytes of paths than a request may have")),
-        false => Ok(out),
+    if out.len() > HEADER_BYTES + wire::BODY_MAX_BYTES {
+        Err(io::Error::new(ErrorKind::InvalidInput, "more bytes of paths than a request may have"))
+    } else {
+        Ok(out)
     }
 }
 

@@ -306,9 +306,10 @@ fn sendable(path: &[u8]) -> io::Result<&[u8]> {
     if path.len() > PATH_MAX_BYTES {
         return Err(io::Error::from_raw_os_error(ENAMETOOLONG));
     }
-    match path.contains(&0) {
-        true => Err(io::Error::new(ErrorKind::InvalidInput, "a path with a NUL")),
-        false => Ok(path),
+    if path.contains(&0) {
+        Err(io::Error::new(ErrorKind::InvalidInput, "a path with a NUL"))
+    } else {
+        Ok(path)
     }
 }
 

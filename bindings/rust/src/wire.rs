@@ -102,9 +102,10 @@ impl Header {
     pub fn decode(from: &[u8; HEADER_BYTES]) -> Result<Self, Malformed> {
         let mut r = Reader(from);
         let header = Self { len: r.u32()?, id: r.u32()?, op: r.u16()?, flags: r.u16()? };
-        match header.len as usize <= BODY_MAX_BYTES {
-            true => Ok(header),
-            false => Err(Malformed("a body that is too long")),
+        if header.len as usize <= BODY_MAX_BYTES {
+            Ok(header)
+        } else {
+            Err(Malformed("a body that is too long"))
         }
     }
 }

@@ -237,9 +237,10 @@ impl Client {
         let len = ops.len();
         let results = self.run(ops)?;
         is_one_of(results.status(), expected)?;
-        match results.remaining() == len {
-            true => Ok(()),
-            false => Err(format!("{} results of {len}", results.remaining())),
+        if results.remaining() == len {
+            Ok(())
+        } else {
+            Err(format!("{} results of {len}", results.remaining()))
         }
     }
 
@@ -280,10 +281,7 @@ impl Drop for Client {
 
 /// Fails unless a status is allowed.
 pub fn is_one_of(status: Nfsstat4, expected: &[Nfsstat4]) -> Checked {
-    match expected.contains(&status) {
-        true => Ok(()),
-        false => Err(format!("{status} instead of {expected:?}")),
-    }
+    if expected.contains(&status) { Ok(()) } else { Err(format!("{status} instead of {expected:?}")) }
 }
 
 /// Attributes of a creation.

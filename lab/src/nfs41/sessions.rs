@@ -184,9 +184,10 @@ fn making() -> Vec<Case> {
         case("CREATE_SESSION repeated", move |b| {
             let op = make(b, b.client.next, channel());
             let first = b.client.alone(op.clone())?;
-            match b.client.alone(op)? == first && first.status == S::OK {
-                true => Ok(()),
-                false => Err(format!("the first answer is {first:?}")),
+            if b.client.alone(op)? == first && first.status == S::OK {
+                Ok(())
+            } else {
+                Err(format!("the first answer is {first:?}"))
             }
         }),
         case("CREATE_SESSION NOT_ONLY_OP", move |b| not_alone(make(b, b.client.next, channel()), b)),
@@ -207,9 +208,10 @@ fn making() -> Vec<Case> {
             let made = b.client.make_session(fore)?;
             b.client.ends(vec![Op::Putrootfh], &[S::OK])?;
             let granted = made.fore_chan_attrs;
-            match granted.maxrequestsize <= 500 && granted.maxresponsesize <= 500 {
-                true => Ok(()),
-                false => Err(format!("{granted:?}")),
+            if granted.maxrequestsize <= 500 && granted.maxresponsesize <= 500 {
+                Ok(())
+            } else {
+                Err(format!("{granted:?}"))
             }
         }),
     ]
@@ -255,9 +257,10 @@ fn sequences() -> Vec<Case> {
             // of SEQUENCE may differ.
             let second = b.wire()?.call(&compound)?;
             let is_same = second.results.get(1..) == first.results.get(1..);
-            match is_same && first.status == S::OK && second.status == S::OK {
-                true => Ok(()),
-                false => Err(format!("{first:?}, then {second:?}")),
+            if is_same && first.status == S::OK && second.status == S::OK {
+                Ok(())
+            } else {
+                Err(format!("{first:?}, then {second:?}"))
             }
         }),
         case("SEQUENCE SEQ_FALSE_RETRY", |b| {
