@@ -220,11 +220,12 @@ fn allowed_hint(export: &Exportnode, path: &str) -> String {
         "{dir} is exported to {to}: this client's address must be allowed, and a privileged port (resvport) may be needed"
     );
     let name = |path: &str| path.trim_end_matches('/').to_owned();
-    match name(path) == name(&dir) {
-        true => rules,
-        false => format!(
+    if name(path) == name(&dir) {
+        rules
+    } else {
+        format!(
             "either the path does not exist (some servers then deny access), or this client has no access: {rules}"
-        ),
+        )
     }
 }
 

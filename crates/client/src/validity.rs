@@ -76,9 +76,10 @@ impl ValidityRules {
     /// Adds the validity to attributes. The request for them was sent at `asked`.
     pub fn attrs(&self, fh: &Fh, attr: Attr, asked: Instant) -> Attrs {
         let (least, most) = self.bounds(attr.kind);
-        let valid = match most.is_zero() {
-            true => Validity::Once,
-            false => Validity::Until(asked + self.observe(fh, &attr, least, most, asked)),
+        let valid = if most.is_zero() {
+            Validity::Once
+        } else {
+            Validity::Until(asked + self.observe(fh, &attr, least, most, asked))
         };
         Attrs { attr, valid, asked }
     }

@@ -554,9 +554,12 @@ impl Uncommitted {
                         return done_or(done, attr, Error::because(libc::EIO, "the server writes no bytes"));
                     }
                     let part = slice(&part, 0, bytes as usize);
-                    self.update(&file, |log| match reply.stable {
-                        true => log.wrote_stable(at, at + bytes),
-                        false => log.wrote(at, &part, reply.verifier, epoch, &origin),
+                    self.update(&file, |log| {
+                        if reply.stable {
+                            log.wrote_stable(at, at + bytes)
+                        } else {
+                            log.wrote(at, &part, reply.verifier, epoch, &origin)
+                        }
                     });
                     done += bytes as usize;
                     attr = reply.attr;
@@ -592,12 +595,11 @@ impl Uncommitted {
                 Err(silence) => return Err(silence),
             }
         }
-        match file.log.lock().has_through(target) {
-            true => {
-                let why = "the server keeps losing writes; they are kept and sent again later";
-                Err(Failure::Unanswered(Error::because(libc::EIO, why)))
-            }
-            false => Ok(()),
+        if file.log.lock().has_through(target) {
+            let why = "the server keeps losing writes; they are kept and sent again later";
+            Err(Failure::Unanswered(Error::because(libc::EIO, why)))
+        } else {
+            Ok(())
         }
     }
 
@@ -622,9 +624,12 @@ impl Uncommitted {
                 match self.wire.write(&origin, &file.fh, at, part, stable).await {
                     Ok(reply) if reply.bytes > 0 => {
                         let bytes = reply.bytes.min(sent);
-                        self.update(file, |log| match reply.stable {
-                            true => log.wrote_stable(at, at + bytes),
-                            false => log.resent(at, at + bytes, reply.verifier, epoch),
+                        self.update(file, |log| {
+                            if reply.stable {
+                                log.wrote_stable(at, at + bytes)
+                            } else {
+                                log.resent(at, at + bytes, reply.verifier, epoch)
+                            }
                         });
                         done += bytes as usize;
                     }

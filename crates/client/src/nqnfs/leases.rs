@@ -411,10 +411,8 @@ impl Leases {
     /// Prepares a call that finds files, or that creates a file for writing.
     pub(super) fn ask_unknown(self: &Arc<Self>, kind: Kind) -> Asking {
         self.act(|inner, _| {
-            let lease = match inner.files.len() < HELD_MAX {
-                true => self.lease_request(kind),
-                false => LeaseRequest::None,
-            };
+            let lease =
+                if inner.files.len() < HELD_MAX { self.lease_request(kind) } else { LeaseRequest::None };
             self.asking(inner, lease, None)
         })
     }

@@ -316,10 +316,8 @@ impl Turn<'_> {
         }
         let changing = self.changing(&file);
         let delayed = changing.as_ref().is_some_and(|c| c.delayed);
-        let mut attr = match delayed {
-            true => self.send(LeaseRequest::None, args.clone()).await?,
-            false => Err(Stat::EXPIRED),
-        };
+        let mut attr =
+            if delayed { self.send(LeaseRequest::None, args.clone()).await? } else { Err(Stat::EXPIRED) };
         if let Err(Stat::EXPIRED) = attr {
             // Sends a new write. Other clients may have used the file after the delayed write, but
             // its data is not dropped.
@@ -414,10 +412,7 @@ impl Turn<'_> {
             }
             wait = (wait * 2).min(JUKEBOX_MAX);
         };
-        match ok.attributes.atime == stamp {
-            true => Ok(Ok(made(&ok))),
-            false => Ok(Err(Nfsstat3::EXIST)),
-        }
+        if ok.attributes.atime == stamp { Ok(Ok(made(&ok))) } else { Ok(Err(Nfsstat3::EXIST)) }
     }
 
     async fn mkdir(&self, a: &nfs3::MkdirArgs) -> Result<Outcome<nfs3::CreateOk>, CallError> {

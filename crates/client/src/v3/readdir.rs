@@ -147,13 +147,11 @@ impl V3 {
             // READDIR without attributes does not access the objects.
             let plus = nodes && self.lists_nodes() && missing < MISSING_MAX / 2;
             let (dir, cookieverf) = (convert::fh3(dir)?, verifier);
-            let page = match plus {
-                true => {
-                    let (dircount, maxcount) = (bytes, bytes);
-                    self.ask_page(cx, &ReaddirplusArgs { dir, cookie, cookieverf, dircount, maxcount })
-                        .await?
-                }
-                false => self.ask_page(cx, &ReaddirArgs { dir, cookie, cookieverf, count: bytes }).await?,
+            let page = if plus {
+                let (dircount, maxcount) = (bytes, bytes);
+                self.ask_page(cx, &ReaddirplusArgs { dir, cookie, cookieverf, dircount, maxcount }).await?
+            } else {
+                self.ask_page(cx, &ReaddirArgs { dir, cookie, cookieverf, count: bytes }).await?
             };
             match page {
                 Ok(raw) => return Ok(raw),

@@ -76,9 +76,10 @@ impl V3 {
                 this.opens.hidden_names_go(&node.fh).await;
             }
             // Hidden names of closed files have been removed since.
-            match this.opens.hidden_names_gone() == gone {
-                true => removed,
-                false => this.rmdir(&cred, &dir, &name).await,
+            if this.opens.hidden_names_gone() == gone {
+                removed
+            } else {
+                this.rmdir(&cred, &dir, &name).await
             }
         })
         .await
@@ -147,12 +148,11 @@ impl V3 {
                     !matches!(now, Ok(Some(node)) if node.fh == fh)
                 }
             };
-            match lost {
-                true => {
-                    self.opens.hidden(&fh, &hidden);
-                    self.gone(&fh, &hidden).await;
-                }
-                false => self.remove_hidden(&hidden).await,
+            if lost {
+                self.opens.hidden(&fh, &hidden);
+                self.gone(&fh, &hidden).await;
+            } else {
+                self.remove_hidden(&hidden).await;
             }
             return renamed;
         }

@@ -195,12 +195,7 @@ impl V3 {
     ) -> (Option<Result<(Access, PostOpAttr)>>, Option<Start>) {
         let tells = most_bytes > 0 && bytes_tell(want, mode);
         let (rights, start) = tokio::join!(
-            async {
-                match want.is_empty() || tells {
-                    true => None,
-                    false => Some(self.rights(cx, fh, want).await),
-                }
-            },
+            async { if want.is_empty() || tells { None } else { Some(self.rights(cx, fh, want).await) } },
             async {
                 match most_bytes {
                     0 => None,
@@ -209,10 +204,7 @@ impl V3 {
             }
         );
         let told = start.as_ref().and_then(|s| s.attr.as_ref()).is_some_and(|a| bytes_tell(want, a.mode));
-        match tells && !told {
-            true => (Some(self.rights(cx, fh, want).await), start),
-            false => (rights, start),
-        }
+        if tells && !told { (Some(self.rights(cx, fh, want).await), start) } else { (rights, start) }
     }
 
     /// One READ of at most `most_bytes` from the start of a file, with the attributes of the reply.

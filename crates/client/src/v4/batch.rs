@@ -138,10 +138,7 @@ impl Core {
         let ops = (limits.max_ops as usize).min(self.ops_limit.load(Ordering::Relaxed));
         // GETFH is one more operation.
         let each = CREATION_OPS - usize::from(!self.needs_getfh.load(Ordering::Relaxed));
-        let objects = match self.opts.chains {
-            true => (ops.saturating_sub(1 + AROUND_OPS) / each).max(1),
-            false => 1,
-        };
+        let objects = if self.opts.chains { (ops.saturating_sub(1 + AROUND_OPS) / each).max(1) } else { 1 };
         let reply = limits.max_response_bytes.min(limits.max_cached_bytes);
         Room {
             objects,
@@ -226,9 +223,10 @@ impl Core {
             };
             let with = rest.iter().take(room - 1).take_while(|one| self.is_simple(one)).count();
             if with == 0 || !self.is_simple(first) {
-                let removed = match first.is_dir {
-                    true => self.rmdir(cx, dir, &first.name).await,
-                    false => self.unlink(cx, dir, &first.name, first.target.as_ref()).await,
+                let removed = if first.is_dir {
+                    self.rmdir(cx, dir, &first.name).await
+                } else {
+                    self.unlink(cx, dir, &first.name, first.target.as_ref()).await
                 };
                 out.push(unless_gone(removed, repeated).map_err(Error::from));
                 most = usize::MAX;

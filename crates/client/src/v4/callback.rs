@@ -124,10 +124,11 @@ impl Callbacks {
         }
         let slot = &mut slots.slots[seq.slotid as usize];
         if seq.sequenceid == slot.seqid && seq.sequenceid != 0 {
-            return match slot.reply.is_empty() {
+            return if slot.reply.is_empty() {
                 // The first execution is still in progress.
-                true => Err(Nfsstat4::DELAY),
-                false => Ok(Turn::Repeated(slot.reply.clone())),
+                Err(Nfsstat4::DELAY)
+            } else {
+                Ok(Turn::Repeated(slot.reply.clone()))
             };
         }
         if seq.sequenceid != slot.seqid.wrapping_add(1) {

@@ -487,9 +487,10 @@ impl Delegations {
 impl Core {
     /// The `OPEN4_SHARE_ACCESS_WANT_*` value of opens: whether delegations are useful.
     pub fn wanted_delegation(&self) -> u32 {
-        match self.delegations.upcalls.get().is_some() && self.opts.delegations {
-            true => open::WANT_NO_PREFERENCE,
-            false => open::WANT_NO_DELEG,
+        if self.delegations.upcalls.get().is_some() && self.opts.delegations {
+            open::WANT_NO_PREFERENCE
+        } else {
+            open::WANT_NO_DELEG
         }
     }
 

@@ -193,13 +193,14 @@ impl Core {
         }
         finishing.done([(at, end)].into_iter());
         drop(finishing);
-        let set = match sets {
-            false => Ok(()),
-            true => match answer.results.setattr() {
+        let set = if sets {
+            match answer.results.setattr() {
                 Ok(_) => Ok(()),
                 // SETATTR may only need a retry, or another form of the owner.
                 Err(_) => self.send_setattr(cx, File { fh, open }, set).await.map(drop).map_err(Error::from),
-            },
+            }
+        } else {
+            Ok(())
         };
         let attrs = match answer.results.getattr() {
             Ok(wire) => self.attrs(fh, &wire, answer.asked).await.ok(),
@@ -322,17 +323,19 @@ impl Core {
         self.needs_42()?;
         let (at, len) = (range.start_bytes, range.end_bytes.saturating_sub(range.start_bytes));
         let build = |stateid| {
-            let (label, op) = match punch {
-                true => ("DEALLOCATE", Op::deallocate(stateid, at, len)),
-                false => ("ALLOCATE", Op::allocate(stateid, at, len)),
+            let (label, op) = if punch {
+                ("DEALLOCATE", Op::deallocate(stateid, at, len))
+            } else {
+                ("ALLOCATE", Op::allocate(stateid, at, len))
             };
             Compound::new(label, [Op::Putfh(wire_fh(fh)), op])
         };
         let mut answer = self.with_stateid(cx, open, build).await?;
         answer.results.putfh()?;
-        match punch {
-            true => answer.results.deallocate()?,
-            false => answer.results.allocate()?,
+        if punch {
+            answer.results.deallocate()?;
+        } else {
+            answer.results.allocate()?;
         }
         Ok(())
     }
@@ -413,10 +416,7 @@ impl Core {
         }
         let stable = ok.response.committed != StableHow::UNSTABLE
             || results.commit().is_ok_and(|verifier| verifier == ok.response.writeverf);
-        match stable {
-            true => Ok(ok.response.count),
-            false => Err(Error::new(libc::EOPNOTSUPP).into()),
-        }
+        if stable { Ok(ok.response.count) } else { Err(Error::new(libc::EOPNOTSUPP).into()) }
     }
 
     /// # Errors
@@ -478,9 +478,10 @@ impl writes::Wire for Wire {
                 Compound::new("WRITE", [Op::Putfh(wire_fh(&fh)), write, Op::Getattr(NODE_ATTRS)])
             };
             let cx = RequestContext::new(origin.cred.clone());
-            let mut answer = match origin.only_held {
-                true => core.under_delegation(&cx, &fh, build).await?,
-                false => core.with_stateid(&cx, core.open_for(&origin), build).await?,
+            let mut answer = if origin.only_held {
+                core.under_delegation(&cx, &fh, build).await?
+            } else {
+                core.with_stateid(&cx, core.open_for(&origin), build).await?
             };
             answer.results.putfh()?;
             let ok = answer.results.write()?;

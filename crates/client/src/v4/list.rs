@@ -91,9 +91,10 @@ impl Core {
     /// The page of [`first_page_op`] in another compound.
     pub async fn first_page(self: &Arc<Self>, page: ReaddirOk, asked: Instant) -> Answered<DirPage> {
         let (page, _) = self.page(page, 0, true, asked).await?;
-        match page.entries.is_empty() && !page.eof {
-            true => Err(Error::because(libc::EIO, "the server's directory listing has an empty page").into()),
-            false => Ok(page),
+        if page.entries.is_empty() && !page.eof {
+            Err(Error::because(libc::EIO, "the server's directory listing has an empty page").into())
+        } else {
+            Ok(page)
         }
     }
 
@@ -175,9 +176,10 @@ impl Parts for Lists {
         answer.results.putfh()?;
         let granted = core.take_directory(fh, answer)?;
         let wire = answer.results.getattr()?;
-        let access = match self.rights {
-            true => Some(Access::from_bits_truncate(answer.results.access()?.access)),
-            false => None,
+        let access = if self.rights {
+            Some(Access::from_bits_truncate(answer.results.access()?.access))
+        } else {
+            None
         };
         let page = answer.results.readdir()?;
         let page = core.first_page(page, answer.asked).await.map(|page| DirPage { access, ..page });

@@ -163,12 +163,11 @@ impl Core {
         let mut change = match results.link() {
             Ok(cinfo) => change_info(&cinfo),
             Err(e) if answer.repeated && e.status() == Some(Nfsstat4::EXIST) => {
-                return match self.linked_before(cx, fh, (dir, name)).await? {
-                    true => {
-                        let node = Node { fh: fh.clone(), attrs: self.getattr(cx, fh).await? };
-                        Ok(Made { node, dir: ChangeInfo::default() })
-                    }
-                    false => Err(e.into()),
+                return if self.linked_before(cx, fh, (dir, name)).await? {
+                    let node = Node { fh: fh.clone(), attrs: self.getattr(cx, fh).await? };
+                    Ok(Made { node, dir: ChangeInfo::default() })
+                } else {
+                    Err(e.into())
                 };
             }
             Err(e) => return Err(e.into()),
@@ -433,9 +432,10 @@ impl Core {
         match read_rename(&mut answer) {
             Ok(ok) => self.renamed(ok, from.0, to.0, answer).await,
             Err(Fail::Nfs(Nfsstat4::NOENT)) if answer.repeated => {
-                match self.renamed_before(cx, from, to, replaced).await? {
-                    true => Ok(Moved::default()),
-                    false => Err(Fail::Nfs(Nfsstat4::NOENT)),
+                if self.renamed_before(cx, from, to, replaced).await? {
+                    Ok(Moved::default())
+                } else {
+                    Err(Fail::Nfs(Nfsstat4::NOENT))
                 }
             }
             Err(e) => Err(e),

@@ -96,10 +96,7 @@ impl Core {
         }
         // Writes in progress must not arrive after the cut, nor be sent again after a restart of
         // the server.
-        let cut = match cuts_at_once(how) {
-            true => Some(self.writes().truncating(fh, 0).await),
-            false => None,
-        };
+        let cut = if cuts_at_once(how) { Some(self.writes().truncating(fh, 0).await) } else { None };
         let state = self.files.begin(fh, &cx.cred).await;
         // Waits for a CLOSE of the same owner in progress. If both run concurrently, a server may
         // close the state that this OPEN is granted (ganesha does). No new CLOSE begins, because an

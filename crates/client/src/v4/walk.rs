@@ -95,9 +95,10 @@ impl Leg {
     /// The operations, and the number of the needed ones.
     fn ops(&self) -> (Vec<Op>, usize) {
         let mut ops = vec![Op::Putfh(wire_fh(&self.from))];
-        let get = match self.getfh {
-            true => vec![Op::Getfh, Op::Getattr(NODE_ATTRS)],
-            false => vec![Op::Getattr(NODE_ATTRS.with(attr::FILEHANDLE))],
+        let get = if self.getfh {
+            vec![Op::Getfh, Op::Getattr(NODE_ATTRS)]
+        } else {
+            vec![Op::Getattr(NODE_ATTRS.with(attr::FILEHANDLE))]
         };
         if self.first {
             ops.push(Op::Getattr(NODE_ATTRS));
@@ -261,9 +262,10 @@ impl Core {
         if leg.first {
             let wire = answer.results.getattr()?;
             let attrs = self.attrs(&leg.from, &wire, answer.asked).await?;
-            match leg.names.is_empty() {
-                true => walk.steps.push(Node { fh: leg.from.clone(), attrs }),
-                false => walk.along.base = Some(attrs),
+            if leg.names.is_empty() {
+                walk.steps.push(Node { fh: leg.from.clone(), attrs });
+            } else {
+                walk.along.base = Some(attrs);
             }
         }
         for i in 0..leg.names.len() {

@@ -70,10 +70,8 @@ impl Core {
             self.creation_ops(dir, one, &turn, getfh, &mut ops).await;
         }
         ops.extend([Op::Putfh(wire_fh(dir)), Op::Getattr(NODE_ATTRS)]);
-        let label = match new.iter().any(|one| matches!(one.kind, NewKind::File(_))) {
-            true => "OPEN",
-            false => "CREATE",
-        };
+        let label =
+            if new.iter().any(|one| matches!(one.kind, NewKind::File(_))) { "OPEN" } else { "CREATE" };
         let mut answer = self.compound(cx, Compound::new(label, ops)).await?;
         let mut out: Vec<Answered<Made>> = Vec::with_capacity(new.len());
         for one in new {

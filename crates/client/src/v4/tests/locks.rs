@@ -238,9 +238,10 @@ async fn refused_lock_handover_loses_lock() {
         for o in [&f, &g] {
             assert_eq!(t.take(o, ME, LockKind::Write, range(0, 10)).await, 0);
         }
-        match denied {
-            true => t.server.lock_by_another("f"),
-            false => t.server.lock().fail = vec![(NfsOpnum4::LOCK, Nfsstat4::SERVERFAULT)],
+        if denied {
+            t.server.lock_by_another("f");
+        } else {
+            t.server.lock().fail = vec![(NfsOpnum4::LOCK, Nfsstat4::SERVERFAULT)];
         }
         t.recall("f").await;
         assert_eq!(t.server.count("DELEGRETURN"), 1, "the delegation goes back all the same");
@@ -334,14 +335,11 @@ async fn a_restart_leaves_no_lock_behind() {
         let at = |what: &str| log.iter().position(|l| l == what);
         let claimed = log.iter().filter(|l| *l == "LOCK reclaim").count();
         assert!(at("OPEN previous write") < at("RECLAIM_COMPLETE"), "{log:?}");
-        match stays {
-            true => assert_eq!((claimed, t.lock_calls(), t.held_there()), (0, 0, 0), "{log:?}"),
-            false => {
-                assert_eq!((claimed, t.held_there()), (2, 2), "{log:?}");
-                assert!(
-                    at("LOCK reclaim") < at("RECLAIM_COMPLETE") && at("LOCK reclaim") < at("DELEGRETURN")
-                );
-            }
+        if stays {
+            assert_eq!((claimed, t.lock_calls(), t.held_there()), (0, 0, 0), "{log:?}");
+        } else {
+            assert_eq!((claimed, t.held_there()), (2, 2), "{log:?}");
+            assert!(at("LOCK reclaim") < at("RECLAIM_COMPLETE") && at("LOCK reclaim") < at("DELEGRETURN"));
         }
         assert_eq!(t.take(&f, FLOCK, LockKind::Read, ALL).await, libc::EAGAIN);
         assert!(!waiter.is_finished());
@@ -412,9 +410,10 @@ async fn expired_lease_decides_no_locks() {
         t.net.heal();
         t.net.cut(Cut::Reset);
         late.await.unwrap().ok();
-        match touched {
-            false => assert_eq!(t.read(&f).await.unwrap(), "data of f"),
-            true => assert_eq!(errno(t.read(&f).await), libc::EIO),
+        if touched {
+            assert_eq!(errno(t.read(&f).await), libc::EIO);
+        } else {
+            assert_eq!(t.read(&f).await.unwrap(), "data of f");
         }
         let there = expired && !touched;
         assert_eq!((t.server.count("LOCK") > 0, t.held_there() > 0), (there, there));

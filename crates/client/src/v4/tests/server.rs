@@ -283,10 +283,7 @@ struct Cur {
 impl Cur {
     /// Replaces the special value for the current stateid.
     fn resolve(&self, stateid: Stateid) -> Result<Stateid, Nfsstat4> {
-        match stateid == Stateid::CURRENT {
-            true => self.stateid.ok_or(Nfsstat4::BAD_STATEID),
-            false => Ok(stateid),
-        }
+        if stateid == Stateid::CURRENT { self.stateid.ok_or(Nfsstat4::BAD_STATEID) } else { Ok(stateid) }
     }
 }
 
@@ -733,9 +730,10 @@ impl State {
             before: 1,
             after: 1 + u64::from(self.changes_always || self.files.len() > there),
         };
-        let attrset = match self.verifier_in_times {
-            true => Bitmap4::of(&[attr::MODE, attr::TIME_ACCESS, attr::TIME_MODIFY]),
-            false => Bitmap4::of(&[attr::MODE]),
+        let attrset = if self.verifier_in_times {
+            Bitmap4::of(&[attr::MODE, attr::TIME_ACCESS, attr::TIME_MODIFY])
+        } else {
+            Bitmap4::of(&[attr::MODE])
         };
         Ok(OpenOk { stateid, cinfo, rflags: 0, attrset, delegation })
     }
@@ -760,9 +758,10 @@ impl State {
     fn stateid(&self, s: &Stateid) -> Result<(), Nfsstat4> {
         let delegated = || self.files.keys().any(|name| delegation(name).other == s.other);
         let known = self.opens.contains_key(&s.other) || self.locks.contains_key(&s.other);
-        match s.is_special() || known || !self.delegations_end && delegated() {
-            true => Ok(()),
-            false => Err(Nfsstat4::BAD_STATEID),
+        if s.is_special() || known || !self.delegations_end && delegated() {
+            Ok(())
+        } else {
+            Err(Nfsstat4::BAD_STATEID)
         }
     }
 
