@@ -404,9 +404,10 @@ impl Global {
             }
             *drops = Drops { since: Some(now), ..Drops::default() };
         }
-        match drops.logged < DROPS_LOGGED {
-            true => tracing::warn!("connection from {addr} dropped: it {why}"),
-            false => drops.more += 1,
+        if drops.logged < DROPS_LOGGED {
+            tracing::warn!("connection from {addr} dropped: it {why}");
+        } else {
+            drops.more += 1;
         }
         drops.logged = drops.logged.saturating_add(1);
     }

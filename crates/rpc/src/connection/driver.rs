@@ -129,9 +129,10 @@ impl<'a> Maintenance<'a> {
         let ended = run(shared, connection, self.generation, &kill, link).await;
         stats.connected.store(false, Relaxed);
         add(&stats.drops, 1);
-        match connection.down() {
-            true => self.backoff.reset(),
-            false => self.backoff.failed(),
+        if connection.down() {
+            self.backoff.reset();
+        } else {
+            self.backoff.failed();
         }
         match &ended {
             Ended::Misbehaved(_) => {

@@ -218,9 +218,10 @@ impl Budget {
                 }
             }
             for waiter in std::mem::take(&mut state.waiting) {
-                match self.fits(state, &waiter.account, waiter.wish) {
-                    true => ready.push((self.add(state, &waiter.account, waiter.wish), waiter.granted)),
-                    false => state.waiting.push_back(waiter),
+                if self.fits(state, &waiter.account, waiter.wish) {
+                    ready.push((self.add(state, &waiter.account, waiter.wish), waiter.granted))
+                } else {
+                    state.waiting.push_back(waiter)
                 }
             }
         }

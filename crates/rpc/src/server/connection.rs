@@ -337,10 +337,8 @@ impl Inbound {
             }
             let mut space = records.space();
             let read = stream.read_buf(&mut space);
-            let read = match between {
-                true => read.await,
-                false => self.shared.step(Stall::Read, limits.stall, read).await,
-            };
+            let read =
+                if between { read.await } else { self.shared.step(Stall::Read, limits.stall, read).await };
             match read {
                 Ok(0) => return Ended::Closed,
                 Ok(_) => {}

@@ -271,9 +271,10 @@ async fn unread_replies_stay_within_the_budget() {
         let mut wire = Wire::new(&acceptor);
         for xid in 0..16 {
             // Half of the connections also send part of a long call and stop.
-            match xid == 15 && n % 2 == 0 {
-                true => wire.stream.write_all(b"\x80\x10\0\0abcd").await.unwrap(),
-                false => wire.ask(xid, 3, 4, &(1u32 << 20).to_be_bytes()).await,
+            if xid == 15 && n % 2 == 0 {
+                wire.stream.write_all(b"\x80\x10\0\0abcd").await.unwrap()
+            } else {
+                wire.ask(xid, 3, 4, &(1u32 << 20).to_be_bytes()).await
             }
         }
         flood.push(wire);

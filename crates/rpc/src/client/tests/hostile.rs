@@ -14,10 +14,7 @@ where
         let (evil, is_good) = (evil.clone(), is_good.clone());
         async move {
             while let Some((header, args)) = peer.recv_call().await {
-                match is_good.load(Relaxed) {
-                    true => peer.send(doubled(&header, &args)),
-                    false => evil(&peer, header),
-                }
+                if is_good.load(Relaxed) { peer.send(doubled(&header, &args)) } else { evil(&peer, header) }
             }
         }
     });

@@ -56,9 +56,10 @@ async fn soft_calls_fail_without_connection() {
     for black_hole in [false, true] {
         let net = net();
         good_server(&net);
-        match black_hole {
-            true => net.cut(Cut::BlackHole),
-            false => net.refuse(true),
+        if black_hole {
+            net.cut(Cut::BlackHole);
+        } else {
+            net.refuse(true);
         }
         let client = client_with(&net, policy(Mode::Soft, 5, 3));
         let started = Instant::now();
