@@ -175,9 +175,10 @@ pub(super) async fn remove(c: &Caller<'_>, what: &hither_proto::nqnfs::Diropargs
     let vfs = &dir.export.vfs;
     let _entries = dir.begin_entries().await?;
     let _changing = dir.begin_name(&name).await?;
-    let result = match is_dir {
-        true => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
-        false => vfs.unlink(&dir.cx, &dir.fh, &name, None).await,
+    let result = if is_dir {
+        vfs.rmdir(&dir.cx, &dir.fh, &name).await
+    } else {
+        vfs.unlink(&dir.cx, &dir.fh, &name, None).await
     };
     result.map_err(|e| stat(&e))?;
     Ok((LeaseReply::None, ()))

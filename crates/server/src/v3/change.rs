@@ -313,9 +313,10 @@ pub(super) async fn remove(r: &Request, what: &Diropargs3, is_dir: bool) -> Remo
         Err(status) => return Res::Err(status, dir.wcc(before.as_ref(), None).await),
     };
     let vfs = &dir.export.vfs;
-    let result = match is_dir {
-        true => vfs.rmdir(&dir.cx, &dir.fh, &name).await,
-        false => vfs.unlink(&dir.cx, &dir.fh, &name, None).await,
+    let result = if is_dir {
+        vfs.rmdir(&dir.cx, &dir.fh, &name).await
+    } else {
+        vfs.unlink(&dir.cx, &dir.fh, &name, None).await
     };
     match result {
         Ok(change) => Res::Ok(dir.wcc(before.as_ref(), Some(&change)).await),

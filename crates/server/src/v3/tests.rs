@@ -57,22 +57,19 @@ async fn readdir_pages_respect_count() {
         loop {
             let dir = root.clone();
             let (count, dircount) = (2000, 1000);
-            let (page, eof): (Vec<(Name3, u64)>, bool) = match plus {
-                false => {
-                    let res = wire.call(&ReaddirArgs { dir, cookie, cookieverf, count }).await;
-                    assert!(Enc::of(&res).len() <= count as usize);
-                    let ok = res.into_result().unwrap();
-                    cookieverf = ok.cookieverf;
-                    (ok.entries.0.into_iter().map(|e| (e.name, e.cookie)).collect(), ok.eof)
-                }
-                true => {
-                    let args = ReaddirplusArgs { dir, cookie, cookieverf, dircount, maxcount: count };
-                    let res = wire.call(&args).await;
-                    assert!(Enc::of(&res).len() <= count as usize);
-                    let ok = res.into_result().unwrap();
-                    cookieverf = ok.cookieverf;
-                    (ok.entries.0.into_iter().map(|e| (e.name, e.cookie)).collect(), ok.eof)
-                }
+            let (page, eof): (Vec<(Name3, u64)>, bool) = if plus {
+                let args = ReaddirplusArgs { dir, cookie, cookieverf, dircount, maxcount: count };
+                let res = wire.call(&args).await;
+                assert!(Enc::of(&res).len() <= count as usize);
+                let ok = res.into_result().unwrap();
+                cookieverf = ok.cookieverf;
+                (ok.entries.0.into_iter().map(|e| (e.name, e.cookie)).collect(), ok.eof)
+            } else {
+                let res = wire.call(&ReaddirArgs { dir, cookie, cookieverf, count }).await;
+                assert!(Enc::of(&res).len() <= count as usize);
+                let ok = res.into_result().unwrap();
+                cookieverf = ok.cookieverf;
+                (ok.entries.0.into_iter().map(|e| (e.name, e.cookie)).collect(), ok.eof)
             };
             cookie = page.last().map_or(cookie, |e| e.1);
             names.extend(page.into_iter().map(|e| e.0));

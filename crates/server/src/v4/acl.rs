@@ -102,9 +102,10 @@ struct Sum {
 impl Sum {
     /// Adds an entry. The first entry that names a permission decides.
     fn say(&mut self, allow: bool, mask: u32) {
-        match allow {
-            true => self.allowed |= mask & !self.denied,
-            false => self.denied |= mask & !self.allowed,
+        if allow {
+            self.allowed |= mask & !self.denied;
+        } else {
+            self.denied |= mask & !self.allowed;
         }
     }
 }
@@ -266,9 +267,10 @@ mod tests {
         }
         let mut groups = gids.iter().filter_map(|gid| acl.of(AclWho::Group(*gid))).collect::<Vec<_>>();
         groups.extend(in_group.then(|| acl.of(AclWho::OwnerGroup).unwrap()));
-        match groups.is_empty() {
-            true => acl.of(AclWho::Other).unwrap() & want == want,
-            false => groups.iter().any(|bits| bits & most & want == want),
+        if groups.is_empty() {
+            acl.of(AclWho::Other).unwrap() & want == want
+        } else {
+            groups.iter().any(|bits| bits & most & want == want)
         }
     }
 

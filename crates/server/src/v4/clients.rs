@@ -177,10 +177,7 @@ impl Clients {
         let other = confirmed.filter(|c| c.principal != who.principal && !who.update);
         let Some(client) = other else { return Ok(None) };
         let has_state = client.holds_anything() || !client.sessions.lock().is_empty();
-        match has_state && self.silent(&client) <= lease {
-            true => Err(Nfsstat4::CLID_INUSE),
-            false => Ok(Some(client)),
-        }
+        if has_state && self.silent(&client) <= lease { Err(Nfsstat4::CLID_INUSE) } else { Ok(Some(client)) }
     }
 
     /// Makes room for one more client of an address, among `max` clients in total. At the limit of

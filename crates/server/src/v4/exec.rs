@@ -556,9 +556,10 @@ impl<'a> Exec<'a> {
 
     /// Wire attributes of an object.
     pub async fn object_attrs(&self, o: &Object, attr: &Attr, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
-        let fs = match attrs::needs_fsstat(wanted) {
-            true => Some(o.export.vfs.statfs(&o.cx, &o.fh).await.map_err(|e| stat4(&e))?),
-            false => None,
+        let fs = if attrs::needs_fsstat(wanted) {
+            Some(o.export.vfs.statfs(&o.cx, &o.fh).await.map_err(|e| stat4(&e))?)
+        } else {
+            None
         };
         let mut source = self.source(&o.export, attr, &o.fh, wanted);
         source.fs = fs;

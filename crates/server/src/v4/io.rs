@@ -164,9 +164,10 @@ impl Exec<'_> {
         let _changing = self.for_change(&o, self.is_held(&o, &a.stateid)).await?;
         self.changed();
         let file = o.file(open.as_ref().map(|b| b.id));
-        let result = match reserve {
-            true => o.export.vfs.allocate(&o.cx, file, range).await,
-            false => o.export.vfs.deallocate(&o.cx, file, range).await,
+        let result = if reserve {
+            o.export.vfs.allocate(&o.cx, file, range).await
+        } else {
+            o.export.vfs.deallocate(&o.cx, file, range).await
         };
         result.map_err(|e| io_stat(&e))
     }

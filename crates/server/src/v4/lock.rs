@@ -254,13 +254,16 @@ impl Exec<'_> {
 
     pub(super) fn test_stateid(&self, ids: &TestStateidArgs) -> Result<TestStateidOk, Nfsstat4> {
         let client = self.client()?;
-        let test = |id: &Stateid| match id.is_special() {
-            true => Nfsstat4::BAD_STATEID,
-            false => match self.nfs.registry.find(&client, id) {
-                Ok(State::Delegation(d)) if d.is_revoked() => Nfsstat4::DELEG_REVOKED,
-                Ok(_) => Nfsstat4::OK,
-                Err(status) => status,
-            },
+        let test = |id: &Stateid| {
+            if id.is_special() {
+                Nfsstat4::BAD_STATEID
+            } else {
+                match self.nfs.registry.find(&client, id) {
+                    Ok(State::Delegation(d)) if d.is_revoked() => Nfsstat4::DELEG_REVOKED,
+                    Ok(_) => Nfsstat4::OK,
+                    Err(status) => status,
+                }
+            }
         };
         Ok(ids.iter().map(test).collect::<Vec<_>>().into())
     }

@@ -107,9 +107,10 @@ impl Leases {
         let found = trail.ok().and_then(|t| t.steps.into_iter().next());
         let is_delegated = |kind| matches!(kind, FileKind::Regular | FileKind::Directory);
         if let Some(node) = found.filter(|n| is_delegated(n.attrs.attr.kind)) {
-            let changing = match removes && (self.most > 0 || self.short.is_some()) {
-                true => self.change_all(client, key(&node.fh), patience).await?,
-                false => self.change(client, &node.fh, patience).await?,
+            let changing = if removes && (self.most > 0 || self.short.is_some()) {
+                self.change_all(client, key(&node.fh), patience).await?
+            } else {
+                self.change(client, &node.fh, patience).await?
             };
             naming.file = Some((node.fh, changing));
         }
