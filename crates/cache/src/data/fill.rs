@@ -196,10 +196,12 @@ impl DataCache {
             // created. With a slow clock, the next version may look the same.
             shelf.forget(entry.key, Some(entry.id));
         }
-        Ok(match (put, admitted) {
-            (true, _) => Put::Kept(entry),
-            (false, true) => Put::No,
-            (false, false) => Put::Refused,
+        Ok(if put {
+            Put::Kept(entry)
+        } else if admitted {
+            Put::No
+        } else {
+            Put::Refused
         })
     }
 

@@ -592,11 +592,13 @@ impl BatchOps for DataCache {
         let pick = |here: bool| files.iter().zip(&is_here).filter(move |(_, is)| **is == here);
         let here: Vec<Fh> = pick(true).map(|(fh, _)| fh.clone()).collect();
         let absent: Vec<Fh> = pick(false).map(|(fh, _)| fh.clone()).collect();
-        let mut known = match (here.is_empty(), absent.is_empty()) {
-            (true, _) => return self.starts_below(cx, files, holder, max_bytes).await,
-            (_, true) => return self.starts_here(cx, files, holder, max_bytes).await,
-            _ => self.starts_here(cx, &here, None, max_bytes).await.files.into_iter(),
-        };
+        if here.is_empty() {
+            return self.starts_below(cx, files, holder, max_bytes).await;
+        }
+        if absent.is_empty() {
+            return self.starts_here(cx, files, holder, max_bytes).await;
+        }
+        let mut known = self.starts_here(cx, &here, None, max_bytes).await.files.into_iter();
         let ReadManyResult { files: new, holder } = self.starts_below(cx, &absent, holder, max_bytes).await;
         let mut new = new.into_iter();
         let lost = || Err(Error::because(libc::EIO, "fewer answers than requested files"));

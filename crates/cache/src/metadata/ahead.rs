@@ -210,16 +210,18 @@ impl MetadataCache {
     fn listing_ends(&self, dir: Option<&Dir>, when: &When) -> Option<Vec<Id>> {
         let dir = dir?;
         let is_small = dir.names.len() * NODE_ENTRY_BYTES <= self.options.listing_bytes as usize;
-        match dir.is_complete() {
-            false if dir.tried == Some(dir.label) => Some(Vec::new()),
-            true if dir.until & LEASE != 0 || !is_small => Some(Vec::new()),
-            true if when.valid(dir.until) => {
-                let mut listed = dir.names.listed(0).filter_map(|(_, _, bound)| bound.child);
-                let first = listed.next();
-                Some(first.into_iter().chain(listed.last()).collect())
-            }
-            _ => None,
+        if !dir.is_complete() {
+            return (dir.tried == Some(dir.label)).then(Vec::new);
         }
+        if dir.until & LEASE != 0 || !is_small {
+            return Some(Vec::new());
+        }
+        if !when.valid(dir.until) {
+            return None;
+        }
+        let mut listed = dir.names.listed(0).filter_map(|(_, _, bound)| bound.child);
+        let first = listed.next();
+        Some(first.into_iter().chain(listed.last()).collect())
     }
 }
 
@@ -269,10 +271,12 @@ impl Search<'_> {
     fn may_list(&self, attr: &Packed) -> bool {
         let (uid, gid) = attr.owner();
         let is_member = self.cred.gid == gid || self.cred.groups.contains(&gid);
-        let bits = match (self.cred.uid == uid, is_member) {
-            (true, _) => attr.mode() >> 6,
-            (false, true) => attr.mode() >> 3,
-            (false, false) => attr.mode(),
+        let bits = if self.cred.uid == uid {
+            attr.mode() >> 6
+        } else if is_member {
+            attr.mode() >> 3
+        } else {
+            attr.mode()
         };
         self.cred.uid == 0 || bits & 0o5 == 0o5
     }

@@ -181,10 +181,12 @@ impl MetadataCache {
         // pages of that file as outdated.
         let wanted = (how.first_bytes > 0 || ours) && !read;
         let read_bytes = if wanted { self.options.small_file_bytes.max(how.first_bytes) } else { 0 };
-        match usual && (may && read || small) {
-            true if may && read => Some(WalkRequest::default()),
-            true => Some(WalkRequest { read_bytes, access: right, ..WalkRequest::default() }),
-            false => None,
+        if usual && may && read {
+            Some(WalkRequest::default())
+        } else if usual && small {
+            Some(WalkRequest { read_bytes, access: right, ..WalkRequest::default() })
+        } else {
+            None
         }
     }
 

@@ -176,10 +176,12 @@ impl MetadataCache {
         // Both names of one object remain.
         let nothing = matches!(outcome, Ok(m) if m.from.before == m.from.after && m.to.before == m.to.after);
         let stay = nothing || moved.is_some() && moved == target;
-        let left = match (stay, exchange) {
-            (true, _) => Renamed::Unknown,
-            (false, true) => known(target, Renamed::Believed),
-            (false, false) => Renamed::Gone,
+        let left = if stay {
+            Renamed::Unknown
+        } else if exchange {
+            known(target, Renamed::Believed)
+        } else {
+            Renamed::Gone
         };
         let told = outcome.as_ref().ok().and_then(|m| m.object.as_ref());
         let right = match (node, told) {

@@ -185,11 +185,8 @@ impl MetadataCache {
     ) -> Step {
         if dir.asked != 0 && dir.attr.kind() != FileKind::Directory {
             let link = dir.attr.kind() == FileKind::Symlink;
-            return match below && dir.holds(when) {
-                true if link => Step::Stop(Stop::Symlink),
-                true => Step::Stop(Stop::NotDirectory),
-                false => Step::Unknown,
-            };
+            let stop = if link { Stop::Symlink } else { Stop::NotDirectory };
+            return if below && dir.holds(when) { Step::Stop(stop) } else { Step::Unknown };
         }
         let Some(names) = dir.dir() else { return Step::Unknown };
         // An expired right is proven again with the directory's attributes.
