@@ -169,20 +169,18 @@ impl WriteBack {
             if flight.is_some() {
                 s.backoff = None;
             }
-            match whole {
-                true if refused.is_some() => {}
-                true => {
-                    s.deferred.landed(now, attrs);
-                    if deferred.set.mtime.is_some() && s.extents.is_clean() {
-                        // The server's times are the requested ones.
-                        s.view.time = None;
-                    }
-                    // Of two changes that programs saw, the last one gives the times.
-                    if s.is_settled() {
-                        self.keep_seen(file, s, attrs);
-                    }
+            if !whole {
+                s.deferred_failed();
+            } else if refused.is_none() {
+                s.deferred.landed(now, attrs);
+                if deferred.set.mtime.is_some() && s.extents.is_clean() {
+                    // The server's times are the requested ones.
+                    s.view.time = None;
                 }
-                false => s.deferred_failed(),
+                // Of two changes that programs saw, the last one gives the times.
+                if s.is_settled() {
+                    self.keep_seen(file, s, attrs);
+                }
             }
         });
         if let Some(e) = refused {
