@@ -531,12 +531,11 @@ impl Inode {
     /// Compares `attr` with the attributes that the kernel would use for an exec of the file.
     pub fn on_exec(&self, attr: &Attr) -> OnExec {
         let (s, rights) = (self.state.lock(), Rights::of(attr));
-        match (s.told_rights == Some(rights), s.told_set_id) {
-            (true, _) => OnExec::Same,
-            (false, true) => OnExec::More,
-            (false, false) if rights.is_set_id() => OnExec::Less,
-            (false, false) => OnExec::Same,
+        let same = s.told_rights == Some(rights) || !s.told_set_id && !rights.is_set_id();
+        if same {
+            return OnExec::Same;
         }
+        if s.told_set_id { OnExec::More } else { OnExec::Less }
     }
 
     /// Whether the last seen attributes of the file have set-id bits.

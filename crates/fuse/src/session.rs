@@ -741,10 +741,12 @@ fn wanted_flags(config: &Config) -> u64 {
         | HAS_EXPIRE_ONLY
         | DIRECT_IO_ALLOW_MMAP
         | NO_EXPORT_SUPPORT;
-    flags |= match (config.strict || config.strict_parts, config.may_be_shared) {
-        (true, _) => AUTO_INVAL_DATA,
-        (false, true) => AUTO_INVAL_DATA | CACHE_SYMLINKS,
-        (false, false) => EXPLICIT_INVAL_DATA | CACHE_SYMLINKS,
+    flags |= if config.strict || config.strict_parts {
+        AUTO_INVAL_DATA
+    } else if config.may_be_shared {
+        AUTO_INVAL_DATA | CACHE_SYMLINKS
+    } else {
+        EXPLICIT_INVAL_DATA | CACHE_SYMLINKS
     };
     if config.passthrough {
         flags |= PASSTHROUGH;

@@ -281,10 +281,12 @@ impl Call {
                 list.remembered.push(inode.id);
                 let leased = node.attrs.valid == Validity::Lease;
                 // Leases are passed on after the last wait.
-                let (entry_valid, attr_valid) = match leased {
-                    true => (Duration::ZERO, Duration::ZERO),
-                    false if !self.keeps_name(dir, &node.attrs.attr) => (Duration::ZERO, left),
-                    false => (self.name_valid(dir, left), left),
+                let (entry_valid, attr_valid) = if leased {
+                    (Duration::ZERO, Duration::ZERO)
+                } else if self.keeps_name(dir, &node.attrs.attr) {
+                    (self.name_valid(dir, left), left)
+                } else {
+                    (Duration::ZERO, left)
                 };
                 if leased {
                     let (at, name) = (list.out.len(), entry.name.clone());
@@ -315,10 +317,12 @@ impl Page {
     /// Records the start of a piece. Returns true after a seek.
     fn comes_to(&mut self, cookie: u64) -> bool {
         let sought = cookie != 0 && cookie != self.given;
-        self.piece_max = match sought {
-            true => SOUGHT_ENTRIES,
-            false if cookie == 0 => usize::MAX,
-            false => self.piece_max.saturating_mul(2),
+        self.piece_max = if sought {
+            SOUGHT_ENTRIES
+        } else if cookie == 0 {
+            usize::MAX
+        } else {
+            self.piece_max.saturating_mul(2)
         };
         self.given = cookie;
         sought

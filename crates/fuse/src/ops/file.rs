@@ -414,10 +414,12 @@ impl Call {
             CloseWaits::UnlessDelegated => self.session.authority.delegated_bytes(&file.inode.fh()).is_none(),
             CloseWaits::Never => false,
         };
-        let result = match (writes, waits) {
-            (false, _) => Ok(()),
-            (true, true) => self.commit(&file).await,
-            (true, false) => file.inode.take_error().map_or(Ok(()), Err),
+        let result = if !writes {
+            Ok(())
+        } else if waits {
+            self.commit(&file).await
+        } else {
+            file.inode.take_error().map_or(Ok(()), Err)
         };
         let owner = LockOwner { id: lock_owner, flock: false };
         file.lockers.lock().remove(&owner);
