@@ -144,9 +144,10 @@ pub async fn remove_many_in_steps(
 ) -> Vec<Result<ChangeInfo>> {
     let mut out = Vec::with_capacity(gone.len());
     for Removal { name, target, is_dir } in gone {
-        out.push(match is_dir {
-            true => vfs.rmdir(cx, dir, name).await,
-            false => vfs.unlink(cx, dir, name, target.as_ref()).await,
+        out.push(if *is_dir {
+            vfs.rmdir(cx, dir, name).await
+        } else {
+            vfs.unlink(cx, dir, name, target.as_ref()).await
         });
     }
     out
