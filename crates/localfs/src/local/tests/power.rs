@@ -349,10 +349,12 @@ async fn found(l: &Local, client: usize, truth: &Truth, at: &Path) -> BTreeMap<S
                 FileKind::Symlink => (false, true),
                 _ => (false, false),
             };
-            let bytes = match (is_dir, is_link) {
-                (true, _) => Bytes::new(),
-                (_, true) => l.readlink(&root(), &node.fh).await.unwrap(),
-                _ => read_all(l, &root(), &node.fh).await.unwrap(),
+            let bytes = if is_dir {
+                Bytes::new()
+            } else if is_link {
+                l.readlink(&root(), &node.fh).await.unwrap()
+            } else {
+                read_all(l, &root(), &node.fh).await.unwrap()
             };
             assert_eq!(node.attrs.attr.uid, if client == 1 { 1000 } else { 0 }, "{path}");
             let expected = truth.names.get(&path).map(|&id| &truth.things[id]);
