@@ -40,11 +40,10 @@ pub fn segments(file: &[u8]) -> Result<impl Iterator<Item = Segment>, String> {
         let b: [u8; 4] = std::array::from_fn(|i| head[at + i]);
         if big { u32::from_be_bytes(b) } else { u32::from_le_bytes(b) }
     };
-    let big = match (MAGIC.contains(&word(0, true)), MAGIC.contains(&word(0, false))) {
-        (true, _) => true,
-        (_, true) => false,
-        _ => return Err("not a pcap file (tshark -F pcap writes one)".into()),
-    };
+    let big = MAGIC.contains(&word(0, true));
+    if !big && !MAGIC.contains(&word(0, false)) {
+        return Err("not a pcap file (tshark -F pcap writes one)".into());
+    }
     let link = word(20, big) & 0xffff;
     let (mut rest, mut order, mut ready) = (&file[24..], Order::default(), VecDeque::new());
     while let Some((head, more)) = rest.split_first_chunk::<16>() {
