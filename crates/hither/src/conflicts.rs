@@ -34,9 +34,10 @@ pub fn run(what: &ConflictsCommand) -> Result<(), Failure> {
             let (dev, dir) = stat::locate(place)?;
             let answer = control::ask(dev, &dir, Ask::Apply(name.clone(), to.clone()))?;
             let count = answer["applied_bytes"].as_u64().unwrap_or(0);
-            match json {
-                true => print(&format!("{answer}\n")),
-                false => print(&format!("{} of {name} are written\n", bytes(count))),
+            if *json {
+                print(&format!("{answer}\n"))
+            } else {
+                print(&format!("{} of {name} are written\n", bytes(count)))
             }
         }
         ConflictsCommand::Drop { place, name } => {

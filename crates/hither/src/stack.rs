@@ -296,11 +296,13 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         strict_parts: job.wanted.all_parts().any(Wanted::is_strict),
         may_be_shared: c.version == Version::Nqnfs && job.wanted.delegations() && !job.wanted.is_strict(),
         first_bytes: if all_strict { 0 } else { hither_fuse::Config::default().first_bytes },
-        close_waits: match (job.wanted.lazy_close, job.wanted.delegated_close, client.wal.is_some()) {
-            (true, ..) => CloseWaits::Never,
-            (false, true, false) => CloseWaits::UnlessDelegated,
-            // close(2) waits for the journal.
-            (false, ..) => CloseWaits::Always,
+        // With a journal, close(2) waits for it.
+        close_waits: if job.wanted.lazy_close {
+            CloseWaits::Never
+        } else if job.wanted.delegated_close && client.wal.is_none() {
+            CloseWaits::UnlessDelegated
+        } else {
+            CloseWaits::Always
         },
         keeps_names: job.wanted.told().1 != LookupCache::None && !all_strict,
         names_wait: client.pending_creates.is_some(),

@@ -152,10 +152,12 @@ impl Results {
 }
 
 fn ratio(ours: f64, against: f64) -> f64 {
-    match (ours == 0.0, against == 0.0) {
-        (true, _) => 0.0,
-        (false, true) => f64::INFINITY,
-        _ => ours / against,
+    if ours == 0.0 {
+        0.0
+    } else if against == 0.0 {
+        f64::INFINITY
+    } else {
+        ours / against
     }
 }
 

@@ -179,10 +179,12 @@ fn keep(w: &Wanted) -> Keep {
 }
 
 fn asks(w: &Wanted) -> Asks {
-    match (w.is_strict(), w.close_to_open) {
-        (true, _) => Asks::Always,
-        (false, true) => Asks::AtOpens,
-        (false, false) => Asks::WhenOver,
+    if w.is_strict() {
+        Asks::Always
+    } else if w.close_to_open {
+        Asks::AtOpens
+    } else {
+        Asks::WhenOver
     }
 }
 
@@ -206,10 +208,12 @@ fn meta_options(w: &Wanted, parts: u64, connected: &Connected) -> MetadataCacheO
         inferred_max: w.inferred_max(),
         // NFSv4 queries many objects in one message, NFSv3 with one call each.
         batch_objects: if v3 { 16 } else { MetadataCacheOptions::default().batch_objects },
-        worth_listing: match (listings, v3) {
-            (false, _) => usize::MAX,
-            (true, true) => 3,
-            (true, false) => MetadataCacheOptions::default().worth_listing,
+        worth_listing: if !listings {
+            usize::MAX
+        } else if v3 {
+            3
+        } else {
+            MetadataCacheOptions::default().worth_listing
         },
         // Linux file systems take timestamps from a clock that ticks, and servers derive `change`
         // from them.
