@@ -48,13 +48,13 @@ impl Connection {
         }
         let fh = node.map(|node| node.fh);
         let touched = [Touched::Name(dir.clone(), name.clone(), fh.clone())];
-        match (directory, is_dir) {
-            (false, true) => Err(Error::new(libc::EISDIR)),
-            (true, _) => self.shared.change(&touched, self.shared.vfs.rmdir(cx, &dir, &name)).await.map(drop),
-            (false, false) => {
-                let call = self.shared.vfs.unlink(cx, &dir, &name, fh.as_ref());
-                self.shared.change(&touched, call).await.map(drop)
-            }
+        if directory {
+            self.shared.change(&touched, self.shared.vfs.rmdir(cx, &dir, &name)).await.map(drop)
+        } else if is_dir {
+            Err(Error::new(libc::EISDIR))
+        } else {
+            let call = self.shared.vfs.unlink(cx, &dir, &name, fh.as_ref());
+            self.shared.change(&touched, call).await.map(drop)
         }
     }
 
