@@ -63,9 +63,10 @@ impl V3 {
         want: WalkRequest,
     ) -> Result<WalkResult> {
         let want = if self.opts.chains { want } else { WalkRequest::default() };
-        let most = match (self.opts.chains, self.opts.chain_max) {
-            (false, _) => 1,
-            (true, most) => most.map_or(WALK_MAX, |n| (n as usize).clamp(1, WALK_MAX)),
+        let most = if self.opts.chains {
+            self.opts.chain_max.map_or(WALK_MAX, |n| (n as usize).clamp(1, WALK_MAX))
+        } else {
+            1
         };
         let mut trail = WalkResult::new(Vec::new(), Stop::Complete);
         let before = self.caller.rules.known_change(at.base);

@@ -281,10 +281,12 @@ impl Wire for Caller {
             file: convert::fh3(fh).map_err(Failure::Refused)?,
             offset: offset_bytes,
             count: data.len() as u32,
-            stable: match (origin.only_held, stable) {
-                (true, _) => ONLY_HELD,
-                (false, true) => StableHow::FILE_SYNC,
-                (false, false) => StableHow::UNSTABLE,
+            stable: if origin.only_held {
+                ONLY_HELD
+            } else if stable {
+                StableHow::FILE_SYNC
+            } else {
+                StableHow::UNSTABLE
             },
             data: Opaque(data),
         };

@@ -435,11 +435,14 @@ impl Delegations {
             ..DelegationCounts::default()
         };
         for d in self.held.lock().files.values() {
-            *match (d.directory, d.write) {
-                (true, _) => &mut counts.directories,
-                (false, true) => &mut counts.writing,
-                (false, false) => &mut counts.reading,
-            } += 1;
+            let count = if d.directory {
+                &mut counts.directories
+            } else if d.write {
+                &mut counts.writing
+            } else {
+                &mut counts.reading
+            };
+            *count += 1;
         }
         counts
     }

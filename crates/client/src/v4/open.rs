@@ -227,38 +227,36 @@ impl Core {
             }
             _ => Ok(()),
         };
-        let rest = match creates {
-            _ if let Err(refused) = allowed => Err(refused),
-            true => {
-                let missing = match (&how.create, stamp) {
-                    (Create::Exclusive(_), Some(stamp)) if !stamp.trusted => {
-                        let mut missing = exclusive_leftover(&ok.attrset, asked, later);
-                        match missing.atime {
-                            Some(SetTime::Now) => missing.atime = Some(SetTime::To(stamp.time)),
-                            // The server keeps its verifiers elsewhere, without a cost for the
-                            // client.
-                            _ => self.stamps.refused(),
-                        }
-                        missing
+        let rest = if let Err(refused) = allowed {
+            Err(refused)
+        } else if creates {
+            let missing = match (&how.create, stamp) {
+                (Create::Exclusive(_), Some(stamp)) if !stamp.trusted => {
+                    let mut missing = exclusive_leftover(&ok.attrset, asked, later);
+                    match missing.atime {
+                        Some(SetTime::Now) => missing.atime = Some(SetTime::To(stamp.time)),
+                        // The server keeps its verifiers elsewhere, without a cost for the
+                        // client.
+                        _ => self.stamps.refused(),
                     }
-                    (Create::Exclusive(_), None) => exclusive_leftover(&ok.attrset, asked, later),
-                    _ => SetAttr::default(),
-                };
-                let wire = answer.results.getattr().ok();
-                let mut dir = change_info(&ok.cinfo);
-                if before.is_empty() && answer.results.putfh().is_ok() {
-                    dir.attrs = self.dir_attrs(base, &mut answer).await;
+                    missing
                 }
-                let node = self.finish_create(cx, &fh, id, missing, wire, granted, answer.asked).await;
-                if let (Some(stamp), Ok(node)) = (stamp, &node) {
-                    self.stamps.seen(&stamp, node.attrs.attr.atime);
-                }
-                node.map(|node| (node, None, Some(dir)))
+                (Create::Exclusive(_), None) => exclusive_leftover(&ok.attrset, asked, later),
+                _ => SetAttr::default(),
+            };
+            let wire = answer.results.getattr().ok();
+            let mut dir = change_info(&ok.cinfo);
+            if before.is_empty() && answer.results.putfh().is_ok() {
+                dir.attrs = self.dir_attrs(base, &mut answer).await;
             }
-            false => {
-                let rest = self.finish_open(cx, &fh, id, how, granted, answer).await;
-                rest.map(|(node, first)| (node, first, None))
+            let node = self.finish_create(cx, &fh, id, missing, wire, granted, answer.asked).await;
+            if let (Some(stamp), Ok(node)) = (stamp, &node) {
+                self.stamps.seen(&stamp, node.attrs.attr.atime);
             }
+            node.map(|node| (node, None, Some(dir)))
+        } else {
+            let rest = self.finish_open(cx, &fh, id, how, granted, answer).await;
+            rest.map(|(node, first)| (node, first, None))
         };
         // With creation OPEN itself has cut the file.
         match (cut, creates || rest.is_ok()) {
@@ -623,10 +621,12 @@ struct Creation {
 /// An open for reading with truncation needs the right to modify. The SETATTR alone would also
 /// succeed for an owner without that right.
 fn right_to_open(how: &OpenHow) -> Option<u32> {
-    let read = match how.execute {
-        true => access::EXECUTE,
-        false if how.access.contains(OpenAccess::READ) => access::READ,
-        false => 0,
+    let read = if how.execute {
+        access::EXECUTE
+    } else if how.access.contains(OpenAccess::READ) {
+        access::READ
+    } else {
+        0
     };
     let cut = if how.truncate && !how.access.contains(OpenAccess::WRITE) { access::MODIFY } else { 0 };
     Some(read | cut).filter(|&right| right != 0)

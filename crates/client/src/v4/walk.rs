@@ -239,10 +239,7 @@ impl Core {
         let by_ops = ops.saturating_sub(FIXED_OPS + extra) / if getfh { 3 } else { 2 };
         let by_request = limits.max_request_bytes.saturating_sub(1024) / NAME_REQUEST_BYTES;
         let by_reply = limits.max_response_bytes.saturating_sub(1024) / NAME_REPLY_BYTES;
-        let asked = match (self.opts.chains, self.opts.chain_max) {
-            (false, _) => 1,
-            (true, most) => most.unwrap_or(u32::MAX),
-        };
+        let asked = if self.opts.chains { self.opts.chain_max.unwrap_or(u32::MAX) } else { 1 };
         by_ops.min(by_request.min(by_reply).min(asked) as usize).max(usize::from(extra == 0))
     }
 

@@ -707,23 +707,23 @@ impl State {
             last.push_str(" write");
         }
         let claims_none = matches!(a.claim, OpenClaim::Previous(DelegationType::NONE));
-        let delegation = match self.delegate && !claims_none {
-            true if self.delegate_writers && a.share_access & open::SHARE_ACCESS_WRITE != 0 => {
-                let write = WriteDelegation {
-                    stateid: delegation(&Self::name(cur)?),
-                    recall: reclaim && !self.claims_stay,
-                    space_limit: SpaceLimit::Size(1000),
-                    permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
-                };
-                let times = a.share_access & open::WANT_DELEG_TIMESTAMPS != 0;
-                if times { OpenDelegation::WriteAttrs(write) } else { OpenDelegation::Write(write) }
-            }
-            true => OpenDelegation::Read(ReadDelegation {
+        let delegation = if !self.delegate || claims_none {
+            OpenDelegation::None
+        } else if self.delegate_writers && a.share_access & open::SHARE_ACCESS_WRITE != 0 {
+            let write = WriteDelegation {
+                stateid: delegation(&Self::name(cur)?),
+                recall: reclaim && !self.claims_stay,
+                space_limit: SpaceLimit::Size(1000),
+                permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
+            };
+            let times = a.share_access & open::WANT_DELEG_TIMESTAMPS != 0;
+            if times { OpenDelegation::WriteAttrs(write) } else { OpenDelegation::Write(write) }
+        } else {
+            OpenDelegation::Read(ReadDelegation {
                 stateid: delegation(&Self::name(cur)?),
                 recall: false,
                 permissions: Ace { ace_type: 0, flag: 0, access_mask: 0, who: OwnerName::default() },
-            }),
-            false => OpenDelegation::None,
+            })
         };
         let cinfo = ChangeInfo {
             atomic: true,
