@@ -43,14 +43,16 @@ pub fn answer_datagram(datagram: &Bytes) -> Option<Vec<u8>> {
     let Ok(Message::Call(header, args)) = Message::decode(datagram) else { return None };
     let accepted = |stat| Enc::of(&ReplyHeader::accepted(header.xid, stat));
     let known = VERSIONS.contains(&header.vers);
-    let out = match header.prog == PROGRAM {
-        false => accepted(AcceptStat::ProgUnavail),
-        true if !known => accepted(AcceptStat::ProgMismatch(VersionRange { low: 1, high: 4 })),
-        true => match answer(header.vers, header.proc, &args) {
+    let out = if header.prog != PROGRAM {
+        accepted(AcceptStat::ProgUnavail)
+    } else if !known {
+        accepted(AcceptStat::ProgMismatch(VersionRange { low: 1, high: 4 }))
+    } else {
+        match answer(header.vers, header.proc, &args) {
             Outcome::Done(result) => reply(header.xid, result),
             Outcome::GarbageArgs => accepted(AcceptStat::GarbageArgs),
             _ => accepted(AcceptStat::ProcUnavail),
-        },
+        }
     };
     Some(out.to_bytes().to_vec())
 }

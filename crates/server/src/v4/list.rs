@@ -123,10 +123,12 @@ impl Exec<'_> {
             source.handle = &handle;
             return Ok(source.wire(wanted));
         }
-        match wanted.is_subset(OF_ENTRY) {
-            true => Ok(bare_entry(entry.fileid, wanted, Nfsstat4::OK)),
-            false if wanted.has(attr::RDATTR_ERROR) => Ok(bare_entry(entry.fileid, wanted, Nfsstat4::ACCESS)),
-            false => Err(Nfsstat4::ACCESS),
+        if wanted.is_subset(OF_ENTRY) {
+            Ok(bare_entry(entry.fileid, wanted, Nfsstat4::OK))
+        } else if wanted.has(attr::RDATTR_ERROR) {
+            Ok(bare_entry(entry.fileid, wanted, Nfsstat4::ACCESS))
+        } else {
+            Err(Nfsstat4::ACCESS)
         }
     }
 

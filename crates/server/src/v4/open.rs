@@ -424,10 +424,12 @@ impl Exec<'_> {
             }
         };
         let cut = size.filter(|size| if opened.created { *size > 0 } else { true });
-        let set = match opened.created || verf.is_some() {
-            true => set,
-            false if cut.is_some() => Bitmap4::of(&[attr::SIZE]),
-            false => Bitmap4::EMPTY,
+        let set = if opened.created || verf.is_some() {
+            set
+        } else if cut.is_some() {
+            Bitmap4::of(&[attr::SIZE])
+        } else {
+            Bitmap4::EMPTY
         };
         Ok((Got { opened, set, cut }, cinfo))
     }
