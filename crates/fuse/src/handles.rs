@@ -3,7 +3,7 @@
 use crate::in_use::Quiet;
 use crate::inode::{Inode, Moment};
 use crate::passthrough::Noted;
-use hither_vfs::{Cred, Data, DirEntry, LockOwner, OpenAccess, OpenId, Read};
+use hither_vfs::{Attr, Cred, Data, DirEntry, LockOwner, OpenAccess, OpenId, Read};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -97,6 +97,8 @@ impl Unread {
 pub(crate) struct OpenDir {
     /// The directory.
     pub inode: Arc<Inode>,
+    /// Its attributes at the open.
+    pub attr: Attr,
     /// The opener.
     pub cred: Arc<Cred>,
     /// The kernel may use its cached listing for this open.
@@ -162,6 +164,11 @@ impl<T> Handles<T> {
     /// Whether an object satisfies `like`.
     pub fn any(&self, like: impl Fn(&T) -> bool) -> bool {
         self.table.lock().values().any(|thing| like(thing))
+    }
+
+    /// An object that satisfies `like`.
+    pub fn find_like(&self, like: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        self.table.lock().values().find(|thing| like(thing)).cloned()
     }
 
     /// Adds an object.

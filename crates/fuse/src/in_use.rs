@@ -40,6 +40,8 @@ pub(crate) struct InUse {
     handles: Mutex<Handles>,
     /// Notified when a handle is released or used.
     changed: Notify,
+    /// This mount is removing the directory, or has removed it.
+    dir_removed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +79,16 @@ impl InUse {
     pub async fn removing(&self) -> RwLockWriteGuard<'_, ()> {
         self.wait_for_releases(RELEASE_WAIT).await;
         self.gate.write().await
+    }
+
+    /// The removal of a directory starts, or has failed.
+    pub fn removes_dir(&self, removed: bool) {
+        self.dir_removed.store(removed, Ordering::Relaxed);
+    }
+
+    /// Whether this mount is removing the directory, or has removed it.
+    pub fn is_dir_removed(&self) -> bool {
+        self.dir_removed.load(Ordering::Relaxed)
     }
 
     /// Waits for running opens.

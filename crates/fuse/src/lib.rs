@@ -34,6 +34,7 @@ mod mount;
 mod mounts;
 mod ops;
 mod passthrough;
+mod path_retry;
 mod recent;
 mod session;
 mod stale_retry;

@@ -3,6 +3,7 @@
 mod attr;
 mod dir;
 mod file;
+mod gone;
 mod late;
 mod lock;
 mod lookup;
@@ -17,6 +18,7 @@ use crate::handles::{OpenDir, OpenFile};
 use crate::inode::{Inode, Moment};
 use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
+use gone::PathCall;
 pub(crate) use rights::KnownSettings;
 
 use hither_vfs::{
@@ -64,12 +66,23 @@ impl Call {
             // The kernel does not send such requests any more.
             return Err(Error::new(libc::ENOSYS));
         }
+        if let Op::Lookup { name } = op {
+            return self.lookup(name).await;
+        }
+        let found = self.session.path_retries.arrived(self.head.tid, self.head.nodeid);
+        let Some(path_call) = PathCall::of(&op) else { return self.serve_once(op).await };
+        match self.serve_once(op).await {
+            Err(e) if file::may_be_gone(&e) => self.after_removal(path_call, found, e).await,
+            served => served,
+        }
+    }
+
+    async fn serve_once(&self, op: Op) -> Result<Answer> {
         match op {
-            Op::Lookup { name } => self.lookup(name).await,
             Op::Getattr { fh } => self.getattr(fh).await,
             Op::Setattr(set) => self.setattr(set).await,
             Op::Access { mask } => self.access(mask).await,
-            Op::Statfs => self.statfs().await,
+            Op::Statfs => self.statfs(self.head.nodeid).await,
             Op::Readlink => self.readlink().await,
             Op::Symlink { name, target } => self.symlink(name, target).await,
             Op::Mknod { mode, rdev, name } => self.mknod(name, mode, rdev).await,
@@ -111,9 +124,12 @@ impl Call {
             Op::Syncfs => self.syncfs().await,
             Op::Ioctl => Err(Error::new(libc::ENOTTY)),
             Op::Unserved => Err(Error::new(libc::ENOSYS)),
-            Op::Destroy | Op::Forget { .. } | Op::BatchForget { .. } | Op::Init(_) | Op::Interrupt { .. } => {
-                Ok(Answer::empty())
-            }
+            Op::Lookup { .. }
+            | Op::Destroy
+            | Op::Forget { .. }
+            | Op::BatchForget { .. }
+            | Op::Init(_)
+            | Op::Interrupt { .. } => Ok(Answer::empty()),
         }
     }
 

@@ -20,6 +20,7 @@ use crate::local::LocalReads;
 use crate::mount::{Config, Layers};
 use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
+use crate::path_retry::PathRetries;
 use crate::recent::Recent;
 use crate::stale_retry::{RenameRetries, StaleRetries};
 use crate::stats::Stats;
@@ -85,6 +86,8 @@ pub(crate) struct Session {
     pub stale_retries: StaleRetries,
     /// Renames to a name whose object was seen under another name.
     pub rename_retries: RenameRetries,
+    /// Threads that got ESTALE for another call by path.
+    pub path_retries: PathRetries,
     pub leases: Leases,
     /// Open files, and the times of their revalidation.
     pub watch: Watch,
@@ -174,6 +177,7 @@ impl Session {
             // At any time at least one thread reads no hint.
             stale_retries: StaleRetries::default(),
             rename_retries: RenameRetries::default(),
+            path_retries: PathRetries::default(),
             hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
             written_beside: AtomicBool::new(false),
             removed: Removed::default(),

@@ -248,6 +248,11 @@ impl RenameRetries {
         room
     }
 
+    /// Whether the thread is looking up the names of a rename again.
+    pub fn tracks(&self, tid: u32) -> bool {
+        self.count.load(Ordering::Relaxed) > 0 && self.threads.lock().contains_key(&tid)
+    }
+
     /// The thread's rename has arrived.
     pub fn over(&self, tid: u32) {
         if self.count.load(Ordering::Relaxed) > 0 {

@@ -9,11 +9,12 @@ mod common;
 
 use common::serve::Serve;
 use common::{Ganesha, HITHER, Random, own_files, run};
+use rustix::fs::{Access, AtFlags, Timespec, Timestamps, XattrFlags};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -452,6 +453,160 @@ fn trees_are_removed_side_by_side() {
             fs::remove_dir(&top).unwrap();
             if Instant::now() >= until {
                 break;
+            }
+        }
+    });
+}
+
+/// An extended attribute of each replaced file.
+const XATTR: &str = "user.number";
+
+/// Kinds of objects that are replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    File,
+    Symlink,
+    Directory,
+}
+
+/// Replaces the object `o` by another one of its kind.
+fn replace_object(dir: &Path, kind: Kind, writer: u64, faults: &Faults) {
+    let (object, own) = (dir.join("o"), dir.join(format!("t{writer}")));
+    match kind {
+        Kind::File => faults.check("creat", File::create(&own).map(drop), &[]),
+        Kind::Symlink => faults.check("symlink", symlink("target", &own), &[]),
+        Kind::Directory => faults.check("mkdir", fs::create_dir(&own), &[]),
+    };
+    if kind == Kind::File {
+        let set = rustix::fs::setxattr(&own, XATTR, b"1", XattrFlags::empty());
+        faults.check("setxattr", set.map_err(Into::into), &[libc::EOPNOTSUPP]);
+    }
+    let absent: &[i32] = if kind == Kind::Directory { &[libc::ENOTEMPTY] } else { &[] };
+    if faults.check("rename", fs::rename(&own, &object), absent).is_none() {
+        let _ = fs::remove_dir(&own);
+    }
+}
+
+/// Looks at the object `o` by its path with one of several calls.
+fn look_by_path(dir: &Path, kind: Kind, call: u64, faults: &Faults) {
+    let object = &dir.join("o");
+    let (here, no_follow) = (rustix::fs::CWD, AtFlags::SYMLINK_NOFOLLOW);
+    // A symbolic link's target does not exist, and has no extended attributes.
+    let follows: &[i32] = if kind == Kind::Symlink { &[libc::ENOENT] } else { &[] };
+    let xattrs: &[i32] = &[libc::EOPNOTSUPP, libc::EPERM, libc::ENODATA];
+    let xattrs = if kind == Kind::File { &xattrs[..1] } else { xattrs };
+    match (call % 9, kind) {
+        (0, _) => drop(faults.check("lstat", fs::symlink_metadata(object), &[])),
+        (1, Kind::Symlink) => drop(faults.check("readlink", fs::read_link(object), &[])),
+        (1, _) => drop(faults.check("stat", fs::metadata(object), &[])),
+        (2, _) => {
+            let allowed = rustix::fs::accessat(here, object, Access::READ_OK, no_follow);
+            faults.check("access", allowed.map_err(Into::into), &[]);
+        }
+        (3, _) => {
+            let names = rustix::fs::llistxattr(object, &mut [0; 256]);
+            faults.check("listxattr", names.map_err(Into::into), &xattrs[..1]);
+        }
+        (4, Kind::Directory) => {
+            // opendir(3) also calls fstat(2).
+            let names = fs::read_dir(object).and_then(|mut names| names.next().transpose());
+            faults.check("readdir", names, &[]);
+        }
+        (4, Kind::File) => {
+            faults.check("chmod", fs::set_permissions(object, Permissions::from_mode(0o644)), &[]);
+        }
+        (5, Kind::Directory) => {
+            let absent = fs::symlink_metadata(object.join("absent"));
+            faults.check("stat in it", absent, &[libc::ENOENT]);
+        }
+        (6, Kind::Directory) => {
+            let made = fs::create_dir(object.join("d"));
+            faults.check("mkdir in it", made, &[libc::ENOENT, libc::EEXIST]);
+            faults.check("rmdir in it", fs::remove_dir(object.join("d")), &[libc::ENOENT]);
+        }
+        (7, _) => {
+            let sizes = rustix::fs::statfs(object);
+            faults.check("statfs", sizes.map_err(Into::into), follows);
+        }
+        (8, _) => {
+            let value = rustix::fs::lgetxattr(object, XATTR, &mut [0; 2]);
+            let len = faults.check("getxattr", value.map_err(Into::into), xattrs);
+            len.filter(|len| *len != 1).inspect(|len| faults.note(format!("{len} bytes of the xattr")));
+        }
+        _ => {
+            let now = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+            let times = Timestamps { last_access: now, last_modification: now };
+            let set = rustix::fs::utimensat(here, object, &times, no_follow);
+            faults.check("utimens", set.map_err(Into::into), &[]);
+        }
+    }
+}
+
+/// Calls by path find one of the objects while writers replace it. No call fails, in any mode.
+/// Promise: 13
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn path_calls_meet_replaced_objects() {
+    let time = long().unwrap_or(SHORT);
+    let modes = if long().is_some() { MODES } else { &MODES[..4] };
+    for_each_case(&["one"], modes, |mount, mounts| {
+        for kind in [Kind::File, Kind::Symlink, Kind::Directory] {
+            let (dir, faults) = (mounts[0].join(format!("{kind:?}")), Faults::default());
+            fs::create_dir(&dir).unwrap();
+            replace_object(&dir, kind, 0, &faults);
+            let until = Instant::now() + time;
+            let (at, noted) = (&dir, &faults);
+            let looked: u64 = std::thread::scope(|s| {
+                for writer in 0..WRITERS {
+                    s.spawn(move || {
+                        while Instant::now() < until {
+                            replace_object(at, kind, writer, noted);
+                        }
+                    });
+                }
+                let read = |reader| {
+                    move || {
+                        let calls = (0..).take_while(|_| Instant::now() < until);
+                        calls.map(|n| look_by_path(at, kind, n + reader, noted)).count() as u64
+                    }
+                };
+                let readers: Vec<_> = (0..READERS).map(|r| s.spawn(read(r))).collect();
+                readers.into_iter().map(|r| r.join().unwrap()).sum()
+            });
+            let what = format!("{mount}, {kind:?}, {looked} calls");
+            faults.none(&what);
+            fs::remove_dir_all(&dir).unwrap();
+        }
+    });
+}
+
+/// A program keeps a directory open that is removed on the same mount, by rmdir or by rename over
+/// it. Calls on the descriptor succeed, and the directory has no names, as on a local disk.
+/// Promise: 13
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn removed_directory_stays_open() {
+    for_each_case(&["one"], &MODES[..4], |mount, mounts| {
+        for by_rename in [false, true] {
+            let (dir, other) = (mounts[0].join("d"), mounts[0].join("e"));
+            fs::create_dir(&dir).unwrap();
+            let opened = File::open(&dir).unwrap();
+            let before = opened.metadata().unwrap();
+            if by_rename {
+                fs::create_dir(&other).unwrap();
+                fs::rename(&other, &dir).unwrap();
+            } else {
+                fs::remove_dir(&dir).unwrap();
+            }
+            let what = format!("{mount}, by rename: {by_rename}");
+            let after = opened.metadata().expect(&what);
+            assert_eq!(after.ino(), before.ino(), "{what}");
+            opened.set_permissions(Permissions::from_mode(0o700)).expect(&what);
+            rustix::fs::fstatfs(&opened).expect(&what);
+            let names = rustix::fs::Dir::read_from(&opened).map(Iterator::count);
+            assert_eq!(names.unwrap_or(0), 0, "{what}");
+            if by_rename {
+                fs::remove_dir(&dir).unwrap();
             }
         }
     });

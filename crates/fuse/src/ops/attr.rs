@@ -160,13 +160,14 @@ impl Call {
         Ok(Answer::empty())
     }
 
-    pub(super) async fn statfs(&self) -> Result<Answer> {
-        let inode = self.inode()?;
+    /// Sizes of the file system of an object.
+    pub(super) async fn statfs(&self, nodeid: u64) -> Result<Answer> {
+        let inode = self.inode_of(nodeid)?;
         let (cx, handle) = (self.cx(), inode.fh());
         let call = self.session.vfs.statfs(&cx, &handle);
         // No blocks: the size is unknown, and df(1) skips the file system.
         let unknown = FsStat { name_max_bytes: 255, ..FsStat::default() };
-        let s = match self.head.nodeid {
+        let s = match nodeid {
             ROOT_ID => patiently(&self.session.last_statfs, Some(unknown), call).await?,
             _ => call.await?,
         };
@@ -218,7 +219,7 @@ fn rights(mask: u32, kind: FileKind) -> Access {
 }
 
 /// The attributes that a SETATTR sets.
-fn wanted(set: &SetattrIn) -> SetAttr {
+pub(super) fn wanted(set: &SetattrIn) -> SetAttr {
     let has = |bit: u32| set.valid & bit != 0;
     let time = |given: u32, now: u32, (secs, nanos): (i64, u32)| match (has(given), has(now)) {
         (true, true) => Some(SetTime::Now),

@@ -10,7 +10,7 @@ use crate::call::{Answer, Undo};
 use crate::handles::{OpenDir, Page};
 use crate::inode::{Inode, Moment};
 use crate::lease::LEASE_TIME;
-use hither_vfs::{Access, Attrs, DirEntry, Error, File, FileKind, Name, Result, Validity};
+use hither_vfs::{Access, Attr, Attrs, DirEntry, Error, File, FileKind, Name, Result, Validity};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -72,6 +72,12 @@ impl Call {
             let until = inode.entries_until().map_or(now + left, |until| until.min(now + left));
             inode.entries_hold(keep.then_some(until));
         }
+        Ok(self.opened_dir(inode, attrs.attr, flags, asked))
+    }
+
+    /// The answer with a new handle of a directory.
+    pub(super) fn opened_dir(&self, inode: Arc<Inode>, attr: Attr, flags: u32, asked: Moment) -> Answer {
+        let (cached, now) = (flags & fopen::CACHE_DIR != 0, Instant::now());
         let page = Page {
             from: 0,
             entries: Vec::new(),
@@ -92,13 +98,14 @@ impl Call {
             milestone: None,
         };
         let watched = cached.then(|| inode.clone());
-        let dir = self.session.dirs.add(OpenDir { inode, cred: self.cred(), cached, page: page.into() });
+        let dir =
+            self.session.dirs.add(OpenDir { inode, attr, cred: self.cred(), cached, page: page.into() });
         if let Some(inode) = watched {
             self.session.watch.add(&inode, dir);
         }
         let mut out = Out::with_capacity(16);
         open_out(&mut out, dir, flags, 0);
-        Ok(Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir }))
+        Answer::bytes(out.into_vec()).or(Undo::CloseDir { dir })
     }
 
     /// Attributes of a directory that the caller may list. The server does not check a listing from

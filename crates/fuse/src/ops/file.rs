@@ -509,7 +509,7 @@ fn may_be_another(e: &Error) -> bool {
 /// Whether an open may fail with this error because its file is gone. nfs-ganesha 4.3 answers
 /// NFS4ERR_SERVERFAULT when the file is removed during the call. The kernel truncates a file after
 /// its open.
-fn may_be_gone(e: &Error) -> bool {
+pub(super) fn may_be_gone(e: &Error) -> bool {
     matches!(e.errno, libc::ESTALE | libc::EREMOTEIO)
 }
 

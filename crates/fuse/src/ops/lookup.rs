@@ -5,6 +5,7 @@ use crate::abi::{EntryReply, Out, entry_out};
 use crate::call::{Answer, Body, Undo};
 use crate::hint::record::WalkedObject;
 use crate::inode::{Inode, Moment};
+use crate::path_retry::Reads;
 use bytes::Bytes;
 use hither_vfs::{Error, FileKind, Name, Node, PathRef, Result, Stop, Validity, WalkRequest, WalkResult};
 use smallvec::SmallVec;
@@ -23,9 +24,13 @@ impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
         let (hints, tid) = (&self.session.hints, self.head.tid);
-        let mut found = match self.session.stale_retries.since(tid, (dir.id, &name), self.pending.started) {
-            None => self.look_up(&dir, &name, None).await,
-            Some(since) => self.look_up_to_open(&dir, &name, since).await,
+        let began = self.pending.started;
+        let to_open = self.session.stale_retries.since(tid, (dir.id, &name), began);
+        let again = self.session.path_retries.since(tid, began);
+        let mut found = match (to_open, again) {
+            (Some(since), _) => self.look_up_to_open(&dir, &name, since).await,
+            (None, Some(since)) => self.look_up_again(&dir, &name, since).await,
+            (None, None) => self.look_up(&dir, &name, None).await,
         };
         if let Err(e) = &found
             && !matches!(e.errno, libc::ENOENT | libc::ENOTDIR)
@@ -48,8 +53,51 @@ impl Call {
         if !matches!(&found, Ok((_, Some(_)))) {
             self.session.stale_retries.missed(tid, (dir.id, &name));
         }
-        self.session.stale_retries.looked_up(tid, self.pending.started, Instant::now());
-        found.map(|(answer, _)| answer)
+        self.session.stale_retries.looked_up(tid, began, Instant::now());
+        found.map(|(answer, _)| answer).map_err(|e| self.after_removed_dir(&dir, e))
+    }
+
+    /// The error of a lookup whose directory may be removed meanwhile. The thread walks its path
+    /// again. A directory that was removed after the second walk found it has no names.
+    fn after_removed_dir(&self, dir: &Inode, e: Error) -> Error {
+        let tid = self.head.tid;
+        if e.errno != libc::ESTALE || self.session.rename_retries.tracks(tid) {
+            return e;
+        }
+        if self.session.path_retries.walks(tid, dir.id) {
+            return Error::new(libc::ENOENT);
+        }
+        self.session.path_retries.send(tid, Reads::Nothing, Instant::now());
+        e
+    }
+
+    /// The lookup of a thread after ESTALE for another call than an open. The call may need the
+    /// bytes of the object after its removal.
+    async fn look_up_again(
+        &self,
+        dir: &Inode,
+        name: &Name,
+        mut since: Instant,
+    ) -> Result<(Answer, Option<u64>)> {
+        let session = &self.session;
+        for _ in 0..LOOK_UPS_MAX {
+            let (answer, found) = self.look_up(dir, name, Some(since)).await?;
+            let inode = found.and_then(|id| session.inodes.find(id));
+            let Some(inode) = inode else { return Ok((answer, found)) };
+            match self.bytes_to_read(&inode).await {
+                Err(e) if e.errno == libc::ESTALE => {
+                    session.undo(answer.undo).await;
+                    since = Instant::now();
+                }
+                read => {
+                    if let Some(read) = read.transpose() {
+                        session.path_retries.found_bytes(self.head.tid, read);
+                    }
+                    return Ok((answer, found));
+                }
+            }
+        }
+        self.look_up(dir, name, Some(since)).await
     }
 
     /// The lookup of a thread after ESTALE. The found file counts as open from now on. The name
@@ -186,6 +234,7 @@ impl Call {
         }
         self.may_use(dir, name, node).await?;
         let (answer, inode) = self.entry_answer(dir, (name, asked), node, asked).await?;
+        self.session.path_retries.found(self.head.tid, inode, &node.attrs.attr, Instant::now());
         Ok((answer, Some(inode)))
     }
 

@@ -86,15 +86,20 @@ impl Call {
         let dir = self.inode()?;
         let _changing = self.changing(&dir);
         // Read before, because the file that blocks the removal may be closed when it fails.
-        let removed =
-            self.session.inodes.child(dir.id, &name).map(|emptied| self.session.removed.of(emptied.id));
+        let emptied = self.session.inodes.child(dir.id, &name);
+        let removed = emptied.as_ref().map(|emptied| self.session.removed.of(emptied.id));
         let removed = removed.unwrap_or_default();
-        match self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await {
+        note_dir_removal(emptied.as_deref(), true);
+        let removed = match self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await {
             Err(e) if e.errno == libc::ENOTEMPTY && hidden_names_go(&removed).await => {
-                self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await?
+                self.session.vfs.rmdir(&self.cx(), &dir.fh(), &name).await
             }
-            removed => removed?,
+            removed => removed,
         };
+        if let Err(e) = removed {
+            note_dir_removal(emptied.as_deref(), false);
+            return Err(e);
+        }
         self.session.inodes.unbind(dir.id, &name);
         Ok(Answer::empty())
     }
@@ -115,10 +120,14 @@ impl Call {
         let target = replaced.as_ref().map(|i| i.fh());
         let (from_fh, to_fh) = (dir.fh(), to_dir.fh());
         let vfs = &self.session.vfs;
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let replaced_dir = replaced.as_deref().filter(|_| !exchange);
+        note_dir_removal(replaced_dir, true);
         let renamed = vfs.rename(&self.cx(), (&from_fh, &from), (&to_fh, &to), target.as_ref(), flags).await;
         let moved = match renamed {
             Ok(moved) => moved,
             Err(e) => {
+                note_dir_removal(replaced_dir, false);
                 // A rename that is executed twice fails the second time, although the new name
                 // exists. The kernel may have cached its absence. The kernel itself looks up the
                 // old name again, and new names that it has cached as existing.
@@ -128,7 +137,6 @@ impl Call {
                 return Err(e);
             }
         };
-        let exchange = flags.contains(RenameFlags::EXCHANGE);
         let [moved_id, replaced_id] = [&known, &replaced].map(|i| i.as_ref().map(|i| i.id));
         inodes.rename((dir.id, &from), (to_dir.id, &to), (moved_id, replaced_id), exchange);
         if let (Some(replaced), false) = (&replaced, exchange) {
@@ -169,6 +177,13 @@ impl Call {
     /// requests are not used.
     fn changing<'a>(&'a self, inode: &'a Inode) -> crate::inode::Changing<'a> {
         inode.changing(&self.session.inodes.clock)
+    }
+}
+
+/// The removal of a directory starts, or has failed.
+fn note_dir_removal(object: Option<&Inode>, removed: bool) {
+    if let Some(dir) = object.filter(|object| object.kind == FileKind::Directory) {
+        dir.in_use.removes_dir(removed);
     }
 }
 

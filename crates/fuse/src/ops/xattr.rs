@@ -4,7 +4,7 @@ use super::Call;
 use crate::abi::Out;
 use crate::call::{Answer, Body, Undo};
 use bytes::Bytes;
-use hither_vfs::{Error, Result, XattrMode};
+use hither_vfs::{Error, Fh, Result, XattrMode};
 use std::sync::atomic::Ordering;
 
 /// The kernel requests it before the first write to each file.
@@ -33,13 +33,17 @@ impl Call {
     }
 
     pub(super) async fn listxattr(&self, size: u32) -> Result<Answer> {
-        let inode = self.inode()?;
+        sized(self.xattr_names(&self.inode()?.fh()).await?, size)
+    }
+
+    /// Names of the extended attributes of an object, each with a NUL.
+    pub(super) async fn xattr_names(&self, fh: &Fh) -> Result<Bytes> {
         let mut list = Vec::new();
-        for name in self.session.vfs.listxattr(&self.cx(), &inode.fh()).await? {
+        for name in self.session.vfs.listxattr(&self.cx(), fh).await? {
             list.extend_from_slice(&name);
             list.push(0);
         }
-        sized(list.into(), size)
+        Ok(list.into())
     }
 
     pub(super) async fn setxattr(&self, name: Bytes, value: Bytes, flags: u32) -> Result<Answer> {
@@ -70,7 +74,7 @@ fn refuse_posix_acl(name: &[u8]) -> Result<()> {
 }
 
 /// A value for a caller with space for `size` bytes; 0 requests only the length.
-fn sized(value: Bytes, size: u32) -> Result<Answer> {
+pub(super) fn sized(value: Bytes, size: u32) -> Result<Answer> {
     if size == 0 {
         let mut out = Out::with_capacity(8);
         out.u32(value.len() as u32).u32(0);
