@@ -14,7 +14,7 @@ use hither_proto::nfs4::{
     CbNotifyLockArgs, CbOp, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, LockuArgs, Nfsstat4,
     StateOwner, Stateid, TestStateidArgs, TestStateidOk, open,
 };
-use hither_vfs::{FileKind, FileRange, LockConflict, LockKind, LockOwner, LockWait};
+use hither_vfs::{FileKind, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -162,8 +162,11 @@ impl Exec<'_> {
         range: FileRange,
     ) -> Result<(), LockFail> {
         let vfs = &o.export.vfs;
-        let below = locks.open.inner.lock().below.first().cloned();
-        let file = o.file(below.as_ref().map(|b| b.id));
+        let needed = match kind {
+            LockKind::Read => OpenAccess::READ,
+            LockKind::Write => OpenAccess::WRITE,
+        };
+        let file = o.file(locks.open.below(needed).map(|b| b.id));
         let owner = LockOwner { id: locks.number, flock: false };
         match vfs.lock(&o.cx, file, owner, kind, range, LockWait::No).await {
             Ok(()) => Ok(()),
