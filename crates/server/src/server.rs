@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Settings of a server.
 #[derive(Clone)]
@@ -273,6 +274,8 @@ pub(crate) struct Request {
     pub table: Arc<Table>,
     pub peer: Arc<Peer>,
     pub caller: Caller,
+    /// The time of its arrival.
+    pub began: Instant,
     /// The call's unique key, for layers that keep it in a journal.
     pub call: Option<Bytes>,
 }
@@ -288,7 +291,8 @@ pub(crate) enum Denied {
 
 impl Request {
     pub fn new(server: &Arc<Server>, peer: Arc<Peer>, caller: Caller) -> Self {
-        Self { server: server.clone(), table: server.table(), peer, caller, call: None }
+        let (server, table) = (server.clone(), server.table());
+        Self { server, table, peer, caller, began: Instant::now(), call: None }
     }
 
     /// The export over a directory of `from`, if this client may use that export. Any other client

@@ -33,6 +33,7 @@ use hither_proto::xdr::Enc;
 use hither_rpc::server::{Incoming, Outcome};
 use hither_vfs::{Answered, Attr, ChangeInfo, Fh, File, FileKind, Name, Node, RequestContext};
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// Answers a call.
 pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
@@ -237,7 +238,7 @@ impl At {
             self.for_reading(r).await?;
         }
         let look = v4.leases.look(None, &self.fh, PATIENCE_V3).await.map_err(|_| Nfsstat3::JUKEBOX)?;
-        let mut attr = self.attr().await?;
+        let mut attr = self.attr_since(r.began).await?;
         if let Look::Told(told) = look {
             v4.leases.tell(told, &mut attr);
         }
@@ -256,6 +257,13 @@ impl At {
 
     fn file(&self) -> File<'_> {
         File { fh: &self.fh, open: None }
+    }
+
+    /// Attributes that are no older than the call. Clients revalidate with them at each open, also
+    /// when the `Vfs` has a cache.
+    async fn attr_since(&self, began: Instant) -> Result<Attr, Nfsstat3> {
+        let attrs = self.export.vfs.getattr(&self.cx.fresh(began), self.file()).await;
+        attrs.map(|attrs| attrs.attr).map_err(|e| stat3(&e))
     }
 
     async fn attr(&self) -> Result<Attr, Nfsstat3> {

@@ -538,7 +538,9 @@ impl<'a> Exec<'a> {
         match self.here()?.clone() {
             Here::Above(at) => Ok(self.above_attrs(at, wanted)),
             Here::Object(o) => {
-                let mut attrs = self.attrs(&o).await?;
+                // Clients revalidate with a GETATTR, also when the `Vfs` has a cache.
+                let fresh = Object { cx: o.cx.fresh(self.r.began), ..o.clone() };
+                let mut attrs = self.attrs(&fresh).await?;
                 if let Some(Here::Object(here)) = &mut self.current {
                     here.known = Some(attrs.clone());
                 }

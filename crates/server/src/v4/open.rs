@@ -388,6 +388,7 @@ impl Exec<'_> {
         // name the creation as the whole operation.
         let whole = size.is_none_or(|size| size == 0);
         let cx = if creates && whole { self.named(&dir.cx) } else { dir.cx.clone() };
+        let cx = cx.fresh(self.r.began);
         let mut tries = 0;
         let first = loop {
             match (vfs.open(&cx, PathRef::name(&dir.fh, name), &how).await, verf) {
@@ -463,7 +464,7 @@ impl Exec<'_> {
     async fn open_handle(&self, file: &Object, share: u32, held: bool) -> Result<Got, Nfsstat4> {
         let vfs = &file.export.vfs;
         let at = PathRef::fh(&file.fh);
-        let mut opened = vfs.open(&file.cx, at, &how(share, Create::No)).await;
+        let mut opened = vfs.open(&file.cx.fresh(self.r.began), at, &how(share, Create::No)).await;
         if let Err(e) = &opened
             && e.errno == libc::EACCES
         {
