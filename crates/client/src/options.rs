@@ -140,6 +140,9 @@ pub struct Options {
     /// Domain of `user@domain` names (v4). `None` takes the domain of idmapd.conf, else of the host
     /// name.
     pub idmap_domain: Option<String>,
+    /// A unique name that the client keeps over restarts. The server then ends the state of the
+    /// previous instance at once. `None`: each instance has a random name.
+    pub client_name: Option<String>,
     /// How long the mount command retries (`retry=`, minutes in nfs(5)). Zero: one attempt.
     pub retry: Duration,
 }

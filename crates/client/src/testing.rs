@@ -29,6 +29,7 @@ pub(crate) fn options() -> Options {
         chain_max: None,
         acl: true,
         idmap_domain: None,
+        client_name: None,
         retry: Duration::ZERO,
     }
 }

@@ -50,6 +50,7 @@ fn options() -> Options {
         chain_max: None,
         acl: true,
         idmap_domain: None,
+        client_name: None,
         retry: Duration::ZERO,
     }
 }

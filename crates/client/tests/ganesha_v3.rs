@@ -46,6 +46,7 @@ fn options() -> Option<Options> {
         chain_max: None,
         acl: true,
         idmap_domain: None,
+        client_name: None,
         retry: Duration::ZERO,
     })
 }

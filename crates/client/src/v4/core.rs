@@ -130,7 +130,7 @@ impl Core {
             ids: IdMap::new(opts.idmap_domain.clone().unwrap_or_else(idmap::local_domain)),
             files: Files::new((env.random)()),
             writes: OnceLock::new(),
-            lease: Mutex::new(Lease::new(&env, &machine)),
+            lease: Mutex::new(Lease::new(&env, &machine, opts.client_name.as_deref())),
             facts: OnceLock::new(),
             stop: CancellationToken::new(),
             ops_limit: AtomicUsize::new(usize::MAX),

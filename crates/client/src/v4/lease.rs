@@ -26,7 +26,8 @@ const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 /// The client in the server's view.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// `co_ownerid`: unique for each mount, so that mounts are independent.
+    /// `co_ownerid`: unique for each mount, so that mounts are independent. With a kept name it is
+    /// that of the previous instance.
     pub owner: Vec<u8>,
     /// `co_verifier`: differs for each instance of the client.
     pub verifier: Verifier,
@@ -46,10 +47,11 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub fn new(env: &Env, machine: &str) -> Self {
-        let unique = (env.random)();
+    /// The state of a client that has not met the server. `name`: see `Options::client_name`.
+    pub fn new(env: &Env, machine: &str, name: Option<&str>) -> Self {
+        let name = name.map_or_else(|| format!("{:016x}", (env.random)()), str::to_string);
         Self {
-            owner: format!("hither/{machine}/{unique:016x}").into_bytes(),
+            owner: format!("hither/{machine}/{name}").into_bytes(),
             verifier: (env.random)().to_be_bytes(),
             clientid: None,
             sequence: 0,
