@@ -63,7 +63,7 @@ impl<'a> Disk<'a> {
     fn small(stage: &'a Stage<'a>) -> Res<Self> {
         let disk = Self { stage };
         let made = match stage.kind {
-            Kind::Ganesha | Kind::Hither => disk.cover(),
+            Kind::Ganesha | Kind::Hither | Kind::Gateway => disk.cover(),
             // Free space as root sees it, including the blocks that are reserved for root.
             Kind::Knfsd => disk.in_guest(&format!(
                 "rm -f /srv/ballast; free=$(($(stat -f -c '%f * %S' /srv) >> 20)); \
@@ -91,7 +91,7 @@ impl<'a> Disk<'a> {
     /// Frees the ballast.
     fn free(&self) -> Res<()> {
         match self.stage.kind {
-            Kind::Ganesha | Kind::Hither => {
+            Kind::Ganesha | Kind::Hither | Kind::Gateway => {
                 sh(&format!("rm '{}/ballast'", self.stage.server().export_dir()?.display())).map(|_| ())
             }
             Kind::Knfsd => self.in_guest("rm /srv/ballast"),
@@ -101,7 +101,7 @@ impl<'a> Disk<'a> {
     /// Restores the server's former disk. Does not start the server.
     fn large_again(&self) -> Res<()> {
         match self.stage.kind {
-            Kind::Ganesha | Kind::Hither => {
+            Kind::Ganesha | Kind::Hither | Kind::Gateway => {
                 let server = self.stage.server();
                 server.stop()?;
                 let dir = server.export_dir()?;

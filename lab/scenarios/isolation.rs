@@ -13,7 +13,7 @@ pub const SCENARIO: Scenario = Scenario { name: "isolation", versions: EVERY, qu
 /// Promise: 25
 fn play(stage: &Stage<'_>) -> Res<()> {
     let alive = match stage.kind {
-        Kind::Ganesha => Kind::Knfsd,
+        Kind::Ganesha | Kind::Gateway => Kind::Knfsd,
         Kind::Knfsd | Kind::Hither => Kind::Ganesha,
     };
     Server::new(stage.lab, alive).start(&Options::default(), true)?;

@@ -276,7 +276,7 @@ fn prepare(lab: &Lab, kind: Kind, workload: &str) -> Res<()> {
 /// Runs a shell command on the server's machine, with the exported directory as its argument.
 fn on_server(lab: &Lab, kind: Kind, script: impl Fn(&str) -> String) -> Res<()> {
     match kind {
-        Kind::Ganesha | Kind::Hither => {
+        Kind::Ganesha | Kind::Hither | Kind::Gateway => {
             let dir = Server::new(lab, kind).export_dir()?.join("bench");
             sh(&script(&quote(&dir.display().to_string()))).map(drop)
         }

@@ -32,7 +32,7 @@ use std::process::ExitCode;
 const USAGE: &str = "hither-lab [--name NAME] COMMAND
 
   up | down                      namespace, bridge, taps and relay; down ends everything in it
-  server start KIND [--sync|--async] [--deleg none|r|w|rw] [--disk FILE]    KIND: ganesha, knfsd or hither
+  server start KIND [--sync|--async] [--deleg none|r|w|rw] [--disk FILE]    KIND: ganesha, knfsd, hither or gateway
   server stop|kill9|restart|sigstop|sigcont|status KIND
   guest start|stop               the guest with the kernel's NFS client
   guest exec -- CMD...           a command in the guest (booted when needed)

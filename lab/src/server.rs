@@ -31,18 +31,20 @@ pub enum Kind {
     Knfsd,
     /// `hither serve` over a directory of the host.
     Hither,
+    /// `hither gateway` before [`Kind::Ganesha`].
+    Gateway,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Ganesha, Self::Knfsd, Self::Hither];
+    pub const ALL: [Self; 4] = [Self::Ganesha, Self::Knfsd, Self::Hither, Self::Gateway];
 
     /// The server with this name on the command line.
     pub fn parse(name: &str) -> Res<Self> {
         Self::ALL
             .into_iter()
             .find(|k| k.name() == name)
-            .ok_or_else(|| Fail(format!("no server {name:?}: ganesha, knfsd or hither")))
+            .ok_or_else(|| Fail(format!("no server {name:?}: ganesha, knfsd, hither or gateway")))
     }
 
     /// The server's name.
@@ -51,6 +53,7 @@ impl Kind {
             Self::Ganesha => "ganesha",
             Self::Knfsd => "knfsd",
             Self::Hither => "hither",
+            Self::Gateway => "gateway",
         }
     }
 
@@ -60,6 +63,7 @@ impl Kind {
             Self::Ganesha => (HOST_IP, 2049, 20048),
             Self::Knfsd => (KNFSD_IP, 2049, 20048),
             Self::Hither => (HOST_IP, 5049, 5049),
+            Self::Gateway => (HOST_IP, 7049, 7049),
         };
         Endpoint { kind: self, ip, port, mountport }
     }
@@ -70,6 +74,7 @@ impl Kind {
             Self::Ganesha => 3049,
             Self::Knfsd => 4049,
             Self::Hither => 6049,
+            Self::Gateway => 8049,
         };
         Endpoint { kind: self, ip: HOST_IP, port, mountport: port - 1 }
     }
@@ -94,7 +99,7 @@ impl Endpoint {
         match (self.kind, vers) {
             (Kind::Ganesha, _) => "/export",
             (Kind::Knfsd, "3") => "/srv",
-            (Kind::Knfsd | Kind::Hither, _) => "/",
+            (Kind::Knfsd | Kind::Hither | Kind::Gateway, _) => "/",
         }
     }
 }
@@ -143,7 +148,7 @@ impl<'a> Server<'a> {
         match self.kind {
             Kind::Ganesha => self.lab.releases.ganesha,
             Kind::Knfsd => self.lab.releases.kernel,
-            Kind::Hither => None,
+            Kind::Hither | Kind::Gateway => None,
         }
     }
 
@@ -153,7 +158,7 @@ impl<'a> Server<'a> {
         match self.kind {
             Kind::Ganesha => format!("{name}-{}", GANESHA.of(self.record().last())),
             Kind::Knfsd => format!("{name}-{}", KERNEL.of(self.record().last())),
-            Kind::Hither => name.into(),
+            Kind::Hither | Kind::Gateway => name.into(),
         }
     }
 
@@ -179,6 +184,10 @@ impl<'a> Server<'a> {
             Kind::Ganesha => self.ganesha(release, options)?,
             Kind::Knfsd => self.knfsd(release, options)?,
             Kind::Hither => self.hither(options)?,
+            Kind::Gateway => {
+                self.origin().start(options, settle)?;
+                self.gateway()?
+            }
         };
         self.record().note(release)?;
         fs::write(
@@ -209,6 +218,10 @@ impl<'a> Server<'a> {
             return self.stop_rpcbind();
         }
         match self.kind {
+            Kind::Gateway => {
+                self.daemon().stop(Duration::from_secs(30))?;
+                self.origin().stop()
+            }
             Kind::Ganesha | Kind::Hither => {
                 self.daemon().stop(Duration::from_secs(15))?;
                 self.agent().stop(Duration::from_secs(1))?;
@@ -264,7 +277,13 @@ impl<'a> Server<'a> {
 
     /// The directory of the exported files on this machine. knfsd has none.
     pub fn export_dir(&self) -> Res<PathBuf> {
-        self.lab.dir(&format!("{}/export", self.kind.name()))
+        let kind = if self.kind == Kind::Gateway { Kind::Ganesha } else { self.kind };
+        self.lab.dir(&format!("{}/export", kind.name()))
+    }
+
+    /// The origin of a gateway.
+    fn origin(&self) -> Server<'a> {
+        Server::new(self.lab, Kind::Ganesha)
     }
 
     fn agent(&self) -> Daemon {
@@ -296,6 +315,18 @@ impl<'a> Server<'a> {
         if options.delegations == "all" {
             c.args(["--max-delegations", "10000"]);
         }
+        Ok(c)
+    }
+
+    fn gateway(&self) -> Res<Command> {
+        let state = self.lab.dir("gateway/state")?;
+        let (at, origin) = (self.kind.direct(), Kind::Ganesha.direct());
+        let mut c = command(&[&self.lab.hither().display().to_string(), "gateway"]);
+        c.arg(format!("{}:{}", origin.ip, origin.export("4.2")));
+        c.args(["--mount", "vers=4.2", "--options", "rw,no_root_squash,insecure"]);
+        c.arg("--listen").arg(format!("{}:{}", at.ip, at.port)).args(["--rpcbind", "off"]);
+        c.args(["--lease", &LEASE_S.to_string(), "--grace", &GRACE_S.to_string()]);
+        c.arg("--state-dir").arg(state);
         Ok(c)
     }
 
@@ -377,7 +408,7 @@ impl<'a> Server<'a> {
     fn stop_rpcbind(&self) -> Res<()> {
         match self.kind {
             Kind::Ganesha => self.rpcbind().stop(Duration::from_secs(3)),
-            Kind::Knfsd | Kind::Hither => Ok(()),
+            Kind::Knfsd | Kind::Hither | Kind::Gateway => Ok(()),
         }
     }
 
@@ -440,7 +471,8 @@ pub fn main(lab: &Lab, args: &mut Args) -> Res<ExitCode> {
     }
     let no_wait = args.flag("--no-wait");
     args.no_more_options()?;
-    let usage = || Fail("server start|stop|kill9|restart|sigstop|sigcont|status ganesha|knfsd|hither".into());
+    let usage =
+        || Fail("server start|stop|kill9|restart|sigstop|sigcont|status ganesha|knfsd|hither|gateway".into());
     let verb = args.word().ok_or_else(usage)?;
     let server = Server::new(lab, Kind::parse(&args.word().ok_or_else(usage)?)?);
     match verb.as_str() {
