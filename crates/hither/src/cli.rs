@@ -48,6 +48,8 @@ pub enum Command {
     Config(ConfigArgs),
     /// Serve a directory of this machine to NFS clients (versions 3, 4.1 and 4.2)
     Serve(Box<ServeArgs>),
+    /// Serve the export of another server to NFS clients, through the caches of a mount
+    Gateway(Box<GatewayArgs>),
     /// Examine, fill or clean a disk cache
     Cache(CacheArgs),
     /// Record the files that a program reads, and replay them ahead of it
@@ -445,6 +447,25 @@ pub struct ServeArgs {
     pub memory: bool,
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+/// `hither gateway`. The options of `hither serve` that need a local directory are refused.
+#[derive(Debug, Args, Clone)]
+#[command(mut_arg("dir", |dir| dir
+    .value_name("SERVER:/PATH")
+    .help("The origin's export; clients mount it as HOST:/")))]
+#[command(mut_args(|arg| match arg.get_id().as_str() {
+    "export" | "config" | "memory" | "nqnfs" | "nqnfs_term" | "nqnfs_write_slack" | "journal" | "journal_size"
+    | "journal_discard" | "max_delegations" => arg.hide(true),
+    _ => arg,
+}))]
+pub struct GatewayArgs {
+    /// Mount options for the origin, separated by commas, such as `vers=4.2,cache`; may be given
+    /// several times; see `hither mount --help`
+    #[arg(long, value_name = "OPTIONS")]
+    pub mount: Vec<String>,
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 /// `hither cache`.

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
-use voice::Voice;
+pub use voice::Voice;
 
 /// Pause after the first failed attempt; it doubles up to [`PAUSE_MAX`], as mount.nfs does.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -215,7 +215,7 @@ async fn unmount(mounted: &Arc<Mounted>) {
 }
 
 /// Flushes all data and releases all state at the server. `within` limits the time.
-async fn farewell(client: &Client, within: Duration) {
+pub async fn farewell(client: &Client, within: Duration) {
     match tokio::time::timeout(within + Duration::from_secs(1), client.shutdown(within)).await {
         Ok(Ok(())) => {}
         Ok(Err(e)) => tracing::error!("at unmount, not everything reached the server: {e}"),
@@ -248,14 +248,14 @@ fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
 }
 
 /// A failed attempt: with a permanent or a transient error.
-enum Missed {
+pub enum Missed {
     Never(Failure),
     Now(Failure),
 }
 
 /// Attempts to connect until one attempt succeeds, fails permanently, or `retry` is over. `fit` is
 /// checked before each attempt.
-async fn connect(
+pub async fn connect(
     job: &Job,
     voice: &mut Voice,
     fit: impl Fn() -> Result<(), Missed>,

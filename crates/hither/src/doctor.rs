@@ -129,7 +129,7 @@ fn patient(args: &DoctorArgs) -> Result<Patient, Failure> {
         NoAddress::Never(line) | NoAddress::Now(line) => Failure::mount(line),
     })?;
     let cache = args.cache_dir.clone().or_else(|| Some(CACHE_DIR.into())).filter(|dir| dir.is_dir());
-    let job = Job { source, dir: "/".into(), wanted };
+    let job = Job { source, dir: "/".into(), wanted, client_name: None };
     Ok(Patient { job, addrs, path, report: None, cache })
 }
 
@@ -149,7 +149,7 @@ fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
     options.push(format!("port={}", server.port()));
     let wanted = Wanted::parse(&options, false).map_err(Failure::usage)?;
     let cache = args.cache_dir.clone().or_else(|| report.mount.cache.clone().map(PathBuf::from));
-    let job = Job { source, dir: PathBuf::from(dir), wanted };
+    let job = Job { source, dir: PathBuf::from(dir), wanted, client_name: None };
     Ok(Patient { job, addrs: vec![server], path: true, report: Some(report), cache })
 }
 

@@ -15,6 +15,7 @@ mod daemon;
 mod dashboard;
 mod doctor;
 mod exit;
+mod gateway;
 mod helper;
 mod log;
 mod metrics;
@@ -103,7 +104,8 @@ fn main_command() -> ExitCode {
             Command::Doctor(args) => doctor::run(args),
             Command::Daemon(args) => daemon::alone::run(args),
             Command::Config(args) => config::run(args),
-            Command::Serve(args) => serve::run(args),
+            Command::Serve(args) => serve::run(args, None),
+            Command::Gateway(args) => gateway::run(args),
             Command::Cache(args) => cache::run(&args.what),
             Command::Trace(args) => trace::run(args),
             Command::Bench(args) => bench::run(args),

@@ -29,6 +29,8 @@ pub struct Job {
     pub dir: PathBuf,
     /// Its options.
     pub wanted: Wanted,
+    /// The name of the client at the server, if a restart keeps it.
+    pub client_name: Option<String>,
 }
 
 /// Messages of the daemon to the command, one JSON value a line.
@@ -72,7 +74,7 @@ pub fn run(args: &MountArgs, program: &str) -> Result<(), Failure> {
     if args.fake {
         return Ok(());
     }
-    let job = Job { source, dir, wanted };
+    let job = Job { source, dir, wanted, client_name: None };
     if args.foreground || args.daemon { daemon::run(job, args) } else { start_daemon(&job, args, program) }
 }
 
@@ -287,7 +289,7 @@ mod tests {
             sloppy: true,
             dashboard: Some("127.0.0.1:9311".parse().unwrap()),
         };
-        let job = Job { source: source(), dir: "/mnt".into(), wanted: Wanted::default() };
+        let job = Job { source: source(), dir: "/mnt".into(), wanted: Wanted::default(), client_name: None };
         let command = daemon_command(&job, &args).unwrap();
         let words: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
         assert_eq!(

@@ -15,9 +15,11 @@ mod what;
 
 use crate::cli::ServeArgs;
 use crate::daemon::process;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
+use crate::gateway::{Origin, client_name};
 use crate::log::{self, LogDestination};
 use crate::metrics::{self, endpoint};
+use crate::mount::Job;
 use crate::stack;
 use bytes::Bytes;
 use hither_rpc::server::{Acceptor, ServerLimits};
@@ -46,21 +48,21 @@ const DATAGRAM_MAX_BYTES: usize = 8 << 10;
 /// Time limit of the last writes.
 const FAREWELL: Duration = Duration::from_secs(20);
 
-/// Serves until a signal ends the server.
+/// Serves until a signal ends the server. `origin`: the files are those of another server.
 ///
 /// # Errors
 /// The reason why nothing could be served.
-pub fn run(args: &ServeArgs) -> Result<(), Failure> {
+pub fn run(args: &ServeArgs, origin: Option<Job>) -> Result<(), Failure> {
     let log = log::init(&args.log, LogDestination::Foreground)?;
     log::log_panics();
     process::prepare();
     let runtime = process::runtime()?;
-    let result = runtime.block_on(live(args, &log));
+    let result = runtime.block_on(live(args, origin, &log));
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
-async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
+async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(), Failure> {
     let handlers = |e: io::Error| Failure::system(format!("signal handlers: {e}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(handlers)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(handlers)?;
@@ -82,7 +84,18 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     };
     // Watching starts before the mounts are read, so that no change is missed.
     let mounts = nested::Changes::new().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-    let (mut served, table) = load(Served::new(args, state_dir.clone())).await;
+    let origin = match origin {
+        None => None,
+        Some(mut job) => {
+            job.client_name = state_dir.as_deref().map(client_name).transpose()?;
+            tokio::select! {
+                origin = Origin::connect(&job) => Some(Arc::new(origin?)),
+                _ = terminate.recv() => return Err(interrupted()),
+                _ = interrupt.recv() => return Err(interrupted()),
+            }
+        }
+    };
+    let (mut served, table) = load(Served::new(args, state_dir.clone(), origin)).await;
     let server = make_server(args, table?, state_dir, &served)?;
     tell_made_before(&server, &mut served);
     let limits = ServerLimits {
@@ -159,6 +172,10 @@ async fn live(args: &ServeArgs, log: &log::Log) -> Result<(), Failure> {
     served.shutdown(&cx).await;
     tracing::info!("the server has ended");
     Ok(())
+}
+
+fn interrupted() -> Failure {
+    Failure { code: exit::INTERRUPTED, line: "interrupted".into() }
 }
 
 /// Reads the exports on a thread for blocking work, because disks and name servers may block.

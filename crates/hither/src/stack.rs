@@ -118,6 +118,7 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
         chain_max: w.chain_max,
         acl: w.acl,
         idmap_domain: w.idmap_domain.clone(),
+        client_name: job.client_name.clone(),
         // The daemon itself retries, because it also looks up the name again and informs the user.
         retry: Duration::ZERO,
     }
@@ -179,7 +180,7 @@ impl Client {
 
     /// The layers for a frontend. No other client uses a file system with delayed names, so it
     /// needs no leases.
-    fn layers(&self) -> Layers {
+    pub fn layers(&self) -> Layers {
         match &self.pending_creates {
             Some(pending_creates) => Layers::alone(pending_creates.clone()),
             None => self.parts.layers(),

@@ -51,7 +51,7 @@ fn job(args: &DaemonArgs) -> Result<Job, String> {
         return Err(format!("option '{option}' needs a mount: {why}"));
     }
     wanted.socket.path = Some(path);
-    Ok(Job { source, dir: PathBuf::new(), wanted })
+    Ok(Job { source, dir: PathBuf::new(), wanted, client_name: None })
 }
 
 async fn live(job: &Job, log: &Log) -> Result<(), Failure> {

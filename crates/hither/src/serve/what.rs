@@ -4,10 +4,12 @@
 //! This module has no protocol. The result is a [`Table`]. Directories that were open before a
 //! reload stay open.
 
+use super::FAREWELL;
 use super::hosts;
 use super::nested::{self, Mount, Planned};
 use crate::cli::ServeArgs;
 use crate::exit::Failure;
+use crate::gateway::Origin;
 use crate::stack;
 use hither_localfs::local::{CoveredDir, Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
 use hither_server::access::{ClientNames, Rights, Squash};
@@ -45,6 +47,8 @@ struct Files {
 pub struct Served {
     args: ServeArgs,
     state_dir: Option<PathBuf>,
+    /// The other server that has the files.
+    origin: Option<Arc<Origin>>,
     open: BTreeMap<PathBuf, Files>,
     /// The exports as last read.
     exports: Exports,
@@ -64,10 +68,11 @@ pub struct Served {
 
 impl Served {
     /// Starts without exports.
-    pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>) -> Self {
+    pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>, origin: Option<Arc<Origin>>) -> Self {
         Self {
             args: args.clone(),
             state_dir,
+            origin,
             open: BTreeMap::new(),
             exports: Exports::default(),
             inside: Vec::new(),
@@ -102,7 +107,7 @@ impl Served {
     }
 
     fn mounts_inside(&self, exports: &Exports) -> Vec<Mount> {
-        if self.args.memory {
+        if self.args.memory || self.origin.is_some() {
             return Vec::new();
         }
         let mut mounts = nested::mounts().unwrap_or_else(|e| {
@@ -261,6 +266,12 @@ impl Served {
     /// The files of an export, and the calls that an earlier server process answered, from the
     /// journal.
     fn open_files(&self, dir: &Path, entry: &Entry) -> Result<(Files, Vec<Answered>), Failure> {
+        if let Some(origin) = &self.origin {
+            let vfs = origin.files.clone();
+            let files =
+                Files { vfs, extra: None, epoch: None, others: Others::Unseen, local: None, mount: None };
+            return Ok((files, Vec::new()));
+        }
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
             let extra: Option<Arc<dyn Extra>> = Some(vfs.clone());
@@ -307,6 +318,9 @@ impl Served {
 
     /// Writes unstable data to stable storage.
     pub async fn shutdown(&self, cx: &RequestContext) {
+        if let Some(origin) = &self.origin {
+            return origin.end(FAREWELL).await;
+        }
         for (dir, files) in &self.open {
             if let Err(e) = files.vfs.shutdown(cx).await {
                 tracing::error!("{}: at the end, not everything could be made stable: {e}", dir.display());
@@ -421,7 +435,7 @@ mod tests {
         let Command::Serve(args) = Cli::parse_from([&["hither", "serve"], args].concat()).command else {
             panic!("it is serve")
         };
-        Served::new(&args, None)
+        Served::new(&args, None, None)
     }
 
     fn described(args: &[&str]) -> String {

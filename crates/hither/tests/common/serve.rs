@@ -15,6 +15,7 @@ pub struct Serve {
     pub dir: tempfile::TempDir,
     /// Port on which the server listens.
     pub port: u16,
+    command: &'static str,
     words: Vec<String>,
     through: Vec<String>,
     keeper: Option<Keeper>,
@@ -28,17 +29,30 @@ impl Serve {
         server.with(&[export.trim_end_matches('/')])
     }
 
-    /// Makes the directory without a server.
+    /// A gateway to another server of this fixture. `options` are the mount options for it.
+    pub fn gateway(origin: &Self, options: &str) -> Self {
+        let mut gateway = Self::new();
+        (gateway.port, gateway.command) = (origin.port + 1000, "gateway");
+        let (port, version) = (origin.port, if options.contains("vers=3") { "mountport=2049," } else { "" });
+        let options = format!("retry=0,port={port},{version}{options}");
+        gateway.with(&["127.0.0.1:/", "--mount", &options, "--rpcbind", "off"])
+    }
+
+    /// Makes the directory and the name spaces, without a server.
     pub fn prepare() -> Self {
         own_mount_namespace();
         own_network_namespace();
+        Self::new()
+    }
+
+    fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("export")).unwrap();
         // Squashed users need access as well.
         for path in [dir.path(), &dir.path().join("export")] {
             std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         }
-        Self { dir, port: 2049, words: Vec::new(), through: Vec::new(), keeper: None }
+        Self { dir, port: 2049, command: "serve", words: Vec::new(), through: Vec::new(), keeper: None }
     }
 
     /// Adds options for the next start.
@@ -57,9 +71,9 @@ impl Serve {
     pub fn serve(&mut self) {
         let state = self.dir.path().join("state");
         let is_first = !state.exists();
-        let keeper = self
-            .keeper
-            .get_or_insert_with(|| Keeper::start(self.dir.path(), self.port, (&self.through, &self.words)));
+        let keeper = self.keeper.get_or_insert_with(|| {
+            Keeper::start(self.dir.path(), self.port, (&self.through, self.command, &self.words))
+        });
         keeper.begin();
         wait_for(&format!("hither serve, see {}", self.dir.path().display()), 60, || {
             assert!(keeper.is_alive(), "the server ended: {}", complaints(self.dir.path()));
@@ -178,10 +192,10 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn start(dir: &Path, port: u16, (through, words): (&[String], &[String])) -> Self {
+    fn start(dir: &Path, port: u16, (through, name, words): (&[String], &str, &[String])) -> Self {
         let script = "while read -r _; do \"$@\" >>out 2>>err </dev/null & echo $!; wait $!; echo $?; done";
         let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).args(through).args([HITHER, "serve"]).args(words).current_dir(dir);
+        command.args(["-c", script, "sh"]).args(through).args([HITHER, name]).args(words).current_dir(dir);
         command.args(["--lease", "10", "--grace", "20", "--listen", &format!("127.0.0.1:{port}")]);
         command.args(["--state-dir", "state"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();

@@ -23,6 +23,8 @@ pub struct Wire {
     server: SocketAddr,
     xid: u32,
     sent: Vec<Sent>,
+    /// User and group of the calls.
+    pub user: u32,
 }
 
 /// A call that was answered with success.
@@ -45,7 +47,7 @@ impl Wire {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = SocketAddr::from(([127, 0, 0, 1], server_port));
         let stream = Some(runtime.block_on(connect(server, port)));
-        Self { runtime, stream, port, server, xid: 7_000, sent: Vec::new() }
+        Self { runtime, stream, port, server, xid: 7_000, sent: Vec::new(), user: 0 }
     }
 
     /// Connects to a restarted server from the same port.
@@ -116,8 +118,8 @@ impl Wire {
         (prog, vers, proc): (u32, u32, u32),
         args: Bytes,
     ) -> std::io::Result<Bytes> {
-        let cred =
-            AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
+        let (uid, gid, gids) = (self.user, self.user, Vec::new().into());
+        let cred = AuthSys { stamp: 0, machinename: Default::default(), uid, gid, gids };
         let mut body = Enc::new();
         body.raw(&args);
         let message = call(xid, prog, vers, proc, &OpaqueAuth::sys(&cred), body);

@@ -1,0 +1,182 @@
+//! The layer between the server and the layers of a mount. On a mount, the kernel opens a file
+//! before it reads or writes. Opens check rights and revalidate. NFSv3 clients never open.
+
+use crate::options::Wanted;
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_vfs::{
+    Access, Attrs, BatchOps, Data, DirPage, Error, Fh, File, FileKind, FileRange, Node, OpenAccess, OpenHow,
+    Opened, PathRef, Read, RequestContext, Result, Seek, Stability, Vfs, WalkRequest, WalkResult, Wrote,
+};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Checks the rights of reads and writes without an open, and the freshness of answers.
+pub struct Guard {
+    below: Arc<dyn Vfs>,
+    close_to_open: bool,
+    strict: bool,
+}
+
+impl Guard {
+    /// A guard over the layers of a mount with these options.
+    pub fn new(below: Arc<dyn Vfs>, wanted: &Wanted) -> Self {
+        Self { below, close_to_open: wanted.close_to_open, strict: wanted.is_strict() }
+    }
+
+    /// The context for a call. `nocto`: answers are as old as the options of the attribute cache
+    /// permit, also when a client opens a file.
+    fn context(&self, cx: &RequestContext) -> RequestContext {
+        if self.strict {
+            return cx.fresh(Instant::now());
+        }
+        let fresh_since = cx.fresh_since.filter(|_| self.close_to_open);
+        RequestContext { fresh_since, ..cx.clone() }
+    }
+
+    /// Opens a file for one read, because the caches only have bytes of open files. A wholly cached
+    /// file costs no request. Fails when the caller may not read, although its owner.
+    async fn open_to_read(&self, cx: &RequestContext, fh: &Fh) -> Result<Opened> {
+        let attrs = self.below.getattr(cx, File { fh, open: None }).await?;
+        let may_read = self.below.access(cx, fh, Access::READ).await?.contains(Access::READ);
+        let known = may_read.then_some(attrs);
+        let how = OpenHow { execute: !may_read, known, ..OpenHow::existing(OpenAccess::READ) };
+        self.below.open(cx, PathRef::fh(fh), &how).await
+    }
+
+    /// Checks that a caller without an open has one of the rights in `want`. The owner of a file
+    /// has them, as at other servers, because NFSv3 clients check rights only when a program opens.
+    ///
+    /// # Errors
+    /// `EACCES`, and those of the layer below.
+    async fn check(&self, cx: &RequestContext, file: File<'_>, want: Access) -> Result<()> {
+        if file.open.is_some() || self.below.access(cx, file.fh, want).await?.intersects(want) {
+            return Ok(());
+        }
+        let attr = self.below.getattr(cx, file).await?.attr;
+        if attr.uid == cx.cred.uid { Ok(()) } else { Err(Error::new(libc::EACCES)) }
+    }
+}
+
+#[async_trait]
+impl Vfs for Guard {
+    hither_vfs::delegate!(self.below;
+        root, parent, setattr, close, finish, commit, create_whole, mkdir, mknod, symlink, link, unlink, rmdir,
+        rename, statfs, getxattr, setxattr, listxattr, removexattr, lock, unlock, test_lock, subscribe,
+        shutdown,
+    );
+
+    fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
+        self.below.peek(&self.context(cx), at)
+    }
+
+    async fn walk(&self, cx: &RequestContext, at: PathRef<'_>, want: WalkRequest) -> Result<WalkResult> {
+        // NFSv3 clients open a file with the attributes that come with its name. NFSv4 clients open
+        // it in the same call.
+        let is_file = |node: &Node| node.attrs.attr.kind == FileKind::Regular;
+        if let Some(known) = self.peek(cx, at)
+            && !known.steps.last().is_some_and(is_file)
+        {
+            return Ok(known);
+        }
+        let access = want.access | Access::READ | Access::EXECUTE | Access::MODIFY | Access::EXTEND;
+        self.below.walk(&self.context(&cx.fresh(Instant::now())), at, WalkRequest { access, ..want }).await
+    }
+
+    async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
+        self.below.getattr(&self.context(cx), file).await
+    }
+
+    async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
+        self.below.access(&self.context(cx), fh, want).await
+    }
+
+    async fn readlink(&self, cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
+        self.below.readlink(&self.context(cx), fh).await
+    }
+
+    async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
+        self.below.open(&self.context(cx), at, how).await
+    }
+
+    async fn readdir(
+        &self,
+        cx: &RequestContext,
+        dir: &Fh,
+        cookie: u64,
+        verifier: [u8; 8],
+        max_bytes: u32,
+        nodes: bool,
+    ) -> Result<DirPage> {
+        self.below.readdir(&self.context(cx), dir, cookie, verifier, max_bytes, nodes).await
+    }
+
+    async fn read(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read> {
+        self.check(cx, file, Access::READ | Access::EXECUTE).await?;
+        let cx = self.context(cx);
+        if file.open.is_none()
+            && let Ok(opened) = self.open_to_read(&cx, file.fh).await
+        {
+            let open = File { fh: file.fh, open: Some(opened.open) };
+            let read = self.below.read(&cx, open, offset_bytes, len_bytes).await;
+            // Nothing was written through the open.
+            let _ = self.below.close(&cx, file.fh, opened.open).await;
+            return read;
+        }
+        self.below.read(&cx, file, offset_bytes, len_bytes).await
+    }
+
+    async fn write(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        data: Data,
+        stability: Stability,
+    ) -> Result<Wrote> {
+        self.check(cx, file, Access::MODIFY | Access::EXTEND).await?;
+        self.below.write(cx, file, offset_bytes, data, stability).await
+    }
+
+    async fn seek(&self, cx: &RequestContext, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
+        self.check(cx, file, Access::READ | Access::EXECUTE).await?;
+        self.below.seek(cx, file, offset_bytes, what).await
+    }
+
+    async fn allocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
+        self.check(cx, file, Access::MODIFY | Access::EXTEND).await?;
+        self.below.allocate(cx, file, range).await
+    }
+
+    async fn deallocate(&self, cx: &RequestContext, file: File<'_>, range: FileRange) -> Result<()> {
+        self.check(cx, file, Access::MODIFY).await?;
+        self.below.deallocate(cx, file, range).await
+    }
+
+    async fn copy(
+        &self,
+        cx: &RequestContext,
+        from: File<'_>,
+        from_offset_bytes: u64,
+        to: File<'_>,
+        to_offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<u64> {
+        self.check(cx, from, Access::READ | Access::EXECUTE).await?;
+        self.check(cx, to, Access::MODIFY | Access::EXTEND).await?;
+        self.below.copy(cx, from, from_offset_bytes, to, to_offset_bytes, len_bytes).await
+    }
+}
+
+#[async_trait]
+impl BatchOps for Guard {
+    hither_vfs::delegate!(self.below;
+        getattr_many, revalidate_many, read_many, list_many, create_many, remove_many,
+    );
+}

@@ -1,0 +1,190 @@
+//! `hither gateway` between mounts and an origin: bytes, names, rights, locks, and kills of both.
+
+#![cfg(target_os = "linux")]
+
+#[path = "common/mod.rs"]
+mod common;
+
+use common::serve::Serve;
+use common::wire::Wire;
+use common::{HITHER, Random, own_files, pause, run, sh};
+use hither_proto::nfs3::{Diropargs3, LookupArgs, Nfsstat3, ReadArgs, WriteArgs};
+use rustix::fs::FlockOperation;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Versions between client and gateway, and between gateway and origin.
+const VERSIONS: [(&str, &str); 4] =
+    [("vers=4.2", "vers=4.2"), ("vers=3", "vers=4.2"), ("vers=4.2", "vers=3"), ("vers=3", "vers=3")];
+
+/// Runs `test` with an origin and a gateway, with each combination of versions.
+fn for_each_version(test: impl Fn(&str, &mut Serve, &mut Serve)) {
+    for (client, origin_version) in VERSIONS {
+        own_files();
+        let mut origin = Serve::of_directory();
+        origin.serve();
+        let mut gateway = Serve::gateway(&origin, origin_version);
+        gateway.serve();
+        println!("client {client}, origin {origin_version}");
+        test(client, &mut origin, &mut gateway);
+    }
+}
+
+fn umount(dir: &Path) {
+    run(Command::new(HITHER).arg("umount").arg(dir)).ok();
+}
+
+/// Files and names that clients of the gateway make are at the origin, and changes at the origin
+/// show at the next open.
+/// Promise: G1
+#[test]
+#[ignore = "needs root"]
+fn changes_pass_through_gateway() {
+    for_each_version(|client, origin, gateway| {
+        let mnt = gateway.mnt("mnt");
+        gateway.mount(client, &mnt).ok();
+        let (m, export) = (mnt.display(), origin.export(""));
+        sh(&format!(
+            "set -e; cd {m}; mkdir -p a/b; seq 100000 > a/b/n; cp -p a/b/n a/copy; ln a/copy a/hard; \
+             ln -s copy a/soft; mv a/b/n a/moved; chmod 640 a/moved; mkfifo a/pipe; rm a/copy; \
+             truncate -s 1000000 a/hard; dd if=/dev/urandom of=a/big bs=1M count=5 status=none; rmdir a/b"
+        ))
+        .ok();
+        let list = "find a -printf '%p %y %m %n %s %l\\n' | sort; find a -type f | sort | xargs md5sum";
+        let seen = |dir: &Path| sh(&format!("cd {}; {list}", dir.display())).ok().out;
+        assert_eq!(seen(&mnt), seen(&export));
+        for number in 0..20 {
+            let text = format!("{number} {}", "x".repeat(number % 7));
+            fs::write(origin.export("a/hard"), &text).unwrap();
+            assert_eq!(fs::read_to_string(mnt.join("a/hard")).unwrap(), text);
+        }
+        umount(&mnt);
+        assert_eq!(gateway.stop(), 0);
+    });
+}
+
+/// Reads and writes of NFSv3 clients that never asked for their rights are checked, also where the
+/// gateway has the bytes in its caches.
+/// Promise: G2
+#[test]
+#[ignore = "needs root"]
+fn gateway_checks_rights() {
+    own_files();
+    let mut origin = Serve::of_directory();
+    origin.serve();
+    fs::write(origin.export("secret"), "bytes of root").unwrap();
+    fs::set_permissions(origin.export("secret"), Permissions::from_mode(0o640)).unwrap();
+    let cache = origin.dir.path().join("cache");
+    fs::create_dir(&cache).unwrap();
+    let mut gateway = Serve::gateway(&origin, &format!("vers=4.2,cache={}", cache.display()));
+    gateway.serve();
+    let mut wire = Wire::connect(gateway.port);
+    let dir = wire.root();
+    let what = Diropargs3 { dir, name: b"secret"[..].into() };
+    let file = wire.call(&LookupArgs { what }).into_result().unwrap().object;
+    let read = || ReadArgs { file: file.clone(), offset: 0, count: 100 };
+    let write = || WriteArgs {
+        file: file.clone(),
+        offset: 0,
+        count: 1,
+        stable: hither_proto::nfs3::StableHow::FILE_SYNC,
+        data: b"X"[..].into(),
+    };
+    for _ in 0..3 {
+        assert_eq!(&wire.call(&read()).into_result().unwrap().data[..], b"bytes of root");
+    }
+    wire.user = 1000;
+    assert_eq!(wire.call(&read()).into_result().map(drop).unwrap_err().0, Nfsstat3::ACCES);
+    assert_eq!(wire.call(&write()).into_result().map(drop).unwrap_err().0, Nfsstat3::ACCES);
+    rustix::fs::chown(origin.export("secret"), Some(rustix::fs::Uid::from_raw(1000)), None).unwrap();
+    pause(4_000);
+    // The owner may write, although a program has taken the right away since its open.
+    fs::set_permissions(origin.export("secret"), Permissions::from_mode(0o400)).unwrap();
+    assert!(wire.call(&write()).into_result().is_ok());
+    assert_eq!(fs::read(origin.export("secret")).unwrap(), b"Xytes of root");
+}
+
+/// Programs write and sync while gateway and origin are killed by turns. All synced bytes are at
+/// the origin, and no call fails.
+/// Promise: G3
+#[test]
+#[ignore = "needs root"]
+fn kills_lose_no_synced_byte() {
+    for_each_version(|client, origin, gateway| {
+        let mnt = gateway.mnt("mnt");
+        gateway.mount(client, &mnt).ok();
+        let over = AtomicBool::new(false);
+        let written = std::thread::scope(|s| {
+            let write = |writer: u64| {
+                let (at, over) = (mnt.join(format!("f{writer}")), &over);
+                move || {
+                    let (mut random, mut bytes) = (Random(writer), vec![0; 1 << 20]);
+                    let file = File::create(at).unwrap();
+                    let mut pieces = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        for _ in 0..1 + random.below(20) {
+                            let (from, len) = (random.below(1 << 19), 1 + random.below(100_000));
+                            let piece = vec![random.below(255) as u8 + 1; len as usize];
+                            file.write_all_at(&piece, from).unwrap();
+                            bytes[from as usize..][..piece.len()].copy_from_slice(&piece);
+                            pieces += 1;
+                        }
+                        file.sync_all().unwrap();
+                    }
+                    bytes.truncate(file.metadata().unwrap().len() as usize);
+                    (bytes, pieces)
+                }
+            };
+            let writers: Vec<_> = (0..3).map(|writer| s.spawn(write(writer))).collect();
+            for kill in 0..4 {
+                pause(700);
+                let killed = if kill % 2 == 0 { &mut *gateway } else { &mut *origin };
+                killed.kill();
+                killed.serve();
+            }
+            pause(2_000);
+            over.store(true, Ordering::Relaxed);
+            writers.into_iter().map(|w| w.join().unwrap()).collect::<Vec<_>>()
+        });
+        for (writer, (bytes, pieces)) in written.iter().enumerate() {
+            let name = format!("f{writer}");
+            assert!(fs::read(origin.export(&name)).unwrap() == *bytes, "{client}, {name}: {pieces} pieces");
+            assert!(fs::read(mnt.join(&name)).unwrap() == *bytes, "{client}, {name} through the gateway");
+        }
+        umount(&mnt);
+    });
+}
+
+/// A lock of a client is held at the origin. After a kill of the gateway the client reclaims it.
+/// Promise: G4
+#[test]
+#[ignore = "needs root"]
+fn locks_are_held_at_origin() {
+    own_files();
+    let mut origin = Serve::of_directory();
+    origin.serve();
+    let mut gateway = Serve::gateway(&origin, "vers=4.2");
+    gateway.serve();
+    let (through, direct) = (gateway.mnt("through"), origin.mnt("direct"));
+    gateway.mount("vers=4.2", &through).ok();
+    origin.mount("vers=4.2", &direct).ok();
+    let lock = |dir: &Path| {
+        let file = File::options().create(true).truncate(false).write(true).open(dir.join("l")).unwrap();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map(|()| file)
+    };
+    let held = lock(&through).unwrap();
+    assert_eq!(lock(&direct).unwrap_err(), rustix::io::Errno::AGAIN);
+    gateway.kill();
+    gateway.serve();
+    // The client reclaims when it learns of the restart.
+    held.write_all_at(b"x", 0).unwrap();
+    held.sync_all().unwrap();
+    assert_eq!(lock(&direct).unwrap_err(), rustix::io::Errno::AGAIN);
+    drop(held);
+    common::wait_for("the end of the lock", 20, || lock(&direct).is_ok());
+    umount(&through);
+    umount(&direct);
+}
