@@ -67,6 +67,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use table::Table;
+use tokio::time::Instant;
 
 /// The time between two searches for unused descriptors.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
@@ -263,7 +264,12 @@ impl Local {
         job: impl FnOnce(&Inner, &mut Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let inner = self.inner.clone();
-        self.inner.pool.run(cx.cred.clone(), move |worker| job(&inner, worker)).await
+        let began = cx.spent.as_ref().map(|spent| (spent, Instant::now()));
+        let result = self.inner.pool.run(cx.cred.clone(), move |worker| job(&inner, worker)).await;
+        if let Some((spent, began)) = began {
+            spent.add(began.elapsed(), Duration::ZERO);
+        }
+        result
     }
 }
 

@@ -1,6 +1,6 @@
 //! The context of a call: caller, deadline and cancellation.
 
-use crate::{Account, Fh};
+use crate::{Account, Fh, Spent};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -41,6 +41,8 @@ pub struct RequestContext {
     pub fresh_since: Option<Instant>,
     /// The account that records the cost of the call.
     pub account: Option<Arc<Account>>,
+    /// The waits of the call, when its frontend measures them.
+    pub spent: Option<Arc<Spent>>,
     /// An identifier that distinguishes the call from all other calls, also after a restart: at
     /// most [`CALL_MAX_BYTES`]. A layer with a journal stores it with the change ([`Answered`]). A
     /// client's call passes it to one change only: its last one.
@@ -93,6 +95,7 @@ impl RequestContext {
             cancel,
             fresh_since: None,
             account: None,
+            spent: None,
             call: None,
             times_unseen: false,
             only_held: false,

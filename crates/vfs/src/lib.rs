@@ -25,6 +25,7 @@ mod lease_authority;
 
 pub mod model;
 mod ops;
+mod spent;
 mod upcalls;
 mod watch;
 
@@ -49,5 +50,6 @@ pub use ops::{
     RenameFlags, Seek, Special, Stability, Stop, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
     create_in_steps, finish_in_steps, resolve,
 };
+pub use spent::Spent;
 pub use upcalls::{BoxFuture, Unsent, Upcalls};
 pub use watch::{ChangeListener, Watch, Watched, WatchedAlone};

@@ -42,7 +42,7 @@ pub(super) mod stock;
 
 use super::io::FileAt;
 use super::object::Object;
-use super::pool::{Answer, Worker};
+use super::pool::{Answer, Worker, measured};
 use super::{Inner, LocalOptions, handle, sys};
 use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES, Then};
 use answered::Calls;
@@ -320,7 +320,7 @@ impl Journaled {
     fn append_for(&self, call: Option<Answered>, record: &[&[u8]], then: Then) -> u64 {
         let head = answered::head(call.as_ref());
         let parts: SmallVec<[&[u8]; 4]> = std::iter::once(&head[..]).chain(record.iter().copied()).collect();
-        self.log.append_then(&parts, then, |seq| {
+        self.log.append_then(&parts, measured(then), |seq| {
             if let Some(call) = call {
                 self.calls.add(seq, call);
             }

@@ -9,18 +9,36 @@
 
 use super::object::os;
 use super::sys;
-use crate::journal::Log;
+use crate::journal::{Log, Then};
 use bytes::Bytes;
-use hither_vfs::{Cred, Error, Result};
+use hither_vfs::{Cred, Error, RequestContext, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::CapabilitySet;
+use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
+use tokio::time::Instant;
 
 /// A thread without work ends after this time.
 const IDLE: Duration = Duration::from_secs(10);
+
+thread_local! {
+    /// The time for which the answer that this thread sends has waited for the journal.
+    static JOURNAL_WAIT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Measures the time until the journal calls `then`. The answer that `then` sends carries this time
+/// to the caller of [`Pool::run_then`].
+pub(super) fn measured(then: Then) -> Then {
+    let began = Instant::now();
+    Box::new(move |durable| {
+        JOURNAL_WAIT.set(began.elapsed());
+        then(durable);
+        JOURNAL_WAIT.set(Duration::ZERO);
+    })
+}
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 /// Sends the answer of a job. When it is dropped without a call, the caller gets an error.
@@ -119,12 +137,15 @@ impl Pool {
         answered.await.map_err(|_| closed())?
     }
 
-    /// As [`Pool::run`], for a job whose answer another thread may send later.
+    /// As [`Pool::run`], for a job whose answer another thread may send later. Adds the time of the
+    /// call to `cx.spent`.
     pub async fn run_then<T: Send + 'static>(
         &self,
-        cred: Arc<Cred>,
+        cx: &RequestContext,
         job: impl FnOnce(&mut Worker, Answer<T>) + Send + 'static,
     ) -> Result<T> {
+        let began = cx.spent.as_ref().map(|spent| (spent, Instant::now()));
+        let cred = cx.cred.clone();
         let room = self.room.clone().acquire_owned().await.map_err(|_| closed())?;
         let (answer, answered) = oneshot::channel();
         self.push(Box::new(move |worker| {
@@ -134,11 +155,15 @@ impl Pool {
                 Box::new(move |result| {
                     drop(room);
                     // The caller may have been cancelled.
-                    let _ = answer.send(result);
+                    let _ = answer.send((result, JOURNAL_WAIT.get()));
                 }),
             );
         }))?;
-        answered.await.map_err(|_| closed())?
+        let (result, journal) = answered.await.map_err(|_| closed())?;
+        if let Some((spent, began)) = began {
+            spent.add(began.elapsed(), journal);
+        }
+        result
     }
 
     fn push(&self, job: Job) -> Result<()> {

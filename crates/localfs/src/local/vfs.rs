@@ -564,7 +564,7 @@ impl Local {
         let job = move |worker: &mut Worker, then: Answer<(Wrote, bool)>| {
             inner.journaled_write(worker, (&file, at, &data), call, then);
         };
-        let (wrote, durable) = self.inner.lane.run_then(cx.cred.clone(), job).await?;
+        let (wrote, durable) = self.inner.lane.run_then(cx, job).await?;
         if !durable {
             self.run(cx, |inner, worker| inner.stable_all_the_same(worker)).await?;
         }
@@ -582,7 +582,7 @@ impl Local {
         }
         let (inner, call) = (self.inner.clone(), cx.call.clone());
         let job = move |worker: &mut Worker, then: Answer<_>| inner.recorded(worker, call, act, then);
-        let made = self.inner.changes.run_then(cx.cred.clone(), job).await?;
+        let made = self.inner.changes.run_then(cx, job).await?;
         self.recorded(cx, made).await
     }
 
@@ -603,7 +603,7 @@ impl Local {
                 let job = move |worker: &mut Worker, then: Answer<T>| {
                     inner.sync_done(worker, call, (*done, Some(unsynced)), then);
                 };
-                self.inner.pool.run_then(cx.cred.clone(), job).await
+                self.inner.pool.run_then(cx, job).await
             }
         }
     }
@@ -616,7 +616,7 @@ impl Local {
     ) -> Result<T> {
         let (inner, call) = (self.inner.clone(), cx.call.clone());
         let job = move |worker: &mut Worker, then: Answer<T>| inner.unrecorded(worker, call, act, then);
-        self.inner.pool.run_then(cx.cred.clone(), job).await
+        self.inner.pool.run_then(cx, job).await
     }
 
     /// Makes a new object with one record, if possible. The last argument of `begin` says whether
@@ -642,7 +642,7 @@ impl Local {
             Ok(Begun::Waits) => then(Ok(Recorded::Made(Got::Waits, true))),
             Err(e) => then(Err(e)),
         };
-        let made = self.inner.changes.run_then(cx.cred.clone(), job).await?;
+        let made = self.inner.changes.run_then(cx, job).await?;
         match self.recorded(cx, made).await? {
             Got::Waits => {}
             got => return Ok(got),
@@ -694,7 +694,7 @@ impl Local {
                 Err(e) => then(Err(e)),
             }
         };
-        self.inner.pool.run_then(cx.cred.clone(), job).await
+        self.inner.pool.run_then(cx, job).await
     }
 
     /// Fails unless the object exists: only existing objects can be locked.

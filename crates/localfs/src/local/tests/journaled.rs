@@ -143,6 +143,34 @@ async fn stable_writes_survive_unsynced_loss() {
     assert!(damaged > 100, "{damaged}: not much was lost");
 }
 
+/// A call that measures its waits gets those for the journal apart from those for the files. The
+/// sum is no longer than the call.
+#[tokio::test]
+async fn journal_wait_is_measured_apart() {
+    let (dir, state) = (Dir::new(), Dir::new());
+    let l = over(&dir, &state);
+    let cx = || RequestContext { spent: Some(Arc::default()), ..root() };
+    let spent = |cx: &RequestContext| {
+        let spent = cx.spent.as_ref().unwrap();
+        (spent.store(), spent.journal())
+    };
+    let top = l.root(&root()).await.unwrap().fh;
+    let fh =
+        l.mknod(&root(), &top, &name("f"), &Special::Regular, &SetAttr::default()).await.unwrap().node.fh;
+    let file = File { fh: &fh, open: None };
+    for stability in [Stability::Stable, Stability::Unstable] {
+        let cx = cx();
+        let began = tokio::time::Instant::now();
+        l.write(&cx, file, 0, Bytes::from(vec![1; 5000]).into(), stability).await.unwrap();
+        let (store, journal) = spent(&cx);
+        assert!(store > Duration::ZERO && store + journal <= began.elapsed(), "{store:?} {journal:?}");
+        assert_eq!(journal > Duration::ZERO, stability == Stability::Stable, "{journal:?}");
+    }
+    let cx = cx();
+    l.unlink(&cx, &top, &name("f"), None).await.unwrap();
+    assert!(spent(&cx).0 > Duration::ZERO);
+}
+
 /// The replay of a write restores its modification time.
 #[tokio::test]
 async fn replay_restores_modification_time() {
