@@ -103,6 +103,8 @@ pub struct Incoming {
     pub args: Bytes,
     /// The connection that carried the call.
     pub peer: Arc<Peer>,
+    /// Length of the call's record in bytes, without record marks.
+    pub record_bytes: usize,
     /// Memory reserved for the reply.
     pub room: Room,
 }

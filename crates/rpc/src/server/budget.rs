@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// A reply up to this size is small. Each accepted call gets this much memory for its reply.
 pub(super) const SMALL_BYTES: usize = 4 << 10;
@@ -87,6 +87,8 @@ pub(super) struct Grant {
     budget: Arc<Budget>,
     account: Arc<Account>,
     bytes: usize,
+    /// The time for which the call waited for this memory.
+    pub waited: Duration,
 }
 
 impl std::fmt::Debug for Grant {
@@ -175,7 +177,7 @@ impl Budget {
             tokio::select! {
                 grant = &mut granted => match grant {
                     Ok(grant) => return grant,
-                    Err(_) => return Grant { budget: self.clone(), account: account.clone(), bytes: 0 },
+                    Err(_) => return self.grant(account, 0),
                 },
                 () = sleep(RELIEF_EVERY) => relieve(bytes),
             }
@@ -199,7 +201,11 @@ impl Budget {
         state.used += wish.bytes;
         *state.hosts.entry(account.host).or_default() += wish.bytes;
         account.used.fetch_add(wish.bytes, Relaxed);
-        Grant { budget: self.clone(), account: account.clone(), bytes: wish.bytes }
+        self.grant(account, wish.bytes)
+    }
+
+    fn grant(self: &Arc<Self>, account: &Arc<Account>, bytes: usize) -> Grant {
+        Grant { budget: self.clone(), account: account.clone(), bytes, waited: Duration::ZERO }
     }
 
     fn release(self: &Arc<Self>, account: &Account, bytes: usize) {
@@ -240,6 +246,10 @@ pub struct Room(Arc<Mutex<CallResources>>, Arc<super::Global>);
 struct CallResources {
     grant: Option<Grant>,
     turn: Option<Turn>,
+    /// The time for which the call waited before it was handed to the service.
+    waited_before: Duration,
+    /// The time for which it waited since, for the memory of its reply.
+    waited_since: Duration,
 }
 
 impl std::fmt::Debug for Room {
@@ -249,8 +259,27 @@ impl std::fmt::Debug for Room {
 }
 
 impl Room {
-    pub(super) fn new(global: &Arc<super::Global>, grant: Grant, turn: Turn) -> Self {
-        Self(Arc::new(Mutex::new(CallResources { grant: Some(grant), turn: Some(turn) })), global.clone())
+    pub(super) fn new(global: &Arc<super::Global>, grant: Grant, turn: Turn, waited: Duration) -> Self {
+        let resources = CallResources {
+            grant: Some(grant),
+            turn: Some(turn),
+            waited_before: waited,
+            waited_since: Duration::ZERO,
+        };
+        Self(Arc::new(Mutex::new(resources)), global.clone())
+    }
+
+    /// The time for which the call waited before it was handed to the service: for permits, the
+    /// limit of the rate, memory, and its turn.
+    pub fn waited_before(&self) -> Duration {
+        self.0.lock().waited_before
+    }
+
+    /// The time for which the call has waited until now. That is [`Room::waited_before`], and the
+    /// wait for the memory of its reply.
+    pub fn waited(&self) -> Duration {
+        let resources = self.0.lock();
+        resources.waited_before + resources.waited_since
     }
 
     /// Waits until there is memory for a reply of `bytes`. The service calls it once, before it
@@ -269,7 +298,10 @@ impl Room {
                 // Releases the turn, so that other calls of the address need not wait for this
                 // memory.
                 drop(self.0.lock().turn.take());
-                budget.take(&account, (bytes, own), |bytes| self.1.relieve(bytes)).await
+                let began = Instant::now();
+                let more = budget.take(&account, (bytes, own), |bytes| self.1.relieve(bytes)).await;
+                self.0.lock().waited_since += began.elapsed();
+                more
             }
         };
         if let Some(grant) = &mut self.0.lock().grant {

@@ -353,7 +353,10 @@ impl Inbound {
     /// Acquires memory for a call.
     async fn memory(&self, bytes: usize) -> Grant {
         let relieve = |bytes| self.global.relieve(bytes);
-        self.global.budget.take(&self.shared.account, (bytes, 0), relieve).await
+        let began = Instant::now();
+        let mut grant = self.global.budget.take(&self.shared.account, (bytes, 0), relieve).await;
+        grant.waited = began.elapsed();
+        grant
     }
 
     async fn handle(&self, record: Bytes, memory: Option<Grant>) -> Result<(), Ended> {
@@ -397,6 +400,7 @@ impl Inbound {
         args: Bytes,
         (bytes, memory): (usize, Option<Grant>),
     ) -> Result<(), Ended> {
+        let began = Instant::now();
         let permit = self.permit().await?;
         let accepted = |stat| Enc::of(&ReplyHeader::accepted(header.xid, stat));
         let refused = |stat| Enc::of(&ReplyHeader::denied(header.xid, DeniedReply::AuthError(stat)));
@@ -424,12 +428,15 @@ impl Inbound {
         }
         // Memory is acquired before the turn: a connection that waits for memory takes no turn from
         // other connections of its address.
-        let memory = match memory {
-            Some(memory) => memory,
-            None => self.memory(bytes + SMALL_BYTES).await,
+        let (memory, waited_before) = match memory {
+            Some(memory) => {
+                let waited = memory.waited;
+                (memory, waited)
+            }
+            None => (self.memory(bytes + SMALL_BYTES).await, Duration::ZERO),
         };
         let turn = self.host.take(&self.usage).await;
-        let room = Room::new(&self.global, memory, turn);
+        let room = Room::new(&self.global, memory, turn, waited_before + began.elapsed());
         let incoming = Incoming {
             prog: header.prog,
             vers: header.vers,
@@ -438,6 +445,7 @@ impl Inbound {
             caller,
             args,
             peer: self.peer.clone(),
+            record_bytes: bytes,
             room: room.clone(),
         };
         let shared = self.shared.clone();

@@ -21,6 +21,8 @@ struct Echo {
     gate: Notify,
     running: AtomicU32,
     closed: AtomicU32,
+    /// Milliseconds for which the last call of 2 had waited.
+    waited_ms: AtomicU32,
     pace: Option<Pace>,
 }
 
@@ -43,6 +45,7 @@ impl Service for Echo {
                     Outcome::Done(Enc::new())
                 }
                 2 => {
+                    self.waited_ms.store(call.room.waited().as_millis() as u32, Relaxed);
                     self.gate.notify_one();
                     Outcome::Done(Enc::new())
                 }
@@ -388,6 +391,21 @@ async fn one_address_shares_its_turns() {
         tokio::task::yield_now().await;
     }
     assert!(acceptor.global.hosts.lock().is_empty());
+}
+
+/// A service learns for how long a call waited for its turn.
+#[tokio::test(start_paused = true)]
+async fn service_sees_wait_for_turn() {
+    let (acceptor, service) = acceptor(ServerLimits { host_calls_max: 1, ..ServerLimits::default() });
+    let mut wire = Wire::new(&acceptor);
+    wire.ask(1, 3, 1, &[]).await;
+    wire.ask(2, 3, 2, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::Success);
+    assert_eq!(u128::from(service.waited_ms.load(Relaxed)), HOST_TURN.as_millis());
+    assert_eq!(wire.stat().await, AcceptStat::Success);
+    wire.ask(3, 3, 2, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::Success);
+    assert_eq!(service.waited_ms.load(Relaxed), 0);
 }
 
 /// A call gives its turn back after [`HOST_TURN`]. Slow calls do not block the other connections of
