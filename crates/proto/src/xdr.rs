@@ -89,6 +89,12 @@ impl Enc {
         self.len() == 0
     }
 
+    /// The first unsigned integer: the status, in most results. `None` when less was encoded.
+    pub fn first_u32(&self) -> Option<u32> {
+        let first = self.done.first().map_or(&self.head[..], |segment| &segment[..]);
+        first.first_chunk().copied().map(u32::from_be_bytes)
+    }
+
     /// Appends an unsigned integer.
     #[inline]
     pub fn u32(&mut self, v: u32) {

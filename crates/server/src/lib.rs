@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod counters;
 mod creator;
 mod drc;
 mod error;
@@ -31,6 +32,7 @@ mod tests;
 mod v3;
 mod v4;
 
+pub use counters::{ErrorClass, OperationCounts, Times};
 pub use nqnfs::NqnfsOptions;
 pub use server::{Options, Server};
 pub use v4::delegation::DelegationCounts;

@@ -15,17 +15,17 @@ use hither_proto::nfs3;
 use hither_proto::rpc::AuthFlavor;
 use hither_proto::xdr::{Chain, Enc};
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{FileKind, Node, PathRef, Stop, WalkRequest};
+use hither_vfs::{FileKind, Node, PathRef, Spent, Stop, WalkRequest};
 use std::sync::Arc;
 
 /// Answers a call.
-pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
+pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spent>) -> Outcome {
     let args = match MountCall::decode(MountProc(call.proc), &call.args) {
         Ok(Some(args)) => args,
         Ok(None) => return Outcome::ProcUnavail,
         Err(_) => return Outcome::GarbageArgs,
     };
-    let request = Request::new(server, call.peer, call.caller);
+    let request = Request::new(server, (call.peer, call.caller), spent);
     let reply = match args {
         MountCall::Null(_) => MountReply::Null(()),
         MountCall::Mnt(args) => MountReply::Mnt(mnt(&request, &args).await),

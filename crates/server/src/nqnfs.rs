@@ -35,7 +35,7 @@ use hither_proto::nqnfs::{
 };
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{Attr, Fh, File, FileKind, Name, RequestContext, Watch};
+use hither_vfs::{Attr, Fh, File, FileKind, Name, RequestContext, Spent, Watch};
 use leases::Since;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +82,7 @@ impl Default for Shared {
 }
 
 /// Answers a call.
-pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
+pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spent>) -> Outcome {
     let args = match NqCall::decode(NqProc(call.proc), &call.args) {
         // EVICTED is a call from the server to the client.
         Ok(Some(NqCall::Evicted(_)) | None) => return Outcome::ProcUnavail,
@@ -92,7 +92,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     let Some(short) = &server.v4.leases.short else { return Outcome::ProcUnavail };
     call.room.expect(reply_bytes(&args, server.options.io_max_bytes)).await;
     let key = changes_something(&args).then(|| Key::of(&call));
-    let request = Request::new(server, call.peer, call.caller);
+    let request = Request::new(server, (call.peer, call.caller), spent);
     let client = match args {
         NqCall::Hello(_) => None,
         _ => short.clients.of(&request.peer),
@@ -178,9 +178,9 @@ fn res<T>(done: Done<T>) -> Res<T> {
 }
 
 /// MNT of MOUNT version 1.
-pub(crate) async fn mount(server: &Arc<Server>, call: Incoming) -> Outcome {
+pub(crate) async fn mount(server: &Arc<Server>, call: Incoming, spent: &Arc<Spent>) -> Outcome {
     let Ok(args) = Dec::all::<Mnt1Args>(&call.args) else { return Outcome::GarbageArgs };
-    let request = Request::new(server, call.peer, call.caller);
+    let request = Request::new(server, (call.peer, call.caller), spent);
     let args = hither_proto::mount::MntArgs { dirpath: args.dirpath };
     let status = match crate::mountd::mnt(&request, &args).await {
         // The server cannot tell whether the client takes long handles. The client may announce

@@ -4,6 +4,7 @@
 //! request holds the current exports, the client's address and the identity that the client claims.
 
 use crate::access::{ClientNames, Groups, GroupsOf, Rights};
+use crate::counters::{Counters, OperationCounts};
 use crate::drc::ReplyCache;
 use crate::nqnfs::{self, NqnfsOptions};
 use crate::table::{Export, Others, Table};
@@ -14,7 +15,7 @@ use hither_proto::nqnfs as wire;
 use hither_proto::{mount, nfs3, nfs4};
 use hither_rpc::BoxFuture;
 use hither_rpc::server::{Caller, Incoming, Outcome, Pace, Peer, Program, Service};
-use hither_vfs::{Answered, Env, Error, Fh, RequestContext};
+use hither_vfs::{Answered, Env, Error, Fh, RequestContext, Spent};
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -90,6 +91,7 @@ pub struct Server {
     table: RwLock<Arc<Table>>,
     groups: Groups,
     pub(crate) replies: ReplyCache,
+    pub(crate) counters: Counters,
     verifier: AtomicU64,
     pub(crate) v4: v4::Nfs4,
     pub(crate) nqnfs: nqnfs::Shared,
@@ -129,6 +131,7 @@ impl Server {
             table: RwLock::new(Arc::new(table)),
             groups: Groups::new(options.groups.clone()),
             replies: ReplyCache::default(),
+            counters: Counters::default(),
             verifier: AtomicU64::new((options.env.random)()),
             nqnfs: nqnfs::Shared::default(),
             life: (options.env.random)(),
@@ -146,6 +149,11 @@ impl Server {
     /// Numbers of delegations and recalls.
     pub fn delegations(&self) -> DelegationCounts {
         self.v4.leases.counts()
+    }
+
+    /// Counts of the answered calls, by procedure and by operation of NFSv4.
+    pub fn operations(&self) -> Vec<OperationCounts> {
+        self.counters.snapshot()
     }
 
     /// Ends service. If no client holds state and no lease is out, the next server starts without a
@@ -212,20 +220,28 @@ impl Server {
         }
     }
 
-    async fn dispatch(self: Arc<Self>, call: Incoming) -> Outcome {
+    async fn counted(self: Arc<Self>, call: Incoming) -> Outcome {
+        let spent = Arc::new(Spent::default());
+        let begun = self.counters.begin(&call);
+        let outcome = self.dispatch(call, &spent).await;
+        begun.end(&outcome, &spent);
+        outcome
+    }
+
+    async fn dispatch(self: &Arc<Self>, call: Incoming, spent: &Arc<Spent>) -> Outcome {
         if let Some(names) = &self.options.names {
             names.learn(call.peer.addr.ip()).await;
         }
         match (call.prog, call.vers, call.proc) {
             (_, _, 0) => Outcome::Done(Default::default()),
-            (wire::PROGRAM, ..) => nqnfs::answer(&self, call).await,
+            (wire::PROGRAM, ..) => nqnfs::answer(self, call, spent).await,
             // MNT of version 2 returns the same handle as MNT of version 1.
-            (mount::PROGRAM, 1 | 2, 1) => nqnfs::mount(&self, call).await,
+            (mount::PROGRAM, 1 | 2, 1) => nqnfs::mount(self, call, spent).await,
             (hither_proto::nlm::PROGRAM, ..) => nlm::answer(call.vers, call.proc, &call.args),
-            (mount::PROGRAM, ..) => mountd::answer(&self, call).await,
-            (nfs3::PROGRAM, nfs3::VERSION, _) => v3::answer(&self, call).await,
+            (mount::PROGRAM, ..) => mountd::answer(self, call, spent).await,
+            (nfs3::PROGRAM, nfs3::VERSION, _) => v3::answer(self, call, spent).await,
             (nfs4::PROGRAM, nfs4::VERSION, nfs4_proc) if nfs4_proc == nfs4::Proc4::COMPOUND.0 => {
-                v4::answer(&self, call).await
+                v4::answer(self, call, spent).await
             }
             _ => Outcome::ProcUnavail,
         }
@@ -257,7 +273,7 @@ impl Service for Server {
     }
 
     fn call(self: Arc<Self>, call: Incoming) -> BoxFuture<'static, Outcome> {
-        Box::pin(self.dispatch(call))
+        Box::pin(self.counted(call))
     }
 
     fn closed(&self, peer: &Peer) {
@@ -278,6 +294,8 @@ pub(crate) struct Request {
     pub began: Instant,
     /// The call's unique key, for layers that keep it in a journal.
     pub call: Option<Bytes>,
+    /// The waits of the call.
+    pub spent: Arc<Spent>,
 }
 
 /// The reason why an export refuses a call.
@@ -290,9 +308,9 @@ pub(crate) enum Denied {
 }
 
 impl Request {
-    pub fn new(server: &Arc<Server>, peer: Arc<Peer>, caller: Caller) -> Self {
+    pub fn new(server: &Arc<Server>, (peer, caller): (Arc<Peer>, Caller), spent: &Arc<Spent>) -> Self {
         let (server, table) = (server.clone(), server.table());
-        Self { server, table, peer, caller, began: Instant::now(), call: None }
+        Self { server, table, peer, caller, began: Instant::now(), call: None, spent: spent.clone() }
     }
 
     /// The export over a directory of `from`, if this client may use that export. Any other client
@@ -317,6 +335,7 @@ impl Request {
             _ => None,
         };
         let cred = rights.cred(&self.caller, groups.as_deref());
-        Ok((RequestContext { call: self.call.clone(), ..RequestContext::new(Arc::new(cred)) }, rights))
+        let (call, spent) = (self.call.clone(), Some(self.spent.clone()));
+        Ok((RequestContext { call, spent, ..RequestContext::new(Arc::new(cred)) }, rights))
     }
 }

@@ -1,5 +1,6 @@
 //! A server in memory, and a client that sends exactly the messages of a test.
 
+mod counts;
 pub(crate) mod crossings;
 mod hostile;
 

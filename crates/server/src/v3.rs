@@ -31,12 +31,12 @@ use hither_proto::nfs3::{
 };
 use hither_proto::xdr::Enc;
 use hither_rpc::server::{Incoming, Outcome};
-use hither_vfs::{Answered, Attr, ChangeInfo, Fh, File, FileKind, Name, Node, RequestContext};
+use hither_vfs::{Answered, Attr, ChangeInfo, Fh, File, FileKind, Name, Node, RequestContext, Spent};
 use std::sync::Arc;
 use tokio::time::Instant;
 
 /// Answers a call.
-pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
+pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spent>) -> Outcome {
     let args = match Call3::decode(Proc3(call.proc), &call.args) {
         Ok(Some(args)) => args,
         Ok(None) => return Outcome::ProcUnavail,
@@ -45,7 +45,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     call.room.expect(reply_bytes(&args, server.options.io_max_bytes)).await;
     let key = changes_something(&args).then(|| Key::of(&call));
     let name = key.map(Key::to_bytes);
-    let request = Request { call: name, ..Request::new(server, call.peer, call.caller) };
+    let request = Request { call: name, ..Request::new(server, (call.peer, call.caller), spent) };
     if let Call3::Read(a) = &args
         && let Some(outcome) = read::read_piped(&request, a).await
     {

@@ -38,10 +38,10 @@ use bytes::Bytes;
 use clients::{Client, Clients};
 use delegation::Leases;
 use exec::Exec;
-use hither_proto::nfs4::{Compound, CompoundReply, Nfsstat4, Op, OpRes, SequenceArgs};
-use hither_proto::xdr::{Dec, Enc, Xdr};
+use hither_proto::nfs4::{Compound, CompoundReply, NfsOpnum4, Nfsstat4, Op, OpRes, SequenceArgs};
+use hither_proto::xdr::{Enc, Xdr};
 use hither_rpc::server::{Incoming, Outcome, Pace, Peer, Piped};
-use hither_vfs::{Cred, RequestContext};
+use hither_vfs::{Cred, RequestContext, Spent};
 use parking_lot::Mutex;
 use replay::{CallId, Replays, Turn};
 use session::{Session, Slotted};
@@ -367,12 +367,13 @@ const MAY_BE_DEAD: Duration = Duration::from_secs(10);
 const LARGE_XATTR_BYTES: usize = 64 << 10;
 
 /// Answers a COMPOUND.
-pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
-    let Ok(compound) = Dec::all::<Compound>(&call.args) else { return Outcome::GarbageArgs };
+pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spent>) -> Outcome {
+    let Ok(sized) = Compound::sized(&call.args) else { return Outcome::GarbageArgs };
+    let compound = Sized(sized.0, sized.1);
     call.room.expect(reply_bytes(&compound, server.options.io_max_bytes)).await;
     let sum = replay::checksum(&call.args, &call.caller);
     let len = call.args.len() + setup::header_bytes(&call.caller);
-    let request = Request::new(server, call.peer, call.caller);
+    let request = Request::new(server, (call.peer, call.caller), spent);
     if !(1..=2).contains(&compound.minorversion) {
         return whole(&compound, Nfsstat4::MINOR_VERS_MISMATCH, vec![]);
     }
@@ -380,6 +381,39 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming) -> Outcome {
     match first {
         Op::Sequence(args) => in_session(&request, &compound, *args, sum, len).await,
         _ => outside_session(&request, &compound).await,
+    }
+}
+
+/// A compound, and the encoded length of each of its operations in bytes.
+struct Sized(Compound, Vec<u32>);
+
+impl std::ops::Deref for Sized {
+    type Target = Compound;
+
+    fn deref(&self) -> &Compound {
+        &self.0
+    }
+}
+
+/// An operation that is being executed, for the counters.
+struct Counted<'a> {
+    request: &'a Request,
+    received_bytes: usize,
+    began: Instant,
+    before: (Duration, Duration),
+}
+
+impl<'a> Counted<'a> {
+    fn begin(request: &'a Request, compound: &Sized, at: usize) -> Self {
+        let received_bytes = compound.1.get(at).map_or(0, |bytes| *bytes as usize);
+        let before = (request.spent.store(), request.spent.journal());
+        Self { request, received_bytes, began: Instant::now(), before }
+    }
+
+    fn end(self, op: NfsOpnum4, status: Nfsstat4, sent_bytes: usize) {
+        let spent = (self.before, &*self.request.spent);
+        let bytes = (self.received_bytes, sent_bytes);
+        self.request.server.counters.operation((op, status), bytes, self.began, spent);
     }
 }
 
@@ -400,13 +434,21 @@ fn whole(compound: &Compound, status: Nfsstat4, results: Vec<OpRes>) -> Outcome 
     Outcome::Done(Enc::of(&CompoundReply { status, tag: compound.tag.clone(), results: results.into() }))
 }
 
-fn failed(compound: &Compound, op: &Op, status: Nfsstat4) -> Outcome {
-    whole(compound, status, vec![OpRes::failed(op.number(), status)])
+/// Refuses a compound at its first operation.
+fn failed(request: &Request, compound: &Sized, status: Nfsstat4) -> Outcome {
+    let op = compound.ops[0].number();
+    refused(request, compound, OpRes::failed(op, status))
+}
+
+fn refused(request: &Request, compound: &Sized, result: OpRes) -> Outcome {
+    let status = result.status();
+    Counted::begin(request, compound, 0).end(result.number(), status, FAILURE_BYTES);
+    whole(compound, status, vec![result])
 }
 
 /// Executes an operation that creates or ends clients and sessions. Such an operation is alone in
 /// its compound.
-async fn outside_session(request: &Request, compound: &Compound) -> Outcome {
+async fn outside_session(request: &Request, compound: &Sized) -> Outcome {
     let op = &compound.ops[0];
     let alone = matches!(
         op,
@@ -417,14 +459,14 @@ async fn outside_session(request: &Request, compound: &Compound) -> Outcome {
             | Op::DestroyClientid(_)
     );
     match (op, alone, compound.ops.len()) {
-        (Op::Illegal(_), ..) => {
-            whole(compound, Nfsstat4::OP_ILLEGAL, vec![OpRes::Illegal(Nfsstat4::OP_ILLEGAL)])
-        }
-        (_, false, _) => failed(compound, op, Nfsstat4::OP_NOT_IN_SESSION),
-        (_, true, 2..) => failed(compound, op, Nfsstat4::NOT_ONLY_OP),
+        (Op::Illegal(_), ..) => refused(request, compound, OpRes::Illegal(Nfsstat4::OP_ILLEGAL)),
+        (_, false, _) => failed(request, compound, Nfsstat4::OP_NOT_IN_SESSION),
+        (_, true, 2..) => failed(request, compound, Nfsstat4::NOT_ONLY_OP),
         (_, true, _) => {
             let mut exec = Exec::new(request, compound.minorversion);
+            let counted = Counted::begin(request, compound, 0);
             let result = exec.execute(op, &[]).await;
+            counted.end(result.number(), result.status(), Enc::of(&result).len());
             whole(compound, result.status(), vec![result])
         }
     }
@@ -432,13 +474,13 @@ async fn outside_session(request: &Request, compound: &Compound) -> Outcome {
 
 async fn in_session(
     request: &Request,
-    compound: &Compound,
+    compound: &Sized,
     args: SequenceArgs,
     sum: u64,
     len: usize,
 ) -> Outcome {
     let nfs = &request.server.v4;
-    let refuse = |status| failed(compound, &compound.ops[0], status);
+    let refuse = |status| failed(request, compound, status);
     let Some(session) = nfs.clients.session(&args.sessionid) else {
         return of_a_life_before(request, compound, args, sum).await;
     };
@@ -484,8 +526,8 @@ async fn in_session(
 }
 
 /// Executes a call of an unknown session, which an earlier process of the server may have executed.
-async fn of_a_life_before(request: &Request, compound: &Compound, args: SequenceArgs, sum: u64) -> Outcome {
-    let refuse = |status| failed(compound, &compound.ops[0], status);
+async fn of_a_life_before(request: &Request, compound: &Sized, args: SequenceArgs, sum: u64) -> Outcome {
+    let refuse = |status| failed(request, compound, status);
     let id = CallId::of(&args, sum);
     let Some((done, turn)) = request.server.v4.replays.find(id) else {
         return refuse(Nfsstat4::BADSESSION);
@@ -570,7 +612,7 @@ impl Room {
 
 /// Executes operations up to the first failure. `most` has the limits of a reply and of a cached
 /// reply, in bytes.
-async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), args: &SequenceArgs) -> Reply {
+async fn run(exec: &mut Exec<'_>, compound: &Sized, most: (usize, usize), args: &SequenceArgs) -> Reply {
     let mut results = Enc::new();
     // The payload, and the results before it.
     let mut piped = None;
@@ -583,6 +625,7 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), arg
         let room = Room::after(used, is_last, most, args.cachethis);
         exec.at = i;
         exec.room_bytes = room.for_data();
+        let counted = Counted::begin(exec.r, compound, i);
         let too_big = room.refuses(if exec::changes(op) { RESULT_OF_CHANGE_MAX_BYTES } else { 0 });
         let result = match (op, too_big) {
             (Op::Sequence(_), _) if i == 0 => exec.sequence(args),
@@ -598,6 +641,8 @@ async fn run(exec: &mut Exec<'_>, compound: &Compound, most: (usize, usize), arg
             let result = OpRes::failed(op.number(), too_big);
             (status, encoded) = (too_big, Enc::of(&result));
         }
+        let payload_bytes = exec.piped.as_ref().map_or(0, |payload| payload.len().next_multiple_of(4));
+        counted.end(result.number(), status, encoded.len() + payload_bytes);
         if let Some(payload) = exec.piped.take() {
             let mut after = Enc::new();
             piped::around(&mut encoded, payload.len() as u32, &mut after);

@@ -317,7 +317,7 @@ impl Xdr for CbCompound {
     fn dec(d: &mut Dec<'_>) -> XdrResult<Self> {
         let tag = Tag::dec(d)?;
         let (minorversion, callback_ident) = (d.u32()?, d.u32()?);
-        let ops = dec_ops(d, |op| matches!(op, CbOp::Illegal(_)))?;
+        let ops = dec_ops(d, |op, _| matches!(op, CbOp::Illegal(_)))?;
         Ok(Self { tag, minorversion, callback_ident, ops })
     }
 }

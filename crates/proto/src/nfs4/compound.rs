@@ -14,6 +14,7 @@ use super::types::{
 use super::{Attrs, Bitmap4, Nfsstat4, Results};
 use crate::xdr::{Dec, Enc, List, Result as XdrResult, Xdr};
 use crate::xdr_struct;
+use bytes::Bytes;
 
 /// Most operations of a compound that are decoded or sent. Only the first operations of a longer
 /// compound are decoded. They suffice to answer `NFS4ERR_TOO_MANY_OPS`.
@@ -198,6 +199,26 @@ impl Compound {
     pub fn new(minorversion: u32, ops: Vec<Op>) -> Self {
         Self { tag: Tag::default(), minorversion, ops }
     }
+
+    /// Decodes a whole message. Returns the compound and the encoded length of each operation in
+    /// bytes.
+    pub fn sized(buf: &Bytes) -> XdrResult<(Self, Vec<u32>)> {
+        let mut d = Dec::new(buf);
+        let mut sizes = Vec::with_capacity(16);
+        let compound = Self::dec_sized(&mut d, |bytes| sizes.push(bytes))?;
+        d.finish()?;
+        Ok((compound, sizes))
+    }
+
+    fn dec_sized(d: &mut Dec<'_>, mut size: impl FnMut(u32)) -> XdrResult<Self> {
+        let tag = Tag::dec(d)?;
+        let minorversion = d.u32()?;
+        let ops = dec_ops(d, |op, bytes| {
+            size(bytes as u32);
+            matches!(op, Op::Illegal(_))
+        })?;
+        Ok(Self { tag, minorversion, ops })
+    }
 }
 
 impl Xdr for Compound {
@@ -208,21 +229,21 @@ impl Xdr for Compound {
         self.ops.iter().for_each(|op| op.enc(e));
     }
     fn dec(d: &mut Dec<'_>) -> XdrResult<Self> {
-        let tag = Tag::dec(d)?;
-        let minorversion = d.u32()?;
-        let ops = dec_ops(d, |op| matches!(op, Op::Illegal(_)))?;
-        Ok(Self { tag, minorversion, ops })
+        Self::dec_sized(d, |_| ())
     }
 }
 
 /// Reads operations until one satisfies `last` or there are [`OPS_MAX`]. Later operations are
-/// dropped.
-pub(super) fn dec_ops<T: Xdr>(d: &mut Dec<'_>, last: impl Fn(&T) -> bool) -> XdrResult<Vec<T>> {
+/// dropped. `last` gets each operation with its encoded length in bytes.
+pub(super) fn dec_ops<T: Xdr>(d: &mut Dec<'_>, mut last: impl FnMut(&T, usize) -> bool) -> XdrResult<Vec<T>> {
     let n = d.count(u32::MAX as usize, 4)?;
     let mut ops = Vec::with_capacity(n.min(16));
     for i in 0..n {
-        ops.push(T::dec(d)?);
-        if i + 1 == OPS_MAX || ops.last().is_some_and(&last) {
+        let began = d.position();
+        let op = T::dec(d)?;
+        let is_last = last(&op, d.position() - began);
+        ops.push(op);
+        if i + 1 == OPS_MAX || is_last {
             d.rest();
             break;
         }

@@ -13,6 +13,7 @@ use crate::table::Others;
 use crate::tests::{Client, Lab, env, model, open_args};
 use hither_proto::nfs4::open as bits;
 use hither_proto::nfs4::*;
+use hither_proto::xdr::Dec;
 
 const RW: u32 = bits::SHARE_ACCESS_BOTH;
 
