@@ -22,12 +22,15 @@
 
 mod damage;
 mod head;
+mod health;
 mod scan;
 
 pub use head::Owner;
 
 use super::device::Device;
 use head::Head;
+use health::Health;
+pub use health::LogStats;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use scan::each_record;
 use std::collections::VecDeque;
@@ -316,6 +319,7 @@ struct State {
     /// Calls of [`Log::keep_all`].
     kept_all: u64,
     closed: bool,
+    health: Health,
 }
 
 impl Log {
@@ -339,6 +343,7 @@ impl Log {
             stuck: false,
             kept_all: 0,
             closed: false,
+            health: Health::default(),
         };
         let shared = Arc::new(Shared {
             device: found.device,
@@ -477,12 +482,6 @@ impl Log {
     /// Whether the device of the journal failed. Records appended after that never become durable.
     pub fn failed(&self) -> bool {
         self.shared.failed.load(Ordering::SeqCst)
-    }
-
-    /// Bytes of the ring in use, and size of the ring in bytes.
-    pub fn used(&self) -> (u64, u64) {
-        let state = self.shared.state.lock();
-        (state.used, state.head.size - RING_AT)
     }
 
     /// Writes the pending records and ends. With `settle`, a last checkpoint leaves no records for
@@ -640,6 +639,7 @@ impl Shared {
     fn written(&self, at: Position, (taken, room): (u64, u64), last: (u64, Duration), spare: Vec<u8>) {
         let mut state = self.state.lock();
         state.last = last;
+        state.health.written(last.0);
         state.spare = spare;
         state.live.push_back((at.seq, taken, Position { seq: 0, ..at }));
         state.used += taken;
@@ -720,8 +720,8 @@ impl Shared {
         }
     }
 
-    /// Settles all appended records, and frees their space.
-    fn checkpoint(&self) -> io::Result<()> {
+    /// See [`Shared::checkpoint`].
+    fn settle_all(&self) -> io::Result<()> {
         let (settled, kept_all) = {
             let state = self.state.lock();
             // The change of each numbered record was applied.

@@ -44,7 +44,7 @@ use super::io::FileAt;
 use super::object::Object;
 use super::pool::{Answer, Worker, measured};
 use super::{Inner, LocalOptions, handle, sys};
-use crate::journal::{Found, Log, OpenError, Owner, RealDevice, SIZE_MIN_BYTES, Then};
+use crate::journal::{Found, Log, LogStats, OpenError, Owner, RealDevice, SIZE_MIN_BYTES, Then};
 use answered::Calls;
 pub(super) use answered::named;
 use bytes::Bytes;
@@ -138,6 +138,8 @@ pub struct JournalStats {
     pub reads: u64,
     /// Bytes of records that were written again after a failure.
     pub rewritten_bytes: u64,
+    /// Batches and checkpoints.
+    pub log: LogStats,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,6 +298,7 @@ impl Journaled {
             has_failed: !self.is_on(),
             reads: self.readback.reads.load(Ordering::Relaxed),
             rewritten_bytes: self.readback.rewritten_bytes.load(Ordering::Relaxed),
+            log: self.log.stats(),
         }
     }
 
