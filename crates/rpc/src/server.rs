@@ -21,6 +21,7 @@ mod budget;
 mod connection;
 mod pace;
 mod piped;
+mod seen;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -37,6 +38,7 @@ use hither_proto::xdr::Enc;
 pub use pace::{Pace, Paced};
 use parking_lot::Mutex;
 pub use piped::Piped;
+pub use seen::{AcceptorFigures, ConnectionFigures};
 use socket2::SockRef;
 use std::collections::HashMap;
 use std::io;
@@ -193,6 +195,8 @@ pub(crate) struct Global {
     /// For each address with connections, the turns of its calls.
     hosts: Mutex<HashMap<IpAddr, Weak<Turns>>>,
     drops: Mutex<Drops>,
+    /// The counts of ended connections.
+    ended: seen::Ended,
     /// When the log last reported too many connections.
     crowd_told: Mutex<Option<Instant>>,
 }
@@ -235,6 +239,7 @@ impl Acceptor {
             peers: Mutex::default(),
             hosts: Mutex::default(),
             drops: Mutex::default(),
+            ended: seen::Ended::default(),
             crowd_told: Mutex::default(),
         };
         Self { global: Arc::new(global), stop: CancellationToken::new() }
@@ -302,6 +307,7 @@ impl Acceptor {
         let id = self.global.next_id.fetch_add(1, Relaxed);
         let shared = Arc::new(Shared::new(id, addr, local, &self.stop));
         self.global.peers.lock().insert(id, shared.clone());
+        self.global.ended.accepted();
         tokio::spawn(serve_streams(self.global.clone(), shared, reader, writer));
     }
 
@@ -398,6 +404,7 @@ impl Global {
 
     /// Logs a dropped connection, at most [`DROPS_LOGGED`] times in [`DROPS_WITHIN`].
     fn dropped(&self, addr: SocketAddr, why: &str) {
+        self.ended.dropped();
         let now = Instant::now();
         let mut drops = self.drops.lock();
         if drops.since.is_none_or(|since| now - since >= DROPS_WITHIN) {

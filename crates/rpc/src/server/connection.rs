@@ -8,6 +8,7 @@
 
 use super::budget::{Grant, SMALL_BYTES};
 use super::piped::{Piped, Sink, read_all, send_more, send_piped};
+use super::seen::Counts;
 use super::turns::{Turns, Usage};
 use super::{Account, Caller, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
 use crate::error::CallError;
@@ -111,9 +112,10 @@ impl Peer {
 
 /// A connection's state.
 pub(crate) struct Shared {
-    id: u64,
+    pub(super) id: u64,
     pub(super) addr: SocketAddr,
-    local: SocketAddr,
+    pub(super) local: SocketAddr,
+    pub(super) counts: Counts,
     pub(super) account: Arc<Account>,
     /// When the last message arrived.
     heard: Mutex<Instant>,
@@ -159,6 +161,13 @@ impl Outgoing {
     fn new(segments: Vec<Bytes>, bytes: usize, permit: Option<Permit>) -> Self {
         Self { segments, piped: None, bytes, permit }
     }
+
+    /// Bytes on the wire, with record marks.
+    fn wire_bytes(&self) -> usize {
+        let sum = |segments: &[Bytes]| segments.iter().map(Bytes::len).sum::<usize>();
+        let piped = self.piped.as_ref().map_or(0, |(payload, after)| payload.len() + sum(after));
+        sum(&self.segments) + piped
+    }
 }
 
 /// An entry of `Shared::stalls`.
@@ -174,6 +183,7 @@ impl Shared {
             id,
             addr,
             local,
+            counts: Counts::new(),
             account: Account::new(addr.ip()),
             heard: Mutex::new(Instant::now()),
             stalls: Mutex::default(),
@@ -237,7 +247,7 @@ impl Shared {
         Arc::new(Peer { id: self.id, addr: self.addr, local: self.local, shared: self.clone() })
     }
 
-    fn queued_bytes(&self) -> usize {
+    pub(super) fn queued_bytes(&self) -> usize {
         self.queue.lock().bytes
     }
 }
@@ -278,7 +288,7 @@ where
         std::mem::take(&mut queue.messages)
     };
     drop(left);
-    global.peers.lock().remove(&shared.id);
+    global.forget(shared.id);
     global.left(shared.addr.ip(), host);
     match why {
         Ended::Closed => tracing::debug!(peer = %shared.addr, "disconnected"),
@@ -341,7 +351,7 @@ impl Inbound {
                 if between { read.await } else { self.shared.step(Stall::Read, limits.stall, read).await };
             match read {
                 Ok(0) => return Ended::Closed,
-                Ok(_) => {}
+                Ok(bytes) => self.shared.counts.received(bytes),
                 Err(e) if e.kind() == io::ErrorKind::TimedOut && !between => {
                     return Ended::Misbehaved("left a record unfinished");
                 }
@@ -436,6 +446,7 @@ impl Inbound {
             None => (self.memory(bytes + SMALL_BYTES).await, Duration::ZERO),
         };
         let turn = self.host.take(&self.usage).await;
+        self.shared.counts.called((header.prog, header.vers), &caller);
         let room = Room::new(&self.global, memory, turn, waited_before + began.elapsed());
         let incoming = Incoming {
             prog: header.prog,
@@ -581,6 +592,9 @@ async fn write<W: Sink>(global: Arc<Global>, shared: Arc<Shared>, mut stream: W)
             continue;
         }
         let written = write_all(&mut stream, &batch, (&shared, stall)).await;
+        if written.is_ok() {
+            shared.counts.sent(batch.iter().map(Outgoing::wire_bytes).sum());
+        }
         batch.clear();
         shared.queue.lock().bytes -= bytes;
         shared.written.notify_waiters();
