@@ -271,21 +271,26 @@ impl Begun<'_> {
         let status = |results: &hither_proto::xdr::Enc| {
             results.first_u32().filter(|_| self.has_status).and_then(ErrorClass::of)
         };
-        let (error, sent_bytes) = match outcome {
-            Outcome::Done(results) => (status(results), ACCEPTED_BYTES + results.len()),
-            Outcome::Piped(before, payload, after) => {
-                (status(before), ACCEPTED_BYTES + before.len() + payload.len() + after.len())
-            }
-            Outcome::ProcUnavail | Outcome::GarbageArgs | Outcome::SystemErr => {
-                (Some(ErrorClass::Rpc), ACCEPTED_BYTES)
-            }
-            Outcome::Refused(_) => (Some(ErrorClass::Rpc), DENIED_BYTES),
-            Outcome::Silence => (Some(ErrorClass::Rpc), 0),
+        let error = match outcome {
+            Outcome::Done(results) | Outcome::Piped(results, ..) => status(results),
+            _ => Some(ErrorClass::Rpc),
         };
+        let sent_bytes = reply_bytes(outcome);
         let (before, waited) = (self.room.waited_before(), self.room.waited());
         let times = [before + self.began.elapsed(), waited, spent.store(), spent.journal()];
         let received_bytes = self.received_bytes;
         self.counters.count(self.at, &Ended { error, received_bytes, sent_bytes, times });
+    }
+}
+
+/// Bytes of the reply without its record mark; 0 when no reply is sent.
+pub(crate) fn reply_bytes(outcome: &Outcome) -> usize {
+    match outcome {
+        Outcome::Done(results) => ACCEPTED_BYTES + results.len(),
+        Outcome::Piped(before, payload, after) => ACCEPTED_BYTES + before.len() + payload.len() + after.len(),
+        Outcome::ProcUnavail | Outcome::GarbageArgs | Outcome::SystemErr => ACCEPTED_BYTES,
+        Outcome::Refused(_) => DENIED_BYTES,
+        Outcome::Silence => 0,
     }
 }
 

@@ -8,12 +8,14 @@
 //! journal changes keep the call's key in the journal. After a restart the cache is filled from
 //! that journal.
 
+use crate::figures::ReplyCacheFigures;
 use bytes::Bytes;
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::{Incoming, Outcome};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::sync::watch;
 use twox_hash::XxHash3_64;
 
@@ -124,6 +126,8 @@ impl Inner {
 #[derive(Default)]
 pub(crate) struct ReplyCache {
     inner: Mutex<Inner>,
+    /// Repeated calls that got a stored reply.
+    hits: AtomicU64,
 }
 
 /// The state of a call in the cache.
@@ -152,12 +156,21 @@ impl ReplyCache {
                 self.finish(turn, reply.clone());
                 reply
             }
-            Seen::Before(reply) => reply,
+            Seen::Before(reply) => {
+                self.hits.fetch_add(1, Relaxed);
+                reply
+            }
             Seen::Lost => return Outcome::SystemErr,
         };
         let mut out = Enc::new();
         out.raw(&reply);
         Outcome::Done(out)
+    }
+
+    /// The size and use of the cache.
+    pub fn figures(&self) -> ReplyCacheFigures {
+        let entries = self.inner.lock().entries.len();
+        ReplyCacheFigures { entries, entries_max: ENTRIES_MAX, hits: self.hits.load(Relaxed) }
     }
 
     /// Looks a call up. Waits while the call is being executed.

@@ -19,6 +19,7 @@ mod drc;
 mod error;
 mod exclusive;
 pub mod exports;
+mod figures;
 pub mod handle;
 mod mountd;
 pub mod nlm;
@@ -33,6 +34,7 @@ mod v3;
 mod v4;
 
 pub use counters::{ErrorClass, OperationCounts, Times};
+pub use figures::{ClientFigures, NqnfsFigures, ReplyCacheFigures, ServerFigures};
 pub use nqnfs::NqnfsOptions;
 pub use server::{Options, Server};
 pub use v4::delegation::DelegationCounts;

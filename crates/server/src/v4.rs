@@ -11,7 +11,7 @@
 mod acl;
 mod attrs;
 mod callback;
-mod clients;
+pub(crate) mod clients;
 pub(crate) mod delegation;
 mod directory;
 mod exec;
@@ -30,6 +30,7 @@ mod state;
 mod tests;
 mod xattr;
 
+use crate::counters;
 use crate::piped;
 use crate::scarcity;
 use crate::server::{Options, Request, Server};
@@ -164,6 +165,14 @@ impl Nfs4 {
     /// of clients that did not reclaim are removed ([`Self::end_grace`]).
     fn in_grace(&self) -> bool {
         !self.reclaimers.lock().is_empty()
+    }
+
+    /// The time until the grace period ends at the latest, while it lasts, and the number of clients
+    /// that may reclaim.
+    pub(crate) fn grace(&self) -> (Option<Duration>, usize) {
+        let reclaimers = self.reclaimers.lock().len();
+        let left = self.grace_end.at.saturating_duration_since(Instant::now());
+        ((reclaimers > 0).then_some(left), reclaimers)
     }
 
     /// Ends the grace period when its time is over. A client that reclaimed nothing must not
@@ -520,6 +529,7 @@ async fn in_session(
         }
     };
     drop(running);
+    client.traffic.add(compound.minorversion, len, counters::reply_bytes(&outcome));
     // The end of a long call renews the lease, too.
     client.heard(nfs.clients.now());
     outcome

@@ -66,6 +66,13 @@ pub(crate) struct Clients {
     inner: Mutex<Inner>,
 }
 
+/// Numbers of clients.
+pub(crate) struct ClientCounts {
+    pub clients: usize,
+    /// Of these, clients with a connection.
+    pub connected: usize,
+}
+
 /// The client of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectionClient {
@@ -92,6 +99,12 @@ impl Clients {
         };
         let one = inner.all.get(&id)?;
         Some(ConnectionClient { id, long: one.long, named: one.name.is_some() })
+    }
+
+    pub fn counts(&self) -> ClientCounts {
+        let inner = self.inner.lock();
+        let connected = inner.all.values().filter(|one| !one.peers.is_empty()).count();
+        ClientCounts { clients: inner.all.len(), connected }
     }
 
     /// Handles HELLO on a connection. False when the connection belongs to another client, or there

@@ -180,6 +180,12 @@ impl Since {
 const LATE_MAX: usize = 1 << 16;
 
 impl GrantedLeases {
+    /// Numbers of leases, and of write leases among them.
+    pub fn counts(&self) -> (usize, usize) {
+        let granted = self.leases.values().filter(|lease| lease.kind.is_some()).count();
+        (granted, self.delayed.load(SeqCst))
+    }
+
     /// Records a request for a lease. [`GrantedLeases::answered`] follows.
     pub fn asked(&mut self, client: ClientId, key: FileKey, file: (u32, Fh)) {
         let new = || Lease { file, kind: None, asking: 0, told: false, watched: None };

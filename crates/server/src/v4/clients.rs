@@ -8,6 +8,7 @@
 
 use super::session::{Back, Session};
 use super::state::State;
+use crate::figures::Traffic;
 use bytes::Bytes;
 use hither_proto::nfs4::{ChannelAttrs, Clientid, CreateSessionOk, Nfsstat4, Sessionid, Verifier};
 use hither_rpc::server::{Pace, Peer};
@@ -56,6 +57,7 @@ pub(crate) struct Client {
     pub delegations: AtomicUsize,
     /// Number of revoked delegations that the client has not freed.
     pub revoked: AtomicUsize,
+    pub traffic: Traffic,
 }
 
 /// The last CREATE_SESSION of a client.
@@ -85,6 +87,20 @@ impl Client {
 
     pub fn holds_anything(&self) -> bool {
         !self.states.lock().is_empty()
+    }
+
+    /// Numbers of opens, of owners of locks in a file, and of delegations.
+    pub fn state_counts(&self) -> (usize, usize, usize) {
+        let states = self.states.lock();
+        let (mut opens, mut locks, mut delegations) = (0, 0, 0);
+        for state in states.values() {
+            match state {
+                State::Open(_) => opens += 1,
+                State::Locks(_) => locks += 1,
+                State::Delegation(_) => delegations += 1,
+            }
+        }
+        (opens, locks, delegations)
     }
 
     pub fn state_count(&self) -> usize {
@@ -259,6 +275,7 @@ impl Clients {
             states: Mutex::default(),
             delegations: AtomicUsize::new(0),
             revoked: AtomicUsize::new(0),
+            traffic: Traffic::default(),
         });
         inner.by_id.insert(client.id, client.clone());
         inner.by_owner.entry(who.owner).or_default().introduced = Some(client.clone());

@@ -243,6 +243,13 @@ impl Leases {
     }
 
     /// Numbers of delegations and callbacks.
+    /// Numbers of NQNFS leases, of write leases among them, and of operations that wait for clients.
+    pub fn numbers_now(&self) -> (usize, usize, usize) {
+        let inner = self.inner.lock();
+        let (leases, write_leases) = inner.short.counts();
+        (leases, write_leases, inner.waiting.len())
+    }
+
     pub fn counts(&self) -> DelegationCounts {
         let [all, writing, directories] =
             [&self.count, &self.writers, &self.directories].map(|n| n.load(SeqCst));
