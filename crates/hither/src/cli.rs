@@ -131,7 +131,12 @@ pub struct UmountArgs {
 #[derive(Debug, Args, Clone)]
 pub struct StatArgs {
     /// A directory of the mount
-    pub dir: PathBuf,
+    #[arg(required_unless_present = "server")]
+    pub dir: Option<PathBuf>,
+    /// Show a running `hither serve` instead, by its state directory or control socket; default: the
+    /// only one with a state directory in /var/lib/hither
+    #[arg(long, value_name = "STATE-DIR|SOCKET", num_args = 0..=1, conflicts_with = "dir")]
+    pub server: Option<Option<PathBuf>>,
     /// Print JSON; the same as --format json
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
@@ -219,7 +224,12 @@ pub enum ConflictsCommand {
 #[command(after_help = "On a terminal `q` ends the display. Elsewhere each round is printed below the last.")]
 pub struct TopArgs {
     /// A directory of the mount
-    pub dir: PathBuf,
+    #[arg(required_unless_present = "server")]
+    pub dir: Option<PathBuf>,
+    /// Show a running `hither serve` instead, by its state directory or control socket; default: the
+    /// only one with a state directory in /var/lib/hither
+    #[arg(long, value_name = "STATE-DIR|SOCKET", num_args = 0..=1, conflicts_with = "dir")]
+    pub server: Option<Option<PathBuf>>,
     /// Seconds of a round
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub delay: u64,

@@ -1,4 +1,5 @@
-//! The control socket of a mount: `/run/hither/MAJOR:MINOR.sock`, named after the mount's device.
+//! The control socket of a mount: `/run/hither/MAJOR:MINOR.sock`, named after the mount's device. A
+//! server has one in its state directory.
 //!
 //! Through this socket `hither stat` and `hither umount` reach the daemon without accessing the
 //! mount. A request is one line of JSON, and so is a reply. Only root may connect. The socket's
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -161,7 +162,11 @@ impl Control {
         Self::start_at(path_of(dev), answer)
     }
 
-    fn start_at(path: PathBuf, answer: Answer) -> io::Result<Self> {
+    /// Starts to answer requests on a socket at `path`. Replaces a file at this path.
+    ///
+    /// # Errors
+    /// The socket cannot be created.
+    pub fn start_at(path: PathBuf, answer: Answer) -> io::Result<Self> {
         // Device numbers are reused, so a killed daemon may have left a socket with this name.
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -229,25 +234,55 @@ async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Res
 /// The user is not root, there is no daemon, it does not answer in time, or the answer is
 /// malformed.
 pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, Failure> {
-    let stream = UnixStream::connect(path_of(dev)).map_err(|e| match e.kind() {
-        io::ErrorKind::PermissionDenied => {
-            Failure::usage(format!("asking about {dir} needs root: run it with sudo"))
-        }
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Failure::system(format!(
-            "the daemon of {dir} has gone: unmount it (hither umount {dir}) and mount it again"
-        )),
-        _ => Failure::system(format!("control socket of {dir}: {e}")),
+    let stream = connect(&path_of(dev), dir, || {
+        format!("the daemon of {dir} has gone: unmount it (hither umount {dir}) and mount it again")
     })?;
     let process = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.pid).ok();
     let reply = exchange(stream, what).map_err(|e| match e.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::system(late(dir, process)),
         _ => Failure::system(format!("the daemon of {dir}: {e}")),
     })?;
+    answer_of(reply, || format!("the daemon of {dir}"))
+}
+
+/// Sends a request to the server with the control socket at `path`. Errors name `server`.
+///
+/// # Errors
+/// The user is not root, no server has the socket, it does not answer in time, or the answer is
+/// malformed.
+pub fn ask_at(path: &Path, server: &str, what: Ask) -> Result<serde_json::Value, Failure> {
+    let stream = connect(path, server, || format!("{server} has ended: start it again"))?;
+    let reply = exchange(stream, what).map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::system(format!(
+            "{server} does not answer within {} s: it is stopped or overloaded; try again",
+            ANSWER_WITHIN.as_secs()
+        )),
+        _ => Failure::system(format!("{server}: {e}")),
+    })?;
+    answer_of(reply, || server.into())
+}
+
+/// Whether a process listens on the socket at `path`, as far as the user may know.
+pub fn answers(path: &Path) -> bool {
+    UnixStream::connect(path).map_or_else(|e| e.kind() == io::ErrorKind::PermissionDenied, |_| true)
+}
+
+fn connect(path: &Path, whose: &str, gone: impl FnOnce() -> String) -> Result<UnixStream, Failure> {
+    UnixStream::connect(path).map_err(|e| match e.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Failure::usage(format!("asking about {whose} needs root: run it with sudo"))
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Failure::system(gone()),
+        _ => Failure::system(format!("control socket of {whose}: {e}")),
+    })
+}
+
+fn answer_of(reply: Reply, whose: impl FnOnce() -> String) -> Result<serde_json::Value, Failure> {
     match reply {
         Reply { answer: Some(answer), .. } => Ok(answer),
         Reply { error, .. } => {
             let error = error.unwrap_or_else(|| "empty answer".into());
-            Err(Failure::system(format!("the daemon of {dir} refuses: {error}")))
+            Err(Failure::system(format!("{} refuses: {error}", whose())))
         }
     }
 }

@@ -1,17 +1,16 @@
-//! A report in the format of Prometheus, for `hither stat --format prometheus`, for `metrics=`, and
-//! for a server's `--metrics`.
+//! A report in the format of Prometheus, for `hither stat --format prometheus` and `metrics=`. The
+//! report of a server is in [`server`].
 //!
 //! docs/METRICS.md lists the names. Metrics that node_exporter has for the kernel's NFS client have
 //! the same names, so that its dashboards show both. The others begin with `hither_`. The text
 //! format is 0.0.4.
 
 pub mod endpoint;
+pub mod server;
 #[cfg(test)]
 mod tests;
 
 use crate::report::{Connection, Counters, Latency, Operation, Report};
-use hither_localfs::local::JournalStats;
-use hither_server::DelegationCounts;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -84,27 +83,6 @@ pub fn render(report: &Report) -> String {
     page.0
 }
 
-/// The metrics of a server, for `hither serve --metrics`.
-pub fn render_server(counts: DelegationCounts, journal: Option<JournalStats>) -> String {
-    let mut page = Page::default();
-    page.one("hither_server_info", "gauge", "The server; always 1.", VERSION_LABEL, 1.0);
-    let name = "hither_server_delegations";
-    page.family(name, "gauge", "Files and directories that are delegated to clients.");
-    let held = [("read", counts.reading), ("write", counts.writing), ("directory", counts.directories)];
-    for (kind, n) in held {
-        page.sample(name, &format!("kind=\"{kind}\""), n as f64);
-    }
-    let name = "hither_server_callbacks_total";
-    page.family(name, "counter", "Calls to clients about delegations.");
-    for (call, n) in [("recall", counts.recalls), ("getattr", counts.getattrs)] {
-        page.sample(name, &format!("call=\"{call}\""), n as f64);
-    }
-    if let Some(stats) = journal {
-        page.journal(&stats);
-    }
-    page.0
-}
-
 const VERSION_LABEL: &str = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
 
 /// Escapes a label's value.
@@ -152,28 +130,6 @@ const CONNECTIONS: &[OfConnection] = &[
 struct Page(String);
 
 impl Page {
-    fn journal(&mut self, stats: &JournalStats) {
-        let name = "hither_server_journal_bytes";
-        self.family(name, "gauge", "Bytes of records in the journal, and room for them.");
-        for (kind, n) in [("used", stats.used_bytes), ("room", stats.room_bytes)] {
-            self.sample(name, &format!("kind=\"{kind}\""), n as f64);
-        }
-        let flags = [
-            ("hither_server_disk_failing", "1 while the disk below the journal fails.", stats.disk_fails),
-            ("hither_server_journal_failed", "1 when the journal is out of use.", stats.has_failed),
-        ];
-        for (name, help, is_set) in flags {
-            self.one(name, "gauge", help, VERSION_LABEL, f64::from(u8::from(is_set)));
-        }
-        let sums = [
-            ("hither_server_journal_reads_total", "Reads answered from the journal.", stats.reads),
-            ("hither_server_journal_rewritten_bytes_total", "Bytes written again.", stats.rewritten_bytes),
-        ];
-        for (name, help, n) in sums {
-            self.one(name, "counter", help, VERSION_LABEL, n as f64);
-        }
-    }
-
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }

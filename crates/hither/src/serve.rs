@@ -10,6 +10,8 @@
 mod hosts;
 mod nested;
 mod notify;
+pub mod report;
+mod reporting;
 mod rpcbind;
 mod what;
 
@@ -18,7 +20,7 @@ use crate::daemon::process;
 use crate::exit::{self, Failure};
 use crate::gateway::{Origin, client_name};
 use crate::log::{self, LogDestination};
-use crate::metrics::{self, endpoint};
+use crate::metrics::endpoint;
 use crate::mount::Job;
 use crate::stack;
 use bytes::Bytes;
@@ -28,6 +30,8 @@ use hither_server::table::Table;
 use hither_server::{NqnfsOptions, Options, Server};
 use hither_vfs::{Cred, RequestContext};
 pub use notify::Notify;
+use reporting::Reporter;
+pub use reporting::SOCKET;
 use rpcbind::Registrations;
 use std::fs::{File, TryLockError};
 use std::io;
@@ -96,7 +100,7 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
         }
     };
     let (mut served, table) = load(Served::new(args, state_dir.clone(), origin)).await;
-    let server = make_server(args, table?, state_dir, &served)?;
+    let server = make_server(args, table?, state_dir.clone(), &served)?;
     tell_made_before(&server, &mut served);
     let limits = ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
@@ -106,13 +110,15 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
     };
     let acceptor = Arc::new(Acceptor::new(server.clone(), limits));
     tokio::spawn(server.clone().tend());
-    let counted = server.clone();
-    let journaled = served.journaled();
-    let page = move || {
-        let journal = journaled.as_ref().and_then(|local| local.journal_stats());
-        metrics::render_server(counted.delegations(), journal)
-    };
-    let metrics = metrics.map(|bound| bound.serve(Arc::new(page)));
+    let reporter = Arc::new(Reporter {
+        server: server.clone(),
+        acceptor: acceptor.clone(),
+        journaled: served.journaled(),
+        listen: args.listen.clone(),
+        began: tokio::time::Instant::now(),
+    });
+    let _control = state_dir.as_deref().and_then(|dir| reporter.control(dir));
+    let metrics = metrics.map(|bound| bound.serve_site(Arc::new(move |request| reporter.page(request))));
     for listener in listeners {
         let acceptor = acceptor.clone();
         tokio::spawn(async move { acceptor.listen(listener).await });

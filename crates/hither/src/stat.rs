@@ -4,6 +4,7 @@
 //! not access the directory, so it also works for a mount with a dead server.
 
 mod nfsstat;
+pub mod server;
 pub mod text;
 
 use crate::cli::{Format, StatArgs};
@@ -21,8 +22,13 @@ use std::time::Duration;
 /// # Errors
 /// The path is not in a mount of hither; those of [`control::ask`].
 pub fn run(args: &StatArgs) -> Result<(), Failure> {
-    let (dev, dir) = locate(&args.dir)?;
     let format = if args.json { Format::Json } else { args.format };
+    let dir = match (&args.dir, &args.server) {
+        (_, Some(server)) => return server::run(server.as_deref(), format, args.watch),
+        (Some(dir), None) => dir,
+        (None, None) => return Err(Failure::usage("name a directory of a mount, or --server")),
+    };
+    let (dev, dir) = locate(dir)?;
     show(dev, &dir, format, None)?;
     let Some(every_s) = args.watch else { return Ok(()) };
     let mut last = report(dev, &dir)?;

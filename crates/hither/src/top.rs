@@ -5,6 +5,8 @@
 //! as a rate only. A terminal is redrawn until `q`; otherwise each interval is printed below the
 //! last.
 
+mod server;
+
 use crate::cli::TopArgs;
 use crate::control::{self, Ask};
 use crate::exit::Failure;
@@ -16,6 +18,7 @@ use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{cursor, execute, queue, style};
 use serde::{Deserialize, Serialize};
+use server::ServerWatch;
 use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -40,8 +43,21 @@ pub struct Since {
 /// # Errors
 /// The path is not in a mount of hither; those of [`control::ask`].
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
-    let (dev, dir) = stat::locate(&args.dir)?;
+    let dir = match (&args.dir, &args.server) {
+        (_, Some(server)) => {
+            let mut watch = ServerWatch::new(stat::server::locate(server.as_deref())?)?;
+            return show(args, |every| watch.frame(every));
+        }
+        (Some(dir), None) => dir,
+        (None, None) => return Err(Failure::usage("name a directory of a mount, or --server")),
+    };
+    let (dev, dir) = stat::locate(dir)?;
     let mut watch = Watch { before: stat::report(dev, &dir)?, since: since(dev, &dir, u64::MAX)?, dev, dir };
+    show(args, |every| watch.frame(every))
+}
+
+/// Shows a frame in each round.
+fn show(args: &TopArgs, mut next: impl FnMut(Duration) -> Result<Frame, Failure>) -> Result<(), Failure> {
     let every = Duration::from_secs(args.delay);
     let screen =
         if io::stdout().is_terminal() && io::stdin().is_terminal() { Some(Screen::begin()?) } else { None };
@@ -58,7 +74,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
                 std::thread::sleep(every);
             }
         }
-        let frame = watch.frame(every)?;
+        let frame = next(every)?;
         match &screen {
             Some(screen) => screen.draw(&frame)?,
             None => print(&format!("{}\n", frame.lines(PLAIN.0, PLAIN.1).join("\n")))?,

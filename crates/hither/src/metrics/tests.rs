@@ -59,7 +59,7 @@ fn metric_names_match_documentation() {
     let text = include_str!("../../../../docs/METRICS.md");
     let mut bare = report(vec![op("READ", 4)]);
     bare.layers.clear();
-    let pages = [render(&bare), render_server(Default::default(), Some(Default::default()))];
+    let pages = [render(&bare), server::render(&server::tests::report())];
     let rendered: BTreeSet<String> = pages.iter().flat_map(|page| families(page).into_keys()).collect();
     let documented: BTreeSet<String> = text
         .lines()
