@@ -1,8 +1,7 @@
 //! `hither gateway` between mounts and an origin: bytes, names, rights, locks, and kills of both.
 
-#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
-#[path = "common/mod.rs"]
 mod common;
 
 use common::serve::Serve;

@@ -8,20 +8,28 @@ use hither_vfs::{
     Access, Attrs, BatchOps, Data, DirPage, Error, Fh, File, FileKind, FileRange, Node, OpenAccess, OpenHow,
     Opened, PathRef, Read, RequestContext, Result, Seek, Stability, Vfs, WalkRequest, WalkResult, Wrote,
 };
+use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::time::Instant;
+
+/// Most files in [`Guard::uncommitted`].
+const UNCOMMITTED_MAX: usize = 16_384;
 
 /// Checks the rights of reads and writes without an open, and the freshness of answers.
 pub struct Guard {
     below: Arc<dyn Vfs>,
     close_to_open: bool,
     strict: bool,
+    /// Files with UNSTABLE writes without an open, until their COMMIT.
+    uncommitted: Mutex<HashSet<Fh>>,
 }
 
 impl Guard {
     /// A guard over the layers of a mount with these options.
     pub fn new(below: Arc<dyn Vfs>, wanted: &Wanted) -> Self {
-        Self { below, close_to_open: wanted.close_to_open, strict: wanted.is_strict() }
+        let (close_to_open, strict) = (wanted.close_to_open, wanted.is_strict());
+        Self { below, close_to_open, strict, uncommitted: Mutex::default() }
     }
 
     /// The context for a call. `nocto`: answers are as old as the options of the attribute cache
@@ -32,6 +40,19 @@ impl Guard {
         }
         let fresh_since = cx.fresh_since.filter(|_| self.close_to_open);
         RequestContext { fresh_since, ..cx.clone() }
+    }
+
+    /// Records an UNSTABLE write without an open, or a COMMIT.
+    fn written(&self, fh: &Fh, is_stable: bool) {
+        let mut files = self.uncommitted.lock();
+        if is_stable {
+            files.remove(fh);
+        } else if files.len() < UNCOMMITTED_MAX {
+            files.insert(fh.clone());
+        } else {
+            // Clients that never commit must not fill the memory.
+            files.clear();
+        }
     }
 
     /// Opens a file for one read, because the caches only have bytes of open files. A wholly cached
@@ -61,7 +82,7 @@ impl Guard {
 #[async_trait]
 impl Vfs for Guard {
     hither_vfs::delegate!(self.below;
-        root, parent, setattr, close, finish, commit, create_whole, mkdir, mknod, symlink, link, unlink, rmdir,
+        root, parent, setattr, close, finish, create_whole, mkdir, mknod, symlink, link, unlink, rmdir,
         rename, statfs, getxattr, setxattr, listxattr, removexattr, lock, unlock, test_lock, subscribe,
         shutdown,
     );
@@ -120,7 +141,9 @@ impl Vfs for Guard {
     ) -> Result<Read> {
         self.check(cx, file, Access::READ | Access::EXECUTE).await?;
         let cx = self.context(cx);
+        // A close would commit the writes of the file.
         if file.open.is_none()
+            && !self.uncommitted.lock().contains(file.fh)
             && let Ok(opened) = self.open_to_read(&cx, file.fh).await
         {
             let open = File { fh: file.fh, open: Some(opened.open) };
@@ -141,7 +164,16 @@ impl Vfs for Guard {
         stability: Stability,
     ) -> Result<Wrote> {
         self.check(cx, file, Access::MODIFY | Access::EXTEND).await?;
+        if file.open.is_none() && stability == Stability::Unstable {
+            self.written(file.fh, false);
+        }
         self.below.write(cx, file, offset_bytes, data, stability).await
+    }
+
+    async fn commit(&self, cx: &RequestContext, file: File<'_>) -> Result<()> {
+        self.below.commit(cx, file).await?;
+        self.written(file.fh, true);
+        Ok(())
     }
 
     async fn seek(&self, cx: &RequestContext, file: File<'_>, offset_bytes: u64, what: Seek) -> Result<u64> {
