@@ -133,8 +133,8 @@ pub struct StatArgs {
     /// A directory of the mount
     #[arg(required_unless_present = "server")]
     pub dir: Option<PathBuf>,
-    /// Show a running `hither serve` instead, by its state directory or control socket; default: the
-    /// only one with a state directory in /var/lib/hither
+    /// Show a running `hither serve` or `hither gateway` instead, by its state directory or control
+    /// socket; default: the only one with a state directory in /var/lib/hither
     #[arg(long, value_name = "STATE-DIR|SOCKET", num_args = 0..=1, conflicts_with = "dir")]
     pub server: Option<Option<PathBuf>>,
     /// Print JSON; the same as --format json
@@ -226,8 +226,8 @@ pub struct TopArgs {
     /// A directory of the mount
     #[arg(required_unless_present = "server")]
     pub dir: Option<PathBuf>,
-    /// Show a running `hither serve` instead, by its state directory or control socket; default: the
-    /// only one with a state directory in /var/lib/hither
+    /// Show a running `hither serve` or `hither gateway` instead, by its state directory or control
+    /// socket; default: the only one with a state directory in /var/lib/hither
     #[arg(long, value_name = "STATE-DIR|SOCKET", num_args = 0..=1, conflicts_with = "dir")]
     pub server: Option<Option<PathBuf>>,
     /// Seconds of a round

@@ -1,10 +1,10 @@
 //! Counters of the answered calls: by procedure of NFSv3, NFSv4, NQNFS, MOUNT and NLM, and by
 //! operation of NFSv4.
 //!
-//! A call counts once, at its end. The counters are atomics in shards. A thread always counts in the
-//! same shard, and no call takes a lock. A row has the number of calls, errors by [`ErrorClass`],
-//! bytes, and four times: the whole call, its queue, the store and the journal. Each time has a sum
-//! and a histogram with two buckets for each power of two of microseconds.
+//! A call counts once, at its end. The counters are atomics in shards. A thread always counts in
+//! the same shard, and no call takes a lock. A row has the number of calls, errors by
+//! [`ErrorClass`], bytes, and four times: the whole call, its queue, the store and the journal.
+//! Each time has a sum and a histogram with two buckets for each power of two of microseconds.
 //!
 //! The queue is the wait for permits, memory, the rate limit and the turn of the address. The store
 //! is the wait for the files below, and the journal is the wait for a durable record

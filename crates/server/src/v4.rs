@@ -167,8 +167,8 @@ impl Nfs4 {
         !self.reclaimers.lock().is_empty()
     }
 
-    /// The time until the grace period ends at the latest, while it lasts, and the number of clients
-    /// that may reclaim.
+    /// The time until the grace period ends at the latest, while it lasts, and the number of
+    /// clients that may reclaim.
     pub(crate) fn grace(&self) -> (Option<Duration>, usize) {
         let reclaimers = self.reclaimers.lock().len();
         let left = self.grace_end.at.saturating_duration_since(Instant::now());

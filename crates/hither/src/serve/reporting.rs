@@ -82,9 +82,10 @@ impl Reporter {
 fn ready(report: &ServerReport) -> Reply {
     let troubles = report.troubles();
     let status = if troubles.is_empty() { "200 OK" } else { "503 Service Unavailable" };
-    let mut text = match troubles.is_empty() {
-        true => "ready\n".to_string(),
-        false => troubles.iter().map(|trouble| format!("not ready: {trouble}\n")).collect(),
+    let mut text = if troubles.is_empty() {
+        "ready\n".to_string()
+    } else {
+        troubles.iter().map(|trouble| format!("not ready: {trouble}\n")).collect()
     };
     text.push_str(&format!("exports: {}\n", report.exports.len()));
     match &report.grace {

@@ -27,13 +27,13 @@ pub fn locate(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let is_socket = |path: &Path| std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
     if let Some(given) = given {
         let found = if given.is_dir() { given.join(SOCKET) } else { given.to_path_buf() };
-        return match is_socket(&found) {
-            true => Ok(found),
-            false => Err(Failure::usage(format!(
-                "{}: no server has its control socket here; give the server's --state-dir",
-                found.display()
-            ))),
-        };
+        if is_socket(&found) {
+            return Ok(found);
+        }
+        return Err(Failure::usage(format!(
+            "{}: no server has its control socket here; give the server's --state-dir",
+            found.display()
+        )));
     }
     let entries = std::fs::read_dir(STATE_DIRS).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries.map(|entry| entry.path().join(SOCKET)).collect();

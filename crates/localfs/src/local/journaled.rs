@@ -308,10 +308,7 @@ impl Journaled {
         if let Some(stock) = &self.stock {
             stock.close()?;
         }
-        match &self.state_dir {
-            Some(dir) => remove(dir, IN_USE_FILE),
-            None => Ok(()),
-        }
+        self.state_dir.as_ref().map_or(Ok(()), |dir| remove(dir, IN_USE_FILE))
     }
 
     /// Recent calls that were made and are durable, oldest first.
@@ -762,8 +759,8 @@ fn is_ours(state_dir: Option<&Path>, journal: &JournalOptions, found: &Found) ->
     if let Some(ours) = marked(state_dir, OURS_FILE)? {
         return Ok(ours == found.epoch());
     }
-    let was = std::fs::read(dir.join(IN_USE_FILE)).map(|was| PathBuf::from(OsString::from_vec(was)));
-    Ok(was.is_ok_and(|was| std::fs::canonicalize(&journal.path).is_ok_and(|now| now == was)))
+    let Ok(was) = std::fs::read(dir.join(IN_USE_FILE)) else { return Ok(false) };
+    Ok(std::fs::canonicalize(&journal.path).is_ok_and(|now| now == OsString::from_vec(was)))
 }
 
 /// Forgets the journal that was in use with this state directory. Its records are lost.
@@ -771,8 +768,8 @@ fn is_ours(state_dir: Option<&Path>, journal: &JournalOptions, found: &Found) ->
 /// # Errors
 /// Those of removing a file.
 pub fn give_up_journal(state_dir: &Path) -> Result<()> {
-    remove(state_dir, IN_USE_FILE)
-        .map_err(|e| Error::because(libc::EIO, format!("{}: {e}", state_dir.display())))
+    let failed = |e| Error::because(libc::EIO, format!("{}: {e}", state_dir.display()));
+    remove(state_dir, IN_USE_FILE).map_err(failed)
 }
 
 /// The epoch of a journal in a file of the state directory: of a void journal, or of its own.

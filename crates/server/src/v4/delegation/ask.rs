@@ -242,8 +242,8 @@ impl Leases {
         }
     }
 
-    /// Numbers of delegations and callbacks.
-    /// Numbers of NQNFS leases, of write leases among them, and of operations that wait for clients.
+    /// Numbers of NQNFS leases, of write leases among them, and of operations that wait for
+    /// clients.
     pub fn numbers_now(&self) -> (usize, usize, usize) {
         let inner = self.inner.lock();
         let (leases, write_leases) = inner.short.counts();
