@@ -6,11 +6,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hither_vfs::{
     Access, Attrs, BatchOps, Data, DirPage, Error, Fh, File, FileKind, FileRange, Node, OpenAccess, OpenHow,
-    Opened, PathRef, Read, RequestContext, Result, Seek, Stability, Vfs, WalkRequest, WalkResult, Wrote,
+    OpenId, Opened, PathRef, Read, RequestContext, Result, Seek, Stability, Vfs, WalkRequest, WalkResult,
+    Wrote,
 };
 use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 use tokio::time::Instant;
 
 /// Most files in [`Guard::uncommitted`].
@@ -63,6 +66,19 @@ impl Guard {
         let known = may_read.then_some(attrs);
         let how = OpenHow { execute: !may_read, known, ..OpenHow::existing(OpenAccess::READ) };
         self.below.open(cx, PathRef::fh(fh), &how).await
+    }
+
+    /// Starts the close of an open for a read. Nothing was written through it, so the reply does
+    /// not wait for the CLOSE, which goes along with others.
+    async fn close_after_read(&self, cx: RequestContext, fh: Fh, open: OpenId) {
+        let below = self.below.clone();
+        let mut close = Box::pin(async move {
+            let _ = below.close(&cx, &fh, open).await;
+        });
+        let begun = poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
+        if begun.is_pending() {
+            tokio::spawn(close);
+        }
     }
 
     /// Checks that a caller without an open has one of the rights in `want`. The owner of a file
@@ -148,8 +164,7 @@ impl Vfs for Guard {
         {
             let open = File { fh: file.fh, open: Some(opened.open) };
             let read = self.below.read(&cx, open, offset_bytes, len_bytes).await;
-            // Nothing was written through the open.
-            let _ = self.below.close(&cx, file.fh, opened.open).await;
+            self.close_after_read(cx, file.fh.clone(), opened.open).await;
             return read;
         }
         self.below.read(&cx, file, offset_bytes, len_bytes).await
