@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -48,6 +48,11 @@ const LONGEST: [&str; 10] = [
     "-p hither --test mounts",
     "-p hither-fuse --lib",
 ];
+/// The variable with the seed of random tests, and its value for a plain `cargo test`, from
+/// `.cargo/config.toml`.
+const SEED: &str = "PROPTEST_RNG_SEED";
+const PLAIN_SEED: &str = "20";
+const SECONDS_OF_A_DAY: u64 = 86_400;
 /// Number of test programs that run at once.
 const SIDE_BY_SIDE: usize = 4;
 /// Most unsteady tests of a successful run.
@@ -97,7 +102,7 @@ impl Program {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
-        command.stdin(Stdio::null());
+        command.stdin(Stdio::null()).env(SEED, seed());
         if self.label.starts_with("-p hither ") {
             command.arg("--include-ignored");
         }
@@ -161,6 +166,17 @@ pub fn run(args: &[String]) -> ExitCode {
     }
 }
 
+/// The seed of random tests: a given one, or the number of the day. So each day tries other cases,
+/// and a failure can be repeated.
+#[expect(clippy::disallowed_methods, reason = "the date of a run, not logic")]
+fn seed() -> String {
+    let day = || {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (now.as_secs() / SECONDS_OF_A_DAY).to_string()
+    };
+    std::env::var(SEED).ok().filter(|seed| seed != PLAIN_SEED).unwrap_or_else(day)
+}
+
 fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
@@ -175,6 +191,7 @@ fn tests(args: &[String]) -> Result<(), String> {
         None => (args, &[][..]),
     };
     let programs = build(args)?;
+    println!("random tests: {SEED}={} repeats their cases", seed());
     // Compiles the examples in documentation while other tests wait.
     let mut examples = cargo();
     examples.args(["test", "--doc", "--quiet"]).args(args).stdin(Stdio::null());
