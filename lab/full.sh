@@ -26,6 +26,8 @@ scenario --quick --server ganesha --vers 4.2 isolation soft power
 suite --server hither --vers 4.2,3 --client kernel nested
 scenario --server knfsd --vers 4.2 histories
 scenario --server hither --vers 4.2 histories
+suite --quick --server gateway --vers 4.2,3 --client hither fsx git sqlite tree
+suite --quick --server gateway --vers 4.2 --client hither posix pjdfstest
 scenario --server hither --vers 3 histories
 scenario --server ganesha --vers 3 histories
 scenario --server ganesha --vers 4.2 histories
