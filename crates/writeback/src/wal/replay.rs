@@ -36,10 +36,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Bytes compared or written at a time.
 const STEP_BYTES: u64 = 1 << 20;
+/// Time after which a refused state is checked again, and most checks of a file.
+const LATE_WRITES: Duration = Duration::from_millis(300);
+const CHECKS_MAX: usize = 3;
 /// Files replayed at a time.
 const FILES_AT_ONCE: usize = 8;
 
@@ -170,11 +174,7 @@ impl One {
         let (cx, open) = opened.map_err(|e| cannot("it cannot be opened", &e))?;
         let target = Target { fh: fh.clone(), cx, open };
         let done = async {
-            let now = Base::of(&attrs);
-            match as_left(file, &now) {
-                Some(at) => self.still_there(&target, file, at).await?,
-                None => self.judge(&target, file, &now).await?,
-            }
+            self.check(&target, file, Base::of(&attrs)).await?;
             self.write(&target, file).await.map_err(|e| cannot("it cannot be written", &e))
         };
         let done = done.await;
@@ -183,6 +183,35 @@ impl One {
             return Err(cannot("it cannot be written", &e));
         }
         done
+    }
+
+    /// Checks that the file's state permits writing. A server may still execute WRITEs that the
+    /// dead daemon sent, so a refused state is checked again.
+    async fn check(
+        &self,
+        target: &Target,
+        file: &FileLeft,
+        mut now: Base,
+    ) -> std::result::Result<(), String> {
+        let own = RequestContext::new(Arc::new(Cred::root()));
+        let mut checks = 0;
+        loop {
+            let checked = match as_left(file, &now) {
+                Some(at) => self.still_there(target, file, at).await,
+                None => self.judge(target, file, &now).await,
+            };
+            let Err(why) = checked else { return Ok(()) };
+            checks += 1;
+            if checks == CHECKS_MAX {
+                return Err(why);
+            }
+            tokio::time::sleep(LATE_WRITES).await;
+            let at = At { fh: &target.fh, open: None };
+            let Ok(attrs) = self.r.below.getattr(&own.fresh(Instant::now()), at).await else {
+                return Err(why);
+            };
+            now = Base::of(&attrs);
+        }
     }
 
     /// Compares the bytes that had arrived when a reply reported the present state, at record `at`.

@@ -353,6 +353,35 @@ async fn writes_under_way(j: &Journaled, number: usize) {
     until("WRITEs are under way", async || j.s.gate.waiting("write") >= number).await;
 }
 
+/// A server may still execute a WRITE of the dead daemon while the next daemon looks at the file. A
+/// file with a part of the WRITE is no conflict.
+/// Promise: 6d
+#[tokio::test]
+async fn late_write_causes_no_conflict() {
+    for exclusive in [false, true] {
+        let j = Journaled::new(WriteBackOptions { wsize_bytes: 1000, ..options(exclusive) }).await;
+        let f = j.s.open("f").await;
+        j.s.gate.shut("write");
+        j.s.write(&f, 0, pattern(1, 2000)).await.unwrap();
+        writes_under_way(&j, 2).await;
+        let (server, fh) = (j.s.gate.server(), f.0.clone());
+        let write = async move |len: usize| {
+            let (data, at) = (Bytes::from(pattern(1, 2000)[..len].to_vec()), At { fh: &fh, open: None });
+            server.write(&cx(), at, 0, data.into(), Stability::Unstable).await.unwrap();
+        };
+        write(500).await;
+        let late = async |_: &Stack| {
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                write(1000).await;
+            });
+        };
+        let (outcome, kept) = j.crash(exclusive, late).await;
+        assert!(kept.is_empty(), "{exclusive}: {outcome:?}");
+        assert_eq!(j.s.below(&f.0).await, pattern(1, 2000), "{exclusive}");
+    }
+}
+
 /// A failed journal lacks later writes. Its bytes do not overwrite newer bytes that were fsynced.
 /// Promise: 6d
 #[tokio::test]
