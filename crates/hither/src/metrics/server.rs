@@ -158,14 +158,16 @@ impl Page {
         let name = "hither_server_operation_seconds";
         self.family(name, "histogram", "Time from the arrival of a call to its result.");
         for op in operations {
+            // A call that ends meanwhile may be in the buckets only.
+            let calls = op.calls.max(op.total.below_us.last().copied().unwrap_or(0));
             for (power, n) in op.total.below_us.iter().enumerate().take(POWERS) {
                 let end = 4_f64.powi(power as i32) / 1e6;
                 self.sample(&format!("{name}_bucket"), &format!("{},le=\"{end}\"", labels(op)), *n as f64);
             }
             let all = format!("{},le=\"+Inf\"", labels(op));
-            self.sample(&format!("{name}_bucket"), &all, op.calls as f64);
+            self.sample(&format!("{name}_bucket"), &all, calls as f64);
             self.sample(&format!("{name}_sum"), &labels(op), op.total.sum_us as f64 / 1e6);
-            self.sample(&format!("{name}_count"), &labels(op), op.calls as f64);
+            self.sample(&format!("{name}_count"), &labels(op), calls as f64);
         }
         let name = "hither_server_phase_seconds_total";
         self.family(name, "counter", "Waits of calls: in the queue, for files, for the journal.");
