@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hither_vfs::{Attr, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -52,11 +52,13 @@ pub(crate) enum Reads {
 }
 
 /// Threads that got ESTALE for a call by path.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PathRetries {
     threads: Mutex<HashMap<u32, PathRetry>>,
-    /// Their number, for a check without a lock.
-    count: AtomicUsize,
+    began: Instant,
+    /// Milliseconds from `began` until no thread is expected any more; 0: no thread is expected.
+    /// For a check without a lock.
+    until_ms: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -71,80 +73,90 @@ struct PathRetry {
     arrived: bool,
 }
 
-impl PathRetry {
-    fn is_expected(&self, now: Instant) -> bool {
-        !self.arrived && now.saturating_duration_since(self.sent) < RETRYING_MAX
+impl Default for PathRetries {
+    fn default() -> Self {
+        Self { threads: Mutex::default(), began: Instant::now(), until_ms: AtomicU64::new(0) }
     }
 }
 
 impl PathRetries {
     /// Thread `tid` is about to get ESTALE. Without a free entry its next call is not expected.
-    pub fn send(&self, tid: u32, reads: Reads, now: Instant) {
-        let mut threads = self.threads.lock();
+    pub fn send(&self, tid: u32, reads: Reads) {
+        let (mut threads, now) = (self.threads.lock(), Instant::now());
         if threads.len() >= THREADS_MAX {
-            threads.retain(|_, retry| retry.is_expected(now));
+            threads.retain(|_, retry| !retry.arrived && now < retry.sent + RETRYING_MAX);
         }
         if threads.len() < THREADS_MAX {
             threads.insert(tid, PathRetry { since: now, sent: now, reads, found: None, arrived: false });
+            self.expect_until(now + RETRYING_MAX);
         }
-        self.count.store(threads.len(), Ordering::Relaxed);
     }
 
-    /// The required freshness of the answer to a lookup at time `now`, when its thread got ESTALE.
-    pub fn since(&self, tid: u32, now: Instant) -> Option<Instant> {
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        let mut threads = self.threads.lock();
-        let retry = threads.get(&tid)?;
-        if retry.is_expected(now) {
-            return Some(retry.since);
-        }
-        threads.remove(&tid);
-        self.count.store(threads.len(), Ordering::Relaxed);
-        None
+    /// The required freshness of the answer to a lookup, when its thread got ESTALE.
+    pub fn since(&self, tid: u32) -> Option<Instant> {
+        self.with(tid, |retry| (!retry.arrived).then_some(retry.since))
     }
 
     /// The thread is about to get this object as the answer to its lookup.
-    pub fn found(&self, tid: u32, id: u64, attr: &Attr, now: Instant) {
-        if self.count.load(Ordering::Relaxed) > 0
-            && let Some(retry) = self.threads.lock().get_mut(&tid)
-        {
-            let (attr, reads) = (attr.clone(), retry.reads.clone());
+    pub fn found(&self, tid: u32, id: u64, attr: &Attr) {
+        self.with(tid, |retry| {
+            let (attr, reads, now) = (attr.clone(), retry.reads.clone(), Instant::now());
             (retry.found, retry.sent) = (Some(Found { id, attr, read: None, reads }), now);
-        }
+            self.expect_until(now + RETRYING_MAX);
+            Some(())
+        });
     }
 
-    /// The bytes that the thread's call may read from a symbolic link or another object.
+    /// The bytes that the thread's call may read from an object that is no symbolic link.
     pub fn reads(&self, tid: u32) -> Reads {
-        self.threads.lock().get(&tid).map_or(Reads::Nothing, |retry| retry.reads.clone())
+        self.with(tid, |retry| Some(retry.reads.clone())).unwrap_or(Reads::Nothing)
     }
 
     /// The bytes of the object that the thread is about to get, or the error of their read.
     pub fn found_bytes(&self, tid: u32, read: Result<Bytes>) {
-        if let Some(found) = self.threads.lock().get_mut(&tid).and_then(|retry| retry.found.as_mut()) {
-            found.read = Some(read);
-        }
+        self.with(tid, |retry| {
+            retry.found.as_mut()?.read = Some(read);
+            Some(())
+        });
     }
 
     /// Whether the thread looks up a name in a directory that it has just found.
     pub fn walks(&self, tid: u32, dir: u64) -> bool {
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        let threads = self.threads.lock();
-        threads.get(&tid).and_then(|retry| retry.found.as_ref()).is_some_and(|found| found.id == dir)
+        self.with(tid, |retry| retry.found.as_ref().filter(|found| found.id == dir).map(drop)).is_some()
     }
 
-    /// The thread's call has arrived. Returns its object when the walk before the call found it.
+    /// A call of the thread has arrived. Returns its object when the walk before the call found it.
+    /// Several requests may belong to the call: chown(2) asks for the attributes first.
     pub fn arrived(&self, tid: u32, object: u64) -> Option<Found> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        self.with(tid, |retry| {
+            retry.arrived = true;
+            retry.found.clone().filter(|found| found.id == object)
+        })
+    }
+
+    fn expect_until(&self, until: Instant) {
+        let ms = until.duration_since(self.began).as_millis() as u64;
+        self.until_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// The result of `f` for an expected thread. Threads that are late are forgotten, so an object
+    /// that they found long ago answers nothing.
+    fn with<T>(&self, tid: u32, f: impl FnOnce(&mut PathRetry) -> Option<T>) -> Option<T> {
+        if self.until_ms.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let mut threads = self.threads.lock();
+        let (mut threads, now) = (self.threads.lock(), Instant::now());
+        if now.duration_since(self.began).as_millis() as u64 >= self.until_ms.load(Ordering::Relaxed) {
+            threads.clear();
+            self.until_ms.store(0, Ordering::Relaxed);
+            return None;
+        }
         let retry = threads.get_mut(&tid)?;
-        retry.arrived = true;
-        retry.found.clone().filter(|found| found.id == object)
+        if now < retry.sent + RETRYING_MAX {
+            return f(retry);
+        }
+        threads.remove(&tid);
+        None
     }
 }
 
@@ -162,33 +174,49 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn repeated_walk_is_remembered_for_one_call() {
         let (retries, began) = (PathRetries::default(), Instant::now());
-        retries.found(1, 7, &attr(), began);
-        assert!(retries.since(1, began).is_none() && retries.arrived(1, 7).is_none());
-        retries.send(1, Reads::XattrNames, began);
-        assert_eq!(retries.since(1, began), Some(began));
-        assert!(retries.since(2, began).is_none() && !retries.walks(1, 6));
-        retries.found(1, 6, &attr(), began);
+        retries.found(1, 7, &attr());
+        assert!(retries.since(1).is_none() && retries.arrived(1, 7).is_none());
+        retries.send(1, Reads::XattrNames);
+        assert_eq!(retries.since(1), Some(began));
+        assert!(retries.since(2).is_none() && !retries.walks(1, 6));
+        retries.found(1, 6, &attr());
         assert!(retries.walks(1, 6) && !retries.walks(2, 6));
-        retries.found(1, 7, &attr(), began);
+        retries.found(1, 7, &attr());
         assert_eq!(retries.reads(1), Reads::XattrNames);
         retries.found_bytes(1, Ok("to".into()));
         assert!(retries.arrived(1, 6).is_none());
         let found = retries.arrived(1, 7).expect("chown(2) asks for the attributes first");
         assert_eq!((found.id, found.read), (7, Some(Ok("to".into()))));
-        assert!(retries.since(1, began).is_none(), "the next call");
-        assert!(retries.arrived(1, 7).is_none());
+        assert!(retries.since(1).is_none(), "the next call");
     }
 
-    /// A thread that does not repeat its call is forgotten, and the number of threads is bounded.
+    /// An object that a thread found answers no later call, although the thread has not looked up
+    /// another one since. Another client may have removed the object.
+    #[tokio::test(start_paused = true)]
+    async fn found_object_expires() {
+        let retries = PathRetries::default();
+        retries.send(1, Reads::Nothing);
+        retries.found(1, 7, &attr());
+        tokio::time::advance(RETRYING_MAX / 2).await;
+        retries.send(2, Reads::Nothing);
+        assert!(retries.arrived(1, 7).is_some());
+        tokio::time::advance(RETRYING_MAX / 2).await;
+        assert!(retries.arrived(1, 7).is_none(), "another thread is still expected");
+        assert!(retries.since(2).is_some());
+        tokio::time::advance(RETRYING_MAX).await;
+        assert!(retries.since(2).is_none());
+        assert_eq!((retries.threads.lock().len(), retries.until_ms.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    /// The number of threads is bounded.
     #[tokio::test(start_paused = true)]
     async fn tracked_threads_are_bounded() {
-        let (retries, began) = (PathRetries::default(), Instant::now());
-        let send = |tid, now| retries.send(tid, Reads::Nothing, now);
-        (0..=THREADS_MAX as u32).for_each(|tid| send(tid, began));
+        let retries = PathRetries::default();
+        (0..=THREADS_MAX as u32).for_each(|tid| retries.send(tid, Reads::Nothing));
         assert_eq!(retries.threads.lock().len(), THREADS_MAX);
-        assert!(retries.since(THREADS_MAX as u32, began).is_none(), "no entry was free");
+        assert!(retries.since(THREADS_MAX as u32).is_none(), "no entry was free");
         tokio::time::advance(RETRYING_MAX).await;
-        send(u32::MAX, Instant::now());
+        retries.send(u32::MAX, Reads::Nothing);
         assert_eq!(retries.threads.lock().len(), 1, "expired threads are removed");
     }
 }

@@ -26,7 +26,7 @@ impl Call {
         let (hints, tid) = (&self.session.hints, self.head.tid);
         let began = self.pending.started;
         let to_open = self.session.stale_retries.since(tid, (dir.id, &name), began);
-        let again = self.session.path_retries.since(tid, began);
+        let again = self.session.path_retries.since(tid);
         let mut found = match (to_open, again) {
             (Some(since), _) => self.look_up_to_open(&dir, &name, since).await,
             (None, Some(since)) => self.look_up_again(&dir, &name, since).await,
@@ -67,7 +67,7 @@ impl Call {
         if self.session.path_retries.walks(tid, dir.id) {
             return Error::new(libc::ENOENT);
         }
-        self.session.path_retries.send(tid, Reads::Nothing, Instant::now());
+        self.session.path_retries.send(tid, Reads::Nothing);
         e
     }
 
@@ -234,7 +234,7 @@ impl Call {
         }
         self.may_use(dir, name, node).await?;
         let (answer, inode) = self.entry_answer(dir, (name, asked), node, asked).await?;
-        self.session.path_retries.found(self.head.tid, inode, &node.attrs.attr, Instant::now());
+        self.session.path_retries.found(self.head.tid, inode, &node.attrs.attr);
         Ok((answer, Some(inode)))
     }
 
