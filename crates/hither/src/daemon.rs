@@ -12,7 +12,7 @@ mod voice;
 use crate::cli::MountArgs;
 use crate::control::{Answer, Ask, Control};
 use crate::dashboard;
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::log::{self, Log, LogDestination};
 use crate::metrics::{self, endpoint};
 use crate::mount::{Job, NoDir, check_dir};
@@ -94,10 +94,9 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
         None => None,
     };
     let socket = programs::bind(&job.wanted.socket)?;
-    let interrupted = || Failure { code: exit::INTERRUPTED, line: "interrupted".into() };
     let client = tokio::select! {
         client = connect(job, voice, || fit(job)) => client?,
-        () = signals.end(log) => return Err(interrupted()),
+        () = signals.end(log) => return Err(Failure::interrupted()),
     };
     let dir = check_dir(&job.dir, &job.source)?;
     let mounted = Arc::new(stack::mount(job, &dir, &client).await?);
@@ -218,8 +217,8 @@ async fn unmount(mounted: &Arc<Mounted>) {
 pub async fn farewell(client: &Client, within: Duration) {
     match tokio::time::timeout(within + Duration::from_secs(1), client.shutdown(within)).await {
         Ok(Ok(())) => {}
-        Ok(Err(e)) => tracing::error!("at unmount, not everything reached the server: {e}"),
-        Err(_) => tracing::error!("at unmount, the server did not answer within {} s", within.as_secs()),
+        Ok(Err(e)) => tracing::error!("at the end, not everything reached the server: {e}"),
+        Err(_) => tracing::error!("at the end, the server did not answer within {} s", within.as_secs()),
     }
 }
 

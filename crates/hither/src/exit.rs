@@ -33,6 +33,11 @@ impl Failure {
         Self { code: SYSTEM, line: line.into() }
     }
 
+    /// The user ended the command before it was done.
+    pub fn interrupted() -> Self {
+        Self { code: INTERRUPTED, line: "interrupted".into() }
+    }
+
     /// A failed mount or unmount.
     pub fn mount(line: impl Into<String>) -> Self {
         Self { code: MOUNT, line: line.into() }

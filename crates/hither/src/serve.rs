@@ -17,7 +17,7 @@ mod what;
 
 use crate::cli::ServeArgs;
 use crate::daemon::process;
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::gateway::{Origin, client_name};
 use crate::log::{self, LogDestination};
 use crate::metrics::endpoint;
@@ -88,16 +88,10 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
     };
     // Watching starts before the mounts are read, so that no change is missed.
     let mounts = nested::Changes::new().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-    let origin = match origin {
-        None => None,
-        Some(mut job) => {
-            job.client_name = state_dir.as_deref().map(client_name).transpose()?;
-            tokio::select! {
-                origin = Origin::connect(&job) => Some(Arc::new(origin?)),
-                _ = terminate.recv() => return Err(interrupted()),
-                _ = interrupt.recv() => return Err(interrupted()),
-            }
-        }
+    let origin = tokio::select! {
+        origin = connect(origin, state_dir.as_deref()) => origin?,
+        _ = terminate.recv() => return Err(Failure::interrupted()),
+        _ = interrupt.recv() => return Err(Failure::interrupted()),
     };
     let (mut served, table) = load(Served::new(args, state_dir.clone(), origin)).await;
     let server = make_server(args, table?, state_dir.clone(), &served)?;
@@ -180,8 +174,11 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
     Ok(())
 }
 
-fn interrupted() -> Failure {
-    Failure { code: exit::INTERRUPTED, line: "interrupted".into() }
+/// Connects a gateway to its origin.
+async fn connect(origin: Option<Job>, state_dir: Option<&Path>) -> Result<Option<Arc<Origin>>, Failure> {
+    let Some(job) = origin else { return Ok(None) };
+    let client_name = state_dir.map(client_name).transpose()?;
+    Ok(Some(Arc::new(Origin::connect(&Job { client_name, ..job }).await?)))
 }
 
 /// Reads the exports on a thread for blocking work, because disks and name servers may block.

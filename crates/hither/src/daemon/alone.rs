@@ -7,7 +7,7 @@
 use super::{FAREWELL, LAZY_FAREWELL, Signals, connect, farewell, process};
 use crate::cli::DaemonArgs;
 use crate::daemon::voice::Voice;
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::log::{self, Log, LogDestination};
 use crate::mount::Job;
 use crate::options::Wanted;
@@ -61,7 +61,7 @@ async fn live(job: &Job, log: &Log) -> Result<(), Failure> {
     let mut voice = Voice::Terminal;
     let client = tokio::select! {
         client = connect(job, &mut voice, || Ok(())) => client?,
-        () = signals.end(log) => return Err(Failure { code: exit::INTERRUPTED, line: "interrupted".into() }),
+        () = signals.end(log) => return Err(Failure::interrupted()),
     };
     let Some(bound) = socket else { return Err(Failure::system("the socket was not made")) };
     let (listener, files) = bound.listen().map_err(system)?;

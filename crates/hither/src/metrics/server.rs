@@ -1,6 +1,6 @@
 //! The metrics of a server, for `hither serve --metrics` and `hither stat --server`.
 //!
-//! docs/METRICS.md lists the names, with those of node_exporter's `nfsd` collector beside them.
+//! docs/METRICS.md lists the names.
 
 use super::{Page, VERSION_LABEL, escape};
 use crate::serve::report::{JournalPart, POWERS, Phase, ServerOperation, ServerReport};
