@@ -25,6 +25,7 @@ pub mod server;
 pub mod sim;
 pub mod stats;
 mod tcp;
+pub mod tls;
 mod transport;
 
 pub use call::{Call, CallbackHandler, Credential, Reply, Retransmit};
