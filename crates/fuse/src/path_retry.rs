@@ -92,9 +92,14 @@ impl PathRetries {
         }
     }
 
-    /// The required freshness of the answer to a lookup, when its thread got ESTALE.
+    /// The required freshness of the answer to a lookup, when its thread got ESTALE. A lookup after
+    /// the call belongs to another call, so the thread is forgotten.
     pub fn since(&self, tid: u32) -> Option<Instant> {
-        self.with(tid, |retry| (!retry.arrived).then_some(retry.since))
+        let since = self.with(tid, |retry| Some((!retry.arrived).then_some(retry.since)))?;
+        if since.is_none() {
+            self.threads.lock().remove(&tid);
+        }
+        since
     }
 
     /// The thread is about to get this object as the answer to its lookup.
@@ -188,6 +193,9 @@ mod tests {
         let found = retries.arrived(1, 7).expect("chown(2) asks for the attributes first");
         assert_eq!((found.id, found.read), (7, Some(Ok("to".into()))));
         assert!(retries.since(1).is_none(), "the next call");
+        retries.found(1, 8, &attr());
+        assert!(retries.arrived(1, 8).is_none(), "no walk was repeated for the next call");
+        assert_eq!(retries.threads.lock().len(), 0);
     }
 
     /// An object that a thread found answers no later call, although the thread has not looked up
