@@ -1,9 +1,11 @@
 //! The command line of `hither`.
 
 mod bench;
+mod cert;
 
 use crate::exit::Failure;
 pub use bench::*;
+pub use cert::*;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -50,6 +52,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Serve the export of another server to NFS clients, through the caches of a mount
     Gateway(Box<GatewayArgs>),
+    /// Make a certificate authority, and certificates of servers and clients for TLS
+    Cert(CertArgs),
     /// Examine, fill or clean a disk cache
     Cache(CacheArgs),
     /// Record the files that a program reads, and replay them ahead of it

@@ -7,6 +7,7 @@
 
 mod bench;
 mod cache;
+mod cert;
 mod cli;
 mod config;
 mod conflicts;
@@ -106,6 +107,7 @@ fn main_command() -> ExitCode {
             Command::Config(args) => config::run(args),
             Command::Serve(args) => serve::run(args, None),
             Command::Gateway(args) => gateway::run(args),
+            Command::Cert(args) => cert::run(&args.command),
             Command::Cache(args) => cache::run(&args.what),
             Command::Trace(args) => trace::run(args),
             Command::Bench(args) => bench::run(args),
