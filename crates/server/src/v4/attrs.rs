@@ -137,7 +137,7 @@ impl Have {
 
 /// Whether these attributes need more calls than the object's own attributes.
 pub(crate) fn cost_more(wanted: Bitmap4) -> bool {
-    needs_fsstat(wanted) || wanted.has(attr::ACL)
+    needs_fsstat(wanted) || wanted.has(attr::ACL) || wanted.has(attr::XATTR_SUPPORT)
 }
 
 /// Whether these attributes include some of the file system.
@@ -155,6 +155,8 @@ pub(crate) struct Source<'a> {
     pub mounted_on: Option<u64>,
     pub fs: Option<FsStat>,
     pub acl: Option<Vec<nfs4::Ace>>,
+    /// Whether the file system has extended attributes of users (RFC 8276).
+    pub xattrs: bool,
     pub have: Have,
     pub io_max_bytes: u32,
     pub lease_s: u32,
@@ -217,7 +219,7 @@ impl Source<'_> {
         rare.time_delta = Some(NANOSECOND);
         rare.suppattr_exclcreat = Some(SETTABLE_EXCLUSIVELY);
         rare.clone_blksize = self.have.clone_block_bytes;
-        rare.xattr_support = Some(true);
+        rare.xattr_support = Some(self.xattrs);
         rare.open_arguments = Some(super::open::open_arguments());
         if let Some(fs) = &self.fs {
             rare.files_avail = Some(fs.avail_files);
@@ -407,6 +409,7 @@ mod tests {
             mounted_on: None,
             fs: Some(FsStat::default()),
             acl: Some(Vec::new()),
+            xattrs: true,
             have,
             io_max_bytes: 1 << 20,
             lease_s: 90,

@@ -566,6 +566,7 @@ impl<'a> Exec<'a> {
         let mut source = self.source(&o.export, attr, &o.fh, wanted);
         source.fs = fs;
         source.acl = self.acl(o, attr, wanted).await?;
+        source.xattrs = wanted.has(attr::XATTR_SUPPORT) && super::xattr::supports(o, attr.kind).await;
         let handle = handle_if(wanted, &o.export, &o.fh);
         source.handle = &handle;
         Ok(source.wire(wanted))
@@ -599,6 +600,7 @@ impl<'a> Exec<'a> {
             mounted_on: covered.or(in_tree).filter(|_| covers),
             fs: None,
             acl: None,
+            xattrs: false,
             have: Have::of(self.minor, Some(export)),
             io_max_bytes: self.r.server.options.io_max_bytes,
             lease_s: self.nfs.lease.as_secs().max(1) as u32,
@@ -636,6 +638,7 @@ impl<'a> Exec<'a> {
             mounted_on: None,
             fs: Some(fs),
             acl: None,
+            xattrs: true,
             have: Have::of(self.minor, None),
             io_max_bytes: self.r.server.options.io_max_bytes,
             lease_s: self.nfs.lease.as_secs().max(1) as u32,

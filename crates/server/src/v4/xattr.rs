@@ -8,7 +8,7 @@ use hither_proto::nfs4::{
     ChangeInfo as WireChange, ListxattrsArgs, ListxattrsOk, Nfsstat4, SetxattrArgs, SetxattrOption,
     XattrValue,
 };
-use hither_vfs::{ChangeInfo, XattrMode};
+use hither_vfs::{ChangeInfo, FileKind, XattrMode};
 
 const PREFIX: &[u8] = b"user.";
 /// Longest name with its prefix, in bytes (`XATTR_NAME_MAX` of Linux).
@@ -23,6 +23,15 @@ fn full(name: &[u8]) -> Result<Vec<u8>, Nfsstat4> {
         n if n.contains(&0) => Err(Nfsstat4::BADCHAR),
         n => Ok([PREFIX, n].concat()),
     }
+}
+
+/// Whether the file system of an object has extended attributes. The origin of a gateway may have
+/// none.
+pub(super) async fn supports(o: &Object, kind: FileKind) -> bool {
+    // On Linux only these objects have attributes of users. A list may be empty instead of refused.
+    let can_ask = matches!(kind, FileKind::Regular | FileKind::Directory);
+    let asked = o.export.vfs.getxattr(&o.cx, &o.fh, b"user.any");
+    !can_ask || !asked.await.is_err_and(|e| e.errno == libc::EOPNOTSUPP)
 }
 
 impl Exec<'_> {
