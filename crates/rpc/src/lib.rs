@@ -35,4 +35,4 @@ pub use policy::{Mode, RetryPolicy};
 pub use portmap::{PortmapError, RPCBIND_SOCKET, Registered, Registration, Rpcbind, getport, getport_via};
 pub use stats::Stats;
 pub use tcp::{Endpoint, TcpConnect};
-pub use transport::{BoxFuture, Connect, Link};
+pub use transport::{BoxFuture, Connect, Link, read_record};

@@ -4,6 +4,16 @@
 //! offers TLS answers with the verifier [`STARTTLS`]. The TLS session then begins on the same
 //! connection. Both sides use TLS 1.3, the ALPN name [`ALPN`] and no early data.
 
+mod client;
+mod connect;
+mod error;
+mod probe;
+
+pub use client::{ClientTls, IdentityFiles, TlsReport, TlsSettings, TlsStart};
+pub use connect::TlsConnect;
+pub use error::TlsError;
+pub use probe::Program;
+
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
@@ -11,12 +21,16 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The ALPN name of RPC (RFC 9289 section 5).
 pub const ALPN: &[u8] = b"sunrpc";
 
 /// The verifier of the reply to an AUTH_TLS call, if the server offers TLS (RFC 9289 section 4.1).
 pub const STARTTLS: &[u8; 8] = b"STARTTLS";
+
+/// Longest time from a new connection to its TLS session.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Longest file of keys or certificates. The system's list of authorities has about 250 KiB.
 const FILE_MAX_BYTES: u64 = 4 << 20;

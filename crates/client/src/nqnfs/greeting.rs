@@ -9,13 +9,13 @@ use hither_proto::nqnfs::{Asking, HelloArgs, HelloOk, NqProc, PROGRAM, Res, VERS
 use hither_proto::record;
 use hither_proto::rpc::{AcceptStat, AcceptedReply, Message, OpaqueAuth, ReplyBody, call};
 use hither_proto::xdr::{Dec, Enc};
-use hither_rpc::{BoxFuture, Connect, Link};
+use hither_rpc::{BoxFuture, Connect, Link, read_record};
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 
 /// Longest wait for the answer.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -23,9 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const FH_MAX_BYTES: u32 = 64;
 /// Largest READ and WRITE of the client.
 const TRANSFER_MAX_BYTES: u32 = 1 << 20;
-/// Longest answer. [`FRAGMENTS_MAX`] is the largest number of its fragments.
+/// Longest answer.
 const ANSWER_MAX_BYTES: usize = 4096;
-const FRAGMENTS_MAX: usize = 16;
 
 /// Makes connections that begin with HELLO.
 pub(super) struct Greeting {
@@ -54,7 +53,7 @@ impl Greeting {
         let message = call(xid, PROGRAM, VERSION, NqProc::HELLO.0, &OpaqueAuth::none(), args);
         link.writer.write_all(&record::frame(message).concat()).await?;
         link.writer.flush().await?;
-        let answer = one_record(link).await?;
+        let answer = read_record(&mut link.reader, ANSWER_MAX_BYTES).await?;
         match Message::decode(&answer) {
             Ok(Message::Reply(header, body)) if header.xid == xid => match header.body {
                 ReplyBody::Accepted(AcceptedReply { stat: AcceptStat::Success, .. }) => {
@@ -99,22 +98,4 @@ impl Connect for Greeting {
 
 fn nonsense(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
-}
-
-/// Reads one record and not a byte more. Later bytes belong to the connection.
-async fn one_record(link: &mut Link) -> io::Result<bytes::Bytes> {
-    let mut whole = Vec::new();
-    for _ in 0..FRAGMENTS_MAX {
-        let mark = link.reader.read_u32().await?;
-        let (start, len) = (whole.len(), (mark & (u32::MAX >> 1)) as usize);
-        if start + len > ANSWER_MAX_BYTES {
-            break;
-        }
-        whole.resize(start + len, 0);
-        link.reader.read_exact(&mut whole[start..]).await?;
-        if mark >> 31 == 1 {
-            return Ok(whole.into());
-        }
-    }
-    Err(nonsense("the answer to HELLO is too long"))
 }

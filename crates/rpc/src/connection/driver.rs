@@ -10,6 +10,7 @@ use super::{Batch, Connection};
 use crate::client::Shared;
 use crate::error::CallError;
 use crate::stats::add;
+use crate::tls::TlsError;
 use crate::transport::Link;
 use bytes::Bytes;
 use hither_proto::record::{self, Limits, RecordError};
@@ -377,9 +378,10 @@ impl Backoff {
 
 /// A copy of an error, for several callers.
 fn same_error(e: &io::Error) -> io::Error {
-    match e.raw_os_error() {
-        Some(code) => io::Error::from_raw_os_error(code),
-        None => io::Error::new(e.kind(), e.to_string()),
+    match (e.raw_os_error(), TlsError::of(e)) {
+        (Some(code), _) => io::Error::from_raw_os_error(code),
+        (None, Some(tls)) => tls.clone().into(),
+        (None, None) => io::Error::new(e.kind(), e.to_string()),
     }
 }
 
