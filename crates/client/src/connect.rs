@@ -7,6 +7,8 @@
 use crate::error::MountError;
 use crate::v4::{Delegated, V4};
 use crate::{LookupCache, Options, Version, nqnfs, v3};
+use hither_proto::{nfs4, nqnfs as nqnfs_wire};
+use hither_rpc::tls::{ClientTls, Program, TlsConnect};
 use hither_rpc::{Connect, Endpoint, Stats, TcpConnect};
 use hither_vfs::{Env, LeaseAuthority, Vfs};
 use std::net::SocketAddr;
@@ -87,6 +89,21 @@ pub async fn connect(options: &Options, env: Env) -> Result<Connected, MountErro
     }
 }
 
+/// Makes the connections of a mount to a program, through TLS if the mount uses TLS. Only queries
+/// to rpcbind, which RFC 9289 does not cover, have connections of another kind.
+pub(crate) fn connector(
+    tls: Option<&Arc<ClientTls>>,
+    endpoint: Endpoint,
+    program: Program,
+) -> Arc<dyn Connect> {
+    let tcp = Arc::new(TcpConnect::new(endpoint));
+    let Some(tls) = tls else { return tcp };
+    let connect = TlsConnect::new(tcp, tls.clone(), program);
+    // HELLO must be the first call of a connection of NQNFS, and its reply serves the same end.
+    let greets = program.number == nqnfs_wire::PROGRAM;
+    Arc::new(if greets { connect.without_confirmation() } else { connect })
+}
+
 async fn connect_once(options: &Options, env: &Env) -> Result<Connected, MountError> {
     let Some(version) = options.version else { return negotiate(options, env).await };
     connect_version(options, env, version).await
@@ -140,7 +157,8 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
             keepalive: true,
             connect_timeout: CONNECT_TIMEOUT,
         };
-        let connect: Arc<dyn Connect> = Arc::new(TcpConnect::new(endpoint));
+        let program = Program { number: nfs4::PROGRAM, version: nfs4::VERSION };
+        let connect = connector(options.tls.as_ref(), endpoint, program);
         match V4::mount(options.clone(), version, env.clone(), stats.clone(), connect, server).await {
             Ok(v4) => {
                 let (rsize_bytes, wsize_bytes) = v4.transfer_sizes();

@@ -5,6 +5,7 @@
 //! since calls to mountd are rare. mountd resolves the path. Any directory below an export may be
 //! mounted.
 
+use crate::connect::connector;
 use crate::error::{MountError, Service};
 use crate::options::Options;
 use bytes::Bytes;
@@ -12,9 +13,10 @@ use hither_proto::mount::{self, ExportArgs, Exportnode, MntArgs, Mountstat3, Umn
 use hither_proto::nqnfs::mount1::{Fhstatus, Mnt1Args};
 use hither_proto::rpc::{AuthFlavor, AuthSys, Procedure};
 use hither_proto::xdr::{Dec, Enc, List, Opaque};
+use hither_rpc::tls::{ClientTls, Program};
 use hither_rpc::{
     Call, CallError, Client, ClientConfig, Credential, Endpoint, Mode, Retransmit, RetryPolicy, Stats,
-    TcpConnect, getport,
+    getport,
 };
 use hither_vfs::Fh;
 use std::net::{IpAddr, SocketAddr};
@@ -42,6 +44,7 @@ pub(crate) struct Mounted {
 struct Mountd {
     addr: SocketAddr,
     resvport: bool,
+    tls: Option<Arc<ClientTls>>,
     machine: Bytes,
 }
 
@@ -54,7 +57,7 @@ pub(crate) async fn mount(opts: &Options, ip: IpAddr, machine: Bytes) -> Result<
         Some(port) => port,
         None => port(opts, ip, Service::Mount, "mountport=PORT").await?,
     };
-    let mountd = Mountd { addr: SocketAddr::new(ip, port), resvport: opts.resvport, machine };
+    let mountd = Mountd::new(opts, SocketAddr::new(ip, port), machine);
     let path = Bytes::copy_from_slice(opts.path.as_bytes());
     if path.len() > mount::PATH_MAX_BYTES {
         let (server, path) = (opts.server.clone(), opts.path.clone());
@@ -80,7 +83,7 @@ pub(crate) async fn mount(opts: &Options, ip: IpAddr, machine: Bytes) -> Result<
 /// # Errors
 /// See [`MountError`].
 pub(crate) async fn mount1(opts: &Options, addr: SocketAddr, machine: Bytes) -> Result<Mounted, MountError> {
-    let mountd = Mountd { addr, resvport: opts.resvport, machine };
+    let mountd = Mountd::new(opts, addr, machine);
     let path = Bytes::copy_from_slice(opts.path.as_bytes());
     if path.len() > mount::PATH_MAX_BYTES {
         let (server, path) = (opts.server.clone(), opts.path.clone());
@@ -132,6 +135,10 @@ pub(crate) async fn port(
 }
 
 impl Mountd {
+    fn new(opts: &Options, addr: SocketAddr, machine: Bytes) -> Self {
+        Self { addr, resvport: opts.resvport, tls: opts.tls.clone(), machine }
+    }
+
     async fn call<P: Procedure>(&self, args: &P) -> Result<P::Reply, CallError> {
         let endpoint = Endpoint {
             addr: self.addr,
@@ -146,7 +153,8 @@ impl Mountd {
             ..ClientConfig::default()
         };
         // Separate counters: the statistics of a mount count NFS calls only.
-        let client = Client::new(Arc::new(TcpConnect::new(endpoint)), cfg, Arc::new(Stats::new()));
+        let connect = connector(self.tls.as_ref(), endpoint, Program { number: P::PROG, version: P::VERS });
+        let client = Client::new(connect, cfg, Arc::new(Stats::new()));
         let cred = AuthSys {
             stamp: 0,
             machinename: Opaque(self.machine.clone()),

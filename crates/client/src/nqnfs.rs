@@ -22,13 +22,16 @@ mod tests;
 pub(crate) use leases::Leases;
 pub(crate) use speak::{Nqnfs, ONLY_HELD};
 
+use crate::connect::connector;
 use crate::error::{MountError, Service};
 use crate::mountd;
 use crate::v3::{Beginning, Mount3, V3, machine_name, rpc_client};
 use crate::{Options, Version};
 use greeting::Greeting;
 use hither_proto::nfs3::PORT;
-use hither_rpc::{Endpoint, Stats, TcpConnect};
+use hither_proto::nqnfs::{PROGRAM, VERSION};
+use hither_rpc::tls::Program;
+use hither_rpc::{Endpoint, Stats};
 use hither_vfs::Env;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -66,7 +69,8 @@ async fn connect_to(
     let mounted = mountd::mount1(opts, mountd, machine.clone()).await?;
     let endpoint =
         Endpoint { addr, resvport: opts.resvport, keepalive: true, connect_timeout: mountd::PATIENCE };
-    let greeting = Greeting::new(Arc::new(TcpConnect::new(endpoint)), (env.random)());
+    let program = Program { number: PROGRAM, version: VERSION };
+    let greeting = Greeting::new(connector(opts.tls.as_ref(), endpoint, program), (env.random)());
     let client = rpc_client(opts, env, greeting.clone(), stats.clone());
     let failed = |e| MountError::from_call(&opts.server, &opts.path, Service::Nfs, addr, "NQNFS", e);
     client.connect_now().await.map_err(failed)?;

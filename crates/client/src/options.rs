@@ -1,6 +1,8 @@
 //! The checked form of nfs(5) options for one mount.
 
+use hither_rpc::tls::ClientTls;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Protocol version on the wire.
@@ -113,6 +115,8 @@ pub struct Options {
     pub nconnect: usize,
     /// `resvport`/`noresvport`.
     pub resvport: bool,
+    /// `xprtsec=` and `tls-*`; `None`: connections without TLS.
+    pub tls: Option<Arc<ClientTls>>,
     /// `rsize=` in bytes, at most 1 MiB; `None` takes the server's preferred size.
     pub rsize_bytes: Option<u32>,
     /// `wsize=` in bytes, at most 1 MiB; `None` takes the server's preferred size.

@@ -17,6 +17,7 @@ pub(crate) fn options() -> Options {
         retrans: 2,
         nconnect: 1,
         resvport: false,
+        tls: None,
         rsize_bytes: None,
         wsize_bytes: None,
         attr_cache: AttrCache::default(),

@@ -304,7 +304,7 @@ async fn attempt(job: &Job) -> Result<Client, Missed> {
         Err(e) => return Err(Missed::Never(Failure::system(format!("looking up the host: {e}")))),
     };
     stack::connect(job, addrs).await.map_err(|e| match e {
-        NoClient::Journal(line) => Missed::Never(Failure::system(line)),
+        NoClient::Local(line) => Missed::Never(Failure::system(line)),
         NoClient::Server(e) => {
             let failure = Failure { code: e.exit_code(), line: e.to_string() };
             if e.is_transient() { Missed::Now(failure) } else { Missed::Never(failure) }

@@ -21,6 +21,7 @@ use crate::mount::Job;
 use crate::options::Wanted;
 use crate::report::Report;
 use crate::source::{NoAddress, Source};
+use crate::stack;
 use crate::stat::text::{bytes, duration};
 use crate::stat::{self, print};
 use measured::{Measured, Mix, Spread};
@@ -81,7 +82,8 @@ async fn examine(args: &DoctorArgs) -> Result<Measured, Failure> {
     };
     server.set_port(port);
     m.server = server.to_string();
-    match ping::ping(server).await {
+    let options = stack::client_options(&patient.job, patient.addrs.clone()).map_err(Failure::system)?;
+    match ping::ping(server, options.tls.clone()).await {
         Ok(pings) => {
             m.connect_us = Some(pings.connect.as_micros() as u64);
             m.rtt_us = Spread::of(pings.rtts);
@@ -92,7 +94,7 @@ async fn examine(args: &DoctorArgs) -> Result<Measured, Failure> {
         Err(e) => return Err(Failure::mount(format!("{server}: {e}; is the server up, and the port open?"))),
     }
     if patient.path {
-        match probe::versions(&patient.job, &patient.addrs, &mut m).await {
+        match probe::versions(patient.job.wanted.versions, &options, &mut m).await {
             Some(connected) => {
                 let most_bytes = u64::from(args.size) << 20;
                 Probe { connected: &connected, most_bytes }.measure(args.write, &mut m).await;
@@ -147,6 +149,9 @@ fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
     let server: SocketAddr = report.mount.server.parse().map_err(|_| odd("address"))?;
     let mut options = args.options.clone();
     options.push(format!("port={}", server.port()));
+    // Each connection of the doctor uses TLS like those of the mount.
+    let is_tls = |word: &&str| word.starts_with("xprtsec=") || word.starts_with("tls-");
+    options.extend(report.mount.options.split(',').filter(is_tls).map(String::from));
     let wanted = Wanted::parse(&options, false).map_err(Failure::usage)?;
     let cache = args.cache_dir.clone().or_else(|| report.mount.cache.clone().map(PathBuf::from));
     let job = Job { source, dir: PathBuf::from(dir), wanted, client_name: None };

@@ -8,6 +8,7 @@
 
 mod apply;
 mod render;
+mod security;
 mod subtrees;
 mod table;
 #[cfg(test)]
@@ -17,6 +18,7 @@ pub use apply::bytes;
 pub use render::help;
 #[cfg(test)]
 pub use render::markdown;
+pub use security::Security;
 pub use subtrees::Subtree;
 pub use table::{Act, Arg, Def, GROUPS, Group, OPTIONS};
 
@@ -186,6 +188,8 @@ pub struct Wanted {
     pub nconnect: usize,
     /// `resvport`.
     pub resvport: bool,
+    /// `xprtsec=` and related options.
+    pub security: Security,
     /// `rsize=`.
     pub rsize_bytes: Option<u32>,
     /// `wsize=`.
@@ -279,6 +283,7 @@ impl Default for Wanted {
             retrans: 2,
             nconnect: 1,
             resvport: true,
+            security: Security::default(),
             rsize_bytes: None,
             wsize_bytes: None,
             attr_cache: AttrCache::default(),
@@ -446,7 +451,7 @@ impl Wanted {
     /// Checks the options against each other. Returns all faults.
     fn agree(&mut self) -> Vec<String> {
         let mut wrong = std::mem::take(&mut self.contradictions);
-        let checks: [Check; 8] = [
+        let checks: [Check; 9] = [
             Self::join_versions,
             Self::join_noac,
             Self::join_subtrees,
@@ -455,6 +460,7 @@ impl Wanted {
             Self::join_journal,
             Self::check_cache,
             Self::check_locks,
+            Self::check_security,
         ];
         wrong.extend(checks.into_iter().filter_map(|check| check(self).err()));
         wrong

@@ -4,6 +4,7 @@
 
 use hither_fuse::OpCount;
 use hither_rpc::stats::{OpSnapshot, Snapshot, TransportSnapshot};
+use hither_rpc::tls::TlsReport;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -126,6 +127,50 @@ pub struct MountPart {
     /// Minor version N of the FUSE protocol 7.N.
     #[serde(default)]
     pub fuse_minor: Option<u32>,
+    /// The encryption of the connections; `None`: clear text.
+    #[serde(default)]
+    pub transport: Option<Transport>,
+}
+
+/// The encryption of a mount's connections.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transport {
+    /// Always `TLS 1.3`.
+    pub protocol: String,
+    /// Cipher suite of the latest session.
+    pub cipher: String,
+    /// The name in the server's certificate.
+    pub server_name: String,
+    /// Whether the client offers a certificate.
+    pub client_certificate: bool,
+    /// Number of full handshakes.
+    pub handshakes: u64,
+    /// Number of resumed sessions.
+    pub resumptions: u64,
+}
+
+impl From<TlsReport> for Transport {
+    fn from(tls: TlsReport) -> Self {
+        Self {
+            protocol: "TLS 1.3".into(),
+            cipher: tls.cipher,
+            server_name: tls.server_name,
+            client_certificate: tls.has_certificate,
+            handshakes: tls.full,
+            resumptions: tls.resumed,
+        }
+    }
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { protocol, cipher, server_name, handshakes, resumptions, .. } = self;
+        let own = if self.client_certificate { ", client certificate" } else { "" };
+        write!(
+            f,
+            "{protocol}, {cipher}, server {server_name}{own}; handshakes {handshakes}, resumed {resumptions}"
+        )
+    }
 }
 
 /// One TCP connection.

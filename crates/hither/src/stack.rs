@@ -14,12 +14,13 @@ use crate::exit::Failure;
 use crate::mount::Job;
 use crate::mountstats;
 use crate::options::{Versions, Wanted};
-use crate::report::{Counters, MountPart, Report};
+use crate::report::{Counters, MountPart, Report, Transport};
 use crate::trace::Trace;
 use hither_cache::data::DataCache;
 use hither_fuse::{CloseWaits, Layers, Record};
 use hither_nfs::v4::Delegated;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
+use hither_rpc::tls::{ClientTls, TlsSettings, TlsStart};
 use hither_socket::Programs;
 use hither_vfs::{Cred, Env, RequestContext};
 use hither_writeback::pending_creates::{PendingCreates, PendingCreatesOptions};
@@ -61,8 +62,8 @@ pub struct Client {
 pub enum NoClient {
     /// The server is not available.
     Server(MountError),
-    /// The journal is not available: a message for the user.
-    Journal(String),
+    /// A file of this machine is not usable: a message for the user.
+    Local(String),
 }
 
 /// Connects to the server and negotiates the version.
@@ -70,7 +71,7 @@ pub enum NoClient {
 /// # Errors
 /// The reason why there is no mount, as a message for the user.
 pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, NoClient> {
-    let mut options = client_options(job, addrs);
+    let mut options = client_options(job, addrs).map_err(NoClient::Local)?;
     let versions: &[Option<Version>] = match job.wanted.versions {
         Versions::Any => &[None],
         Versions::Any4 => &[Some(Version::V42), Some(Version::V41)],
@@ -81,7 +82,7 @@ pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, NoClie
         options.version = *version;
         match hither_nfs::connect(&options, env()).await {
             Ok(connected) => {
-                let journal = journal::open(job, &connected).await.map_err(NoClient::Journal)?;
+                let journal = journal::open(job, &connected).await.map_err(NoClient::Local)?;
                 return Ok(Client::stacked(job, connected, options, journal).await);
             }
             Err(e) if e.other_version_may_work() => refused = Some(e),
@@ -91,10 +92,14 @@ pub async fn connect(job: &Job, addrs: Vec<SocketAddr>) -> Result<Client, NoClie
     Err(NoClient::Server(refused.unwrap_or(MountError::Interrupted)))
 }
 
-/// The settings of the client.
-pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
+/// The settings of the client. Reads the files of TLS.
+///
+/// # Errors
+/// A message for the user about an unusable file.
+pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Result<Options, String> {
     let w = &job.wanted;
-    Options {
+    let tls = w.security.settings(&job.source.host).map(ClientTls::new).transpose();
+    Ok(Options {
         server: job.source.host.clone(),
         addrs: addrs.into_iter().map(|addr| SocketAddr::new(addr.ip(), w.port.unwrap_or(0))).collect(),
         path: job.source.path.clone(),
@@ -106,6 +111,7 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
         retrans: w.retrans,
         nconnect: w.nconnect,
         resvport: w.resvport,
+        tls: tls.map_err(|e| e.to_string())?.map(Arc::new),
         rsize_bytes: w.rsize_bytes,
         wsize_bytes: w.wsize_bytes,
         attr_cache: w.told().0,
@@ -121,7 +127,7 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Options {
         client_name: job.client_name.clone(),
         // The daemon itself retries, because it also looks up the name again and informs the user.
         retry: Duration::ZERO,
-    }
+    })
 }
 
 /// The machine's random source and clock.
@@ -233,6 +239,9 @@ impl Client {
         push(if c.server.is_ipv4() { "proto=tcp" } else { "proto=tcp6" });
         push(&format!("timeo={},retrans={}", o.timeo.as_millis() / 100, o.retrans));
         push("sec=sys");
+        if let Some(tls) = &o.tls {
+            security_words(tls.settings()).iter().for_each(|word| push(word));
+        }
         if c.version.is_stateless() {
             push("local_lock=all");
         }
@@ -270,6 +279,25 @@ impl Client {
         }
         out
     }
+}
+
+/// The options of TLS. Without `tls-server-name` the name is the host of the source.
+fn security_words(settings: &TlsSettings) -> Vec<String> {
+    let TlsSettings { start, server_name, authorities, identity, revocations } = settings;
+    let policy = match (start, identity) {
+        (TlsStart::Direct, _) => "direct",
+        (TlsStart::Probe, Some(_)) => "mtls",
+        (TlsStart::Probe, None) => "tls",
+    };
+    let mut words = vec![format!("xprtsec={policy}"), format!("tls-server-name={server_name}")];
+    let files = [
+        ("tls-ca", authorities.as_ref()),
+        ("tls-cert", identity.as_ref().map(|files| &files.certificate)),
+        ("tls-key", identity.as_ref().map(|files| &files.key)),
+        ("tls-crl", revocations.as_ref()),
+    ];
+    words.extend(files.iter().filter_map(|(name, file)| Some(format!("{name}={}", (*file)?.display()))));
+    words
 }
 
 /// Mounts FUSE on top of the client.
@@ -354,6 +382,7 @@ fn mount_flags(wanted: &Wanted) -> libc::c_ulong {
 pub struct Teller {
     part: MountPart,
     stats: Arc<hither_rpc::Stats>,
+    tls: Option<Arc<ClientTls>>,
     delegated: Option<Delegated>,
     mounted: Arc<hither_fuse::Mounted>,
     disk: Option<Arc<DataCache>>,
@@ -390,6 +419,7 @@ impl Teller {
             journal: client.wal.as_ref().map(|wal| wal.dir().to_string_lossy().into_owned()),
             journal_trouble: None,
             fuse_minor: Some(mounted.negotiated().0),
+            transport: None,
         };
         let (disk, parts, wanted) = (client.disk.clone(), client.parts.clone(), job.wanted.clone());
         let (wal, pending_creates) = (client.wal.clone(), client.pending_creates.clone());
@@ -401,6 +431,7 @@ impl Teller {
             pending_removes,
             part,
             stats,
+            tls: client.options.tls.clone(),
             delegated,
             mounted,
             disk,
@@ -415,7 +446,9 @@ impl Teller {
         let rpc = self.stats.snapshot();
         let cache_trouble = self.disk.as_ref().and_then(|disk| disk.trouble());
         let journal_trouble = self.wal.as_ref().and_then(|wal| wal.trouble());
-        let part = MountPart { age_s: rpc.age_s, cache_trouble, journal_trouble, ..self.part.clone() };
+        let transport = self.tls.as_ref().and_then(|tls| tls.report()).map(Transport::from);
+        let part =
+            MountPart { age_s: rpc.age_s, cache_trouble, journal_trouble, transport, ..self.part.clone() };
         Report::new(part, &rpc, &self.mounted.stats(), self.layers())
     }
 

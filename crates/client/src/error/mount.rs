@@ -1,6 +1,7 @@
 //! Reasons for a failed mount. Each is one line: the failure, the place, and the remedy.
 
 use hither_proto::rpc::AuthStat;
+use hither_rpc::tls::TlsError;
 use hither_rpc::{CallError, PortmapError};
 use std::io;
 use std::net::SocketAddr;
@@ -92,6 +93,18 @@ pub enum MountError {
         server: String,
         /// Error text of the system.
         cause: String,
+    },
+    /// There is no TLS session with the server.
+    #[error("{server}: {service} at {addr}: {cause}{}", tls_hint(*service, cause))]
+    Tls {
+        /// Server as written.
+        server: String,
+        /// Program that the client called.
+        service: Service,
+        /// Address of the program.
+        addr: SocketAddr,
+        /// The reason, with the remedy.
+        cause: TlsError,
     },
     /// The export exists, but the server denies it to this client.
     #[error("{server}:{path}: access denied by the server; {hint}")]
@@ -193,6 +206,16 @@ fn exports_hint(exports: Option<&[String]>) -> String {
     }
 }
 
+/// MOUNT servers often lack TLS where the NFS server has it.
+fn tls_hint(service: Service, cause: &TlsError) -> &'static str {
+    match (service, cause) {
+        (Service::Mount, TlsError::NotOffered(_) | TlsError::NoSuchVersion { .. }) => {
+            "; NFSv4 needs no MOUNT service: vers=4.2"
+        }
+        _ => "",
+    }
+}
+
 fn offered_hint(offered: Option<&str>) -> String {
     match offered {
         None => "; try another vers=, or none to negotiate".to_owned(),
@@ -218,13 +241,14 @@ impl MountError {
 
     /// Whether a later attempt may succeed (`retry=` of nfs(5)), because the server was absent.
     pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
+        match self {
             MountError::Refused { .. }
-                | MountError::Unreachable { .. }
-                | MountError::TimedOut { .. }
-                | MountError::NotRegistered { .. }
-        )
+            | MountError::Unreachable { .. }
+            | MountError::TimedOut { .. }
+            | MountError::NotRegistered { .. } => true,
+            MountError::Tls { cause, .. } => cause.is_transient(),
+            _ => false,
+        }
     }
 
     /// The reason for a failed mount of `server:path`, from a failed call to `service` at `addr`.
@@ -239,7 +263,15 @@ impl MountError {
     ) -> Self {
         let server = server.to_owned();
         match e {
-            CallError::Connect(e) => Self::from_io(server, service, addr, &e),
+            CallError::Connect(e) => match TlsError::of(&e) {
+                Some(TlsError::NoSuchVersion { offered }) => Self::VersionNotSupported {
+                    server,
+                    what: what.to_owned(),
+                    offered: offered.map(|(low, high)| versions(low, high)),
+                },
+                Some(cause) => Self::Tls { server, service, addr, cause: cause.clone() },
+                None => Self::from_io(server, service, addr, &e),
+            },
             CallError::TimedOut(_) | CallError::DeadlinePassed => Self::TimedOut { server, service, addr },
             CallError::Cancelled | CallError::Shutdown => Self::Interrupted,
             CallError::Denied(stat) => {
@@ -251,7 +283,7 @@ impl MountError {
             CallError::ProgMismatch { low, high } => Self::VersionNotSupported {
                 server,
                 what: what.to_owned(),
-                offered: Some(if low == high { format!("{low}") } else { format!("{low} to {high}") }),
+                offered: Some(versions(low, high)),
             },
             e => Self::Protocol { server, service, cause: e.to_string() },
         }
@@ -305,6 +337,10 @@ impl MountError {
             _ => Self::Unreachable { server, service, addr, cause: e.to_string() },
         }
     }
+}
+
+fn versions(low: u32, high: u32) -> String {
+    if low == high { format!("{low}") } else { format!("{low} to {high}") }
 }
 
 fn denied_hint(stat: AuthStat) -> String {

@@ -3,6 +3,7 @@
 use super::listing_sizes::ListingSizes;
 use super::wire::{Caller, Patience, Sizes};
 use super::{Inner, V3, convert};
+use crate::connect::connector;
 use crate::error::{MountError, Service};
 use crate::mountd;
 use crate::nqnfs::Nqnfs;
@@ -10,8 +11,9 @@ use crate::validity::ValidityRules;
 use crate::writes::{Limits, Uncommitted};
 use crate::{LookupCache, Options, Recovery};
 use bytes::Bytes;
-use hither_proto::nfs3::{FsinfoArgs, FsinfoOk, GetattrArgs, PORT, PathconfArgs, fsf};
-use hither_rpc::{CallError, Client, ClientConfig, Connect, Endpoint, Mode, RetryPolicy, Stats, TcpConnect};
+use hither_proto::nfs3::{FsinfoArgs, FsinfoOk, GetattrArgs, PORT, PROGRAM, PathconfArgs, VERSION, fsf};
+use hither_rpc::tls::Program;
+use hither_rpc::{CallError, Client, ClientConfig, Connect, Endpoint, Mode, RetryPolicy, Stats};
 use hither_vfs::{Cred, Env, Fh, FileKind, LeaseAuthority, Name, Vfs};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -76,7 +78,7 @@ async fn connect_to(
     let addr = SocketAddr::new(addr.ip(), port);
     let endpoint =
         Endpoint { addr, resvport: opts.resvport, keepalive: true, connect_timeout: mountd::PATIENCE };
-    let connect: Arc<dyn Connect> = Arc::new(TcpConnect::new(endpoint));
+    let connect = connector(opts.tls.as_ref(), endpoint, Program { number: PROGRAM, version: VERSION });
     let client = rpc_client(opts, env, connect, stats.clone());
     let failed = |e| MountError::from_call(&opts.server, &opts.path, Service::Nfs, addr, "NFS version 3", e);
     client.connect_now().await.map_err(failed)?;

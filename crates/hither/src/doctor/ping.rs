@@ -1,11 +1,13 @@
 //! The round trip to a server: NULL calls of ONC RPC (RFC 5531) on a connection of their own. They
 //! access no file and no disk.
 
+use hither_rpc::tls::{ClientTls, Program, TlsConnect, TlsError};
+use hither_rpc::{Connect, Endpoint, Link, TcpConnect, read_record};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, timeout};
 
 /// Number of calls of one measurement.
@@ -20,7 +22,7 @@ const REPLY_MAX_BYTES: usize = 1024;
 /// The results of the NULL calls.
 #[derive(Debug, Clone, Default)]
 pub struct Pings {
-    /// From SYN to the end of the handshake.
+    /// From SYN to the end of the handshake, of TLS if the connection uses it.
     pub connect: Duration,
     /// Each call's round trip.
     pub rtts: Vec<Duration>,
@@ -34,20 +36,27 @@ pub struct Pings {
 ///
 /// # Errors
 /// The connection fails, or the server does not answer.
-pub async fn ping(server: SocketAddr) -> io::Result<Pings> {
+pub async fn ping(server: SocketAddr, tls: Option<Arc<ClientTls>>) -> io::Result<Pings> {
     let late =
         |what: &str| io::Error::new(ErrorKind::TimedOut, format!("{what} within {} s", PATIENCE.as_secs()));
     let began = Instant::now();
-    let stream = timeout(PATIENCE, TcpStream::connect(server)).await;
-    let mut stream = stream.map_err(|_| late("no connection"))??;
+    let endpoint = Endpoint { addr: server, resvport: false, keepalive: false, connect_timeout: PATIENCE };
+    let tcp = Arc::new(TcpConnect::new(endpoint));
+    let mut link = match tls {
+        None => tcp.connect(None).await?,
+        Some(tls) => {
+            let program = Program { number: NFS, version: 4 };
+            TlsConnect::new(tcp, tls, program).connect(None).await?
+        }
+    };
     let mut pings = Pings { connect: began.elapsed(), ..Pings::default() };
-    stream.set_nodelay(true)?;
     let mut xid = std::process::id() << 8;
     let mut call = async |version: u32| {
         xid = xid.wrapping_add(1);
         let began = Instant::now();
-        stream.write_all(&null_call(xid, version)).await?;
-        let spoken = timeout(PATIENCE, reply(&mut stream, xid)).await.map_err(|_| late("no answer"))??;
+        link.writer.write_all(&null_call(xid, version)).await?;
+        link.writer.flush().await?;
+        let spoken = timeout(PATIENCE, reply(&mut link, xid)).await.map_err(|_| late("no answer"))??;
         Ok::<_, io::Error>((spoken, began.elapsed()))
     };
     // The first calls also warm caches on the network path.
@@ -70,14 +79,13 @@ fn null_call(xid: u32, version: u32) -> Vec<u8> {
 }
 
 /// Reads the reply to a call. Returns whether the server offers the version.
-async fn reply(stream: &mut TcpStream, xid: u32) -> io::Result<bool> {
-    let mark = stream.read_u32().await?;
-    let len = (mark & 0x7fff_ffff) as usize;
-    if len > REPLY_MAX_BYTES || mark >> 31 == 0 {
-        return Err(io::Error::new(ErrorKind::InvalidData, "the peer is not an RPC server"));
-    }
-    let mut record = vec![0; len];
-    stream.read_exact(&mut record).await?;
+async fn reply(link: &mut Link, xid: u32) -> io::Result<bool> {
+    let record = read_record(&mut link.reader, REPLY_MAX_BYTES).await.map_err(|e| match e.kind() {
+        ErrorKind::InvalidData if TlsError::of(&e).is_none() => {
+            io::Error::new(ErrorKind::InvalidData, "the peer is not an RPC server")
+        }
+        _ => e,
+    })?;
     spoken(&record, xid).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "an invalid reply"))
 }
 

@@ -5,16 +5,14 @@
 
 use super::measured::{Limits, Measured, Offered, Spread, Throughput};
 use super::tcp;
-use crate::mount::Job;
 use crate::options::Versions;
 use crate::stack;
 use bytes::Bytes;
-use hither_nfs::{Connected, Version};
+use hither_nfs::{Connected, Options, Version};
 use hither_vfs::{
     Create, Cred, Data, Env, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, PathRef, RequestContext,
     Result, SetAttr, SetTime, Stability, Validity, Vfs,
 };
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -39,15 +37,15 @@ const DIRECTORIES: usize = 8;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Tries each version. Returns a connection with the highest version that works.
-pub async fn versions(job: &Job, addrs: &[SocketAddr], m: &mut Measured) -> Option<Connected> {
-    let tried: &[Version] = match job.wanted.versions {
+pub async fn versions(versions: Versions, options: &Options, m: &mut Measured) -> Option<Connected> {
+    let tried: &[Version] = match versions {
         Versions::Only(version) => &[version],
         Versions::Any4 => &[Version::V42, Version::V41],
         Versions::Any => &[Version::V42, Version::V41, Version::V3],
     };
     let mut chosen: Option<Connected> = None;
     for &version in tried {
-        let mut options = stack::client_options(job, addrs.to_vec());
+        let mut options = options.clone();
         options.version = Some(version);
         let connected = tokio::time::timeout(PATIENCE, hither_nfs::connect(&options, stack::env())).await;
         let why = match connected {

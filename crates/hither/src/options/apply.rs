@@ -87,18 +87,11 @@ pub fn sec(_: &mut Wanted, value: &str) -> Done {
     }
     match value.split(':').next().unwrap_or_default() {
         "krb5" | "krb5i" | "krb5p" => {
-            Err("Kerberos is not supported: use sec=sys, over a network that you trust or a tunnel".into())
+            Err("Kerberos is not supported: use sec=sys, over a network that you trust or with xprtsec=mtls"
+                .into())
         }
         "none" => Err("anonymous access is not supported: use sec=sys".into()),
         _ => Err("expected sys".into()),
-    }
-}
-
-pub fn xprtsec(_: &mut Wanted, value: &str) -> Done {
-    match value {
-        "none" => Ok(()),
-        "tls" | "mtls" => Err("RPC over TLS is not supported: use xprtsec=none, or a tunnel".into()),
-        _ => Err("expected none".into()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The table of all mount options.
 
-use super::{Wanted, apply};
+use super::{Wanted, apply, security};
 
 /// Whether an option takes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,6 +285,18 @@ pub const OPTIONS: &[Def] = &[
         .help("cached data is used; nothing is added or removed"),
     // Access and identity.
     valued("sec", "FLAVOR", "sys", Access, apply::sec).help("security flavor: sys, or a list that contains it"),
+    valued("xprtsec", "POLICY", "none", Access, security::xprtsec).help(
+        "encryption of all connections except queries to rpcbind: none, tls (RPC-with-TLS, RFC 9289; the server has a certificate), mtls (this client has one as well) or direct (TLS from the first byte, as TLS proxies expect it)",
+    ),
+    valued("tls-ca", "FILE", "the system's authorities", Access, security::tls_ca)
+        .help("with TLS: PEM file of the authorities that the server's certificate must come from"),
+    valued("tls-cert", "FILE", "", Access, security::tls_cert)
+        .help("with xprtsec=mtls or direct: PEM file of the client certificate and its issuers"),
+    valued("tls-key", "FILE", "", Access, security::tls_key).help("PEM file of the private key of tls-cert"),
+    valued("tls-server-name", "NAME", "the server as mounted", Access, security::tls_server_name)
+        .help("with TLS: the DNS name or IP address that the server's certificate must have"),
+    valued("tls-crl", "FILE", "", Access, security::tls_crl)
+        .help("with TLS: PEM file of revocation lists; one must cover each certificate of the server"),
     keyword("acl", Access, apply::acl)
         .rivals("acl")
         .default("on")
@@ -365,7 +377,6 @@ pub const OPTIONS: &[Def] = &[
     valued("mountvers", "N", "", Group::Harmless, apply::mountvers).help("3 is always used"),
     valued("max_connect", "N", "", Group::Harmless, apply::max_connect)
         .help("one server address is used, over nconnect connections"),
-    valued("xprtsec", "POLICY", "", Group::Harmless, apply::xprtsec).help("none: no transport security"),
     valued("local_lock", "MECHANISM", "", Group::Harmless, apply::local_lock)
         .help("none; with vers=3 and nqnfs locks are local, with vers=4.x they are the server's"),
     harmless("nolock", "with vers=3 locks are always local; with vers=4.x they are part of the protocol")

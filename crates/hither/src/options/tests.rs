@@ -142,7 +142,7 @@ fn refusals_name_the_right_option() {
         ("acdirmin=50,acdirmax=40", "acdirmin=50 exceeds acdirmax=40: give a larger acdirmax"),
         (
             "sec=krb5p",
-            "option 'sec=krb5p': Kerberos is not supported: use sec=sys, over a network that you trust or a tunnel",
+            "option 'sec=krb5p': Kerberos is not supported: use sec=sys, over a network that you trust or with xprtsec=mtls",
         ),
         (
             "lock,vers=3",

@@ -8,6 +8,9 @@ pub fn whole(report: &Report) -> String {
     let m = &report.mount;
     let mut out = format!("{} on {}: NFS {}, server {}\n", m.source, m.dir, m.nfs_version, m.server);
     let _ = writeln!(out, "options     {}", m.options);
+    if let Some(transport) = &m.transport {
+        let _ = writeln!(out, "transport   {transport}");
+    }
     if let Some(dir) = &m.cache {
         let trouble = m.cache_trouble.as_ref().map_or_else(String::new, |why| format!("; off: {why}"));
         let _ = writeln!(out, "disk cache  {dir}{trouble}");
@@ -268,6 +271,7 @@ pub(crate) mod tests {
                 journal: None,
                 journal_trouble: None,
                 fuse_minor: Some(38),
+                transport: None,
             },
             connections: vec![Connection {
                 connected: true,
