@@ -2,6 +2,7 @@
 
 use super::*;
 use hither_proto::rpc::AuthStat;
+use hither_rpc::tls::TlsError;
 
 /// Every status of the protocol has an entry. A new status in `proto` fails this test.
 #[test]
@@ -56,6 +57,25 @@ fn from_call(e: CallError) -> MountError {
     MountError::from_call("filer", "/data", Service::Nfs, addr, "NFS version 3", e)
 }
 
+fn from_tls(e: TlsError) -> MountError {
+    from_call(CallError::Connect(e.into()))
+}
+
+/// Only a silent server is worth another attempt. A MOUNT service without TLS has a remedy of its
+/// own.
+#[test]
+fn failed_tls_ends_attempts() {
+    assert!(from_tls(TlsError::Silent).is_transient());
+    for e in [TlsError::Expired, TlsError::NotTls, TlsError::Closed("x"), TlsError::CertificateRequired] {
+        assert!(!from_tls(e.clone()).is_transient() && !from_tls(e).other_version_may_work());
+    }
+    assert!(from_tls(TlsError::NoSuchVersion { offered: None }).other_version_may_work());
+    let addr = "192.0.2.1:20048".parse().unwrap();
+    let e = CallError::Connect(TlsError::NotOffered("x".into()).into());
+    let e = MountError::from_call("filer", "/data", Service::Mount, addr, "MOUNT version 3", e);
+    assert!(e.to_string().ends_with("NFSv4 needs no MOUNT service: vers=4.2"), "{e}");
+}
+
 fn from_io(kind: std::io::ErrorKind) -> MountError {
     from_call(CallError::Connect(kind.into()))
 }
@@ -74,6 +94,13 @@ fn mount_failure_is_one_line() {
         (from_io(ConnectionRefused), 32, ["refuses connections", "port="]),
         (from_io(HostUnreachable), 32, ["cannot be reached", "routes"]),
         (from_io(TimedOut), 32, ["does not answer", "firewall"]),
+        (
+            from_tls(TlsError::UnknownAuthority),
+            32,
+            ["filer: NFS at 192.0.2.1:2049: no trusted authority", "tls-ca"],
+        ),
+        (from_tls(TlsError::NotOffered("x".into())), 32, ["offers no TLS (x)", "xprtsec=none"]),
+        (from_tls(TlsError::NoSuchVersion { offered: Some((4, 4)) }), 32, ["NFS version 3", "it offers 4)"]),
         (from_io(PermissionDenied), 2, ["privileged", "noresvport"]),
         (from_call(CallError::TimedOut(Mode::Soft)), 32, ["does not answer", "192.0.2.1:2049"]),
         (from_call(CallError::Denied(AuthStat::TOOWEAK)), 32, ["filer:/data: access denied", "resvport"]),

@@ -3,6 +3,7 @@
 use super::*;
 use hither_cache::data::Fill;
 use hither_cache::policy::Policy;
+use hither_rpc::tls::TlsStart;
 
 fn parse(list: &str) -> Result<Wanted, String> {
     Wanted::parse(&[list.to_string()], false)
@@ -137,6 +138,23 @@ fn refusals_name_the_right_option() {
         ("cache=here", "option 'cache=here': expected an absolute path"),
         ("cache-age=1", "option 'cache-age' concerns a disk cache: give 'cache' as well"),
         ("cache,nofsc", "options 'cache' and 'nofsc' contradict each other: keep one"),
+        ("xprtsec=krb5", "option 'xprtsec=krb5': expected none, tls, mtls or direct"),
+        ("xprtsec=tls,tls-ca=ca.pem", "option 'tls-ca=ca.pem': expected an absolute path"),
+        ("tls-ca=/c", "option 'tls-ca' concerns TLS: give 'xprtsec=tls', 'mtls' or 'direct' as well"),
+        (
+            "tls-server-name=s,xprtsec=none",
+            "option 'tls-server-name' concerns TLS: give 'xprtsec=tls', 'mtls' or 'direct' as well",
+        ),
+        (
+            "xprtsec=mtls,tls-key=/k",
+            "option 'xprtsec=mtls' needs a client certificate: give tls-cert=FILE and tls-key=FILE",
+        ),
+        ("xprtsec=direct,tls-cert=/c", "option 'tls-cert' needs its private key: give tls-key=FILE"),
+        ("xprtsec=tls,tls-key=/k", "option 'tls-key' needs its certificate: give tls-cert=FILE"),
+        (
+            "xprtsec=tls,tls-cert=/c,tls-key=/k",
+            "options 'xprtsec=tls' and 'tls-cert' contradict each other: xprtsec=mtls uses the certificate",
+        ),
         ("mountvers=1", "option 'mountvers=1': only MOUNT version 3 is spoken: use mountvers=3"),
         ("acregmin=90", "acregmin=90 exceeds acregmax=60: give a larger acregmax"),
         ("acdirmin=50,acdirmax=40", "acdirmin=50 exceeds acdirmax=40: give a larger acdirmax"),
@@ -162,6 +180,25 @@ fn sloppy_ignores_unknown_options() {
     assert!(Wanted::parse(&["frobnicate,ro".into()], true).unwrap().flags.contains(MountFlags::RDONLY));
     assert!(parse("frobnicate,sloppy").is_ok());
     assert!(parse("soft,hard,sloppy").is_err());
+}
+
+/// Without `xprtsec` there is no TLS. The name in the certificate is that of the mount.
+#[test]
+fn transport_security_has_settings() {
+    let settings = |list: &str, host: &str| parse(list).unwrap().security.settings(host);
+    assert_eq!(settings("", "s"), None);
+    assert_eq!(settings("xprtsec=none", "s"), None);
+    let tls = settings("xprtsec=tls", "fe80::1%eth0").unwrap();
+    assert_eq!((tls.start, tls.server_name.as_str()), (TlsStart::Probe, "fe80::1"));
+    assert_eq!((tls.authorities, tls.identity, tls.revocations), (None, None, None));
+    let files = "tls-ca=/a,tls-cert=/c,tls-key=/k,tls-crl=/r,tls-server-name=other";
+    for (policy, start) in [("mtls", TlsStart::Probe), ("direct", TlsStart::Direct)] {
+        let tls = settings(&format!("{files},xprtsec={policy}"), "s").unwrap();
+        assert_eq!((tls.start, tls.server_name.as_str()), (start, "other"));
+        assert_eq!((tls.authorities, tls.revocations), (Some("/a".into()), Some("/r".into())));
+        let identity = tls.identity.unwrap();
+        assert_eq!((identity.certificate, identity.key), ("/c".into(), "/k".into()));
+    }
 }
 
 #[test]

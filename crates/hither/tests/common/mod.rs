@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests")]
 
 pub mod serve;
+pub mod stunnel;
 pub mod wire;
 
 use std::cell::Cell;

@@ -11,6 +11,7 @@ mod ages;
 mod common;
 mod disk;
 mod reach;
+mod security;
 mod writing;
 
 use common::serve::Serve;
@@ -32,11 +33,13 @@ enum Group {
     Delegating,
     /// The check stops the server, so the checks of this group run one after the other.
     Silent,
+    /// The check puts stunnel before the server, on one port.
+    Tls,
     /// The check has its own server.
     Alone,
 }
 
-use Group::{Alone, Delegating, Plain, Silent};
+use Group::{Alone, Delegating, Plain, Silent, Tls};
 
 /// An option, its group, and a check of its effect.
 type Check = (&'static str, Group, fn(&Bench<'_>));
@@ -92,7 +95,13 @@ const CHECKS: &[Check] = &[
     ("mountproto", Plain, reach::mountproto),
     ("mountvers", Plain, reach::mountvers),
     ("max_connect", Plain, reach::max_connect),
-    ("xprtsec", Plain, reach::xprtsec),
+    ("xprtsec", Tls, security::xprtsec),
+    ("tls-ca", Tls, security::tls_ca),
+    ("tls-cert", Tls, security::tls_cert),
+    // The key of another certificate is part of the same check.
+    ("tls-key", Tls, security::tls_cert),
+    ("tls-server-name", Tls, security::tls_server_name),
+    ("tls-crl", Tls, security::tls_crl),
     ("local_lock", Plain, reach::local_lock),
 ];
 
@@ -134,6 +143,12 @@ fn delegation_options_take_effect() {
 #[ignore = "needs root"]
 fn silent_server_options_take_effect() {
     play(Silent, || started(Serve::of_directory()), 1);
+}
+
+#[test]
+#[ignore = "needs root and stunnel"]
+fn tls_options_take_effect() {
+    play(Tls, || started(Serve::of_directory()), 1);
 }
 
 #[test]

@@ -193,11 +193,6 @@ pub fn max_connect(b: &Bench<'_>) {
     b.refuses("max_connect=99", "max_connect");
 }
 
-pub fn xprtsec(b: &Bench<'_>) {
-    drop(b.mount("xprtsec=none"));
-    b.refuses("xprtsec=tls", "xprtsec");
-}
-
 pub fn local_lock(b: &Bench<'_>) {
     drop(b.mount("local_lock=none"));
     b.refuses("local_lock=all", "local_lock");

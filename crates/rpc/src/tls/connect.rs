@@ -171,7 +171,8 @@ impl Connect for TlsConnect {
     }
 }
 
-/// The decrypted bytes from the server. Alerts become a [`TlsError`].
+/// The decrypted bytes from the server. Alerts become a [`TlsError`]. The end of the inner stream
+/// without close_notify is an end as well: record marks show whether a message is whole.
 struct TlsReader {
     inner: ReadHalf<TlsStream<Inner>>,
     has_certificate: bool,
@@ -185,6 +186,7 @@ impl AsyncRead for TlsReader {
     ) -> Poll<io::Result<()>> {
         let result = ready!(Pin::new(&mut self.inner).poll_read(cx, buf));
         Poll::Ready(match result {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             Err(e) if !is_closed(&e) => Err(TlsError::from_stream(&e, self.has_certificate, "").into()),
             other => other,
         })
