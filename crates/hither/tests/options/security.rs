@@ -20,7 +20,6 @@ pub fn xprtsec(b: &Bench<'_>) {
     let m = b.mount(&direct);
     assert_eq!(m.report()["mount"]["transport"]["protocol"], "TLS 1.3");
     drop(m);
-    b.refuses(&format!("port={PORT}"), "");
     b.refuses(&authority.options("tls", None), "offers no TLS");
     b.refuses("xprtsec=mtls", "tls-cert=FILE");
 }

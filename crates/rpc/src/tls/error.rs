@@ -80,7 +80,8 @@ pub enum TlsError {
     Closed(&'static str),
     /// The server was silent for [`super::HANDSHAKE_TIMEOUT`].
     #[error(
-        "the server does not answer in TLS: check port= and xprtsec=, and whether the server is overloaded"
+        "the server does not answer in TLS: check port= and the server's load, and choose xprtsec=tls for RPC-with-TLS \
+         (RFC 9289) or xprtsec=direct for TLS from the first byte"
     )]
     Silent,
     /// The server has no common version of TLS.
