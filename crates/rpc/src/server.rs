@@ -14,6 +14,9 @@
 //! - Memory for a call and its reply is acquired before the call is received and executed
 //!   (`budget`). When memory is short, connections without progress end.
 //!
+//! A client that asks for TLS gets it, when the server has [`Tls`]: the calls in progress end, and
+//! the connection continues encrypted. Calls behind the question are refused.
+//!
 //! A [`Pace`] limits the rate of calls while clients recover from a server restart. The server
 //! calls its clients (NFSv4 backchannel) on the connections that they made ([`Peer::call`]).
 
@@ -24,6 +27,7 @@ mod piped;
 mod seen;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod turns;
 
 use crate::tcp::break_after;
@@ -46,6 +50,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+pub use tls::{Tls, TlsFiles, Transport};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -187,6 +192,8 @@ impl Default for ServerLimits {
 pub(crate) struct Global {
     pub service: Arc<dyn Service>,
     pub limits: ServerLimits,
+    /// Keys of TLS, if it is offered.
+    tls: Option<Arc<Tls>>,
     budget: Arc<Budget>,
     /// When stalled connections were last ended.
     relieved: Mutex<Option<Instant>>,
@@ -225,10 +232,18 @@ impl std::fmt::Debug for Acceptor {
 }
 
 impl Acceptor {
-    /// Makes an acceptor. It accepts connections after [`Acceptor::listen`] or [`Acceptor::serve`].
+    /// Makes an acceptor without TLS. It accepts connections after [`Acceptor::listen`] or
+    /// [`Acceptor::serve`].
     pub fn new(service: Arc<dyn Service>, limits: ServerLimits) -> Self {
+        Self::with_tls(service, limits, None)
+    }
+
+    /// As [`Acceptor::new`]. With `tls`, clients may continue their connections with TLS (RFC 9289
+    /// section 4.1).
+    pub fn with_tls(service: Arc<dyn Service>, limits: ServerLimits, tls: Option<Arc<Tls>>) -> Self {
         let global = Global {
             service,
+            tls,
             budget: Budget::new(
                 limits.memory_max_bytes,
                 limits.queued_max_bytes.max(limits.memory_max_bytes / RELIEF_PART),
@@ -243,6 +258,24 @@ impl Acceptor {
             crowd_told: Mutex::default(),
         };
         Self { global: Arc::new(global), stop: CancellationToken::new() }
+    }
+
+    /// Reads the files of TLS again. Connections end whose client certificate is no longer valid.
+    /// Does nothing without TLS. Blocks.
+    ///
+    /// # Errors
+    /// A file cannot be used. The earlier keys stay in use.
+    pub fn reload_tls(&self) -> io::Result<()> {
+        let Some(tls) = &self.global.tls else { return Ok(()) };
+        tls.reload()?;
+        let peers: Vec<_> = self.global.peers.lock().values().cloned().collect();
+        for peer in peers {
+            if let Err(why) = tls.check(peer.certificates()) {
+                self.global.dropped(peer.addr, &format!("has a client certificate that fails now: {why}"));
+                peer.end();
+            }
+        }
+        Ok(())
     }
 
     /// Number of connections.
@@ -356,7 +389,7 @@ impl Global {
             Some((host, _)) if peers.len() >= most => *host,
             _ => return true,
         };
-        let idle = peers.iter().filter(|peer| peer.addr.ip() == host && peer.account.used() == 0);
+        let idle = peers.iter().filter(|peer| peer.addr.ip() == host && peer.is_idle());
         let oldest = idle.min_by_key(|peer| peer.heard());
         let now = Instant::now();
         let mut told = self.crowd_told.lock();

@@ -3,40 +3,48 @@
 //! This module knows neither listeners nor programs. A call's permit stays with its reply until the
 //! reply is written. A client that does not read its replies therefore runs out of permits.
 //!
+//! A connection has one or two phases. An AUTH_TLS call ends the plain phase, when TLS is offered.
+//! The reader waits for the calls in progress and queues the reply. The writer stops after that
+//! reply. The handshake joins both streams, and a new reader and writer continue over TLS.
+//!
 //! Locks: the queue and the table of calls to the client are leaves. They are never held across an
 //! await.
 
+mod write;
+
 use super::budget::{Grant, SMALL_BYTES};
-use super::piped::{Piped, Sink, read_all, send_more, send_piped};
+use super::piped::{Other, Piped, Sink};
 use super::seen::Counts;
+use super::tls::{self, Transport};
 use super::turns::{Turns, Usage};
 use super::{Account, Caller, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
 use crate::error::CallError;
+use crate::tls::STARTTLS;
 use crate::transport::BoxFuture;
 use bytes::Bytes;
 use hither_proto::record::{self, Limits};
 use hither_proto::rpc::{
-    AcceptStat, AuthFlavor, AuthStat, CallHeader, DeniedReply, Message, OpaqueAuth, RPC_VERSION, ReplyBody,
-    ReplyHeader, VersionRange,
+    AcceptStat, AcceptedReply, AuthFlavor, AuthStat, CallHeader, DeniedReply, Message, OpaqueAuth,
+    RPC_VERSION, ReplyBody, ReplyHeader, VersionRange,
 };
 use hither_proto::xdr::Enc;
 use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
-
-/// Most bytes and segments of one vectored write. A single larger message is still written.
-const BATCH_MAX_BYTES: usize = 1 << 20;
-const BATCH_MAX_SEGMENTS: usize = 64;
+use write::write;
 
 /// A client's connection, as services see it.
 #[derive(Clone)]
@@ -47,6 +55,8 @@ pub struct Peer {
     pub addr: SocketAddr,
     /// The server's address and port of the connection.
     pub local: SocketAddr,
+    /// The protection of the call that came with this value.
+    pub transport: Transport,
     shared: Arc<Shared>,
 }
 
@@ -130,6 +140,10 @@ pub(crate) struct Shared {
     /// Calls to the client, by xid.
     calls: Mutex<HashMap<u32, oneshot::Sender<Result<Bytes, CallError>>>>,
     next_xid: AtomicU32,
+    /// A handshake is in progress.
+    in_handshake: AtomicBool,
+    /// Set by the handshake.
+    tls: OnceLock<tls::Session>,
 }
 
 #[derive(Default)]
@@ -144,6 +158,8 @@ struct Outgoing {
     /// A payload after `segments`, and the segments after the payload.
     piped: Option<(Box<dyn Piped>, Vec<Bytes>)>,
     bytes: usize,
+    /// No further message is sent before the handshake.
+    then_tls: bool,
     /// Released when the message is written.
     #[expect(dead_code, reason = "held, not used")]
     permit: Option<Permit>,
@@ -159,7 +175,7 @@ struct Permit {
 
 impl Outgoing {
     fn new(segments: Vec<Bytes>, bytes: usize, permit: Option<Permit>) -> Self {
-        Self { segments, piped: None, bytes, permit }
+        Self { segments, piped: None, bytes, then_tls: false, permit }
     }
 
     /// Bytes on the wire, with record marks.
@@ -195,7 +211,29 @@ impl Shared {
             // The type of a message distinguishes calls from replies, so these xids may equal the
             // client's.
             next_xid: AtomicU32::new(1),
+            in_handshake: AtomicBool::new(false),
+            tls: OnceLock::new(),
         }
+    }
+
+    /// The protection of the connection.
+    pub(super) fn transport(&self) -> Transport {
+        self.tls.get().map_or(Transport::Plain, |session| session.transport.clone())
+    }
+
+    /// The client's certificates, if it presented any.
+    pub(super) fn certificates(&self) -> &[CertificateDer<'static>] {
+        self.tls.get().map_or(&[], |session| &session.chain)
+    }
+
+    /// Memory of a reply besides its own bytes: its encrypted copy.
+    fn copy_bytes(&self) -> usize {
+        self.tls.get().map_or(0, |_| tls::UNSENT_BYTES)
+    }
+
+    /// Whether the connection may end without harm to a call.
+    pub(super) fn is_idle(&self) -> bool {
+        self.account.used() == 0 || self.in_handshake.load(Relaxed)
     }
 
     /// Queues a message and returns the queued bytes. Returns `None` when the connection has ended.
@@ -244,7 +282,8 @@ impl Shared {
     }
 
     fn peer(self: &Arc<Self>) -> Arc<Peer> {
-        Arc::new(Peer { id: self.id, addr: self.addr, local: self.local, shared: self.clone() })
+        let transport = self.transport();
+        Arc::new(Peer { id: self.id, addr: self.addr, local: self.local, transport, shared: self.clone() })
     }
 
     pub(super) fn queued_bytes(&self) -> usize {
@@ -269,18 +308,8 @@ where
         shared: shared.clone(),
         peer: peer.clone(),
     };
-    let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(inbound.read(reader));
-    tasks.spawn(write(global.clone(), shared.clone(), writer));
-    let why = tokio::select! {
-        ended = tasks.join_next() => match ended {
-            Some(Ok(why)) => why,
-            _ => Ended::Io(io::Error::other("a connection's task failed")),
-        },
-        () = shared.ended.cancelled() => Ended::Closed,
-    };
-    shared.ended.cancel();
-    tasks.shutdown().await;
+    let why = phases(inbound, reader, writer).await;
+    shared.end();
     let left = {
         let mut queue = shared.queue.lock();
         queue.closed = true;
@@ -293,7 +322,7 @@ where
     match why {
         Ended::Closed => tracing::debug!(peer = %shared.addr, "disconnected"),
         Ended::Io(error) => tracing::debug!(peer = %shared.addr, %error, "connection lost"),
-        Ended::Misbehaved(what) => global.dropped(shared.addr, what),
+        Ended::Misbehaved(what) => global.dropped(shared.addr, &what),
     }
     global.service.closed(&peer);
 }
@@ -301,10 +330,104 @@ where
 enum Ended {
     Closed,
     Io(io::Error),
-    Misbehaved(&'static str),
+    Misbehaved(Cow<'static, str>),
+}
+
+impl Ended {
+    fn misbehaved(what: impl Into<Cow<'static, str>>) -> Self {
+        Self::Misbehaved(what.into())
+    }
+}
+
+/// A stream that has ended its plain phase.
+enum Half<R, W> {
+    Reader(R),
+    Writer(W),
+}
+
+/// Serves the plain phase of a connection, and the phase in TLS if the client asks for it.
+async fn phases<R, W>(inbound: Inbound, reader: R, writer: W) -> Ended
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: Sink,
+{
+    let (reader, writer) = match carry(inbound.clone(), reader, writer).await {
+        Ok(streams) => streams,
+        Err(why) => return why,
+    };
+    let stream = match handshake(&inbound, tokio::io::join(reader, writer)).await {
+        Ok(stream) => stream,
+        Err(why) => return why,
+    };
+    let (reader, writer) = tokio::io::split(stream);
+    let inbound = Inbound { peer: inbound.shared.peer(), ..inbound };
+    carry(inbound, reader, Other(writer)).await.err().unwrap_or(Ended::Closed)
+}
+
+/// Serves one phase of a connection. Returns the streams when a handshake follows.
+async fn carry<R, W>(inbound: Inbound, reader: R, writer: W) -> Result<(R, W), Ended>
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: Sink,
+{
+    let shared = inbound.shared.clone();
+    let writing = write(inbound.global.clone(), shared.clone(), writer);
+    let mut tasks: JoinSet<Result<Half<R, W>, Ended>> = JoinSet::new();
+    tasks.spawn(async move { inbound.read(reader).await.map(Half::Reader) });
+    tasks.spawn(async move { writing.await.map(Half::Writer) });
+    let mut reader = None;
+    let mut writer = None;
+    let why = loop {
+        let done = tokio::select! {
+            done = tasks.join_next() => done,
+            () = shared.ended.cancelled() => break Ended::Closed,
+        };
+        match done {
+            Some(Ok(Ok(Half::Reader(stream)))) => reader = Some(stream),
+            Some(Ok(Ok(Half::Writer(stream)))) => writer = Some(stream),
+            Some(Ok(Err(why))) => break why,
+            _ => break Ended::Io(io::Error::other("a connection's task failed")),
+        }
+        match (reader, writer) {
+            (Some(reader), Some(writer)) => return Ok((reader, writer)),
+            waiting => (reader, writer) = waiting,
+        }
+    };
+    shared.end();
+    tasks.shutdown().await;
+    Err(why)
+}
+
+/// Performs the handshake of a connection, within a bounded time and with memory of the budget.
+async fn handshake<S>(inbound: &Inbound, stream: S) -> Result<TlsStream<S>, Ended>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let shared = &inbound.shared;
+    let Some(keys) = &inbound.global.tls else { return Err(Ended::Closed) };
+    let accept = async {
+        let _memory = inbound.memory(tls::HANDSHAKE_BYTES).await;
+        Ok(tls::accept(keys, stream).await)
+    };
+    shared.in_handshake.store(true, Relaxed);
+    let accepted = tokio::select! {
+        accepted = shared.step(Stall::Read, inbound.handshake_max(), accept) => accepted,
+        () = shared.ended.cancelled() => return Err(Ended::Closed),
+    };
+    shared.in_handshake.store(false, Relaxed);
+    match accepted {
+        Ok(Ok((stream, session))) => {
+            tracing::debug!(peer = %shared.addr, transport = %session.transport, "TLS has begun");
+            let _ = shared.tls.set(session);
+            Ok(stream)
+        }
+        Ok(Err(why)) => Err(Ended::misbehaved(format!("failed the TLS handshake: {why}"))),
+        Err(_) => Err(Ended::misbehaved("did not finish the TLS handshake in time")),
+    }
 }
 
 /// The incoming calls of a connection.
+#[derive(Clone)]
 struct Inbound {
     global: Arc<Global>,
     shared: Arc<Shared>,
@@ -317,7 +440,8 @@ struct Inbound {
 }
 
 impl Inbound {
-    async fn read<R: AsyncRead + Send + Unpin>(self, mut stream: R) -> Ended {
+    /// Reads calls until the connection ends. Returns the stream when a handshake follows.
+    async fn read<R: AsyncRead + Send + Unpin>(self, mut stream: R) -> Result<R, Ended> {
         let limits = &self.global.limits;
         let mut records =
             record::Reader::new(Limits { record_max_bytes: limits.record_max_bytes, ..Limits::default() });
@@ -328,12 +452,13 @@ impl Inbound {
                 match records.next_record() {
                     Ok(Some(record)) => {
                         let memory = memory.take().map(|(_, grant)| grant);
-                        if let Err(why) = self.handle(record, memory).await {
-                            return why;
+                        if let Next::Tls(xid) = self.handle(record, memory).await? {
+                            self.end_plain_phase(xid, &records).await?;
+                            return Ok(stream);
                         }
                     }
                     Ok(None) => break,
-                    Err(_) => return Ended::Misbehaved("sent a record beyond the limits"),
+                    Err(_) => return Err(Ended::misbehaved("sent a record beyond the limits")),
                 }
             }
             let between = records.is_between_records();
@@ -343,21 +468,55 @@ impl Inbound {
                 // The present memory is released first. Otherwise two calls could each wait for the
                 // memory of the other for ever.
                 drop(memory.take());
-                memory = Some((announced, self.memory(announced + SMALL_BYTES).await));
+                memory = Some((announced, self.memory(self.call_bytes(announced)).await));
             }
             let mut space = records.space();
             let read = stream.read_buf(&mut space);
             let read =
                 if between { read.await } else { self.shared.step(Stall::Read, limits.stall, read).await };
             match read {
-                Ok(0) => return Ended::Closed,
+                Ok(0) => return Err(Ended::Closed),
                 Ok(bytes) => self.shared.counts.received(bytes),
                 Err(e) if e.kind() == io::ErrorKind::TimedOut && !between => {
-                    return Ended::Misbehaved("left a record unfinished");
+                    return Err(Ended::misbehaved("left a record unfinished"));
                 }
-                Err(e) => return Ended::Io(e),
+                Err(e) => return Err(Ended::Io(e)),
             }
         }
+    }
+
+    /// Answers an AUTH_TLS call when all other calls are answered. `records` must be empty: bytes
+    /// behind the call would be read as if they had been encrypted.
+    async fn end_plain_phase(&self, xid: u32, records: &record::Reader) -> Result<(), Ended> {
+        if !records.is_between_records() {
+            return Err(Ended::misbehaved("sent more than its request for TLS"));
+        }
+        let all = u32::try_from(self.calls_max()).unwrap_or(u32::MAX);
+        let answered = timeout(self.handshake_max(), self.calls.acquire_many(all)).await;
+        if answered.is_err() {
+            return Err(Ended::misbehaved("requested TLS during calls that did not end in time"));
+        }
+        let verf = OpaqueAuth { flavor: AuthFlavor::NONE, body: STARTTLS[..].into() };
+        let body = ReplyBody::Accepted(AcceptedReply { verf, stat: AcceptStat::Success });
+        let message = Enc::of(&ReplyHeader { xid, body });
+        let bytes = message.len();
+        let reply = Outgoing::new(record::frame(message), bytes, None);
+        self.shared.push(Outgoing { then_tls: true, ..reply });
+        Ok(())
+    }
+
+    fn calls_max(&self) -> usize {
+        self.global.limits.calls_max.max(1)
+    }
+
+    /// Longest time of a handshake, and of the calls before it.
+    fn handshake_max(&self) -> Duration {
+        self.global.limits.stall.min(tls::HANDSHAKE_MAX)
+    }
+
+    /// Memory of a call of `bytes` and of a small reply.
+    fn call_bytes(&self, bytes: usize) -> usize {
+        bytes + SMALL_BYTES + self.shared.copy_bytes()
     }
 
     /// Acquires memory for a call.
@@ -369,7 +528,7 @@ impl Inbound {
         grant
     }
 
-    async fn handle(&self, record: Bytes, memory: Option<Grant>) -> Result<(), Ended> {
+    async fn handle(&self, record: Bytes, memory: Option<Grant>) -> Result<Next, Ended> {
         *self.shared.heard.lock() = Instant::now();
         match Message::decode(&record) {
             Ok(Message::Call(header, args)) => self.call(header, args, (record.len(), memory)).await,
@@ -378,16 +537,16 @@ impl Inbound {
                 if let Some(waiting) = self.shared.calls.lock().remove(&header.xid) {
                     let _ = waiting.send(results(header.body, body));
                 }
-                Ok(())
+                Ok(Next::Record)
             }
             Ok(Message::UnknownVersion { xid, .. }) => {
                 let permit = Permit { call: self.permit().await?, memory };
                 let versions = VersionRange { low: RPC_VERSION, high: RPC_VERSION };
                 let header = ReplyHeader::denied(xid, DeniedReply::RpcMismatch(versions));
                 reply(&self.shared, Enc::of(&header), permit);
-                Ok(())
+                Ok(Next::Record)
             }
-            Err(_) => Err(Ended::Misbehaved("sent a message that is not RPC")),
+            Err(_) => Err(Ended::misbehaved("sent a message that is not RPC")),
         }
     }
 
@@ -409,7 +568,10 @@ impl Inbound {
         header: CallHeader,
         args: Bytes,
         (bytes, memory): (usize, Option<Grant>),
-    ) -> Result<(), Ended> {
+    ) -> Result<Next, Ended> {
+        if self.requests_tls(&header) {
+            return Ok(Next::Tls(header.xid));
+        }
         let began = Instant::now();
         let permit = self.permit().await?;
         let accepted = |stat| Enc::of(&ReplyHeader::accepted(header.xid, stat));
@@ -423,13 +585,13 @@ impl Inbound {
         };
         let caller = match answer {
             Some(answer) => Err(answer),
-            None => caller(&header.cred, header.proc).map_err(refused),
+            None => caller(&header, self.global.tls.is_some()).map_err(refused),
         };
         let caller = match caller {
             Ok(caller) => caller,
             Err(answer) => {
                 reply(&self.shared, answer, Permit { call: permit, memory });
-                return Ok(());
+                return Ok(Next::Record);
             }
         };
         // The following calls are not read until this call has its turn.
@@ -443,7 +605,7 @@ impl Inbound {
                 let waited = memory.waited;
                 (memory, waited)
             }
-            None => (self.memory(bytes + SMALL_BYTES).await, Duration::ZERO),
+            None => (self.memory(self.call_bytes(bytes)).await, Duration::ZERO),
         };
         let turn = self.host.take(&self.usage).await;
         self.shared.counts.called((header.prog, header.vers), &caller);
@@ -465,7 +627,7 @@ impl Inbound {
         // Many calls find their data in memory and finish before a task could start.
         if let Some(outcome) = now(&mut answer).await {
             failure.answer(outcome);
-            return Ok(());
+            return Ok(Next::Record);
         }
         tokio::spawn(async move {
             // The turn ends with the answer and not with the written reply: a client that does not
@@ -479,8 +641,26 @@ impl Inbound {
             };
             failure.answer(outcome);
         });
-        Ok(())
+        Ok(Next::Record)
     }
+
+    /// Whether a call asks for TLS on this connection (RFC 9289 section 4.1), and gets it.
+    fn requests_tls(&self, header: &CallHeader) -> bool {
+        header.cred.flavor == AuthFlavor::TLS
+            && header.cred.body.is_empty()
+            && header.proc == 0
+            && self.global.tls.is_some()
+            && self.peer.transport == Transport::Plain
+            && self.global.program(header.prog, header.vers).is_ok()
+    }
+}
+
+/// The bytes that follow a record.
+enum Next {
+    /// Another record.
+    Record,
+    /// A TLS handshake, after the reply with this xid.
+    Tls(u32),
 }
 
 /// The result of a call that does not wait. A call that panics is answered too.
@@ -497,16 +677,18 @@ async fn now(answer: &mut BoxFuture<'static, Outcome>) -> Option<Outcome> {
 }
 
 /// The caller's identity in the credential.
-fn caller(cred: &OpaqueAuth, proc: u32) -> Result<Caller, AuthStat> {
+fn caller(header: &CallHeader, offers_tls: bool) -> Result<Caller, AuthStat> {
+    let cred = &header.cred;
     match cred.flavor {
         AuthFlavor::NONE => Ok(Caller::Nobody),
         AuthFlavor::SYS => match cred.as_sys() {
             Ok(Some(sys)) => Ok(Caller::Sys(sys)),
             _ => Err(AuthStat::BADCRED),
         },
-        // A probe for TLS. An answer without the TLS verifier means that the server has no TLS (RFC
-        // 9289 section 4.1).
-        AuthFlavor::TLS if proc == 0 => Ok(Caller::Nobody),
+        // A request for TLS. An answer without the TLS verifier means that the server has no TLS
+        // (RFC 9289 section 4.1).
+        AuthFlavor::TLS if header.proc == 0 && !offers_tls => Ok(Caller::Nobody),
+        AuthFlavor::TLS => Err(AuthStat::BADCRED),
         AuthFlavor::SHORT => Err(AuthStat::REJECTEDCRED),
         _ => Err(AuthStat::TOOWEAK),
     }
@@ -524,7 +706,8 @@ impl OnFailure {
     fn answer(&mut self, outcome: Outcome) {
         let Some(call) = self.permit.take() else { return };
         let room = self.room.clone();
-        let permit = |bytes| Permit { call, memory: room.finish(bytes) };
+        let copy_bytes = self.shared.copy_bytes();
+        let permit = |bytes| Permit { call, memory: room.finish(bytes + copy_bytes) };
         let accepted = |stat| Enc::of(&ReplyHeader::accepted(self.xid, stat));
         let message = match outcome {
             Outcome::Done(results) => hither_proto::rpc::reply(self.xid, results),
@@ -534,10 +717,11 @@ impl OnFailure {
                 match record::frame_beginning(before, piped.len() + after.len()) {
                     Some(segments) => {
                         // The payload is in the kernel's pipe and does not count against the
-                        // budget.
-                        let permit = Some(permit(bytes - piped.len()));
+                        // budget. TLS reads it into memory.
+                        let in_pipe = if copy_bytes == 0 { piped.len() } else { 0 };
+                        let permit = Some(permit(bytes - in_pipe));
                         let piped = Some((piped, after.finish()));
-                        self.shared.push(Outgoing { segments, piped, bytes, permit });
+                        self.shared.push(Outgoing { segments, piped, bytes, then_tls: false, permit });
                         return;
                     }
                     None => accepted(AcceptStat::SystemErr),
@@ -567,106 +751,6 @@ impl Drop for OnFailure {
 fn reply(shared: &Arc<Shared>, message: Enc, permit: Permit) {
     let bytes = message.len();
     shared.push(Outgoing::new(record::frame(message), bytes, Some(permit)));
-}
-
-async fn write<W: Sink>(global: Arc<Global>, shared: Arc<Shared>, mut stream: W) -> Ended {
-    let mut batch: Vec<Outgoing> = Vec::new();
-    let stall = global.limits.stall;
-    loop {
-        let work = shared.work.notified();
-        let bytes = {
-            let queue = &mut *shared.queue.lock();
-            let (mut bytes, mut segments) = (0, 0);
-            while let Some(next) = queue.messages.front() {
-                segments += next.segments.len();
-                bytes += next.bytes;
-                if !batch.is_empty() && (bytes > BATCH_MAX_BYTES || segments > BATCH_MAX_SEGMENTS) {
-                    break;
-                }
-                batch.extend(queue.messages.pop_front());
-            }
-            batch.iter().map(|m| m.bytes).sum::<usize>()
-        };
-        if batch.is_empty() {
-            work.await;
-            continue;
-        }
-        let written = write_all(&mut stream, &batch, (&shared, stall)).await;
-        if written.is_ok() {
-            shared.counts.sent(batch.iter().map(Outgoing::wire_bytes).sum());
-        }
-        batch.clear();
-        shared.queue.lock().bytes -= bytes;
-        shared.written.notify_waiters();
-        if let Err(e) = written {
-            return match e.kind() {
-                io::ErrorKind::TimedOut => Ended::Misbehaved("does not read its replies"),
-                _ => Ended::Io(e),
-            };
-        }
-    }
-}
-
-/// Writes all segments with vectored writes, and each payload at its place.
-async fn write_all<W: Sink>(
-    stream: &mut W,
-    batch: &[Outgoing],
-    stall: (&Shared, Duration),
-) -> io::Result<()> {
-    let mut slices: Vec<IoSlice<'_>> = Vec::new();
-    for message in batch {
-        slices.extend(message.segments.iter().map(|s| IoSlice::new(s)));
-        let Some((piped, after)) = &message.piped else { continue };
-        match stream.socket() {
-            Some(socket) => write_piped(socket, &mut slices, &**piped, stall).await?,
-            None => {
-                write_slices(stream, &mut slices, stall).await?;
-                let bytes = read_all(&**piped)?;
-                write_slices(stream, &mut [IoSlice::new(&bytes)], stall).await?;
-            }
-        }
-        slices.clear();
-        slices.extend(after.iter().map(|s| IoSlice::new(s)));
-    }
-    write_slices(stream, &mut slices, stall).await?;
-    stream.flush().await
-}
-
-/// Writes slices. Each step must finish within `stall`.
-async fn write_slices<W: Sink>(
-    stream: &mut W,
-    slices: &mut [IoSlice<'_>],
-    (shared, stall): (&Shared, Duration),
-) -> io::Result<()> {
-    let mut left = slices;
-    IoSlice::advance_slices(&mut left, 0);
-    while !left.is_empty() {
-        match shared.step(Stall::Write, stall, stream.write_vectored(left)).await? {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            n => IoSlice::advance_slices(&mut left, n),
-        }
-    }
-    Ok(())
-}
-
-/// Writes slices to a socket and moves a payload after them. Each step must finish within `stall`.
-async fn write_piped(
-    socket: &TcpStream,
-    slices: &mut [IoSlice<'_>],
-    piped: &dyn Piped,
-    (shared, stall): (&Shared, Duration),
-) -> io::Result<()> {
-    let mut before = slices;
-    IoSlice::advance_slices(&mut before, 0);
-    while !before.is_empty() {
-        let sent = shared.step(Stall::Write, stall, send_more(socket, before)).await?;
-        IoSlice::advance_slices(&mut before, sent);
-    }
-    let mut left = piped.len();
-    while left > 0 {
-        left -= shared.step(Stall::Write, stall, send_piped(socket, piped, left)).await?;
-    }
-    Ok(())
 }
 
 /// The result of a call to the client, from the client's reply.

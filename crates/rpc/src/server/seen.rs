@@ -3,7 +3,7 @@
 //! Each connection counts in atomics of its own. When a connection ends, its counts are added to
 //! those of the acceptor, so that no byte is lost.
 
-use super::{Acceptor, Caller, Global};
+use super::{Acceptor, Caller, Global, Transport};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -104,6 +104,8 @@ pub struct ConnectionFigures {
     pub addr: SocketAddr,
     /// The server's address and port.
     pub local: SocketAddr,
+    /// Its protection.
+    pub transport: Transport,
     /// The age of the connection.
     pub age: Duration,
     /// The time since the last message of the client.
@@ -180,6 +182,7 @@ impl super::connection::Shared {
             id: self.id,
             addr: self.addr,
             local: self.local,
+            transport: self.transport(),
             age: now.saturating_duration_since(self.counts.since),
             idle: now.saturating_duration_since(self.heard()),
             program: (program != 0).then_some(((program >> 32) as u32, program as u32)),

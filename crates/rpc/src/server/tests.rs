@@ -7,8 +7,10 @@ use hither_proto::rpc::{
 };
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::sync::Notify;
+
+mod tls;
 
 const PROG: u32 = 400_000;
 
@@ -119,8 +121,8 @@ impl Piped for Pipe {
     }
 }
 
-struct Wire {
-    stream: DuplexStream,
+struct Wire<S = DuplexStream> {
+    stream: S,
     records: record::Reader,
 }
 
@@ -134,11 +136,18 @@ impl Wire {
         let (reader, writer) = tokio::io::split(far);
         let addr = addr.parse().unwrap();
         acceptor.serve(reader, writer, addr, addr);
-        Self { stream: near, records: record::Reader::new(Default::default()) }
+        Self::over(near)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+    fn over(stream: S) -> Self {
+        Self { stream, records: record::Reader::new(Default::default()) }
     }
 
     async fn send(&mut self, message: Enc) {
         self.stream.write_all(&record::frame(message).concat()).await.unwrap();
+        self.stream.flush().await.unwrap();
     }
 
     async fn ask(&mut self, xid: u32, vers: u32, proc: u32, args: &[u8]) {
@@ -545,7 +554,7 @@ async fn the_server_calls_its_client() {
 
 /// Reads replies of procedures 4 and 7, several at a time, and compares them with the expected
 /// bytes.
-async fn payloads<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(mut stream: S) {
+async fn payloads<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
     let mut records = record::Reader::new(Default::default());
     let sizes = [1, 65_536, 1 << 20, 100_001, 70_000, 3];
     for round in 0..20 {
