@@ -4,7 +4,7 @@
 //! `serve_model ADDR:PORT`, until it is interrupted.
 
 use hither_rpc::server::{Acceptor, ServerLimits};
-use hither_server::access::{Rights, Squash};
+use hither_server::access::{Asker, Rights, Squash};
 use hither_server::table::{ExportSpec, Others, Table};
 use hither_server::{Options, Server};
 use hither_vfs::Env;
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let env = Env { random: Arc::new(rand::random), wall: Arc::new(wall) };
     let vfs = Arc::new(Model::new(env.clone(), Duration::ZERO, 1 << 33));
     let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
-    let admit = Arc::new(move |_| Some(rights.clone()));
+    let admit = Arc::new(move |_: &Asker<'_>| Some(rights.clone()));
     let table = Table::new(vec![ExportSpec {
         path: "/".into(),
         aliases: vec![],

@@ -1,20 +1,22 @@
 //! The right to use an export, and the identity under which a client's calls run.
 //!
 //! The module knows neither files nor the syntax of exports(5). An export's [`Admit`] maps a
-//! client's address to its [`Rights`]. [`Rights::cred`] makes the identity of a call from the
-//! identity that the client claims.
+//! client's address and certificate to its [`Rights`]. [`Rights::cred`] makes the identity of a
+//! call from the identity that the client claims.
 
-use hither_rpc::server::Caller;
+use hither_rpc::server::{Caller, Peer, Transport};
 use hither_vfs::Cred;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
+use twox_hash::XxHash3_64;
 
 /// The anonymous user and group, when an export names no other.
 pub const NOBODY: u32 = 65_534;
@@ -35,6 +37,67 @@ pub enum Squash {
     All,
 }
 
+/// The protections of connections that an export accepts (exports(5), `xprtsec`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transports {
+    /// No TLS.
+    pub none: bool,
+    /// TLS without a client certificate.
+    pub tls: bool,
+    /// TLS with a client certificate.
+    pub mtls: bool,
+}
+
+impl Transports {
+    /// Every connection.
+    pub const ALL: Self = Self { none: true, tls: true, mtls: true };
+
+    /// Whether calls of a connection are accepted.
+    pub fn accept(&self, transport: &Transport) -> bool {
+        match transport {
+            Transport::Plain => self.none,
+            Transport::Tls => self.tls,
+            Transport::MutualTls { .. } => self.mtls,
+        }
+    }
+
+    /// Parses words with `:` between them. `None`: a word is unknown.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut accepted = Self { none: false, tls: false, mtls: false };
+        for word in text.split(':') {
+            match word {
+                "none" => accepted.none = true,
+                "tls" => accepted.tls = true,
+                "mtls" => accepted.mtls = true,
+                _ => return None,
+            }
+        }
+        Some(accepted)
+    }
+}
+
+/// The words that [`Transports::parse`] reads.
+impl fmt::Display for Transports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = [(self.none, "none"), (self.tls, "tls"), (self.mtls, "mtls")];
+        let words: Vec<_> = all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect();
+        f.write_str(&words.join(":"))
+    }
+}
+
+/// A number for a transport, in keys of calls. Different transports have different numbers. For
+/// client certificates the number is made of the first name.
+pub(crate) fn transport_number(transport: &Transport) -> u32 {
+    match transport {
+        Transport::Plain => 0,
+        Transport::Tls => 1,
+        Transport::MutualTls { .. } => {
+            let hash = XxHash3_64::oneshot(transport.subject().unwrap_or_default().as_bytes());
+            2 | (hash as u32) << 2
+        }
+    }
+}
+
 /// The rights of a client to an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rights {
@@ -50,10 +113,12 @@ pub struct Rights {
     pub secure: bool,
     /// A user's groups come from this machine's user database, not from the client.
     pub manage_gids: bool,
+    /// The accepted connections.
+    pub transports: Transports,
 }
 
 impl Default for Rights {
-    /// As in exports(5): read-only, `root_squash`, `secure`.
+    /// As in exports(5): read-only, `root_squash`, `secure`, any transport.
     fn default() -> Self {
         Self {
             read_only: true,
@@ -62,13 +127,29 @@ impl Default for Rights {
             anon_gid: NOBODY,
             secure: true,
             manage_gids: false,
+            transports: Transports::ALL,
         }
     }
 }
 
-/// Maps a client's address to the client's rights. `None`: the client may not learn of the export.
-/// Must not block.
-pub type Admit = dyn Fn(IpAddr) -> Option<Rights> + Send + Sync;
+/// Maps a client to its rights. `None`: the client may not learn of the export. Must not block.
+pub type Admit = dyn Fn(&Asker<'_>) -> Option<Rights> + Send + Sync;
+
+/// A client that asks for an export.
+#[derive(Debug, Clone, Copy)]
+pub struct Asker<'a> {
+    /// Its address. An IPv4 address is never mapped to IPv6.
+    pub addr: IpAddr,
+    /// The names in its certificate, if it has a valid one.
+    pub subjects: &'a [String],
+}
+
+impl<'a> Asker<'a> {
+    /// The client of a connection.
+    pub fn of(peer: &'a Peer) -> Self {
+        Self { addr: peer.addr.ip().to_canonical(), subjects: peer.transport.names() }
+    }
+}
 
 /// Groups of a user on this machine, the primary group first. `None`: unknown user. May block.
 pub type GroupsOf = dyn Fn(u32) -> Option<Vec<u32>> + Send + Sync;

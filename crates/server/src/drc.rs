@@ -1,15 +1,17 @@
 //! The reply cache of NFSv3: a repeated call gets its stored reply and is not executed again.
 //!
-//! The cache knows nothing of procedures. A key is the client's address, the transaction id, the
-//! program and a checksum of the arguments. A reused transaction id with other arguments is
-//! therefore no repetition. An NQNFS client that has named itself is distinguished from other
-//! clients at its address. A repetition of a running call waits for the reply of that call. When
-//! the cache is full, the oldest finished entry is evicted; running entries stay. Layers below that
-//! journal changes keep the call's key in the journal. After a restart the cache is filled from
-//! that journal.
+//! The cache knows nothing of procedures. A key is the client's address and transport, the
+//! transaction id, the program and a checksum of the arguments. A reused transaction id with other
+//! arguments is therefore no repetition. An NQNFS client that has named itself is distinguished
+//! from other clients at its address. A repetition of a running call waits for the reply of that
+//! call. When the cache is full, the oldest finished entry is evicted; running entries stay. Layers
+//! below that journal changes keep the call's key in the journal. After a restart the cache is
+//! filled from that journal.
 
+use crate::access::transport_number;
 use crate::figures::ReplyCacheFigures;
 use bytes::Bytes;
+use hither_proto::rpc::AuthStat;
 use hither_proto::xdr::{Dec, Enc};
 use hither_rpc::server::{Incoming, Outcome};
 use parking_lot::Mutex;
@@ -25,10 +27,16 @@ const ENTRIES_MAX: usize = 65_536;
 /// Bytes of the arguments that the checksum covers: names, and the first bytes of written data.
 const SUM_BYTES: usize = 4096;
 
+/// The first word of a key in a journal: the address family, and the transport above these bits.
+const TRANSPORT_SHIFT: u32 = 8;
+const TRANSPORT_MAX: u32 = u32::MAX >> TRANSPORT_SHIFT;
+
 /// The identity of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     client: IpAddr,
+    /// [`transport_number`].
+    transport: u32,
     /// The client among those at this address, when the client has named itself.
     which: Option<u32>,
     xid: u32,
@@ -44,6 +52,7 @@ impl Key {
     pub fn of(call: &Incoming) -> Self {
         Self {
             client: call.peer.addr.ip(),
+            transport: transport_number(&call.peer.transport) & TRANSPORT_MAX,
             which: None,
             xid: call.xid,
             prog: call.prog,
@@ -61,7 +70,7 @@ impl Key {
             IpAddr::V4(addr) => (4, addr.to_ipv6_mapped()),
             IpAddr::V6(addr) => (6, addr),
         };
-        out.u32(family);
+        out.u32(family | self.transport << TRANSPORT_SHIFT);
         out.raw(&client.octets());
         for n in [self.xid, self.prog, self.vers, self.proc] {
             out.u32(n);
@@ -74,7 +83,9 @@ impl Key {
     /// The key that [`Key::to_bytes`] encoded. `None` for other bytes.
     pub fn parse(raw: &Bytes) -> Option<Self> {
         let mut raw = Dec::new(raw);
-        let family = raw.u32().ok()?;
+        let first = raw.u32().ok()?;
+        let family = first & ((1 << TRANSPORT_SHIFT) - 1);
+        let transport = first >> TRANSPORT_SHIFT;
         let client = Ipv6Addr::from(raw.fixed::<16>().ok()?);
         let client = match family {
             4 => IpAddr::V4(client.to_ipv4_mapped()?),
@@ -84,7 +95,8 @@ impl Key {
         let mut word = || raw.u32().ok();
         let (xid, prog, vers, proc) = (word()?, word()?, word()?, word()?);
         let (len, sum) = (raw.u64().ok()? as usize, raw.u64().ok()?);
-        (raw.remaining() == 0).then_some(Self { client, which: None, xid, prog, vers, proc, len, sum })
+        let key = Self { client, transport, which: None, xid, prog, vers, proc, len, sum };
+        (raw.remaining() == 0).then_some(key)
     }
 
     /// Program, version and procedure.
@@ -147,15 +159,22 @@ struct Turn {
 }
 
 impl ReplyCache {
-    /// Executes a call unless it was executed before. A call without a key is always executed.
-    pub async fn once(&self, key: Option<Key>, run: impl Future<Output = Enc>) -> Outcome {
-        let Some(key) = key else { return Outcome::Done(run.await) };
+    /// Executes a call unless it was executed before. A call without a key is always executed. A
+    /// refused call is not stored.
+    pub async fn once(&self, key: Option<Key>, run: impl Future<Output = Result<Enc, AuthStat>>) -> Outcome {
+        let Some(key) = key else { return run.await.map_or_else(Outcome::Refused, Outcome::Done) };
         let reply = match self.look_up(key).await {
-            Seen::New(turn) => {
-                let reply = run.await.to_bytes();
-                self.finish(turn, reply.clone());
-                reply
-            }
+            Seen::New(turn) => match run.await {
+                Ok(reply) => {
+                    let reply = reply.to_bytes();
+                    self.finish(turn, reply.clone());
+                    reply
+                }
+                Err(stat) => {
+                    self.inner.lock().entries.remove(&key);
+                    return Outcome::Refused(stat);
+                }
+            },
             Seen::Before(reply) => {
                 self.hits.fetch_add(1, Relaxed);
                 reply
@@ -219,6 +238,7 @@ mod tests {
     fn key(xid: u32) -> Key {
         Key {
             client: IpAddr::from([1, 2, 3, 4]),
+            transport: 0,
             which: None,
             xid,
             prog: 1,
@@ -243,6 +263,7 @@ mod tests {
         assert!(matches!(cache.look_up(key(1)).await, Seen::Before(_)));
         assert!(matches!(cache.look_up(key(2)).await, Seen::New(_)));
         assert!(matches!(cache.look_up(key(1).by(Some(7))).await, Seen::New(_)));
+        assert!(matches!(cache.look_up(Key { transport: 1, ..key(1) }).await, Seen::New(_)));
     }
 
     /// A call whose reply comes from the journal is answered and not executed again. A truncated
@@ -251,7 +272,8 @@ mod tests {
     async fn journaled_reply_answers_repetition() {
         let cache = ReplyCache::default();
         for (client, xid) in [("192.0.2.1", 1), ("2001:db8::1", 2), ("::ffff:192.0.2.1", 3)] {
-            let key = Key { client: client.parse().unwrap(), ..key(xid) };
+            let transport = if xid == 2 { TRANSPORT_MAX } else { xid };
+            let key = Key { client: client.parse().unwrap(), transport, ..key(xid) };
             let raw = key.to_bytes();
             assert!(raw.len() <= hither_vfs::CALL_MAX_BYTES);
             assert_eq!(Key::parse(&raw), Some(key));

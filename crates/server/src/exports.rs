@@ -7,17 +7,17 @@
 //! A line is a path and clients with options, `/srv 192.0.2.0/24(rw,no_root_squash)
 //! *.example.org(ro)`. `-ro,insecure` before clients sets their defaults. A backslash continues a
 //! line, `#` begins a comment, `"..."` and `\040` quote. Of the clients that match an address, the
-//! most specific one decides, independent of the order. A host comes before a network and a smaller
-//! network before a larger one. Networks come before patterns, patterns before netgroups, and
-//! netgroups before everybody. An unknown word is an error with file and line. An export with
-//! unintended rights would be worse than no export.
+//! most specific one decides, independent of the order. The subject of a certificate comes first. A
+//! host comes before a network and a smaller network before a larger one. Networks come before
+//! patterns, patterns before netgroups, and netgroups before everybody. An unknown word is an error
+//! with file and line. An export with unintended rights would be worse than no export.
 
 mod options;
 #[cfg(test)]
 mod tests;
 mod words;
 
-use crate::access::{Admit, Rights};
+use crate::access::{Admit, Asker, Rights};
 use options::Settings;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -80,6 +80,8 @@ pub enum Who {
     Host(String),
     /// A host by address.
     Address(IpAddr),
+    /// `subject:NAME`: clients with a valid certificate that has this name (mutual TLS).
+    Subject(String),
 }
 
 /// A network: all addresses with the same first bits.
@@ -264,6 +266,12 @@ fn who_of(text: &str) -> Result<Who, String> {
             name => Ok(Who::Netgroup(name.to_string())),
         };
     }
+    if let Some(subject) = text.strip_prefix("subject:") {
+        return match subject {
+            "" => Err("'subject:': a name in client certificates must follow".into()),
+            name => Ok(Who::Subject(name.to_string())),
+        };
+    }
     if text.starts_with("gss/") {
         return Err(format!("'{text}': Kerberos is not offered; use sec=sys"));
     }
@@ -343,6 +351,7 @@ impl Entry {
             match &client.who {
                 Who::Everybody => ready.everybody = Some(rights),
                 Who::Pattern(pattern) => ready.patterns.push((pattern.clone(), rights)),
+                Who::Subject(name) => ready.subjects.push((name.clone(), rights)),
                 Who::Network(network) => ready.networks.push((*network, rights)),
                 // An address in the text takes precedence over an address of a named host.
                 Who::Address(addr) => drop(ready.hosts.insert(*addr, rights)),
@@ -363,7 +372,7 @@ impl Entry {
         }
         unknown.extend(no_groups);
         ready.networks.sort_by_key(|(network, _)| std::cmp::Reverse(network.bits));
-        (Arc::new(move |client| ready.rights(client)), unknown)
+        (Arc::new(move |client: &Asker<'_>| ready.rights(client)), unknown)
     }
 
     /// Whether the rights of a client depend on its name.
@@ -382,6 +391,8 @@ struct Netgroup {
 
 /// Clients of an entry with all names resolved.
 struct Ready {
+    /// Names in client certificates, in the order of the text.
+    subjects: Vec<(String, Rights)>,
     hosts: HashMap<IpAddr, Rights>,
     /// The smallest network first.
     networks: Vec<(Network, Rights)>,
@@ -395,6 +406,7 @@ impl Ready {
     fn new() -> Self {
         let names_of: Arc<NamesOf> = Arc::new(|_| Vec::new());
         Self {
+            subjects: Vec::new(),
             hosts: HashMap::new(),
             networks: Vec::new(),
             patterns: Vec::new(),
@@ -404,8 +416,11 @@ impl Ready {
         }
     }
 
-    fn rights(&self, client: IpAddr) -> Option<Rights> {
-        let client = client.to_canonical();
+    fn rights(&self, asker: &Asker<'_>) -> Option<Rights> {
+        if let Some((_, rights)) = self.subjects.iter().find(|(name, _)| asker.subjects.contains(name)) {
+            return Some(rights.clone());
+        }
+        let client = asker.addr;
         if let Some(rights) = self.hosts.get(&client) {
             return Some(rights.clone());
         }

@@ -4,6 +4,7 @@ use crate::nqnfs::clients::ClientCounts;
 use crate::server::Server;
 use crate::v4::delegation::DelegationCounts;
 use bytes::Bytes;
+use hither_rpc::server::Transport;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -48,6 +49,8 @@ pub struct ClientFigures {
     pub host: IpAddr,
     /// The user that introduced the client. `None`: no user.
     pub uid: Option<u32>,
+    /// The transport of its connections.
+    pub transport: Transport,
     /// Minor version of the last call. 0 before the first call of a session.
     pub minor_version: u32,
     /// Opens.
@@ -145,7 +148,8 @@ impl Server {
             id: client.id,
             owner: client.owner.clone(),
             host: client.host,
-            uid: client.principal,
+            uid: client.principal.uid,
+            transport: client.principal.transport.clone(),
             minor_version: traffic.minor_version.load(Relaxed),
             opens,
             locks,

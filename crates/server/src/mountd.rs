@@ -79,8 +79,7 @@ async fn root(request: &Request, args: &MntArgs) -> Result<MntOk, Mountstat3> {
 
 /// The exports that this client may mount. The reply does not name the other clients of an export.
 fn exports(request: &Request) -> Vec<Exportnode> {
-    let client = request.peer.addr.ip();
-    let may = |e: &&Arc<Export>| e.rights(client).is_some();
+    let may = |e: &&Arc<Export>| e.rights(&request.peer).is_some();
     let node = |e: &Arc<Export>| Exportnode {
         dir: Dirpath::copy(e.path.as_bytes()),
         groups: Chain(Vec::<HostName>::new()),

@@ -102,7 +102,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
     let run = async {
         let mut out = Enc::new();
         execute(&caller, args).await.encode(&mut out);
-        out
+        Ok(out)
     };
     server.replies.once(key, run).await
 }
@@ -247,7 +247,7 @@ impl Caller<'_> {
         let export = self.r.table.export(number).ok_or(Stat::STALE)?.clone();
         let (cx, rights) = self.r.enter(&export).await.map_err(|denied| match denied {
             crate::server::Denied::Client => Stat::ACCES,
-            crate::server::Denied::Port => Stat::AUTHERR,
+            crate::server::Denied::Port | crate::server::Denied::Transport => Stat::AUTHERR,
         })?;
         Ok(At { c: self, export, fh, cx, rights })
     }

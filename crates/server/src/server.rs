@@ -19,7 +19,7 @@ use hither_vfs::{Answered, Env, Error, Fh, RequestContext, Spent};
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -296,6 +296,8 @@ pub(crate) struct Request {
     pub call: Option<Bytes>,
     /// The waits of the call.
     pub spent: Arc<Spent>,
+    /// An export has refused the call because of its transport.
+    pub too_weak: AtomicBool,
 }
 
 /// The reason why an export refuses a call.
@@ -305,23 +307,59 @@ pub(crate) enum Denied {
     Client,
     /// The client's port is not privileged.
     Port,
+    /// The export does not accept the transport of the connection.
+    Transport,
 }
 
 impl Request {
     pub fn new(server: &Arc<Server>, (peer, caller): (Arc<Peer>, Caller), spent: &Arc<Spent>) -> Self {
         let (server, table) = (server.clone(), server.table());
-        Self { server, table, peer, caller, began: Instant::now(), call: None, spent: spent.clone() }
+        Self {
+            server,
+            table,
+            peer,
+            caller,
+            began: Instant::now(),
+            call: None,
+            spent: spent.clone(),
+            too_weak: AtomicBool::new(false),
+        }
     }
 
     /// The export over a directory of `from`, if this client may use that export. Any other client
     /// sees the directory itself.
     pub fn crossing(&self, from: &Export, dir: &Fh) -> Option<&Arc<Export>> {
-        self.table.crossing(from, dir).filter(|export| export.rights(self.peer.addr.ip()).is_some())
+        self.table.crossing(from, dir).filter(|export| export.rights(&self.peer).is_some())
     }
 
-    /// The identity under which a call uses an export.
+    /// The identity under which a call uses an export, if the export accepts the connection.
     pub async fn enter(&self, export: &Export) -> Result<(RequestContext, Rights), Denied> {
-        let rights = export.rights(self.peer.addr.ip()).ok_or(Denied::Client)?;
+        let entered = self.enter_any(export).await?;
+        if self.accepts(export, &entered.1) {
+            return Ok(entered);
+        }
+        self.too_weak.store(true, Relaxed);
+        Err(Denied::Transport)
+    }
+
+    /// Whether an export accepts calls of this connection.
+    pub fn accepts(&self, export: &Export, rights: &Rights) -> bool {
+        let accepts = rights.transports.accept(&self.peer.transport);
+        if !accepts {
+            tracing::debug!(
+                "{}: {} is refused: its connection is '{}', and the export has xprtsec={}",
+                export.path,
+                self.peer.addr,
+                self.peer.transport,
+                rights.transports
+            );
+        }
+        accepts
+    }
+
+    /// As [`Request::enter`], for any connection. The caller checks [`Request::accepts`].
+    pub async fn enter_any(&self, export: &Export) -> Result<(RequestContext, Rights), Denied> {
+        let rights = export.rights(&self.peer).ok_or(Denied::Client)?;
         if !rights.port_suffices(&self.peer.addr) {
             tracing::debug!(
                 "{}: {} is refused because it does not call from a privileged port; `insecure` allows it",

@@ -5,12 +5,12 @@
 //! never changes. A reload builds a new table. Exports keep their numbers across reloads because a
 //! number is computed from the path.
 
-use crate::access::{Admit, Rights};
+use crate::access::{Admit, Asker, Rights};
 use crate::handle::NUMBERS;
+use hither_rpc::server::Peer;
 use hither_vfs::{Cred, Error, Extra, Fh, Name, Node, RequestContext, Vfs, Watch};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
@@ -96,8 +96,8 @@ impl std::fmt::Debug for Export {
 
 impl Export {
     /// The rights of a client. `None`: the client may not learn that the export exists.
-    pub fn rights(&self, client: IpAddr) -> Option<Rights> {
-        (self.admit)(client.to_canonical())
+    pub fn rights(&self, client: &Peer) -> Option<Rights> {
+        (self.admit)(&Asker::of(client))
     }
 
     /// The root directory.
@@ -305,7 +305,7 @@ impl Table {
     }
 
     /// Whether a client may see a place: the place leads to an export that the client may use.
-    pub fn is_visible(&self, at: usize, client: IpAddr) -> bool {
+    pub fn is_visible(&self, at: usize, client: &Peer) -> bool {
         let place = &self.places[at];
         place.export.as_ref().is_some_and(|e| e.rights(client).is_some())
             || place.children.values().any(|c| self.is_visible(*c, client))

@@ -3,17 +3,20 @@
 mod counts;
 pub(crate) mod crossings;
 mod hostile;
+mod transports;
 
-use crate::access::{Rights, Squash};
+use crate::access::{Asker, Rights, Squash};
 use crate::table::{ExportSpec, Others, Table};
 use crate::{Options, Server};
 use bytes::Bytes;
 use hither_proto::nfs3;
 use hither_proto::nfs4::*;
 use hither_proto::record;
-use hither_proto::rpc::{AuthSys, CallHeader, Message, OpaqueAuth, Procedure, ReplyHeader, call};
+use hither_proto::rpc::{
+    AuthStat, AuthSys, CallHeader, DeniedReply, Message, OpaqueAuth, Procedure, ReplyBody, ReplyHeader, call,
+};
 use hither_proto::xdr::{Dec, Enc};
-use hither_rpc::server::{Acceptor, ServerLimits};
+use hither_rpc::server::{Acceptor, ServerLimits, Transport};
 use hither_vfs::Env;
 use hither_vfs::model::Model;
 use std::path::PathBuf;
@@ -59,7 +62,7 @@ impl Lab {
     /// A server with these options.
     pub fn with(model: &Arc<Model>, path: &str, options: Options, others: Others) -> Self {
         let rights = Rights { read_only: false, squash: Squash::None, secure: false, ..Rights::default() };
-        let admit = Arc::new(move |_| Some(rights.clone()));
+        let admit = Arc::new(move |_: &Asker<'_>| Some(rights.clone()));
         let spec = ExportSpec {
             path: path.into(),
             aliases: vec![],
@@ -76,10 +79,15 @@ impl Lab {
     }
 
     pub fn connect(&self) -> Wire {
+        self.connect_over(Transport::Plain)
+    }
+
+    /// A connection with this protection.
+    pub fn connect_over(&self, transport: Transport) -> Wire {
         let (near, far) = tokio::io::duplex(64 << 10);
         let (reader, writer) = tokio::io::split(far);
         let addr = "192.0.2.1:700".parse().unwrap();
-        self.acceptor.serve(reader, writer, addr, addr);
+        self.acceptor.serve_protected(reader, writer, (addr, addr), transport);
         let cred =
             AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
         let records = record::Reader::new(Default::default());
@@ -135,12 +143,22 @@ impl Wire {
     }
 
     pub async fn receive(&mut self) -> Bytes {
+        self.verdict().await.unwrap()
+    }
+
+    /// The results of the next reply, or the reason of its refusal.
+    pub async fn verdict(&mut self) -> Result<Bytes, AuthStat> {
         loop {
             if let Some(record) = self.records.next_record().unwrap() {
                 match Message::decode(&record).unwrap() {
+                    Message::Reply(ReplyHeader { body, .. }, _)
+                        if let ReplyBody::Denied(DeniedReply::AuthError(stat)) = body =>
+                    {
+                        return Err(stat);
+                    }
                     Message::Reply(header, body) => {
                         assert!(header.is_success(), "{header:?}");
-                        return body;
+                        return Ok(body);
                     }
                     Message::Call(header, body) => self.called_back(&header, &body).await,
                     Message::UnknownVersion { .. } => panic!("no RPC"),

@@ -29,10 +29,12 @@ use hither_proto::nfs3::{
     Call3, CreateOk, Diropargs3, FH_MAX_BYTES, Fattr3, Fh3, LinkWcc, Name3, Nfsstat3, PROGRAM, PostOpAttr,
     Proc3, RenameWcc, Reply3, Res, StableHow, VERSION, WccAttr, WccData, WriteOk,
 };
+use hither_proto::rpc::AuthStat;
 use hither_proto::xdr::Enc;
 use hither_rpc::server::{Incoming, Outcome};
 use hither_vfs::{Answered, Attr, ChangeInfo, Fh, File, FileKind, Name, Node, RequestContext, Spent};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
 /// Answers a call.
@@ -54,7 +56,8 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
     let run = async {
         let mut out = Enc::new();
         execute(&request, args).await.encode(&mut out);
-        out
+        // As for a credential that is too weak: the client cannot succeed on this connection.
+        if request.too_weak.load(Relaxed) { Err(AuthStat::TOOWEAK) } else { Ok(out) }
     };
     server.replies.once(key, run).await
 }

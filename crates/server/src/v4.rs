@@ -28,6 +28,7 @@ mod stable;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod xattr;
 
 use crate::counters;
@@ -40,6 +41,7 @@ use clients::{Client, Clients};
 use delegation::Leases;
 use exec::Exec;
 use hither_proto::nfs4::{Compound, CompoundReply, NfsOpnum4, Nfsstat4, Op, OpRes, SequenceArgs};
+use hither_proto::rpc::AuthStat;
 use hither_proto::xdr::{Enc, Xdr};
 use hither_rpc::server::{Incoming, Outcome, Pace, Peer, Piped};
 use hither_vfs::{Cred, RequestContext, Spent};
@@ -380,7 +382,11 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
     let Ok(sized) = Compound::sized(&call.args) else { return Outcome::GarbageArgs };
     let compound = Sized(sized.0, sized.1);
     call.room.expect(reply_bytes(&compound, server.options.io_max_bytes)).await;
-    let sum = replay::checksum(&call.args, &call.caller);
+    let transport = &call.peer.transport;
+    let sum = replay::checksum(&call.args, &call.caller, transport);
+    if setup::is_of_other_transport(&server.v4, &compound.ops, transport) {
+        return Outcome::Refused(AuthStat::TOOWEAK);
+    }
     let len = call.args.len() + setup::header_bytes(&call.caller);
     let request = Request::new(server, (call.peer, call.caller), spent);
     if !(1..=2).contains(&compound.minorversion) {

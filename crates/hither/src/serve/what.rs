@@ -12,7 +12,7 @@ use crate::exit::Failure;
 use crate::gateway::Origin;
 use crate::stack;
 use hither_localfs::local::{CoveredDir, Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
-use hither_server::access::{ClientNames, Rights, Squash};
+use hither_server::access::{ClientNames, Rights, Squash, Transports};
 use hither_server::exports::{Entry, Exports, LookUps, Who};
 use hither_server::table::{Covers, Epoch, ExportSpec, Others, Table};
 use hither_vfs::model::Model;
@@ -401,7 +401,12 @@ fn describe(entry: &Entry) -> String {
             Squash::Root => "root_squash",
             Squash::All => "all_squash",
         };
-        format!("{access},{squash},{}", if r.secure { "secure" } else { "insecure" })
+        let port = if r.secure { "secure" } else { "insecure" };
+        let transports = match r.transports {
+            Transports::ALL => String::new(),
+            some => format!(",xprtsec={some}"),
+        };
+        format!("{access},{squash},{port}{transports}")
     };
     let who = |w: &Who| match w {
         Who::Everybody => "*".to_string(),
@@ -409,6 +414,7 @@ fn describe(entry: &Entry) -> String {
         Who::Netgroup(name) => format!("@{name}"),
         Who::Network(n) => format!("{}/{}", n.addr, n.bits),
         Who::Address(addr) => addr.to_string(),
+        Who::Subject(name) => format!("subject:{name}"),
     };
     let clients: Vec<String> =
         entry.clients.iter().map(|c| format!("{}({})", who(&c.who), words(&c.rights))).collect();
@@ -449,6 +455,8 @@ mod tests {
         assert_eq!(described(&["/srv"]), "*(rw,no_root_squash,secure)");
         assert_eq!(described(&["/srv", "-l", "192.0.2.1:2049"]), "*(rw,root_squash,secure)");
         assert_eq!(described(&["/srv", "-o", "ro,insecure"]), "*(ro,no_root_squash,insecure)");
+        let tls = "*(rw,no_root_squash,secure,xprtsec=none:tls)";
+        assert_eq!(described(&["/srv", "-o", "xprtsec=tls:none"]), tls);
         let two = ["/srv", "--allow", "192.0.2.0/24", "--allow", "2001:db8::1"];
         assert_eq!(
             described(&two),

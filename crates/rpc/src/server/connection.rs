@@ -194,7 +194,7 @@ enum Stall {
 }
 
 impl Shared {
-    pub fn new(id: u64, addr: SocketAddr, local: SocketAddr, stop: &CancellationToken) -> Self {
+    pub fn new(id: u64, (addr, local): (SocketAddr, SocketAddr), stop: &CancellationToken) -> Self {
         Self {
             id,
             addr,
@@ -219,6 +219,13 @@ impl Shared {
     /// The protection of the connection.
     pub(super) fn transport(&self) -> Transport {
         self.tls.get().map_or(Transport::Plain, |session| session.transport.clone())
+    }
+
+    /// Records a protection that the connection has from its beginning.
+    pub fn protect(&self, transport: Transport) {
+        if transport != Transport::Plain {
+            let _ = self.tls.set(tls::Session { transport, chain: Vec::new() });
+        }
     }
 
     /// The client's certificates, if it presented any.

@@ -69,6 +69,12 @@ impl Transport {
         }
     }
 
+    /// Whether two connections have the same protection, with the same first name in the client
+    /// certificate.
+    pub fn is_same_party(&self, other: &Self) -> bool {
+        self.word() == other.word() && self.subject() == other.subject()
+    }
+
     /// `none`, `tls` or `mtls`, as in `xprtsec` of exports(5).
     pub fn word(&self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
 //! The options of an export.
 
-use crate::access::{NOBODY, Rights, Squash};
+use crate::access::{NOBODY, Rights, Squash, Transports};
 
 /// The options read so far.
 #[derive(Debug, Clone, Default)]
@@ -76,8 +76,11 @@ impl Settings {
             "fsid" => self.fsid = Some(fsid(word, value)?),
             "sec" if value.split(':').any(|flavour| flavour == "sys") => {}
             "sec" => return Err(format!("'{word}': only sec=sys is offered")),
-            "xprtsec" if value.split(':').any(|policy| policy == "none") => {}
-            "xprtsec" => return Err(format!("'{word}': TLS is not offered; use xprtsec=none")),
+            "xprtsec" => {
+                let accepted = Transports::parse(value);
+                let known = || format!("'{word}': use none, tls and mtls, with : between them");
+                self.rights.transports = accepted.ok_or_else(known)?;
+            }
             _ => return Err(unknown(word)),
         }
         Ok(())
@@ -87,7 +90,7 @@ impl Settings {
 fn unknown(word: &str) -> String {
     format!(
         "option '{word}' is not known: use ro, rw, root_squash, no_root_squash, all_squash, anonuid=N, anongid=N, secure, \
-         insecure, fsid=N, sec=sys, crossmnt, nohide, manage-gids"
+         insecure, fsid=N, sec=sys, xprtsec=none:tls:mtls, crossmnt, nohide, manage-gids"
     )
 }
 

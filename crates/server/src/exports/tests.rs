@@ -1,7 +1,7 @@
 //! The syntax and meaning of exports, as in exports(5).
 
 use super::*;
-use crate::access::Squash;
+use crate::access::{Squash, Transports};
 
 fn read(text: &str) -> Result<Exports, ExportsError> {
     let mut exports = Exports::default();
@@ -34,7 +34,10 @@ fn rights(entry: &Entry, client: &str) -> Option<Rights> {
         _ => None,
     };
     let look_ups = LookUps { addresses_of: &addresses, hosts_of: &hosts, names_of: Arc::new(names) };
-    entry.admit(&look_ups).0(client.parse().unwrap())
+    let (addr, subjects) = client.split_once('/').unwrap_or((client, ""));
+    let subjects = [subjects.to_string()];
+    let addr = addr.parse::<IpAddr>().unwrap().to_canonical();
+    entry.admit(&look_ups).0(&Asker { addr, subjects: &subjects })
 }
 
 /// A line has a path and clients with their rights. A client that the line does not list has no
@@ -75,7 +78,7 @@ fn unknown_hosts_are_reported() {
     let look_ups = LookUps { addresses_of: &|_| Vec::new(), hosts_of: &|_| None, names_of };
     let (admit, unknown) = e.admit(&look_ups);
     assert_eq!(unknown, ["nowhere", "one"]);
-    assert_eq!(admit("192.0.2.1".parse().unwrap()), None);
+    assert_eq!(admit(&Asker { addr: "192.0.2.1".parse().unwrap(), subjects: &[] }), None);
 }
 
 /// As in exports(5), options after a space apply to all clients, and the host before the space gets
@@ -191,4 +194,30 @@ fn netgroups_come_after_patterns() {
     assert_eq!(rights(&entry("/s @missing(rw)\n"), "192.0.2.1"), None);
     assert!(entry("/s *.example.org(rw)\n").needs_names() && !entry("/s @all(rw)\n").needs_names());
     assert!(wrong("/s @(rw)\n").contains("name of a netgroup"));
+}
+
+/// `xprtsec` lists the accepted transports. Without it, all are accepted.
+#[test]
+fn xprtsec_lists_transports() {
+    let transports =
+        |options: &str| rights(&entry(&format!("/s *({options})")), "10.0.0.1").unwrap().transports;
+    assert_eq!(transports("rw"), Transports::ALL);
+    assert_eq!(transports("xprtsec=mtls"), Transports { none: false, tls: false, mtls: true });
+    assert_eq!(transports("xprtsec=tls:none"), Transports { none: true, tls: true, mtls: false });
+    assert_eq!(transports("xprtsec=none:tls:mtls").to_string(), "none:tls:mtls");
+    for options in ["xprtsec=", "xprtsec=ssl", "xprtsec=tls:"] {
+        assert!(wrong(&format!("/s *({options})")).contains("none, tls and mtls"));
+    }
+}
+
+/// The name in a certificate decides before the address. Clients without the name have the rights
+/// of their address, or none.
+#[test]
+fn certificate_subject_admits_client() {
+    let e = entry("/s 10.0.0.0/8(ro) subject:build-farm(rw)");
+    assert!(!rights(&e, "10.0.0.1/build-farm").unwrap().read_only);
+    assert!(!rights(&e, "198.51.100.1/build-farm").unwrap().read_only);
+    assert!(rights(&e, "10.0.0.1/build").unwrap().read_only);
+    assert_eq!(rights(&e, "198.51.100.1/Build-farm"), None);
+    assert!(wrong("/s subject:(rw)").contains("must follow"));
 }

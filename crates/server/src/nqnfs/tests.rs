@@ -63,7 +63,7 @@ impl Lab {
             aliases: vec![],
             vfs: model.clone(),
             extra: Some(model.clone()),
-            admit: Arc::new(move |_| Some(rights.clone())),
+            admit: Arc::new(move |_: &crate::access::Asker<'_>| Some(rights.clone())),
             epoch: None,
             others,
             covers: None,

@@ -29,7 +29,7 @@ fn spec(path: &str, model: &Arc<Model>, admitted: bool, covers: Option<Covers>) 
         aliases: vec![],
         vfs: model.clone(),
         extra: None,
-        admit: Arc::new(move |_| admitted.then(|| rights.clone())),
+        admit: Arc::new(move |_: &crate::access::Asker<'_>| admitted.then(|| rights.clone())),
         epoch: None,
         others: Others::Nobody,
         covers,

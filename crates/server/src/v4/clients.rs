@@ -11,7 +11,7 @@ use super::state::State;
 use crate::figures::Traffic;
 use bytes::Bytes;
 use hither_proto::nfs4::{ChannelAttrs, Clientid, CreateSessionOk, Nfsstat4, Sessionid, Verifier};
-use hither_rpc::server::{Pace, Peer};
+use hither_rpc::server::{Pace, Peer, Transport};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -27,8 +27,20 @@ const HOST_PART: usize = 4;
 /// Least time between two log messages about too many clients.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// The identity of a client's user: the flavor and uid of its EXCHANGE_ID.
-pub(crate) type Principal = Option<u32>;
+/// The identity of a client's user: the flavor, uid and transport of its EXCHANGE_ID. A client that
+/// introduced itself over TLS is therefore safe from one that only claims its name.
+#[derive(Debug, Clone)]
+pub(crate) struct Principal {
+    /// The user. `None`: AUTH_NONE.
+    pub uid: Option<u32>,
+    pub transport: Transport,
+}
+
+impl PartialEq for Principal {
+    fn eq(&self, other: &Self) -> bool {
+        self.uid == other.uid && self.transport.is_same_party(&other.transport)
+    }
+}
 
 /// One instance of a client. A restarted client is a new instance.
 pub(crate) struct Client {
@@ -385,7 +397,7 @@ mod tests {
             owner: Bytes::from_static(b"client"),
             host: IpAddr::from([192, 0, 2, 1]),
             verifier: [verifier; 8],
-            principal: Some(principal),
+            principal: Principal { uid: Some(principal), transport: Transport::Plain },
             update,
             may_reclaim: false,
         }

@@ -206,9 +206,21 @@ impl<'a> Exec<'a> {
 
     /// Executes an operation. `rest` are the operations after it.
     pub async fn execute(&mut self, op: &Op, rest: &[Op]) -> OpRes {
-        if let Err(status) = self.for_reading(op).await {
+        let ready = match self.may_use(op) {
+            Ok(()) => self.for_reading(op).await,
+            wrong => wrong,
+        };
+        if let Err(status) = ready {
             return OpRes::failed(op.number(), status);
         }
+        let result = self.perform(op, rest).await;
+        match self.may_follow(op, rest) {
+            Err(status) if result.status() == Nfsstat4::OK => OpRes::failed(op.number(), status),
+            _ => result,
+        }
+    }
+
+    async fn perform(&mut self, op: &Op, rest: &[Op]) -> OpRes {
         match op {
             Op::Getattr(mask) => OpRes::Getattr(self.getattr(*mask).await),
             Op::Putfh(fh) => OpRes::Putfh(self.putfh(fh, rest).await),
@@ -410,7 +422,7 @@ impl<'a> Exec<'a> {
         let here = match Handle::read(fh).ok_or(Nfsstat4::BADHANDLE)? {
             Handle::Above(number) => {
                 let at = self.r.table.place_numbered(number).ok_or(Nfsstat4::STALE)?;
-                if !self.r.table.is_visible(at, self.r.peer.addr.ip()) {
+                if !self.r.table.is_visible(at, &self.r.peer) {
                     return Err(Nfsstat4::ACCESS);
                 }
                 Here::Above(at)
@@ -434,9 +446,10 @@ impl<'a> Exec<'a> {
         self.r.crossing(export, fh).map_or(Ok(()), |_| Err(Nfsstat4::STALE))
     }
 
-    /// An object of an export, with the caller's identity and rights.
+    /// An object of an export, with the caller's identity and rights. The export may refuse the
+    /// connection (`transport`).
     async fn enter(&self, export: Arc<Export>, fh: Fh, known: Option<Attrs>) -> Result<Object, Nfsstat4> {
-        let (cx, rights) = self.r.enter(&export).await.map_err(|_| Nfsstat4::ACCESS)?;
+        let (cx, rights) = self.r.enter_any(&export).await.map_err(|_| Nfsstat4::ACCESS)?;
         Ok(Object { export, fh, cx, rights, known })
     }
 
@@ -452,7 +465,7 @@ impl<'a> Exec<'a> {
         match &place.export {
             None => Ok(Here::Above(at)),
             // The place leads to an export inside this one that the client may use.
-            Some(export) if !place.children.is_empty() && export.rights(self.r.peer.addr.ip()).is_none() => {
+            Some(export) if !place.children.is_empty() && export.rights(&self.r.peer).is_none() => {
                 Ok(Here::Above(at))
             }
             Some(export) => Ok(Here::Object(self.root_of(export).await?)),
@@ -506,7 +519,7 @@ impl<'a> Exec<'a> {
     /// The directory above the root of an export. It is in the export around this one, if the
     /// client may use that export.
     async fn above_export(&self, export: &Export) -> Result<Here, Nfsstat4> {
-        let client = self.r.peer.addr.ip();
+        let client = &self.r.peer;
         let around = self.r.table.around(export).filter(|(around, _)| around.rights(client).is_some());
         let Some((around, covered)) = around else { return self.above(self.r.table.place_of(export)).await };
         let covered = self.enter(around.clone(), covered.clone(), None).await?;

@@ -136,6 +136,9 @@ impl Exec<'_> {
     async fn root_attrs(&self, inside: &Arc<Export>, entry: u64, wanted: Bitmap4) -> Result<Wire, Nfsstat4> {
         let attrs = async {
             let root = self.root_of(inside).await?;
+            if !self.r.accepts(inside, &root.rights) {
+                return Err(Nfsstat4::WRONGSEC);
+            }
             let attrs = self.attrs(&root).await?;
             self.object_attrs(&root, &attrs.attr, wanted).await
         };
@@ -151,11 +154,12 @@ impl Exec<'_> {
         let mut list = List::new(max);
         let from = a.cookie.saturating_sub(RESERVED) as usize;
         for (i, (name, child)) in table.place(at).children.iter().enumerate().skip(from) {
-            if !table.is_visible(*child, self.r.peer.addr.ip()) {
+            if !table.is_visible(*child, &self.r.peer) {
                 continue;
             }
             let attrs = match self.at_place(*child).await {
                 Ok(Here::Above(child)) => Ok(self.above_attrs(child, a.attr_request)),
+                Ok(here) if !self.is_accepted(&here) => Err(Nfsstat4::WRONGSEC),
                 Ok(Here::Object(o)) => match self.attrs(&o).await {
                     Ok(attrs) => self.object_attrs(&o, &attrs.attr, a.attr_request).await,
                     Err(status) => Err(status),

@@ -108,7 +108,7 @@ impl Exec<'_> {
     async fn lookup_above(&mut self, at: usize, wanted: &Bytes) -> Result<(), Nfsstat4> {
         name(wanted)?;
         let child = self.r.table.place(at).children.get(&wanted[..]).copied();
-        let visible = child.filter(|c| self.r.table.is_visible(*c, self.r.peer.addr.ip()));
+        let visible = child.filter(|c| self.r.table.is_visible(*c, &self.r.peer));
         let here = self.at_place(visible.ok_or(Nfsstat4::NOENT)?).await?;
         self.go(here);
         Ok(())

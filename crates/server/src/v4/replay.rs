@@ -14,13 +14,14 @@
 use super::exec::{Exec, Here, Object};
 use super::names::wire_change;
 use super::open::VERIFIER_ATTRS;
+use crate::access::transport_number;
 use bytes::Bytes;
 use hither_proto::nfs4::{
     Bitmap4, ChangeInfo as WireChange, CreateHow, CreateOk, Nfsstat4, Op, OpRes, OpenArgs, OpenDelegation,
     OpenOk, RenameOk, SequenceArgs, SequenceOk, Sessionid, SetattrArgs, StableHow, Stateid, WriteOk, open,
 };
 use hither_proto::xdr::{Dec, Enc};
-use hither_rpc::server::Caller;
+use hither_rpc::server::{Caller, Transport};
 use hither_vfs::{Answered, ChangeInfo, Fh, RequestContext};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -32,17 +33,20 @@ const TAG: u32 = 41;
 /// Bytes of a call in its checksum. The number is enough to distinguish calls, and small compared
 /// with a WRITE of a megabyte.
 const SUM_BYTES: usize = 4096;
+/// Place of the transport's number in the seed of a checksum, above the length of a call.
+const TRANSPORT_SHIFT: u32 = 31;
 /// Longest reply that is kept for a second repetition. With all calls in a journal, the replies
 /// take 64 MiB.
 const KEPT_MAX_BYTES: usize = 4096;
 
-/// A checksum of a call and its user.
-pub(super) fn checksum(args: &[u8], caller: &Caller) -> u64 {
+/// A checksum of a call, its user and its transport.
+pub(super) fn checksum(args: &[u8], caller: &Caller, transport: &Transport) -> u64 {
     let who = match caller {
         Caller::Nobody => u32::MAX,
         Caller::Sys(sys) => sys.uid,
     };
-    let seed = u64::from(who) << 32 ^ args.len() as u64;
+    let transport = u64::from(transport_number(transport)) << TRANSPORT_SHIFT;
+    let seed = u64::from(who) << 32 ^ args.len() as u64 ^ transport;
     XxHash3_64::oneshot_with_seed(seed, &args[..args.len().min(SUM_BYTES)])
 }
 

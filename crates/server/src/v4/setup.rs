@@ -1,6 +1,7 @@
 //! Operations that create and end clients and sessions: EXCHANGE_ID, CREATE_SESSION,
 //! BIND_CONN_TO_SESSION and their opposites.
 
+use super::Nfs4;
 use super::clients::{Introduction, Principal};
 use super::exec::Exec;
 use super::session::{Back, Session};
@@ -8,11 +9,11 @@ use bytes::Bytes;
 use hither_proto::nfs4::{
     BackchannelCtlArgs, BindConnToSessionArgs, BindConnToSessionOk, CallbackSec, ChannelAttrs,
     ChannelDirFromClient, ChannelDirFromServer, CreateSessionArgs, CreateSessionOk, ExchangeIdArgs,
-    ExchangeIdOk, HITHER_DOMAIN, ImplId, Nfsstat4, ServerOwner, Sessionid, StateProtectArgs, StateProtectOk,
-    Time, create_session, exchgid,
+    ExchangeIdOk, HITHER_DOMAIN, ImplId, Nfsstat4, Op, ServerOwner, Sessionid, StateProtectArgs,
+    StateProtectOk, Time, create_session, exchgid,
 };
 use hither_proto::rpc::OpaqueAuth;
-use hither_rpc::server::Caller;
+use hither_rpc::server::{Caller, Transport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -47,10 +48,11 @@ const FLAGS: u32 = exchgid::SUPP_MOVED_REFER
 
 impl Exec<'_> {
     fn principal(&self) -> Principal {
-        match &self.r.caller {
+        let uid = match &self.r.caller {
             Caller::Nobody => None,
             Caller::Sys(sys) => Some(sys.uid),
-        }
+        };
+        Principal { uid, transport: self.r.peer.transport.clone() }
     }
 
     pub(super) async fn exchange_id(&mut self, a: &ExchangeIdArgs) -> Result<ExchangeIdOk, Nfsstat4> {
@@ -258,6 +260,25 @@ impl Exec<'_> {
         (back.prog, back.cred) = (a.cb_program, cred);
         Ok(())
     }
+}
+
+/// Whether operations use a session or a client id that began on a connection with another
+/// transport. Session ids are visible on plain connections, and an attacker there must not take
+/// over what began in TLS. A client is bound to its transport, and so are its sessions.
+pub(super) fn is_of_other_transport(nfs: &Nfs4, ops: &[Op], transport: &Transport) -> bool {
+    let of_session = |id: &Sessionid| nfs.clients.session(id).and_then(|session| session.client.upgrade());
+    let is_foreign = |op: &Op| {
+        let client = match op {
+            Op::Sequence(a) => of_session(&a.sessionid),
+            Op::BindConnToSession(a) => of_session(&a.sessionid),
+            Op::DestroySession(id) => of_session(id),
+            Op::CreateSession(a) => nfs.clients.by_id(a.clientid),
+            Op::DestroyClientid(id) => nfs.clients.by_id(*id),
+            _ => None,
+        };
+        client.is_some_and(|client| !client.principal.transport.is_same_party(transport))
+    };
+    ops.iter().any(is_foreign)
 }
 
 /// Whether the limits of a backchannel allow a recall, which is the longest callback.

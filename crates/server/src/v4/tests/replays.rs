@@ -3,7 +3,7 @@
 use super::*;
 use crate::v4::replay::{CallId, checksum};
 use hither_proto::rpc::AuthSys;
-use hither_rpc::server::Caller;
+use hither_rpc::server::{Caller, Transport};
 use hither_vfs::{Answered, PathRef, Vfs};
 
 fn mkdir(name: &str) -> Op {
@@ -23,7 +23,7 @@ fn superuser() -> Caller {
 /// The journal's record of the operation at this index of a call.
 fn did(call: &Compound, at: usize, fh: &hither_vfs::Fh) -> Answered {
     let Op::Sequence(args) = &call.ops[0] else { panic!("no session") };
-    let sum = checksum(&Enc::of(call).to_bytes(), &superuser());
+    let sum = checksum(&Enc::of(call).to_bytes(), &superuser(), &Transport::Plain);
     Answered { call: CallId::of(args, sum).op(at), fh: fh.clone(), bytes: 0 }
 }
 
@@ -68,8 +68,8 @@ async fn replay_executes_only_missing_operations() {
     assert!(!r.create().unwrap().cinfo.atomic, "the directory has changed");
     assert!(r.getfh().unwrap().ends_with(&a.0));
     // The same call of another user is another call.
-    let other = checksum(&Enc::of(&call).to_bytes(), &Caller::Nobody);
-    assert_ne!(other, checksum(&Enc::of(&call).to_bytes(), &superuser()));
+    let other = checksum(&Enc::of(&call).to_bytes(), &Caller::Nobody, &Transport::Plain);
+    assert_ne!(other, checksum(&Enc::of(&call).to_bytes(), &superuser(), &Transport::Plain));
 }
 
 /// A replayed OPEN returns a stateid that names no open. Operations that need the open get GRACE

@@ -2,7 +2,7 @@
 //! of channels, lost replies of CREATE_SESSION, owners, read-only exports.
 
 use super::*;
-use crate::access::{Rights, Squash};
+use crate::access::{Asker, Rights, Squash};
 use crate::table::{ExportSpec, Table};
 use hither_proto::nfs3;
 use hither_proto::rpc::Procedure;
@@ -390,7 +390,7 @@ async fn creating_opens_of_read_only_exports() {
         aliases: vec![],
         vfs,
         extra: Some(model.clone()),
-        admit: Arc::new(move |_| Some(rights.clone())),
+        admit: Arc::new(move |_: &Asker<'_>| Some(rights.clone())),
         epoch: None,
         others: Others::Nobody,
         covers: None,
