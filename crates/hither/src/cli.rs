@@ -460,6 +460,8 @@ pub struct ServeArgs {
     #[arg(long, conflicts_with_all = ["dir", "export", "config"])]
     pub memory: bool,
     #[command(flatten)]
+    pub tls: crate::serve::TlsArgs,
+    #[command(flatten)]
     pub log: LogArgs,
 }
 

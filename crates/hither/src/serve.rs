@@ -4,8 +4,8 @@
 //! system. It sets up log, limits and runtime. It opens the files, and the server, which reads its
 //! stored state. It opens the sockets. It reports readiness to systemd (sd_notify(3)), prints the
 //! mount commands and registers with rpcbind. It then waits for a signal. SIGHUP reads the exports
-//! again. At the end connections are closed. Clients connect to the next server and reclaim their
-//! state.
+//! and the files of TLS again. At the end connections are closed. Clients connect to the next
+//! server and reclaim their state.
 
 mod hosts;
 mod nested;
@@ -13,6 +13,7 @@ mod notify;
 pub mod report;
 mod reporting;
 mod rpcbind;
+mod tls;
 mod what;
 
 use crate::cli::ServeArgs;
@@ -40,6 +41,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+pub use tls::TlsArgs;
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use what::Served;
@@ -78,6 +80,7 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
             Failure::usage(format!("state directory {}: {e}; --state-dir names another", dir.display()))
         })?;
     }
+    let tls = args.tls.open()?;
     let _alone = state_dir.as_deref().map(alone).transpose()?;
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let metrics = match &args.metrics {
@@ -102,7 +105,7 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
         memory_max_bytes: for_calls(args.max_memory as usize),
         ..ServerLimits::default()
     };
-    let acceptor = Arc::new(Acceptor::new(server.clone(), limits));
+    let acceptor = Arc::new(Acceptor::with_tls(server.clone(), limits, tls));
     tokio::spawn(server.clone().tend());
     let reporter = Arc::new(Reporter {
         server: server.clone(),
@@ -133,6 +136,7 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
             _ = hangup.recv() => {
                 notify.reloading();
                 log.reopen();
+                reload_tls(&acceptor).await;
                 let table;
                 (served, table) = load(served).await;
                 match table {
@@ -196,6 +200,16 @@ async fn in_background<T: Send + 'static>(
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
+        Err(e) => std::panic::resume_unwind(e.into_panic()),
+    }
+}
+
+/// Reads the files of TLS again. Files that cannot be used change nothing.
+async fn reload_tls(acceptor: &Arc<Acceptor>) {
+    let reloading = acceptor.clone();
+    match tokio::task::spawn_blocking(move || reloading.reload_tls()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::error!("the TLS keys stay as they are: {e}"),
         Err(e) => std::panic::resume_unwind(e.into_panic()),
     }
 }
@@ -333,6 +347,11 @@ fn listen(addr: &SocketAddr) -> Result<TcpListener, Failure> {
 /// Prints the commands that mount the exports.
 fn tell(args: &ServeArgs, served: &Served) {
     served.lines.iter().for_each(|line| println!("serving {line}"));
+    if args.tls.tls_cert.is_some() {
+        let words =
+            if args.tls.tls_client_ca.is_some() { "xprtsec=tls or xprtsec=mtls" } else { "xprtsec=tls" };
+        println!("  TLS is offered: add the mount option {words}");
+    }
     for addr in &args.listen {
         let host = match addr {
             _ if addr.ip().is_unspecified() => "HOST".to_string(),

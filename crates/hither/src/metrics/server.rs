@@ -3,7 +3,7 @@
 //! docs/METRICS.md lists the names.
 
 use super::{Page, VERSION_LABEL, escape};
-use crate::serve::report::{JournalPart, POWERS, Phase, ServerOperation, ServerReport};
+use crate::serve::report::{ConnectionPart, JournalPart, POWERS, Phase, ServerOperation, ServerReport};
 
 /// A metric without labels of its own: name, type, description, value.
 type Single<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
@@ -92,6 +92,13 @@ pub fn render(report: &ServerReport) -> String {
         page.one(name, kind, help, VERSION_LABEL, value(report));
     }
     page.server_operations(&report.operations);
+    let name = "hither_server_transport_connections";
+    page.family(name, "gauge", "Connections by their protection.");
+    for transport in ["none", "tls", "mtls"] {
+        let is = |c: &&ConnectionPart| c.transport.split(' ').next() == Some(transport);
+        let count = report.connections.list.iter().filter(is).count();
+        page.sample(name, &format!("transport=\"{transport}\""), count as f64);
+    }
     let delegations = &report.delegations;
     let held =
         [("read", delegations.read), ("write", delegations.write), ("directory", delegations.directory)];
@@ -216,6 +223,7 @@ pub(crate) mod tests {
     /// A report with a value in every part.
     pub(crate) fn report() -> ServerReport {
         let connection = ConnectionPart {
+            transport: "mtls build-farm".into(),
             address: "192.0.2.1:700".into(),
             local: "192.0.2.9:2049".into(),
             protocol: Some("nfs3".into()),
@@ -229,6 +237,7 @@ pub(crate) mod tests {
             memory_bytes: 0,
         };
         let client = ClientPart {
+            transport: "mtls build-farm".into(),
             id: "0000000100000001".into(),
             name: "Linux NFSv4.2 host".into(),
             address: "192.0.2.2".into(),

@@ -126,6 +126,8 @@ pub struct ConnectionPart {
     pub address: String,
     /// The server's address and port.
     pub local: String,
+    /// Its protection: `none`, `tls`, or `mtls` and the first name of the client certificate.
+    pub transport: String,
     /// Protocol of the last call.
     pub protocol: Option<String>,
     /// User of the last call.
@@ -155,6 +157,8 @@ pub struct ClientPart {
     pub name: String,
     /// The client's address.
     pub address: String,
+    /// The protection of its connections, as in [`ConnectionPart::transport`].
+    pub transport: String,
     /// `4.1` or `4.2`; `4` before the first call of a session.
     pub nfs_version: String,
     /// The user that introduced the client.
@@ -399,6 +403,7 @@ impl From<&ConnectionFigures> for ConnectionPart {
         Self {
             address: c.addr.to_string(),
             local: c.local.to_string(),
+            transport: c.transport.to_string(),
             protocol,
             uid: c.uid,
             age_s: c.age.as_secs(),
@@ -418,6 +423,7 @@ impl From<&ClientFigures> for ClientPart {
             id: format!("{:016x}", c.id),
             name: c.owner.escape_ascii().to_string(),
             address: c.host.to_string(),
+            transport: c.transport.to_string(),
             nfs_version: if c.minor_version > 0 { format!("4.{}", c.minor_version) } else { "4".into() },
             uid: c.uid,
             opens: c.opens,

@@ -205,6 +205,7 @@ impl Served {
         if exports.entries.is_empty() {
             return Err(Failure::usage("nothing to serve: name a directory, or --export or --config"));
         }
+        self.args.tls.check(&exports)?;
         Ok(exports)
     }
 

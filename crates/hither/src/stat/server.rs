@@ -209,16 +209,17 @@ fn operations(report: &ServerReport) -> Vec<String> {
 /// The table of NFSv4 clients, most bytes first.
 pub fn clients(report: &ServerReport) -> Vec<String> {
     let mut lines = vec![format!(
-        "{:<20} {:>4} {:>6} {:>6} {:>6} {:>6} {:>9} {:>10} {:>10}  CLIENT",
-        "ADDRESS", "vers", "uid", "opens", "locks", "deleg", "silent", "received", "sent"
+        "{:<20} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6} {:>9} {:>10} {:>10}  CLIENT",
+        "ADDRESS", "vers", "tls", "uid", "opens", "locks", "deleg", "silent", "received", "sent"
     )];
     let mut rows: Vec<&ClientPart> = report.clients.iter().collect();
     rows.sort_by_key(|c| (std::cmp::Reverse(c.received_bytes + c.sent_bytes), c.id.clone()));
     lines.extend(rows.iter().take(ROWS_MAX).map(|c| {
         format!(
-            "{:<20} {:>4} {:>6} {:>6} {:>6} {:>6} {:>9} {:>10} {:>10}  {}",
+            "{:<20} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6} {:>9} {:>10} {:>10}  {}",
             c.address,
             c.nfs_version,
+            kind(&c.transport),
             uid(c.uid),
             c.opens,
             c.locks,
@@ -236,25 +237,31 @@ pub fn clients(report: &ServerReport) -> Vec<String> {
 /// The table of connections, most bytes first.
 fn connections(report: &ServerReport) -> Vec<String> {
     let mut lines = vec![format!(
-        "{:<26} {:>6} {:>6} {:>9} {:>10} {:>10} {:>10}",
+        "{:<26} {:>6} {:>6} {:>9} {:>10} {:>10} {:>10}  TLS",
         "CONNECTION", "vers", "uid", "idle", "calls", "received", "sent"
     )];
     let mut rows: Vec<&ConnectionPart> = report.connections.list.iter().collect();
     rows.sort_by_key(|c| std::cmp::Reverse(c.received_bytes + c.sent_bytes));
     lines.extend(rows.iter().take(ROWS_MAX).map(|c| {
         format!(
-            "{:<26} {:>6} {:>6} {:>9} {:>10} {:>10} {:>10}",
+            "{:<26} {:>6} {:>6} {:>9} {:>10} {:>10} {:>10}  {}",
             c.address,
             c.protocol.as_deref().unwrap_or("-"),
             uid(c.uid),
             duration(c.idle_ms * 1000),
             c.calls,
             bytes(c.received_bytes),
-            bytes(c.sent_bytes)
+            bytes(c.sent_bytes),
+            c.transport
         )
     }));
     more(&mut lines, rows.len());
     lines
+}
+
+/// The kind of a transport, without the name in the client certificate.
+fn kind(transport: &str) -> &str {
+    transport.split(' ').next().unwrap_or_default()
 }
 
 fn more(lines: &mut Vec<String>, rows: usize) {
@@ -285,6 +292,7 @@ mod tests {
             "grace       7 s left, 2 clients may reclaim",
             "connections 1 of 4096, 3 since the start, 1 dropped",
             "clients 1 of 16384",
+            "mtls build-farm",
             "5 of 65536 cached, 2 repeated calls",
             "read 1, write 2, directory 0, of 100; 4 recalls, 3 questions, 1 operations wait",
             "1 of 2 clients connected, leases 9, for writing 3",
