@@ -2,6 +2,7 @@
 
 use crate::nqnfs::clients::ClientCounts;
 use crate::server::Server;
+use crate::v4::clients::own_name;
 use crate::v4::delegation::DelegationCounts;
 use bytes::Bytes;
 use hither_rpc::server::Transport;
@@ -146,10 +147,10 @@ impl Server {
         let traffic = &client.traffic;
         ClientFigures {
             id: client.id,
-            owner: client.owner.clone(),
+            owner: own_name(&client.owner),
             host: client.host,
-            uid: client.principal.uid,
-            transport: client.principal.transport.clone(),
+            uid: client.principal,
+            transport: client.transport.clone(),
             minor_version: traffic.minor_version.load(Relaxed),
             opens,
             locks,

@@ -151,11 +151,10 @@ impl Wire {
         loop {
             if let Some(record) = self.records.next_record().unwrap() {
                 match Message::decode(&record).unwrap() {
-                    Message::Reply(ReplyHeader { body, .. }, _)
-                        if let ReplyBody::Denied(DeniedReply::AuthError(stat)) = body =>
-                    {
-                        return Err(stat);
-                    }
+                    Message::Reply(
+                        ReplyHeader { body: ReplyBody::Denied(DeniedReply::AuthError(stat)), .. },
+                        _,
+                    ) => return Err(stat),
                     Message::Reply(header, body) => {
                         assert!(header.is_success(), "{header:?}");
                         return Ok(body);

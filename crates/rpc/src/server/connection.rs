@@ -5,15 +5,18 @@
 //!
 //! A connection has one or two phases. An AUTH_TLS call ends the plain phase, when TLS is offered.
 //! The reader waits for the calls in progress and queues the reply. The writer stops after that
-//! reply. The handshake joins both streams, and a new reader and writer continue over TLS.
+//! reply. The handshake joins both streams, and a new reader and writer continue over TLS. For the
+//! service the connection ends then, and another one begins: bytes of an attacker before the
+//! handshake must not influence calls behind it.
 //!
 //! Locks: the queue and the table of calls to the client are leaves. They are never held across an
 //! await.
 
+mod phases;
 mod write;
 
 use super::budget::{Grant, SMALL_BYTES};
-use super::piped::{Other, Piped, Sink};
+use super::piped::{Piped, Sink};
 use super::seen::Counts;
 use super::tls::{self, Transport};
 use super::turns::{Turns, Usage};
@@ -29,6 +32,7 @@ use hither_proto::rpc::{
 };
 use hither_proto::xdr::Enc;
 use parking_lot::Mutex;
+use phases::phases;
 use rustls::pki_types::CertificateDer;
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -38,18 +42,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
-use write::write;
 
 /// A client's connection, as services see it.
 #[derive(Clone)]
 pub struct Peer {
-    /// Number of the connection. Numbers are not reused.
+    /// Number of the connection. Numbers are not reused. A connection gets a new number when TLS
+    /// begins.
     pub id: u64,
     /// The client's address and port.
     pub addr: SocketAddr,
@@ -288,9 +290,17 @@ impl Shared {
         done.map_err(|_| io::ErrorKind::TimedOut)?
     }
 
-    fn peer(self: &Arc<Self>) -> Arc<Peer> {
+    fn peer(self: &Arc<Self>, id: u64) -> Arc<Peer> {
         let transport = self.transport();
-        Arc::new(Peer { id: self.id, addr: self.addr, local: self.local, transport, shared: self.clone() })
+        Arc::new(Peer { id, addr: self.addr, local: self.local, transport, shared: self.clone() })
+    }
+
+    /// Drops the server's calls of the plain phase.
+    fn forget_calls(&self) {
+        self.calls.lock().clear();
+        let queue = &mut *self.queue.lock();
+        queue.messages.clear();
+        queue.bytes = 0;
     }
 
     pub(super) fn queued_bytes(&self) -> usize {
@@ -304,18 +314,19 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: Sink,
 {
-    let peer = shared.peer();
     let host = global.host(shared.addr.ip());
     tracing::debug!(peer = %shared.addr, "connected");
-    let inbound = Inbound {
+    let mut inbound = Inbound {
         calls: Arc::new(Semaphore::new(global.limits.calls_max.max(1))),
         host: host.clone(),
         usage: Usage::new(),
         global: global.clone(),
         shared: shared.clone(),
-        peer: peer.clone(),
+        peer: shared.peer(shared.id),
     };
-    let why = phases(inbound, reader, writer).await;
+    let why = phases(&mut inbound, reader, writer).await;
+    let peer = inbound.peer.clone();
+    drop(inbound);
     shared.end();
     let left = {
         let mut queue = shared.queue.lock();
@@ -343,93 +354,6 @@ enum Ended {
 impl Ended {
     fn misbehaved(what: impl Into<Cow<'static, str>>) -> Self {
         Self::Misbehaved(what.into())
-    }
-}
-
-/// A stream that has ended its plain phase.
-enum Half<R, W> {
-    Reader(R),
-    Writer(W),
-}
-
-/// Serves the plain phase of a connection, and the phase in TLS if the client asks for it.
-async fn phases<R, W>(inbound: Inbound, reader: R, writer: W) -> Ended
-where
-    R: AsyncRead + Send + Unpin + 'static,
-    W: Sink,
-{
-    let (reader, writer) = match carry(inbound.clone(), reader, writer).await {
-        Ok(streams) => streams,
-        Err(why) => return why,
-    };
-    let stream = match handshake(&inbound, tokio::io::join(reader, writer)).await {
-        Ok(stream) => stream,
-        Err(why) => return why,
-    };
-    let (reader, writer) = tokio::io::split(stream);
-    let inbound = Inbound { peer: inbound.shared.peer(), ..inbound };
-    carry(inbound, reader, Other(writer)).await.err().unwrap_or(Ended::Closed)
-}
-
-/// Serves one phase of a connection. Returns the streams when a handshake follows.
-async fn carry<R, W>(inbound: Inbound, reader: R, writer: W) -> Result<(R, W), Ended>
-where
-    R: AsyncRead + Send + Unpin + 'static,
-    W: Sink,
-{
-    let shared = inbound.shared.clone();
-    let writing = write(inbound.global.clone(), shared.clone(), writer);
-    let mut tasks: JoinSet<Result<Half<R, W>, Ended>> = JoinSet::new();
-    tasks.spawn(async move { inbound.read(reader).await.map(Half::Reader) });
-    tasks.spawn(async move { writing.await.map(Half::Writer) });
-    let mut reader = None;
-    let mut writer = None;
-    let why = loop {
-        let done = tokio::select! {
-            done = tasks.join_next() => done,
-            () = shared.ended.cancelled() => break Ended::Closed,
-        };
-        match done {
-            Some(Ok(Ok(Half::Reader(stream)))) => reader = Some(stream),
-            Some(Ok(Ok(Half::Writer(stream)))) => writer = Some(stream),
-            Some(Ok(Err(why))) => break why,
-            _ => break Ended::Io(io::Error::other("a connection's task failed")),
-        }
-        match (reader, writer) {
-            (Some(reader), Some(writer)) => return Ok((reader, writer)),
-            waiting => (reader, writer) = waiting,
-        }
-    };
-    shared.end();
-    tasks.shutdown().await;
-    Err(why)
-}
-
-/// Performs the handshake of a connection, within a bounded time and with memory of the budget.
-async fn handshake<S>(inbound: &Inbound, stream: S) -> Result<TlsStream<S>, Ended>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let shared = &inbound.shared;
-    let Some(keys) = &inbound.global.tls else { return Err(Ended::Closed) };
-    let accept = async {
-        let _memory = inbound.memory(tls::HANDSHAKE_BYTES).await;
-        Ok(tls::accept(keys, stream).await)
-    };
-    shared.in_handshake.store(true, Relaxed);
-    let accepted = tokio::select! {
-        accepted = shared.step(Stall::Read, inbound.handshake_max(), accept) => accepted,
-        () = shared.ended.cancelled() => return Err(Ended::Closed),
-    };
-    shared.in_handshake.store(false, Relaxed);
-    match accepted {
-        Ok(Ok((stream, session))) => {
-            tracing::debug!(peer = %shared.addr, transport = %session.transport, "TLS has begun");
-            let _ = shared.tls.set(session);
-            Ok(stream)
-        }
-        Ok(Err(why)) => Err(Ended::misbehaved(format!("failed the TLS handshake: {why}"))),
-        Err(_) => Err(Ended::misbehaved("did not finish the TLS handshake in time")),
     }
 }
 

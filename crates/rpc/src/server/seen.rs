@@ -98,7 +98,7 @@ impl Totals {
 /// The figures of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionFigures {
-    /// [`super::Peer::id`].
+    /// [`super::Peer::id`] before TLS began.
     pub id: u64,
     /// The client's address and port.
     pub addr: SocketAddr,

@@ -16,7 +16,8 @@ const PROG: u32 = 400_000;
 
 /// Procedures: 0 does nothing. 1 waits until 2 is called. 2 releases one call of 1. 3 panics. 4
 /// returns as many bytes as the argument says. 5 calls the client. 6 uses the only worker for a
-/// millisecond. 7 returns the bytes of a pipe and a word after them.
+/// millisecond. 7 returns the bytes of a pipe and a word after them. 8 calls the client and does
+/// not wait for the answer.
 #[derive(Default)]
 struct Echo {
     work: tokio::sync::Mutex<()>,
@@ -25,6 +26,8 @@ struct Echo {
     closed: AtomicU32,
     /// Milliseconds for which the last call of 2 had waited.
     waited_ms: AtomicU32,
+    /// Calls of 8 that the client did not answer.
+    unanswered: AtomicU32,
     pace: Option<Pace>,
 }
 
@@ -84,6 +87,22 @@ impl Service for Echo {
                     before.u32(len as u32);
                     after.u32(0x600d);
                     Outcome::Piped(before, Box::new(Pipe::with(len)), after)
+                }
+                8 => {
+                    tokio::spawn(async move {
+                        let back = CallBack {
+                            prog: 9,
+                            vers: 1,
+                            proc: 1,
+                            cred: OpaqueAuth::none(),
+                            args: Enc::new(),
+                        };
+                        if call.peer.call(back, Duration::from_secs(60)).await.is_err() {
+                            self.unanswered.fetch_add(1, Relaxed);
+                        }
+                    });
+                    tokio::task::yield_now().await;
+                    Outcome::Done(Enc::new())
                 }
                 _ => Outcome::ProcUnavail,
             }

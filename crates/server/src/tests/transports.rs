@@ -229,7 +229,7 @@ async fn alone(wire: &mut Wire, op: Op) -> Result<Nfsstat4, AuthStat> {
 }
 
 /// A session that began over TLS is refused on other connections, and its client id too. A client
-/// that only claims its name does not end it. Promise: S19
+/// that claims its name on another transport does not end it. Promise: S19
 #[tokio::test]
 async fn session_is_bound_to_transport() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -274,13 +274,12 @@ async fn session_is_bound_to_transport() {
                     "{mine} {other}: {op:?}"
                 );
             }
-            let introduce = Op::ExchangeId(ExchangeIdArgs {
-                clientowner: ClientOwner { verifier: [9; 8], ownerid: name.as_bytes().into() },
-                flags: 0,
-                state_protect: StateProtectArgs::None,
-                impl_id: None,
-            });
-            assert_eq!(alone(&mut wire, introduce).await, Ok(Nfsstat4::CLID_INUSE), "{mine} {other}");
+            // The same name on another transport is another client.
+            let mut claimant = Client::new(wire, name, 9).await;
+            assert_ne!(claimant.id, c.id);
+            let session = claimant.session;
+            assert_eq!(alone(&mut claimant.wire, Op::DestroySession(session)).await, Ok(Nfsstat4::OK));
+            assert_eq!(alone(&mut claimant.wire, Op::DestroyClientid(claimant.id)).await, Ok(Nfsstat4::OK));
         }
         // The session works on, also on another connection of the same kind. The other names of a
         // certificate may change when it is renewed.
@@ -290,6 +289,35 @@ async fn session_is_bound_to_transport() {
         c.run(vec![Op::Putrootfh]).await.putrootfh().unwrap();
         assert_eq!(alone(&mut c.wire, Op::DestroySession(c.session)).await, Ok(Nfsstat4::OK));
         assert_eq!(alone(&mut c.wire, Op::DestroyClientid(c.id)).await, Ok(Nfsstat4::OK));
+    }
+}
+
+/// After a restart a client reclaims its opens over its own transport. A client that claims its
+/// name on another transport reclaims nothing, and takes nothing from it. Promise: S19
+#[tokio::test]
+async fn reclaim_needs_the_same_transport() {
+    let (model, dir) = (model(), tempfile::tempdir().unwrap());
+    let lab = |seed| Lab::new(&model, "/", seed, Some(dir.path().to_path_buf()));
+    let farm = mutual(&["build-farm"]);
+    let first = lab(2);
+    let mut c = Client::new(first.connect_over(farm.clone()), "one", 1).await;
+    c.reclaim_complete().await;
+    let (_, fh) = c.open("f", "x", 3, 0).await.unwrap();
+    drop(first);
+    let second = lab(3);
+    let reclaim = || {
+        let claim = OpenClaim::Previous(DelegationType::NONE);
+        vec![Op::putfh(&fh), Op::Open(open_args("x", 3, 0, claim, false))]
+    };
+    for (transport, expected) in [
+        (Transport::Plain, Nfsstat4::NO_GRACE),
+        (Transport::Tls, Nfsstat4::NO_GRACE),
+        (mutual(&["other"]), Nfsstat4::NO_GRACE),
+        (farm, Nfsstat4::OK),
+    ] {
+        let mut c = Client::new(second.connect_over(transport.clone()), "one", 2).await;
+        assert_eq!(c.verdict_of(reclaim()).await, expected, "{transport}");
+        c.reclaim_complete().await;
     }
 }
 

@@ -27,26 +27,37 @@ const HOST_PART: usize = 4;
 /// Least time between two log messages about too many clients.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// The identity of a client's user: the flavor, uid and transport of its EXCHANGE_ID. A client that
-/// introduced itself over TLS is therefore safe from one that only claims its name.
-#[derive(Debug, Clone)]
-pub(crate) struct Principal {
-    /// The user. `None`: AUTH_NONE.
-    pub uid: Option<u32>,
-    pub transport: Transport,
+/// Between the name of a client and its transport in [`Client::owner`].
+const VIA: &[u8] = b"\0via ";
+
+/// The identity of a client's user: the flavor and uid of its EXCHANGE_ID.
+pub(crate) type Principal = Option<u32>;
+
+/// The name of a client among those of all transports ([`Client::owner`]). Different names or
+/// transports give different results. A client that claims the name of another on a weaker
+/// transport is therefore another client, also after a restart. On plain connections it is the
+/// client's own name.
+pub(crate) fn owner_via(name: &[u8], transport: &Transport) -> Bytes {
+    let has_mark = name.windows(VIA.len()).any(|part| part == VIA);
+    match transport {
+        Transport::Plain if !has_mark => Bytes::copy_from_slice(name),
+        _ => [name, VIA, transport.to_string().as_bytes()].concat().into(),
+    }
 }
 
-impl PartialEq for Principal {
-    fn eq(&self, other: &Self) -> bool {
-        self.uid == other.uid && self.transport.is_same_party(&other.transport)
-    }
+/// The name in a result of [`owner_via`].
+pub(crate) fn own_name(owner: &Bytes) -> Bytes {
+    let mark = owner.windows(VIA.len()).rposition(|part| part == VIA);
+    mark.map_or_else(|| owner.clone(), |at| owner.slice(..at))
 }
 
 /// One instance of a client. A restarted client is a new instance.
 pub(crate) struct Client {
     pub id: Clientid,
-    /// The name that the client gave itself.
+    /// The name that the client gave itself, with its transport ([`owner_via`]).
     pub owner: Bytes,
+    /// The transport of its EXCHANGE_ID. Its sessions work on no other.
+    pub transport: Transport,
     /// The address from which the client sent EXCHANGE_ID.
     pub host: IpAddr,
     pub verifier: Verifier,
@@ -155,7 +166,9 @@ struct Lives {
 
 /// The arguments of EXCHANGE_ID.
 pub(crate) struct Introduction {
+    /// [`Client::owner`].
     pub owner: Bytes,
+    pub transport: Transport,
     pub host: IpAddr,
     pub verifier: Verifier,
     pub principal: Principal,
@@ -274,6 +287,7 @@ impl Clients {
         let client = Arc::new(Client {
             id: u64::from(self.boot) << 32 | u64::from(inner.next),
             owner: who.owner.clone(),
+            transport: who.transport,
             host: who.host,
             verifier: who.verifier,
             principal: who.principal,
@@ -395,12 +409,28 @@ mod tests {
     fn who(verifier: u8, principal: u32, update: bool) -> Introduction {
         Introduction {
             owner: Bytes::from_static(b"client"),
+            transport: Transport::Plain,
             host: IpAddr::from([192, 0, 2, 1]),
             verifier: [verifier; 8],
-            principal: Principal { uid: Some(principal), transport: Transport::Plain },
+            principal: Some(principal),
             update,
             may_reclaim: false,
         }
+    }
+
+    /// A name on one transport never equals a name on another, even if it contains the mark.
+    #[test]
+    fn owner_is_unique_across_transports() {
+        let mutual = |name: &str| Transport::MutualTls { names: [name.to_string()].into() };
+        let transports = [Transport::Plain, Transport::Tls, mutual("a"), mutual("a b"), mutual("")];
+        let names: [&[u8]; 5] = [b"c", b"", b"c\0via tls", b"c\0via tls\0via none", b"\0via mtls a"];
+        let mut seen = std::collections::HashSet::new();
+        for (name, transport) in names.iter().flat_map(|n| transports.iter().map(move |t| (n, t))) {
+            let owner = owner_via(name, transport);
+            assert_eq!(own_name(&owner), name);
+            assert!(seen.insert(owner.clone()), "{} {transport}", owner.escape_ascii());
+        }
+        assert_eq!(&owner_via(b"c", &Transport::Plain)[..], b"c");
     }
 
     /// The cases of EXCHANGE_ID in RFC 8881 section 18.35.4.

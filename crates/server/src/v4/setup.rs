@@ -2,10 +2,9 @@
 //! BIND_CONN_TO_SESSION and their opposites.
 
 use super::Nfs4;
-use super::clients::{Introduction, Principal};
+use super::clients::{Introduction, Principal, owner_via};
 use super::exec::Exec;
 use super::session::{Back, Session};
-use bytes::Bytes;
 use hither_proto::nfs4::{
     BackchannelCtlArgs, BindConnToSessionArgs, BindConnToSessionOk, CallbackSec, ChannelAttrs,
     ChannelDirFromClient, ChannelDirFromServer, CreateSessionArgs, CreateSessionOk, ExchangeIdArgs,
@@ -48,11 +47,10 @@ const FLAGS: u32 = exchgid::SUPP_MOVED_REFER
 
 impl Exec<'_> {
     fn principal(&self) -> Principal {
-        let uid = match &self.r.caller {
+        match &self.r.caller {
             Caller::Nobody => None,
             Caller::Sys(sys) => Some(sys.uid),
-        };
-        Principal { uid, transport: self.r.peer.transport.clone() }
+        }
     }
 
     pub(super) async fn exchange_id(&mut self, a: &ExchangeIdArgs) -> Result<ExchangeIdOk, Nfsstat4> {
@@ -65,10 +63,12 @@ impl Exec<'_> {
             StateProtectArgs::MachCred(_) => return Err(Nfsstat4::INVAL),
             StateProtectArgs::Ssv(_) => return Err(Nfsstat4::ENCR_ALG_UNSUPP),
         }
-        let owner = Bytes::copy_from_slice(&a.clientowner.ownerid);
+        let transport = self.r.peer.transport.clone();
+        let owner = owner_via(&a.clientowner.ownerid, &transport);
         let who = Introduction {
             may_reclaim: self.nfs.reclaimers.lock().contains(&owner),
             owner,
+            transport,
             host: self.r.peer.addr.ip(),
             verifier: a.clientowner.verifier,
             principal: self.principal(),
@@ -276,7 +276,7 @@ pub(super) fn is_of_other_transport(nfs: &Nfs4, ops: &[Op], transport: &Transpor
             Op::DestroyClientid(id) => nfs.clients.by_id(*id),
             _ => None,
         };
-        client.is_some_and(|client| !client.principal.transport.is_same_party(transport))
+        client.is_some_and(|client| !client.transport.is_same_party(transport))
     };
     ops.iter().any(is_foreign)
 }

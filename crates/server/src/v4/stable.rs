@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use twox_hash::XxHash3_64;
 
-/// Longest name of a client, in bytes (`NFS4_OPAQUE_LIMIT`).
-const OWNER_MAX_BYTES: u64 = 1024;
+/// Longest name of a client, in bytes: `NFS4_OPAQUE_LIMIT`, and its transport.
+const OWNER_MAX_BYTES: u64 = 1024 + 512;
 /// Most records to read.
 const RECORDS_MAX: usize = 65_536;
 

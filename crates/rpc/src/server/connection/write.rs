@@ -41,8 +41,13 @@ pub(super) async fn write<W: Sink>(
             batch.iter().map(|m| m.bytes).sum::<usize>()
         };
         if batch.is_empty() {
-            work.await;
-            continue;
+            tokio::select! {
+                () = work => continue,
+                () = shared.ended.cancelled() => {}
+            }
+            // In TLS this sends close_notify.
+            let _ = stream.shutdown().await;
+            return Err(Ended::Closed);
         }
         let written = write_all(&mut stream, &batch, (&shared, stall)).await;
         if written.is_ok() {

@@ -59,11 +59,15 @@ impl Authority {
         self.dir.join(name)
     }
 
-    fn issue(&self, name: &str, serial: u64, until: i32) -> Card {
+    fn issue(&self, name: &str, serial: u64, year: i32) -> Card {
+        self.issue_with(name, serial, |params| params.not_after = date_time_ymd(year, 1, 1))
+    }
+
+    fn issue_with(&self, name: &str, serial: u64, change: impl FnOnce(&mut CertificateParams)) -> Card {
         let mut params = CertificateParams::new(vec!["server.test".into()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         params.serial_number = Some(SerialNumber::from(serial));
-        params.not_after = date_time_ymd(until, 1, 1);
+        change(&mut params);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         Card { certificate: certificate.der().clone(), key, pem: certificate.pem() }
@@ -186,7 +190,7 @@ async fn until(mut done: impl FnMut() -> bool) {
 #[tokio::test]
 async fn tls_connection_is_served() {
     let authority = Authority::new();
-    let (acceptor, _) = secure(&authority, false, ServerLimits::default());
+    let (acceptor, service) = secure(&authority, false, ServerLimits::default());
     let mut wire = Wire::new(&acceptor);
     wire.ask(1, 3, 0, &[]).await;
     assert_eq!(wire.stat().await, AcceptStat::Success);
@@ -195,10 +199,42 @@ async fn tls_connection_is_served() {
     wire.ask(2, 3, 0, &[]).await;
     assert_eq!(wire.stat().await, AcceptStat::Success);
     assert_eq!(acceptor.figures().connections[0].transport, Transport::Tls);
+    assert_eq!(service.closed.load(Relaxed), 1, "for the service, the plain connection has ended");
     payloads(wire.stream).await;
     until(|| acceptor.connections() == 0).await;
+    assert_eq!(service.closed.load(Relaxed), 2);
     assert!(acceptor.global.budget.is_clear());
     assert_eq!(acceptor.figures().dropped, 0);
+}
+
+/// At the end of a connection the server sends close_notify, so that the client knows that nothing
+/// is missing.
+#[tokio::test]
+async fn server_sends_close_notify() {
+    let authority = Authority::new();
+    let (acceptor, _) = secure(&authority, false, ServerLimits::default());
+    let mut wire = encrypt(Wire::new(&acceptor), &authority.client(None).into()).await.unwrap();
+    wire.ask(1, 3, 0, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::Success);
+    acceptor.shutdown();
+    let mut rest = Vec::new();
+    assert_eq!(wire.stream.read_to_end(&mut rest).await.unwrap(), 0);
+}
+
+/// A call of the server from the plain phase gets no answer from TLS.
+#[tokio::test]
+async fn plain_callback_ends_with_plain_phase() {
+    let authority = Authority::new();
+    let (acceptor, service) = secure(&authority, false, ServerLimits::default());
+    let mut wire = Wire::new(&acceptor);
+    wire.ask(1, 3, 8, &[]).await;
+    let Some(Message::Call(header, _)) = wire.next().await else { panic!("no call") };
+    assert_eq!(wire.stat().await, AcceptStat::Success);
+    let mut wire = encrypt(wire, &authority.client(None).into()).await.unwrap();
+    wire.send(hither_proto::rpc::reply(header.xid, Enc::new())).await;
+    wire.ask(2, 3, 0, &[]).await;
+    assert_eq!(wire.stat().await, AcceptStat::Success);
+    until(|| service.unanswered.load(Relaxed) == 1).await;
 }
 
 /// The server calls the client through TLS.
@@ -444,6 +480,25 @@ async fn client_certificates_are_verified() {
     let revoked = authority.issue("build-farm", 66, 4000);
     assert!(!is_served(&acceptor, authority.client(Some(&revoked))).await, "revoked");
     assert_eq!(acceptor.figures().dropped, 3);
+}
+
+/// A session with a client certificate is not resumed once the certificate has expired.
+#[tokio::test]
+async fn expired_certificate_ends_resumption() {
+    let authority = Authority::new();
+    let (acceptor, _) = secure(&authority, true, ServerLimits::default());
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let end = date_time_ymd(1970, 1, 1) + now + Duration::from_secs(2);
+    let card = authority.issue_with("build-farm", 5, |params| params.not_after = end);
+    let config = Arc::new(authority.client(Some(&card)));
+    assert!(is_served(&acceptor, (*config).clone()).await);
+    let mut again = encrypt(Wire::new(&acceptor), &config).await.unwrap();
+    assert_eq!(again.stream.get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::Resumed));
+    again.ask(1, 3, 0, &[]).await;
+    assert_eq!(again.stat().await, AcceptStat::Success);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!is_served(&acceptor, (*config).clone()).await);
+    until(|| acceptor.figures().dropped == 1).await;
 }
 
 /// The serial number of the server's certificate.
