@@ -186,9 +186,12 @@ impl Page {
                 self.sample(&name, &format!("{node},transport=\"{i}\""), value(c));
             }
         }
-        let own: [OfConnection; 5] = [
+        let own: [OfConnection; 6] = [
             ("hither_connection_up", "gauge", "1 while the connection is established.", |c| {
                 c.connected.into()
+            }),
+            ("hither_connection_calls_in_flight", "gauge", "Calls without a reply now.", |c| {
+                c.in_flight as f64
             }),
             (
                 "hither_connection_failures_total",

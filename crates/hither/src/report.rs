@@ -201,6 +201,9 @@ pub struct Connection {
     /// Replies that match no call in flight.
     #[serde(default)]
     pub bad_xids: u64,
+    /// Number of calls without a reply now, sent or waiting to be sent.
+    #[serde(default)]
+    pub in_flight: usize,
     /// Largest number of calls in flight.
     #[serde(default)]
     pub max_in_flight: u64,
@@ -275,6 +278,7 @@ impl From<&TransportSnapshot> for Connection {
             idle_s: t.idle_s,
             drops: t.drops,
             bad_xids: t.bad_xids,
+            in_flight: t.in_flight,
             max_in_flight: t.max_slots,
             backlog_sum: t.bklog_u,
             sending_sum: t.sending_u,

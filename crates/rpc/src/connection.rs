@@ -17,7 +17,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
@@ -50,7 +50,6 @@ pub(crate) struct Connection {
     pub stats: Arc<TransportStats>,
     state: Mutex<State>,
     status: AtomicU8,
-    load: AtomicUsize,
     /// When bytes last arrived, in milliseconds since the counters began.
     heard_ms: AtomicU64,
     /// Notified when a message is queued, or when a call needs a dormant connection.
@@ -182,7 +181,6 @@ impl Connection {
             stats,
             state: Mutex::new(state),
             status: AtomicU8::new(Status::Connecting as u8),
-            load: AtomicUsize::new(0),
             heard_ms: AtomicU64::new(0),
             work: Notify::new(),
         }
@@ -190,7 +188,7 @@ impl Connection {
 
     /// Number of calls in flight.
     pub fn load(&self) -> usize {
-        self.load.load(Relaxed)
+        self.stats.in_flight.load(Relaxed)
     }
 
     pub fn status(&self) -> Status {
@@ -219,7 +217,7 @@ impl Connection {
         let p =
             Pending { seq, place: CallStage::Encoding, segments, bytes: 0, trips: Trips::default(), done };
         state.pending.insert(xid, p);
-        self.load.store(state.pending.len(), Relaxed);
+        self.stats.in_flight.store(state.pending.len(), Relaxed);
         self.stats.max_slots.fetch_max(state.pending.len() as u64, Relaxed);
         drop(state);
         Flight { connection: self.clone(), xid, reply: Some(reply) }
@@ -328,7 +326,7 @@ impl Connection {
         let Some(p) = state.pending.remove(&xid) else {
             return Err(state.xids.was_issued(xid));
         };
-        self.load.store(state.pending.len(), Relaxed);
+        self.stats.in_flight.store(state.pending.len(), Relaxed);
         if !matches!(result, Err(CallError::PeerMisbehaved(_))) {
             state.silent_links = 0;
             state.link.iter_mut().for_each(|link| link.proven = true);
@@ -342,7 +340,7 @@ impl Connection {
     /// Ends all calls with `error`.
     pub fn fail_all(&self, error: impl Fn() -> CallError) {
         let calls = std::mem::take(&mut self.state.lock().pending);
-        self.load.store(0, Relaxed);
+        self.stats.in_flight.store(0, Relaxed);
         for p in calls.into_values() {
             let _ = p.done.send(Done { result: Err(error()), trips: p.trips, bytes_received: 0 });
         }
@@ -473,7 +471,7 @@ impl Drop for Flight {
     fn drop(&mut self) {
         let mut state = self.connection.state.lock();
         if state.pending.remove(&self.xid).is_some() {
-            self.connection.load.store(state.pending.len(), Relaxed);
+            self.connection.stats.in_flight.store(state.pending.len(), Relaxed);
         }
     }
 }

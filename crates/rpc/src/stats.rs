@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -184,6 +184,7 @@ pub(crate) struct TransportStats {
     pub bad_xids: AtomicU64,
     pub req_u: AtomicU64,
     pub bklog_u: AtomicU64,
+    pub in_flight: AtomicUsize,
     pub max_slots: AtomicU64,
     pub sending_u: AtomicU64,
     pub pending_u: AtomicU64,
@@ -215,6 +216,7 @@ impl TransportStats {
             bad_xids: self.bad_xids.load(Relaxed),
             req_u: self.req_u.load(Relaxed),
             bklog_u: self.bklog_u.load(Relaxed),
+            in_flight: self.in_flight.load(Relaxed),
             max_slots: self.max_slots.load(Relaxed),
             sending_u: self.sending_u.load(Relaxed),
             pending_u: self.pending_u.load(Relaxed),
@@ -368,6 +370,8 @@ pub struct TransportSnapshot {
     pub req_u: u64,
     /// Sum of the number of callers that waited for room in flight.
     pub bklog_u: u64,
+    /// Number of calls without a reply now, sent or waiting to be sent.
+    pub in_flight: usize,
     /// Largest number of calls in flight.
     pub max_slots: u64,
     /// Sum of the number of calls queued for sending.

@@ -285,6 +285,7 @@ pub(crate) mod tests {
                 idle_s: 1,
                 drops: 1,
                 bad_xids: 0,
+                in_flight: 1,
                 max_in_flight: 2,
                 backlog_sum: 0,
                 sending_sum: 0,

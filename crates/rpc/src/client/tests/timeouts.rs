@@ -63,8 +63,12 @@ async fn soft_calls_fail_without_connection() {
         }
         let client = client_with(&net, policy(Mode::Soft, 5, 3));
         let started = Instant::now();
-        assert!(matches!(client.call(call(1)).await, Err(CallError::TimedOut(Mode::Soft))));
-        assert_eq!(started.elapsed(), 20 * SECOND);
+        let waiting = spawn(&client, call(1));
+        tokio::time::sleep(SECOND).await;
+        let in_flight = || client.stats().snapshot().transports[0].in_flight;
+        assert_eq!(in_flight(), 1, "a call that waits for a connection");
+        assert!(matches!(waiting.await.unwrap(), Err(CallError::TimedOut(Mode::Soft))));
+        assert_eq!((in_flight(), started.elapsed()), (0, 20 * SECOND));
     }
 }
 
