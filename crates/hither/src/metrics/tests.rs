@@ -1,5 +1,7 @@
 //! The page is well formed and documented, and the endpoint answers each valid request.
 
+mod packaged;
+
 use super::endpoint::{EndpointAddr, bind};
 use super::*;
 use crate::stat::text::tests::{op, report};
