@@ -161,6 +161,8 @@ install: program library
 	target/release/hither completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@BINDIR@|$(PREFIX)/bin|' packaging/systemd/hither-serve.service.in > $(DESTDIR)$(UNITDIR)/hither-serve.service
+	install -Dm644 packaging/prometheus/hither.rules.yml $(DESTDIR)$(PREFIX)/share/hither/prometheus/hither.rules.yml
+	install -Dm644 packaging/grafana/hither.json $(DESTDIR)$(PREFIX)/share/hither/grafana/hither.json
 	install -Dm644 bindings/c/include/hither.h $(DESTDIR)$(PREFIX)/include/hither.h
 	install -Dm644 target/release/libhither.so $(DESTDIR)$(LIBDIR)/libhither.so.$(VERSION)
 	ln -sf libhither.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libhither.so.$(SOVERSION)
@@ -175,6 +177,8 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/include/hither.h $(DESTDIR)$(LIBDIR)/libhither.{a,so,so.$(SOVERSION),so.$(VERSION)} \
 	  $(DESTDIR)$(LIBDIR)/pkgconfig/hither.pc
 	[ -n "$(DESTDIR)" ] || PATH=$$PATH:/usr/sbin:/sbin ldconfig
+	rm -f $(DESTDIR)$(PREFIX)/share/hither/{prometheus/hither.rules.yml,grafana/hither.json}
+	rmdir $(DESTDIR)$(PREFIX)/share/hither/{prometheus,grafana,} 2>/dev/null || true
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/hither{,-*}.1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/hither $(DESTDIR)$(ZSHDIR)/_hither \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish \
