@@ -156,9 +156,20 @@ fn work(server: &Serve, mnt: &Path, round: usize) {
     assert!(fs::read_dir(mnt).unwrap().count() > round);
 }
 
+/// A program that reads a file. It ends with this value.
+struct Reader(Child);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Opens a file while the server is away, and returns when the alert of the mount fires.
-fn read_in_vain(prometheus: &Prometheus, mnt: &Path, name: &str) -> Child {
-    let reader = Command::new("cat").arg(mnt.join(name)).stdout(Stdio::null()).spawn().unwrap();
+fn read_in_vain(prometheus: &Prometheus, mnt: &Path, name: &str) -> Reader {
+    let reader = Command::new("cat").arg(mnt.join(name)).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let reader = Reader(reader.unwrap());
     let dir = mnt.to_str().unwrap();
     let mut alert = None;
     wait_for("an alert of the mount", 60, || {
@@ -174,8 +185,8 @@ fn read_in_vain(prometheus: &Prometheus, mnt: &Path, name: &str) -> Child {
 
 /// Waits for the reader, and until no alert fires.
 #[track_caller]
-fn end_of_alerts(prometheus: &Prometheus, mut reader: Child) {
-    assert!(reader.wait().unwrap().success());
+fn end_of_alerts(prometheus: &Prometheus, mut reader: Reader) {
+    assert!(reader.0.wait().unwrap().success());
     let firing = "ALERTS{alertstate=\"firing\"}";
     wait_for("the end of all alerts", 60, || prometheus.query(firing).is_empty());
 }
@@ -193,9 +204,9 @@ fn alert_rules_pass_promtool() {
     promtool(["test", "rules"], "prometheus/hither.rules.test.yml");
 }
 
-/// Each panel of the dashboard has data of a mount and a server, and no alert fires. A killed server
-/// makes the alerts of the mount and of the server fire, and its restart ends them. A stopped server
-/// makes the mount's alert fire, although the connection stays.
+/// Each panel of the dashboard has data of a mount and a server, and no alert fires. A killed
+/// server makes the alerts of the mount and of the server fire, and its restart ends them. A
+/// stopped server makes the mount's alert fire, although the connection stays.
 #[test]
 #[ignore = "needs root and prometheus"]
 fn prometheus_shows_mount_and_server() {
