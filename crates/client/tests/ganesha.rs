@@ -51,6 +51,7 @@ fn options() -> Options {
         acl: true,
         idmap_domain: None,
         client_name: None,
+        tls: None,
         retry: Duration::ZERO,
     }
 }

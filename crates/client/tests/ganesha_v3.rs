@@ -47,6 +47,7 @@ fn options() -> Option<Options> {
         acl: true,
         idmap_domain: None,
         client_name: None,
+        tls: None,
         retry: Duration::ZERO,
     })
 }
