@@ -38,6 +38,7 @@ fn options() -> Options {
         retrans: 2,
         nconnect: std::env::var("HITHER_TEST_NCONNECT").map_or(1, |n| n.parse().unwrap()),
         resvport: true,
+        tls: None,
         rsize_bytes: None,
         wsize_bytes: None,
         attr_cache: AttrCache::default(),

@@ -34,6 +34,7 @@ fn options() -> Option<Options> {
         retrans: 2,
         nconnect: 2,
         resvport: true,
+        tls: None,
         rsize_bytes: None,
         wsize_bytes: None,
         attr_cache: AttrCache::default(),

@@ -126,12 +126,8 @@ impl TlsConnect {
             (Ok(_), Ok(())) => return Ok(()),
             (Ok(_), Err(e)) | (Err(e), _) => e,
         };
-        let reason = match TlsError::from_stream(&error, has_certificate, "after the TLS handshake") {
-            TlsError::Closed(_) if !has_certificate => TlsError::CertificateRequired,
-            TlsError::Closed(_) => TlsError::CertificateRefused("it closed the connection".to_owned()),
-            other => other,
-        };
-        Err(reason.into())
+        let during = "after the TLS handshake, in which it asked for a client certificate";
+        Err(TlsError::from_stream(&error, has_certificate, during).into())
     }
 
     fn note(&self, result: &io::Result<Link>) {

@@ -58,7 +58,9 @@ pub enum TlsError {
     #[error("the server's certificate is not usable ({0}): issue a server certificate with a subjectAltName")]
     BadCertificate(String),
     /// The server requires a client certificate, and the mount has none.
-    #[error("the server requires a client certificate: use xprtsec=mtls with tls-cert=FILE and tls-key=FILE")]
+    #[error(
+        "the server requires a client certificate: give tls-cert=FILE and tls-key=FILE, with xprtsec=mtls or direct"
+    )]
     CertificateRequired,
     /// The server does not accept the client certificate.
     #[error(
