@@ -437,7 +437,7 @@ impl Global {
             }
             *relieved = Some(now);
         }
-        let stalled = |shared: &&Arc<Shared>| shared.stalled_for(now) >= STALLED;
+        let stalled = |shared: &&Arc<Shared>| !shared.has_ended() && shared.stalled_for(now) >= STALLED;
         let mut stalled: Vec<_> = self.peers.lock().values().filter(stalled).cloned().collect();
         stalled.sort_by_key(|shared| std::cmp::Reverse(shared.account.used()));
         let mut freed = 0;

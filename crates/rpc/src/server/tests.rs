@@ -83,6 +83,7 @@ impl Service for Echo {
                 }
                 7 => {
                     let len = call.args.first_chunk().map_or(0, |b| u32::from_be_bytes(*b)) as usize;
+                    call.room.expect(len).await;
                     let (mut before, mut after) = (Enc::new(), Enc::new());
                     before.u32(len as u32);
                     after.u32(0x600d);

@@ -76,7 +76,8 @@ where
         }
     };
     shared.end();
-    if has_farewell {
+    // A client that does not read its replies would not read the alert either.
+    if has_farewell && shared.queued_bytes() == 0 {
         reading.abort();
         let ended = async { while tasks.join_next().await.is_some() {} };
         let _ = timeout(FAREWELL_MAX, ended).await;
