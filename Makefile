@@ -133,8 +133,9 @@ deb: toolchain
 test-deb: deb
 	packaging/deb/test
 
-# One file that runs on any Linux, target/$(MUSL)/release/hither. Slower where many threads allocate memory.
+# One file that runs on any Linux, target/$(MUSL)/release/hither.
 static: toolchain
+	lab/packages.sh static
 	! command -v rustup >/dev/null || rustup target add $(MUSL)
 	$(CARGO) build --release -p hither --target $(MUSL)
 

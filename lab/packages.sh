@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs missing packages: packages.sh [toolchain|browser|deb|newer]. Debian and Ubuntu, as root.
+# Installs missing packages: packages.sh [toolchain|browser|deb|static|newer]. Debian and Ubuntu, as root.
 # Prints nothing when no package is missing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -78,6 +78,10 @@ case "${1:-}" in
     # Ubuntu's chromium is a snap, which this script does not install. lab/browser.sh names the
     # missing program.
     ! apt-cache show chromium-headless-shell >/dev/null 2>&1 || install_packages chromium-headless-shell
+    exit ;;
+  static)
+    mapfile -t missing < <(lacking musl-tools)
+    [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
     exit ;;
   deb)
     mapfile -t missing < <(lacking debootstrap dpkg-dev)

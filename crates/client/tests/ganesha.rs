@@ -52,7 +52,6 @@ fn options() -> Options {
         acl: true,
         idmap_domain: None,
         client_name: None,
-        tls: None,
         retry: Duration::ZERO,
     }
 }

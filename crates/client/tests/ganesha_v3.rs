@@ -48,7 +48,6 @@ fn options() -> Option<Options> {
         acl: true,
         idmap_domain: None,
         client_name: None,
-        tls: None,
         retry: Duration::ZERO,
     })
 }

@@ -45,7 +45,6 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-#[cfg(not(target_env = "musl"))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
