@@ -5,23 +5,23 @@
 //! `connection` recognises. [`Tls`] keeps the keys in use. [`Tls::reload`] reads the files again
 //! and affects later handshakes. Sessions of earlier keys cannot be resumed with later ones.
 //!
-//! Only TLS 1.3 is offered, with the ALPN name of RPC and without early data. A client certificate
-//! is requested when authorities for clients are configured. A presented certificate must be valid.
+//! Only TLS 1.3 is offered, without early data. A client that offers ALPN names must offer the one of
+//! RPC. The Linux client offers none (tlshd of ktls-utils 1.0). A client certificate is requested when authorities for clients are configured. A presented certificate must be valid.
 //! Exports decide whether a client without a certificate may use them.
 
 use crate::tls::{ALPN, Identity, provider, read_authorities, read_revocations};
 use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{Acceptor as HelloReader, WebPkiClientVerifier};
 use rustls::{HandshakeKind, ServerConfig, ServerConnection};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio_rustls::LazyConfigAcceptor;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use x509_parser::extensions::GeneralName;
 
@@ -36,9 +36,6 @@ pub(super) const UNSENT_BYTES: usize = 16 << 10;
 const NAMES_MAX: usize = 32;
 /// Longest name of a client certificate, in bytes. Longer names are not used.
 const NAME_MAX_BYTES: usize = 255;
-/// A fatal alert `no_application_protocol` in a record (RFC 8446 sections 5.1 and 6, RFC 7301
-/// section 3.2). It answers a ClientHello, so it is not encrypted.
-const NO_APPLICATION_PROTOCOL: [u8; 7] = [21, 3, 3, 0, 2, 2, 120];
 
 /// The protection of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -219,16 +216,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let keys = tls.keys.lock().clone();
-    let hello = LazyConfigAcceptor::new(HelloReader::default(), stream).await;
-    let mut hello = hello.map_err(|e| e.to_string())?;
-    let is_rpc = |mut names: Box<dyn Iterator<Item = &[u8]> + '_>| names.any(|name| name == ALPN);
-    if !hello.client_hello().alpn().is_some_and(|names| is_rpc(Box::new(names))) {
-        // The client learns the reason if it still reads.
-        let _ = hello.io.write_all(&NO_APPLICATION_PROTOCOL).await;
-        let _ = hello.io.flush().await;
-        return Err("the client does not offer the protocol 'sunrpc' (ALPN)".into());
-    }
-    let mut stream = hello.into_stream(keys.config.clone()).await.map_err(|e| e.to_string())?;
+    let accepted = TlsAcceptor::from(keys.config.clone()).accept(stream).await;
+    let mut stream = accepted.map_err(|e| e.to_string())?;
     let connection = stream.get_mut().1;
     connection.set_buffer_limit(Some(UNSENT_BYTES));
     let session = session(connection);

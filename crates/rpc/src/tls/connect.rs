@@ -9,10 +9,10 @@
 //! certificate. After a server asked for one, the client makes a NULL call and waits for the reply.
 //! A refusal is thus an error of the connection attempt, with its reason.
 
+use super::HANDSHAKE_TIMEOUT;
 use super::client::{ClientTls, TlsStart};
 use super::error::{TlsError, is_closed};
 use super::probe::{self, Program, REPLY_MAX_BYTES};
-use super::{ALPN, HANDSHAKE_TIMEOUT};
 use crate::transport::{BoxFuture, Connect, Link, read_record};
 use parking_lot::Mutex;
 use rustls::HandshakeKind;
@@ -78,9 +78,6 @@ impl TlsConnect {
         let session = stream.get_ref().1;
         let kind = session.handshake_kind();
         let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
-        if self.tls.settings().start == TlsStart::Probe && session.alpn_protocol() != Some(ALPN) {
-            return Err(TlsError::NoAlpn.into());
-        }
         let (reader, writer) = split(stream);
         let mut reader = TlsReader { inner: reader, has_certificate };
         let mut writer = TlsWriter { inner: writer, unsent: false };

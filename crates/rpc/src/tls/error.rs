@@ -89,10 +89,10 @@ pub enum TlsError {
     /// The server has no common version of TLS.
     #[error("the server does not support TLS 1.3, which RPC-with-TLS requires: update or reconfigure it")]
     OldVersion,
-    /// The server did not select [`super::ALPN`].
+    /// The server refuses [`super::ALPN`].
     #[error(
-        "the server did not select the protocol \"sunrpc\" (ALPN, RFC 9289): use xprtsec=direct if it is a TLS proxy \
-         in front of an NFS server"
+        "the server refuses the protocol \"sunrpc\" (ALPN, RFC 9289): use xprtsec=direct if it is a TLS proxy in \
+         front of an NFS server"
     )]
     NoAlpn,
     /// The server sent bytes between its STARTTLS and the handshake.
