@@ -118,7 +118,8 @@ pub enum MountError {
     },
     /// The server requires another security flavor.
     #[error(
-        "{server}:{path}: the server asks for sec={offered} and hither speaks sec=sys; allow `sys` in the export"
+        "{server}:{path}: the server asks for sec={offered} and hither speaks sec=sys; allow `sys` in the export, or \
+         mount with xprtsec=tls if the export requires TLS"
     )]
     WrongSecurity {
         /// Server as written.

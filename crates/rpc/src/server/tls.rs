@@ -5,8 +5,9 @@
 //! `connection` recognises. [`Tls`] keeps the keys in use. [`Tls::reload`] reads the files again
 //! and affects later handshakes. Sessions of earlier keys cannot be resumed with later ones.
 //!
-//! Only TLS 1.3 is offered, without early data. A client that offers ALPN names must offer the one of
-//! RPC. The Linux client offers none (tlshd of ktls-utils 1.0). A client certificate is requested when authorities for clients are configured. A presented certificate must be valid.
+//! Only TLS 1.3 is offered, without early data. A client that offers ALPN names must offer that of
+//! RPC. The Linux client offers none (tlshd of ktls-utils 1.0). A client certificate is requested
+//! when authorities for clients are configured. A presented certificate must be valid.
 //! Exports decide whether a client without a certificate may use them.
 
 use crate::tls::{ALPN, Identity, provider, read_authorities, read_revocations};
