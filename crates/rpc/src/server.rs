@@ -319,7 +319,7 @@ impl Acceptor {
         break_after(&SockRef::from(&stream), self.global.limits.stall, true)?;
         let local = stream.local_addr()?;
         let (reader, writer) = stream.into_split();
-        self.begin(reader, writer, (addr, local), Transport::Plain);
+        self.begin(reader, writer, addr, local, Transport::Plain);
         Ok(())
     }
 
@@ -329,31 +329,31 @@ impl Acceptor {
         R: tokio::io::AsyncRead + Send + Unpin + 'static,
         W: tokio::io::AsyncWrite + Send + Unpin + 'static,
     {
-        self.serve_protected(reader, writer, (addr, local), Transport::Plain);
+        self.serve_protected(reader, writer, addr, local, Transport::Plain);
     }
 
-    /// As [`Acceptor::serve`], for a connection between (the client's address, the server's
-    /// address) that the caller has protected.
+    /// As [`Acceptor::serve`], for a connection that the caller has protected.
     pub fn serve_protected<R, W>(
         &self,
         reader: R,
         writer: W,
-        (addr, local): (SocketAddr, SocketAddr),
+        addr: SocketAddr,
+        local: SocketAddr,
         transport: Transport,
     ) where
         R: tokio::io::AsyncRead + Send + Unpin + 'static,
         W: tokio::io::AsyncWrite + Send + Unpin + 'static,
     {
-        self.begin(reader, piped::Other(writer), (addr, local), transport);
+        self.begin(reader, piped::Other(writer), addr, local, transport);
     }
 
-    fn begin<R, W>(&self, reader: R, writer: W, (addr, local): (SocketAddr, SocketAddr), transport: Transport)
+    fn begin<R, W>(&self, reader: R, writer: W, addr: SocketAddr, local: SocketAddr, transport: Transport)
     where
         R: tokio::io::AsyncRead + Send + Unpin + 'static,
         W: piped::Sink,
     {
         let id = self.global.next_id.fetch_add(1, Relaxed);
-        let shared = Arc::new(Shared::new(id, (addr, local), &self.stop));
+        let shared = Arc::new(Shared::new(id, addr, local, &self.stop));
         shared.protect(transport);
         self.global.peers.lock().insert(id, shared.clone());
         self.global.ended.accepted();

@@ -87,7 +87,7 @@ impl Lab {
         let (near, far) = tokio::io::duplex(64 << 10);
         let (reader, writer) = tokio::io::split(far);
         let addr = "192.0.2.1:700".parse().unwrap();
-        self.acceptor.serve_protected(reader, writer, (addr, addr), transport);
+        self.acceptor.serve_protected(reader, writer, addr, addr, transport);
         let cred =
             AuthSys { stamp: 0, machinename: Default::default(), uid: 0, gid: 0, gids: Vec::new().into() };
         let records = record::Reader::new(Default::default());

@@ -187,10 +187,12 @@ impl Vfs for Guard {
 
     async fn commit(&self, cx: &RequestContext, file: File<'_>) -> Result<()> {
         // Without unstable writes the layers of a mount do not ask the origin.
-        match self.below.getattr(cx, file).await?.attr.kind {
-            FileKind::Regular => {}
-            FileKind::Directory => return Err(Error::new(libc::EISDIR)),
-            _ => return Err(Error::new(libc::EINVAL)),
+        if !self.uncommitted.lock().contains(file.fh) {
+            match self.below.getattr(cx, file).await?.attr.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Error::new(libc::EISDIR)),
+                _ => return Err(Error::new(libc::EINVAL)),
+            }
         }
         self.below.commit(cx, file).await?;
         self.written(file.fh, true);

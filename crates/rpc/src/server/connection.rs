@@ -196,7 +196,7 @@ enum Stall {
 }
 
 impl Shared {
-    pub fn new(id: u64, (addr, local): (SocketAddr, SocketAddr), stop: &CancellationToken) -> Self {
+    pub fn new(id: u64, addr: SocketAddr, local: SocketAddr, stop: &CancellationToken) -> Self {
         Self {
             id,
             addr,
