@@ -191,7 +191,7 @@ impl MetadataCache {
                 dir.traversal.unused = true;
                 return None;
             }
-            dir.tried = Some(dir.label);
+            dir.note_tried(self.clock.now());
             Some(parent)
         });
         failed.flatten()
@@ -211,7 +211,7 @@ impl MetadataCache {
         let dir = dir?;
         let is_small = dir.names.len() * NODE_ENTRY_BYTES <= self.options.listing_bytes as usize;
         if !dir.is_complete() {
-            return (dir.tried == Some(dir.label)).then(Vec::new);
+            return dir.has_tried(when.now).then(Vec::new);
         }
         if dir.until & LEASE != 0 || !is_small {
             return Some(Vec::new());

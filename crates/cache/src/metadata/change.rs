@@ -353,7 +353,6 @@ fn advance(
         dir.label = Some(after);
         dir.label_seen = now;
         dir.unproven |= !atomic;
-        dir.tried = None;
     }
     if !last || dir.pending.is_empty() {
         return (dir.label, Met::Nobody);

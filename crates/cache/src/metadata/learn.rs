@@ -424,7 +424,7 @@ impl MetadataCache {
             };
             self.put_page(dir, page, &children, label.is_some(), goes_on);
             if cookie == 0 && !(page.eof && whole) {
-                dir.tried = Some(label);
+                dir.note_tried(ticket.asked);
             }
             id.slot
         });
@@ -486,7 +486,7 @@ impl MetadataCache {
         if dir.names.memory_bytes() > self.table.directory_most_bytes() {
             let label = dir.label;
             dir.reset(label, now);
-            dir.tried = Some(label);
+            dir.note_tried(now);
         }
     }
 

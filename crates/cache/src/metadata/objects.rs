@@ -222,6 +222,17 @@ pub(super) struct Pending {
     pub takes: bool,
 }
 
+/// How long no other request brings the listing of a directory whose last listing did not arrive
+/// complete, in nanoseconds. Most such directories stay too long however often they change.
+const TRIED_NANOS: u64 = 10_000_000_000;
+
+/// A listing that did not arrive complete.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tried {
+    label: Option<u64>,
+    at: Moment,
+}
+
 /// The known names of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Dir {
@@ -240,8 +251,8 @@ pub(super) struct Dir {
     /// When this label was first seen.
     pub label_seen: Moment,
     pub listing: Option<Listing>,
-    /// The label under which a listing was requested and did not arrive complete.
-    pub tried: Option<Option<u64>>,
+    /// The last listing that was requested and did not arrive complete: the label, and when.
+    pub tried: Option<Tried>,
     /// Local changes that wait for the reply of their predecessor.
     pub pending: SmallVec<[Pending; 2]>,
     /// Hashes of the names that running local changes affect, and whether a second call affects the
@@ -276,6 +287,16 @@ impl Dir {
             // All names are still known.
             listing.next = u64::MAX;
         }
+    }
+
+    /// Records that a listing did not arrive complete.
+    pub fn note_tried(&mut self, now: Moment) {
+        self.tried = Some(Tried { label: self.label, at: now });
+    }
+
+    /// Whether another listing would most likely not arrive complete either.
+    pub fn has_tried(&self, now: Moment) -> bool {
+        self.tried.is_some_and(|t| t.label == self.label || now.saturating_sub(t.at) < TRIED_NANOS)
     }
 
     /// Whether every unknown name is absent while the label holds.

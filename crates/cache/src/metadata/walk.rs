@@ -415,7 +415,7 @@ impl MetadataCache {
         when: &When,
     ) -> Option<Vec<Fh>> {
         let looks = want.read_bytes == 0 && want.access.is_empty() && !cx.makes_last;
-        if !looks || self.table.with(at.base, |_, o| wants_listing(o)) != Some(true) {
+        if !looks || self.table.with(at.base, |_, o| wants_listing(o, when.now)) != Some(true) {
             return None;
         }
         let ahead = self.list_ahead_of(cx, at.base, when);
@@ -444,14 +444,29 @@ impl MetadataCache {
     ) -> Result<WalkResult> {
         let mut asked = want;
         if at.path.len() == 1 {
-            let ask =
-                self.table.with(at.base, |_, o| wants_listing(o) || self.wants_relisting(o)).unwrap_or(true);
+            let now = self.clock.now();
+            let wants = |o: &Object| wants_listing(o, now) || self.wants_relisting(o);
+            let ask = self.table.with(at.base, |_, o| wants(o)).unwrap_or(true);
             asked.listing_bytes =
                 if ask { want.listing_bytes.max(self.options.listing_bytes) } else { want.listing_bytes };
-        } else if !at.path.is_empty() {
+        } else if !at.path.is_empty() && !self.has_tried_last(at) {
             asked.listing_bytes = want.listing_bytes.max(self.options.listing_bytes);
         }
         self.ask_exactly(cx, at, asked).await
+    }
+
+    /// Whether the directory of the last name was found to be too long for one listing. Names that
+    /// have expired lead to it, too.
+    fn has_tried_last(&self, at: PathRef<'_>) -> bool {
+        let Some((_, above)) = at.path.split_last() else { return false };
+        let child = |dir: Id, name: &Name| {
+            let hash = self.table.hash(name.as_bytes());
+            self.table.with_id(dir, |o| o.dir()?.names.find(hash, name.as_bytes())?.child)?
+        };
+        let now = self.clock.now();
+        let dir = self.table.find(at.base).and_then(|base| above.iter().try_fold(base, child));
+        let tried = |dir| self.table.with_id(dir, |o| o.dir().is_some_and(|d| d.has_tried(now)));
+        dir.and_then(tried).unwrap_or(false)
     }
 
     /// The same without an additional listing.
@@ -488,8 +503,8 @@ impl MetadataCache {
         let when = self.at_present();
         !self.options.stateless_opens
             && dir.dir().is_some_and(|d| {
-                let tried = d.tried == Some(d.label);
-                d.unproven && !tried && fits(d.names.len()) && d.is_unconfirmed(self.limits, &when)
+                let fits = !d.has_tried(when.now) && fits(d.names.len());
+                d.unproven && fits && d.is_unconfirmed(self.limits, &when)
             })
     }
 
@@ -533,6 +548,6 @@ impl MetadataCache {
 
 /// Whether the listing of a directory is worth a request: it is unknown, and was not found to be
 /// too long.
-fn wants_listing(dir: &Object) -> bool {
-    dir.dir().is_none_or(|d| !d.is_complete() && d.tried != Some(d.label))
+fn wants_listing(dir: &Object, now: Moment) -> bool {
+    dir.dir().is_none_or(|d| !d.is_complete() && !d.has_tried(now))
 }

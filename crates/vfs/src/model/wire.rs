@@ -25,6 +25,8 @@ pub struct Wire {
     pub itself: Mutex<bool>,
     /// Number of opens without a lease before one is granted.
     refused: Mutex<Option<usize>>,
+    /// The listings that replies to walks brought.
+    pub listings: Mutex<usize>,
     /// The upcalls of the layer above.
     pub upcalls: OnceLock<Arc<dyn Upcalls>>,
     /// Called after the layer below has answered, before the reply is delayed.
@@ -59,6 +61,7 @@ impl Wire {
             directories: Mutex::new(false),
             itself: Mutex::new(false),
             refused: Mutex::new(None),
+            listings: Mutex::new(0),
             upcalls: OnceLock::new(),
             answered: OnceLock::new(),
             vague: Mutex::new(false),
@@ -208,6 +211,7 @@ fn trail(w: &Wire, out: &mut Result<WalkResult>, asked: tokio::time::Instant) {
     let Ok(trail) = out else { return };
     trail.steps.iter_mut().for_each(|n| stamp(w, &mut n.attrs, asked));
     if let Some(listing) = &mut trail.along.listing {
+        *w.listings.lock() += 1;
         page(w, listing, asked);
     }
     if let Some(base) = &mut trail.along.base {

@@ -318,3 +318,35 @@ async fn leased_removal_keeps_other_attributes() {
         assert_eq!(l.wire.take().is_empty(), leased);
     }
 }
+
+/// Look-ups of new names in a directory that is too long for one listing bring its listing once in
+/// ten seconds, however the directory changes: by creates here, by creates of another client, and
+/// with removals between.
+#[tokio::test(start_paused = true)]
+async fn long_directory_is_listed_rarely() {
+    for (theirs, silent) in [(false, false), (false, true), (true, false), (true, true)] {
+        let l = lab_with(MetadataCacheOptions { listing_bytes: 4096, ..options() }, VALID).await;
+        *l.wire.silent.lock() = silent;
+        let d = make_dir(&*l.meta, &l.cx, &l.top, "d").await;
+        for i in 0..200 {
+            make_file(&*l.model, &l.cx, &d, &format!("old{i}"), "").await;
+        }
+        for second in 0..25 {
+            for i in 0..20 {
+                let new = format!("{second}.{i}");
+                assert!(walk(&*l.meta, &l.cx, &d, &new).await.steps.is_empty());
+                // A path that is looked up from the root.
+                assert!(walk(&*l.meta, &l.cx, &l.top, &format!("d/{new}")).await.steps.len() < 2);
+                let maker: &dyn Vfs = if theirs { &*l.model } else { &*l.meta };
+                make_file(maker, &l.cx, &d, &new, "").await;
+                if i % 7 == 0 {
+                    let old = name(&format!("old{}", second * 3 + i / 7));
+                    l.meta.unlink(&l.cx, &d, &old, None).await.unwrap();
+                }
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        let listings = *l.wire.listings.lock();
+        assert!((1..=4).contains(&listings), "{listings} with {theirs} {silent}");
+    }
+}
