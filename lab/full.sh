@@ -28,7 +28,7 @@ scenario --server knfsd --vers 4.2 histories
 scenario --server hither --vers 4.2 histories
 suite --quick --server gateway --vers 4.2,3 --client hither fsx git sqlite tree
 suite --quick --server gateway --vers 4.2 --client hither posix pjdfstest
-suite --quick --server gateway --vers 4.2 --client kernel posix
+suite --quick --server gateway --vers 4.2,3 --client kernel posix
 suite --quick --server gateway --vers 3 --client kernel fsx git
 scenario --server hither --vers 3 histories
 scenario --server ganesha --vers 3 histories
