@@ -2,8 +2,9 @@
 //! over profiles of reads, without a disk.
 //!
 //! `cargo run --release -p hither-cache --example sweep` plays P4's three profiles with caches of 5
-//! KB to 5 MB. It also plays a Zipf profile over 100,000 files of 10 GB, without and with scans of
-//! all files in between. It prints a line of JSON for each policy and size.
+//! KB to 5 MB. It also plays a large file read once between small ones, and a Zipf profile over
+//! 100,000 files of 10 GB, without and with scans of all files in between. It prints a line of JSON
+//! for each policy and size.
 //! `... --example sweep FILE` plays the reads in FILE with the sizes and policies that follow:
 //! `FILE lru 16777216 gdsf 16777216`. A line of FILE is `name bytes`, and stands for one read of
 //! the whole file. `lab/work/sweep.py check` compares that with a mount.
@@ -169,6 +170,13 @@ fn profiles() -> [Profile; 3] {
     )
 }
 
+/// A hundred files of 200 KB, read three times, then one file of 200 MiB, then the hundred again.
+fn hot_and_large() -> Profile {
+    let hot = || 0..100;
+    let reads = hot().chain(hot()).chain(hot()).chain([100]).chain(hot()).collect();
+    Profile { name: "hot+large".into(), sizes: [vec![200_000; 100], vec![200 << 20]].concat(), reads }
+}
+
 /// A reproducible generator of random numbers (splitmix64).
 struct Random(u64);
 
@@ -243,6 +251,7 @@ fn main() -> std::io::Result<()> {
     for profile in profiles() {
         profile.sweep(&(0..11).map(|i| 5_000 << i).collect::<Vec<_>>());
     }
+    hot_and_large().sweep(&[16, 32, 64, 96, 128].map(|mb| 1_000_000 * mb));
     let caches: Vec<u64> =
         [1, 2, 5, 10, 20, 30, 50, 70, 100, 115].map(|percent| 100_000_000 * percent).into();
     zipf(100_000, 1_000_000, 0).sweep(&caches);

@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
 use tokio::time::Instant;
+use uses::Use;
 
 /// Maximum number of recorded threads.
 const RECORDS_MAX: usize = 1024;
@@ -287,11 +288,8 @@ impl Hints {
         if reading.len() >= self.readers_max {
             return Err(Missed::Busy);
         }
-        reading.push(Under {
-            thread: std::thread::current().id(),
-            since: Instant::now(),
-            written_off: false,
-        });
+        let replaceable = READS_REQUESTS.get().then(Instant::now);
+        reading.push(Under { thread: std::thread::current().id(), replaceable, written_off: false });
         Ok(Reading(&self.reading))
     }
 
@@ -299,13 +297,20 @@ impl Hints {
     /// of newly marked threads.
     pub fn write_off(&self) -> usize {
         let (mut reading, now) = (self.reading.lock(), Instant::now());
-        let stuck = |u: &&mut Under| !u.written_off && now.saturating_duration_since(u.since) > STUCK;
+        let since = |u: &Under| u.replaceable.map(|since| now.saturating_duration_since(since));
+        let stuck = |u: &&mut Under| !u.written_off && since(u).is_some_and(|time| time > STUCK);
         reading.iter_mut().filter(stuck).map(|u| u.written_off = true).count()
     }
 
     /// The last parts of the paths of the thread's call: one for an open, two for a rename.
     pub fn last_parts(&self, tid: u32) -> SmallVec<[Bytes; 2]> {
         self.try_last_parts(tid).unwrap_or_default()
+    }
+
+    /// The use of the thread's call; `None` when the call is not visible.
+    pub fn purpose(&self, tid: u32) -> Option<Use> {
+        let _reading = self.reading().ok()?;
+        uses::of(tid)
     }
 
     fn try_last_parts(&self, tid: u32) -> Result<SmallVec<[Bytes; 2]>, Missed> {
@@ -483,7 +488,9 @@ impl Hints {
 #[derive(Debug)]
 struct Under {
     thread: ThreadId,
-    since: Instant,
+    /// Since when a thread that reads requests reads the hint. Only such a thread needs another one
+    /// in its place.
+    replaceable: Option<Instant>,
     written_off: bool,
 }
 
@@ -500,7 +507,13 @@ impl Drop for Reading<'_> {
 }
 
 thread_local! {
+    static READS_REQUESTS: Cell<bool> = const { Cell::new(false) };
     static WRITTEN_OFF: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Records that this thread reads requests from the kernel.
+pub(crate) fn reads_requests() {
+    READS_REQUESTS.set(true);
 }
 
 /// Whether this thread was written off while it read a hint. Another thread has replaced it.

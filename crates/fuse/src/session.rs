@@ -235,6 +235,7 @@ impl Session {
             .spawn(move || {
                 let rt = session.rt.clone();
                 let _entered = rt.enter();
+                hint::reads_requests();
                 if session.read_requests(&device) == Leaving::WrittenOff {
                     return;
                 }

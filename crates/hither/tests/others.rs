@@ -20,7 +20,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Descriptor limit of the server. It covers connections and the server's own files as well.
@@ -37,6 +39,79 @@ fn umount(mnt: &Path) {
 
 fn opened_to_write(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
+}
+
+/// The open files of one thread, with their numbers.
+type Files = Vec<(usize, File)>;
+type Work = Arc<dyn Fn(&mut Files) + Send + Sync>;
+
+/// Most open files of one thread.
+const FILES_MAX: usize = 10_000;
+
+/// Threads that hold files open. Each has a descriptor table of its own, because the limit of
+/// descriptors holds for a table.
+struct Holders(Vec<(Sender<(Work, Sender<()>)>, JoinHandle<()>)>);
+
+impl Holders {
+    /// Opens the files `f0` to `f{count - 1}` of a directory.
+    fn open(dir: &Path, count: usize) -> Self {
+        let holder = |first| {
+            let (work, asked) = channel::<(Work, Sender<()>)>();
+            let (dir, numbers) = (dir.to_owned(), first..count.min(first + FILES_MAX));
+            let thread = std::thread::spawn(move || {
+                // SAFETY: the thread uses no descriptor of another thread from now on.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+                let open = |n| (n, opened_to_write(&dir.join(format!("f{n}"))).unwrap());
+                let mut files = numbers.map(open).collect();
+                for (work, done) in asked {
+                    work(&mut files);
+                    done.send(()).unwrap();
+                }
+            });
+            (work, thread)
+        };
+        let holders = Self((0..count).step_by(FILES_MAX).map(holder).collect());
+        holders.each(|_| {});
+        holders
+    }
+
+    /// Does some work in each thread at once, and waits for its end.
+    fn each(&self, work: impl Fn(&mut Files) + Send + Sync + 'static) {
+        let work: Work = Arc::new(work);
+        let mut begun = Vec::new();
+        for (holder, _) in &self.0 {
+            let (done, ended) = channel();
+            holder.send((work.clone(), done)).unwrap();
+            begun.push(ended);
+        }
+        begun.iter().for_each(|ended| ended.recv().expect("a holder of files failed"));
+    }
+
+    /// Closes all files.
+    fn close(self) {
+        for (work, thread) in self.0 {
+            drop(work);
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn write_each(files: &mut Files) {
+    for (n, file) in files {
+        file.write_all_at(b"x", 0).unwrap();
+        // Only some files are synced, because each fsync waits for the disk.
+        if *n % 8 == 7 {
+            file.sync_all().unwrap();
+        }
+    }
+}
+
+fn check_each(files: &mut Files) {
+    for (n, file) in files {
+        let mut found = vec![0; 8];
+        let len = file.read_at(&mut found, 0).unwrap();
+        assert_eq!(String::from_utf8_lossy(&found[..len]), format!("x{n}"));
+    }
 }
 
 /// Clients hold many more files open than the server has descriptors, and read and write each of
@@ -62,27 +137,14 @@ fn open_files_exceed_descriptors() {
     server.mount("vers=4.2", &mnt).ok();
     server.mount("vers=3", &other).ok();
     let begun = now();
-    let mut files: Vec<(usize, File)> =
-        (0..count).map(|n| (n, opened_to_write(&mnt.join(format!("f{n}"))).unwrap())).collect();
+    let holders = Holders::open(&mnt, count);
     println!("{count} files opened with {descriptors} descriptors in {:?}", begun.elapsed());
     fs::remove_file(other.join("f7")).unwrap();
     fs::rename(other.join("f9"), other.join("f8")).unwrap();
-    for (n, file) in &files {
-        file.write_all_at(b"x", 0).unwrap();
-        // Only some files are synced, because each fsync waits for the disk.
-        if n % 8 == 7 {
-            file.sync_all().unwrap();
-        }
-    }
-    let check = |files: &[(usize, File)]| {
-        for (n, file) in files {
-            let mut found = vec![0; 8];
-            let len = file.read_at(&mut found, 0).unwrap();
-            assert_eq!(String::from_utf8_lossy(&found[..len]), format!("x{n}"));
-        }
-    };
-    check(&files);
+    holders.each(write_each);
+    holders.each(check_each);
     assert_eq!(fs::read(other.join("f15")).unwrap(), b"x15");
+    let mut files = Files::new();
     let mut n = count;
     let refused = loop {
         let path = format!("f{n}");
@@ -103,14 +165,16 @@ fn open_files_exceed_descriptors() {
     println!("{} open files without a name; refused after {refused:?}", n - count);
     assert!(n - count > descriptors * 3 / 8);
     assert!(refused > Duration::from_secs(10) && refused < Duration::from_secs(60), "{refused:?}");
-    check(&files);
+    check_each(&mut files);
+    holders.each(check_each);
     // Another client is served as well, and closed files make room for new opens.
     assert_eq!(fs::read(other.join("f23")).unwrap(), b"x23");
-    files.truncate(count + 10);
+    files.truncate(10);
     for n in count + descriptors - 20..count + descriptors {
         files.push((n, opened_to_write(&mnt.join(format!("f{n}"))).unwrap()));
     }
     drop(files);
+    holders.close();
     umount(&other);
     umount(&mnt);
     assert_eq!(server.stop(), 0);

@@ -4,10 +4,15 @@
 //! call. process_vm_readv(2) reads the memory that the arguments point to. Other threads of the
 //! program may change or unmap that memory meanwhile. So the result is only a guess of the
 //! program's path.
+//!
+//! The read waits for the lock of the program's memory. A thread of the program that meets a page
+//! fault holds this lock until the daemon has answered a READ. So the read never blocks a thread on
+//! which other requests depend.
 
 use super::Missed;
 use std::ffi::c_void;
 use std::os::unix::fs::FileExt;
+use tokio::runtime::RuntimeFlavor;
 
 /// Maximum length of a path in bytes, with its NUL (`PATH_MAX`).
 pub(crate) const PATH_MAX_BYTES: usize = 4096;
@@ -116,7 +121,15 @@ pub(crate) fn number(tid: u32, address: u64) -> Option<u64> {
     (memory(tid, address, &mut buf)? == buf.len()).then(|| u64::from_ne_bytes(buf))
 }
 
+/// Reads memory of thread `tid`. The tasks of a runtime's thread go to another thread first.
 fn memory(tid: u32, address: u64, buf: &mut [u8]) -> Option<usize> {
+    match tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(|| memory_here(tid, address, buf)),
+        _ => memory_here(tid, address, buf),
+    }
+}
+
+fn memory_here(tid: u32, address: u64, buf: &mut [u8]) -> Option<usize> {
     let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     let remote = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: buf.len() };
     // SAFETY: `local` describes `buf`, which is borrowed mutably across the call; `remote` is an
@@ -128,6 +141,7 @@ fn memory(tid: u32, address: u64, buf: &mut [u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
     /// A line of `/proc/TID/syscall` is parsed, and malformed lines are refused.
     #[test]
@@ -148,6 +162,84 @@ mod tests {
         ] {
             assert_eq!(SystemCall::parse(bad), None, "{}", bad.escape_ascii());
         }
+    }
+
+    /// A page whose first access waits until it gets contents (userfaultfd(2)).
+    struct Withheld {
+        faults: OwnedFd,
+        at: u64,
+    }
+
+    impl Withheld {
+        const API: libc::c_ulong = 0xc018_aa3f;
+        const REGISTER: libc::c_ulong = 0xc020_aa00;
+        const COPY: libc::c_ulong = 0xc028_aa03;
+
+        fn new() -> Self {
+            use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+            let rw = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a fresh mapping of one page, and a fresh descriptor.
+            let (at, faults) = unsafe {
+                let at = mmap_anonymous(std::ptr::null_mut(), 4096, rw, MapFlags::PRIVATE).unwrap();
+                let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
+                assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+                (at as u64, OwnedFd::from_raw_fd(fd as i32))
+            };
+            let page = Self { faults, at };
+            page.ioctl(Self::API, &mut [0xaa, 0, 0]);
+            page.ioctl(Self::REGISTER, &mut [at, 4096, 1, 0]);
+            page
+        }
+
+        fn give(&self, text: &[u8]) {
+            let mut page = [0u8; 4096];
+            page[..text.len()].copy_from_slice(text);
+            self.ioctl(Self::COPY, &mut [self.at, page.as_ptr() as u64, 4096, 0, 0]);
+        }
+
+        fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) {
+            // SAFETY: the kernel's structure for this request is these words.
+            let done = unsafe { libc::ioctl(self.faults.as_raw_fd(), request, words.as_mut_ptr()) };
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        }
+    }
+
+    /// While the memory of a program cannot be read, other tasks run: those that the reading task
+    /// woke, those that wait for the time, and those that read as well. The runtime has one thread.
+    #[test]
+    #[ignore = "needs root"]
+    fn blocked_read_blocks_no_other_task() {
+        let me = std::process::id();
+        let page = std::sync::Arc::new(Withheld::new());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+        let (ran, others) = std::sync::mpsc::channel();
+        let read = |wake: tokio::sync::oneshot::Sender<()>| {
+            let at = page.at;
+            runtime.spawn(async move {
+                wake.send(()).unwrap();
+                string(me, at)
+            })
+        };
+        let mut reads = Vec::new();
+        for _ in 0..3 {
+            let (wake, woken) = tokio::sync::oneshot::channel();
+            let ran = ran.clone();
+            runtime.spawn(async move {
+                woken.await.unwrap();
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                ran.send(()).unwrap();
+            });
+            reads.push(read(wake));
+        }
+        let patience = std::time::Duration::from_secs(20);
+        let all = (0..3).all(|_| others.recv_timeout(patience).is_ok());
+        assert!(reads.iter().all(|read| !read.is_finished()), "the page has no contents yet");
+        page.give(b"a/b\0");
+        for read in reads {
+            assert_eq!(runtime.block_on(read).unwrap().unwrap(), b"a/b");
+        }
+        assert!(all, "a blocked read held up other tasks");
     }
 
     /// A string is read up to its NUL, across pages, and never beyond readable memory or PATH_MAX.

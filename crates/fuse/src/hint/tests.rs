@@ -167,10 +167,15 @@ fn missed_hints_are_counted() {
     w.end();
 }
 
-/// A blocked reader is replaced once.
+/// A blocked reader is replaced once. A blocked thread that reads no requests is not replaced.
 #[tokio::test(start_paused = true)]
 async fn blocked_reader_is_replaced_once() {
     let hints = Hints::new(2, std::path::Path::new("/"));
+    let reading = hints.reading().unwrap();
+    tokio::time::advance(2 * STUCK).await;
+    assert_eq!(hints.write_off(), 0);
+    drop(reading);
+    reads_requests();
     let reading = hints.reading().unwrap();
     assert_eq!(hints.write_off(), 0);
     tokio::time::advance(2 * STUCK).await;

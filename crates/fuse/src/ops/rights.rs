@@ -5,10 +5,10 @@
 //! although the server uses access control lists and squashed identities. So the checks are made at
 //! the lookup of the name, because the kernel opens special files and follows links without another
 //! request. Such names are looked up for each call ([`Call::keeps_name`]). The use is read from the
-//! caller's system call ([`uses`]).
+//! caller's system call ([`Use`]).
 
 use super::Call;
-use crate::hint::uses::{self, Use};
+use crate::hint::uses::Use;
 use crate::inode::Inode;
 use hither_vfs::{Access, Attr, Error, FileKind, Name, Node, Result};
 use parking_lot::Mutex;
@@ -136,7 +136,7 @@ impl Call {
             // The name is not the last part of the path.
             return Ok(());
         }
-        let used = uses::of(tid);
+        let used = self.session.hints.purpose(tid);
         let uid = self.cred().uid;
         let refused = |used| self.settings().refuse(dir.mode_and_owner(), attr, uid, used);
         if used.is_some_and(refused) {
