@@ -207,8 +207,8 @@ pub struct DataCache {
     off: Mutex<Option<String>>,
 }
 
-/// Most concurrent disk calls.
-const POOL: usize = 32;
+/// Most concurrent disk calls of a cache. Each occupies a thread for blocking work.
+pub const DISK_CALLS_MAX: usize = 32;
 /// How long a mount waits for its cache directory.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Time until the next attempt, when another daemon has the part for a moment only, as while
@@ -385,7 +385,7 @@ impl DataCache {
             began: Instant::now(),
             asked_ms: AtomicU64::new(0),
             ended: AtomicBool::new(false),
-            pool: Semaphore::new(POOL),
+            pool: Semaphore::new(DISK_CALLS_MAX),
             counters: Arc::default(),
             above: OnceLock::new(),
             lock: Mutex::default(),

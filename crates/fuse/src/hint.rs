@@ -47,6 +47,9 @@ const RECORDS_MAX: usize = 1024;
 /// part of another call.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
+/// Most hints that are read at a time.
+pub(crate) const READERS_MAX: usize = 15;
+
 /// Time after which the read of a hint counts as blocked.
 const STUCK: Duration = Duration::from_millis(500);
 

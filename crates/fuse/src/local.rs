@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 
 /// Most threads of the blocking pool that read local files. Others must be left for invalidations.
-const THREADS_MAX: usize = 64;
+pub(crate) const THREADS_MAX: usize = 64;
 
 /// Readers of local files.
 #[derive(Debug)]

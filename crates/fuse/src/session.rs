@@ -16,7 +16,7 @@ use crate::hint::{self, Hints};
 use crate::in_use::Removed;
 use crate::inode::{Ident, Inode, Inodes};
 use crate::lease::Leases;
-use crate::local::LocalReads;
+use crate::local::{self, LocalReads};
 use crate::mount::{Config, Layers};
 use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
@@ -59,9 +59,15 @@ const IDLE_SWEEPS: u32 = 25;
 const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Polling interval of that wait.
 const END_POLL: Duration = Duration::from_millis(5);
-/// Maximum number of concurrent calls that drop ranges of pages. Each may wait for a read, which
-/// may need another thread.
-const RANGE_DROPS: usize = 64;
+/// Most calls at a time that make the kernel drop pages. Each occupies a thread for blocking work
+/// and waits for READs and WRITEs of the pages, whose answers may need another such thread.
+const PAGE_DROPS_MAX: usize = 64;
+/// The same for names. Each waits for calls in its directory, and these wait for page drops.
+const NAME_DROPS_MAX: usize = 16;
+/// Most threads for blocking work that one mount occupies at a time. A runtime needs more of them:
+/// otherwise requests can wait for each other for ever.
+pub const BLOCKING_THREADS_MAX: usize =
+    PAGE_DROPS_MAX + NAME_DROPS_MAX + local::THREADS_MAX + hint::READERS_MAX;
 /// Maximum bytes of unread first bytes of open files.
 const UNREAD_MAX_BYTES: usize = 64 << 20;
 
@@ -92,7 +98,8 @@ pub(crate) struct Session {
     /// Open files, and the times of their revalidation.
     pub watch: Watch,
     unread: Unread,
-    range_drops: Semaphore,
+    page_drops: Arc<Semaphore>,
+    pub(super) name_drops: Arc<Semaphore>,
     pub passthrough: Arc<Passthrough>,
     pub local_reads: LocalReads,
     /// Another frontend has changed the contents of a file.
@@ -171,14 +178,18 @@ impl Session {
             leases: Leases::default(),
             watch: Watch::default(),
             unread: Unread::default(),
-            range_drops: Semaphore::new(RANGE_DROPS),
+            page_drops: Arc::new(Semaphore::new(PAGE_DROPS_MAX)),
+            name_drops: Arc::new(Semaphore::new(NAME_DROPS_MAX)),
             passthrough: Passthrough::new(device.clone()),
             local_reads: LocalReads::new(config.threads),
             // At any time at least one thread reads no hint.
             stale_retries: StaleRetries::default(),
             rename_retries: RenameRetries::default(),
             path_retries: PathRetries::default(),
-            hints: Hints::new(if config.hints { config.threads.max(2) - 1 } else { 0 }, at),
+            hints: Hints::new(
+                if config.hints { (config.threads.max(2) - 1).min(hint::READERS_MAX) } else { 0 },
+                at,
+            ),
             written_beside: AtomicBool::new(false),
             removed: Removed::default(),
             shared_reads: AtomicU32::new(0),
@@ -595,7 +606,7 @@ impl Session {
                 inval_inode(&device, id, 0, 0);
             }
         };
-        let _ = tokio::task::spawn_blocking(drop_all).await;
+        waiting_for_kernel(&self.page_drops, drop_all).await;
     }
 
     fn greet(&self, device: &Device, unique: u64, offer: InitIn) {
@@ -659,17 +670,16 @@ impl Session {
     /// Returns false when it failed.
     pub async fn drop_pages(&self, inode: u64) -> bool {
         let device = self.device.clone();
-        let done = tokio::task::spawn_blocking(move || inval_inode(&device, inode, 0, 0)).await;
-        done.unwrap_or(false)
+        let drop_all = move || inval_inode(&device, inode, 0, 0);
+        waiting_for_kernel(&self.page_drops, drop_all).await.unwrap_or(false)
     }
 
     /// As [`Session::drop_pages`] for the pages of a range.
     pub async fn drop_range(&self, inode: u64, start: u64, len: u64) {
-        let Ok(_permit) = self.range_drops.acquire().await else { return };
         let device = self.device.clone();
         let start = start.min(i64::MAX as u64) as i64;
         let len = len.min((i64::MAX - start) as u64) as i64;
-        let _ = tokio::task::spawn_blocking(move || inval_inode(&device, inode, start, len)).await;
+        waiting_for_kernel(&self.page_drops, move || inval_inode(&device, inode, start, len)).await;
     }
 
     /// Makes the kernel drop an inode's attributes, without waiting.
@@ -691,6 +701,20 @@ impl Session {
     pub fn own_cx() -> RequestContext {
         RequestContext::new(Arc::new(Cred::root()))
     }
+}
+
+/// Runs `work`, which waits for the kernel, on a thread of its own. The permit covers the thread
+/// even when the caller goes away. `None` when the runtime ends.
+pub(super) async fn waiting_for_kernel<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let permit = permits.clone().acquire_owned().await.ok()?;
+    let done = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        work()
+    });
+    done.await.ok()
 }
 
 /// Drops attributes, and with `offset` 0 or more the pages of `len` bytes from there. `len` 0 means

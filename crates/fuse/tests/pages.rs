@@ -166,6 +166,44 @@ fn direct_writes_send_no_invalidation() {
     m.end();
 }
 
+/// More files than a mount may have threads are read, changed elsewhere, and looked at. Each look
+/// drops pages, and waits for the read of a page. Threads for blocking work are left, because the
+/// answer to a read may need one.
+#[test]
+fn page_drops_leave_threads_for_reads() {
+    let Some(m) = mounted(0) else { return };
+    let files: Vec<String> = (0..2 * hither_fuse::BLOCKING_THREADS_MAX).map(|n| format!("f{n}")).collect();
+    // Longer than the first bytes that an open brings.
+    const FAR: u64 = 32 * PAGE as u64;
+    for file in &files {
+        m.foreign_write(file, FAR, &[b'a'; LEN]);
+    }
+    let at = |file: &String| File::open(m.path(file)).unwrap();
+    let opened: Vec<File> = files.iter().map(at).collect();
+    m.gate.shut("read");
+    std::thread::scope(|s| {
+        for file in &opened {
+            s.spawn(|| assert_eq!(page(file, FAR as usize / PAGE), b'a'));
+        }
+        // The kernel sends only some of the reads at once.
+        eventually("files are read", || m.gate.waiting("read") >= 12);
+        for file in &files {
+            m.foreign_write(file, 0, b"b");
+            s.spawn(|| assert_eq!(fs::metadata(m.path(file)).unwrap().len(), FAR + LEN as u64));
+        }
+        let looks = files.len() as u64;
+        eventually("files are looked at", || m.requests("GETATTR") + m.requests("LOOKUP") >= looks);
+        common::pause(500);
+        let (ran, done) = std::sync::mpsc::channel();
+        m.rt.spawn_blocking(move || ran.send(()).unwrap());
+        let served = done.recv_timeout(std::time::Duration::from_secs(10));
+        m.gate.open_all();
+        assert!(served.is_ok(), "page drops occupy all threads");
+    });
+    drop(opened);
+    m.end();
+}
+
 /// Starts a program that does `what` to `f` or to names (see [`child`]).
 fn start(m: &Mount, what: &str) -> Child {
     let mut c = Command::new(std::env::current_exe().unwrap());

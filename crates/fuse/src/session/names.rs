@@ -5,7 +5,7 @@
 //! Otherwise names expire one by one. That keeps mounts, but waits for the lock of the directory,
 //! which running calls hold.
 
-use super::Session;
+use super::{Session, waiting_for_kernel};
 use crate::abi::{Out, init_flags, notify};
 use crate::device::Device;
 use crate::inode::Inode;
@@ -125,7 +125,7 @@ impl Session {
         let (device, id, number, fh) = (self.device.clone(), dir.id, self.number.get().copied(), dir.fh());
         let paths: Vec<_> =
             if expires { Vec::new() } else { names.iter().map(|name| self.path(&fh, name)).collect() };
-        tokio::task::spawn_blocking(move || {
+        let work = move || {
             let inside = number.filter(|_| !expires).map(Inside::of).unwrap_or_default();
             for (i, name) in names.iter().enumerate() {
                 let path = paths.get(i).and_then(Option::as_deref);
@@ -133,6 +133,10 @@ impl Session {
                     expire_name(&device, id, name, if expires { notify::EXPIRE_ONLY } else { 0 });
                 }
             }
+        };
+        let permits = self.name_drops.clone();
+        self.rt.spawn(async move {
+            waiting_for_kernel(&permits, work).await;
         })
     }
 }

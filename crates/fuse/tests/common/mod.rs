@@ -52,7 +52,13 @@ pub fn mounted_with(validity_ms: u64, change: impl FnOnce(&mut Config)) -> Optio
     let gate = Gate::new(model.clone());
     let mut config = Config { source: "model:/".into(), mount_flags: 0, ..Config::default() };
     change(&mut config);
-    let rt = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    // As few threads as a mount needs, and one for the test.
+    let rt = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(hither_fuse::BLOCKING_THREADS_MAX + 1)
+        .enable_all()
+        .build()
+        .unwrap();
     let mounted = rt.block_on(mount(&dir, config, Layers::alone(gate.clone()))).unwrap();
     Some(Mount { dir, model, gate, mounted: Some(mounted), rt })
 }

@@ -10,9 +10,9 @@ use tokio::runtime::Runtime;
 const OOM_SCORE_ADJ: &str = "-500";
 /// Most threads of the runtime. Their tasks run for a few microseconds at sockets and protocol.
 const WORKERS_MAX: usize = 8;
-/// Most threads for blocking work: name service, unmounting, and the disk cache, which uses at most
-/// 32 of them at a time.
-const BLOCKING_MAX: usize = 40;
+/// Most threads for blocking work. A mount and the disk cache wait with some of them for others.
+/// The rest does what waits for no other thread: name service, unmounting, journals.
+const BLOCKING_MAX: usize = hither_fuse::BLOCKING_THREADS_MAX + hither_cache::data::DISK_CALLS_MAX + 64;
 /// Limit of open files. The disk cache has one open file for each file in use.
 const OPEN_FILES: u64 = 1 << 20;
 /// The kernel's maximum of open files for a process.

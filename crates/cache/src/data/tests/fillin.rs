@@ -65,7 +65,7 @@ async fn fill_in_waits_for_a_slow_disk() {
     let fh = l.file("f", &pattern(3, 4 * MIB)).await;
     tokio::time::advance(Duration::from_secs(100)).await;
     let open = l.open(&fh).await;
-    let slow = l.disk.pool.acquire_many(POOL as u32).await.unwrap();
+    let slow = l.disk.pool.acquire_many(DISK_CALLS_MAX as u32).await.unwrap();
     for at in (0..MIB).step_by(128 << 10) {
         l.read(&open, at, 128 << 10).await;
     }
