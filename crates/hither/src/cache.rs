@@ -9,9 +9,9 @@ mod keys;
 pub mod warm;
 
 use crate::cli::{CacheCommand, CacheFiles, CacheLs, CacheWhere};
+use crate::control::locate::{self, Daemon};
 use crate::control::{self, Ask, CacheAsk, KeyDo};
 use crate::exit::Failure;
-use crate::mountinfo;
 use crate::report::Counters;
 use crate::stat::{self, print, text::bytes};
 use hither_cache::data::{self, DataCachePart};
@@ -30,8 +30,8 @@ pub fn run(what: &CacheCommand) -> Result<(), Failure> {
         CacheCommand::Ls(args) => ls(args),
         CacheCommand::Check(place) => check(place),
         CacheCommand::Verify(args) => {
-            let (dev, dir) = stat::locate(&args.place)?;
-            let found = control::ask(dev, &dir, Ask::Cache(CacheAsk::Verify))?;
+            let daemon = locate::daemon(&args.place)?;
+            let found = control::ask(&daemon, Ask::Cache(CacheAsk::Verify))?;
             tell(&found, args.json)?;
             wrong(&found, "wrong", "differed from the server's files and were dropped")
         }
@@ -52,7 +52,7 @@ pub fn run(what: &CacheCommand) -> Result<(), Failure> {
 
 /// Location of a cache.
 enum CacheLocation {
-    Mount((u32, u32), String),
+    Mount(Daemon),
     Directory,
 }
 
@@ -60,7 +60,7 @@ fn place(path: &Path) -> Result<CacheLocation, Failure> {
     if path.join("hither-cache").is_file() {
         return Ok(CacheLocation::Directory);
     }
-    stat::locate(path).map(|(dev, dir)| CacheLocation::Mount(dev, dir)).map_err(|e| Failure {
+    locate::daemon(path).map(CacheLocation::Mount).map_err(|e| Failure {
         line: format!("{} is neither in a mount of hither nor a cache directory", path.display()),
         ..e
     })
@@ -78,14 +78,14 @@ fn named(part: &DataCachePart) -> String {
 
 fn status(at: &CacheWhere) -> Result<(), Failure> {
     match place(&at.place)? {
-        CacheLocation::Mount(dev, dir) => {
-            let report = stat::report(dev, &dir)?;
+        CacheLocation::Mount(daemon) => {
+            let report = stat::report(&daemon)?;
             let Some(cache) = &report.mount.cache else {
-                return Err(Failure::usage(format!("{dir} is mounted without a disk cache")));
+                return Err(Failure::usage(format!("{} is without a disk cache", daemon.dir)));
             };
             let counters = report.layers.get("disk").cloned();
             let counters = counters.unwrap_or(Counters::Group(Default::default()));
-            let room = control::ask(dev, &dir, Ask::Cache(CacheAsk::Room)).unwrap_or(Value::Null);
+            let room = control::ask(&daemon, Ask::Cache(CacheAsk::Room)).unwrap_or(Value::Null);
             if at.json {
                 let trouble = &report.mount.cache_trouble;
                 let all =
@@ -166,7 +166,7 @@ fn ls(args: &CacheLs) -> Result<(), Failure> {
         return index(at);
     }
     let entries = match place(&at.place)? {
-        CacheLocation::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::List))?,
+        CacheLocation::Mount(daemon) => control::ask(&daemon, Ask::Cache(CacheAsk::List))?,
         CacheLocation::Directory => {
             let parts = survey(&at.place, false)?;
             let all: Vec<_> = parts.into_iter().flat_map(|part| part.entries).collect();
@@ -193,8 +193,8 @@ fn ls(args: &CacheLs) -> Result<(), Failure> {
 
 /// Prints the index in memory, without disk access.
 fn index(at: &CacheWhere) -> Result<(), Failure> {
-    let (dev, dir) = stat::locate(&at.place)?;
-    let slots = control::ask(dev, &dir, Ask::Cache(CacheAsk::Slots))?;
+    let daemon = locate::daemon(&at.place)?;
+    let slots = control::ask(&daemon, Ask::Cache(CacheAsk::Slots))?;
     if at.json {
         return print(&format!("{slots}\n"));
     }
@@ -211,7 +211,7 @@ fn index(at: &CacheWhere) -> Result<(), Failure> {
 
 fn check(at: &CacheWhere) -> Result<(), Failure> {
     let found = match place(&at.place)? {
-        CacheLocation::Mount(dev, dir) => control::ask(dev, &dir, Ask::Cache(CacheAsk::Check))?,
+        CacheLocation::Mount(daemon) => control::ask(&daemon, Ask::Cache(CacheAsk::Check))?,
         CacheLocation::Directory => {
             let parts = survey(&at.place, true)?;
             let in_use = parts.iter().filter(|part| part.in_use).count();
@@ -255,8 +255,8 @@ fn wrong(found: &Value, name: &str, what: &str) -> Result<(), Failure> {
 
 fn evict_all(path: &Path, json: bool) -> Result<(), Failure> {
     match place(path)? {
-        CacheLocation::Mount(dev, dir) => {
-            tell(&control::ask(dev, &dir, Ask::Cache(CacheAsk::Evict(None)))?, json)
+        CacheLocation::Mount(daemon) => {
+            tell(&control::ask(&daemon, Ask::Cache(CacheAsk::Evict(None)))?, json)
         }
         CacheLocation::Directory => {
             let (gone, in_use) =
@@ -270,15 +270,8 @@ fn evict_all(path: &Path, json: bool) -> Result<(), Failure> {
 fn each(files: &[std::path::PathBuf], ask: impl Fn(String) -> CacheAsk) -> Result<Vec<Value>, Failure> {
     let mut answers = Vec::new();
     for file in files {
-        let (dev, dir) = stat::locate(file)?;
-        let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-        let path = mountinfo::resolve(&mounts, file)
-            .map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
-        let below = path.strip_prefix(&dir).unwrap_or(&path);
-        let Some(below) = below.to_str() else {
-            return Err(Failure::usage(format!("{}: only names in UTF-8 can be given", file.display())));
-        };
-        answers.push(control::ask(dev, &dir, Ask::Cache(ask(below.to_string())))?);
+        let (daemon, below) = locate::file(file)?;
+        answers.push(control::ask(&daemon, Ask::Cache(ask(below)))?);
     }
     Ok(answers)
 }

@@ -134,7 +134,7 @@ pub struct UmountArgs {
 /// `hither stat`.
 #[derive(Debug, Args, Clone)]
 pub struct StatArgs {
-    /// A directory of the mount
+    /// A directory of the mount, or the socket of `hither daemon`
     #[arg(required_unless_present = "server")]
     pub dir: Option<PathBuf>,
     /// Show a running `hither serve` or `hither gateway` instead, by its state directory or control
@@ -492,8 +492,8 @@ pub struct CacheArgs {
     pub what: CacheCommand,
 }
 
-/// Commands on a disk cache. WHERE is a directory of a mount with a disk cache, or a cache
-/// directory. In a cache directory, only parts that no mount uses can be examined.
+/// Commands on a disk cache. WHERE is a directory of a mount with a disk cache, the socket of
+/// `hither daemon`, or a cache directory. In a cache directory, only parts that no mount uses can be examined.
 #[derive(Debug, Subcommand, Clone)]
 pub enum CacheCommand {
     /// Show the size of the cache, and its counters since the mount

@@ -5,7 +5,7 @@
 //! writes with the credentials of the original writer.
 
 use crate::cli::ConflictsCommand;
-use crate::control::{self, Ask};
+use crate::control::{self, Ask, locate};
 use crate::exit::Failure;
 use crate::stack::journal::journals;
 use crate::stat::{self, print, text::bytes};
@@ -31,8 +31,8 @@ pub fn run(what: &ConflictsCommand) -> Result<(), Failure> {
             show(place, name, *merged, output.as_deref(), *json)
         }
         ConflictsCommand::Apply { place, name, to, json } => {
-            let (dev, dir) = stat::locate(place)?;
-            let answer = control::ask(dev, &dir, Ask::Apply(name.clone(), to.clone()))?;
+            let daemon = locate::daemon(place)?;
+            let answer = control::ask(&daemon, Ask::Apply(name.clone(), to.clone()))?;
             let count = answer["applied_bytes"].as_u64().unwrap_or(0);
             if *json {
                 print(&format!("{answer}\n"))
@@ -57,11 +57,12 @@ fn places(place: &Path) -> Result<(Vec<Conflicts>, Option<PathBuf>), Failure> {
         let dirs = dirs.map(|dir| dir.map(|dir| Conflicts::of(&dir.path())));
         return Ok((dirs.collect::<io::Result<_>>().map_err(failed)?, None));
     }
-    let (dev, dir) = stat::locate(place).map_err(|e| Failure {
+    let daemon = locate::daemon(place).map_err(|e| Failure {
         line: format!("{} is neither in a mount of hither nor a directory with journals", place.display()),
         ..e
     })?;
-    match stat::report(dev, &dir)?.mount.journal {
+    let dir = &daemon.dir;
+    match stat::report(&daemon)?.mount.journal {
         Some(journal) => Ok((vec![Conflicts::of(Path::new(&journal))], Some(dir.into()))),
         None => Err(Failure::usage(format!("{dir} is mounted without a journal (writeback=journal)"))),
     }

@@ -1,12 +1,16 @@
-//! The control socket of a mount: `/run/hither/MAJOR:MINOR.sock`, named after the mount's device. A
-//! server has one in its state directory.
+//! The control socket of a daemon. A mount's socket is `/run/hither/MAJOR:MINOR.sock`, named after
+//! the mount's device. A daemon without a mount has one beside its socket for programs, and a server
+//! in its state directory. [`locate`] finds them.
 //!
 //! Through this socket `hither stat` and `hither umount` reach the daemon without accessing the
 //! mount. A request is one line of JSON, and so is a reply. Only root may connect. The socket's
 //! peer credentials identify the listening process, even if it does not answer.
 
+pub mod locate;
+
 use crate::exit::Failure;
 use hither_vfs::BoxFuture;
+use locate::Daemon;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -147,8 +151,8 @@ fn path_of(dev: (u32, u32)) -> PathBuf {
 
 /// The listening socket. It is removed when dropped.
 pub struct Control {
-    path: PathBuf,
-    inode: u64,
+    /// The socket's path and inode; `None`: another owner removes the socket.
+    made: Option<(PathBuf, u64)>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -176,16 +180,22 @@ impl Control {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let inode = std::fs::metadata(&path)?.ino();
         let task = tokio::spawn(serve(listener, answer));
-        Ok(Self { path, inode, task })
+        Ok(Self { made: Some((path, inode)), task })
+    }
+
+    /// Starts to answer requests on a socket whose file belongs to the caller.
+    pub fn on(listener: UnixListener, answer: Answer) -> Self {
+        Self { made: None, task: tokio::spawn(serve(listener, answer)) }
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
         self.task.abort();
+        let Some((path, inode)) = &self.made else { return };
         // A newer mount may have reused the device number and the name.
-        if std::fs::metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
-            let _ = std::fs::remove_file(&self.path);
+        if std::fs::metadata(path).is_ok_and(|meta| meta.ino() == *inode) {
+            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -227,15 +237,19 @@ async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Res
     tokio::time::timeout(SEND_WITHIN, write.write_all(&text)).await?
 }
 
-/// Sends a request to the daemon of the mount with device number `dev`. Errors name the mount
-/// `dir`.
+/// Sends a request to a daemon. Errors name its mount or its socket.
 ///
 /// # Errors
 /// The user is not root, there is no daemon, it does not answer in time, or the answer is
 /// malformed.
-pub fn ask(dev: (u32, u32), dir: &str, what: Ask) -> Result<serde_json::Value, Failure> {
-    let stream = connect(&path_of(dev), dir, || {
-        format!("the daemon of {dir} has gone: unmount it (hither umount {dir}) and mount it again")
+pub fn ask(daemon: &Daemon, what: Ask) -> Result<serde_json::Value, Failure> {
+    let dir = &daemon.dir;
+    let stream = connect(&daemon.socket, dir, || {
+        if daemon.is_mount {
+            format!("the daemon of {dir} has gone: unmount it (hither umount {dir}) and mount it again")
+        } else {
+            format!("no daemon answers questions about {dir}: start it again (hither daemon)")
+        }
     })?;
     let process = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.pid).ok();
     let reply = exchange(stream, what).map_err(|e| match e.kind() {

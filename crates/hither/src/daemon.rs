@@ -102,7 +102,7 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     let mounted = Arc::new(stack::mount(job, &dir, &client).await?);
     let programs = offer(job, socket, &client, &mounted).await;
     let served = programs.as_ref().map(|(served, _)| served.clone());
-    let teller = Arc::new(Teller::new(job, &dir, &client, mounted.clone(), served));
+    let teller = Arc::new(Teller::new(job, &dir, &client, mounted.root(), Some(mounted.clone()), served));
     let told = teller.clone();
     let metrics = metrics.map(|bound| bound.serve(Arc::new(move || metrics::render(&told.report()))));
     let board = board.map(|bound| show(bound, &teller, voice));

@@ -142,8 +142,9 @@ fn bracketed(host: &str) -> String {
 
 /// The server of a mount, at the address and port that the mount uses.
 fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
-    let (dev, dir) = stat::locate(&args.target)?;
-    let report = stat::report(dev, &dir)?;
+    let daemon = crate::control::locate::daemon(&args.target)?;
+    let report = stat::report(&daemon)?;
+    let dir = daemon.dir;
     let odd = |what: &str| Failure::system(format!("the daemon of {dir} reports no {what}"));
     let source = Source::parse(&report.mount.source).map_err(|_| odd("source"))?;
     let server: SocketAddr = report.mount.server.parse().map_err(|_| odd("address"))?;

@@ -66,6 +66,14 @@ pub fn bind(wanted: &Socket) -> Result<Option<Bound>, Failure> {
     Ok(Some(bound))
 }
 
+/// Makes a socket at `path` that only this user and root may use.
+///
+/// # Errors
+/// The path is in use, or the socket cannot be made.
+pub fn bind_private(path: &Path) -> io::Result<Bound> {
+    bind_at(path, &Socket { mode: 0o600, group: None, ..Socket::default() })
+}
+
 impl Bound {
     /// The socket of the mount with this device number: `bound`, or else a new one at the default
     /// path.

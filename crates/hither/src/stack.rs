@@ -15,6 +15,7 @@ use crate::mount::Job;
 use crate::mountstats;
 use crate::options::{Versions, Wanted};
 use crate::report::{Counters, MountPart, Report, Transport};
+use crate::top::Since;
 use crate::trace::Trace;
 use hither_cache::data::DataCache;
 use hither_fuse::{CloseWaits, Layers, Record};
@@ -22,7 +23,7 @@ use hither_nfs::v4::Delegated;
 use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
 use hither_rpc::tls::{ClientTls, TlsSettings, TlsStart};
 use hither_socket::Programs;
-use hither_vfs::{Cred, Env, RequestContext};
+use hither_vfs::{Cred, Env, Fh, RequestContext};
 use hither_writeback::pending_creates::{PendingCreates, PendingCreatesOptions};
 use hither_writeback::pending_removes::{PendingRemoves, PendingRemovesOptions};
 use hither_writeback::wal::Wal;
@@ -378,13 +379,15 @@ fn mount_flags(wanted: &Wanted) -> libc::c_ulong {
     libc::c_ulong::from(wanted.flags.bits())
 }
 
-/// Answers requests about a mount. It holds references only and keeps no layer running.
+/// Answers requests about a mount, or about a daemon without one. It holds references only and keeps no layer running.
 pub struct Teller {
     part: MountPart,
     stats: Arc<hither_rpc::Stats>,
     tls: Option<Arc<ClientTls>>,
     delegated: Option<Delegated>,
-    mounted: Arc<hither_fuse::Mounted>,
+    /// `None`: a daemon without a mount.
+    mounted: Option<Arc<hither_fuse::Mounted>>,
+    root: Fh,
     disk: Option<Arc<DataCache>>,
     parts: Parts,
     pending_removes: Option<Arc<PendingRemoves>>,
@@ -395,12 +398,14 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// A teller for the mount of `client` on `dir`.
+    /// A teller for the mount of `client` on `dir`, or for its socket at `dir` without a mount.
+    /// `root` is the root of the layers.
     pub fn new(
         job: &Job,
         dir: &Path,
         client: &Client,
-        mounted: Arc<hither_fuse::Mounted>,
+        root: Fh,
+        mounted: Option<Arc<hither_fuse::Mounted>>,
         programs: Option<Arc<Programs>>,
     ) -> Self {
         let c = &client.connected;
@@ -418,7 +423,7 @@ impl Teller {
             cache_trouble: None,
             journal: client.wal.as_ref().map(|wal| wal.dir().to_string_lossy().into_owned()),
             journal_trouble: None,
-            fuse_minor: Some(mounted.negotiated().0),
+            fuse_minor: mounted.as_ref().map(|mounted| mounted.negotiated().0),
             transport: None,
         };
         let (disk, parts, wanted) = (client.disk.clone(), client.parts.clone(), job.wanted.clone());
@@ -434,6 +439,7 @@ impl Teller {
             tls: client.options.tls.clone(),
             delegated,
             mounted,
+            root,
             disk,
             parts,
             wanted,
@@ -449,7 +455,8 @@ impl Teller {
         let transport = self.tls.as_ref().and_then(|tls| tls.report()).map(Transport::from);
         let part =
             MountPart { age_s: rpc.age_s, cache_trouble, journal_trouble, transport, ..self.part.clone() };
-        Report::new(part, &rpc, &self.mounted.stats(), self.layers())
+        let requests = self.mounted.as_ref().map_or_else(Vec::new, |mounted| mounted.stats());
+        Report::new(part, &rpc, &requests, self.layers())
     }
 
     /// The statvers=1.1 record. `flags` are the mount's flags from mountinfo.
@@ -465,17 +472,21 @@ impl Teller {
     /// A message for the user.
     pub async fn why(&self, path: &str) -> Result<serde_json::Value, String> {
         let disk = self.disk.as_deref();
-        let layers = why::Layers { mounted: &self.mounted, parts: &self.parts, disk, wanted: &self.wanted };
+        let layers = why::Layers { mounted: self.mounted.as_deref(), root: &self.root, parts: &self.parts, disk, wanted: &self.wanted };
         serde_json::to_value(layers.explain(path).await?).map_err(|e| e.to_string())
     }
 
-    /// The calls to the server since a position. [`u64::MAX`] returns no calls, only the present
+    /// The calls to the server since a position. Only mounts record calls. [`u64::MAX`] returns no calls, only the present
     /// position.
     ///
     /// # Errors
     /// A message for the user.
     pub fn calls(&self, from: u64) -> Result<serde_json::Value, String> {
-        serde_json::to_value(why::since(&self.mounted, from)).map_err(|e| e.to_string())
+        let Some(mounted) = &self.mounted else {
+            let none = Since { next: 0, lost: 0, calls: Vec::new() };
+            return serde_json::to_value(none).map_err(|e| e.to_string());
+        };
+        serde_json::to_value(why::since(mounted, from)).map_err(|e| e.to_string())
     }
 
     /// Answers requests about the disk cache.
@@ -485,7 +496,7 @@ impl Teller {
     pub async fn cache(&self, ask: CacheAsk) -> Result<serde_json::Value, String> {
         match &self.disk {
             Some(disk) => cache::answer(disk, &self.parts.own.meta, ask).await,
-            None => Err("it is mounted without a disk cache: mount it with -o cache".into()),
+            None => Err("it has no disk cache: start it with -o cache".into()),
         }
     }
 
@@ -494,16 +505,17 @@ impl Teller {
     /// # Errors
     /// Another process is recording.
     pub fn trace(&self, ask: TraceAsk) -> Result<serde_json::Value, String> {
+        let mounted = self.mounted.as_ref().ok_or("only mounts record calls: mount it")?;
         let value = match ask {
             TraceAsk::Start { by, below, calls } => {
                 let record = if calls { Record::Calls } else { Record::Opens };
-                if !self.mounted.trace(by, below, record) {
+                if !mounted.trace(by, below, record) {
                     return Err("another process records already".into());
                 }
                 Ok(serde_json::json!({}))
             }
             TraceAsk::Stop { by } => {
-                let ended = self.mounted.end_trace(by).ok_or("nothing was recorded")?;
+                let ended = mounted.end_trace(by).ok_or("nothing was recorded")?;
                 serde_json::to_value(Trace::from(ended))
             }
         };
@@ -547,7 +559,6 @@ impl Teller {
 
     fn layers(&self) -> BTreeMap<String, Counters> {
         let mut layers = vec![
-            ("hints", Counters::of(&self.mounted.hints())),
             ("meta", Counters::sum(self.parts.all().map(|part| Counters::of(&part.meta.stats())))),
             ("dirty", Counters::sum(self.parts.all().map(|part| Counters::of(&part.dirty.stats())))),
         ];
@@ -562,12 +573,16 @@ impl Teller {
                 .map(|pending_removes| ("removals", Counters::of(&pending_removes.stats()))),
         );
         layers.extend(self.wal.as_ref().map(|wal| ("journal", Counters::of(&wal.stats()))));
-        let lent = BTreeMap::from([("opens", self.mounted.passthrough_opens())]);
-        layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));
+        let mut leases = BTreeMap::new();
+        if let Some(mounted) = &self.mounted {
+            layers.push(("hints", Counters::of(&mounted.hints())));
+            let lent = BTreeMap::from([("opens", mounted.passthrough_opens())]);
+            layers.extend(self.disk.as_ref().map(|_| ("passthrough", Counters::of(&lent))));
+            let (held, withdrawals) = mounted.leases();
+            leases.extend([("held", held), ("withdrawals", withdrawals)]);
+        }
         layers.extend(self.disk.as_ref().map(|disk| ("disk", Counters::of(&disk.stats()))));
         layers.extend(self.programs.as_ref().map(|programs| ("socket", Counters::of(&programs.stats()))));
-        let (held, withdrawals) = self.mounted.leases();
-        let mut leases = BTreeMap::from([("held", held), ("withdrawals", withdrawals)]);
         if let Some(delegated) = &self.delegated {
             let counts = delegated.counts();
             leases.extend([
@@ -583,6 +598,7 @@ impl Teller {
     }
 
     fn requests(&self) -> BTreeMap<String, u64> {
-        self.mounted.stats().into_iter().map(|op| (op.op.to_string(), op.count)).collect()
+        let requests = self.mounted.iter().flat_map(|mounted| mounted.stats());
+        requests.map(|op| (op.op.to_string(), op.count)).collect()
     }
 }

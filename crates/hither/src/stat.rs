@@ -1,20 +1,19 @@
 //! `hither stat`: shows the counters of a mount's daemon.
 //!
-//! The command finds the mount in mountinfo and queries the daemon over the control socket. It does
-//! not access the directory, so it also works for a mount with a dead server.
+//! The command queries the daemon over its control socket ([`locate`]). It does not access the
+//! directory, so it also works for a mount with a dead server.
 
 mod nfsstat;
 pub mod server;
 pub mod text;
 
 use crate::cli::{Format, StatArgs};
+use crate::control::locate::{self, Daemon};
 use crate::control::{self, Ask};
 use crate::exit::Failure;
 use crate::metrics;
-use crate::mountinfo;
 use crate::report::Report;
 use std::io::Write;
-use std::path::Path;
 use std::time::Duration;
 
 /// Shows the counters.
@@ -28,39 +27,19 @@ pub fn run(args: &StatArgs) -> Result<(), Failure> {
         (Some(dir), None) => dir,
         (None, None) => return Err(Failure::usage("name a directory of a mount, or --server")),
     };
-    let (dev, dir) = locate(dir)?;
-    show(dev, &dir, format, None)?;
+    let daemon = locate::daemon(dir)?;
+    show(&daemon, format, None)?;
     let Some(every_s) = args.watch else { return Ok(()) };
-    let mut last = report(dev, &dir)?;
+    let mut last = report(&daemon)?;
     loop {
         #[expect(clippy::disallowed_methods, reason = "a command that waits for its terminal, not logic")]
         std::thread::sleep(Duration::from_secs(every_s));
-        let now = report(dev, &dir)?;
+        let now = report(&daemon)?;
         match format {
             Format::Text => print(&text::change(&last, &now, every_s))?,
-            _ => show(dev, &dir, format, Some(&now))?,
+            _ => show(&daemon, format, Some(&now))?,
         }
         last = now;
-    }
-}
-
-/// Device number and mount point of the mount that contains the directory.
-///
-/// # Errors
-/// The path is not in a mount of hither.
-pub fn locate(path: &Path) -> Result<((u32, u32), String), Failure> {
-    let shown = path.display();
-    let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-    let path = mountinfo::resolve(&mounts, path).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Failure::usage(format!("{shown}: no such directory")),
-        _ => Failure::usage(format!("{shown}: {e}")),
-    })?;
-    match mountinfo::ours_holding(&mounts, &path) {
-        Some(mount) => Ok((mount.dev, mount.point.display().to_string())),
-        None => Err(Failure::usage(format!(
-            "{shown} is not in a mount of hither: `findmnt -t {}` lists them",
-            mountinfo::FSTYPE
-        ))),
     }
 }
 
@@ -68,23 +47,23 @@ pub fn locate(path: &Path) -> Result<((u32, u32), String), Failure> {
 ///
 /// # Errors
 /// Those of [`control::ask`].
-pub fn report(dev: (u32, u32), dir: &str) -> Result<Report, Failure> {
-    serde_json::from_value(control::ask(dev, dir, Ask::Stat)?)
-        .map_err(|e| Failure::system(format!("the daemon of {dir} is of another version: {e}")))
+pub fn report(daemon: &Daemon) -> Result<Report, Failure> {
+    serde_json::from_value(control::ask(daemon, Ask::Stat)?)
+        .map_err(|e| Failure::system(format!("the daemon of {} is of another version: {e}", daemon.dir)))
 }
 
-fn show(dev: (u32, u32), dir: &str, format: Format, known: Option<&Report>) -> Result<(), Failure> {
+fn show(daemon: &Daemon, format: Format, known: Option<&Report>) -> Result<(), Failure> {
     match format {
-        Format::Mountstats => match control::ask(dev, dir, Ask::Mountstats)? {
+        Format::Mountstats => match control::ask(daemon, Ask::Mountstats)? {
             serde_json::Value::String(record) => print(&record),
-            _ => Err(Failure::system(format!("the daemon of {dir} is of another version"))),
+            _ => Err(Failure::system(format!("the daemon of {} is of another version", daemon.dir))),
         },
         format => {
             let fresh;
             let report = match known {
                 Some(report) => report,
                 None => {
-                    fresh = report(dev, dir)?;
+                    fresh = report(daemon)?;
                     &fresh
                 }
             };

@@ -4,9 +4,8 @@
 //! mount.
 
 use crate::cli::MountSyncArgs;
-use crate::control::{self, Ask};
+use crate::control::{self, Ask, locate};
 use crate::exit::Failure;
-use crate::stat;
 
 /// Runs the command.
 ///
@@ -14,10 +13,10 @@ use crate::stat;
 /// There is no mount of hither, the daemon does not answer, or some data is not at the server. That
 /// data is kept and sent again.
 pub fn run(args: &MountSyncArgs) -> Result<(), Failure> {
-    let (dev, dir) = stat::locate(&args.dir)?;
-    let answer = control::ask(dev, &dir, Ask::Sync { within_s: args.timeout })?;
+    let daemon = locate::daemon(&args.dir)?;
+    let answer = control::ask(&daemon, Ask::Sync { within_s: args.timeout })?;
     match answer.get("unsent").and_then(|why| why.as_str()) {
         None => Ok(()),
-        Some(why) => Err(Failure::system(format!("not everything of {dir} is at the server: {why}"))),
+        Some(why) => Err(Failure::system(format!("not everything of {} is at the server: {why}", daemon.dir))),
     }
 }

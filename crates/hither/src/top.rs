@@ -8,6 +8,7 @@
 mod server;
 
 use crate::cli::TopArgs;
+use crate::control::locate::{self, Daemon};
 use crate::control::{self, Ask};
 use crate::exit::Failure;
 use crate::report::{Operation, Report};
@@ -45,14 +46,14 @@ pub struct Since {
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
     let dir = match (&args.dir, &args.server) {
         (_, Some(server)) => {
-            let mut watch = ServerWatch::new(stat::server::locate(server.as_deref())?)?;
+            let mut watch = ServerWatch::new(locate::server(server.as_deref())?)?;
             return show(args, |every| watch.frame(every));
         }
         (Some(dir), None) => dir,
         (None, None) => return Err(Failure::usage("name a directory of a mount, or --server")),
     };
-    let (dev, dir) = stat::locate(dir)?;
-    let mut watch = Watch { before: stat::report(dev, &dir)?, since: since(dev, &dir, u64::MAX)?, dev, dir };
+    let daemon = locate::daemon(dir)?;
+    let mut watch = Watch { before: stat::report(&daemon)?, since: since(&daemon, u64::MAX)?, daemon };
     show(args, |every| watch.frame(every))
 }
 
@@ -86,9 +87,9 @@ fn show(args: &TopArgs, mut next: impl FnMut(Duration) -> Result<Frame, Failure>
     }
 }
 
-fn since(dev: (u32, u32), dir: &str, from: u64) -> Result<Since, Failure> {
-    serde_json::from_value(control::ask(dev, dir, Ask::Calls(from))?)
-        .map_err(|e| Failure::system(format!("the daemon of {dir} is of another version: {e}")))
+fn since(daemon: &Daemon, from: u64) -> Result<Since, Failure> {
+    serde_json::from_value(control::ask(daemon, Ask::Calls(from))?)
+        .map_err(|e| Failure::system(format!("the daemon of {} is of another version: {e}", daemon.dir)))
 }
 
 fn broken(e: io::Error) -> Failure {
@@ -154,14 +155,13 @@ impl Drop for Screen {
 struct Watch {
     before: Report,
     since: Since,
-    dev: (u32, u32),
-    dir: String,
+    daemon: Daemon,
 }
 
 impl Watch {
     fn frame(&mut self, every: Duration) -> Result<Frame, Failure> {
-        let now = stat::report(self.dev, &self.dir)?;
-        self.since = since(self.dev, &self.dir, self.since.next)?;
+        let now = stat::report(&self.daemon)?;
+        self.since = since(&self.daemon, self.since.next)?;
         let frame = Frame::new(&self.before, &now, &self.since, every);
         self.before = now;
         Ok(frame)

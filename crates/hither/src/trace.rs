@@ -11,9 +11,10 @@ pub use whatif::policy;
 
 use crate::cache::warm;
 use crate::cli::{TraceArgs, TraceCommand, TraceRecord};
+use crate::control::locate::{self, Daemon};
 use crate::control::{self, Ask, TraceAsk};
 use crate::exit::Failure;
-use crate::{mountinfo, stat};
+use crate::mountinfo;
 use hither_fuse::{Traced, TracedCall};
 use hither_vfs::Name;
 use serde::{Deserialize, Serialize};
@@ -164,15 +165,13 @@ fn warn(line: &str) {
     let _ = writeln!(std::io::stderr(), "hither: {line}");
 }
 
-type Mount = ((u32, u32), String);
-
-fn mounts(args: &TraceRecord) -> Result<Vec<Mount>, Failure> {
+fn mounts(args: &TraceRecord) -> Result<Vec<Daemon>, Failure> {
     if !args.mounts.is_empty() {
-        return args.mounts.iter().map(|dir| stat::locate(dir)).collect();
+        return args.mounts.iter().map(|dir| locate::daemon(dir)).collect();
     }
     let all = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
     let ours = all.iter().filter(|mount| mount.is_ours());
-    let all: Vec<_> = ours.map(|mount| (mount.dev, mount.point.display().to_string())).collect();
+    let all: Vec<_> = ours.map(|mount| Daemon::of_mount(mount.dev, &mount.point)).collect();
     if all.is_empty() { Err(Failure::usage("there is no mount of hither")) } else { Ok(all) }
 }
 
@@ -183,16 +182,17 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     let by = std::process::id();
     let below = (!args.program.is_empty()).then_some(by);
     let mut started = Vec::new();
-    let begun = mounts(args)?.into_iter().try_for_each(|(dev, dir)| {
-        control::ask(dev, &dir, Ask::Trace(TraceAsk::Start { by, below, calls: args.calls }))?;
-        started.push((dev, dir));
+    let begun = mounts(args)?.into_iter().try_for_each(|daemon| {
+        control::ask(&daemon, Ask::Trace(TraceAsk::Start { by, below, calls: args.calls }))?;
+        started.push(daemon);
         Ok(())
     });
     let ended = begun.and_then(|()| watch(&args.program));
     let (mut all, mut lost, mut objects) = (Vec::new(), 0, 0);
-    for (dev, dir) in started {
+    for daemon in started {
+        let dir = &daemon.dir;
         // The recording of a mount that has ended in the meantime is lost.
-        match control::ask(dev, &dir, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>)
+        match control::ask(&daemon, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>)
         {
             Ok(Ok(trace)) => {
                 lost += trace.lost;

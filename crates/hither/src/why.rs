@@ -5,14 +5,14 @@
 //! changes nothing.
 
 use crate::cli::WhyArgs;
-use crate::control::{self, Ask};
+use crate::control::{self, Ask, locate};
 use crate::exit::Failure;
-use crate::mountinfo;
 use crate::stat::text::{bytes, duration};
-use crate::stat::{self, print};
+use crate::stat::print;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt::Write;
+use std::path::Path;
 
 /// The daemon's answer. `--json` prints it after `path`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -84,17 +84,10 @@ pub struct Asked {
 /// # Errors
 /// The path is not in a mount of hither; those of [`control::ask`].
 pub fn run(args: &WhyArgs) -> Result<(), Failure> {
-    let (dev, dir) = stat::locate(&args.path)?;
-    let mounts = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-    let shown = args.path.display();
-    let path =
-        mountinfo::resolve(&mounts, &args.path).map_err(|e| Failure::usage(format!("{shown}: {e}")))?;
-    let below = path.strip_prefix(&dir).unwrap_or(&path);
-    let Some(below) = below.to_str() else {
-        return Err(Failure::usage(format!("{shown}: only names in UTF-8 can be given")));
-    };
-    let answer = control::ask(dev, &dir, Ask::Why(below.to_string()))?;
-    let other = |e| Failure::system(format!("the daemon of {dir} is of another version: {e}"));
+    let (daemon, below) = locate::file(&args.path)?;
+    let path = Path::new(&daemon.dir).join(&below);
+    let answer = control::ask(&daemon, Ask::Why(below.clone()))?;
+    let other = |e| Failure::system(format!("the daemon of {} is of another version: {e}", daemon.dir));
     let mut explained: Explained = serde_json::from_value(answer).map_err(other)?;
     explained.calls.truncate(args.calls);
     if args.json {
@@ -102,7 +95,7 @@ pub fn run(args: &WhyArgs) -> Result<(), Failure> {
         value["path"] = Value::String(path.to_string_lossy().into_owned());
         return print(&format!("{value}\n"));
     }
-    let text = text(&path.to_string_lossy(), below, &explained);
+    let text = text(&path.to_string_lossy(), &below, &explained);
     // Names of files and programs must not move the cursor.
     let plain: String = text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect();
     print(&plain)

@@ -295,8 +295,8 @@ fn tight(
 /// Calls that the mount of a directory has sent to its server; `None` for a file system without
 /// counters.
 fn calls(dir: &Path) -> Option<u64> {
-    if let Ok((dev, point)) = stat::locate(dir) {
-        return Some(stat::report(dev, &point).ok()?.operations.iter().map(|op| op.calls).sum());
+    if let Ok(daemon) = crate::control::locate::daemon(dir) {
+        return Some(stat::report(&daemon).ok()?.operations.iter().map(|op| op.calls).sum());
     }
     let mounts = mountinfo::read().ok()?;
     let path = mountinfo::resolve(&mounts, dir).ok()?;

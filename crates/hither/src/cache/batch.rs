@@ -3,8 +3,8 @@
 //! This module knows the mount of a file, its path below the mount point, and the mount's rules for
 //! cached files. Files that the daemon does not fetch are returned, to be read through the mount.
 
+use crate::control::locate::{self, Daemon};
 use crate::control::{self, Ask, CacheAsk};
-use crate::stat;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -18,17 +18,10 @@ const BYTES: u64 = 1 << 20;
 /// Most bytes of the names in a batch. They are one request of the control socket.
 const NAME_BYTES: usize = 16 << 10;
 
-/// A mount of hither.
-#[derive(Debug, Clone)]
-struct Mount {
-    dev: (u32, u32),
-    dir: String,
-}
-
 /// Small files of one mount.
 #[derive(Debug)]
 pub struct Batch {
-    mount: Mount,
+    mount: Daemon,
     files: Vec<(PathBuf, String, u64)>,
     name_bytes: usize,
 }
@@ -45,7 +38,7 @@ impl Batch {
         let longest = self.files.iter().map(|(.., size)| *size).max().unwrap_or(0);
         let paths = self.files.iter().map(|(_, name, _)| name.clone()).collect();
         let ask = CacheAsk::Warm { paths, longest_bytes: u32::try_from(longest).unwrap_or(u32::MAX) };
-        let answer = control::ask(self.mount.dev, &self.mount.dir, Ask::Cache(ask)).unwrap_or_default();
+        let answer = control::ask(&self.mount, Ask::Cache(ask)).unwrap_or_default();
         let (mut came, mut left) = (Vec::new(), Vec::new());
         for (i, (path, ..)) in self.files.into_iter().enumerate() {
             match answer[i].as_u64() {
@@ -75,8 +68,8 @@ struct Home {
 
 impl Home {
     fn of(path: &Path) -> Option<Self> {
-        let (dev, dir) = stat::locate(path).ok()?;
-        let room = control::ask(dev, &dir, Ask::Cache(CacheAsk::Room)).ok();
+        let mount = locate::daemon(path).ok()?;
+        let room = control::ask(&mount, Ask::Cache(CacheAsk::Room)).ok();
         let rules = room.and_then(|room| {
             let n = |name: &str| room[name].as_u64();
             Some(Rules {
@@ -85,7 +78,7 @@ impl Home {
                 max_bytes: n("max_file_bytes")?,
             })
         });
-        let batch = Batch { mount: Mount { dev, dir }, files: Vec::new(), name_bytes: 0 };
+        let batch = Batch { mount, files: Vec::new(), name_bytes: 0 };
         Some(Self { rules, batch })
     }
 }

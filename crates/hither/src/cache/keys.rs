@@ -1,8 +1,7 @@
 //! Actions on cached files by their keys, for programs with their own eviction policy.
 
-use crate::control::{self, Ask, CacheAsk, KeyDo};
+use crate::control::{self, Ask, CacheAsk, KeyDo, locate};
 use crate::exit::Failure;
-use crate::stat;
 use serde_json::json;
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -20,7 +19,7 @@ pub fn run(places: &[PathBuf], act: KeyDo, json: bool) -> Result<(), Failure> {
     let [place] = places else {
         return Err(Failure::usage("--keys: give one directory of a mount"));
     };
-    let (dev, dir) = stat::locate(place)?;
+    let daemon = locate::daemon(place)?;
     let name = match act {
         KeyDo::Evict => "evicted",
         KeyDo::Pin => "pinned",
@@ -30,7 +29,7 @@ pub fn run(places: &[PathBuf], act: KeyDo, json: bool) -> Result<(), Failure> {
     let mut send = |some: &mut Vec<String>| -> Result<(), Failure> {
         let keys = std::mem::take(some);
         if !keys.is_empty() {
-            let answer = control::ask(dev, &dir, Ask::Cache(CacheAsk::Keys(act, keys)))?;
+            let answer = control::ask(&daemon, Ask::Cache(CacheAsk::Keys(act, keys)))?;
             count += answer[name].as_u64().unwrap_or(0);
         }
         Ok(())

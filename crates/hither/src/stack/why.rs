@@ -8,7 +8,7 @@ use crate::why::{Asked, Cost, Explained, PastCall};
 use hither_cache::data::{DataCache, DataCacheRanges};
 use hither_cache::metadata::KnownObject;
 use hither_fuse::{Mounted, RecentCall, RecentCalls};
-use hither_vfs::{Name, Question, Why};
+use hither_vfs::{Fh, Name, Question, Why};
 use std::time::Duration;
 
 /// Most calls to show, newest first.
@@ -16,7 +16,8 @@ const CALLS_MAX: usize = 100;
 
 /// The layers to examine.
 pub struct Layers<'a> {
-    pub mounted: &'a Mounted,
+    pub mounted: Option<&'a Mounted>,
+    pub root: &'a Fh,
     pub parts: &'a Parts,
     pub disk: Option<&'a DataCache>,
     pub wanted: &'a Wanted,
@@ -29,7 +30,7 @@ impl Layers<'_> {
     /// The path has invalid names: a message for the user.
     pub async fn explain(&self, path: &str) -> Result<Explained, String> {
         let names = Name::of_path(path).map_err(|e| format!("'{path}': {e}"))?;
-        let objects = self.parts.explain(&self.mounted.root(), &names);
+        let objects = self.parts.explain(self.root, &names);
         let whole = objects.len() == names.len() + 1;
         let last = objects.last().filter(|_| whole);
         let fh = last.and_then(|object| object.fh.clone());
@@ -37,7 +38,8 @@ impl Layers<'_> {
         // directory above.
         let named =
             objects.iter().zip(&names).filter_map(|(dir, name)| Some((dir.fh.clone()?, name.clone())));
-        let calls = self.mounted.recent(fh.as_ref(), &named.collect::<Vec<_>>());
+        let named: Vec<_> = named.collect();
+        let calls = self.mounted.map_or_else(Vec::new, |mounted| mounted.recent(fh.as_ref(), &named));
         let disk = match (self.disk, &fh) {
             (Some(disk), Some(fh)) => disk.kept(&self.parts.below(fh)).await,
             _ => None,

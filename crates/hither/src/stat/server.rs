@@ -1,55 +1,18 @@
 //! `hither stat --server`: the figures of a server, from its control socket.
 
 use crate::cli::Format;
-use crate::control::{self, Ask};
+use crate::control::{self, Ask, locate};
 use crate::exit::Failure;
 use crate::metrics::server::render;
-use crate::serve::SOCKET;
 use crate::serve::report::{ClientPart, ConnectionPart, ServerOperation, ServerReport};
 use crate::stat::print;
 use crate::stat::text::{age, bytes, duration};
 use std::fmt::Write;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-/// Directory of the usual state directories.
-const STATE_DIRS: &str = "/var/lib/hither";
 /// Most clients and connections in a text.
 const ROWS_MAX: usize = 50;
-
-/// The control socket of a server: that of a state directory, the socket itself, or that of the
-/// only running server.
-///
-/// # Errors
-/// There is no such server, or several servers run.
-pub fn locate(given: Option<&Path>) -> Result<PathBuf, Failure> {
-    let is_socket = |path: &Path| std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    if let Some(given) = given {
-        let found = if given.is_dir() { given.join(SOCKET) } else { given.to_path_buf() };
-        if is_socket(&found) {
-            return Ok(found);
-        }
-        return Err(Failure::usage(format!(
-            "{}: no server has its control socket here; give the server's --state-dir",
-            found.display()
-        )));
-    }
-    let entries = std::fs::read_dir(STATE_DIRS).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path().join(SOCKET)).collect();
-    found.retain(|path| is_socket(path) && control::answers(path));
-    found.sort();
-    match found.as_slice() {
-        [only] => Ok(only.clone()),
-        [] => Err(Failure::usage(format!(
-            "no server runs with a state directory in {STATE_DIRS}; give its --state-dir"
-        ))),
-        several => {
-            let names: Vec<String> = several.iter().map(|path| path.display().to_string()).collect();
-            Err(Failure::usage(format!("several servers run, name one: {}", names.join(", "))))
-        }
-    }
-}
 
 /// The report of the server with this control socket.
 ///
@@ -64,12 +27,12 @@ pub fn report(socket: &Path) -> Result<ServerReport, Failure> {
 /// Shows the figures once, or every `watch` seconds.
 ///
 /// # Errors
-/// Those of [`locate`] and [`report`], and formats that a server does not have.
+/// Those of [`locate::server`] and [`report`], and formats that a server does not have.
 pub fn run(given: Option<&Path>, format: Format, watch: Option<u64>) -> Result<(), Failure> {
     if matches!(format, Format::Mountstats | Format::Nfsstat) {
         return Err(Failure::usage("--server has the formats text, json and prometheus"));
     }
-    let socket = locate(given)?;
+    let socket = locate::server(given)?;
     loop {
         let report = report(&socket)?;
         match format {
@@ -305,16 +268,5 @@ mod tests {
         }
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<ServerReport>(&json).unwrap(), report);
-    }
-
-    #[test]
-    fn absent_server_is_a_usage_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let failure = locate(Some(dir.path())).unwrap_err();
-        assert!(
-            failure.line.contains("control.sock: no server has its control socket here"),
-            "{}",
-            failure.line
-        );
     }
 }
