@@ -2,10 +2,12 @@
 
 mod bench;
 mod cert;
+mod journal;
 
 use crate::exit::Failure;
 pub use bench::*;
 pub use cert::*;
+pub use journal::*;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -54,6 +56,8 @@ pub enum Command {
     Gateway(Box<GatewayArgs>),
     /// Make a certificate authority, and certificates of servers and clients for TLS
     Cert(CertArgs),
+    /// Show, check or flush the journal of a server
+    Journal(JournalArgs),
     /// Examine, fill or clean a disk cache
     Cache(CacheArgs),
     /// Record the files that a program reads, and replay them ahead of it

@@ -55,6 +55,8 @@ pub enum Ask {
     /// Writes the kept data of a conflict over its file, or over another file (relative to the
     /// mount point).
     Apply(String, Option<String>),
+    /// Settles the journal of a server. Returns a [`crate::serve::report::ServerReport`].
+    Flush,
     /// Sends all written data to the server. The reply is `{}`, or `unsent` with the reason.
     Sync {
         /// Longest wait in seconds.
@@ -312,9 +314,9 @@ fn late(dir: &str, process: Option<Pid>) -> String {
 }
 
 fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
-    // Requests about the cache, recordings and conflicts have no time limit.
+    // Requests about the cache, recordings, conflicts and the journal have no time limit.
     stream.set_read_timeout(match what {
-        Ask::Cache(_) | Ask::Trace(_) | Ask::Apply(..) => None,
+        Ask::Cache(_) | Ask::Trace(_) | Ask::Apply(..) | Ask::Flush => None,
         Ask::Sync { within_s } => Some(Duration::from_secs(within_s) + ANSWER_WITHIN),
         Ask::Stat | Ask::Mountstats | Ask::Why(_) | Ask::Calls(_) => Some(ANSWER_WITHIN),
     })?;

@@ -240,6 +240,7 @@ fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
                 Ask::Cache(ask) => teller.cache(ask).await,
                 Ask::Apply(name, to) => teller.apply(&name, to.as_deref()).await,
                 Ask::Trace(ask) => teller.trace(ask),
+                Ask::Flush => Err("only servers have this journal (hither serve --journal)".into()),
                 Ask::Sync { within_s } => Ok(teller.sync(Duration::from_secs(within_s)).await),
             }
         })

@@ -18,6 +18,7 @@ mod doctor;
 mod exit;
 mod gateway;
 mod helper;
+mod journal;
 mod log;
 mod metrics;
 mod mount;
@@ -107,6 +108,7 @@ fn main_command() -> ExitCode {
             Command::Serve(args) => serve::run(args, None),
             Command::Gateway(args) => gateway::run(args),
             Command::Cert(args) => cert::run(&args.command),
+            Command::Journal(args) => journal::run(&args.what),
             Command::Cache(args) => cache::run(&args.what),
             Command::Trace(args) => trace::run(args),
             Command::Bench(args) => bench::run(args),

@@ -19,4 +19,4 @@ mod tests;
 pub use device::{Device, RealDevice};
 #[cfg(test)]
 pub use log::BLOCK_BYTES;
-pub use log::{Found, Log, LogStats, OpenError, Owner, Position, SIZE_MIN_BYTES, Settle, Then};
+pub use log::{Found, Log, LogStats, OpenError, Owner, Position, SIZE_MIN_BYTES, Settle, Survey, Then};

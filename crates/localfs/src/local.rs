@@ -79,6 +79,7 @@ const LANE_THREADS: usize = 4;
 
 pub use covered::CoveredDir;
 pub use descriptors::Descriptors;
+pub use journaled::inspect::{JournalInspection, inspect_journal};
 pub use journaled::{JournalOptions, JournalStats, give_up_journal};
 
 /// Options of a served directory.
@@ -245,6 +246,17 @@ impl Local {
     /// The state of the journal; `None` without a journal.
     pub fn journal_stats(&self) -> Option<JournalStats> {
         self.inner.journal.as_ref().map(Journaled::stats)
+    }
+
+    /// Settles all records of the journal in the file system below. Blocks.
+    ///
+    /// # Errors
+    /// There is no journal, or it or the disk below failed. The journal keeps its records.
+    pub fn flush_journal(&self) -> Result<()> {
+        let journal = self.inner.journal.as_ref().ok_or(Error::because(libc::ENOENT, "there is no journal"))?;
+        journal.flush().map_err(|e| {
+            Error::because(e.raw_os_error().unwrap_or(libc::EIO), format!("the journal keeps its records: {e}"))
+        })
     }
 
     /// Number of opens that were not closed.

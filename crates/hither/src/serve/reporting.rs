@@ -46,15 +46,26 @@ impl Reporter {
         })
     }
 
+    /// Settles the journal.
+    async fn flush(&self) -> Result<(), String> {
+        let local = self.journaled.clone().ok_or("the server has no journal (--journal)")?;
+        let flush = move || local.flush_journal().map_err(|e| e.to_string());
+        tokio::task::spawn_blocking(flush).await.map_err(|e| e.to_string())?
+    }
+
     /// Answers requests on the control socket in `state_dir`.
     pub fn control(self: &Arc<Self>, state_dir: &Path) -> Option<Control> {
         let (path, reporter) = (state_dir.join(SOCKET), self.clone());
         let answer = move |ask| {
-            let result = match ask {
-                Ask::Stat => serde_json::to_value(reporter.report()).map_err(|e| e.to_string()),
-                _ => Err("a server has only figures (stat)".to_string()),
-            };
-            Box::pin(std::future::ready(result)) as hither_vfs::BoxFuture<_>
+            let reporter = reporter.clone();
+            Box::pin(async move {
+                match ask {
+                    Ask::Stat => {}
+                    Ask::Flush => reporter.flush().await?,
+                    _ => return Err("a server has only figures (stat) and its journal".to_string()),
+                }
+                serde_json::to_value(reporter.report()).map_err(|e| e.to_string())
+            }) as hither_vfs::BoxFuture<_>
         };
         Control::start_at(path.clone(), Arc::new(answer))
             .inspect_err(|e| {

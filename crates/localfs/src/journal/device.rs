@@ -61,6 +61,30 @@ impl RealDevice {
         Ok(Self { file, aligned: Mutex::default() })
     }
 
+    /// Opens a journal to read it. Servers cannot use it meanwhile.
+    ///
+    /// # Errors
+    /// Those of open(2); `WouldBlock` when a server uses the journal.
+    pub fn open_to_read(path: &Path) -> io::Result<Self> {
+        use rustix::fs::{FlockOperation, flock};
+        let open = |more| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | more, Mode::empty());
+        let file: File = match open(OFlags::DIRECT) {
+            Err(rustix::io::Errno::INVAL) => open(OFlags::empty())?.into(),
+            other => other?.into(),
+        };
+        let meta = file.metadata()?;
+        if !meta.is_file() && !meta.file_type().is_block_device() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "neither file nor block device"));
+        }
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                Err(io::Error::new(ErrorKind::WouldBlock, "a running server uses it"))
+            }
+            Err(e) => Err(e.into()),
+            Ok(()) => Ok(Self { file, aligned: Mutex::default() }),
+        }
+    }
+
     /// Whether the header area is blank: zeros, or no bytes at all.
     pub fn is_blank(&self) -> io::Result<bool> {
         let mut start = [0; 2 * BLOCK_BYTES];

@@ -25,6 +25,7 @@ mod head;
 mod health;
 mod scan;
 
+pub use damage::Survey;
 pub use head::Owner;
 
 use super::device::Device;
@@ -111,8 +112,8 @@ impl Found {
         Ok(Self { device, head: Head { generation: 2, ..head }, headless_at: None })
     }
 
-    /// Finds the journal on a device.
-    pub fn open(device: Arc<dyn Device>, owner: Owner) -> Result<Self, OpenError> {
+    /// Finds the journal on a device. Without `owner`, the journal of any owner.
+    pub fn open(device: Arc<dyn Device>, owner: Option<Owner>) -> Result<Self, OpenError> {
         let mut best: Option<Head> = None;
         let mut has_other_version = false;
         let mut headless_at = None;
@@ -134,7 +135,7 @@ impl Found {
             return Err(OpenError::Version);
         }
         let head = best.ok_or(OpenError::None)?;
-        if head.owner != owner {
+        if owner.is_some_and(|owner| head.owner != owner) {
             return Err(OpenError::Foreign);
         }
         if device.size()? < head.size {
@@ -284,6 +285,8 @@ struct Shared {
     failed: AtomicBool,
     settled: Arc<AtomicU64>,
     pressed: Arc<AtomicBool>,
+    /// Held during a checkpoint: an older checkpoint must not move the tail back.
+    turn: Mutex<()>,
 }
 
 struct State {
@@ -357,6 +360,7 @@ impl Log {
             failed: AtomicBool::new(false),
             settled: Arc::new(AtomicU64::new(tail.seq - 1)),
             pressed: Arc::default(),
+            turn: Mutex::default(),
         });
         let thread = |name: &str, run: fn(&Shared)| {
             let shared = shared.clone();
@@ -511,7 +515,9 @@ impl Log {
     }
 
     /// Makes a checkpoint now.
-    #[cfg(test)]
+    ///
+    /// # Errors
+    /// Those of `settle` and the device. The journal keeps its records.
     pub fn checkpoint(&self) -> io::Result<()> {
         self.shared.checkpoint()
     }

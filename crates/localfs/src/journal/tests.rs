@@ -156,7 +156,7 @@ impl Device for BlockingDisk {
 /// Numbers of the records that a start would apply.
 fn left_on(disk: &Cut) -> Vec<u64> {
     let mut left = Vec::new();
-    let found = Found::open(disk.again(), OWNER).unwrap();
+    let found = Found::open(disk.again(), Some(OWNER)).unwrap();
     found
         .read(|seq, _| {
             left.push(seq);
@@ -198,7 +198,7 @@ async fn settled_records_are_not_replayed() {
     // Record numbers continue after all of them.
     drop(log);
     let mut seen = Vec::new();
-    let again = Found::open(device.disk.again(), OWNER).unwrap();
+    let again = Found::open(device.disk.again(), Some(OWNER)).unwrap();
     let each = |seq: u64, _: &[u8]| {
         seen.push(seq);
         Ok(())
@@ -357,7 +357,7 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     }
     let failed = log.failed();
     drop(log);
-    let again = Found::open(device.again(), OWNER).unwrap();
+    let again = Found::open(device.again(), Some(OWNER)).unwrap();
     assert_eq!(again.check().unwrap(), None, "a torn journal counts as damaged ({what})");
     let settle: Arc<Settle> = Arc::new(|_| Ok(()));
     let (mut next, mut count) = (None, 0);
@@ -415,18 +415,18 @@ async fn thousand_power_cuts_keep_records() {
 #[tokio::test]
 async fn a_foreign_journal_is_not_touched() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
-    assert!(matches!(Found::open(device.clone(), OWNER), Err(OpenError::None)));
+    assert!(matches!(Found::open(device.clone(), Some(OWNER)), Err(OpenError::None)));
     Found::format(device.clone(), OWNER, 1).unwrap();
     let before = device.blocks.lock().clone();
     for other in [Owner { host: [9; 16], ..OWNER }, Owner { fs: [9; 16], ..OWNER }] {
-        assert!(matches!(Found::open(device.clone(), other), Err(OpenError::Foreign)));
+        assert!(matches!(Found::open(device.clone(), Some(other)), Err(OpenError::Foreign)));
     }
     assert!(*device.blocks.lock() == before);
     let mut block = [0; BLOCK_BYTES];
     device.read_at(&mut block, 0).unwrap();
     block[..8].copy_from_slice(b"hithjrn2");
     device.write_at(&block, 0).unwrap();
-    assert!(matches!(Found::open(device.clone(), OWNER), Err(OpenError::Version)));
+    assert!(matches!(Found::open(device.clone(), Some(OWNER)), Err(OpenError::Version)));
     assert!(Found::format(Arc::new(Cut::new(4096, 9, 0)), OWNER, 1).is_err());
 }
 
@@ -449,7 +449,7 @@ async fn failed_checkpoint_keeps_records() {
     assert!(used > all / 2 && log.close(true).is_err());
     drop(log);
     let mut seen = 0;
-    let again = Found::open(device.again(), OWNER).unwrap();
+    let again = Found::open(device.again(), Some(OWNER)).unwrap();
     let count = |_: u64, _: &[u8]| {
         seen += 1;
         Ok(())
@@ -469,7 +469,7 @@ async fn orderly_close_leaves_no_records() {
     }
     log.close(true).unwrap();
     drop(log);
-    let again = Found::open(device.again(), OWNER).unwrap();
+    let again = Found::open(device.again(), Some(OWNER)).unwrap();
     let log = again.start(|seq, _| panic!("{seq} again"), Arc::new(|_| Ok(()))).unwrap();
     assert_eq!(log.append(&[b"x"]), 50, "numbers go on");
 }
@@ -504,7 +504,7 @@ async fn real_file_keeps_concurrent_appends() {
         seen.insert(bytes.to_vec());
         Ok(())
     };
-    drop(Found::open(open(), OWNER).unwrap().start(each, settle).unwrap());
+    drop(Found::open(open(), Some(OWNER)).unwrap().start(each, settle).unwrap());
     std::fs::remove_file(&path).unwrap();
     assert_eq!(seen.len(), 320);
 }
@@ -515,7 +515,7 @@ fn records_with_flip(disk: &Cut, at: usize, flip: u8) -> Option<Vec<(u64, Vec<u8
     let before = disk.blocks.lock().clone();
     let mut records = Vec::new();
     let mut read = || {
-        let found = Found::open(disk.again(), OWNER).ok()?;
+        let found = Found::open(disk.again(), Some(OWNER)).ok()?;
         let is_whole = found.check().is_ok_and(|damage| damage.is_none());
         let each = |seq: u64, bytes: &[u8]| {
             records.push((seq, bytes.to_vec()));
@@ -527,6 +527,24 @@ fn records_with_flip(disk: &Cut, at: usize, flip: u8) -> Option<Vec<(u64, Vec<u8
     assert!(*disk.blocks.lock() == before, "a refused journal is not changed");
     disk.blocks.lock()[at] ^= flip;
     found
+}
+
+/// The records that a survey finds on a disk with byte `at` changed by `flip`, and whether it
+/// reports damage; `None` when the disk holds no journal.
+fn survey_with_flip(disk: &Cut, at: usize, flip: u8) -> Option<(Vec<(u64, Vec<u8>)>, bool)> {
+    disk.blocks.lock()[at] ^= flip;
+    let before = disk.blocks.lock().clone();
+    let mut records = Vec::new();
+    let found = Found::open(disk.again(), None).ok().map(|found| {
+        let survey = found.survey(|seq, bytes| {
+            records.push((seq, bytes.to_vec()));
+            Ok(())
+        });
+        !survey.unwrap().damage.is_empty()
+    });
+    assert!(*disk.blocks.lock() == before, "a survey changes nothing");
+    disk.blocks.lock()[at] ^= flip;
+    found.map(|is_damaged| (records, is_damaged))
 }
 
 /// A changed byte anywhere in a journal loses no acknowledged record in silence, except in the last
@@ -561,6 +579,13 @@ fn flipped_byte_loses_nothing_silently() {
         blocks.flat_map(|block| (0..48).step_by(3).chain([51, 96, 103, 600, 4095]).map(move |n| block + n));
     for at in places {
         let flip = 1 << (mix(at as u64) % 8);
+        // A survey finds only records that were written. It reports each loss but the last batch.
+        if let Some((records, is_damaged)) = survey_with_flip(&disk, at, flip) {
+            assert!(records.iter().all(|record| sound.contains(record)) || is_damaged, "byte {at}");
+            let whole = records == sound || records == sound[..sound.len() - 1];
+            assert!(whole || is_damaged, "byte {at} lost records without a report");
+            assert!(records.len() + 1 >= sound.len() || at >= 2 * BLOCK_BYTES, "byte {at}");
+        }
         match records_with_flip(&disk, at, flip) {
             None => refused += 1,
             Some(records) if records == sound => {}

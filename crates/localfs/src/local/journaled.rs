@@ -34,6 +34,7 @@
 
 mod answered;
 mod checkpoint;
+pub(super) mod inspect;
 pub(super) mod fresh;
 pub(super) mod names;
 mod readback;
@@ -187,7 +188,7 @@ impl Journaled {
         let size = journal.size_bytes.max(SIZE_MIN_BYTES);
         let device = Arc::new(RealDevice::open(&journal.path, Some(size)).map_err(fail)?);
         let fresh = || Found::format(device.clone(), owner, (env.random)());
-        let found = match Found::open(device.clone(), owner) {
+        let found = match Found::open(device.clone(), Some(owner)) {
             _ if journal.discard => fresh().map_err(fail)?,
             Ok(found) => found,
             Err(OpenError::None) if device.is_blank().map_err(fail)? => {

@@ -81,6 +81,7 @@ impl Log {
 impl Shared {
     /// Settles all appended records, and frees their space.
     pub(super) fn checkpoint(&self) -> io::Result<()> {
+        let _turn = self.turn.lock();
         self.state.lock().health.begin();
         let done = self.settle_all();
         self.state.lock().health.end(&done);

@@ -87,7 +87,7 @@ fn damage(dir: &Dir, state: &Dir, l: Local, names: &HashMap<Fh, String>, seed: u
     let owner = l.inner.journal.as_ref().unwrap().owner();
     drop(l);
     let device = Arc::new(RealDevice::open(&state.path("journal"), None).unwrap());
-    let found = Found::open(device, owner).unwrap();
+    let found = Found::open(device, Some(owner)).unwrap();
     let mut count = 0;
     for (i, (fh, at, len)) in live_writes(&found).unwrap().into_iter().enumerate() {
         let out = std::fs::File::options().write(true).open(dir.path(&names[&fh])).unwrap();
@@ -380,7 +380,7 @@ async fn replay_restores_no_setid_bits() {
     let owner = l.inner.journal.as_ref().unwrap().owner();
     drop(l);
     let found =
-        Found::open(Arc::new(RealDevice::open(&state.path("journal"), None).unwrap()), owner).unwrap();
+        Found::open(Arc::new(RealDevice::open(&state.path("journal"), None).unwrap()), Some(owner)).unwrap();
     let live: Vec<_> = live_writes(&found).unwrap().into_iter().map(|(_, at, _)| at).collect();
     assert_eq!(live, [10], "what came before is where it belongs, with its permissions");
     drop(found);
