@@ -10,7 +10,8 @@
 //! Every record is written when it is made, so the table survives the end of this process. The
 //! table is synced with new objects and at least every second. So a power cut may lose the handles
 //! of objects first met in the last second. A damaged table is kept beside the new one, and the
-//! records after the damage are used. A handle never leads to another object than before.
+//! records after the damage are used. The first record repeats the head with a checksum, so a
+//! damaged head loses no record. A handle never leads to another object than before.
 
 use hither_vfs::{Env, Error, Result};
 use parking_lot::Mutex;
@@ -45,6 +46,8 @@ const MET: u8 = 2;
 const NOT: u8 = 3;
 /// Record: an object is gone.
 const GONE: u8 = 4;
+/// Record: the head of the table again, with a checksum.
+const HEAD: u8 = 5;
 
 /// The directory of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,12 +202,15 @@ impl Table {
             Some((dir, export_id)) => {
                 let path = dir.join(format!("handles-{export_id:x}"));
                 let lock = lock(&path).map_err(|e| fail(&path, e))?;
-                let contents = read(&path, &root).map_err(|e| fail(&path, e))?;
-                let contents = contents.unwrap_or_else(|| Contents {
-                    id,
-                    known: TableEntries::default(),
-                    damaged_at: None,
-                });
+                let fresh = Contents { id, known: TableEntries::default(), damaged_at: None };
+                let contents = match read(&path, &root).map_err(|e| fail(&path, e))? {
+                    Parsed::Table(contents) => contents,
+                    Parsed::Empty => fresh,
+                    Parsed::Foreign { is_proven } => {
+                        report_foreign(&path, is_proven).map_err(|e| fail(&path, e))?;
+                        fresh
+                    }
+                };
                 let Contents { id, known, damaged_at } = contents;
                 if let Some(at) = damaged_at {
                     let aside = keep_damaged(&path).map_err(|e| fail(&path, e))?;
@@ -388,27 +394,90 @@ struct Contents {
     damaged_at: Option<usize>,
 }
 
-/// The contents of a file; `None` for an empty file, or a table of another root.
-fn read(path: &Path, root: &Root) -> io::Result<Option<Contents>> {
+/// A parsed file.
+enum Parsed {
+    Table(Contents),
+    /// The file has no bytes.
+    Empty,
+    /// A table of another root.
+    Foreign {
+        /// A checksum covers the root. Otherwise the root may be damaged.
+        is_proven: bool,
+    },
+}
+
+/// The head of a table.
+#[derive(PartialEq, Eq)]
+struct Head {
+    id: [u8; 16],
+    root: [u8; 24],
+}
+
+impl Head {
+    fn take(raw: &[u8]) -> Option<Self> {
+        let (id, rest) = raw.split_first_chunk::<16>()?;
+        Some(Self { id: *id, root: *rest.first_chunk::<24>()? })
+    }
+
+    /// The head at the beginning of a file, which has no checksum.
+    fn at_start(raw: &[u8]) -> Option<Self> {
+        raw.strip_prefix(MAGIC).and_then(Self::take)
+    }
+
+    /// The head in the first record.
+    fn in_record(raw: &[u8]) -> Option<Self> {
+        let record = raw.get(HEAD_BYTES..).and_then(whole)?;
+        record.strip_prefix(&word(HEAD, ROOT)[..]).and_then(Self::take)
+    }
+
+    fn to_record(&self) -> Vec<u8> {
+        [&word(HEAD, ROOT)[..], &self.id, &self.root].concat()
+    }
+}
+
+/// Reports a table of another root, which a new one replaces. A table whose root may be damaged is
+/// kept.
+fn report_foreign(path: &Path, is_proven: bool) -> io::Result<()> {
+    let at = path.display();
+    if is_proven {
+        tracing::warn!(
+            "{at}: the table of filehandles is of another directory; earlier filehandles are stale"
+        );
+        return Ok(());
+    }
+    let aside = keep_damaged(path)?;
+    tracing::error!(
+        "{at}: the table of filehandles is of another directory, or its head is damaged; earlier filehandles are stale, \
+         and the file is kept as {}",
+        aside.display()
+    );
+    Ok(())
+}
+
+/// The contents of a file.
+fn read(path: &Path, root: &Root) -> io::Result<Parsed> {
     parse(&std::fs::read(path)?, root)
 }
 
-/// The contents of a table without a torn end; `None` for no bytes, or a table of another root.
+/// The contents of a table without a torn end. A head with a checksum prevails over one without.
 ///
 /// Whole records after a damaged place are found by their checksum. A name cannot forge them: the
 /// length of a record has zero bytes.
-fn parse(raw: &[u8], root: &Root) -> io::Result<Option<Contents>> {
-    let Some((magic, rest)) = raw.split_first_chunk::<8>() else { return Ok(None) };
-    let Some((id, rest)) = rest.split_first_chunk::<16>() else { return Ok(None) };
-    let Some((of, _)) = rest.split_first_chunk::<24>() else { return Ok(None) };
-    if magic != MAGIC {
-        return Err(io::Error::new(
-            ErrorKind::InvalidData,
-            "not a table of filehandles; remove it to make all filehandles stale",
-        ));
+fn parse(raw: &[u8], root: &Root) -> io::Result<Parsed> {
+    if raw.is_empty() {
+        return Ok(Parsed::Empty);
     }
-    if *of != root.to_bytes() {
-        return Ok(None);
+    let (start, proven) = (Head::at_start(raw), Head::in_record(raw));
+    let (is_proven, is_damaged) = (proven.is_some(), proven.is_some() && proven != start);
+    let Some(head) = proven.or(start) else {
+        if raw.len() < HEAD_BYTES {
+            return Ok(Parsed::Foreign { is_proven });
+        }
+        let why = "not a table of filehandles; remove it to make all filehandles stale";
+        return Err(io::Error::new(ErrorKind::InvalidData, why));
+    };
+    if head.root != root.to_bytes() {
+        return Ok(Parsed::Foreign { is_proven });
     }
     let mut known = TableEntries::default();
     let mut recovery: Option<Recovery> = None;
@@ -426,14 +495,15 @@ fn parse(raw: &[u8], root: &Root) -> io::Result<Option<Contents>> {
         if let Some(recovery) = &mut recovery {
             recovery.see(&mut known, record);
         }
-        if known.apply(record).is_none() && recovery.is_none() {
+        if known.apply(record).is_none() && record[0] != HEAD && recovery.is_none() {
             // A record of a lost object, or of another version.
             recovery = Some(Recovery::after(&known, at, None));
         }
         at += FRAME_BYTES + record.len();
     }
     let damaged_at = recovery.map(|recovery| recovery.finish(&mut known));
-    Ok(Some(Contents { id: *id, known, damaged_at }))
+    let damaged_at = if is_damaged { Some(0) } else { damaged_at };
+    Ok(Parsed::Table(Contents { id: head.id, known, damaged_at }))
 }
 
 /// The record at the beginning of `raw`; `None` unless it is whole.
@@ -518,6 +588,7 @@ fn rewrite(path: &Path, id: &[u8; 16], root: &Root, known: &TableEntries) -> io:
     out.write_all(MAGIC)?;
     out.write_all(id)?;
     out.write_all(&root.to_bytes())?;
+    out.write_all(&framed(&Head { id: *id, root: root.to_bytes() }.to_record()))?;
     known.write_all(&mut out)?;
     out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
     std::fs::rename(&new, path)?;
@@ -545,7 +616,38 @@ mod tests {
     }
 
     fn contents(raw: &[u8]) -> Contents {
-        parse(raw, &OF).unwrap().unwrap()
+        let Parsed::Table(contents) = parse(raw, &OF).unwrap() else { panic!("it is a table") };
+        contents
+    }
+
+    /// A changed byte in either copy of the head, or a head that is torn off, is reported and costs
+    /// no record. Without a second copy, a changed root is not taken for a proven one.
+    #[test]
+    fn damaged_head_spares_records() {
+        let head = Head { id: [7; 16], root: OF.to_bytes() };
+        let objects = [is(1, &identity(10, 0)), is(2, &identity(11, 5)), place(MET, 2, 1, b"file")];
+        let whole = written(&[&[head.to_record()][..], &objects].concat());
+        assert_eq!((contents(&whole).damaged_at, contents(&whole).id), (None, [7; 16]));
+        for at in 0..HEAD_BYTES + FRAME_BYTES + head.to_record().len() {
+            for flip in [1, 0x80] {
+                let mut raw = whole.clone();
+                raw[at] ^= flip;
+                let damaged = contents(&raw);
+                let place = if at < HEAD_BYTES { 0 } else { HEAD_BYTES };
+                assert_eq!((damaged.damaged_at, damaged.id), (Some(place), [7; 16]), "byte {at}");
+                assert_eq!(damaged.known.entries.len(), 2, "byte {at}");
+            }
+        }
+        let mut old = written(&objects);
+        old[8 + 16] ^= 1;
+        assert!(matches!(parse(&old, &OF).unwrap(), Parsed::Foreign { is_proven: false }));
+        let other = Root { ino: 9, ..OF };
+        assert!(matches!(parse(&whole, &other).unwrap(), Parsed::Foreign { is_proven: true }));
+        for len in 1..HEAD_BYTES {
+            let torn = parse(&whole[..len], &OF).unwrap();
+            assert!(matches!(torn, Parsed::Foreign { is_proven: false }), "{len} bytes");
+        }
+        assert!(matches!(parse(&[], &OF).unwrap(), Parsed::Empty));
     }
 
     /// A changed byte in any record costs the entries of that record only. A directory whose
