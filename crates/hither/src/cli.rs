@@ -7,8 +7,8 @@ mod journal;
 use crate::exit::Failure;
 pub use bench::*;
 pub use cert::*;
-pub use journal::*;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use journal::*;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ pub enum Command {
     Gateway(Box<GatewayArgs>),
     /// Make a certificate authority, and certificates of servers and clients for TLS
     Cert(CertArgs),
-    /// Show, check or flush the journal of a server
+    /// Show, check, adopt or flush the journal of a server
     Journal(JournalArgs),
     /// Examine, fill or clean a disk cache
     Cache(CacheArgs),
@@ -497,7 +497,8 @@ pub struct CacheArgs {
 }
 
 /// Commands on a disk cache. WHERE is a directory of a mount with a disk cache, the socket of
-/// `hither daemon`, or a cache directory. In a cache directory, only parts that no mount uses can be examined.
+/// `hither daemon`, or a cache directory. In a cache directory, only parts that no mount uses can
+/// be examined.
 #[derive(Debug, Subcommand, Clone)]
 pub enum CacheCommand {
     /// Show the size of the cache, and its counters since the mount

@@ -1,6 +1,6 @@
 //! The control socket of a daemon. A mount's socket is `/run/hither/MAJOR:MINOR.sock`, named after
-//! the mount's device. A daemon without a mount has one beside its socket for programs, and a server
-//! in its state directory. [`locate`] finds them.
+//! the mount's device. A daemon without a mount has one beside its socket for programs, and a
+//! server in its state directory. [`locate`] finds them.
 //!
 //! Through this socket `hither stat` and `hither umount` reach the daemon without accessing the
 //! mount. A request is one line of JSON, and so is a reply. Only root may connect. The socket's

@@ -1,7 +1,7 @@
-//! `hither journal`: shows, checks and flushes the journal of a server.
+//! `hither journal`: shows, checks, adopts and flushes the journal of a server.
 //!
 //! A running server is asked over its control socket. The journal of a server that does not run is
-//! read directly, and nothing is written.
+//! read directly. Only `adopt` writes to it.
 
 use crate::cli::{JournalCommand, JournalShow};
 use crate::control::{self, Ask, locate};
@@ -9,7 +9,7 @@ use crate::exit::{self, Failure};
 use crate::serve::report::ServerReport;
 use crate::stat::text::{bytes, duration};
 use crate::stat::{self, print};
-use hither_localfs::local::{JournalInspection, inspect_journal};
+use hither_localfs::local::{JournalInspection, adopt_journal, inspect_journal};
 use serde_json::json;
 use std::path::Path;
 
@@ -32,6 +32,9 @@ pub fn run(what: &JournalCommand) -> Result<(), Failure> {
                 1 => Err(Failure { code: exit::FOUND, line: "1 fault found".into() }),
                 n => Err(Failure { code: exit::FOUND, line: format!("{n} faults found") }),
             }
+        }
+        JournalCommand::Adopt(args) => {
+            adopt_journal(&args.journal, &args.state_dir).map_err(|e| Failure::system(e.to_string()))
         }
         JournalCommand::Flush(args) => {
             let socket = locate::server(args.server.as_deref())?;

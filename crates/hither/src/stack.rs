@@ -379,7 +379,8 @@ fn mount_flags(wanted: &Wanted) -> libc::c_ulong {
     libc::c_ulong::from(wanted.flags.bits())
 }
 
-/// Answers requests about a mount, or about a daemon without one. It holds references only and keeps no layer running.
+/// Answers requests about a mount, or about a daemon without one. It holds references only and
+/// keeps no layer running.
 pub struct Teller {
     part: MountPart,
     stats: Arc<hither_rpc::Stats>,
@@ -472,12 +473,18 @@ impl Teller {
     /// A message for the user.
     pub async fn why(&self, path: &str) -> Result<serde_json::Value, String> {
         let disk = self.disk.as_deref();
-        let layers = why::Layers { mounted: self.mounted.as_deref(), root: &self.root, parts: &self.parts, disk, wanted: &self.wanted };
+        let layers = why::Layers {
+            mounted: self.mounted.as_deref(),
+            root: &self.root,
+            parts: &self.parts,
+            disk,
+            wanted: &self.wanted,
+        };
         serde_json::to_value(layers.explain(path).await?).map_err(|e| e.to_string())
     }
 
-    /// The calls to the server since a position. Only mounts record calls. [`u64::MAX`] returns no calls, only the present
-    /// position.
+    /// The calls to the server since a position. Only mounts record calls. [`u64::MAX`] returns no
+    /// calls, only the present position.
     ///
     /// # Errors
     /// A message for the user.

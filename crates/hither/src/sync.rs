@@ -17,6 +17,8 @@ pub fn run(args: &MountSyncArgs) -> Result<(), Failure> {
     let answer = control::ask(&daemon, Ask::Sync { within_s: args.timeout })?;
     match answer.get("unsent").and_then(|why| why.as_str()) {
         None => Ok(()),
-        Some(why) => Err(Failure::system(format!("not everything of {} is at the server: {why}", daemon.dir))),
+        Some(why) => {
+            Err(Failure::system(format!("not everything of {} is at the server: {why}", daemon.dir)))
+        }
     }
 }

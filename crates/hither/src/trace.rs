@@ -192,8 +192,7 @@ fn record(args: &TraceRecord) -> Result<(), Failure> {
     for daemon in started {
         let dir = &daemon.dir;
         // The recording of a mount that has ended in the meantime is lost.
-        match control::ask(&daemon, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>)
-        {
+        match control::ask(&daemon, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>) {
             Ok(Ok(trace)) => {
                 lost += trace.lost;
                 let root = dir.trim_end_matches('/');

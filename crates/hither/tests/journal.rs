@@ -1,4 +1,5 @@
-//! The journal of a server under `hither journal show`, `check` and `flush`, with real kills.
+//! The journal of a server under `hither journal show`, `check`, `adopt` and `flush`, with real
+//! kills.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -126,4 +127,73 @@ fn killed_flush_loses_nothing() {
     assert!(flushes > 8, "{flushes} flushes: not much of a test");
     run(Command::new(HITHER).arg("umount").arg(&mnt)).ok();
     assert_eq!(server.stop(), 0, "{}", server.complaints());
+}
+
+/// A disk moves to a machine with another machine-id(5). The server refuses the journal until it is
+/// adopted. An adoption that is killed can be repeated, and no acknowledged write is lost. A
+/// damaged journal and a journal of another state directory are refused and not changed. Promise:
+/// S9
+#[test]
+#[ignore = "needs root"]
+fn moved_journal_is_adopted() {
+    let (mut server, path, state) = with_journal();
+    server.serve();
+    let mnt = server.mnt("mnt");
+    server.mount("vers=3,sync", &mnt).ok();
+    for i in 0..20 {
+        fs::write(mnt.join(format!("f{i}")), vec![i; 20_000]).unwrap();
+    }
+    run(Command::new("umount").arg("-l").arg(&mnt)).ok();
+    server.kill();
+    let dir = server.dir.path().to_path_buf();
+    let id = dir.join("machine-id");
+    fs::write(&id, "0123456789abcdef0123456789abcdef\n").unwrap();
+    let there = format!("mount --bind {} /etc/machine-id && exec \"$@\"", id.display());
+    let elsewhere = ["unshare", "-m", "sh", "-ec", &there, "sh"];
+    let adopt = |path: &Path, state: &str| {
+        let mut command = Command::new(elsewhere[0]);
+        command.args(&elsewhere[1..]).args([HITHER, "journal", "adopt", "--state-dir", state]).arg(path);
+        command
+    };
+    let start = |seconds: &str| {
+        let mut command = Command::new("timeout");
+        command.arg(seconds).args(elsewhere).args([HITHER, "serve", "--listen", "127.0.0.1:2052"]);
+        command.args(["--state-dir", &state, "--journal"]).arg(&path);
+        run(command.arg(dir.join("export")))
+    };
+    let refused = start("60");
+    assert!(refused.code == 1 && refused.err.contains("the journal of another machine"), "{refused:?}");
+    let before = fs::read(&path).unwrap();
+    fs::create_dir(dir.join("state2")).unwrap();
+    let other = run(&mut adopt(&path, dir.join("state2").to_str().unwrap()));
+    assert!(other.code == 2 && other.err.contains("belongs to another state directory"), "{other:?}");
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[!before[8192 + 60]], 8192 + 60).unwrap();
+    let damaged = run(&mut adopt(&path, &state));
+    assert!(damaged.code == 2 && damaged.err.contains("is damaged"), "{damaged:?}");
+    file.write_all_at(&before[8192 + 60..8192 + 61], 8192 + 60).unwrap();
+    assert!(fs::read(&path).unwrap() == before, "refused adoptions change nothing");
+    // Kills at growing distances from the start, until an adoption is done.
+    let mut killed = 0;
+    for round in 0..40 {
+        let mut child = adopt(&path, &state).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(round));
+        child.kill().unwrap();
+        killed += u64::from(!child.wait().unwrap().success());
+        journal(&["check"], &path).ok();
+    }
+    assert!(killed > 0);
+    // The journal may also have another path there.
+    let moved = dir.join("moved");
+    for (from, to) in [(&path, &moved), (&moved, &path)] {
+        fs::rename(from, to).unwrap();
+        run(&mut adopt(to, &state)).ok();
+        assert_eq!(fs::read(dir.join("state/journal-in-use")).unwrap(), to.to_str().unwrap().as_bytes());
+    }
+    let adopted = start("6");
+    assert_eq!(adopted.code, 124, "it serves until timeout(1) ends it: {adopted:?}");
+    for i in 0..20 {
+        assert!(fs::read(server.export(&format!("f{i}"))).unwrap() == vec![i; 20_000], "f{i}");
+    }
+    assert!(journal(&["show"], &path).ok().out.contains("records     0"), "it was applied and settled");
 }

@@ -700,7 +700,8 @@ fn mountless_daemon_is_seen() {
             format!("vers=4.2,retry=0,cache={0}/cache,cache-age=0,metrics={0}/figures", dir.display());
         let mut daemon = ganesha.inside(HITHER);
         daemon.args(["daemon", "127.0.0.1:/export", "--socket"]).arg(&socket).args(["-o", &options, "--log"]);
-        let mut daemon = daemon.arg(dir.join("daemon.log")).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut daemon =
+            daemon.arg(dir.join("daemon.log")).stdout(std::process::Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut said = std::io::BufReader::new(daemon.stdout.as_mut().unwrap());
         std::io::BufRead::read_line(&mut said, &mut line).unwrap();
@@ -723,7 +724,10 @@ fn mountless_daemon_is_seen() {
     let file = format!("{at}/kept");
     let json = |words: &[&str]| serde_json::from_str::<serde_json::Value>(&hither(words).ok().out).unwrap();
     let stat = json(&["stat", "--json", at]);
-    assert_eq!((stat["mount"]["dir"].as_str(), stat["mount"]["source"].as_str()), (Some(at), Some("127.0.0.1:/export")));
+    assert_eq!(
+        (stat["mount"]["dir"].as_str(), stat["mount"]["source"].as_str()),
+        (Some(at), Some("127.0.0.1:/export"))
+    );
     assert_eq!(stat["mount"]["pid"], daemon.id());
     assert!(stat["operations"].as_array().unwrap().iter().any(|op| op["name"] == "READ"), "{stat}");
     assert!(hither(&["stat", at]).ok().out.contains("127.0.0.1:/export"));
@@ -748,7 +752,8 @@ fn mountless_daemon_is_seen() {
     refused.fails(2, &format!("hither: the daemon of {at} refuses: only mounts record calls: mount it"));
     run(Command::new("kill").args(["-KILL", &daemon.id().to_string()])).ok();
     daemon.wait().unwrap();
-    hither(&["stat", at]).fails(2, &format!("hither: no daemon answers questions about {at}: start it again (hither daemon)"));
+    hither(&["stat", at])
+        .fails(2, &format!("hither: no daemon answers questions about {at}: start it again (hither daemon)"));
     let mut daemon = start();
     hither(&["stat", at]).ok();
     run(Command::new("kill").args(["-TERM", &daemon.id().to_string()])).ok();

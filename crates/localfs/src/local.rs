@@ -79,7 +79,7 @@ const LANE_THREADS: usize = 4;
 
 pub use covered::CoveredDir;
 pub use descriptors::Descriptors;
-pub use journaled::inspect::{JournalInspection, inspect_journal};
+pub use journaled::inspect::{JournalInspection, adopt_journal, inspect_journal};
 pub use journaled::{JournalOptions, JournalStats, give_up_journal};
 
 /// Options of a served directory.
@@ -253,9 +253,13 @@ impl Local {
     /// # Errors
     /// There is no journal, or it or the disk below failed. The journal keeps its records.
     pub fn flush_journal(&self) -> Result<()> {
-        let journal = self.inner.journal.as_ref().ok_or(Error::because(libc::ENOENT, "there is no journal"))?;
+        let journal =
+            self.inner.journal.as_ref().ok_or(Error::because(libc::ENOENT, "there is no journal"))?;
         journal.flush().map_err(|e| {
-            Error::because(e.raw_os_error().unwrap_or(libc::EIO), format!("the journal keeps its records: {e}"))
+            Error::because(
+                e.raw_os_error().unwrap_or(libc::EIO),
+                format!("the journal keeps its records: {e}"),
+            )
         })
     }
 

@@ -34,8 +34,8 @@
 
 mod answered;
 mod checkpoint;
-pub(super) mod inspect;
 pub(super) mod fresh;
+pub(super) mod inspect;
 pub(super) mod names;
 mod readback;
 mod replay;

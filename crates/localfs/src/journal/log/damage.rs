@@ -95,6 +95,16 @@ impl Found {
         Ok(survey)
     }
 
+    /// Makes this machine's id the owner's. The other header stays until the next checkpoint.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn move_to(mut self, host: [u8; 16]) -> io::Result<()> {
+        self.head.owner.host = host;
+        self.head.generation += 1;
+        self.head.write(&*self.device)
+    }
+
     /// The whole batches with the number `number` and above, in order of their numbers.
     fn whole_from(&self, number: u64) -> io::Result<Vec<Position>> {
         let mut found = Vec::new();

@@ -1,9 +1,10 @@
 //! Examines and settles a journal for its operator.
 
-use super::{Journaled, MARK_FILE, OURS_FILE, Record, answered, host_id, marked};
+use super::{IN_USE_FILE, Journaled, MARK_FILE, OURS_FILE, Record, answered, host_id, keep, marked};
 use crate::journal::{Found, OpenError, RealDevice, Survey};
 use hither_vfs::{Error, Result};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,10 +41,17 @@ pub fn inspect_journal(path: &Path, state_dir: Option<&Path>) -> Result<JournalI
         Error::because(e.raw_os_error().unwrap_or(libc::EIO), format!("journal {}: {e}", path.display()))
     };
     let device = Arc::new(RealDevice::open_to_read(path).map_err(fail)?);
-    let found = Found::open(device, None).map_err(|e| match e {
-        OpenError::Io(e) => fail(e),
-        other => fail(io::Error::other(format!("it is {other}"))),
-    })?;
+    inspect(&found(device).map_err(fail)?, state_dir).map_err(fail)
+}
+
+fn found(device: Arc<RealDevice>) -> io::Result<Found> {
+    Found::open(device, None).map_err(|e| match e {
+        OpenError::Io(e) => e,
+        other => io::Error::other(format!("it is {other}")),
+    })
+}
+
+fn inspect(found: &Found, state_dir: Option<&Path>) -> io::Result<JournalInspection> {
     let (mut latest_write_s, mut unknown) = (None, Vec::new());
     let survey = found.survey(|seq, record| {
         match answered::split(record).and_then(|(_, record)| Record::parse(record)) {
@@ -53,9 +61,8 @@ pub fn inspect_journal(path: &Path, state_dir: Option<&Path>) -> Result<JournalI
         }
         Ok(())
     });
-    let Survey { owner, epoch, size_bytes, used_bytes, records, damage } = survey.map_err(fail)?;
-    let epoch_in = |name| marked(state_dir, name).map_err(fail);
-    let ours = epoch_in(OURS_FILE)?;
+    let Survey { owner, epoch, size_bytes, used_bytes, records, damage } = survey?;
+    let ours = marked(state_dir, OURS_FILE)?;
     let mut faults: Vec<String> = damage.iter().map(ToString::to_string).collect();
     faults.append(&mut unknown);
     Ok(JournalInspection {
@@ -66,8 +73,37 @@ pub fn inspect_journal(path: &Path, state_dir: Option<&Path>) -> Result<JournalI
         latest_write_s,
         is_of_this_machine: owner.host == host_id(),
         is_of_state_dir: state_dir.map(|_| ours == Some(epoch)),
-        is_void: epoch_in(MARK_FILE)? == Some(epoch),
+        is_void: marked(state_dir, MARK_FILE)? == Some(epoch),
         faults,
+    })
+}
+
+/// Takes over a journal that came with its state directory from another machine, or to another
+/// path. The next start of the server applies its records. A journal of another state directory is
+/// refused: only its own directory knows whether its records are void. A kill leaves the journal as
+/// it was, or taken over; the call can be repeated.
+///
+/// # Errors
+/// The path holds no sound journal of this state directory, or a server uses it.
+pub fn adopt_journal(path: &Path, state_dir: &Path) -> Result<()> {
+    let adopt = || -> io::Result<()> {
+        let found = found(Arc::new(RealDevice::open(path, None)?))?;
+        let inspection = inspect(&found, Some(state_dir))?;
+        if inspection.is_of_state_dir != Some(true) {
+            return Err(io::Error::other(
+                "it belongs to another state directory, which must come along: name that one (--state-dir)",
+            ));
+        }
+        if let Some(fault) = inspection.faults.first() {
+            return Err(io::Error::other(format!("{fault}; it was left as it is")));
+        }
+        if !inspection.is_of_this_machine {
+            found.move_to(host_id())?;
+        }
+        keep(state_dir, IN_USE_FILE, std::fs::canonicalize(path)?.as_os_str().as_bytes())
+    };
+    adopt().map_err(|e| {
+        Error::because(e.raw_os_error().unwrap_or(libc::EIO), format!("journal {}: {e}", path.display()))
     })
 }
 
