@@ -5,11 +5,11 @@
 mod common;
 
 use common::serve::Serve;
-use common::{HITHER, Said, hither, run};
+use common::{HITHER, Said, hither, pause, run};
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,7 +109,7 @@ fn killed_flush_loses_nothing() {
             let flushers = [scope.spawn(flush), scope.spawn(flush)];
             for i in 0..40 + round * 7 {
                 let file = mnt.join(format!("r{round}-{i}"));
-                let mut file = fs::File::options().write(true).create(true).mode(0o644).open(file).unwrap();
+                let mut file = fs::File::create(file).unwrap();
                 file.write_all(&i.to_le_bytes().repeat(2_000)).unwrap();
                 file.sync_all().unwrap();
             }
@@ -177,7 +177,7 @@ fn moved_journal_is_adopted() {
     let mut killed = 0;
     for round in 0..40 {
         let mut child = adopt(&path, &state).spawn().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(round));
+        pause(round);
         child.kill().unwrap();
         killed += u64::from(!child.wait().unwrap().success());
         journal(&["check"], &path).ok();
