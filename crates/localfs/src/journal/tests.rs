@@ -602,3 +602,25 @@ fn flipped_byte_loses_nothing_silently() {
     assert!(refused > 500, "{refused}");
     assert!((1..=21).contains(&without_last), "{without_last}");
 }
+
+/// Checkpoints take turns: an older one must not move the tail back over freed space.
+#[test]
+fn checkpoints_take_turns() {
+    let (inside, overlaps) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (within, seen) = (inside.clone(), overlaps.clone());
+    let settle = move |_| {
+        seen.fetch_add(within.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+        // Long enough for the other thread to enter.
+        (0..1000).for_each(|_| std::thread::yield_now());
+        within.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    };
+    let disk = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
+    let log = Found::format(disk, OWNER, 5).unwrap().start(|_, _| Ok(()), Arc::new(settle)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..50).for_each(|_| log.checkpoint().unwrap()));
+        }
+    });
+    assert_eq!(overlaps.load(Ordering::SeqCst), 0);
+}
