@@ -6,11 +6,13 @@
 //! unmount or a signal. At the end it writes all data within a deadline.
 
 pub mod alone;
+pub mod privileges;
 pub mod process;
 mod voice;
 
 use crate::cli::MountArgs;
 use crate::control::{Answer, Ask, Control};
+use crate::daemon::privileges::Role;
 use crate::dashboard;
 use crate::exit::Failure;
 use crate::log::{self, Log, LogDestination};
@@ -72,6 +74,7 @@ fn set_up(args: &MountArgs) -> Result<Log, Failure> {
     )?;
     log::log_panics();
     process::prepare();
+    privileges::give_up(Role::Mount);
     Ok(log)
 }
 

@@ -17,7 +17,7 @@ mod tls;
 mod what;
 
 use crate::cli::ServeArgs;
-use crate::daemon::process;
+use crate::daemon::{privileges, process};
 use crate::exit::Failure;
 use crate::gateway::{Origin, client_name};
 use crate::log::{self, LogDestination};
@@ -62,6 +62,7 @@ pub fn run(args: &ServeArgs, origin: Option<Job>) -> Result<(), Failure> {
     let log = log::init(&args.log, LogDestination::Foreground)?;
     log::log_panics();
     process::prepare();
+    privileges::give_up(privileges::Role::Serve);
     let runtime = process::runtime()?;
     let result = runtime.block_on(live(args, origin, &log));
     runtime.shutdown_timeout(Duration::from_secs(1));

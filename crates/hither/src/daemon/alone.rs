@@ -4,9 +4,10 @@
 //! connect have their own access rights, as on a mount. `hither stat` and similar commands find the
 //! daemon by the path of its socket. Beside it is the control socket ([`locate::beside`]).
 
-use super::{FAREWELL, LAZY_FAREWELL, Signals, answer, connect, farewell, process};
+use super::{FAREWELL, LAZY_FAREWELL, Signals, answer, connect, farewell, privileges, process};
 use crate::cli::DaemonArgs;
 use crate::control::{Control, locate};
+use crate::daemon::privileges::Role;
 use crate::daemon::voice::Voice;
 use crate::exit::Failure;
 use crate::log::{self, Log, LogDestination};
@@ -32,6 +33,7 @@ pub fn run(args: &DaemonArgs) -> Result<(), Failure> {
     let log = log::init(&args.log, LogDestination::Foreground)?;
     log::log_panics();
     process::prepare();
+    privileges::give_up(Role::Serve);
     let runtime = process::runtime()?;
     let result = runtime.block_on(live(&job, &log));
     runtime.shutdown_timeout(Duration::from_secs(1));

@@ -99,10 +99,15 @@ impl Serve {
 
     /// Sends a signal to the server.
     pub fn signal(&self, signal: i32) {
-        let pid = self.keeper.as_ref().unwrap().pid as libc::pid_t;
+        let pid = self.pid() as libc::pid_t;
         // SAFETY: kill takes numbers. The process is a child of the keeper, which waits for the
         // process only after its end.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Process id of the server.
+    pub fn pid(&self) -> u32 {
+        self.keeper.as_ref().unwrap().pid
     }
 
     /// Stops the server's process with SIGSTOP.
