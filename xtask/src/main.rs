@@ -7,6 +7,7 @@
 
 mod promises;
 mod prose;
+mod security;
 mod test;
 mod tidy;
 

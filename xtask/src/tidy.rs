@@ -1,6 +1,6 @@
 //! The checks of `cargo xtask tidy`.
 
-use crate::{promises, prose};
+use crate::{promises, prose, security};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -88,6 +88,7 @@ pub fn run() -> ExitCode {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     complaints.extend(unchecked_options(&read(OPTIONS), &read(OPTION_CHECKS)));
     complaints.extend(promises::check(&files));
+    complaints.extend(security::check());
     for c in &complaints {
         eprintln!("tidy: {c}");
     }
