@@ -33,7 +33,8 @@ impl Role {
             | CapabilitySet::FOWNER
             | CapabilitySet::NET_BIND_SERVICE
             | CapabilitySet::SYS_RESOURCE
-            // Unmounting and files that the kernel reads itself; fanotify(7) of a server.
+            // Unmounting, and files that the kernel reads itself. A server needs it for fanotify(7)
+            // and for the private mount of an export.
             | CapabilitySet::SYS_ADMIN;
         match self {
             // The calls of programs are read with process_vm_readv(2). setns(2) enters their mount
@@ -93,16 +94,15 @@ const ARCHITECTURE: &[i64] = &[libc::SYS_ioperm, libc::SYS_iopl, libc::SYS_modif
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &[i64] = &[];
 
-/// System calls that only a mount makes.
+/// System calls that only a mount makes. A server makes a private mount of each export with
+/// open_tree(2) and mount_setattr(2).
 const MOUNT_CALLS: &[i64] = &[
     libc::SYS_fsconfig,
     libc::SYS_fsmount,
     libc::SYS_fsopen,
     libc::SYS_fspick,
     libc::SYS_mount,
-    libc::SYS_mount_setattr,
     libc::SYS_move_mount,
-    libc::SYS_open_tree,
     libc::SYS_process_vm_readv,
     libc::SYS_setns,
     libc::SYS_umount2,
