@@ -300,7 +300,8 @@ fn exchange(port: u16, config: &Arc<ClientConfig>, file: &Path) {
 }
 
 /// A client asks for TLS, and then mounts, writes and reads. A gateway offers the same. A server
-/// without certificates offers no TLS. Promise: S17
+/// without certificates offers no TLS.
+/// Promise: S17
 #[test]
 #[ignore = "needs root"]
 fn starttls_encrypts_nfs3() {
@@ -346,7 +347,8 @@ fn three_exports() -> (Serve, Authority) {
 }
 
 /// Exports refuse connections that they do not list: MNT with MNT3ERR_ACCES, other calls with
-/// AUTH_TOOWEAK. The subject of a certificate has its own rights. Promise: S18
+/// AUTH_TOOWEAK. The subject of a certificate has its own rights.
+/// Promise: S18
 #[test]
 #[ignore = "needs root"]
 fn xprtsec_refuses_unlisted_connections() {
@@ -413,7 +415,8 @@ fn unknown_client_certificate_is_refused() {
 }
 
 /// SIGHUP replaces certificates without an interruption and revokes clients. Files that cannot be
-/// used change nothing. Promise: S17a
+/// used change nothing.
+/// Promise: S17a
 #[test]
 #[ignore = "needs root"]
 fn sighup_renews_and_revokes() {

@@ -133,7 +133,8 @@ fn bitmaps_ignore_trailing_zero_words() {
 }
 
 /// RFC 8881 does not limit bitmaps. Numbers above the bitmap's range count as unknown attributes,
-/// and their values are kept. Promise: S13
+/// and their values are kept.
+/// Promise: S13
 #[test]
 fn numbers_beyond_a_bitmap_are_unknown() {
     let far = wire![9u32, 0x10u32, [0u8; 28], 5u32];
@@ -145,7 +146,8 @@ fn numbers_beyond_a_bitmap_are_unknown() {
 }
 
 /// RFC 8881 does not limit tags. A tag up to [`TAG_MAX_BYTES`] is received, a longer one is
-/// refused. Promise: S13
+/// refused.
+/// Promise: S13
 #[test]
 fn long_tags_are_received() {
     let tag = |len: usize| Compound { tag: Tag::copy(&vec![b't'; len]), ..Compound::new(2, vec![]) };

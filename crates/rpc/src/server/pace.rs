@@ -206,7 +206,8 @@ mod tests {
     }
 
     /// Twenty busy connections get 100 calls in each second, plus one burst. The full rate is used.
-    /// After a silence there is one burst, and the unused rest of the rate is lost. Promise: S12
+    /// After a silence there is one burst, and the unused rest of the rate is lost.
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn pace_keeps_rate_with_burst() {
         let pace = Arc::new(Pace::new(100, LONG));
@@ -223,7 +224,8 @@ mod tests {
     }
 
     /// A connection with many calls does not delay nine connections with few calls: each connection
-    /// gets one turn a second. Promise: S12
+    /// gets one turn a second.
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn busy_connection_delays_no_other() {
         let pace = Arc::new(Pace::new(10, LONG));
@@ -240,7 +242,8 @@ mod tests {
     }
 
     /// A cancelled wait takes no turn: after 100 cancelled waits the next call waits one second at
-    /// most. Promise: S12
+    /// most.
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn cancelled_wait_takes_no_turn() {
         let pace = Arc::new(Pace::new(1, LONG));
@@ -260,7 +263,8 @@ mod tests {
     }
 
     /// The pace ends after its maximum time. Calls that still wait are then taken, and `holds_up`
-    /// is false. Promise: S12
+    /// is false.
+    /// Promise: S12
     #[tokio::test(start_paused = true)]
     async fn pace_ends_after_maximum() {
         let pace = Arc::new(Pace::new(1, Duration::from_secs(60)));

@@ -292,7 +292,8 @@ async fn nonreading_client_is_dropped() {
 }
 
 /// Connections that never read hold no more memory than the limit, all together. Other clients of
-/// their address and of other addresses are still answered. Promise: S7
+/// their address and of other addresses are still answered.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn unread_replies_stay_within_the_budget() {
     const LIMIT: usize = 64 << 20;
@@ -391,7 +392,8 @@ async fn oldest_idle_connection_gives_way() {
 }
 
 /// Many connections of one address share the turns of one address. A call from another address
-/// waits for those turns only. Promise: S7
+/// waits for those turns only.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn one_address_shares_its_turns() {
     let limits = ServerLimits { calls_max: 64, host_calls_max: 100, ..ServerLimits::default() };
@@ -438,7 +440,8 @@ async fn service_sees_wait_for_turn() {
 }
 
 /// A call gives its turn back after [`HOST_TURN`]. Slow calls do not block the other connections of
-/// their address. Promise: S7
+/// their address.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn slow_calls_give_their_turn_back() {
     let (acceptor, _) = acceptor(ServerLimits { host_calls_max: 2, ..ServerLimits::default() });
@@ -490,7 +493,8 @@ async fn slow_calls_spare_light_connections() {
 }
 
 /// Many connections of one address make small calls. A connection without other calls in progress
-/// still gets memory. Promise: S7
+/// still gets memory.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn small_calls_leave_reserved_memory() {
     let limits =
@@ -517,7 +521,8 @@ async fn small_calls_leave_reserved_memory() {
 }
 
 /// Under a pace, a connection with many calls gets as many turns as a connection with few. Every
-/// call is answered. Promise: S12
+/// call is answered.
+/// Promise: S12
 #[tokio::test(start_paused = true)]
 async fn a_pace_is_shared_by_connections() {
     let service = Arc::new(Echo { pace: Some(Pace::new(10, Duration::from_secs(3600))), ..Echo::default() });

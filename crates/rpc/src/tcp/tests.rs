@@ -39,7 +39,8 @@ fn call(payload: &Bytes) -> Call {
     }
 }
 
-/// An idle connection survives three lost keepalive probes before the kernel breaks it. Promise: S7
+/// An idle connection survives three lost keepalive probes before the kernel breaks it.
+/// Promise: S7
 #[test]
 fn lost_keepalives_break_no_connection() {
     for secs in [6, 60, 300] {

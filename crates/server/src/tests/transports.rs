@@ -85,7 +85,8 @@ fn is_free(op: &Op, saved: bool) -> bool {
 }
 
 /// Any operation of NFSv4 on an export is answered exactly if the export lists the transport. PUTFH
-/// alone and SECINFO are always answered. Promise: S18
+/// alone and SECINFO are always answered.
+/// Promise: S18
 #[tokio::test]
 async fn nfs4_answers_listed_transports_only() {
     let kept = model();
@@ -122,7 +123,8 @@ async fn nfs4_answers_listed_transports_only() {
 }
 
 /// The rules of RFC 8881 section 2.6.3.1 for names: LOOKUP fails with WRONGSEC, SECINFO does not,
-/// and a listing has the error in place of the attributes. Promise: S18
+/// and a listing has the error in place of the attributes.
+/// Promise: S18
 #[tokio::test]
 async fn names_of_refused_exports_are_shown() {
     let kept = model();
@@ -229,7 +231,8 @@ async fn alone(wire: &mut Wire, op: Op) -> Result<Nfsstat4, AuthStat> {
 }
 
 /// A session that began over TLS is refused on other connections, and its client id too. A client
-/// that claims its name on another transport does not end it. Promise: S19
+/// that claims its name on another transport does not end it.
+/// Promise: S19
 #[tokio::test]
 async fn session_is_bound_to_transport() {
     let lab = Lab::new(&model(), "/", 2, None);
@@ -293,7 +296,8 @@ async fn session_is_bound_to_transport() {
 }
 
 /// After a restart a client reclaims its opens over its own transport. A client that claims its
-/// name on another transport reclaims nothing, and takes nothing from it. Promise: S19
+/// name on another transport reclaims nothing, and takes nothing from it.
+/// Promise: S19
 #[tokio::test]
 async fn reclaim_needs_the_same_transport() {
     let (model, dir) = (model(), tempfile::tempdir().unwrap());

@@ -207,7 +207,8 @@ fn longest_rule_decides_place() {
 
 /// A frozen part sends no request after the first answer. A close-to-open part sends one at an
 /// open. A strict part sends one for its directory and one for the name. Each part sees changes as
-/// its mode promises. Promise: 8e
+/// its mode promises.
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn each_mode_sends_its_requests() {
     let lab = Lab::new().await;
@@ -236,7 +237,8 @@ async fn each_mode_sends_its_requests() {
     assert_eq!(lab.opened("frozen/f").await, 1);
 }
 
-/// The end of a lease, by a recall or by expiry, invalidates nothing in a frozen part. Promise: 8e
+/// The end of a lease, by a recall or by expiry, invalidates nothing in a frozen part.
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn frozen_parts_outlive_leases() {
     let lab = Lab::new().await;
@@ -261,7 +263,8 @@ async fn frozen_parts_outlive_leases() {
 }
 
 /// The removal of a name through another part sends the delayed data of a frozen part, which keeps
-/// its answers. Promise: 8e
+/// its answers.
+/// Promise: 8e
 #[tokio::test]
 async fn removal_flushes_frozen_part() {
     #[derive(Default)]
@@ -300,7 +303,8 @@ async fn removal_flushes_frozen_part() {
 }
 
 /// A file has names in three subtrees and is under a lease. A write through one name is visible
-/// through the other names. Promise: 8e
+/// through the other names.
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn write_through_alias_invalidates_lease() {
     let lab = Lab::new().await;
@@ -319,7 +323,8 @@ async fn write_through_alias_invalidates_lease() {
 }
 
 /// Renames and hard links between places fail with `EXDEV`. Within one place, and between places of
-/// one mode without rules, they succeed. Promise: 8e
+/// one mode without rules, they succeed.
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn rename_between_places_fails() {
     let lab = Lab::new().await;
@@ -358,7 +363,8 @@ async fn rename_between_places_fails() {
 
 /// Another client makes random changes, moves directories between subtrees and links files among
 /// them. Strict parts are never stale. An open elsewhere is never stale. Frozen parts stay as first
-/// seen. Promise: 8e
+/// seen.
+/// Promise: 8e
 #[tokio::test(start_paused = true)]
 async fn subtree_modes_keep_their_promises() {
     for seed in 1..60_u64 {

@@ -186,7 +186,8 @@ async fn until(mut done: impl FnMut() -> bool) {
 }
 
 /// A connection continues with TLS. Payloads in memory and in pipes arrive at their place, and no
-/// memory stays in use. Promise: S17
+/// memory stays in use.
+/// Promise: S17
 #[tokio::test]
 async fn tls_connection_is_served() {
     let authority = Authority::new();
@@ -279,7 +280,8 @@ async fn wrong_tls_requests_are_denied() {
     assert_eq!(wire.stat().await, AcceptStat::Success);
 }
 
-/// Calls behind the request for TLS, in the same bytes or later, are never executed. Promise: S17
+/// Calls behind the request for TLS, in the same bytes or later, are never executed.
+/// Promise: S17
 #[tokio::test]
 async fn plain_calls_behind_tls_request_are_refused() {
     let authority = Authority::new();
@@ -424,7 +426,8 @@ async fn stalled_handshake_ends() {
 }
 
 /// A client of TLS that does not read its replies holds no more memory than the limit. Its further
-/// calls are read while the write waits. The connection ends. Promise: S7
+/// calls are read while the write waits. The connection ends.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn nonreading_tls_client_is_bounded() {
     const LIMIT: usize = 64 << 20;
