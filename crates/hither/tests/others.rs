@@ -44,19 +44,21 @@ fn opened_to_write(path: &Path) -> std::io::Result<File> {
 /// The open files of one thread, with their numbers.
 type Files = Vec<(usize, File)>;
 type Work = Arc<dyn Fn(&mut Files) + Send + Sync>;
+/// Work, and the channel that reports its end.
+type Task = (Work, Sender<()>);
 
 /// Most open files of one thread.
 const FILES_MAX: usize = 10_000;
 
 /// Threads that hold files open. Each has a descriptor table of its own, because the limit of
 /// descriptors holds for a table.
-struct Holders(Vec<(Sender<(Work, Sender<()>)>, JoinHandle<()>)>);
+struct Holders(Vec<(Sender<Task>, JoinHandle<()>)>);
 
 impl Holders {
     /// Opens the files `f0` to `f{count - 1}` of a directory.
     fn open(dir: &Path, count: usize) -> Self {
         let holder = |first| {
-            let (work, asked) = channel::<(Work, Sender<()>)>();
+            let (work, asked) = channel::<Task>();
             let (dir, numbers) = (dir.to_owned(), first..count.min(first + FILES_MAX));
             let thread = std::thread::spawn(move || {
                 // SAFETY: the thread uses no descriptor of another thread from now on.

@@ -44,7 +44,7 @@ impl V3 {
             };
             let Some(fh) = target else { return this.remove(&cred, &dir, &name).await };
             match this.opens.claim(&fh).await {
-                Claim::Open(_, Some(hidden)) if hidden.dir == dir && hidden.name == name => {
+                Claim::Open(_, Some(hidden)) if !unused && hidden.dir == dir && hidden.name == name => {
                     Err(Error::new(libc::EBUSY))
                 }
                 Claim::Open(fileid, None) if !unused => {
@@ -268,7 +268,11 @@ impl V3 {
     /// Removes a hidden name after the last close. A failure leaves a `.nfs...` file behind, as
     /// administrators expect of crashed clients.
     pub(super) async fn remove_hidden(&self, silly: &Silly) {
-        if let Err(e) = self.remove(&silly.cred, &silly.dir, &silly.name).await {
+        let removed = self.remove(&silly.cred, &silly.dir, &silly.name).await;
+        // Programs can remove the hidden name of a file that is closed but not sent yet.
+        if let Err(e) = removed.map(drop)
+            && e.errno != libc::ENOENT
+        {
             tracing::warn!(name = ?silly.name, error = %e, "a removed file keeps its hidden name");
         }
     }

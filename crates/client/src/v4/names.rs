@@ -193,6 +193,7 @@ impl Core {
         target: Option<&Fh>,
     ) -> Answered<ChangeInfo> {
         if silly::is_silly(name)
+            && !cx.target_unused
             && let Some(fh) = target
             && let Claim::Open(_) = self.files.claim(fh).await
         {
