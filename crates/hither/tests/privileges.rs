@@ -39,12 +39,22 @@ fn check(pid: u32, without: &[u32], with: &[u32]) {
     }
 }
 
+/// The number of leases (fcntl(2), F_SETLEASE) that a process has.
+fn leases_of(pid: u32) -> usize {
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    let is_lease = |line: &&str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        words.get(1) == Some(&"LEASE") && words.get(4) == Some(&pid.to_string().as_str())
+    };
+    locks.lines().filter(is_lease).count()
+}
+
 /// Server, gateway and mounts have given up privileges in every thread. They still read and write
 /// as another user, and the mounts unmount at the end and at SIGTERM.
 #[test]
 #[ignore = "needs root"]
 fn daemons_give_up_privileges() {
-    let mut origin = Serve::of_directory();
+    let mut origin = Serve::of_directory().with(&["--max-delegations", "1000"]);
     origin.serve();
     let mut gateway = Serve::gateway(&origin, "vers=4.2");
     gateway.serve();
@@ -62,6 +72,12 @@ fn daemons_give_up_privileges() {
             .args(["--reuid=1234", "--regid=1234", "--clear-groups", "sh", "-c"])
             .arg(as_user));
         assert_eq!(said.ok().out, "bytesmore\n");
+        if word == "serve" {
+            wait_for("the server's lease on a user's file", 20, || {
+                std::fs::read(&file).unwrap();
+                leases_of(server.pid()) > 0
+            });
+        }
         check(daemon, &IDENTITY, &CALLERS);
         check(server.pid(), &CALLERS, &IDENTITY);
         // SAFETY: kill(2) with the id of a daemon of this test.
