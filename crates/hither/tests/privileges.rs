@@ -7,6 +7,7 @@ mod common;
 
 use common::serve::Serve;
 use common::{daemons, is_mounted, run, wait_for};
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 /// Capabilities (capabilities(7)) that no daemon keeps: KILL, SETPCAP, NET_ADMIN, NET_RAW,
@@ -39,14 +40,14 @@ fn check(pid: u32, without: &[u32], with: &[u32]) {
     }
 }
 
-/// The number of leases (fcntl(2), F_SETLEASE) that a process has.
-fn leases_of(pid: u32) -> usize {
+/// Whether a process has a lease (fcntl(2), F_SETLEASE) on a file.
+fn has_lease(pid: u32, file: &std::path::Path) -> bool {
     let locks = std::fs::read_to_string("/proc/locks").unwrap();
-    let is_lease = |line: &&str| {
+    let (pid, inode) = (pid.to_string(), format!(":{}", std::fs::metadata(file).unwrap().ino()));
+    locks.lines().any(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
-        words.get(1) == Some(&"LEASE") && words.get(4) == Some(&pid.to_string().as_str())
-    };
-    locks.lines().filter(is_lease).count()
+        words.get(1) == Some(&"LEASE") && words.get(4) == Some(&&*pid) && words[5].ends_with(&inode)
+    })
 }
 
 /// Server, gateway and mounts have given up privileges in every thread. They still read and write
@@ -73,9 +74,12 @@ fn daemons_give_up_privileges() {
             .arg(as_user));
         assert_eq!(said.ok().out, "bytesmore\n");
         if word == "serve" {
+            let theirs = server.export("theirs");
+            std::fs::write(&theirs, "bytes").unwrap();
+            std::os::unix::fs::chown(&theirs, Some(1234), Some(1234)).unwrap();
             wait_for("the server's lease on a user's file", 20, || {
-                std::fs::read(&file).unwrap();
-                leases_of(server.pid()) > 0
+                let read = std::fs::read(mnt.join("theirs"));
+                read.is_ok() && has_lease(server.pid(), &theirs)
             });
         }
         check(daemon, &IDENTITY, &CALLERS);

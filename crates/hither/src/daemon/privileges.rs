@@ -40,8 +40,8 @@ impl Role {
             // The calls of programs are read with process_vm_readv(2). setns(2) enters their mount
             // name spaces.
             Self::Mount => both | CapabilitySet::SYS_PTRACE | CapabilitySet::SYS_CHROOT,
-            // The server acts as the user of each call. It takes leases (fcntl(2)) on files of other
-            // users.
+            // The server acts as the user of each call. It takes leases (fcntl(2)) on files of
+            // other users.
             Self::Serve => {
                 both | CapabilitySet::FSETID
                     | CapabilitySet::LEASE
