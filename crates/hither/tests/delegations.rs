@@ -233,7 +233,8 @@ fn permissions_and_names_end_delegations() {
         if i == 0 {
             assert_eq!(read(&seen), "new");
         } else {
-            wait_for("the new file", 120, || read(&seen) == "new");
+            // A known gap (docs/SEMANTICS.md, S10a): the first read can fail with ESTALE.
+            wait_for("the new file", 120, || fs::read(&seen).is_ok_and(|found| found == b"new"));
         }
     }
     two.unmount();
