@@ -367,10 +367,17 @@ impl Upcalls for Hearer {
     fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
         let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
         meta.let_go(fh);
-        match meta.above.get() {
+        let withdrawn = match meta.above.get() {
             Some(above) => above.revoke(fh),
             None => Box::pin(std::future::ready(())),
+        };
+        if meta.options.stateless_opens || meta.opens.virtuals(fh).is_empty() {
+            return withdrawn;
         }
+        let fh = fh.clone();
+        Box::pin(async move {
+            tokio::join!(withdrawn, meta.secure(&fh));
+        })
     }
 
     fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {

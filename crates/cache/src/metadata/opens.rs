@@ -2,8 +2,11 @@
 //!
 //! A virtual open gets a number of this layer and sends no request. Such an open is for reading
 //! only. The file's attributes are fresh, and the caller is known to have the right to read. The
-//! first call that needs an open below makes it real, once, with the credential of its opener. An
-//! open also becomes real before a local change removes a name or right that it would need later.
+//! first call that needs an open below makes it real, once, with the credential of its opener.
+//!
+//! An open also becomes real before a local change removes a name or right that it would need
+//! later, and before the withdrawal of a lease ends (RFC 8881, 10.4.1). The server then keeps the
+//! file for the open when another client removes it.
 
 use super::learn::{Found, Ticket};
 use super::moment::LEASE;
@@ -85,7 +88,8 @@ impl Opens {
         }
     }
 
-    fn virtuals(&self, fh: &Fh) -> Vec<OpenId> {
+    /// The virtual opens of a file.
+    pub fn virtuals(&self, fh: &Fh) -> Vec<OpenId> {
         self.virtuals.lock().get(fh).cloned().unwrap_or_default()
     }
 
@@ -306,24 +310,29 @@ impl MetadataCache {
         when: &When,
     ) -> Option<Opened> {
         let cred = self.cred(&cx.cred);
-        let attrs = self.table.with(fh, |_, o| {
+        let (attrs, open) = self.table.with(fh, |_, o| {
             let may = o.rights(cred, right, &when.any_age()) == Some(right);
             // Attributes that hold for one call only would be requested again with every read.
             let lasts = when.valid(o.until);
             // Opens below are the only ones that keep a file without a name.
             let named = o.attr.kind() == FileKind::Regular && !o.attr.is_nameless();
-            (o.holds(when) && may && lasts && named).then(|| self.attrs_of(o, when))
+            if !(o.holds(when) && may && lasts && named) {
+                return None;
+            }
+            // Added while the object is locked: a withdrawal of the lease finds each open that
+            // relied on it.
+            let open = self.opens.add(Open {
+                fh: fh.clone(),
+                cred: cx.cred.clone(),
+                execute: how.execute,
+                reads: true,
+                real: OnceLock::new(),
+                making: Default::default(),
+            });
+            Some((self.attrs_of(o, when), open))
         })??;
         let first = (how.first_bytes > 0).then(|| self.held_start(fh, &attrs, how.first_bytes)).flatten();
         stats::add(&self.counters.virtual_opens, 1);
-        let open = self.opens.add(Open {
-            fh: fh.clone(),
-            cred: cx.cred.clone(),
-            execute: how.execute,
-            reads: true,
-            real: OnceLock::new(),
-            making: Default::default(),
-        });
         let node = Node { fh: fh.clone(), attrs };
         Some(Opened { node, open, created: false, dir: None, first, backing: None })
     }
@@ -583,8 +592,8 @@ impl MetadataCache {
         self.table.with(fh, |_, o| o.extra.as_ref().is_some_and(|extra| extra.lost_name)) == Some(true)
     }
 
-    /// Called before a local change removes a name or right of a file. Makes the virtual opens
-    /// real.
+    /// Called before a local change removes a name or right of a file, and before a lease on it
+    /// ends. Makes the virtual opens real.
     pub(super) async fn secure(&self, fh: &Fh) {
         for id in self.opens.virtuals(fh) {
             if let Err(e) = self.make_real(id, 0).await {

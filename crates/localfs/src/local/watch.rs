@@ -60,28 +60,42 @@ struct WatchedObject {
     leased: bool,
     /// Set when the file is watched alone.
     only: Option<Only>,
+    /// Set when the file is watched, but not alone.
+    _use: Option<Use>,
 }
 
 /// How an object is watched.
 enum How {
     /// A file that no program writes.
-    Read,
+    Read(Use),
     /// A file that no other program uses.
     Alone(Only),
     /// A directory.
     Directory,
 }
 
+/// Counts as an open until this is dropped: the holder of a delegation uses the file after a local
+/// program has removed its last name.
+struct Use {
+    inner: Arc<Inner>,
+    fh: Fh,
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.inner.objects.close(&self.fh);
+    }
+}
+
 /// Keeps the one descriptor of an object until this is dropped.
 struct Only {
-    inner: Arc<Inner>,
     object: Arc<Object>,
+    _use: Use,
 }
 
 impl Drop for Only {
     fn drop(&mut self) {
         self.object.alone.store(false, Ordering::SeqCst);
-        self.inner.objects.close(&self.object.fh);
     }
 }
 
@@ -139,7 +153,11 @@ impl Watch for Local {
 
 impl Inner {
     /// A descriptor for reading of a directory, or of a file that no client writes at the moment.
-    fn descriptor_to_watch(&self, worker: &mut Worker, fh: &Fh) -> Result<Option<(Arc<Counted>, How)>> {
+    fn descriptor_to_watch(
+        self: &Arc<Self>,
+        worker: &mut Worker,
+        fh: &Fh,
+    ) -> Result<Option<(Arc<Counted>, How)>> {
         let object = self.resolve(worker, fh)?;
         let how = match object.need_dir() {
             Ok(()) => How::Directory,
@@ -148,7 +166,7 @@ impl Inner {
                 if !self.objects.is_settled(&object) || !object.stop_writing() {
                     return Ok(None);
                 }
-                How::Read
+                How::Read(self.in_use(&object).1)
             }
         };
         let fd = worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY))?;
@@ -168,10 +186,15 @@ impl Inner {
         Ok(only.object.stop_reading().then_some((fd, How::Alone(only))))
     }
 
+    /// The present object of this filehandle, counted as open.
+    fn in_use(self: &Arc<Self>, object: &Arc<Object>) -> (Arc<Object>, Use) {
+        (self.objects.open(object), Use { inner: self.clone(), fh: object.fh.clone() })
+    }
+
     fn only(self: &Arc<Self>, object: &Arc<Object>) -> Only {
-        let only = Only { inner: self.clone(), object: self.objects.open(object) };
-        only.object.alone.store(true, Ordering::SeqCst);
-        only
+        let (object, in_use) = self.in_use(object);
+        object.alone.store(true, Ordering::SeqCst);
+        Only { object, _use: in_use }
     }
 
     /// Replaces a read lease with a write lease. In between, a local program can open the file.
@@ -226,16 +249,20 @@ impl Watcher {
     /// the file system has no leases or notifications.
     fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, fh: &Fh) -> Option<WatchedObject> {
         let of = match how {
-            How::Read => Of::Bytes,
+            How::Read(_) => Of::Bytes,
             // A client that watches alone may write, and no other program can.
             How::Alone(_) => Of::Attributes,
             How::Directory => Of::Names,
         };
         // Inserted before the lease is taken: the lease may be broken at once.
         self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
-        let only = if let How::Alone(only) = how { Some(only) } else { None };
+        let (only, in_use) = match how {
+            How::Alone(only) => (Some(only), None),
+            How::Read(in_use) => (None, Some(in_use)),
+            How::Directory => (None, None),
+        };
         let (leased, alone) = (of != Of::Names, only.is_some());
-        let mut held = WatchedObject { watcher: self.clone(), fd, mark: None, leased, only };
+        let mut held = WatchedObject { watcher: self.clone(), fd, mark: None, leased, only, _use: in_use };
         if leased {
             sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
         }

@@ -241,3 +241,27 @@ async fn virtual_open_survives_local_removal() {
     assert_eq!(l.meta.stats().virtual_made_real, 3);
     assert_eq!(l.meta.opens.len(), 0);
 }
+
+/// A virtual open that relied on a lease becomes real before the withdrawal of the lease ends. So
+/// the server keeps the file for it when the waiting client removes the file.
+/// Promise: S7a
+#[tokio::test(start_paused = true)]
+async fn virtual_open_outlives_lease_and_name() {
+    let l = lab().await;
+    tree(&l).await;
+    l.wire.lease(true);
+    let trail = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await;
+    let (c, fh) = (trail.steps[2].fh.clone(), trail.steps[3].fh.clone());
+    assert_eq!(read_all(&*l.meta, &l.cx, &fh).await.unwrap(), "one");
+    l.wire.take();
+    let opened = l.meta.open(&l.cx, PathRef::fh(&fh), &READ).await.unwrap();
+    assert_eq!(l.wire.take(), "");
+    l.wire.lease(false);
+    l.wire.upcalls.get().unwrap().revoke(&fh).await;
+    assert_eq!(l.wire.take(), "open 1");
+    l.model.unlink(&l.cx, &c, &name("f"), None).await.unwrap();
+    let file = File { fh: &fh, open: Some(opened.open) };
+    assert_eq!(l.meta.read(&l.cx, file, 0, 10).await.unwrap().data.into_bytes(), "one");
+    l.meta.close(&l.cx, &fh, opened.open).await.unwrap();
+    assert_eq!(l.model.open_count(), 0);
+}

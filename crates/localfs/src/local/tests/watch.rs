@@ -58,6 +58,33 @@ async fn local_writers_wait_and_are_reported() {
     assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "new");
 }
 
+/// A watched file whose last name a local program removes or replaces stays usable until the watch
+/// ends.
+/// Promise: S10
+#[tokio::test]
+async fn removed_file_stays_while_watched() {
+    for alone in [false, true] {
+        for replaced in [false, true] {
+            let dir = Dir::new();
+            let l = local(&dir);
+            let _told = told(&l);
+            let fh = file(&l, "f").await;
+            let watched = watch_as(&l, &fh, alone).await;
+            if replaced {
+                fs::write(dir.path("new"), b"new").unwrap();
+                fs::rename(dir.path("new"), dir.path("f")).unwrap();
+            } else {
+                fs::remove_file(dir.path("f")).unwrap();
+            }
+            let at = File { fh: &fh, open: None };
+            assert_eq!(l.getattr(&root(), at).await.unwrap().attr.nlink, 0);
+            assert_eq!(read_all(&l, &root(), &fh).await.unwrap(), "old");
+            drop(watched);
+            assert_eq!(l.getattr(&root(), at).await.unwrap_err().errno, libc::ESTALE);
+        }
+    }
+}
+
 /// A file that a local program has open for writing is not watched.
 /// Promise: S10a
 #[tokio::test]
