@@ -14,6 +14,8 @@ const SEMANTICS: &str = "docs/SEMANTICS.md";
 const PAGE: &str = "docs/PROMISES.md";
 /// The prefixes of a test's list of promises, in Rust and in Python.
 const MARKS: [&str; 2] = ["/// Promise: ", "# Promise: "];
+/// Stands for the number in a mark that does not begin its line.
+const MISPLACED: &str = "with a number after other words: begin the line with `Promise:`";
 
 /// A promise: its number (`6c`) and its first words.
 #[derive(Debug, PartialEq, Eq)]
@@ -83,6 +85,8 @@ fn marked(text: &str) -> Vec<(String, String)> {
     for line in text.lines().map(str::trim_start) {
         if let Some(ids) = MARKS.iter().find_map(|mark| line.strip_prefix(mark)) {
             waiting.extend(ids.split(',').map(|id| id.trim().trim_end_matches('.').to_string()));
+        } else if line.starts_with(['/', '#']) && line.contains(" Promise:") {
+            waiting.push(MISPLACED.into());
         } else if let Some(name) = function(line) {
             found.extend(waiting.drain(..).map(|id| (id, name.to_string())));
         }
@@ -137,9 +141,9 @@ mod tests {
     #[test]
     fn tests_name_their_promises() {
         let text = "/// A story.\n/// Promise: 6c, 6d\n#[test]\nfn one() {}\nfn two() {}\n\
-                    # Promise: 7.\ndef three(self):\n";
+                    # Promise: 7.\ndef three(self):\n/// A story. Promise:\n/// 8\nfn four() {}\n";
         let found = marked(text);
-        let expected = [("6c", "one"), ("6d", "one"), ("7", "three")];
+        let expected = [("6c", "one"), ("6d", "one"), ("7", "three"), (MISPLACED, "four")];
         assert_eq!(found, expected.map(|(id, name)| (id.to_string(), name.to_string())));
     }
 

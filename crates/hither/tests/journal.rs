@@ -14,12 +14,30 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-fn with_journal() -> (Serve, PathBuf, String) {
+/// A running server with a journal, and a mount of it.
+struct Journaled {
+    server: Serve,
+    path: PathBuf,
+    state: String,
+    mnt: PathBuf,
+}
+
+fn with_journal() -> Journaled {
     let server = Serve::of_directory();
     let journal = server.dir.path().join("journal");
     let state = server.dir.path().join("state").display().to_string();
-    let server = server.with(&["--journal", journal.to_str().unwrap(), "--journal-size", "8"]);
-    (server, journal, state)
+    let mut server = server.with(&["--journal", journal.to_str().unwrap(), "--journal-size", "8"]);
+    server.serve();
+    let mnt = server.mnt("mnt");
+    server.mount("vers=3,sync", &mnt).ok();
+    Journaled { server, path: journal, state, mnt }
+}
+
+/// Writes twenty files, with durable writes.
+fn fill(mnt: &Path, name: &str) {
+    for i in 0..20 {
+        fs::write(mnt.join(format!("{name}{i}")), vec![i; 20_000]).unwrap();
+    }
 }
 
 fn journal(words: &[&str], path: &Path) -> Said {
@@ -35,13 +53,8 @@ fn running(state: &str) -> Value {
 #[test]
 #[ignore = "needs root"]
 fn journal_is_shown_checked_and_flushed() {
-    let (mut server, path, state) = with_journal();
-    server.serve();
-    let mnt = server.mnt("mnt");
-    server.mount("vers=3,sync", &mnt).ok();
-    for i in 0..20 {
-        fs::write(mnt.join(format!("f{i}")), vec![i; 20_000]).unwrap();
-    }
+    let Journaled { mut server, path, state, mnt } = with_journal();
+    fill(&mnt, "f");
     assert!(!running(&state)["oldest_ms"].is_null());
     assert!(hither(&["journal", "show", "--server", &state]).ok().out.contains("exports     /"));
     let used = journal(&["check"], &path);
@@ -49,9 +62,7 @@ fn journal_is_shown_checked_and_flushed() {
     hither(&["journal", "flush", "--server", &state]).ok();
     let after = running(&state);
     assert!(after["oldest_ms"].is_null() && after["checkpoints"].as_u64() >= Some(1), "{after}");
-    for i in 0..20 {
-        fs::write(mnt.join(format!("g{i}")), vec![i; 20_000]).unwrap();
-    }
+    fill(&mnt, "g");
     server.kill();
     let gone = hither(&["journal", "flush", "--server", &state]);
     assert!(gone.code == 2 && gone.err.contains("has ended: start it again"), "{gone:?}");
@@ -89,10 +100,7 @@ fn journal_is_shown_checked_and_flushed() {
 #[test]
 #[ignore = "needs root"]
 fn killed_flush_loses_nothing() {
-    let (mut server, path, state) = with_journal();
-    server.serve();
-    let mnt = server.mnt("mnt");
-    server.mount("vers=3,sync", &mnt).ok();
+    let Journaled { mut server, path, state, mnt } = with_journal();
     let mut flushes = 0;
     for round in 0..8_u64 {
         let stop = AtomicBool::new(false);
@@ -131,18 +139,13 @@ fn killed_flush_loses_nothing() {
 
 /// A disk moves to a machine with another machine-id(5). The server refuses the journal until it is
 /// adopted. An adoption that is killed can be repeated, and no acknowledged write is lost. A
-/// damaged journal and a journal of another state directory are refused and not changed. Promise:
-/// S9
+/// damaged journal and a journal of another state directory are refused and not changed.
+/// Promise: S9
 #[test]
 #[ignore = "needs root"]
 fn moved_journal_is_adopted() {
-    let (mut server, path, state) = with_journal();
-    server.serve();
-    let mnt = server.mnt("mnt");
-    server.mount("vers=3,sync", &mnt).ok();
-    for i in 0..20 {
-        fs::write(mnt.join(format!("f{i}")), vec![i; 20_000]).unwrap();
-    }
+    let Journaled { mut server, path, state, mnt } = with_journal();
+    fill(&mnt, "f");
     run(Command::new("umount").arg("-l").arg(&mnt)).ok();
     server.kill();
     let dir = server.dir.path().to_path_buf();

@@ -459,8 +459,8 @@ async fn slow_calls_give_their_turn_back() {
 }
 
 /// A program has many connections with slow calls. Another program at the same address is answered
-/// at once, because a part of the turns is reserved for connections that use little time. Promise:
-/// S7
+/// at once, because a part of the turns is reserved for connections that use little time.
+/// Promise: S7
 #[tokio::test(start_paused = true)]
 async fn slow_calls_spare_light_connections() {
     let limits = ServerLimits { host_calls_max: 64, ..ServerLimits::default() };
