@@ -18,7 +18,7 @@ SOAK_HOURS ?= 8
 CRASHES ?= 1000
 POINTS ?= 1000
 
-.PHONY: demo test check unit quick test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve test-browser install uninstall build program library deb test-deb static test-static packages toolchain deny
+.PHONY: demo test check unit quick instructions trend test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve test-browser install uninstall build program library deb test-deb static test-static packages toolchain deny
 
 # Needs only a compiler and FUSE.
 demo: toolchain
@@ -50,6 +50,16 @@ test-lab: packages build
 test-browser: packages build
 	lab/packages.sh browser
 	lab/browser.sh
+
+# The instructions of hot paths, by valgrind. More than recorded is a failure.
+instructions: packages toolchain
+	$(CARGO) xtask instructions
+
+# Records messages and instructions, and adds them to bench/TREND.md; for each landing.
+trend: packages toolchain
+	HITHER_RENEW=1 $(CARGO) test --workspace --test costs -- --include-ignored
+	$(CARGO) xtask instructions --renew
+	$(CARGO) xtask trend "$$(git log -1 --format='%cs %s')"
 
 # All faults at POINTS random points, with a search for every acknowledged byte (HITHER_SEED and
 # HITHER_WORLD repeat a failure), and the above, again and again, until one fails or the hours are over.

@@ -1,6 +1,6 @@
 //! The checks of `cargo xtask tidy`.
 
-use crate::{promises, prose, security};
+use crate::{promises, prose, security, trend};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -89,6 +89,7 @@ pub fn run() -> ExitCode {
     complaints.extend(unchecked_options(&read(OPTIONS), &read(OPTION_CHECKS)));
     complaints.extend(promises::check(&files));
     complaints.extend(security::check());
+    complaints.extend(trend::complaints());
     for c in &complaints {
         eprintln!("tidy: {c}");
     }
@@ -154,6 +155,7 @@ fn wide_comments(name: &str, text: &str) -> Vec<String> {
 
 fn is_test(name: &str) -> bool {
     name.contains("/tests/")
+        || name.contains("/benches/")
         || name.ends_with("/tests.rs")
         || name.contains("/examples/")
         || name.starts_with("fuzz/")

@@ -106,7 +106,8 @@ pub use stats::MetadataCacheStats;
 
 use bytes::Bytes;
 use contents::Contents;
-use hither_vfs::{BoxFuture, Cred, Env, Fh, Unsent, Upcalls, Vfs};
+use hither_vfs::{Attrs, BoxFuture, Cred, Env, Fh, Unsent, Upcalls, Vfs};
+use learn::Ticket;
 use moment::{Clock, LEASE, nanos};
 use objects::{Limits, Object};
 use parking_lot::Mutex;
@@ -318,13 +319,18 @@ impl MetadataCache {
         stats::add(&self.counters.fences, 1);
     }
 
-    /// Drops the contents of an object, and expires its attributes and names.
-    fn let_go(&self, fh: &Fh) {
+    /// Drops the contents of an object, and expires its attributes and names. Attributes in `kept`
+    /// are right, unless a local change has overtaken them.
+    fn let_go(&self, fh: &Fh, kept: Option<(&Attrs, &Ticket)>) {
         self.contents.drop_file(fh, &self.counters);
         let barrier = self.next_seq();
         self.table.ensure(fh, |_, object| {
+            let kept = kept.filter(|(_, ticket)| self.may_keep(object, ticket));
             object.barrier = object.barrier.max(barrier);
             object.expire();
+            if let Some((attrs, ticket)) = kept {
+                self.store_attrs(object, attrs, ticket, false);
+            }
             if let Some(dir) = object.known_dir() {
                 dir.expire_names(self.clock.now());
             }
@@ -366,7 +372,7 @@ struct Hearer(Weak<MetadataCache>);
 impl Upcalls for Hearer {
     fn revoke(&self, fh: &Fh) -> BoxFuture<()> {
         let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
-        meta.let_go(fh);
+        meta.let_go(fh, None);
         let withdrawn = match meta.above.get() {
             Some(above) => above.revoke(fh),
             None => Box::pin(std::future::ready(())),
@@ -382,7 +388,7 @@ impl Upcalls for Hearer {
 
     fn withdraw_unused(&self, fh: &Fh) -> BoxFuture<()> {
         let Some(meta) = self.0.upgrade() else { return Box::pin(std::future::ready(())) };
-        meta.let_go(fh);
+        meta.let_go(fh, None);
         match meta.above.get() {
             Some(above) => above.withdraw_unused(fh),
             None => Box::pin(std::future::ready(())),

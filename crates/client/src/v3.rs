@@ -302,7 +302,7 @@ impl Vfs for V3 {
         _: LockKind,
         _: FileRange,
         _: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         Err(Error::new(libc::ENOLCK))
     }
 

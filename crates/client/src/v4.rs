@@ -455,12 +455,12 @@ impl Vfs for V4 {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         let (open, fh) = (file.open, file.fh.clone());
         let (core, own, undo) = (self.core.clone(), cx.clone(), self.core.clone());
         let work = async move { core.lock(&own, open, owner, kind, range, wait).await };
         // A lock granted after its caller was interrupted must be released.
-        let unlock = move |()| {
+        let unlock = move |_| {
             tokio::spawn(async move {
                 if let Err(f) = undo.unlock(&fh, owner, range).await {
                     tracing::warn!("giving up a lock whose caller has ended: {}", Error::from(f));

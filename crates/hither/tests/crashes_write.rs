@@ -278,9 +278,14 @@ impl Campaign {
         for w in &mut self.writers {
             let bytes = std::fs::read(self.ganesha.export(w.path.to_str().unwrap())).unwrap_or_default();
             if let Some(cut) = w.cut.take() {
-                let there = bytes.len() as u64 / w.len as u64;
-                w.acked.split_off(&there.max(cut));
-                w.synced.split_off(&there.max(cut));
+                // The server may have cut the file before writes of the journal extended it again.
+                let (id, len) = (w.id, w.len);
+                w.acked.retain(|&place, number| {
+                    let at = place as usize * len;
+                    place < cut || bytes.get(at..at + len) == Some(&record(id, place, *number, len))
+                });
+                let left = &w.acked;
+                w.synced.retain(|place, _| left.contains_key(place));
             }
             if let Some((place, number)) = w.tried.take() {
                 let at = place as usize * w.len;

@@ -244,7 +244,7 @@ macro_rules! delegate {
             @fn lock<'a>(
                 file: $crate::File<'a>, owner: $crate::LockOwner, kind: $crate::LockKind,
                 range: $crate::FileRange, wait: $crate::LockWait
-            ) -> $crate::Result<()>,
+            ) -> $crate::Result<Option<$crate::Attrs>>,
             $($to)+
         );
     };

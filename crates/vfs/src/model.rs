@@ -603,7 +603,7 @@ impl Vfs for Model {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         loop {
             let released = self.unlocked.notified();
             tokio::pin!(released);
@@ -618,7 +618,7 @@ impl Vfs for Model {
                         self.unlocked.notify_waiters();
                     }
                     locks.take(owner, kind, range);
-                    return Ok(());
+                    return Ok(Some(self.attrs(&s, ino)));
                 }
             }
             if wait == LockWait::No {

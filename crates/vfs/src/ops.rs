@@ -649,7 +649,8 @@ pub trait Vfs: BatchOps + Send + Sync + 'static {
     /// Removes an extended attribute.
     async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()>;
 
-    /// Takes or changes a byte-range lock.
+    /// Takes or changes a byte-range lock. May return the attributes that the file had with the
+    /// lock held, when they cost nothing.
     async fn lock(
         &self,
         cx: &RequestContext,
@@ -658,7 +659,7 @@ pub trait Vfs: BatchOps + Send + Sync + 'static {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()>;
+    ) -> Result<Option<Attrs>>;
 
     /// Releases locks in a range. No locks in the range is no error.
     async fn unlock(

@@ -214,7 +214,13 @@ impl DataCache {
         self.learn_live(fh, live, attrs, ticket)
     }
 
-    fn learn_live(&self, fh: &Fh, live: &Live, attrs: &Attrs, ticket: Ticket) -> Option<Arc<CachedVersion>> {
+    pub(super) fn learn_live(
+        &self,
+        fh: &Fh,
+        live: &Live,
+        attrs: &Attrs,
+        ticket: Ticket,
+    ) -> Option<Arc<CachedVersion>> {
         let attr = &attrs.attr;
         if attr.kind != FileKind::Regular {
             return None;

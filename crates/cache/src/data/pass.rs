@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{OnceCell, RwLock};
+use tokio::time::Instant;
 
 /// How long an orderly shutdown waits for queued blocks.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -466,13 +467,20 @@ impl Vfs for DataCache {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
-        self.below.lock(cx, self.down(file).await?, owner, kind, range, wait).await?;
+    ) -> Result<Option<Attrs>> {
+        let ticket = self.ticket_quietly();
+        let attrs = self.below.lock(cx, self.down(file).await?, owner, kind, range, wait).await?;
         // The new holder of a lock must see the data of the previous holder.
         if let Some(live) = self.used(file.fh) {
             live.doubt();
+            if let Some(attrs) = &attrs {
+                // These attributes are of the time after the lock was granted, unlike those of
+                // other requests up to now.
+                let attrs = Attrs { asked: Instant::now(), ..attrs.clone() };
+                self.learn_live(file.fh, &live, &attrs, ticket);
+            }
         }
-        Ok(())
+        Ok(attrs)
     }
 
     async fn unlock(

@@ -531,15 +531,16 @@ impl Vfs for MetadataCache {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         let below = File { fh: file.fh, open: self.real(file).await? };
-        self.below.lock(cx, below, owner, kind, range, wait).await?;
+        let ticket = self.ticket();
+        let attrs = self.below.lock(cx, below, owner, kind, range, wait).await?;
         // The new holder of a lock must see the data of the previous holder. Under a lease, no
         // other client has written since the lease is known.
         if !self.is_leased(file.fh) {
-            self.let_go(file.fh);
+            self.let_go(file.fh, attrs.as_ref().map(|attrs| (attrs, &ticket)));
         }
-        Ok(())
+        Ok(attrs)
     }
 
     async fn unlock(

@@ -5,7 +5,7 @@
 //! this time is not closed. [`Core::release`] handles the files that a batch leaves open (a
 //! refusal, or a state in use) alone.
 
-use super::call::Compound;
+use super::call::{Answer, Compound};
 use super::core::Core;
 use super::state::{FileState, OpenState, Step, wire_fh};
 use hither_proto::nfs4::{Op, Stateid};
@@ -14,22 +14,40 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{MutexGuard, oneshot};
+use tokio::time::Instant;
 
 /// Time for which a file waits for others.
 const WAIT: Duration = Duration::from_millis(200);
 /// Number of waiting files at which the wait ends.
 const MAX: usize = 16;
+/// Most closes of a file that go in front of its removal.
+const BEFORE_MAX: usize = 4;
 
 /// Files that wait for their CLOSE.
 #[derive(Default)]
 pub(crate) struct Closer {
-    waiting: Mutex<Vec<Waiting>>,
+    queue: Mutex<Queue>,
 }
 
-struct Waiting {
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<Waiting>,
+    /// Whether a task waits for the time of the first file.
+    is_timed: bool,
+}
+
+impl Queue {
+    fn take(&mut self) -> Vec<Waiting> {
+        std::mem::take(&mut self.waiting)
+    }
+}
+
+/// A file that waits. Its last open goes on when this value is dropped.
+pub(super) struct Waiting {
     state: Arc<OpenState>,
-    done: oneshot::Sender<()>,
+    since: Instant,
+    _done: oneshot::Sender<()>,
 }
 
 impl Core {
@@ -41,33 +59,59 @@ impl Core {
             return;
         }
         let (done, told) = oneshot::channel();
-        let (first, full) = {
-            let mut waiting = self.closer.waiting.lock();
-            waiting.push(Waiting { state: state.clone(), done });
-            let full = (waiting.len() >= MAX).then(|| std::mem::take(&mut *waiting));
-            (waiting.len() == 1, full)
+        let (start_timer, full) = {
+            let mut queue = self.closer.queue.lock();
+            queue.waiting.push(Waiting { state: state.clone(), since: Instant::now(), _done: done });
+            let full = (queue.waiting.len() >= MAX).then(|| queue.take());
+            (full.is_none() && !std::mem::replace(&mut queue.is_timed, true), full)
         };
+        let core = self.clone();
         if let Some(batch) = full {
-            let core = self.clone();
             tokio::spawn(async move { core.close_many(batch).await });
-        } else if first {
-            let core = self.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = tokio::time::sleep(WAIT) => {}
-                    () = core.stop.cancelled() => {}
-                }
-                core.close_waiting().await;
-            });
+        } else if start_timer {
+            tokio::spawn(async move { core.close_in_time().await });
         }
         // With any outcome of the batch.
         let _ = told.await;
     }
 
-    /// Closes a waiting file before the removal of its last name. Some servers cannot close a file
-    /// without a name by its filehandle.
-    pub async fn close_first(self: &Arc<Self>, fh: &Fh) {
-        if self.closer.waiting.lock().iter().any(|w| w.state.file.fh == *fh) {
+    /// Closes the waiting files when the first of them has waited long enough, until none waits.
+    async fn close_in_time(self: &Arc<Self>) {
+        loop {
+            let until = {
+                let mut queue = self.closer.queue.lock();
+                let Some(first) = queue.waiting.first() else {
+                    queue.is_timed = false;
+                    return;
+                };
+                first.since + WAIT
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(until) => {}
+                () = self.stop.cancelled() => {}
+            }
+            let batch = {
+                let mut queue = self.closer.queue.lock();
+                // The removal of the first file may have taken it.
+                let is_due = queue.waiting.first().is_some_and(|w| w.since <= until - WAIT);
+                if is_due || self.stop.is_cancelled() { queue.take() } else { Vec::new() }
+            };
+            self.close_many(batch).await;
+        }
+    }
+
+    /// Takes the waiting closes of a file that is about to lose its last name. They go in front of
+    /// the removal, in the same compound ([`Core::returning`]). Some servers cannot close a file
+    /// without a name by its filehandle. Closes that cannot go there are sent now.
+    pub async fn take_closes(self: &Arc<Self>, cx: &RequestContext, fh: &Fh) -> Vec<Waiting> {
+        let (mine, is_left) = {
+            let waiting = &mut self.closer.queue.lock().waiting;
+            let of_file = |w: &Waiting| w.state.file.fh == *fh;
+            let mine: Vec<_> =
+                waiting.extract_if(.., |w| of_file(w) && w.state.cred == cx.cred).take(BEFORE_MAX).collect();
+            (mine, waiting.iter().any(of_file))
+        };
+        if is_left {
             self.close_waiting().await;
         }
         let states = |file: Arc<FileState>| file.inner.lock().states.values().cloned().collect::<Vec<_>>();
@@ -75,15 +119,19 @@ impl Core {
             // A CLOSE in progress.
             drop(state.closing.lock().await);
         }
+        mine
     }
 
     /// Closes all waiting files now.
     pub async fn close_waiting(self: &Arc<Self>) {
-        let batch = std::mem::take(&mut *self.closer.waiting.lock());
+        let batch = self.closer.queue.lock().take();
         self.close_many(batch).await;
     }
 
     async fn close_many(self: &Arc<Self>, mut batch: Vec<Waiting>) {
+        if batch.is_empty() {
+            return;
+        }
         let Ok(session) = self.ready().await else { return };
         let most = (session.limits.max_ops as usize).saturating_sub(1) / 2;
         let most = most.min(self.ops_limit.load(Ordering::Relaxed) / 2).clamp(1, MAX);
@@ -94,40 +142,61 @@ impl Core {
             while !some.is_empty() {
                 let now: Vec<_> = some.drain(..most.min(some.len())).collect();
                 self.close_together(&RequestContext::new(cred.clone()), &now).await;
-                for waiting in now {
-                    // The receiver may have stopped waiting.
-                    let _ = waiting.done.send(());
-                }
             }
         }
     }
 
     /// One compound with the CLOSEs that are still needed.
     async fn close_together(self: &Arc<Self>, cx: &RequestContext, batch: &[Waiting]) {
-        // Opens of these files wait until this function returns, as for every CLOSE.
-        let mut held = Vec::with_capacity(batch.len());
-        let mut closing: Vec<(&Arc<OpenState>, Stateid)> = Vec::with_capacity(batch.len());
+        let closing = Closing::begin(batch);
+        if closing.states.is_empty() {
+            return;
+        }
+        let c = Compound::new("CLOSE", closing.ops());
+        if let Ok(mut answer) = self.compound(cx, c).await {
+            closing.end(self, &mut answer).await;
+        }
+    }
+}
+
+/// CLOSEs in one compound. Opens of these files wait until the end of this value, as for every
+/// CLOSE.
+pub(super) struct Closing<'a> {
+    states: Vec<(&'a Arc<OpenState>, Stateid)>,
+    _held: Vec<MutexGuard<'a, ()>>,
+}
+
+impl<'a> Closing<'a> {
+    /// The CLOSEs that are still needed.
+    pub fn begin(batch: &'a [Waiting]) -> Self {
+        let (mut held, mut states) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
         for Waiting { state, .. } in batch {
             if let Ok(guard) = state.closing.try_lock()
                 && let Step::Close(stateid) = state.next_step()
                 && state.inner.lock().locks.is_empty()
             {
                 held.push(guard);
-                closing.push((state, stateid));
+                states.push((state, stateid));
             }
         }
-        if closing.is_empty() {
-            return;
-        }
-        let ops = closing.iter().flat_map(|(s, id)| [Op::Putfh(wire_fh(&s.file.fh)), Op::close(*id)]);
-        let Ok(mut answer) = self.compound(cx, Compound::new("CLOSE", ops)).await else { return };
-        for (state, stateid) in closing {
+        Self { states, _held: held }
+    }
+
+    /// The operations.
+    pub fn ops(&self) -> impl Iterator<Item = Op> {
+        self.states.iter().flat_map(|(s, id)| [Op::Putfh(wire_fh(&s.file.fh)), Op::close(*id)])
+    }
+
+    /// Takes the results of the operations. Returns whether all files were closed.
+    pub async fn end(self, core: &Arc<Core>, answer: &mut Answer) -> bool {
+        for (state, stateid) in self.states {
             if answer.results.putfh().is_err() || answer.results.close().is_err() {
-                return;
+                return false;
             }
             state.gone(&stateid);
             // An open by name has overtaken the CLOSE, and the server closed that open, too.
-            self.open_again(state).await;
+            core.open_again(state).await;
         }
+        true
     }
 }

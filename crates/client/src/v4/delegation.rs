@@ -28,6 +28,7 @@
 //! renewal.
 
 use super::call::{Answer, Compound};
+use super::closer::{Closing, Waiting};
 use super::core::Core;
 use super::fail::Answered;
 use super::state::wire_fh;
@@ -190,6 +191,15 @@ pub(crate) struct Taken {
     pub write: bool,
     /// The client maintains the file's times.
     pub times: bool,
+}
+
+/// The state at the server of a file that is about to lose its last name.
+#[derive(Default)]
+pub(super) struct LastState {
+    /// Opens that wait for their CLOSE.
+    pub closes: Vec<Waiting>,
+    /// The delegation.
+    pub delegation: Option<Taken>,
 }
 
 impl Default for Delegations {
@@ -624,18 +634,18 @@ impl Core {
         });
     }
 
-    /// Executes `ops`, which remove a name of a file, and returns the file's delegation `held` in
-    /// the same compound. Some servers cannot take a delegation back by a filehandle without a
-    /// name. The results of the return are consumed.
+    /// Executes `ops`, which remove a name of a file. In front of them, in the same compound, the
+    /// file's state goes back. Some servers cannot take it back by a filehandle without a name. The
+    /// results of `ops` are left in the answer.
     pub async fn returning(
         self: &Arc<Self>,
         cx: &RequestContext,
         label: &'static str,
-        held: Option<Taken>,
+        first: LastState,
         ops: Vec<Op>,
     ) -> Answered<Answer> {
-        let mut repeated = false;
-        if let Some(held) = held {
+        let held = first.delegation;
+        if let Some(held) = &held {
             // Without waiting: the layer above requested this operation.
             if let Some(above) = self.delegations.upcalls.get() {
                 drop(if cx.target_unused { above.withdraw_unused(&held.fh) } else { above.revoke(&held.fh) });
@@ -643,12 +653,20 @@ impl Core {
             if held.write {
                 self.hand_over(&held.fh).await;
             }
-            let first = [Op::Putfh(wire_fh(&held.fh)), Op::Delegreturn(held.stateid)];
-            let c = Compound::new(label, first.into_iter().chain(ops.iter().cloned()));
+        }
+        let mut repeated = false;
+        let closing = Closing::begin(&first.closes);
+        let returned = held.iter().flat_map(|t| [Op::Putfh(wire_fh(&t.fh)), Op::Delegreturn(t.stateid)]);
+        let back: Vec<Op> = closing.ops().chain(returned).collect();
+        if !back.is_empty() {
+            let c = Compound::new(label, back.into_iter().chain(ops.iter().cloned()));
             let mut answer = self.compound(cx, c).await?;
-            let returned = answer.results.putfh().is_ok() && answer.results.delegreturn().is_ok();
+            let mut done = closing.end(self, &mut answer).await;
+            if held.is_some() {
+                done = done && answer.results.putfh().is_ok() && answer.results.delegreturn().is_ok();
+            }
             let waits = matches!(answer.results.status(), Nfsstat4::DELAY | Nfsstat4::GRACE);
-            if returned && !(waits && Compound::new(label, ops.clone()).changed_nothing(&answer)) {
+            if done && !(waits && Compound::new(label, ops.clone()).changed_nothing(&answer)) {
                 return Ok(answer);
             }
             repeated = answer.repeated;

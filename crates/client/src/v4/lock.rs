@@ -5,6 +5,7 @@
 //! whether the server is asked at all. A waiting caller retries with growing intervals. A local
 //! unlock and the server's CB_NOTIFY_LOCK wake the waiting callers.
 
+use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
@@ -16,8 +17,8 @@ use hither_proto::nfs4::{
     OpenToLockOwner, Stateid, op,
 };
 use hither_vfs::{
-    Access, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenHow, OpenId,
-    RequestContext,
+    Access, Attrs, Error, Fh, FileRange, LockConflict, LockKind, LockOwner, LockWait, OpenAccess, OpenHow,
+    OpenId, RequestContext,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -55,16 +56,25 @@ impl LockState {
     pub fn new(owner: LockOwner) -> Arc<Self> {
         Arc::new(Self { owner, inner: Mutex::default(), serial: tokio::sync::Mutex::default() })
     }
+
+    /// Records a lock that the server granted.
+    fn granted(&self, stateid: Stateid, range: FileRange, kind: LockKind) {
+        let mut inner = self.inner.lock();
+        inner.stateid = Some(stateid);
+        inner.ranges.lock(range, kind);
+    }
 }
 
 /// Outcome of one attempt to lock.
 enum Attempt {
-    Granted,
+    /// With the file's attributes under the lock, when the server returned them.
+    Granted(Option<Attrs>),
     Taken,
 }
 
 impl Core {
-    /// Takes or changes a lock.
+    /// Takes or changes a lock. Returns the attributes of the file under the lock, unless the lock
+    /// was decided here.
     pub async fn lock(
         self: &Arc<Self>,
         cx: &RequestContext,
@@ -73,7 +83,7 @@ impl Core {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Answered<()> {
+    ) -> Answered<Option<Attrs>> {
         let entry = self.files.entry(open.ok_or_else(|| Error::new(libc::EBADF))?)?;
         let needed = match kind {
             LockKind::Read => OpenAccess::READ,
@@ -92,7 +102,7 @@ impl Core {
             let woken = self.files.lock_freed.notified();
             let released = entry.state.file.lock_freed.notified();
             match self.try_lock(cx, &entry.state, owner, kind, range, wait).await? {
-                Attempt::Granted => return Ok(()),
+                Attempt::Granted(attrs) => return Ok(attrs),
                 Attempt::Taken if wait == LockWait::No => return Err(Error::new(libc::EAGAIN).into()),
                 Attempt::Taken => {}
             }
@@ -156,7 +166,9 @@ impl Core {
             }
             let decide = |file: &FileInner| file.take_lock(state, owner, kind, range);
             let _asking = match self.decide_lock(&state.file, false, decide).await? {
-                Decided::Here(taken) => return Ok(if taken? { Attempt::Granted } else { Attempt::Taken }),
+                Decided::Here(taken) => {
+                    return Ok(if taken? { Attempt::Granted(None) } else { Attempt::Taken });
+                }
                 Decided::Server(asking) => asking,
             };
             // Looked up for each try: the owner's lock state ends with the open that it was for.
@@ -170,17 +182,17 @@ impl Core {
                 length: length(range),
                 locker,
             };
-            let c = Compound::new("LOCK", [Op::Putfh(wire_fh(&state.file.fh)), Op::Lock(args)]);
+            let fh = &state.file.fh;
+            let ops = [Op::Putfh(wire_fh(fh)), Op::Lock(args), Op::Getattr(NODE_ATTRS)];
+            let c = Compound::new("LOCK", ops).wishes_from(2);
             let mut answer = self.compound(cx, c).await?;
             answer.results.putfh()?;
             match answer.results.outcome::<op::Lock>()? {
                 Ok(stateid) => {
-                    let mut inner = lock.inner.lock();
-                    inner.stateid = Some(stateid);
-                    inner.ranges.lock(range, kind);
-                    drop(inner);
+                    lock.granted(stateid, range, kind);
                     state.inner.lock().locks.entry(owner).or_insert_with(|| lock.clone());
-                    return Ok(Attempt::Granted);
+                    let Ok(wire) = answer.results.getattr() else { return Ok(Attempt::Granted(None)) };
+                    return Ok(Attempt::Granted(self.attrs(fh, &wire, answer.asked).await.ok()));
                 }
                 Err(LockFail::Denied(_)) => return Ok(Attempt::Taken),
                 Err(LockFail::Status(s)) if is_state_lost(s) => self.state_lost(state, &used).await,

@@ -8,7 +8,7 @@
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Backoff, Compound, interruptible};
 use super::core::Core;
-use super::delegation::Taken;
+use super::delegation::LastState;
 use super::fail::{Answered, Fail};
 use super::open::change_info;
 use super::state::{Claim, FileState, Removing, wire_fh, wire_name};
@@ -236,12 +236,9 @@ impl Core {
         name: &Name,
         target: Option<&Fh>,
     ) -> Answered<ChangeInfo> {
-        if let Some(fh) = target {
-            self.close_first(fh).await;
-        }
-        let held = target.and_then(|fh| self.delegations.take(fh));
+        let first = self.take_state(cx, target).await;
         let ops = vec![Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name)), Op::Getattr(NODE_ATTRS)];
-        let mut answer = self.returning(cx, "REMOVE", held, ops).await?;
+        let mut answer = self.returning(cx, "REMOVE", first, ops).await?;
         answer.results.putfh()?;
         match answer.results.remove() {
             Ok(cinfo) => {
@@ -253,6 +250,13 @@ impl Core {
             Err(e) if answer.repeated && e.status() == Some(Nfsstat4::NOENT) => Ok(ChangeInfo::default()),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Takes the state of a file that is about to lose its last name.
+    async fn take_state(self: &Arc<Self>, cx: &RequestContext, fh: Option<&Fh>) -> LastState {
+        let Some(fh) = fh else { return LastState::default() };
+        let closes = self.take_closes(cx, fh).await;
+        LastState { closes, delegation: self.delegations.take(fh) }
     }
 
     /// Prepares the removal of a name of `target`. Returns the file when it is open and the server
@@ -359,18 +363,19 @@ impl Core {
         loop {
             let (hide, _alone) = self.claim_target(cx, replaced).await;
             let hide = hide.map(|file| (file, self.silly_name()));
-            if let Some(fh) = replaced.filter(|_| hide.is_none()) {
-                self.close_first(fh).await;
-            }
-            let held = replaced.filter(|_| hide.is_none()).and_then(|fh| self.delegations.take(fh));
-            match self.rename_once(cx, from, to, replaced, hide, held).await {
+            let first = self.take_state(cx, replaced.filter(|_| hide.is_none())).await;
+            match self.rename_once(cx, from, to, replaced, hide, first).await {
                 // When the link for the replaced file was made first, the compound is not repeated
                 // automatically. Some servers allow the link in their grace period.
                 Err(Fail::Nfs(status @ (Nfsstat4::DELAY | Nfsstat4::GRACE))) => {
                     let wait = if status == Nfsstat4::GRACE { grace.step() } else { delay.step() };
                     interruptible(Some(&cx.cancel), tokio::time::sleep(wait)).await?;
                 }
-                done => return done,
+                Ok(moved) => {
+                    self.files.note_renamed(from, to);
+                    return Ok(moved);
+                }
+                Err(f) => return Err(f),
             }
         }
     }
@@ -382,7 +387,7 @@ impl Core {
         to: (&Fh, &Name),
         replaced: Option<&Fh>,
         hide: Option<(Arc<FileState>, Name)>,
-        held: Option<Taken>,
+        first: LastState,
     ) -> Answered<Moved> {
         let mut ops = Vec::with_capacity(8);
         if let Some((file, silly)) = &hide {
@@ -397,7 +402,7 @@ impl Core {
         if from.0 != to.0 {
             ops.extend([Op::Restorefh, Op::Getattr(NODE_ATTRS)]);
         }
-        let mut answer = self.returning(cx, "RENAME", held, ops).await?;
+        let mut answer = self.returning(cx, "RENAME", first, ops).await?;
         if let Some((file, silly)) = hide {
             answer.results.putfh()?;
             answer.results.savefh()?;
@@ -406,7 +411,7 @@ impl Core {
                 Err(e) if is_no_link(e.status()) => {
                     // As the Linux client always does: the target name is absent for a moment.
                     self.silly_rename(cx, &file, to.0, to.1).await?;
-                    return Box::pin(self.rename_once(cx, from, to, None, None, None)).await;
+                    return Box::pin(self.rename_once(cx, from, to, None, None, LastState::default())).await;
                 }
                 Err(e) if answer.repeated && e.status() == Some(Nfsstat4::EXIST) => {
                     // No other client chooses that name: the whole compound, or the link alone, was

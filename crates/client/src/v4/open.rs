@@ -180,7 +180,12 @@ impl Core {
                 let state = granted.as_ref().map(|(_, _, fh)| self.files.start(fh, &cx.cred));
                 if let Some(wrong) = wrong {
                     self.files.abandoned(&wrong);
-                    self.release(&wrong).await;
+                    let core = self.clone();
+                    // This open need not wait for the CLOSE of another file.
+                    tokio::spawn(async move {
+                        core.close_soon(&wrong).await;
+                        core.release(&wrong).await;
+                    });
                 }
                 state.map_err(Fail::clone)
             }

@@ -307,6 +307,18 @@ impl Files {
         table.named.insert(key, file.fh.clone());
     }
 
+    /// Records that a file has another name now.
+    pub fn note_renamed(&self, from: (&Fh, &Name), to: (&Fh, &Name)) {
+        let file = {
+            let table = self.table.lock();
+            let fh = table.named.get(&(from.0.clone(), from.1.clone()));
+            fh.and_then(|fh| table.files.get(fh)).cloned()
+        };
+        if let Some(file) = file {
+            self.note_name(&file, to.0, to.1);
+        }
+    }
+
     /// Registers the success of an open begun by [`Files::start`].
     pub fn opened(&self, state: &Arc<OpenState>, access: OpenAccess) -> OpenId {
         let id = OpenId(self.next_open.fetch_add(1, Ordering::Relaxed));

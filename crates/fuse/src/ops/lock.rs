@@ -71,11 +71,18 @@ impl Call {
         if !owner.flock {
             file.lockers.lock().insert(owner);
         }
-        self.session.vfs.lock(&cx, at, owner, kind(&call)?, range, wait).await?;
+        let asked = self.asked();
+        let brought = self.session.vfs.lock(&cx, at, owner, kind(&call)?, range, wait).await?;
         // A lock guarantees that its holder sees the writes of earlier holders (nfs(5), "Using file
         // locks with NFS").
-        let asked = self.asked();
-        if let Ok(attrs) = self.session.vfs.getattr(&cx, at).await {
+        let seen = match brought {
+            Some(attrs) => Some((attrs, asked)),
+            None => {
+                let asked = self.asked();
+                self.session.vfs.getattr(&cx, at).await.ok().map(|attrs| (attrs, asked))
+            }
+        };
+        if let Some((attrs, asked)) = seen {
             self.saw_under_lock(&file.inode, &attrs, asked).await;
         }
         Ok(Answer::empty().or(Undo::Unlock { file, owner, range, held }))

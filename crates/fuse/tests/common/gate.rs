@@ -359,7 +359,9 @@ pass_on! {
     fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> ();
     fn listxattr(fh: &Fh) -> Vec<Bytes>;
     fn removexattr(fh: &Fh, name: &[u8]) -> ();
-    fn lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait) -> ();
+    fn lock(
+        file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait
+    ) -> Option<Attrs>;
     fn unlock(file: File<'_>, owner: LockOwner, range: FileRange) -> ();
     fn test_lock(
         file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange

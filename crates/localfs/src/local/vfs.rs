@@ -349,9 +349,10 @@ impl Vfs for Local {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         self.check_lockable(cx, file).await?;
-        self.inner.locks.lock(cx, file.fh, owner, kind, range, wait).await
+        self.inner.locks.lock(cx, file.fh, owner, kind, range, wait).await?;
+        Ok(None)
     }
 
     async fn unlock(

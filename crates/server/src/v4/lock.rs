@@ -169,7 +169,7 @@ impl Exec<'_> {
         let file = o.file(locks.open.below(needed).map(|b| b.id));
         let owner = LockOwner { id: locks.number, flock: false };
         match vfs.lock(&o.cx, file, owner, kind, range, LockWait::No).await {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             // The layer below has no locks, so no other program can take one.
             Err(e) if matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
             Err(e) if matches!(e.errno, libc::EAGAIN | libc::EACCES) => {

@@ -288,7 +288,8 @@ pass_on! {
     fn setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> Result<()>;
     fn listxattr(fh: &Fh) -> Result<Vec<Bytes>>;
     fn removexattr(fh: &Fh, name: &[u8]) -> Result<()>;
-    fn lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait) -> Result<()>;
+    fn lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait)
+        -> Result<Option<Attrs>>, |w, out, at| if let Ok(Some(a)) = out { stamp(w, a, at) };
     fn unlock(file: File<'_>, owner: LockOwner, range: FileRange) -> Result<()>;
     fn test_lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange)
         -> Result<Option<LockConflict>>;

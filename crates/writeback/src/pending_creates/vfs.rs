@@ -525,7 +525,7 @@ impl Vfs for PendingCreates {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         let (fh, open) = self.down(cx, file.fh, file.open).await?;
         self.below.lock(cx, File { fh: &fh, open }, owner, kind, range, wait).await
     }

@@ -603,14 +603,20 @@ impl Vfs for WriteBack {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         self.flush_first(cx, file.fh, First::Try).await?;
-        self.below.lock(cx, file, owner, kind, range, wait).await?;
-        if let Some(delayed) = self.known(file.fh) {
+        let mut attrs = self.below.lock(cx, file, owner, kind, range, wait).await?;
+        let delayed = self.known(file.fh);
+        if let Some(delayed) = &delayed {
             // Writes of an earlier lock holder must become visible.
             delayed.state.lock().view.forget();
         }
-        Ok(())
+        match (&delayed, &mut attrs) {
+            (Some(delayed), Some(attrs)) => drop(self.show_program(cx, delayed, attrs).await),
+            (None, Some(attrs)) => self.show(file.fh, attrs),
+            (_, None) => {}
+        }
+        Ok(attrs)
     }
 
     async fn unlock(

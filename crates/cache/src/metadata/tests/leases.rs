@@ -261,10 +261,27 @@ async fn lock_keeps_leased_file_valid() {
     assert!(!asked.contains("getattr") && !asked.contains("read"), "{asked}");
     l.wire.lease(false);
     l.wire.upcalls.get().unwrap().revoke(&fh).await;
-    l.meta.getattr(&l.cx, file).await.unwrap();
+    lock_shows_change(&l, file, me).await;
+}
+
+/// Another client changes a file whose attributes are valid here. After a lock, the file shows the
+/// change without a further request for attributes.
+pub(super) async fn lock_shows_change(l: &Lab, file: File<'_>, me: LockOwner) {
+    let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
+    let before = l.meta.getattr(&l.cx, file).await.unwrap();
+    read_all(&*l.meta, &l.cx, file.fh).await.unwrap();
+    let how = OpenHow { create: Create::No, ..creating(0) };
+    let theirs = l.model.open(&l.cx, PathRef::fh(file.fh), &how).await.unwrap();
+    let at = File { open: Some(theirs.open), ..file };
+    let text = Bytes::from_static(b"of another client, and longer than before");
+    l.model.write(&l.cx, at, 0, text.clone().into(), Stability::Stable).await.unwrap();
+    l.model.close(&l.cx, file.fh, theirs.open).await.unwrap();
+    assert_eq!(l.meta.getattr(&l.cx, file).await.unwrap().attr, before.attr, "still believed");
     l.wire.take();
-    l.meta.lock(&l.cx, file, me, LockKind::Read, all, LockWait::No).await.unwrap();
-    assert!(l.meta.peek(&l.cx, PathRef::fh(&fh)).is_none(), "its last holder may have changed it");
-    l.meta.getattr(&l.cx, file).await.unwrap();
-    assert!(l.wire.take().contains("getattr"));
+    let locked = l.meta.lock(&l.cx, file, me, LockKind::Read, all, LockWait::No).await.unwrap();
+    let after = l.meta.getattr(&l.cx, file).await.unwrap();
+    assert_eq!(after.attr, locked.unwrap().attr);
+    assert_eq!(after.attr.size_bytes, text.len() as u64);
+    assert!(!l.wire.take().contains("getattr"));
+    assert_eq!(read_all(&*l.meta, &l.cx, file.fh).await.unwrap(), text);
 }

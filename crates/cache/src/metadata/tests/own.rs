@@ -148,7 +148,7 @@ async fn own_file_reads_with_one_walk() {
     let d = make_dir(&*l.meta, &l.cx, &l.top, "made").await;
     let fh = make_file(&*l.meta, &l.cx, &d, "f", "text").await;
     // The attributes are unknown, as after overlapping changes.
-    l.meta.let_go(&fh);
+    l.meta.let_go(&fh, None);
     tokio::time::advance(Duration::from_secs(1)).await;
     l.wire.take();
     // The kernel has pages and wants no bytes. Then it finds its pages outdated.

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A lock makes a virtual open real and expires the cached attributes of the file.
+/// A lock makes a virtual open real, and shows the changes of its last holder.
 #[tokio::test(start_paused = true)]
 async fn lock_makes_open_real() {
     let l = lab().await;
@@ -18,7 +18,7 @@ async fn lock_makes_open_real() {
     assert_eq!(l.model.open_count(), 0, "nothing was locked");
     l.meta.lock(&l.cx, file, me, LockKind::Read, all, LockWait::No).await.unwrap();
     assert_eq!(l.model.open_count(), 1);
-    assert!(l.meta.peek(&l.cx, PathRef::fh(&fh)).is_none(), "its last holder may have changed it");
+    leases::lock_shows_change(&l, file, me).await;
     let conflict = l.meta.test_lock(&l.cx, file, other, LockKind::Write, all).await.unwrap();
     assert_eq!(conflict.unwrap().kind, LockKind::Read);
     l.meta.unlock(&l.cx, file, me, all).await.unwrap();

@@ -242,3 +242,72 @@ async fn batch_removal_reports_each_name() {
     assert_eq!(t.remove(&["a", "b", "c"]).await, [Ok(()); 3]);
     t.is_clean().await;
 }
+
+/// The ways in which a file loses its last name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Loss {
+    Unlink,
+    Rename,
+}
+
+impl Test {
+    /// Removes the file `a` while it waits for its CLOSE. `fault` is the status of one operation.
+    /// `lost`: the session and the reply are lost.
+    async fn remove_closing(&self, way: Loss, fault: Option<(N, Nfsstat4)>, lost: bool) {
+        let open = self.create("a").await;
+        self.make(&[new("b", b"b")]).await;
+        let (v4, fh, id) = (self.v4.clone(), open.node.fh.clone(), open.open);
+        let closing = tokio::spawn(async move { v4.close(&cx(), &fh, id).await });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        self.asked();
+        self.server.lock().fail = fault.into_iter().collect();
+        let (op, left) = if way == Loss::Rename { (N::RENAME, "a") } else { (N::REMOVE, "b") };
+        if lost {
+            self.server.lock().lose_session = Some(op);
+            let net = self.net.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                net.cut(Cut::Reset);
+            });
+        }
+        let (a, b, target, cx) = (name("a"), name("b"), Some(&open.node.fh), cx());
+        let (from, to) = ((&self.root, &b), (&self.root, &a));
+        let removed = match way {
+            Loss::Unlink => self.v4.unlink(&cx, &self.root, &a, target).await.map(drop),
+            Loss::Rename => self.v4.rename(&cx, from, to, target, RenameFlags::empty()).await.map(drop),
+        };
+        assert!(removed.is_ok(), "{way:?} {fault:?} {lost}: {removed:?}");
+        let asked = self.asked();
+        if fault.is_none() && !lost {
+            assert_eq!(asked.len(), 1, "{asked:?}");
+            assert!(asked[0].starts_with(&[N::PUTFH, N::CLOSE, N::PUTFH]) && asked[0].contains(&op));
+        }
+        closing.await.unwrap().unwrap();
+        self.server.lock().fail.clear();
+        assert_eq!(self.server.lock().files.keys().collect::<Vec<_>>(), [left]);
+        assert_eq!(self.remove(&[left]).await, [Ok(())]);
+        self.is_clean().await;
+    }
+}
+
+/// The removal of a file that waits for its CLOSE takes the CLOSE along. A refused or delayed CLOSE
+/// does not refuse the removal, and a lost session does not either.
+/// Promise: 13
+#[tokio::test(start_paused = true)]
+async fn removal_takes_close_along() {
+    let t = Test::new().await;
+    let refused = [
+        (N::CLOSE, Nfsstat4::DELAY),
+        (N::CLOSE, Nfsstat4::OLD_STATEID),
+        (N::REMOVE, Nfsstat4::DELAY),
+        (N::RENAME, Nfsstat4::DELAY),
+    ];
+    let faults: Vec<_> = std::iter::once(None).chain(refused.map(Some)).collect();
+    for way in [Loss::Unlink, Loss::Rename] {
+        for &fault in &faults {
+            for lost in [false, true] {
+                t.remove_closing(way, fault, lost).await;
+            }
+        }
+    }
+}

@@ -510,7 +510,7 @@ impl Vfs for Subtrees {
         kind: LockKind,
         range: FileRange,
         wait: LockWait,
-    ) -> Result<()> {
+    ) -> Result<Option<Attrs>> {
         let at = self.at(file.fh)?;
         at.stack.vfs.lock(cx, at.file(file), owner, kind, range, wait).await
     }
