@@ -1,7 +1,7 @@
 //! `cargo xtask instructions`: the instructions of hot paths, compared with the recorded numbers.
 //!
 //! gungraun runs each benchmark once in valgrind. Its runner is a program of its own, which is
-//! installed into `target/tools`. `--renew` records the numbers in bench/instructions.json.
+//! installed into `target/tools`. `--renew` records the numbers in bench/trend/instructions.json.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode};
 use serde_json::Value;
 
 /// The recorded numbers.
-pub const RECORDED: &str = "bench/instructions.json";
+pub const RECORDED: &str = "bench/trend/instructions.json";
 /// Directory with the reports of the benchmarks.
 const REPORTS: &str = "target/gungraun";
 const TOOLS: &str = "target/tools";

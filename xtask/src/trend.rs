@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use crate::instructions::{self, Counts};
 
 /// Messages by workload and mount, recorded by crates/hither/tests/costs.rs.
-const COSTS: &str = "bench/costs.json";
+const COSTS: &str = "bench/trend/messages.json";
 /// One line for each landing.
-const HISTORY: &str = "bench/trend.jsonl";
+const HISTORY: &str = "bench/trend/history.jsonl";
 const PAGE: &str = "bench/TREND.md";
 
 type Costs = BTreeMap<String, BTreeMap<String, u64>>;

@@ -1,4 +1,4 @@
-//! The messages of small workloads cost no more than the recorded numbers in bench/costs.json.
+//! Small workloads cost no more messages than bench/trend/messages.json records.
 //!
 //! Each workload has its own directory and its own mount. With `HITHER_RENEW=1`
 //! the test records the numbers (`make trend`). It needs root and nfs-ganesha.
@@ -188,10 +188,10 @@ fn workloads_cost_no_more_messages() {
     if std::env::var_os("HITHER_RENEW").is_some() {
         let mut text = serde_json::to_string_pretty(&costs).unwrap();
         text.push('\n');
-        fs::write(bench("costs.json"), text).unwrap();
+        fs::write(bench("trend/messages.json"), text).unwrap();
         return;
     }
-    let recorded: Costs = serde_json::from_slice(&fs::read(bench("costs.json")).unwrap()).unwrap();
+    let recorded: Costs = serde_json::from_slice(&fs::read(bench("trend/messages.json")).unwrap()).unwrap();
     let mut faults = Vec::new();
     for (workload, by_mount) in &costs {
         for (mount, &sent) in by_mount {

@@ -5,6 +5,7 @@ use super::moment::{LEASE, Moment};
 use super::names::Id;
 use super::objects::When;
 use super::stats;
+use bytes::{Bytes, BytesMut};
 use hither_vfs::{Access, DirEntry, DirPage, Fh, Name, RequestContext, Result};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -17,6 +18,8 @@ const ENTRY_BYTES: usize = 32;
 const PAGE_BYTES: u32 = 64 << 10;
 /// Most readers whose positions in listings are remembered.
 const READERS: usize = 64;
+/// Bytes of names or filehandles that are allocated together.
+const SHARED_BYTES: usize = 8 << 10;
 
 /// Positions of readers of listings: directory, cookie, position.
 #[derive(Debug, Default)]
@@ -39,10 +42,24 @@ impl Readers {
     }
 }
 
+/// Memory for the short byte strings of one page, which are allocated together.
+#[derive(Default)]
+struct Shared(BytesMut);
+
+impl Shared {
+    fn copy(&mut self, raw: &[u8]) -> Bytes {
+        if self.0.capacity() < raw.len() {
+            self.0 = BytesMut::with_capacity(SHARED_BYTES.max(raw.len()));
+        }
+        self.0.extend_from_slice(raw);
+        self.0.split().freeze()
+    }
+}
+
 /// A listing entry in memory.
 pub(super) struct Listed {
     pub at: usize,
-    pub name: Vec<u8>,
+    pub name: Bytes,
     pub cookie: u64,
     pub child: Id,
 }
@@ -159,6 +176,7 @@ impl MetadataCache {
                 return None;
             }
             let (mut bytes, mut listed, mut all) = (0, Vec::new(), true);
+            let mut shared = Shared::default();
             for (at, name, bound) in names.names.listed(from) {
                 bytes += each + name.len();
                 if bytes > max_bytes as usize && !listed.is_empty() {
@@ -166,7 +184,7 @@ impl MetadataCache {
                     break;
                 }
                 let (Some(child), Some(cookie)) = (bound.child, bound.cookie) else { return None };
-                listed.push(Listed { at, name: name.to_vec(), cookie, child });
+                listed.push(Listed { at, name: shared.copy(name), cookie, child });
             }
             if all && !listing.eof && listed.is_empty() {
                 return None;
@@ -201,8 +219,9 @@ impl MetadataCache {
         let few = self.options.worth_listing.saturating_sub(1).min(self.options.batch_objects);
         let most = if until & LEASE == 0 { 0 } else { few };
         let (mut entries, mut bare) = (Vec::with_capacity(listed.len()), Vec::new());
+        let mut handles = Shared::default();
         for l in listed {
-            let Some(entry) = self.entry(l, nodes, until, when) else { break };
+            let Some(entry) = self.entry(l, nodes.then_some(&mut handles), until, when) else { break };
             if nodes && entry.node.is_none() {
                 bare.push((entries.len(), l.child));
             }
@@ -217,9 +236,15 @@ impl MetadataCache {
         entries
     }
 
-    /// An entry of a directory whose names hold until `until`. The object is left out when its
-    /// attributes have expired.
-    fn entry(&self, l: &Listed, nodes: bool, until: Moment, when: &When) -> Option<DirEntry> {
+    /// An entry of a directory whose names hold until `until`. The object is included if its
+    /// filehandle has a place to go, and its attributes have not expired.
+    fn entry(
+        &self,
+        l: &Listed,
+        handles: Option<&mut Shared>,
+        until: Moment,
+        when: &When,
+    ) -> Option<DirEntry> {
         let name = Name::new(l.name.clone()).ok()?;
         self.table.with_id(l.child, |object| {
             if object.asked == 0 {
@@ -230,8 +255,8 @@ impl MetadataCache {
                 attrs.valid = self.validity(object.until.min(until), when.now);
             }
             let (fileid, kind) = (attrs.attr.fileid, Some(attrs.attr.kind));
-            let node =
-                (nodes && object.holds(when)).then(|| hither_vfs::Node { fh: super::handle(object), attrs });
+            let handles = handles.filter(|_| object.holds(when));
+            let node = handles.map(|h| hither_vfs::Node { fh: Fh(h.copy(object.fh.raw())), attrs });
             Some(DirEntry { name, cookie: l.cookie, fileid, kind, node })
         })?
     }

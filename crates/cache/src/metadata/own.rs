@@ -90,7 +90,7 @@ impl MetadataCache {
         });
         let listed = |(_, (hash, name, child)): (usize, &(u32, Vec<u8>, Id))| Listed {
             at: 0,
-            name: name.clone(),
+            name: name.clone().into(),
             cookie: self.mark.cookie(*hash),
             child: *child,
         };
