@@ -47,8 +47,9 @@ fn assert_refused(said: &Said, words: &[&str]) {
 }
 
 /// Calls whose number depends on the time: the kernel reads ahead, attributes expire, and a file is
-/// opened for reading before or after the CLOSE of its writer.
-const TIMED: [&str; 5] = ["READ", "LOOKUP", "GETATTR", "ACCESS", "OPEN_DOWNGRADE"];
+/// opened for reading before or after the CLOSE of its writer. A CLOSE waits for others, and
+/// travels with a removal that comes in that time.
+const TIMED: [&str; 6] = ["READ", "LOOKUP", "GETATTR", "ACCESS", "CLOSE", "OPEN_DOWNGRADE"];
 
 /// Writes, reads, lists and removes. Returns the calls of the mount by name, without [`TIMED`].
 fn work(dir: &Path) -> BTreeMap<String, u64> {
