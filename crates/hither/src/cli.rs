@@ -472,20 +472,37 @@ pub struct ServeArgs {
 /// `hither gateway`. The options of `hither serve` that need a local directory are refused.
 #[derive(Debug, Args, Clone)]
 #[command(mut_arg("dir", |dir| dir
+    .index(1)
     .value_name("SERVER:/PATH")
+    .required_unless_present(clap::builder::Resettable::Reset)
+    .required_unless_present("origins")
     .help("The origin's export; clients mount it as HOST:/")))]
+#[command(mut_arg("export", |export| export
+    .conflicts_with(clap::builder::Resettable::Reset)
+    .help("Rights of clients at PATH and all exports below it, as in exports(5), `PATH CLIENT(OPTIONS)...`; \
+           other exports have the rights of -o and --allow; may be given several times")))]
+#[command(mut_arg("config", |config| config
+    .conflicts_with(clap::builder::Resettable::Reset)
+    .help("A file of such lines, or a directory of files *.exports; read again on SIGHUP")))]
 #[command(mut_args(|arg| match arg.get_id().as_str() {
-    "export" | "config" | "memory" | "nqnfs" | "nqnfs_term" | "nqnfs_write_slack" | "journal" | "journal_size"
-    | "journal_discard" | "max_delegations" => arg.hide(true),
+    "memory" | "nqnfs" | "nqnfs_term" | "nqnfs_write_slack" | "journal" | "journal_size" | "journal_discard"
+    | "max_delegations" => arg.hide(true),
     _ => arg,
 }))]
 pub struct GatewayArgs {
-    /// Mount options for the origin, separated by commas, such as `vers=4.2,cache`; may be given
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// Further origins; with more than one, clients mount each as HOST:/PATH
+    #[arg(value_name = "SERVER:/PATH", index = 2, requires = "dir")]
+    pub more: Vec<String>,
+    /// Origins in the syntax of fstab(5), `SERVER:/PATH /PATH-FOR-CLIENTS hither MOUNT-OPTIONS`;
+    /// read again on SIGHUP; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub origins: Vec<PathBuf>,
+    /// Mount options for the origins, separated by commas, such as `vers=4.2,cache`; may be given
     /// several times; see `hither mount --help`
     #[arg(long, value_name = "OPTIONS")]
     pub mount: Vec<String>,
-    #[command(flatten)]
-    pub serve: ServeArgs,
 }
 
 /// `hither cache`.

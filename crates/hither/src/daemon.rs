@@ -298,7 +298,8 @@ fn fit(job: &Job) -> Result<(), Missed> {
     }
 }
 
-async fn attempt(job: &Job) -> Result<Client, Missed> {
+/// One attempt to connect.
+pub async fn attempt(job: &Job) -> Result<Client, Missed> {
     let (source, family) = (job.source.clone(), job.wanted.family);
     let addrs = tokio::task::spawn_blocking(move || source.resolve(family)).await;
     let addrs = match addrs {

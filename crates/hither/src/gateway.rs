@@ -1,47 +1,46 @@
-//! `hither gateway`: serves the export of another server, the origin, through the layers of a
-//! mount. It mounts nothing.
+//! `hither gateway`: serves exports of other servers, the origins, through the layers of a mount.
+//! It mounts nothing.
 //!
-//! This module checks the options and connects to the origin. [`crate::serve`] does the rest: the
-//! layers of the mount take the place of a local directory. [`guard`] checks rights and freshness,
-//! as the kernel does on a mount.
+//! This module checks the options and keeps the origins. [`crate::serve`] does the rest: files of
+//! origins take the place of local directories. [`guard`] checks rights and freshness, as the
+//! kernel does on a mount. [`origins`] reads the configuration, and [`origin`] connects.
 
 mod guard;
+mod origin;
+mod origins;
 
 use crate::cli::GatewayArgs;
-use crate::daemon::{self, Voice};
 use crate::exit::Failure;
 use crate::mount::Job;
 use crate::options::Wanted;
 use crate::serve;
-use crate::source::Source;
-use crate::stack::Client;
 use guard::Guard;
-use hither_vfs::{BoxFuture, Fh, Unsent, Upcalls, Vfs};
+use hither_server::table::number_of;
+use origin::RootAt;
+pub use origin::{Branch, Origin};
+use origins::OriginLine;
 use rustix::mount::MountFlags;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
-/// Serves an origin until a signal ends the gateway.
+/// Serves origins until a signal ends the gateway.
 ///
 /// # Errors
 /// One line for each possible fault.
 pub fn run(args: &GatewayArgs) -> Result<(), Failure> {
-    let job = job(args).map_err(Failure::usage)?;
-    serve::run(&args.serve, Some(job))
+    refuse_server_options(args).map_err(Failure::usage)?;
+    origins::read(args)?;
+    serve::run(&args.serve, Some(args))
 }
 
-/// The job of a mount of the origin, without a mount point.
-fn job(args: &GatewayArgs) -> Result<Job, String> {
-    let origin = args.serve.dir.as_deref().unwrap_or(Path::new("")).to_string_lossy();
-    let source = Source::parse(&origin)?;
-    let wanted = Wanted::parse(&args.mount, false)?;
-    refuse_mount_options(&wanted)?;
+/// Refuses options of `hither serve` that need a local directory.
+fn refuse_server_options(args: &GatewayArgs) -> Result<(), String> {
     let serve = &args.serve;
     let refused = [
-        (!serve.export.is_empty(), "--export", "clients mount the origin's export as HOST:/"),
-        (!serve.config.is_empty(), "--config", "clients mount the origin's export as HOST:/"),
         (serve.memory, "--memory", "the files are those of the origin"),
         (serve.nqnfs, "--nqnfs", "clients use NFSv3 or NFSv4"),
         (serve.max_delegations > 0, "--max-delegations", "others may change the files at the origin"),
@@ -50,9 +49,119 @@ fn job(args: &GatewayArgs) -> Result<Job, String> {
     ];
     match refused.iter().find(|(given, ..)| *given) {
         Some((_, option, why)) => Err(format!("option '{option}' is not for a gateway: {why}")),
-        None => Ok(Job { source, dir: PathBuf::new(), wanted, client_name: None }),
+        None => Ok(()),
     }
 }
+
+/// An export of an origin, and its path for clients.
+pub struct Offered {
+    pub path: String,
+    pub origin: Arc<Origin>,
+    pub at: RootAt,
+}
+
+/// The origins of a gateway.
+pub struct Gateway {
+    args: GatewayArgs,
+    /// The gateway's name at its origins, if it has a state directory.
+    name: Option<String>,
+    /// The origins by the text of their lines.
+    origins: BTreeMap<String, Arc<Origin>>,
+    /// Told when an origin is connected.
+    changed: Arc<Notify>,
+}
+
+impl Gateway {
+    /// Connects to the origins. Several origins connect in the background, so that one that is away
+    /// does not delay the others.
+    ///
+    /// # Errors
+    /// The reason why the only origin is not available, or a fault of the configuration.
+    pub async fn start(args: &GatewayArgs, state_dir: Option<&Path>) -> Result<Self, Failure> {
+        let name = state_dir.map(client_name).transpose()?;
+        let lines = origins::read(args)?;
+        let mut gateway =
+            Self { args: args.clone(), name, origins: BTreeMap::new(), changed: Arc::default() };
+        if let ([only], true) = (&lines[..], args.origins.is_empty())
+            && !only.is_pattern()
+        {
+            let origin = Origin::connect(gateway.job(only)).await?;
+            gateway.origins.insert(only.text.clone(), origin);
+            return Ok(gateway);
+        }
+        gateway.offered()?;
+        let all = gateway.origins.values().map(|origin| origin.connected());
+        let _ = tokio::time::timeout(START_WITHIN, futures_util::future::join_all(all)).await;
+        Ok(gateway)
+    }
+
+    /// Told when the exports may have changed, because an origin is connected.
+    pub fn changed(&self) -> Arc<Notify> {
+        self.changed.clone()
+    }
+
+    /// Reads the origins again, starts new ones and returns all exports.
+    ///
+    /// # Errors
+    /// A fault of the configuration. The origins stay as they are.
+    pub fn offered(&mut self) -> Result<Vec<Offered>, Failure> {
+        let lines = origins::read(&self.args)?;
+        let mut offered = Vec::new();
+        for line in &lines {
+            let origin = match self.origins.get(&line.text) {
+                Some(origin) => origin.clone(),
+                None => {
+                    let origin = Origin::start(self.job(line), self.changed.clone());
+                    self.origins.insert(line.text.clone(), origin.clone());
+                    origin
+                }
+            };
+            offered.push(Offered { path: line.path.clone(), origin, at: RootAt::Mounted });
+        }
+        Ok(offered)
+    }
+
+    /// Ends the origins that none of these exports uses. Data that clients have written through
+    /// them is at the origin already.
+    pub fn keep_only(&mut self, used: &[Arc<Origin>]) {
+        let is_used = |origin: &Arc<Origin>| used.iter().any(|other| Arc::ptr_eq(other, origin));
+        let gone: Vec<String> = self
+            .origins
+            .iter()
+            .filter(|(_, origin)| !is_used(origin))
+            .map(|(text, _)| text.clone())
+            .collect();
+        for origin in gone.iter().filter_map(|text| self.origins.remove(text)) {
+            tracing::info!("origin {} is no longer served", origin.job.source.shown());
+            tokio::spawn(async move {
+                tokio::time::sleep(LEAVE_WITHIN).await;
+                origin.end(FAREWELL).await;
+            });
+        }
+    }
+
+    /// Flushes all data and releases all state at all origins.
+    pub async fn end(&self, within: Duration) {
+        let all = self.origins.values().map(|origin| origin.end(within));
+        futures_util::future::join_all(all).await;
+    }
+
+    /// The job of a mount of the origin, without a mount point. Each origin has a client name of
+    /// its own, because a server takes two clients with one name for a restart.
+    fn job(&self, line: &OriginLine) -> Job {
+        let number = number_of(line.text.as_bytes());
+        let client_name = self.name.as_ref().map(|name| format!("{name}-{number:016x}"));
+        let (source, wanted) = (line.source.clone(), line.wanted.clone());
+        Job { source, dir: PathBuf::new(), wanted, client_name }
+    }
+}
+
+/// Time for several origins to connect before clients are served.
+const START_WITHIN: Duration = Duration::from_secs(3);
+/// Time for calls in progress of an origin that is no longer served.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// Time limit for the end of an origin that is no longer served.
+const FAREWELL: Duration = Duration::from_secs(20);
 
 /// The gateway's name at the origin, from its state directory. A restarted gateway has the same
 /// name, so the origin ends the locks of its previous life, and the clients reclaim theirs.
@@ -89,7 +198,7 @@ fn refuse_mount_options(wanted: &Wanted) -> Result<(), String> {
         (wanted.exclusive, "exclusive", "clients count a change as done at the origin"),
         (wanted.lazy_close, "close=lazy", "clients count a closed file as done at the origin"),
         (wanted.delegated_close, "close=delegated", "clients count a closed file as done at the origin"),
-        (!wanted.subtrees.is_empty(), "subtree", "one mode serves the whole export"),
+        (!wanted.subtrees.is_empty(), "subtree", "export the subtree as an origin of its own, with its mode"),
         (wanted.remount, "remount", "start the gateway again"),
         (wanted.background, "bg", "start it by a unit or with &"),
     ];
@@ -99,60 +208,17 @@ fn refuse_mount_options(wanted: &Wanted) -> Result<(), String> {
     }
 }
 
-/// A connected origin.
-pub struct Origin {
-    client: Client,
-    /// Its files, with checked rights.
-    pub files: Arc<dyn Vfs>,
-}
-
-impl Origin {
-    /// Connects, and tries again for as long as the option `retry` says.
-    ///
-    /// # Errors
-    /// The reason why the origin is not available.
-    pub async fn connect(job: &Job) -> Result<Self, Failure> {
-        let client = daemon::connect(job, &mut Voice::Terminal, || Ok(())).await?;
-        tracing::info!("origin {} ({})", job.source.shown(), client.summary());
-        let layers = client.layers();
-        layers.vfs.subscribe(Arc::new(NoKernel));
-        let files = Arc::new(Guard::new(layers.vfs, &job.wanted));
-        Ok(Self { client, files })
-    }
-
-    /// Flushes all data and releases all state at the origin.
-    pub async fn end(&self, within: Duration) {
-        daemon::farewell(&self.client, within).await;
-    }
-}
-
-/// The layer above the layers of the mount. It caches nothing, and delays nothing.
-struct NoKernel;
-
-impl Upcalls for NoKernel {
-    fn revoke(&self, _fh: &Fh) -> BoxFuture<()> {
-        Box::pin(std::future::ready(()))
-    }
-
-    fn unsent(&self, _fh: &Fh) -> Unsent {
-        Unsent::Nothing
-    }
-
-    fn revoke_all(&self) -> BoxFuture<()> {
-        Box::pin(std::future::ready(()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use clap::Parser;
 
-    fn job_of(words: &[&str]) -> Result<Job, String> {
+    fn line_of(words: &[&str]) -> Result<OriginLine, String> {
         let words = [&["hither", "gateway"], words].concat();
         let Command::Gateway(args) = Cli::parse_from(words).command else { panic!("it is gateway") };
-        job(&args)
+        refuse_server_options(&args)?;
+        origins::read(&args).map(|mut all| all.remove(0)).map_err(|failure| failure.line)
     }
 
     /// Options that a gateway cannot honour are refused by name.
@@ -160,19 +226,19 @@ mod tests {
     fn gateway_refuses_options() {
         let writes = "writeback=journal,exclusive";
         for option in ["ro", "nosuid", "socket=/x", "metrics=127.0.0.1:9", "remount", "bg", writes] {
-            let line = job_of(&["s:/x", "--mount", option]).map(|_| ()).unwrap_err();
+            let line = line_of(&["s:/x", "--mount", option]).map(|_| ()).unwrap_err();
             assert!(line.contains("is not for a gateway: "), "{line}");
         }
         for option in ["close=lazy", "close=delegated"] {
-            let line = job_of(&["s:/x", "--mount", option]).map(|_| ()).unwrap_err();
+            let line = line_of(&["s:/x", "--mount", option]).map(|_| ()).unwrap_err();
             assert!(line.contains(option), "{line}");
         }
         for option in [&["--nqnfs"][..], &["--max-delegations", "9"], &["--journal", "/j"]] {
-            let line = job_of(&[&["s:/x"], option].concat()).map(|_| ()).unwrap_err();
+            let line = line_of(&[&["s:/x"], option].concat()).map(|_| ()).unwrap_err();
             assert!(line.contains(option[0]), "{line}");
         }
-        assert!(job_of(&["/srv"]).map(|_| ()).unwrap_err().contains("names no server"));
-        let job = job_of(&["s:/x", "--mount", "vers=4.2,cache=/c", "--mount", "acregmax=5"]).unwrap();
-        assert_eq!((job.source.shown().as_str(), job.wanted.close_to_open), ("s:/x", true));
+        assert!(line_of(&["/srv"]).map(|_| ()).unwrap_err().contains("names no server"));
+        let line = line_of(&["s:/x", "--mount", "vers=4.2,cache=/c", "--mount", "acregmax=5"]).unwrap();
+        assert_eq!((line.source.shown().as_str(), line.wanted.close_to_open), ("s:/x", true));
     }
 }

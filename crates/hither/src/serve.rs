@@ -7,6 +7,7 @@
 //! and the files of TLS again. At the end connections are closed. Clients connect to the next
 //! server and reclaim their state.
 
+mod branches;
 mod hosts;
 mod nested;
 mod notify;
@@ -16,13 +17,12 @@ mod rpcbind;
 mod tls;
 mod what;
 
-use crate::cli::ServeArgs;
+use crate::cli::{GatewayArgs, ServeArgs};
 use crate::daemon::{privileges, process};
 use crate::exit::Failure;
-use crate::gateway::{Origin, client_name};
+use crate::gateway::Gateway;
 use crate::log::{self, LogDestination};
 use crate::metrics::endpoint;
-use crate::mount::Job;
 use crate::stack;
 use bytes::Bytes;
 use hither_rpc::server::{Acceptor, ServerLimits};
@@ -54,22 +54,22 @@ const DATAGRAM_MAX_BYTES: usize = 8 << 10;
 /// Time limit of the last writes.
 const FAREWELL: Duration = Duration::from_secs(20);
 
-/// Serves until a signal ends the server. `origin`: the files are those of another server.
+/// Serves until a signal ends the server. `gateway`: the files are those of other servers.
 ///
 /// # Errors
 /// The reason why nothing could be served.
-pub fn run(args: &ServeArgs, origin: Option<Job>) -> Result<(), Failure> {
+pub fn run(args: &ServeArgs, gateway: Option<&GatewayArgs>) -> Result<(), Failure> {
     let log = log::init(&args.log, LogDestination::Foreground)?;
     log::log_panics();
     process::prepare();
     privileges::give_up(privileges::Role::Serve);
     let runtime = process::runtime()?;
-    let result = runtime.block_on(live(args, origin, &log));
+    let result = runtime.block_on(live(args, gateway, &log));
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
-async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(), Failure> {
+async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -> Result<(), Failure> {
     let handlers = |e: io::Error| Failure::system(format!("signal handlers: {e}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(handlers)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(handlers)?;
@@ -92,12 +92,13 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
     };
     // Watching starts before the mounts are read, so that no change is missed.
     let mounts = nested::Changes::new().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-    let origin = tokio::select! {
-        origin = connect(origin, state_dir.as_deref()) => origin?,
+    let gateway = tokio::select! {
+        gateway = connect(gateway, state_dir.as_deref()) => gateway?,
         _ = terminate.recv() => return Err(Failure::interrupted()),
         _ = interrupt.recv() => return Err(Failure::interrupted()),
     };
-    let (mut served, table) = load(Served::new(args, state_dir.clone(), origin)).await;
+    let origins_changed = gateway.as_ref().map(Gateway::changed).unwrap_or_default();
+    let (mut served, table) = load(Served::new(args, state_dir.clone(), gateway)).await;
     let server = make_server(args, table?, state_dir.clone(), &served)?;
     tell_made_before(&server, &mut served);
     let limits = ServerLimits {
@@ -153,6 +154,14 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
                 }
                 notify.ready();
             }
+            () = origins_changed.notified() => {
+                let table;
+                (served, table) = load(served).await;
+                match table {
+                    Ok(table) => server.replace(table),
+                    Err(failure) => tracing::error!("the exports stay as they are: {}", failure.line),
+                }
+            }
             () = mounts.next() => {
                 let table;
                 (served, table) = in_background(served, Served::mounts_changed).await;
@@ -179,11 +188,12 @@ async fn live(args: &ServeArgs, origin: Option<Job>, log: &log::Log) -> Result<(
     Ok(())
 }
 
-/// Connects a gateway to its origin.
-async fn connect(origin: Option<Job>, state_dir: Option<&Path>) -> Result<Option<Arc<Origin>>, Failure> {
-    let Some(job) = origin else { return Ok(None) };
-    let client_name = state_dir.map(client_name).transpose()?;
-    Ok(Some(Arc::new(Origin::connect(&Job { client_name, ..job }).await?)))
+/// Connects a gateway to its origins.
+async fn connect(args: Option<&GatewayArgs>, state_dir: Option<&Path>) -> Result<Option<Gateway>, Failure> {
+    match args {
+        Some(args) => Gateway::start(args, state_dir).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Reads the exports on a thread for blocking work, because disks and name servers may block.

@@ -149,7 +149,7 @@ impl Client {
         let (wal, note) = journal.unzip();
         let below = Below { connected: &connected, client: connected.vfs.clone(), wal: wal.clone() };
         let (parts, disk) =
-            Parts::new(w, below, async |client| cache::disk(job, &connected, client).await).await;
+            Parts::new(w, below, |client| Box::pin(cache::disk(job, &connected, client))).await;
         if let Some(disk) = &disk {
             cache::restore_snapshot(disk, &parts.own.meta, w.cache.size_bytes).await;
         }

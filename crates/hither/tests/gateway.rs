@@ -1,6 +1,6 @@
 //! `hither gateway` between mounts and an origin: bytes, names, rights, locks, and kills of both.
 
-#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
 
@@ -186,4 +186,78 @@ fn locks_are_held_at_origin() {
     common::wait_for("the end of the lock", 20, || lock(&direct).is_ok());
     umount(&through);
     umount(&direct);
+}
+
+/// Names in a directory, sorted.
+fn names(dir: &Path) -> Vec<String> {
+    let mut all: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    all.sort();
+    all
+}
+
+/// One gateway serves exports of two origins at paths of their own, with rights of their own. An
+/// origin that is away at the start delays no other origin. SIGHUP adds and removes exports, and
+/// files of other exports stay open.
+/// Promise: G5
+#[test]
+#[ignore = "needs root"]
+fn many_origins_in_one_gateway() {
+    own_files();
+    let mut near = Serve::of_directory();
+    near.serve();
+    let mut late = Serve::beside(2149);
+    fs::write(near.export("f"), "near").unwrap();
+    fs::write(late.export("f"), "late").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (origins, exports) = (dir.path().join("origins"), dir.path().join("exports"));
+    let lines = "127.0.0.1:/ /a hither port=2049,vers=4.2\n\
+                 127.0.0.1:/ /b/deep hither port=2149,vers=4.2\n\
+                 127.0.0.1:/ /c hither port=2049,mountport=2049,vers=3\n";
+    fs::write(&origins, lines).unwrap();
+    fs::write(&exports, "/c *(ro,insecure)\n").unwrap();
+    let words = ["--origins", origins.to_str().unwrap(), "--config", exports.to_str().unwrap()];
+    let mut gateway = Serve::gateway_at(3049, &words);
+    gateway.serve();
+    let mnt = gateway.mnt("mnt");
+    gateway.mount("vers=4.2,actimeo=1", &mnt).ok();
+    assert_eq!(fs::read_to_string(mnt.join("a/f")).unwrap(), "near");
+    assert_eq!(fs::read_to_string(mnt.join("c/f")).unwrap(), "near");
+    assert_eq!(fs::write(mnt.join("c/f"), "x").unwrap_err().raw_os_error(), Some(libc::EROFS));
+    // NFSv3 clients mount an export by its path.
+    let third = gateway.mnt("third");
+    gateway.mount_path("vers=3", "/c", &third).ok();
+    assert_eq!(fs::read_to_string(third.join("f")).unwrap(), "near");
+    umount(&third);
+    // The call waits for the origin that is away, and other calls do not wait for it.
+    std::thread::scope(|s| {
+        let waiting = s.spawn(|| (fs::read_to_string(mnt.join("b/deep/f")), std::time::Instant::now()));
+        let began = std::time::Instant::now();
+        fs::write(mnt.join("a/new"), "new").unwrap();
+        assert!(began.elapsed().as_secs() < 5);
+        pause(1_000);
+        assert!(!waiting.is_finished());
+        late.serve();
+        let back = std::time::Instant::now();
+        let (text, answered) = waiting.join().unwrap();
+        assert_eq!(text.unwrap(), "late");
+        assert!(answered.duration_since(back).as_secs() < 10, "{:?}", answered.duration_since(back));
+    });
+    let open = File::options().append(true).open(mnt.join("a/new")).unwrap();
+    fs::write(&origins, format!("{lines}127.0.0.1:/ /d hither port=2149,vers=4.2\n").replace("/c ", "/e "))
+        .unwrap();
+    gateway.signal(libc::SIGHUP);
+    common::wait_for("the new export", 20, || fs::read_to_string(mnt.join("d/f")).is_ok_and(|t| t == "late"));
+    common::wait_for("the end of the old export", 20, || names(&mnt) == ["a", "b", "d", "e"]);
+    std::io::Write::write_all(&mut &open, b" and more").unwrap();
+    open.sync_all().unwrap();
+    assert_eq!(fs::read_to_string(near.export("new")).unwrap(), "new and more");
+    // A fault of the file changes nothing.
+    fs::write(&origins, "127.0.0.1:/ /a hither no-such-option\n").unwrap();
+    gateway.signal(libc::SIGHUP);
+    common::wait_for("the complaint", 20, || gateway.complaints().contains("the exports stay as they are"));
+    assert_eq!(fs::read_to_string(mnt.join("d/f")).unwrap(), "late");
+    drop(open);
+    umount(&mnt);
+    assert_eq!(gateway.stop(), 0);
 }

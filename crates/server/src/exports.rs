@@ -256,6 +256,11 @@ fn clean_path(path: &[u8]) -> Result<Vec<u8>, String> {
     Ok(clean)
 }
 
+/// Whether a name or path matches a pattern with `*`, `?` and `[a-z]`. `*` and `?` match any byte.
+pub fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
+    words::fits(pattern, name)
+}
+
 fn who_of(text: &str) -> Result<Who, String> {
     if text.is_empty() || text == "*" {
         return Ok(Who::Everybody);

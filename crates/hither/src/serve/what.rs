@@ -9,11 +9,11 @@ use super::hosts;
 use super::nested::{self, Mount, Planned};
 use crate::cli::ServeArgs;
 use crate::exit::Failure;
-use crate::gateway::Origin;
+use crate::gateway::{Branch, Gateway};
 use crate::stack;
 use hither_localfs::local::{CoveredDir, Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
-use hither_server::access::{ClientNames, Rights, Squash, Transports};
-use hither_server::exports::{Entry, Exports, LookUps, Who};
+use hither_server::access::{Admit, ClientNames, Rights, Squash, Transports};
+use hither_server::exports::{Entry, Exports, ExportsError, LookUps, Who};
 use hither_server::table::{Covers, Epoch, ExportSpec, Others, Table};
 use hither_vfs::model::Model;
 use hither_vfs::{Answered, Extra, RequestContext, Vfs};
@@ -28,28 +28,30 @@ use std::time::Duration;
 /// Most bytes of files in a file system in memory.
 const MEMORY_MAX_BYTES: u64 = 8 << 30;
 /// Name of the command line in messages about exports.
-const COMMAND_LINE: &str = "command line";
+pub(super) const COMMAND_LINE: &str = "command line";
 
 /// The files of one export.
 #[derive(Clone)]
-struct Files {
-    vfs: Arc<dyn Vfs>,
-    extra: Option<Arc<dyn Extra>>,
-    epoch: Option<Arc<Epoch>>,
-    others: Others,
+pub(super) struct Files {
+    pub vfs: Arc<dyn Vfs>,
+    pub extra: Option<Arc<dyn Extra>>,
+    pub epoch: Option<Arc<Epoch>>,
+    pub others: Others,
     /// The local directory, if the export has one.
-    local: Option<Arc<Local>>,
+    pub local: Option<Arc<Local>>,
+    /// The export of an origin, if the files are on another server.
+    pub branch: Option<Arc<Branch>>,
     /// The number of the opened mount, if no line of exports(5) names it.
-    mount: Option<u64>,
+    pub mount: Option<u64>,
 }
 
 /// The present exports and their files.
 pub struct Served {
-    args: ServeArgs,
+    pub(super) args: ServeArgs,
     state_dir: Option<PathBuf>,
-    /// The other server that has the files.
-    origin: Option<Arc<Origin>>,
-    open: BTreeMap<PathBuf, Files>,
+    /// The other servers that have the files.
+    pub(super) gateway: Option<Gateway>,
+    pub(super) open: BTreeMap<PathBuf, Files>,
     /// The exports as last read.
     exports: Exports,
     /// The mounts inside those exports.
@@ -68,11 +70,11 @@ pub struct Served {
 
 impl Served {
     /// Starts without exports.
-    pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>, origin: Option<Arc<Origin>>) -> Self {
+    pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>, gateway: Option<Gateway>) -> Self {
         Self {
             args: args.clone(),
             state_dir,
-            origin,
+            gateway,
             open: BTreeMap::new(),
             exports: Exports::default(),
             inside: Vec::new(),
@@ -89,6 +91,9 @@ impl Served {
     /// # Errors
     /// A message for the user. The earlier exports stay.
     pub fn load(&mut self) -> Result<Table, Failure> {
+        if self.gateway.is_some() {
+            return self.load_branches();
+        }
         let exports = self.exports()?;
         self.check_journal(&exports)?;
         let table = self.open_all(&exports)?;
@@ -102,12 +107,15 @@ impl Served {
     /// # Errors
     /// Those of [`Served::load`].
     pub fn mounts_changed(&mut self) -> Option<Result<Table, Failure>> {
+        if self.gateway.is_some() {
+            return None;
+        }
         let exports = self.exports.clone();
         (self.mounts_inside(&exports) != self.inside).then(|| self.open_all(&exports))
     }
 
     fn mounts_inside(&self, exports: &Exports) -> Vec<Mount> {
-        if self.args.memory || self.origin.is_some() {
+        if self.args.memory {
             return Vec::new();
         }
         let mut mounts = nested::mounts().unwrap_or_else(|e| {
@@ -141,7 +149,8 @@ impl Served {
             }
             open.insert(planned.dir.clone(), files.clone());
             lines.push(format!("{} {}", planned.dir.display(), describe(&planned.entry)));
-            specs.push(spec(planned, files, covers, &self.names));
+            let admit = admit_of(&planned.entry, &self.names);
+            specs.push(spec(planned, files, covers, admit));
         }
         let mounted = match exports.entries.as_slice() {
             [_] => specs.first().map_or_else(|| "/".into(), |only| only.path.clone()),
@@ -189,10 +198,22 @@ impl Served {
     /// Reads the present exports.
     fn exports(&self) -> Result<Exports, Failure> {
         let mut exports = Exports::default();
-        let wrong = |e: hither_server::exports::ExportsError| Failure::usage(e.to_string());
         if self.args.dir.is_some() || self.args.memory {
+            let wrong = |e: ExportsError| Failure::usage(e.to_string());
             exports.add(COMMAND_LINE, self.own_line().as_bytes()).map_err(wrong)?;
         }
+        exports.entries.extend(self.listed()?.entries);
+        if exports.entries.is_empty() {
+            return Err(Failure::usage("nothing to serve: name a directory, or --export or --config"));
+        }
+        self.args.tls.check(&exports)?;
+        Ok(exports)
+    }
+
+    /// Reads the lines of `--export` and `--config`.
+    pub(super) fn listed(&self) -> Result<Exports, Failure> {
+        let mut exports = Exports::default();
+        let wrong = |e: ExportsError| Failure::usage(e.to_string());
         for line in &self.args.export {
             exports.add(COMMAND_LINE, line.as_bytes()).map_err(wrong)?;
         }
@@ -202,15 +223,11 @@ impl Served {
                 exports.add(&file.display().to_string(), &text).map_err(wrong)?;
             }
         }
-        if exports.entries.is_empty() {
-            return Err(Failure::usage("nothing to serve: name a directory, or --export or --config"));
-        }
-        self.args.tls.check(&exports)?;
         Ok(exports)
     }
 
     /// The line of exports(5) that is equivalent to DIR and its options.
-    fn own_line(&self) -> String {
+    pub(super) fn own_line(&self) -> String {
         let near = self.args.listen.iter().all(|a| a.ip().is_loopback());
         // On this machine, users with privileged ports have the superuser's rights anyway.
         let usual = if near { "rw,no_root_squash" } else { "rw,root_squash" };
@@ -267,16 +284,11 @@ impl Served {
     /// The files of an export, and the calls that an earlier server process answered, from the
     /// journal.
     fn open_files(&self, dir: &Path, entry: &Entry) -> Result<(Files, Vec<Answered>), Failure> {
-        if let Some(origin) = &self.origin {
-            let vfs = origin.files.clone();
-            let files =
-                Files { vfs, extra: None, epoch: None, others: Others::Unseen, local: None, mount: None };
-            return Ok((files, Vec::new()));
-        }
         if self.args.memory {
             let vfs = Arc::new(Model::new(stack::env(), Duration::ZERO, MEMORY_MAX_BYTES));
             let extra: Option<Arc<dyn Extra>> = Some(vfs.clone());
-            let files = Files { vfs, extra, epoch: None, others: Others::Nobody, local: None, mount: None };
+            let others = Others::Nobody;
+            let files = Files { vfs, extra, epoch: None, others, local: None, branch: None, mount: None };
             return Ok((files, Vec::new()));
         }
         if let Some(state_dir) = self.state_dir.as_ref().filter(|_| self.args.journal_discard)
@@ -305,6 +317,7 @@ impl Served {
                 epoch: Some(Arc::new(move || epoch.write_epoch())),
                 others,
                 local: Some(local),
+                branch: None,
                 mount: None,
             },
             calls,
@@ -319,8 +332,8 @@ impl Served {
 
     /// Writes unstable data to stable storage.
     pub async fn shutdown(&self, cx: &RequestContext) {
-        if let Some(origin) = &self.origin {
-            return origin.end(FAREWELL).await;
+        if let Some(gateway) = &self.gateway {
+            return gateway.end(FAREWELL).await;
         }
         for (dir, files) in &self.open {
             if let Err(e) = files.vfs.shutdown(cx).await {
@@ -355,8 +368,8 @@ fn cover(plan: &[Planned], files: &[Option<Files>], mounts: &[Mount]) -> BTreeMa
     all
 }
 
-fn spec(planned: &Planned, files: Files, covers: Option<Covers>, names: &Arc<ClientNames>) -> ExportSpec {
-    let entry = &planned.entry;
+/// Decides about the clients of an entry. Unknown hosts are logged.
+pub(super) fn admit_of(entry: &Entry, names: &Arc<ClientNames>) -> Arc<Admit> {
     let names = names.clone();
     let (admit, unknown) = entry.admit(&LookUps {
         addresses_of: &hosts::addresses_of,
@@ -369,7 +382,11 @@ fn spec(planned: &Planned, files: Files, covers: Option<Covers>, names: &Arc<Cli
             entry.at
         );
     }
-    let path = String::from_utf8_lossy(&entry.path).into_owned();
+    admit
+}
+
+pub(super) fn spec(planned: &Planned, files: Files, covers: Option<Covers>, admit: Arc<Admit>) -> ExportSpec {
+    let path = String::from_utf8_lossy(&planned.entry.path).into_owned();
     let alias = if path == "/" { planned.dir.display().to_string() } else { path };
     let Files { vfs, extra, epoch, others, .. } = files;
     ExportSpec { path: planned.name.clone(), aliases: vec![alias], vfs, extra, admit, epoch, others, covers }
@@ -394,7 +411,7 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// The rights of clients as text.
-fn describe(entry: &Entry) -> String {
+pub(super) fn describe(entry: &Entry) -> String {
     let words = |r: &Rights| {
         let access = if r.read_only { "ro" } else { "rw" };
         let squash = match r.squash {

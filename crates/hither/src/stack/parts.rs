@@ -4,6 +4,7 @@
 use super::env;
 use crate::options::{Promise, Wanted};
 use crate::stack::subtrees::{Keep, Stack, Subtrees, Trunk};
+use futures_util::future::BoxFuture;
 use hither_cache::data::DataCache;
 use hither_cache::metadata::{KnownObject, MetadataCache, MetadataCacheOptions, Prefetch};
 use hither_fuse::Layers;
@@ -40,10 +41,10 @@ pub struct Below<'a> {
 impl Parts {
     /// Builds the parts. `disk` makes the disk cache over its argument, if one is requested. The
     /// disk cache is returned as well.
-    pub async fn new(
+    pub async fn new<'b>(
         w: &Wanted,
         below: Below<'_>,
-        disk: impl AsyncFnOnce(Arc<dyn Vfs>) -> Option<Arc<DataCache>>,
+        disk: impl FnOnce(Arc<dyn Vfs>) -> BoxFuture<'b, Option<Arc<DataCache>>>,
     ) -> (Self, Option<Arc<DataCache>>) {
         let Some(rules) = w.rules().filter(|_| !w.subtrees.is_empty()) else {
             let client = match keep(w) {

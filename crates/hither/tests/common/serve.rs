@@ -29,6 +29,14 @@ impl Serve {
         server.with(&[export.trim_end_matches('/')])
     }
 
+    /// A further server of a new, empty directory, in the name spaces of the first one.
+    pub fn beside(port: u16) -> Self {
+        let mut server = Self::new();
+        server.port = port;
+        let export = server.export("").display().to_string();
+        server.with(&[export.trim_end_matches('/')])
+    }
+
     /// A gateway to another server of this fixture. `options` are the mount options for it.
     pub fn gateway(origin: &Self, options: &str) -> Self {
         let mut gateway = Self::new();
@@ -36,6 +44,13 @@ impl Serve {
         let (port, version) = (origin.port, if options.contains("vers=3") { "mountport=2049," } else { "" });
         let options = format!("retry=0,port={port},{version}{options}");
         gateway.with(&["127.0.0.1:/", "--mount", &options, "--rpcbind", "off"])
+    }
+
+    /// A gateway on a port, with these words.
+    pub fn gateway_at(port: u16, words: &[&str]) -> Self {
+        let mut gateway = Self::new();
+        (gateway.port, gateway.command) = (port, "gateway");
+        gateway.with(&["--rpcbind", "off"]).with(words)
     }
 
     /// Makes the directory and the name spaces, without a server.

@@ -1,0 +1,379 @@
+//! A connected or connecting origin, and its exports as file systems.
+//!
+//! This module knows no NFS version and no rights. An [`Origin`] is one client with the layers of a
+//! mount. It connects in the background, for as long as that takes. All exports that one line of
+//! the configuration names share it. A [`Branch`] is one of them: the same files with another root.
+
+use super::Guard;
+use crate::daemon::{self, Missed};
+use crate::exit::Failure;
+use crate::mount::Job;
+use crate::stack::Client;
+use async_trait::async_trait;
+use bytes::Bytes;
+use hither_nfs::Recovery;
+use hither_vfs::{
+    Access, Attrs, BatchOps, BoxFuture, ChangeInfo, Creation, Data, DirPage, Error, Fh, File, FileRange,
+    Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
+    Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr,
+    Special, Stability, Stop, Unsent, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
+};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+/// Longest pause between attempts to connect. Clients get their answers soon after the origin
+/// returns.
+const PAUSE_MAX: Duration = Duration::from_secs(4);
+/// Pause after the first failed attempt.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+/// Longest wait for the root of an export. A listing of the exports must not wait for one origin.
+const ROOT_WITHIN: Duration = Duration::from_secs(2);
+/// Most calls that wait for one origin to connect. Calls beyond get NFS4ERR_DELAY, so that the
+/// memory for calls stays free for other origins.
+const WAITING_MAX: usize = 256;
+
+/// A connected origin.
+pub struct Live {
+    pub client: Client,
+    /// Its files, with checked rights.
+    pub files: Arc<dyn Vfs>,
+}
+
+impl Live {
+    fn new(job: &Job, client: Client) -> Self {
+        tracing::info!("origin {} ({})", job.source.shown(), client.summary());
+        let layers = client.layers();
+        layers.vfs.subscribe(Arc::new(NoKernel));
+        let files = Arc::new(Guard::new(layers.vfs, &job.wanted));
+        Self { client, files }
+    }
+}
+
+/// An origin of a gateway.
+pub struct Origin {
+    pub job: Job,
+    live: watch::Sender<Option<Arc<Live>>>,
+    waiting: Semaphore,
+    /// The time at which the last wait for a root was given up.
+    root_missed: Mutex<Option<Instant>>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Origin {
+    fn new(job: Job) -> Arc<Self> {
+        let (live, waiting) = (watch::Sender::new(None), Semaphore::new(WAITING_MAX));
+        Arc::new(Self { job, live, waiting, root_missed: Mutex::default(), task: Mutex::default() })
+    }
+
+    /// Connects, and tries again for as long as the option `retry` says.
+    ///
+    /// # Errors
+    /// The reason why the origin is not available.
+    pub async fn connect(job: Job) -> std::result::Result<Arc<Self>, Failure> {
+        let client = daemon::connect(&job, &mut daemon::Voice::Terminal, || Ok(())).await?;
+        let live = Arc::new(Live::new(&job, client));
+        let origin = Self::new(job);
+        origin.live.send_replace(Some(live));
+        Ok(origin)
+    }
+
+    /// Starts to connect, and tries again until it succeeds. `changed` is told then.
+    pub fn start(job: Job, changed: Arc<Notify>) -> Arc<Self> {
+        let origin = Self::new(job);
+        let (live, job) = (origin.live.clone(), origin.job.clone());
+        let task = tokio::spawn(async move {
+            let client = keep_trying(&job).await;
+            live.send_replace(Some(Arc::new(Live::new(&job, client))));
+            changed.notify_one();
+        });
+        *origin.task.lock() = Some(task.abort_handle());
+        origin
+    }
+
+    /// Whether the origin was reached.
+    pub fn live(&self) -> Option<Arc<Live>> {
+        self.live.borrow().clone()
+    }
+
+    /// Returns when the origin is connected.
+    pub async fn connected(&self) -> Arc<Live> {
+        let mut live = self.live.subscribe();
+        // The sender lives as long as this value.
+        let found = live.wait_for(Option::is_some).await.ok().and_then(|live| live.clone());
+        match found {
+            Some(live) => live,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The files, as soon as the origin is connected. `soft` and `softerr` limit the wait.
+    ///
+    /// # Errors
+    /// `EAGAIN`: too many calls wait. `EIO` and `ETIMEDOUT` as on a mount.
+    async fn ready(&self) -> Result<Arc<dyn Vfs>> {
+        if let Some(live) = self.live() {
+            return Ok(live.files.clone());
+        }
+        let Ok(_waiting) = self.waiting.try_acquire() else { return Err(Error::new(libc::EAGAIN)) };
+        let wanted = &self.job.wanted;
+        let errno = match wanted.recovery {
+            Recovery::Hard => return Ok(self.connected().await.files.clone()),
+            Recovery::Soft => libc::EIO,
+            Recovery::Softerr => libc::ETIMEDOUT,
+        };
+        let within = wanted.timeo * (wanted.retrans + 1);
+        let live = tokio::time::timeout(within, self.connected()).await;
+        live.map(|live| live.files.clone()).map_err(|_| Error::new(errno))
+    }
+
+    /// Waits for the root of an export, not long. Soon after a vain wait it does not wait again, so
+    /// that a listing of many exports waits once.
+    async fn root_in_time(&self, root: impl Future<Output = Result<Node>>) -> Result<Node> {
+        let missed = *self.root_missed.lock();
+        let within = match missed {
+            Some(at) if at.elapsed() < ROOT_WITHIN => Duration::ZERO,
+            _ => ROOT_WITHIN,
+        };
+        match tokio::time::timeout(within, root).await {
+            Ok(found) => {
+                *self.root_missed.lock() = None;
+                found
+            }
+            Err(_) => {
+                if !within.is_zero() {
+                    *self.root_missed.lock() = Some(Instant::now());
+                }
+                Err(Error::new(libc::EAGAIN))
+            }
+        }
+    }
+
+    /// Flushes all data and releases all state at the origin.
+    pub async fn end(&self, within: Duration) {
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
+        if let Some(live) = self.live() {
+            daemon::farewell(&live.client, within).await;
+        }
+    }
+}
+
+impl Drop for Origin {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
+    }
+}
+
+/// Attempts to connect until one attempt succeeds. The log has each new reason once.
+async fn keep_trying(job: &Job) -> Client {
+    let (mut pause, mut said) = (PAUSE_MIN, String::new());
+    loop {
+        let failure = match daemon::attempt(job).await {
+            Ok(client) => return client,
+            Err(Missed::Never(failure) | Missed::Now(failure)) => failure,
+        };
+        if failure.line != said {
+            tracing::warn!("origin {}: {}; trying again", job.source.shown(), failure.line);
+            said = failure.line;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// The place of an export's root among the files of an origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RootAt {
+    /// The mounted path.
+    Mounted,
+    /// Names below the mounted path.
+    #[expect(dead_code, reason = "for step 2")]
+    Names(Vec<Name>),
+}
+
+/// An export of an origin.
+pub struct Branch {
+    pub origin: Arc<Origin>,
+    pub at: RootAt,
+}
+
+impl Branch {
+    /// An export of an origin.
+    pub fn new(origin: Arc<Origin>, at: RootAt) -> Self {
+        Self { origin, at }
+    }
+
+    /// The export as `SERVER:/PATH`.
+    pub fn shown(&self) -> String {
+        self.origin.job.source.shown()
+    }
+
+    async fn find_root(&self, cx: &RequestContext) -> Result<Node> {
+        let files = self.origin.ready().await?;
+        let root = files.root(cx).await?;
+        let RootAt::Names(path) = &self.at else { return Ok(root) };
+        let at = PathRef { base: &root.fh, path };
+        let found = files.walk(cx, at, WalkRequest::default()).await?;
+        match (found.stop, found.steps.into_iter().last()) {
+            (Stop::Complete, Some(node)) => Ok(node),
+            (Stop::Failed(e), _) => Err(e),
+            _ => Err(Error::new(libc::ENOENT)),
+        }
+    }
+}
+
+/// Implements the calls that wait until the origin is connected.
+macro_rules! wait_and_pass_on {
+    ($($op:ident($($arg:ident: $ty:ty),*) -> $out:ty;)+) => {
+        #[async_trait]
+        impl Vfs for Branch {
+            async fn root(&self, cx: &RequestContext) -> Result<Node> {
+                self.origin.root_in_time(self.find_root(cx)).await
+            }
+
+            fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
+                self.origin.live()?.files.peek(cx, at)
+            }
+
+            // The layers of an origin have one subscriber.
+            fn subscribe(&self, _upcalls: Arc<dyn Upcalls>) {}
+
+            // Other exports may share the origin.
+            async fn shutdown(&self, _cx: &RequestContext) -> Result<()> {
+                Ok(())
+            }
+
+            $(
+                async fn $op(&self, cx: &RequestContext, $($arg: $ty),*) -> Result<$out> {
+                    self.origin.ready().await?.$op(cx, $($arg),*).await
+                }
+            )+
+        }
+    };
+}
+
+wait_and_pass_on! {
+    walk(at: PathRef<'_>, want: WalkRequest) -> WalkResult;
+    parent(dir: &Fh) -> Node;
+    getattr(file: File<'_>) -> Attrs;
+    setattr(file: File<'_>, set: &SetAttr) -> Attrs;
+    access(fh: &Fh, want: Access) -> Access;
+    readlink(fh: &Fh) -> Bytes;
+    open(at: PathRef<'_>, how: &OpenHow) -> Opened;
+    close(fh: &Fh, open: OpenId) -> ();
+    read(file: File<'_>, offset_bytes: u64, len_bytes: u32) -> Read;
+    write(file: File<'_>, offset_bytes: u64, data: Data, stability: Stability) -> Wrote;
+    finish(file: File<'_>, piece: Option<(u64, Data)>, set: &SetAttr) -> Finished;
+    commit(file: File<'_>) -> ();
+    create_whole(dir: &Fh, name: &Name, set: &SetAttr, data: Data) -> Made;
+    mkdir(dir: &Fh, name: &Name, set: &SetAttr) -> Made;
+    mknod(dir: &Fh, name: &Name, what: &Special, set: &SetAttr) -> Made;
+    symlink(dir: &Fh, name: &Name, target: &Bytes, set: &SetAttr) -> Made;
+    link(fh: &Fh, dir: &Fh, name: &Name) -> Made;
+    unlink(dir: &Fh, name: &Name, target: Option<&Fh>) -> ChangeInfo;
+    rmdir(dir: &Fh, name: &Name) -> ChangeInfo;
+    rename(from: (&Fh, &Name), to: (&Fh, &Name), replaced: Option<&Fh>, flags: RenameFlags) -> Moved;
+    readdir(dir: &Fh, cookie: u64, verifier: [u8; 8], max_bytes: u32, nodes: bool) -> DirPage;
+    statfs(fh: &Fh) -> FsStat;
+    getxattr(fh: &Fh, name: &[u8]) -> Bytes;
+    setxattr(fh: &Fh, name: &[u8], value: &Bytes, mode: XattrMode) -> ();
+    listxattr(fh: &Fh) -> Vec<Bytes>;
+    removexattr(fh: &Fh, name: &[u8]) -> ();
+    lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange, wait: LockWait) -> Option<Attrs>;
+    unlock(file: File<'_>, owner: LockOwner, range: FileRange) -> ();
+    test_lock(file: File<'_>, owner: LockOwner, kind: LockKind, range: FileRange) -> Option<LockConflict>;
+    seek(file: File<'_>, offset_bytes: u64, what: Seek) -> u64;
+    allocate(file: File<'_>, range: FileRange) -> ();
+    deallocate(file: File<'_>, range: FileRange) -> ();
+    copy(from: File<'_>, from_bytes: u64, to: File<'_>, to_bytes: u64, len_bytes: u64) -> u64;
+}
+
+/// The same failure for each object of a batch.
+fn all_failed<T>(count: usize, e: &Error) -> Vec<Result<T>> {
+    (0..count).map(|_| Err(e.clone())).collect()
+}
+
+#[async_trait]
+impl BatchOps for Branch {
+    async fn getattr_many(&self, cx: &RequestContext, objects: &[Fh]) -> Vec<Result<Attrs>> {
+        match self.origin.ready().await {
+            Ok(files) => files.getattr_many(cx, objects).await,
+            Err(e) => all_failed(objects.len(), &e),
+        }
+    }
+
+    async fn revalidate_many(
+        &self,
+        cx: &RequestContext,
+        objects: &[Fh],
+        want: Access,
+    ) -> Vec<Result<(Attrs, Access)>> {
+        match self.origin.ready().await {
+            Ok(files) => files.revalidate_many(cx, objects, want).await,
+            Err(e) => all_failed(objects.len(), &e),
+        }
+    }
+
+    async fn read_many(
+        &self,
+        cx: &RequestContext,
+        files: &[Fh],
+        holder: Option<&Fh>,
+        max_bytes: u32,
+    ) -> ReadManyResult {
+        match self.origin.ready().await {
+            Ok(origin) => origin.read_many(cx, files, holder, max_bytes).await,
+            Err(e) => ReadManyResult { files: all_failed(files.len(), &e), holder: None },
+        }
+    }
+
+    async fn list_many(
+        &self,
+        cx: &RequestContext,
+        dirs: &[Fh],
+        max_bytes: u32,
+    ) -> Vec<Result<(Attrs, DirPage)>> {
+        match self.origin.ready().await {
+            Ok(files) => files.list_many(cx, dirs, max_bytes).await,
+            Err(e) => all_failed(dirs.len(), &e),
+        }
+    }
+
+    async fn create_many(&self, cx: &RequestContext, dir: &Fh, new: &[Creation]) -> Vec<Result<Made>> {
+        match self.origin.ready().await {
+            Ok(files) => files.create_many(cx, dir, new).await,
+            Err(e) => all_failed(new.len(), &e),
+        }
+    }
+
+    async fn remove_many(&self, cx: &RequestContext, dir: &Fh, gone: &[Removal]) -> Vec<Result<ChangeInfo>> {
+        match self.origin.ready().await {
+            Ok(files) => files.remove_many(cx, dir, gone).await,
+            Err(e) => all_failed(gone.len(), &e),
+        }
+    }
+}
+
+/// The layer above the layers of the mount. It caches nothing, and delays nothing.
+struct NoKernel;
+
+impl Upcalls for NoKernel {
+    fn revoke(&self, _fh: &Fh) -> BoxFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn unsent(&self, _fh: &Fh) -> Unsent {
+        Unsent::Nothing
+    }
+
+    fn revoke_all(&self) -> BoxFuture<()> {
+        Box::pin(std::future::ready(()))
+    }
+}
