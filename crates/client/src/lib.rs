@@ -23,4 +23,5 @@ pub mod writes;
 
 pub use connect::{Connected, SessionLimits, connect};
 pub use error::MountError;
+pub use mountd::{exported_root, exports};
 pub use options::{AttrCache, LookupCache, Options, Recovery, Version};

@@ -107,6 +107,59 @@ pub(crate) async fn mount1(opts: &Options, addr: SocketAddr, machine: Bytes) -> 
     }
 }
 
+/// The exports of the server, from its mountd (`showmount -e`). The addresses are tried in order.
+///
+/// # Errors
+/// See [`MountError`]; the error of the last address when none answers.
+pub async fn exports(opts: &Options) -> Result<Vec<String>, MountError> {
+    let machine = crate::v3::machine_name();
+    let mut last = None;
+    for addr in &opts.addrs {
+        let port = match opts.mount_port {
+            Some(port) => Ok(port),
+            None => port(opts, addr.ip(), Service::Mount, "mountport=PORT").await,
+        };
+        let list = match port {
+            Ok(port) => {
+                let mountd = Mountd::new(opts, SocketAddr::new(addr.ip(), port), machine.clone());
+                mountd.call(&ExportArgs {}).await.map_err(|e| from_call(opts, mountd.addr, e))
+            }
+            Err(e) => Err(e),
+        };
+        match list {
+            // Names outside of UTF-8 cannot be options of a mount either.
+            Ok(list) => {
+                let paths = list.0.iter().filter_map(|export| String::from_utf8(export.dir.to_vec()).ok());
+                return Ok(paths.filter(|path| path.starts_with('/')).collect());
+            }
+            Err(e) => last = Some(e),
+        }
+    }
+    Err(last.unwrap_or_else(|| MountError::NoSuchHost {
+        server: opts.server.clone(),
+        cause: "the name has no address".into(),
+    }))
+}
+
+/// The root filehandle of the export `opts.path` for NFSv3. The addresses are tried in order.
+///
+/// # Errors
+/// See [`MountError`]; the error of the last address when none answers.
+pub async fn exported_root(opts: &Options) -> Result<Fh, MountError> {
+    let mut last = None;
+    for addr in &opts.addrs {
+        match mount(opts, addr.ip(), crate::v3::machine_name()).await {
+            Ok(mounted) => return Ok(mounted.root),
+            Err(e) if e.is_transient() => last = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last.unwrap_or_else(|| MountError::NoSuchHost {
+        server: opts.server.clone(),
+        cause: "the name has no address".into(),
+    }))
+}
+
 impl Mounted {
     /// Sends UMNT to mountd. A failure has no effect: mountd's list only informs administrators.
     pub async fn unmount(&self) {

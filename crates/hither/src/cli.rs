@@ -476,7 +476,8 @@ pub struct ServeArgs {
     .value_name("SERVER:/PATH")
     .required_unless_present(clap::builder::Resettable::Reset)
     .required_unless_present("origins")
-    .help("The origin's export; clients mount it as HOST:/")))]
+    .help("The origin's export; clients mount it as HOST:/. A pattern, `SERVER:/*`, stands for all exports \
+           of the origin, each at its own path")))]
 #[command(mut_arg("export", |export| export
     .conflicts_with(clap::builder::Resettable::Reset)
     .help("Rights of clients at PATH and all exports below it, as in exports(5), `PATH CLIENT(OPTIONS)...`; \

@@ -3,8 +3,10 @@
 //!
 //! This module checks the options and keeps the origins. [`crate::serve`] does the rest: files of
 //! origins take the place of local directories. [`guard`] checks rights and freshness, as the
-//! kernel does on a mount. [`origins`] reads the configuration, and [`origin`] connects.
+//! kernel does on a mount. [`origins`] reads the configuration, [`origin`] connects, and [`found`]
+//! finds exports.
 
+mod found;
 mod guard;
 mod origin;
 mod origins;
@@ -16,11 +18,12 @@ use crate::options::Wanted;
 use crate::serve;
 use guard::Guard;
 use hither_server::table::number_of;
+pub use origin::Branch;
+use origin::Origin;
 use origin::RootAt;
-pub use origin::{Branch, Origin};
 use origins::OriginLine;
 use rustix::mount::MountFlags;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,6 +70,8 @@ pub struct Gateway {
     name: Option<String>,
     /// The origins by the text of their lines.
     origins: BTreeMap<String, Arc<Origin>>,
+    /// The text of all lines as last read.
+    lines: HashSet<String>,
     /// Told when an origin is connected.
     changed: Arc<Notify>,
 }
@@ -80,8 +85,8 @@ impl Gateway {
     pub async fn start(args: &GatewayArgs, state_dir: Option<&Path>) -> Result<Self, Failure> {
         let name = state_dir.map(client_name).transpose()?;
         let lines = origins::read(args)?;
-        let mut gateway =
-            Self { args: args.clone(), name, origins: BTreeMap::new(), changed: Arc::default() };
+        let (origins, changed) = (BTreeMap::new(), Arc::default());
+        let mut gateway = Self { args: args.clone(), name, origins, lines: HashSet::new(), changed };
         if let ([only], true) = (&lines[..], args.origins.is_empty())
             && !only.is_pattern()
         {
@@ -90,7 +95,9 @@ impl Gateway {
             return Ok(gateway);
         }
         gateway.offered()?;
-        let all = gateway.origins.values().map(|origin| origin.connected());
+        let all = lines.iter().map(|line| (gateway.origin(line), line.is_pattern()));
+        let all: Vec<_> = all.collect();
+        let all = all.iter().map(|(origin, is_pattern)| origin.settled(*is_pattern));
         let _ = tokio::time::timeout(START_WITHIN, futures_util::future::join_all(all)).await;
         Ok(gateway)
     }
@@ -106,31 +113,54 @@ impl Gateway {
     /// A fault of the configuration. The origins stay as they are.
     pub fn offered(&mut self) -> Result<Vec<Offered>, Failure> {
         let lines = origins::read(&self.args)?;
+        self.lines = lines.iter().map(|line| line.text.clone()).collect();
         let mut offered = Vec::new();
         for line in &lines {
-            let origin = match self.origins.get(&line.text) {
-                Some(origin) => origin.clone(),
-                None => {
-                    let origin = Origin::start(self.job(line), self.changed.clone());
-                    self.origins.insert(line.text.clone(), origin.clone());
-                    origin
+            let origin = self.origin(line);
+            if !line.is_pattern() {
+                offered.push(Offered { path: line.path.clone(), origin, at: RootAt::Mounted });
+            }
+        }
+        // A line of its own counts before a pattern, and the first pattern before others.
+        let mut paths: HashSet<String> = offered.iter().map(|export| export.path.clone()).collect();
+        for line in lines.iter().filter(|line| line.is_pattern()) {
+            let origin = self.origin(line);
+            for export in origin.found() {
+                let path = line.path_of(&export.path);
+                if paths.insert(path.clone()) {
+                    offered.push(Offered { path, origin: origin.clone(), at: export.at });
                 }
-            };
-            offered.push(Offered { path: line.path.clone(), origin, at: RootAt::Mounted });
+            }
         }
         Ok(offered)
     }
 
-    /// Ends the origins that none of these exports uses. Data that clients have written through
-    /// them is at the origin already.
-    pub fn keep_only(&mut self, used: &[Arc<Origin>]) {
-        let is_used = |origin: &Arc<Origin>| used.iter().any(|other| Arc::ptr_eq(other, origin));
-        let gone: Vec<String> = self
-            .origins
-            .iter()
-            .filter(|(_, origin)| !is_used(origin))
-            .map(|(text, _)| text.clone())
-            .collect();
+    /// The origin of a line, which starts to connect if it is new.
+    fn origin(&mut self, line: &OriginLine) -> Arc<Origin> {
+        if let Some(origin) = self.origins.get(&line.text) {
+            return origin.clone();
+        }
+        let (job, changed) = (self.job(line), self.changed.clone());
+        let origin = if line.is_pattern() {
+            let line = line.clone();
+            Origin::search(job, move |export| line.includes(export), changed)
+        } else {
+            Origin::start(job, changed)
+        };
+        self.origins.insert(line.text.clone(), origin.clone());
+        origin
+    }
+
+    /// Looks for exports of all origins now.
+    pub fn search_again(&self) {
+        self.origins.values().for_each(|origin| origin.again.notify_one());
+    }
+
+    /// Ends the origins that the configuration no longer has. Data that clients have written
+    /// through them is at the origin already.
+    pub fn end_unused(&mut self) {
+        let is_unused = |text: &&String| !self.lines.contains(*text);
+        let gone: Vec<String> = self.origins.keys().filter(is_unused).cloned().collect();
         for origin in gone.iter().filter_map(|text| self.origins.remove(text)) {
             tracing::info!("origin {} is no longer served", origin.job.source.shown());
             tokio::spawn(async move {

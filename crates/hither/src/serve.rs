@@ -145,6 +145,7 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
                     Ok(table) => {
                         server.replace(table);
                         tell_made_before(&server, &mut served);
+                        served.search_again();
                         tracing::info!("exports read again: {}", served.lines.join("; "));
                     }
                     Err(failure) => tracing::error!("the exports stay as they are: {}", failure.line),

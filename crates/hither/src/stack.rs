@@ -194,6 +194,11 @@ impl Client {
         }
     }
 
+    /// Whether the version has no state at the server, as NFSv3.
+    pub fn is_stateless(&self) -> bool {
+        self.connected.version.is_stateless()
+    }
+
     /// A summary for the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
     pub fn summary(&self) -> String {
         let c = &self.connected;

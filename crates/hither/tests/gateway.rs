@@ -261,3 +261,133 @@ fn many_origins_in_one_gateway() {
     umount(&mnt);
     assert_eq!(gateway.stop(), 0);
 }
+
+/// A gateway finds the exports of an origin, from the list of its mountd and from the root of
+/// NFSv4. Excluded exports are left out. Clients cross into exports and mounts inside exports. An
+/// export that the origin adds or removes appears and disappears.
+/// Promise: G6
+#[test]
+#[ignore = "needs root"]
+fn exports_of_origin_are_found() {
+    for (client, origin_options, origin_words) in [
+        ("vers=4.2", "vers=4.2,mountport=2049", "3,4"),
+        ("vers=4.2", "vers=4.2,mountport=2050", "4"),
+        ("vers=4.2", "vers=3,mountport=2049", "3,4"),
+        ("vers=3", "vers=4.2,mountport=2049", "3,4"),
+        ("vers=3", "vers=3,mountport=2049", "3"),
+    ] {
+        println!("client {client}, origin {origin_options}, versions {origin_words}");
+        own_files();
+        let origin = Serve::prepare();
+        for name in ["one", "two/inner", "two/mounted", "secret", "later"] {
+            fs::create_dir_all(origin.export(name)).unwrap();
+            fs::write(origin.export(name).join("f"), name).unwrap();
+        }
+        sh(&format!(
+            "mount -t tmpfs tmpfs {0} && echo -n tmpfs > {0}/f",
+            origin.export("two/mounted").display()
+        ))
+        .ok();
+        let top = origin.export("").display().to_string();
+        let top = top.trim_end_matches('/').to_owned();
+        let exports = origin.dir.path().join("exports");
+        let lines = format!(
+            "{top}/one *(rw,no_root_squash)\n{top}/two *(rw,no_root_squash,crossmnt)\n{top}/two/inner *(rw,no_root_squash)\n{top}/secret *(rw)\n"
+        );
+        fs::write(&exports, &lines).unwrap();
+        let mut origin = origin.with(&["--config", "exports", "--versions", origin_words]);
+        origin.serve();
+        let options = format!("port=2049,{origin_options},exclude=/*/secret,exclude=/x");
+        let mut gateway = Serve::gateway_at(3049, &["127.0.0.1:/*", "--mount", &options]);
+        gateway.serve();
+        common::wait_for("the exports", 30, || gateway.said().contains("/two "));
+        assert!(!gateway.said().contains("secret"));
+        let mnt = gateway.mnt("mnt");
+        let text = |path: &str| fs::read_to_string(mnt.join(path)).ok();
+        let errno = |done: std::io::Result<()>| done.unwrap_err().raw_os_error();
+        if client == "vers=3" {
+            let one = gateway.mnt("one");
+            gateway.mount_path(client, &format!("{top}/one"), &one).ok();
+            assert_eq!(fs::read_to_string(one.join("f")).unwrap(), "one");
+            umount(&one);
+            gateway.mount_path(&format!("{client},actimeo=1"), &format!("{top}/two"), &mnt).ok();
+        } else {
+            gateway.mount_path(&format!("{client},actimeo=1"), &top, &mnt).ok();
+            assert_eq!(names(&mnt), ["one", "two"]);
+            assert_eq!(text("one/f").unwrap(), "one");
+            umount(&mnt);
+            gateway.mount_path(&format!("{client},actimeo=1"), &format!("{top}/two"), &mnt).ok();
+        }
+        assert_eq!(names(&mnt), ["inner", "mounted"]);
+        assert_eq!(text("inner/f").unwrap(), "two/inner");
+        assert_eq!(text("mounted/f").unwrap(), "tmpfs");
+        fs::write(mnt.join("g"), "g").unwrap();
+        assert_eq!(errno(fs::rename(mnt.join("g"), mnt.join("mounted/g"))), Some(libc::EXDEV));
+        assert_eq!(errno(fs::rename(mnt.join("g"), mnt.join("inner/g"))), Some(libc::EXDEV));
+        umount(&mnt);
+        fs::write(&exports, lines.replace("/one *", "/later *")).unwrap();
+        origin.signal(libc::SIGHUP);
+        common::wait_for("the origin", 20, || origin.complaints().contains("exports read again"));
+        gateway.signal(libc::SIGHUP);
+        let mounts = |name: &str| {
+            let done = gateway.mount_path(client, &format!("{top}/{name}"), &mnt);
+            let mounted = done.code == 0;
+            if mounted {
+                umount(&mnt);
+            }
+            mounted
+        };
+        common::wait_for("the new export", 30, || mounts("later"));
+        common::wait_for("the end of the old one", 30, || !mounts("one"));
+        assert_eq!(gateway.stop(), 0);
+    }
+}
+
+/// A gateway of an origin with 5,000 exports starts within five seconds, and an export takes at
+/// most 20 KB of its memory. Prints the figures.
+#[test]
+#[ignore = "needs root"]
+fn thousands_of_exports_start_soon() {
+    own_files();
+    let origin = Serve::prepare();
+    let top = origin.export("").display().to_string();
+    let mut lines = String::new();
+    for n in 0..5_000 {
+        fs::create_dir(origin.export(&format!("e{n}"))).unwrap();
+        fs::write(origin.export(&format!("e{n}/f")), n.to_string()).unwrap();
+        lines.push_str(&format!("{top}e{n} *(ro,no_root_squash)\n"));
+    }
+    fs::write(origin.dir.path().join("exports"), lines).unwrap();
+    let mut origin = origin.with(&["--config", "exports"]);
+    let began = std::time::Instant::now();
+    origin.serve();
+    println!("origin: {} ms", began.elapsed().as_millis());
+    let anonymous_kib = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    for version in ["vers=4.2", "vers=3"] {
+        let start = |port: u16, pattern: &str, some: &str| {
+            let options = format!("port=2049,mountport=2049,{version}");
+            let mut gateway = Serve::gateway_at(port, &[pattern, "--mount", &options]);
+            let began = std::time::Instant::now();
+            gateway.serve();
+            common::wait_for("the exports", 60, || gateway.said().contains(some));
+            (gateway, began.elapsed())
+        };
+        let (one, _) = start(3048, &format!("127.0.0.1:{top}e1"), "serving");
+        let (all, time) = start(3049, "127.0.0.1:/*", "4984 more exports");
+        let (one_kib, all_kib) = (anonymous_kib(one.pid()), anonymous_kib(all.pid()));
+        let each_bytes = all_kib.saturating_sub(one_kib) * 1024 / 5_000;
+        println!("{version}: start {} ms, {each_bytes} bytes an export", time.as_millis());
+        let mnt = all.mnt("mnt");
+        all.mount_path("vers=4.2", top.trim_end_matches('/'), &mnt).ok();
+        let began = std::time::Instant::now();
+        assert_eq!(names(&mnt).len(), 5_000);
+        println!("{version}: listing of all exports {} ms", began.elapsed().as_millis());
+        assert_eq!(fs::read_to_string(mnt.join("e4999/f")).unwrap(), "4999");
+        umount(&mnt);
+        assert!(time.as_secs() < 5 && each_bytes <= 20_000);
+    }
+}

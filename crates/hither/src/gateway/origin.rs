@@ -5,9 +5,11 @@
 //! the configuration names share it. A [`Branch`] is one of them: the same files with another root.
 
 use super::Guard;
+use super::found::{self, Found};
 use crate::daemon::{self, Missed};
 use crate::exit::Failure;
 use crate::mount::Job;
+use crate::source::Source;
 use crate::stack::Client;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -30,6 +32,8 @@ use tokio::time::Instant;
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 /// Pause after the first failed attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
+/// Interval between two searches for exports.
+const SEARCH_EVERY: Duration = Duration::from_secs(30);
 /// Longest wait for the root of an export. A listing of the exports must not wait for one origin.
 const ROOT_WITHIN: Duration = Duration::from_secs(2);
 /// Most calls that wait for one origin to connect. Calls beyond get NFS4ERR_DELAY, so that the
@@ -57,6 +61,10 @@ impl Live {
 pub struct Origin {
     pub job: Job,
     live: watch::Sender<Option<Arc<Live>>>,
+    /// The exports that were found last, if the line has a pattern.
+    found: watch::Sender<Option<Vec<Found>>>,
+    /// Begins the next search now.
+    pub again: Arc<Notify>,
     waiting: Semaphore,
     /// The time at which the last wait for a root was given up.
     root_missed: Mutex<Option<Instant>>,
@@ -66,7 +74,8 @@ pub struct Origin {
 impl Origin {
     fn new(job: Job) -> Arc<Self> {
         let (live, waiting) = (watch::Sender::new(None), Semaphore::new(WAITING_MAX));
-        Arc::new(Self { job, live, waiting, root_missed: Mutex::default(), task: Mutex::default() })
+        let (found, root_missed, task) = (watch::Sender::new(None), Mutex::default(), Mutex::default());
+        Arc::new(Self { job, live, found, again: Arc::default(), waiting, root_missed, task })
     }
 
     /// Connects, and tries again for as long as the option `retry` says.
@@ -92,6 +101,71 @@ impl Origin {
         });
         *origin.task.lock() = Some(task.abort_handle());
         origin
+    }
+
+    /// Starts to look for the exports of the origin that `includes` selects, and looks again while
+    /// the origin is served. `changed` is told of differences.
+    pub fn search(
+        job: Job,
+        includes: impl Fn(&str) -> bool + Send + Sync + 'static,
+        changed: Arc<Notify>,
+    ) -> Arc<Self> {
+        let origin = Self::new(job);
+        let (searched, again) = (Arc::downgrade(&origin), origin.again.clone());
+        let task = tokio::spawn(async move {
+            let (mut pause, mut said) = (PAUSE_MIN, String::new());
+            while let Some(origin) = searched.upgrade() {
+                let looked = found::exports(&origin, &includes).await;
+                let wait = match looked {
+                    Ok(found) => {
+                        let count = found.len();
+                        let found = Some(found);
+                        if origin.found.send_if_modified(|before| replace(before, found)) {
+                            tracing::info!("origin {}: {count} exports", origin.job.source.shown());
+                            changed.notify_one();
+                        }
+                        (pause, said) = (PAUSE_MIN, String::new());
+                        SEARCH_EVERY
+                    }
+                    Err(line) => {
+                        if line != said {
+                            tracing::warn!("origin {}: {line}; trying again", origin.job.source.shown());
+                            said = line;
+                        }
+                        pause = (pause * 2).min(PAUSE_MAX);
+                        pause
+                    }
+                };
+                drop(origin);
+                tokio::select! {
+                    () = tokio::time::sleep(wait) => {}
+                    () = again.notified() => {}
+                }
+            }
+        });
+        *origin.task.lock() = Some(task.abort_handle());
+        origin
+    }
+
+    /// The exports that were found last.
+    pub fn found(&self) -> Vec<Found> {
+        self.found.borrow().clone().unwrap_or_default()
+    }
+
+    /// Returns when the origin is connected, and its exports are found.
+    pub async fn settled(&self, is_pattern: bool) {
+        self.connected().await;
+        if is_pattern {
+            // The sender lives as long as this value.
+            let _ = self.found.subscribe().wait_for(Option::is_some).await;
+        }
+    }
+
+    /// Records the connection of a search.
+    pub(super) fn set_live(&self, client: Client) -> Arc<Live> {
+        let live = Arc::new(Live::new(&self.job, client));
+        self.live.send_replace(Some(live.clone()));
+        live
     }
 
     /// Whether the origin was reached.
@@ -171,6 +245,13 @@ impl Drop for Origin {
     }
 }
 
+/// Replaces a value by another one. True if they differ.
+fn replace<T: PartialEq>(before: &mut T, now: T) -> bool {
+    let differs = *before != now;
+    *before = now;
+    differs
+}
+
 /// Attempts to connect until one attempt succeeds. The log has each new reason once.
 async fn keep_trying(job: &Job) -> Client {
     let (mut pause, mut said) = (PAUSE_MIN, String::new());
@@ -193,32 +274,48 @@ async fn keep_trying(job: &Job) -> Client {
 pub enum RootAt {
     /// The mounted path.
     Mounted,
-    /// Names below the mounted path.
-    #[expect(dead_code, reason = "for step 2")]
+    /// Names below the mounted path, which is the root of an NFSv4 server.
     Names(Vec<Name>),
+    /// A path that an NFSv3 server exports.
+    Exported(String),
 }
 
 /// An export of an origin.
 pub struct Branch {
     pub origin: Arc<Origin>,
     pub at: RootAt,
+    /// The root filehandle of an NFSv3 export, once mountd has given it.
+    root: Mutex<Option<Fh>>,
 }
 
 impl Branch {
     /// An export of an origin.
     pub fn new(origin: Arc<Origin>, at: RootAt) -> Self {
-        Self { origin, at }
+        Self { origin, at, root: Mutex::default() }
     }
 
     /// The export as `SERVER:/PATH`.
     pub fn shown(&self) -> String {
-        self.origin.job.source.shown()
+        let source = &self.origin.job.source;
+        let path = match &self.at {
+            RootAt::Mounted => return source.shown(),
+            RootAt::Exported(path) => path.clone(),
+            RootAt::Names(names) => {
+                let names = names.iter().map(|name| name.as_bytes().escape_ascii().to_string());
+                format!("/{}", names.collect::<Vec<_>>().join("/"))
+            }
+        };
+        Source { host: source.host.clone(), path }.shown()
     }
 
     async fn find_root(&self, cx: &RequestContext) -> Result<Node> {
         let files = self.origin.ready().await?;
+        let path = match &self.at {
+            RootAt::Mounted => return files.root(cx).await,
+            RootAt::Exported(path) => return self.exported_root(cx, &*files, path).await,
+            RootAt::Names(path) => path,
+        };
         let root = files.root(cx).await?;
-        let RootAt::Names(path) = &self.at else { return Ok(root) };
         let at = PathRef { base: &root.fh, path };
         let found = files.walk(cx, at, WalkRequest::default()).await?;
         match (found.stop, found.steps.into_iter().last()) {
@@ -226,6 +323,23 @@ impl Branch {
             (Stop::Failed(e), _) => Err(e),
             _ => Err(Error::new(libc::ENOENT)),
         }
+    }
+}
+
+impl Branch {
+    /// The root of an NFSv3 export. mountd is asked once, and again if the handle is stale.
+    async fn exported_root(&self, cx: &RequestContext, files: &dyn Vfs, path: &str) -> Result<Node> {
+        let known = self.root.lock().clone();
+        if let Some(fh) = known {
+            match files.getattr(cx, File { fh: &fh, open: None }).await {
+                Err(e) if e.errno == libc::ESTALE => {}
+                attrs => return Ok(Node { attrs: attrs?, fh }),
+            }
+        }
+        let fh = found::mounted_root(&self.origin.job, path).await?;
+        *self.root.lock() = Some(fh.clone());
+        let attrs = files.getattr(cx, File { fh: &fh, open: None }).await?;
+        Ok(Node { fh, attrs })
     }
 }
 

@@ -45,6 +45,16 @@ impl OriginLine {
         fits(&self.source.path) && !self.exclude.iter().any(|pattern| fits(pattern))
     }
 
+    /// The path for clients of an export that the pattern includes.
+    pub fn path_of(&self, export: &str) -> String {
+        let below = export.trim_matches('/');
+        match (self.path.trim_end_matches('/'), below) {
+            ("", "") => "/".to_owned(),
+            (prefix, "") => prefix.to_owned(),
+            (prefix, below) => format!("{prefix}/{below}"),
+        }
+    }
+
     fn new(source: &str, path: Option<&str>, lists: &[String]) -> Result<Self, String> {
         let source = Source::parse(source)?;
         let (mut exclude, mut options) = (Vec::new(), Vec::new());

@@ -6,7 +6,7 @@
 use super::nested::{self, Planned};
 use super::what::{COMMAND_LINE, Files, Served, admit_of, describe, spec};
 use crate::exit::Failure;
-use crate::gateway::{Branch, Offered, Origin};
+use crate::gateway::{Branch, Offered};
 use futures_util::StreamExt;
 use hither_server::access::Admit;
 use hither_server::exports::{Entry, Exports};
@@ -73,11 +73,17 @@ impl Served {
         }
         (self.open, self.lines, self.mounted) = (open, lines, mounted);
         self.names.want(rules.entries.iter().any(Entry::needs_names));
-        let used: Vec<Arc<Origin>> = offered.into_iter().map(|export| export.origin).collect();
         if let Some(gateway) = self.gateway.as_mut() {
-            gateway.keep_only(&used);
+            gateway.end_unused();
         }
         Ok(table)
+    }
+
+    /// Lets a gateway look for exports of its origins now.
+    pub fn search_again(&self) {
+        if let Some(gateway) = &self.gateway {
+            gateway.search_again();
+        }
     }
 
     /// The rules for clients: lines of exports(5), and last the rule of the command line.

@@ -6,6 +6,7 @@
 
 use hither_server::exports::Entry;
 use hither_vfs::Name;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
@@ -136,23 +137,25 @@ pub fn plan(entries: Vec<(PathBuf, Entry)>, mounts: &[Mount]) -> Vec<Planned> {
         hidden: false,
     };
     let mut all: Vec<Planned> = entries.into_iter().map(planned).collect();
+    let mut dirs = Dirs::of(&all);
     let mut mounts: Vec<&Mount> = mounts.iter().collect();
     mounts.sort_by_key(|mount| mount.point.components().count());
     for mount in mounts {
-        if all.iter().any(|other| other.dir == mount.point) || !mount.holds_files() {
+        if dirs.0.contains_key(&mount.point) || !mount.holds_files() {
             continue;
         }
-        let Some(above) = nearest(&all, &mount.point).filter(|above| all[*above].entry.crossmnt) else {
+        let Some(above) = dirs.around(&mount.point).filter(|above| all[*above].entry.crossmnt) else {
             continue;
         };
         let path = mount.point.as_os_str().as_bytes().to_vec();
         let entry = Entry { path, fsid: None, ..all[above].entry.clone() };
+        dirs.0.insert(mount.point.clone(), all.len());
         all.push(Planned { mount: Some(mount.id), ..planned((mount.point.clone(), entry)) });
     }
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by_key(|i| all[*i].dir.components().count());
     for i in order {
-        let Some(above) = nearest(&all, &all[i].dir).filter(|_| all[i].entry.fsid != Some(0)) else {
+        let Some(above) = dirs.around(&all[i].dir).filter(|_| all[i].entry.fsid != Some(0)) else {
             continue;
         };
         let (holder, own) = (&all[above], &all[i]);
@@ -164,20 +167,34 @@ pub fn plan(entries: Vec<(PathBuf, Entry)>, mounts: &[Mount]) -> Vec<Planned> {
     all
 }
 
-/// The innermost exported directory that contains a path.
-fn nearest(all: &[Planned], path: &Path) -> Option<usize> {
-    let holders = (0..all.len()).filter(|i| all[*i].dir != path && path.starts_with(&all[*i].dir));
-    holders.max_by_key(|i| all[*i].dir.components().count())
+/// Exports by their directories.
+struct Dirs(HashMap<PathBuf, usize>);
+
+impl Dirs {
+    fn of(all: &[Planned]) -> Self {
+        Self(all.iter().enumerate().map(|(i, planned)| (planned.dir.clone(), i)).collect())
+    }
+
+    /// The innermost export around a path.
+    fn around(&self, path: &Path) -> Option<usize> {
+        path.ancestors().skip(1).find_map(|dir| self.0.get(dir).copied())
+    }
 }
 
-/// Directories of an export that another mount or export covers, with their names below the export.
-pub fn covered(all: &[Planned], of: usize, mounts: &[Mount]) -> Vec<(PathBuf, Vec<Name>)> {
+/// Directories of each export that other mounts or exports cover, with their names below the
+/// export.
+pub fn covered(all: &[Planned], mounts: &[Mount]) -> Vec<Vec<(PathBuf, Vec<Name>)>> {
+    let dirs = Dirs::of(all);
     let exports = all.iter().map(|other| &other.dir);
-    let mut points: Vec<&PathBuf> = mounts.iter().map(|mount| &mount.point).chain(exports).collect();
-    points.sort();
-    points.dedup();
-    let inside = points.into_iter().filter(|point| nearest(all, point) == Some(of));
-    inside.filter_map(|point| Some((point.clone(), names(point.strip_prefix(&all[of].dir).ok()?)?))).collect()
+    let points: BTreeSet<&PathBuf> = mounts.iter().map(|mount| &mount.point).chain(exports).collect();
+    let mut covered = vec![Vec::new(); all.len()];
+    for point in points {
+        let Some(of) = dirs.around(point) else { continue };
+        if let Some(names) = point.strip_prefix(&all[of].dir).ok().and_then(names) {
+            covered[of].push((point.clone(), names));
+        }
+    }
+    covered
 }
 
 fn names(path: &Path) -> Option<Vec<Name>> {
@@ -301,8 +318,8 @@ mod tests {
             [mount(4, "/srv/a", "tmpfs"), mount(5, "/srv/a/x", "tmpfs"), mount(6, "/srv/proc", "proc")];
         let covers = |text, of| {
             let all = plan(entries(text), &mounts);
-            let points = covered(&all, of, &mounts).into_iter().map(|(point, _)| point.display().to_string());
-            points.collect::<Vec<_>>()
+            let points = covered(&all, &mounts).swap_remove(of).into_iter();
+            points.map(|(point, _)| point.display().to_string()).collect::<Vec<_>>()
         };
         assert_eq!(covers("/srv *(rw)\n", 0), ["/srv/a", "/srv/a/x", "/srv/proc"]);
         assert_eq!(covers("/srv *(rw,crossmnt)\n", 0), ["/srv/a", "/srv/proc"]);

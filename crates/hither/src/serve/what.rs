@@ -353,9 +353,9 @@ pub fn descriptors_max() -> usize {
 /// Marks directories that other mounts or exports cover. The result is by path on this machine.
 fn cover(plan: &[Planned], files: &[Option<Files>], mounts: &[Mount]) -> BTreeMap<PathBuf, CoveredDir> {
     let mut all = BTreeMap::new();
-    for (i, files) in files.iter().enumerate() {
+    for (files, covered) in files.iter().zip(nested::covered(plan, mounts)) {
         let Some(local) = files.as_ref().and_then(|files| files.local.as_ref()) else { continue };
-        let (points, paths): (Vec<_>, Vec<_>) = nested::covered(plan, i, mounts).into_iter().unzip();
+        let (points, paths): (Vec<_>, Vec<_>) = covered.into_iter().unzip();
         for (point, found) in points.into_iter().zip(local.cover(&paths)) {
             match found {
                 Ok(dir) => drop(all.insert(point, dir)),
