@@ -171,7 +171,8 @@ install: program library
 	target/release/hither completions zsh > $(DESTDIR)$(ZSHDIR)/_hither
 	target/release/hither completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish
 	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|@BINDIR@|$(PREFIX)/bin|' packaging/systemd/hither-serve.service.in > $(DESTDIR)$(UNITDIR)/hither-serve.service
+	for unit in hither-serve hither-gateway; do \
+	  sed 's|@BINDIR@|$(PREFIX)/bin|' packaging/systemd/$$unit.service.in > $(DESTDIR)$(UNITDIR)/$$unit.service; done
 	install -Dm644 packaging/prometheus/hither.rules.yml $(DESTDIR)$(PREFIX)/share/hither/prometheus/hither.rules.yml
 	install -Dm644 packaging/grafana/hither.json $(DESTDIR)$(PREFIX)/share/hither/grafana/hither.json
 	install -Dm644 bindings/c/include/hither.h $(DESTDIR)$(PREFIX)/include/hither.h
@@ -193,5 +194,5 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/hither{,-*}.1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/hither $(DESTDIR)$(ZSHDIR)/_hither \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hither.fish \
-	  $(DESTDIR)$(UNITDIR)/hither-serve.service \
+	  $(DESTDIR)$(UNITDIR)/hither-{serve,gateway}.service \
 	  $(DESTDIR)$(PREFIX)/bin/hither $(DESTDIR)$(SBINDIR)/{,u}mount.{,fuse.}hither

@@ -184,6 +184,8 @@ pub struct DataCache {
     revoked: Mutex<revoked::Moments>,
     /// The ends of local changes.
     changed: Mutex<revoked::Moments>,
+    /// Expired answers hold ([`DataCache::answer_stale`]).
+    stale: AtomicBool,
     queue: Arc<Semaphore>,
     passing: passing::Passing,
     jobs: mpsc::UnboundedSender<Job>,
@@ -376,6 +378,7 @@ impl DataCache {
             withdrawals: AtomicU64::new(0),
             revoked: Mutex::default(),
             changed: Mutex::default(),
+            stale: AtomicBool::new(false),
             queue: Arc::new(Semaphore::new(queue.min(Semaphore::MAX_PERMITS))),
             passing: passing::Passing::new(queue),
             jobs,

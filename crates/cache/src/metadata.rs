@@ -114,7 +114,7 @@ use parking_lot::Mutex;
 use single_flight::SingleFlight;
 use stats::Counters;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -228,6 +228,8 @@ pub struct MetadataCache {
     /// Attributes requested before this moment do not hold: a local change affected an unknown
     /// object.
     fence: AtomicU64,
+    /// Expired answers hold ([`MetadataCache::answer_stale`]).
+    stale: AtomicBool,
     creds: Mutex<(HashMap<Arc<Cred>, u32>, u32)>,
     single_flight: SingleFlight,
     opens: opens::Opens,
@@ -270,6 +272,7 @@ impl MetadataCache {
             leases: AtomicU64::new(0),
             leased: AtomicU64::new(0),
             fence: AtomicU64::new(0),
+            stale: AtomicBool::new(false),
             creds: Mutex::default(),
             single_flight: SingleFlight::default(),
             opens: opens::Opens::default(),
@@ -314,6 +317,12 @@ impl MetadataCache {
     }
 
     /// Expires all attributes: a local change affected an unknown object.
+    /// Whether expired answers hold, because the server is away. Changes made here still need its
+    /// answer.
+    pub fn answer_stale(&self, stale: bool) {
+        self.stale.store(stale, Ordering::Relaxed);
+    }
+
     fn raise_fence(&self) {
         self.fence.fetch_max(self.clock.now(), Ordering::AcqRel);
         stats::add(&self.counters.fences, 1);

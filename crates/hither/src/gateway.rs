@@ -6,6 +6,7 @@
 //! kernel does on a mount. [`origins`] reads the configuration, [`origin`] connects, and [`found`]
 //! finds exports.
 
+mod absence;
 mod found;
 mod guard;
 mod origin;
@@ -19,8 +20,8 @@ use crate::serve;
 use guard::Guard;
 use hither_server::table::number_of;
 pub use origin::Branch;
-use origin::Origin;
 use origin::RootAt;
+use origin::{Origin, Settings};
 use origins::OriginLine;
 use rustix::mount::MountFlags;
 use std::collections::{BTreeMap, HashSet};
@@ -90,7 +91,7 @@ impl Gateway {
         if let ([only], true) = (&lines[..], args.origins.is_empty())
             && !only.is_pattern()
         {
-            let origin = Origin::connect(gateway.job(only)).await?;
+            let origin = Origin::connect(gateway.settings(only)).await?;
             gateway.origins.insert(only.text.clone(), origin);
             return Ok(gateway);
         }
@@ -140,12 +141,12 @@ impl Gateway {
         if let Some(origin) = self.origins.get(&line.text) {
             return origin.clone();
         }
-        let (job, changed) = (self.job(line), self.changed.clone());
+        let (settings, changed) = (self.settings(line), self.changed.clone());
         let origin = if line.is_pattern() {
             let line = line.clone();
-            Origin::search(job, move |export| line.includes(export), changed)
+            Origin::search(settings, move |export| line.includes(export), changed)
         } else {
-            Origin::start(job, changed)
+            Origin::start(settings, changed)
         };
         self.origins.insert(line.text.clone(), origin.clone());
         origin
@@ -178,11 +179,12 @@ impl Gateway {
 
     /// The job of a mount of the origin, without a mount point. Each origin has a client name of
     /// its own, because a server takes two clients with one name for a restart.
-    fn job(&self, line: &OriginLine) -> Job {
+    fn settings(&self, line: &OriginLine) -> Settings {
         let number = number_of(line.text.as_bytes());
         let client_name = self.name.as_ref().map(|name| format!("{name}-{number:016x}"));
         let (source, wanted) = (line.source.clone(), line.wanted.clone());
-        Job { source, dir: PathBuf::new(), wanted, client_name }
+        let job = Job { source, dir: PathBuf::new(), wanted, client_name };
+        Settings { job, stale_ok: line.stale_ok }
     }
 }
 

@@ -199,6 +199,22 @@ impl Client {
         self.connected.version.is_stateless()
     }
 
+    /// Whether cached answers hold beyond their time, because the server is away.
+    pub fn answer_stale(&self, stale: bool) {
+        self.parts.all().for_each(|part| part.meta.answer_stale(stale));
+        if let Some(disk) = &self.disk {
+            disk.answer_stale(stale);
+        }
+    }
+
+    /// Asks the server for the attributes of the root, past all caches.
+    ///
+    /// # Errors
+    /// Those of the server, and of a soft mount whose server is away.
+    pub async fn probe(&self) -> hither_vfs::Result<()> {
+        self.connected.vfs.root(&RequestContext::new(Arc::new(Cred::root()))).await.map(drop)
+    }
+
     /// A summary for the log: `NFS 4.2, server 10.0.0.1:2049, rsize=1048576,...`.
     pub fn summary(&self) -> String {
         let c = &self.connected;

@@ -391,3 +391,84 @@ fn thousands_of_exports_start_soon() {
         assert!(time.as_secs() < 5 && each_bytes <= 20_000);
     }
 }
+
+/// With `stale-ok`, cached files are read while the origin is stopped or killed, for the given
+/// time. Other calls wait. All calls have answers within ten seconds of the origin's return.
+/// Promise: G7
+#[test]
+#[ignore = "needs root"]
+fn cached_files_outlive_origin() {
+    for (client, version, killed) in
+        [("vers=4.2", "vers=4.2", false), ("vers=4.2", "vers=3", false), ("vers=4.2", "vers=4.2", true)]
+    {
+        own_files();
+        let mut origin = Serve::of_directory();
+        origin.serve();
+        fs::create_dir_all(origin.export("d/e")).unwrap();
+        // Small neighbours of a file are fetched with it.
+        let (cached_text, other_text) = ("cached".repeat(50_000), "other".repeat(50_000));
+        fs::write(origin.export("d/e/cached"), &cached_text).unwrap();
+        fs::write(origin.export("d/e/other"), &other_text).unwrap();
+        let cache = origin.dir.path().join("cache");
+        let options = format!("{version},cache={},cache-age=0,stale-ok=14", cache.display());
+        let mut gateway = Serve::gateway(&origin, &options);
+        gateway.serve();
+        let mnt = gateway.mnt("mnt");
+        gateway.mount(&format!("{client},noac"), &mnt).ok();
+        let cached = mnt.join("d/e/cached");
+        assert!(fs::read_to_string(&cached).unwrap() == cached_text);
+        assert_eq!(names(&mnt.join("d/e")), ["cached", "other"]);
+        pause(5_000);
+        println!("client {client}, origin {version}, killed {killed}");
+        let gone = std::time::Instant::now();
+        if killed {
+            origin.kill();
+        } else {
+            origin.freeze();
+        }
+        // The first read waits until the origin counts as away.
+        let mut reads = 0;
+        while gone.elapsed().as_secs() < 11 {
+            let began = std::time::Instant::now();
+            assert!(fs::read_to_string(&cached).unwrap() == cached_text);
+            assert!(began.elapsed().as_secs() < 6, "read {reads}: {:?}", began.elapsed());
+            assert!(cached.metadata().unwrap().is_file());
+            reads += 1;
+            pause(100);
+        }
+        assert!(reads > 20, "{reads}");
+        let back = std::thread::scope(|s| {
+            let read = |name: &'static str| {
+                let path = mnt.join("d/e").join(name);
+                s.spawn(move || (fs::read_to_string(path).unwrap(), std::time::Instant::now()))
+            };
+            let other = read("other");
+            pause(6_000);
+            // After the time, cached files wait as well.
+            let late = read("cached");
+            pause(1_500);
+            let early = (other.is_finished(), late.is_finished());
+            let back = std::time::Instant::now();
+            if killed {
+                origin.serve();
+            } else {
+                origin.signal(libc::SIGCONT);
+            }
+            for (thread, text) in [(other, &other_text), (late, &cached_text)] {
+                let (read, answered) = thread.join().unwrap();
+                assert!(read == *text);
+                let after = answered.duration_since(back);
+                println!("an answer after {} ms", after.as_millis());
+                assert!(after.as_secs() < 10, "{after:?}");
+            }
+            assert_eq!(early, (false, false), "calls have answers without the origin");
+            back
+        });
+        fs::write(origin.export("d/e/cached"), "newer").unwrap();
+        common::wait_for("the new bytes", 10, || {
+            fs::read_to_string(&cached).is_ok_and(|text| text == "newer")
+        });
+        println!("{reads} reads; new bytes after {} ms", back.elapsed().as_millis());
+        umount(&mnt);
+    }
+}

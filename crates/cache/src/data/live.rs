@@ -194,6 +194,15 @@ impl DataCache {
         Ticket { seq: self.ask(), withdrawals, at: Instant::now(), second_hand: false }
     }
 
+    /// Whether expired answers hold, because the server is away. Changes made here still count.
+    pub fn answer_stale(&self, stale: bool) {
+        self.stale.store(stale, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Relaxed)
+    }
+
     /// Processes attributes of a file, if it is in use. Returns the cached version if the
     /// attributes are accepted.
     pub(super) fn learn(&self, fh: &Fh, attrs: &Attrs, ticket: Ticket) -> Option<Arc<CachedVersion>> {
@@ -206,10 +215,12 @@ impl DataCache {
         // Events that the ticket does not count are recorded by now. The ticket detects later
         // events.
         let ticket = Ticket { second_hand: true, ..self.ticket_quietly() };
-        for events in [&self.revoked, &self.changed] {
-            if events.lock().since(fh).is_some_and(|at| attrs.asked <= at) {
-                return None;
-            }
+        let is_revoked = |at: Instant| !self.is_stale() && attrs.asked <= at;
+        if self.revoked.lock().since(fh).is_some_and(is_revoked) {
+            return None;
+        }
+        if self.changed.lock().since(fh).is_some_and(|at| attrs.asked <= at) {
+            return None;
         }
         self.learn_live(fh, live, attrs, ticket)
     }
@@ -311,7 +322,8 @@ impl DataCache {
             turn = live.asking.lock() => turn,
             () = cx.cancel.cancelled() => return Err(Error::new(libc::EINTR)),
         };
-        if live.state.lock().known.as_ref().is_some_and(|k| k.holds(cx, began)) {
+        let stale = self.is_stale();
+        if live.state.lock().known.as_ref().is_some_and(|k| stale || k.holds(cx, began)) {
             return Ok(());
         }
         add(&self.counters.revalidations, 1);

@@ -57,6 +57,7 @@ impl DataCache {
                 break;
             }
             let Some((held, holds)) = open.live.held(cx, began) else { break };
+            let holds = holds || self.is_stale();
             held.look(self).await;
             if held.is_bare() && !self.may_store() {
                 break;

@@ -13,6 +13,7 @@ use hither_vfs::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The coarsest clock of servers' timestamps, with a margin, in nanoseconds.
 const TICK_NANOS: u64 = 20_000_000;
@@ -33,6 +34,9 @@ pub(super) struct Found<'a> {
     pub asked: Moment,
     pub valid: Validity,
 }
+
+/// For how long an expired answer holds each time, while the server is away.
+const STALE_FOR: Duration = Duration::from_secs(1);
 
 impl MetadataCache {
     /// Takes a ticket before a request below.
@@ -61,6 +65,7 @@ impl MetadataCache {
             since: None,
             leases: self.leases.load(Ordering::Acquire),
             fence: self.fence.load(Ordering::Acquire),
+            stale: self.stale.load(Ordering::Relaxed),
         }
     }
 
@@ -96,6 +101,9 @@ impl MetadataCache {
     pub(super) fn validity(&self, until: Moment, now: Moment) -> Validity {
         match until {
             u if u & LEASE != 0 => Validity::Lease,
+            u if u <= now && u != 0 && self.stale.load(Ordering::Relaxed) => {
+                Validity::Until(self.clock.instant(now) + STALE_FOR)
+            }
             u if u <= now => Validity::Once,
             u => Validity::Until(self.clock.instant(u)),
         }

@@ -669,11 +669,17 @@ pub(super) struct When {
     pub leases: u64,
     /// Attributes requested before this moment do not hold.
     pub fence: Moment,
+    /// The server is away, and expired answers hold.
+    pub stale: bool,
 }
 
 impl When {
     /// Whether a validity with this end holds now.
     pub fn valid(&self, until: Moment) -> bool {
+        if self.stale {
+            // 0: a change made here needs the server's answer.
+            return until != 0;
+        }
         match until & LEASE {
             0 => self.now < until,
             _ => until == self.leases | LEASE,
@@ -682,6 +688,9 @@ impl When {
 
     /// Whether the call accepts an answer with this end of validity and request time.
     pub fn fits(&self, until: Moment, asked: Moment) -> bool {
+        if self.stale {
+            return self.valid(until);
+        }
         match self.fresh {
             Some(fresh) => asked >= fresh || until & LEASE != 0 && self.valid(until),
             None => self.valid(until) || self.since.is_some_and(|since| asked >= since),

@@ -46,7 +46,7 @@ impl MetadataCache {
         let when = self.when(cx);
         let leased = self.leased.load(Ordering::Relaxed);
         let leases = leased != 0 && when.now.saturating_sub(leased) < LATELY_NANOS;
-        if self.options.prefetch == Prefetch::Off || cx.fresh_since.is_some() && !leases {
+        if self.options.prefetch == Prefetch::Off || when.stale || cx.fresh_since.is_some() && !leases {
             return;
         }
         let Some(Fetch { slot, dir, files, longest_bytes }) = self.neighbours(fh, &when) else { return };

@@ -4,16 +4,18 @@
 use crate::options::Wanted;
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use hither_vfs::{
-    Access, Attrs, BatchOps, Data, DirPage, Error, Fh, File, FileKind, FileRange, Node, OpenAccess, OpenHow,
-    OpenId, Opened, PathRef, Read, RequestContext, Result, Seek, Stability, Vfs, WalkRequest, WalkResult,
-    Wrote,
+    Access, Attrs, BatchOps, Create, Data, DirPage, Error, Fh, File, FileKind, FileRange, Node, OpenAccess,
+    OpenHow, OpenId, Opened, PathRef, Read, RequestContext, Result, Seek, Stability, Vfs, WalkRequest,
+    WalkResult, Wrote,
 };
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Most files in [`Guard::uncommitted`].
@@ -26,13 +28,17 @@ pub struct Guard {
     strict: bool,
     /// Files with UNSTABLE writes without an open, until their COMMIT.
     uncommitted: Mutex<HashSet<Fh>>,
+    /// The root as last seen.
+    root: Mutex<Option<Node>>,
+    /// True while the origin is away and expired answers hold (`stale-ok=`).
+    away: watch::Receiver<bool>,
 }
 
 impl Guard {
     /// A guard over the layers of a mount with these options.
-    pub fn new(below: Arc<dyn Vfs>, wanted: &Wanted) -> Self {
+    pub fn new(below: Arc<dyn Vfs>, wanted: &Wanted, away: watch::Receiver<bool>) -> Self {
         let (close_to_open, strict) = (wanted.close_to_open, wanted.is_strict());
-        Self { below, close_to_open, strict, uncommitted: Mutex::default() }
+        Self { below, close_to_open, strict, uncommitted: Mutex::default(), root: Mutex::default(), away }
     }
 
     /// The context for a call. `nocto`: answers are as old as the options of the attribute cache
@@ -43,6 +49,26 @@ impl Guard {
         }
         let fresh_since = cx.fresh_since.filter(|_| self.close_to_open);
         RequestContext { fresh_since, ..cx.clone() }
+    }
+
+    /// Makes a call that changes nothing. When the origin goes away meanwhile, the call is made
+    /// again, so that it finds an expired answer.
+    async fn ask<'a, T>(&self, call: impl Fn() -> BoxFuture<'a, Result<T>>) -> Result<T> {
+        let mut away = self.away.clone();
+        if *away.borrow_and_update() {
+            return call().await;
+        }
+        let gone = async {
+            // Without `stale-ok=` there is no sender.
+            if away.wait_for(|away| *away).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            done = call() => done,
+            () = gone => call().await,
+        }
     }
 
     /// Records an UNSTABLE write without an open, or a COMMIT.
@@ -66,6 +92,34 @@ impl Guard {
         let known = may_read.then_some(attrs);
         let how = OpenHow { execute: !may_read, known, ..OpenHow::existing(OpenAccess::READ) };
         self.below.open(cx, PathRef::fh(fh), &how).await
+    }
+
+    /// Reads with a check of rights. `cx` has the freshness of the options.
+    async fn read_checked(
+        &self,
+        cx: &RequestContext,
+        file: File<'_>,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Read> {
+        self.check(cx, file, Access::READ | Access::EXECUTE).await?;
+        // A close would commit the writes of the file.
+        if file.open.is_none()
+            && !self.uncommitted.lock().contains(file.fh)
+            && let Ok(opened) = self.open_to_read(cx, file.fh).await
+        {
+            let open = File { fh: file.fh, open: Some(opened.open) };
+            let read = self.below.read(cx, open, offset_bytes, len_bytes).await;
+            self.close_after_read(cx.clone(), file.fh.clone(), opened.open).await;
+            return read;
+        }
+        self.below.read(cx, file, offset_bytes, len_bytes).await
+    }
+
+    /// The answer to a walk from the caches, while the origin is away.
+    fn away_answer(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
+        let away = *self.away.borrow();
+        away.then(|| self.below.peek(cx, at)).flatten()
     }
 
     /// Starts the close of an open for a read. Nothing was written through it, so the reply does
@@ -98,10 +152,25 @@ impl Guard {
 #[async_trait]
 impl Vfs for Guard {
     hither_vfs::delegate!(self.below;
-        root, parent, setattr, close, finish, create_whole, mkdir, mknod, symlink, link, unlink, rmdir,
+        parent, setattr, close, finish, create_whole, mkdir, mknod, symlink, link, unlink, rmdir,
         rename, statfs, getxattr, setxattr, listxattr, removexattr, lock, unlock, test_lock, subscribe,
         shutdown,
     );
+
+    async fn root(&self, cx: &RequestContext) -> Result<Node> {
+        self.ask(|| {
+            let away = *self.away.borrow();
+            let known = away.then(|| self.root.lock().clone()).flatten();
+            Box::pin(async {
+                match known {
+                    Some(node) => Ok(node),
+                    None => self.below.root(cx).await,
+                }
+            })
+        })
+        .await
+        .inspect(|node| *self.root.lock() = Some(node.clone()))
+    }
 
     fn peek(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
         self.below.peek(&self.context(cx), at)
@@ -112,28 +181,40 @@ impl Vfs for Guard {
         // it in the same call.
         let is_file = |node: &Node| node.attrs.attr.kind == FileKind::Regular;
         if let Some(known) = self.peek(cx, at)
-            && !known.steps.last().is_some_and(is_file)
+            && (*self.away.borrow() || !known.steps.last().is_some_and(is_file))
         {
             return Ok(known);
         }
         let access = want.access | Access::READ | Access::EXECUTE | Access::MODIFY | Access::EXTEND;
-        self.below.walk(&self.context(&cx.fresh(Instant::now())), at, WalkRequest { access, ..want }).await
+        let cx = self.context(&cx.fresh(Instant::now()));
+        self.ask(|| match self.away_answer(&cx, at) {
+            Some(known) => Box::pin(std::future::ready(Ok(known))),
+            None => self.below.walk(&cx, at, WalkRequest { access, ..want }),
+        })
+        .await
     }
 
     async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
-        self.below.getattr(&self.context(cx), file).await
+        let cx = self.context(cx);
+        self.ask(|| self.below.getattr(&cx, file)).await
     }
 
     async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
-        self.below.access(&self.context(cx), fh, want).await
+        let cx = self.context(cx);
+        self.ask(|| self.below.access(&cx, fh, want)).await
     }
 
     async fn readlink(&self, cx: &RequestContext, fh: &Fh) -> Result<Bytes> {
-        self.below.readlink(&self.context(cx), fh).await
+        let cx = self.context(cx);
+        self.ask(|| self.below.readlink(&cx, fh)).await
     }
 
     async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
-        self.below.open(&self.context(cx), at, how).await
+        let cx = self.context(cx);
+        if how.access == OpenAccess::READ && !how.truncate && how.create == Create::No {
+            return self.ask(|| self.below.open(&cx, at, how)).await;
+        }
+        self.below.open(&cx, at, how).await
     }
 
     async fn readdir(
@@ -145,7 +226,8 @@ impl Vfs for Guard {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
-        self.below.readdir(&self.context(cx), dir, cookie, verifier, max_bytes, nodes).await
+        let cx = self.context(cx);
+        self.ask(|| self.below.readdir(&cx, dir, cookie, verifier, max_bytes, nodes)).await
     }
 
     async fn read(
@@ -155,19 +237,8 @@ impl Vfs for Guard {
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<Read> {
-        self.check(cx, file, Access::READ | Access::EXECUTE).await?;
         let cx = self.context(cx);
-        // A close would commit the writes of the file.
-        if file.open.is_none()
-            && !self.uncommitted.lock().contains(file.fh)
-            && let Ok(opened) = self.open_to_read(&cx, file.fh).await
-        {
-            let open = File { fh: file.fh, open: Some(opened.open) };
-            let read = self.below.read(&cx, open, offset_bytes, len_bytes).await;
-            self.close_after_read(cx, file.fh.clone(), opened.open).await;
-            return read;
-        }
-        self.below.read(&cx, file, offset_bytes, len_bytes).await
+        self.ask(|| Box::pin(self.read_checked(&cx, file, offset_bytes, len_bytes))).await
     }
 
     async fn write(

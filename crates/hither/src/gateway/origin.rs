@@ -5,6 +5,7 @@
 //! the configuration names share it. A [`Branch`] is one of them: the same files with another root.
 
 use super::Guard;
+use super::absence;
 use super::found::{self, Found};
 use crate::daemon::{self, Missed};
 use crate::exit::Failure;
@@ -48,18 +49,34 @@ pub struct Live {
 }
 
 impl Live {
-    fn new(job: &Job, client: Client) -> Self {
-        tracing::info!("origin {} ({})", job.source.shown(), client.summary());
+    fn start(settings: &Settings, client: Client) -> Arc<Self> {
+        let (shown, wanted) = (settings.job.source.shown(), &settings.job.wanted);
+        tracing::info!("origin {shown} ({})", client.summary());
         let layers = client.layers();
         layers.vfs.subscribe(Arc::new(NoKernel));
-        let files = Arc::new(Guard::new(layers.vfs, &job.wanted));
-        Self { client, files }
+        let away = watch::Sender::new(false);
+        let files = Arc::new(Guard::new(layers.vfs, wanted, away.subscribe()));
+        let live = Arc::new(Self { client, files });
+        if let Some(stale_ok) = settings.stale_ok {
+            tokio::spawn(absence::watch_origin(Arc::downgrade(&live), shown, stale_ok, away));
+        }
+        live
     }
+}
+
+/// The mount of an origin.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The job of a mount, without a mount point.
+    pub job: Job,
+    /// How long cached answers hold beyond their time while the origin is away.
+    pub stale_ok: Option<Duration>,
 }
 
 /// An origin of a gateway.
 pub struct Origin {
     pub job: Job,
+    stale_ok: Option<Duration>,
     live: watch::Sender<Option<Arc<Live>>>,
     /// The exports that were found last, if the line has a pattern.
     found: watch::Sender<Option<Vec<Found>>>,
@@ -72,31 +89,31 @@ pub struct Origin {
 }
 
 impl Origin {
-    fn new(job: Job) -> Arc<Self> {
+    fn new(settings: Settings) -> Arc<Self> {
+        let Settings { job, stale_ok } = settings;
         let (live, waiting) = (watch::Sender::new(None), Semaphore::new(WAITING_MAX));
         let (found, root_missed, task) = (watch::Sender::new(None), Mutex::default(), Mutex::default());
-        Arc::new(Self { job, live, found, again: Arc::default(), waiting, root_missed, task })
+        Arc::new(Self { job, stale_ok, live, found, again: Arc::default(), waiting, root_missed, task })
     }
 
     /// Connects, and tries again for as long as the option `retry` says.
     ///
     /// # Errors
     /// The reason why the origin is not available.
-    pub async fn connect(job: Job) -> std::result::Result<Arc<Self>, Failure> {
-        let client = daemon::connect(&job, &mut daemon::Voice::Terminal, || Ok(())).await?;
-        let live = Arc::new(Live::new(&job, client));
-        let origin = Self::new(job);
-        origin.live.send_replace(Some(live));
+    pub async fn connect(settings: Settings) -> std::result::Result<Arc<Self>, Failure> {
+        let client = daemon::connect(&settings.job, &mut daemon::Voice::Terminal, || Ok(())).await?;
+        let origin = Self::new(settings);
+        origin.set_live(client);
         Ok(origin)
     }
 
     /// Starts to connect, and tries again until it succeeds. `changed` is told then.
-    pub fn start(job: Job, changed: Arc<Notify>) -> Arc<Self> {
-        let origin = Self::new(job);
-        let (live, job) = (origin.live.clone(), origin.job.clone());
+    pub fn start(settings: Settings, changed: Arc<Notify>) -> Arc<Self> {
+        let origin = Self::new(settings.clone());
+        let live = origin.live.clone();
         let task = tokio::spawn(async move {
-            let client = keep_trying(&job).await;
-            live.send_replace(Some(Arc::new(Live::new(&job, client))));
+            let client = keep_trying(&settings.job).await;
+            live.send_replace(Some(Live::start(&settings, client)));
             changed.notify_one();
         });
         *origin.task.lock() = Some(task.abort_handle());
@@ -106,11 +123,11 @@ impl Origin {
     /// Starts to look for the exports of the origin that `includes` selects, and looks again while
     /// the origin is served. `changed` is told of differences.
     pub fn search(
-        job: Job,
+        settings: Settings,
         includes: impl Fn(&str) -> bool + Send + Sync + 'static,
         changed: Arc<Notify>,
     ) -> Arc<Self> {
-        let origin = Self::new(job);
+        let origin = Self::new(settings);
         let (searched, again) = (Arc::downgrade(&origin), origin.again.clone());
         let task = tokio::spawn(async move {
             let (mut pause, mut said) = (PAUSE_MIN, String::new());
@@ -163,7 +180,8 @@ impl Origin {
 
     /// Records the connection of a search.
     pub(super) fn set_live(&self, client: Client) -> Arc<Live> {
-        let live = Arc::new(Live::new(&self.job, client));
+        let settings = Settings { job: self.job.clone(), stale_ok: self.stale_ok };
+        let live = Live::start(&settings, client);
         self.live.send_replace(Some(live.clone()));
         live
     }

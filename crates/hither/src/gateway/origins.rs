@@ -13,6 +13,7 @@ use crate::source::Source;
 use hither_server::exports::matches_pattern;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 /// Largest file of origins, in bytes.
 const FILE_MAX_BYTES: u64 = 4 << 20;
@@ -26,6 +27,8 @@ pub struct OriginLine {
     pub path: String,
     /// Mount options for the origin.
     pub wanted: Wanted,
+    /// `stale-ok=`: how long cached answers hold beyond their time while the origin is away.
+    pub stale_ok: Option<Duration>,
     /// Patterns of exports that are left out.
     exclude: Vec<String>,
     /// Source, path and options as text: lines with the same text share nothing but are the same
@@ -57,12 +60,13 @@ impl OriginLine {
 
     fn new(source: &str, path: Option<&str>, lists: &[String]) -> Result<Self, String> {
         let source = Source::parse(source)?;
-        let (mut exclude, mut options) = (Vec::new(), Vec::new());
+        let (mut exclude, mut stale_ok, mut options) = (Vec::new(), None, Vec::new());
         for word in lists.iter().flat_map(|list| split(list)) {
-            match word.strip_prefix("exclude=") {
-                Some(pattern) if pattern.starts_with('/') => exclude.push(pattern.to_owned()),
-                Some(pattern) => return Err(format!("'exclude={pattern}': a path must follow the =")),
-                None => options.push(word.to_owned()),
+            match word.split_once('=') {
+                Some(("exclude", pattern)) if pattern.starts_with('/') => exclude.push(pattern.to_owned()),
+                Some(("exclude", _)) => return Err(format!("'{word}': a path must follow the =")),
+                Some(("stale-ok", time)) => stale_ok = Some(duration(word, time)?),
+                _ => options.push(word.to_owned()),
             }
         }
         let usual = if is_pattern(&source.path) { "/" } else { &source.path };
@@ -72,13 +76,34 @@ impl OriginLine {
         }
         let wanted = Wanted::parse(&options, false)?;
         refuse_mount_options(&wanted)?;
-        let text = format!("{} {path} {} {}", source.shown(), options.join(","), exclude.join(","));
-        Ok(Self { source, path, wanted, exclude, text })
+        let (mount, left_out) = (options.join(","), exclude.join(","));
+        let text = format!("{} {path} {mount} {left_out} {stale_ok:?}", source.shown());
+        Ok(Self { source, path, wanted, stale_ok, exclude, text })
     }
 }
 
 fn is_pattern(path: &str) -> bool {
     path.contains(['*', '?', '['])
+}
+
+/// Reads a number of seconds, or of minutes, hours or days with `m`, `h` or `d`.
+fn duration(word: &str, text: &str) -> Result<Duration, String> {
+    let (digits, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
+        Some(at) => text.split_at(at),
+        None => (text, "s"),
+    };
+    let factor = match unit {
+        "s" => Some(1),
+        "m" => Some(60),
+        "h" => Some(3_600),
+        "d" => Some(86_400),
+        _ => None,
+    };
+    let seconds = digits.parse::<u32>().ok().zip(factor).map(|(number, factor)| u64::from(number) * factor);
+    let seconds = seconds.filter(|seconds| *seconds > 0);
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("'{word}': a time such as 90, 15m, 2h or 1d must follow the ="))
 }
 
 /// An absolute path without repeated or trailing slashes.
@@ -193,9 +218,11 @@ mod tests {
             fs::write(&file, text).unwrap();
             lines(&["--origins", file.to_str().unwrap(), "--mount", "vers=3"])
         };
-        let all =
-            read("# comment\n\na:/x /p\\040q hither vers=4.2 0 0\nb:/h* / hither exclude=/home/x*,soft\n");
+        let all = read(
+            "# comment\n\na:/x /p\\040q hither vers=4.2 0 0\nb:/h* / hither exclude=/home/x*,soft,stale-ok=2h\n",
+        );
         let all = all.unwrap();
+        assert_eq!((all[0].stale_ok, all[1].stale_ok), (None, Some(Duration::from_secs(7_200))));
         assert_eq!((all[0].path.as_str(), all[1].path.as_str()), ("/p q", "/"));
         assert!(!all[0].is_pattern() && all[1].is_pattern());
         assert!(all[1].includes("/home/a") && !all[1].includes("/home/xy") && !all[1].includes("/srv"));
@@ -206,6 +233,8 @@ mod tests {
             ("a:/x /x hither bg\n", "'bg' is not for a gateway"),
             ("a:/x /x hither exclude=/y\n", "needs a pattern such as a:/*"),
             ("a:/* / hither exclude=y\n", "a path must follow"),
+            ("a:/x /x hither stale-ok=1y\n", "a time such as 90, 15m, 2h or 1d must follow"),
+            ("a:/x /x hither stale-ok=0\n", "a time such as"),
             ("# nothing\n", "nothing to serve"),
             ("a:/x /x hither rw 0 0 0\n", "more than six fields"),
         ] {
