@@ -356,6 +356,19 @@ fn listen(addr: &SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
+/// The command of macOS for NFSv3 (mount_nfs(8)).
+fn for_macos(host: &str, port: u16, path: &str) -> String {
+    format!("sudo mount -t nfs -o vers=3,tcp,port={port},mountport={port},nolocks,resvport {host}:{path} DIR")
+}
+
+/// The command of the NFS client of Windows. It takes no port, so it needs rpcbind and port 2049.
+fn for_windows(host: &str, port: u16, path: &str) -> String {
+    match port {
+        2049 => format!("mount -o anon,nolock {host}:{path} Z:"),
+        _ => "needs --listen ADDRESS:2049 and rpcbind".to_owned(),
+    }
+}
+
 /// Prints the commands that mount the exports.
 fn tell(args: &ServeArgs, served: &Served) {
     served.lines.iter().for_each(|line| println!("serving {line}"));
@@ -383,5 +396,23 @@ fn tell(args: &ServeArgs, served: &Served) {
                 "  mount -t nfs -o vers=3,port={port},mountport={port},nolock,proto=tcp,mountproto=tcp {host}:{path} DIR"
             );
         }
+        if served.gateway.is_some() && args.versions.contains('3') {
+            println!("  macOS:   {}", for_macos(&host, port, path));
+            println!("  Windows: {}", for_windows(&host, port, path));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// macOS takes ports. Windows takes none, so other ports than 2049 are refused.
+    #[test]
+    fn foreign_clients_get_commands() {
+        let command = for_macos("gw", 3049, "/x");
+        assert!(command.contains("port=3049,mountport=3049") && command.ends_with(" gw:/x DIR"), "{command}");
+        assert_eq!(for_windows("gw", 2049, "/x"), "mount -o anon,nolock gw:/x Z:");
+        assert!(for_windows("gw", 3049, "/x").contains("--listen ADDRESS:2049"));
     }
 }

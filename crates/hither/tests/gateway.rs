@@ -472,3 +472,83 @@ fn cached_files_outlive_origin() {
         umount(&mnt);
     }
 }
+
+/// Calls by procedure, and sent bytes of file data, of a server.
+fn origin_calls(server: &Serve) -> (u64, u64) {
+    let state = server.dir.path().join("state").display().to_string();
+    let said = common::hither(&["stat", "--server", &state, "--json"]).ok();
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let all = report["operations"].as_array().unwrap();
+    let sum = |protocol: &str, name: Option<&str>, figure: &str| -> u64 {
+        let fits = |op: &&serde_json::Value| {
+            op["protocol"] == protocol && name.is_none_or(|name| op["name"] == name)
+        };
+        all.iter().filter(fits).map(|op| op[figure].as_u64().unwrap_or(0)).sum()
+    };
+    let calls = sum("nfs4", Some("COMPOUND"), "calls") + sum("nfs3", None, "calls");
+    let bytes = sum("nfs4op", Some("READ"), "sent_bytes") + sum("nfs3", Some("READ"), "sent_bytes");
+    (calls, bytes)
+}
+
+/// Many clients list and read the same cold tree at once. The origin sends each byte about once.
+/// Each client's opens and look-ups of files ask the origin (G1), so calls grow with the clients.
+/// Prints the figures.
+#[test]
+#[ignore = "needs root"]
+fn cold_tree_is_fetched_once() {
+    const CLIENTS: usize = 20;
+    let mut failures = Vec::new();
+    for (client, version) in [("vers=4.2", "vers=4.2"), ("vers=3", "vers=4.2"), ("vers=4.2", "vers=3")] {
+        own_files();
+        let mut origin = Serve::of_directory();
+        let (mut random, mut tree_bytes) = (Random(7), 0);
+        for n in 0..120 {
+            let dir = origin.export(&format!("d{}/e{}", n % 4, n % 12));
+            fs::create_dir_all(&dir).unwrap();
+            let len = if n % 3 == 0 { 2_000 } else { 20_000 + random.below(300_000) };
+            let body: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
+            fs::write(dir.join(format!("f{n}")), body).unwrap();
+            tree_bytes += len;
+        }
+        origin.serve();
+        pause(3_000);
+        // One client lists through a gateway of its own.
+        let list = |clients: usize, name: &str, command: &str, gateway: &Serve| {
+            let dirs: Vec<_> = (0..clients).map(|n| gateway.mnt(&format!("{name}{n}"))).collect();
+            dirs.iter().for_each(|dir| drop(gateway.mount(client, dir).ok()));
+            let before = origin_calls(&origin);
+            std::thread::scope(|s| {
+                for dir in &dirs {
+                    s.spawn(move || sh(&format!("cd {}; {command}", dir.display())).ok());
+                }
+            });
+            let after = origin_calls(&origin);
+            dirs.iter().for_each(|dir| umount(dir));
+            (after.0 - before.0, after.1 - before.1)
+        };
+        let start = |name: &str| {
+            let cache = origin.dir.path().join(name).display().to_string();
+            let mut gateway = Serve::gateway(&origin, &format!("{version},cache={cache},cache-age=0"));
+            gateway.serve();
+            gateway
+        };
+        let mut gateway = start("one");
+        let (one_calls, _) = list(1, "one", "ls -lR >/dev/null", &gateway);
+        gateway.stop();
+        let mut gateway = start("many");
+        let (many_calls, _) = list(CLIENTS, "many", "ls -lR >/dev/null", &gateway);
+        gateway.stop();
+        let mut gateway = start("bytes");
+        let (_, bytes) = list(CLIENTS, "bytes", "tar cf - . | cat >/dev/null", &gateway);
+        gateway.stop();
+        let (calls, times) = (many_calls as f64 / one_calls as f64, bytes as f64 / tree_bytes as f64);
+        println!(
+            "client {client}, origin {version}: ls -lR {one_calls} calls of one client, {many_calls} of {CLIENTS} \
+             ({calls:.2}); bytes {times:.3} times the tree"
+        );
+        if calls > 0.9 * CLIENTS as f64 || times > 1.15 {
+            failures.push((client, version));
+        }
+    }
+    assert!(failures.is_empty(), "{failures:?}");
+}
