@@ -316,13 +316,13 @@ impl MetadataCache {
         n
     }
 
-    /// Expires all attributes: a local change affected an unknown object.
     /// Whether expired answers hold, because the server is away. Changes made here still need its
     /// answer.
     pub fn answer_stale(&self, stale: bool) {
         self.stale.store(stale, Ordering::Relaxed);
     }
 
+    /// Expires all attributes: a local change affected an unknown object.
     fn raise_fence(&self) {
         self.fence.fetch_max(self.clock.now(), Ordering::AcqRel);
         stats::add(&self.counters.fences, 1);
