@@ -206,6 +206,40 @@ async fn introduce(wire: &mut crate::tests::Wire, name: &str) -> ExchangeIdOk {
     wire.call(&Compound::new(1, vec![Op::ExchangeId(args)])).await.results().exchange_id().unwrap()
 }
 
+/// A server without RPCSEC_GSS refuses state protection that needs it (RFC 8881 section 18.35.3).
+/// An update of a client is refused with the same status as a new client.
+#[tokio::test]
+async fn state_protection_needs_gss() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut wire = lab.connect();
+    let ops = StateProtectOps { must_enforce: Bitmap4::EMPTY, must_allow: Bitmap4::EMPTY };
+    let ssv = SsvParms {
+        ops,
+        hash_algs: Vec::new().into(),
+        encr_algs: Vec::new().into(),
+        window: 1,
+        num_gss_handles: 1,
+    };
+    for (state_protect, refusal) in [
+        (StateProtectArgs::MachCred(ops), Nfsstat4::INVAL),
+        (StateProtectArgs::Ssv(ssv), Nfsstat4::ENCR_ALG_UNSUPP),
+    ] {
+        let args = ExchangeIdArgs {
+            clientowner: ClientOwner { verifier: [1; 8], ownerid: b"a"[..].into() },
+            flags: exchgid::UPD_CONFIRMED_REC_A,
+            state_protect,
+            impl_id: None,
+        };
+        let fresh = ExchangeIdArgs { flags: 0, ..args.clone() };
+        for args in [args, fresh] {
+            let reply = wire.call(&Compound::new(1, vec![Op::ExchangeId(args)])).await;
+            assert_eq!(reply.status, refusal);
+        }
+    }
+    let who = introduce(&mut wire, "a").await;
+    assert_eq!(who.state_protect, StateProtectOk::None);
+}
+
 /// CREATE_SESSION is executed once for each sequence number, failures included (RFC 8881 section
 /// 18.36.4).
 /// Promise: S13
