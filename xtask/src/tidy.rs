@@ -22,6 +22,10 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("crates/writeback", &["hither-vfs"]),
     ("crates/server", &["hither-lease", "hither-proto", "hither-rpc", "hither-vfs"]),
     (
+        "crates/tools",
+        &["hither-cache", "hither-fuse", "hither-nfs", "hither-proto", "hither-rpc", "hither-vfs"],
+    ),
+    (
         "crates/hither",
         &[
             "hither-cache",
@@ -33,6 +37,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "hither-client",
             "hither-server",
             "hither-socket",
+            "hither-tools",
             "hither-vfs",
             "hither-writeback",
         ],

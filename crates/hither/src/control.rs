@@ -9,6 +9,7 @@
 pub mod locate;
 
 use crate::exit::Failure;
+pub use hither_tools::trace::TraceAsk;
 use hither_vfs::BoxFuture;
 use locate::Daemon;
 use rustix::process::Pid;
@@ -61,27 +62,6 @@ pub enum Ask {
     Sync {
         /// Longest wait in seconds.
         within_s: u64,
-    },
-}
-
-/// Requests to the recorder. Process ids are those of the daemon's name space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TraceAsk {
-    /// Process `by` records the calls of process `below` and its children, or of all processes.
-    Start {
-        /// The recording process.
-        by: u32,
-        /// The recorded process.
-        below: Option<u32>,
-        /// Whether to record each call, or only the opened files.
-        #[serde(default)]
-        calls: bool,
-    },
-    /// Ends the recording and returns the files or the calls.
-    Stop {
-        /// The recording process.
-        by: u32,
     },
 }
 

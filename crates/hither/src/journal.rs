@@ -7,9 +7,9 @@ use crate::cli::{JournalCommand, JournalShow};
 use crate::control::{self, Ask, locate};
 use crate::exit::{self, Failure};
 use crate::serve::report::ServerReport;
-use crate::stat::text::{bytes, duration};
 use crate::stat::{self, print};
 use hither_localfs::local::{JournalInspection, adopt_journal, inspect_journal};
+use hither_tools::units::{bytes, duration};
 use serde_json::json;
 use std::path::Path;
 

@@ -1,11 +1,10 @@
 //! The hither binary: `hither mount`, `umount`, `stat`, `sync`, `cache` and `serve`, and the
 //! helpers `mount.hither` and `umount.hither` of mount(8).
 //!
-//! Architecture Invariant: only this crate uses both the client and FUSE. [`stack`] assembles the
+//! Architecture Invariant: only this crate stacks a client below FUSE. [`stack`] assembles the
 //! layers in one screen of code. The rest of this crate is user interface: options, errors,
-//! reports.
+//! reports. [`host`] hands the tools of `hither-tools` their services.
 
-mod bench;
 mod cache;
 mod cert;
 mod cli;
@@ -14,34 +13,31 @@ mod conflicts;
 mod control;
 mod daemon;
 mod dashboard;
-mod doctor;
-mod exit;
 mod gateway;
 mod helper;
+mod host;
 mod journal;
 mod log;
 mod metrics;
 mod mount;
-mod mountinfo;
 mod mountstats;
 mod options;
 mod pages;
 mod programs;
-mod report;
 mod serve;
-mod source;
 mod stack;
 mod stat;
 mod sync;
 mod top;
-mod trace;
 mod turn;
 mod umount;
 mod why;
 
 use clap::FromArgMatches;
 use cli::{Cli, Command};
-use exit::Failure;
+use hither_tools::exit::{self, Failure};
+use hither_tools::{bench, doctor, mountinfo, report, source, trace};
+use host::Binary;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
@@ -102,7 +98,7 @@ fn main_command() -> ExitCode {
             Command::Top(args) => top::run(args),
             Command::Completions(args) => pages::completions(args),
             Command::Man(args) => pages::man(args),
-            Command::Doctor(args) => doctor::run(args),
+            Command::Doctor(args) => doctor::run(&Binary, args),
             Command::Daemon(args) => daemon::alone::run(args),
             Command::Config(args) => config::run(args),
             Command::Serve(args) => serve::run(args, None),
@@ -110,8 +106,8 @@ fn main_command() -> ExitCode {
             Command::Cert(args) => cert::run(&args.command),
             Command::Journal(args) => journal::run(&args.what),
             Command::Cache(args) => cache::run(&args.what),
-            Command::Trace(args) => trace::run(args),
-            Command::Bench(args) => bench::run(args),
+            Command::Trace(args) => trace::run(&Binary, args),
+            Command::Bench(args) => bench::run(&Binary, args),
         },
     )
 }

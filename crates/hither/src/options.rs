@@ -14,7 +14,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use apply::bytes;
 pub use render::help;
 #[cfg(test)]
 pub use render::markdown;
@@ -27,6 +26,8 @@ use hither_cache::data::Fill;
 use hither_cache::metadata::INFERRED_MAX;
 use hither_cache::policy::Policy;
 use hither_nfs::{AttrCache, LookupCache, Recovery, Version};
+use hither_tools::nearest;
+pub use hither_tools::source::Family;
 use rustix::mount::MountFlags;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,15 +39,6 @@ const RETRY_FOREGROUND: Duration = Duration::from_secs(2 * 60);
 const FROZEN: Duration = Duration::from_secs(100 * 365 * 86400);
 /// Duration of the attempts of a background mount: 10,000 minutes (nfs(5), `retry`).
 const RETRY_BACKGROUND: Duration = Duration::from_secs(10_000 * 60);
-
-/// The address family for the server (`proto=`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// `tcp`.
-    V4,
-    /// `tcp6`.
-    V6,
-}
 
 /// The versions that `vers=` and `minorversion=` allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -660,14 +652,4 @@ fn unknown(name: &str) -> String {
         Some(near) => format!("unknown option '{name}', did you mean '{near}'?"),
         None => format!("unknown option '{name}': `hither mount --help` lists the options"),
     }
-}
-
-/// The most similar of `names`, if one is similar.
-pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let name = name.to_ascii_lowercase();
-    names
-        .map(|candidate| (strsim::damerau_levenshtein(&name, candidate), candidate))
-        .filter(|(distance, candidate)| *distance <= name.len().max(candidate.len()) / 3)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
 }

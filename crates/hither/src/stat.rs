@@ -13,7 +13,7 @@ use crate::control::{self, Ask};
 use crate::exit::Failure;
 use crate::metrics;
 use crate::report::Report;
-use std::io::Write;
+pub use hither_tools::exit::print;
 use std::time::Duration;
 
 /// Shows the counters.
@@ -77,18 +77,5 @@ fn show(daemon: &Daemon, format: Format, known: Option<&Report>) -> Result<(), F
                 _ => print(&text::whole(report)),
             }
         }
-    }
-}
-
-/// Writes to standard output; a closed reader (`| head`) is no failure.
-///
-/// # Errors
-/// It cannot be written.
-pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(e) => Err(Failure::system(format!("standard output: {e}"))),
-        Ok(()) => Ok(()),
     }
 }

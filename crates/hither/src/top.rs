@@ -12,12 +12,13 @@ use crate::control::locate::{self, Daemon};
 use crate::control::{self, Ask};
 use crate::exit::Failure;
 use crate::report::{Operation, Report};
-use crate::stat::text::{added, answered, bytes, duration};
+use crate::stat::text::{added, answered};
 use crate::stat::{self, print};
 use crate::why::PastCall;
 use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{cursor, execute, queue, style};
+use hither_tools::units::{bytes, duration};
 use serde::{Deserialize, Serialize};
 use server::ServerWatch;
 use std::collections::HashMap;
@@ -291,7 +292,7 @@ fn table(what: &str, shares: &[Share], seconds: f64) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stat::text::tests::{op, report};
+    use crate::report::sample::{op, report};
     use crate::why::Asked;
 
     fn call(program: &str, path: &str, took_us: u64) -> PastCall {

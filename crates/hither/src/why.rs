@@ -8,7 +8,7 @@ use crate::cli::WhyArgs;
 use crate::control::{self, Ask, locate};
 use crate::exit::Failure;
 use crate::stat::print;
-use crate::stat::text::{bytes, duration};
+use hither_tools::units::{bytes, duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt::Write;

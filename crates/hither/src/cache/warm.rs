@@ -4,7 +4,7 @@
 use super::batch::{Batch, Batches};
 use crate::cli::CacheWarm;
 use crate::exit::Failure;
-use crate::stat::text::bytes;
+use hither_tools::units::bytes;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::metrics::endpoint::{self, EndpointAddr};
-use crate::stat::text::tests::{op, report};
+use crate::report::sample::{op, report};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -4,7 +4,7 @@ mod packaged;
 
 use super::endpoint::{EndpointAddr, bind};
 use super::*;
-use crate::stat::text::tests::{op, report};
+use crate::report::sample::{op, report};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,7 @@ use super::{Consistency, Family, Versions, Wanted};
 use hither_cache::data::Fill;
 use hither_cache::policy::Policy;
 use hither_nfs::{LookupCache, Recovery, Version};
+use hither_tools::units::size;
 use rustix::mount::MountFlags;
 use std::str::FromStr;
 use std::time::Duration;
@@ -284,32 +285,6 @@ pub fn prefetch(w: &mut Wanted, value: &str) -> Done {
         _ => return Err("expected off or small".into()),
     };
     Ok(())
-}
-
-/// Parses bytes with an optional K, M, G or T.
-fn size(value: &str, low: u64, high: u64) -> Result<u64, String> {
-    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match value[digits.len()..].to_ascii_lowercase().as_str() {
-        "" => Some(1),
-        "k" | "kib" => Some(1_u64 << 10),
-        "m" | "mib" => Some(1 << 20),
-        "g" | "gib" => Some(1 << 30),
-        "t" | "tib" => Some(1 << 40),
-        _ => None,
-    };
-    let bytes = unit.and_then(|unit| digits.parse::<u64>().ok()?.checked_mul(unit));
-    match bytes {
-        Some(bytes) if bytes >= low && bytes <= high => Ok(bytes),
-        _ => Err(format!("expected a size such as 64M, from {low} to {high} bytes")),
-    }
-}
-
-/// Parses the size of a disk cache like `cache-size=`, at least 1 MiB.
-///
-/// # Errors
-/// A message with the expected form.
-pub fn bytes(value: &str) -> Result<u64, String> {
-    size(value, 1 << 20, 1 << 50)
 }
 
 pub fn meta_cache_size(w: &mut Wanted, value: &str) -> Done {

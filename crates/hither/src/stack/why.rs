@@ -163,7 +163,7 @@ fn on_the_way(objects: &[KnownObject], whole: bool) -> (Option<String>, String) 
 }
 
 fn seconds(ms: u64) -> String {
-    crate::stat::text::duration(ms * 1000)
+    hither_tools::units::duration(ms * 1000)
 }
 
 fn past(call: &RecentCall) -> PastCall {

@@ -1,6 +1,7 @@
 //! A report as tables.
 
 use crate::report::{Counters, Latency, Operation, Report};
+use hither_tools::units::{bytes, duration};
 use std::fmt::Write;
 
 /// The figures since the mount.
@@ -199,28 +200,6 @@ fn table(out: &mut String, operations: &[Operation]) {
     }
 }
 
-/// `17 B`, `1.2 KiB`, `345 MiB`.
-pub fn bytes(n: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value < 100.0);
-    format!("{value:.digits$} {}", units[unit])
-}
-
-/// `17 µs`, `1.2 ms`, `3.4 s`.
-pub fn duration(us: u64) -> String {
-    match us {
-        0..1_000 => format!("{us} µs"),
-        1_000..1_000_000 => format!("{:.1} ms", us as f64 / 1e3),
-        _ => format!("{:.1} s", us as f64 / 1e6),
-    }
-}
-
 /// `3 d 04:05:06`.
 pub fn age(s: u64) -> String {
     let (days, rest) = (s / 86_400, s % 86_400);
@@ -229,82 +208,9 @@ pub fn age(s: u64) -> String {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::report::{Connection, Latency, MountPart};
-    use std::collections::BTreeMap;
-
-    /// Calls of an operation.
-    pub(crate) fn op(name: &str, calls: u64) -> Operation {
-        Operation {
-            name: name.into(),
-            calls,
-            retransmissions: 1,
-            timeouts: 0,
-            errors: 2,
-            bytes_sent: 2048,
-            bytes_received: 3 << 20,
-            queue_ms: 0,
-            rtt_ms: 0,
-            execute_ms: 0,
-            latency_us: Latency { mean: 1.0, p50: 150, p90: 1500, p99: 2_500_000, max: 3_000_000 },
-            rtt_us: Latency { mean: 140.0, ..Latency::default() },
-        }
-    }
-
-    /// A mount with these operations.
-    pub(crate) fn report(operations: Vec<Operation>) -> Report {
-        Report {
-            version: 1,
-            mount: MountPart {
-                source: "s:/x".into(),
-                dir: "/mnt".into(),
-                nfs_version: "4.2".into(),
-                server: "10.0.0.1:2049".into(),
-                options: "vers=4.2,hard".into(),
-                rsize_bytes: 1 << 20,
-                wsize_bytes: 1 << 20,
-                age_s: 90_061,
-                pid: 7,
-                cache: Some("/c".into()),
-                cache_trouble: Some("it is full".into()),
-                journal: None,
-                journal_trouble: None,
-                fuse_minor: Some(38),
-                transport: None,
-            },
-            connections: vec![Connection {
-                connected: true,
-                local_port: 800,
-                connects: 2,
-                connect_failures: 0,
-                sends: 3,
-                receives: 3,
-                bytes_sent: 10,
-                bytes_received: 20,
-                idle_s: 1,
-                drops: 1,
-                bad_xids: 0,
-                in_flight: 1,
-                max_in_flight: 2,
-                backlog_sum: 0,
-                sending_sum: 0,
-                pending_sum: 3,
-            }],
-            operations,
-            fuse: BTreeMap::from([("LOOKUP".to_string(), 5), ("READ".to_string(), 0)]),
-            fuse_errors: BTreeMap::from([("LOOKUP".to_string(), 1)]),
-            layers: BTreeMap::from([(
-                "meta".to_string(),
-                Counters::of(&BTreeMap::from([
-                    ("hits", 3),
-                    ("name_hits", 3),
-                    ("name_misses", 1),
-                    ("memory_bytes", 2048),
-                ])),
-            )]),
-        }
-    }
+    use hither_tools::report::sample::{op, report};
 
     #[test]
     fn tables_show_every_figure() {
@@ -334,11 +240,5 @@ pub(crate) mod tests {
         assert!(text.contains(" 2.0 ms "), "eight milliseconds of four calls: {text}");
         assert!(!text.contains("NULL"));
         assert!(change(&before, &before, 2).ends_with("no calls\n"));
-    }
-
-    #[test]
-    fn quantities_are_short() {
-        let shown: Vec<String> = [0, 1023, 1024, 120 << 10, 5 << 30].into_iter().map(bytes).collect();
-        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "120 KiB", "5.0 GiB"]);
     }
 }

@@ -4,7 +4,7 @@ use super::Frame;
 use crate::exit::Failure;
 use crate::serve::report::{ConnectionPart, ServerOperation, ServerReport};
 use crate::stat::server::{report, summary};
-use crate::stat::text::{bytes, duration};
+use hither_tools::units::{bytes, duration};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use crate::metrics::{render, server};
 use crate::report::Counters;
-use crate::stat::text::tests::{op, report};
+use crate::report::sample::{op, report};
 use hither_cache::{data::DataCacheStats, metadata::MetadataCacheStats};
 use hither_server::ErrorClass;
 use hither_writeback::pending_creates::PendingCreatesStats;

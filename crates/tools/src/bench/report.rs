@@ -9,8 +9,8 @@
 use super::Failure;
 use super::plot::escape;
 use super::results::{Metric, Sample, Spread, calls, load, time};
-use crate::cli::ReportArgs;
-use crate::stat::print;
+use crate::bench::args::ReportArgs;
+use crate::exit::print;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

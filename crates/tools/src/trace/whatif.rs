@@ -11,9 +11,9 @@
 mod tests;
 
 use super::Line;
-use crate::cli::TraceWhatIf;
+use super::args::TraceWhatIf;
 use crate::exit::Failure;
-use crate::stat::text::{bytes, duration};
+use crate::units::{bytes, duration};
 use hither_cache::policy::Policy;
 use hither_cache::policy::model::{BLOCK_BYTES, ENTRY_BYTES, Model, Score};
 use serde_json::json;

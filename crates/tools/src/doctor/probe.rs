@@ -5,10 +5,9 @@
 
 use super::measured::{Limits, Measured, Offered, Spread, Throughput};
 use super::tcp;
-use crate::options::Versions;
-use crate::stack;
+use crate::{ClientSettings, Host};
 use bytes::Bytes;
-use hither_nfs::{Connected, Options, Version};
+use hither_nfs::Connected;
 use hither_vfs::{
     Create, Cred, Data, Env, Fh, File, FileKind, Name, OpenAccess, OpenHow, OpenId, PathRef, RequestContext,
     Result, SetAttr, SetTime, Stability, Validity, Vfs,
@@ -37,17 +36,12 @@ const DIRECTORIES: usize = 8;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Tries each version. Returns a connection with the highest version that works.
-pub async fn versions(versions: Versions, options: &Options, m: &mut Measured) -> Option<Connected> {
-    let tried: &[Version] = match versions {
-        Versions::Only(version) => &[version],
-        Versions::Any4 => &[Version::V42, Version::V41],
-        Versions::Any => &[Version::V42, Version::V41, Version::V3],
-    };
+pub async fn versions(host: &dyn Host, client: &ClientSettings, m: &mut Measured) -> Option<Connected> {
     let mut chosen: Option<Connected> = None;
-    for &version in tried {
-        let mut options = options.clone();
+    for &version in &client.versions {
+        let mut options = client.options.clone();
         options.version = Some(version);
-        let connected = tokio::time::timeout(PATIENCE, hither_nfs::connect(&options, stack::env())).await;
+        let connected = tokio::time::timeout(PATIENCE, hither_nfs::connect(&options, host.env())).await;
         let why = match connected {
             Ok(Ok(connected)) => {
                 match chosen {
@@ -88,6 +82,7 @@ fn cx_within(time: Duration) -> RequestContext {
 
 /// Measures over one connection.
 pub struct Probe<'a> {
+    pub host: &'a dyn Host,
     pub connected: &'a Connected,
     /// Most bytes to move in each direction.
     pub most_bytes: u64,
@@ -227,7 +222,7 @@ impl Probe<'_> {
 
     /// Creates a file, writes and reads it, and removes it.
     async fn writes(&self, root: &Fh, m: &mut Measured) -> Result<()> {
-        let env = stack::env();
+        let env = self.host.env();
         let name = Name::new(format!(".hither-doctor-{:016x}", (env.random)()))?;
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let how = OpenHow {

@@ -2,6 +2,9 @@
 //!
 //! Field names and meanings stay. New fields may be added. `version` grows when a meaning changes.
 
+#[doc(hidden)]
+pub mod sample;
+
 use hither_fuse::OpCount;
 use hither_rpc::stats::{OpSnapshot, Snapshot, TransportSnapshot};
 use hither_rpc::tls::TlsReport;

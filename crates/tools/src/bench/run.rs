@@ -7,10 +7,10 @@
 use super::Failure;
 use super::papers::{EXPERIMENTS, Needs};
 use super::results::{self, Selection};
-use crate::cli::RunArgs;
+use crate::bench::args::RunArgs;
+use crate::exit::print;
 use crate::mountinfo;
-use crate::options::nearest;
-use crate::stat::print;
+use crate::nearest;
 use serde_json::{Value, json};
 use std::fs::{self, OpenOptions};
 use std::hash::Hasher;

@@ -3,7 +3,7 @@
 
 use super::Failure;
 use super::results::{Metric, Selection, Spread, calls, time};
-use crate::cli::{PlotArgs, PlotMetric};
+use crate::bench::args::{PlotArgs, PlotMetric};
 use std::fmt::Write;
 
 /// Colours that colour-blind readers can distinguish (Okabe and Ito, 2008).

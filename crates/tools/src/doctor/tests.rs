@@ -4,7 +4,7 @@ use super::measured::{Kernel, Limits, LocalDisk, Measured, Mix, Offered, Spread,
 use super::tcp::Tcp;
 use super::verdict::{Finding, Level, Part, judge, tolerable};
 use super::{mix, text};
-use crate::stat::text::tests::{op, report};
+use crate::report::sample::{op, report};
 use std::time::Duration;
 
 fn spread(median: u64) -> Option<Spread> {

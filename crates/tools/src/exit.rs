@@ -1,5 +1,6 @@
 //! Results of commands: the exit codes of mount(8) and one line for the user.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Wrong usage or permissions.
@@ -54,5 +55,18 @@ pub fn finish(program: &str, result: Result<(), Failure>) -> ExitCode {
             eprintln!("{program}: {line}");
             ExitCode::from(failure.code)
         }
+    }
+}
+
+/// Writes to standard output; a closed reader (`| head`) is no failure.
+///
+/// # Errors
+/// It cannot be written.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(e) => Err(Failure::system(format!("standard output: {e}"))),
+        Ok(()) => Ok(()),
     }
 }

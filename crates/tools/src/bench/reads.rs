@@ -7,7 +7,7 @@
 
 use super::client::{BenchExport, Conn, entry};
 use super::{Times, Work, hook};
-use crate::cli::{ReadKind, ReadsArgs};
+use crate::bench::args::{ReadKind, ReadsArgs};
 use bytes::Bytes;
 use clap::ValueEnum;
 use hither_proto::nfs3::*;

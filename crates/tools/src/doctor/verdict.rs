@@ -7,7 +7,7 @@
 
 use super::measured::{Measured, Mix};
 use super::tcp::Tcp;
-use crate::stat::text::{bytes, duration};
+use crate::units::{bytes, duration};
 use serde::Serialize;
 
 /// Severity of a finding.

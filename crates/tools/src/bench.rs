@@ -11,6 +11,7 @@
 //! server answers (closed loop). Both work in a directory of their own and remove it at the end.
 //! [`sharing`] lets two mounts share files and reports stale reads.
 
+mod args;
 mod client;
 mod mix;
 mod papers;
@@ -24,11 +25,12 @@ mod stable;
 #[cfg(test)]
 mod tests;
 
-use crate::cli::{BenchArgs, BenchCommand, BenchTarget};
-use crate::daemon::process;
+use crate::Host;
 use crate::exit::Failure;
+use crate::exit::print;
 use crate::source::Source;
-use crate::stat::print;
+pub use args::BenchArgs;
+use args::{BenchCommand, BenchTarget};
 use client::{BenchExport, Conn};
 use hither_proto::nfs3::Fh3;
 use results::Selection;
@@ -40,7 +42,7 @@ use std::net::SocketAddr;
 /// # Errors
 /// The server is unreachable or refuses a call, a file cannot be read or written, or a workload
 /// failed.
-pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+pub fn run(host: &dyn Host, args: &BenchArgs) -> Result<(), Failure> {
     match &args.what {
         BenchCommand::List(list) => papers::list(list.json),
         BenchCommand::Run(run) => run::run(run),
@@ -50,24 +52,27 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         }
         BenchCommand::Plot(what) => plot::draw(what),
         BenchCommand::Report(what) => report::write(what),
-        BenchCommand::Nhfsstone(mix) => on(&mix.target, |place| async move { mix::run(&place, mix).await }),
+        BenchCommand::Nhfsstone(mix) => {
+            on(host, &mix.target, |place| async move { mix::run(&place, mix).await })
+        }
         BenchCommand::Sync(stable) => {
-            on(&stable.target, |place| async move { stable::run(&place, stable).await })
+            on(host, &stable.target, |place| async move { stable::run(&place, stable).await })
         }
         BenchCommand::Reads(reads) => {
-            on(&reads.target, |place| async move { reads::run(&place, reads).await })
+            on(host, &reads.target, |place| async move { reads::run(&place, reads).await })
         }
-        BenchCommand::Sharing(args) => sharing::run(args),
+        BenchCommand::Sharing(args) => sharing::run(host, args),
     }
 }
 
 /// Runs a measurement of a server.
 fn on<F: Future<Output = io::Result<()>>>(
+    host: &dyn Host,
     target: &BenchTarget,
     measure: impl FnOnce(BenchExport) -> F,
 ) -> Result<(), Failure> {
-    process::prepare();
-    let runtime = process::runtime()?;
+    host.prepare();
+    let runtime = host.runtime()?;
     runtime.block_on(async {
         let measured = measure(place(target)?).await;
         measured.map_err(|e| Failure::mount(format!("{}: {e}", target.source)))

@@ -4,7 +4,7 @@
 //! measurements have other field names and are converted.
 
 use super::Failure;
-use crate::stat::text::duration;
+use crate::units::duration;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -1,7 +1,7 @@
 //! The experiments: contents, origin and requirements of each.
 
 use super::Failure;
-use crate::stat::print;
+use crate::exit::print;
 use std::fmt::Write;
 
 /// The requirements of an experiment.

@@ -5,6 +5,7 @@
 //! numbers in [`measured`]) and printing are separate. For a mount the doctor uses the daemon's
 //! figures. It contacts the mount's server over connections of its own.
 
+mod args;
 mod local;
 mod measured;
 mod ping;
@@ -14,16 +15,12 @@ mod tcp;
 mod tests;
 mod verdict;
 
-use crate::cli::DoctorArgs;
-use crate::daemon::process;
-use crate::exit::{self, Failure};
-use crate::mount::Job;
-use crate::options::Wanted;
+use crate::exit::{self, Failure, print};
 use crate::report::Report;
-use crate::source::{NoAddress, Source};
-use crate::stack;
-use crate::stat::text::{bytes, duration};
-use crate::stat::{self, print};
+use crate::source::Source;
+use crate::units::{bytes, duration};
+use crate::{ClientRequest, ClientSettings, Host};
+pub use args::DoctorArgs;
 use measured::{Measured, Mix, Spread};
 use probe::Probe;
 use serde_json::json;
@@ -42,9 +39,9 @@ const CACHE_DIR: &str = "/var/cache/hither";
 ///
 /// # Errors
 /// Nothing could be measured, or there is something to change ([`exit::FOUND`]).
-pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
-    let runtime = process::runtime()?;
-    let result = runtime.block_on(examine(args));
+pub fn run(host: &'static dyn Host, args: &DoctorArgs) -> Result<(), Failure> {
+    let runtime = host.runtime()?;
+    let result = runtime.block_on(examine(host, args));
     runtime.shutdown_timeout(Duration::from_secs(1));
     let measured = result?;
     let findings = verdict::judge(&measured);
@@ -63,27 +60,21 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
 
 /// The server to measure, and the facts known before.
 struct Patient {
-    job: Job,
-    addrs: Vec<SocketAddr>,
+    client: ClientSettings,
     /// True if the target contains an export path.
     path: bool,
     report: Option<Report>,
     cache: Option<PathBuf>,
 }
 
-async fn examine(args: &DoctorArgs) -> Result<Measured, Failure> {
+async fn examine(host: &'static dyn Host, args: &DoctorArgs) -> Result<Measured, Failure> {
     let target = args.clone();
-    let patient = tokio::task::spawn_blocking(move || patient(&target)).await;
+    let patient = tokio::task::spawn_blocking(move || patient(host, &target)).await;
     let patient = patient.map_err(|e| Failure::system(e.to_string()))??;
     let mut m = Measured { target: args.target.display().to_string(), ..Measured::default() };
-    let port = patient.job.wanted.port.unwrap_or(2049);
-    let Some(mut server) = patient.addrs.first().copied() else {
-        return Err(Failure::mount(format!("{}: no address", patient.job.source.host)));
-    };
-    server.set_port(port);
+    let server = patient.client.server;
     m.server = server.to_string();
-    let options = stack::client_options(&patient.job, patient.addrs.clone()).map_err(Failure::system)?;
-    match ping::ping(server, options.tls.clone()).await {
+    match ping::ping(server, patient.client.options.tls.clone()).await {
         Ok(pings) => {
             m.connect_us = Some(pings.connect.as_micros() as u64);
             m.rtt_us = Spread::of(pings.rtts);
@@ -94,10 +85,10 @@ async fn examine(args: &DoctorArgs) -> Result<Measured, Failure> {
         Err(e) => return Err(Failure::mount(format!("{server}: {e}; is the server up, and the port open?"))),
     }
     if patient.path {
-        match probe::versions(patient.job.wanted.versions, &options, &mut m).await {
+        match probe::versions(host, &patient.client, &mut m).await {
             Some(connected) => {
                 let most_bytes = u64::from(args.size) << 20;
-                Probe { connected: &connected, most_bytes }.measure(args.write, &mut m).await;
+                Probe { host, connected: &connected, most_bytes }.measure(args.write, &mut m).await;
                 probe::leave(&connected).await;
             }
             None => {
@@ -113,26 +104,21 @@ async fn examine(args: &DoctorArgs) -> Result<Measured, Failure> {
     Ok(m)
 }
 
-fn patient(args: &DoctorArgs) -> Result<Patient, Failure> {
+fn patient(host: &dyn Host, args: &DoctorArgs) -> Result<Patient, Failure> {
     let text = args.target.to_string_lossy();
     if args.target.is_absolute()
         || args.target.starts_with(".")
         || !text.contains(':') && args.target.is_dir()
     {
-        return of_mount(args);
+        return of_mount(host, args);
     }
     let path = text.contains(":/");
     let source = if path { text.to_string() } else { format!("{}:/", bracketed(&text)) };
     let source = Source::parse(&source).map_err(Failure::usage)?;
-    let mut wanted = Wanted::parse(&args.options, false).map_err(Failure::usage)?;
-    // Only root may use a privileged port.
-    wanted.resvport &= rustix::process::geteuid().is_root();
-    let addrs = source.resolve(wanted.family).map_err(|e| match e {
-        NoAddress::Never(line) | NoAddress::Now(line) => Failure::mount(line),
-    })?;
+    let options = args.options.clone();
+    let client = host.client(ClientRequest { source, dir: "/".into(), options, server: None })?;
     let cache = args.cache_dir.clone().or_else(|| Some(CACHE_DIR.into())).filter(|dir| dir.is_dir());
-    let job = Job { source, dir: "/".into(), wanted, client_name: None };
-    Ok(Patient { job, addrs, path, report: None, cache })
+    Ok(Patient { client, path, report: None, cache })
 }
 
 /// Puts an IPv6 address in brackets, as needed before a path.
@@ -141,10 +127,10 @@ fn bracketed(host: &str) -> String {
 }
 
 /// The server of a mount, at the address and port that the mount uses.
-fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
-    let daemon = crate::control::locate::daemon(&args.target)?;
-    let report = stat::report(&daemon)?;
-    let dir = daemon.dir;
+fn of_mount(host: &dyn Host, args: &DoctorArgs) -> Result<Patient, Failure> {
+    let daemon = host.daemon(&args.target)?;
+    let report = daemon.report()?;
+    let dir = daemon.dir();
     let odd = |what: &str| Failure::system(format!("the daemon of {dir} reports no {what}"));
     let source = Source::parse(&report.mount.source).map_err(|_| odd("source"))?;
     let server: SocketAddr = report.mount.server.parse().map_err(|_| odd("address"))?;
@@ -153,10 +139,9 @@ fn of_mount(args: &DoctorArgs) -> Result<Patient, Failure> {
     // Each connection of the doctor uses TLS like those of the mount.
     let is_tls = |word: &&str| word.starts_with("xprtsec=") || word.starts_with("tls-");
     options.extend(report.mount.options.split(',').filter(is_tls).map(String::from));
-    let wanted = Wanted::parse(&options, false).map_err(Failure::usage)?;
+    let client = host.client(ClientRequest { source, dir: dir.into(), options, server: Some(server) })?;
     let cache = args.cache_dir.clone().or_else(|| report.mount.cache.clone().map(PathBuf::from));
-    let job = Job { source, dir: PathBuf::from(dir), wanted, client_name: None };
-    Ok(Patient { job, addrs: vec![server], path: true, report: Some(report), cache })
+    Ok(Patient { client, path: true, report: Some(report), cache })
 }
 
 /// Measurements of this machine.

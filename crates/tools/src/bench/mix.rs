@@ -7,7 +7,7 @@
 
 use super::client::{BenchExport, Conn, entry};
 use super::{Times, Work, hook};
-use crate::cli::NhfsstoneArgs;
+use crate::bench::args::NhfsstoneArgs;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use hither_proto::nfs3::*;

@@ -1,7 +1,15 @@
 //! `SERVER:/PATH`: its syntax, and the addresses of the host.
 
-use crate::options::Family;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+
+/// The address family for the server (`proto=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `tcp`.
+    V4,
+    /// `tcp6`.
+    V6,
+}
 
 /// A mount's source as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,22 +5,41 @@
 //! starts and ends the recordings, runs the program in between, and merges the results into one
 //! list. Children whose parent ends become children of this process, so that they are recorded too.
 
+mod args;
 mod whatif;
 
-pub use whatif::policy;
-
-use crate::cache::warm;
-use crate::cli::{TraceArgs, TraceCommand, TraceRecord};
-use crate::control::locate::{self, Daemon};
-use crate::control::{self, Ask, TraceAsk};
 use crate::exit::Failure;
-use crate::mountinfo;
+use crate::{Host, MountDaemon};
+pub use args::{TraceArgs, TraceReplay};
+use args::{TraceCommand, TraceRecord};
 use hither_fuse::{Traced, TracedCall};
 use hither_vfs::Name;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::process::{Command, ExitStatus};
 use tokio::signal::unix::{SignalKind, signal};
+use whatif::policy;
+
+/// Requests to the recorder. Process ids are those of the daemon's name space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TraceAsk {
+    /// Process `by` records the calls of process `below` and its children, or of all processes.
+    Start {
+        /// The recording process.
+        by: u32,
+        /// The recorded process.
+        below: Option<u32>,
+        /// Whether to record each call, or only the opened files.
+        #[serde(default)]
+        calls: bool,
+    },
+    /// Ends the recording and returns the files or the calls.
+    Stop {
+        /// The recording process.
+        by: u32,
+    },
+}
 
 /// The recording of one daemon.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -153,10 +172,10 @@ impl Trace {
 /// # Errors
 /// There is no mount, another process is recording, the program cannot be run, or the trace cannot
 /// be written or read.
-pub fn run(args: &TraceArgs) -> Result<(), Failure> {
+pub fn run(host: &dyn Host, args: &TraceArgs) -> Result<(), Failure> {
     match &args.what {
-        TraceCommand::Record(args) => record(args),
-        TraceCommand::Replay(args) => warm::replay(&args.file, args.root.as_deref(), args.jobs, args.quiet),
+        TraceCommand::Record(args) => record(host, args),
+        TraceCommand::Replay(args) => host.replay(args),
         TraceCommand::WhatIf(args) => whatif::run(args),
     }
 }
@@ -165,34 +184,32 @@ fn warn(line: &str) {
     let _ = writeln!(std::io::stderr(), "hither: {line}");
 }
 
-fn mounts(args: &TraceRecord) -> Result<Vec<Daemon>, Failure> {
+fn mounts(host: &dyn Host, args: &TraceRecord) -> Result<Vec<Box<dyn MountDaemon>>, Failure> {
     if !args.mounts.is_empty() {
-        return args.mounts.iter().map(|dir| locate::daemon(dir)).collect();
+        return args.mounts.iter().map(|dir| host.daemon(dir)).collect();
     }
-    let all = mountinfo::read().map_err(|e| Failure::system(format!("/proc/self/mountinfo: {e}")))?;
-    let ours = all.iter().filter(|mount| mount.is_ours());
-    let all: Vec<_> = ours.map(|mount| Daemon::of_mount(mount.dev, &mount.point)).collect();
+    let all = host.daemons()?;
     if all.is_empty() { Err(Failure::usage("there is no mount of hither")) } else { Ok(all) }
 }
 
-fn record(args: &TraceRecord) -> Result<(), Failure> {
+fn record(host: &dyn Host, args: &TraceRecord) -> Result<(), Failure> {
     let shown = args.file.display();
     let unwritable = |e: std::io::Error| Failure::system(format!("{shown}: {e}"));
     let mut out = std::io::BufWriter::new(std::fs::File::create(&args.file).map_err(unwritable)?);
     let by = std::process::id();
     let below = (!args.program.is_empty()).then_some(by);
     let mut started = Vec::new();
-    let begun = mounts(args)?.into_iter().try_for_each(|daemon| {
-        control::ask(&daemon, Ask::Trace(TraceAsk::Start { by, below, calls: args.calls }))?;
+    let begun = mounts(host, args)?.into_iter().try_for_each(|daemon| {
+        daemon.trace(TraceAsk::Start { by, below, calls: args.calls })?;
         started.push(daemon);
         Ok(())
     });
     let ended = begun.and_then(|()| watch(&args.program));
     let (mut all, mut lost, mut objects) = (Vec::new(), 0, 0);
     for daemon in started {
-        let dir = &daemon.dir;
+        let dir = daemon.dir();
         // The recording of a mount that has ended in the meantime is lost.
-        match control::ask(&daemon, Ask::Trace(TraceAsk::Stop { by })).map(serde_json::from_value::<Trace>) {
+        match daemon.trace(TraceAsk::Stop { by }).map(serde_json::from_value::<Trace>) {
             Ok(Ok(trace)) => {
                 lost += trace.lost;
                 let root = dir.trim_end_matches('/');

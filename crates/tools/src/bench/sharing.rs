@@ -6,9 +6,9 @@
 //! fewer writes than had returned before it began.
 
 use super::Times;
-use crate::cli::{SharingArgs, SharingKind};
+use crate::bench::args::{SharingArgs, SharingKind};
 use crate::exit::Failure;
-use crate::{mountinfo, stat};
+use crate::{Host, mountinfo};
 use clap::ValueEnum;
 use parking_lot::Mutex;
 use std::fs::{self, File, OpenOptions};
@@ -87,7 +87,7 @@ fn number(bytes: &[u8], size: usize) -> io::Result<u64> {
 /// # Errors
 /// The directories do not show the same files, a read or write fails, or a read returns bytes that
 /// were never written.
-pub fn run(args: &SharingArgs) -> Result<(), Failure> {
+pub fn run(host: &dyn Host, args: &SharingArgs) -> Result<(), Failure> {
     for dir in [&args.a, &args.b] {
         if !dir.is_dir() {
             return Err(Failure::usage(format!("{}: no such directory", dir.display())));
@@ -97,11 +97,11 @@ pub fn run(args: &SharingArgs) -> Result<(), Failure> {
     let dirs = [args.a.join(&name), args.b.join(&name)];
     let failed = |e: io::Error| Failure::system(format!("{}: {e}", args.a.display()));
     fs::create_dir(&dirs[0]).map_err(failed)?;
-    let measured = all(args, &dirs).map_err(failed);
+    let measured = all(host, args, &dirs).map_err(failed);
     fs::remove_dir_all(&dirs[0]).map_err(failed).and(measured)
 }
 
-fn all(args: &SharingArgs, dirs: &[PathBuf; 2]) -> io::Result<()> {
+fn all(host: &dyn Host, args: &SharingArgs, dirs: &[PathBuf; 2]) -> io::Result<()> {
     // The files exist before the other client looks, because that client may cache their absence.
     for &kind in &args.kinds {
         for name in names(kind) {
@@ -118,7 +118,7 @@ fn all(args: &SharingArgs, dirs: &[PathBuf; 2]) -> io::Result<()> {
         );
     }
     for &kind in &args.kinds {
-        one(args, kind, dirs)?;
+        one(host, args, kind, dirs)?;
     }
     Ok(())
 }
@@ -149,14 +149,14 @@ fn names(kind: SharingKind) -> [String; 2] {
     [0, 1].map(|n| format!("{}.{n}", word(kind)))
 }
 
-fn one(args: &SharingArgs, kind: SharingKind, dirs: &[PathBuf; 2]) -> io::Result<()> {
+fn one(host: &dyn Host, args: &SharingArgs, kind: SharingKind, dirs: &[PathBuf; 2]) -> io::Result<()> {
     let (word, size, names) = (word(kind), args.size as usize, names(kind));
     for name in &names {
         if !appears(&dirs[1].join(name)) {
             return Err(io::Error::other(format!("{name} does not appear")));
         }
     }
-    let asked = || dirs.iter().map(|dir| calls(dir)).sum::<Option<u64>>();
+    let asked = || dirs.iter().map(|dir| calls(host, dir)).sum::<Option<u64>>();
     let (before, began) = (asked(), Instant::now());
     let end = began + Duration::from_secs(args.seconds);
     let returned = [Returned::default(), Returned::default()];
@@ -217,9 +217,7 @@ fn change(path: &Path, to: u64, size: usize) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     file.write_all_at(&body(to, size), 0)?;
     // A close may report an error of an earlier write.
-    let fd = std::os::fd::IntoRawFd::into_raw_fd(file);
-    // SAFETY: the descriptor is ours and is used no more.
-    if unsafe { libc::close(fd) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(nix::unistd::close(file)?)
 }
 
 /// The clients open and read a file that is not written.
@@ -294,9 +292,9 @@ fn tight(
 
 /// Calls that the mount of a directory has sent to its server; `None` for a file system without
 /// counters.
-fn calls(dir: &Path) -> Option<u64> {
-    if let Ok(daemon) = crate::control::locate::daemon(dir) {
-        return Some(stat::report(&daemon).ok()?.operations.iter().map(|op| op.calls).sum());
+fn calls(host: &dyn Host, dir: &Path) -> Option<u64> {
+    if let Ok(daemon) = host.daemon(dir) {
+        return Some(daemon.report().ok()?.operations.iter().map(|op| op.calls).sum());
     }
     let mounts = mountinfo::read().ok()?;
     let path = mountinfo::resolve(&mounts, dir).ok()?;

@@ -2,7 +2,7 @@
 
 use super::client::{BenchExport, Conn};
 use super::{Times, Work, hook};
-use crate::cli::{SyncArgs, SyncKind};
+use crate::bench::args::{SyncArgs, SyncKind};
 use bytes::Bytes;
 use clap::ValueEnum;
 use futures_util::future::try_join_all;
