@@ -341,8 +341,8 @@ impl Mounted {
         self.session.tracer.stop(by)
     }
 
-    /// Number of open files, open directories, running requests and inodes that the kernel knows.
-    pub fn counts(&self) -> (usize, usize, usize, usize) {
+    /// The present numbers of objects and requests.
+    pub fn counts(&self) -> crate::MountCounts {
         self.session.counts()
     }
 }

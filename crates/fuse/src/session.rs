@@ -692,15 +692,33 @@ impl Session {
         &self.rt
     }
 
-    /// Number of open files, open directories, running requests, and inodes.
-    pub fn counts(&self) -> (usize, usize, usize, usize) {
-        (self.files.len(), self.dirs.len(), self.calls.len(), self.inodes.len())
+    /// The present numbers of objects and requests.
+    pub fn counts(&self) -> MountCounts {
+        MountCounts {
+            open_files: self.files.len(),
+            open_directories: self.dirs.len(),
+            requests: self.calls.len(),
+            inodes: self.inodes.len(),
+        }
     }
 
     /// The context of the daemon's own calls.
     pub fn own_cx() -> RequestContext {
         RequestContext::new(Arc::new(Cred::root()))
     }
+}
+
+/// Numbers of the objects and requests of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MountCounts {
+    /// Open files.
+    pub open_files: usize,
+    /// Open directories.
+    pub open_directories: usize,
+    /// Running requests.
+    pub requests: usize,
+    /// Inodes that the kernel knows.
+    pub inodes: usize,
 }
 
 /// Runs `work`, which waits for the kernel, on a thread of its own. The permit covers the thread

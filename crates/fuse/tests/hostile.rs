@@ -268,7 +268,7 @@ fn killed_caller_leaves_no_call() {
         child.kill().unwrap();
         child.wait().unwrap();
         m.gate.open_all();
-        eventually("the call ends", || m.mounted().counts().2 == 0);
+        eventually("the call ends", || m.mounted().counts().requests == 0);
         assert_eq!(fs::metadata(m.path("a/b/c/f")).unwrap().len(), 5);
     }
     // Killed before its memory is read.

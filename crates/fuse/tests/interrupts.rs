@@ -178,7 +178,9 @@ fn kill_ends_waiting_call() {
             eventually("the call waits", || m.gate.waiting(op) > 0);
             let took = ends_by(child, libc::SIGKILL);
             m.gate.open_all();
-            eventually("the call below ends", || m.mounted().counts().2 == 0 && m.gate.waiting(op) == 0);
+            eventually("the call below ends", || {
+                m.mounted().counts().requests == 0 && m.gate.waiting(op) == 0
+            });
             took
         });
     }
@@ -241,7 +243,7 @@ fn handled_ctrl_c_gets_eintr() {
     });
     assert!(took > 1.4, "not at once: {took} s");
     m.gate.open_all();
-    eventually("the call below ends", || m.mounted().counts().2 == 0);
+    eventually("the call below ends", || m.mounted().counts().requests == 0);
     m.end();
 }
 
@@ -257,7 +259,7 @@ fn late_open_is_closed() {
     m.gate.open_all();
     // The server has created the file. No program has it open.
     eventually("the file exists", || m.path("late").exists());
-    eventually("the file is closed", || m.model.open_count() == 0 && m.mounted().counts().2 == 0);
+    eventually("the file is closed", || m.model.open_count() == 0 && m.mounted().counts().requests == 0);
     m.end();
 }
 
@@ -278,7 +280,7 @@ fn killed_program_skips_flush() {
         m.gate.shut("commit");
         let took = ends_by(child, libc::SIGKILL);
         m.gate.open_all();
-        eventually("the file is closed", || m.model.open_count() == 0 && m.mounted().counts().2 == 0);
+        eventually("the file is closed", || m.model.open_count() == 0 && m.mounted().counts().requests == 0);
         took
     });
     m.end();

@@ -139,7 +139,7 @@ fn killed_waiter_takes_no_lock() {
             child.kill().unwrap();
             let took = seconds(|| assert!(!child.wait().unwrap().success()));
             // The other client still holds the lock.
-            eventually("the call below ends", || m.mounted().counts().2 == 0);
+            eventually("the call below ends", || m.mounted().counts().requests == 0);
             foreign_unlock(&m);
             pause(100);
             assert_eq!(foreign_lock(&m, LockKind::Write, ALL), 0, "{what}: the lock of a dead program");
@@ -163,7 +163,7 @@ fn late_lock_is_released() {
         child.kill().unwrap();
         let took = seconds(|| assert!(!child.wait().unwrap().success()));
         m.gate.open_all();
-        eventually("the call below ends", || m.mounted().counts().2 == 0);
+        eventually("the call below ends", || m.mounted().counts().requests == 0);
         eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
         foreign_unlock(&m);
         took

@@ -102,7 +102,7 @@ fn data(source: &Source, query: &str) -> Value {
     let report = (source.report)();
     let answered: Vec<Value> = questions(&report)
         .into_iter()
-        .map(|(what, here, asked)| json!({ "what": what, "here": here, "asked": asked }))
+        .map(|q| json!({ "what": q.what, "here": q.here, "asked": q.asked }))
         .collect();
     json!({ "answered": answered, "calls": (source.calls)(from), "report": report })
 }

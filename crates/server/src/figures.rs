@@ -2,8 +2,8 @@
 
 use crate::nqnfs::clients::ClientCounts;
 use crate::server::Server;
-use crate::v4::clients::own_name;
-use crate::v4::delegation::DelegationCounts;
+use crate::v4::clients::{StateCounts, own_name};
+use crate::v4::delegation::{DelegationCounts, LeaseCounts};
 use bytes::Bytes;
 use hither_rpc::server::Transport;
 use std::net::IpAddr;
@@ -117,7 +117,7 @@ impl Server {
     /// The present state.
     pub fn figures(&self) -> ServerFigures {
         let v4 = &self.v4;
-        let (leases, write_leases, waiters) = v4.leases.numbers_now();
+        let LeaseCounts { leases, write_leases, waiters } = v4.leases.lease_counts();
         let nqnfs = v4.leases.short.as_ref().map(|short| {
             let ClientCounts { clients, connected } = short.clients.counts();
             NqnfsFigures { clients, connected, leases, write_leases }
@@ -143,7 +143,7 @@ impl Server {
     }
 
     fn client_figures(&self, client: &crate::v4::clients::Client) -> ClientFigures {
-        let (opens, locks, delegations) = client.state_counts();
+        let StateCounts { opens, locks, delegations } = client.state_counts();
         let traffic = &client.traffic;
         ClientFigures {
             id: client.id,

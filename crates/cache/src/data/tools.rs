@@ -114,11 +114,11 @@ pub struct DataCacheVerify {
 }
 
 impl DataCacheCheck {
-    pub(super) fn add(&mut self, (blocks, bytes, damaged): (u64, u64, bool)) {
+    pub(super) fn add(&mut self, one: EntryCheck) {
         self.entries += 1;
-        self.blocks += blocks;
-        self.bytes += bytes;
-        self.damaged += u64::from(damaged);
+        self.blocks += one.blocks;
+        self.bytes += one.bytes;
+        self.damaged += u64::from(one.damaged);
     }
 }
 
@@ -134,23 +134,35 @@ pub(super) fn told(shelf: &Shelf, entry: &Entry, used_s: u64) -> DataCacheEntry 
     }
 }
 
-/// Compares an entry with its checksums, and drops it if it differs. Returns the matching blocks,
-/// their bytes, and whether the entry differed.
-pub(super) fn check_one(shelf: &Shelf, key: Key) -> (u64, u64, bool) {
+/// The result of a comparison of one entry with its checksums.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct EntryCheck {
+    /// Number of matching blocks, and of their bytes.
+    blocks: u64,
+    bytes: u64,
+    /// Whether the entry differed.
+    damaged: bool,
+}
+
+/// Compares an entry with its checksums, and drops it if it differs.
+pub(super) fn check_one(shelf: &Shelf, key: Key) -> EntryCheck {
     let before = shelf.has(key);
-    let Some((entry, ..)) = shelf.look(key) else { return (0, 0, before) };
-    let (mut blocks, mut bytes) = (0, 0);
+    let Some((entry, ..)) = shelf.look(key) else {
+        return EntryCheck { damaged: before, ..EntryCheck::default() };
+    };
+    let mut check = EntryCheck::default();
     for block in entry.blocks() {
         match entry.read_verified(block) {
-            Ok(data) => bytes += data.len() as u64,
+            Ok(data) => check.bytes += data.len() as u64,
             Err(e) => {
                 shelf.damaged(key, entry.id, &e);
-                return (blocks, bytes, true);
+                check.damaged = true;
+                return check;
             }
         }
-        blocks += 1;
+        check.blocks += 1;
     }
-    (blocks, bytes, false)
+    check
 }
 
 impl DataCache {

@@ -88,13 +88,14 @@ impl Emptied {
             if said.is_some() && self.parts.lock().get(&name).copied() == said {
                 continue;
             }
-            let (before, after, more) = clean_one(&home, over - given.bytes, counters, random);
-            given.bytes += before - after;
+            let Cleaned { before_bytes, after_bytes, more } =
+                clean_one(&home, over - given.bytes, counters, random);
+            given.bytes += before_bytes - after_bytes;
             given.more |= more;
             let mut all = self.parts.lock();
             // A part that was reduced may have more: it is examined again next time.
-            if before == after {
-                all.insert(name, (after, used))
+            if before_bytes == after_bytes {
+                all.insert(name, (after_bytes, used))
             } else {
                 all.remove(&name)
             };
@@ -118,23 +119,31 @@ fn measure(total: &Total, counters: &Arc<Counters>, random: &Random) {
     }
 }
 
-/// Cleans a part. Returns its size before and after, and whether it can be reduced further.
-fn clean_one(home: &Home, over: u64, counters: &Arc<Counters>, random: &Random) -> (u64, u64, bool) {
+/// The effect of one cleaning of a part.
+struct Cleaned {
+    before_bytes: u64,
+    after_bytes: u64,
+    /// Whether the part can be reduced further.
+    more: bool,
+}
+
+/// Cleans a part.
+fn clean_one(home: &Home, over: u64, counters: &Arc<Counters>, random: &Random) -> Cleaned {
     let said = total::said(&home.lock).map_or(0, |(bytes, _)| bytes);
     // These times order the parts by their use.
     let used = home.lock.metadata().and_then(|m| m.modified());
     let _ = total::announce(&home.lock, said, true);
-    let (before, after, more) = clean_shelf(home, over, counters, random).unwrap_or_else(|e| {
+    let cleaned = clean_shelf(home, over, counters, random).unwrap_or_else(|e| {
         tracing::debug!("disk cache: cannot clean {}: {e}", home.dir.display());
-        (said, said, false)
+        Cleaned { before_bytes: said, after_bytes: said, more: false }
     });
     // The next owner resets the cleaning flag. So the part is never locked by a cleaner without the
     // flag.
-    let _ = total::announce(&home.lock, after, true);
+    let _ = total::announce(&home.lock, cleaned.after_bytes, true);
     if let Ok(used) = used {
         let _ = home.lock.set_modified(used);
     }
-    (before, after, more)
+    cleaned
 }
 
 fn clean_shelf(
@@ -142,7 +151,7 @@ fn clean_shelf(
     over: u64,
     counters: &Arc<Counters>,
     random: &Random,
-) -> std::io::Result<(u64, u64, bool)> {
+) -> std::io::Result<Cleaned> {
     let io = Arc::new(RealIo { dir: home.dir.clone() });
     let limits = Limits {
         soft_bytes: u64::MAX,
@@ -153,11 +162,11 @@ fn clean_shelf(
     };
     let mut shelf = Shelf::open(io, limits, counters.clone(), random.clone())?;
     shelf.set_pins(home::read_pins(&home.dir));
-    let before = shelf.size().1;
-    shelf.limits.soft_bytes = before.saturating_sub(over);
+    let before_bytes = shelf.size().1;
+    shelf.limits.soft_bytes = before_bytes.saturating_sub(over);
     let more = shelf.clean(TURN) == TURN;
     shelf.save();
-    Ok((before, shelf.size().1, more))
+    Ok(Cleaned { before_bytes, after_bytes: shelf.size().1, more })
 }
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ impl Mount {
         let ended = self.rt.block_on(async { tokio::time::timeout(PATIENCE, mounted.wait()).await });
         ended.expect("the threads end with the mount");
         assert_eq!(self.model.open_count(), 0, "opens left at the server");
-        assert_eq!(mounted.counts().0, 0, "files left open");
+        assert_eq!(mounted.counts().open_files, 0, "files left open");
     }
 }
 

@@ -58,7 +58,7 @@ pub fn whole(report: &Report) -> String {
 /// The share of requests that the caches answered, by layer.
 pub fn answered(report: &Report) -> Vec<String> {
     let mut parts = Vec::new();
-    for (what, here, asked) in questions(report) {
+    for Questions { what, here, asked } in questions(report) {
         if let Some(percent) = (here * 100).checked_div(here + asked) {
             parts.push(format!("{percent} % of {} {what}", here + asked));
         }
@@ -70,8 +70,19 @@ pub fn answered(report: &Report) -> Vec<String> {
     parts
 }
 
-/// Kinds of requests: how many the caches answered, and how many were sent to the server.
-pub fn questions(report: &Report) -> Vec<(&'static str, u64, u64)> {
+/// The requests of one kind.
+#[derive(Debug, Clone, Copy)]
+pub struct Questions {
+    /// The kind, such as `names`.
+    pub what: &'static str,
+    /// Number of requests that the caches answered.
+    pub here: u64,
+    /// Number of requests to the server.
+    pub asked: u64,
+}
+
+/// The requests of each kind.
+pub fn questions(report: &Report) -> Vec<Questions> {
     let count = |layer: &str, names: &[&str]| names.iter().map(|name| report.count(layer, name)).sum::<u64>();
     [
         ("names", "meta", &["name_hits", "negative_hits"][..], &["name_misses"][..]),
@@ -81,7 +92,11 @@ pub fn questions(report: &Report) -> Vec<(&'static str, u64, u64)> {
         ("opens", "meta", &["virtual_opens"], &["real_opens"]),
         ("reads from the disk cache", "disk", &["hits"], &["misses"]),
     ]
-    .map(|(what, layer, here, asked)| (what, count(layer, here), count(layer, asked)))
+    .map(|(what, layer, here, asked)| Questions {
+        what,
+        here: count(layer, here),
+        asked: count(layer, asked),
+    })
     .to_vec()
 }
 

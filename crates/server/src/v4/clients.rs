@@ -90,6 +90,15 @@ pub(crate) struct Creation {
     pub answer: Option<Result<CreateSessionOk, Nfsstat4>>,
 }
 
+/// Numbers of a client's states.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StateCounts {
+    pub opens: usize,
+    /// Owners of locks in a file.
+    pub locks: usize,
+    pub delegations: usize,
+}
+
 impl Client {
     pub fn heard(&self, at: Moment) {
         self.heard_ms.store(at.0, Relaxed);
@@ -112,18 +121,18 @@ impl Client {
         !self.states.lock().is_empty()
     }
 
-    /// Numbers of opens, of owners of locks in a file, and of delegations.
-    pub fn state_counts(&self) -> (usize, usize, usize) {
+    /// The present numbers of states.
+    pub fn state_counts(&self) -> StateCounts {
         let states = self.states.lock();
-        let (mut opens, mut locks, mut delegations) = (0, 0, 0);
+        let mut counts = StateCounts::default();
         for state in states.values() {
             match state {
-                State::Open(_) => opens += 1,
-                State::Locks(_) => locks += 1,
-                State::Delegation(_) => delegations += 1,
+                State::Open(_) => counts.opens += 1,
+                State::Locks(_) => counts.locks += 1,
+                State::Delegation(_) => counts.delegations += 1,
             }
         }
-        (opens, locks, delegations)
+        counts
     }
 
     pub fn state_count(&self) -> usize {

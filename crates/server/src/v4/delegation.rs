@@ -31,7 +31,7 @@ mod give;
 mod times;
 
 pub use ask::DelegationCounts;
-pub(crate) use ask::{HolderAnswer, Look};
+pub(crate) use ask::{HolderAnswer, LeaseCounts, Look};
 pub(crate) use give::Wish;
 pub(crate) use times::{HolderTimes, Times};
 

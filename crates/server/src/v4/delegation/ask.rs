@@ -242,12 +242,11 @@ impl Leases {
         }
     }
 
-    /// Numbers of NQNFS leases, of write leases among them, and of operations that wait for
-    /// clients.
-    pub fn numbers_now(&self) -> (usize, usize, usize) {
+    /// The present numbers of NQNFS leases and of waiting operations.
+    pub fn lease_counts(&self) -> LeaseCounts {
         let inner = self.inner.lock();
         let (leases, write_leases) = inner.short.counts();
-        (leases, write_leases, inner.waiting.len())
+        LeaseCounts { leases, write_leases, waiters: inner.waiting.len() }
     }
 
     pub fn counts(&self) -> DelegationCounts {
@@ -276,6 +275,16 @@ impl Delegation {
         let of_use = asking.granted.get().is_some() && !asking.in_vain.load(SeqCst);
         of_use && !self.is_recalled() && !self.is_revoked()
     }
+}
+
+/// Numbers of the NQNFS leases and of the waiting operations.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LeaseCounts {
+    pub leases: usize,
+    /// The write leases among them.
+    pub write_leases: usize,
+    /// Operations that wait for clients.
+    pub waiters: usize,
 }
 
 /// Numbers of current delegations, and of calls to clients about them since the server began.
