@@ -45,6 +45,6 @@ mod watch;
 pub use hint::HintStats;
 pub use mount::{CloseWaits, Config, Layers, MountError, Mounted, mount};
 pub use recent::{RecentCall, RecentCalls};
-pub use session::{BLOCKING_THREADS_MAX, MountCounts};
-pub use stats::OpCount;
+pub use session::BLOCKING_THREADS_MAX;
+pub use stats::{MountCounts, OpCount};
 pub use trace::{Record, Traced, TracedCall, TracedFile};

@@ -693,8 +693,8 @@ impl Session {
     }
 
     /// The present numbers of objects and requests.
-    pub fn counts(&self) -> MountCounts {
-        MountCounts {
+    pub fn counts(&self) -> crate::MountCounts {
+        crate::MountCounts {
             open_files: self.files.len(),
             open_directories: self.dirs.len(),
             requests: self.calls.len(),
@@ -706,19 +706,6 @@ impl Session {
     pub fn own_cx() -> RequestContext {
         RequestContext::new(Arc::new(Cred::root()))
     }
-}
-
-/// Numbers of the objects and requests of a mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MountCounts {
-    /// Open files.
-    pub open_files: usize,
-    /// Open directories.
-    pub open_directories: usize,
-    /// Running requests.
-    pub requests: usize,
-    /// Inodes that the kernel knows.
-    pub inodes: usize,
 }
 
 /// Runs `work`, which waits for the kernel, on a thread of its own. The permit covers the thread

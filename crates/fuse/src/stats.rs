@@ -3,6 +3,19 @@
 use crate::abi::opcode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Numbers of the objects and requests of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MountCounts {
+    /// Open files.
+    pub open_files: usize,
+    /// Open directories.
+    pub open_directories: usize,
+    /// Running requests.
+    pub requests: usize,
+    /// Inodes that the kernel knows.
+    pub inodes: usize,
+}
+
 #[derive(Debug)]
 pub(crate) struct Stats {
     began: [AtomicU64; opcode::COUNT],
