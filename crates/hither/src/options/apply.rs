@@ -83,6 +83,10 @@ pub fn mountport(w: &mut Wanted, value: &str) -> Done {
 
 pub fn sec(_: &mut Wanted, value: &str) -> Done {
     // nfs(5): a list; the first flavor that both sides support is used.
+    const FLAVORS: [&str; 5] = ["sys", "none", "krb5", "krb5i", "krb5p"];
+    if let Some(unknown) = value.split(':').find(|flavor| !FLAVORS.contains(flavor)) {
+        return Err(format!("unknown flavor '{unknown}', expected sys"));
+    }
     if value.split(':').any(|flavor| flavor == "sys") {
         return Ok(());
     }
@@ -91,8 +95,7 @@ pub fn sec(_: &mut Wanted, value: &str) -> Done {
             Err("Kerberos is not supported: use sec=sys, over a network that you trust or with xprtsec=mtls"
                 .into())
         }
-        "none" => Err("anonymous access is not supported: use sec=sys".into()),
-        _ => Err("expected sys".into()),
+        _ => Err("anonymous access is not supported: use sec=sys".into()),
     }
 }
 
