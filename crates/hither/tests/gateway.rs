@@ -490,9 +490,9 @@ fn origin_calls(server: &Serve) -> (u64, u64) {
     (calls, bytes)
 }
 
-/// Many clients list and read the same cold tree at once. The origin sends each byte about once, and
-/// not once for each client. Their opens and look-ups of files ask the origin (G1), so calls grow
-/// with the clients: the test prints them.
+/// Many clients list and read the same cold tree at once. The origin sends each byte about once,
+/// and not once for each client. Their opens and look-ups of files ask the origin (G1), so calls
+/// grow with the clients: the test prints them.
 #[test]
 #[ignore = "needs root"]
 fn many_clients_share_cold_tree() {
