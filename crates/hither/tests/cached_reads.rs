@@ -333,8 +333,8 @@ fn cached_reads_follow_close_to_open() {
             let status: serde_json::Value = serde_json::from_str(&said.out).unwrap();
             status["counters"]["slices"].as_u64().unwrap()
         };
-        // The history may have evicted every file before it was read again. The bytes of a small file
-        // come with its open, so all files are tried.
+        // The history may have evicted every file before it was read again. The bytes of a small
+        // file come with its open, so all files are tried.
         let before = slices();
         wait_for("a read from the data file", 60, || {
             (0..FILES).for_each(|nth| {
