@@ -31,8 +31,7 @@ pub struct OriginLine {
     pub stale_ok: Option<Duration>,
     /// Patterns of exports that are left out.
     exclude: Vec<String>,
-    /// Source, path and options as text: lines with the same text share nothing but are the same
-    /// across reloads.
+    /// Source, path and options as text. It identifies the line across reloads.
     pub text: String,
 }
 
