@@ -44,3 +44,22 @@ async fn setxattr_expires_cached_attributes() {
     assert!(l.meta.peek(&l.cx, PathRef::fh(&fh)).is_none());
     assert_eq!(l.meta.getxattr(&l.cx, &fh, n).await.unwrap_err().errno, libc::ENODATA);
 }
+
+/// Expired attributes hold while the server is away, and not after its return.
+/// Promise: G7
+#[tokio::test(start_paused = true)]
+async fn expired_attributes_hold_while_server_is_away() {
+    let l = lab().await;
+    tree(&l).await;
+    let fh = walk(&*l.meta, &l.cx, &l.top, "a/b/c/f").await.steps[3].fh.clone();
+    let file = File { fh: &fh, open: None };
+    let known = l.meta.getattr(&l.cx, file).await.unwrap();
+    tokio::time::advance(2 * VALID).await;
+    l.wire.take();
+    l.meta.answer_stale(true);
+    assert_eq!(l.meta.getattr(&l.cx, file).await.unwrap().attr, known.attr);
+    assert!(!l.wire.take().contains("getattr"));
+    l.meta.answer_stale(false);
+    l.meta.getattr(&l.cx, file).await.unwrap();
+    assert!(l.wire.take().contains("getattr"));
+}
