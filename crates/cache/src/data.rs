@@ -475,7 +475,7 @@ impl DataCache {
 
 impl crate::metadata::Near for DataCache {
     fn has(&self, fh: &Fh) -> bool {
-        self.is_on_disk(fh)
+        self.is_started(fh)
     }
 
     fn has_all(&self, fh: &Fh, size_bytes: u64) -> bool {

@@ -277,12 +277,8 @@ impl Vfs for Model {
             if want.target {
                 along.target = object.target().cloned();
             }
-            if want.read_bytes > 0 && object.need(&cx.cred, 4).is_ok() {
-                let (size, most) = (object.attr.size_bytes, u64::from(want.read_bytes));
-                along.first = object
-                    .pages()
-                    .ok()
-                    .map(|p| Read { data: p.read(0, size.min(most) as usize).into(), eof: size <= most });
+            if object.need(&cx.cred, 4).is_ok() {
+                along.first = object.first(want.read_bytes);
             }
         }
         Ok(WalkResult { steps, stop, along })
@@ -333,12 +329,14 @@ impl Vfs for Model {
 
     async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
         let mut s = self.state.lock();
+        let reads = how.access.contains(OpenAccess::READ) && how.create == Create::No && !how.truncate;
+        let first = |s: &State, ino| s.object(ino).first(how.first_bytes).filter(|_| reads);
         let done = |s: &State, ino, open, created, dir| Opened {
             node: self.node(s, ino),
             open,
             created,
             dir,
-            first: None,
+            first: first(s, ino),
             backing: None,
         };
         if at.path.is_empty() {

@@ -8,6 +8,7 @@
 
 use super::entry::Entry;
 use super::held::CachedVersion;
+use super::live::Using;
 use super::shelf::Shelf;
 use super::stats::{Counters, add};
 use super::{DataCache, QUEUE_UNIT};
@@ -40,6 +41,8 @@ pub(super) struct Job {
     pub block: u64,
     pub bytes: Bytes,
     pub room: OwnedSemaphorePermit,
+    /// Keeps the version in use, so that an open that follows the last close finds the block.
+    pub _using: Arc<Using>,
 }
 
 /// Result of an attempt to store a block.

@@ -162,6 +162,11 @@ impl CachedVersion {
         inner.entry.is_none() && inner.ready.is_empty() && inner.fetching.is_empty()
     }
 
+    /// Whether the first block is present or in a call.
+    pub fn has_first(&self) -> bool {
+        Self::has(&self.inner.lock(), 0)
+    }
+
     /// Whether a block is present or in a call.
     fn has(inner: &Inner, block: u64) -> bool {
         inner.ready.contains_key(&block)
@@ -365,6 +370,7 @@ impl DataCache {
         room: Option<OwnedSemaphorePermit>,
     ) {
         let mut jobs = Vec::new();
+        let using = Arc::new(self.using(&held.fh));
         if let Came::Blocks(blocks) = came
             && self.may_store()
         {
@@ -376,7 +382,10 @@ impl DataCache {
                     None => self.queue.clone().try_acquire_many_owned(units as u32).ok(),
                 };
                 match one {
-                    Some(room) => jobs.push(Job { held: held.clone(), block, bytes: bytes.clone(), room }),
+                    Some(room) => {
+                        let (held, bytes, using) = (held.clone(), bytes.clone(), using.clone());
+                        jobs.push(Job { held, block, bytes, room, _using: using });
+                    }
                     None => add(&self.counters.queue_full, 1),
                 }
             }
@@ -400,6 +409,7 @@ impl DataCache {
         if !self.may_store() || data.len() as u64 > held.version.size {
             return;
         }
+        let using = Arc::new(self.using(&held.fh));
         for (block, bytes) in (0..).zip(split(data, BLOCK as usize)) {
             if bytes.len() != held.version.extent(block).1 {
                 return;
@@ -411,7 +421,8 @@ impl DataCache {
             // A copy: the slice would keep a larger reply in memory.
             let bytes = Bytes::copy_from_slice(&bytes);
             if held.take_ready(block, &bytes) {
-                let _ = self.jobs.send(Job { held: held.clone(), block, bytes, room });
+                let (held, using) = (held.clone(), using.clone());
+                let _ = self.jobs.send(Job { held, block, bytes, room, _using: using });
             }
         }
     }

@@ -12,6 +12,7 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
+use tokio::sync::{OwnedRwLockWriteGuard, RwLock};
 use tokio::time::Instant;
 
 /// A file in use.
@@ -22,6 +23,9 @@ pub(super) struct Live {
     asking: tokio::sync::Mutex<()>,
     /// Opens that have none below.
     pub virtuals: Mutex<Vec<OpenId>>,
+    /// Held for writing by an open below that brings the first bytes. Other opens request none
+    /// meanwhile, and reads of these bytes wait.
+    pub start: Arc<RwLock<()>>,
 }
 
 #[derive(Default)]
@@ -82,6 +86,16 @@ impl Ticket {
     pub fn at(&self) -> Instant {
         self.at
     }
+}
+
+/// How an open gets the first bytes of its file.
+pub(super) enum Start {
+    /// With its own request below.
+    Alone,
+    /// The same, and others wait until this is dropped.
+    Shared { _others_wait: OwnedRwLockWriteGuard<()> },
+    /// The bytes are cached, or another call brings them.
+    Elsewhere,
 }
 
 /// A reference to a file in use.
@@ -285,6 +299,30 @@ impl DataCache {
             s.held = Some(Arc::new(CachedVersion::new(fh, version)));
         }
         s.held.clone()
+    }
+
+    /// Whether the first bytes of a file are in the cache or on their way to it, in any version.
+    pub(super) fn is_started(&self, fh: &Fh) -> bool {
+        let is_coming = |live: Arc<Live>| {
+            live.start.try_read().is_err() || live.here().is_some_and(|held| held.has_first())
+        };
+        self.is_on_disk(fh) || self.used(fh).is_some_and(is_coming)
+    }
+
+    /// The right to request the first bytes of a file with an open, if no other call brings them.
+    /// Only for files that are cached: others cannot share the bytes.
+    pub(super) fn begin_start(&self, fh: &Fh, live: &Live, known: Option<&Attrs>) -> Start {
+        let is_kept = || known.is_some_and(|known| self.is_to_keep(fh, &known.attr, None));
+        if self.is_on_disk(fh) || live.here().is_some_and(|held| held.has_first()) {
+            return Start::Elsewhere;
+        }
+        if !self.may_store() || !(live.here().is_some() || is_kept()) {
+            return Start::Alone;
+        }
+        match live.start.clone().try_write_owned() {
+            Ok(guard) => Start::Shared { _others_wait: guard },
+            Err(_) => Start::Elsewhere,
+        }
     }
 
     /// Whether the file is to be cached.

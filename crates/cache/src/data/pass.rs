@@ -2,7 +2,7 @@
 //! changes drop the cached blocks of a file.
 
 use super::DataCache;
-use super::live::Ticket;
+use super::live::{Start, Ticket};
 use super::opens::{Ahead, Open};
 use super::stats::add;
 use async_trait::async_trait;
@@ -233,11 +233,15 @@ impl DataCache {
             return Ok(opened);
         }
         let mut below = OpenHow { known: None, ..how.clone() };
-        if reads_only && by_handle && self.is_on_disk(at.base) {
-            below.first_bytes = 0;
+        let using = by_handle.then(|| self.using(at.base));
+        let mut start = Start::Alone;
+        if let Some(live) = using.as_ref().filter(|_| reads_only && below.first_bytes > 0) {
+            start = self.begin_start(at.base, live, how.known.as_ref());
+            if matches!(start, Start::Elsewhere) {
+                below.first_bytes = 0;
+            }
         }
         let cut = (how.truncate && by_handle).then(|| self.changing(at.base));
-        let _using = by_handle.then(|| self.using(at.base));
         let mut ticket = self.ticket();
         let outcome = self.below.open(cx, at, &below).await;
         if let Some(cut) = cut {
@@ -256,6 +260,7 @@ impl DataCache {
         if let Some(first) = &opened.first {
             self.keep_along(&fh, &opened.node.attrs, first, ticket);
         }
+        drop(start);
         let held = self.learn(&fh, &opened.node.attrs, ticket);
         if let Some(held) = held.filter(|_| reads_only && self.is_on_disk(&fh)) {
             if opened.first.is_none() && how.first_bytes > 0 {

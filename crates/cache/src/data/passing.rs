@@ -5,11 +5,8 @@
 //! keeps its reserved memory in the queue.
 
 use super::fill::Job;
-use super::held::CachedVersion;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Part of the queue's memory, in eighths. It is more than the window ahead of one reader. It is
 /// less than half: calls that wait for half of the queue ([`roomy`](super::DataCache::roomy)) would
@@ -25,7 +22,7 @@ pub(super) struct Passing {
 
 #[derive(Default)]
 struct Inner {
-    blocks: VecDeque<(Weak<CachedVersion>, u64, OwnedSemaphorePermit)>,
+    blocks: VecDeque<Job>,
     units: usize,
     /// Number of callers that want all memory back.
     closed: usize,
@@ -55,8 +52,7 @@ impl Passing {
     pub fn take(&self, job: Job) {
         let mut inner = self.inner.lock();
         inner.units += job.room.num_permits();
-        let Job { held, block, room, .. } = job;
-        inner.blocks.push_back((Arc::downgrade(&held), block, room));
+        inner.blocks.push_back(job);
         let most = if inner.closed > 0 { 0 } else { self.most };
         Self::shrink(&mut inner, most);
     }
@@ -71,12 +67,10 @@ impl Passing {
 
     fn shrink(inner: &mut Inner, most: usize) {
         while inner.units > most
-            && let Some((held, block, room)) = inner.blocks.pop_front()
+            && let Some(job) = inner.blocks.pop_front()
         {
-            inner.units -= room.num_permits();
-            if let Some(held) = held.upgrade() {
-                held.unready(block);
-            }
+            inner.units -= job.room.num_permits();
+            job.held.unready(job.block);
         }
     }
 }

@@ -101,6 +101,12 @@ impl DataCache {
             return Ok(Served::Expired);
         }
         let (first, last) = (block_of(at), block_of(end - 1));
+        if first == 0 && !held.has_first() {
+            tokio::select! {
+                _ = open.live.start.read() => {}
+                () = cx.cancel.cancelled() => return Err(Error::new(libc::EINTR)),
+            }
+        }
         let most = (self.options.fetch_bytes / BLOCK).max(1);
         let Some((places, starts)) = held.places(first, last, most, !holds) else {
             return Ok(Served::Expired);

@@ -277,6 +277,48 @@ async fn own_writes_are_read_at_once() {
     assert!(l.disk.lives.lock().is_empty());
 }
 
+/// A gateway opens and closes a file for each read of an NFSv3 client. Whatever the order, each
+/// byte is requested once: with an open, by a read, or neither while it is on its way to the disk.
+#[tokio::test(start_paused = true)]
+async fn opens_for_each_read_share_bytes() {
+    const PIECE: usize = format::BLOCK as usize;
+    let data = pattern(3, 5 * format::BLOCK + 7);
+    for (seed, most_ms, disk_works) in (0..60).map(|n| (n, n % 4 * 40, n % 3 > 0)) {
+        let l = Arc::new(Lab::slow(options(), Duration::from_millis(most_ms)).await);
+        let fh = l.file("f", &data).await;
+        let attrs = l.disk.getattr(&l.cx, File { fh: &fh, open: None }).await.unwrap();
+        l.wire.data_bytes.store(0, Ordering::Relaxed);
+        // The disk is busy: fetched bytes wait in memory.
+        let busy = if disk_works { 0 } else { DISK_CALLS_MAX as u32 };
+        let turn = l.disk.pool.acquire_many(busy).await.unwrap();
+        let mut clients = tokio::task::JoinSet::new();
+        for client in 0..20 {
+            let (l, fh, data, attrs) = (l.clone(), fh.clone(), data.clone(), attrs.clone());
+            clients.spawn(async move {
+                let after = (client * 7919 + seed * 31) % (most_ms + 1);
+                tokio::time::sleep(Duration::from_millis(after)).await;
+                for at in (0..data.len()).step_by(PIECE) {
+                    let first_bytes = if at == 0 { PIECE as u32 } else { 0 };
+                    let how = OpenHow { first_bytes, known: Some(attrs.clone()), ..READ };
+                    let o = l.disk.open(&l.cx, PathRef::fh(&fh), &how).await.unwrap();
+                    let piece = &data[at..data.len().min(at + PIECE)];
+                    if let Some(first) = &o.first {
+                        assert_eq!(first.data.clone().into_bytes(), *piece);
+                    }
+                    assert_eq!(l.read(&o, at as u64, PIECE as u32).await, *piece);
+                    l.close(o).await;
+                }
+            });
+        }
+        clients.join_all().await;
+        let bytes = l.wire.data_bytes.load(Ordering::Relaxed);
+        assert_eq!(bytes, data.len() as u64, "seed {seed}, {:?}", l.disk.stats());
+        drop(turn);
+        l.settle().await;
+        assert!(l.disk.lives.lock().is_empty());
+    }
+}
+
 /// Thirty concurrent reads of one range cause one READ.
 #[tokio::test(start_paused = true)]
 async fn concurrent_readers_share_one_read() {

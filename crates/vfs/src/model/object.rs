@@ -2,7 +2,7 @@
 
 use super::locks::Locks;
 use super::pages::Pages;
-use crate::{Access, Attr, Cred, Error, FileKind, Name, Result};
+use crate::{Access, Attr, Cred, Error, FileKind, Name, Read, Result};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
@@ -106,6 +106,13 @@ impl Object {
             Body::Dir(_) => Err(Error::new(libc::EISDIR)),
             _ => Err(Error::new(libc::EINVAL)),
         }
+    }
+
+    /// The first bytes of a file, if some are wanted.
+    pub fn first(&self, most: u32) -> Option<Read> {
+        let (size, most) = (self.attr.size_bytes, u64::from(most));
+        let pages = self.pages().ok().filter(|_| most > 0)?;
+        Some(Read { data: pages.read(0, size.min(most) as usize).into(), eof: size <= most })
     }
 
     pub fn pages_mut(&mut self) -> Result<&mut Pages> {

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use std::time::Duration;
 pub struct Wire {
     below: Arc<dyn Vfs>,
     calls: Mutex<BTreeMap<&'static str, usize>>,
+    /// File data in replies to opens and reads, in bytes.
+    pub data_bytes: AtomicU64,
     /// State of the random numbers for delays; `None`: no delays.
     random: Mutex<Option<u64>>,
     most: Duration,
@@ -55,6 +58,7 @@ impl Wire {
         Arc::new(Self {
             below,
             calls: Mutex::default(),
+            data_bytes: AtomicU64::new(0),
             random: Mutex::new(seed),
             most,
             lease: Mutex::new(None),
@@ -92,6 +96,10 @@ impl Wire {
     /// Opens grant leases, after this number of opens without one.
     pub fn refuse_leases(&self, opens: usize) {
         *self.refused.lock() = Some(opens);
+    }
+
+    fn brought(&self, read: &Read) {
+        self.data_bytes.fetch_add(read.data.len() as u64, Ordering::Relaxed);
     }
 
     fn opened(&self, asked: tokio::time::Instant) {
@@ -265,9 +273,11 @@ pass_on! {
         if let Some(dir) = &mut o.dir {
             w.dir(dir);
         }
+        o.first.iter().for_each(|first| w.brought(first));
     };
     fn close(fh: &Fh, open: OpenId) -> Result<()>;
-    fn read(file: File<'_>, at: u64, len: u32) -> Result<Read>;
+    fn read(file: File<'_>, at: u64, len: u32) -> Result<Read>,
+        |w, out, _| if let Ok(read) = out { w.brought(read) };
     fn write(file: File<'_>, at: u64, data: Data, stability: Stability) -> Result<Wrote>,
         |w, out, at| if let Ok(Wrote { attrs: Some(a), .. }) = out { stamp(w, a, at) };
     fn commit(file: File<'_>) -> Result<()>;

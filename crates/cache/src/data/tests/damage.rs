@@ -80,7 +80,8 @@ async fn outdated_block_creates_no_entry() {
             held.kill();
         }
         let room = l.disk.queue.clone().try_acquire_many_owned(1).unwrap();
-        let job = fill::Job { held, block: 0, bytes: pattern(1, 100), room };
+        let using = Arc::new(l.disk.using(&fh));
+        let job = fill::Job { held, block: 0, bytes: pattern(1, 100), room, _using: using };
         l.disk.put_job(&shelf, &job).unwrap();
         assert_eq!(shelf.has(format::Key::of(&fh)), !over);
         shelf.forget(format::Key::of(&fh), None);
