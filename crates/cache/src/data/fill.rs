@@ -40,9 +40,10 @@ pub(super) struct Job {
     pub held: Arc<CachedVersion>,
     pub block: u64,
     pub bytes: Bytes,
-    pub room: OwnedSemaphorePermit,
     /// Keeps the version in use, so that an open that follows the last close finds the block.
     pub _using: Arc<Using>,
+    /// Released last: a job whose memory is free refers to nothing.
+    pub room: OwnedSemaphorePermit,
 }
 
 /// Result of an attempt to store a block.
