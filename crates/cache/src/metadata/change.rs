@@ -137,6 +137,20 @@ impl Changing<'_> {
         });
     }
 
+    /// The call found the object that the name is bound to, and changed nothing.
+    pub fn found(self, name: &Name, node: &Node) {
+        let (meta, fh) = (self.meta, self.fh.clone());
+        self.nothing();
+        let id = meta.table.find(&node.fh);
+        meta.table.with(&fh, |_, object| {
+            let Some(dir) = object.known_dir() else { return };
+            let answer = dir.answer(meta.table.hash(name.as_bytes()), name.as_bytes(), meta.limits);
+            if answer.is_some_and(|answer| answer.child.is_none() || answer.child != id) {
+                meta.doubt(dir, name);
+            }
+        });
+    }
+
     /// Records whether a lease proves the binding of the removed name. Asked before the call, and
     /// again after it before the reply is processed.
     pub fn sure(&mut self, sure: bool) {

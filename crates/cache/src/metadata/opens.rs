@@ -484,8 +484,8 @@ impl MetadataCache {
 
     fn created(&self, creating: super::change::Changing<'_>, name: &Name, outcome: &Result<Opened>) {
         use super::change::Renamed;
-        if matches!(outcome, Ok(Opened { dir: None, created: false, .. })) {
-            return creating.nothing();
+        if let Ok(Opened { dir: None, created: false, node, .. }) = outcome {
+            return creating.found(name, node);
         }
         match outcome {
             Ok(opened) => {

@@ -215,3 +215,40 @@ async fn leases_confirm_absence() {
     }
     assert_eq!(l.wire.take(), "");
 }
+
+/// A call that would make a name shows that the name exists: it opens the file of another client,
+/// or fails with EEXIST. The known absence of the name ends then.
+/// Promise: 7'
+#[tokio::test(start_paused = true)]
+async fn found_object_ends_absence() {
+    for (options, made_here) in cases() {
+        let shown = format!("{options:?}, made here: {made_here}");
+        let (l, dir) = whole(options, made_here).await;
+        for call in ["open", "exclusive", "mkdir", "symlink", "link"] {
+            let n = name(call);
+            assert!(!is_there(&l, &dir, call).await, "{shown}");
+            make_file(&*l.model, &l.cx, &dir, call, "").await;
+            let (cx, at) = (&l.cx, PathRef::name(&dir, &n));
+            let errno = match call {
+                "open" => {
+                    let opened = l.meta.open(cx, at, &creating(0o644)).await.unwrap();
+                    assert!(!opened.created);
+                    l.meta.close(cx, &opened.node.fh, opened.open).await.unwrap();
+                    None
+                }
+                "exclusive" => {
+                    let how = OpenHow { create: Create::Exclusive(mode(0o644)), ..creating(0o644) };
+                    l.meta.open(cx, at, &how).await.err()
+                }
+                "mkdir" => l.meta.mkdir(cx, &dir, &n, &mode(0o755)).await.err(),
+                "symlink" => l.meta.symlink(cx, &dir, &n, &"to".into(), &mode(0o777)).await.err(),
+                _ => {
+                    let file = make_file(&*l.meta, cx, &l.top, "linked", "").await;
+                    l.meta.link(cx, &file, &dir, &n).await.err()
+                }
+            };
+            assert_eq!(errno.map(|e| e.errno), (call != "open").then_some(libc::EEXIST), "{shown}: {call}");
+            assert!(is_there(&l, &dir, call).await, "{shown}: after {call}");
+        }
+    }
+}
