@@ -18,11 +18,11 @@ SOAK_HOURS ?= 8
 CRASHES ?= 1000
 POINTS ?= 1000
 
-.PHONY: demo test check unit quick instructions trend test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve test-browser install uninstall build program library deb test-deb static test-static packages toolchain deny
+.PHONY: demo test check unit quick instructions trend test-lab soak crashes crashes-write crashes-serve bench bench-meta bench-cache bench-report bench-serve fuzz fuzz-serve test-browser install uninstall build program library deb test-deb static test-static packages toolchain plain deny
 
 # Needs only a compiler and FUSE.
-demo: toolchain
-	$(CARGO) build --release -p hither
+demo: plain
+	$(CARGO) build --release -p hither --no-default-features
 	lab/demo.sh
 
 test: packages check unit quick
@@ -143,11 +143,11 @@ deb: toolchain
 test-deb: deb
 	packaging/deb/test
 
-# One file that runs on any Linux, target/$(MUSL)/release/hither.
-static: toolchain
+# One file that runs on any Linux, target/$(MUSL)/release/hither. Without Kerberos, which needs a library of the system.
+static: plain
 	lab/packages.sh static
 	! command -v rustup >/dev/null || rustup target add $(MUSL)
-	$(CARGO) build --release -p hither --target $(MUSL)
+	$(CARGO) build --release -p hither --no-default-features --target $(MUSL)
 
 # The session of `make demo` with it, and a run without any other file.
 test-static: static
@@ -158,6 +158,9 @@ packages:
 
 toolchain:
 	@lab/packages.sh toolchain
+
+plain:
+	@lab/packages.sh plain
 
 install: program library
 	install -Dm755 target/release/hither $(DESTDIR)$(PREFIX)/bin/hither

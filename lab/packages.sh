@@ -1,5 +1,6 @@
 #!/bin/bash
-# Installs missing packages: packages.sh [toolchain|browser|deb|static|newer]. Debian and Ubuntu, as root.
+# Installs missing packages: packages.sh [toolchain|plain|browser|deb|static|newer]. Debian and Ubuntu, as root.
+# With `plain`, hither is compiled without Kerberos.
 # Prints nothing when no package is missing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -88,7 +89,12 @@ case "${1:-}" in
     [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
     exit ;;
 esac
-if [ "${1:-}" != toolchain ]; then
+if [ "${1:-}" != plain ]; then
+  # For Kerberos: the library, and the parser of its headers.
+  mapfile -t missing < <(lacking libclang-dev libkrb5-dev)
+  [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
+fi
+if [ -z "${1:-}" ]; then
   mapfile -t wanted < <(grep -v '^ *\(#\|$\)' "$here/packages.txt")
   mapfile -t missing < <(lacking "${wanted[@]}")
   [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"

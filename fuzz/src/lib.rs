@@ -8,6 +8,7 @@
 use bytes::Bytes;
 use hither_client::wire;
 use hither_proto::record::{self, Limits, Reader, RecordError};
+use hither_proto::rpc::gss::{GssCred, InitArgs, InitRes};
 use hither_proto::rpc::{Message, OpaqueAuth};
 use hither_proto::sample::{Sample, Source};
 use hither_proto::xdr::{Dec, Enc, Xdr};
@@ -160,6 +161,7 @@ pub fn rpc_message(data: &[u8]) {
     let (mut again, body) = match Message::decode(&message) {
         Ok(Message::Call(header, body)) => {
             auth_sys(&header.cred);
+            gss(&header.cred, &body);
             (Enc::of(&header), body)
         }
         Ok(Message::Reply(header, body)) => (Enc::of(&header), body),
@@ -175,11 +177,30 @@ fn auth_sys(cred: &OpaqueAuth) {
     }
 }
 
+/// The credential of RPCSEC_GSS, and bodies of its calls for contexts. Padding is not compared.
+fn gss(cred: &OpaqueAuth, body: &Bytes) {
+    if let Ok(Some(gss)) = cred.as_gss() {
+        assert_eq!(OpaqueAuth::gss(&gss).as_gss(), Ok(Some(gss)));
+    }
+    if let Ok(args) = Dec::all::<InitArgs>(body) {
+        assert_eq!(Dec::all(&Enc::of(&args).to_bytes()), Ok(args));
+    }
+    if let Ok(res) = Dec::all::<InitRes>(body) {
+        assert_eq!(Dec::all(&Enc::of(&res).to_bytes()), Ok(res));
+    }
+}
+
 fn rpc_message_seed(s: &mut Source<'_>) -> Vec<u8> {
     use hither_proto::rpc::{AuthSys, CallHeader, ReplyHeader};
-    match s.below(3) {
+    match s.below(4) {
         0 => encoded(&ReplyHeader::sample(s)),
         1 => encoded(&CallHeader::sample(s)),
+        2 => {
+            let cred = OpaqueAuth::gss(&GssCred::sample(s));
+            let mut call = encoded(&CallHeader { cred, ..CallHeader::sample(s) });
+            call.extend(encoded(&InitArgs::sample(s)));
+            call
+        }
         _ => {
             let cred = OpaqueAuth::sys(&AuthSys::sample(s));
             encoded(&CallHeader { cred, ..CallHeader::sample(s) })

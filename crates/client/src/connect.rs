@@ -9,7 +9,7 @@ use crate::v4::{Delegated, V4};
 use crate::{LookupCache, Options, Version, nqnfs, v3};
 use hither_proto::{nfs4, nqnfs as nqnfs_wire};
 use hither_rpc::tls::{ClientTls, Program, TlsConnect};
-use hither_rpc::{Connect, Endpoint, Stats, TcpConnect};
+use hither_rpc::{Connect, Endpoint, Flavor, Stats, TcpConnect};
 use hither_vfs::{Env, LeaseAuthority, Vfs};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,6 +32,8 @@ pub struct Connected {
     pub leases: Arc<dyn LeaseAuthority>,
     /// The version in use.
     pub version: Version,
+    /// The security flavor in use.
+    pub flavor: Flavor,
     /// The server's address.
     pub server: SocketAddr,
     /// Most bytes of one READ.
@@ -78,8 +80,18 @@ impl std::fmt::Debug for Connected {
 /// The reason for the failed mount; see [`MountError`].
 pub async fn connect(options: &Options, env: Env) -> Result<Connected, MountError> {
     let give_up = Instant::now() + options.retry;
+    let mut options = options.clone();
     loop {
-        match connect_once(options, &env).await {
+        match connect_once(&options, &env).await {
+            Err(MountError::WrongSecurity { ref flavors, .. })
+                if let Some(security) = options.security.other(flavors) =>
+            {
+                options.security = security;
+            }
+            Err(ref e @ MountError::Kerberos { .. }) if let Some(security) = options.security.next() => {
+                tracing::warn!("{e}; trying sec={}", security.flavor);
+                options.security = security;
+            }
             Err(e) if e.is_transient() && Instant::now() + RETRY_INTERVAL < give_up => {
                 tracing::info!("{e}; trying again");
                 tokio::time::sleep(RETRY_INTERVAL).await;
@@ -138,6 +150,7 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
             vfs,
             leases,
             version,
+            flavor: options.security.flavor,
             server,
             rsize_bytes,
             wsize_bytes,
@@ -169,6 +182,7 @@ async fn connect_version(options: &Options, env: &Env, version: Version) -> Resu
                     leases: vfs.clone(),
                     vfs,
                     version,
+                    flavor: options.security.flavor,
                     server,
                     rsize_bytes,
                     wsize_bytes,

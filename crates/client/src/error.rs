@@ -14,6 +14,7 @@ pub use mount::{MountError, Service};
 
 use hither_proto::nfs3::Nfsstat3;
 use hither_proto::nfs4::Nfsstat4;
+use hither_rpc::gss::GssError;
 use hither_rpc::{CallError, Mode};
 use hither_vfs::Error;
 
@@ -43,7 +44,8 @@ pub fn call(e: &CallError) -> Error {
         CallError::TimedOut(_) | CallError::GarbageArgs | CallError::SystemErr => libc::EIO,
         CallError::DeadlinePassed => return Error::new(libc::ETIMEDOUT),
         CallError::Cancelled => return Error::new(libc::EINTR),
-        CallError::Denied(_) => libc::EACCES,
+        CallError::Gss(GssError::Expired(_)) | CallError::ContextEnded(_) => libc::EKEYEXPIRED,
+        CallError::Denied(_) | CallError::Gss(_) => libc::EACCES,
         CallError::RpcMismatch { .. } | CallError::ProgUnavail | CallError::ProgMismatch { .. } => {
             libc::EPROTONOSUPPORT
         }

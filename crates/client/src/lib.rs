@@ -12,6 +12,7 @@ pub mod idmap;
 mod mountd;
 pub mod nqnfs;
 mod options;
+mod security;
 mod silly;
 mod stamp;
 #[cfg(test)]
@@ -25,3 +26,4 @@ pub use connect::{Connected, SessionLimits, connect};
 pub use error::MountError;
 pub use mountd::{exported_root, exports};
 pub use options::{AttrCache, LookupCache, Options, Recovery, Version};
+pub use security::Security;

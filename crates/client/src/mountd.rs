@@ -15,8 +15,8 @@ use hither_proto::rpc::{AuthFlavor, AuthSys, Procedure};
 use hither_proto::xdr::{Dec, Enc, List, Opaque};
 use hither_rpc::tls::{ClientTls, Program};
 use hither_rpc::{
-    Call, CallError, Client, ClientConfig, Credential, Endpoint, Mode, Retransmit, RetryPolicy, Stats,
-    getport,
+    Call, CallError, Client, ClientConfig, Credential, Endpoint, Flavor, Mode, Retransmit, RetryPolicy,
+    Stats, getport,
 };
 use hither_vfs::Fh;
 use std::net::{IpAddr, SocketAddr};
@@ -290,9 +290,9 @@ fn allowed_hint(export: &Exportnode, path: &str) -> String {
     }
 }
 
-/// AUTH_SYS must be among the flavors; an empty list allows anything.
+/// The flavor in use must be among those of the export; an empty list allows anything.
 fn check_flavors(opts: &Options, flavors: &[AuthFlavor]) -> Result<(), MountError> {
-    if flavors.is_empty() || flavors.contains(&AuthFlavor::SYS) {
+    if flavors.is_empty() || flavors.contains(&opts.security.flavor.number()) {
         return Ok(());
     }
     let name = |f: &AuthFlavor| match *f {
@@ -305,7 +305,9 @@ fn check_flavors(opts: &Options, flavors: &[AuthFlavor]) -> Result<(), MountErro
     Err(MountError::WrongSecurity {
         server: opts.server.clone(),
         path: opts.path.clone(),
+        wanted: opts.security.flavor,
         offered: flavors.iter().take(8).map(name).collect::<Vec<_>>().join(":"),
+        flavors: flavors.iter().filter_map(|number| Flavor::of(*number)).collect(),
     })
 }
 

@@ -1,5 +1,6 @@
 //! The checked form of nfs(5) options for one mount.
 
+use crate::security::Security;
 use hither_rpc::tls::ClientTls;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -117,6 +118,8 @@ pub struct Options {
     pub resvport: bool,
     /// `xprtsec=` and `tls-*`; `None`: connections without TLS.
     pub tls: Option<Arc<ClientTls>>,
+    /// `sec=`.
+    pub security: Security,
     /// `rsize=` in bytes, at most 1 MiB; `None` takes the server's preferred size.
     pub rsize_bytes: Option<u32>,
     /// `wsize=` in bytes, at most 1 MiB; `None` takes the server's preferred size.

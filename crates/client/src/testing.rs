@@ -18,6 +18,7 @@ pub(crate) fn options() -> Options {
         nconnect: 1,
         resvport: false,
         tls: None,
+        security: Default::default(),
         rsize_bytes: None,
         wsize_bytes: None,
         attr_cache: AttrCache::default(),

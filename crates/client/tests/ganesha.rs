@@ -39,6 +39,7 @@ fn options() -> Options {
         nconnect: std::env::var("HITHER_TEST_NCONNECT").map_or(1, |n| n.parse().unwrap()),
         resvport: true,
         tls: None,
+        security: Default::default(),
         rsize_bytes: None,
         wsize_bytes: None,
         attr_cache: AttrCache::default(),

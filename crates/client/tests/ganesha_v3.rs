@@ -35,6 +35,7 @@ fn options() -> Option<Options> {
         nconnect: 2,
         resvport: true,
         tls: None,
+        security: Default::default(),
         rsize_bytes: None,
         wsize_bytes: None,
         attr_cache: AttrCache::default(),

@@ -87,6 +87,9 @@ pub struct Config {
     /// The kernel may cache names while they are valid. Otherwise it looks each name up for each
     /// call.
     pub keeps_names: bool,
+    /// The mode of a directory proves the rights of all users to list and search it. False where a
+    /// user of this machine may be none of the server.
+    pub trusts_modes: bool,
     /// Changes of names may be answered before they are on stable storage. fsync(2) of a directory
     /// makes them stable.
     pub names_wait: bool,
@@ -132,6 +135,7 @@ impl Default for Config {
             hints: true,
             first_bytes: 64 << 10,
             close_to_open: true,
+            trusts_modes: true,
             strict: false,
             strict_parts: false,
             may_be_shared: false,

@@ -286,7 +286,9 @@ impl Call {
     /// check search permission for cached names. So it may cache only names that all users may look
     /// up.
     fn name_valid(&self, dir: &Inode, valid: Duration) -> Duration {
-        if self.session.config.keeps_names && dir.world_searchable() { valid } else { Duration::ZERO }
+        let config = &self.session.config;
+        let may_keep = config.keeps_names && config.trusts_modes && dir.world_searchable();
+        if may_keep { valid } else { Duration::ZERO }
     }
 
     /// The validity in the kernel of a name in `dir`, and of the attributes of its object. Must be

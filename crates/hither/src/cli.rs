@@ -440,6 +440,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub tls: crate::serve::TlsArgs,
     #[command(flatten)]
+    pub kerberos: crate::serve::KerberosArgs,
+    #[command(flatten)]
     pub log: LogArgs,
 }
 

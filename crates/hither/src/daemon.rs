@@ -51,7 +51,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 /// The reason why there was no mount.
 pub fn run(job: Job, args: &MountArgs) -> Result<(), Failure> {
     let mut voice = if args.daemon { Voice::pipe()? } else { Voice::Terminal };
-    let result = set_up(args).and_then(|log| {
+    let result = set_up(args, uses_kerberos(&job)).and_then(|log| {
         let runtime = process::runtime()?;
         let result = runtime.block_on(live(&job, args, &log, &mut voice));
         // A blocked task (for example in the name service) does not keep the process alive.
@@ -67,14 +67,18 @@ pub fn run(job: Job, args: &MountArgs) -> Result<(), Failure> {
     result
 }
 
-fn set_up(args: &MountArgs) -> Result<Log, Failure> {
+fn uses_kerberos(job: &Job) -> bool {
+    job.wanted.flavors.iter().any(|flavor| flavor.service().is_some())
+}
+
+fn set_up(args: &MountArgs, uses_kerberos: bool) -> Result<Log, Failure> {
     let log = log::init(
         &args.log,
         if args.daemon { LogDestination::Background } else { LogDestination::Foreground },
     )?;
     log::log_panics();
     process::prepare();
-    privileges::give_up(Role::Mount);
+    privileges::give_up(if uses_kerberos { Role::MountKerberos } else { Role::Mount });
     Ok(log)
 }
 

@@ -17,6 +17,7 @@ mod gateway;
 mod helper;
 mod host;
 mod journal;
+mod kerberos;
 mod log;
 mod metrics;
 mod mount;

@@ -5,6 +5,7 @@
 //! request are zero.
 
 use crate::report::MountPart;
+use hither_rpc::Flavor;
 use hither_rpc::stats::Snapshot;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -58,7 +59,10 @@ pub fn record(mount: &MountPart, flags: &str, rpc: &Snapshot, fuse: &BTreeMap<St
     if fstype == "nfs4" {
         out.push_str("\tnfsv4:\tbm0=0x0,bm1=0x0,bm2=0x0,acl=0x0,sessions,pnfs=not configured\n");
     }
-    out.push_str("\tsec:\tflavor=1,pseudoflavor=1\n");
+    let named = mount.options.split(',').find_map(|word| word.strip_prefix("sec="));
+    let flavor: Flavor = named.and_then(|name| name.parse().ok()).unwrap_or_default();
+    let (number, real) = (flavor.number().0, if flavor.service().is_some() { 6 } else { 1 });
+    let _ = writeln!(out, "\tsec:\tflavor={real},pseudoflavor={number}");
     let count = |names: &[&str]| names.iter().filter_map(|name| fuse.get(*name)).sum::<u64>().to_string();
     let events: Vec<String> = EVENTS.iter().map(|names| count(names)).collect();
     let _ = writeln!(out, "\tevents:\t{}", events.join(" "));

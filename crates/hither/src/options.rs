@@ -26,6 +26,7 @@ use hither_cache::data::Fill;
 use hither_cache::metadata::INFERRED_MAX;
 use hither_cache::policy::Policy;
 use hither_nfs::{AttrCache, LookupCache, Recovery, Version};
+use hither_rpc::Flavor;
 use hither_tools::nearest;
 pub use hither_tools::source::Family;
 use rustix::mount::MountFlags;
@@ -180,6 +181,8 @@ pub struct Wanted {
     pub nconnect: usize,
     /// `resvport`.
     pub resvport: bool,
+    /// `sec=`: the flavors, the preferred one first.
+    pub flavors: Vec<Flavor>,
     /// `xprtsec=` and related options.
     pub security: Security,
     /// `rsize=`.
@@ -275,6 +278,7 @@ impl Default for Wanted {
             retrans: 2,
             nconnect: 1,
             resvport: true,
+            flavors: vec![Flavor::Sys],
             security: Security::default(),
             rsize_bytes: None,
             wsize_bytes: None,
@@ -443,7 +447,7 @@ impl Wanted {
     /// Checks the options against each other. Returns all faults.
     fn agree(&mut self) -> Vec<String> {
         let mut wrong = std::mem::take(&mut self.contradictions);
-        let checks: [Check; 9] = [
+        let checks: [Check; 10] = [
             Self::join_versions,
             Self::join_noac,
             Self::join_subtrees,
@@ -451,6 +455,7 @@ impl Wanted {
             Self::check_times,
             Self::join_journal,
             Self::check_cache,
+            Self::check_flavors,
             Self::check_locks,
             Self::check_security,
         ];
@@ -487,6 +492,16 @@ impl Wanted {
     fn check_cache(&mut self) -> Result<(), String> {
         match (&self.cache.dir, self.cache.said) {
             (None, Some(name)) => Err(format!("option '{name}' concerns a disk cache: give 'cache' as well")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_flavors(&mut self) -> Result<(), String> {
+        let kerberos = self.flavors.iter().find(|flavor| flavor.service().is_some());
+        match (self.versions, kerberos) {
+            (Versions::Only(Version::Nqnfs), Some(flavor)) => Err(format!(
+                "options 'vers=nqnfs' and 'sec={flavor}' contradict each other: NQNFS has no Kerberos"
+            )),
             _ => Ok(()),
         }
     }

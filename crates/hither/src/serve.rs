@@ -9,6 +9,7 @@
 
 mod branches;
 mod hosts;
+mod kerberos;
 mod nested;
 mod notify;
 pub mod report;
@@ -25,11 +26,12 @@ use crate::log::{self, LogDestination};
 use crate::metrics::endpoint;
 use crate::stack;
 use bytes::Bytes;
-use hither_rpc::server::{Acceptor, ServerLimits};
+use hither_rpc::server::{Acceptor, Security, ServerLimits};
 use hither_server::nlm::answer_datagram;
 use hither_server::table::Table;
 use hither_server::{NqnfsOptions, Options, Server};
 use hither_vfs::{Cred, RequestContext};
+pub use kerberos::KerberosArgs;
 pub use notify::Notify;
 use reporting::Reporter;
 pub use reporting::SOCKET;
@@ -81,7 +83,7 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
             Failure::usage(format!("state directory {}: {e}; --state-dir names another", dir.display()))
         })?;
     }
-    let tls = args.tls.open()?;
+    let security = Security { tls: args.tls.open()?, gss: args.kerberos.open()? };
     let _alone = state_dir.as_deref().map(alone).transpose()?;
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let metrics = match &args.metrics {
@@ -107,7 +109,7 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
         memory_max_bytes: for_calls(args.max_memory as usize),
         ..ServerLimits::default()
     };
-    let acceptor = Arc::new(Acceptor::with_tls(server.clone(), limits, tls));
+    let acceptor = Arc::new(Acceptor::secure(server.clone(), limits, security));
     tokio::spawn(server.clone().tend());
     let reporter = Arc::new(Reporter {
         server: server.clone(),

@@ -11,6 +11,7 @@ mod why;
 
 use crate::control::{CacheAsk, TraceAsk};
 use crate::exit::Failure;
+use crate::kerberos;
 use crate::mount::Job;
 use crate::mountstats;
 use crate::options::{Versions, Wanted};
@@ -20,7 +21,8 @@ use crate::trace::Trace;
 use hither_cache::data::DataCache;
 use hither_fuse::{CloseWaits, Layers, Record};
 use hither_nfs::v4::Delegated;
-use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Version};
+use hither_nfs::{AttrCache, Connected, LookupCache, MountError, Options, Recovery, Security, Version};
+use hither_rpc::Flavor;
 use hither_rpc::tls::{ClientTls, TlsSettings, TlsStart};
 use hither_socket::Programs;
 use hither_vfs::{Cred, Env, Fh, RequestContext};
@@ -113,6 +115,7 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Result<Options, Stri
         nconnect: w.nconnect,
         resvport: w.resvport,
         tls: tls.map_err(|e| e.to_string())?.map(Arc::new),
+        security: flavors(w)?,
         rsize_bytes: w.rsize_bytes,
         wsize_bytes: w.wsize_bytes,
         attr_cache: w.told().0,
@@ -129,6 +132,15 @@ pub fn client_options(job: &Job, addrs: Vec<SocketAddr>) -> Result<Options, Stri
         // The daemon itself retries, because it also looks up the name again and informs the user.
         retry: Duration::ZERO,
     })
+}
+
+/// The flavors of a mount. Kerberos is loaded when one of them needs it.
+fn flavors(wanted: &Wanted) -> Result<Security, String> {
+    let needs = |flavor: &Flavor| flavor.service().is_some();
+    let uses = wanted.flavors.iter().any(needs);
+    let mechanism = uses.then(|| kerberos::mechanism(None)).transpose()?;
+    let (flavor, others) = wanted.flavors.split_first().ok_or("option 'sec': no flavor")?;
+    Ok(Security { flavor: *flavor, others: others.to_vec(), mechanism })
 }
 
 /// The machine's random source and clock.
@@ -260,7 +272,7 @@ impl Client {
         });
         push(if c.server.is_ipv4() { "proto=tcp" } else { "proto=tcp6" });
         push(&format!("timeo={},retrans={}", o.timeo.as_millis() / 100, o.retrans));
-        push("sec=sys");
+        push(&format!("sec={}", c.flavor));
         if let Some(tls) = &o.tls {
             security_words(tls.settings()).iter().for_each(|word| push(word));
         }
@@ -343,6 +355,8 @@ pub async fn mount(job: &Job, dir: &Path, client: &Client) -> Result<hither_fuse
         hints: job.wanted.chains && !all_strict,
         // The lookups of the same call have resolved the target of the name.
         close_to_open: job.wanted.close_to_open && !job.wanted.is_strict(),
+        // A user without a ticket has no rights at the server.
+        trusts_modes: c.flavor.service().is_none(),
         strict: job.wanted.is_strict(),
         strict_parts: job.wanted.all_parts().any(Wanted::is_strict),
         may_be_shared: c.version == Version::Nqnfs && job.wanted.delegations() && !job.wanted.is_strict(),

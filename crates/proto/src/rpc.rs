@@ -3,8 +3,9 @@
 //! This module has no programs and no transports, and it does not match replies to calls. It splits
 //! a message into header and body. The body is a slice of the received buffer, so the caller
 //! decodes it without a copy. The module supports the authentication flavors AUTH_NONE and
-//! AUTH_SYS. Bodies of other flavors stay opaque bytes.
+//! AUTH_SYS, and in [`gss`] RPCSEC_GSS. Bodies of other flavors stay opaque bytes.
 
+pub mod gss;
 mod program;
 
 pub use program::Procedure;
@@ -176,6 +177,22 @@ impl OpaqueAuth {
     pub fn as_sys(&self) -> Result<Option<AuthSys>> {
         match self.flavor {
             AuthFlavor::SYS => Dec::all(&self.body.0).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// RPCSEC_GSS. The encoded credential fits: its handle has [`gss::HANDLE_MAX_BYTES`] at most.
+    pub fn gss(cred: &gss::GssCred) -> Self {
+        Self { flavor: AuthFlavor::GSS, body: Opaque(Enc::of(cred).to_bytes()) }
+    }
+
+    /// The RPCSEC_GSS credential, or `None` for another flavor.
+    ///
+    /// # Errors
+    /// The body is not a well-formed credential of version 1. A server answers AUTH_BADCRED.
+    pub fn as_gss(&self) -> Result<Option<gss::GssCred>> {
+        match self.flavor {
+            AuthFlavor::GSS => Dec::all(&self.body.0).map(Some),
             _ => Ok(None),
         }
     }

@@ -1,9 +1,11 @@
 //! A call and its reply, as the protocol layers above RPC see them.
 
+use crate::gss::GssUser;
 use crate::transport::BoxFuture;
 use bytes::Bytes;
 use hither_proto::rpc::{AuthSys, CallHeader, OpaqueAuth};
 use hither_proto::xdr::Enc;
+use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +53,8 @@ pub enum Credential {
     None,
     /// An encoded `opaque_auth` (RFC 5531 section 8.2): [`Credential::sys`].
     Encoded(Bytes),
+    /// RPCSEC_GSS (RFC 2203). The user's context with the server seals the call.
+    Gss(Arc<GssUser>),
 }
 
 impl Credential {
@@ -65,6 +69,8 @@ impl Credential {
 pub struct Reply {
     /// The results: a slice of the receive buffer.
     pub body: Bytes,
+    /// The server's verifier. Under RPCSEC_GSS it is checked.
+    pub verifier: OpaqueAuth,
     /// Index of the connection that carried the reply.
     pub connection: usize,
 }

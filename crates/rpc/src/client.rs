@@ -7,8 +7,9 @@
 
 use crate::call::{Call, CallbackHandler, Credential, Reply, Retransmit};
 use crate::connection::driver::maintain;
-use crate::connection::{CONNECTIONS_MAX, Connection, Done, Flight, Status, Trips};
+use crate::connection::{CONNECTIONS_MAX, Connection, Done, Flight, Results, Status, Trips};
 use crate::error::CallError;
+use crate::gss::Sealer;
 use crate::policy::{Expiry, Mode, RetryPolicy, Timeouts};
 use crate::stats::{Finished, OpStats, Stats};
 use crate::transport::{Connect, Link};
@@ -125,9 +126,17 @@ impl Client {
     /// # Errors
     /// See [`CallError`]; never `TimedOut` on a hard mount.
     pub async fn call(&self, c: Call) -> Result<Reply, CallError> {
-        let shared = self.shared();
-        let mut course = Course::new(shared, &c);
-        let result = course.run(c).await;
+        match c.cred.clone() {
+            // Boxed: few mounts use contexts, and all futures of callers would be longer.
+            Credential::Gss(user) => Box::pin(user.call(self, c)).await,
+            _ => self.call_once(c, None).await,
+        }
+    }
+
+    /// Makes a call as it is; `sealer`: its context.
+    pub(crate) async fn call_once(&self, c: Call, sealer: Option<Arc<Sealer>>) -> Result<Reply, CallError> {
+        let mut course = Course::new(self.shared(), &c);
+        let result = course.run(c, sealer).await;
         course.failed = result.is_err();
         result
     }
@@ -300,9 +309,10 @@ impl<'a> Course<'a> {
         }
     }
 
-    async fn run(&mut self, c: Call) -> Result<Reply, CallError> {
+    async fn run(&mut self, c: Call, sealer: Option<Arc<Sealer>>) -> Result<Reply, CallError> {
         let shared = self.shared;
-        let (len, max) = (message_bytes(&c), shared.cfg.max_record_bytes);
+        let len = sealer.as_ref().map_or_else(|| message_bytes(&c), |sealer| sealer.message_max_bytes());
+        let max = shared.cfg.max_record_bytes;
         if len > max {
             return Err(CallError::TooLarge { len, max });
         }
@@ -318,7 +328,10 @@ impl<'a> Course<'a> {
             return Err(CallError::Shutdown);
         }
         self.bytes = len + 4;
-        flight.submit(encode(flight.xid, c, len), self.bytes);
+        match sealer {
+            None => flight.submit(encode(flight.xid, c, len), self.bytes),
+            Some(sealer) => flight.submit_sealed(sealer, self.bytes),
+        }
         let (index, reply) = (connection.index, flight.take_reply());
         self.connection = Some(connection);
         self.flight = Some(flight);
@@ -326,7 +339,7 @@ impl<'a> Course<'a> {
         // Only a client in shutdown drops calls without an answer.
         let Done { result, trips, bytes_received } = done.map_err(|_| CallError::Shutdown)?;
         self.end = Some((trips, bytes_received));
-        result.map(|body| Reply { body, connection: index })
+        result.map(|Results { verifier, body }| Reply { body, verifier, connection: index })
     }
 
     /// Waits until the call's bytes may be in flight.
@@ -442,7 +455,7 @@ impl Drop for Course<'_> {
 /// Length of the call's message without the record mark.
 fn message_bytes(c: &Call) -> usize {
     let cred = match &c.cred {
-        Credential::None => 8,
+        Credential::None | Credential::Gss(_) => 8,
         Credential::Encoded(bytes) => bytes.len(),
     };
     HEADER_BYTES - 4 + cred + c.args.len()
@@ -457,7 +470,7 @@ fn encode(xid: u32, c: Call, len: usize) -> Vec<Bytes> {
         e.u32(word);
     }
     match &c.cred {
-        Credential::None => e.u64(0),
+        Credential::None | Credential::Gss(_) => e.u64(0),
         Credential::Encoded(bytes) => e.raw(bytes),
     }
     e.u64(0);

@@ -12,8 +12,10 @@ pub(crate) mod driver;
 mod xid;
 
 use crate::error::CallError;
+use crate::gss::{SEQUENCES_KEPT, Sealer, Transmission};
 use crate::stats::{TransportStats, add};
 use bytes::Bytes;
+use hither_proto::rpc::OpaqueAuth;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,6 +30,8 @@ use xid::Xids;
 /// Most bytes and segments of one vectored write. A single larger message is still written.
 const BATCH_MAX_BYTES: usize = 256 << 10;
 const BATCH_MAX_SEGMENTS: usize = 64;
+/// Segments of a sealed call, before it is encoded.
+const SEALED_SEGMENTS: usize = 2;
 
 /// The longest tolerated silence of a link is doubled at most this many times.
 const SILENCE_DOUBLINGS_MAX: u32 = 5;
@@ -97,10 +101,26 @@ enum CallStage {
 struct Pending {
     seq: u64,
     place: CallStage,
-    segments: Arc<Vec<Bytes>>,
+    message: OutgoingCall,
     bytes: usize,
     trips: Trips,
     done: oneshot::Sender<Done>,
+}
+
+/// The message of a pending call.
+#[derive(Debug, Clone)]
+enum OutgoingCall {
+    /// A whole record with its mark.
+    Encoded(Arc<Vec<Bytes>>),
+    /// Encoded anew for each transmission. The sequence numbers of the last transmissions.
+    Sealed(Arc<Sealer>, Vec<u32>),
+}
+
+/// The results of a call.
+#[derive(Debug)]
+pub(crate) struct Results {
+    pub verifier: OpaqueAuth,
+    pub body: Bytes,
 }
 
 /// How often and when a call was sent.
@@ -116,7 +136,7 @@ pub(crate) struct Trips {
 /// The end of a call.
 #[derive(Debug)]
 pub(crate) struct Done {
-    pub result: Result<Bytes, CallError>,
+    pub result: Result<Results, CallError>,
     pub trips: Trips,
     pub bytes_received: usize,
 }
@@ -132,6 +152,7 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 enum Message {
     Call(u32, Arc<Vec<Bytes>>),
+    Sealed(u32, Arc<Sealer>),
     Callback(
         Vec<Bytes>,
         #[allow(dead_code, reason = "held until the reply is written")] OwnedSemaphorePermit,
@@ -152,6 +173,7 @@ impl Batch {
         self.messages.iter().flat_map(|m| match m {
             Message::Call(_, segments) => segments.iter(),
             Message::Callback(segments, _) => segments.iter(),
+            Message::Sealed(..) => [].iter(),
         })
     }
 
@@ -213,9 +235,8 @@ impl Connection {
         let xid = xids.allocate(|xid| pending.contains_key(&xid));
         let seq = state.next_seq;
         state.next_seq += 1;
-        let segments = Arc::default();
-        let p =
-            Pending { seq, place: CallStage::Encoding, segments, bytes: 0, trips: Trips::default(), done };
+        let message = OutgoingCall::Encoded(Arc::default());
+        let p = Pending { seq, place: CallStage::Encoding, message, bytes: 0, trips: Trips::default(), done };
         state.pending.insert(xid, p);
         self.stats.in_flight.store(state.pending.len(), Relaxed);
         self.stats.max_slots.fetch_max(state.pending.len() as u64, Relaxed);
@@ -319,7 +340,7 @@ impl Connection {
     pub fn complete(
         &self,
         xid: u32,
-        result: Result<Bytes, CallError>,
+        result: Result<Results, CallError>,
         bytes_received: usize,
     ) -> Result<(), bool> {
         let mut state = self.state.lock();
@@ -361,10 +382,14 @@ impl Connection {
     pub async fn next_batch(&self, backlog: impl Fn() -> u64) -> Batch {
         loop {
             let batch = self.take_batch(&backlog);
+            if batch.is_empty() {
+                self.work.notified().await;
+                continue;
+            }
+            let batch = self.sealed(batch);
             if !batch.is_empty() {
                 return batch;
             }
-            self.work.notified().await;
         }
     }
 
@@ -392,7 +417,14 @@ impl Connection {
                     p.trips.first_sent.get_or_insert(now);
                     p.trips.last_sent = Some(now);
                     p.trips.sent_on_link.get_or_insert(now);
-                    batch.push(Message::Call(xid, p.segments.clone()), p.bytes, p.segments.len());
+                    match &p.message {
+                        OutgoingCall::Encoded(segments) => {
+                            batch.push(Message::Call(xid, segments.clone()), p.bytes, segments.len());
+                        }
+                        OutgoingCall::Sealed(sealer, _) => {
+                            batch.push(Message::Sealed(xid, sealer.clone()), p.bytes, SEALED_SEGMENTS);
+                        }
+                    }
                     sent += 1;
                 }
             }
@@ -400,6 +432,65 @@ impl Connection {
         drop(state);
         self.count_sends(sent, queued, in_flight, backlog);
         batch
+    }
+
+    /// Encodes the calls under security contexts. Calls whose context has ended fail.
+    fn sealed(&self, batch: Batch) -> Batch {
+        if !batch.messages.iter().any(|m| matches!(m, Message::Sealed(..))) {
+            return batch;
+        }
+        let mut out = Batch::default();
+        for message in batch.messages {
+            match message {
+                Message::Sealed(xid, sealer) => match sealer.transmission(xid) {
+                    Ok(Transmission { sequence, segments, bytes }) => {
+                        self.transmitted(xid, sequence, bytes);
+                        let count = segments.len();
+                        out.push(Message::Call(xid, Arc::new(segments)), bytes, count);
+                    }
+                    Err(e) => self.fail(xid, CallError::ContextEnded(e)),
+                },
+                Message::Call(_, ref segments) => {
+                    let (bytes, count) = (segments.iter().map(Bytes::len).sum(), segments.len());
+                    out.push(message, bytes, count);
+                }
+                Message::Callback(ref segments, _) => {
+                    let (bytes, count) = (segments.iter().map(Bytes::len).sum(), segments.len());
+                    out.push(message, bytes, count);
+                }
+            }
+        }
+        out
+    }
+
+    /// Records the sequence number of a transmission.
+    fn transmitted(&self, xid: u32, sequence: u32, bytes: usize) {
+        if let Some(p) = self.state.lock().pending.get_mut(&xid)
+            && let OutgoingCall::Sealed(_, sequences) = &mut p.message
+        {
+            p.bytes = bytes;
+            if sequences.len() == SEQUENCES_KEPT {
+                sequences.remove(0);
+            }
+            sequences.push(sequence);
+        }
+    }
+
+    /// The context of a pending call, and the sequence numbers of its transmissions.
+    pub fn context_of(&self, xid: u32) -> Option<(Arc<Sealer>, Vec<u32>)> {
+        match &self.state.lock().pending.get(&xid)?.message {
+            OutgoingCall::Sealed(sealer, sequences) => Some((sealer.clone(), sequences.clone())),
+            OutgoingCall::Encoded(_) => None,
+        }
+    }
+
+    /// Ends a call without a reply.
+    fn fail(&self, xid: u32, error: CallError) {
+        let mut state = self.state.lock();
+        let Some(p) = state.pending.remove(&xid) else { return };
+        self.stats.in_flight.store(state.pending.len(), Relaxed);
+        drop(state);
+        let _ = p.done.send(Done { result: Err(error), trips: p.trips, bytes_received: 0 });
     }
 
     fn count_sends(&self, sent: u64, queued: u64, in_flight: u64, backlog: &impl Fn() -> u64) {
@@ -441,11 +532,20 @@ impl Flight {
 
     /// Provides the encoded message of the call: a whole record with its mark.
     pub fn submit(&self, segments: Vec<Bytes>, bytes: usize) {
+        self.queue(OutgoingCall::Encoded(Arc::new(segments)), bytes);
+    }
+
+    /// Provides a call that is encoded anew for each transmission; `bytes` at most.
+    pub fn submit_sealed(&self, sealer: Arc<Sealer>, bytes: usize) {
+        self.queue(OutgoingCall::Sealed(sealer, Vec::new()), bytes);
+    }
+
+    fn queue(&self, message: OutgoingCall, bytes: usize) {
         let c = &self.connection;
         let mut state = c.state.lock();
         let State { pending, queue, link, .. } = &mut *state;
         let Some(p) = pending.get_mut(&self.xid) else { return };
-        p.segments = Arc::new(segments);
+        p.message = message;
         p.bytes = bytes;
         p.place = CallStage::AwaitingLink;
         if link.is_some() {

@@ -1,5 +1,6 @@
 //! The errors of a call.
 
+use crate::gss::GssError;
 use crate::policy::Mode;
 use hither_proto::rpc::AuthStat;
 use std::io;
@@ -21,6 +22,12 @@ pub enum CallError {
     /// The server refuses the credential (RFC 5531 `AUTH_ERROR`).
     #[error("the server refuses the credential ({0:?})")]
     Denied(AuthStat),
+    /// There is no security context for the call, which was not sent.
+    #[error("{0}")]
+    Gss(#[source] GssError),
+    /// The security context ended while the call waited for its reply.
+    #[error("the Kerberos context expired during the call: {0}")]
+    ContextEnded(#[source] GssError),
     /// The server does not speak RPC version 2.
     #[error("the server speaks RPC versions {low} to {high}, not 2")]
     RpcMismatch {

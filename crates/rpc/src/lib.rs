@@ -8,6 +8,8 @@
 //! cache therefore executes each of them once. [`RetryPolicy`] decides when a call fails because
 //! the server does not answer (nfs(5) `timeo`, `retrans`, `soft`, `softerr`, `hard`).
 //!
+//! [`gss`] protects calls with security contexts (RPCSEC_GSS).
+//!
 //! A [`server::Acceptor`] is the server side: it passes the calls of many clients to a service.
 //!
 //! A [`Connect`] makes connections: [`TcpConnect`] over TCP, `sim::Net` for tests on virtual time.
@@ -18,6 +20,8 @@ mod call;
 mod client;
 mod connection;
 mod error;
+mod flavor;
+pub mod gss;
 mod policy;
 mod portmap;
 pub mod server;
@@ -31,6 +35,7 @@ mod transport;
 pub use call::{Call, CallbackHandler, Credential, Reply, Retransmit};
 pub use client::{Client, ClientConfig};
 pub use error::CallError;
+pub use flavor::Flavor;
 pub use policy::{Mode, RetryPolicy};
 pub use portmap::{PortmapError, RPCBIND_SOCKET, Registered, Registration, Rpcbind, getport, getport_via};
 pub use stats::Stats;

@@ -30,6 +30,7 @@ mod tests;
 mod tls;
 mod turns;
 
+use crate::gss::{GssAcceptor, GssCaller};
 use crate::tcp::break_after;
 use crate::transport::BoxFuture;
 pub use budget::Room;
@@ -91,6 +92,8 @@ pub enum Caller {
     Nobody,
     /// AUTH_SYS: user and group numbers. The service trusts them as far as it trusts the address.
     Sys(AuthSys),
+    /// RPCSEC_GSS: an authenticated principal.
+    Gss(GssCaller),
 }
 
 /// A call to answer.
@@ -188,12 +191,23 @@ impl Default for ServerLimits {
     }
 }
 
+/// The protections that a server offers.
+#[derive(Debug, Clone, Default)]
+pub struct Security {
+    /// TLS: clients may continue their connections with it (RFC 9289 section 4.1).
+    pub tls: Option<Arc<Tls>>,
+    /// RPCSEC_GSS (RFC 2203).
+    pub gss: Option<Arc<GssAcceptor>>,
+}
+
 /// The state that all connections of a server share.
 pub(crate) struct Global {
     pub service: Arc<dyn Service>,
     pub limits: ServerLimits,
     /// Keys of TLS, if it is offered.
     tls: Option<Arc<Tls>>,
+    /// The contexts of RPCSEC_GSS, if it is offered.
+    gss: Option<Arc<GssAcceptor>>,
     budget: Arc<Budget>,
     /// When stalled connections were last ended.
     relieved: Mutex<Option<Instant>>,
@@ -235,15 +249,16 @@ impl Acceptor {
     /// Makes an acceptor without TLS. It accepts connections after [`Acceptor::listen`] or
     /// [`Acceptor::serve`].
     pub fn new(service: Arc<dyn Service>, limits: ServerLimits) -> Self {
-        Self::with_tls(service, limits, None)
+        Self::secure(service, limits, Security::default())
     }
 
-    /// As [`Acceptor::new`]. With `tls`, clients may continue their connections with TLS (RFC 9289
-    /// section 4.1).
-    pub fn with_tls(service: Arc<dyn Service>, limits: ServerLimits, tls: Option<Arc<Tls>>) -> Self {
+    /// As [`Acceptor::new`], with the protections that clients may use.
+    pub fn secure(service: Arc<dyn Service>, limits: ServerLimits, security: Security) -> Self {
+        let Security { tls, gss } = security;
         let global = Global {
             service,
             tls,
+            gss,
             budget: Budget::new(
                 limits.memory_max_bytes,
                 limits.queued_max_bytes.max(limits.memory_max_bytes / RELIEF_PART),

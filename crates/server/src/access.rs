@@ -4,6 +4,8 @@
 //! client's address and certificate to its [`Rights`]. [`Rights::cred`] makes the identity of a
 //! call from the identity that the client claims.
 
+use hither_rpc::Flavor;
+use hither_rpc::gss::GssCaller;
 use hither_rpc::server::{Caller, Peer, Transport};
 use hither_vfs::Cred;
 use parking_lot::Mutex;
@@ -85,6 +87,61 @@ impl fmt::Display for Transports {
     }
 }
 
+/// The flavors that an export accepts (exports(5), `sec`), in the order that clients are told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flavors(SmallVec<[Flavor; 4]>);
+
+impl Default for Flavors {
+    fn default() -> Self {
+        Self(SmallVec::from_slice(&[Flavor::Sys]))
+    }
+}
+
+impl Flavors {
+    /// Whether calls of a caller are accepted. Calls without an identity pass where the server
+    /// trusts the numbers of clients.
+    pub fn accept(&self, caller: &Caller) -> bool {
+        self.0.contains(&flavor_of(caller))
+    }
+
+    /// Whether a Kerberos flavor is accepted.
+    pub fn uses_kerberos(&self) -> bool {
+        self.iter().any(|flavor| flavor.service().is_some())
+    }
+
+    /// The flavors.
+    pub fn iter(&self) -> impl Iterator<Item = Flavor> {
+        self.0.iter().copied()
+    }
+
+    /// Parses words with `:` between them. `None`: a word is unknown.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut all = SmallVec::new();
+        for word in text.split(':') {
+            let flavor = word.parse().ok()?;
+            if !all.contains(&flavor) {
+                all.push(flavor);
+            }
+        }
+        Some(Self(all))
+    }
+}
+
+/// The words that [`Flavors::parse`] reads.
+impl fmt::Display for Flavors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<_> = self.iter().map(Flavor::name).collect();
+        f.write_str(&words.join(":"))
+    }
+}
+
+fn flavor_of(caller: &Caller) -> Flavor {
+    match caller {
+        Caller::Nobody | Caller::Sys(_) => Flavor::Sys,
+        Caller::Gss(gss) => Flavor::of_service(gss.service),
+    }
+}
+
 /// A number for a transport, in keys of calls. Different transports have different numbers. For
 /// client certificates the number is made of the first name.
 pub(crate) fn transport_number(transport: &Transport) -> u32 {
@@ -115,10 +172,12 @@ pub struct Rights {
     pub manage_gids: bool,
     /// The accepted connections.
     pub transports: Transports,
+    /// The accepted flavors.
+    pub flavors: Flavors,
 }
 
 impl Default for Rights {
-    /// As in exports(5): read-only, `root_squash`, `secure`, any transport.
+    /// As in exports(5): read-only, `root_squash`, `secure`, any transport, `sec=sys`.
     fn default() -> Self {
         Self {
             read_only: true,
@@ -128,6 +187,7 @@ impl Default for Rights {
             secure: true,
             manage_gids: false,
             transports: Transports::ALL,
+            flavors: Flavors::default(),
         }
     }
 }
@@ -163,24 +223,21 @@ impl Rights {
     /// The identity of a caller. `groups` come from [`Groups`] when `manage_gids` is set.
     pub fn cred(&self, caller: &Caller, groups: Option<&[u32]>) -> Cred {
         let anonymous = Cred { uid: self.anon_uid, gid: self.anon_gid, groups: SmallVec::new() };
-        let Caller::Sys(sys) = caller else { return anonymous };
+        let (uid, gid, gids) = match caller {
+            Caller::Sys(sys) => (sys.uid, sys.gid, &sys.gids[..]),
+            Caller::Gss(GssCaller { ids: Some(ids), .. }) => (ids.uid, ids.gid, &ids.gids[..]),
+            Caller::Nobody | Caller::Gss(_) => return anonymous,
+        };
         match self.squash {
             Squash::All => anonymous,
-            Squash::Root if sys.uid == 0 => anonymous,
+            Squash::Root if uid == 0 => anonymous,
             squash => {
                 let map = |gid: u32| if squash == Squash::Root && gid == 0 { self.anon_gid } else { gid };
-                match groups {
-                    Some(groups) => Cred {
-                        uid: sys.uid,
-                        gid: map(groups.first().copied().unwrap_or(sys.gid)),
-                        groups: groups.iter().copied().map(map).collect(),
-                    },
-                    None => Cred {
-                        uid: sys.uid,
-                        gid: map(sys.gid),
-                        groups: sys.gids.iter().copied().map(map).collect(),
-                    },
-                }
+                let (gid, gids) = match groups {
+                    Some(groups) => (groups.first().copied().unwrap_or(gid), groups),
+                    None => (gid, gids),
+                };
+                Cred { uid, gid: map(gid), groups: gids.iter().copied().map(map).collect() }
             }
         }
     }

@@ -278,7 +278,7 @@ fn who_of(text: &str) -> Result<Who, String> {
         };
     }
     if text.starts_with("gss/") {
-        return Err(format!("'{text}': Kerberos is not offered; use sec=sys"));
+        return Err(format!("'{text}': name the flavors with an option, as in *(sec=krb5)"));
     }
     if let Some((addr, mask)) = text.split_once('/') {
         return Network::parse(addr, mask).map(Who::Network);

@@ -149,7 +149,7 @@ impl Server {
             id: client.id,
             owner: own_name(&client.owner),
             host: client.host,
-            uid: client.principal,
+            uid: client.principal.uid(),
             transport: client.transport.clone(),
             minor_version: traffic.minor_version.load(Relaxed),
             opens,

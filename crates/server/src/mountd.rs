@@ -12,8 +12,8 @@ use hither_proto::mount::{
     Name as HostName,
 };
 use hither_proto::nfs3;
-use hither_proto::rpc::AuthFlavor;
 use hither_proto::xdr::{Chain, Enc};
+use hither_rpc::Flavor;
 use hither_rpc::server::{Incoming, Outcome};
 use hither_vfs::{FileKind, Node, PathRef, Spent, Stop, WalkRequest};
 use std::sync::Arc;
@@ -52,7 +52,12 @@ pub(crate) async fn mnt(request: &Request, args: &MntArgs) -> MntRes {
 
 async fn root(request: &Request, args: &MntArgs) -> Result<MntOk, Mountstat3> {
     let (export, names) = request.table.find(&args.dirpath).ok_or(Mountstat3::NOENT)?;
-    let (cx, _) = request.enter(export).await.map_err(|_| Mountstat3::ACCES)?;
+    // The reply names the flavors for calls of NFS. MNT itself comes with any flavor (RFC 2623
+    // section 2.3.2).
+    let (cx, rights) = request.enter_any(export).await.map_err(|_| Mountstat3::ACCES)?;
+    if !request.accepts_transport(export, &rights) {
+        return Err(Mountstat3::ACCES);
+    }
     let failed = |e: hither_vfs::Error| Mountstat3(stat3(&e).0);
     let mut node: Node = export.root().await.map_err(failed)?;
     if !names.is_empty() {
@@ -74,7 +79,8 @@ async fn root(request: &Request, args: &MntArgs) -> Result<MntOk, Mountstat3> {
         tracing::error!("{}: filehandles of this file system are too long for NFSv3", export.path);
         return Err(Mountstat3::NOTSUPP);
     }
-    Ok(MntOk { fhandle: wire.into(), auth_flavors: vec![AuthFlavor::SYS].into() })
+    let auth_flavors = rights.flavors.iter().map(Flavor::number).collect::<Vec<_>>().into();
+    Ok(MntOk { fhandle: wire.into(), auth_flavors })
 }
 
 /// The exports that this client may mount. The reply does not name the other clients of an export.

@@ -342,8 +342,18 @@ impl Request {
         Err(Denied::Transport)
     }
 
-    /// Whether an export accepts calls of this connection.
+    /// Whether an export accepts the connection and the flavor of the call.
     pub fn accepts(&self, export: &Export, rights: &Rights) -> bool {
+        if !rights.flavors.accept(&self.caller) {
+            let (path, addr) = (&export.path, self.peer.addr);
+            tracing::debug!("{path}: {addr} is refused: the export has sec={}", rights.flavors);
+            return false;
+        }
+        self.accepts_transport(export, rights)
+    }
+
+    /// Whether an export accepts the connection.
+    pub fn accepts_transport(&self, export: &Export, rights: &Rights) -> bool {
         let accepts = rights.transports.accept(&self.peer.transport);
         if !accepts {
             tracing::debug!(

@@ -22,13 +22,13 @@ mod names;
 mod open;
 mod ranges;
 mod replay;
+mod security;
 mod session;
 mod setup;
 mod stable;
 mod state;
 #[cfg(test)]
 mod tests;
-mod transport;
 mod xattr;
 
 use crate::counters;

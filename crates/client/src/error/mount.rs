@@ -2,7 +2,7 @@
 
 use hither_proto::rpc::AuthStat;
 use hither_rpc::tls::TlsError;
-use hither_rpc::{CallError, PortmapError};
+use hither_rpc::{CallError, Flavor, PortmapError};
 use std::io;
 use std::net::SocketAddr;
 
@@ -116,16 +116,33 @@ pub enum MountError {
         /// The remedy.
         hint: String,
     },
+    /// The machine has no Kerberos context with the server.
+    #[error(
+        "{server}:{path}: {cause}; a mount needs the machine's keys in /etc/krb5.keytab (see: klist -k), and the \
+         server those of nfs/{server}"
+    )]
+    Kerberos {
+        /// Server as written.
+        server: String,
+        /// Exported path.
+        path: String,
+        /// The reason, in the words of the Kerberos library.
+        cause: String,
+    },
     /// The server requires another security flavor.
     #[error(
-        "{server}:{path}: the server asks for sec={offered} and hither speaks sec=sys; allow `sys` in the export, or \
-         mount with xprtsec=tls if the export requires TLS"
+        "{server}:{path}: the server asks for sec={offered}, and the mount uses sec={wanted}; mount with a flavor of \
+         the server, allow `{wanted}` in the export, or mount with xprtsec=tls if the export requires TLS"
     )]
     WrongSecurity {
         /// Server as written.
         server: String,
         /// Exported path.
         path: String,
+        /// The flavor of the mount.
+        wanted: Flavor,
+        /// Flavors that the server offers and mounts can use.
+        flavors: Vec<Flavor>,
         /// Flavors that the server offers, joined by `:`.
         offered: String,
     },
@@ -286,6 +303,7 @@ impl MountError {
                 what: what.to_owned(),
                 offered: Some(versions(low, high)),
             },
+            CallError::Gss(e) => Self::Kerberos { server, path: path.to_owned(), cause: e.to_string() },
             e => Self::Protocol { server, service, cause: e.to_string() },
         }
     }
@@ -350,6 +368,6 @@ fn denied_hint(stat: AuthStat) -> String {
             "the server requires stronger authentication (sec=), or a privileged source port (resvport)"
                 .into()
         }
-        stat => format!("the server refuses the AUTH_SYS credential ({stat:?})"),
+        stat => format!("the server refuses the credential ({stat:?})"),
     }
 }

@@ -7,6 +7,7 @@ use crate::connect::connector;
 use crate::error::{MountError, Service};
 use crate::mountd;
 use crate::nqnfs::Nqnfs;
+use crate::security::Credentials;
 use crate::validity::ValidityRules;
 use crate::writes::{Limits, Uncommitted};
 use crate::{LookupCache, Options, Recovery};
@@ -167,7 +168,8 @@ impl V3 {
         nqnfs: Option<Nqnfs>,
     ) -> Result<V3, Beginning> {
         let rules = ValidityRules::new(opts);
-        let mut caller = Caller::new(client, stats, env.clone(), rules, machine);
+        let credentials = Credentials::new(&opts.security, &opts.server, machine);
+        let mut caller = Caller::new(client, stats, env.clone(), rules, credentials);
         caller.nqnfs = nqnfs;
         let patience = Patience::until(Instant::now() + mountd::PATIENCE);
         let cred = Cred::root();

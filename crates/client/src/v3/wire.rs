@@ -10,17 +10,15 @@ use super::convert;
 use crate::detach::account;
 use crate::error;
 use crate::nqnfs::{Nqnfs, ONLY_HELD};
+use crate::security::Credentials;
 use crate::validity::ValidityRules;
 use crate::writes::{Failure, Origin, Verifier, Wire, WriteReply};
 use async_trait::async_trait;
-use bytes::Bytes;
 use hither_proto::nfs3::{self, CommitArgs, Nfsstat3, PostOpAttr, Res, StableHow, WriteArgs};
-use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys, Procedure};
-use hither_proto::xdr::{Dec, Enc, List, Opaque, Xdr};
-use hither_rpc::{Call, CallError, Client, Credential, Retransmit, Stats};
+use hither_proto::rpc::Procedure;
+use hither_proto::xdr::{Dec, Enc, Opaque, Xdr};
+use hither_rpc::{Call, CallError, Client, Retransmit, Stats};
 use hither_vfs::{Account, Attr, Cred, Data, Env, Error, Fh, RequestContext, Result};
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -30,8 +28,6 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const JUKEBOX_LEAST: Duration = Duration::from_millis(100);
 /// Longest wait after JUKEBOX. The Linux client always waits this long.
 pub(crate) const JUKEBOX_MAX: Duration = Duration::from_secs(5);
-/// Most encoded credentials that are kept.
-const CREDENTIALS_MAX: usize = 1024;
 
 /// Sizes that the server announced at mount time, within the limits of the options.
 #[derive(Debug, Clone, Copy)]
@@ -83,18 +79,23 @@ pub(crate) struct Caller {
     pub sizes: Sizes,
     /// The NQNFS layer that sends the calls, when present.
     pub nqnfs: Option<Nqnfs>,
-    machine: Bytes,
-    credentials: Mutex<HashMap<Cred, Credential>>,
+    credentials: Credentials,
 }
 
 /// Outcome of a procedure: the results, or the failing status with its attributes.
 pub(crate) type Outcome<T, F> = std::result::Result<T, (Nfsstat3, F)>;
 
 impl Caller {
-    pub fn new(client: Client, stats: Arc<Stats>, env: Env, rules: ValidityRules, machine: Bytes) -> Self {
+    pub fn new(
+        client: Client,
+        stats: Arc<Stats>,
+        env: Env,
+        rules: ValidityRules,
+        credentials: Credentials,
+    ) -> Self {
         let sizes =
             Sizes { rsize_bytes: 4096, wsize_bytes: 4096, name_max_bytes: 255, file_max_bytes: u64::MAX };
-        Self { client, stats, env, rules, sizes, nqnfs: None, machine, credentials: Mutex::default() }
+        Self { client, stats, env, rules, sizes, nqnfs: None, credentials }
     }
 
     /// Calls a procedure. Repeats the call after JUKEBOX.
@@ -169,7 +170,7 @@ impl Caller {
             vers: P::VERS,
             proc: P::PROC,
             op: P::NAME,
-            cred: self.credential(cred),
+            cred: self.credentials.of(cred),
             args: Enc::of(args),
             connection: None,
             retransmit: Retransmit::OnReconnectAndTimeout,
@@ -204,27 +205,6 @@ impl Caller {
             }
             () = cancelled => Err(CallError::Cancelled),
         }
-    }
-
-    /// AUTH_SYS credential of a user with the first 16 of its groups, the maximum of the protocol.
-    fn credential(&self, cred: &Cred) -> Credential {
-        if let Some(known) = self.credentials.lock().get(cred) {
-            return known.clone();
-        }
-        let gids = cred.groups.iter().copied().take(AUTH_SYS_MAX_GIDS).collect();
-        let new = Credential::sys(&AuthSys {
-            stamp: 0,
-            machinename: Opaque(self.machine.clone()),
-            uid: cred.uid,
-            gid: cred.gid,
-            gids: List(gids),
-        });
-        let mut all = self.credentials.lock();
-        if all.len() >= CREDENTIALS_MAX {
-            all.clear();
-        }
-        all.insert(cred.clone(), new.clone());
-        new
     }
 
     /// Fresh attributes.

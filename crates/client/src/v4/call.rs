@@ -271,6 +271,7 @@ impl Core {
         match e {
             // Refused before the compound was decoded: the slot is unchanged.
             CallError::Denied(_)
+            | CallError::Gss(_)
             | CallError::ProgUnavail
             | CallError::ProgMismatch { .. }
             | CallError::ProcUnavail

@@ -14,24 +14,20 @@ use super::recover::Need;
 use super::session::Session;
 use super::state::Files;
 use crate::idmap::{self, IdMap};
+use crate::security::Credentials;
 use crate::validity::ValidityRules;
 use crate::writes::{Limits, Uncommitted};
 use crate::{Options, Recovery};
 use hither_proto::nfs4::Bitmap4;
-use hither_proto::rpc::{AUTH_SYS_MAX_GIDS, AuthSys};
 use hither_rpc::{Client, Credential, Stats};
 use hither_vfs::{Cred, Env, Error, Fh, RequestContext, Result};
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-
-/// Most encoded credentials that are kept. A full table is cleared.
-const CREDENTIALS_MAX: usize = 1024;
 
 /// Whether a session is ready.
 #[derive(Debug, Clone)]
@@ -117,14 +113,14 @@ pub(crate) struct Core {
     /// Owners of opens that last for one compound.
     pub owners: Arc<Owners>,
     pub(super) phase: watch::Sender<Phase>,
-    credentials: Mutex<HashMap<Arc<Cred>, Credential>>,
-    machine: String,
+    credentials: Credentials,
 }
 
 impl Core {
     /// A mount without a session yet.
     pub fn new(opts: Options, env: Env, rpc: Client, stats: Arc<Stats>, minor: u32) -> Arc<Self> {
         let machine = host_name();
+        let credentials = Credentials::new(&opts.security, &opts.server, machine.clone().into());
         Arc::new(Self {
             valid: ValidityRules::new(&opts),
             ids: IdMap::new(opts.idmap_domain.clone().unwrap_or_else(idmap::local_domain)),
@@ -146,8 +142,7 @@ impl Core {
             directories: Default::default(),
             owners: Arc::default(),
             phase: watch::channel(Phase::Recovering).0,
-            credentials: Mutex::default(),
-            machine,
+            credentials,
             opts,
             env,
             rpc,
@@ -204,31 +199,14 @@ impl Core {
         }
     }
 
-    /// The RPC credential of a caller. AUTH_SYS has 16 groups at most. Of more groups the first 16
-    /// are sent, as by the Linux client.
-    pub fn credential(&self, cred: &Arc<Cred>) -> Credential {
-        let mut known = self.credentials.lock();
-        if let Some(c) = known.get(cred) {
-            return c.clone();
-        }
-        if known.len() >= CREDENTIALS_MAX {
-            known.clear();
-        }
-        let sys = AuthSys {
-            stamp: 0,
-            machinename: self.machine.as_bytes().into(),
-            uid: cred.uid,
-            gid: cred.gid,
-            gids: cred.groups.iter().copied().take(AUTH_SYS_MAX_GIDS).collect::<Vec<_>>().into(),
-        };
-        let c = Credential::sys(&sys);
-        known.insert(cred.clone(), c.clone());
-        c
+    /// The RPC credential of a caller.
+    pub fn credential(&self, cred: &Cred) -> Credential {
+        self.credentials.of(cred)
     }
 
     /// The credential for the mount's own state.
     pub fn root_credential(&self) -> Credential {
-        self.credential(&Arc::new(Cred::root()))
+        self.credential(&Cred::root())
     }
 
     /// A context for the mount's own work.

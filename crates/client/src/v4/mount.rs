@@ -14,11 +14,11 @@ use crate::connect::SessionLimits;
 use crate::error::{self, MountError, Service};
 use hither_proto::nfs4::{
     Attrs, Bitmap4, CallbackSec, ChannelAttrs, ClientOwner, CreateSessionArgs, ExchangeIdArgs, ExchangeIdOk,
-    Ftype, HITHER_DOMAIN, ImplId, Nfsstat4, Op, OpError, Secinfo, StateProtectArgs, Time, attr,
+    Ftype, HITHER_DOMAIN, ImplId, Nfsstat4, Op, OpError, Secinfo, SecinfoStyle, StateProtectArgs, Time, attr,
     create_session, exchgid, open,
 };
-use hither_proto::rpc::AuthSys;
-use hither_rpc::CallError;
+use hither_proto::rpc::{AuthFlavor, AuthSys};
+use hither_rpc::{CallError, Flavor};
 use hither_vfs::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -204,7 +204,7 @@ impl Core {
         let rest = async {
             match self.reclaim_complete(&session).await {
                 Ok(Ok(())) => {}
-                Ok(Err(f)) => return Err(self.mount_error(f, 0)),
+                Ok(Err(f)) => return Err(self.mount_error(f)),
                 Err(Need { .. }) => return Err(self.protocol("the server lost the new session at once")),
             }
             self.find_root(&session).await
@@ -243,7 +243,7 @@ impl Core {
         let mut answer = self
             .compound(&self.own_cx(), Compound::new("LOOKUP_ROOT", ops).wishes_from(needed))
             .await
-            .map_err(|f| self.mount_error(f, 0))?;
+            .map_err(|f| self.mount_error(f))?;
         let walked = answer.results.remaining();
         let results = &mut answer.results;
         let found = (|| {
@@ -258,7 +258,7 @@ impl Core {
             Err(e @ OpError::Status { status: Nfsstat4::WRONGSEC, .. }) => {
                 return Err(self.wrong_security(&names, walked, e).await);
             }
-            Err(e) => return Err(self.mount_error(e.into(), walked)),
+            Err(e) => return Err(self.mount_error(e.into())),
         };
         if attrs.ftype != Some(Ftype::DIR) {
             let (server, path) = (self.opts.server.clone(), self.opts.path.clone());
@@ -298,26 +298,39 @@ impl Core {
     /// The error for a name on the path that requires another security flavor. SECINFO returns the
     /// flavors.
     async fn wrong_security(self: &Arc<Self>, names: &[&[u8]], walked: usize, e: OpError) -> MountError {
-        // The results are PUTROOTFH and the LOOKUPs, up to the failed one.
-        let Some(at) = walked.checked_sub(2).filter(|&at| at < names.len()) else {
-            return self.mount_error(e.into(), walked);
-        };
+        // The results are PUTROOTFH and the LOOKUPs, up to the failed one. After the last name the
+        // object itself is refused.
+        let at = walked.saturating_sub(2);
+        if at > names.len() {
+            return self.mount_error(e.into());
+        }
         let mut ops = vec![Op::Putrootfh];
         ops.extend(names[..at].iter().map(|n| Op::lookup(n)));
-        ops.push(Op::Secinfo(names[at].into()));
+        ops.push(match names.get(at).filter(|_| walked >= 2) {
+            Some(name) => Op::Secinfo((*name).into()),
+            None => Op::SecinfoNoName(SecinfoStyle::CURRENT_FH),
+        });
+        let by_name = matches!(ops.last(), Some(Op::Secinfo(_)));
         let offered = match self.compound(&self.own_cx(), Compound::new("SECINFO", ops)).await {
             Ok(mut answer) => (|| {
                 answer.results.putrootfh().ok()?;
                 names[..at].iter().try_for_each(|_| answer.results.lookup()).ok()?;
-                answer.results.secinfo().ok()
+                let results = &mut answer.results;
+                if by_name { results.secinfo().ok() } else { results.secinfo_no_name().ok() }
             })(),
             Err(_) => None,
         };
-        let flavors = offered.map(|list| list.iter().map(flavor_name).collect::<Vec<_>>().join(":"));
+        self.refuses_flavor(&offered.map(|list| list.iter().cloned().collect::<Vec<_>>()).unwrap_or_default())
+    }
+
+    fn refuses_flavor(&self, offered: &[Secinfo]) -> MountError {
+        let names = offered.iter().map(flavor_name).collect::<Vec<_>>().join(":");
         MountError::WrongSecurity {
             server: self.opts.server.clone(),
             path: self.opts.path.clone(),
-            offered: flavors.filter(|f| !f.is_empty()).unwrap_or_else(|| "another flavor".to_owned()),
+            wanted: self.opts.security.flavor,
+            offered: if names.is_empty() { "another flavor".to_owned() } else { names },
+            flavors: offered.iter().filter_map(flavor).collect(),
         }
     }
 
@@ -332,12 +345,12 @@ impl Core {
                 Some(Nfsstat4::MINOR_VERS_MISMATCH | Nfsstat4::OP_ILLEGAL | Nfsstat4::NOTSUPP) => {
                     MountError::VersionNotSupported { server, what, offered: None }
                 }
-                _ => self.mount_error(e.into(), 0),
+                _ => self.mount_error(e.into()),
             },
         }
     }
 
-    fn mount_error(&self, f: Fail, _walked: usize) -> MountError {
+    fn mount_error(&self, f: Fail) -> MountError {
         let (server, path) = (self.opts.server.clone(), self.opts.path.clone());
         match f {
             Fail::Nfs(Nfsstat4::NOENT) => MountError::NoSuchExport { server, path, exports: None },
@@ -348,9 +361,7 @@ impl Core {
                 hint: "check that the export allows this host, and whether it needs a privileged port (resvport)"
                     .into(),
             },
-            Fail::Nfs(Nfsstat4::WRONGSEC) => {
-                MountError::WrongSecurity { server, path, offered: "another flavor".into() }
-            }
+            Fail::Nfs(Nfsstat4::WRONGSEC) => self.refuses_flavor(&[]),
             f => MountError::Failed { server, path, cause: Error::from(f).to_string() },
         }
     }
@@ -371,15 +382,18 @@ fn offers_delegated_times(attrs: &Attrs) -> bool {
     offered && has(attr::TIME_DELEG_ACCESS) && has(attr::TIME_DELEG_MODIFY)
 }
 
-fn flavor_name(s: &Secinfo) -> String {
+fn flavor(s: &Secinfo) -> Option<Flavor> {
     match s {
-        Secinfo::Gss(g) => match g.service.0 {
-            1 => "krb5".into(),
-            2 => "krb5i".into(),
-            _ => "krb5p".into(),
-        },
-        Secinfo::Flavor(0) => "none".into(),
-        Secinfo::Flavor(1) => "sys".into(),
-        Secinfo::Flavor(n) => format!("flavor {n}"),
+        Secinfo::Gss(gss) => Some(Flavor::of_service(gss.service)),
+        Secinfo::Flavor(number) => Flavor::of(AuthFlavor(*number)),
+    }
+}
+
+fn flavor_name(s: &Secinfo) -> String {
+    match (flavor(s), s) {
+        (Some(flavor), _) => flavor.to_string(),
+        (None, Secinfo::Flavor(0)) => "none".into(),
+        (None, Secinfo::Flavor(n)) => format!("flavor {n}"),
+        (None, Secinfo::Gss(_)) => "another mechanism".into(),
     }
 }

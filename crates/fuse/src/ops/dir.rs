@@ -113,7 +113,8 @@ impl Call {
     async fn dir_attrs(&self, inode: &Inode) -> Result<(Attrs, Moment)> {
         let (vfs, fh, cx, asked) = (&self.session.vfs, inode.fh(), self.cx(), self.asked());
         let known = inode.known(Instant::now());
-        if let Some(attrs) = known.as_ref().filter(|a| a.attr.mode & 0o444 == 0o444) {
+        let is_public = |a: &&Attrs| self.session.config.trusts_modes && a.attr.mode & 0o444 == 0o444;
+        if let Some(attrs) = known.as_ref().filter(is_public) {
             return Ok((attrs.clone(), asked));
         }
         if !vfs.access(&cx, &fh, Access::READ).await?.contains(Access::READ) {

@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 pub enum Role {
     /// `hither mount`.
     Mount,
+    /// `hither mount` with a Kerberos flavor.
+    MountKerberos,
     /// `hither serve`, `hither gateway` and `hither daemon`.
     Serve,
 }
@@ -40,6 +42,8 @@ impl Role {
             // The calls of programs are read with process_vm_readv(2). setns(2) enters their mount
             // name spaces.
             Self::Mount => both | CapabilitySet::SYS_PTRACE | CapabilitySet::SYS_CHROOT,
+            // The tickets of a user are read as the user.
+            Self::MountKerberos => Self::Mount.kept() | CapabilitySet::SETUID,
             // The server acts as the user of each call. It takes leases (fcntl(2)) on files of
             // other users.
             Self::Serve => {
@@ -54,14 +58,15 @@ impl Role {
 
     fn refused(self) -> impl Iterator<Item = i64> {
         let mounts = if self == Self::Serve { MOUNT_CALLS } else { &[] };
-        REFUSED.iter().chain(ARCHITECTURE).chain(mounts).copied()
+        // Credential caches may be in keyrings.
+        let keys = if self == Self::MountKerberos { &[] } else { KEY_CALLS };
+        REFUSED.iter().chain(ARCHITECTURE).chain(mounts).chain(keys).copied()
     }
 }
 
 /// System calls that no daemon makes.
 const REFUSED: &[i64] = &[
     libc::SYS_acct,
-    libc::SYS_add_key,
     libc::SYS_adjtimex,
     libc::SYS_bpf,
     libc::SYS_chroot,
@@ -73,7 +78,6 @@ const REFUSED: &[i64] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_kexec_load,
     libc::SYS_kexec_file_load,
-    libc::SYS_keyctl,
     libc::SYS_perf_event_open,
     libc::SYS_pidfd_getfd,
     libc::SYS_pivot_root,
@@ -81,7 +85,6 @@ const REFUSED: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_quotactl,
     libc::SYS_reboot,
-    libc::SYS_request_key,
     libc::SYS_setdomainname,
     libc::SYS_sethostname,
     libc::SYS_settimeofday,
@@ -95,6 +98,9 @@ const REFUSED: &[i64] = &[
 const ARCHITECTURE: &[i64] = &[libc::SYS_ioperm, libc::SYS_iopl, libc::SYS_modify_ldt];
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: &[i64] = &[];
+
+/// System calls for keys of the kernel, where users may keep their Kerberos tickets.
+const KEY_CALLS: &[i64] = &[libc::SYS_add_key, libc::SYS_keyctl, libc::SYS_request_key];
 
 /// System calls that only a mount makes. A server makes a private mount of each export with
 /// open_tree(2) and mount_setattr(2).
@@ -181,6 +187,10 @@ mod tests {
         assert!(!calls(Role::Mount).contains(&libc::SYS_umount2));
         assert!(calls(Role::Serve).contains(&libc::SYS_umount2));
         assert!(calls(Role::Mount).iter().all(|call| calls(Role::Serve).contains(call)));
-        assert!(filter(Role::Mount).is_ok() && filter(Role::Serve).is_ok());
+        assert!(calls(Role::MountKerberos).iter().all(|call| calls(Role::Mount).contains(call)));
+        assert!(calls(Role::Mount).contains(&libc::SYS_keyctl));
+        for role in [Role::Mount, Role::MountKerberos, Role::Serve] {
+            assert!(filter(role).is_ok());
+        }
     }
 }

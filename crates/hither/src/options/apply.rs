@@ -81,22 +81,23 @@ pub fn mountport(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
-pub fn sec(_: &mut Wanted, value: &str) -> Done {
-    // nfs(5): a list; the first flavor that both sides support is used.
-    const FLAVORS: [&str; 5] = ["sys", "none", "krb5", "krb5i", "krb5p"];
-    if let Some(unknown) = value.split(':').find(|flavor| !FLAVORS.contains(flavor)) {
-        return Err(format!("unknown flavor '{unknown}', expected sys"));
-    }
-    if value.split(':').any(|flavor| flavor == "sys") {
-        return Ok(());
-    }
-    match value.split(':').next().unwrap_or_default() {
-        "krb5" | "krb5i" | "krb5p" => {
-            Err("Kerberos is not supported: use sec=sys, over a network that you trust or with xprtsec=mtls"
-                .into())
+pub fn sec(w: &mut Wanted, value: &str) -> Done {
+    let mut flavors = Vec::new();
+    for name in value.split(':') {
+        match (name.parse(), name) {
+            (Ok(flavor), _) => flavors.push(flavor),
+            // A list may contain flavors that are not supported (nfs(5)).
+            (Err(()), "none") => {}
+            (Err(()), _) => {
+                return Err(format!("unknown flavor '{name}', expected sys, krb5, krb5i or krb5p"));
+            }
         }
-        _ => Err("anonymous access is not supported: use sec=sys".into()),
     }
+    if flavors.is_empty() {
+        return Err("anonymous access is not supported: use sec=sys".into());
+    }
+    w.flavors = flavors;
+    Ok(())
 }
 
 pub fn hard(w: &mut Wanted, _: &str) -> Done {

@@ -284,7 +284,10 @@ pub const OPTIONS: &[Def] = &[
     keyword("cache-read-only", Disk, apply::cache_read_only)
         .help("cached data is used; nothing is added or removed"),
     // Access and identity.
-    valued("sec", "FLAVOR", "sys", Access, apply::sec).help("security flavor: sys, or a list that contains it"),
+    valued("sec", "FLAVOR", "sys", Access, apply::sec).help(
+        "security flavors sys, krb5, krb5i (with checksums) and krb5p (encrypted), or a list of them with : between \
+         them: the first one that the server offers is used",
+    ),
     valued("xprtsec", "POLICY", "none", Access, security::xprtsec).help(
         "encryption of all connections except queries to rpcbind: none, tls (RPC-with-TLS, RFC 9289; the server has a certificate), mtls (this client has one as well) or direct (TLS from the first byte, as TLS proxies expect it)",
     ),

@@ -138,7 +138,10 @@ fn refusals_name_the_right_option() {
         ("cache=here", "option 'cache=here': expected an absolute path"),
         ("cache-age=1", "option 'cache-age' concerns a disk cache: give 'cache' as well"),
         ("cache,nofsc", "options 'cache' and 'nofsc' contradict each other: keep one"),
-        ("sec=krb5:typo:sys", "option 'sec=krb5:typo:sys': unknown flavor 'typo', expected sys"),
+        (
+            "sec=krb5:typo:sys",
+            "option 'sec=krb5:typo:sys': unknown flavor 'typo', expected sys, krb5, krb5i or krb5p",
+        ),
         ("xprtsec=krb5", "option 'xprtsec=krb5': expected none, tls, mtls or direct"),
         ("xprtsec=tls,tls-ca=ca.pem", "option 'tls-ca=ca.pem': expected an absolute path"),
         ("tls-ca=/c", "option 'tls-ca' concerns TLS: give 'xprtsec=tls', 'mtls' or 'direct' as well"),

@@ -94,6 +94,7 @@ impl Served {
         // NFSv3 clients cross into exports inside exports, as NFSv4 clients do.
         rules.entries.extend(usual.entries.into_iter().map(|entry| Entry { crossmnt: true, ..entry }));
         self.args.tls.check(&rules)?;
+        self.args.kerberos.check(&rules)?;
         Ok(rules)
     }
 

@@ -12,7 +12,7 @@ use crate::exit::Failure;
 use crate::gateway::{Branch, Gateway};
 use crate::stack;
 use hither_localfs::local::{CoveredDir, Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
-use hither_server::access::{Admit, ClientNames, Rights, Squash, Transports};
+use hither_server::access::{Admit, ClientNames, Flavors, Rights, Squash, Transports};
 use hither_server::exports::{Entry, Exports, ExportsError, LookUps, Who};
 use hither_server::table::{Covers, Epoch, ExportSpec, Others, Table};
 use hither_vfs::model::Model;
@@ -207,6 +207,7 @@ impl Served {
             return Err(Failure::usage("nothing to serve: name a directory, or --export or --config"));
         }
         self.args.tls.check(&exports)?;
+        self.args.kerberos.check(&exports)?;
         Ok(exports)
     }
 
@@ -424,7 +425,11 @@ pub(super) fn describe(entry: &Entry) -> String {
             Transports::ALL => String::new(),
             some => format!(",xprtsec={some}"),
         };
-        format!("{access},{squash},{port}{transports}")
+        let flavors = match &r.flavors {
+            usual if *usual == Flavors::default() => String::new(),
+            some => format!(",sec={some}"),
+        };
+        format!("{access},{squash},{port}{flavors}{transports}")
     };
     let who = |w: &Who| match w {
         Who::Everybody => "*".to_string(),

@@ -2,6 +2,7 @@
 //! are removed at the end.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests")]
 
+pub mod kdc;
 pub mod messages;
 pub mod serve;
 pub mod stunnel;

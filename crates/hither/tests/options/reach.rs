@@ -104,8 +104,11 @@ pub fn wsize(b: &Bench<'_>) {
 }
 
 pub fn sec(b: &Bench<'_>) {
+    // The server has no Kerberos. The tests of Kerberos have a server with all flavors.
     drop(b.mount("sec=krb5:sys"));
     b.refuses("sec=krb5", "Kerberos");
+    b.refuses("sec=krb4", "unknown flavor 'krb4'");
+    b.refuses("vers=nqnfs,sec=krb5", "NQNFS has no Kerberos");
 }
 
 /// The server sends owners as names. They become local owners when the domain matches.

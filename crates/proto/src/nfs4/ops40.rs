@@ -8,8 +8,9 @@ use super::types::{
     SecOid, Specdata, StableHow, StateOwner, Stateid, Verifier,
 };
 use super::{Attrs, Bitmap4, Fail, Nfsstat4, fail_arm};
+use crate::rpc::gss::GssService;
 use crate::xdr::{self, Chain, Dec, Enc, List, Xdr};
-use crate::{xdr_enum, xdr_struct, xdr_union};
+use crate::{xdr_struct, xdr_union};
 
 /// Most entries of a READDIR reply that are decoded. An entry needs at least 24 bytes.
 pub const READDIR_MAX_ENTRIES: usize = 1 << 16;
@@ -46,11 +47,6 @@ pub mod open {
     pub const RESULT_PRESERVE_UNLINKED: u32 = 0x08;
     pub const RESULT_NO_OPEN_STATEID: u32 = 0x10;
     pub const RESULT_MAY_NOTIFY_LOCK: u32 = 0x20;
-}
-
-xdr_enum! {
-    /// `rpc_gss_svc_t` (RFC 2203).
-    pub enum GssService { NONE = 1, INTEGRITY = 2, PRIVACY = 3 }
 }
 
 xdr_struct! {

@@ -7,8 +7,9 @@ use super::types::{
     ClientOwner, Clientid, DelegationType, ImplId, OPAQUE_MAX_BYTES, SecOid, ServerOwner, Sessionid, Stateid,
     Time, Verifier,
 };
-use super::{Bitmap4, Nfsstat4, ops40::GssService};
+use super::{Bitmap4, Nfsstat4};
 use crate::rpc::AuthSys;
+use crate::rpc::gss::GssService;
 use crate::xdr::{List, Opaque};
 use crate::{xdr_enum, xdr_struct, xdr_union};
 

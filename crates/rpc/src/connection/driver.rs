@@ -6,9 +6,10 @@
 //! then reconnects: at once if the link had worked, else after a delay that doubles up to 10 s. A
 //! connection without pending calls and without a backchannel stays closed until the next call.
 
-use super::{Batch, Connection};
+use super::{Batch, Connection, Results};
 use crate::client::Shared;
 use crate::error::CallError;
+use crate::gss::Sealer;
 use crate::stats::add;
 use crate::tls::TlsError;
 use crate::transport::Link;
@@ -238,7 +239,13 @@ impl Inbound {
             _ => record,
         };
         match Message::decode(&record) {
-            Ok(Message::Reply(header, body)) => self.reply(header.xid, outcome(header.body, body), bytes),
+            Ok(Message::Reply(header, body)) => {
+                let result = match self.connection.context_of(header.xid) {
+                    None => outcome(header.body, body),
+                    Some((sealer, sequences)) => opened(&sealer, &sequences, header.body, body),
+                };
+                self.reply(header.xid, result, bytes)
+            }
             Ok(Message::Call(header, body)) => self.call(header, body),
             Ok(Message::UnknownVersion { xid, .. }) => {
                 let versions = VersionRange { low: RPC_VERSION, high: RPC_VERSION };
@@ -256,7 +263,7 @@ impl Inbound {
         }
     }
 
-    fn reply(&self, xid: u32, result: Result<Bytes, CallError>, bytes: usize) -> Result<(), &'static str> {
+    fn reply(&self, xid: u32, result: Result<Results, CallError>, bytes: usize) -> Result<(), &'static str> {
         let stats = &self.connection.stats;
         match self.connection.complete(xid, result, bytes) {
             Ok(()) => add(&stats.recvs, 1),
@@ -294,16 +301,16 @@ impl Inbound {
 const TOO_MANY_CALLS: &str = "makes too many calls at once";
 
 /// The result of a call, from the status in the reply's header.
-fn outcome(reply: ReplyBody, results: Bytes) -> Result<Bytes, CallError> {
-    let stat = match reply {
-        ReplyBody::Accepted(AcceptedReply { stat, .. }) => stat,
+fn outcome(reply: ReplyBody, body: Bytes) -> Result<Results, CallError> {
+    let (stat, verifier) = match reply {
+        ReplyBody::Accepted(AcceptedReply { stat, verf }) => (stat, verf),
         ReplyBody::Denied(DeniedReply::AuthError(stat)) => return Err(CallError::Denied(stat)),
         ReplyBody::Denied(DeniedReply::RpcMismatch(VersionRange { low, high })) => {
             return Err(CallError::RpcMismatch { low, high });
         }
     };
     Err(match stat {
-        AcceptStat::Success => return Ok(results),
+        AcceptStat::Success => return Ok(Results { verifier, body }),
         AcceptStat::ProgUnavail => CallError::ProgUnavail,
         AcceptStat::ProgMismatch(VersionRange { low, high }) => CallError::ProgMismatch { low, high },
         AcceptStat::ProcUnavail => CallError::ProcUnavail,
@@ -311,6 +318,20 @@ fn outcome(reply: ReplyBody, results: Bytes) -> Result<Bytes, CallError> {
         AcceptStat::SystemErr => CallError::SystemErr,
         AcceptStat::Other(_) => CallError::PeerMisbehaved("sent an accept_stat that RFC 5531 does not have"),
     })
+}
+
+/// The same for a call under a security context. Only a refusal of the credential needs no proof.
+fn opened(sealer: &Sealer, sequences: &[u32], reply: ReplyBody, body: Bytes) -> Result<Results, CallError> {
+    if let ReplyBody::Accepted(AcceptedReply { verf, .. }) = &reply
+        && !sealer.is_genuine(sequences, verf)
+    {
+        return Err(CallError::PeerMisbehaved("its reply has a wrong RPCSEC_GSS verifier"));
+    }
+    let Results { verifier, body } = outcome(reply, body)?;
+    match sealer.results(sequences, body) {
+        Some(body) => Ok(Results { verifier, body }),
+        None => Err(CallError::PeerMisbehaved("its results fail the checks of RPCSEC_GSS")),
+    }
 }
 
 async fn write(

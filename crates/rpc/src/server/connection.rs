@@ -16,12 +16,13 @@ mod phases;
 mod write;
 
 use super::budget::{Grant, SMALL_BYTES};
-use super::piped::{Piped, Sink};
+use super::piped::{Piped, Sink, read_all};
 use super::seen::Counts;
 use super::tls::{self, Transport};
 use super::turns::{Turns, Usage};
 use super::{Account, Caller, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
 use crate::error::CallError;
+use crate::gss::server::{GssCall, Received};
 use crate::tls::STARTTLS;
 use crate::transport::BoxFuture;
 use bytes::Bytes;
@@ -462,7 +463,7 @@ impl Inbound {
     async fn handle(&self, record: Bytes, memory: Option<Grant>) -> Result<Next, Ended> {
         *self.shared.heard.lock() = Instant::now();
         match Message::decode(&record) {
-            Ok(Message::Call(header, args)) => self.call(header, args, (record.len(), memory)).await,
+            Ok(Message::Call(header, args)) => self.call(header, args, &record, memory).await,
             Ok(Message::Reply(header, body)) => {
                 // No caller waits for a late answer.
                 if let Some(waiting) = self.shared.calls.lock().remove(&header.xid) {
@@ -498,8 +499,10 @@ impl Inbound {
         &self,
         header: CallHeader,
         args: Bytes,
-        (bytes, memory): (usize, Option<Grant>),
+        record: &Bytes,
+        memory: Option<Grant>,
     ) -> Result<Next, Ended> {
+        let bytes = record.len();
         if self.requests_tls(&header) {
             return Ok(Next::Tls(header.xid));
         }
@@ -514,12 +517,33 @@ impl Inbound {
             }
             Ok(()) => None,
         };
-        let caller = match answer {
-            Some(answer) => Err(answer),
-            None => caller(&header, self.global.tls.is_some()).map_err(refused),
+        let known = match (answer, &self.global.gss) {
+            (Some(answer), _) => Err(answer),
+            (None, Some(gss)) if header.cred.flavor == AuthFlavor::GSS => {
+                let signed = record.len() - args.len() - verifier_bytes(&header.verf);
+                match gss.receive(&header, &record[..signed], args) {
+                    Received::Call(call, caller, args) => Ok((Caller::Gss(caller), args, Some(call))),
+                    Received::Garbage(call) => Err(call.accepted(header.xid, AcceptStat::GarbageArgs)),
+                    Received::Destroy(call) => Err(gss.destroy(header.xid, &call)),
+                    Received::Refused(stat) => Err(refused(stat)),
+                    Received::Old => return Ok(Next::Record),
+                    Received::Init(token) => {
+                        let (gss, shared) = (gss.clone(), self.shared.clone());
+                        tokio::spawn(async move {
+                            let answer = gss.init(header.xid, token).await;
+                            reply(&shared, answer, Permit { call: permit, memory });
+                        });
+                        return Ok(Next::Record);
+                    }
+                }
+            }
+            (None, _) => match caller(&header, self.global.tls.is_some()) {
+                Ok(caller) => Ok((caller, args, None)),
+                Err(stat) => Err(refused(stat)),
+            },
         };
-        let caller = match caller {
-            Ok(caller) => caller,
+        let (caller, args, gss) = match known {
+            Ok(known) => known,
             Err(answer) => {
                 reply(&self.shared, answer, Permit { call: permit, memory });
                 return Ok(Next::Record);
@@ -553,7 +577,8 @@ impl Inbound {
             room: room.clone(),
         };
         let shared = self.shared.clone();
-        let mut failure = OnFailure { shared, xid: header.xid, permit: Some(permit), room: room.clone() };
+        let mut failure =
+            OnFailure { shared, xid: header.xid, gss, permit: Some(permit), room: room.clone() };
         let mut answer = self.global.service.clone().call(incoming);
         // Many calls find their data in memory and finish before a task could start.
         if let Some(outcome) = now(&mut answer).await {
@@ -607,6 +632,11 @@ async fn now(answer: &mut BoxFuture<'static, Outcome>) -> Option<Outcome> {
     }
 }
 
+/// Bytes of a verifier in a message.
+fn verifier_bytes(verf: &OpaqueAuth) -> usize {
+    8 + verf.body.0.len().next_multiple_of(4)
+}
+
 /// The caller's identity in the credential.
 fn caller(header: &CallHeader, offers_tls: bool) -> Result<Caller, AuthStat> {
     let cred = &header.cred;
@@ -629,6 +659,8 @@ fn caller(header: &CallHeader, offers_tls: bool) -> Result<Caller, AuthStat> {
 struct OnFailure {
     shared: Arc<Shared>,
     xid: u32,
+    /// The context of the call.
+    gss: Option<GssCall>,
     permit: Option<OwnedSemaphorePermit>,
     room: Room,
 }
@@ -639,11 +671,29 @@ impl OnFailure {
         let room = self.room.clone();
         let copy_bytes = self.shared.copy_bytes();
         let permit = |bytes| Permit { call, memory: room.finish(bytes + copy_bytes) };
-        let accepted = |stat| Enc::of(&ReplyHeader::accepted(self.xid, stat));
-        let message = match outcome {
-            Outcome::Done(results) => hither_proto::rpc::reply(self.xid, results),
-            Outcome::Piped(before, piped, after) => {
-                let before = hither_proto::rpc::reply(self.xid, before);
+        let (xid, gss) = (self.xid, self.gss.as_ref());
+        let accepted = |stat| match gss {
+            Some(gss) => gss.accepted(xid, stat),
+            None => Enc::of(&ReplyHeader::accepted(xid, stat)),
+        };
+        let message = match (outcome, gss) {
+            (Outcome::Done(results), Some(gss)) => gss.success(xid, results),
+            (Outcome::Done(results), None) => hither_proto::rpc::reply(xid, results),
+            (Outcome::Piped(mut before, piped, after), Some(gss)) if gss.seals_results() => {
+                match read_all(&*piped) {
+                    Ok(data) => {
+                        before.push_segment(data.into());
+                        before.append(after);
+                        gss.success(xid, before)
+                    }
+                    Err(_) => accepted(AcceptStat::SystemErr),
+                }
+            }
+            (Outcome::Piped(before, piped, after), gss) => {
+                let before = match gss {
+                    Some(gss) => gss.success(xid, before),
+                    None => hither_proto::rpc::reply(xid, before),
+                };
                 let bytes = before.len() + piped.len() + after.len();
                 match record::frame_beginning(before, piped.len() + after.len()) {
                     Some(segments) => {
@@ -658,11 +708,11 @@ impl OnFailure {
                     None => accepted(AcceptStat::SystemErr),
                 }
             }
-            Outcome::ProcUnavail => accepted(AcceptStat::ProcUnavail),
-            Outcome::GarbageArgs => accepted(AcceptStat::GarbageArgs),
-            Outcome::SystemErr => accepted(AcceptStat::SystemErr),
-            Outcome::Refused(stat) => Enc::of(&ReplyHeader::denied(self.xid, DeniedReply::AuthError(stat))),
-            Outcome::Silence => {
+            (Outcome::ProcUnavail, _) => accepted(AcceptStat::ProcUnavail),
+            (Outcome::GarbageArgs, _) => accepted(AcceptStat::GarbageArgs),
+            (Outcome::SystemErr, _) => accepted(AcceptStat::SystemErr),
+            (Outcome::Refused(stat), _) => Enc::of(&ReplyHeader::denied(xid, DeniedReply::AuthError(stat))),
+            (Outcome::Silence, _) => {
                 drop(permit(0));
                 return;
             }

@@ -48,8 +48,13 @@ impl Counts {
     pub fn called(&self, (prog, vers): (u32, u32), caller: &Caller) {
         self.calls.fetch_add(1, Relaxed);
         self.program.store(u64::from(prog) << 32 | u64::from(vers), Relaxed);
-        if let Caller::Sys(sys) = caller {
-            self.uid.store(sys.uid.into(), Relaxed);
+        let uid = match caller {
+            Caller::Sys(sys) => Some(sys.uid),
+            Caller::Gss(gss) => gss.ids.as_ref().map(|ids| ids.uid),
+            Caller::Nobody => None,
+        };
+        if let Some(uid) = uid {
+            self.uid.store(uid.into(), Relaxed);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The options of an export.
 
-use crate::access::{NOBODY, Rights, Squash, Transports};
+use crate::access::{Flavors, NOBODY, Rights, Squash, Transports};
 
 /// The options read so far.
 #[derive(Debug, Clone, Default)]
@@ -74,8 +74,10 @@ impl Settings {
             "anongid" => self.rights.anon_gid = id(word, value)?,
             "fsid" if value == "root" => self.fsid = Some(0),
             "fsid" => self.fsid = Some(fsid(word, value)?),
-            "sec" if value.split(':').any(|flavour| flavour == "sys") => {}
-            "sec" => return Err(format!("'{word}': only sec=sys is offered")),
+            "sec" => {
+                let known = || format!("'{word}': use sys, krb5, krb5i and krb5p, with : between them");
+                self.rights.flavors = Flavors::parse(value).ok_or_else(known)?;
+            }
             "xprtsec" => {
                 let accepted = Transports::parse(value);
                 let known = || format!("'{word}': use none, tls and mtls, with : between them");
@@ -90,7 +92,7 @@ impl Settings {
 fn unknown(word: &str) -> String {
     format!(
         "option '{word}' is not known: use ro, rw, root_squash, no_root_squash, all_squash, anonuid=N, anongid=N, secure, \
-         insecure, fsid=N, sec=sys, xprtsec=none:tls:mtls, crossmnt, nohide, manage-gids"
+         insecure, fsid=N, sec=sys:krb5:krb5i:krb5p, xprtsec=none:tls:mtls, crossmnt, nohide, manage-gids"
     )
 }
 

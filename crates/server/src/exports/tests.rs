@@ -120,9 +120,9 @@ fn parse_error_names_wrong_word() {
     for (text, word) in [
         ("/s\n\nsrv *(rw)", "exports:3: 'srv'"),
         ("/s *(rw,rot)", "'rot'"),
-        ("/s *(sec=krb5)", "sec=sys"),
+        ("/s *(sec=krb4)", "sec=krb4"),
         ("/s *(rw", ")"),
-        ("/s gss/krb5(rw)", "Kerberos"),
+        ("/s gss/krb5(rw)", "sec=krb5"),
         ("/s 192.0.2.0/33", "bits"),
         ("/s 192.0.2.0/255.0.255.0", "netmask"),
         ("/s 192.0.2.0/ffff::", "netmask"),
@@ -194,6 +194,18 @@ fn netgroups_come_after_patterns() {
     assert_eq!(rights(&entry("/s @missing(rw)\n"), "192.0.2.1"), None);
     assert!(entry("/s *.example.org(rw)\n").needs_names() && !entry("/s @all(rw)\n").needs_names());
     assert!(wrong("/s @(rw)\n").contains("name of a netgroup"));
+}
+
+/// `sec` lists the accepted flavors in their order. Without it, only `sys` is accepted.
+#[test]
+fn sec_lists_flavors() {
+    let flavors =
+        |options: &str| rights(&entry(&format!("/s *({options})")), "10.0.0.1").unwrap().flavors.to_string();
+    assert_eq!(flavors("rw"), "sys");
+    assert_eq!(flavors("sec=krb5p:sys:krb5p"), "krb5p:sys");
+    assert_eq!(flavors("sec=krb5,sec=krb5i"), "krb5i");
+    let each = entry("/s *(sec=krb5p) 10.0.0.0/8(sec=sys)");
+    assert_eq!(rights(&each, "10.0.0.1").unwrap().flavors.to_string(), "sys");
 }
 
 /// `xprtsec` lists the accepted transports. Without it, all are accepted.

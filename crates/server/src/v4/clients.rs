@@ -30,18 +30,40 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// Between the name of a client and its transport in [`Client::owner`].
 const VIA: &[u8] = b"\0via ";
 
-/// The identity of a client's user: the flavor and uid of its EXCHANGE_ID.
-pub(crate) type Principal = Option<u32>;
+/// The user of a client: that of its EXCHANGE_ID.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Principal {
+    /// Without an identity.
+    Nobody,
+    /// A number that the client names.
+    Uid(u32),
+    /// An authenticated name.
+    Kerberos(Arc<str>),
+}
 
-/// The name of a client among those of all transports ([`Client::owner`]). Different names or
-/// transports give different results. A client that claims the name of another on a weaker
-/// transport is therefore another client, also after a restart. On plain connections it is the
-/// client's own name.
-pub(crate) fn owner_via(name: &[u8], transport: &Transport) -> Bytes {
+impl Principal {
+    /// The number, if the client names one.
+    pub fn uid(&self) -> Option<u32> {
+        match self {
+            Self::Uid(uid) => Some(*uid),
+            Self::Nobody | Self::Kerberos(_) => None,
+        }
+    }
+}
+
+/// The name of a client among those of all transports and Kerberos principals ([`Client::owner`]).
+/// Different names, transports or principals give different results. A client that claims the name
+/// of another with a weaker proof is therefore another client, also after a restart. On plain
+/// connections without Kerberos it is the client's own name.
+pub(crate) fn owner_via(name: &[u8], transport: &Transport, principal: &Principal) -> Bytes {
     let has_mark = name.windows(VIA.len()).any(|part| part == VIA);
-    match transport {
-        Transport::Plain if !has_mark => Bytes::copy_from_slice(name),
-        _ => [name, VIA, transport.to_string().as_bytes()].concat().into(),
+    let transport_name = transport.to_string();
+    match (transport, principal) {
+        (_, Principal::Kerberos(principal)) => {
+            [name, VIA, b"krb5 ", principal.as_bytes(), b"\0", transport_name.as_bytes()].concat().into()
+        }
+        (Transport::Plain, _) if !has_mark => Bytes::copy_from_slice(name),
+        _ => [name, VIA, transport_name.as_bytes()].concat().into(),
     }
 }
 
@@ -415,31 +437,39 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(90);
 
-    fn who(verifier: u8, principal: u32, update: bool) -> Introduction {
+    fn who(verifier: u8, uid: u32, update: bool) -> Introduction {
         Introduction {
             owner: Bytes::from_static(b"client"),
             transport: Transport::Plain,
             host: IpAddr::from([192, 0, 2, 1]),
             verifier: [verifier; 8],
-            principal: Some(principal),
+            principal: Principal::Uid(uid),
             update,
             may_reclaim: false,
         }
     }
 
-    /// A name on one transport never equals a name on another, even if it contains the mark.
+    /// A name on one transport and of one principal never equals a name on another, even if it
+    /// contains the mark.
     #[test]
     fn owner_is_unique_across_transports() {
         let mutual = |name: &str| Transport::MutualTls { names: [name.to_string()].into() };
         let transports = [Transport::Plain, Transport::Tls, mutual("a"), mutual("a b"), mutual("")];
         let names: [&[u8]; 5] = [b"c", b"", b"c\0via tls", b"c\0via tls\0via none", b"\0via mtls a"];
         let mut seen = std::collections::HashSet::new();
+        let principals =
+            [Principal::Uid(0), Principal::Kerberos("a".into()), Principal::Kerberos("b".into())];
         for (name, transport) in names.iter().flat_map(|n| transports.iter().map(move |t| (n, t))) {
-            let owner = owner_via(name, transport);
-            assert_eq!(own_name(&owner), name);
-            assert!(seen.insert(owner.clone()), "{} {transport}", owner.escape_ascii());
+            for principal in &principals {
+                let owner = owner_via(name, transport, principal);
+                assert_eq!(own_name(&owner), name);
+                assert!(seen.insert(owner.clone()), "{} {transport}", owner.escape_ascii());
+            }
         }
-        assert_eq!(&owner_via(b"c", &Transport::Plain)[..], b"c");
+        // Numbers without a proof are not a part of the name.
+        for principal in [Principal::Nobody, Principal::Uid(7)] {
+            assert_eq!(&owner_via(b"c", &Transport::Plain, &principal)[..], b"c");
+        }
     }
 
     /// The cases of EXCHANGE_ID in RFC 8881 section 18.35.4.

@@ -20,10 +20,9 @@ use crate::server::Request;
 use crate::table::Export;
 use bytes::Bytes;
 use hither_proto::nfs4::{
-    Ace, Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, OpenClaim, Secinfo, SecinfoOk, SecinfoStyle,
-    SequenceArgs, SequenceOk, Stateid, attr, seq4_status,
+    Ace, Attrs as Wire, Bitmap4, Nfsstat4, Op, OpRes, OpenClaim, SequenceArgs, SequenceOk, Stateid, attr,
+    seq4_status,
 };
-use hither_proto::rpc::AuthFlavor;
 use hither_vfs::{
     Attr, Attrs, Fh, File, FileKind, Name, Node, OpenId, PathRef, Pipe, RequestContext, Stop, Time,
     WalkRequest,
@@ -678,48 +677,6 @@ impl<'a> Exec<'a> {
             (false, true) => Err(Nfsstat4::SAME),
             _ => Ok(()),
         }
-    }
-
-    async fn secinfo(&mut self, name: &Bytes) -> Result<SecinfoOk, Nfsstat4> {
-        self.lookup(name, &[]).await?;
-        self.tell_flavors()
-    }
-
-    async fn secinfo_no_name(&mut self, style: SecinfoStyle) -> Result<SecinfoOk, Nfsstat4> {
-        match style {
-            SecinfoStyle::CURRENT_FH => {}
-            SecinfoStyle::PARENT => self.has_parent().await?,
-            _ => return Err(Nfsstat4::INVAL),
-        }
-        self.tell_flavors()
-    }
-
-    /// Fails as LOOKUPP does for the root and for objects that are no directories.
-    async fn has_parent(&self) -> Result<(), Nfsstat4> {
-        match self.here()? {
-            Here::Above(0) => Err(Nfsstat4::NOENT),
-            Here::Above(_) => Ok(()),
-            Here::Object(o) if o.export.is_root(&o.fh) => match self.r.table.place_of(&o.export) {
-                0 => Err(Nfsstat4::NOENT),
-                _ => Ok(()),
-            },
-            Here::Object(o) => match self.attrs(o).await?.attr.kind {
-                FileKind::Directory => Ok(()),
-                FileKind::Symlink => Err(Nfsstat4::SYMLINK),
-                _ => Err(Nfsstat4::NOTDIR),
-            },
-        }
-    }
-
-    /// The security flavors, which are the same for all objects. The operation consumes the current
-    /// filehandle (RFC 8881 section 2.6.3.1.1.8).
-    fn tell_flavors(&mut self) -> Result<SecinfoOk, Nfsstat4> {
-        self.here()?;
-        self.current = None;
-        self.stateid = None;
-        self.ahead.clear();
-        self.ahead_stop = None;
-        Ok(vec![Secinfo::Flavor(AuthFlavor::SYS.0)].into())
     }
 }
 

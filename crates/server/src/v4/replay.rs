@@ -44,6 +44,7 @@ pub(super) fn checksum(args: &[u8], caller: &Caller, transport: &Transport) -> u
     let who = match caller {
         Caller::Nobody => u32::MAX,
         Caller::Sys(sys) => sys.uid,
+        Caller::Gss(gss) => XxHash3_64::oneshot(gss.principal.as_bytes()) as u32,
     };
     let transport = u64::from(transport_number(transport)) << TRANSPORT_SHIFT;
     let seed = u64::from(who) << 32 ^ args.len() as u64 ^ transport;

@@ -48,8 +48,9 @@ const FLAGS: u32 = exchgid::SUPP_MOVED_REFER
 impl Exec<'_> {
     fn principal(&self) -> Principal {
         match &self.r.caller {
-            Caller::Nobody => None,
-            Caller::Sys(sys) => Some(sys.uid),
+            Caller::Nobody => Principal::Nobody,
+            Caller::Sys(sys) => Principal::Uid(sys.uid),
+            Caller::Gss(gss) => Principal::Kerberos(gss.principal.clone()),
         }
     }
 
@@ -64,14 +65,15 @@ impl Exec<'_> {
             StateProtectArgs::Ssv(_) => return Err(Nfsstat4::ENCR_ALG_UNSUPP),
         }
         let transport = self.r.peer.transport.clone();
-        let owner = owner_via(&a.clientowner.ownerid, &transport);
+        let principal = self.principal();
+        let owner = owner_via(&a.clientowner.ownerid, &transport, &principal);
         let who = Introduction {
             may_reclaim: self.nfs.reclaimers.lock().contains(&owner),
             owner,
             transport,
             host: self.r.peer.addr.ip(),
             verifier: a.clientowner.verifier,
-            principal: self.principal(),
+            principal,
             update: a.flags & exchgid::UPD_CONFIRMED_REC_A != 0,
         };
         self.nfs.clients.make_room(&who, self.nfs.clients_max, self.nfs.lease)?;
@@ -294,6 +296,8 @@ pub(super) fn header_bytes(caller: &Caller) -> usize {
     CALL_HEADER_BYTES
         + match caller {
             Caller::Nobody => 0,
+            // The handle of a context has eight bytes. Checksums do not count.
+            Caller::Gss(_) => 28,
             Caller::Sys(sys) => 20 + sys.machinename.len().next_multiple_of(4) + 4 * sys.gids.len(),
         }
 }

@@ -130,7 +130,7 @@ impl Authority {
 fn secure(authority: &Authority, mutual: bool, limits: ServerLimits) -> (Acceptor, Arc<Echo>) {
     let service = Arc::new(Echo::default());
     let tls = Tls::new(authority.files(mutual)).unwrap();
-    (Acceptor::with_tls(service.clone(), limits, Some(tls)), service)
+    (Acceptor::secure(service.clone(), limits, Security { tls: Some(tls), gss: None }), service)
 }
 
 fn tls_request(xid: u32, proc: u32, body: &[u8]) -> Enc {

@@ -1,4 +1,5 @@
-//! Exports that accept only some transports (exports(5), `xprtsec`), and NFS4ERR_WRONGSEC.
+//! Exports that accept only some transports and flavors (exports(5), `xprtsec` and `sec`): SECINFO,
+//! and NFS4ERR_WRONGSEC.
 //!
 //! RFC 8881 section 2.6.3.1 defines the operation that fails. An operation that sets the current
 //! filehandle fails if the next one uses the filehandle. It does not fail before an operation that
@@ -6,10 +7,67 @@
 //! this reason.
 
 use super::exec::{Exec, Here};
-use hither_proto::nfs4::{Nfsstat4, Op, OpenClaim};
+use bytes::Bytes;
+use hither_proto::nfs4::{GssInfo, Nfsstat4, Op, OpenClaim, Secinfo, SecinfoOk, SecinfoStyle};
+use hither_proto::xdr::Opaque;
+use hither_rpc::Flavor;
+use hither_vfs::FileKind;
+
+/// The mechanism Kerberos 5, 1.2.840.113554.1.2.2 (RFC 4121 section 1), in DER without its tag.
+const KRB5: &[u8] = b"\x2a\x86\x48\x86\xf7\x12\x01\x02\x02";
 
 impl Exec<'_> {
-    /// Whether the export of a filehandle accepts the connection. Directories above the exports
+    pub(super) async fn secinfo(&mut self, name: &Bytes) -> Result<SecinfoOk, Nfsstat4> {
+        self.lookup(name, &[]).await?;
+        self.tell_flavors()
+    }
+
+    pub(super) async fn secinfo_no_name(&mut self, style: SecinfoStyle) -> Result<SecinfoOk, Nfsstat4> {
+        match style {
+            SecinfoStyle::CURRENT_FH => {}
+            SecinfoStyle::PARENT => self.has_parent().await?,
+            _ => return Err(Nfsstat4::INVAL),
+        }
+        self.tell_flavors()
+    }
+
+    /// Fails as LOOKUPP does for the root and for objects that are no directories.
+    async fn has_parent(&self) -> Result<(), Nfsstat4> {
+        match self.here()? {
+            Here::Above(0) => Err(Nfsstat4::NOENT),
+            Here::Above(_) => Ok(()),
+            Here::Object(o) if o.export.is_root(&o.fh) => match self.r.table.place_of(&o.export) {
+                0 => Err(Nfsstat4::NOENT),
+                _ => Ok(()),
+            },
+            Here::Object(o) => match self.attrs(o).await?.attr.kind {
+                FileKind::Directory => Ok(()),
+                FileKind::Symlink => Err(Nfsstat4::SYMLINK),
+                _ => Err(Nfsstat4::NOTDIR),
+            },
+        }
+    }
+
+    /// The security flavors of the export, or of all exports that the client may use. The operation
+    /// consumes the current filehandle (RFC 8881 section 2.6.3.1.1.8).
+    fn tell_flavors(&mut self) -> Result<SecinfoOk, Nfsstat4> {
+        let flavors: Vec<Flavor> = match self.here()? {
+            Here::Object(o) => o.rights.flavors.iter().collect(),
+            Here::Above(_) => {
+                let rights: Vec<_> =
+                    self.r.table.exports().iter().filter_map(|export| export.rights(&self.r.peer)).collect();
+                let is_used = |flavor: &Flavor| rights.iter().any(|r| r.flavors.iter().any(|f| f == *flavor));
+                Flavor::ALL.into_iter().filter(is_used).collect()
+            }
+        };
+        self.current = None;
+        self.stateid = None;
+        self.ahead.clear();
+        self.ahead_stop = None;
+        Ok(flavors.into_iter().map(secinfo_of).collect::<Vec<_>>().into())
+    }
+
+    /// Whether the export of a filehandle accepts the call. Directories above the exports
     /// accept all.
     pub(super) fn is_accepted(&self, here: &Here) -> bool {
         match here {
@@ -41,6 +99,13 @@ impl Exec<'_> {
 
     fn need_accepted<'h>(&self, mut used: impl Iterator<Item = &'h Here>) -> Result<(), Nfsstat4> {
         if used.all(|here| self.is_accepted(here)) { Ok(()) } else { Err(Nfsstat4::WRONGSEC) }
+    }
+}
+
+fn secinfo_of(flavor: Flavor) -> Secinfo {
+    match flavor.service() {
+        None => Secinfo::Flavor(flavor.number().0),
+        Some(service) => Secinfo::Gss(GssInfo { oid: Opaque(Bytes::from_static(KRB5)), qop: 0, service }),
     }
 }
 
