@@ -16,7 +16,13 @@ fi
 # with hither. The guest's kernel lacks newer features of FUSE. Its clock ticks a hundred times a
 # second, and NFSv3 distinguishes versions of a file by its times. The guest's server therefore has
 # no histories with NFSv3.
-lab/lanes.sh full 3 <<'END'
+#
+# Kerberos has a laboratory of its own.
+kerberos=$(mktemp)
+trap 'rm -f "$kerberos"' EXIT
+lab/kerberos.sh > "$kerberos" 2>&1 &
+rc=0
+lab/lanes.sh full 3 <<'END' || rc=1
 suite --quick --server hither --vers 4.2 --client kernel sqlite posix git fsx pjdfstest
 suite --quick --server hither --vers 3 --client kernel sqlite posix git fsx pjdfstest
 suite --quick --server knfsd --vers 4.2 --client hither posix git sqlite fsx make pjdfstest postgres tree
@@ -41,3 +47,6 @@ suite --quick --server hither --vers 4.1 --client kernel sqlite
 suite --quick --server hither --vers 4.2,3 --client hither git sqlite make
 suite --server hither --vers 4.2 --client hither pjdfstest
 END
+wait %1 || rc=1
+cat "$kerberos"
+exit $rc
