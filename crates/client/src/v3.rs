@@ -347,6 +347,8 @@ impl Vfs for V3 {
 
     /// NFSv3 attributes are valid by time only. Only leases of NQNFS can be withdrawn.
     fn subscribe(&self, upcalls: Arc<dyn Upcalls>) {
+        // A second subscriber would be a mistake of the caller.
+        let _ = self.caller.above.set(upcalls.clone());
         if let Some(nqnfs) = self.caller.nqnfs.as_ref().filter(|_| self.opts.delegations) {
             nqnfs.subscribe(&self.caller, upcalls);
         }

@@ -121,9 +121,7 @@ pub trait Wire: Send + Sync + 'static {
     fn epoch(&self) -> u64;
 
     /// The path of a file, for messages to people.
-    fn path(&self, _fh: &Fh) -> Option<String> {
-        None
-    }
+    fn path(&self, fh: &Fh) -> Option<String>;
 }
 
 /// Bounds of the kept bytes of a mount.

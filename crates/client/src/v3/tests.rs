@@ -713,3 +713,27 @@ async fn parent_sends_dot_dot_lookup() {
     assert_eq!(errno(fs.parent(&cx(), &root()).await), libc::ENOENT);
     assert_eq!(server.called()[before..], ["LOOKUP"; 3]);
 }
+
+/// The layers above name the files in messages about lost data.
+#[tokio::test(start_paused = true)]
+async fn messages_have_paths() {
+    struct Above;
+    impl hither_vfs::Upcalls for Above {
+        fn revoke(&self, _: &hither_vfs::Fh) -> hither_vfs::BoxFuture<()> {
+            Box::pin(std::future::ready(()))
+        }
+
+        fn revoke_all(&self) -> hither_vfs::BoxFuture<()> {
+            Box::pin(std::future::ready(()))
+        }
+
+        fn path(&self, fh: &hither_vfs::Fh) -> Option<String> {
+            Some(format!("path/of/{}", fh.0.escape_ascii()))
+        }
+    }
+    let fs = hard(&Server::new()).await;
+    let path = || crate::writes::Wire::path(&*fs.caller, &root());
+    assert_eq!(path(), None);
+    fs.subscribe(Arc::new(Above));
+    assert_eq!(path(), Some(format!("path/of/{}", root().0.escape_ascii())));
+}

@@ -18,8 +18,8 @@ use hither_proto::nfs3::{self, CommitArgs, Nfsstat3, PostOpAttr, Res, StableHow,
 use hither_proto::rpc::Procedure;
 use hither_proto::xdr::{Dec, Enc, Opaque, Xdr};
 use hither_rpc::{Call, CallError, Client, Retransmit, Stats};
-use hither_vfs::{Account, Attr, Cred, Data, Env, Error, Fh, RequestContext, Result};
-use std::sync::Arc;
+use hither_vfs::{Account, Attr, Cred, Data, Env, Error, Fh, RequestContext, Result, Upcalls};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -80,6 +80,8 @@ pub(crate) struct Caller {
     /// The NQNFS layer that sends the calls, when present.
     pub nqnfs: Option<Nqnfs>,
     credentials: Credentials,
+    /// Knows the paths of files, for messages.
+    pub above: OnceLock<Arc<dyn Upcalls>>,
 }
 
 /// Outcome of a procedure: the results, or the failing status with its attributes.
@@ -95,7 +97,7 @@ impl Caller {
     ) -> Self {
         let sizes =
             Sizes { rsize_bytes: 4096, wsize_bytes: 4096, name_max_bytes: 255, file_max_bytes: u64::MAX };
-        Self { client, stats, env, rules, sizes, nqnfs: None, credentials }
+        Self { client, stats, env, rules, sizes, nqnfs: None, credentials, above: OnceLock::new() }
     }
 
     /// Calls a procedure. Repeats the call after JUKEBOX.
@@ -244,6 +246,10 @@ fn failure(e: CallError) -> Failure {
 
 #[async_trait]
 impl Wire for Caller {
+    fn path(&self, fh: &Fh) -> Option<String> {
+        self.above.get()?.path(fh)
+    }
+
     fn wsize_bytes(&self) -> u32 {
         self.sizes.wsize_bytes
     }

@@ -120,6 +120,10 @@ impl Server {
 
 #[async_trait]
 impl Wire for Server {
+    fn path(&self, _: &Fh) -> Option<String> {
+        None
+    }
+
     fn wsize_bytes(&self) -> u32 {
         self.wsize_bytes
     }

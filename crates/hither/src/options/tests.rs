@@ -163,8 +163,8 @@ fn refusals_name_the_right_option() {
         ("acregmin=90", "acregmin=90 exceeds acregmax=60: give a larger acregmax"),
         ("acdirmin=50,acdirmax=40", "acdirmin=50 exceeds acdirmax=40: give a larger acdirmax"),
         (
-            "sec=krb5p",
-            "option 'sec=krb5p': Kerberos is not supported: use sec=sys, over a network that you trust or with xprtsec=mtls",
+            "vers=nqnfs,sec=krb5p",
+            "options 'vers=nqnfs' and 'sec=krb5p' contradict each other: NQNFS has no Kerberos",
         ),
         (
             "lock,vers=3",

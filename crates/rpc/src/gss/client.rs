@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +31,8 @@ use tokio_util::sync::CancellationToken;
 const FAILURE_HOLDS: Duration = Duration::from_secs(1);
 /// A context is replaced so long before its end: the clocks of client and server may differ.
 const SPARE: Duration = Duration::from_secs(5);
+/// Most calls of mechanisms at once.
+const MAKING_MAX: usize = 16;
 /// Most steps of a context. Kerberos needs two.
 const STEPS_MAX: u32 = 8;
 /// Attempts to make a context. A server restart may make it take the second token for a replay.
@@ -340,10 +342,14 @@ fn failed(why: &str) -> CallError {
     CallError::Gss(GssError::Failed(why.into()))
 }
 
-/// Runs calls of the mechanism, which may wait for a key distribution center.
+/// Runs calls of the mechanism, which may wait for a key distribution center. The threads for such
+/// work are shared with the caches, so contexts of many users are not made at once.
 async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> Result<T, GssError> + Send + 'static,
 ) -> Result<T, CallError> {
+    static MAKING: Semaphore = Semaphore::const_new(MAKING_MAX);
+    // Never closed.
+    let _turn = MAKING.acquire().await;
     match tokio::task::spawn_blocking(f).await {
         Ok(result) => result.map_err(CallError::Gss),
         Err(_) => Err(failed("the mechanism failed")),

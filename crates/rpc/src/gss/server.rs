@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 /// Sequence numbers below the highest that are accepted, each once.
@@ -24,6 +25,9 @@ const WORD: u32 = u64::BITS;
 const CONTEXTS_MAX: usize = 16_384;
 /// Contexts that end together when there are too many: a sixteenth.
 const EVICTED_PART: usize = 16;
+
+/// Most tokens of new contexts that are processed at once.
+const ACCEPTING_MAX: usize = 4;
 
 /// `GSS_S_COMPLETE` (RFC 2744 section 3.9.1).
 const COMPLETE: u32 = 0;
@@ -63,6 +67,8 @@ pub struct GssAcceptor {
     contexts: Mutex<HashMap<u64, Arc<ServerContext>>>,
     /// Orders the uses of contexts.
     uses: AtomicU64,
+    /// Tokens that are processed now: anybody may send them, and each takes a thread.
+    accepting: Semaphore,
 }
 
 impl std::fmt::Debug for GssAcceptor {
@@ -141,7 +147,13 @@ pub(crate) enum Received {
 impl GssAcceptor {
     /// An acceptor with the keys of `mechanism`.
     pub fn new(mechanism: Arc<dyn Mechanism>, ids_of: Box<IdsOf>) -> Arc<Self> {
-        Arc::new(Self { mechanism, ids_of, contexts: Mutex::default(), uses: AtomicU64::new(0) })
+        Arc::new(Self {
+            mechanism,
+            ids_of,
+            contexts: Mutex::default(),
+            uses: AtomicU64::new(0),
+            accepting: Semaphore::new(ACCEPTING_MAX),
+        })
     }
 
     /// Number of contexts.
@@ -233,6 +245,8 @@ impl GssAcceptor {
             e.append(Enc::of(&res));
             e
         };
+        // Never closed.
+        let _turn = self.accepting.acquire().await;
         match tokio::task::spawn_blocking(accept).await {
             Ok(Ok((accepted, ids))) => match self.add(xid, accepted, ids) {
                 Ok(message) => message,
