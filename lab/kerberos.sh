@@ -62,9 +62,11 @@ END
   chown daemon "$dir/export/d"
   chmod a+rX "$dir" "$dir/export"
   chmod a+r "$KRB5_CONFIG"
-  krb5kdc
+  setsid krb5kdc -n > /dev/null 2>&1 &
+  echo $! > "$dir/pids"
   setsid "$hither" serve "$dir/export" -o rw,sec=krb5:krb5i:krb5p -l 10.98.0.1:2150 --rpcbind off \
     --state-dir "$dir/state" --keytab "$dir/server.lab.keytab" > "$dir/serve.log" 2>&1 &
+  echo $! >> "$dir/pids"
   for _ in $(seq 100); do (exec 3<> /dev/tcp/10.98.0.1/2150) 2> /dev/null && return; sleep 0.1; done
   cat "$dir/serve.log"
   return 1
@@ -135,7 +137,7 @@ if [ $# -gt 0 ]; then
   exit
 fi
 rm -rf "$dir"
-trap '$lab down > /dev/null 2>&1; rm -rf "$dir"' EXIT
+trap '$lab down > /dev/null 2>&1; kill $(cat "$dir/pids"); rm -rf "$dir"' EXIT
 $lab up && $lab exec -- "$self" center || { echo "0 passed, 1 failed"; exit 1; }
 said=$(
   $lab server start knfsd && $lab exec -- python3 -c '
