@@ -143,12 +143,23 @@ impl<C: SecurityContext + Send> Context for Established<C> {
     }
 
     fn unwrap(&self, message: &[u8]) -> Result<Bytes, GssError> {
+        if !is_encrypted(message) {
+            return Err(GssError::Failed("the peer does not encrypt".into()));
+        }
         copied(self.context.lock().unwrap(message))
     }
 
     fn expires(&self) -> Option<Instant> {
         self.expires
     }
+}
+
+/// Whether a Wrap token has confidentiality (RFC 4121 section 4.2.6.2). The tokens of RFC 1964,
+/// with the obsolete ciphers DES and RC4, count as not encrypted.
+fn is_encrypted(token: &[u8]) -> bool {
+    const TOKEN_ID: [u8; 2] = [5, 4];
+    const SEALED: u8 = 2;
+    token.strip_prefix(&TOKEN_ID).and_then(|rest| rest.first()).is_some_and(|flags| flags & SEALED != 0)
 }
 
 fn copied(made: Result<libgssapi::util::Buf, Error>) -> Result<Bytes, GssError> {
@@ -180,4 +191,26 @@ fn step_error(e: &Error) -> GssError {
 /// The words of the library in one line.
 fn said(e: &Error) -> String {
     e.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only Wrap tokens of RFC 4121 with the flag Sealed are encrypted. MIC tokens, tokens of RFC
+    /// 1964 and short ones are not.
+    #[test]
+    fn tokens_without_confidentiality_are_found() {
+        for (token, want) in [
+            (&[5, 4, 2, 0xff][..], true),
+            (&[5, 4, 7, 0xff], true),
+            (&[5, 4, 5, 0xff], false),
+            (&[4, 4, 2, 0xff], false),
+            (&[0x60, 0x2b, 6, 9], false),
+            (&[5, 4], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_encrypted(token), want, "{token:?}");
+        }
+    }
 }
