@@ -109,7 +109,7 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
         memory_max_bytes: for_calls(args.max_memory as usize),
         ..ServerLimits::default()
     };
-    let acceptor = Arc::new(Acceptor::secure(server.clone(), limits, security));
+    let acceptor = Arc::new(Acceptor::secure(server.clone(), limits, security.clone()));
     tokio::spawn(server.clone().tend());
     let reporter = Arc::new(Reporter {
         server: server.clone(),
@@ -141,6 +141,7 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
                 notify.reloading();
                 log.reopen();
                 reload_tls(&acceptor).await;
+                security.gss.iter().for_each(|gss| gss.forget_all());
                 let table;
                 (served, table) = load(served).await;
                 match table {

@@ -252,6 +252,37 @@ fn expired_ticket_stops_its_user_only() {
     }
 }
 
+/// SIGHUP makes the server read the groups of accounts again, without an error to programs.
+/// Promise: S17b
+#[test]
+#[ignore = "needs root and krb5-kdc"]
+fn reload_reads_groups_again() {
+    let mut kdc = Kdc::new(47_170, &["alice", "team"]);
+    let server = Server::hither(&mut kdc, "krb5i");
+    let Server::Hither(serve) = &server else { unreachable!() };
+    let (alice, team) = (kdc.user("alice"), kdc.user("team"));
+    let file = server.export("shared");
+    fs::write(&file, "of the team").unwrap();
+    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    std::os::unix::fs::chown(&file, Some(0), Some(team.uid)).unwrap();
+    server.kinit(&kdc, alice, "1h");
+    let read = || alice.sh(&format!("cat {}/shared", server.mnt().display()));
+    for version in ["4.2", "3"] {
+        server.mount(&format!("vers={version},sec=krb5i,noac")).ok();
+        assert_ne!(read().code, 0, "vers={version}: before");
+        let groups = fs::read_to_string("/etc/group").unwrap();
+        let line = format!("team:x:{}:", team.uid);
+        fs::write("/etc/group", groups.replace(&line, &format!("{line}alice"))).unwrap();
+        assert_ne!(read().code, 0, "vers={version}: the context has the old groups");
+        serve.signal(libc::SIGHUP);
+        wait_for("the new groups", 10, || read().out == "of the team");
+        fs::write("/etc/group", groups).unwrap();
+        serve.signal(libc::SIGHUP);
+        wait_for("the old groups", 10, || read().code != 0);
+        server.umount();
+    }
+}
+
 /// The first flavor of the mount that the server offers is used. Without one, a line names those of
 /// the server. Calls with another flavor are refused, with every version.
 /// Promise: S17b

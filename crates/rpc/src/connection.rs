@@ -159,6 +159,17 @@ enum Message {
     ),
 }
 
+impl Message {
+    /// The encoded segments; none before the message is sealed.
+    fn segments(&self) -> &[Bytes] {
+        match self {
+            Self::Call(_, segments) => segments,
+            Self::Callback(segments, _) => segments,
+            Self::Sealed(..) => &[],
+        }
+    }
+}
+
 impl Batch {
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
@@ -170,11 +181,7 @@ impl Batch {
 
     /// All segments in order.
     pub fn segments(&self) -> impl Iterator<Item = &Bytes> {
-        self.messages.iter().flat_map(|m| match m {
-            Message::Call(_, segments) => segments.iter(),
-            Message::Callback(segments, _) => segments.iter(),
-            Message::Sealed(..) => [].iter(),
-        })
+        self.messages.iter().flat_map(Message::segments)
     }
 
     fn has_room(&self) -> bool {
@@ -441,24 +448,22 @@ impl Connection {
         }
         let mut out = Batch::default();
         for message in batch.messages {
-            match message {
+            let message = match message {
                 Message::Sealed(xid, sealer) => match sealer.transmission(xid) {
                     Ok(Transmission { sequence, segments, bytes }) => {
                         self.transmitted(xid, sequence, bytes);
-                        let count = segments.len();
-                        out.push(Message::Call(xid, Arc::new(segments)), bytes, count);
+                        Message::Call(xid, Arc::new(segments))
                     }
-                    Err(e) => self.fail(xid, CallError::ContextEnded(e)),
+                    Err(e) => {
+                        self.fail(xid, CallError::ContextEnded(e));
+                        continue;
+                    }
                 },
-                Message::Call(_, ref segments) => {
-                    let (bytes, count) = (segments.iter().map(Bytes::len).sum(), segments.len());
-                    out.push(message, bytes, count);
-                }
-                Message::Callback(ref segments, _) => {
-                    let (bytes, count) = (segments.iter().map(Bytes::len).sum(), segments.len());
-                    out.push(message, bytes, count);
-                }
-            }
+                encoded => encoded,
+            };
+            let segments = message.segments();
+            let (bytes, count) = (segments.iter().map(Bytes::len).sum(), segments.len());
+            out.push(message, bytes, count);
         }
         out
     }

@@ -115,6 +115,9 @@ pub enum GssError {
     /// The owner's credentials have expired.
     #[error("the Kerberos ticket has expired: {0}")]
     Expired(Arc<str>),
+    /// The server accepts no context.
+    #[error("Kerberos: the server refuses the ticket ({0}): see the log of the server")]
+    Refused(Arc<str>),
     /// Another failure, in the words of the mechanism.
     #[error("Kerberos: {0}")]
     Failed(Arc<str>),

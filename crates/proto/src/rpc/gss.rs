@@ -18,6 +18,16 @@ pub const TOKEN_MAX_BYTES: usize = 128 << 10;
 /// is replaced.
 pub const SEQUENCE_MAX: u32 = 0x8000_0000;
 
+/// Major statuses in the results of context creation (RFC 2744 section 3.9.1).
+pub mod major {
+    /// The context is complete.
+    pub const COMPLETE: u32 = 0;
+    /// The initiator sends another token.
+    pub const CONTINUE_NEEDED: u32 = 1;
+    /// The token is refused.
+    pub const FAILURE: u32 = 13 << 16;
+}
+
 xdr_enum! {
     /// The purpose of a call (`rpc_gss_proc_t`).
     pub enum GssProc {

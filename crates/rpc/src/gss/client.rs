@@ -14,7 +14,7 @@ use crate::call::{Call, Credential, Reply, Retransmit};
 use crate::client::Client;
 use crate::error::CallError;
 use bytes::Bytes;
-use hither_proto::rpc::gss::{GssCred, GssProc, InitArgs, InitRes, SEQUENCE_MAX};
+use hither_proto::rpc::gss::{GssCred, GssProc, InitArgs, InitRes, SEQUENCE_MAX, major};
 use hither_proto::rpc::{AuthFlavor, AuthStat, OpaqueAuth, RPC_VERSION};
 use hither_proto::xdr::{Dec, Enc, Opaque, Xdr};
 use parking_lot::Mutex;
@@ -35,8 +35,6 @@ const SPARE: Duration = Duration::from_secs(5);
 const MAKING_MAX: usize = 16;
 /// Most steps of a context. Kerberos needs two.
 const STEPS_MAX: u32 = 8;
-/// Attempts to make a context. A server restart may make it take the second token for a replay.
-const ATTEMPTS: u32 = 2;
 /// Attempts of a call, each with another context.
 const CALL_ATTEMPTS: u32 = 3;
 /// Bytes that RPCSEC_GSS adds to a call at most, beside the handle: credential, verifier, checksums
@@ -44,11 +42,6 @@ const CALL_ATTEMPTS: u32 = 3;
 const ADDED_BYTES: usize = 512;
 /// Transmissions of a call whose replies are recognised.
 pub(crate) const SEQUENCES_KEPT: usize = 8;
-
-/// `GSS_S_COMPLETE` (RFC 2744 section 3.9.1).
-const COMPLETE: u32 = 0;
-/// `GSS_S_CONTINUE_NEEDED`.
-const CONTINUE_NEEDED: u32 = 1;
 
 /// A user of a server under RPCSEC_GSS.
 pub struct GssUser {
@@ -224,10 +217,8 @@ impl GssUser {
         }
         state.session = None;
         let mut made = self.make(client, call).await;
-        for _ in 1..ATTEMPTS {
-            if !matches!(made, Err(CallError::Gss(GssError::Failed(_)))) {
-                break;
-            }
+        if matches!(made, Err(CallError::Gss(GssError::Refused(_)))) {
+            // A token that was sent again after a lost reply may count as a replay.
             made = self.make(client, call).await;
         }
         match &made {
@@ -297,11 +288,11 @@ impl GssUser {
         let res: InitRes = Dec::all(&reply.body)
             .map_err(|_| CallError::PeerMisbehaved("its answer to a Kerberos token cannot be decoded"))?;
         match res.major {
-            COMPLETE | CONTINUE_NEEDED => Ok((res, reply.verifier.body.0)),
-            major => Err(failed(&format!(
-                "the server refuses the ticket (status {major:#x}, {}): see the log of the server",
-                res.minor
-            ))),
+            major::COMPLETE | major::CONTINUE_NEEDED => Ok((res, reply.verifier.body.0)),
+            status => {
+                let why = format!("status {status:#x}, {}", res.minor);
+                Err(CallError::Gss(GssError::Refused(why.into())))
+            }
         }
     }
 
@@ -310,7 +301,7 @@ impl GssUser {
         context: Arc<dyn Context>,
         answer: Option<(InitRes, Bytes)>,
     ) -> Result<Arc<Session>, CallError> {
-        let Some((res, verifier)) = answer.filter(|(res, _)| res.major == COMPLETE) else {
+        let Some((res, verifier)) = answer.filter(|(res, _)| res.major == major::COMPLETE) else {
             return Err(failed("the server did not complete the context"));
         };
         context

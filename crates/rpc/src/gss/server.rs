@@ -5,7 +5,7 @@
 
 use super::{Accepted, Context, GssService, Mechanism, open, seal};
 use bytes::Bytes;
-use hither_proto::rpc::gss::{GssCred, GssProc, HANDLE_MAX_BYTES, InitArgs, InitRes, SEQUENCE_MAX};
+use hither_proto::rpc::gss::{GssCred, GssProc, HANDLE_MAX_BYTES, InitArgs, InitRes, SEQUENCE_MAX, major};
 use hither_proto::rpc::{
     AcceptStat, AcceptedReply, AuthFlavor, AuthStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader,
 };
@@ -28,11 +28,6 @@ const EVICTED_PART: usize = 16;
 
 /// Most tokens of new contexts that are processed at once.
 const ACCEPTING_MAX: usize = 4;
-
-/// `GSS_S_COMPLETE` (RFC 2744 section 3.9.1).
-const COMPLETE: u32 = 0;
-/// `GSS_S_FAILURE`.
-const FAILURE: u32 = 13 << 16;
 
 /// The numbers of a principal on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,12 +151,8 @@ impl GssAcceptor {
         })
     }
 
-    /// Number of contexts.
-    pub fn contexts(&self) -> usize {
-        self.contexts.lock().len()
-    }
-
-    /// Ends all contexts. Clients make new ones without an error to programs.
+    /// Ends all contexts, whose users and groups may have changed. Clients make new ones without an
+    /// error to programs.
     pub fn forget_all(&self) {
         self.contexts.lock().clear();
     }
@@ -236,7 +227,7 @@ impl GssAcceptor {
             tracing::warn!("a Kerberos ticket is refused: {why}");
             let res = InitRes {
                 handle: Opaque::default(),
-                major: FAILURE,
+                major: major::FAILURE,
                 minor: 0,
                 window: 0,
                 token: Opaque::default(),
@@ -273,7 +264,7 @@ impl GssAcceptor {
         contexts.insert(id, Arc::new(ServerContext { context, id, principal, ids, window, used }));
         drop(contexts);
         let handle = Opaque(Bytes::copy_from_slice(&id.to_be_bytes()));
-        let res = InitRes { handle, major: COMPLETE, minor: 0, window: WINDOW, token: Opaque(token) };
+        let res = InitRes { handle, major: major::COMPLETE, minor: 0, window: WINDOW, token: Opaque(token) };
         let mut message = Enc::of(&accepted_reply(xid, verifier, AcceptStat::Success));
         message.append(Enc::of(&res));
         Ok(message)

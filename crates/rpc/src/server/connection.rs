@@ -22,11 +22,13 @@ use super::tls::{self, Transport};
 use super::turns::{Turns, Usage};
 use super::{Account, Caller, Global, HOST_TURN, Incoming, Mismatch, Outcome, Room};
 use crate::error::CallError;
+use crate::gss::GssAcceptor;
 use crate::gss::server::{GssCall, Received};
 use crate::tls::STARTTLS;
 use crate::transport::BoxFuture;
 use bytes::Bytes;
 use hither_proto::record::{self, Limits};
+use hither_proto::rpc::gss::InitArgs;
 use hither_proto::rpc::{
     AcceptStat, AcceptedReply, AuthFlavor, AuthStat, CallHeader, DeniedReply, Message, OpaqueAuth,
     RPC_VERSION, ReplyBody, ReplyHeader, VersionRange,
@@ -508,44 +510,19 @@ impl Inbound {
         }
         let began = Instant::now();
         let permit = self.permit().await?;
-        let accepted = |stat| Enc::of(&ReplyHeader::accepted(header.xid, stat));
-        let refused = |stat| Enc::of(&ReplyHeader::denied(header.xid, DeniedReply::AuthError(stat)));
-        let answer = match self.global.program(header.prog, header.vers) {
-            Err(Mismatch::Program) => Some(accepted(AcceptStat::ProgUnavail)),
-            Err(Mismatch::Version(low, high)) => {
-                Some(accepted(AcceptStat::ProgMismatch(VersionRange { low, high })))
-            }
-            Ok(()) => None,
-        };
-        let known = match (answer, &self.global.gss) {
-            (Some(answer), _) => Err(answer),
-            (None, Some(gss)) if header.cred.flavor == AuthFlavor::GSS => {
-                let signed = record.len() - args.len() - verifier_bytes(&header.verf);
-                match gss.receive(&header, &record[..signed], args) {
-                    Received::Call(call, caller, args) => Ok((Caller::Gss(caller), args, Some(call))),
-                    Received::Garbage(call) => Err(call.accepted(header.xid, AcceptStat::GarbageArgs)),
-                    Received::Destroy(call) => Err(gss.destroy(header.xid, &call)),
-                    Received::Refused(stat) => Err(refused(stat)),
-                    Received::Old => return Ok(Next::Record),
-                    Received::Init(token) => {
-                        let (gss, shared) = (gss.clone(), self.shared.clone());
-                        tokio::spawn(async move {
-                            let answer = gss.init(header.xid, token).await;
-                            reply(&shared, answer, Permit { call: permit, memory });
-                        });
-                        return Ok(Next::Record);
-                    }
-                }
-            }
-            (None, _) => match caller(&header, self.global.tls.is_some()) {
-                Ok(caller) => Ok((caller, args, None)),
-                Err(stat) => Err(refused(stat)),
-            },
-        };
-        let (caller, args, gss) = match known {
-            Ok(known) => known,
-            Err(answer) => {
+        let (caller, args, gss) = match self.identify(&header, args, record) {
+            Identified::Caller(caller, args, gss) => (caller, args, gss),
+            Identified::Repeated => return Ok(Next::Record),
+            Identified::Answer(answer) => {
                 reply(&self.shared, answer, Permit { call: permit, memory });
+                return Ok(Next::Record);
+            }
+            Identified::Token(gss, token) => {
+                let shared = self.shared.clone();
+                tokio::spawn(async move {
+                    let answer = gss.init(header.xid, token).await;
+                    reply(&shared, answer, Permit { call: permit, memory });
+                });
                 return Ok(Next::Record);
             }
         };
@@ -600,6 +577,37 @@ impl Inbound {
         Ok(Next::Record)
     }
 
+    /// Finds the caller of a received call, or the answer to a call without one.
+    fn identify(&self, header: &CallHeader, args: Bytes, record: &Bytes) -> Identified {
+        let accepted = |stat| Identified::Answer(Enc::of(&ReplyHeader::accepted(header.xid, stat)));
+        let refused = |stat| {
+            let denied = DeniedReply::AuthError(stat);
+            Identified::Answer(Enc::of(&ReplyHeader::denied(header.xid, denied)))
+        };
+        match self.global.program(header.prog, header.vers) {
+            Ok(()) => {}
+            Err(Mismatch::Program) => return accepted(AcceptStat::ProgUnavail),
+            Err(Mismatch::Version(low, high)) => {
+                return accepted(AcceptStat::ProgMismatch(VersionRange { low, high }));
+            }
+        }
+        let Some(gss) = self.global.gss.as_ref().filter(|_| header.cred.flavor == AuthFlavor::GSS) else {
+            return match caller(header, self.global.tls.is_some()) {
+                Ok(caller) => Identified::Caller(caller, args, None),
+                Err(stat) => refused(stat),
+            };
+        };
+        let signed = record.len() - args.len() - verifier_bytes(&header.verf);
+        match gss.receive(header, &record[..signed], args) {
+            Received::Call(call, caller, args) => Identified::Caller(Caller::Gss(caller), args, Some(call)),
+            Received::Garbage(call) => Identified::Answer(call.accepted(header.xid, AcceptStat::GarbageArgs)),
+            Received::Destroy(call) => Identified::Answer(gss.destroy(header.xid, &call)),
+            Received::Refused(stat) => refused(stat),
+            Received::Old => Identified::Repeated,
+            Received::Init(token) => Identified::Token(gss.clone(), token),
+        }
+    }
+
     /// Whether a call asks for TLS on this connection (RFC 9289 section 4.1), and gets it.
     fn requests_tls(&self, header: &CallHeader) -> bool {
         header.cred.flavor == AuthFlavor::TLS
@@ -609,6 +617,18 @@ impl Inbound {
             && self.peer.transport == Transport::Plain
             && self.global.program(header.prog, header.vers).is_ok()
     }
+}
+
+/// The identity behind a received call.
+enum Identified {
+    /// A caller, with the arguments and the context of the call.
+    Caller(Caller, Bytes, Option<GssCall>),
+    /// The call is not executed. Its reply.
+    Answer(Enc),
+    /// The call asks for a context.
+    Token(Arc<GssAcceptor>, InitArgs),
+    /// The call was received before. No reply is sent.
+    Repeated,
 }
 
 /// The bytes that follow a record.
