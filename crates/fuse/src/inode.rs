@@ -11,6 +11,8 @@
 //! counter per mount ([`Clock`]) orders answers and modifications. A call reads it before its
 //! request. Each modification advances it at its start and end.
 
+mod length;
+mod rights;
 mod table;
 
 use crate::in_use::InUse;
@@ -25,6 +27,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
+use length::Length;
+pub(crate) use length::{QUEUED_MAX, Telling};
+pub(crate) use rights::OnExec;
+use rights::Rights;
 pub(crate) use table::{Ambiguous, Inodes, Named};
 
 /// Time for which a thread with an ESTALE answer is expected to open the file again.
@@ -85,35 +91,6 @@ impl Ident {
     }
 }
 
-/// Mode and owners in the attributes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Rights {
-    mode: u32,
-    uid: u32,
-    gid: u32,
-}
-
-impl Rights {
-    fn of(attr: &Attr) -> Self {
-        Self { mode: attr.mode & 0o7777, uid: attr.uid, gid: attr.gid }
-    }
-
-    fn is_set_id(self) -> bool {
-        self.mode & (libc::S_ISUID | libc::S_ISGID) != 0
-    }
-}
-
-/// Comparison of the file's attributes with those that the kernel uses for an exec.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnExec {
-    /// Set-id bits and owners are equal, or there are no set-id bits.
-    Same,
-    /// The kernel lacks set-id bits or owners of the file.
-    Less,
-    /// The kernel may have set-id bits that the file lacks or has with another owner.
-    More,
-}
-
 /// A counter that orders the mount's own modifications.
 #[derive(Debug, Default)]
 pub(crate) struct Clock(AtomicU64);
@@ -167,15 +144,18 @@ struct State {
     /// Last seen change attribute without a later modification of the mount. The kernel's pages
     /// need not belong to it, but a different value is still another client's change.
     seen: Option<u64>,
+    /// Time of the request of the newest attributes.
+    newest: Instant,
     /// Whether the kernel may have pages.
     opened: bool,
+    /// The open file that makes the kernel drop its pages, and the version of the pages after that.
+    drops_by: Option<(u64, u64, Moment)>,
     /// No data was read or written since the kernel's pages were dropped.
     empty: bool,
     /// A read or write has used the kernel's pages.
     filled: bool,
-    /// Length that the kernel has; `None` when the kernel must ask. The kernel ignores attributes
-    /// that arrive together with an invalidation.
-    told_size: Option<u64>,
+    /// Length that the kernel has.
+    length: Length,
     /// Change attribute that the kernel has; `None` when the kernel asks again.
     told_change: Option<u64>,
     /// Number of running modifications of the mount, and the last start or end of one.
@@ -233,8 +213,10 @@ pub(crate) struct OnOpen {
     pub keep: bool,
     /// The kernel's attributes are out of date.
     pub attrs_stale: bool,
-    /// The kernel may have no current length.
-    pub size_unknown: bool,
+    /// The kernel may have another length.
+    pub length_differs: bool,
+    /// The mount itself is changing the file, or has changed it during the open.
+    pub ours: bool,
 }
 
 /// A running modification, which ends when dropped.
@@ -291,10 +273,12 @@ impl Inode {
             told_set_id: Rights::of(attr).is_set_id(),
             pages: None,
             seen: None,
+            newest: node.attrs.asked,
             opened: false,
+            drops_by: None,
             empty: true,
             filled: false,
-            told_size: Some(attr.size_bytes),
+            length: Length::new(attr.size_bytes),
             told_change: Some(attr.change),
             modifying: 0,
             modified: Moment(0),
@@ -407,7 +391,7 @@ impl Inode {
     /// Returns the number of writes.
     pub fn wrote(&self, end: u64, stable: bool) -> u64 {
         let mut s = self.state.lock();
-        s.told_size = s.told_size.map(|size| size.max(end));
+        s.length.extend(end);
         s.writes += 1;
         if stable && s.committed + 1 == s.writes {
             s.committed = s.writes;
@@ -418,7 +402,7 @@ impl Inode {
     /// Records the length after a truncation by the mount.
     pub fn resized(&self, size: u64) {
         let mut s = self.state.lock();
-        s.told_size = Some(size);
+        s.length.set(size);
         s.writes += 1;
     }
 
@@ -449,8 +433,8 @@ impl Inode {
         self.state.lock().lock_owners.remove(&owner)
     }
 
-    /// Records attributes, requested at `asked`, that are about to be passed to the kernel.
-    pub fn observe(&self, attrs: &Attrs, asked: Moment) -> Seen {
+    /// Records attributes, requested at `asked`. `told`: they are about to be passed to the kernel.
+    pub fn observe(&self, attrs: &Attrs, asked: Moment, told: bool) -> Seen {
         let attr = &attrs.attr;
         let mut s = self.state.lock();
         let search_lost =
@@ -458,38 +442,48 @@ impl Inode {
         (s.mode, s.uid) = (attr.mode, attr.uid);
         let rights = Rights::of(attr);
         if s.modifying > 0 || s.modified > asked {
-            s.told_rights = None;
-            s.told_set_id |= rights.is_set_id();
             // The kernel ignores these attributes too, by its own counter.
-            s.told_change = None;
+            s.ignores(rights);
             let sooner = s.hold(None);
             return Seen { pages_stale: false, search_lost, sooner };
         }
+        if attrs.asked < s.newest && s.seen.is_some_and(|seen| seen != attr.change) {
+            // An answer from before the last open or answer.
+            s.ignores(rights);
+            return Seen { pages_stale: false, search_lost, sooner: false };
+        }
+        s.newest = s.newest.max(attrs.asked);
         let changed =
             s.pages.or(s.seen).is_some_and(|p| p != attr.change) && self.kind != FileKind::Directory;
         s.seen = Some(attr.change);
         s.known = Some(attrs).filter(|a| unleased(a)).cloned();
-        let resized = s.told_size.is_some_and(|t| t != attr.size_bytes) && self.kind == FileKind::Regular;
-        s.told_size = Some(attr.size_bytes);
-        s.told_change = Some(attr.change);
-        (s.told_rights, s.told_set_id) = (Some(rights), rights.is_set_id());
+        let resized =
+            s.length.known().is_some_and(|known| known != attr.size_bytes) && self.kind == FileKind::Regular;
         let sooner = s.hold(Some(attrs.valid));
         let pages_stale = s.opened && (changed || resized);
         if pages_stale {
-            s.pages = None;
+            (s.pages, s.drops_by) = (None, None);
+        }
+        if told && pages_stale {
+            // The pages are dropped before the answer, so the kernel ignores the attributes.
+            s.ignores(rights);
+        } else if told {
+            s.told_change = Some(attr.change);
+            (s.told_rights, s.told_set_id) = (Some(rights), rights.is_set_id());
         }
         Seen { pages_stale, search_lost, sooner }
     }
 
-    /// Records that the kernel's pages were dropped, after attributes with `change`, requested at
-    /// `asked`.
-    pub fn pages_dropped(&self, change: u64, asked: Moment) {
+    /// Records that the kernel's pages were dropped, after attributes requested at `asked`.
+    pub fn pages_dropped(&self, attr: &Attr, asked: Moment) {
         let mut s = self.state.lock();
-        s.told_size = None;
+        if s.length.known() != Some(attr.size_bytes) {
+            s.length.forget();
+        }
         s.told_change = None;
         s.empty = true;
         if s.modifying == 0 && s.modified <= asked {
-            s.pages = Some(change);
+            s.pages = Some(attr.change);
         }
     }
 
@@ -508,52 +502,27 @@ impl Inode {
         (s.mode, s.uid) = (attr.mode, attr.uid);
         if s.modifying > 0 || s.modified > asked {
             s.known = None;
-            return OnOpen { keep: false, attrs_stale: true, size_unknown: true };
+            return OnOpen { keep: false, attrs_stale: true, length_differs: true, ours: true };
         }
-        let size_differs =
-            self.kind == FileKind::Regular && s.told_size.is_some_and(|t| t != attr.size_bytes);
+        let (known, is_file) = (s.length.known(), self.kind == FileKind::Regular);
+        let size_differs = is_file && known.is_some_and(|known| known != attr.size_bytes);
         // The kernel's attributes are known only when they are recorded. Otherwise the kernel asks
-        // again, so that no read ends at an old length.
-        let attrs_stale = s.told_size != Some(attr.size_bytes) || s.told_change != Some(attr.change);
+        // again.
+        let attrs_stale = known != Some(attr.size_bytes) || s.told_change != Some(attr.change);
         let keep = s.pages == Some(attr.change) && !size_differs;
         s.empty |= !keep;
-        s.pages = Some(attr.change);
-        OnOpen { keep, attrs_stale, size_unknown: s.told_size != Some(attr.size_bytes) }
-    }
-
-    /// Records that the kernel gets mode and owners, which it may ignore.
-    pub fn observe_rights(&self, attr: &Attr) {
-        let mut s = self.state.lock();
-        s.told_rights = None;
-        s.told_set_id |= Rights::of(attr).is_set_id();
-    }
-
-    /// Compares `attr` with the attributes that the kernel would use for an exec of the file.
-    pub fn on_exec(&self, attr: &Attr) -> OnExec {
-        let (s, rights) = (self.state.lock(), Rights::of(attr));
-        let same = s.told_rights == Some(rights) || !s.told_set_id && !rights.is_set_id();
-        if same {
-            return OnExec::Same;
-        }
-        if s.told_set_id { OnExec::More } else { OnExec::Less }
-    }
-
-    /// Whether the last seen attributes of the file have set-id bits.
-    pub fn is_set_id(&self) -> bool {
-        self.kind == FileKind::Regular && self.state.lock().mode & (libc::S_ISUID | libc::S_ISGID) != 0
-    }
-
-    /// Last seen permission bits and owner.
-    pub fn mode_and_owner(&self) -> (u32, u32) {
-        let s = self.state.lock();
-        (s.mode, s.uid)
+        s.seen = Some(attr.change);
+        s.newest = s.newest.max(attrs.asked);
+        s.known.take_if(|known| known.attr.change != attr.change);
+        // The kernel drops the pages of a file after the answer ([`Inode::read_by`]).
+        s.pages = Some(attr.change).filter(|_| keep || !is_file);
+        OnOpen { keep, attrs_stale, length_differs: known != Some(attr.size_bytes), ours: false }
     }
 
     /// Records that the kernel must request the attributes again.
     pub fn attrs_dropped(&self) {
         let mut s = self.state.lock();
         s.known = None;
-        s.told_size = None;
         s.told_change = None;
     }
 
@@ -572,9 +541,24 @@ impl Inode {
         self.state.lock().filled
     }
 
-    /// Records that the kernel reads contents.
-    pub fn read(&self) {
-        self.state.lock().empty = false;
+    /// Records the open file that makes the kernel drop its pages. After that its pages are those
+    /// of `change`, requested at `asked`.
+    pub fn drops_by(&self, file: u64, change: u64, asked: Moment) {
+        self.state.lock().drops_by = Some((file, change, asked));
+    }
+
+    /// Records that the kernel reads contents through an open file. It has finished the open by
+    /// now, and dropped its pages if the open made it do so.
+    pub fn read_by(&self, file: u64) {
+        let mut s = self.state.lock();
+        s.empty = false;
+        if let Some((_, change, asked)) = s.drops_by.take_if(|(by, ..)| *by == file)
+            && s.pages.is_none()
+            && s.modifying == 0
+            && s.modified <= asked
+        {
+            s.pages = Some(change);
+        }
     }
 
     /// Whether the kernel may have right pages.
@@ -595,7 +579,7 @@ impl Inode {
     pub fn note_revoked(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
-        (s.pages, s.told_size, s.told_change) = (None, None, None);
+        (s.pages, s.drops_by, s.told_change) = (None, None, None);
         s.hold(None)
     }
 
@@ -604,7 +588,7 @@ impl Inode {
     pub fn note_expired(&self) -> bool {
         let mut s = self.state.lock();
         (s.known, s.listed) = (None, None);
-        (s.told_size, s.told_change) = (None, None);
+        s.told_change = None;
         s.hold(None)
     }
 
@@ -622,7 +606,7 @@ impl Inode {
     /// Whether the kernel's pages are known to be those of `attr`.
     pub fn pages_are_right(&self, attr: &Attr) -> bool {
         let s = self.state.lock();
-        s.modifying == 0 && s.pages == Some(attr.change) && s.told_size == Some(attr.size_bytes)
+        s.modifying == 0 && s.pages == Some(attr.change) && s.length.known() == Some(attr.size_bytes)
     }
 
     /// Cached attributes that are valid at `now`.
@@ -762,6 +746,13 @@ impl Inode {
 }
 
 impl State {
+    /// Records that the kernel gets attributes with these rights, and may ignore them.
+    fn ignores(&mut self, rights: Rights) {
+        self.told_rights = None;
+        self.told_set_id |= rights.is_set_id();
+        self.told_change = None;
+    }
+
     /// Sets the validity of the kernel's attributes and pages. Returns true when they must be
     /// checked earlier than planned. A lease changes nothing here.
     fn hold(&mut self, valid: Option<Validity>) -> bool {

@@ -55,7 +55,7 @@ impl Invalidator for KernelInvalidator {
         }
         for inode in &contents {
             inode.attrs_dropped();
-            session.drop_pages(inode.id).await;
+            session.drop_pages(inode).await;
         }
         let modifying: Vec<_> = contents.iter().map(|inode| inode.modify(clock)).collect();
         let changing: Vec<_> = others.iter().map(|inode| inode.changing(clock)).collect();
@@ -66,7 +66,7 @@ impl Invalidator for KernelInvalidator {
             inode.wrote(0, false);
             drop(inode.modify(clock));
             inode.attrs_dropped();
-            session.drop_pages(inode.id).await;
+            session.drop_pages(inode).await;
         }
         for one in touched {
             let Touched::Name(dir, name, _) = one else { continue };
@@ -79,7 +79,7 @@ impl Invalidator for KernelInvalidator {
             inode.touch(clock);
             inode.attrs_dropped();
             inode.entries_hold(None);
-            session.drop_pages(inode.id).await;
+            session.drop_pages(inode).await;
         }
     }
 }

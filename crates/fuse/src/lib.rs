@@ -26,6 +26,7 @@ mod hint;
 mod in_use;
 mod inode;
 mod invalidator;
+mod kept_open;
 mod lease;
 mod local;
 #[allow(unsafe_code)]
@@ -40,6 +41,7 @@ mod session;
 mod stale_retry;
 mod stats;
 mod trace;
+mod unprocessed;
 mod watch;
 
 pub use hint::HintStats;

@@ -15,15 +15,17 @@ mod xattr;
 use crate::abi::{EntryReply, Header, Op, entry_out};
 use crate::call::{Answer, Pending, Undo};
 use crate::handles::{OpenDir, OpenFile};
-use crate::inode::{Inode, Moment};
+use crate::inode::{Inode, Moment, QUEUED_MAX};
 use crate::lease::{Grant, LEASE_TIME};
 use crate::session::Session;
+use crate::unprocessed::Answered;
 use gone::PathCall;
 pub(crate) use rights::KnownSettings;
 
 use hither_vfs::{
     Account, Attrs, Cred, Error, Fh, File, FileKind, Name, Node, RequestContext, Result, Time, Validity,
 };
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -47,14 +49,16 @@ pub(crate) struct Call {
     account: OnceLock<Arc<Account>>,
     /// Exists from passing on a lease until the reply is written.
     grant: OnceLock<Option<Grant>>,
+    /// Files whose attributes are in the reply.
+    pub telling: Mutex<Answered>,
 }
 
 impl Call {
     pub fn new(session: Arc<Session>, head: Header, pending: Arc<Pending>, op: &Op) -> Self {
-        let (cred, account, grant) = Default::default();
+        let (cred, account, grant, telling) = Default::default();
         let (name, range) = (op.name().cloned(), op.range());
         let (contents, names) = (op.contents(head.nodeid), op.changed_names(head.nodeid));
-        Self { session, head, pending, cred, name, range, contents, names, account, grant }
+        Self { session, head, pending, cred, name, range, contents, names, account, grant, telling }
     }
 
     /// Serves the request.
@@ -196,22 +200,37 @@ impl Call {
         self.session.inodes.clock.now()
     }
 
+    /// A time at which the kernel had not sent this request yet, as late as known.
+    fn sent(&self) -> Instant {
+        let kept = self.session.kept_opens.of(self.head.tid);
+        let started = self.pending.started;
+        kept.map_or_else(|| started.checked_sub(QUEUED_MAX).unwrap_or(started), |open| open.sent)
+    }
+
     /// The moment of a name that the mount has just created, later than all earlier requests.
     fn now_named(&self) -> Moment {
         self.session.inodes.clock.tick()
     }
 
     /// Updates the kernel's caches for attributes that are about to be answered.
-    async fn saw(&self, inode: &Inode, attrs: &Attrs, asked: Moment) {
-        let seen = inode.observe(attrs, asked);
+    async fn saw(&self, inode: &Arc<Inode>, attrs: &Attrs, asked: Moment) {
+        let seen = inode.observe(attrs, asked, true);
         if seen.search_lost {
             self.session.distrust_names(inode).await;
         }
         if seen.sooner {
             self.session.watch.hasten(inode);
         }
-        if seen.pages_stale && !self.session.is_strict(inode) && self.session.drop_pages(inode.id).await {
-            inode.pages_dropped(attrs.attr.change, asked);
+        if seen.pages_stale && !self.session.is_strict(inode) && self.session.drop_pages(inode).await {
+            inode.pages_dropped(&attrs.attr, asked);
+        }
+        self.tells(inode, attrs);
+    }
+
+    /// Starts the answer with attributes of a file.
+    fn tells(&self, inode: &Arc<Inode>, attrs: &Attrs) {
+        if inode.kind == FileKind::Regular {
+            self.telling.lock().push(inode.telling(attrs.attr.size_bytes, self.sent()));
         }
     }
 

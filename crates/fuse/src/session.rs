@@ -5,6 +5,7 @@
 //! and an unresponsive server does not delay interrupts and forgets. An answer from the cache of
 //! the layer below costs no thread switch.
 
+mod capabilities;
 mod names;
 
 use crate::abi::{Header, InitIn, InitOut, MAJOR, MINOR, MINOR_OLDEST, Op, init_flags, notify, opcode};
@@ -15,6 +16,7 @@ use crate::handles::{Handles, OpenDir, OpenFile, Unread};
 use crate::hint::{self, Hints};
 use crate::in_use::Removed;
 use crate::inode::{Ident, Inode, Inodes};
+use crate::kept_open::KeptOpens;
 use crate::lease::Leases;
 use crate::local::{self, LocalReads};
 use crate::mount::{Config, Layers};
@@ -25,11 +27,12 @@ use crate::recent::Recent;
 use crate::stale_retry::{RenameRetries, StaleRetries};
 use crate::stats::Stats;
 use crate::trace::{Answered, Tracer};
+use crate::unprocessed::Unprocessed;
 use crate::watch::{self, Watch};
 use bytes::Bytes;
 use hither_vfs::{
-    Asks, Attr, Attrs, ConsistencyDomain, Cred, Fh, File, FileKind, FsStat, LeaseAuthority, RequestContext,
-    Result, Vfs,
+    Asks, Attr, Attrs, ConsistencyDomain, Cred, Error, Fh, File, FileKind, FsStat, LeaseAuthority,
+    RequestContext, Result, Vfs,
 };
 use parking_lot::Mutex;
 use std::future::Future;
@@ -44,6 +47,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch as channel};
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 /// WRITE requests larger than this keep their read buffer. Smaller requests are copied out of it.
 const OWN_BUFFER_BYTES: usize = 32 << 10;
@@ -90,6 +94,11 @@ pub(crate) struct Session {
     pub hints: Hints,
     /// Threads whose open got ESTALE because its name leads to another object.
     pub stale_retries: StaleRetries,
+    /// Threads whose open got ESTALE because the kernel has another length.
+    pub kept_opens: KeptOpens,
+    unprocessed: Unprocessed,
+    /// Running closes of opens that the kernel does not know.
+    pub closes: TaskTracker,
     /// Renames to a name whose object was seen under another name.
     pub rename_retries: RenameRetries,
     /// Threads that got ESTALE for another call by path.
@@ -184,6 +193,9 @@ impl Session {
             local_reads: LocalReads::new(config.threads),
             // At any time at least one thread reads no hint.
             stale_retries: StaleRetries::default(),
+            kept_opens: KeptOpens::default(),
+            unprocessed: Unprocessed::default(),
+            closes: TaskTracker::new(),
             rename_retries: RenameRetries::default(),
             path_retries: PathRetries::default(),
             hints: Hints::new(
@@ -347,6 +359,7 @@ impl Session {
 
     fn begin(self: &Arc<Self>, device: &Arc<Device>, head: Header, op: Op) {
         let pending = self.calls.begin(&head, device);
+        self.unprocessed.next_request(head.tid);
         if self.dozing.load(Ordering::Relaxed) && self.dozing.swap(false, Ordering::AcqRel) {
             self.wake.notify_one();
         }
@@ -383,6 +396,21 @@ impl Session {
         self.tracer.answered(&answered, path);
     }
 
+    fn note_failure(&self, head: &Header, error: &Error) {
+        self.stats.failed(head.opcode);
+        if error.errno == libc::ESTALE
+            && let Some(inode) = self.inodes.find(head.nodeid)
+        {
+            // The kernel looks its name up again, and must not get the same answer.
+            inode.attrs_dropped();
+        }
+        let op = opcode::name(head.opcode);
+        match error.why {
+            Some(_) => tracing::warn!(op, node = head.nodeid, %error, "request failed"),
+            None => tracing::trace!(op, tid = head.tid, node = head.nodeid, %error, "request failed"),
+        }
+    }
+
     async fn finish(&self, call: &Call, result: Result<Answer>) {
         if let Some(account) = call.account() {
             let failed = result.as_ref().err().map_or(0, errno);
@@ -391,23 +419,12 @@ impl Session {
         if self.tracer.notes_calls() {
             self.trace(call, &result);
         }
+        self.unprocessed.add(call.head.tid, std::mem::take(&mut call.telling.lock()));
         let failed = result.as_ref().err().map(errno);
         let (delivery, undo) = match result {
             Ok(answer) => (call.pending.answer(Ok(&answer.body)), answer.undo),
             Err(error) => {
-                self.stats.failed(call.head.opcode);
-                if error.errno == libc::ESTALE
-                    && let Some(inode) = self.inodes.find(call.head.nodeid)
-                {
-                    // The kernel looks its name up again, and must not get the same answer.
-                    inode.attrs_dropped();
-                }
-                let op = opcode::name(call.head.opcode);
-                if error.why.is_some() {
-                    tracing::warn!(op, node = call.head.nodeid, %error, "request failed");
-                } else {
-                    tracing::trace!(op, tid = call.head.tid, node = call.head.nodeid, %error, "request failed");
-                }
+                self.note_failure(&call.head, &error);
                 (call.pending.answer(Err(errno(&error))), Undo::Nothing)
             }
         };
@@ -436,7 +453,7 @@ impl Session {
             Undo::CloseDir { dir } => {
                 // The kernel has neither accepted the answer nor dropped its cached listing.
                 if let Some(dir) = self.take_dir(dir).filter(|dir| dir.cached) {
-                    self.drop_pages(dir.inode.id).await;
+                    self.drop_pages(&dir.inode).await;
                 }
             }
             Undo::Unlock { file, owner, range, held } => {
@@ -454,7 +471,7 @@ impl Session {
         let Some(file) = self.take_file(id) else { return };
         drop(file.noted.lock().take());
         let session = self.clone();
-        self.aside(async move { session.close(&file).await });
+        self.closes.spawn_on(async move { session.close(&file).await }, &self.rt);
     }
 
     /// Runs work in the background.
@@ -510,6 +527,8 @@ impl Session {
             for file in &files {
                 self.close(file).await;
             }
+            self.closes.close();
+            self.closes.wait().await;
         };
         if tokio::time::timeout(END_PATIENCE, close_all).await.is_err() {
             tracing::warn!("the server did not answer; some files were not closed on the server");
@@ -540,30 +559,27 @@ impl Session {
             tokio::time::sleep(SWEEP).await;
             idle = if self.calls.sweep() == 0 { idle + 1 } else { 0 };
             self.hints.expire();
+            self.unprocessed.expire();
             self.replace_stuck_readers();
         }
     }
 
     /// Invalidates the answers about an object. Returns when the kernel has dropped them.
     pub async fn revoke(&self, fh: &Fh) {
-        let mut directory = None;
         let take_back = || {
             let inode = self.inodes.by_fh(fh)?;
             self.leases.forget(inode.id);
             if inode.note_revoked() {
                 self.watch.hasten(&inode);
             }
-            let id = inode.id;
-            directory = Some(inode).filter(|i| i.kind == FileKind::Directory);
-            Some(id)
+            Some(inode)
         };
         let taken = self.leases.revoke(&self.inodes.clock, take_back).await;
-        if let Some(dir) = directory {
-            self.revoke_names(&[dir]).await;
+        let Some(inode) = taken else { return };
+        if inode.kind == FileKind::Directory {
+            self.revoke_names(std::slice::from_ref(&inode)).await;
         }
-        if let Some(id) = taken {
-            self.drop_pages(id).await;
-        }
+        self.drop_pages(&inode).await;
     }
 
     /// Lets the kernel request the attributes of these objects again. Its pages stay, because the
@@ -571,17 +587,17 @@ impl Session {
     pub async fn expire(&self, files: &[Fh]) {
         let take_back = || {
             let inodes = files.iter().filter_map(|fh| self.inodes.by_fh(fh));
-            let ended = inodes.map(|inode| {
+            let expired: Vec<_> = inodes.collect();
+            for inode in &expired {
                 self.leases.forget(inode.id);
                 if inode.note_expired() {
-                    self.watch.hasten(&inode);
+                    self.watch.hasten(inode);
                 }
-                inode.id
-            });
-            ended.collect::<Vec<_>>()
+            }
+            expired
         };
-        for id in self.leases.revoke(&self.inodes.clock, take_back).await {
-            self.drop_attrs(id);
+        for inode in self.leases.revoke(&self.inodes.clock, take_back).await {
+            self.drop_attrs(&inode);
         }
     }
 
@@ -589,21 +605,22 @@ impl Session {
     pub async fn revoke_all(&self) {
         let take_back = || {
             let ids = self.leases.take_all();
-            for inode in ids.iter().filter_map(|&id| self.inodes.find(id)) {
+            let all: Vec<_> = ids.iter().filter_map(|&id| self.inodes.find(id)).collect();
+            for inode in &all {
                 if inode.note_revoked() {
-                    self.watch.hasten(&inode);
+                    self.watch.hasten(inode);
                 }
             }
-            ids
+            all
         };
-        let ids = self.leases.revoke(&self.inodes.clock, take_back).await;
-        let all = ids.iter().filter_map(|&id| self.inodes.find(id));
-        let dirs: Vec<_> = all.filter(|i| i.kind == FileKind::Directory).collect();
+        let all = self.leases.revoke(&self.inodes.clock, take_back).await;
+        let dirs: Vec<_> = all.iter().filter(|i| i.kind == FileKind::Directory).cloned().collect();
         self.revoke_all_names(&dirs).await;
         let device = self.device.clone();
         let drop_all = move || {
-            for id in ids {
-                inval_inode(&device, id, 0, 0);
+            for inode in all {
+                let _ignores = inode.invalidating();
+                inval_inode(&device, inode.id, 0, 0);
             }
         };
         waiting_for_kernel(&self.page_drops, drop_all).await;
@@ -619,7 +636,7 @@ impl Session {
             self.phase.send_replace(Phase::Refused(why));
             return;
         }
-        let flags = wanted_flags(&self.config) & offer.flags;
+        let flags = capabilities::wanted(&self.config) & offer.flags;
         let out = InitOut {
             max_readahead: offer.max_readahead.max(self.config.max_io_bytes),
             flags,
@@ -668,23 +685,26 @@ impl Session {
     /// Makes the kernel drop an inode's pages and attributes, and waits for it. Pages that are
     /// being read or written back delay it. So it never runs on a thread that reads requests.
     /// Returns false when it failed.
-    pub async fn drop_pages(&self, inode: u64) -> bool {
-        let device = self.device.clone();
-        let drop_all = move || inval_inode(&device, inode, 0, 0);
+    pub async fn drop_pages(&self, inode: &Inode) -> bool {
+        let _ignores = inode.invalidating();
+        let (device, id) = (self.device.clone(), inode.id);
+        let drop_all = move || inval_inode(&device, id, 0, 0);
         waiting_for_kernel(&self.page_drops, drop_all).await.unwrap_or(false)
     }
 
     /// As [`Session::drop_pages`] for the pages of a range.
-    pub async fn drop_range(&self, inode: u64, start: u64, len: u64) {
-        let device = self.device.clone();
+    pub async fn drop_range(&self, inode: &Inode, start: u64, len: u64) {
+        let _ignores = inode.invalidating();
+        let (device, id) = (self.device.clone(), inode.id);
         let start = start.min(i64::MAX as u64) as i64;
         let len = len.min((i64::MAX - start) as u64) as i64;
-        waiting_for_kernel(&self.page_drops, move || inval_inode(&device, inode, start, len)).await;
+        waiting_for_kernel(&self.page_drops, move || inval_inode(&device, id, start, len)).await;
     }
 
     /// Makes the kernel drop an inode's attributes, without waiting.
-    pub fn drop_attrs(&self, inode: u64) {
-        inval_inode(&self.device, inode, -1, 0);
+    pub fn drop_attrs(&self, inode: &Inode) {
+        let _ignores = inode.invalidating();
+        inval_inode(&self.device, inode.id, -1, 0);
     }
 
     /// The runtime that serves the mount.
@@ -742,51 +762,4 @@ fn take_request(buffer: Buffer, len: usize) -> (Bytes, Option<Buffer>) {
     } else {
         (Bytes::copy_from_slice(buffer.filled(len)), Some(buffer))
     }
-}
-
-/// The capabilities that the daemon uses.
-///
-/// These flags are left out:
-/// - WRITEBACK_CACHE would make the kernel the authority for length and times, hide other clients'
-///   writes, and exclude passthrough.
-/// - AUTO_INVAL_DATA drops a file's pages after each own write, because the modification time
-///   changed. It is used for mounts that need its GETATTR before each read(2). With
-///   EXPLICIT_INVAL_DATA the daemon decides, by the change attribute. But the kernel ignores
-///   attributes that arrive together with an invalidation of pages, and strict mounts need those
-///   attributes.
-/// - With ATOMIC_O_TRUNC the kernel checks only after the truncation whether the file is a running
-///   program. An `O_RDONLY | O_TRUNC` would truncate it.
-/// - POSIX_ACL does not exist in NFSv4.
-/// - DONT_MASK is not needed, because the kernel applies the umask.
-fn wanted_flags(config: &Config) -> u64 {
-    use init_flags::*;
-    let mut flags = ASYNC_READ
-        | BIG_WRITES
-        | DO_READDIRPLUS
-        | READDIRPLUS_AUTO
-        | ASYNC_DIO
-        | PARALLEL_DIROPS
-        | ABORT_ERROR
-        | MAX_PAGES
-        | HANDLE_KILLPRIV_V2
-        | SETXATTR_EXT
-        | INIT_EXT
-        | CREATE_SUPP_GROUP
-        | HAS_EXPIRE_ONLY
-        | DIRECT_IO_ALLOW_MMAP
-        | NO_EXPORT_SUPPORT;
-    flags |= if config.strict || config.strict_parts {
-        AUTO_INVAL_DATA
-    } else if config.may_be_shared {
-        AUTO_INVAL_DATA | CACHE_SYMLINKS
-    } else {
-        EXPLICIT_INVAL_DATA | CACHE_SYMLINKS
-    };
-    if config.passthrough {
-        flags |= PASSTHROUGH;
-    }
-    if config.server_locks {
-        flags |= POSIX_LOCKS | FLOCK_LOCKS;
-    }
-    flags
 }

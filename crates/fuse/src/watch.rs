@@ -188,7 +188,7 @@ async fn look(session: &Session, due: &Due) {
     if inode.kind == FileKind::Directory {
         if inode.entries_until().is_some_and(|until| until <= now) {
             inode.entries_hold(None);
-            session.drop_pages(inode.id).await;
+            session.drop_pages(inode).await;
         }
     } else if session.authority.is_noncacheable(&inode.fh()) && inode.postpone(now) {
         // The kernel asks before each read(2), and a check would recall the file from its writer.
@@ -223,8 +223,8 @@ async fn ask(session: &Session, cx: &RequestContext, at: File<'_>, now: Instant)
 }
 
 async fn saw(session: &Session, inode: &Inode, attrs: &Attrs, asked: Moment) {
-    if inode.observe(attrs, asked).pages_stale && session.drop_pages(inode.id).await {
-        inode.pages_dropped(attrs.attr.change, asked);
+    if inode.observe(attrs, asked, false).pages_stale && session.drop_pages(inode).await {
+        inode.pages_dropped(&attrs.attr, asked);
     }
     if attrs.valid == Validity::Lease {
         // The pages are under the lease from now on, so that a withdrawal must find them.

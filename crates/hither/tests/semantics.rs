@@ -7,10 +7,10 @@
 
 mod common;
 
-use common::{Ganesha, HITHER, daemons, is_mounted, run, wait_for};
+use common::{Ganesha, HITHER, Random, daemons, is_mounted, run, wait_for};
 use std::fs::{File, FileTimes, OpenOptions, Permissions, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -206,6 +206,109 @@ fn close_to_open() {
             std::fs::write(&a, &text).unwrap();
             assert_eq!(read(&b), text, "vers={version}");
         }
+        two.unmount();
+    }
+}
+
+/// The bytes of version `n` of a file from `at` on, at most `max`, none of them zero.
+fn version_bytes(n: u64, len: usize, at: usize, max: usize) -> Vec<u8> {
+    (at..len.min(at + max)).map(|i| (1 + (n + i as u64 / 512) % 250) as u8).collect()
+}
+
+/// Opens a file and reads it in one of several ways. Some ask for the length first. Returns the
+/// offset, the maximum number of bytes and the bytes.
+fn read_somewhere(path: &Path, r: &mut Random) -> (usize, usize, Vec<u8>) {
+    if r.below(8) == 0 {
+        std::fs::metadata(path).unwrap();
+    }
+    let mut file = File::open(path).unwrap();
+    let (at, max) = (r.below(300_000) as usize, 1 + r.below(100_000) as usize);
+    match r.below(3) {
+        0 => {
+            let mut all = Vec::new();
+            file.read_to_end(&mut all).unwrap();
+            (0, usize::MAX >> 1, all)
+        }
+        _ => {
+            let mut some = vec![0; max];
+            let got = file.read_at(&mut some, at as u64).unwrap();
+            some.truncate(got);
+            (at, max, some)
+        }
+    }
+}
+
+/// Another client truncates and rewrites a file. Each later open reads all bytes of the new version
+/// and ends at its end, also when many programs open and read the file at once.
+/// Promise: 7
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn reads_end_at_new_length() {
+    let ganesha = Ganesha::start();
+    for options in ["vers=4.2", "vers=3", "vers=4.2,acregmin=0,acregmax=0"] {
+        let two = Two::mount(&ganesha, options);
+        let (a, b) = (two.a.join("f"), two.b.join("f"));
+        let mut random = Random(7);
+        std::fs::write(&a, version_bytes(0, 300_000, 0, 300_000)).unwrap();
+        let mut early = File::open(&b).unwrap();
+        for n in 1..=60 {
+            let largest = [100, 5_000, 70_000, 300_000][random.below(4) as usize];
+            let len = random.below(largest) as usize;
+            std::fs::write(&a, version_bytes(n, len, 0, len)).unwrap();
+            std::thread::scope(|threads| {
+                for _ in 0..6 {
+                    let (mut r, b) = (Random(random.next()), &b);
+                    threads.spawn(move || {
+                        for _ in 0..6 {
+                            let (at, max, got) = read_somewhere(b, &mut r);
+                            let want = version_bytes(n, len, at, max);
+                            let same = got.iter().zip(&want).take_while(|(a, b)| a == b).count();
+                            let (got, want) = (got.len(), want.len());
+                            assert!(
+                                same == got && got == want,
+                                "{options}: version {n} of {len} bytes: {got} bytes at {at}, {want} \
+                                 expected, the first {same} are right"
+                            );
+                        }
+                    });
+                }
+                // A descriptor from before the change may see either version.
+                let mut ignored = [0; 4096];
+                while early.read(&mut ignored).unwrap() > 0 {}
+            });
+            early = File::open(&b).unwrap();
+        }
+        drop(early);
+        two.unmount();
+    }
+}
+
+/// Another client appends to a file that a program here has open. An append here goes to the new
+/// end, also after the daemon has seen the new length and the kernel has not.
+/// Promise: 7
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn appends_go_to_new_end() {
+    let ganesha = Ganesha::start();
+    for version in VERSIONS {
+        let two = Two::mount(&ganesha, &format!("vers={version},acregmin=1,acregmax=1"));
+        let (a, b) = (two.a.join("f"), two.b.join("f"));
+        std::fs::write(&a, "begun").unwrap();
+        let mut open = File::open(&b).unwrap();
+        open.read_to_string(&mut String::new()).unwrap();
+        let mut want = String::from("begun");
+        for n in 0..3 {
+            for (path, text) in [(&a, format!(" theirs{n}")), (&b, format!(" ours{n}"))] {
+                let mut file = OpenOptions::new().append(true).open(path).unwrap();
+                file.write_all(text.as_bytes()).unwrap();
+                want += &text;
+                drop(file);
+                // The daemon checks the open file several times.
+                std::thread::sleep(Duration::from_millis(3_500));
+            }
+            assert_eq!(read(&a), want, "vers={version}");
+        }
+        drop(open);
         two.unmount();
     }
 }

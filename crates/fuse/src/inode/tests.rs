@@ -125,27 +125,109 @@ fn belated_lookup_binds_no_name() {
     assert_eq!(t.child(1, &to).unwrap().id, later.id);
 }
 
-/// Pages are kept only for the change attribute of the open before, and not after a modification.
+/// Opens a file, and reads it when `reads`. Returns whether the kernel keeps its pages.
+fn open(i: &Inode, attrs: &Attrs, asked: Moment, reads: bool) -> bool {
+    let keep = i.opened(attrs, asked).keep;
+    if !keep {
+        i.drops_by(1, attrs.attr.change, asked);
+    }
+    if reads {
+        i.read_by(1);
+    }
+    keep
+}
+
+/// Pages are kept only for the change attribute of an open with a read, and not after a
+/// modification.
 #[test]
 fn open_keeps_pages_of_same_change() {
     let t = inodes();
     let f = node("f", 5, FileKind::Regular);
     let i = t.remember(None, &f).unwrap();
-    assert!(!i.opened(&f.attrs, t.clock.now()).keep);
-    assert!(i.opened(&f.attrs, t.clock.now()).keep);
+    assert!(!open(&i, &f.attrs, t.clock.now(), false));
+    assert!(!open(&i, &f.attrs, t.clock.now(), true), "the first open may be running");
+    assert!(open(&i, &f.attrs, t.clock.now(), true));
     let theirs = changed(&f, 2, 10);
     let on_open = i.opened(&theirs, t.clock.now());
-    assert_eq!(on_open, OnOpen { keep: false, attrs_stale: true, size_unknown: false });
-    assert!(i.opened(&theirs, t.clock.now()).keep);
+    assert!(!on_open.keep && on_open.attrs_stale && !on_open.length_differs);
+    assert!(!open(&i, &theirs, t.clock.now(), true));
+    assert!(open(&i, &theirs, t.clock.now(), true));
+    // The contents are doubted between an open and its first read.
+    let third = changed(&f, 3, 10);
+    for revoked in [true, false] {
+        assert!(!open(&i, &third, t.clock.now(), false));
+        if revoked {
+            i.note_revoked();
+        } else {
+            assert!(i.observe(&changed(&f, 4, 10), t.clock.now(), true).pages_stale);
+        }
+        i.read_by(1);
+        assert!(!i.holds(3, t.clock.now()) && !i.opened(&third, t.clock.now()).keep);
+    }
+    assert!(!open(&i, &theirs, t.clock.now(), true));
     // A write by the mount makes the pages unknown for every change attribute. A concurrent write
     // does too.
     drop(i.modify(&t.clock));
-    assert!(!i.opened(&theirs, t.clock.now()).keep);
+    assert!(!open(&i, &theirs, t.clock.now(), true));
     let asked = t.clock.now();
     drop(i.modify(&t.clock));
-    assert!(!i.opened(&theirs, asked).keep);
-    assert!(!i.opened(&theirs, t.clock.now()).keep);
-    assert!(i.opened(&theirs, t.clock.now()).keep);
+    assert!(!open(&i, &theirs, asked, true));
+    assert!(!open(&i, &theirs, t.clock.now(), true));
+    assert!(open(&i, &theirs, t.clock.now(), true));
+}
+
+/// The kernel's length is unknown after attributes that it may ignore, and after a read that it may
+/// take for the end.
+#[tokio::test(start_paused = true)]
+async fn length_is_unknown_after_doubt() {
+    let t = inodes();
+    let f = node("f", 5, FileKind::Regular);
+    let i = t.remember(None, &f).unwrap();
+    let later = || tokio::time::advance(Duration::from_millis(1));
+    let differs = |attrs: &Attrs| i.opened(attrs, t.clock.now()).length_differs;
+    let longer = changed(&f, 2, 90);
+    assert!(!differs(&f.attrs) && differs(&longer), "an open tells the kernel no length");
+
+    let sent = Instant::now();
+    drop(i.telling(90, sent));
+    assert!(i.is_length(90) && !differs(&longer));
+    drop(i.telling(50, sent));
+    assert!(!i.is_length(50), "the request was older than the other answer");
+    later().await;
+    drop(i.telling(50, Instant::now()));
+    assert!(i.is_length(50));
+
+    later().await;
+    let sent = Instant::now();
+    let running = i.telling(50, sent);
+    later().await;
+    drop(i.telling(60, Instant::now()));
+    assert!(!i.is_length(60) && !i.is_length(50), "the other answer may be written later");
+    later().await;
+    drop(running);
+    drop(i.telling(60, sent));
+    assert!(!i.is_length(60));
+    later().await;
+    let (one, other) = (i.telling(60, Instant::now()), i.telling(60, Instant::now()));
+    assert!(!i.is_length(60), "not processed");
+    drop(one);
+    assert!(i.is_length(60), "equal answers");
+    drop(other);
+
+    assert!(i.shortening(60).is_none(), "the known end");
+    drop(i.shortening(59));
+    assert!(!i.is_length(60));
+    later().await;
+    let running = i.invalidating();
+    later().await;
+    drop(i.telling(70, Instant::now()));
+    assert!(!i.is_length(70));
+    let sent = Instant::now();
+    drop(running);
+    drop(i.telling(70, sent));
+    assert!(!i.is_length(70), "the request was older than the end of the invalidation");
+    i.has_length(70);
+    assert!(i.is_length(70));
 }
 
 /// A different change attribute is another client's change, unless the mount modified the file.
@@ -155,21 +237,21 @@ fn foreign_change_makes_pages_stale() {
     let f = node("f", 5, FileKind::Regular);
     let i = t.remember(None, &f).unwrap();
     i.opened(&f.attrs, t.clock.now());
-    assert!(!i.observe(&f.attrs, t.clock.now()).pages_stale);
-    assert!(i.observe(&changed(&f, 2, 10), t.clock.now()).pages_stale);
-    i.pages_dropped(2, t.clock.now());
-    assert!(!i.observe(&changed(&f, 2, 10), t.clock.now()).pages_stale);
+    assert!(!i.observe(&f.attrs, t.clock.now(), true).pages_stale);
+    assert!(i.observe(&changed(&f, 2, 10), t.clock.now(), true).pages_stale);
+    i.pages_dropped(&changed(&f, 2, 10).attr, t.clock.now());
+    assert!(!i.observe(&changed(&f, 2, 10), t.clock.now(), true).pages_stale);
     // A write by the mount up to byte 20. The answer to an earlier request shows no foreign change.
     let asked = t.clock.now();
     let m = i.modify(&t.clock);
-    assert!(!i.observe(&changed(&f, 3, 15), t.clock.now()).pages_stale);
+    assert!(!i.observe(&changed(&f, 3, 15), t.clock.now(), true).pages_stale);
     i.wrote(20, false);
     drop(m);
-    assert!(!i.observe(&changed(&f, 3, 15), asked).pages_stale);
-    assert!(!i.observe(&changed(&f, 3, 20), t.clock.now()).pages_stale);
+    assert!(!i.observe(&changed(&f, 3, 15), asked, true).pages_stale);
+    assert!(!i.observe(&changed(&f, 3, 20), t.clock.now(), true).pages_stale);
     // Longer than after the mount's write: another client's change.
     drop(i.modify(&t.clock));
-    assert!(i.observe(&changed(&f, 4, 21), t.clock.now()).pages_stale);
+    assert!(i.observe(&changed(&f, 4, 21), t.clock.now(), true).pages_stale);
 }
 
 /// Attributes are known until their validity ends or the mount modifies the file.
@@ -207,7 +289,7 @@ fn lease_counts_after_passing_on() {
     let (i, now) = (t.remember(None, &leased).unwrap(), Instant::now());
     let nothing = |i: &Inode| i.known(now).is_none() && i.valid() == Validity::Once;
     assert!(nothing(&i), "made from it");
-    i.observe(&leased.attrs, t.clock.now());
+    i.observe(&leased.attrs, t.clock.now(), true);
     assert!(nothing(&i), "seen");
     i.opened(&leased.attrs, t.clock.now());
     assert!(nothing(&i), "opened");
@@ -216,7 +298,7 @@ fn lease_counts_after_passing_on() {
     drop(m);
     assert!(nothing(&i), "brought by a write");
     i.leased();
-    i.observe(&leased.attrs, t.clock.now());
+    i.observe(&leased.attrs, t.clock.now(), true);
     assert_eq!(i.valid(), Validity::Lease);
     i.note_revoked();
     assert!(nothing(&i));
@@ -230,9 +312,9 @@ fn lost_search_right_is_reported() {
     let i = t.remember(None, &d).unwrap();
     assert!(i.world_searchable());
     let private = Attrs { attr: Attr { mode: 0o700, ..d.attrs.attr.clone() }, ..d.attrs };
-    assert!(i.observe(&private, t.clock.now()).search_lost);
+    assert!(i.observe(&private, t.clock.now(), true).search_lost);
     assert!(!i.world_searchable());
-    assert!(!i.observe(&private, t.clock.now()).search_lost);
+    assert!(!i.observe(&private, t.clock.now(), true).search_lost);
 }
 
 /// Inode numbers of other file systems differ from those of the root's file system.
@@ -255,11 +337,11 @@ fn first_bytes_end_with_a_write() {
     let empty = node("f", 5, FileKind::Regular);
     let file = t.remember(None, &empty).unwrap();
     let asked = clock.now();
-    file.opened(&changed(&empty, 7, 0), asked);
+    open(&file, &changed(&empty, 7, 0), asked, true);
     assert!(file.holds(7, asked));
     drop(file.modify(clock));
     let asked_after = clock.now();
-    file.opened(&changed(&empty, 7, 4000), asked_after);
+    open(&file, &changed(&empty, 7, 4000), asked_after, true);
     assert!(!file.holds(7, asked));
     assert!(file.holds(7, asked_after));
 }

@@ -9,6 +9,7 @@ use hither_vfs::{
     Access, Attrs, Error, File, FileKind, FsStat, OpenAccess, RequestContext, Result, SetAttr, SetTime, Time,
 };
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -66,7 +67,7 @@ impl Call {
         if inode.changed_since(asked) {
             // The kernel ignores an answer after concurrent changes. Its pages are dropped
             // explicitly, and it requests the length again.
-            self.session.drop_pages(inode.id).await;
+            self.session.drop_pages(inode).await;
         }
         inode.observe_rights(&attr);
         inode.attrs_dropped();
@@ -75,7 +76,7 @@ impl Call {
         Ok(Answer::bytes(attr_out(self.session.ino(&attr), &attr, Duration::ZERO)))
     }
 
-    async fn attr_answer(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Result<Answer> {
+    async fn attr_answer(&self, inode: &Arc<Inode>, attrs: &Attrs, asked: Moment) -> Result<Answer> {
         if attrs.attr.kind != inode.kind {
             return Err(Error::new(libc::ESTALE));
         }
@@ -136,7 +137,10 @@ impl Call {
         }
         drop(modifying);
         inode.touch(&self.session.inodes.clock);
-        let seen = inode.observe(&attrs, self.asked());
+        let seen = inode.observe(&attrs, self.asked(), true);
+        // The kernel takes this length in any case.
+        inode.has_length(attrs.attr.size_bytes);
+        self.tells(&inode, &attrs);
         if seen.search_lost {
             self.session.distrust_names(&inode).await;
         }

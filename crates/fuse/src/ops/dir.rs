@@ -110,7 +110,7 @@ impl Call {
 
     /// Attributes of a directory that the caller may list. The server does not check a listing from
     /// the kernel's cache, so the right is checked here.
-    async fn dir_attrs(&self, inode: &Inode) -> Result<(Attrs, Moment)> {
+    async fn dir_attrs(&self, inode: &Arc<Inode>) -> Result<(Attrs, Moment)> {
         let (vfs, fh, cx, asked) = (&self.session.vfs, inode.fh(), self.cx(), self.asked());
         let known = inode.known(Instant::now());
         let is_public = |a: &&Attrs| self.session.config.trusts_modes && a.attr.mode & 0o444 == 0o444;

@@ -8,11 +8,12 @@ use crate::abi::{
 use crate::call::{Answer, Body, Undo};
 use crate::handles::{First, OpenFile};
 use crate::inode::{Inode, Moment, Named, OnExec, OnOpen};
+use crate::kept_open::{KEPT_MAX, KeptOpen};
 use crate::mount::CloseWaits;
 use crate::stale_retry::Retry;
 use bytes::Bytes;
 use hither_vfs::{
-    Attrs, Create, Data, Error, File, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, PathRef,
+    Attrs, Create, Error, File, FileKind, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, PathRef,
     RequestContext, Result, SetAttr, Stability, Validity,
 };
 use parking_lot::Mutex;
@@ -30,6 +31,9 @@ const O_TRUNC: u32 = libc::O_TRUNC as u32;
 impl Call {
     pub(super) async fn open(&self, flags: u32) -> Result<Answer> {
         let inode = self.inode()?;
+        if let Some(answer) = self.open_again(&inode, flags) {
+            return Ok(answer);
+        }
         // Held until the handle is registered. A name of the file is removed before this open, or
         // after it.
         let _opening = inode.in_use.opening().await;
@@ -54,23 +58,15 @@ impl Call {
             }
         };
         drop(not_lent);
-        let undo = Undo::Close { file: id, forget: None };
-        let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
-        let came_back =
-            (appends || how.execute) && (inode.came_back(self.head.tid, Instant::now()) || looked_up);
+        if !on_open.keep {
+            inode.drops_by(id, opened.node.attrs.attr.change, asked);
+        }
+        let came_back = how.execute && (inode.came_back(self.head.tid, Instant::now()) || looked_up);
         if how.execute {
             self.check_exec(&inode, &opened, came_back).inspect_err(|_| self.session.close_aside(id))?;
         }
-        if appends && !came_back && on_open.size_unknown && inode.send_back(self.head.tid, Instant::now()) {
-            // The kernel appends at its cached length, which may be outdated. After ESTALE it walks
-            // the path again, with fresh attributes, and opens once more. It ignores attributes
-            // that arrive together with an invalidation, so the invalidation precedes them.
-            self.session.stale_retries.send(self.head.tid, self.pending.started, Instant::now());
-            self.session.close_aside(id);
-            if !on_open.keep && self.session.drop_pages(inode.id).await {
-                inode.pages_dropped(opened.node.attrs.attr.change, asked);
-            }
-            inode.attrs_dropped();
+        let wants_length = backing_id.is_none() && self.wants_length(&inode, flags, on_open);
+        if wants_length && !came_back && !looked_up && self.keep_open(&inode, id, flags, &opened) {
             return Err(Error::new(libc::ESTALE));
         }
         if how.access.contains(OpenAccess::READ) && !how.truncate {
@@ -78,16 +74,59 @@ impl Call {
             self.session.tracer.opened(self.head.tid, inode.id, path);
         }
         if on_open.attrs_stale {
-            self.session.drop_attrs(inode.id);
+            self.session.drop_attrs(&inode);
             inode.attrs_dropped();
         }
         if opened.node.attrs.valid == Validity::Lease {
             self.attr_valid(&inode, &opened.node.attrs, asked);
         }
-        let mut out = Out::with_capacity(16);
         let how = self.open_flags(flags, &inode, on_open.keep, backing_id);
-        open_out(&mut out, id, how, backing_id.unwrap_or(0));
-        Ok(Answer::bytes(out.into_vec()).or(undo))
+        let exact = if wants_length { fopen::DIRECT_IO } else { 0 };
+        Ok(opened_answer(id, how | exact, backing_id))
+    }
+
+    /// Whether the kernel would read or append by a length that another client has changed. An open
+    /// for reading during changes by the mount does not count, because the kernel follows them.
+    fn wants_length(&self, inode: &Inode, flags: u32, on_open: OnOpen) -> bool {
+        let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
+        let reads = access(flags).contains(OpenAccess::READ) && flags & O_TRUNC == 0;
+        let in_pages = !self.session.is_strict(inode) && flags & O_DIRECT == 0;
+        inode.kind == FileKind::Regular
+            && on_open.length_differs
+            && (appends || reads && in_pages && !on_open.ours)
+    }
+
+    /// Keeps a registered open while its thread gets the length. Returns false without room.
+    fn keep_open(&self, inode: &Inode, file: u64, flags: u32, opened: &Opened) -> bool {
+        let (session, tid) = (&self.session, self.head.tid);
+        inode.forget_length();
+        inode.attrs_dropped();
+        let size_bytes = opened.node.attrs.attr.size_bytes;
+        let kept = KeptOpen { inode: inode.id, file, flags, size_bytes, sent: Instant::now() };
+        let keeps = session.kept_opens.keep(tid, kept);
+        if keeps {
+            let until_expired = session.clone();
+            session.aside(async move {
+                tokio::time::sleep(KEPT_MAX).await;
+                if until_expired.kept_opens.expire(tid, kept) {
+                    until_expired.close_aside(file);
+                }
+            });
+        }
+        keeps
+    }
+
+    /// The second open of a thread, which uses its kept open. Reads go past the kernel's pages when
+    /// it may have another length.
+    fn open_again(&self, inode: &Inode, flags: u32) -> Option<Answer> {
+        let kept = self.session.kept_opens.take(self.head.tid)?;
+        if (kept.inode, kept.flags) != (inode.id, flags) {
+            self.session.close_aside(kept.file);
+            return None;
+        }
+        let exact = if inode.is_length(kept.size_bytes) { 0 } else { fopen::DIRECT_IO };
+        let how = self.open_flags(flags, inode, inode.pages().is_some(), None);
+        Some(opened_answer(kept.file, how | exact, None))
     }
 
     /// Fails an exec with ESTALE when the set-id bits or the owner have changed, so that the kernel
@@ -109,7 +148,7 @@ impl Call {
         }
         self.session.stale_retries.send(tid, self.pending.started, now);
         inode.attrs_dropped();
-        self.session.drop_attrs(inode.id);
+        self.session.drop_attrs(inode);
         Err(Error::new(libc::ESTALE))
     }
 
@@ -146,9 +185,10 @@ impl Call {
                 Ok(opened) if inode.knows(&opened.node.fh) => return Ok((opened, late)),
                 Ok(other) => {
                     let (vfs, cx) = (session.vfs.clone(), RequestContext::new(cx.cred.clone()));
-                    session.aside(async move {
+                    let close = async move {
                         let _ = vfs.close(&cx, &other.node.fh, other.open).await;
-                    });
+                    };
+                    session.closes.spawn_on(close, session.runtime());
                 }
                 Err(e) if !may_be_another(&e) => return Err(e),
                 Err(_) => {}
@@ -223,10 +263,15 @@ impl Call {
                 return Err(e);
             }
         };
+        if !on_open.keep {
+            inode.drops_by(id, opened.node.attrs.attr.change, asked);
+        }
         let mut out = Out::with_capacity(144);
         self.entry(&mut out, (&dir, &name), &inode, &opened.node.attrs, asked);
         let how = self.open_flags(flags, &inode, on_open.keep, backing_id);
-        open_out(&mut out, id, how, backing_id.unwrap_or(0));
+        let wants_length = backing_id.is_none() && self.wants_length(&inode, flags, on_open);
+        let exact = if wants_length { fopen::DIRECT_IO } else { 0 };
+        open_out(&mut out, id, how | exact, backing_id.unwrap_or(0));
         Ok(Answer::bytes(out.into_vec()).or(Undo::Close { file: id, forget: Some(inode.id) }))
     }
 
@@ -246,7 +291,7 @@ impl Call {
         let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
         let lockers = Default::default();
         let committed = AtomicU64::new(inode.writes().1);
-        if self.session.authority.is_noncacheable(&opened.node.fh) {
+        if self.session.authority.is_noncacheable(&opened.node.fh) || flags & O_DIRECT != 0 {
             *first.lock() = None;
         }
         let brings_bytes = first.lock().is_some();
@@ -308,11 +353,8 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let mut cx = RequestContext { takes_slice: true, ..self.cx_of(file.cred.clone()) };
-        file.inode.read();
+        file.inode.read_by(fh);
         let (mut data, mut end) = file.take_first(offset, size as usize);
-        if past_pages {
-            (data, end) = (Data::default(), false);
-        }
         // The kernel takes a short answer for the end of the file, so reads continue until the end.
         while data.len() < size as usize && !end {
             let done = data.len() as u64;
@@ -335,7 +377,13 @@ impl Call {
         if data.len() > size as usize {
             return Err(Error::because(libc::EIO, "more bytes than requested"));
         }
-        Ok(Answer { body: Body::Data(data), undo: Undo::Nothing })
+        let is_short = !past_pages && data.len() < size as usize;
+        let end = offset.saturating_add(data.len() as u64);
+        let body = Body::Data(data);
+        if is_short && let Some(_until_answered) = file.inode.shortening(end) {
+            self.pending.answer(Ok(&body));
+        }
+        Ok(Answer { body, undo: Undo::Nothing })
     }
 
     pub(super) async fn write(
@@ -378,7 +426,7 @@ impl Call {
         }
         if kills {
             file.inode.attrs_dropped();
-            self.session.drop_attrs(file.inode.id);
+            self.session.drop_attrs(&file.inode);
         }
         let stable = stability == Stability::Stable;
         let writes = file.inode.wrote(offset.saturating_add(wrote.bytes), stable);
@@ -401,7 +449,7 @@ impl Call {
     async fn answer_and_drop_shared(&self, inode: &Inode, body: &Body) {
         if self.session.config.may_be_shared && self.session.authority.is_noncacheable(&inode.fh()) {
             self.pending.answer(Ok(body));
-            self.session.drop_pages(inode.id).await;
+            self.session.drop_pages(inode).await;
         }
     }
 
@@ -495,6 +543,13 @@ impl Call {
         }
         Ok(Answer::empty())
     }
+}
+
+/// The answer to an open.
+fn opened_answer(file: u64, flags: u32, backing_id: Option<u32>) -> Answer {
+    let mut out = Out::with_capacity(16);
+    open_out(&mut out, file, flags, backing_id.unwrap_or(0));
+    Answer::bytes(out.into_vec()).or(Undo::Close { file, forget: None })
 }
 
 /// Whether an open by name may fail with this error although an open of the file by filehandle does

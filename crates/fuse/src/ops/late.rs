@@ -39,7 +39,7 @@ impl Call {
     /// read, which never waits for this call.
     pub(super) async fn drop_filled(&self, inode: &Inode, start: u64, len: u64) {
         if len > 0 && inode.is_filled() {
-            self.session.drop_range(inode.id, start, len).await;
+            self.session.drop_range(inode, start, len).await;
         }
     }
 
@@ -59,7 +59,9 @@ impl Call {
             self.session.aside(async move {
                 for (dir, name) in names {
                     session.doubt_name(dir, &name).await;
-                    session.drop_pages(dir).await;
+                    if let Some(dir) = session.inodes.find(dir) {
+                        session.drop_pages(&dir).await;
+                    }
                 }
             });
         }
@@ -74,9 +76,9 @@ async fn doubt(session: &Session, cred: Arc<Cred>, inode: &Inode) {
     let look = session.vfs.getattr(&cx, File { fh: &fh, open: None });
     let found = tokio::time::timeout(PATIENCE, look).await;
     inode.attrs_dropped();
-    if session.drop_pages(inode.id).await
+    if session.drop_pages(inode).await
         && let Ok(Ok(attrs)) = found
     {
-        inode.pages_dropped(attrs.attr.change, asked);
+        inode.pages_dropped(&attrs.attr, asked);
     }
 }

@@ -100,8 +100,8 @@ impl Call {
             return;
         }
         inode.attrs_dropped();
-        if self.session.drop_pages(inode.id).await {
-            inode.pages_dropped(attrs.attr.change, asked);
+        if self.session.drop_pages(inode).await {
+            inode.pages_dropped(&attrs.attr, asked);
         }
     }
 }

@@ -32,6 +32,12 @@ impl Call {
             (None, Some(since)) => self.look_up_again(&dir, &name, since).await,
             (None, None) => self.look_up(&dir, &name, None).await,
         };
+        if let Some(since) = self.leaves_kept_open(&found) {
+            if let Ok((answer, _)) = found {
+                self.session.undo(answer.undo).await;
+            }
+            found = self.look_up_to_open(&dir, &name, since).await;
+        }
         if let Err(e) = &found
             && !matches!(e.errno, libc::ENOENT | libc::ENOTDIR)
             && self.session.inodes.child(dir.id, &name).is_some()
@@ -55,6 +61,23 @@ impl Call {
         }
         self.session.stale_retries.looked_up(tid, began, Instant::now());
         found.map(|(answer, _)| answer).map_err(|e| self.after_removed_dir(&dir, e))
+    }
+
+    /// Gives up the kept open of a thread that found another file or nothing under its name.
+    /// Another file is opened instead, as after any ESTALE. Returns the required freshness of its
+    /// lookup.
+    fn leaves_kept_open(&self, found: &Result<(Answer, Option<u64>)>) -> Option<Instant> {
+        let (session, tid) = (&self.session, self.head.tid);
+        let kept = session.kept_opens.of(tid)?;
+        let found = found.as_ref().ok().and_then(|(_, id)| session.inodes.find((*id)?));
+        let other = match found {
+            Some(inode) if inode.kind != FileKind::Regular || inode.id == kept.inode => return None,
+            other => other,
+        };
+        session.kept_opens.take(tid);
+        session.close_aside(kept.file);
+        let sent = other.is_some() && session.stale_retries.send(tid, kept.sent, Instant::now());
+        sent.then_some(kept.sent)
     }
 
     /// The error of a lookup whose directory may be removed meanwhile. The thread walks its path

@@ -85,7 +85,7 @@ impl Call {
     pub(super) fn drop_set_id(&self, inode: &Inode) {
         if inode.is_set_id() {
             inode.attrs_dropped();
-            self.session.drop_attrs(inode.id);
+            self.session.drop_attrs(inode);
         }
     }
 

@@ -69,20 +69,20 @@ async fn check_precedes_end_of_validity() {
     assert!(due < now + secs(60) && due > now + secs(59));
     // The sleeping task is woken.
     let sooner = node(2, FileKind::Regular, Validity::Until(now + secs(2))).attrs;
-    assert!(f.observe(&sooner, t.clock.now()).sooner);
+    assert!(f.observe(&sooner, t.clock.now(), true).sooner);
     w.hasten(&f);
     w.sooner.notified().await;
     assert!(w.next(now) < now + secs(2));
     // A longer validity is found at the check.
     let later = node(2, FileKind::Regular, Validity::Until(now + secs(90))).attrs;
-    assert!(!f.observe(&later, t.clock.now()).sooner);
+    assert!(!f.observe(&later, t.clock.now(), true).sooner);
     tokio::time::advance(secs(2)).await;
     assert_eq!(take(&w), [f.id]);
     assert!(!f.is_due(Instant::now()) && w.next(Instant::now()) > now + secs(80));
     // Repeated attributes without validity do not postpone the check.
     let once = node(2, FileKind::Regular, Validity::Once).attrs;
     for _ in 0..8 {
-        f.observe(&once, t.clock.now());
+        f.observe(&once, t.clock.now(), true);
         w.hasten(&f);
         tokio::time::advance(Duration::from_millis(200)).await;
     }

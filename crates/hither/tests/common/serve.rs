@@ -194,6 +194,11 @@ impl Drop for Serve {
         if let Some(keeper) = &mut self.keeper {
             keeper.kill();
         }
+        if std::thread::panicking() {
+            let said = complaints(self.dir.path());
+            let last: Vec<&str> = said.lines().rev().take(40).collect();
+            println!("the server's last lines, newest first:\n{}", last.join("\n"));
+        }
     }
 }
 
@@ -216,6 +221,9 @@ impl Keeper {
         let script = "while read -r _; do \"$@\" >>out 2>>err </dev/null & echo $!; wait $!; echo $?; done";
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).args(through).args([HITHER, name]).args(words).current_dir(dir);
+        // For the report of a failed test.
+        command
+            .env("HITHER_LOG", "info,hither_server::v4::delegation=debug,hither_server::v4::callback=debug");
         command.args(["--lease", "10", "--grace", "20", "--listen", &format!("127.0.0.1:{port}")]);
         command.args(["--state-dir", "state"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
