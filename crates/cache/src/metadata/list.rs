@@ -4,6 +4,7 @@ use super::MetadataCache;
 use super::moment::{LEASE, Moment};
 use super::names::Id;
 use super::objects::When;
+use super::single_flight::Question;
 use super::stats;
 use bytes::{Bytes, BytesMut};
 use hither_vfs::{Access, DirEntry, DirPage, Fh, Name, RequestContext, Result};
@@ -84,10 +85,20 @@ impl MetadataCache {
                 None => self.list_in_order(cx, dir, after, (max_bytes, nodes), &when).await,
             };
         }
-        if let Some(page) = self.list_known(cx, dir, cookie, max_bytes, nodes, &when) {
-            stats::add(&self.counters.listing_hits, 1);
-            return Ok(page);
-        }
+        let key = (dir.clone(), Question::Page(cookie, self.cred(&cx.cred)));
+        let mut waits = 0;
+        let _flight = loop {
+            let now = When { now: self.clock.now(), ..when };
+            if let Some(page) = self.list_known(cx, dir, cookie, max_bytes, nodes, &now) {
+                stats::add(&self.counters.listing_hits, 1);
+                return Ok(page);
+            }
+            match self.single_flight.register(&key, waits) {
+                Ok(flight) => break flight,
+                Err(waiting) => waiting.wait(cx).await?,
+            }
+            waits += 1;
+        };
         if cookie == 0
             && let Some(page) = self.list_own(cx, dir, None, (max_bytes, nodes), &when)
         {

@@ -2,6 +2,7 @@
 
 use super::change::{Changing, Renamed};
 use super::names::Id;
+use super::single_flight::Question;
 use super::{MetadataCache, stats};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -209,21 +210,29 @@ impl MetadataCache {
         outcome.map_err(|e| self.failed(file.fh, e))
     }
 
-    async fn ask_rights(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
-        let when = self.when(cx);
+    pub(super) async fn ask_rights(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
         let cred = self.cred(&cx.cred);
-        let (known, holds) = self
-            .table
-            .with(fh, |_, o| {
-                (o.rights(cred, want, &when.any_age()).filter(|_| o.holds(&when)), o.holds(&when))
-            })
-            .unwrap_or_default();
-        if let Some(have) = known {
-            stats::add(&self.counters.access_hits, 1);
-            return Ok(have);
-        }
+        let key = (fh.clone(), Question::Rights(cred));
+        let (mut waits, all) = (0, Access::all());
+        let (_flight, holds) = loop {
+            let when = self.when(cx);
+            let (known, holds) = self
+                .table
+                .with(fh, |_, o| {
+                    (o.rights(cred, want, &when.any_age()).filter(|_| o.holds(&when)), o.holds(&when))
+                })
+                .unwrap_or_default();
+            if let Some(have) = known {
+                stats::add(&self.counters.access_hits, 1);
+                return Ok(have);
+            }
+            match self.single_flight.register(&key, waits) {
+                Ok(flight) => break (flight, holds),
+                Err(waiting) => waiting.wait(cx).await?,
+            }
+            waits += 1;
+        };
         stats::add(&self.counters.access_misses, 1);
-        let all = Access::all();
         if !holds {
             // The request includes the attributes: the answer is kept as long as they hold.
             let want_all = WalkRequest { access: all, ..WalkRequest::default() };
@@ -313,10 +322,7 @@ impl Vfs for MetadataCache {
     }
 
     async fn parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
-        let ticket = self.ticket();
-        let node = self.below.parent(cx, dir).await.map_err(|e| self.failed(dir, e))?;
-        self.learn_attrs(&node.fh, &node.attrs, &ticket);
-        Ok(node)
+        self.ask_parent(cx, dir).await
     }
 
     async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {

@@ -9,6 +9,7 @@
 use super::names::Id;
 use super::objects::When;
 use super::revalidate_restored::{Opening, Way};
+use super::single_flight::Question;
 use super::{MetadataCache, stats};
 use hither_vfs::{Access, Attrs, Fh, File, PathRef, RequestContext, Result, WalkRequest};
 use parking_lot::Mutex;
@@ -348,10 +349,10 @@ impl MetadataCache {
             stats::add(&self.counters.attr_hits, 1);
             return Ok(attrs);
         }
-        let key = (file.fh.clone(), Vec::new());
-        let mut shared = false;
+        let key = (file.fh.clone(), Question::Walk(Vec::new()));
+        let mut waits = 0;
         loop {
-            match self.single_flight.register(&key, shared) {
+            match self.single_flight.register(&key, waits) {
                 Ok(_flight) if when.fresh.is_none() => {
                     let answer = self.ask_again(cx, std::slice::from_ref(file.fh), false).await;
                     if let Some(answer) = answer {
@@ -368,7 +369,7 @@ impl MetadataCache {
                     if let Some(attrs) = self.known_attrs(file.fh, &when) {
                         return Ok(attrs);
                     }
-                    shared = true;
+                    waits += 1;
                 }
             }
         }

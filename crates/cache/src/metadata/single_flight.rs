@@ -5,8 +5,22 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use tokio::sync::watch;
 
-/// A walk: its start, and its names.
-pub(super) type Key = (Fh, Vec<Name>);
+/// Maximum number of requests that a call waits for.
+pub(super) const WAITS_MAX: u32 = 2;
+
+/// A request about an object.
+pub(super) type Key = (Fh, Question);
+
+/// The kinds of requests.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Question {
+    /// A walk of these names. Without names, attributes or a confirmation of absent names.
+    Walk(Vec<Name>),
+    /// The page of a listing after this cookie, for a caller with this number.
+    Page(u64, u32),
+    /// The rights of a caller with this number.
+    Rights(u32),
+}
 
 /// The requests on their way.
 #[derive(Debug, Default)]
@@ -36,12 +50,14 @@ impl Waiting {
 }
 
 impl SingleFlight {
-    /// Registers a request, or returns the one on its way. `alone`: sends a request in any case.
-    pub fn register(&self, key: &Key, alone: bool) -> std::result::Result<InFlight<'_>, Waiting> {
+    /// Registers a request, or returns the one on its way. `waits` is the number of requests that
+    /// the call has waited for. The first may have been sent before the call began, and may be too
+    /// old for it. The second was not. Then the call sends a request in any case.
+    pub fn register(&self, key: &Key, waits: u32) -> std::result::Result<InFlight<'_>, Waiting> {
         let (done, watched) = watch::channel(());
         let mut in_flight = self.in_flight.lock();
         if let Some(other) = in_flight.get(key) {
-            if !alone {
+            if waits < WAITS_MAX {
                 return Err(Waiting(other.clone()));
             }
             return Ok(InFlight { single_flight: self, key: None, _done: done });

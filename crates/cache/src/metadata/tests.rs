@@ -8,6 +8,7 @@ mod opens;
 mod own;
 mod passing;
 mod promises;
+mod single_flight;
 mod snapshot;
 mod tries;
 
@@ -392,26 +393,6 @@ async fn lookupcache_limits_names() {
         walk(&*l.meta, &l.cx, &l.top, "a/b/c/none").await;
         assert_eq!(l.wire.take(), absent);
     }
-}
-
-/// Twenty concurrent walks of one path send one request.
-#[tokio::test(start_paused = true)]
-async fn concurrent_walks_share_one_request() {
-    let model = Arc::new(Model::new(env(), VALID, 1 << 30));
-    let wire = Wire::slow(model.clone(), Some(5), Duration::from_millis(50));
-    let meta = MetadataCache::new(wire.clone(), options(), env());
-    let cx = root_cx();
-    let top = meta.root(&cx).await.unwrap().fh;
-    make_dir(&*model, &cx, &top, "d").await;
-    wire.take();
-    let mut all = tokio::task::JoinSet::new();
-    for _ in 0..20 {
-        let (meta, cx, top) = (meta.clone(), cx.clone(), top.clone());
-        all.spawn(async move { walk(&*meta, &cx, &top, "d/none").await.steps.len() });
-    }
-    assert_eq!(all.join_all().await, [1; 20]);
-    assert_eq!(wire.take(), "walk 1");
-    assert_eq!(meta.stats().shared_walks, 19);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use super::list::NODE_ENTRY_BYTES;
 use super::moment::{LEASE, Moment};
 use super::names::{Bound, Id, whole_seconds};
 use super::objects::{Answer, Dir, Limits, Object, When, limited};
+use super::single_flight::{Question, WAITS_MAX};
 use super::{MetadataCache, stats};
 use hither_vfs::{
     Access, Along, Attrs, Error, Fh, FileKind, Name, Node, PathRef, Read, RequestContext, Result, Stop,
@@ -14,6 +15,8 @@ use hither_vfs::{
 /// Most requests below for one walk. A path that is renamed all the time does not hold a caller for
 /// ever.
 const ROUNDS: usize = 16;
+/// Maximum number of names that are searched for the name of a known directory.
+const PARENT_NAMES_MAX: usize = 4096;
 
 /// The part of a path that memory answers.
 pub(super) struct Progress {
@@ -262,6 +265,38 @@ impl MetadataCache {
         Some(Node { fh: super::handle(object), attrs })
     }
 
+    /// The directory above, if a valid name in it leads to `dir`. Rights are not checked.
+    fn known_parent(&self, cx: &RequestContext, dir: &Fh) -> Option<Node> {
+        let when = self.when(cx);
+        let (id, slot) = self.table.with(dir, |id, o| (id, o.parent))?;
+        let fh = self.table.with_slot(slot, |_, above| {
+            let names = above.dir()?;
+            let (name, _) =
+                names.names.all().take(PARENT_NAMES_MAX).find(|(_, bound)| bound.child == Some(id))?;
+            let answer = names.answer(self.table.hash(name), name, self.limits)?;
+            let trusted = self.trusts_names(false);
+            let (until, asked) = (answer.until, answer.asked);
+            let holds = if trusted { when.fits(until, asked) } else { when.just_asked(asked) };
+            (holds && answer.child == Some(id)).then(|| super::handle(above))
+        })??;
+        let attrs = self.known_attrs(&fh, &when)?;
+        stats::add(&self.counters.attr_hits, 1);
+        Some(Node { fh, attrs })
+    }
+
+    /// See [`Vfs::parent`](hither_vfs::Vfs::parent).
+    pub(super) async fn ask_parent(&self, cx: &RequestContext, dir: &Fh) -> Result<Node> {
+        if let Some(node) = self.known_parent(cx, dir)
+            && self.ask_rights(cx, dir, Access::LOOKUP).await?.contains(Access::LOOKUP)
+        {
+            return Ok(node);
+        }
+        let ticket = self.ticket();
+        let node = self.below.parent(cx, dir).await.map_err(|e| self.failed(dir, e))?;
+        self.learn_attrs(&node.fh, &node.attrs, &ticket);
+        Ok(node)
+    }
+
     /// See [`Vfs::peek`](hither_vfs::Vfs::peek).
     pub(super) fn peek_known(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
         let when = self.when(cx);
@@ -284,11 +319,11 @@ impl MetadataCache {
         want: WalkRequest,
     ) -> Result<WalkResult> {
         let mut steps: Vec<Node> = Vec::new();
-        let mut shared = false;
+        let mut waits = 0;
         let mut again = false;
         let mut listed = false;
         let mut stale = false;
-        let mut waited = self.limits.inferred_nanos == 0;
+        let mut confirm_waits = if self.limits.inferred_nanos == 0 { WAITS_MAX } else { 0 };
         let began = self.clock.now();
         for _ in 0..ROUNDS {
             let base = steps.last().map_or(at.base, |n| &n.fh).clone();
@@ -312,26 +347,28 @@ impl MetadataCache {
                 continue;
             }
             let confirming = match known.unconfirmed.and_then(|id| Some((id, self.fh_of(id)?))) {
-                Some((id, fh)) => match self.single_flight.register(&(fh, Vec::new()), waited) {
-                    Ok(flight) => Some((id, flight)),
-                    Err(waiting) => {
-                        // The request on its way may confirm this name, too.
-                        waited = true;
-                        waiting.wait(cx).await?;
-                        continue;
+                Some((id, fh)) => {
+                    match self.single_flight.register(&(fh, Question::Walk(Vec::new())), confirm_waits) {
+                        Ok(flight) => Some((id, flight)),
+                        Err(waiting) => {
+                            // The request on its way may confirm this name, too.
+                            confirm_waits += 1;
+                            waiting.wait(cx).await?;
+                            continue;
+                        }
                     }
-                },
+                }
                 None => None,
             };
             steps.extend(known.steps);
             let base = steps.last().map_or(at.base, |n| &n.fh).clone();
             let rest = &at.path[steps.len()..];
-            let key = (base.clone(), rest.to_vec());
-            let flight = match self.single_flight.register(&key, shared) {
+            let key = (base.clone(), Question::Walk(rest.to_vec()));
+            let flight = match self.single_flight.register(&key, waits) {
                 Ok(flight) => flight,
                 Err(waiting) => {
                     stats::add(&self.counters.shared_walks, 1);
-                    shared = true;
+                    waits += 1;
                     waiting.wait(cx).await?;
                     continue;
                 }
