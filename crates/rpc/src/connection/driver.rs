@@ -3,7 +3,7 @@
 //! One task per connection establishes a link and starts two more tasks. The writer takes batches
 //! from the queue. The reader passes records to their calls. Any fault of a link ends both tasks:
 //! an I/O error, the end of the stream, malformed bytes, or silence that a call reports. The task
-//! then reconnects: at once if the link had worked, else after a delay that doubles up to 10 s. A
+//! then reconnects: at once if the link had worked, else after a delay that doubles up to 5 s. A
 //! connection without pending calls and without a backchannel stays closed until the next call.
 
 use super::{Batch, Connection, Results};
@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 const RECONNECT_MIN: Duration = Duration::from_millis(250);
 
 /// Longest delay between attempts. The client notices a healed network this late at most.
-const RECONNECT_MAX: Duration = Duration::from_secs(10);
+const RECONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Most calls of the server in progress on one link. NFSv4.1 servers use only the few backchannel
 /// slots that the session grants.
