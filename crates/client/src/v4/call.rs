@@ -322,7 +322,7 @@ impl Core {
     /// Handles the result of a successful SEQUENCE.
     fn sequenced(self: &Arc<Self>, session: &Arc<Session>, ok: &SequenceOk, asked: Instant) {
         session.adapt(ok.target_highest_slotid, ok.highest_slotid);
-        self.renewed(asked);
+        self.renewed(asked, ok.status_flags == 0);
         if ok.status_flags != 0 {
             self.status_flags(session, ok.status_flags);
         }

@@ -3,7 +3,8 @@
 //! Every successful SEQUENCE renews the lease. After half the lease time without one, a SEQUENCE is
 //! sent alone. A new connection is bound to the session, so that it can carry callbacks. The status
 //! flags of SEQUENCE replies start the matching action, each at most once per
-//! [`COMPLAINT_INTERVAL`]. Servers repeat the flags until the cause is removed.
+//! [`COMPLAINT_INTERVAL`]. Servers repeat the flags until the cause is removed. Flags after a reply
+//! without any have a new cause.
 
 use super::call::Compound;
 use super::core::{Core, Phase};
@@ -65,10 +66,14 @@ impl Lease {
 }
 
 impl Core {
-    /// Records that a request sent at `asked` renewed the lease.
-    pub fn renewed(&self, asked: Instant) {
+    /// Records that a request sent at `asked` renewed the lease. `sound`: without status flags, so
+    /// that the next flags are new.
+    pub fn renewed(&self, asked: Instant, sound: bool) {
         let mut lease = self.lease.lock();
         lease.renewed = lease.renewed.max(asked);
+        if sound {
+            lease.complained = None;
+        }
     }
 
     /// Starts the tasks that renew the lease and bind connections. They end with `stop`.

@@ -381,6 +381,30 @@ async fn revoked_delegation_loses_locks() {
     t.check();
 }
 
+/// The server reports revoked state several times within seconds. The client looks once for each
+/// report, however long the server repeats it.
+#[tokio::test(start_paused = true)]
+async fn each_report_of_revoked_state_counts() {
+    let (t, _told) = delegated().await;
+    let f = t.create("f").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let looks = || {
+        let s = t.server.lock();
+        s.compounds.iter().filter(|ops| ops.contains(&NfsOpnum4::TEST_STATEID)).count()
+    };
+    for round in 1..=3 {
+        for flags in [seq4_status::RECALLABLE_STATE_REVOKED, 0] {
+            t.server.lock().status_flags = flags;
+            for _ in 0..3 {
+                t.v4.getattr(&cx(), file(&f)).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+        // One for opens and locks, one for delegations.
+        assert_eq!(looks(), 2 * round);
+    }
+}
+
 /// A client whose lease may have expired decides no locks. It keeps its locks if the server
 /// confirms them, or takes them anew if the file is unchanged.
 /// Promise: 16a
