@@ -401,9 +401,12 @@ fn thousands_of_exports_start_soon() {
 #[test]
 #[ignore = "needs root"]
 fn cached_files_outlive_origin() {
-    for (client, version, killed) in
-        [("vers=3", "vers=4.2", true), ("vers=4.2", "vers=3", false), ("vers=4.2", "vers=4.2", true)]
-    {
+    for (client, version, killed) in [
+        ("vers=4.2", "vers=4.2", false),
+        ("vers=4.2", "vers=3", false),
+        ("vers=4.2", "vers=4.2", true),
+        ("vers=3", "vers=4.2", true),
+    ] {
         own_files();
         let mut origin = Serve::of_directory();
         origin.serve();
@@ -588,7 +591,7 @@ fn many_clients_share_cold_tree() {
             "client {client}, origin {version}: ls -lR {one_calls} calls of one client, {many_calls} of {CLIENTS} \
              ({calls:.2}); bytes {times:.3} times the tree"
         );
-        if times > 1.1 || calls > 2.0 {
+        if times > 1.1 || calls > 1.5 {
             failures.push((client, version));
         }
     }

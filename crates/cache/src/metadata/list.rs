@@ -85,7 +85,6 @@ impl MetadataCache {
                 None => self.list_in_order(cx, dir, after, (max_bytes, nodes), &when).await,
             };
         }
-        let key = (dir.clone(), Question::Page(cookie, self.cred(&cx.cred)));
         let mut waits = 0;
         let _flight = loop {
             let now = When { now: self.clock.now(), ..when };
@@ -93,7 +92,8 @@ impl MetadataCache {
                 stats::add(&self.counters.listing_hits, 1);
                 return Ok(page);
             }
-            match self.single_flight.register(&key, waits) {
+            let question = Question::Page(cookie, self.cred(&cx.cred));
+            match self.single_flight.register(&(dir.clone(), question), waits) {
                 Ok(flight) => break flight,
                 Err(waiting) => waiting.wait(cx).await?,
             }

@@ -212,7 +212,6 @@ impl MetadataCache {
 
     pub(super) async fn ask_rights(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {
         let cred = self.cred(&cx.cred);
-        let key = (fh.clone(), Question::Rights(cred));
         let (mut waits, all) = (0, Access::all());
         let (_flight, holds) = loop {
             let when = self.when(cx);
@@ -226,7 +225,7 @@ impl MetadataCache {
                 stats::add(&self.counters.access_hits, 1);
                 return Ok(have);
             }
-            match self.single_flight.register(&key, waits) {
+            match self.single_flight.register(&(fh.clone(), Question::Rights(cred)), waits) {
                 Ok(flight) => break (flight, holds),
                 Err(waiting) => waiting.wait(cx).await?,
             }
