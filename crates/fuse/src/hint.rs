@@ -171,6 +171,7 @@ pub(crate) struct Opening {
 /// Reads hints and records their calls.
 #[derive(Debug)]
 pub(crate) struct Hints {
+    predicts: bool,
     readers_max: usize,
     reading: Mutex<SmallVec<[Under; 8]>>,
     /// Parts of the mount point's path.
@@ -185,10 +186,12 @@ pub(crate) struct Hints {
 }
 
 impl Hints {
-    /// Hints of a mount on `mount`. At most `readers_max` hints are read at a time; 0: none.
-    pub fn new(readers_max: usize, mount: &std::path::Path) -> Self {
+    /// Hints of a mount on `mount`. At most `readers_max` callers are inspected at a time.
+    /// `predicts`: the next lookups of a call are predicted.
+    pub fn new(predicts: bool, readers_max: usize, mount: &std::path::Path) -> Self {
         use std::os::unix::ffi::OsStrExt;
         Self {
+            predicts,
             readers_max,
             reading: Mutex::default(),
             mount: Path::new(mount.as_os_str().as_bytes().to_vec()).parts,
@@ -231,7 +234,7 @@ impl Hints {
 
     /// Reads the hint for a lookup of `name` in `dir`, which arrived at `now`.
     pub fn read(&self, tid: u32, dir: u64, name: &Name, inodes: &Inodes, now: Instant) -> Option<Hint> {
-        if self.readers_max == 0 {
+        if !self.predicts {
             return None;
         }
         let found = self.read_or_why(tid, dir, name, inodes, now);
@@ -310,9 +313,12 @@ impl Hints {
         self.try_last_parts(tid).unwrap_or_default()
     }
 
-    /// The use of the thread's call; `None` when the call is not visible.
-    pub fn purpose(&self, tid: u32) -> Option<Use> {
-        let _reading = self.reading().ok()?;
+    /// The use of the thread's call.
+    ///
+    /// # Errors
+    /// The reason why the call is not visible, perhaps for a moment only.
+    pub fn purpose(&self, tid: u32) -> Result<Use, Missed> {
+        let _reading = self.reading()?;
         uses::of(tid)
     }
 

@@ -4,6 +4,9 @@
 //! handle is registered. The removal of a name (unlink(2), or rename(2) to it) holds the gate
 //! exclusively. So a removal sees an open, or precedes it.
 //!
+//! A removal also holds the gate of the directory shared. The lookup of a thread that must find a
+//! file before its removal holds that gate exclusively.
+//!
 //! The kernel sends RELEASE just before close(2) returns, but does not wait for the answer. The
 //! next removal of the program can overtake the RELEASE. A handle that was flushed and not used
 //! since is probably being released, unless the program has a second descriptor of it. A removal
@@ -36,6 +39,8 @@ const CLOSE_WAIT: Duration = Duration::from_secs(30);
 /// Opens and handles of a file.
 #[derive(Debug, Default)]
 pub(crate) struct InUse {
+    /// Of a file: opens shared, removals of its names exclusively. Of a directory: removals of
+    /// names in it shared, lookups between removals exclusively.
     gate: RwLock<()>,
     handles: Mutex<Handles>,
     /// Notified when a handle is released or used.
@@ -78,6 +83,17 @@ impl InUse {
     /// is dropped.
     pub async fn removing(&self) -> RwLockWriteGuard<'_, ()> {
         self.wait_for_releases(RELEASE_WAIT).await;
+        self.gate.write().await
+    }
+
+    /// Starts the removal of a name in this directory, which ends when the result is dropped.
+    pub async fn removing_name(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().await
+    }
+
+    /// Waits for running removals of names in this directory, and blocks new ones until the result
+    /// is dropped.
+    pub async fn names_stay(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
     }
 

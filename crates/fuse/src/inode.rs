@@ -200,8 +200,9 @@ struct State {
 pub(crate) struct Seen {
     /// Another client changed the contents. Cached pages must be dropped before the answer.
     pub pages_stale: bool,
-    /// Not all users may search the directory any more. Cached names in it must not be used.
-    pub search_lost: bool,
+    /// Cached names in the directory must not be used. Not all users may search it any more, or the
+    /// machine's protections of sticky directories apply from now on.
+    pub distrusts_names: bool,
     /// The object is open and must be checked earlier than planned.
     pub sooner: bool,
 }
@@ -437,20 +438,22 @@ impl Inode {
     pub fn observe(&self, attrs: &Attrs, asked: Moment, told: bool) -> Seen {
         let attr = &attrs.attr;
         let mut s = self.state.lock();
-        let search_lost =
-            self.kind == FileKind::Directory && s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
+        let search_lost = s.mode & 0o111 == 0o111 && attr.mode & 0o111 != 0o111;
+        let protects = |mode| mode & libc::S_ISVTX != 0 && mode & (libc::S_IWGRP | libc::S_IWOTH) != 0;
+        let protected = !protects(s.mode) && protects(attr.mode);
+        let distrusts_names = self.kind == FileKind::Directory && (search_lost || protected);
         (s.mode, s.uid) = (attr.mode, attr.uid);
         let rights = Rights::of(attr);
         if s.modifying > 0 || s.modified > asked {
             // The kernel ignores these attributes too, by its own counter.
             s.ignores(rights);
             let sooner = s.hold(None);
-            return Seen { pages_stale: false, search_lost, sooner };
+            return Seen { pages_stale: false, distrusts_names, sooner };
         }
         if attrs.asked < s.newest && s.seen.is_some_and(|seen| seen != attr.change) {
             // An answer from before the last open or answer.
             s.ignores(rights);
-            return Seen { pages_stale: false, search_lost, sooner: false };
+            return Seen { pages_stale: false, distrusts_names, sooner: false };
         }
         s.newest = s.newest.max(attrs.asked);
         let changed =
@@ -471,7 +474,7 @@ impl Inode {
             s.told_change = Some(attr.change);
             (s.told_rights, s.told_set_id) = (Some(rights), rights.is_set_id());
         }
-        Seen { pages_stale, search_lost, sooner }
+        Seen { pages_stale, distrusts_names, sooner }
     }
 
     /// Records that the kernel's pages were dropped, after attributes requested at `asked`.

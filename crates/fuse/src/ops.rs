@@ -73,7 +73,12 @@ impl Call {
         if let Op::Lookup { name } = op {
             return self.lookup(name).await;
         }
-        let found = self.session.path_retries.arrived(self.head.tid, self.head.nodeid);
+        let (tid, object) = (self.head.tid, self.head.nodeid);
+        if !matches!(op, Op::Open { .. } | Op::Create { .. }) {
+            let may_ask_rights = matches!(op, Op::Getattr { fh: None } | Op::Access { .. } | Op::Readlink);
+            self.session.stale_retries.asks(tid, may_ask_rights.then_some(object));
+        }
+        let found = self.session.path_retries.arrived(tid, object);
         let Some(path_call) = PathCall::of(&op) else { return self.serve_once(op).await };
         match self.serve_once(op).await {
             Err(e) if file::may_be_gone(&e) => self.after_removal(path_call, found, e).await,
@@ -215,7 +220,7 @@ impl Call {
     /// Updates the kernel's caches for attributes that are about to be answered.
     async fn saw(&self, inode: &Arc<Inode>, attrs: &Attrs, asked: Moment) {
         let seen = inode.observe(attrs, asked, true);
-        if seen.search_lost {
+        if seen.distrusts_names {
             self.session.distrust_names(inode).await;
         }
         if seen.sooner {

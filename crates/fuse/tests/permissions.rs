@@ -5,10 +5,11 @@
 
 mod common;
 
-use common::{Mount, as_user, eventually, mounted, user_can};
+use common::{Mount, as_user, eventually, mounted, mounted_with, user_can};
 use hither_vfs::SetAttr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const A: u32 = 5001;
 const B: u32 = 5002;
@@ -271,7 +272,9 @@ fn unchanged_programs_are_opened_once() {
 /// Switches on a protection of the machine for the mounts of this thread, by a bind mount over the
 /// setting.
 fn protect(name: &str, value: &str) {
-    let file = std::env::temp_dir().join(format!("hither-fuse-{}-{name}", std::process::id()));
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let file = std::env::temp_dir().join(format!("hither-fuse-{}-{name}-{number}", std::process::id()));
     fs::write(&file, value).unwrap();
     let setting = format!("/proc/sys/fs/protected_{name}");
     let ok = std::process::Command::new("mount").arg("--bind").arg(&file).arg(setting).status().unwrap();
@@ -360,6 +363,56 @@ fn special_files_check_access() {
     server.kill().unwrap();
     server.wait().unwrap();
     m.end();
+}
+
+/// The protections hold for each of many calls side by side, with and without predicted lookups,
+/// and on strict mounts. They hold from the chmod(2) on that makes the directory sticky, also for
+/// cached names.
+/// Promise: 19b
+#[test]
+fn protections_hold_for_each_call() {
+    const TRIES: &str = r#"
+        use Fcntl; my $n = 0;
+        for (1..40) {
+            $n++ if open(my $f, '<', "$ENV{M}/tmp/link");
+            $n++ if sysopen(my $f, "$ENV{M}/tmp/file", O_WRONLY | O_CREAT);
+            $n++ if sysopen(my $f, "$ENV{M}/fifo", O_RDWR);
+            $n++ if sysopen(my $f, "$ENV{M}/null", O_WRONLY);
+        }
+        print "$n allowed\n"; exit($n > 0)"#;
+    let modes = [(true, false), (false, false), (false, true)];
+    for (number, (hints, strict)) in modes.into_iter().enumerate() {
+        let validity_ms = if strict { 0 } else { 600_000 };
+        let Some(m) = mounted_with(validity_ms, |config| {
+            (config.hints, config.strict, config.close_to_open) = (hints, strict, !strict);
+        }) else {
+            return;
+        };
+        if number == 0 {
+            ["symlinks", "regular", "fifos"].into_iter().for_each(|name| protect(name, "1"));
+        }
+        fs::create_dir(m.path("tmp")).unwrap();
+        chown(m.path("tmp"), Some(0), Some(A)).unwrap();
+        mode(&m, "tmp", 0o777);
+        fs::write(m.path("target"), b"text").unwrap();
+        let make = "cd $M/tmp; umask 0; ln -s ../target link; echo > file";
+        assert!(user_can(&m.dir, A, A, &[], make));
+        assert!(user_can(&m.dir, 0, 0, &[], "cd $M; mkfifo -m 644 fifo; mknod -m 644 null c 1 3"));
+        let cached = "cat $M/tmp/link && echo >> $M/tmp/file";
+        assert!(user_can(&m.dir, B, B, &[], cached), "before the directory is sticky");
+        mode(&m, "tmp", 0o1777);
+        let script = m.dir.join("tries.pl");
+        fs::write(&script, TRIES).unwrap();
+        std::thread::scope(|s| {
+            for _ in 0..16 {
+                s.spawn(|| {
+                    let tried = as_user(&m.dir, B, B, &[], "perl $M/tries.pl");
+                    assert!(tried.status.success(), "hints: {hints}, strict: {strict}: {tried:?}");
+                });
+            }
+        });
+        m.end();
+    }
 }
 
 /// With protected hard links, a user without the right to read and write another user's file cannot

@@ -153,8 +153,8 @@ fn delegated_time_needs_no_owner() {
 }
 
 /// The present by the clock that the file system of the export reads. Its writes get times of this
-/// clock, which is one timer tick or more behind the precise clock. A local program that sets a time
-/// of the precise clock and then writes can move the time back, too.
+/// clock, which is one timer tick or more behind the precise clock. A local program that sets a
+/// time of the precise clock and then writes can move the time back, too.
 fn file_system_now() -> SystemTime {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     SystemTime::UNIX_EPOCH + Duration::new(now.tv_sec as u64, now.tv_nsec as u32)

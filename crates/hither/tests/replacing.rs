@@ -3,6 +3,8 @@
 //! No call fails with ESTALE, and no read returns bytes of two files. A directory is empty when the
 //! last of its files was closed and removed. The tests need root and nfs-ganesha.
 //! `HITHER_REPLACING` is the number of seconds for each combination of server, version and kind.
+//! `HITHER_REPLACING_PART=1/4` is the second of four parts of the combinations of server, version
+//! and mode, so that parts run side by side.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod common;
@@ -34,7 +36,7 @@ const CASES: &[(&str, &str)] =
 /// Duration of each case in a short run.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Modes of a long run. The modes of a short run are the first one.
+/// Modes of a long run. The modes of a short run are the first two.
 const MODES: &[&str] = &[
     "",
     ",noac",
@@ -47,7 +49,7 @@ const MODES: &[&str] = &[
 
 /// Runs `test` on a mount of each case. A long run also tries the other modes.
 fn for_each_mount(test: impl Fn(&str, &Path)) {
-    let modes = if long().is_some() { MODES } else { &MODES[..1] };
+    let modes = if long().is_some() { MODES } else { &MODES[..2] };
     for_each_case(&["one"], modes, |mount, mounts| test(mount, mounts[0]));
 }
 
@@ -56,30 +58,30 @@ fn for_each_case(places: &[&str], modes: &[&str], test: impl Fn(&str, &[&Path]))
     let ganesha = Ganesha::start();
     let mut serve = Serve::of_directory();
     serve.serve();
-    for (server, version) in CASES {
-        for mode in modes {
-            let mut options = format!("vers={version}{mode}");
-            let journal = tempfile::tempdir().unwrap();
-            if mode.contains("journal") {
-                options.push_str(&format!(",journal-dir={}", journal.path().display()));
+    let (part, parts) = part();
+    let combinations = CASES.iter().flat_map(|case| modes.iter().map(move |mode| (case, mode)));
+    for ((server, version), mode) in combinations.skip(part).step_by(parts) {
+        let mut options = format!("vers={version}{mode}");
+        let journal = tempfile::tempdir().unwrap();
+        if mode.contains("journal") {
+            options.push_str(&format!(",journal-dir={}", journal.path().display()));
+        }
+        let mounts = places.iter().map(|place| {
+            if *server == "nfs-ganesha" {
+                let mnt = ganesha.dir.path().join(place);
+                let _ = fs::create_dir(&mnt);
+                ganesha.mount(&options, &mnt).ok();
+                return Mounted(mnt);
             }
-            let mounts = places.iter().map(|place| {
-                if *server == "nfs-ganesha" {
-                    let mnt = ganesha.dir.path().join(place);
-                    let _ = fs::create_dir(&mnt);
-                    ganesha.mount(&options, &mnt).ok();
-                    return Mounted(mnt);
-                }
-                let mnt = serve.mnt(place);
-                serve.mount(&options, &mnt).ok();
-                Mounted(mnt)
-            });
-            let mounts: Vec<Mounted> = mounts.collect();
-            let paths: Vec<&Path> = mounts.iter().map(|mounted| mounted.0.as_path()).collect();
-            test(&format!("{server}, vers={version}{mode}"), &paths);
-            for mnt in paths {
-                umount(mnt);
-            }
+            let mnt = serve.mnt(place);
+            serve.mount(&options, &mnt).ok();
+            Mounted(mnt)
+        });
+        let mounts: Vec<Mounted> = mounts.collect();
+        let paths: Vec<&Path> = mounts.iter().map(|mounted| mounted.0.as_path()).collect();
+        test(&format!("{server}, vers={version}{mode}"), &paths);
+        for mnt in paths {
+            umount(mnt);
         }
     }
 }
@@ -106,6 +108,13 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 
 fn umount(mnt: &Path) {
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
+}
+
+/// The part of the combinations to run, and the number of parts.
+fn part() -> (usize, usize) {
+    let part = std::env::var("HITHER_REPLACING_PART").unwrap_or_else(|_| String::from("0/1"));
+    let (part, parts) = part.split_once('/').unwrap();
+    (part.parse().unwrap(), parts.parse().unwrap())
 }
 
 fn long() -> Option<Duration> {

@@ -71,7 +71,7 @@ impl Waiting {
 fn hints_for(w: &Waiting) -> (Hints, Inodes, Name) {
     let above = w.fifo.parent().unwrap().parent().unwrap();
     let dir = name(above.file_name().unwrap().to_str().unwrap());
-    (Hints::new(2, above.parent().unwrap()), Inodes::new(&node(1), None), dir)
+    (Hints::new(true, 2, above.parent().unwrap()), Inodes::new(&node(1), None), dir)
 }
 
 /// All names of a path are walked at once, and the lookups and the open of the call use the record.
@@ -163,14 +163,14 @@ fn missed_hints_are_counted() {
     assert_eq!(missed("busy"), 1);
     drop(readers);
     assert!(hints.read(w.tid, 1, &dir, &inodes, now).is_some());
-    assert!(Hints::new(0, std::path::Path::new("/")).read(w.tid, 1, &dir, &inodes, now).is_none());
+    assert!(Hints::new(false, 2, std::path::Path::new("/")).read(w.tid, 1, &dir, &inodes, now).is_none());
     w.end();
 }
 
 /// A blocked reader is replaced once. A blocked thread that reads no requests is not replaced.
 #[tokio::test(start_paused = true)]
 async fn blocked_reader_is_replaced_once() {
-    let hints = Hints::new(2, std::path::Path::new("/"));
+    let hints = Hints::new(true, 2, std::path::Path::new("/"));
     let reading = hints.reading().unwrap();
     tokio::time::advance(2 * STUCK).await;
     assert_eq!(hints.write_off(), 0);

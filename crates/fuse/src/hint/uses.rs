@@ -1,6 +1,7 @@
 //! The use of the last object of a path by a system call: whether it opens the object, and whether
 //! it follows a symbolic link.
 
+use super::Missed;
 use super::caller::{self, SystemCall};
 use super::calls::{Purpose, shape};
 
@@ -9,17 +10,22 @@ use super::calls::{Purpose, shape};
 pub(crate) struct Use {
     /// Flags of open(2), for a call that opens.
     pub opens: Option<i32>,
+    /// The flags come from the program's memory, which the program may have changed since.
+    pub doubtful: bool,
     /// The call sends to a socket or connects to it.
     pub connects: bool,
     /// The call follows a symbolic link.
     pub follows: bool,
 }
 
-/// The use of thread `tid`'s call; `None` when the call is not visible.
-pub(crate) fn of(tid: u32) -> Option<Use> {
-    let call = SystemCall::of(tid).ok().filter(|call| !call.is_narrow())?;
+/// The use of thread `tid`'s call.
+pub(crate) fn of(tid: u32) -> Result<Use, Missed> {
+    let call = SystemCall::of(tid)?;
+    if call.is_narrow() {
+        return Err(Missed::OtherCall);
+    }
     let how = |at: usize| caller::number(tid, call.args.get(at).copied().unwrap_or(0));
-    Some(of_call(&call, &how))
+    Ok(of_call(&call, &how))
 }
 
 fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
@@ -43,7 +49,8 @@ fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
         }
         None => !connects && follows(number, &arg),
     };
-    Use { opens, connects, follows }
+    let doubtful = matches!(shape(call.number).map(|shape| shape.purpose), Some(Purpose::OpenHow(_)));
+    Use { opens, doubtful, connects, follows }
 }
 
 /// Whether a call without an open follows a symbolic link at the end of its path.
@@ -101,7 +108,10 @@ mod tests {
     #[test]
     fn flags_decide_use_of_object() {
         let openat = |flags: i32| used(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
-        assert_eq!(openat(libc::O_RDONLY), Use { opens: Some(0), connects: false, follows: true });
+        assert_eq!(
+            openat(libc::O_RDONLY),
+            Use { opens: Some(0), doubtful: false, connects: false, follows: true }
+        );
         for flags in [libc::O_NOFOLLOW, libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY] {
             assert!(!openat(flags).follows);
         }

@@ -312,9 +312,9 @@ fn lost_search_right_is_reported() {
     let i = t.remember(None, &d).unwrap();
     assert!(i.world_searchable());
     let private = Attrs { attr: Attr { mode: 0o700, ..d.attrs.attr.clone() }, ..d.attrs };
-    assert!(i.observe(&private, t.clock.now(), true).search_lost);
+    assert!(i.observe(&private, t.clock.now(), true).distrusts_names);
     assert!(!i.world_searchable());
-    assert!(!i.observe(&private, t.clock.now(), true).search_lost);
+    assert!(!i.observe(&private, t.clock.now(), true).distrusts_names);
 }
 
 /// Inode numbers of other file systems differ from those of the root's file system.

@@ -141,7 +141,7 @@ impl Call {
         // The kernel takes this length in any case.
         inode.has_length(attrs.attr.size_bytes);
         self.tells(&inode, &attrs);
-        if seen.search_lost {
+        if seen.distrusts_names {
             self.session.distrust_names(&inode).await;
         }
         if seen.sooner {

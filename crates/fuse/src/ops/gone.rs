@@ -82,7 +82,7 @@ impl Call {
         let reads = call.reads();
         let is_for_call = |found: &Found| found.attr.kind == FileKind::Symlink || found.has(&reads);
         let Some(found) = found.or_else(|| self.removed_dir()).filter(is_for_call) else {
-            self.session.path_retries.send(self.head.tid, reads);
+            self.session.walks_again(self.head.tid, reads);
             return Err(Error { errno: libc::ESTALE, ..e });
         };
         // A server fault may have another cause, and the object of a name may be gone instead.

@@ -9,14 +9,10 @@ use crate::path_retry::Reads;
 use bytes::Bytes;
 use hither_vfs::{Error, FileKind, Name, Node, PathRef, Result, Stop, Validity, WalkRequest, WalkResult};
 use smallvec::SmallVec;
-use std::sync::Arc;
-use std::time::Duration;
 use tokio::time::Instant;
 
-/// Maximum number of lookups of a name for an open, when the name leads to another file each time.
+/// Maximum number of lookups of a name, when other clients remove the found object each time.
 const LOOK_UPS_MAX: u32 = 8;
-/// Maximum wait of such a lookup for the removal of another name of the file.
-const REMOVAL_WAIT: Duration = Duration::from_millis(200);
 /// Maximum length of a target in the kernel: one page with the NUL.
 const TARGET_MAX_BYTES: usize = 4095;
 
@@ -27,16 +23,17 @@ impl Call {
         let began = self.pending.started;
         let to_open = self.session.stale_retries.since(tid, (dir.id, &name), began);
         let again = self.session.path_retries.since(tid);
-        let mut found = match (to_open, again) {
-            (Some(since), _) => self.look_up_to_open(&dir, &name, since).await,
-            (None, Some(since)) => self.look_up_again(&dir, &name, since).await,
-            (None, None) => self.look_up(&dir, &name, None).await,
+        let mut found = match to_open.max(again) {
+            Some(since) => {
+                self.look_up_again((&dir, &name), since, (to_open.is_some(), again.is_some())).await
+            }
+            None => self.look_up(&dir, &name, None).await,
         };
         if let Some(since) = self.leaves_kept_open(&found) {
             if let Ok((answer, _)) = found {
                 self.session.undo(answer.undo).await;
             }
-            found = self.look_up_to_open(&dir, &name, since).await;
+            found = self.look_up_again((&dir, &name), since, (true, false)).await;
         }
         if let Err(e) = &found
             && !matches!(e.errno, libc::ENOENT | libc::ENOTDIR)
@@ -65,19 +62,19 @@ impl Call {
 
     /// Gives up the kept open of a thread that found another file or nothing under its name.
     /// Another file is opened instead, as after any ESTALE. Returns the required freshness of its
-    /// lookup.
+    /// lookup. After an absent name the kernel may look it up again.
     fn leaves_kept_open(&self, found: &Result<(Answer, Option<u64>)>) -> Option<Instant> {
         let (session, tid) = (&self.session, self.head.tid);
         let kept = session.kept_opens.of(tid)?;
         let found = found.as_ref().ok().and_then(|(_, id)| session.inodes.find((*id)?));
-        let other = match found {
+        let is_other = match found {
             Some(inode) if inode.kind != FileKind::Regular || inode.id == kept.inode => return None,
-            other => other,
+            other => other.is_some(),
         };
         session.kept_opens.take(tid);
         session.close_aside(kept.file);
-        let sent = other.is_some() && session.stale_retries.send(tid, kept.sent, Instant::now());
-        sent.then_some(kept.sent)
+        let sent = session.stale_retries.send(tid, kept.sent, Instant::now());
+        (is_other && sent).then_some(kept.sent)
     }
 
     /// The error of a lookup whose directory may be removed meanwhile. The thread walks its path
@@ -90,75 +87,59 @@ impl Call {
         if self.session.path_retries.walks(tid, dir.id) {
             return Error::new(libc::ENOENT);
         }
-        self.session.path_retries.send(tid, Reads::Nothing);
+        self.session.walks_again(tid, Reads::Nothing);
         e
     }
 
-    /// The lookup of a thread after ESTALE for another call than an open. The call may need the
-    /// bytes of the object after its removal.
+    /// The lookup of a thread after ESTALE, as new as `since`.
+    ///
+    /// `opens`: the call may be an open. A found file then counts as open from now on. So the
+    /// lookup excludes removals of names in the directory, and asks the server after the last one.
+    /// `reads`: the call may need bytes of the object after its removal. They are read now. Other
+    /// clients may remove the object before that, and the name is looked up again.
     async fn look_up_again(
         &self,
-        dir: &Inode,
-        name: &Name,
+        (dir, name): (&Inode, &Name),
         mut since: Instant,
+        (opens, reads): (bool, bool),
     ) -> Result<(Answer, Option<u64>)> {
-        let session = &self.session;
+        let (session, tid, mut names_stay) = (&self.session, self.head.tid, None);
+        if opens {
+            // No removal waits for the open of a file that an earlier lookup found.
+            session.stale_retries.looks_up(tid);
+        }
+        // One walk may answer for the whole path, up to the last name.
+        let known = session.inodes.child(dir.id, name);
+        let mut is_last = opens && known.is_none_or(|child| child.kind != FileKind::Directory);
         for _ in 0..LOOK_UPS_MAX {
+            if is_last && names_stay.is_none() {
+                names_stay = Some(dir.in_use.names_stay().await);
+                since = Instant::now();
+            }
             let (answer, found) = self.look_up(dir, name, Some(since)).await?;
-            let inode = found.and_then(|id| session.inodes.find(id));
-            let Some(inode) = inode else { return Ok((answer, found)) };
-            match self.bytes_to_read(&inode).await {
-                Err(e) if e.errno == libc::ESTALE => {
-                    session.undo(answer.undo).await;
-                    since = Instant::now();
-                }
-                read => {
-                    if let Some(read) = read.transpose() {
-                        session.path_retries.found_bytes(self.head.tid, read);
-                    }
-                    return Ok((answer, found));
-                }
-            }
-        }
-        self.look_up(dir, name, Some(since)).await
-    }
-
-    /// The lookup of a thread after ESTALE. The found file counts as open from now on. The name
-    /// must not be removed from that file meanwhile. So the lookup excludes removals of the file,
-    /// and asks the server after the last one.
-    async fn look_up_to_open(
-        &self,
-        dir: &Inode,
-        name: &Name,
-        since: Instant,
-    ) -> Result<(Answer, Option<u64>)> {
-        let (session, tid) = (&self.session, self.head.tid);
-        let is_file = |inode: &Arc<Inode>| inode.kind == FileKind::Regular;
-        let mut likely = session.inodes.child(dir.id, name).filter(is_file);
-        let mut known = Undo::Nothing;
-        for round in 0..LOOK_UPS_MAX {
-            let opening = match &likely {
-                None => None,
-                Some(file) if round == 0 => Some(file.in_use.opening().await),
-                // With a timeout, because the removal may wait for a grant of an earlier round.
-                Some(file) => tokio::time::timeout(REMOVAL_WAIT, file.in_use.opening()).await.ok(),
-            };
-            let held = likely.as_ref().filter(|_| opening.is_some()).map(|file| file.id);
-            let since = if held.is_some() { Instant::now() } else { since };
-            let looked_up = self.look_up(dir, name, Some(since)).await;
-            // Not earlier, so that the file kept its inode.
-            session.undo(known).await;
-            let (answer, found) = looked_up?;
-            let file = found.and_then(|id| session.inodes.find(id)).filter(is_file);
-            let id = file.as_ref().map(|file| file.id);
-            if id.is_none() || id == held {
-                session.stale_retries.found(tid, id, &self.cred());
+            let Some(inode) = found.and_then(|id| session.inodes.find(id)) else {
                 return Ok((answer, found));
+            };
+            let is_file = inode.kind == FileKind::Regular;
+            if opens && is_file && names_stay.is_none() {
+                session.undo(answer.undo).await;
+                is_last = true;
+                continue;
             }
-            drop(opening);
-            (likely, known) = (file, answer.undo);
+            let read = if reads { self.bytes_to_read(&inode).await } else { Ok(None) };
+            if read.as_ref().is_err_and(|e| e.errno == libc::ESTALE) {
+                session.undo(answer.undo).await;
+                since = Instant::now();
+                continue;
+            }
+            if let Some(read) = read.transpose() {
+                session.path_retries.found_bytes(tid, read);
+            }
+            if opens && is_file {
+                session.stale_retries.found(tid, inode.id, (dir.id, name), &self.cred());
+            }
+            return Ok((answer, found));
         }
-        session.undo(known).await;
         self.look_up(dir, name, Some(since)).await
     }
 

@@ -70,6 +70,7 @@ impl Call {
 
     pub(super) async fn unlink(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
+        let _removing = dir.in_use.removing_name().await;
         let target = self.bound_to(&dir, &name);
         let _changing = (self.changing(&dir), target.as_ref().map(|t| self.changing(t)));
         let _alone = self.alone_with(target.as_ref()).await;
@@ -113,6 +114,7 @@ impl Call {
         self.session.rename_retries.over(self.head.tid);
         let (dir, to_dir) = (self.inode()?, self.inode_of(new_dir)?);
         let inodes = &self.session.inodes;
+        let _removing = to_dir.in_use.removing_name().await;
         let (known, replaced) = (self.bound_to(&dir, &from), self.bound_to(&to_dir, &to));
         let _changing = (self.changing(&dir), self.changing(&to_dir));
         let _objects = [&known, &replaced].map(|i| i.as_ref().map(|i| self.changing(i)));
@@ -167,7 +169,7 @@ impl Call {
     async fn alone_with<'a>(&self, target: Option<&'a Arc<Inode>>) -> Option<RwLockWriteGuard<'a, ()>> {
         let target = target.filter(|target| target.kind == FileKind::Regular)?;
         let alone = target.in_use.removing().await;
-        if let Some(cred) = self.session.stale_retries.expects(target.id, Instant::now()) {
+        if let Some((cred, _)) = self.session.stale_retries.expects(target.id, Instant::now()) {
             self.session.keep_open(target, cred).await;
         }
         Some(alone)

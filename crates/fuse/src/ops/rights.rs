@@ -6,8 +6,13 @@
 //! the lookup of the name, because the kernel opens special files and follows links without another
 //! request. Such names are looked up for each call ([`Call::keeps_name`]). The use is read from the
 //! caller's system call ([`Use`]).
+//!
+//! The rights of special files are checked against the caller. So a caller whose call is not
+//! visible needs the rights for every use. Its memory, which it can change, decides nothing. The
+//! protected names protect the caller itself from other users.
 
 use super::Call;
+use crate::hint::Missed;
 use crate::hint::uses::Use;
 use crate::inode::Inode;
 use hither_vfs::{Access, Attr, Error, FileKind, Name, Node, Result};
@@ -17,6 +22,11 @@ use tokio::time::Instant;
 
 /// Time for which the machine's settings are cached.
 const SETTINGS_HOLD: Duration = Duration::from_secs(1);
+
+/// Maximum wait for a caller to sleep. Before that its call is not visible.
+const SLEEP_WAIT: Duration = Duration::from_secs(5);
+/// The longest pause between two looks at such a caller.
+const LOOK_PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// The protected names in sticky directories (proc_sys_fs(5)).
 #[derive(Debug, Clone, Copy, Default)]
@@ -130,32 +140,39 @@ impl Call {
         if self.keeps_name(dir, attr) {
             return Ok(());
         }
-        let tid = self.head.tid;
-        let parts = self.session.hints.last_parts(tid);
-        if !parts.is_empty() && parts.iter().all(|part| part != name.bytes()) {
-            // The name is not the last part of the path.
-            return Ok(());
-        }
-        let used = self.session.hints.purpose(tid);
-        let uid = self.cred().uid;
+        let (used, uid) = (self.visible_use().await, self.cred().uid);
+        let parts = self.session.hints.last_parts(self.head.tid);
+        let is_last = parts.is_empty() || parts.iter().any(|part| part == name.bytes());
         let refused = |used| self.settings().refuse(dir.mode_and_owner(), attr, uid, used);
-        if used.is_some_and(refused) {
+        if is_last && used.is_some_and(refused) {
             return Err(Error::new(libc::EACCES));
         }
-        match special_rights(attr.kind, used) {
-            want if want.is_empty() || uid == 0 => Ok(()),
-            want => {
-                let have = self.session.vfs.access(&self.cx(), &node.fh, want).await?;
-                // The needed rights of an invisible caller are unknown.
-                let enough = have.contains(want) || used.is_none() && !have.is_empty();
-                if enough { Ok(()) } else { Err(Error::new(libc::EACCES)) }
+        let want = special_rights(attr.kind, used);
+        if want.is_empty() || uid == 0 {
+            return Ok(());
+        }
+        let have = self.session.vfs.access(&self.cx(), &node.fh, want).await?;
+        if have.contains(want) { Ok(()) } else { Err(Error::new(libc::EACCES)) }
+    }
+
+    /// The use of the caller's system call; `None` when the call is not visible. A caller waits for
+    /// the answer to its request, but it may not be asleep yet.
+    async fn visible_use(&self) -> Option<Use> {
+        let (until, mut pause) = (Instant::now() + SLEEP_WAIT, Duration::from_millis(1));
+        loop {
+            match self.session.hints.purpose(self.head.tid) {
+                Err(Missed::Running | Missed::Busy) if Instant::now() < until => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LOOK_PAUSE_MAX);
+                }
+                found => return found.ok(),
             }
         }
     }
 
     /// As [`Call::may_use`] for an existing object under the name of a CREATE.
     pub(super) fn may_create_over(&self, dir: &Inode, object: &Attr) -> Result<()> {
-        let used = Use { opens: Some(libc::O_CREAT), connects: false, follows: true };
+        let used = Use { opens: Some(libc::O_CREAT), doubtful: false, connects: false, follows: true };
         if self.settings().refuse(dir.mode_and_owner(), object, self.cred().uid, used) {
             Err(Error::new(libc::EACCES))
         } else {
@@ -169,7 +186,7 @@ fn special_rights(kind: FileKind, used: Option<Use>) -> Access {
     let all = Access::READ | Access::MODIFY;
     match used {
         _ if !is_special(kind) => Access::empty(),
-        None => all,
+        None | Some(Use { doubtful: true, .. }) => all,
         Some(Use { connects: true, .. }) => Access::MODIFY,
         Some(Use { opens: Some(flags), .. }) if flags & libc::O_PATH == 0 && kind != FileKind::Socket => {
             match flags & libc::O_ACCMODE {

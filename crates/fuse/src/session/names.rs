@@ -20,9 +20,9 @@ use std::time::Duration;
 const EXPIRY_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Makes the kernel look up again all cached names of a directory that not all users may search
-    /// any more. When names expire one by one, they expire after the answer. Until then cached
-    /// names still work.
+    /// Makes the kernel look up again all cached names of a directory, because not all users may
+    /// use them any more. When names expire one by one, they expire after the answer. Until then
+    /// cached names still work.
     pub async fn distrust_names(&self, dir: &Inode) {
         if !self.distrust_all_names().await {
             self.expire_names(dir, self.inodes.children(dir.id));
