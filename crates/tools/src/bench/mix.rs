@@ -2,8 +2,8 @@
 //!
 //! Calls fall due at random times of the rate (exponentially distributed gaps). They wait in one
 //! queue for a free connection. The time of a call starts when it falls due, so the figures show
-//! whether the server falls behind. NFS version 2 had only stable writes, so the mix has only
-//! stable writes.
+//! whether the server falls behind. The mean of the worst ten seconds shows stalls that the mean of
+//! a long run hides. NFS version 2 had only stable writes, so the mix has only stable writes.
 
 use super::client::{BenchExport, Conn, entry};
 use super::{Times, Work, hook};
@@ -44,6 +44,8 @@ const IO_BYTES: u32 = 8192;
 const ACCEPTABLE_MS: f64 = 40.0;
 /// Most calls that wait for a connection. Above this number the server cannot keep up.
 const WAITING_MAX: usize = 100_000;
+/// Length of a window in seconds. Each window has its own mean.
+const WINDOW_SECS: u64 = 10;
 /// Time for late calls after the end of a rate.
 const FAREWELL: Duration = Duration::from_secs(10);
 
@@ -64,6 +66,35 @@ enum Op {
 impl Op {
     fn modifies(self) -> bool {
         matches!(self, Op::Setattr | Op::Write | Op::Create | Op::Remove)
+    }
+}
+
+/// Response times by the window in which the calls fell due.
+#[derive(Default)]
+struct Windows(Vec<Times>);
+
+impl Windows {
+    /// Adds a call that fell due at `due` after the beginning.
+    fn add(&mut self, due: Duration, time: Duration) {
+        let window = (due.as_secs() / WINDOW_SECS) as usize;
+        if self.0.len() <= window {
+            self.0.resize_with(window + 1, Times::default);
+        }
+        self.0[window].add(time);
+    }
+
+    /// The greatest mean of a window in milliseconds.
+    fn worst_mean(&self) -> f64 {
+        self.0.iter().map(Times::mean).fold(0.0, f64::max)
+    }
+
+    fn merge(all: Vec<Self>) -> Self {
+        let windows = all.iter().map(|own| own.0.len()).max().unwrap_or_default();
+        let mut merged: Vec<Vec<Times>> = std::iter::repeat_with(Vec::new).take(windows).collect();
+        for (to, times) in all.into_iter().flat_map(|own| own.0.into_iter().enumerate()) {
+            merged[to].push(times);
+        }
+        Self(merged.into_iter().map(Times::merge).collect())
     }
 }
 
@@ -204,22 +235,24 @@ async fn rates(place: &BenchExport, args: &NhfsstoneArgs, work: &Work) -> io::Re
     drop(conns);
     hook(args.target.prepared.as_deref())?;
     if !args.json {
-        println!("offered/s answered/s  mean ms   p50 ms   p99 ms   max ms");
+        println!("offered/s answered/s  mean ms worst 10s   p50 ms   p99 ms   max ms");
     }
     let mut means = Vec::new();
     for &rate in &args.rates {
-        let (answered, times) = one_rate(place, args, &tree, rate).await?;
+        let (answered, windows) = one_rate(place, args, &tree, rate).await?;
+        let worst = windows.worst_mean();
+        let times = Times::merge(windows.0);
         let (mean, p50, p99, max) =
             (times.mean(), times.quantile(0.5), times.quantile(0.99), times.quantile(1.0));
         means.push((rate, mean));
         if args.json {
             let line = serde_json::json!({
                 "bench": "nhfsstone", "label": args.target.label, "clients": args.clients, "modifying": args.modifying, "offered": rate,
-                "answered": answered, "calls": times.0.len(), "mean_ms": mean, "p50_ms": p50, "p99_ms": p99, "max_ms": max,
+                "answered": answered, "calls": times.0.len(), "mean_ms": mean, "worst_10s_mean_ms": worst, "p50_ms": p50, "p99_ms": p99, "max_ms": max,
             });
             println!("{line}");
         } else {
-            println!("{rate:9} {answered:10.1} {mean:8.2} {p50:8.2} {p99:8.2} {max:8.2}");
+            println!("{rate:9} {answered:10.1} {mean:8.2} {worst:9.2} {p50:8.2} {p99:8.2} {max:8.2}");
         }
         if answered < f64::from(rate) * 0.8 {
             break;
@@ -262,7 +295,7 @@ async fn one_rate(
     args: &NhfsstoneArgs,
     tree: &Arc<Tree>,
     rate: u32,
-) -> io::Result<(f64, Times)> {
+) -> io::Result<(f64, Windows)> {
     let (due, waiting) = mpsc::channel::<(Instant, Op)>(WAITING_MAX);
     let waiting = Arc::new(Mutex::new(waiting));
     let over = Arc::new(AtomicBool::new(false));
@@ -274,13 +307,13 @@ async fn one_rate(
         let (waiting, over) = (waiting.clone(), over.clone());
         let mut dice = StdRng::seed_from_u64(u64::from(n) << 32 | u64::from(rate));
         clients.push(tokio::spawn(async move {
-            let (mut times, mut in_time) = (Times::default(), 0_u64);
+            let (mut times, mut in_time) = (Windows::default(), 0_u64);
             loop {
                 let next = waiting.lock().await.recv().await;
                 let Some((at, op)) = next.filter(|_| !over.load(Ordering::Relaxed)) else { break };
                 tree.call(&mut conn, op, &mut dice).await?;
                 let now = Instant::now();
-                times.add(now - at);
+                times.add(at - began, now - at);
                 in_time += u64::from(now <= end);
             }
             io::Result::Ok((times, in_time))
@@ -293,8 +326,9 @@ async fn one_rate(
         // Queues all calls that fell due while the timer slept.
         let now = Instant::now();
         while next <= now && next < end {
-            if due.try_send((now, pick(&mut dice, args.modifying))).is_err() {
+            if due.try_send((next, pick(&mut dice, args.modifying))).is_err() {
                 next = end;
+                break;
             }
             let gap = -f64::ln(1.0 - dice.random::<f64>()) / f64::from(rate);
             next += Duration::from_secs_f64(gap);
@@ -312,7 +346,7 @@ async fn one_rate(
         answered += in_time;
     }
     late.abort();
-    Ok((answered as f64 / args.seconds as f64, Times::merge(all)))
+    Ok((answered as f64 / args.seconds as f64, Windows::merge(all)))
 }
 
 #[cfg(test)]
