@@ -97,8 +97,8 @@ fn is_there(path: &Path) -> bool {
 }
 
 /// A random history of two mounts. Each mount makes files and directories under new names and lists
-/// directories. Each also opens files that the other mount made more than a second before, for the
-/// first time. These files are found.
+/// directories. Each also opens files that the other mount made more than a second before. These
+/// files are found, also when a look at once after their creation did not find them.
 /// Promise: 7'
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -133,6 +133,10 @@ fn unasked_names_are_found() {
                 }
                 0..=3 => {
                     fs::write(mounts[who].path(&name), &name).unwrap();
+                    if random.below(2) == 0 {
+                        // An answer from a recent confirmation is no request of the name.
+                        let _ = is_there(&mounts[1 - who].path(&name));
+                    }
                     made.push_back((1 - who, name, Instant::now()));
                 }
                 4 => drop(fs::read_dir(mounts[who].path(&dir)).unwrap().count()),
@@ -155,8 +159,8 @@ const QUESTIONS: &[&str] = &["LOOKUP", "GETATTR", "READDIR", "READDIRPLUS", "ACC
 /// Time within which no other cached state expires.
 const SOON: Duration = Duration::from_secs(25);
 
-/// A burst of lookups of absent names costs about one request a second. Names that a call creates
-/// cost no LOOKUP. A repeated lookup costs none either.
+/// A burst of lookups of absent names costs about one request a second, also when it is repeated.
+/// Names that a call creates cost no LOOKUP.
 /// Promise: 7'
 #[test]
 #[ignore = "needs root"]
@@ -182,8 +186,9 @@ fn lookup_burst_costs_few_requests() {
         };
         let (asked, seconds) = looks(QUESTIONS);
         assert!(asked <= 3 * (1 + seconds), "{options}: {asked} in {seconds} s");
-        let (asked, _) = looks(&["LOOKUP"]);
-        assert!(asked == 0 || began.elapsed() > SOON, "{options}: {asked} for names that were asked for");
+        // Most names were answered from one confirmation, and count as never requested.
+        let (asked, seconds) = looks(&["LOOKUP"]);
+        assert!(asked <= 1 + seconds || began.elapsed() > SOON, "{options}: {asked} in {seconds} s again");
         pause(1_100);
         let before = a.calls(&["LOOKUP"]);
         for n in 0..20 {

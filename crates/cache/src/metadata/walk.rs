@@ -228,11 +228,12 @@ impl MetadataCache {
         unconfirmed.is_some_and(|names| !names.unproven || self.wants_relisting(dir))
     }
 
-    /// A name that is absent for this call, and the end of its absence for other calls. A name with
-    /// an inferred absence confirmed within the limit counts as requested from now on.
+    /// A name that is absent for this call, and the end of its absence for other calls. A name
+    /// whose inferred absence was confirmed for this call counts as requested from now on.
     fn absent(&self, names: &Dir, answer: &Answer, when: &When) -> Step {
         let until = answer.absent_until(self.limits);
-        if !answer.complete || until & LEASE != 0 || !when.fits(until, answer.asked) {
+        let confirmed = when.just_asked(answer.asked) && when.fits(until, answer.asked);
+        if !answer.complete || until & LEASE != 0 || !confirmed {
             return Step::Absent { until, complete: answer.complete, noted: None };
         }
         let until = limited(names.until, answer.asked, self.limits.asked_nanos);
