@@ -10,7 +10,8 @@
 //! The kernel sends RELEASE just before close(2) returns, but does not wait for the answer. The
 //! next removal of the program can overtake the RELEASE. A handle that was flushed and not used
 //! since is probably being released, unless the program has a second descriptor of it. A removal
-//! waits a short time for such handles.
+//! waits a short time for such handles. A lock that is refused waits for them, too, because a closed
+//! handle has no locks any more.
 //!
 //! When an open file loses its name, the layer below renames it to a hidden name, and removes that
 //! at the close. The removal of the directory waits for such closes.
@@ -115,6 +116,16 @@ impl InUse {
     /// Waits until no handle is open, or one is certainly in use. Returns false after the timeout.
     async fn wait_for_releases(&self, most: Duration) -> bool {
         self.when(most, |handles| handles.open == 0 || handles.quiet < handles.open).await
+    }
+
+    /// Waits a short time until no handle may be closed already. Returns false when there was none.
+    /// The locks of such a handle are released with it.
+    pub async fn closed_handles_end(&self) -> bool {
+        if self.handles.lock().quiet == 0 {
+            return false;
+        }
+        self.when(RELEASE_WAIT, |handles| handles.quiet == 0).await;
+        true
     }
 
     /// Waits until the layer below has closed all handles. Returns false when one may be in use.

@@ -241,3 +241,43 @@ fn local_locks_need_no_server() {
     assert_eq!(fs::read(m.path("f")).unwrap(), b"");
     m.end();
 }
+
+/// A lock ends with the close(2) of its descriptor. The next lock of the same program succeeds at
+/// once, and F_OFD_GETLK finds none.
+/// Promise: 16
+#[test]
+fn closed_descriptor_has_no_lock() {
+    let Some(m) = mounted(1000) else { return };
+    std::thread::scope(|s| {
+        for thread in 0..6 {
+            let path = m.path(&format!("f{thread}"));
+            s.spawn(move || {
+                let open =
+                    || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+                for n in 0..150 {
+                    let locked = open().unwrap();
+                    flock(&locked, FlockOperation::NonBlockingLockExclusive)
+                        .unwrap_or_else(|e| panic!("thread {thread}, lock {n}: {e}"));
+                    drop(locked);
+                    let ranged = open().unwrap();
+                    assert_eq!(ofd_lock(&ranged, libc::F_OFD_GETLK), Ok(libc::F_UNLCK), "{thread} {n}");
+                    assert_eq!(ofd_lock(&ranged, libc::F_OFD_SETLK), Ok(libc::F_WRLCK), "{thread} {n}");
+                }
+            });
+        }
+    });
+    m.end();
+}
+
+/// Calls fcntl(2) with a lock for writing of the whole file. Returns the type in the answer.
+fn ofd_lock(file: &File, command: i32) -> Result<i32, i32> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: all bits zero are a lock.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    (lock.l_type, lock.l_whence) = (libc::F_WRLCK as i16, libc::SEEK_SET as i16);
+    // SAFETY: `lock` lives across the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } {
+        0 => Ok(i32::from(lock.l_type)),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+    }
+}

@@ -38,7 +38,12 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let cx = self.cx_of(file.cred.clone());
-        let found = self.session.vfs.test_lock(&cx, at, owner(&call), kind(&call)?, range(&call)).await?;
+        let kind = kind(&call)?;
+        let test = || self.session.vfs.test_lock(&cx, at, owner(&call), kind, range(&call));
+        let mut found = test().await?;
+        if found.is_some() && file.inode.in_use.closed_handles_end().await {
+            found = test().await?;
+        }
         let mut out = Out::with_capacity(24);
         match found {
             None => out.u64(call.start).u64(call.end).u32(libc::F_UNLCK as u32).u32(0),
@@ -72,7 +77,14 @@ impl Call {
             file.lockers.lock().insert(owner);
         }
         let asked = self.asked();
-        let brought = self.session.vfs.lock(&cx, at, owner, kind(&call)?, range, wait).await?;
+        let kind = kind(&call)?;
+        let lock = || self.session.vfs.lock(&cx, at, owner, kind, range, wait);
+        let mut locked = lock().await;
+        let is_refused = locked.as_ref().is_err_and(|e| matches!(e.errno, libc::EAGAIN | libc::EACCES));
+        if is_refused && file.inode.in_use.closed_handles_end().await {
+            locked = lock().await;
+        }
+        let brought = locked?;
         // A lock guarantees that its holder sees the writes of earlier holders (nfs(5), "Using file
         // locks with NFS").
         let seen = match brought {
