@@ -10,8 +10,8 @@
 //! The kernel sends RELEASE just before close(2) returns, but does not wait for the answer. The
 //! next removal of the program can overtake the RELEASE. A handle that was flushed and not used
 //! since is probably being released, unless the program has a second descriptor of it. A removal
-//! waits a short time for such handles. A lock that is refused waits for them, too, because a closed
-//! handle has no locks any more.
+//! waits a short time for such handles. A lock that is refused waits for them, too, because a
+//! closed handle has no locks any more.
 //!
 //! When an open file loses its name, the layer below renames it to a hidden name, and removes that
 //! at the close. The removal of the directory waits for such closes.

@@ -7,7 +7,7 @@ mod common;
 use common::serve::Serve;
 use common::wire::Wire;
 use common::{HITHER, run};
-use hither_proto::nfs3::{Diropargs3, GetattrArgs, LookupArgs, ReadArgs};
+use hither_proto::nfs3::{Diropargs3, Fh3, GetattrArgs, LookupArgs, ReadArgs, ReaddirArgs, ReaddirplusArgs};
 use hither_proto::record;
 use hither_proto::rpc::{OpaqueAuth, Procedure, call};
 use hither_proto::xdr::Enc;
@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -372,21 +372,70 @@ fn libnfs_tools_read_and_write() {
     assert_eq!(server.stop(), 0);
 }
 
+/// A connection from one of this machine's addresses.
+fn connect_from(address: Ipv4Addr, port: u16) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddrV4::new(address, 0)).unwrap();
+    connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
+    TcpStream::from(socket)
+}
+
+/// Calls with large replies, as messages.
+fn large_calls<P: Procedure>(args: impl Fn(u32) -> P) -> Vec<u8> {
+    let message = |n| call(n, P::PROG, P::VERS, P::PROC, &OpaqueAuth::none(), Enc::of(&args(n)));
+    (0..16).flat_map(|n| record::frame(message(n)).concat()).collect()
+}
+
 /// Connections that ask for much data and never read hold no more memory than the limit of the
-/// server. Another connection is served meanwhile. `HITHER_DEAF` is the number of connections.
+/// server. Another connection is served meanwhile. The replies are data, listings, or listings with
+/// attributes. `HITHER_DEAF` is the number of connections.
 /// Promise: S7
 #[test]
 #[ignore = "needs root"]
 fn unread_replies_stay_within_memory() {
+    const BYTES: u32 = 1 << 20;
+    type Calls = fn(Fh3, Fh3) -> Vec<u8>;
+    // Listings consist of small objects. The allocator keeps their memory for a moment.
+    const MORE_PERCENT: [u64; 3] = [20, 150, 150];
+    let kinds: [(&str, Calls); 3] = [
+        ("READ", |file, _| {
+            let args = |n| ReadArgs { file: file.clone(), offset: u64::from(n % 7) << 20, count: BYTES };
+            large_calls(args)
+        }),
+        ("READDIR", |_, dir| {
+            large_calls(|_| ReaddirArgs { dir: dir.clone(), cookie: 0, cookieverf: [0; 8], count: BYTES })
+        }),
+        ("READDIRPLUS", |_, dir| {
+            large_calls(|_| ReaddirplusArgs {
+                dir: dir.clone(),
+                cookie: 0,
+                cookieverf: [0; 8],
+                dircount: BYTES,
+                maxcount: BYTES,
+            })
+        }),
+    ];
+    for ((kind, calls), more_percent) in kinds.into_iter().zip(MORE_PERCENT) {
+        unread_replies_of(kind, calls, more_percent);
+    }
+}
+
+fn unread_replies_of(kind: &str, calls: fn(Fh3, Fh3) -> Vec<u8>, more_percent: u64) {
     const LIMIT_KIB: u64 = 64 << 10;
     let count = std::env::var("HITHER_DEAF").map_or(150, |n| n.parse().unwrap());
     let mut server = Serve::of_directory().with(&["--max-memory", "64", "--options", "insecure"]);
     fs::write(server.export("f"), vec![7; 8 << 20]).unwrap();
+    fs::create_dir(server.export("dir")).unwrap();
+    (0..6000).for_each(|n| drop(File::create(server.export(&format!("dir/{n:060}"))).unwrap()));
     server.serve();
     let mut near = Wire::connect(server.port);
     let root = near.root();
-    let what = Diropargs3 { dir: root, name: b"f"[..].into() };
-    let file = near.call(&LookupArgs { what }).into_result().unwrap().object;
+    let mut find = |name: &'static [u8]| {
+        let what = Diropargs3 { dir: root.clone(), name: name.into() };
+        near.call(&LookupArgs { what }).into_result().unwrap().object
+    };
+    let (file, dir) = (find(b"f"), find(b"dir"));
     let mut ask = |rounds: u32| {
         let mut worst = Duration::ZERO;
         for _ in 0..rounds {
@@ -400,17 +449,10 @@ fn unread_replies_stay_within_memory() {
     };
     let alone = ask(200);
     let before = server.memory_peak_kib();
-    let calls: Vec<u8> = (0..16)
-        .flat_map(|n| {
-            let args = ReadArgs { file: file.clone(), offset: u64::from(n % 7) << 20, count: 1 << 20 };
-            let (prog, vers, proc) = (ReadArgs::PROG, ReadArgs::VERS, ReadArgs::PROC);
-            let message = call(n, prog, vers, proc, &OpaqueAuth::none(), Enc::of(&args));
-            record::frame(message).concat()
-        })
-        .collect();
+    let calls = calls(file.clone(), dir);
     let deaf: Vec<TcpStream> = (0..count)
-        .map(|_| {
-            let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+        .map(|n| {
+            let mut stream = connect_from(Ipv4Addr::new(127, 0, 0, 2 + (n % 8) as u8), server.port);
             stream.write_all(&calls).unwrap();
             stream
         })
@@ -418,10 +460,10 @@ fn unread_replies_stay_within_memory() {
     let worst = ask(500);
     let peak = server.memory_peak_kib();
     println!(
-        "{count} that do not read: {before} KiB before, {peak} KiB at most; a call took {alone:?} and {worst:?}"
+        "{kind}: {count} that do not read: {before} KiB before, {peak} KiB at most; a call took {alone:?} and {worst:?}"
     );
-    assert!(peak <= before + LIMIT_KIB * 6 / 5, "{peak} KiB, {before} before");
-    assert!(worst < Duration::from_secs(5).max(alone * 2), "{worst:?}, alone {alone:?}");
+    assert!(peak <= before + LIMIT_KIB * (100 + more_percent) / 100, "{kind}: {peak} KiB, {before} before");
+    assert!(worst < Duration::from_secs(5).max(alone * 2), "{kind}: {worst:?}, alone {alone:?}");
     drop(deaf);
     assert_eq!(server.stop(), 0);
 }

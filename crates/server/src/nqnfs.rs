@@ -22,7 +22,7 @@ mod tests;
 use crate::access::Rights;
 use crate::drc::Key;
 use crate::handle::{self, Handle};
-use crate::server::{Request, Server};
+use crate::server::{Request, Server, listing_bytes};
 use crate::table::{Export, Others};
 use crate::v4::delegation::{Changing, Going, Leases, PATIENCE_V3, Refusal, key};
 use convert::stat;
@@ -107,15 +107,14 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
     server.replies.once(key, run).await
 }
 
-/// The most bytes that the payload of a reply may take. 0 for small replies.
+/// The most bytes of memory that the payload of a reply may take. 0 for small replies.
 fn reply_bytes(call: &NqCall, io_max_bytes: u32) -> usize {
-    let payload = match call {
-        NqCall::Read(a) => a.args.count,
-        NqCall::Readdir(a) => a.args.count,
-        NqCall::Readdirlook(a) => a.args.cnt,
+    match call {
+        NqCall::Read(a) => a.args.count.min(io_max_bytes) as usize,
+        NqCall::Readdir(a) => listing_bytes(a.args.count, false),
+        NqCall::Readdirlook(a) => listing_bytes(a.args.cnt, true),
         _ => 0,
-    };
-    payload.min(io_max_bytes) as usize
+    }
 }
 
 /// Whether a call changes state, so that a second execution could do harm.

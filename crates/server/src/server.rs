@@ -23,6 +23,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Longest listing in one reply, in bytes.
+pub(crate) const LISTING_MAX_BYTES: u32 = 1 << 20;
+/// Memory of a listing in relation to its reply. An entry is in memory twice beside the reply, and
+/// has room for attributes. A short name takes 32 bytes of a reply without attributes.
+const NAMES_FACTOR: usize = 24;
+const NODES_FACTOR: usize = 14;
+
+/// The most bytes of memory that a listing takes for a reply of `count` bytes. `nodes`: with
+/// attributes and handles.
+pub(crate) fn listing_bytes(count: u32, nodes: bool) -> usize {
+    count.min(LISTING_MAX_BYTES) as usize * if nodes { NODES_FACTOR } else { NAMES_FACTOR }
+}
+
 /// Settings of a server.
 #[derive(Clone)]
 pub struct Options {

@@ -20,7 +20,7 @@ use crate::access::Rights;
 use crate::drc::Key;
 use crate::error::stat3;
 use crate::handle::{self, Handle};
-use crate::server::{Request, Server};
+use crate::server::{Request, Server, listing_bytes};
 use crate::table::Export;
 use crate::v4::delegation::{Changing, Look, Naming, PATIENCE_V3};
 use bytes::Bytes;
@@ -93,15 +93,14 @@ pub(crate) fn remembered(server: &Server, export: &Export, was: &Answered) -> Op
     Some((key, out.to_bytes()))
 }
 
-/// The most bytes that the payload of a reply may take. 0 for small replies.
+/// The most bytes of memory that the payload of a reply may take. 0 for small replies.
 fn reply_bytes(call: &Call3, io_max_bytes: u32) -> usize {
-    let payload = match call {
-        Call3::Read(a) => a.count,
-        Call3::Readdir(a) => a.count,
-        Call3::Readdirplus(a) => a.maxcount,
+    match call {
+        Call3::Read(a) => a.count.min(io_max_bytes) as usize,
+        Call3::Readdir(a) => listing_bytes(a.count, false),
+        Call3::Readdirplus(a) => listing_bytes(a.maxcount, true),
         _ => 0,
-    };
-    payload.min(io_max_bytes) as usize
+    }
 }
 
 /// Whether a call changes state, so that a second execution could do harm.

@@ -34,7 +34,7 @@ mod xattr;
 use crate::counters;
 use crate::piped;
 use crate::scarcity;
-use crate::server::{Options, Request, Server};
+use crate::server::{Options, Request, Server, listing_bytes};
 use crate::table::Table;
 use bytes::Bytes;
 use clients::{Client, Clients};
@@ -432,17 +432,19 @@ impl<'a> Counted<'a> {
     }
 }
 
-/// The most bytes that the payloads of a reply may take. A session allows one payload of the
-/// largest size.
+/// The most bytes of memory that the payloads of a reply may take. A session allows one payload of
+/// the largest size.
 fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
     let payload = |op: &Op| match op {
         Op::Read(a) => a.count as usize,
-        Op::Readdir(a) => a.maxcount as usize,
         Op::Listxattrs(_) | Op::Getxattr(_) => LARGE_XATTR_BYTES,
         _ => 0,
     };
     let all = compound.ops.iter().map(payload).fold(0, usize::saturating_add);
-    all.min((io_max_bytes + setup::OVERHEAD_BYTES) as usize)
+    let listing = |op: &Op| if let Op::Readdir(a) = op { listing_bytes(a.maxcount, false) } else { 0 };
+    // One listing is in memory at a time.
+    let listing = compound.ops.iter().map(listing).max().unwrap_or_default();
+    all.min((io_max_bytes + setup::OVERHEAD_BYTES) as usize).max(listing)
 }
 
 fn whole(compound: &Compound, status: Nfsstat4, results: Vec<OpRes>) -> Outcome {

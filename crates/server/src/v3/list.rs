@@ -6,13 +6,11 @@
 
 use super::{At, is_delayed};
 use crate::error::stat3;
-use crate::server::Request;
+use crate::server::{LISTING_MAX_BYTES, Request};
 use hither_proto::nfs3::*;
 use hither_proto::xdr::Chain;
 use hither_vfs::{Attr, DirPage, FileKind, Node};
 
-/// Longest listing.
-const REPLY_MAX_BYTES: u32 = 1 << 20;
 /// Bytes of a reply besides its entries: status, attributes, verifier, end of list, end of
 /// directory.
 const HEAD_BYTES: usize = 4 + 88 + 8 + 4 + 4;
@@ -40,10 +38,10 @@ struct Room {
     names: usize,
 }
 
-struct Listing {
+struct Listing<E> {
     attr: Attr,
     verifier: [u8; 8],
-    items: Vec<Item>,
+    entries: Vec<E>,
     eof: bool,
 }
 
@@ -52,17 +50,14 @@ pub(super) async fn readdir(r: &Request, a: &ReaddirArgs) -> ReaddirRes {
         Ok(dir) => dir,
         Err(status) => return Res::Err(status, None),
     };
-    let reply = a.count.min(REPLY_MAX_BYTES) as usize;
-    match list(&dir, a.cookie, a.cookieverf, &Room { reply, names: usize::MAX }, false).await {
+    let reply = a.count.min(LISTING_MAX_BYTES) as usize;
+    let entry = |i: Item| Entry3 { fileid: i.fileid, name: i.name, cookie: i.cookie };
+    let room = Room { reply, names: usize::MAX };
+    match list(&dir, (a.cookie, a.cookieverf), &room, false, entry).await {
         Ok(l) => Res::Ok(ReaddirOk {
             dir_attributes: Some(dir.wire(&l.attr)),
             cookieverf: l.verifier,
-            entries: Chain(
-                l.items
-                    .into_iter()
-                    .map(|i| Entry3 { fileid: i.fileid, name: i.name, cookie: i.cookie })
-                    .collect(),
-            ),
+            entries: Chain(l.entries),
             eof: l.eof,
         }),
         Err(status) => Res::Err(status, dir.after().await),
@@ -74,12 +69,12 @@ pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> Readdirplus
         Ok(dir) => dir,
         Err(status) => return Res::Err(status, None),
     };
-    let room = Room { reply: a.maxcount.min(REPLY_MAX_BYTES) as usize, names: a.dircount as usize };
-    match list(&dir, a.cookie, a.cookieverf, &room, true).await {
+    let room = Room { reply: a.maxcount.min(LISTING_MAX_BYTES) as usize, names: a.dircount as usize };
+    match list(&dir, (a.cookie, a.cookieverf), &room, true, |i| plus(r, &dir, i)).await {
         Ok(l) => Res::Ok(ReaddirplusOk {
             dir_attributes: Some(dir.wire(&l.attr)),
             cookieverf: l.verifier,
-            entries: Chain(l.items.into_iter().map(|i| plus(r, &dir, i)).collect()),
+            entries: Chain(l.entries),
             eof: l.eof,
         }),
         Err(status) => Res::Err(status, dir.after().await),
@@ -99,13 +94,15 @@ fn plus(r: &Request, dir: &At, mut i: Item) -> Entryplus3 {
     }
 }
 
-async fn list(
+/// A part of a directory after a cookie. Each entry is made at once, so that a long listing is not
+/// in memory a third time.
+async fn list<E>(
     dir: &At,
-    cookie: u64,
-    verifier: [u8; 8],
+    (cookie, verifier): (u64, [u8; 8]),
     room: &Room,
     nodes: bool,
-) -> Result<Listing, Nfsstat3> {
+    entry: impl Fn(Item) -> E,
+) -> Result<Listing<E>, Nfsstat3> {
     let attr = dir.attr().await?;
     let from = cookie.saturating_sub(DOTDOT);
     let most = room.reply.saturating_sub(HEAD_BYTES).clamp(64, u32::MAX as usize) as u32;
@@ -114,23 +111,23 @@ async fn list(
     let page = page.map_err(|e| stat3(&e))?;
     let verifier = page.verifier;
     let all_of_page = page.eof;
-    let mut items = Vec::with_capacity(page.entries.len() + 2);
+    let mut made = Vec::with_capacity(page.entries.len() + 2);
     let (mut reply, mut names) = (HEAD_BYTES, 0);
     let mut eof = true;
     for item in dots(dir, &attr, cookie).await.into_iter().chain(entries(page)) {
         let name = ENTRY_BYTES + item.name.len().next_multiple_of(4);
         reply += name + if nodes { PLUS_BYTES + FH_MAX_BYTES } else { 0 };
         names += name;
-        if reply > room.reply || (names > room.names && !items.is_empty()) {
+        if reply > room.reply || (names > room.names && !made.is_empty()) {
             eof = false;
             break;
         }
-        items.push(item);
+        made.push(entry(item));
     }
-    if items.is_empty() && !eof {
+    if made.is_empty() && !eof {
         return Err(Nfsstat3::TOOSMALL);
     }
-    Ok(Listing { attr, verifier, items, eof: eof && all_of_page })
+    Ok(Listing { attr, verifier, entries: made, eof: eof && all_of_page })
 }
 
 /// `.` and `..`, unless the cookie is past them.

@@ -288,17 +288,22 @@ fn number(id: u32) -> nfs4::OwnerName {
     bytes::Bytes::from(id.to_string()).into()
 }
 
+/// Whether a mode has bits that the protocol does not define (RFC 8881 section 6.2.4).
+pub(super) fn has_undefined_mode(wire: &Wire) -> bool {
+    wire.mode.is_some_and(|mode| mode & !0o7777 != 0)
+}
+
 /// The attributes that SETATTR or a creation sets.
 ///
 /// # Errors
-/// `ATTRNOTSUPP`: an attribute is not supported. `INVAL`: it is not among `settable`, or a time is
-/// invalid. `BADOWNER`: an owner is not a number.
+/// `ATTRNOTSUPP`: an attribute is not supported. `INVAL`: it is not among `settable`, a time is
+/// invalid, or a mode has undefined bits. `BADOWNER`: an owner is not a number.
 pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAttr, Nfsstat4> {
     let mask = wire.mask();
     if !mask.is_subset(have.all()) {
         return Err(Nfsstat4::ATTRNOTSUPP);
     }
-    if !mask.is_subset(settable) {
+    if !mask.is_subset(settable) || has_undefined_mode(wire) {
         return Err(Nfsstat4::INVAL);
     }
     let time = |t: Option<nfs4::SetTime>| match t {
@@ -311,7 +316,7 @@ pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAt
     };
     let owner = |o: &Option<nfs4::OwnerName>| o.as_ref().map(|o| id(o)).transpose();
     Ok(SetAttr {
-        mode: wire.mode.map(|m| m & 0o7777),
+        mode: wire.mode,
         uid: owner(&wire.owner)?,
         gid: owner(&wire.owner_group)?,
         size_bytes: wire.size,
@@ -369,7 +374,8 @@ mod tests {
         }
     }
 
-    /// Setting a read-only attribute is INVAL. Setting an unsupported attribute is ATTRNOTSUPP.
+    /// Setting a read-only attribute, or an undefined bit of the mode, is INVAL. Setting an
+    /// unsupported attribute is ATTRNOTSUPP.
     #[test]
     fn readonly_attribute_is_invalid() {
         let have = Have::of(2, None);
@@ -379,7 +385,7 @@ mod tests {
         hidden.rare_mut().hidden = Some(true);
         assert_eq!(to_set(&hidden, SETTABLE, have), Err(Nfsstat4::ATTRNOTSUPP));
         let mode = Wire { mode: Some(0o17777), ..Wire::default() };
-        assert_eq!(to_set(&mode, SETTABLE, have).map(|s| s.mode), Ok(Some(0o7777)));
+        assert_eq!(to_set(&mode, SETTABLE, have), Err(Nfsstat4::INVAL));
     }
 
     /// Every announced attribute can be read.

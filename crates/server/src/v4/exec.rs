@@ -668,7 +668,8 @@ impl<'a> Exec<'a> {
         if !mask.is_subset(have.all()) {
             return Err(Nfsstat4::ATTRNOTSUPP);
         }
-        if mask.has(attr::RDATTR_ERROR) || !mask.intersection(attrs::SET_ONLY).is_empty() {
+        let set_only = !mask.intersection(attrs::SET_ONLY).is_empty();
+        if mask.has(attr::RDATTR_ERROR) || set_only || attrs::has_undefined_mode(given) {
             return Err(Nfsstat4::INVAL);
         }
         let equal = self.getattr(mask).await? == *given;

@@ -23,6 +23,33 @@ async fn client(lab: &Lab, name: &'static str) -> Client {
     c
 }
 
+/// A mode with bits that the protocol does not define is refused by every operation that takes a
+/// mode (RFC 8881 section 6.2.4).
+/// Promise: S13
+#[tokio::test]
+async fn undefined_mode_bits_are_refused() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let mut c = client(&lab, "a").await;
+    let (_, fh) = c.open("f", "x", RW, 0).await.unwrap();
+    for mode in [0o10_644, 0o100_644, 0xffff, u32::MAX] {
+        let attrs = || Attrs { mode: Some(mode), ..Attrs::default() };
+        let claim = OpenClaim::Null(b"new"[..].into());
+        let how = Some(CreateHow::Unchecked(attrs()));
+        let create = OpenArgs { how, ..open_args("x", RW, 0, claim, true) };
+        let ops = [
+            vec![Op::putfh(&fh), Op::Setattr(SetattrArgs { stateid: Stateid::ANONYMOUS, attrs: attrs() })],
+            vec![Op::Putrootfh, Op::create(CreateType::Dir, b"d", attrs())],
+            vec![Op::Putrootfh, Op::Open(create)],
+            vec![Op::putfh(&fh), Op::Verify(attrs())],
+            vec![Op::putfh(&fh), Op::Nverify(attrs())],
+        ];
+        for ops in ops {
+            let what = format!("{:?} with mode {mode:o}", ops.last().unwrap().number());
+            assert_eq!(status(&mut c, ops).await, Nfsstat4::INVAL, "{what}");
+        }
+    }
+}
+
 /// Names, link texts, owners and lists may have any length on the wire. Values that are too long
 /// get a status.
 /// Promise: S13
