@@ -273,7 +273,13 @@ fn file_is_replaced_under_readers() {
     });
 }
 
-/// A program file is replaced while programs are started from it.
+/// Replaces the program `c` until a file `stop` exists. `$0` is the writer's own name.
+const REPLACE_PROGRAM: [(&str, &str); 2] = [
+    ("rename", "while [ ! -e stop ]; do cp /bin/true $0; mv -f $0 c; done"),
+    ("unlink and link", "while [ ! -e stop ]; do cp /bin/true $0; rm -f c; ln $0 c || :; rm $0; done"),
+];
+
+/// Four writers replace a program file while programs are started from it, four at a time.
 /// Promise: 13
 #[test]
 #[ignore = "needs root and nfs-ganesha"]
@@ -281,30 +287,48 @@ fn program_is_replaced_while_started() {
     let time = long().unwrap_or(SHORT);
     own_files();
     for_each_mount(|mount, mnt| {
-        let (dir, faults) = (mnt.join("programs"), Faults::default());
-        fs::create_dir(&dir).unwrap();
-        // The replacing loop is a separate process, so that no child of the starters inherits its
-        // descriptors.
-        let script = "while [ ! -e stop ]; do cp /bin/true t; mv -f t c; done";
-        fs::copy("/bin/true", dir.join("c")).unwrap();
-        fs::set_permissions(dir.join("c"), Permissions::from_mode(0o755)).unwrap();
-        let mut writer = Command::new("sh").args(["-ec", script]).current_dir(&dir).spawn().unwrap();
-        let until = Instant::now() + time;
-        let mut started = 0;
-        while Instant::now() < until {
-            started += 1;
-            let ended = Command::new(dir.join("c")).stdin(Stdio::null()).status();
-            if let Some(ended) = faults.check("exec", ended, &[])
-                && !ended.success()
-            {
-                faults.note(format!("exec: {ended}"));
+        for (way, script) in REPLACE_PROGRAM {
+            let (dir, faults) = (mnt.join("programs"), Faults::default());
+            fs::create_dir(&dir).unwrap();
+            fs::copy("/bin/true", dir.join("c")).unwrap();
+            fs::set_permissions(dir.join("c"), Permissions::from_mode(0o755)).unwrap();
+            // The writers are processes of their own, so that no child of the starters inherits their
+            // descriptors.
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|w| {
+                    let mut sh = Command::new("sh");
+                    sh.args(["-ec", script, &format!("t{w}")]).current_dir(&dir).stderr(Stdio::null());
+                    sh.spawn().unwrap()
+                })
+                .collect();
+            let absent: &[i32] = if way == "rename" { &[] } else { &[libc::ENOENT] };
+            let until = Instant::now() + time;
+            let start = || {
+                let mut started = 0;
+                while Instant::now() < until {
+                    started += 1;
+                    let ended = Command::new(dir.join("c")).stdin(Stdio::null()).status();
+                    if let Some(ended) = faults.check("exec", ended, absent)
+                        && !ended.success()
+                    {
+                        faults.note(format!("exec: {ended}"));
+                    }
+                }
+                started
+            };
+            let started: u64 = std::thread::scope(|s| {
+                let starters: Vec<_> = (0..READERS).map(|_| s.spawn(start)).collect();
+                starters.into_iter().map(|starter| starter.join().unwrap()).sum()
+            });
+            File::create(dir.join("stop")).unwrap();
+            for mut writer in writers {
+                assert!(writer.wait().unwrap().success(), "{mount}, {way}: a writer");
             }
+            let what = format!("{mount}, {way}, {started} started");
+            println!("{what}: {:?}", faults.0.lock().unwrap());
+            faults.none(&what);
+            fs::remove_dir_all(&dir).unwrap();
         }
-        File::create(dir.join("stop")).unwrap();
-        assert!(writer.wait().unwrap().success(), "{mount}: the writer");
-        println!("{mount}: {started} started");
-        faults.none(mount);
-        fs::remove_dir_all(&dir).unwrap();
     });
 }
 
