@@ -292,8 +292,8 @@ fn program_is_replaced_while_started() {
             fs::create_dir(&dir).unwrap();
             fs::copy("/bin/true", dir.join("c")).unwrap();
             fs::set_permissions(dir.join("c"), Permissions::from_mode(0o755)).unwrap();
-            // The writers are processes of their own, so that no child of the starters inherits their
-            // descriptors.
+            // The writers are processes of their own, so that no child of the starters inherits
+            // their descriptors.
             let writers: Vec<_> = (0..WRITERS)
                 .map(|w| {
                     let mut sh = Command::new("sh");
