@@ -73,12 +73,7 @@ impl Call {
         if let Op::Lookup { name } = op {
             return self.lookup(name).await;
         }
-        let (tid, object) = (self.head.tid, self.head.nodeid);
-        if !matches!(op, Op::Open { .. } | Op::Create { .. }) {
-            let may_ask_rights = matches!(op, Op::Getattr { fh: None } | Op::Access { .. } | Op::Readlink);
-            self.session.stale_retries.asks(tid, may_ask_rights.then_some(object));
-        }
-        let found = self.session.path_retries.arrived(tid, object);
+        let found = self.session.path_retries.arrived(self.head.tid, self.head.nodeid);
         let Some(path_call) = PathCall::of(&op) else { return self.serve_once(op).await };
         match self.serve_once(op).await {
             Err(e) if file::may_be_gone(&e) => self.after_removal(path_call, found, e).await,

@@ -22,7 +22,7 @@ use crate::local::{self, LocalReads};
 use crate::mount::{Config, Layers};
 use crate::ops::{Call, KnownSettings};
 use crate::passthrough::Passthrough;
-use crate::path_retry::{PathRetries, Reads};
+use crate::path_retry::PathRetries;
 use crate::recent::Recent;
 use crate::stale_retry::{RenameRetries, StaleRetries};
 use crate::stats::Stats;
@@ -469,13 +469,6 @@ impl Session {
         drop(file.noted.lock().take());
         let session = self.clone();
         self.closes.spawn_on(async move { session.close(&file).await }, &self.rt);
-    }
-
-    /// A thread is about to get ESTALE for another request than an open, and walks its path again.
-    /// The call may be an open.
-    pub fn walks_again(&self, tid: u32, reads: Reads) {
-        self.path_retries.send(tid, reads);
-        self.stale_retries.send_perhaps(tid, Instant::now());
     }
 
     /// Runs work in the background.

@@ -5,11 +5,8 @@
 //! and opens the files that they find (`do_filp_open` with `LOOKUP_REVAL`). The program would see a
 //! second ESTALE. So the next lookups must not be answered from older state, and the open after
 //! them is accepted without a check. The file of the last lookup counts as open until that open
-//! arrives. If it were removed or replaced in between, the open would fail again.
-//!
-//! An open(2) can also get ESTALE for a lookup, or for a question about rights. Other system calls
-//! send the same requests. Such a thread may open the file that it finds, and is expected for a
-//! shorter time.
+//! arrives. If it were removed or replaced in between, the open would fail again. An open(2) can
+//! also get ESTALE for a lookup, or for a question about rights.
 //!
 //! Renames are a second case. The kernel answers rename(2) by itself when both names are one object
 //! to it. It looks up the old name first, and that cached answer may be older than the lookup of
@@ -29,8 +26,6 @@ const THREADS_MAX: usize = 1024;
 /// Maximum time until the next request of a thread after an ESTALE or a lookup. The kernel sends it
 /// at once.
 const RETRYING_MAX: Duration = Duration::from_secs(10);
-/// Maximum time between the ESTALE and the open of a thread that may not be opening a file.
-const PERHAPS_MAX: Duration = Duration::from_secs(3);
 /// Maximum wait for other calls that change the directory, and for the server. The open of a later
 /// thread is checked, but does not get a second ESTALE.
 const LATE_MAX: Duration = Duration::from_secs(600);
@@ -40,7 +35,7 @@ const LATE_MAX: Duration = Duration::from_secs(600);
 pub(crate) enum Retry {
     /// It follows the ESTALE. The lookups before it were as new as this time.
     Since(Instant),
-    /// It may follow the ESTALE, or belong to another system call. It is checked.
+    /// It may follow the ESTALE, or belong to another system call.
     Late,
 }
 
@@ -60,34 +55,16 @@ struct Retrying {
     since: Instant,
     /// Time of the ESTALE, or of the last answered lookup.
     sent: Instant,
-    /// The file of the last lookup.
-    found: Option<FoundFile>,
+    /// The file of the last lookup, and the thread's identity.
+    found: Option<(u64, Arc<Cred>)>,
     /// The name that the last lookup did not find. The kernel looks such a name up again when it
     /// had cached it.
     missing: Option<(u64, Name)>,
-    /// The ESTALE answered another request than an open.
-    perhaps: bool,
-    /// A question about the found file has arrived. The next lookup belongs to another system call.
-    arrived: bool,
-}
-
-#[derive(Debug)]
-struct FoundFile {
-    id: u64,
-    /// The looked up name.
-    at: (u64, Name),
-    /// The thread's identity.
-    cred: Arc<Cred>,
 }
 
 impl Retrying {
     fn is_expected(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.sent) < self.most()
-    }
-
-    /// Maximum time until the next request.
-    fn most(&self) -> Duration {
-        if self.perhaps { PERHAPS_MAX } else { RETRYING_MAX }
+        now.saturating_duration_since(self.sent) < RETRYING_MAX
     }
 }
 
@@ -95,27 +72,13 @@ impl StaleRetries {
     /// Thread `tid` is about to get ESTALE. Its answers from now on must be as new as `since`.
     /// Returns false without a free entry; then the thread must not get ESTALE.
     pub fn send(&self, tid: u32, since: Instant, now: Instant) -> bool {
-        self.track(tid, since, now, false)
-    }
-
-    /// Thread `tid`, which may be opening a file, is about to get ESTALE for another request.
-    /// Without a free entry, or when an open has got ESTALE already, nothing changes.
-    pub fn send_perhaps(&self, tid: u32, now: Instant) {
-        let opens = |retrying: &Retrying| !retrying.perhaps && retrying.is_expected(now);
-        if !self.threads.lock().get(&tid).is_some_and(opens) {
-            self.track(tid, now, now, true);
-        }
-    }
-
-    fn track(&self, tid: u32, since: Instant, now: Instant, perhaps: bool) -> bool {
         let mut threads = self.threads.lock();
         if threads.len() >= THREADS_MAX {
             threads.retain(|_, retrying| retrying.is_expected(now));
         }
         let room = threads.len() < THREADS_MAX;
         if room {
-            let (found, missing, arrived) = (None, None, false);
-            threads.insert(tid, Retrying { since, sent: now, found, missing, perhaps, arrived });
+            threads.insert(tid, Retrying { since, sent: now, found: None, missing: None });
         }
         self.count.store(threads.len(), Ordering::Relaxed);
         room
@@ -128,12 +91,6 @@ impl StaleRetries {
         }
         let mut threads = self.threads.lock();
         let retrying = threads.get_mut(&tid).filter(|retrying| retrying.is_expected(now))?;
-        // A walk ends with the file.
-        let is_over = |found: &FoundFile| retrying.arrived || (found.at.0, &found.at.1) != at;
-        if retrying.perhaps && retrying.found.as_ref().is_some_and(is_over) {
-            self.forget(&mut threads, tid);
-            return None;
-        }
         if let Some((dir, name)) = &retrying.missing {
             if (*dir, name) != at {
                 return None;
@@ -153,46 +110,17 @@ impl StaleRetries {
         if let Some(retrying) = self.threads.lock().get_mut(&tid)
             && retrying.is_expected(began)
             && retrying.missing.is_none()
-            && !retrying.perhaps
         {
             retrying.sent = now;
         }
     }
 
-    /// A request of the thread has arrived that is no lookup and no open. `object` is its object
-    /// when it may be a question about rights, which can come before an open.
-    pub fn asks(&self, tid: u32, object: Option<u64>) {
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let mut threads = self.threads.lock();
-        let Some(retrying) = threads.get_mut(&tid).filter(|retrying| retrying.perhaps) else { return };
-        match (object, &retrying.found) {
-            (Some(object), Some(found)) if object == found.id => retrying.arrived = true,
-            (Some(_), _) => {}
-            (None, _) => self.forget(&mut threads, tid),
-        }
-    }
-
-    fn forget(&self, threads: &mut HashMap<u32, Retrying>, tid: u32) {
-        threads.remove(&tid);
-        self.count.store(threads.len(), Ordering::Relaxed);
-        self.back.notify_waiters();
-    }
-
-    /// The thread is about to get this file as the answer for a name. `cred` is its identity.
-    pub fn found(&self, tid: u32, id: u64, (dir, name): (u64, &Name), cred: &Arc<Cred>) {
+    /// The thread is about to get this file, or another object, as its answer. `cred` is its
+    /// identity.
+    pub fn found(&self, tid: u32, file: Option<u64>, cred: &Arc<Cred>) {
         if let Some(retrying) = self.threads.lock().get_mut(&tid) {
-            let (at, cred) = ((dir, name.clone()), cred.clone());
-            (retrying.found, retrying.missing) = (Some(FoundFile { id, at, cred }), None);
-        }
-        self.back.notify_waiters();
-    }
-
-    /// The thread looks up another name, or a name again.
-    pub fn looks_up(&self, tid: u32) {
-        if let Some(retrying) = self.threads.lock().get_mut(&tid) {
-            (retrying.found, retrying.missing) = (None, None);
+            retrying.found = file.map(|file| (file, cred.clone()));
+            retrying.missing = None;
         }
         self.back.notify_waiters();
     }
@@ -208,37 +136,32 @@ impl StaleRetries {
         self.back.notify_waiters();
     }
 
-    /// The identity of a thread that found this file and is expected to open it, and the end of the
-    /// expectation.
-    pub fn expects(&self, file: u64, now: Instant) -> Option<(Arc<Cred>, Instant)> {
+    /// The identity of a thread that found this file and is expected to open it.
+    pub fn expects(&self, file: u64, now: Instant) -> Option<Arc<Cred>> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let threads = self.threads.lock();
-        let expected = threads.values().filter(|retrying| retrying.is_expected(now));
-        let found = expected.filter_map(|retrying| {
-            let found = retrying.found.as_ref().filter(|found| found.id == file)?;
-            Some((found.cred.clone(), retrying.sent + retrying.most()))
-        });
-        found.max_by_key(|(_, until)| *until)
+        let mut found =
+            threads.values().filter(|retrying| retrying.is_expected(now)).filter_map(|a| a.found.as_ref());
+        found.find(|(id, _)| *id == file).map(|(_, cred)| cred.clone())
     }
 
     /// Waits until no thread is expected to open the file.
     pub async fn expected(&self, file: u64) {
-        let latest = Instant::now() + RETRYING_MAX;
+        let until = Instant::now() + RETRYING_MAX;
         loop {
             let back = self.back.notified();
             tokio::pin!(back);
             back.as_mut().enable();
-            let Some((_, until)) = self.expects(file, Instant::now()) else { return };
-            if timeout_at(until.min(latest), back).await.is_err() && until >= latest {
+            if self.expects(file, Instant::now()).is_none() || timeout_at(until, back).await.is_err() {
                 return;
             }
         }
     }
 
-    /// The thread sent its open of `file` at `now`, or another request that ends its tracking.
-    pub fn over(&self, tid: u32, file: Option<u64>, now: Instant) -> Option<Retry> {
+    /// The thread sent its open at `now`, or another request that ends its tracking.
+    pub fn over(&self, tid: u32, now: Instant) -> Option<Retry> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -249,10 +172,6 @@ impl StaleRetries {
         self.back.notify_waiters();
         match now.saturating_duration_since(retrying.sent) {
             _ if retrying.missing.is_some() => None,
-            _ if retrying.perhaps => {
-                let found = retrying.found.filter(|found| Some(found.id) == file);
-                found.map(|_| Retry::Late)
-            }
             time if time < RETRYING_MAX => Some(Retry::Since(retrying.since)),
             time if time < LATE_MAX => Some(Retry::Late),
             _ => None,
@@ -349,12 +268,8 @@ impl RenameRetries {
 mod tests {
     use super::*;
 
-    fn name() -> Name {
-        Name::of_path("f").unwrap().remove(0)
-    }
-
     fn looks_up(back: &StaleRetries, tid: u32, now: Instant) -> Option<Instant> {
-        back.since(tid, (1, &name()), now)
+        back.since(tid, (1, &Name::of_path("f").unwrap()[0]), now)
     }
 
     /// A lookup of a rename fails with ESTALE until the kernel has looked up the other name again.
@@ -390,8 +305,8 @@ mod tests {
         assert!(back.send(1, since, Instant::now()));
         assert_eq!(looks_up(&back, 1, Instant::now()), Some(since));
         assert_eq!(looks_up(&back, 2, Instant::now()), None);
-        assert_eq!(back.over(1, Some(7), Instant::now()), Some(Retry::Since(since)));
-        assert_eq!(back.over(1, Some(7), Instant::now()), None);
+        assert_eq!(back.over(1, Instant::now()), Some(Retry::Since(since)));
+        assert_eq!(back.over(1, Instant::now()), None);
         for tid in 0..THREADS_MAX as u32 {
             assert!(back.send(tid, since, Instant::now()));
         }
@@ -407,23 +322,23 @@ mod tests {
     async fn open_of_found_file_is_expected() {
         let (back, cred) = (StaleRetries::default(), Arc::new(Cred::root()));
         let expects = |file| back.expects(file, Instant::now()).is_some();
-        back.found(1, 7, (1, &name()), &cred);
+        back.found(1, Some(7), &cred);
         assert!(!expects(7), "the thread was not sent back");
         assert!(back.send(1, Instant::now(), Instant::now()) && back.send(2, Instant::now(), Instant::now()));
-        back.found(1, 7, (1, &name()), &cred);
-        back.found(2, 7, (1, &name()), &cred);
+        back.found(1, Some(7), &cred);
+        back.found(2, Some(7), &cred);
         assert!(expects(7) && !expects(8));
-        back.found(1, 8, (1, &name()), &cred);
+        back.found(1, Some(8), &cred);
         assert!(expects(7) && expects(8));
         let came = async {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            back.over(2, Some(7), Instant::now());
+            back.over(2, Instant::now());
         };
         let began = Instant::now();
         tokio::join!(back.expected(7), came);
         assert_eq!(began.elapsed(), Duration::from_millis(1));
         back.expected(8).await;
-        assert_eq!(began.elapsed(), RETRYING_MAX, "the open does not arrive");
+        assert_eq!(began.elapsed(), RETRYING_MAX + Duration::from_millis(1), "the open does not arrive");
         assert!(!expects(8));
     }
 
@@ -439,12 +354,12 @@ mod tests {
             back.looked_up(1, began, Instant::now());
             assert_eq!(looks_up(&back, 1, Instant::now()), Some(since), "the next lookup must be as new");
         }
-        assert_eq!(back.over(1, Some(7), Instant::now()), Some(Retry::Since(since)));
-        assert_eq!(back.over(2, Some(7), Instant::now()), Some(Retry::Late), "not sent again");
-        assert_eq!(back.over(2, Some(7), Instant::now()), None, "but once");
+        assert_eq!(back.over(1, Instant::now()), Some(Retry::Since(since)));
+        assert_eq!(back.over(2, Instant::now()), Some(Retry::Late), "not sent again");
+        assert_eq!(back.over(2, Instant::now()), None, "but once");
         tokio::time::advance(LATE_MAX).await;
         back.looked_up(3, Instant::now(), Instant::now());
-        assert_eq!(back.over(3, Some(7), Instant::now()), None, "after the maximum wait");
+        assert_eq!(back.over(3, Instant::now()), None, "after the maximum wait");
     }
 
     /// The kernel looks up a cached name again that is missing.
@@ -460,50 +375,10 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         let now = Instant::now();
         assert_eq!(back.since(1, f, now), Some(now), "it may be the next call");
-        back.found(1, 7, (1, &name()), &cred);
-        assert_eq!(back.over(1, Some(7), now), Some(Retry::Since(now)));
+        back.found(1, Some(7), &cred);
+        assert_eq!(back.over(1, now), Some(Retry::Since(now)));
         assert_eq!(back.since(2, g, now), None, "it is the next call");
-        assert_eq!(back.over(2, Some(7), now), None);
-        assert_eq!(back.over(3, Some(7), now), None, "no file was found");
-    }
-
-    /// A thread that got ESTALE for another request may be opening the file that it finds. Its next
-    /// lookup belongs to another call, and the open of another file does, too.
-    #[tokio::test(start_paused = true)]
-    async fn other_request_may_belong_to_open() {
-        let (back, cred, now) = (StaleRetries::default(), Arc::new(Cred::root()), Instant::now());
-        let found = |tid| {
-            back.send_perhaps(tid, now);
-            assert_eq!(looks_up(&back, tid, now), Some(now));
-            back.looks_up(tid);
-            back.found(tid, 7, (1, &name()), &cred);
-        };
-        for asks in [false, true] {
-            found(1);
-            if asks {
-                back.asks(1, Some(7));
-            }
-            assert!(back.expects(7, now).is_some());
-            assert_eq!(back.over(1, Some(7), now), Some(Retry::Late), "the open is checked");
-        }
-        found(1);
-        assert_eq!(back.over(1, Some(8), now), None, "the open of another file");
-        found(1);
-        assert_eq!(looks_up(&back, 1, now), Some(now), "the kernel looks up a cached name twice");
-        assert_eq!(back.since(1, (2, &name()), now), None, "the next call");
-        found(1);
-        back.asks(1, Some(6));
-        back.asks(1, Some(7));
-        assert_eq!(looks_up(&back, 1, now), None, "the next call after a question");
-        found(1);
-        back.asks(1, None);
-        assert!(back.expects(7, now).is_none(), "no request of an open");
-        found(1);
-        back.expected(7).await;
-        assert_eq!(now.elapsed(), PERHAPS_MAX);
-        assert_eq!(looks_up(&back, 1, Instant::now()), None);
-        assert!(back.send(1, now, Instant::now()));
-        back.send_perhaps(1, Instant::now());
-        assert_eq!(back.over(1, Some(8), Instant::now()), Some(Retry::Since(now)), "the open got ESTALE");
+        assert_eq!(back.over(2, now), None);
+        assert_eq!(back.over(3, now), None, "no file was found");
     }
 }

@@ -6,7 +6,7 @@ use super::caller::{self, SystemCall};
 use super::calls::{Purpose, shape};
 
 /// The use of the last name of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Use {
     /// Flags of open(2), for a call that opens.
     pub opens: Option<i32>,
@@ -14,8 +14,17 @@ pub(crate) struct Use {
     pub doubtful: bool,
     /// The call sends to a socket or connects to it.
     pub connects: bool,
+    /// The call runs a program.
+    pub executes: bool,
     /// The call follows a symbolic link.
     pub follows: bool,
+}
+
+impl Use {
+    /// Whether the kernel opens the file.
+    pub fn opens_file(self) -> bool {
+        self.opens.is_some() || self.executes
+    }
 }
 
 /// The use of thread `tid`'s call.
@@ -50,7 +59,8 @@ fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
         None => !connects && follows(number, &arg),
     };
     let doubtful = matches!(shape(call.number).map(|shape| shape.purpose), Some(Purpose::OpenHow(_)));
-    Use { opens, doubtful, connects, follows }
+    let executes = matches!(number, libc::SYS_execve | libc::SYS_execveat);
+    Use { opens, doubtful, connects, executes, follows }
 }
 
 /// Whether a call without an open follows a symbolic link at the end of its path.
@@ -108,10 +118,7 @@ mod tests {
     #[test]
     fn flags_decide_use_of_object() {
         let openat = |flags: i32| used(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
-        assert_eq!(
-            openat(libc::O_RDONLY),
-            Use { opens: Some(0), doubtful: false, connects: false, follows: true }
-        );
+        assert_eq!(openat(libc::O_RDONLY), Use { opens: Some(0), follows: true, ..Use::default() });
         for flags in [libc::O_NOFOLLOW, libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY] {
             assert!(!openat(flags).follows);
         }
@@ -126,6 +133,7 @@ mod tests {
         for number in [libc::SYS_readlinkat, libc::SYS_unlinkat, libc::SYS_renameat2, libc::SYS_linkat] {
             assert!(!used(number, [0; 6]).follows, "{number}");
         }
+        assert!(used(libc::SYS_execve, [0; 6]).opens_file() && !used(libc::SYS_statx, [0; 6]).opens_file());
         assert!(used(libc::SYS_execve, [0; 6]).follows && used(libc::SYS_chdir, [0; 6]).follows);
         let connect = used(libc::SYS_connect, [0; 6]);
         assert_eq!((connect.connects, connect.follows, connect.opens), (true, false, None));

@@ -9,6 +9,7 @@ use super::attr::wanted;
 use super::xattr::sized;
 use crate::abi::{Op, ROOT_ID, SetattrIn, attr_out, fattr};
 use crate::call::{Answer, Body, Undo};
+use crate::hint::uses::Use;
 use crate::inode::Inode;
 use crate::path_retry::{Found, Reads};
 use bytes::Bytes;
@@ -82,12 +83,22 @@ impl Call {
         let reads = call.reads();
         let is_for_call = |found: &Found| found.attr.kind == FileKind::Symlink || found.has(&reads);
         let Some(found) = found.or_else(|| self.removed_dir()).filter(is_for_call) else {
-            self.session.walks_again(self.head.tid, reads);
+            self.walks_again(reads).await;
             return Err(Error { errno: libc::ESTALE, ..e });
         };
         // A server fault may have another cause, and the object of a name may be gone instead.
         let is_certain = e.errno == libc::ESTALE && !matches!(call, PathCall::Name);
         if is_certain || self.is_gone().await { self.as_found(call, &found, e).await } else { Err(e) }
+    }
+
+    /// The thread is about to get ESTALE for another request than an open, and walks its path again.
+    /// The system call may be an open, and the file that it finds then must stay.
+    pub(super) async fn walks_again(&self, reads: Reads) {
+        let (session, tid, now) = (&self.session, self.head.tid, Instant::now());
+        session.path_retries.send(tid, reads);
+        if self.visible_use().await.is_some_and(Use::opens_file) {
+            session.stale_retries.send(tid, now, Instant::now());
+        }
     }
 
     /// Whether the server does not know the object of the request any more.

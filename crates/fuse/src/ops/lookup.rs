@@ -21,7 +21,12 @@ impl Call {
         let dir = self.inode()?;
         let (hints, tid) = (&self.session.hints, self.head.tid);
         let began = self.pending.started;
-        let to_open = self.session.stale_retries.since(tid, (dir.id, &name), began);
+        let mut to_open = self.session.stale_retries.since(tid, (dir.id, &name), began);
+        if to_open.is_some() && self.visible_use().await.is_some_and(|used| !used.opens_file()) {
+            // The open has failed without a request. This is another system call.
+            self.session.stale_retries.over(tid, began);
+            to_open = None;
+        }
         let again = self.session.path_retries.since(tid);
         let mut found = match to_open.max(again) {
             Some(since) => {
@@ -57,7 +62,10 @@ impl Call {
             self.session.stale_retries.missed(tid, (dir.id, &name));
         }
         self.session.stale_retries.looked_up(tid, began, Instant::now());
-        found.map(|(answer, _)| answer).map_err(|e| self.after_removed_dir(&dir, e))
+        match found {
+            Ok((answer, _)) => Ok(answer),
+            Err(e) => Err(self.after_removed_dir(&dir, e).await),
+        }
     }
 
     /// Gives up the kept open of a thread that found another file or nothing under its name.
@@ -79,7 +87,7 @@ impl Call {
 
     /// The error of a lookup whose directory may be removed meanwhile. The thread walks its path
     /// again. A directory that was removed after the second walk found it has no names.
-    fn after_removed_dir(&self, dir: &Inode, e: Error) -> Error {
+    async fn after_removed_dir(&self, dir: &Inode, e: Error) -> Error {
         let tid = self.head.tid;
         if e.errno != libc::ESTALE || self.session.rename_retries.tracks(tid) {
             return e;
@@ -87,7 +95,7 @@ impl Call {
         if self.session.path_retries.walks(tid, dir.id) {
             return Error::new(libc::ENOENT);
         }
-        self.session.walks_again(tid, Reads::Nothing);
+        self.walks_again(Reads::Nothing).await;
         e
     }
 
@@ -106,7 +114,7 @@ impl Call {
         let (session, tid, mut names_stay) = (&self.session, self.head.tid, None);
         if opens {
             // No removal waits for the open of a file that an earlier lookup found.
-            session.stale_retries.looks_up(tid);
+            session.stale_retries.found(tid, None, &self.cred());
         }
         // One walk may answer for the whole path, up to the last name.
         let known = session.inodes.child(dir.id, name);
@@ -136,7 +144,7 @@ impl Call {
                 session.path_retries.found_bytes(tid, read);
             }
             if opens && is_file {
-                session.stale_retries.found(tid, inode.id, (dir.id, name), &self.cred());
+                session.stale_retries.found(tid, Some(inode.id), &self.cred());
             }
             return Ok((answer, found));
         }

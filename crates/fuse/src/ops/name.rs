@@ -169,7 +169,7 @@ impl Call {
     async fn alone_with<'a>(&self, target: Option<&'a Arc<Inode>>) -> Option<RwLockWriteGuard<'a, ()>> {
         let target = target.filter(|target| target.kind == FileKind::Regular)?;
         let alone = target.in_use.removing().await;
-        if let Some((cred, _)) = self.session.stale_retries.expects(target.id, Instant::now()) {
+        if let Some(cred) = self.session.stale_retries.expects(target.id, Instant::now()) {
             self.session.keep_open(target, cred).await;
         }
         Some(alone)

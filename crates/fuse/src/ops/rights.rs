@@ -157,7 +157,7 @@ impl Call {
 
     /// The use of the caller's system call; `None` when the call is not visible. A caller waits for
     /// the answer to its request, but it may not be asleep yet.
-    async fn visible_use(&self) -> Option<Use> {
+    pub(super) async fn visible_use(&self) -> Option<Use> {
         let (until, mut pause) = (Instant::now() + SLEEP_WAIT, Duration::from_millis(1));
         loop {
             match self.session.hints.purpose(self.head.tid) {
@@ -172,7 +172,7 @@ impl Call {
 
     /// As [`Call::may_use`] for an existing object under the name of a CREATE.
     pub(super) fn may_create_over(&self, dir: &Inode, object: &Attr) -> Result<()> {
-        let used = Use { opens: Some(libc::O_CREAT), doubtful: false, connects: false, follows: true };
+        let used = Use { opens: Some(libc::O_CREAT), follows: true, ..Use::default() };
         if self.settings().refuse(dir.mode_and_owner(), object, self.cred().uid, used) {
             Err(Error::new(libc::EACCES))
         } else {
