@@ -91,8 +91,8 @@ impl Call {
         if is_certain || self.is_gone().await { self.as_found(call, &found, e).await } else { Err(e) }
     }
 
-    /// The thread is about to get ESTALE for another request than an open, and walks its path again.
-    /// The system call may be an open, and the file that it finds then must stay.
+    /// The thread is about to get ESTALE for another request than an open, and walks its path
+    /// again. The system call may be an open, and the file that it finds then must stay.
     pub(super) async fn walks_again(&self, reads: Reads) {
         let (session, tid, now) = (&self.session, self.head.tid, Instant::now());
         session.path_retries.send(tid, reads);
