@@ -243,7 +243,8 @@ fn expired_ticket_stops_its_user_only() {
             if said.code != 0 || Instant::now() > ended {
                 break said;
             }
-            pause(500);
+            // Some calls meet the last second of the ticket.
+            pause(20);
         };
         assert!(said.err.contains("expired"), "vers={version}: {said:?}");
         server.kinit(&kdc, alice, "1h");

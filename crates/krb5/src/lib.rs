@@ -124,7 +124,9 @@ struct Established<C> {
 }
 
 fn established<C: SecurityContext + Send + 'static>(context: C) -> Result<Arc<dyn Context>, GssError> {
-    let left = context.lifetime().map_err(|e| failed(&e))?;
+    // A ticket in its last second has no time left.
+    let left =
+        context.lifetime().or_else(|e| if is_expired(&e) { Ok(Duration::ZERO) } else { Err(failed(&e)) })?;
     let expires = (left.as_secs() < INDEFINITE_S).then(|| Instant::now() + left.max(Duration::from_secs(1)));
     Ok(Arc::new(Established { context: Mutex::new(context), expires }))
 }
@@ -167,7 +169,12 @@ fn copied(made: Result<libgssapi::util::Buf, Error>) -> Result<Bytes, GssError> 
 }
 
 fn failed(e: &Error) -> GssError {
-    GssError::Failed(said(e).into())
+    if is_expired(e) { GssError::Expired(said(e).into()) } else { GssError::Failed(said(e).into()) }
+}
+
+fn is_expired(e: &Error) -> bool {
+    let ended = [MajorFlags::GSS_S_CREDENTIALS_EXPIRED, MajorFlags::GSS_S_CONTEXT_EXPIRED];
+    ended.into_iter().any(|routine| is(e, routine))
 }
 
 /// Routine errors are numbers and not single bits (RFC 2744 section 3.9.1).
@@ -176,16 +183,11 @@ fn is(e: &Error, routine: MajorFlags) -> bool {
 }
 
 fn no_ticket(e: &Error) -> GssError {
-    if is(e, MajorFlags::GSS_S_CREDENTIALS_EXPIRED) {
-        GssError::Expired(said(e).into())
-    } else {
-        GssError::NoCredentials(said(e).into())
-    }
+    if is_expired(e) { failed(e) } else { GssError::NoCredentials(said(e).into()) }
 }
 
 fn step_error(e: &Error) -> GssError {
-    let lacks = [MajorFlags::GSS_S_CREDENTIALS_EXPIRED, MajorFlags::GSS_S_NO_CRED];
-    if lacks.into_iter().any(|routine| is(e, routine)) { no_ticket(e) } else { failed(e) }
+    if is(e, MajorFlags::GSS_S_NO_CRED) { no_ticket(e) } else { failed(e) }
 }
 
 /// The words of the library in one line.
