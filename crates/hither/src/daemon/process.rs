@@ -31,27 +31,7 @@ pub fn prepare() {
         tracing::debug!("oom_score_adj: {e}");
     }
     io_flusher();
-    keep_memory();
 }
-
-/// Replies of 1 MiB are received into fresh buffers. By default the C library returns each freed
-/// buffer to the kernel, and the next buffer causes page faults again. In one pair of runs,
-/// parallel 1 MiB reads reached 300 MiB/s by default and 958 MiB/s with kept buffers. In the next
-/// pair the rates were about equal. The C library therefore keeps up to `KEEP_BYTES`. musl has no
-/// such setting.
-#[cfg(target_env = "gnu")]
-fn keep_memory() {
-    const KEEP_BYTES: libc::c_int = 128 << 20;
-    const MMAP_BYTES: libc::c_int = 32 << 20;
-    // SAFETY: mallopt takes integers only and may be called at any time.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_BYTES);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, KEEP_BYTES);
-    }
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn keep_memory() {}
 
 /// When memory is short, the kernel must not make this process wait for dirty pages of its own
 /// mount. Later threads inherit this setting.
