@@ -361,6 +361,22 @@ mod tests {
         assert_eq!(capacity(&[]), (0.0, false));
     }
 
+    /// A stall of a few seconds shows in the worst window, on whichever connection it was.
+    #[test]
+    fn worst_window_shows_stall() {
+        let ms = Duration::from_millis;
+        let mut clients = [Windows::default(), Windows::default()];
+        for second in 0..40 {
+            let time = if (12..15).contains(&second) { ms(1000) } else { ms(10) };
+            clients[second as usize % 2].add(Duration::from_secs(second), time);
+        }
+        let all = Windows::merge(clients.into());
+        assert_eq!(all.0.iter().map(|window| window.0.len()).collect::<Vec<_>>(), [10; 4]);
+        assert_eq!(all.worst_mean(), (3.0 * 1000.0 + 7.0 * 10.0) / 10.0);
+        assert_eq!(Times::merge(all.0).quantile(0.5), 10.0);
+        assert_eq!(Windows::merge(Vec::new()).worst_mean(), 0.0);
+    }
+
     #[test]
     fn mix_keeps_modifying_share() {
         for modifying in [0, 5, 19, 100] {
