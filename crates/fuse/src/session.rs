@@ -191,13 +191,13 @@ impl Session {
             name_drops: Arc::new(Semaphore::new(NAME_DROPS_MAX)),
             passthrough: Passthrough::new(device.clone()),
             local_reads: LocalReads::new(config.threads),
-            // At any time at least one thread reads no hint.
             stale_retries: StaleRetries::default(),
             kept_opens: KeptOpens::default(),
             unprocessed: Unprocessed::default(),
             closes: TaskTracker::new(),
             rename_retries: RenameRetries::default(),
             path_retries: PathRetries::default(),
+            // At any time at least one thread inspects no caller.
             hints: Hints::new(config.hints, (config.threads.max(2) - 1).min(hint::READERS_MAX), at),
             written_beside: AtomicBool::new(false),
             removed: Removed::default(),

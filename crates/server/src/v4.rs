@@ -441,10 +441,10 @@ fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
         _ => 0,
     };
     let all = compound.ops.iter().map(payload).fold(0, usize::saturating_add);
-    let listing = |op: &Op| if let Op::Readdir(a) = op { listing_bytes(a.maxcount, false) } else { 0 };
-    // One listing is in memory at a time.
-    let listing = compound.ops.iter().map(listing).max().unwrap_or_default();
-    all.min((io_max_bytes + setup::OVERHEAD_BYTES) as usize).max(listing)
+    let listed = |op: &Op| if let Op::Readdir(a) = op { a.maxcount } else { 0 };
+    // The entries of all listings stay until the reply is encoded.
+    let listed = compound.ops.iter().map(listed).fold(0, u32::saturating_add);
+    all.min((io_max_bytes + setup::OVERHEAD_BYTES) as usize) + listing_bytes(listed, false)
 }
 
 fn whole(compound: &Compound, status: Nfsstat4, results: Vec<OpRes>) -> Outcome {

@@ -40,7 +40,8 @@ pub(crate) fn of(tid: u32) -> Result<Use, Missed> {
 fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
     let number = call.number as i64;
     let arg = |at: usize| call.args.get(at).copied().unwrap_or(0);
-    let opens = match shape(call.number).map(|shape| shape.purpose) {
+    let purpose = shape(call.number).map(|shape| shape.purpose);
+    let opens = match purpose {
         Some(Purpose::Open(flags)) => Some(arg(flags) as i32),
         // An unreadable structure may have any flags.
         Some(Purpose::OpenHow(at)) => {
@@ -58,7 +59,7 @@ fn of_call(call: &SystemCall, how: &dyn Fn(usize) -> Option<u64>) -> Use {
         }
         None => !connects && follows(number, &arg),
     };
-    let doubtful = matches!(shape(call.number).map(|shape| shape.purpose), Some(Purpose::OpenHow(_)));
+    let doubtful = matches!(purpose, Some(Purpose::OpenHow(_)));
     let executes = matches!(number, libc::SYS_execve | libc::SYS_execveat);
     Use { opens, doubtful, connects, executes, follows }
 }

@@ -80,8 +80,8 @@ impl Call {
         let kind = kind(&call)?;
         let lock = || self.session.vfs.lock(&cx, at, owner, kind, range, wait);
         let mut locked = lock().await;
-        let is_refused = locked.as_ref().is_err_and(|e| matches!(e.errno, libc::EAGAIN | libc::EACCES));
-        if is_refused && file.inode.in_use.closed_handles_end().await {
+        let is_taken = locked.as_ref().is_err_and(|e| e.errno == libc::EAGAIN);
+        if is_taken && file.inode.in_use.closed_handles_end().await {
             locked = lock().await;
         }
         let brought = locked?;

@@ -16,6 +16,17 @@ const LOOK_UPS_MAX: u32 = 8;
 /// Maximum length of a target in the kernel: one page with the NUL.
 const TARGET_MAX_BYTES: usize = 4095;
 
+/// How a thread looks a name up again after ESTALE.
+#[derive(Debug, Clone, Copy)]
+struct Again {
+    /// The required freshness of the answer.
+    since: Instant,
+    /// The call opens the file. A found file then counts as open from now on.
+    opens: bool,
+    /// The call may need bytes of the object after its removal.
+    reads: bool,
+}
+
 impl Call {
     pub(super) async fn lookup(&self, name: Name) -> Result<Answer> {
         let dir = self.inode()?;
@@ -30,7 +41,8 @@ impl Call {
         let again = self.session.path_retries.since(tid);
         let mut found = match to_open.max(again) {
             Some(since) => {
-                self.look_up_again((&dir, &name), since, (to_open.is_some(), again.is_some())).await
+                let how = Again { since, opens: to_open.is_some(), reads: again.is_some() };
+                self.look_up_again(&dir, &name, how).await
             }
             None => self.look_up(&dir, &name, None).await,
         };
@@ -38,7 +50,7 @@ impl Call {
             if let Ok((answer, _)) = found {
                 self.session.undo(answer.undo).await;
             }
-            found = self.look_up_again((&dir, &name), since, (true, false)).await;
+            found = self.look_up_again(&dir, &name, Again { since, opens: true, reads: false }).await;
         }
         if let Err(e) = &found
             && !matches!(e.errno, libc::ENOENT | libc::ENOTDIR)
@@ -99,18 +111,12 @@ impl Call {
         e
     }
 
-    /// The lookup of a thread after ESTALE, as new as `since`.
-    ///
-    /// `opens`: the call may be an open. A found file then counts as open from now on. So the
-    /// lookup excludes removals of names in the directory, and asks the server after the last one.
-    /// `reads`: the call may need bytes of the object after its removal. They are read now. Other
-    /// clients may remove the object before that, and the name is looked up again.
-    async fn look_up_again(
-        &self,
-        (dir, name): (&Inode, &Name),
-        mut since: Instant,
-        (opens, reads): (bool, bool),
-    ) -> Result<(Answer, Option<u64>)> {
+    /// The lookup of a thread after ESTALE. A file to be opened must keep its name. So the lookup
+    /// excludes removals of names in the directory, and asks the server after the last one. Bytes
+    /// that the call may need are read now. Other clients may remove the object before that, and
+    /// the name is looked up again.
+    async fn look_up_again(&self, dir: &Inode, name: &Name, how: Again) -> Result<(Answer, Option<u64>)> {
+        let Again { mut since, opens, reads } = how;
         let (session, tid, mut names_stay) = (&self.session, self.head.tid, None);
         if opens {
             // No removal waits for the open of a file that an earlier lookup found.

@@ -53,7 +53,7 @@ pub(super) async fn readdir(r: &Request, a: &ReaddirArgs) -> ReaddirRes {
     let reply = a.count.min(LISTING_MAX_BYTES) as usize;
     let entry = |i: Item| Entry3 { fileid: i.fileid, name: i.name, cookie: i.cookie };
     let room = Room { reply, names: usize::MAX };
-    match list(&dir, (a.cookie, a.cookieverf), &room, false, entry).await {
+    match list(&dir, a.cookie, a.cookieverf, &room, false, entry).await {
         Ok(l) => Res::Ok(ReaddirOk {
             dir_attributes: Some(dir.wire(&l.attr)),
             cookieverf: l.verifier,
@@ -70,7 +70,7 @@ pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> Readdirplus
         Err(status) => return Res::Err(status, None),
     };
     let room = Room { reply: a.maxcount.min(LISTING_MAX_BYTES) as usize, names: a.dircount as usize };
-    match list(&dir, (a.cookie, a.cookieverf), &room, true, |i| plus(r, &dir, i)).await {
+    match list(&dir, a.cookie, a.cookieverf, &room, true, |i| plus(r, &dir, i)).await {
         Ok(l) => Res::Ok(ReaddirplusOk {
             dir_attributes: Some(dir.wire(&l.attr)),
             cookieverf: l.verifier,
@@ -98,7 +98,8 @@ fn plus(r: &Request, dir: &At, mut i: Item) -> Entryplus3 {
 /// in memory a third time.
 async fn list<E>(
     dir: &At,
-    (cookie, verifier): (u64, [u8; 8]),
+    cookie: u64,
+    verifier: [u8; 8],
     room: &Room,
     nodes: bool,
     entry: impl Fn(Item) -> E,
