@@ -347,7 +347,8 @@ fn exports_of_origin_are_found() {
 }
 
 /// A gateway of an origin with 5,000 exports starts within five seconds, and an export takes at
-/// most 20 KB of its memory. Prints the figures.
+/// most 20 KB of its memory. All exports of the origin share one queue of local changes. Prints the
+/// figures.
 #[test]
 #[ignore = "needs root"]
 fn thousands_of_exports_start_soon() {
@@ -393,6 +394,11 @@ fn thousands_of_exports_start_soon() {
         umount(&mnt);
         assert!(time.as_secs() < 5 && each_bytes <= 20_000);
     }
+    // The kernel allows a user 128 queues of notifications.
+    let files = fs::read_dir(format!("/proc/{}/fd", origin.pid())).unwrap().map(|fd| fd.unwrap().path());
+    let queues =
+        files.filter_map(|fd| fs::read_link(fd).ok()).filter(|to| to.to_string_lossy().contains("notify"));
+    assert!(queues.count() <= 1, "all exports share one queue");
 }
 
 /// With `stale-ok`, cached files are read while the origin is stopped or killed, for the given

@@ -81,6 +81,7 @@ pub use covered::CoveredDir;
 pub use descriptors::Descriptors;
 pub use journaled::inspect::{JournalInspection, adopt_journal, inspect_journal};
 pub use journaled::{JournalOptions, JournalStats, give_up_journal};
+pub use watch::Watchers;
 
 /// Options of a served directory.
 #[derive(Debug, Clone)]
@@ -122,6 +123,8 @@ pub struct LocalOptions {
     pub known_max: usize,
     /// The budget of descriptors, which several directories may share.
     pub descriptors: Arc<Descriptors>,
+    /// The watchers of local changes, which several directories may share.
+    pub watchers: Arc<Watchers>,
 }
 
 impl Default for LocalOptions {
@@ -141,6 +144,7 @@ impl Default for LocalOptions {
             queue_max: 1024,
             known_max: 4096,
             descriptors: Descriptors::new(usize::MAX),
+            watchers: Arc::default(),
         }
     }
 }
@@ -191,7 +195,7 @@ struct Inner {
     order: Order,
     options: LocalOptions,
     write_epoch: AtomicU64,
-    watcher: watch::Slot,
+    watch: watch::Slot,
     /// Whether an error of the disk occurred; the log reports it once.
     failed: AtomicBool,
 }
@@ -383,7 +387,7 @@ impl Inner {
                 .filter(|&bytes| bytes > 0),
             order: if kind == FsKind::Ext && !has_log(top_id.0) { Order::Each } else { kind.order() },
             write_epoch: AtomicU64::new((env.random)()),
-            watcher: watch::Slot::default(),
+            watch: watch::Slot::default(),
             failed: AtomicBool::new(false),
             options,
             top,

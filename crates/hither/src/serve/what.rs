@@ -11,7 +11,9 @@ use crate::cli::ServeArgs;
 use crate::exit::Failure;
 use crate::gateway::{Branch, Gateway};
 use crate::stack;
-use hither_localfs::local::{CoveredDir, Descriptors, JournalOptions, Local, LocalOptions, give_up_journal};
+use hither_localfs::local::{
+    CoveredDir, Descriptors, JournalOptions, Local, LocalOptions, Watchers, give_up_journal,
+};
 use hither_server::access::{Admit, ClientNames, Flavors, Rights, Squash, Transports};
 use hither_server::exports::{Entry, Exports, ExportsError, LookUps, Who};
 use hither_server::table::{Covers, Epoch, ExportSpec, Others, Table};
@@ -60,6 +62,8 @@ pub struct Served {
     pub names: Arc<ClientNames>,
     /// The descriptor limit of all exports together.
     descriptors: Arc<Descriptors>,
+    /// The watchers of local changes in all exports.
+    watchers: Arc<Watchers>,
     /// Calls that an earlier server process answered, from the journals, by export.
     pub made_before: Vec<(String, Vec<Answered>)>,
     /// Lines for the user: the exports and their options.
@@ -80,6 +84,7 @@ impl Served {
             inside: Vec::new(),
             names: ClientNames::new(Arc::new(hosts::names_of)),
             descriptors: Descriptors::new(descriptors_max()),
+            watchers: Arc::default(),
             made_before: Vec::new(),
             lines: Vec::new(),
             mounted: "/".into(),
@@ -304,6 +309,7 @@ impl Served {
             fsid: entry.fsid.filter(|n| *n != 0).map(|n| (n, 0)),
             as_this_process: !rustix::process::geteuid().is_root(),
             descriptors: self.descriptors.clone(),
+            watchers: self.watchers.clone(),
             ..LocalOptions::default()
         };
         let local = Local::open(dir, options, stack::env()).map_err(|e| Failure::usage(e.to_string()))?;

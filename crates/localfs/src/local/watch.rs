@@ -17,16 +17,17 @@
 //!
 //! While descriptors are scarce, no further file is watched.
 //!
-//! One thread for each served directory receives both. The signal is sent to that thread alone,
-//! which blocks it, so no other thread or program gets it. When the queue of either overflows,
-//! every watched object counts as changed.
+//! One thread receives both for all directories that a process serves: the kernel allows each user
+//! about 128 queues of notifications. The signal is sent to that thread alone, which blocks it, so
+//! no other thread or program gets it. When the queue of either overflows, every watched object
+//! counts as changed.
 
 mod notes;
 
 use self::notes::{Mark, Note, Notes, Of};
 use super::descriptors::Counted;
 use super::object::Object;
-use super::pool::Worker;
+use super::pool::{Threads, Worker};
 use super::{Inner, Local, sys};
 use hither_vfs::{BoxFuture, ChangeListener, Cred, Error, Fh, Result, Watch, Watched, WatchedAlone};
 use parking_lot::{Mutex, RwLock};
@@ -34,27 +35,94 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::OFlags;
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 
 /// How often the thread checks whether the watcher is still in use.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// The watcher, set at the first call of `tell`.
-pub(super) type Slot = OnceLock<Arc<Watcher>>;
+/// The watchers of a process, which all directories that it serves share. They start when the first
+/// directory needs them.
+#[derive(Default)]
+pub struct Watchers {
+    fanotify: Mutex<Weak<Watcher>>,
+    inotify: Mutex<Weak<Watcher>>,
+    /// The kernel grants no queue.
+    #[cfg(test)]
+    pub(super) are_refused: AtomicBool,
+}
 
-/// All watched files and directories of a served directory.
-pub(super) struct Watcher {
+impl std::fmt::Debug for Watchers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watchers")
+    }
+}
+
+impl Watchers {
+    /// The best watcher for files below `top`.
+    fn below(&self, top: BorrowedFd<'_>) -> Result<Arc<Watcher>> {
+        #[cfg(test)]
+        if self.are_refused.load(Ordering::SeqCst) {
+            return Err(Error::new(libc::EMFILE));
+        }
+        let with = |kind: &Mutex<Weak<Watcher>>, queue: fn() -> Result<Notes>| {
+            let mut kind = kind.lock();
+            let watcher = match kind.upgrade() {
+                Some(watcher) => watcher,
+                None => Watcher::start(queue()?)?,
+            };
+            *kind = Arc::downgrade(&watcher);
+            watcher.notes.supports(top)?;
+            Ok(watcher)
+        };
+        with(&self.fanotify, Notes::fanotify).or_else(|_| with(&self.inotify, Notes::inotify))
+    }
+}
+
+/// The watch of a served directory.
+#[derive(Default)]
+pub(super) struct Slot {
+    /// Set at the first call of `tell`.
+    listener: OnceLock<Arc<Listener>>,
+    /// Set when the kernel has granted a queue.
+    watcher: OnceLock<Arc<Watcher>>,
+    /// The kernel refused a queue the last time.
+    is_refused: AtomicBool,
+}
+
+/// The layer above a served directory, which learns of changes.
+struct Listener {
     told: RwLock<Arc<ChangeListener>>,
+    /// The threads that make the changes of the layer above.
+    own: Arc<Threads>,
+}
+
+/// A watched object, and the layer that learns of its changes.
+#[derive(Clone)]
+struct Target {
+    listener: Arc<Listener>,
+    fh: Fh,
+}
+
+impl Target {
+    fn tell(&self) {
+        let told = self.listener.told.read().clone();
+        told(&self.fh);
+    }
+}
+
+/// The watched files and directories of all served directories.
+pub(super) struct Watcher {
     notes: Notes,
     /// The thread that receives the signals.
     thread: libc::pid_t,
-    by_descriptor: Mutex<HashMap<i32, Fh>>,
+    by_descriptor: Mutex<HashMap<i32, Target>>,
 }
 
 /// A watched file or directory.
 struct WatchedObject {
     watcher: Arc<Watcher>,
+    listener: Arc<Listener>,
     fd: Arc<Counted>,
     mark: Option<Mark>,
     leased: bool,
@@ -103,7 +171,8 @@ impl Watch for Local {
     fn watch(&self, fh: &Fh, alone: bool) -> BoxFuture<Option<Watched>> {
         let (inner, fh) = (self.inner.clone(), fh.clone());
         Box::pin(async move {
-            let watcher = inner.watcher.get()?.clone();
+            let listener = inner.watch.listener.get()?.clone();
+            let watcher = inner.watcher()?;
             if inner.objects.are_scarce() {
                 return None;
             }
@@ -117,7 +186,7 @@ impl Watch for Local {
             };
             // The lease is taken on this thread: threads of the pool have no right to leases.
             let (fd, how) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
-            Some(Box::new(watcher.hold(fd, how, &fh)?) as Watched)
+            Some(Box::new(watcher.hold(fd, how, Target { listener, fh })?) as Watched)
         })
     }
 
@@ -141,17 +210,48 @@ impl Watch for Local {
     }
 
     fn tell(&self, told: Arc<ChangeListener>) {
-        match self.inner.watcher.get() {
-            Some(watcher) => *watcher.told.write() = told,
-            None => match Watcher::start(&self.inner, told) {
-                Ok(watcher) => drop(self.inner.watcher.set(watcher)),
-                Err(e) => tracing::warn!("local changes cannot be watched, so no file is delegated: {e}"),
-            },
-        }
+        let own = self.inner.pool.threads();
+        let listener = self
+            .inner
+            .watch
+            .listener
+            .get_or_init(|| Arc::new(Listener { told: RwLock::new(told.clone()), own }));
+        *listener.told.write() = told;
+        // Logs a refusal now, and not when a client wants the first delegation.
+        let _ = self.inner.watcher();
     }
 }
 
 impl Inner {
+    /// The watcher. While the kernel refuses a queue, each call tries again: other programs of the
+    /// same user may have given theirs up.
+    pub(super) fn watcher(&self) -> Option<Arc<Watcher>> {
+        let Slot { watcher, is_refused, .. } = &self.watch;
+        if let Some(watcher) = watcher.get() {
+            return Some(watcher.clone());
+        }
+        match self.options.watchers.below(self.top.as_fd()) {
+            Ok(started) => {
+                if is_refused.swap(false, Ordering::SeqCst) {
+                    tracing::info!("local changes are watched, and files are delegated");
+                }
+                Some(watcher.get_or_init(|| started).clone())
+            }
+            Err(e) => {
+                if !is_refused.swap(true, Ordering::SeqCst) {
+                    let hint = match e.errno {
+                        libc::EMFILE => {
+                            "; fs.fanotify.max_user_groups and fs.inotify.max_user_instances limit this"
+                        }
+                        _ => "",
+                    };
+                    tracing::warn!("local changes cannot be watched, so no file is delegated: {e}{hint}");
+                }
+                None
+            }
+        }
+    }
+
     /// A descriptor for reading of a directory, or of a file that no client writes at the moment.
     fn descriptor_to_watch(
         self: &Arc<Self>,
@@ -200,7 +300,7 @@ impl Inner {
     /// Replaces a read lease with a write lease. In between, a local program can open the file.
     /// Then the write lease is refused, or `change` differs.
     fn hold_alone(self: &Arc<Self>, object: &Arc<Object>, held: Box<WatchedObject>) -> WatchedAlone {
-        let watcher = held.watcher.clone();
+        let (watcher, listener) = (held.watcher.clone(), held.listener.clone());
         let change = || self.attrs(object).ok().map(|attrs| attrs.attr.change);
         let before = change();
         // A `change` that is given out only once cannot show that the file is unchanged.
@@ -214,7 +314,7 @@ impl Inner {
         }
         drop(held);
         let Ok(fd) = object.io(self.proc_fd.as_fd(), true) else { return Err(None) };
-        match watcher.hold(fd, How::Alone(only), &object.fh) {
+        match watcher.hold(fd, How::Alone(only), Target { listener, fh: object.fh.clone() }) {
             Some(alone) if change() == before => Ok(Box::new(alone)),
             _ => Err(None),
         }
@@ -223,8 +323,7 @@ impl Inner {
 
 impl Watcher {
     /// Starts the thread, which ends when the last reference to the result is dropped.
-    fn start(of: &Inner, told: Arc<ChangeListener>) -> Result<Arc<Self>> {
-        let notes = Notes::new(of.top.as_fd(), of.pool.threads())?;
+    fn start(notes: Notes) -> Result<Arc<Self>> {
         let (tell, number) = mpsc::channel();
         let (give, given) = mpsc::channel::<Weak<Self>>();
         let work = move || match sys::lease_signals() {
@@ -239,15 +338,14 @@ impl Watcher {
         let failed = |e: std::io::Error| Error::because(libc::EAGAIN, format!("cannot start a thread: {e}"));
         std::thread::Builder::new().name("hither-watch".into()).spawn(work).map_err(failed)?;
         let thread = number.recv().map_err(|_| Error::new(libc::EIO))??;
-        let watcher =
-            Arc::new(Self { told: RwLock::new(told), notes, thread, by_descriptor: Mutex::default() });
+        let watcher = Arc::new(Self { notes, thread, by_descriptor: Mutex::default() });
         let _ = give.send(Arc::downgrade(&watcher));
         Ok(watcher)
     }
 
     /// Watches the object of a descriptor. `None` when another program has it open in conflict, or
     /// the file system has no leases or notifications.
-    fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, fh: &Fh) -> Option<WatchedObject> {
+    fn hold(self: &Arc<Self>, fd: Arc<Counted>, how: How, target: Target) -> Option<WatchedObject> {
         let of = match how {
             How::Read(_) => Of::Bytes,
             // A client that watches alone may write, and no other program can.
@@ -255,35 +353,31 @@ impl Watcher {
             How::Directory => Of::Names,
         };
         // Inserted before the lease is taken: the lease may be broken at once.
-        self.by_descriptor.lock().insert(fd.as_raw_fd(), fh.clone());
+        self.by_descriptor.lock().insert(fd.as_raw_fd(), target.clone());
         let (only, in_use) = match how {
             How::Alone(only) => (Some(only), None),
             How::Read(in_use) => (None, Some(in_use)),
             How::Directory => (None, None),
         };
         let (leased, alone) = (of != Of::Names, only.is_some());
-        let mut held = WatchedObject { watcher: self.clone(), fd, mark: None, leased, only, _use: in_use };
+        let (watcher, listener) = (self.clone(), target.listener.clone());
+        let mut held = WatchedObject { watcher, listener, fd, mark: None, leased, only, _use: in_use };
         if leased {
             sys::take_lease(held.fd.as_fd(), self.thread, alone).ok()?;
         }
-        held.mark = Some(self.notes.add(held.fd.as_fd(), fh, of)?);
+        held.mark = Some(self.notes.add(held.fd.as_fd(), &target, of)?);
         Some(held)
     }
 
-    fn tell(&self, files: impl IntoIterator<Item = Fh>) {
-        let told = self.told.read().clone();
-        files.into_iter().for_each(|fh| told(&fh));
-    }
-
     fn tell_all(&self) {
-        let files: Vec<Fh> = self.by_descriptor.lock().values().cloned().collect();
-        self.tell(files);
+        let all: Vec<Target> = self.by_descriptor.lock().values().cloned().collect();
+        all.iter().for_each(Target::tell);
     }
 
     /// Takes all waiting notifications.
     fn take_notes(&self) {
         self.notes.take(|note| match note {
-            Note::File(fh) => self.tell([fh]),
+            Note::File(target) => target.tell(),
             Note::Any => self.tell_all(),
         });
     }
@@ -293,7 +387,7 @@ impl Drop for WatchedObject {
     fn drop(&mut self) {
         self.watcher.by_descriptor.lock().remove(&self.fd.as_raw_fd());
         if let Some(mark) = &self.mark {
-            self.watcher.notes.remove(self.fd.as_fd(), mark);
+            self.watcher.notes.remove(self.fd.as_fd(), &self.listener, mark);
         }
         if self.leased {
             // The descriptor may stay open.
@@ -315,8 +409,8 @@ fn run(watcher: &Weak<Watcher>, signals: BorrowedFd<'_>) {
                 // The signal queue was full. The kernel does not say which leases were broken.
                 watcher.tell_all();
             } else {
-                let file = watcher.by_descriptor.lock().get(&fd).cloned();
-                watcher.tell(file);
+                let target = watcher.by_descriptor.lock().get(&fd).cloned();
+                target.iter().for_each(Target::tell);
             }
         }
         watcher.take_notes();

@@ -369,3 +369,58 @@ async fn watch_upgrade_misses_no_write() {
     over.store(true, Ordering::SeqCst);
     println!("{} writes, {alone} times alone, {noticed} times not", writer.join().unwrap());
 }
+
+/// Two directories with one watcher: a local change of a file in both is reported to both, and a
+/// change by a client of one only to the other. The watch of one survives the end of the other.
+/// Promise: S10a
+#[tokio::test]
+async fn directories_share_watcher() {
+    let dir = Dir::new();
+    fs::create_dir(dir.path("sub")).unwrap();
+    let watchers = Arc::<Watchers>::default();
+    let open = |path: &Path| {
+        let watchers = watchers.clone();
+        Local::open(path, LocalOptions { stable: false, watchers, ..Default::default() }, env()).unwrap()
+    };
+    let (outer, inner) = (open(&dir.0), open(&dir.path("sub")));
+    let (mut outer_told, mut inner_told) = (told(&outer), told(&inner));
+    assert!(Arc::ptr_eq(&outer.inner.watcher().unwrap(), &inner.inner.watcher().unwrap()));
+    let in_inner = file(&inner, "f").await;
+    let in_outer = find(&outer, &root(), "sub/f").await.unwrap().fh;
+    let (outer_watch, inner_watch) = (watch(&outer, &in_outer).await, watch(&inner, &in_inner).await);
+
+    fs::set_permissions(dir.path("sub/f"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(outer_told.recv().await.unwrap(), in_outer);
+    assert_eq!(inner_told.recv().await.unwrap(), in_inner);
+
+    inner.setattr(&root(), File { fh: &in_inner, open: None }, &mode(0o640)).await.unwrap();
+    assert_eq!(outer_told.recv().await.unwrap(), in_outer);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(inner_told.try_recv().is_err(), "a change by its own client");
+
+    drop(outer_watch);
+    fs::set_permissions(dir.path("sub/f"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(inner_told.recv().await.unwrap(), in_inner);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(outer_told.try_recv().is_err(), "its watch has ended");
+    drop(inner_watch);
+}
+
+/// While the kernel grants no queue of notifications, no file is watched. Later files are.
+/// Promise: S10a
+#[tokio::test]
+async fn refused_watch_is_tried_again() {
+    let dir = Dir::new();
+    let l = local(&dir);
+    let refused = &l.inner.options.watchers.are_refused;
+    refused.store(true, Ordering::SeqCst);
+    let mut told = told(&l);
+    let fh = file(&l, "f").await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(l.watch(&fh, false).await.is_none());
+    refused.store(false, Ordering::SeqCst);
+    let watched = watch(&l, &fh).await;
+    fs::set_permissions(dir.path("f"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(told.recv().await.unwrap(), fh);
+    drop(watched);
+}

@@ -7,12 +7,13 @@
 //! process, so a lease is sometimes released for nothing.
 
 use super::super::object::os;
-use super::super::pool::Threads;
 use super::super::sys;
-use hither_vfs::{Fh, Result};
+use super::{Listener, Target};
+use hither_vfs::Result;
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify;
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::mem::MaybeUninit;
@@ -27,21 +28,16 @@ const INFO_HEADER_BYTES: usize = 4;
 /// Bytes of the id of the file system, and of length and type in struct file_handle.
 const KEY_BYTES_MIN: usize = 8 + 8;
 
-/// The marked objects: filehandle, and number of watches that need the mark.
-type Marks<K> = Mutex<HashMap<K, (Fh, u32)>>;
+/// The marked objects. Each served directory that the object belongs to has its own target, and its
+/// own number of watches that need the mark.
+type Marks<K> = Mutex<HashMap<K, Vec<(Target, u32)>>>;
 
 /// The source of notifications.
 pub(super) enum Notes {
-    /// Changes by the threads `own` are left out.
-    Fanotify {
-        fd: OwnedFd,
-        own: Arc<Threads>,
-        marks: Marks<Box<[u8]>>,
-    },
-    Inotify {
-        fd: OwnedFd,
-        marks: Marks<i32>,
-    },
+    /// Changes by a directory's own threads are not reported to that directory.
+    Fanotify { fd: OwnedFd, marks: Marks<Box<[u8]>> },
+    /// Changes by each thread are reported.
+    Inotify { fd: OwnedFd, marks: Marks<i32> },
 }
 
 /// A mark that [`Notes::remove`] removes.
@@ -85,69 +81,73 @@ impl Of {
 }
 
 /// A notification.
-#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Note {
     /// This file was changed.
-    File(Fh),
+    File(Target),
     /// Too many notifications: any file may have been changed.
     Any,
 }
 
 impl Notes {
-    /// The best available source for files below `top`.
-    pub fn new(top: BorrowedFd<'_>, own: Arc<Threads>) -> Result<Self> {
-        Self::fanotify(top, own).or_else(|_| Self::inotify())
+    /// A queue of fanotify.
+    pub fn fanotify() -> Result<Self> {
+        Ok(Self::Fanotify { fd: sys::fanotify()?, marks: Marks::default() })
     }
 
-    fn fanotify(top: BorrowedFd<'_>, own: Arc<Threads>) -> Result<Self> {
-        let fd = sys::fanotify()?;
-        // Not every file system supports fanotify.
-        sys::file_key(top)?;
-        sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ATTRIB, true)?;
-        sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ATTRIB, false)?;
-        Ok(Self::Fanotify { fd, own, marks: Marks::default() })
-    }
-
-    fn inotify() -> Result<Self> {
+    /// A queue of inotify.
+    pub fn inotify() -> Result<Self> {
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         Ok(Self::Inotify { fd: inotify::init(flags).map_err(os)?, marks: Marks::default() })
     }
 
+    /// Fails when the queue cannot report changes below `top`: not every file system supports
+    /// fanotify.
+    pub fn supports(&self, top: BorrowedFd<'_>) -> Result<()> {
+        if let Self::Fanotify { fd, .. } = self {
+            sys::file_key(top)?;
+            // With this event on the directory itself, which no watch needs.
+            sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ACCESS, true)?;
+            sys::fanotify_mark(fd.as_fd(), top, libc::FAN_ACCESS, false)?;
+        }
+        Ok(())
+    }
+
     /// Marks the object of a descriptor. `None` when the kernel refuses.
-    pub fn add(&self, on: BorrowedFd<'_>, fh: &Fh, of: Of) -> Option<Mark> {
+    pub fn add(&self, on: BorrowedFd<'_>, target: &Target, of: Of) -> Option<Mark> {
         match self {
-            Self::Fanotify { fd, marks, .. } => {
+            Self::Fanotify { fd, marks } => {
                 let key = sys::file_key(on).ok()?;
                 let what = of.fanotify();
                 let mut marks = marks.lock();
                 sys::fanotify_mark(fd.as_fd(), on, what, true).ok()?;
-                one_more(&mut marks, key.clone(), fh);
+                one_more(&mut marks, key.clone(), target);
                 Some(Mark::Fanotify(key, what))
             }
             Self::Inotify { fd, marks } => {
                 let mut marks = marks.lock();
                 let path = format!("/proc/self/fd/{}", on.as_raw_fd());
-                let watch = inotify::add_watch(fd, path, of.inotify()).ok()?;
-                one_more(&mut marks, watch, fh);
+                let add = of.inotify() | inotify::WatchFlags::MASK_ADD;
+                let watch = inotify::add_watch(fd, path, add).ok()?;
+                one_more(&mut marks, watch, target);
                 Some(Mark::Inotify(watch))
             }
         }
     }
 
-    /// Removes a mark from the object of a descriptor. The kernel may refuse: the mark ends with
-    /// the file.
-    pub fn remove(&self, on: BorrowedFd<'_>, mark: &Mark) {
+    /// Removes a directory's mark from the object of a descriptor. The kernel may refuse: the mark
+    /// ends with the file.
+    pub fn remove(&self, on: BorrowedFd<'_>, listener: &Arc<Listener>, mark: &Mark) {
         match (self, mark) {
-            (Self::Fanotify { fd, marks, .. }, Mark::Fanotify(key, what)) => {
+            (Self::Fanotify { fd, marks }, Mark::Fanotify(key, what)) => {
                 let mut marks = marks.lock();
-                if one_less(&mut marks, key) {
+                if one_less(&mut marks, key, listener) {
                     // Other watches may have added more events to the mark.
                     let _ = sys::fanotify_mark(fd.as_fd(), on, what | Of::Bytes.fanotify(), false);
                 }
             }
             (Self::Inotify { fd, marks }, Mark::Inotify(watch)) => {
                 let mut marks = marks.lock();
-                if one_less(&mut marks, watch) {
+                if one_less(&mut marks, watch, listener) {
                     let _ = inotify::remove_watch(fd, *watch);
                 }
             }
@@ -158,7 +158,7 @@ impl Notes {
     /// Takes all waiting notifications.
     pub fn take(&self, mut each: impl FnMut(Note)) {
         match self {
-            Self::Fanotify { fd, own, marks } => {
+            Self::Fanotify { fd, marks } => {
                 let mut buffer = vec![0; EVENTS_BYTES];
                 while let Ok(len) = rustix::io::read(fd, &mut buffer) {
                     let read = buffer.get(..len).unwrap_or_default();
@@ -168,11 +168,10 @@ impl Notes {
                     for event in events(read) {
                         if event.overflow {
                             each(Note::Any);
-                        } else if !own.has(event.thread) {
-                            let fh =
-                                event.key.and_then(|key| marks.lock().get(key).map(|(fh, _)| fh.clone()));
-                            // An object without a mark belongs to no watch.
-                            fh.into_iter().for_each(|fh| each(Note::File(fh)));
+                        } else if let Some(key) = event.key {
+                            let mut targets = targets(marks, key);
+                            targets.retain(|target| !target.listener.own.has(event.thread));
+                            targets.into_iter().for_each(|target| each(Note::File(target)));
                         }
                     }
                 }
@@ -190,8 +189,7 @@ impl Notes {
                     if event.file_name().is_some() && event.events().contains(inotify::ReadFlags::ATTRIB) {
                         continue;
                     }
-                    let fh = marks.lock().get(&event.wd()).map(|(fh, _)| fh.clone());
-                    fh.into_iter().for_each(|fh| each(Note::File(fh)));
+                    targets(marks, &event.wd()).into_iter().for_each(|target| each(Note::File(target)));
                 }
             }
         }
@@ -206,15 +204,32 @@ impl AsFd for Notes {
     }
 }
 
-fn one_more<K: Eq + Hash>(marks: &mut HashMap<K, (Fh, u32)>, key: K, fh: &Fh) {
-    marks.entry(key).or_insert_with(|| (fh.clone(), 0)).1 += 1;
+/// The targets of a mark. An object without a mark belongs to no watch.
+fn targets<K: Eq + Hash + Borrow<Q>, Q: Eq + Hash + ?Sized>(marks: &Marks<K>, key: &Q) -> Vec<Target> {
+    let marks = marks.lock();
+    marks.get(key).into_iter().flatten().map(|(target, _)| target.clone()).collect()
+}
+
+fn one_more<K: Eq + Hash>(marks: &mut HashMap<K, Vec<(Target, u32)>>, key: K, target: &Target) {
+    let targets = marks.entry(key).or_default();
+    match targets.iter_mut().find(|(known, _)| Arc::ptr_eq(&known.listener, &target.listener)) {
+        Some((_, watches)) => *watches += 1,
+        None => targets.push((target.clone(), 1)),
+    }
 }
 
 /// Removes one use of a mark. Returns whether it was the last.
-fn one_less<K: Eq + Hash>(marks: &mut HashMap<K, (Fh, u32)>, key: &K) -> bool {
-    let Some((_, users)) = marks.get_mut(key) else { return false };
-    *users -= 1;
-    let last = *users == 0;
+fn one_less<K: Eq + Hash>(
+    marks: &mut HashMap<K, Vec<(Target, u32)>>,
+    key: &K,
+    listener: &Arc<Listener>,
+) -> bool {
+    let Some(targets) = marks.get_mut(key) else { return false };
+    targets.retain_mut(|(target, watches)| {
+        *watches -= u32::from(Arc::ptr_eq(&target.listener, listener));
+        *watches > 0
+    });
+    let last = targets.is_empty();
     if last {
         marks.remove(key);
     }
