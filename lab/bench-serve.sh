@@ -7,6 +7,7 @@
 # bench-serve.sh [PART]... prints JSON lines to standard output and progress to standard error.
 # Without a PART it runs all parts:
 #   nhfsstone   response times of Moran's mix against offered load
+#   sustained   the same for ten minutes at each rate, with checkpoints of the journal
 #   mixes       the capacity for mixes with other shares of modifying calls
 #   sync        stable changes of each kind, 1, 8 and 64 clients
 #   reads       reads from memory by the server's processor time
@@ -15,9 +16,9 @@
 # QUICK=1 takes a tenth of the time, for a trial. JOURNAL_MIB is the journal's size. ENTRIES is the
 # number of names in the large tree (1000000). HITHER and HITHER_LAB name other binaries than those
 # in target/release. HITHER_BENCH names another binary that measures. WORK_DIR is a directory on
-# this machine's disk. SERVERS lists other servers than the default: ganesha, knfsd, hither,
-# hither-journal, hither-journal-same, hither-synced. The directory of hither-synced syncs new names
-# itself, without the journal.
+# this machine's disk. RATES and SECONDS_EACH replace those of `sustained`. SERVERS lists other
+# servers than the default: ganesha, knfsd, hither, hither-journal, hither-journal-same,
+# hither-synced. The directory of hither-synced syncs new names itself, without the journal.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hither=$(realpath "${HITHER:-target/release/hither}")
@@ -31,7 +32,7 @@ if [ "${1:-}" != inside ]; then
 fi
 shift
 parts=("$@")
-[ $# -gt 0 ] || parts=(nhfsstone mixes sync reads stream memory)
+[ $# -gt 0 ] || parts=(nhfsstone sustained mixes sync reads stream memory)
 # The argument for a full run, or the one for a quick run.
 full_or() { if [ -z "${QUICK:-}" ]; then echo "$1"; else echo "$2"; fi; }
 export HITHER_LAB_RUN=$WORK/lab
@@ -151,7 +152,11 @@ nhfsstone() {
   disk=fast servers=$fast_servers
   each bench nhfsstone --rates "$(full_or 500,1000,2000,4000,8000,16000 1000)" --seconds "$(full_or 4 1)"
 }
-some_mixes() { 
+sustained() {
+  local disk=slow servers="hither hither-journal-same hither-journal"
+  each bench nhfsstone --rates "${RATES:-$(full_or 200,400,800,1600,3200 400)}" --seconds "${SECONDS_EACH:-$(full_or 600 20)}"
+}
+some_mixes() {
   for percent in $(full_or "5 10" 5); do
     bench nhfsstone --modifying $percent --rates "$(full_or 30,60,120,240,480,960,1920,3840 30)" --seconds "$(full_or 5 1)"
   done
@@ -241,7 +246,7 @@ memory() {
 
 for part in "${parts[@]}"; do
   case $part in
-    nhfsstone|mixes|reads|stream|memory) $part ;;
+    nhfsstone|sustained|mixes|reads|stream|memory) $part ;;
     sync) sync_ ;;
     *) echo "no part $part" >&2; exit 2 ;;
   esac

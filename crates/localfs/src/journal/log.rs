@@ -9,22 +9,19 @@
 //! shows that this batch was durable and is damaged ([`Found::check`]). A batch does not wrap
 //! around: a batch that does not fit at the end starts at the beginning.
 //!
-//! Checkpoints free the space of records. First `settle` makes the changes of all earlier records
-//! stable in the file system below. Then a header with the new tail is written, and then the space
-//! is used again. When the ring is full, appending waits. A failed checkpoint keeps all records:
-//! the kernel reports an error of the disk once, and the next sync may succeed although data is
-//! lost. The checkpoint is tried again. The layer above then writes the records again
-//! ([`Log::scan`]).
+//! Checkpoints free the space of records ([`checkpoint`]). When the ring is full, appending waits.
 //!
 //! When the device of the journal fails, the callbacks of waiting records get `false`. The layer
 //! above makes their changes stable in the file system below before it acknowledges them. From then
 //! on [`Log::failed`] tells the layer above to do without the journal.
 
+mod checkpoint;
 mod damage;
 mod head;
 mod health;
 mod scan;
 
+pub use checkpoint::{Goal, Settle};
 pub use damage::Survey;
 pub use head::Owner;
 
@@ -58,11 +55,6 @@ const BATCH_HEAD_BYTES: usize = 48;
 const GATHER_PART: u32 = 4;
 /// The longest wait of the writer for more records.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// The longest time between checkpoints while records are not settled. It is shorter than the 30
-/// seconds after which the kernel writes old dirty pages back by itself, all at once.
-const CHECKPOINT_EVERY: Duration = Duration::from_secs(20);
-/// The pause before a failed checkpoint is tried again.
-const RETRY_EVERY: Duration = Duration::from_secs(5);
 
 /// A place in the journal: the batch at the place, and the first record in the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,7 +219,10 @@ impl Found {
     ) -> io::Result<Log> {
         let end = self.read_all(|seq, _, record| each(seq, record))?;
         if end != self.head.tail {
-            settle(end.seq - 1)?;
+            let last = end.seq - 1;
+            if settle(Goal { upto: last, due: last })? < last {
+                return Err(io::Error::other("records of the journal are not stable"));
+            }
             self.head.tail = end;
             self.head.generation += 1;
             self.head.write(&*self.device)?;
@@ -253,11 +248,6 @@ fn room_of(len: u64) -> Option<u64> {
 fn checksum(head: &[u8], payload: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(head), payload)
 }
-
-/// Makes all changes applied so far stable in the file system below. The argument is a record
-/// number. Records up to that number are never read again. After a failed call, the next call must
-/// not assume that the disk has the changes applied before.
-pub type Settle = dyn Fn(u64) -> io::Result<()> + Send + Sync;
 
 /// Called once with whether a record became durable; must not block.
 pub type Then = Box<dyn FnOnce(bool) + Send>;
@@ -311,9 +301,8 @@ struct State {
     spare: Vec<u8>,
     /// Position of the next batch.
     end: Position,
-    /// Batches since the tail: the last record, the bytes taken with the bytes skipped before the
-    /// batch, and the position.
-    live: VecDeque<(u64, u64, Position)>,
+    /// Batches since the tail.
+    live: VecDeque<LiveBatch>,
     used: u64,
     /// The writer waits for a checkpoint.
     hurry: bool,
@@ -323,6 +312,15 @@ struct State {
     kept_all: u64,
     closed: bool,
     health: Health,
+}
+
+/// A durable batch with records that are not settled.
+struct LiveBatch {
+    last_seq: u64,
+    /// Bytes that the batch takes, with the bytes skipped before it.
+    taken: u64,
+    position: Position,
+    durable_at: Instant,
 }
 
 impl Log {
@@ -465,11 +463,6 @@ impl Log {
         self.shared.settled.clone()
     }
 
-    /// Whether a checkpoint should hurry: the ring is half full, or the journal is closed.
-    pub fn pressed(&self) -> Arc<AtomicBool> {
-        self.shared.pressed.clone()
-    }
-
     /// Longest record, in bytes.
     pub fn record_max(&self) -> usize {
         self.shared.state.lock().pending_max() - 4
@@ -502,7 +495,7 @@ impl Log {
         for thread in self.threads.lock().drain(..) {
             let _ = thread.join();
         }
-        let settled = if settle { self.shared.checkpoint() } else { Ok(()) };
+        let settled = if settle { self.shared.checkpoint(true) } else { Ok(()) };
         // Records appended after this are never written.
         self.shared.end(Vec::new());
         settled
@@ -512,14 +505,6 @@ impl Log {
     #[cfg(test)]
     pub fn waits_for_room(&self) -> bool {
         self.shared.state.lock().hurry
-    }
-
-    /// Makes a checkpoint now.
-    ///
-    /// # Errors
-    /// Those of `settle` and the device. The journal keeps its records.
-    pub fn checkpoint(&self) -> io::Result<()> {
-        self.shared.checkpoint()
     }
 }
 
@@ -533,10 +518,6 @@ impl State {
     /// Whether no record is pending.
     fn is_empty(&self) -> bool {
         self.pending.len() == BATCH_HEAD_BYTES
-    }
-
-    fn is_half_full(&self) -> bool {
-        self.used > (self.head.size - RING_AT) / 2
     }
 
     /// Most bytes that may be pending: no batch takes more than a quarter of the ring.
@@ -647,22 +628,21 @@ impl Shared {
         state.last = last;
         state.health.written(last.0);
         state.spare = spare;
-        state.live.push_back((at.seq, taken, Position { seq: 0, ..at }));
+        let position = Position { seq: 0, ..at };
+        state.live.push_back(LiveBatch { last_seq: at.seq, taken, position, durable_at: Instant::now() });
         state.used += taken;
         let mut next = at.offset + room;
         if next >= state.head.size {
             next = RING_AT;
         }
         state.end = Position { batch: at.batch + 1, offset: next, seq: at.seq + 1 };
-        let half = state.is_half_full();
-        if half {
-            self.pressed.store(true, Ordering::SeqCst);
-        }
+        let wanted = state.wants_checkpoint();
+        self.pressed.store(state.is_pressed(), Ordering::SeqCst);
         // Under the lock: otherwise a waiter could look before this and wait after it.
         self.durable.send_replace(at.seq);
         drop(state);
         self.done.notify_all();
-        if half {
+        if wanted {
             self.wanted.notify_one();
         }
     }
@@ -686,93 +666,6 @@ impl Shared {
         waiting.into_iter().for_each(|then| then(false));
         self.room.notify_all();
         self.done.notify_all();
-    }
-
-    /// The checkpoint thread: makes checkpoints when they are wanted.
-    fn check(&self) {
-        loop {
-            let was_stuck = {
-                let mut state = self.state.lock();
-                if state.closed || self.failed.load(Ordering::SeqCst) {
-                    return;
-                }
-                let was_stuck = state.stuck;
-                let until = Instant::now() + RETRY_EVERY;
-                while state.stuck
-                    && !state.hurry
-                    && !state.closed
-                    && !self.wanted.wait_until(&mut state, until.into_std()).timed_out()
-                {}
-                if !was_stuck && !state.hurry && !state.is_half_full() {
-                    self.wanted.wait_for(&mut state, CHECKPOINT_EVERY);
-                }
-                if state.closed {
-                    return;
-                }
-                if state.used == 0 && !state.stuck {
-                    continue;
-                }
-                was_stuck
-            };
-            match self.checkpoint() {
-                Err(e) if !was_stuck => {
-                    tracing::error!(
-                        "a checkpoint of the journal failed, and the journal keeps its records: {e}"
-                    );
-                }
-                Err(e) => tracing::debug!("the checkpoint failed again: {e}"),
-                Ok(()) => {}
-            }
-        }
-    }
-
-    /// See [`Shared::checkpoint`].
-    fn settle_all(&self) -> io::Result<()> {
-        let (settled, kept_all) = {
-            let state = self.state.lock();
-            // The change of each numbered record was applied.
-            (state.next_seq - 1, state.kept_all)
-        };
-        let done = (self.settle)(settled);
-        let head = {
-            let mut state = self.state.lock();
-            state.hurry = false;
-            if done.is_err() || state.kept_all != kept_all {
-                state.stuck = true;
-                self.room.notify_all();
-                return done.and_then(|()| Err(io::Error::other("the disk below failed meanwhile")));
-            }
-            state.stuck = false;
-            let tail = match state.live.iter().find(|(last, ..)| *last > settled) {
-                Some((_, _, at)) => *at,
-                None => state.end,
-            };
-            // This also covers a batch that is still being written. A settled record must never be
-            // applied again over later changes of the file.
-            state.head.tail = Position { seq: settled + 1, ..tail };
-            state.head.generation += 1;
-            state.head
-        };
-        if let Err(e) = head.write(&*self.device) {
-            // The other header is good, and a second attempt would overwrite it.
-            self.fail(&e.to_string(), Vec::new());
-            return Err(e);
-        }
-        let mut state = self.state.lock();
-        // Not all settled batches are freed. A batch may have become durable while the header was
-        // written, and this header names it as the beginning of the journal. If it were
-        // overwritten, the next start would miss all batches after it. The next checkpoint frees
-        // its space.
-        while state.live.front().is_some_and(|(.., at)| at.batch < head.tail.batch) {
-            if let Some((_, taken, _)) = state.live.pop_front() {
-                state.used -= taken;
-            }
-        }
-        self.settled.fetch_max(settled, Ordering::SeqCst);
-        self.pressed.store(state.closed || state.is_half_full(), Ordering::SeqCst);
-        drop(state);
-        self.room.notify_all();
-        Ok(())
     }
 }
 

@@ -172,8 +172,10 @@ fn left_on(disk: &Cut) -> Vec<u64> {
 #[tokio::test]
 async fn settled_records_are_not_replayed() {
     let device = BlockingDisk::new();
-    let log =
-        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
+    let log = Found::format(device.clone(), OWNER, 1)
+        .unwrap()
+        .start(|_, _| Ok(()), Arc::new(|goal: Goal| Ok(goal.upto)))
+        .unwrap();
     device.is_held.store(true, Ordering::SeqCst);
     let first = log.append(&[b"one"]);
     while device.begun.load(Ordering::SeqCst) == 0 {
@@ -203,7 +205,7 @@ async fn settled_records_are_not_replayed() {
         seen.push(seq);
         Ok(())
     };
-    let log = again.start(each, Arc::new(|_| Ok(()))).unwrap();
+    let log = again.start(each, Arc::new(|goal: Goal| Ok(goal.upto))).unwrap();
     assert_eq!(log.append(&[b"four"]), third + 1);
     assert_eq!(seen, [third]);
 }
@@ -216,8 +218,9 @@ fn journal_beginning_is_not_overwritten() {
     let fails = Arc::new(AtomicBool::new(false));
     let settle: Arc<Settle> = {
         let fails = fails.clone();
-        Arc::new(move |_| {
-            if fails.load(Ordering::SeqCst) { Err(io::Error::other("the disk below fails")) } else { Ok(()) }
+        Arc::new(move |goal| {
+            let broken = || io::Error::other("the disk below fails");
+            if fails.load(Ordering::SeqCst) { Err(broken()) } else { Ok(goal.upto) }
         })
     };
     let log = Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), settle).unwrap();
@@ -258,14 +261,14 @@ fn full_journal_keeps_appended_records() {
     // The first checkpoint waits, and the second one fails.
     let settle: Arc<Settle> = {
         let (calls, is_held) = (calls.clone(), is_held.clone());
-        Arc::new(move |_| {
+        Arc::new(move |goal| {
             if calls.fetch_add(1, Ordering::SeqCst) > 0 {
                 return Err(io::Error::other("the disk below fails"));
             }
             while is_held.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            Ok(())
+            Ok(goal.upto)
         })
     };
     let log = Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), settle).unwrap();
@@ -299,8 +302,10 @@ fn full_journal_keeps_appended_records() {
 #[tokio::test]
 async fn failed_header_write_fails_journal() {
     let device = BlockingDisk::new();
-    let log =
-        Found::format(device.clone(), OWNER, 1).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
+    let log = Found::format(device.clone(), OWNER, 1)
+        .unwrap()
+        .start(|_, _| Ok(()), Arc::new(|goal: Goal| Ok(goal.upto)))
+        .unwrap();
     let seq = log.append(&[b"one"]);
     assert!(log.durable(seq).await);
     device.heads_fail.store(true, Ordering::SeqCst);
@@ -335,12 +340,18 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     let settle: Arc<Settle> = {
         let (applied, settled) = (applied.clone(), settled.clone());
         let delays = Delays::of(seed, 20_000);
-        Arc::new(move |_| {
-            // Changes applied during a checkpoint are not settled by it.
-            let so_far = applied.load(Ordering::SeqCst);
+        let dice = AtomicU64::new(seed);
+        Arc::new(move |goal| {
+            // Changes applied during a checkpoint are not settled by it. Some checkpoints settle
+            // only a part.
+            let so_far = applied.load(Ordering::SeqCst).min(goal.upto);
+            let before = settled.load(Ordering::SeqCst);
             delays.wait();
-            settled.store(so_far, Ordering::SeqCst);
-            Ok(())
+            let dice = mix(dice.fetch_add(1, Ordering::SeqCst));
+            let part = before.max(goal.due.min(before + dice % (so_far - before + 1)));
+            let now = if dice.is_multiple_of(2) { part } else { so_far };
+            settled.store(now, Ordering::SeqCst);
+            Ok(now)
         })
     };
     let log = found.start(|_, _| panic!("it is empty"), settle).unwrap();
@@ -359,7 +370,7 @@ async fn world(seed: u64, cut_after: u64) -> (u64, bool) {
     drop(log);
     let again = Found::open(device.again(), Some(OWNER)).unwrap();
     assert_eq!(again.check().unwrap(), None, "a torn journal counts as damaged ({what})");
-    let settle: Arc<Settle> = Arc::new(|_| Ok(()));
+    let settle: Arc<Settle> = Arc::new(|goal| Ok(goal.upto));
     let (mut next, mut count) = (None, 0);
     let check = |seq: u64, bytes: &[u8]| {
         assert_eq!(*next.get_or_insert(seq), seq, "the order of records ({what})");
@@ -454,7 +465,7 @@ async fn failed_checkpoint_keeps_records() {
         seen += 1;
         Ok(())
     };
-    drop(again.start(count, Arc::new(|_| Ok(()))).unwrap());
+    drop(again.start(count, Arc::new(|goal: Goal| Ok(goal.upto))).unwrap());
     assert!(seen >= acked, "{seen} of {acked}");
 }
 
@@ -462,15 +473,17 @@ async fn failed_checkpoint_keeps_records() {
 #[tokio::test]
 async fn orderly_close_leaves_no_records() {
     let device = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
-    let log =
-        Found::format(device.clone(), OWNER, 7).unwrap().start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
+    let log = Found::format(device.clone(), OWNER, 7)
+        .unwrap()
+        .start(|_, _| Ok(()), Arc::new(|goal: Goal| Ok(goal.upto)))
+        .unwrap();
     for seq in 1..50 {
         log.append(&[&record(7, seq)]);
     }
     log.close(true).unwrap();
     drop(log);
     let again = Found::open(device.again(), Some(OWNER)).unwrap();
-    let log = again.start(|seq, _| panic!("{seq} again"), Arc::new(|_| Ok(()))).unwrap();
+    let log = again.start(|seq, _| panic!("{seq} again"), Arc::new(|goal: Goal| Ok(goal.upto))).unwrap();
     assert_eq!(log.append(&[b"x"]), 50, "numbers go on");
 }
 
@@ -481,7 +494,7 @@ async fn real_file_keeps_concurrent_appends() {
     std::fs::create_dir_all(dir).unwrap();
     let path = dir.join(format!("journal-{}", std::process::id()));
     let open = || Arc::new(RealDevice::open(&path, Some(4 << 20)).unwrap());
-    let settle: Arc<Settle> = Arc::new(|_| Ok(()));
+    let settle: Arc<Settle> = Arc::new(|goal| Ok(goal.upto));
     let log = Found::format(open(), OWNER, 3).unwrap().start(|_, _| Ok(()), settle.clone()).unwrap();
     let log = Arc::new(log);
     let callers: Vec<_> = (0..8_u8)
@@ -557,7 +570,7 @@ fn survey_with_flip(disk: &Cut, at: usize, flip: u8) -> Option<(Records, bool)> 
 fn flipped_byte_loses_nothing_silently() {
     let disk = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
     let log = Found::format(disk.clone(), OWNER, 5).unwrap();
-    let log = log.start(|_, _| Ok(()), Arc::new(|_| Ok(()))).unwrap();
+    let log = log.start(|_, _| Ok(()), Arc::new(|goal: Goal| Ok(goal.upto))).unwrap();
     let contents = |seq: u64| vec![seq as u8; if seq.is_multiple_of(3) { 9_000 } else { 40 }];
     // The ring wraps around: batches of an earlier turn remain in it.
     let mut seq = 0;
@@ -608,12 +621,12 @@ fn flipped_byte_loses_nothing_silently() {
 fn checkpoints_take_turns() {
     let (inside, overlaps) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (within, seen) = (inside.clone(), overlaps.clone());
-    let settle = move |_| {
+    let settle = move |goal: Goal| {
         seen.fetch_add(within.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
         // Long enough for the other thread to enter.
         (0..1000).for_each(|_| std::thread::yield_now());
         within.fetch_sub(1, Ordering::SeqCst);
-        Ok(())
+        Ok(goal.upto)
     };
     let disk = Arc::new(Cut::new(1 << 20, u64::MAX, 0));
     let log = Found::format(disk, OWNER, 5).unwrap().start(|_, _| Ok(()), Arc::new(settle)).unwrap();

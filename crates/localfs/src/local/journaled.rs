@@ -39,6 +39,7 @@ pub(super) mod inspect;
 pub(super) mod names;
 mod readback;
 mod replay;
+mod state_files;
 pub(super) mod stock;
 
 use super::io::FileAt;
@@ -58,16 +59,17 @@ use readback::Readback;
 use replay::Replay;
 use rustix::fd::{AsFd, BorrowedFd};
 use smallvec::SmallVec;
+use state_files::{IN_USE_FILE, MARK_FILE, OF_ANOTHER, OURS_FILE, is_ours, keep, marked, remove};
 use std::collections::HashMap;
-use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use stock::Stock;
+
+pub use state_files::give_up_journal;
+pub(super) use state_files::nothing_left;
 
 /// A record of bytes.
 const WRITE: u8 = 1;
@@ -77,12 +79,6 @@ const SETTLED: u8 = 2;
 const CALLED: u8 = 7;
 /// A record that says only that a call was made.
 const DONE: u8 = 8;
-/// Name of the mark in the state directory.
-const MARK_FILE: &str = "journal-void";
-/// Name of the file in the state directory that names the journal in use.
-const IN_USE_FILE: &str = "journal-in-use";
-/// Name of the file in the state directory with the epoch of the journal that belongs to it.
-const OURS_FILE: &str = "journal-epoch";
 /// Longest record of a write without its bytes, in bytes, with a margin.
 const RECORD_HEAD_MAX: u64 = 256;
 
@@ -236,19 +232,20 @@ impl Journaled {
         let calls = Arc::new(Calls::of(&found, state_dir.as_deref(), &Look { sealer, top }).map_err(fail)?);
         let inner: Arc<OnceLock<Weak<Inner>>> = Arc::default();
         let settle = {
-            let (checkpoint, names, calls) = (checkpoint.clone(), names.clone(), calls.clone());
-            let inner = inner.clone();
-            move |upto| {
+            let (checkpoint, names) = (checkpoint.clone(), names.clone());
+            let (calls, inner) = (calls.clone(), inner.clone());
+            move |goal| {
                 if checkpoint.sound().is_err() {
                     write_again(&inner)?;
                 }
-                let done = checkpoint.settle(names.is_some());
-                let done = done.and_then(|()| names.as_ref().map_or(Ok(()), |names| names.settle()));
+                let done = checkpoint.settle(goal, names.is_some());
+                let done =
+                    done.and_then(|settled| names.as_ref().map_or(Ok(()), |n| n.settle()).map(|()| settled));
                 // An error reported by this sync is not reported again to the sync that follows a
                 // journal failure.
-                done.inspect_err(|_| checkpoint.note_failure())?;
+                let settled = done.inspect_err(|_| checkpoint.note_failure())?;
                 checkpoint.sound()?;
-                calls.keep(upto)
+                calls.keep(settled).map(|()| settled)
             }
         };
         let log = Arc::new(found.start(|_, _| Ok(()), Arc::new(settle)).map_err(fail)?);
@@ -419,6 +416,7 @@ impl Inner {
         then: impl FnOnce(Result<(Wrote, bool)>) + Send + 'static,
     ) {
         let Some(journal) = &self.journal else { return then(Err(Error::new(libc::EIO))) };
+        journal.log.admit();
         let (object, fd) = match self.io(worker, file, OpenAccess::WRITE) {
             Ok(found) => found,
             Err(e) => return then(Err(e)),
@@ -708,83 +706,6 @@ fn apply_all(
 
 fn plain(e: Error) -> io::Error {
     io::Error::from_raw_os_error(e.errno)
-}
-
-/// Writes a small file, durably. Only its owner may read it: it can hold filehandles.
-fn keep(dir: &Path, name: &str, text: &[u8]) -> io::Result<()> {
-    let new = dir.join(format!("{name}.new"));
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(text)?;
-    file.sync_all()?;
-    std::fs::rename(&new, dir.join(name))?;
-    File::open(dir)?.sync_all()
-}
-
-fn remove(dir: &Path, name: &str) -> io::Result<()> {
-    match std::fs::remove_file(dir.join(name)) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
-        _ => File::open(dir)?.sync_all(),
-    }
-}
-
-/// The error for a journal with records of another state directory.
-const OF_ANOTHER: &str = "it holds writes that a server with another state directory acknowledged: start that server once more \
-     (--state-dir) and end it in an orderly way, or give the writes up (--journal-discard)";
-
-/// Fails when a journal other than `now` was in use and not closed. Its writes were acknowledged
-/// and may be stored nowhere else. If it were applied later, it would overwrite newer data.
-pub(super) fn nothing_left(state_dir: Option<&Path>, now: Option<&Path>) -> Result<()> {
-    let Some(dir) = state_dir else { return Ok(()) };
-    let was = match std::fs::read(dir.join(IN_USE_FILE)) {
-        Ok(was) => PathBuf::from(OsString::from_vec(was)),
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(Error::because(libc::EIO, format!("{}: {e}", dir.display()))),
-    };
-    if now.is_some_and(|now| std::fs::canonicalize(now).is_ok_and(|now| now == was)) {
-        return Ok(());
-    }
-    let was = was.display();
-    Err(Error::because(
-        libc::EBUSY,
-        format!(
-            "the journal {was} holds acknowledged writes: start the server with it (--journal {was}) once more and end the server \
-             in an orderly way, or give the writes up (--journal-discard)"
-        ),
-    ))
-}
-
-/// Whether a journal belongs to this state directory, which keeps its epoch. For a state directory
-/// of an earlier version, the path of the journal is compared.
-fn is_ours(state_dir: Option<&Path>, journal: &JournalOptions, found: &Found) -> io::Result<bool> {
-    let Some(dir) = state_dir else { return Ok(true) };
-    if let Some(ours) = marked(state_dir, OURS_FILE)? {
-        return Ok(ours == found.epoch());
-    }
-    let Ok(was) = std::fs::read(dir.join(IN_USE_FILE)) else { return Ok(false) };
-    Ok(std::fs::canonicalize(&journal.path).is_ok_and(|now| now == OsString::from_vec(was)))
-}
-
-/// Forgets the journal that was in use with this state directory. Its records are lost.
-///
-/// # Errors
-/// Those of removing a file.
-pub fn give_up_journal(state_dir: &Path) -> Result<()> {
-    let failed = |e| Error::because(libc::EIO, format!("{}: {e}", state_dir.display()));
-    remove(state_dir, IN_USE_FILE).map_err(failed)
-}
-
-/// The epoch of a journal in a file of the state directory: of a void journal, or of its own.
-fn marked(state_dir: Option<&Path>, name: &str) -> io::Result<Option<u64>> {
-    let Some(dir) = state_dir else { return Ok(None) };
-    let mut raw = Vec::new();
-    match File::open(dir.join(name)) {
-        Ok(file) => file.take(16).read_to_end(&mut raw)?,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e),
-    };
-    let raw =
-        raw.try_into().map_err(|_| io::Error::new(ErrorKind::InvalidData, format!("{name} is damaged")));
-    raw.map(|raw| Some(u64::from_le_bytes(raw)))
 }
 
 /// The id of this machine (machine-id(5)); zeros when it has none.

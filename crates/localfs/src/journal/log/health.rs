@@ -1,6 +1,6 @@
 //! The state of a journal, for reports.
 
-use super::{Log, Shared};
+use super::Log;
 use std::io;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -27,10 +27,6 @@ pub struct LogStats {
 #[derive(Default)]
 pub(super) struct Health {
     stats: LogStats,
-    /// When the first record became durable that is not settled.
-    oldest: Option<Instant>,
-    /// The same for the records since the running checkpoint began.
-    newer: Option<Instant>,
     /// The beginning of the running checkpoint.
     began: Option<Instant>,
 }
@@ -38,21 +34,17 @@ pub(super) struct Health {
 impl Health {
     /// Notes a durable batch.
     pub fn written(&mut self, records: u64) {
-        let now = Instant::now();
         self.stats.batches += 1;
         self.stats.records += records;
-        self.oldest.get_or_insert(now);
-        if self.began.is_some() {
-            self.newer.get_or_insert(now);
-        }
     }
 
-    fn begin(&mut self) {
-        self.newer = None;
+    /// Notes the beginning of a checkpoint.
+    pub fn begin(&mut self) {
         self.began = Some(Instant::now());
     }
 
-    fn end(&mut self, done: &io::Result<()>) {
+    /// Notes the end of a checkpoint.
+    pub fn end(&mut self, done: &io::Result<()>) {
         let took = self.began.take().map_or(Duration::ZERO, |began| began.elapsed());
         if done.is_err() {
             self.stats.checkpoint_failures += 1;
@@ -60,7 +52,6 @@ impl Health {
         }
         self.stats.checkpoints += 1;
         self.stats.last_checkpoint = took;
-        self.oldest = self.newer.take();
     }
 }
 
@@ -74,17 +65,6 @@ impl Log {
     /// The present state.
     pub fn stats(&self) -> LogStats {
         let state = self.shared.state.lock();
-        LogStats { oldest: state.health.oldest.map(|at| at.elapsed()), ..state.health.stats }
-    }
-}
-
-impl Shared {
-    /// Settles all appended records, and frees their space.
-    pub(super) fn checkpoint(&self) -> io::Result<()> {
-        let _turn = self.turn.lock();
-        self.state.lock().health.begin();
-        let done = self.settle_all();
-        self.state.lock().health.end(&done);
-        done
+        LogStats { oldest: state.live.front().map(|batch| batch.durable_at.elapsed()), ..state.health.stats }
     }
 }

@@ -9,7 +9,8 @@
 
 use super::fresh::{self, Fresh};
 use super::names::Look;
-use super::{Record, keep, parse};
+use super::state_files::keep;
+use super::{Record, parse};
 use crate::journal::Found;
 use bytes::Bytes;
 use hither_vfs::{Answered, CALL_MAX_BYTES, Fh};

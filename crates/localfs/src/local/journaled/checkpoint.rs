@@ -4,7 +4,7 @@ use super::super::object::{Object, os, stat};
 use super::super::pool::Worker;
 use super::super::sys;
 use super::plain;
-use crate::journal::Log;
+use crate::journal::{Goal, Log};
 use hither_vfs::Result;
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +26,11 @@ const OTHERS_MAX: usize = 16384;
 /// A checkpoint hands bytes to the disk little by little for this time at most. Where the log is
 /// committed once, this holds for each file.
 const UNHURRIED: Duration = Duration::from_secs(10);
+/// A checkpoint hands over files for this time at most, unless it settles all. The rest follows in
+/// the next one.
+const ROUND: Duration = Duration::from_secs(5);
+/// Files that are handed over at once when the journal fills up.
+const AT_ONCE: usize = 8;
 /// Bytes of a file that are handed over at a time, or this part of a large file. If a pass over all
 /// files took longer than `SHORT`, another one follows.
 const PIECE_BYTES: u64 = 16 << 10;
@@ -55,13 +60,37 @@ pub(super) struct CheckpointFiles {
 
 #[derive(Default)]
 struct Files {
-    /// Each with a descriptor for the checkpoint only, which also gets errors that others got.
-    listed: Vec<(Arc<Object>, Arc<OwnedFd>)>,
+    listed: Vec<ListedFile>,
     /// Other files, as far as they are known.
     others: Vec<Weak<Object>>,
     /// There are other files. At the start these are the files that records were applied to, unless
     /// the file system was synced after that.
     more: bool,
+}
+
+/// A file with bytes that may not be on disk.
+struct ListedFile {
+    object: Arc<Object>,
+    /// For the checkpoint only, so it also gets errors that others got.
+    fd: Arc<OwnedFd>,
+    /// The records of these bytes have this number or a higher one.
+    since: u64,
+}
+
+impl ListedFile {
+    /// Later writes belong to another checkpoint. To be called before the bytes are handed over.
+    fn leave_list(&self) {
+        self.object.listed.store(false, Ordering::SeqCst);
+    }
+
+    /// The disk has the bytes.
+    fn is_handed_over(&self) {
+        let mut probe = self.object.probe.lock();
+        // Unless there are newer records.
+        if probe.as_ref().is_some_and(|probe| Arc::ptr_eq(probe, &self.fd)) {
+            *probe = None;
+        }
+    }
 }
 
 impl CheckpointFiles {
@@ -96,12 +125,13 @@ impl CheckpointFiles {
         }
         let full = self.files.lock().listed.len() >= self.listed_max || object.alone.load(Ordering::SeqCst);
         let fd = (!full).then(|| worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).ok());
+        let since = self.log.get().and_then(Weak::upgrade).map_or(0, |log| log.next_seq());
         let mut files = self.files.lock();
         match fd.flatten() {
             Some(fd) => {
                 let fd = Arc::new(fd);
                 *object.probe.lock() = Some(fd.clone());
-                files.listed.push((object.clone(), fd));
+                files.listed.push(ListedFile { object: object.clone(), fd, since });
             }
             // There are too many, or this process may not open the file, at least not now.
             None => {
@@ -131,7 +161,7 @@ impl CheckpointFiles {
 
     /// `false`: the time is over.
     fn write_back_once(&self, Files { listed, others, .. }: &Files, until: Instant) -> io::Result<bool> {
-        for (object, fd) in listed {
+        for ListedFile { object, fd, .. } in listed {
             if !self.write_back_one(object, fd, until)? {
                 return Ok(false);
             }
@@ -174,35 +204,32 @@ impl CheckpointFiles {
         let _ = self.log.set(Arc::downgrade(log));
     }
 
+    /// Makes the bytes of records stable, and returns the last record before those of files that
+    /// wait. `logged`: a log keeps the order of changes on disk, and is made durable after this.
+    /// Then it is enough that the disk has the bytes, and files without due records may wait.
+    pub fn settle(&self, goal: Goal, logged: bool) -> io::Result<u64> {
+        if logged && !self.files.lock().more && !self.keeps_times_back() {
+            return self.hand_over_due(goal);
+        }
+        self.sync_all().map(|()| goal.upto)
+    }
+
     /// Syncs the files, and nothing else unless they are too many: writes of other programs to the
-    /// file system need no wait. `logged`: a log keeps the order of changes on disk, and is made
-    /// durable after this. Then it is enough that the disk has the bytes.
-    pub fn settle(&self, logged: bool) -> io::Result<()> {
+    /// file system need no wait.
+    fn sync_all(&self) -> io::Result<()> {
         let files = std::mem::take(&mut *self.files.lock());
-        let others = files.others.iter().filter_map(Weak::upgrade);
-        for object in files.listed.iter().map(|(object, _)| object.clone()).chain(others) {
-            // The flag is cleared before the sync: later writes belong to the next checkpoint.
+        files.listed.iter().for_each(ListedFile::leave_list);
+        for object in files.others.iter().filter_map(Weak::upgrade) {
             object.listed.store(false, Ordering::SeqCst);
         }
-        let listed = &files.listed;
-        if logged && !files.more && !self.keeps_times_back() {
-            self.hand_over(listed)?;
+        self.write_back(&files)?;
+        if files.more {
+            sys::syncfs(self.whole.as_fd()).map_err(plain)?
         } else {
-            self.write_back(&files)?;
-            if files.more {
-                sys::syncfs(self.whole.as_fd()).map_err(plain)?
-            } else {
-                // This sync includes the times, which were answered, too.
-                listed.iter().try_for_each(|(_, fd)| sys::fsync(fd.as_fd()).map_err(plain))?
-            }
+            // This sync includes the times, which were answered, too.
+            files.listed.iter().try_for_each(|file| sys::fsync(file.fd.as_fd()).map_err(plain))?
         }
-        for (object, fd) in listed {
-            let mut probe = object.probe.lock();
-            // Unless there are newer records.
-            if probe.as_ref().is_some_and(|probe| Arc::ptr_eq(probe, fd)) {
-                *probe = None;
-            }
-        }
+        files.listed.iter().for_each(ListedFile::is_handed_over);
         Ok(())
     }
 
@@ -214,26 +241,48 @@ impl CheckpointFiles {
             .map_or(true, |stat| is_lazy(&mounts, (stat.stx_dev_major, stat.stx_dev_minor)))
     }
 
-    /// Hands all bytes of these files to the disk, a little at a time while there is no hurry, and
+    /// Hands the bytes of due files to the disk, a little at a time while there is no hurry, and
     /// commits nothing. The log commits sizes, times and block locations. A sync of each file, or
     /// of all at once, would be a commit behind hundreds of writes. Each change of a block that the
-    /// commit writes would wait for it.
-    fn hand_over(&self, listed: &[(Arc<Object>, Arc<OwnedFd>)]) -> io::Result<()> {
-        let mut begun = false;
-        for (at, (object, fd)) in listed.iter().enumerate() {
+    /// commit writes would wait for it. Returns the last record before those of files that wait.
+    fn hand_over_due(&self, goal: Goal) -> io::Result<u64> {
+        let mut due: Vec<ListedFile> = {
+            let mut files = self.files.lock();
+            let is_crowded = files.listed.len() > self.listed_max / 2;
+            let last = if is_crowded { goal.upto } else { goal.due };
+            files.listed.extract_if(.., |file| file.since <= last).collect()
+        };
+        // The disk's head moves in one direction, as far as inodes show the place of bytes.
+        due.sort_by_cached_key(|file| file.object.stat().map_or(0, |stat| stat.stx_ino));
+        let until = (goal.due < goal.upto).then(|| Instant::now() + ROUND);
+        let mut done = Ok(());
+        while !due.is_empty() && done.is_ok() && until.is_none_or(|until| Instant::now() < until) {
+            let count = if self.is_pressed() { AT_ONCE } else { 1 };
+            done = self.hand_over(due.drain(..count.min(due.len())).collect());
+        }
+        let mut files = self.files.lock();
+        files.listed.append(&mut due);
+        let waiting = files.listed.iter().map(|file| file.since.saturating_sub(1)).min();
+        done.map(|()| waiting.map_or(goal.upto, |before| before.min(goal.upto)))
+    }
+
+    /// Hands all bytes of these files to the disk. After an error, the bytes of all records are
+    /// written again.
+    fn hand_over(&self, files: Vec<ListedFile>) -> io::Result<()> {
+        files.iter().for_each(ListedFile::leave_list);
+        if files.len() > 1 {
+            // The kernel sorts the writes.
+            files.iter().try_for_each(|file| sys::begin_write_back(file.fd.as_fd()).map_err(plain))?;
+        }
+        for file in &files {
+            let ListedFile { object, fd, .. } = file;
             // A file without a name that is not open is of no use after its removal is durable.
-            if !object.is_open() && object.stat().map_err(plain)?.stx_nlink == 0 {
-                continue;
+            if object.is_open() || object.stat().map_err(plain)?.stx_nlink > 0 {
+                self.write_back_one(object, fd, Instant::now() + UNHURRIED)?;
+                // To the present end of the file.
+                sys::write_back(fd.as_fd(), 0, 0).map_err(plain)?;
             }
-            if !self.write_back_one(object, fd, Instant::now() + UNHURRIED)? && !begun && self.is_pressed() {
-                // Begins to write all of them at once; the kernel sorts the writes.
-                for (_, fd) in &listed[at..] {
-                    sys::begin_write_back(fd.as_fd()).map_err(plain)?;
-                }
-                begun = true;
-            }
-            // To the present end of the file.
-            sys::write_back(fd.as_fd(), 0, 0).map_err(plain)?;
+            file.is_handed_over();
         }
         Ok(())
     }

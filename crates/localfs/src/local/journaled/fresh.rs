@@ -11,8 +11,9 @@
 //! A change without a record is noted only after it was made. The server can also be killed between
 //! the change and the note.
 
+use super::answered;
 use super::names::{Change, Look};
-use super::{answered, keep};
+use super::state_files::keep;
 use bytes::Bytes;
 use hither_vfs::{Answered, Fh};
 use parking_lot::Mutex;

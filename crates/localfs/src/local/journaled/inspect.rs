@@ -1,6 +1,7 @@
 //! Examines and settles a journal for its operator.
 
-use super::{IN_USE_FILE, Journaled, MARK_FILE, OURS_FILE, Record, answered, host_id, keep, marked};
+use super::state_files::{IN_USE_FILE, MARK_FILE, OURS_FILE, keep, marked};
+use super::{Journaled, Record, answered, host_id};
 use crate::journal::{Found, OpenError, RealDevice, Survey};
 use hither_vfs::{Error, Result};
 use std::io;

@@ -163,7 +163,7 @@ impl Names {
     /// `None` when there is none, or its times are not exact.
     pub fn make(places: &[PathBuf], dev: u64, epoch: u64) -> io::Result<Option<OwnedFd>> {
         let Some(place) = places.iter().find(|place| is_on(place, dev)) else { return Ok(None) };
-        super::keep(place, MARK_FILE, &[&MARK_MAGIC[..], &epoch.to_le_bytes()].concat())?;
+        super::state_files::keep(place, MARK_FILE, &[&MARK_MAGIC[..], &epoch.to_le_bytes()].concat())?;
         let mark = OwnedFd::from(File::open(place.join(MARK_FILE))?);
         // The file system must store times exactly.
         for number in [NANOS + 123_456_789, 0] {
@@ -290,6 +290,7 @@ impl Inner {
         A: FnOnce(&Self, &mut Worker) -> Result<Done<T>> + Send + 'static,
     {
         let Some((journal, names)) = self.names_journal() else { return then(Ok(Recorded::Not(act))) };
+        journal.log.admit();
         let mut numbers = names.numbers.lock();
         if numbers.unsynced > 0 {
             drop(numbers);

@@ -8,7 +8,8 @@
 use super::super::handle::Sealer;
 use super::super::sys;
 use super::names::Change;
-use super::{IN_USE_FILE, plain};
+use super::plain;
+use super::state_files::IN_USE_FILE;
 use crate::journal::Found;
 use bytes::Bytes;
 use hither_vfs::Fh;

@@ -32,6 +32,7 @@ use std::sync::Arc;
 #[cfg(test)]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// The directory beside the mark that only the superuser may enter.
 const OUTER: &str = "journal-new";
@@ -43,9 +44,12 @@ const GROUP: u32 = 65534;
 /// Objects of each kind kept at first. In tests there are few, so that new ones are made all the
 /// time.
 const FIRST: [usize; KINDS] = if cfg!(test) { [4, 2] } else { [64, 16] };
-/// Most objects of each kind. The number grows when all were taken before new ones were made.
+/// Most objects of each kind. The number grows while a stock lasts less than [`LASTS`].
 const MAX: [usize; KINDS] = if cfg!(test) { [8, 4] } else { [2048, 256] };
 const KINDS: usize = 2;
+/// A stock should last this long. Each filling is a commit of the file system's log, and changes of
+/// a block that a commit writes wait for it. The log commits as often by itself.
+const LASTS: Duration = Duration::from_secs(5);
 /// Longest wait for new objects. Then the caller's object is made and synced. Tests expect objects
 /// from the stock.
 const WAIT_MAX: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 2 });
@@ -90,6 +94,8 @@ struct State {
     modes: [u32; KINDS],
     /// A call found no object of the kind.
     short: [bool; KINDS],
+    /// The beginning of the last filling with the kind.
+    filled_at: [Option<Instant>; KINDS],
     next: u64,
     /// Making objects fails at present.
     failed: bool,
@@ -151,6 +157,7 @@ impl Stock {
             want: FIRST,
             modes: [0o644, 0o755],
             short: [false; KINDS],
+            filled_at: [None; KINDS],
             next: 1,
             failed: false,
             over: false,
@@ -257,7 +264,25 @@ impl Drop for Taken {
 impl State {
     /// Whether less than half of the wanted number is ready.
     fn lacks(&self) -> bool {
-        (0..KINDS).any(|k| self.short[k] || self.ready[k].len() * 2 < self.want[k])
+        (0..KINDS).any(|kind| self.lacks_kind(kind))
+    }
+
+    fn lacks_kind(&self, kind: usize) -> bool {
+        self.short[kind] || self.ready[kind].len() * 2 < self.want[kind]
+    }
+
+    /// Doubles the wanted number of each kind whose last stock did not last.
+    fn want_more(&mut self) {
+        let now = Instant::now();
+        for (kind, most) in MAX.into_iter().enumerate() {
+            if self.lacks_kind(kind) {
+                self.short[kind] = false;
+                let lasted = self.filled_at[kind].replace(now).map(|filled| now - filled);
+                if lasted.is_some_and(|lasted| lasted < LASTS) {
+                    self.want[kind] = (self.want[kind] * 2).min(most);
+                }
+            }
+        }
     }
 }
 
@@ -288,12 +313,7 @@ impl Shared {
                 self.work.wait(&mut state);
                 continue;
             }
-            let State { want, short, next, .. } = &mut *state;
-            for ((want, short), most) in want.iter_mut().zip(short).zip(MAX) {
-                if std::mem::take(short) && *next > 1 {
-                    *want = (*want * 2).min(most);
-                }
-            }
+            state.want_more();
             let counts = [Kind::File, Kind::Directory]
                 .map(|kind| (kind, state.want[kind as usize] - state.ready[kind as usize].len()));
             let (first, modes) = (state.next, state.modes.map(Mode::from_raw_mode));
@@ -312,7 +332,7 @@ impl Shared {
                     self.filled.notify_all();
                     // Only the end wakes this wait. A call that finds no object goes on without
                     // one.
-                    let until = tokio::time::Instant::now() + PAUSE;
+                    let until = Instant::now() + PAUSE;
                     while !state.over && !self.work.wait_until(&mut state, until.into_std()).timed_out() {}
                 }
             }
