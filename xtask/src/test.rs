@@ -20,7 +20,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 /// Packages and test programs that keep data safe. A single failure in one of them fails the run.
-const GATES: [&str; 14] = [
+const GATES: [&str; 15] = [
     "-p hither-cache ",
     "-p hither-localfs ",
     "-p hither-writeback ",
@@ -34,6 +34,7 @@ const GATES: [&str; 14] = [
     "-p hither --test delayed ",
     "-p hither --test delegations ",
     "-p hither --test gateway ",
+    "-p hither --test gateway_raw ",
     "-p hither --test semantics ",
 ];
 /// Programs that take the longest, in this order. The others follow.

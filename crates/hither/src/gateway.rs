@@ -17,8 +17,11 @@ use crate::exit::Failure;
 use crate::mount::Job;
 use crate::options::Wanted;
 use crate::serve;
+use crate::stack;
 use guard::Guard;
-use hither_server::table::number_of;
+use hither_localfs::local::handle_secret;
+use hither_server::handle::seal_handles;
+use hither_server::numbers::number_of;
 pub use origin::Branch;
 use origin::RootAt;
 use origin::{Origin, Settings};
@@ -85,6 +88,8 @@ impl Gateway {
     /// The reason why the only origin is not available, or a fault of the configuration.
     pub async fn start(args: &GatewayArgs, state_dir: Option<&Path>) -> Result<Self, Failure> {
         let name = state_dir.map(client_name).transpose()?;
+        let key = handle_secret(state_dir, &stack::env()).map_err(|e| Failure::system(e.to_string()))?;
+        seal_handles(&key);
         let lines = origins::read(args)?;
         let (origins, changed) = (BTreeMap::new(), Arc::default());
         let mut gateway = Self { args: args.clone(), name, origins, lines: HashSet::new(), changed };
@@ -157,14 +162,16 @@ impl Gateway {
         self.origins.values().for_each(|origin| origin.again.notify_one());
     }
 
-    /// Ends the origins that the configuration no longer has. Data that clients have written
-    /// through them is at the origin already.
+    /// Ends the origins that the configuration no longer has. Unstable bytes of clients are sent
+    /// now. When another line for the same server replaces the origin, the new write verifier makes
+    /// the clients send them again.
     pub fn end_unused(&mut self) {
         let is_unused = |text: &&String| !self.lines.contains(*text);
         let gone: Vec<String> = self.origins.keys().filter(is_unused).cloned().collect();
         for origin in gone.iter().filter_map(|text| self.origins.remove(text)) {
             tracing::info!("origin {} is no longer served", origin.job.source.shown());
             tokio::spawn(async move {
+                origin.flush(LEAVE_WITHIN).await;
                 tokio::time::sleep(LEAVE_WITHIN).await;
                 origin.end(FAREWELL).await;
             });

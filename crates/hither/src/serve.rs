@@ -100,7 +100,7 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
         _ = interrupt.recv() => return Err(Failure::interrupted()),
     };
     let origins_changed = gateway.as_ref().map(Gateway::changed).unwrap_or_default();
-    let (mut served, table) = load(Served::new(args, state_dir.clone(), gateway)).await;
+    let (mut served, table) = load(Served::new(args, state_dir.clone(), gateway)?).await;
     let server = make_server(args, table?, state_dir.clone(), &served)?;
     tell_made_before(&server, &mut served);
     let limits = ServerLimits {

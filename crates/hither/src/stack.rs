@@ -233,6 +233,13 @@ impl Client {
         format!("NFS {}, server {}, {}", c.version.name(), c.server, self.effective())
     }
 
+    /// Sends delayed bytes to the server, as far as it takes them in this time.
+    pub async fn flush(&self, within: Duration) {
+        if let Ok(Err(e)) = tokio::time::timeout(within, self.parts.sync()).await {
+            tracing::warn!("not all written data reached the server: {e}");
+        }
+    }
+
     /// Flushes all data and releases all state at the server.
     ///
     /// # Errors

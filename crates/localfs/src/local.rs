@@ -317,7 +317,7 @@ impl Inner {
         let stat = object::stat(top.as_fd())?;
         let fs = rustix::fs::fstatfs(&top).map_err(os)?;
         let fs_id = fs_id(top.as_fd())?;
-        let key = secret(&options, &env)?;
+        let key = handle_secret(options.state_dir.as_deref(), &env)?;
         let state = options.state_dir.as_deref().map(|dir| (dir, options.export_id));
         let table = handles::table_for(top.as_fd(), &fs_id, state, &env)
             .map_err(|e| Error::because(e.errno, format!("{}: {e}", dir.display())))?;
@@ -603,8 +603,13 @@ fn need_privileges() -> Result<()> {
     ))
 }
 
-fn secret(options: &LocalOptions, env: &Env) -> Result<[u8; 16]> {
-    let Some(dir) = &options.state_dir else {
+/// The secret of filehandles in a state directory, which is made when it is missing. Without a
+/// directory, a new secret.
+///
+/// # Errors
+/// The file is damaged, others may read it, or it cannot be read or written.
+pub fn handle_secret(state_dir: Option<&Path>, env: &Env) -> Result<[u8; 16]> {
+    let Some(dir) = state_dir else {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&(env.random)().to_ne_bytes());
         key[8..].copy_from_slice(&(env.random)().to_ne_bytes());

@@ -155,6 +155,15 @@ pub(crate) fn transport_number(transport: &Transport) -> u32 {
     }
 }
 
+/// A number for a caller, in keys of calls. No Kerberos principal has the number of a uid.
+pub(crate) fn caller_number(caller: &Caller) -> u64 {
+    match caller {
+        Caller::Nobody => u64::from(u32::MAX),
+        Caller::Sys(sys) => sys.uid.into(),
+        Caller::Gss(gss) => XxHash3_64::oneshot(gss.principal.as_bytes()) | 1 << 63,
+    }
+}
+
 /// The rights of a client to an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rights {

@@ -1,14 +1,14 @@
 //! The reply cache of NFSv3: a repeated call gets its stored reply and is not executed again.
 //!
 //! The cache knows nothing of procedures. A key is the client's address and transport, the
-//! transaction id, the program and a checksum of the arguments. A reused transaction id with other
-//! arguments is therefore no repetition. An NQNFS client that has named itself is distinguished
-//! from other clients at its address. A repetition of a running call waits for the reply of that
-//! call. When the cache is full, the oldest finished entry is evicted; running entries stay. Layers
-//! below that journal changes keep the call's key in the journal. After a restart the cache is
-//! filled from that journal.
+//! transaction id, the program and a checksum of the caller and the arguments. A transaction id of
+//! another user, or with other arguments, is therefore no repetition. An NQNFS client that has
+//! named itself is distinguished from other clients at its address. A repetition of a running call
+//! waits for the reply of that call. When the cache is full, the oldest finished entry is evicted;
+//! running entries stay. Layers below that journal changes keep the call's key in the journal.
+//! After a restart the cache is filled from that journal.
 
-use crate::access::transport_number;
+use crate::access::{caller_number, transport_number};
 use crate::figures::ReplyCacheFigures;
 use bytes::Bytes;
 use hither_proto::rpc::AuthStat;
@@ -18,7 +18,9 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use twox_hash::XxHash3_64;
 
 /// Most replies in the cache. At a hundred bytes each they take a few megabytes. A client repeats a
@@ -26,6 +28,10 @@ use twox_hash::XxHash3_64;
 const ENTRIES_MAX: usize = 65_536;
 /// Bytes of the arguments that the checksum covers: names, and the first bytes of written data.
 const SUM_BYTES: usize = 4096;
+
+/// A reply is kept for this time. A client that starts again may use the same transaction ids for
+/// other calls.
+const AGE_MAX: Duration = Duration::from_secs(600);
 
 /// The first word of a key in a journal: the address family, and the transport above these bits.
 const TRANSPORT_SHIFT: u32 = 8;
@@ -59,7 +65,10 @@ impl Key {
             vers: call.vers,
             proc: call.proc,
             len: call.args.len(),
-            sum: XxHash3_64::oneshot(&call.args[..call.args.len().min(SUM_BYTES)]),
+            sum: XxHash3_64::oneshot_with_seed(
+                caller_number(&call.caller),
+                &call.args[..call.args.len().min(SUM_BYTES)],
+            ),
         }
     }
 
@@ -118,18 +127,25 @@ enum Entry {
 #[derive(Default)]
 struct Inner {
     entries: HashMap<Key, Entry>,
-    /// Keys of finished calls, oldest first.
-    order: VecDeque<Key>,
+    /// Finished calls, oldest first.
+    order: VecDeque<(Instant, Key)>,
 }
 
 impl Inner {
     fn remember(&mut self, key: Key, reply: Bytes) {
         self.entries.insert(key, Entry::Done(reply));
-        self.order.push_back(key);
-        while self.order.len() > ENTRIES_MAX {
-            if let Some(old) = self.order.pop_front() {
-                self.entries.remove(&old);
-            }
+        self.order.push_back((Instant::now(), key));
+        self.forget_old();
+    }
+
+    /// Removes old replies, and the oldest ones when there are too many.
+    fn forget_old(&mut self) {
+        let now = Instant::now();
+        while let Some(&(at, key)) = self.order.front()
+            && (self.order.len() > ENTRIES_MAX || now - at > AGE_MAX)
+        {
+            self.order.pop_front();
+            self.entries.remove(&key);
         }
     }
 }
@@ -196,6 +212,7 @@ impl ReplyCache {
     async fn look_up(&self, key: Key) -> Seen {
         let mut running = {
             let mut inner = self.inner.lock();
+            inner.forget_old();
             match inner.entries.get(&key) {
                 Some(Entry::Done(reply)) => return Seen::Before(reply.clone()),
                 Some(Entry::Running(running)) => running.clone(),

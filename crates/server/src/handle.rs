@@ -4,21 +4,45 @@
 //! against forgery. The first four bytes hold the kind of the handle and the export's number.
 //! Handles therefore survive restarts and changes of the exports.
 //!
+//! The exports of a gateway share the handles of their origin. Its handles have a seal over number
+//! and handle ([`seal_handles`]), so a handle of one export is not valid in another.
+//!
 //! ```text
 //! 0x11 | number of the export, 3 bytes | handle of the Vfs   an object of an export
+//! 0x13 | number of the export, 3 bytes | handle of the Vfs | seal, 8 bytes
 //! 0x12 | number of the directory, 3 bytes                    a directory above the exports
 //!                                                            (NFSv4's pseudo file system)
 //! ```
 
 use bytes::{BufMut, Bytes, BytesMut};
 use hither_vfs::Fh;
+use siphasher::sip::SipHasher24;
+use std::hash::Hasher;
+use std::sync::OnceLock;
 
 const OBJECT: u8 = 0x11;
 const ABOVE: u8 = 0x12;
+const SEALED: u8 = 0x13;
 /// Bytes in front of the handle of the `Vfs`.
-pub const PREFIX_BYTES: usize = 4;
+const PREFIX_BYTES: usize = 4;
+/// Bytes of a seal: SipHash-2-4 of the bytes in front of it.
+const SEAL_BYTES: usize = 8;
 /// Numbers of exports and directories are less than this.
 pub const NUMBERS: u32 = 1 << 24;
+
+/// The seal of all handles of this process, if they have one.
+static SEAL: OnceLock<SipHasher24> = OnceLock::new();
+
+/// Seals the handles of all exports of this process with a secret key. To be called before the
+/// first client is served.
+pub fn seal_handles(key: &[u8; 16]) {
+    let _ = SEAL.set(SipHasher24::new_with_key(key));
+}
+
+fn seal(mut keyed: SipHasher24, bytes: &[u8]) -> [u8; SEAL_BYTES] {
+    keyed.write(bytes);
+    keyed.finish().to_be_bytes()
+}
 
 /// The object that a filehandle names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,16 +51,33 @@ pub enum Handle {
     Object(u32, Fh),
     /// A directory above the exports, by its number.
     Above(u32),
+    /// An object, in a handle without the seal of this process.
+    Foreign,
 }
 
 impl Handle {
     /// Reads a filehandle. `None` when no server of this kind made it. The `Vfs` handle is a copy
     /// that the caller may keep.
     pub fn read(wire: &[u8]) -> Option<Self> {
+        Self::read_with(SEAL.get(), wire)
+    }
+
+    fn read_with(keyed: Option<&SipHasher24>, wire: &[u8]) -> Option<Self> {
         let (prefix, rest) = wire.split_at_checked(PREFIX_BYTES)?;
         let number = u32::from_be_bytes([0, prefix[1], prefix[2], prefix[3]]);
+        let rest = match (prefix[0], keyed) {
+            (SEALED, Some(keyed)) => {
+                let (sealed, found) = wire.split_at(wire.len().saturating_sub(SEAL_BYTES));
+                if seal(*keyed, sealed) != found {
+                    return Some(Self::Foreign);
+                }
+                sealed.get(PREFIX_BYTES..)?
+            }
+            (SEALED, None) | (OBJECT, Some(_)) => return Some(Self::Foreign),
+            _ => rest,
+        };
         match (prefix[0], rest) {
-            (OBJECT, [_, ..]) => Some(Self::Object(number, Fh(Bytes::copy_from_slice(rest)))),
+            (OBJECT | SEALED, [_, ..]) => Some(Self::Object(number, Fh(Bytes::copy_from_slice(rest)))),
             (ABOVE, []) => Some(Self::Above(number)),
             _ => None,
         }
@@ -47,15 +88,25 @@ impl Handle {
         match self {
             Self::Object(number, fh) => object(*number, fh),
             Self::Above(number) => Bytes::copy_from_slice(&(number | u32::from(ABOVE) << 24).to_be_bytes()),
+            Self::Foreign => Bytes::new(),
         }
     }
 }
 
 /// The wire handle of an object of an export.
 pub fn object(number: u32, fh: &Fh) -> Bytes {
-    let mut out = BytesMut::with_capacity(PREFIX_BYTES + fh.0.len());
-    out.put_u32(number | u32::from(OBJECT) << 24);
+    object_with(SEAL.get(), number, fh)
+}
+
+fn object_with(keyed: Option<&SipHasher24>, number: u32, fh: &Fh) -> Bytes {
+    let mut out = BytesMut::with_capacity(PREFIX_BYTES + fh.0.len() + SEAL_BYTES);
+    let kind = if keyed.is_some() { SEALED } else { OBJECT };
+    out.put_u32(number | u32::from(kind) << 24);
     out.put_slice(&fh.0);
+    if let Some(keyed) = keyed {
+        let seal = seal(*keyed, &out);
+        out.put_slice(&seal);
+    }
     out.freeze()
 }
 
@@ -70,10 +121,32 @@ mod tests {
         }
     }
 
+    /// A sealed handle with any changed bit, of another key, or without its seal is refused.
+    #[test]
+    fn changed_sealed_handle_is_refused() {
+        let keyed = SipHasher24::new_with_key(b"the key of a gat");
+        let other = SipHasher24::new_with_key(b"another's secret");
+        let fh = Fh(Bytes::from_static(b"handle of the origin"));
+        let wire = object_with(Some(&keyed), 0x01_02_03, &fh);
+        assert_eq!(Handle::read_with(Some(&keyed), &wire), Some(Handle::Object(0x01_02_03, fh.clone())));
+        let is_refused =
+            |keyed, wire: &[u8]| !matches!(Handle::read_with(keyed, wire), Some(Handle::Object(..)));
+        assert!(is_refused(Some(&other), &wire) && is_refused(None, &wire));
+        assert!(is_refused(Some(&keyed), &object_with(None, 0x01_02_03, &fh)));
+        for bit in 0..wire.len() * 8 {
+            let mut changed = wire.to_vec();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(is_refused(Some(&keyed), &changed), "bit {bit}");
+        }
+        for len in 0..wire.len() {
+            assert!(is_refused(Some(&keyed), &wire[..len]), "{len} bytes");
+        }
+    }
+
     /// Filehandles that no server of this kind made are refused: wrong lengths and unknown kinds.
     #[test]
     fn malformed_handle_is_refused() {
-        for wire in [&b""[..], b"\x11\0\0", b"\x11\0\0\x01", b"\x12\0\0\x01x", b"\x13\0\0\x01x"] {
+        for wire in [&b""[..], b"\x11\0\0", b"\x11\0\0\x01", b"\x12\0\0\x01x", b"\x14\0\0\x01x"] {
             assert_eq!(Handle::read(wire), None);
         }
     }

@@ -24,6 +24,7 @@ pub mod handle;
 mod mountd;
 pub mod nlm;
 mod nqnfs;
+pub mod numbers;
 mod piped;
 mod scarcity;
 mod server;

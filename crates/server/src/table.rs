@@ -6,13 +6,12 @@
 //! number is computed from the path.
 
 use crate::access::{Admit, Asker, Rights};
-use crate::handle::NUMBERS;
+use crate::numbers::Numbers;
 use hither_rpc::server::Peer;
 use hither_vfs::{Cred, Error, Extra, Fh, Name, Node, RequestContext, Vfs, Watch};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use twox_hash::XxHash3_64;
 
 /// The description of an export.
 #[derive(Clone)]
@@ -162,11 +161,21 @@ impl Table {
     /// `EINVAL` and the reason: a path is not absolute or is there twice, or an export lies inside
     /// another export without a directory there that it covers.
     pub fn new(specs: Vec<ExportSpec>) -> Result<Self, Error> {
+        Self::numbered(specs, &mut Numbers::default())
+    }
+
+    /// The same, with numbers from a state directory. New numbers are kept there before this
+    /// returns.
+    ///
+    /// # Errors
+    /// As [`Table::new`]; `EIO`: the numbers cannot be kept.
+    pub fn numbered(specs: Vec<ExportSpec>, numbers: &mut Numbers) -> Result<Self, Error> {
         let mut table = Self::default();
-        table.add_place(0, Vec::new(), "/");
+        table.add_place(0, Vec::new(), "/", numbers);
         for spec in specs {
-            table.add(spec)?;
+            table.add(spec, numbers)?;
         }
+        numbers.keep().map_err(|e| Error::because(libc::EIO, format!("the numbers of exports: {e}")))?;
         for export in table.exports.clone() {
             table.add_crossing(&export)?;
         }
@@ -214,7 +223,7 @@ impl Table {
         self.exports.iter().find(|export| export.path == covers.export).map(|export| (export, &covers.dir))
     }
 
-    fn add(&mut self, spec: ExportSpec) -> Result<(), Error> {
+    fn add(&mut self, spec: ExportSpec, numbers: &mut Numbers) -> Result<(), Error> {
         if !spec.path.starts_with('/') {
             return Err(invalid(format!("export {}: the path must begin with /", spec.path)));
         }
@@ -227,13 +236,13 @@ impl Table {
             path.push_str(name);
             at = match self.places[at].children.get(name.as_bytes()) {
                 Some(child) => *child,
-                None => self.add_place(at, name.as_bytes().to_vec(), &path),
+                None => self.add_place(at, name.as_bytes().to_vec(), &path, numbers),
             };
         }
         if path.is_empty() {
             path.push('/');
         }
-        let number = free(path.as_bytes(), |n| self.by_number.contains_key(&n));
+        let number = numbers.of(&path);
         let export = Arc::new(Export {
             number,
             path,
@@ -255,9 +264,9 @@ impl Table {
         Ok(())
     }
 
-    fn add_place(&mut self, parent: usize, name: Vec<u8>, path: &str) -> usize {
+    fn add_place(&mut self, parent: usize, name: Vec<u8>, path: &str, numbers: &mut Numbers) -> usize {
         let at = self.places.len();
-        let number = free(path.as_bytes(), |n| self.place_by_number.contains_key(&n));
+        let number = numbers.of(path);
         self.places.push(Above {
             number,
             parent,
@@ -330,20 +339,6 @@ impl Table {
         let names = names.into_iter().map(|n| Name::new(bytes::Bytes::copy_from_slice(n)));
         Some((export, names.collect::<Result<_, _>>().ok()?))
     }
-}
-
-/// A number computed from a path. The same path always gives the same number.
-pub fn number_of(path: &[u8]) -> u64 {
-    XxHash3_64::oneshot(path)
-}
-
-/// The number of a path in filehandles: the next free number when the computed number is taken.
-fn free(path: &[u8], taken: impl Fn(u32) -> bool) -> u32 {
-    let mut number = number_of(path) as u32 % NUMBERS;
-    while taken(number) {
-        number = (number + 1) % NUMBERS;
-    }
-    number
 }
 
 fn invalid(why: String) -> Error {

@@ -167,7 +167,7 @@ impl At {
     async fn of(r: &Request, fh: &Fh3) -> Result<Self, Nfsstat3> {
         let (number, fh) = match Handle::read(fh) {
             Some(Handle::Object(number, fh)) => (number, fh),
-            Some(Handle::Above(_)) => return Err(Nfsstat3::STALE),
+            Some(Handle::Above(_) | Handle::Foreign) => return Err(Nfsstat3::STALE),
             None => return Err(Nfsstat3::BADHANDLE),
         };
         let export = r.table.export(number).ok_or(Nfsstat3::STALE)?.clone();

@@ -25,7 +25,7 @@ mod replay;
 mod security;
 mod session;
 mod setup;
-mod stable;
+pub(crate) mod stable;
 mod state;
 #[cfg(test)]
 mod tests;

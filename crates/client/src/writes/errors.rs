@@ -2,7 +2,7 @@
 //!
 //! A file counts its errors. Each open has a mark: the count at its last report.
 
-use hither_vfs::{Error, Result};
+use hither_vfs::{Error, Result, note_loss};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -45,6 +45,7 @@ impl Errors {
 
     /// Records that written data was lost.
     pub fn record(&self, e: Error) {
+        note_loss();
         let mut s = self.state.lock();
         s.count += 1;
         s.last = Some(e);

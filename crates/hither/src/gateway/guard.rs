@@ -34,6 +34,37 @@ pub struct Guard {
     away: watch::Receiver<bool>,
 }
 
+/// An open for one read. It is also closed when the read is given up.
+struct ReadOpen {
+    close: Option<BoxFuture<'static, ()>>,
+}
+
+impl ReadOpen {
+    fn new(below: &Arc<dyn Vfs>, cx: &RequestContext, fh: &Fh, open: OpenId) -> Self {
+        let (below, cx, fh) = (below.clone(), cx.clone(), fh.clone());
+        let close = async move { drop(below.close(&cx, &fh, open).await) };
+        Self { close: Some(Box::pin(close)) }
+    }
+
+    /// Starts the close. Nothing was written through the open, so the reply does not wait for the
+    /// CLOSE, which goes along with others.
+    async fn close(&mut self) {
+        let Some(mut close) = self.close.take() else { return };
+        let begun = poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
+        if begun.is_pending() {
+            tokio::spawn(close);
+        }
+    }
+}
+
+impl Drop for ReadOpen {
+    fn drop(&mut self) {
+        if let (Some(close), Ok(runtime)) = (self.close.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(close);
+        }
+    }
+}
+
 impl Guard {
     /// A guard over the layers of a mount with these options.
     pub fn new(below: Arc<dyn Vfs>, wanted: &Wanted, away: watch::Receiver<bool>) -> Self {
@@ -108,9 +139,10 @@ impl Guard {
             && !self.uncommitted.lock().contains(file.fh)
             && let Ok(opened) = self.open_to_read(cx, file.fh).await
         {
-            let open = File { fh: file.fh, open: Some(opened.open) };
-            let read = self.below.read(cx, open, offset_bytes, len_bytes).await;
-            self.close_after_read(cx.clone(), file.fh.clone(), opened.open).await;
+            let mut open = ReadOpen::new(&self.below, cx, file.fh, opened.open);
+            let at = File { fh: file.fh, open: Some(opened.open) };
+            let read = self.below.read(cx, at, offset_bytes, len_bytes).await;
+            open.close().await;
             return read;
         }
         self.below.read(cx, file, offset_bytes, len_bytes).await
@@ -120,19 +152,6 @@ impl Guard {
     fn away_answer(&self, cx: &RequestContext, at: PathRef<'_>) -> Option<WalkResult> {
         let away = *self.away.borrow();
         away.then(|| self.below.peek(cx, at)).flatten()
-    }
-
-    /// Starts the close of an open for a read. Nothing was written through it, so the reply does
-    /// not wait for the CLOSE, which goes along with others.
-    async fn close_after_read(&self, cx: RequestContext, fh: Fh, open: OpenId) {
-        let below = self.below.clone();
-        let mut close = Box::pin(async move {
-            let _ = below.close(&cx, &fh, open).await;
-        });
-        let begun = poll_fn(|task| Poll::Ready(close.as_mut().poll(task))).await;
-        if begun.is_pending() {
-            tokio::spawn(close);
-        }
     }
 
     /// Checks that a caller without an open has one of the rights in `want`. The owner of a file

@@ -19,10 +19,11 @@ use hither_vfs::{
     Access, Attrs, BatchOps, BoxFuture, ChangeInfo, Creation, Data, DirPage, Error, Fh, File, FileRange,
     Finished, FsStat, LockConflict, LockKind, LockOwner, LockWait, Made, Moved, Name, Node, OpenHow, OpenId,
     Opened, PathRef, Read, ReadManyResult, Removal, RenameFlags, RequestContext, Result, Seek, SetAttr,
-    Special, Stability, Stop, Unsent, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode,
+    Special, Stability, Stop, Unsent, Upcalls, Vfs, WalkRequest, WalkResult, Wrote, XattrMode, losses,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -40,6 +41,9 @@ const ROOT_WITHIN: Duration = Duration::from_secs(2);
 /// Most calls that wait for one origin to connect. Calls beyond get NFS4ERR_DELAY, so that the
 /// memory for calls stays free for other origins.
 const WAITING_MAX: usize = 256;
+
+/// The number of the next origin.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 /// A connected origin.
 pub struct Live {
@@ -76,6 +80,8 @@ pub struct Settings {
 /// An origin of a gateway.
 pub struct Origin {
     pub job: Job,
+    /// Differs between all origins of this process.
+    number: u64,
     stale_ok: Option<Duration>,
     live: watch::Sender<Option<Arc<Live>>>,
     /// The exports that were found last, if the line has a pattern.
@@ -93,7 +99,14 @@ impl Origin {
         let Settings { job, stale_ok } = settings;
         let (live, waiting) = (watch::Sender::new(None), Semaphore::new(WAITING_MAX));
         let (found, root_missed, task) = (watch::Sender::new(None), Mutex::default(), Mutex::default());
-        Arc::new(Self { job, stale_ok, live, found, again: Arc::default(), waiting, root_missed, task })
+        let (number, again) = (NEXT_NUMBER.fetch_add(1, Ordering::Relaxed), Arc::default());
+        Arc::new(Self { job, number, stale_ok, live, found, again, waiting, root_missed, task })
+    }
+
+    /// A number that changes when unstable bytes of clients may have been lost. It differs from
+    /// that of another origin, also of the same server before its line was changed.
+    pub fn write_epoch(&self) -> u64 {
+        self.number << 32 | losses()
     }
 
     /// Connects, and tries again for as long as the option `retry` says.
@@ -241,6 +254,13 @@ impl Origin {
                 }
                 Err(Error::new(libc::EAGAIN))
             }
+        }
+    }
+
+    /// Sends unstable bytes to the origin, as far as it takes them now.
+    pub async fn flush(&self, within: Duration) {
+        if let Some(live) = self.live() {
+            live.client.flush(within).await;
         }
     }
 

@@ -65,7 +65,7 @@ impl Served {
             [only] => only.path.clone(),
             _ => "/".into(),
         };
-        let table = Table::new(specs).map_err(|e| Failure::usage(e.to_string()))?;
+        let table = Table::numbered(specs, &mut self.numbers).map_err(|e| Failure::usage(e.to_string()))?;
         if lines.len() > SHOWN_MAX {
             let more = lines.len() - SHOWN_MAX;
             lines.truncate(SHOWN_MAX);
@@ -105,10 +105,11 @@ impl Served {
             return files.clone();
         }
         let branch = Arc::new(Branch::new(export.origin.clone(), export.at.clone()));
+        let origin = export.origin.clone();
         Files {
             vfs: branch.clone(),
             extra: None,
-            epoch: None,
+            epoch: Some(Arc::new(move || origin.write_epoch())),
             others: Others::Unseen,
             local: None,
             branch: Some(branch),

@@ -16,6 +16,7 @@ use hither_localfs::local::{
 };
 use hither_server::access::{Admit, ClientNames, Flavors, Rights, Squash, Transports};
 use hither_server::exports::{Entry, Exports, ExportsError, LookUps, Who};
+use hither_server::numbers::Numbers;
 use hither_server::table::{Covers, Epoch, ExportSpec, Others, Table};
 use hither_vfs::model::Model;
 use hither_vfs::{Answered, Extra, RequestContext, Vfs};
@@ -62,6 +63,8 @@ pub struct Served {
     pub names: Arc<ClientNames>,
     /// The descriptor limit of all exports together.
     descriptors: Arc<Descriptors>,
+    /// The numbers of exports in filehandles.
+    pub numbers: Numbers,
     /// The watchers of local changes in all exports.
     watchers: Arc<Watchers>,
     /// Calls that an earlier server process answered, from the journals, by export.
@@ -74,9 +77,18 @@ pub struct Served {
 
 impl Served {
     /// Starts without exports.
-    pub fn new(args: &ServeArgs, state_dir: Option<PathBuf>, gateway: Option<Gateway>) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The state directory cannot be read.
+    pub fn new(
+        args: &ServeArgs,
+        state_dir: Option<PathBuf>,
+        gateway: Option<Gateway>,
+    ) -> Result<Self, Failure> {
+        let numbers = Numbers::open(state_dir.as_deref()).map_err(|e| Failure::system(e.to_string()))?;
+        Ok(Self {
             args: args.clone(),
+            numbers,
             state_dir,
             gateway,
             open: BTreeMap::new(),
@@ -88,7 +100,7 @@ impl Served {
             made_before: Vec::new(),
             lines: Vec::new(),
             mounted: "/".into(),
-        }
+        })
     }
 
     /// Reads and opens the exports. Blocks.
@@ -161,7 +173,7 @@ impl Served {
             [_] => specs.first().map_or_else(|| "/".into(), |only| only.path.clone()),
             _ => "/".into(),
         };
-        let table = Table::new(specs).map_err(|e| Failure::usage(e.to_string()))?;
+        let table = Table::numbered(specs, &mut self.numbers).map_err(|e| Failure::usage(e.to_string()))?;
         (self.open, self.lines, self.mounted, self.made_before) = (open, lines, mounted, made_before);
         self.inside = mounts;
         self.names.want(exports.entries.iter().any(Entry::needs_names));
@@ -305,7 +317,7 @@ impl Served {
         let options = LocalOptions {
             state_dir: self.state_dir.clone(),
             journal: self.journal(),
-            export_id: hither_server::table::number_of(&entry.path),
+            export_id: hither_server::numbers::number_of(&entry.path),
             fsid: entry.fsid.filter(|n| *n != 0).map(|n| (n, 0)),
             as_this_process: !rustix::process::geteuid().is_root(),
             descriptors: self.descriptors.clone(),
@@ -470,7 +482,7 @@ mod tests {
         let Command::Serve(args) = Cli::parse_from([&["hither", "serve"], args].concat()).command else {
             panic!("it is serve")
         };
-        Served::new(&args, None, None)
+        Served::new(&args, None, None).unwrap()
     }
 
     fn described(args: &[&str]) -> String {

@@ -59,7 +59,13 @@ impl Wire {
 
     /// The root directory of `/`.
     pub fn root(&mut self) -> Fh3 {
-        self.call(&MntArgs { dirpath: b"/"[..].into() }).into_result().unwrap().fhandle
+        self.root_of("/")
+    }
+
+    /// The root directory of an export.
+    pub fn root_of(&mut self, path: &str) -> Fh3 {
+        let dirpath = path.as_bytes().into();
+        self.call(&MntArgs { dirpath }).into_result().unwrap().fhandle
     }
 
     /// Sends a call with a new transaction id.
@@ -106,6 +112,16 @@ impl Wire {
             }
             self.sent.push(sent);
         }
+    }
+
+    /// Sends all remembered calls again as another user. Returns their statuses.
+    pub fn repeat_as(&mut self, user: u32) -> Vec<u32> {
+        let own = std::mem::replace(&mut self.user, user);
+        let sent = std::mem::take(&mut self.sent);
+        let status = |reply: Bytes| u32::from_be_bytes(reply[..4].try_into().unwrap());
+        let all = sent.iter().map(|sent| status(self.send(sent.xid, sent.what, sent.args.clone()))).collect();
+        (self.sent, self.user) = (sent, own);
+        all
     }
 
     fn send(&mut self, xid: u32, what: (u32, u32, u32), args: Bytes) -> Bytes {

@@ -76,9 +76,12 @@ pub(super) async fn commit(r: &Request, a: &CommitArgs) -> CommitRes {
         Ok(at) => at,
         Err(status) => return Res::Err(status, UNKNOWN),
     };
-    let verf = r.server.write_verifier(&at.export);
     match at.export.vfs.commit(&at.cx, at.file()).await {
-        Ok(()) => Res::Ok(CommitOk { file_wcc: at.wcc(None, None).await, verf }),
+        Ok(()) => {
+            // Read after the commit. An error that another COMMIT got has changed it before.
+            let verf = r.server.write_verifier(&at.export);
+            Res::Ok(CommitOk { file_wcc: at.wcc(None, None).await, verf })
+        }
         Err(e) => {
             r.server.commit_failed(&e);
             Res::Err(stat3(&e), at.wcc(None, None).await)

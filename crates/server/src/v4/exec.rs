@@ -419,6 +419,7 @@ impl<'a> Exec<'a> {
 
     async fn putfh(&mut self, fh: &Bytes, rest: &[Op]) -> Result<(), Nfsstat4> {
         let here = match Handle::read(fh).ok_or(Nfsstat4::BADHANDLE)? {
+            Handle::Foreign => return Err(Nfsstat4::STALE),
             Handle::Above(number) => {
                 let at = self.r.table.place_numbered(number).ok_or(Nfsstat4::STALE)?;
                 if !self.r.table.is_visible(at, &self.r.peer) {

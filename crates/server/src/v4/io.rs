@@ -128,9 +128,9 @@ impl Exec<'_> {
 
     pub(super) async fn commit(&mut self, _: &CommitArgs) -> Result<Verifier, Nfsstat4> {
         let o = self.object(Nfsstat4::ISDIR)?.writable()?;
-        let verifier = self.r.server.write_verifier(&o.export);
         match o.export.vfs.commit(&o.cx, o.file(None)).await {
-            Ok(()) => Ok(verifier),
+            // Read after the commit. An error that another COMMIT got has changed it before.
+            Ok(()) => Ok(self.r.server.write_verifier(&o.export)),
             Err(e) => {
                 self.r.server.commit_failed(&e);
                 Err(io_stat(&e))

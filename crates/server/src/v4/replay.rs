@@ -14,7 +14,7 @@
 use super::exec::{Exec, Here, Object};
 use super::names::wire_change;
 use super::open::VERIFIER_ATTRS;
-use crate::access::transport_number;
+use crate::access::{caller_number, transport_number};
 use bytes::Bytes;
 use hither_proto::nfs4::{
     Bitmap4, ChangeInfo as WireChange, CreateHow, CreateOk, Nfsstat4, Op, OpRes, OpenArgs, OpenDelegation,
@@ -41,13 +41,8 @@ const KEPT_MAX_BYTES: usize = 4096;
 
 /// A checksum of a call, its user and its transport.
 pub(super) fn checksum(args: &[u8], caller: &Caller, transport: &Transport) -> u64 {
-    let who = match caller {
-        Caller::Nobody => u32::MAX,
-        Caller::Sys(sys) => sys.uid,
-        Caller::Gss(gss) => XxHash3_64::oneshot(gss.principal.as_bytes()) as u32,
-    };
     let transport = u64::from(transport_number(transport)) << TRANSPORT_SHIFT;
-    let seed = u64::from(who) << 32 ^ args.len() as u64 ^ transport;
+    let seed = caller_number(caller).rotate_left(32) ^ args.len() as u64 ^ transport;
     XxHash3_64::oneshot_with_seed(seed, &args[..args.len().min(SUM_BYTES)])
 }
 

@@ -2,7 +2,7 @@
 //! BIND_CONN_TO_SESSION and their opposites.
 
 use super::Nfs4;
-use super::clients::{Introduction, Principal, owner_via};
+use super::clients::{Client, Introduction, Principal, owner_via};
 use super::exec::Exec;
 use super::session::{Back, Session};
 use hither_proto::nfs4::{
@@ -52,6 +52,18 @@ impl Exec<'_> {
             Caller::Sys(sys) => Principal::Uid(sys.uid),
             Caller::Gss(gss) => Principal::Kerberos(gss.principal.clone()),
         }
+    }
+
+    /// Fails when an authenticated client began with another principal. Its session id is visible
+    /// where calls are not encrypted, and gives no right to the session.
+    fn need_principal_of(&self, client: &Client) -> Result<(), Nfsstat4> {
+        let is_free = !matches!(client.principal, Principal::Kerberos(_));
+        if is_free || client.principal == self.principal() { Ok(()) } else { Err(Nfsstat4::WRONG_CRED) }
+    }
+
+    /// The same for the client of a session.
+    fn need_principal_of_session(&self, session: &Session) -> Result<(), Nfsstat4> {
+        session.client.upgrade().map_or(Ok(()), |client| self.need_principal_of(&client))
     }
 
     pub(super) async fn exchange_id(&mut self, a: &ExchangeIdArgs) -> Result<ExchangeIdOk, Nfsstat4> {
@@ -105,6 +117,9 @@ impl Exec<'_> {
         a: &CreateSessionArgs,
     ) -> Result<CreateSessionOk, Nfsstat4> {
         let client = self.nfs.clients.by_id(a.clientid).ok_or(Nfsstat4::STALE_CLIENTID)?;
+        if client.confirmed.load(Relaxed) {
+            self.need_principal_of(&client)?;
+        }
         let mut creation = client.creation.lock().await;
         if a.sequence == creation.sequence
             && let Some(answer) = creation.answer
@@ -139,7 +154,7 @@ impl Exec<'_> {
     async fn make_session(
         &self,
         a: &CreateSessionArgs,
-        client: &Arc<super::clients::Client>,
+        client: &Arc<Client>,
     ) -> Result<CreateSessionOk, Nfsstat4> {
         let known = create_session::PERSIST | create_session::CONN_BACK_CHAN | create_session::CONN_RDMA;
         if a.flags & !known != 0 {
@@ -195,6 +210,8 @@ impl Exec<'_> {
     }
 
     pub(super) fn destroy_session(&mut self, id: &Sessionid) -> Result<(), Nfsstat4> {
+        let session = self.nfs.clients.session(id).ok_or(Nfsstat4::BADSESSION)?;
+        self.need_principal_of_session(&session)?;
         self.nfs.clients.remove_session(id).map(drop).ok_or(Nfsstat4::BADSESSION)
     }
 
@@ -203,6 +220,7 @@ impl Exec<'_> {
         a: &BindConnToSessionArgs,
     ) -> Result<BindConnToSessionOk, Nfsstat4> {
         let session = self.nfs.clients.session(&a.sessionid).ok_or(Nfsstat4::BADSESSION)?;
+        self.need_principal_of_session(&session)?;
         let dir = match a.dir {
             ChannelDirFromClient::FORE => ChannelDirFromServer::FORE,
             ChannelDirFromClient::BACK => ChannelDirFromServer::BACK,
@@ -221,6 +239,7 @@ impl Exec<'_> {
 
     pub(super) async fn destroy_clientid(&mut self, id: u64) -> Result<(), Nfsstat4> {
         let client = self.nfs.clients.by_id(id).ok_or(Nfsstat4::STALE_CLIENTID)?;
+        self.need_principal_of(&client)?;
         if !client.sessions().is_empty() || client.holds_anything() {
             return Err(Nfsstat4::CLIENTID_BUSY);
         }
@@ -257,6 +276,7 @@ impl Exec<'_> {
 
     pub(super) fn backchannel_ctl(&mut self, a: &BackchannelCtlArgs) -> Result<(), Nfsstat4> {
         let session = self.session.as_ref().ok_or(Nfsstat4::OP_NOT_IN_SESSION)?;
+        self.need_principal_of_session(session)?;
         let cred = callback_cred(&a.sec_parms)?;
         let mut back = session.back.lock();
         (back.prog, back.cred) = (a.cb_program, cred);

@@ -3,7 +3,7 @@
 //! The module knows nothing of writes. A file counts its errors. Each open has a mark: the count
 //! that it has seen. The next open reports an error that no open has reported.
 
-use hither_vfs::{Error, OpenAccess, OpenId, Result};
+use hither_vfs::{Error, OpenAccess, OpenId, Result, note_loss};
 use std::collections::HashMap;
 
 /// The opens of one file, each with the errors that it has seen.
@@ -53,6 +53,7 @@ impl Errors {
 
     /// Records that written data was lost.
     pub fn record(&mut self, e: Error) {
+        note_loss();
         self.record_late(e);
         self.lost = true;
     }

@@ -17,7 +17,7 @@ use super::stats::{Counters, Reason};
 use super::wait::patient;
 use async_trait::async_trait;
 use hither_vfs::File as At;
-use hither_vfs::{Fh, LeaseAuthority, OpenId, RequestContext, Result};
+use hither_vfs::{Fh, LeaseAuthority, OpenId, RequestContext, Result, note_loss};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinSet;
@@ -108,6 +108,7 @@ impl WriteBack {
             return flushed;
         }
         if let Err(e) = &flushed {
+            note_loss();
             let dropped = self.abandon(&file, open).await;
             Counters::add(&self.counters.bytes_dropped, dropped);
             if dropped > 0 {

@@ -4,9 +4,11 @@
 use super::*;
 use crate::access::{Asker, Rights, Squash};
 use crate::table::{ExportSpec, Table};
+use crate::v4::clients::{Introduction, Principal};
+use crate::v4::session::Back;
 use hither_proto::nfs3;
-use hither_proto::rpc::Procedure;
-use hither_rpc::server::{Acceptor, ServerLimits};
+use hither_proto::rpc::{OpaqueAuth, Procedure};
+use hither_rpc::server::{Acceptor, ServerLimits, Transport};
 use hither_vfs::{Create, Cred, Name, OpenAccess, OpenHow, PathRef, RequestContext, SetAttr};
 
 /// The status of operations after a SEQUENCE without `cachethis`.
@@ -367,6 +369,43 @@ async fn collisions_of_names() {
     assert_ne!(other.clientid, who.clientid);
     let late = create(&mut first, &who, who.sequenceid + 1, channel(4096, 4096, 0)).await;
     assert_eq!(late.unwrap_err(), Nfsstat4::STALE_CLIENTID, "its record is removed at once");
+}
+
+/// A caller without the principal of an authenticated client takes over none of its sessions,
+/// although it knows their ids.
+#[tokio::test]
+async fn sessions_belong_to_principal() {
+    let lab = Lab::new(&model(), "/", 2, None);
+    let clients = &lab.server.v4.clients;
+    let who = Introduction {
+        owner: b"a"[..].into(),
+        transport: Transport::Plain,
+        host: [192, 0, 2, 1].into(),
+        verifier: [1; 8],
+        principal: Principal::Kerberos("host/a@REALM".into()),
+        update: false,
+        may_reclaim: false,
+    };
+    let client = clients.introduce(who).unwrap();
+    clients.confirm(&client);
+    let (fore, cred) = (channel(4096, 4096, 0), OpaqueAuth::none());
+    let back = Back { prog: 1, cred, wanted: true, peer: None, proven: None };
+    let session = clients.add_session(&client, fore, back, 7).unwrap();
+    let mut stranger = lab.connect();
+    let bind = BindConnToSessionArgs {
+        sessionid: session.id,
+        dir: ChannelDirFromClient::BACK_OR_BOTH,
+        use_conn_in_rdma_mode: false,
+    };
+    for op in [Op::BindConnToSession(bind), Op::DestroySession(session.id), Op::DestroyClientid(client.id)] {
+        let what = op.number();
+        let status = stranger.call(&Compound::new(1, vec![op])).await.status;
+        assert_eq!(status, Nfsstat4::WRONG_CRED, "{what:?}");
+    }
+    let who = ExchangeIdOk { clientid: client.id, ..introduce(&mut stranger, "b").await };
+    let made = create(&mut stranger, &who, 1, channel(4096, 4096, 0)).await;
+    assert_eq!(made.unwrap_err(), Nfsstat4::WRONG_CRED);
+    assert!(clients.session(&session.id).is_some() && !session.back_is_up());
 }
 
 /// Only the superuser may set another owner for a new object. Creations of other users succeed as
