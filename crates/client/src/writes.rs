@@ -33,7 +33,7 @@ pub use errors::OpenMark;
 use crate::detach::detached;
 use async_trait::async_trait;
 use errors::Errors;
-use hither_vfs::{Attr, Cred, Data, Error, Fh, OpenId, Read, RequestContext, Result, Stability};
+use hither_vfs::{Attr, Cred, Data, Error, Fh, OpenId, Read, RequestContext, Result, Stability, note_loss};
 use log::{Log, Piece, Plan};
 use parking_lot::Mutex;
 use ranges::{RangeGuard, Ranges};
@@ -264,6 +264,7 @@ impl Uncommitted {
             let last = file.errors.close();
             let told = file.errors.report(Some(&open));
             if last && flushed.is_err() {
+                note_loss();
                 this.update(&file, |log| log.abandon(log.latest()));
             }
             this.tidy(&file);

@@ -34,6 +34,12 @@ use tokio::time::{Instant, timeout_at};
 /// the second for the removal of a directory with files that were in it.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
 const EMPTY_WAIT: Duration = Duration::from_secs(5);
+/// A lock waits in such steps for the release of flushed handles, `RELEASE_WAIT` in all. A step
+/// that takes twice as long does not count, because the daemon itself was kept waiting.
+const RELEASE_STEP: Duration = Duration::from_millis(10);
+const STEPS: u128 = RELEASE_WAIT.as_millis() / RELEASE_STEP.as_millis();
+/// Most steps, counted or not.
+const STEPS_MAX: usize = 100;
 /// Maximum wait of the removal of a directory for running closes.
 const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
@@ -124,7 +130,14 @@ impl InUse {
         if self.handles.lock().quiet == 0 {
             return false;
         }
-        self.when(RELEASE_WAIT, |handles| handles.quiet == 0).await;
+        let mut counted = 0;
+        for _ in 0..STEPS_MAX {
+            let began = Instant::now();
+            if self.when(RELEASE_STEP, |handles| handles.quiet == 0).await || counted == STEPS {
+                break;
+            }
+            counted += u128::from(began.elapsed() < RELEASE_STEP * 2);
+        }
         true
     }
 

@@ -226,7 +226,12 @@ impl ReplyCache {
         match running.wait_for(Option::is_some).await {
             Ok(reply) => reply.clone().map_or(Seen::Lost, Seen::Before),
             Err(_) => {
-                self.inner.lock().entries.remove(&key);
+                let mut inner = self.inner.lock();
+                // A repetition may have been executed meanwhile.
+                if matches!(inner.entries.get(&key), Some(Entry::Running(end)) if end.has_changed().is_err())
+                {
+                    inner.entries.remove(&key);
+                }
                 Seen::Lost
             }
         }

@@ -4,7 +4,8 @@
 //! one gets the next free number. The state directory keeps all numbers, so that they do not depend
 //! on the order in which exports appear, and no number is ever given to another path.
 //!
-//! Each line of the file has a number in hexadecimal digits, a space and a path.
+//! Each line of the file has a number in hexadecimal digits, a space and a path. In the path, a
+//! backslash stands before control characters and backslashes, which are escaped as in Rust.
 
 use crate::handle::NUMBERS;
 use crate::v4::stable::write_durably;
@@ -47,13 +48,17 @@ impl Numbers {
         };
         for line in text.lines() {
             let entry = line.split_once(' ').and_then(|(number, path)| {
-                Some((path, u32::from_str_radix(number, 16).ok().filter(|number| *number < NUMBERS)?))
+                let number = u32::from_str_radix(number, 16).ok()?;
+                Some((unescaped(path)?, number))
             });
-            let Some((path, number)) = entry.filter(|(_, number)| !numbers.taken.contains(number)) else {
+            let is_new = |path: &str, number: &u32| {
+                *number < NUMBERS && !numbers.taken.contains(number) && !numbers.by_path.contains_key(path)
+            };
+            let Some((path, number)) = entry.filter(|(path, number)| is_new(path, number)) else {
                 let why = format!("{FILE}: damaged line '{line}'; remove the file, and mount again");
                 return Err(io::Error::new(ErrorKind::InvalidData, why));
             };
-            numbers.add(path, number);
+            numbers.add(&path, number);
         }
         Ok(numbers)
     }
@@ -81,12 +86,43 @@ impl Numbers {
     pub(crate) fn keep(&mut self) -> io::Result<()> {
         let Some(dir) = self.dir.as_ref().filter(|_| self.is_changed) else { return Ok(()) };
         let mut lines: Vec<String> =
-            self.by_path.iter().map(|(path, number)| format!("{number:06x} {path}\n")).collect();
+            self.by_path.iter().map(|(path, number)| format!("{number:06x} {}\n", escaped(path))).collect();
         lines.sort();
         write_durably(dir, &dir.join(FILE), lines.concat().as_bytes())?;
         self.is_changed = false;
         Ok(())
     }
+}
+
+/// The path on one line.
+fn escaped(path: &str) -> String {
+    let escape = |c: char| match c {
+        '\\' => "\\\\".into(),
+        c if c.is_control() => format!("\\u{{{:x}}}", c as u32),
+        c => c.to_string(),
+    };
+    path.chars().map(escape).collect()
+}
+
+/// The path that [`escaped`] made a line of.
+fn unescaped(line: &str) -> Option<String> {
+    let mut parts = line.split('\\');
+    let mut path = parts.next()?.to_string();
+    while let Some(part) = parts.next() {
+        match part.strip_prefix("u{").and_then(|rest| rest.split_once('}')) {
+            Some((code, rest)) => {
+                path.push(char::from_u32(u32::from_str_radix(code, 16).ok()?)?);
+                path.push_str(rest);
+            }
+            // Two backslashes.
+            None if part.is_empty() => {
+                path.push('\\');
+                path.push_str(parts.next()?);
+            }
+            None => return None,
+        }
+    }
+    Some(path)
 }
 
 #[cfg(test)]
@@ -119,10 +155,25 @@ mod tests {
         assert_ne!(open().of(&third.unwrap()), given[1], "the number belongs to another path");
     }
 
+    /// Paths with any characters are read as they were written. None of them changes the number of
+    /// another path.
+    #[test]
+    fn strange_paths_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["/a", "/a\n000001 /a", "/b\r", "/b", "/\\", "/\\\\u{a}", "/\u{85}x", "/ ", "/\\n", "/ü"];
+        let mut numbers = Numbers::open(Some(dir.path())).unwrap();
+        let given = paths.map(|path| numbers.of(path));
+        numbers.keep().unwrap();
+        let mut numbers = Numbers::open(Some(dir.path())).unwrap();
+        assert_eq!(numbers.by_path.len(), paths.len());
+        assert_eq!(paths.map(|path| numbers.of(path)), given);
+    }
+
     #[test]
     fn damaged_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        for text in ["x /a\n", "01000000 /a\n", "000001\n", "000001 /a\n000001 /b\n"] {
+        let twice = ["000001 /a\n000001 /b\n", "000001 /a\n000002 /a\n"];
+        for text in ["x /a\n", "01000000 /a\n", "000001\n", "000001 /\\x\n"].into_iter().chain(twice) {
             std::fs::write(dir.path().join(FILE), text).unwrap();
             assert!(Numbers::open(Some(dir.path())).is_err(), "{text}");
         }

@@ -114,10 +114,11 @@ impl Wire {
                 return Dec::all(&body).unwrap();
             }
             assert!(
-                self.pump(Duration::from_secs(1)) && began.elapsed() < PATIENCE,
-                "no answer to {}",
+                self.pump(Duration::from_secs(1)),
+                "the connection ended before the answer to {}",
                 P::NAME
             );
+            assert!(began.elapsed() < PATIENCE, "no answer to {}", P::NAME);
         }
     }
 

@@ -220,7 +220,7 @@ impl Found {
         let end = self.read_all(|seq, _, record| each(seq, record))?;
         if end != self.head.tail {
             let last = end.seq - 1;
-            if settle(Goal { upto: last, due: last })? < last {
+            if settle(Goal::all(last))? < last {
                 return Err(io::Error::other("records of the journal are not stable"));
             }
             self.head.tail = end;

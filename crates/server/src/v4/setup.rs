@@ -117,10 +117,10 @@ impl Exec<'_> {
         a: &CreateSessionArgs,
     ) -> Result<CreateSessionOk, Nfsstat4> {
         let client = self.nfs.clients.by_id(a.clientid).ok_or(Nfsstat4::STALE_CLIENTID)?;
+        let mut creation = client.creation.lock().await;
         if client.confirmed.load(Relaxed) {
             self.need_principal_of(&client)?;
         }
-        let mut creation = client.creation.lock().await;
         if a.sequence == creation.sequence
             && let Some(answer) = creation.answer
         {

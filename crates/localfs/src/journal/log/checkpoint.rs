@@ -25,6 +25,10 @@ const DUE_PART: u64 = 4;
 /// The time between checkpoints, unless half of the ring is in use. Each is a commit of the file
 /// system below, which commits about as often by itself.
 const EVERY: Duration = Duration::from_secs(5);
+/// The longest time of a checkpoint that settles only what is due, and of one for which a full
+/// ring waits.
+const WITHIN: Duration = Duration::from_secs(5);
+const WITHIN_HURRIED: Duration = Duration::from_millis(250);
 /// The time between two looks at the age of records.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The pause before a failed checkpoint is tried again.
@@ -39,6 +43,15 @@ pub struct Goal {
     pub upto: u64,
     /// The last record that is due. Newer records may be settled, too.
     pub due: u64,
+    /// The time after which the rest waits for the next checkpoint. `None`: nothing may wait.
+    pub within: Option<Duration>,
+}
+
+impl Goal {
+    /// All records up to this one.
+    pub fn all(upto: u64) -> Self {
+        Self { upto, due: upto, within: None }
+    }
 }
 
 /// Makes changes stable in the file system below, and returns the last settled record. This record
@@ -170,8 +183,14 @@ impl Shared {
             let state = self.state.lock();
             // The change of each numbered record was applied.
             let upto = state.next_seq - 1;
-            let due = if all || state.hurry || state.stuck { upto } else { state.due() };
-            (Goal { upto, due }, state.kept_all)
+            let goal = if all || state.stuck {
+                Goal::all(upto)
+            } else if state.hurry {
+                Goal { upto, due: upto, within: Some(WITHIN_HURRIED) }
+            } else {
+                Goal { upto, due: state.due(), within: Some(WITHIN) }
+            };
+            (goal, state.kept_all)
         };
         let done = (self.settle)(goal);
         let (settled, head) = {
@@ -186,7 +205,8 @@ impl Shared {
             if state.stuck {
                 self.room.notify_all();
             }
-            let settled = done?;
+            // What is settled stays settled.
+            let settled = done?.max(state.head.tail.seq - 1);
             let frees = state.live.front().is_some_and(|batch| batch.last_seq <= settled);
             if settled < state.head.tail.seq && !frees {
                 self.room.notify_all();

@@ -26,11 +26,8 @@ const OTHERS_MAX: usize = 16384;
 /// A checkpoint hands bytes to the disk little by little for this time at most. Where the log is
 /// committed once, this holds for each file.
 const UNHURRIED: Duration = Duration::from_secs(10);
-/// A checkpoint hands over files for this time at most, unless it settles all. The rest follows in
-/// the next one.
-const ROUND: Duration = Duration::from_secs(5);
-/// Files that are handed over at once when the journal fills up.
-const AT_ONCE: usize = 8;
+/// Files that are handed over in the order of their inodes, or at once when the journal fills up.
+const TOGETHER: usize = 16;
 /// Bytes of a file that are handed over at a time, or this part of a large file. If a pass over all
 /// files took longer than `SHORT`, another one follows.
 const PIECE_BYTES: u64 = 16 << 10;
@@ -125,8 +122,9 @@ impl CheckpointFiles {
         }
         let full = self.files.lock().listed.len() >= self.listed_max || object.alone.load(Ordering::SeqCst);
         let fd = (!full).then(|| worker.root(|| object.reopen(self.proc_fd.as_fd(), OFlags::RDONLY)).ok());
-        let since = self.log.get().and_then(Weak::upgrade).map_or(0, |log| log.next_seq());
         let mut files = self.files.lock();
+        // Under the lock: no checkpoint in between has settled this record.
+        let since = self.log.get().and_then(Weak::upgrade).map_or(0, |log| log.next_seq());
         match fd.flatten() {
             Some(fd) => {
                 let fd = Arc::new(fd);
@@ -252,13 +250,12 @@ impl CheckpointFiles {
             let last = if is_crowded { goal.upto } else { goal.due };
             files.listed.extract_if(.., |file| file.since <= last).collect()
         };
-        // The disk's head moves in one direction, as far as inodes show the place of bytes.
-        due.sort_by_cached_key(|file| file.object.stat().map_or(0, |stat| stat.stx_ino));
-        let until = (goal.due < goal.upto).then(|| Instant::now() + ROUND);
+        // The space of the oldest records is freed first.
+        due.sort_by_key(|file| file.since);
+        let until = goal.within.map(|within| Instant::now() + within);
         let mut done = Ok(());
         while !due.is_empty() && done.is_ok() && until.is_none_or(|until| Instant::now() < until) {
-            let count = if self.is_pressed() { AT_ONCE } else { 1 };
-            done = self.hand_over(due.drain(..count.min(due.len())).collect());
+            done = self.hand_over(due.drain(..TOGETHER.min(due.len())).collect());
         }
         let mut files = self.files.lock();
         files.listed.append(&mut due);
@@ -268,9 +265,11 @@ impl CheckpointFiles {
 
     /// Hands all bytes of these files to the disk. After an error, the bytes of all records are
     /// written again.
-    fn hand_over(&self, files: Vec<ListedFile>) -> io::Result<()> {
+    fn hand_over(&self, mut files: Vec<ListedFile>) -> io::Result<()> {
         files.iter().for_each(ListedFile::leave_list);
-        if files.len() > 1 {
+        // The disk's head moves in one direction, as far as inodes show the place of bytes.
+        files.sort_by_cached_key(|file| file.object.stat().map_or(0, |stat| stat.stx_ino));
+        if self.is_pressed() {
             // The kernel sorts the writes.
             files.iter().try_for_each(|file| sys::begin_write_back(file.fd.as_fd()).map_err(plain))?;
         }

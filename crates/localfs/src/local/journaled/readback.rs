@@ -128,14 +128,17 @@ impl Journaled {
     /// Whether a write-back of this or another file failed, as far as the descriptors of this
     /// process report it.
     fn fails(&self, object: &Object, fd: BorrowedFd<'_>) -> bool {
-        let probe = object.probe.lock().clone();
-        let told = match &probe {
+        // The lock is held until the failure is noted. A checkpoint that hands the file over takes
+        // it before it looks for failures.
+        let probe = object.probe.lock();
+        let told = match &*probe {
             Some(probe) => sys::write_error(probe.as_fd()),
             None => sys::write_error(fd),
         };
         if told.is_err() {
             self.checkpoint.note_failure();
         }
+        drop(probe);
         self.checkpoint.sound().is_err()
     }
 }
@@ -286,6 +289,10 @@ impl Inner {
             return journal.checkpoint.sound();
         }
         journal.checkpoint.works_again();
+        if journal.checkpoint.failures() != failures {
+            journal.checkpoint.note_failure();
+            return journal.checkpoint.sound();
+        }
         *index = None;
         self.failed.store(false, Ordering::Relaxed);
         tracing::warn!(
