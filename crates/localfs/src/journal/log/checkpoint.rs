@@ -25,8 +25,8 @@ const DUE_PART: u64 = 4;
 /// The time between checkpoints, unless half of the ring is in use. Each is a commit of the file
 /// system below, which commits about as often by itself.
 const EVERY: Duration = Duration::from_secs(5);
-/// The longest time of a checkpoint that settles only what is due, and of one for which a full
-/// ring waits.
+/// The longest time of a checkpoint that settles only due records, and of one for which a full ring
+/// waits.
 const WITHIN: Duration = Duration::from_secs(5);
 const WITHIN_HURRIED: Duration = Duration::from_millis(250);
 /// The time between two looks at the age of records.
@@ -205,7 +205,7 @@ impl Shared {
             if state.stuck {
                 self.room.notify_all();
             }
-            // What is settled stays settled.
+            // Settled records stay settled.
             let settled = done?.max(state.head.tail.seq - 1);
             let frees = state.live.front().is_some_and(|batch| batch.last_seq <= settled);
             if settled < state.head.tail.seq && !frees {
