@@ -34,12 +34,6 @@ use tokio::time::{Instant, timeout_at};
 /// the second for the removal of a directory with files that were in it.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
 const EMPTY_WAIT: Duration = Duration::from_secs(5);
-/// A lock waits in such steps for the release of flushed handles, `RELEASE_WAIT` in all. A step
-/// that takes twice as long does not count, because the daemon itself was kept waiting.
-const RELEASE_STEP: Duration = Duration::from_millis(10);
-const STEPS: u128 = RELEASE_WAIT.as_millis() / RELEASE_STEP.as_millis();
-/// Most steps, counted or not.
-const STEPS_MAX: usize = 100;
 /// Maximum wait of the removal of a directory for running closes.
 const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
@@ -63,6 +57,8 @@ struct Handles {
     quiet: usize,
     /// Number of handles that the layer below is closing.
     closing: usize,
+    /// Number of handles that the layer below has closed.
+    closes: u64,
     /// Directories in which a name was removed while a handle was open. The layer below may have a
     /// hidden name there.
     left: SmallVec<[u64; 1]>,
@@ -124,20 +120,22 @@ impl InUse {
         self.when(most, |handles| handles.open == 0 || handles.quiet < handles.open).await
     }
 
-    /// Waits a short time until no handle may be closed already. Returns false when there was none.
-    /// The locks of such a handle are released with it.
-    pub async fn closed_handles_end(&self) -> bool {
-        if self.handles.lock().quiet == 0 {
-            return false;
-        }
-        let mut counted = 0;
-        for _ in 0..STEPS_MAX {
-            let began = Instant::now();
-            if self.when(RELEASE_STEP, |handles| handles.quiet == 0).await || counted == STEPS {
-                break;
+    /// Number of handles that the layer below has closed.
+    pub fn closes(&self) -> u64 {
+        self.handles.lock().closes
+    }
+
+    /// Waits a short time until no handle may be closed already, or is being closed. Returns false
+    /// when there was none, and none was closed after the count `before` of [`InUse::closes`]. The
+    /// locks of a handle end with its close at the latest.
+    pub async fn closed_handles_end(&self, before: u64) -> bool {
+        {
+            let handles = self.handles.lock();
+            if handles.quiet + handles.closing == 0 {
+                return handles.closes != before;
             }
-            counted += u128::from(began.elapsed() < RELEASE_STEP * 2);
         }
+        self.when(RELEASE_WAIT, |handles| handles.quiet + handles.closing == 0).await;
         true
     }
 
@@ -185,9 +183,9 @@ impl InUse {
 
     /// The layer below has started to close the handle.
     pub fn released(&self, handle: &Quiet) {
-        self.set(handle, false);
         {
             let mut handles = self.handles.lock();
+            handles.quiet -= usize::from(handle.now.swap(false, Ordering::Relaxed));
             handles.open -= 1;
             handles.closing += 1;
         }
@@ -225,6 +223,7 @@ impl Removed {
     fn closed(&self, file: &Inode) {
         let mut handles = file.in_use.handles.lock();
         handles.closing -= 1;
+        handles.closes += 1;
         if handles.open + handles.closing == 0 {
             let mut removed = self.0.lock();
             for dir in handles.left.drain(..) {

@@ -12,6 +12,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::RwLock;
 
 const OTHER_CLIENT: LockOwner = LockOwner { id: 1 << 60, flock: false };
 const ALL: FileRange = FileRange { start_bytes: 0, end_bytes: u64::MAX };
@@ -34,8 +35,13 @@ fn foreign_unlock(m: &Mount) {
     m.rt.block_on(m.model.unlock(&common::root(), file, OTHER_CLIENT, ALL)).unwrap();
 }
 
+/// A new process has all open files of this one until its exec(2), and so keeps their locks. A test
+/// of closes excludes forks of other tests.
+static FORKS: RwLock<()> = RwLock::new(());
+
 /// A program that locks `f`, reports it, and holds the lock until its standard input closes.
 fn holder(m: &Mount, what: &str) -> Child {
+    let _forking = FORKS.read().unwrap_or_else(|e| e.into_inner());
     let mut c = Command::new(std::env::current_exe().unwrap());
     c.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
     c.env("CHILD", what).env("CHILD_PATH", m.path("f")).current_dir("/");
@@ -248,6 +254,7 @@ fn local_locks_need_no_server() {
 #[test]
 fn closed_descriptor_has_no_lock() {
     let Some(m) = mounted(1000) else { return };
+    let _no_forks = FORKS.write().unwrap_or_else(|e| e.into_inner());
     std::thread::scope(|s| {
         for thread in 0..6 {
             let path = m.path(&format!("f{thread}"));

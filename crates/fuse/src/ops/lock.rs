@@ -40,8 +40,9 @@ impl Call {
         let cx = self.cx_of(file.cred.clone());
         let kind = kind(&call)?;
         let test = || self.session.vfs.test_lock(&cx, at, owner(&call), kind, range(&call));
+        let closed = file.inode.in_use.closes();
         let mut found = test().await?;
-        if found.is_some() && file.inode.in_use.closed_handles_end().await {
+        if found.is_some() && file.inode.in_use.closed_handles_end(closed).await {
             found = test().await?;
         }
         let mut out = Out::with_capacity(24);
@@ -79,9 +80,10 @@ impl Call {
         let asked = self.asked();
         let kind = kind(&call)?;
         let lock = || self.session.vfs.lock(&cx, at, owner, kind, range, wait);
+        let closed = file.inode.in_use.closes();
         let mut locked = lock().await;
         let is_taken = locked.as_ref().is_err_and(|e| e.errno == libc::EAGAIN);
-        if is_taken && file.inode.in_use.closed_handles_end().await {
+        if is_taken && file.inode.in_use.closed_handles_end(closed).await {
             locked = lock().await;
         }
         let brought = locked?;
