@@ -33,6 +33,7 @@ mod delegation;
 mod directory;
 mod fail;
 mod io;
+mod late_locks;
 mod lease;
 mod list;
 mod lock;
@@ -456,6 +457,9 @@ impl Vfs for V4 {
         range: FileRange,
         wait: LockWait,
     ) -> Result<Option<Attrs>> {
+        let late_locks = &self.core.files.late_locks;
+        self.core.wait_for(cx, late_locks.end(file.fh, owner)).await?;
+        let (_caller, call) = late_locks.call(file.fh, owner);
         let (open, fh) = (file.open, file.fh.clone());
         let (core, own, undo) = (self.core.clone(), cx.clone(), self.core.clone());
         let work = async move { core.lock(&own, open, owner, kind, range, wait).await };
@@ -465,6 +469,7 @@ impl Vfs for V4 {
                 if let Err(f) = undo.unlock(&fh, owner, range).await {
                     tracing::warn!("giving up a lock whose caller has ended: {}", Error::from(f));
                 }
+                drop(call);
             });
         };
         self.core.detached_or(cx, work, unlock).await
@@ -478,7 +483,12 @@ impl Vfs for V4 {
         range: FileRange,
     ) -> Result<()> {
         let fh = file.fh.clone();
-        detached!(self, cx, |core, _own| core.unlock(&fh, owner, range))
+        let (_caller, call) = self.core.files.late_locks.call(&fh, owner);
+        detached!(self, cx, |core, _own| async {
+            let unlocked = core.unlock(&fh, owner, range).await;
+            drop(call);
+            unlocked
+        })
     }
 
     async fn test_lock(

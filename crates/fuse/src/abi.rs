@@ -204,8 +204,6 @@ pub(crate) const WRITE_KILL_PRIV: u32 = 4;
 /// In a READ request: read for a waiting caller, with its lock owner. Reads that fill pages do not
 /// have the flag.
 pub(crate) const READ_LOCKOWNER: u32 = 2;
-/// In a RELEASE request: release flock(2) locks.
-pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// In `flags` of an OPEN request: the open is for execve(2).
 pub(crate) const OPEN_FOR_EXEC: u32 = 0x20;
 /// Type of the extension with a supplementary group.

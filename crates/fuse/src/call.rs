@@ -14,8 +14,8 @@
 use crate::abi::{Header, opcode};
 use crate::cred;
 use crate::device::{Delivery, Device};
-use crate::handles::OpenFile;
-use hither_vfs::{Data, Error, FileRange, LockOwner};
+use crate::lockers::Locking;
+use hither_vfs::{Data, Error, FileRange};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -23,7 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
-use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +56,7 @@ pub(crate) enum Undo {
     /// An open directory.
     CloseDir { dir: u64 },
     /// A lock that was granted too late.
-    Unlock { file: Arc<OpenFile>, owner: LockOwner, range: FileRange, held: OwnedRwLockReadGuard<()> },
+    Unlock { locking: Locking, range: FileRange },
 }
 
 /// Answer of a call, with its undo action.

@@ -3,9 +3,9 @@
 use crate::in_use::Quiet;
 use crate::inode::{Inode, Moment};
 use crate::passthrough::Noted;
-use hither_vfs::{Attr, Cred, Data, DirEntry, LockOwner, OpenAccess, OpenId, Read};
+use hither_vfs::{Attr, Cred, Data, DirEntry, OpenAccess, OpenId, Read};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
@@ -23,13 +23,6 @@ pub(crate) struct OpenFile {
     pub quiet: Quiet,
     /// The opener.
     pub cred: Arc<Cred>,
-    /// Calls that take locks hold it for reading, until a lock without a taker is released. The
-    /// close waits for them.
-    pub locking: Arc<tokio::sync::RwLock<()>>,
-    /// Owners of fcntl(2) locks through this open. A process releases its locks with FLUSH. Locks
-    /// that are left at RELEASE belong to the open (F_OFD_SETLK), and RELEASE does not contain
-    /// their owner.
-    pub lockers: Mutex<HashSet<LockOwner>>,
     /// First bytes that the open returned, until they are read.
     pub first: Mutex<Option<First>>,
     /// Number of writes of the file that were stable at the last check through this open or before

@@ -16,10 +16,9 @@ mod rights;
 mod table;
 
 use crate::in_use::InUse;
+use crate::lockers::Lockers;
 use bytes::Bytes;
-use hither_vfs::{
-    Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, LockOwner, Name, Node, Validity,
-};
+use hither_vfs::{Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, Name, Node, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -125,6 +124,8 @@ pub(crate) struct Inode {
     pub kind: FileKind,
     /// Starting opens, handles, and removals of its names.
     pub in_use: InUse,
+    /// Owners of its locks.
+    pub lockers: Lockers,
     state: Mutex<State>,
 }
 
@@ -167,8 +168,6 @@ struct State {
     /// Names of the object were forgotten, so a call with a forgotten name is not known to concern
     /// it.
     names_forgotten: bool,
-    /// Owners of byte-range locks.
-    lock_owners: HashSet<LockOwner>,
     /// Threads whose opens for appending got ESTALE, and the time.
     stale_retries: SmallVec<[(u32, Instant); 1]>,
     /// Validity of the kernel's attributes and pages; `None` when they must be checked. A lease is
@@ -286,7 +285,6 @@ impl Inode {
             writes: 0,
             committed: 0,
             names_forgotten: false,
-            lock_owners: HashSet::new(),
             stale_retries: SmallVec::new(),
             valid: Some(node.attrs.valid).filter(|v| *v != Validity::Lease),
             look: Instant::now(),
@@ -300,8 +298,8 @@ impl Inode {
             error: None,
         };
         let ident = Ident::of(attr, domain);
-        let in_use = InUse::default();
-        Self { id, ident, asks: domain.asks, kind: attr.kind, in_use, state: Mutex::new(state) }
+        let (in_use, lockers) = (InUse::default(), Lockers::default());
+        Self { id, ident, asks: domain.asks, kind: attr.kind, in_use, lockers, state: Mutex::new(state) }
     }
 
     /// The filehandle.
@@ -422,16 +420,6 @@ impl Inode {
     pub fn committed(&self, writes: u64) {
         let mut s = self.state.lock();
         s.committed = s.committed.max(writes);
-    }
-
-    /// Records that `owner` may hold byte-range locks.
-    pub fn note_lock_owner(&self, owner: LockOwner) {
-        self.state.lock().lock_owners.insert(owner);
-    }
-
-    /// Removes an owner. Returns whether it was recorded.
-    pub fn drop_lock_owner(&self, owner: LockOwner) -> bool {
-        self.state.lock().lock_owners.remove(&owner)
     }
 
     /// Records attributes, requested at `asked`. `told`: they are about to be passed to the kernel.

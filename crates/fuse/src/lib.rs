@@ -29,6 +29,7 @@ mod invalidator;
 mod kept_open;
 mod lease;
 mod local;
+mod lockers;
 #[allow(unsafe_code)]
 mod mount;
 #[allow(unsafe_code)]

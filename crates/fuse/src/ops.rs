@@ -102,9 +102,7 @@ impl Call {
                 self.write(fh, offset, write_flags, flags, data).await
             }
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner).await,
-            Op::Release { fh, release_flags, lock_owner } => {
-                self.release(fh, release_flags, lock_owner).await
-            }
+            Op::Release { fh } => self.release(fh).await,
             Op::Fsync { fh } => self.fsync(fh).await,
             Op::Opendir => self.opendir().await,
             Op::Readdir { fh, offset, size, plus } => self.readdir(fh, offset, size, plus).await,

@@ -453,11 +453,12 @@ impl Session {
                     self.drop_pages(&dir.inode).await;
                 }
             }
-            Undo::Unlock { file, owner, range, held } => {
+            Undo::Unlock { locking, range } => {
+                let file = &locking.file;
                 let fh = file.inode.fh();
                 let at = File { fh: &fh, open: Some(file.open) };
-                let _ = self.vfs.unlock(&RequestContext::new(file.cred.clone()), at, owner, range).await;
-                drop(held);
+                let cx = RequestContext::new(file.cred.clone());
+                let _ = self.vfs.unlock(&cx, at, locking.owner, range).await;
             }
         }
     }

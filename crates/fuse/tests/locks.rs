@@ -276,6 +276,94 @@ fn closed_descriptor_has_no_lock() {
     m.end();
 }
 
+/// Takes a lock of the whole file for writing, and waits for it.
+type WaitingLock = fn(&File) -> Result<(), i32>;
+
+const WAITING_LOCKS: [(&str, WaitingLock); 3] = [
+    ("flock", |f| flock(f, FlockOperation::LockExclusive).map_err(Errno::raw_os_error)),
+    ("F_SETLKW", |f| fcntl_lock(f, FlockOperation::LockExclusive).map_err(Errno::raw_os_error)),
+    ("F_OFD_SETLKW", |f| ofd_lock(f, libc::F_OFD_SETLKW).map(drop)),
+];
+
+/// The release of a closed descriptor, however late, ends no lock of a later descriptor. The kernel
+/// gives the memory of a closed file to the next one, and its number of the lock owner with it.
+/// Promise: 16
+#[test]
+fn late_release_ends_no_later_lock() {
+    let Some(m) = mounted(1000) else { return };
+    let _no_forks = FORKS.write().unwrap_or_else(|e| e.into_inner());
+    // The close of a file with other locks waits until they are released.
+    for (kind, lock) in WAITING_LOCKS.into_iter().filter(|(kind, _)| *kind != "F_SETLKW") {
+        for round in 0..30 {
+            let closed = file(&m);
+            lock(&closed).unwrap();
+            m.gate.shut("unlock");
+            drop(closed);
+            let later = std::thread::scope(|s| {
+                s.spawn(|| {
+                    pause(20);
+                    m.gate.open_all();
+                });
+                let later = file(&m);
+                lock(&later).unwrap();
+                later
+            });
+            eventually("the calls below end", || m.mounted().counts().requests == 0);
+            assert_eq!(foreign_lock(&m, LockKind::Read, ALL), libc::EAGAIN, "{kind}, round {round}");
+            drop(later);
+            eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
+            foreign_unlock(&m);
+        }
+    }
+    m.end();
+}
+
+/// A lock that was granted after its call was interrupted is released, without the lock of the
+/// program's next call.
+/// Promise: 16
+#[test]
+fn interrupted_call_ends_no_later_lock() {
+    extern "C" fn ignored(_: libc::c_int) {}
+    let Some(m) = mounted(1000) else { return };
+    // SAFETY: the handler does nothing. Calls are not restarted after it.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = ignored as extern "C" fn(libc::c_int) as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
+    }
+    for (kind, lock) in WAITING_LOCKS {
+        let f = file(&m);
+        m.gate.shut("lock");
+        // SAFETY: the thread lives until the end of the test.
+        let this = unsafe { libc::pthread_self() };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                eventually("the call waits", || m.gate.waiting("lock") == 1);
+                // SAFETY: as above.
+                unsafe { libc::pthread_kill(this, libc::SIGUSR1) };
+            });
+            assert_eq!(lock(&f), Err(libc::EINTR), "{kind}");
+        });
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                m.gate.shut("unlock");
+                m.gate.let_pass("lock");
+                eventually("the late lock is being released", || m.gate.waiting("unlock") == 1);
+                pause(50);
+                m.gate.open_all();
+            });
+            pause(10);
+            assert_eq!(lock(&f), Ok(()), "{kind}");
+        });
+        eventually("the calls below end", || m.mounted().counts().requests == 0);
+        assert_eq!(foreign_lock(&m, LockKind::Read, ALL), libc::EAGAIN, "{kind}");
+        drop(f);
+        eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
+        foreign_unlock(&m);
+    }
+    m.end();
+}
+
 /// Calls fcntl(2) with a lock for writing of the whole file. Returns the type in the answer.
 fn ofd_lock(file: &File, command: i32) -> Result<i32, i32> {
     use std::os::fd::AsRawFd;

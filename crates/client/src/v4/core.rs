@@ -236,18 +236,22 @@ impl Core {
             let result = work.await.map_err(Error::from);
             let _ = tx.send(result.map(|value| Delivery(Some((value, undo)))));
         });
+        match self.wait_for(cx, rx).await? {
+            Ok(result) => result.map(Delivery::take),
+            Err(_) => Err(Error::because(libc::EIO, "a task of the client ended early")),
+        }
+    }
+
+    /// Waits as long as the caller and the mount's policy allow.
+    pub async fn wait_for<T>(&self, cx: &RequestContext, wait: impl Future<Output = T>) -> Result<T> {
         let (deadline, late) = self.patience(cx);
         let wait = async {
             match deadline {
-                Some(at) => tokio::time::timeout_at(at, rx).await.unwrap_or_else(|_| Ok(Err(late))),
-                None => rx.await,
+                Some(at) => tokio::time::timeout_at(at, wait).await.map_err(|_| late),
+                None => Ok(wait.await),
             }
         };
-        match interruptible(Some(&cx.cancel), wait).await {
-            Ok(Ok(result)) => result.map(Delivery::take),
-            Ok(Err(_)) => Err(Error::because(libc::EIO, "a task of the client ended early")),
-            Err(e) => Err(e.into()),
-        }
+        interruptible(Some(&cx.cancel), wait).await?
     }
 
     /// The time until which a caller waits, and the error afterwards. The time is the caller's

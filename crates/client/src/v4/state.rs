@@ -17,6 +17,7 @@
 //! Lock order: `Files::table`, then `FileState::inner`, then `OpenState::inner`, then
 //! `LockState::inner`.
 
+use super::late_locks::LateLocks;
 use super::lock::LockState;
 use super::lock_authority::LockAuthority;
 use super::names::Silly;
@@ -47,6 +48,8 @@ pub(crate) struct Files {
     pub silly: AtomicUsize,
     /// Unlinked files that are closed, and whose hidden name is being removed.
     pub going: AtomicUsize,
+    /// Calls for locks whose caller does not wait any more.
+    pub late_locks: Arc<LateLocks>,
     /// Notified when a lock may have become free.
     pub lock_freed: tokio::sync::Notify,
     /// Notified at the end of a close or a removal.
@@ -210,6 +213,7 @@ impl Files {
             naming: AtomicUsize::new(0),
             silly: AtomicUsize::new(0),
             going: AtomicUsize::new(0),
+            late_locks: Arc::default(),
             lock_freed: tokio::sync::Notify::new(),
             fewer: tokio::sync::Notify::new(),
             opening: AtomicUsize::new(0),

@@ -172,8 +172,6 @@ pub(crate) enum Op {
     Statfs,
     Release {
         fh: u64,
-        release_flags: u32,
-        lock_owner: u64,
     },
     Fsync {
         fh: u64,
@@ -411,10 +409,7 @@ fn parse_file(opcode: u32, d: &mut Dec) -> Result<Op, i32> {
             let (_owner, flags, _) = (d.u64()?, d.u32()?, d.u32()?);
             Op::Write { fh, offset, write_flags, flags, data: d.take(size as usize)? }
         }
-        opcode::RELEASE => {
-            let (fh, _flags, release_flags, lock_owner) = (d.u64()?, d.u32()?, d.u32()?, d.u64()?);
-            Op::Release { fh, release_flags, lock_owner }
-        }
+        opcode::RELEASE => Op::Release { fh: d.u64()? },
         opcode::FSYNC => Op::Fsync { fh: d.u64()? },
         opcode::FLUSH => {
             let (fh, _, lock_owner) = (d.u64()?, d.u64()?, d.u64()?);

@@ -2,13 +2,13 @@
 
 use super::Call;
 use crate::abi::{
-    OPEN_FOR_EXEC, Out, READ_LOCKOWNER, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, WRITE_KILL_PRIV, WRITE_LOCKOWNER,
-    fopen, open_out,
+    OPEN_FOR_EXEC, Out, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_PRIV, WRITE_LOCKOWNER, fopen, open_out,
 };
 use crate::call::{Answer, Body, Undo};
 use crate::handles::{First, OpenFile};
 use crate::inode::{Inode, Moment, Named, OnExec, OnOpen};
 use crate::kept_open::{KEPT_MAX, KeptOpen};
+use crate::lockers::Ending;
 use crate::mount::CloseWaits;
 use crate::stale_retry::Retry;
 use bytes::Bytes;
@@ -288,8 +288,7 @@ impl Call {
         let change = opened.node.attrs.attr.change;
         let first = opened.first.clone().map(|read| First { change, asked, read });
         let first = Mutex::new(first.or(brought.filter(|first| first.change == change)));
-        let (open, cred, locking) = (opened.open, self.cred(), Arc::default());
-        let lockers = Default::default();
+        let (open, cred) = (opened.open, self.cred());
         let committed = AtomicU64::new(inode.writes().1);
         if self.session.authority.is_noncacheable(&opened.node.fh) || flags & O_DIRECT != 0 {
             *first.lock() = None;
@@ -297,7 +296,7 @@ impl Call {
         let brings_bytes = first.lock().is_some();
         let (watched, noted) = (inode.clone(), Mutex::new(noted));
         let quiet = inode.in_use.opened(self.is_flushed(flags));
-        let file = OpenFile { inode, open, access, quiet, cred, locking, lockers, first, committed, noted };
+        let file = OpenFile { inode, open, access, quiet, cred, first, committed, noted };
         let id = self.session.files.add(file);
         self.session.watch.add(&watched, id);
         if brings_bytes {
@@ -470,9 +469,8 @@ impl Call {
             file.inode.take_error().map_or(Ok(()), Err)
         };
         let owner = LockOwner { id: lock_owner, flock: false };
-        file.lockers.lock().remove(&owner);
-        if file.inode.drop_lock_owner(owner) {
-            self.unlock_all(&file, owner).await?;
+        if let Some(ending) = file.inode.lockers.end(owner) {
+            self.unlock_all(&file, ending).await?;
         }
         result.map(|()| Answer::empty())
     }
@@ -509,14 +507,14 @@ impl Call {
         result
     }
 
-    async fn unlock_all(&self, file: &OpenFile, owner: LockOwner) -> Result<()> {
+    async fn unlock_all(&self, file: &OpenFile, ending: Ending<'_>) -> Result<()> {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let all = FileRange { start_bytes: 0, end_bytes: u64::MAX };
-        self.session.vfs.unlock(&self.cx_of(file.cred.clone()), at, owner, all).await
+        self.session.vfs.unlock(&self.cx_of(file.cred.clone()), at, ending.owner, all).await
     }
 
-    pub(super) async fn release(&self, fh: u64, release_flags: u32, lock_owner: u64) -> Result<Answer> {
+    pub(super) async fn release(&self, fh: u64) -> Result<Answer> {
         let Some(file) = self.session.take_file(fh) else { return Err(Error::new(libc::EBADF)) };
         // Before the close below, which may take some time. The next open of the file may use
         // passthrough.
@@ -524,14 +522,8 @@ impl Call {
         // The kernel does not wait for the answer, but keeps the inode until the answer. For a
         // removed file, `mount -o remount,ro` is busy until then.
         self.pending.answer(Ok(&Body::Empty));
-        let _no_lock_calls = file.locking.write().await;
-        let owner = LockOwner { id: lock_owner, flock: true };
-        if release_flags & RELEASE_FLOCK_UNLOCK != 0 && file.inode.drop_lock_owner(owner) {
-            let _ = self.unlock_all(&file, owner).await;
-        }
-        let left: Vec<LockOwner> = file.lockers.lock().drain().collect();
-        for owner in left.into_iter().filter(|&o| file.inode.drop_lock_owner(o)) {
-            let _ = self.unlock_all(&file, owner).await;
+        for ending in file.inode.lockers.end_with(fh).await {
+            let _ = self.unlock_all(&file, ending).await;
         }
         let cx = self.cx_of(file.cred.clone());
         self.session.close_below(&cx, &file).await.map(|()| Answer::empty())

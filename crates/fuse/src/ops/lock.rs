@@ -3,6 +3,7 @@
 use super::Call;
 use crate::abi::{LK_FLOCK, LockCall, Out};
 use crate::call::{Answer, Undo};
+use crate::lockers::Lockers;
 use hither_vfs::{Error, File, FileRange, LockKind, LockOwner, LockWait, Result};
 
 /// The kernel's maximum offset: a lock up to it has no end.
@@ -28,8 +29,10 @@ fn kind(call: &LockCall) -> Result<LockKind> {
     }
 }
 
+/// The owner of a lock. See [`crate::lockers`].
 fn owner(call: &LockCall) -> LockOwner {
-    LockOwner { id: call.owner, flock: call.flags & LK_FLOCK != 0 }
+    let flock = call.flags & LK_FLOCK != 0;
+    LockOwner { id: if flock { call.fh } else { call.owner }, flock }
 }
 
 impl Call {
@@ -72,11 +75,11 @@ impl Call {
             return Ok(Answer::empty());
         }
         let wait = if wait { LockWait::Yes } else { LockWait::No };
-        let held = file.locking.clone().read_owned().await;
-        file.inode.note_lock_owner(owner);
-        if !owner.flock {
-            file.lockers.lock().insert(owner);
+        let inode = &file.inode;
+        if inode.lockers.has_only_others(owner, call.fh) {
+            inode.in_use.closed_handles_end(inode.in_use.closes()).await;
         }
+        let locking = Lockers::locks(&file, owner, call.fh, &self.pending).await;
         let asked = self.asked();
         let kind = kind(&call)?;
         let lock = || self.session.vfs.lock(&cx, at, owner, kind, range, wait);
@@ -99,7 +102,7 @@ impl Call {
         if let Some((attrs, asked)) = seen {
             self.saw_under_lock(&file.inode, &attrs, asked).await;
         }
-        Ok(Answer::empty().or(Undo::Unlock { file, owner, range, held }))
+        Ok(Answer::empty().or(Undo::Unlock { locking, range }))
     }
 
     /// Updates the kernel's caches after a lock was granted. Unless all pages are known to be

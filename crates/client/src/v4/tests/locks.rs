@@ -165,6 +165,49 @@ async fn unlock_wakes_lock_waiter() {
     assert_eq!(t.lock_calls(), 0);
 }
 
+/// A call for a lock that outlives its caller ends no later lock of the owner, whether the caller
+/// was interrupted or had a deadline.
+/// Promise: 16
+#[tokio::test(start_paused = true)]
+async fn late_call_ends_no_later_lock() {
+    let (lock, unlock) = (NfsOpnum4::LOCK, NfsOpnum4::LOCKU);
+    for (late, interrupted) in [(lock, true), (lock, false), (unlock, true), (unlock, false)] {
+        let t = Test::new().await;
+        let f = t.create("f").await;
+        if late == unlock {
+            t.lock(&f).await;
+        }
+        t.server.lock().hold = Some(late);
+        let mut caller = RequestContext { cancel: CancellationToken::new(), ..cx() };
+        if interrupted {
+            let stop = caller.cancel.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                stop.cancel();
+            });
+        } else {
+            caller.deadline = Some(Instant::now() + Duration::from_millis(10));
+        }
+        let ended = if late == lock {
+            errno(t.v4.lock(&caller, file(&f), ME, LockKind::Write, ALL, LockWait::Yes).await)
+        } else {
+            errno(t.v4.unlock(&caller, file(&f), ME, ALL).await)
+        };
+        assert_eq!(ended, if interrupted { libc::EINTR } else { libc::ETIMEDOUT });
+        // Another call that waits in vain is late, too, and blocks nothing.
+        caller.deadline = Some(Instant::now() + Duration::from_millis(10));
+        assert_ne!(errno(t.v4.lock(&caller, file(&f), ME, LockKind::Write, ALL, LockWait::Yes).await), 0);
+        let later = t.wait_for_lock(&f, ME);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!later.is_finished());
+        t.server.lock().hold = None;
+        later.await.unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(t.held_there(), 1, "{late:?}, interrupted: {interrupted}");
+        t.check();
+    }
+}
+
 /// All locks are at the server before a recalled delegation is returned. Waiters, and later
 /// callers, wait at the server.
 /// Promise: 16a
