@@ -205,7 +205,7 @@ impl Inner {
         let (object, fd) = self.io(worker, file, OpenAccess::WRITE)?;
         let end = range.end_bytes.min(i64::MAX as u64);
         let len = end.checked_sub(range.start_bytes).filter(|&len| len > 0);
-        let len = len.ok_or_else(|| Error::new(libc::EINVAL))?;
+        let len = len.ok_or_else(|| Error::new(if punch { libc::EINVAL } else { libc::EFBIG }))?;
         let flags = if punch {
             FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
         } else {

@@ -244,15 +244,20 @@ pub(super) fn is_cached(fd: BorrowedFd<'_>, at: u64, len: u64) -> bool {
 /// Writes all of `data` at `at` and returns the number of bytes written. With `sync`, the bytes and
 /// all metadata are on stable storage when this returns. Fewer bytes are written when the disk
 /// fills up.
+///
+/// # Errors
+/// `EFBIG` also for bytes beyond the largest offset, where pwrite(2) says `EINVAL`.
 pub(super) fn write(fd: BorrowedFd<'_>, data: &Data, at: u64, sync: bool) -> Result<u64> {
     let flags = if sync { libc::RWF_SYNC } else { 0 };
     let mut slices: Vec<IoSlice<'_>> = data.parts().iter().map(|p| IoSlice::new(p)).collect();
     let mut rest = slices.as_mut_slice();
     IoSlice::advance_slices(&mut rest, 0);
+    let len: usize = rest.iter().map(|slice| slice.len()).sum();
+    let end = at.checked_add(len as u64).and_then(|end| libc::off_t::try_from(end).ok());
+    let end = end.ok_or_else(|| Error::new(libc::EFBIG))?;
     let mut total = 0;
     while !rest.is_empty() {
-        let offset = at.checked_add(total).and_then(|o| libc::off_t::try_from(o).ok());
-        let offset = offset.ok_or_else(|| Error::new(libc::EFBIG))?;
+        let offset = end - len as libc::off_t + total as libc::off_t;
         let count = rest.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
         // SAFETY: IoSlice has the layout of iovec, and the slices live through the call.
         let ret = unsafe { libc::pwritev2(fd.as_raw_fd(), rest.as_ptr().cast(), count, offset, flags) };

@@ -31,6 +31,26 @@ async fn file_is_written_and_read_back() {
     }
 }
 
+/// A write or an allocation beyond the largest offset is too big, and changes nothing.
+#[tokio::test]
+async fn bytes_beyond_largest_offset_are_refused() {
+    let dir = Dir::new();
+    let (l, cx) = (local(&dir), root());
+    let base = top(&l).await;
+    let f = create(&l, &cx, &base, "f", 0o640).await.unwrap();
+    let file = File { fh: &f.node.fh, open: Some(f.open) };
+    let most = i64::MAX as u64;
+    for at in [most - 1, most, most + 1, u64::MAX - 1, u64::MAX] {
+        for stability in [Stability::Unstable, Stability::Stable] {
+            let wrote = l.write(&cx, file, at, Bytes::from_static(b"ab").into(), stability).await;
+            assert_eq!(errno(wrote), libc::EFBIG, "{at}");
+        }
+        let range = FileRange { start_bytes: at, end_bytes: at.saturating_add(2) };
+        assert_eq!(errno(l.allocate(&cx, file, range).await), libc::EFBIG, "{at}");
+    }
+    assert_eq!(l.getattr(&cx, file).await.unwrap().attr.size_bytes, 0);
+}
+
 /// The kernel checks each call with the identity of its caller, also when many threads serve many
 /// callers.
 /// Promise: S1
