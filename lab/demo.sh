@@ -3,6 +3,7 @@
 # are in private namespaces and disappear at the end, also after a failure. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+top=$PWD
 hither=$(realpath "${HITHER:-target/release/hither}")
 if [ "${1:-}" != inside ]; then
   [ "$(id -u)" = 0 ] || { echo "mounting needs root: sudo make demo" >&2; exit 1; }
@@ -16,23 +17,30 @@ fi
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 run() { printf '\n$ %s\n' "$*"; "$@"; }
 port=20490
-while (exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done
+in_use() { (exec 3<>/dev/tcp/127.0.0.1/"$1") 2>/dev/null; }
+while in_use $port || in_use $((port + 1)) || in_use $((port + 2)); do port=$((port + 1)); done
 srv=$WORK/srv mnt=$WORK/mnt
 mkdir "$srv" "$mnt"
 
 say "1. hither serves a directory to NFS clients"
-serve() {
-  printf '\n$ hither serve %s\n' "$*"
-  # The server must not have a file of the mount open, not even as its working directory.
-  (cd / && exec "$hither" serve "$@" --state-dir "$WORK/state" --grace 1) 4>&- &
-  server=$!
+# Waits until process $2 listens on port $1.
+listening() {
   for _ in $(seq 100); do
-    kill -0 $server 2>/dev/null || exit 1
-    (exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null && return
+    kill -0 "$2" 2>/dev/null || exit 1
+    (exec 3<>/dev/tcp/127.0.0.1/"$1") 2>/dev/null && return
     sleep 0.1
   done
   echo "the server does not listen" >&2
   exit 1
+}
+serve() {
+  printf '\n$ hither serve %s\n' "$*"
+  # The server must not have a file of the mount open, not even as its working directory.
+  # The delayed connections of step 6 come from ordinary ports.
+  (cd / && exec "$hither" serve "$@" -o rw,no_root_squash,insecure \
+    --state-dir "$WORK/state" --grace 1) 4>&- &
+  server=$!
+  listening $port $server
 }
 serve "$srv" --listen 127.0.0.1:$port
 
@@ -70,6 +78,38 @@ cd /
 run "$hither" stat "$mnt"
 rm -rf "$mnt/demo"
 run "$hither" umount "$mnt"
+
+say "6. A gateway brings a server at 50 ms near"
+mkdir -p "$WORK/near" "$WORK/far" "$srv"/site/{1..10}
+for dir in "$srv"/site/*; do
+  for file in {1..20}; do echo "$dir, file $file" > "$dir/$file"; done
+done
+rustc -O --edition 2024 -o "$WORK/delay" "$top/lab/delay.rs"
+"$WORK/delay" 127.0.0.1:$((port + 1)) 127.0.0.1:$port 50 &
+delay=$!
+# No client of the gateway gets data that is older than a minute.
+set -- 127.0.0.1:/ --mount port=$((port + 1)),consistency=bounded=60 --listen 127.0.0.1:$((port + 2))
+printf '\n$ hither gateway %s\n' "$*"
+"$hither" gateway "$@" --state-dir "$WORK/gateway" --grace 1 &
+gateway=$!
+listening $((port + 2)) $gateway
+# Reads the 200 files of the tree through a new mount: the first client, or the next one.
+visit() {
+  printf '\n%s\n' "$1"
+  run "$hither" mount -o port="$2" 127.0.0.1:/ "$WORK/$3"
+  local begun=${EPOCHREALTIME/./}
+  grep -rc . "$WORK/$3/site" | sort > "$WORK/$3.read"
+  printf '$ grep -rc . site: %d ms\n' $(((${EPOCHREALTIME/./} - begun) / 1000))
+  [ "$(wc -l < "$WORK/$3.read")" = 200 ]
+  "$hither" umount "$WORK/$3"
+}
+visit "A client at 50 ms from the server:" $((port + 1)) far
+visit "The first client of the gateway:" $((port + 2)) near
+visit "The second client of the gateway:" $((port + 2)) near
+run kill $gateway
+wait $gateway
+kill $delay
+rm -rf "$srv/site"
 run kill $server
 wait $server
 say "Done: everything was read back as it was written."

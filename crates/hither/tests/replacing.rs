@@ -393,7 +393,8 @@ fn inode_number_is_reused() {
             reused
         });
         println!("{mount}: {reused} reused");
-        // The server watches a file with an NQNFS lease through a descriptor, which keeps its number.
+        // The server watches a file with an NQNFS lease through a descriptor. That keeps its
+        // number.
         assert!(reused > 0 || mount.contains("nqnfs"), "{mount}: no number was used again");
     });
 }

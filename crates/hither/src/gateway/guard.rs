@@ -245,7 +245,8 @@ impl Vfs for Guard {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
-        let cx = self.context(cx);
+        // A client that lists a directory to open its files does not revalidate them again.
+        let cx = self.context(&if nodes { cx.fresh(Instant::now()) } else { cx.clone() });
         self.ask(|| self.below.readdir(&cx, dir, cookie, verifier, max_bytes, nodes)).await
     }
 

@@ -104,12 +104,12 @@ async fn list<E>(
     nodes: bool,
     entry: impl Fn(Item) -> E,
 ) -> Result<Listing<E>, Nfsstat3> {
-    let attr = dir.attr().await?;
     let from = cookie.saturating_sub(DOTDOT);
     let most = room.reply.saturating_sub(HEAD_BYTES).clamp(64, u32::MAX as usize) as u32;
     let verifier = if from == 0 { [0; 8] } else { verifier };
     let page = dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, most, nodes).await;
     let page = page.map_err(|e| stat3(&e))?;
+    let attr = dir.attr().await?;
     let verifier = page.verifier;
     let all_of_page = page.eof;
     let mut made = Vec::with_capacity(page.entries.len() + 2);

@@ -221,7 +221,10 @@ impl<'a> Exec<'a> {
 
     async fn perform(&mut self, op: &Op, rest: &[Op]) -> OpRes {
         match op {
-            Op::Getattr(mask) => OpRes::Getattr(self.getattr(*mask).await),
+            Op::Getattr(mask) => {
+                self.look_ahead(rest).await;
+                OpRes::Getattr(self.getattr(*mask).await)
+            }
             Op::Putfh(fh) => OpRes::Putfh(self.putfh(fh, rest).await),
             Op::Lookup(name) => OpRes::Lookup(self.lookup(name, rest).await),
             Op::Getfh => OpRes::Getfh(self.getfh()),

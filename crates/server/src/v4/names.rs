@@ -18,7 +18,7 @@ use hither_proto::nfs4::{
 };
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cred, FileKind, Name, OpenAccess, PathRef, PosixAcls, RenameFlags,
-    RequestContext, SetAttr, Special, Stop, WalkRequest,
+    RequestContext, SetAttr, Special, Stop, WalkRequest, WalkResult,
 };
 use std::sync::Arc;
 
@@ -41,6 +41,35 @@ pub(super) fn name(wire: &Bytes) -> Result<Name, Nfsstat4> {
     }
 }
 
+/// Whether an operation only reads the current object, so that a walk goes on behind it.
+fn reads_only(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Getfh
+            | Op::Getattr(_)
+            | Op::Access(_)
+            | Op::Readdir(_)
+            | Op::Verify(_)
+            | Op::Nverify(_)
+            | Op::Savefh
+    )
+}
+
+/// A name, and the names of the LOOKUPs that follow.
+fn path_of(first: Name, rest: &[Op]) -> Vec<Name> {
+    let mut path = vec![first];
+    for op in rest.iter().filter(|op| !reads_only(op)) {
+        match op {
+            Op::Lookup(wire) if path.len() < WALK_MAX => match name(wire) {
+                Ok(name) => path.push(name),
+                Err(_) => break,
+            },
+            _ => break,
+        }
+    }
+    path
+}
+
 /// A directory's change on the wire.
 pub(super) fn wire_change(c: &ChangeInfo) -> WireChange {
     WireChange { atomic: c.atomic, before: c.before, after: c.after }
@@ -54,7 +83,11 @@ impl Exec<'_> {
         };
         let first = name(wanted)?;
         if self.ahead.is_empty() && self.ahead_stop.is_none() {
-            self.walk(&dir, first, rest).await?;
+            let path = path_of(first, rest);
+            let at = PathRef { base: &dir.fh, path: &path };
+            let trail =
+                dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
+            self.keep_ahead(trail);
         }
         if let Some(node) = self.ahead.pop_front() {
             if let Some(inside) = self.r.crossing(&dir.export, &node.fh) {
@@ -76,33 +109,33 @@ impl Exec<'_> {
         }
     }
 
-    /// Looks up the name and the names of the LOOKUPs that follow.
-    async fn walk(&mut self, dir: &Object, first: Name, rest: &[Op]) -> Result<(), Nfsstat4> {
-        let mut path = vec![first];
-        for op in rest {
-            match op {
-                Op::Lookup(wire) if path.len() < WALK_MAX => match name(wire) {
-                    Ok(name) => path.push(name),
-                    Err(_) => break,
-                },
-                Op::Getfh
-                | Op::Getattr(_)
-                | Op::Access(_)
-                | Op::Readdir(_)
-                | Op::Verify(_)
-                | Op::Nverify(_)
-                | Op::Savefh => {}
-                _ => break,
-            }
+    /// Walks the path of the LOOKUPs in `rest`, before a GETATTR of the directory where they begin.
+    /// One message to the origin of a gateway then has the directory's attributes and all objects.
+    /// Without this, each would be a message, because a GETATTR does not use older attributes.
+    pub(super) async fn look_ahead(&mut self, rest: &[Op]) {
+        let Some(Here::Object(dir)) = self.current.clone() else { return };
+        if dir.known.is_some() || !self.ahead.is_empty() || self.ahead_stop.is_some() {
+            return;
         }
+        let Some(from) = rest.iter().position(|op| !reads_only(op)) else { return };
+        let Op::Lookup(wire) = &rest[from] else { return };
+        let Ok(first) = name(wire) else { return };
+        let path = path_of(first, &rest[from + 1..]);
         let at = PathRef { base: &dir.fh, path: &path };
-        let trail = dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
+        let cx = dir.cx.fresh(self.r.began);
+        let Ok(trail) = dir.export.vfs.walk(&cx, at, WalkRequest::default()).await else { return };
+        if let (Some(Here::Object(dir)), Some(base)) = (&mut self.current, &trail.along.base) {
+            dir.known = Some(base.clone()).filter(|base| base.asked >= self.r.began);
+        }
+        self.keep_ahead(trail);
+    }
+
+    fn keep_ahead(&mut self, trail: WalkResult) {
         self.ahead = trail.steps.into();
         self.ahead_stop = match trail.stop {
             Stop::Complete | Stop::Limit => None,
             stop => Some(stop),
         };
-        Ok(())
     }
 
     async fn lookup_above(&mut self, at: usize, wanted: &Bytes) -> Result<(), Nfsstat4> {
