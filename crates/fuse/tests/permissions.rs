@@ -53,6 +53,43 @@ fn private_names_stay_private() {
     m.end();
 }
 
+/// A name that moves into a private directory is not answered to other users, whether its own
+/// directory was searchable by them or not.
+/// Promise: 20
+#[test]
+fn moved_names_become_private() {
+    let Some(m) = mounted(600_000) else { return };
+    fs::create_dir(m.path("private")).unwrap();
+    chown(m.path("private"), Some(A), Some(A)).unwrap();
+    mode(&m, "private", 0o700);
+    for (name, exchanged) in [("file", false), ("dir", false), ("file2", true), ("dir2", true)] {
+        let make = |path: &str| {
+            if path.contains("dir") {
+                fs::create_dir(m.path(path)).unwrap();
+                fs::write(m.path(&format!("{path}/f")), b"x").unwrap();
+            } else {
+                fs::write(m.path(path), b"x").unwrap();
+            }
+        };
+        make(name);
+        let (moved, below) = (format!("private/{name}"), if name.contains("dir") { "/f" } else { "" });
+        assert!(user_can(&m.dir, B, B, &[], &format!("cat $M/{name}{below}")));
+        if exchanged {
+            make(&moved);
+            use rustix::fs::{CWD, RenameFlags, renameat_with};
+            renameat_with(CWD, m.path(name), CWD, m.path(&moved), RenameFlags::EXCHANGE).unwrap();
+            assert!(user_can(&m.dir, B, B, &[], &format!("cat $M/{name}{below}")));
+        } else {
+            fs::rename(m.path(name), m.path(&moved)).unwrap();
+        }
+        for call in ["stat", "cat", "ls"] {
+            let command = format!("{call} $M/{moved}{below}");
+            assert!(!user_can(&m.dir, B, B, &[], &command), "{command}, exchanged: {exchanged}");
+        }
+    }
+    m.end();
+}
+
 /// chmod(2) that removes search rights takes effect at once for cached names.
 /// Promise: 20
 #[test]

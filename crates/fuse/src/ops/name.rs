@@ -6,6 +6,7 @@ use crate::inode::Inode;
 use bytes::Bytes;
 use hither_vfs::{Error, FileKind, Made, Name, PathRef, RenameFlags, Result, SetAttr, Special};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::RwLockWriteGuard;
 use tokio::time::Instant;
 
@@ -150,6 +151,15 @@ impl Call {
                 inodes.unbind(to_dir.id, &to);
             }
             self.session.doubt_name(to_dir.id, &to).await;
+        } else {
+            // The kernel keeps a moved name as long as under its old directory, and does not check
+            // the search permission of the new one.
+            let moved_names = [(&to_dir, &to, true), (&dir, &from, exchange)];
+            for (dir, name, _) in moved_names.into_iter().filter(|(_, _, moved)| *moved) {
+                if self.name_valid(dir, Duration::MAX).is_zero() {
+                    self.session.doubt_name(dir.id, name).await;
+                }
+            }
         }
         Ok(Answer::empty())
     }
