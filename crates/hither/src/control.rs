@@ -63,6 +63,9 @@ pub enum Ask {
         /// Longest wait in seconds.
         within_s: u64,
     },
+    /// Waits for the end of the mount. The reply is `{}`, or `unsent` with the reason why the
+    /// server does not have everything.
+    End,
 }
 
 /// Requests about a disk cache. Paths are relative to the mount point.
@@ -293,10 +296,14 @@ fn late(dir: &str, process: Option<Pid>) -> String {
     )
 }
 
-fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
+fn exchange(stream: UnixStream, what: Ask) -> io::Result<Reply> {
+    read_reply(send(stream, what)?)
+}
+
+fn send(mut stream: UnixStream, what: Ask) -> io::Result<UnixStream> {
     // Requests about the cache, recordings, conflicts and the journal have no time limit.
     stream.set_read_timeout(match what {
-        Ask::Cache(_) | Ask::Trace(_) | Ask::Apply(..) | Ask::Flush => None,
+        Ask::Cache(_) | Ask::Trace(_) | Ask::Apply(..) | Ask::Flush | Ask::End => None,
         Ask::Sync { within_s } => Some(Duration::from_secs(within_s) + ANSWER_WITHIN),
         Ask::Stat | Ask::Mountstats | Ask::Why(_) | Ask::Calls(_) => Some(ANSWER_WITHIN),
     })?;
@@ -304,15 +311,44 @@ fn exchange(mut stream: UnixStream, what: Ask) -> io::Result<Reply> {
     let mut request = serde_json::to_vec(&Request { version: VERSION, ask: what })?;
     request.push(b'\n');
     stream.write_all(&request)?;
+    Ok(stream)
+}
+
+fn read_reply(stream: UnixStream) -> io::Result<Reply> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_REPLY_BYTES)).read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)
 }
 
-/// The process that serves the mount, if its socket accepts connections.
-pub fn daemon_of(dev: (u32, u32)) -> Option<Pid> {
-    let stream = UnixStream::connect(path_of(dev)).ok()?;
-    rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid)
+/// Whether a daemon serves the mount of a device.
+pub fn is_served(dev: (u32, u32)) -> bool {
+    answers(&path_of(dev))
+}
+
+/// The daemon of a mount that is about to end.
+pub struct Ending {
+    /// Its process.
+    pub pid: Pid,
+    stream: UnixStream,
+}
+
+impl Ending {
+    /// The daemon of the mount of a device, if its socket accepts connections.
+    pub fn of(dev: (u32, u32)) -> Option<Self> {
+        let stream = UnixStream::connect(path_of(dev)).ok()?;
+        let pid = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
+        Some(Self { pid, stream: send(stream, Ask::End).ok()? })
+    }
+
+    /// The reason why the server does not have everything, after the end of the daemon.
+    ///
+    /// # Errors
+    /// The daemon ended without a message.
+    pub fn unsent(self) -> io::Result<Option<String>> {
+        let reply = read_reply(self.stream)?;
+        let unsent = reply.answer.as_ref().and_then(|answer| answer.get("unsent")?.as_str());
+        Ok(unsent.map(String::from))
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::time::Instant;
 pub use voice::Voice;
 
@@ -41,6 +42,8 @@ const FAREWELL: Duration = Duration::from_secs(20);
 /// The time limit with `close=lazy`, where close(2) does not wait and programs' data may be unsent.
 /// `hither umount` waits for the end, and reports a long wait.
 const LAZY_FAREWELL: Duration = Duration::from_secs(24 * 3600);
+/// Time for replies to `hither umount`, which waits for the end.
+const REPLIES_WITHIN: Duration = Duration::from_millis(100);
 /// Time for users of a busy mount to leave it after a signal.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -113,7 +116,8 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     let told = teller.clone();
     let metrics = metrics.map(|bound| bound.serve(Arc::new(move || metrics::render(&told.report()))));
     let board = board.map(|bound| show(bound, &teller, voice));
-    let control = Control::start(mounted.device(), answer(teller, &dir))
+    let (ended, end) = watch::channel(None);
+    let control = Control::start(mounted.device(), answer(teller, &dir, end))
         .inspect_err(|e| tracing::warn!("no control socket, `hither stat` will not work: {e}"));
     if let Some(note) = client.note() {
         voice.note(note);
@@ -133,12 +137,24 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
     // With these options close(2) does not wait for the server.
     let lazy = job.wanted.lazy_close || job.wanted.delegated_close || job.wanted.exclusive;
     let within = if lazy { LAZY_FAREWELL } else { FAREWELL };
-    tokio::select! {
-        () = farewell(&client, within) => {}
-        () = signals.end(log), if lazy => match job.wanted.journal {
-            Some(_) => tracing::warn!("signal: unsent data stays in the journal for the next mount"),
-            None => tracing::error!("signal: unsent data is lost"),
-        },
+    let outcome = tokio::select! {
+        outcome = farewell(&client, within) => outcome.map_err(|why| match job.wanted.journal {
+            Some(_) => format!("{why}; the journal keeps the rest for the next mount"),
+            None => why,
+        }),
+        () = signals.end(log), if lazy => {
+            let why = match job.wanted.journal {
+                Some(_) => "unsent data stays in the journal for the next mount",
+                None => "unsent data is lost",
+            };
+            tracing::error!("signal: {why}");
+            Err(format!("a signal ended the daemon, and {why}"))
+        }
+    };
+    // One receiver belongs to the control socket, the others to programs that wait for the end.
+    if ended.receiver_count() > 1 {
+        ended.send_replace(Some(outcome));
+        tokio::time::sleep(REPLIES_WITHIN).await;
     }
     drop((control, metrics, board));
     tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
@@ -221,19 +237,32 @@ async fn unmount(mounted: &Arc<Mounted>) {
 }
 
 /// Flushes all data and releases all state at the server. `within` limits the time.
-pub async fn farewell(client: &Client, within: Duration) {
+///
+/// # Errors
+/// The reason why the server does not have everything, which is logged.
+pub async fn farewell(client: &Client, within: Duration) -> Result<(), String> {
     match tokio::time::timeout(within + Duration::from_secs(1), client.shutdown(within)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(e)) => tracing::error!("at the end, not everything reached the server: {e}"),
-        Err(_) => tracing::error!("at the end, the server did not answer within {} s", within.as_secs()),
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(e)) => Err(format!("not everything reached the server: {e}")),
+        Err(_) => Err(format!("the server did not answer within {} s", within.as_secs())),
     }
+    .inspect_err(|why| tracing::error!("at the end, {why}"))
+}
+
+/// The outcome of the [`farewell`], when it has ended.
+type End = watch::Receiver<Option<Result<(), String>>>;
+
+/// Waits for the outcome of the [`farewell`]. The daemon may end without one.
+async fn unsent(mut end: End) -> serde_json::Value {
+    let unsent = end.wait_for(Option::is_some).await.ok().and_then(|end| end.clone()?.err());
+    unsent.map_or_else(|| serde_json::json!({}), |why| serde_json::json!({ "unsent": why }))
 }
 
 /// Answers requests of the control socket.
-fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
+fn answer(teller: Arc<Teller>, dir: &Path, end: End) -> Answer {
     let dir = dir.to_path_buf();
     Arc::new(move |ask| {
-        let (dir, teller) = (dir.clone(), teller.clone());
+        let (dir, teller, end) = (dir.clone(), teller.clone(), end.clone());
         Box::pin(async move {
             match ask {
                 Ask::Stat => serde_json::to_value(teller.report()).map_err(|e| e.to_string()),
@@ -249,6 +278,7 @@ fn answer(teller: Arc<Teller>, dir: &Path) -> Answer {
                 Ask::Trace(ask) => teller.trace(ask),
                 Ask::Flush => Err("only servers have this journal (hither serve --journal)".into()),
                 Ask::Sync { within_s } => Ok(teller.sync(Duration::from_secs(within_s)).await),
+                Ask::End => Ok(unsent(end).await),
             }
         })
     })

@@ -139,7 +139,7 @@ fn detach_dead(dir: &Path) {
 /// daemon, because its server may be silent.
 fn is_dead(mount: &mountinfo::Mount) -> bool {
     let gone = || std::fs::metadata(&mount.point).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
-    mount.is_ours() && control::daemon_of(mount.dev).is_none() && gone()
+    mount.is_ours() && !control::is_served(mount.dev) && gone()
 }
 
 /// Checks the mount point. Returns its path without links.

@@ -4,13 +4,13 @@
 //! mount point comes from mountinfo. The peer of the control socket is the daemon.
 
 use crate::cli::UmountArgs;
-use crate::control;
+use crate::control::Ending;
 use crate::exit::Failure;
 use crate::mountinfo::{self, Mount};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::PidfdFlags;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,10 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::usage(format!("unmounting {point} needs root: run it with sudo")));
     }
-    let daemon = control::daemon_of(mount.dev)
-        .and_then(|pid| Some((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?)));
+    let daemon = Ending::of(mount.dev).and_then(|daemon| {
+        let pidfd = rustix::process::pidfd_open(daemon.pid, PidfdFlags::empty()).ok()?;
+        Some((daemon, pidfd))
+    });
     let mut flags = UnmountFlags::NOFOLLOW;
     if args.lazy {
         flags |= UnmountFlags::DETACH;
@@ -45,12 +47,12 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
         println!("{point}: unmounted");
     }
     // After a lazy unmount the daemon serves its last users for as long as they stay.
-    let Some((pid, pidfd)) = daemon.filter(|_| !args.lazy) else { return Ok(()) };
+    let Some((daemon, pidfd)) = daemon.filter(|_| !args.lazy) else { return Ok(()) };
     // Remaining mounts of the daemon. Another mount may have reused the device number.
     let mut left: Vec<_> =
         copies_of(mount.dev).into_iter().filter(|(copy, _)| copies.contains_key(copy)).collect();
     left.sort();
-    let Some((_, place)) = left.first() else { return wait_for_end(pid, &pidfd, args.timeout, mount) };
+    let Some((_, place)) = left.first() else { return wait_for_end(daemon, &pidfd, args.timeout, mount) };
     // A bind mount of a subdirectory ends without a message.
     if mount.root == Path::new("/") {
         eprintln!("hither: {point} is unmounted here and still mounted {place}");
@@ -163,19 +165,24 @@ fn uses(process: &Path, point: &Path) -> bool {
 }
 
 /// Waits until the daemon has written everything and ended.
-fn wait_for_end(pid: Pid, pidfd: &OwnedFd, timeout_s: u64, mount: &Mount) -> Result<(), Failure> {
+fn wait_for_end(daemon: Ending, pidfd: &OwnedFd, timeout_s: u64, mount: &Mount) -> Result<(), Failure> {
+    let (pid, point) = (daemon.pid.as_raw_nonzero(), mount.point.display());
     let timeout = rustix::time::Timespec { tv_sec: i64::try_from(timeout_s).unwrap_or(i64::MAX), tv_nsec: 0 };
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     match rustix::event::poll(&mut fds, Some(&timeout)) {
         Ok(0) => Err(Failure::system(format!(
             "{} is unmounted, but its daemon (process {}) did not end within {timeout_s} s: the server {} may \
              not have everything; see the log",
-            mount.point.display(),
-            pid.as_raw_nonzero(),
+            point,
+            pid,
             mount.source.to_string_lossy()
         ))),
-        Ok(_) => Ok(()),
-        Err(e) => Err(Failure::system(format!("waiting for process {}: {e}", pid.as_raw_nonzero()))),
+        // A daemon that was killed says nothing.
+        Ok(_) => match daemon.unsent() {
+            Ok(Some(why)) => Err(Failure::system(format!("{point} is unmounted, but {why}"))),
+            Ok(None) | Err(_) => Ok(()),
+        },
+        Err(e) => Err(Failure::system(format!("waiting for process {pid}: {e}"))),
     }
 }
 

@@ -13,7 +13,7 @@
 mod common;
 
 use common::serve::Serve;
-use common::{HITHER, Random, daemons, hither, run, wait_for};
+use common::{HITHER, Random, daemons, hither, run, sh, wait_for};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -308,6 +308,47 @@ impl World {
             }
             _ => std::thread::sleep(Duration::from_millis(self.random.below(300))),
         }
+    }
+}
+/// At a full server, `umount` fails when data is unsent. With a journal nothing is lost: the next
+/// mount fails while the server is full, and sends everything when it is not.
+/// Promise: 6c, 6g, 27
+#[test]
+#[ignore = "needs root"]
+fn full_server_at_umount_is_told() {
+    for journal in [false, true] {
+        let mut server = Serve::of_directory();
+        let export = server.export("");
+        let export = export.display();
+        sh(&format!("mount -t tmpfs -o size=2m,mode=755 none {export}")).ok();
+        server.serve();
+        let (mnt, dir) = (server.mnt("mnt"), server.mnt("journal"));
+        let options = if journal {
+            format!("vers=4.2,writeback=journal,exclusive,creates=here,journal-dir={}", dir.display())
+        } else {
+            "vers=4.2,close=lazy".into()
+        };
+        server.mount(&options, &mnt).ok();
+        // The first file teaches the mount the owner of new objects.
+        fs::write(mnt.join("first"), "").unwrap();
+        run(Command::new(HITHER).arg("sync").arg(&mnt)).ok();
+        let bytes = vec![7; 50_000];
+        (0..60).for_each(|n| fs::write(mnt.join(format!("f{n}")), &bytes).unwrap());
+        fs::create_dir(mnt.join("dir")).unwrap();
+        let ended = run(Command::new(HITHER).arg("umount").arg(&mnt));
+        assert!(ended.code != 0 && ended.err.contains("is unmounted, but not everything"), "{ended:?}");
+        assert_eq!(ended.err.contains("the journal keeps the rest"), journal, "{ended:?}");
+        if journal {
+            let refused = server.mount(&options, &mnt);
+            assert!(refused.code != 0 && refused.err.contains("cannot be sent now"), "{refused:?}");
+            sh(&format!("mount -o remount,size=20m {export}")).ok();
+            server.mount(&options, &mnt).ok();
+            (0..60).for_each(|n| assert_eq!(fs::read(server.export(&format!("f{n}"))).unwrap(), bytes));
+            assert!(server.export("dir").is_dir());
+            umount(&mnt);
+        }
+        assert_eq!(server.stop(), 0);
+        sh(&format!("umount {export}")).ok();
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) mod tests;
 
 pub use conflict::{About, Conflicts, Range};
 pub use log::{Failed, Ticket};
+pub(crate) use replay::passes;
 pub use replay::{Outcome, open_as};
 pub use scan::{FileLeft, Left, MadeLeft, RemovedLeft, SetLeft};
 

@@ -97,10 +97,12 @@ async fn live(job: &Job, log: &Log) -> Result<(), Failure> {
     served.end(FAREWELL).await;
     let within = if job.wanted.lazy_close || job.wanted.delegated_close { LAZY_FAREWELL } else { FAREWELL };
     tokio::select! {
-        () = farewell(&client, within) => {}
-        () = signals.end(log) => tracing::error!("second signal: unsent data is lost"),
+        outcome = farewell(&client, within) => outcome.map_err(Failure::system),
+        () = signals.end(log) => {
+            tracing::error!("second signal: unsent data is lost");
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 /// Answers requests about the daemon.
@@ -124,7 +126,9 @@ fn control(path: &Path, teller: &Arc<Teller>) -> Option<(Control, impl Send + Sy
         tracing::warn!("no control socket {}, `hither stat` will not work: {e}", beside.display());
     };
     let (listener, files) = bound.inspect_err(none).ok()?;
-    Some((Control::on(listener, answer(teller.clone(), path)), files))
+    // No program waits for the end of a daemon without a mount.
+    let (_, end) = tokio::sync::watch::channel(None);
+    Some((Control::on(listener, answer(teller.clone(), path, end)), files))
 }
 
 #[cfg(test)]

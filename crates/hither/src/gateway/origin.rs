@@ -270,7 +270,8 @@ impl Origin {
             task.abort();
         }
         if let Some(live) = self.live() {
-            daemon::farewell(&live.client, within).await;
+            // The failure is logged.
+            let _ = daemon::farewell(&live.client, within).await;
         }
     }
 }

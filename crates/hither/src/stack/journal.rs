@@ -71,7 +71,10 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
         let outcome = wal.recover(below, left, &source, job.wanted.exclusive, connected.wsize_bytes).await;
         let outcome = outcome.map_err(|e| {
             let dir = dir.display();
-            format!("delayed writes from before a crash in the journal {dir} can neither be sent nor kept ({e}): remove the cause and mount again")
+            format!(
+                "the journal {dir} has delayed writes of an earlier mount that cannot be sent now, and keeps them ({e}): remove the cause \
+                 and mount again; meanwhile a mount without writeback=journal uses the server"
+            )
         })?;
         notes.extend(told(&outcome, &job.dir));
     }

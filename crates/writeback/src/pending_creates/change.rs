@@ -11,7 +11,7 @@ use crate::pending_writes::patient;
 use crate::wal::{Attributes, Event, Record, Write};
 use bytes::Bytes;
 use hither_vfs::{
-    Access, Attrs, ChangeInfo, Cred, Data, Error, Fh, FileKind, Moved, Name, Node, OpenAccess, OpenHow,
+    Access, Attrs, ChangeInfo, Cred, Data, Error, Fh, File, FileKind, Moved, Name, Node, OpenAccess, OpenHow,
     OpenId, Opened, Read, RenameFlags, RequestContext, Result, SetAttr, SetTime, Stability, Time, Wrote,
 };
 use std::sync::Arc;
@@ -308,6 +308,10 @@ impl PendingCreates {
         if times != *set || times == SetAttr::default() {
             return Ok(false);
         }
+        if !self.may_set_times(cx, dir).await? {
+            // The server decides.
+            return Ok(false);
+        }
         let seq = {
             let mut t = self.table();
             let now = self.clock.now();
@@ -330,6 +334,21 @@ impl PendingCreates {
             self.defer(&mut t, dir, set)
         };
         Ok(self.wal.log().written(seq).await.is_ok())
+    }
+
+    /// Whether the caller is known to have the right to set times of a directory at the server.
+    async fn may_set_times(&self, cx: &RequestContext, dir: &Fh) -> Result<bool> {
+        let real = {
+            let mut t = self.table();
+            if !t.has_names(dir) {
+                return Ok(false);
+            }
+            let Status::There(real) = t.status(dir) else { return Ok(false) };
+            real
+        };
+        let owner = self.below.getattr(cx, File { fh: &real, open: None }).await?.attr.uid;
+        let is_trusted = self.table().trusted.contains(&(cx.cred.uid, cx.cred.gid));
+        Ok(is_trusted && (cx.cred.uid == 0 || cx.cred.uid == owner))
     }
 
     /// Journals delayed times of a directory. Returns the number of the record.

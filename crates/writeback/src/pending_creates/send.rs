@@ -3,7 +3,7 @@
 use super::PendingCreates;
 use super::table::{Body, Deferred, Object, Open, Status};
 use crate::pending_writes::is_final;
-use crate::wal::{Attributes, Event, New, Record, What, put, set_directory};
+use crate::wal::{Attributes, Event, New, Record, What, passes, put, set_directory};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use hither_vfs::{
@@ -242,6 +242,10 @@ impl PendingCreates {
         };
         if let Err(e) = set_directory(&*self.below, &real, &deferred.set).await {
             tracing::warn!(error = %e, "the times of a directory cannot be set");
+            if passes(e.errno) {
+                // The journal keeps them for the next sync, or the next mount.
+                return;
+            }
         }
         let mut t = self.table();
         t.times_are_there(dir, &deferred.set);
@@ -269,32 +273,34 @@ impl PendingCreates {
         self.refused(fh, e).await;
     }
 
-    /// Handles an object that the server refuses for good. A file's bytes are kept as a conflict.
+    /// Handles an object that the server refuses for good. It is kept as a conflict: a file with
+    /// its bytes, another object as a description.
     async fn refused(&self, fh: &Fh, e: Error) {
         let kept = {
             let t = self.table();
             let Some(object) = t.here.get(fh) else { return };
             let path = String::from_utf8_lossy(&self.wal.path(fh)).into_owned();
             tracing::error!(%path, error = %e, "the server refuses a pending new object");
-            match &object.body {
-                Body::File(data) => Some((path, object.cred.clone(), data.clone(), object.attr.mtime.secs)),
-                _ => None,
-            }
-        };
-        if let Some((path, cred, data, secs)) = kept {
-            let (wal, own, why) = (self.wal.clone(), fh.clone(), format!("it cannot be created: {e}"));
-            let keep =
-                tokio::task::spawn_blocking(move || wal.keep_new(&own, (&path, secs), &cred, &data, why));
-            if let Err(e) = keep.await.map_err(std::io::Error::other).flatten() {
-                tracing::error!(
-                    "the bytes of a refused file cannot be kept as a conflict and stay in the journal: {e}"
-                );
-                let mut t = self.table();
-                if let Some(object) = t.ended(fh, Err(libc::EIO), false) {
-                    object.ended.send_modify(|n| *n += 1);
+            let why = format!("it cannot be created: {e}");
+            let (data, why) = match &object.body {
+                Body::File(data) => (data.clone(), why),
+                Body::Directory => (Default::default(), format!("a directory: {why}")),
+                Body::Link(target) => {
+                    let target = String::from_utf8_lossy(target).into_owned();
+                    (Default::default(), format!("a symbolic link to {target}: {why}"))
                 }
-                return;
+            };
+            (path, why, object.cred.clone(), data, object.attr.mtime.secs)
+        };
+        let ((path, why, cred, data, secs), wal, own) = (kept, self.wal.clone(), fh.clone());
+        let keep = tokio::task::spawn_blocking(move || wal.keep_new(&own, (&path, secs), &cred, &data, why));
+        if let Err(e) = keep.await.map_err(std::io::Error::other).flatten() {
+            tracing::error!("a refused object cannot be kept as a conflict and stays in the journal: {e}");
+            let mut t = self.table();
+            if let Some(object) = t.ended(fh, Err(libc::EIO), false) {
+                object.ended.send_modify(|n| *n += 1);
             }
+            return;
         }
         let gone = self.wal.log().append(Record::of(fh, Event::Gone));
         let _ = self.wal.log().durable(gone.seq).await;

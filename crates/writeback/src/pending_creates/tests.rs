@@ -9,7 +9,8 @@ use bytes::Bytes;
 use hither_vfs::model::Model;
 use hither_vfs::{
     Access, Create, Cred, Data, DirEntry, Error, File, FileKind, Name, Node, OpenAccess, OpenHow, OpenId,
-    Opened, PathRef, RenameFlags, RequestContext, Result, SetAttr, SetTime, Stability, Stop, WalkRequest,
+    Opened, PathRef, RenameFlags, RequestContext, Result, SetAttr, SetTime, Stability, Stop, Time,
+    WalkRequest,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -142,6 +143,12 @@ impl Stack {
     /// Simulates a kill of the daemon. Returns the outcome of the next daemon's replay and the
     /// bytes of conflicts.
     async fn crash(&self) -> (Outcome, Vec<Vec<u8>>) {
+        let dir = self.kill();
+        recover(&dir.0, &self.gate.another()).await
+    }
+
+    /// Simulates a kill of the daemon. Returns a copy of the journal.
+    fn kill(&self) -> Temporary {
         let dir = Temporary::new();
         std::fs::create_dir_all(&dir.0).unwrap();
         copy_journal(&self.dir.0, &dir.0);
@@ -150,7 +157,7 @@ impl Stack {
         // The killed daemon sends nothing more.
         self.gate.shut("unlink");
         self.gate.shut("rmdir");
-        recover(&dir.0, &self.gate.another()).await
+        dir
     }
 }
 
@@ -440,6 +447,54 @@ async fn full_server_receives_objects_later() {
     s.ahead.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
 }
 
+/// An error that may pass loses no object and no removal, and makes no conflict, at whichever call
+/// of a replay. The replay fails, and a later one completes it.
+/// Promise: 6c, 6g
+#[tokio::test]
+async fn passing_error_at_replay_loses_nothing() {
+    const CALLS: [&str; 6] = ["unlink", "rmdir", "mkdir", "symlink", "create_whole", "setattr"];
+    for errno in [libc::ENOSPC, libc::EIO, libc::ETIMEDOUT, libc::EREMOTEIO, libc::EDQUOT] {
+        let s = Stack::new().await;
+        s.mkdir(&s.root, "old-dir").await;
+        s.file(&s.root, "old", b"old bytes").await;
+        s.ahead.sync().await.unwrap();
+        s.gate.shut("unlink");
+        s.gate.shut("rmdir");
+        s.ahead.unlink(&cx(), &s.root, &name("old"), None).await.unwrap();
+        s.ahead.rmdir(&cx(), &s.root, &name("old-dir")).await.unwrap();
+        let dir = s.mkdir(&s.root, "dir").await;
+        s.file(&dir, "file", b"bytes").await;
+        s.file(&s.root, "file", b"more bytes").await;
+        let to = Bytes::from_static(b"target");
+        s.ahead.symlink(&cx(), &dir, &name("link"), &to, &mode(0o777)).await.unwrap();
+        let times =
+            SetAttr { mtime: Some(SetTime::To(Time { secs: 1_000, nanos: 0 })), ..SetAttr::default() };
+        s.ahead.setattr(&cx(), File { fh: &dir, open: None }, &times).await.unwrap();
+        let (journal, server) = (s.kill(), s.gate.another());
+        // In the order of a replay: each one comes further.
+        for call in CALLS {
+            server.fail(call, errno);
+            let (wal, left) = Wal::open(&journal.0, ("here", "there"), 1 << 30, &env()).await.unwrap();
+            assert!(!left.is_empty());
+            let outcome = wal.recover(server.clone(), left, "here", true, 1 << 20).await;
+            assert!(outcome.is_err(), "{call}: {outcome:?}");
+            assert!(wal.conflicts().list().unwrap().is_empty(), "{call}");
+            wal.close();
+            drop(wal);
+            server.fail(call, 0);
+        }
+        let (outcome, kept) = recover(&journal.0, &server).await;
+        assert_eq!((outcome.kept, kept), (vec![], Vec::<Vec<u8>>::new()));
+        let there = tree(s.gate.below(), &s.root).await;
+        let contents: Vec<_> = there.iter().map(|(path, (_, _, bytes))| (&path[..], &bytes[..])).collect();
+        let expected: [(&str, &[u8]); 4] =
+            [("/dir", b""), ("/dir/file", b"bytes"), ("/dir/link", b"target"), ("/file", b"more bytes")];
+        assert_eq!(contents, expected, "error {errno}");
+        let mtime = find(s.gate.below(), &s.root, "dir").await.unwrap().attrs.attr.mtime;
+        assert_eq!(mtime.secs, 1_000);
+    }
+}
+
 /// The part of a file that a full server took is removed with the file.
 /// Promise: 6g
 #[tokio::test]
@@ -483,6 +538,34 @@ async fn refused_object_becomes_conflict() {
     assert_eq!(s.find("file").await.unwrap().fh, theirs.node.fh);
     s.ahead.sync().await.unwrap();
     assert_eq!(s.ahead.stats().ahead_refused, 1);
+}
+
+/// Another user's object that takes the name of a pending object gets no bytes, and the pending
+/// object becomes a conflict. The same holds for a directory with other permissions.
+/// Promise: 6g
+#[tokio::test]
+async fn foreign_object_is_not_adopted() {
+    let s = Stack::new().await;
+    s.file(&s.root, "file", b"bytes").await;
+    s.file(&s.mkdir(&s.root, "dir").await, "in", b"private").await;
+    let to = Bytes::from_static(b"target");
+    s.ahead.symlink(&cx(), &s.root, &name("link"), &to, &mode(0o777)).await.unwrap();
+    let below = s.gate.below();
+    below.create_whole(&cx(), &s.root, &name("file"), &mode(0o600), Data::default()).await.unwrap();
+    below.symlink(&cx(), &s.root, &name("link"), &to, &mode(0o777)).await.unwrap();
+    for file in ["file", "link"] {
+        let theirs = SetAttr { uid: Some(2000), ..SetAttr::default() };
+        let node = find(below, &s.root, file).await.unwrap();
+        below.setattr(&cx(), File { fh: &node.fh, open: None }, &theirs).await.unwrap();
+    }
+    below.mkdir(&cx(), &s.root, &name("dir"), &mode(0o777)).await.unwrap();
+    let before = tree(below, &s.root).await;
+    assert_eq!(s.ahead.sync().await.map_err(|e| e.errno), Err(libc::EEXIST));
+    assert_eq!(tree(below, &s.root).await, before);
+    let kept = s.ahead.wal.conflicts().list().unwrap();
+    let mut paths: Vec<String> = kept.into_iter().map(|(_, about)| about.unwrap().path).collect();
+    paths.sort();
+    assert_eq!(paths, ["dir", "dir/in", "file", "link"]);
 }
 
 /// A file that the server created without a received reply is recognised, and is complete in the

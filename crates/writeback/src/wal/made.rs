@@ -2,12 +2,12 @@
 //!
 //! The module does not know how pending objects are kept during a mount. After EEXIST it checks
 //! whether an earlier attempt of this client created the existing object. An attempt is recognised
-//! by a directory, by a link with the same target, or by a file that contains only our bytes and
-//! zeros.
+//! by its owner, and by a directory with the same permissions, a link with the same target, or a
+//! file that contains only our bytes and zeros.
 
 use super::log::Ticket;
 use super::record::{Attributes, Event, Record, What};
-use super::replay::{Fate, One};
+use super::replay::{Fate, One, Refusal};
 use super::scan::{FileLeft, Left, MadeLeft, SetLeft};
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -22,6 +22,8 @@ use tokio::time::Instant;
 
 /// Bytes compared at a time.
 const STEP_BYTES: usize = 1 << 20;
+/// The set-group-ID bit. Pending objects only have it by inheritance.
+const SETGID: u32 = 0o2000;
 /// Objects created at a time.
 const AT_ONCE: usize = 16;
 
@@ -56,7 +58,11 @@ impl New {
     fn creation(&self, name: &Name) -> Creation {
         let (kind, set) = match &self.what {
             What::File => (NewKind::File(Data::from(self.data.clone())), self.set()),
-            What::Directory => (NewKind::Directory, SetAttr { mode: Some(self.mode), ..SetAttr::default() }),
+            // The new directory inherits the set-group-ID bit at the server. The server would clear
+            // a bit that a caller outside of the group sets.
+            What::Directory => {
+                (NewKind::Directory, SetAttr { mode: Some(self.mode & !SETGID), ..SetAttr::default() })
+            }
             What::Link(target) => {
                 (NewKind::Link(Bytes::copy_from_slice(target)), SetAttr { mode: None, ..self.set() })
             }
@@ -105,8 +111,13 @@ async fn adopt(
         return Some(Err(e));
     }
     let node = trail.steps.into_iter().next()?;
+    // Only users whose new objects have their own number as owner have pending objects.
+    if node.attrs.attr.uid != cx.cred.uid {
+        return None;
+    }
+    let same_mode = node.attrs.attr.mode & 0o777 == new.mode & 0o777;
     match (&new.what, node.attrs.attr.kind) {
-        (What::Directory, FileKind::Directory) => Some(Ok(node)),
+        (What::Directory, FileKind::Directory) => same_mode.then_some(Ok(node)),
         (What::Link(target), FileKind::Symlink) => match below.readlink(cx, &node.fh).await {
             Ok(there) if there[..] == target[..] => Some(set_times(below, cx, node, new).await),
             Ok(_) => None,
@@ -184,11 +195,12 @@ struct Bodies(HashMap<Fh, FileLeft>);
 
 impl One {
     /// Creates the pending objects: first directories, parents before children, then the other
-    /// objects, then the times of directories. An object that cannot be created is kept as a
-    /// conflict.
+    /// objects, then the times of directories. An object that the server refuses for good is kept
+    /// as a conflict.
     ///
     /// # Errors
-    /// Local input and output. An object that was neither created nor kept stays in the journal.
+    /// Local input and output, and errors of the server that may pass. All objects then stay in the
+    /// journal. The next replay adopts those that were created.
     pub(super) async fn make_all(
         self: &Arc<Self>,
         left: &mut Left,
@@ -215,7 +227,7 @@ impl One {
             if now.is_empty() {
                 // A cycle. No sequence of operations creates one.
                 for (fh, made) in later {
-                    let why = "its directory cannot be found".to_string();
+                    let why = Refusal::Final("its directory cannot be found".into());
                     self.keep_made(&fh, &made, None, &paths, why, &mut out).await?;
                     ended.push((fh, made, None));
                 }
@@ -225,8 +237,8 @@ impl One {
                 let outcome = self.make_one(&made, None, &there, damage).await;
                 let node = match outcome {
                     Ok(node) => Some(node),
-                    Err(why) => {
-                        self.keep_made(&fh, &made, None, &paths, why, &mut out).await?;
+                    Err(refusal) => {
+                        self.keep_made(&fh, &made, None, &paths, refusal, &mut out).await?;
                         None
                     }
                 };
@@ -259,8 +271,8 @@ impl One {
                     out.bytes += made.size_bytes;
                     ended.push((fh, made, Some(node)));
                 }
-                Err(why) => {
-                    self.keep_made(&fh, &made, body, &paths, why, &mut out).await?;
+                Err(refusal) => {
+                    self.keep_made(&fh, &made, body, &paths, refusal, &mut out).await?;
                     ended.push((fh, made, None));
                 }
             }
@@ -271,13 +283,13 @@ impl One {
                 let (atime, mtime) = made.times;
                 let cred = made.new.cred.clone();
                 let set = Attributes { cred, mode: None, size_bytes: None, atime, mtime };
-                self.set_times(&node.fh, &set).await;
+                self.set_times(&node.fh, &set).await?;
             }
         }
         let sets: Vec<(Fh, SetLeft)> = left.set.drain().collect();
         if damage.is_none() {
             for (dir, set) in &sets {
-                self.set_times(there.get(dir).unwrap_or(dir), &set.set).await;
+                self.set_times(there.get(dir).unwrap_or(dir), &set.set).await?;
             }
         }
         records.extend(ended.iter().map(|(_, made, _)| (made.place.1, made.place.0)));
@@ -286,13 +298,16 @@ impl One {
         Ok(out)
     }
 
-    async fn set_times(&self, dir: &Fh, set: &Attributes) {
+    async fn set_times(&self, dir: &Fh, set: &Attributes) -> io::Result<()> {
         if (set.atime, set.mtime) == (None, None) {
-            return;
+            return Ok(());
         }
         if let Err(e) = set_directory(&*self.r.below, dir, set).await {
-            tracing::warn!(error = %e, "the times of a directory from before a crash cannot be set");
+            let what = "the times of a directory from before a crash cannot be set";
+            Refusal::of(what, &e).for_good("a directory")?;
+            tracing::warn!(error = %e, what);
         }
+        Ok(())
     }
 
     /// Journals the results and waits until they are durable. Then the records of the objects are
@@ -323,11 +338,11 @@ impl One {
         body: Option<&FileLeft>,
         there: &HashMap<Fh, Fh>,
         damage: Option<&String>,
-    ) -> std::result::Result<Node, String> {
+    ) -> std::result::Result<Node, Refusal> {
         if let Some(damage) = damage {
-            return Err(format!("the journal was damaged: {damage}"));
+            return Err(Refusal::Final(format!("the journal was damaged: {damage}")));
         }
-        let data = self.body(made, body).await.map_err(|e| format!("the journal cannot be read: {e}"))?;
+        let data = self.body(made, body).await.map_err(|e| Refusal::of("the journal cannot be read", &e))?;
         let dir = there.get(&made.new.dir).unwrap_or(&made.new.dir);
         let mtime = made.times.1.or((made.new.what == What::File).then_some(made.written));
         let new = New {
@@ -339,9 +354,9 @@ impl One {
         };
         let put = put(&*self.r.below, dir, &[(made.name.clone(), new)]).await.pop();
         put.unwrap_or_else(|| Err(Error::new(libc::EIO))).map_err(|e| match e.errno {
-            libc::EEXIST => "another object has its name".to_string(),
-            libc::ENOENT | libc::ESTALE => format!("its directory was removed ({e})"),
-            _ => format!("it cannot be created: {e}"),
+            libc::EEXIST => Refusal::Final("another object has its name".into()),
+            libc::ENOENT | libc::ESTALE => Refusal::Final(format!("its directory was removed ({e})")),
+            _ => Refusal::of("it cannot be created", &e),
         })
     }
 
@@ -373,14 +388,19 @@ impl One {
         made: &MadeLeft,
         body: Option<FileLeft>,
         paths: &HashMap<Fh, String>,
-        why: String,
+        refusal: Refusal,
         out: &mut Remade,
     ) -> io::Result<()> {
         let path = self.path_of(made, paths);
-        if made.new.what != What::File {
-            tracing::error!(%path, %why, "an object created before a crash cannot be created at the server");
-            return Ok(());
-        }
+        let why = refusal.for_good(&path)?;
+        let (why, size_bytes) = match &made.new.what {
+            What::File => (why, Some(made.size_bytes)),
+            What::Directory => (format!("a directory: {why}"), None),
+            What::Link(target) => {
+                (format!("a symbolic link to {}: {why}", String::from_utf8_lossy(target)), None)
+            }
+        };
+        tracing::error!(%path, %why, "an object created before a crash cannot be created at the server");
         let mut file = body.unwrap_or_default();
         if file.path.is_empty() {
             file.path = path.into_bytes();
@@ -389,7 +409,7 @@ impl One {
             file.wall_s = (made.new.time.secs, made.written.secs);
         }
         let (this, fh) = (self.clone(), fh.clone());
-        let kept = tokio::task::spawn_blocking(move || this.keep(&fh, &file, why)).await;
+        let kept = tokio::task::spawn_blocking(move || this.keep(&fh, &file, size_bytes, why)).await;
         if let Fate::Kept(name, path, why) = kept.map_err(io::Error::other)?? {
             out.kept.push((name, path, why));
         }

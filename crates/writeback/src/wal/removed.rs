@@ -1,10 +1,11 @@
 //! Names that were removed locally: after a crash, removes them at the server.
 
 use super::record::{Event, Record};
-use super::replay::One;
+use super::replay::{One, Refusal};
 use super::scan::{Left, RemovedLeft};
 use hither_vfs::{Fh, Name, PathRef, RequestContext, Result, Stop, WalkRequest};
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -14,7 +15,10 @@ const AT_ONCE: usize = 16;
 impl One {
     /// Removes each name that still leads to the same object. Directories come after files. A
     /// damaged journal removes nothing.
-    pub(super) async fn remove_all(self: &Arc<Self>, left: &mut Left, damaged: bool) {
+    ///
+    /// # Errors
+    /// Errors of the server that may pass. All names then stay in the journal.
+    pub(super) async fn remove_all(self: &Arc<Self>, left: &mut Left, damaged: bool) -> io::Result<()> {
         let mut all: Vec<(Fh, RemovedLeft)> = left.removed.drain().collect();
         all.sort_by_key(|(_, one)| one.place);
         if damaged && !all.is_empty() {
@@ -36,14 +40,14 @@ impl One {
                     && let Some((fh, one)) = files.next()
                 {
                     let this = self.clone();
-                    running.spawn(async move { this.remove(&fh, &one).await.then_some(fh) });
+                    running.spawn(async move { Ok(this.remove(&fh, &one).await?.then_some(fh)) });
                 }
                 let Some(ended) = running.join_next().await else { break };
-                gone.extend(ended.ok().flatten());
+                gone.extend(ended.map_err(io::Error::other).flatten()?);
             }
             // In journal order, subdirectories precede their parents.
             for (fh, one) in &dirs {
-                self.remove(fh, one).await;
+                self.remove(fh, one).await?;
             }
         }
         let mut last = None;
@@ -56,20 +60,22 @@ impl One {
             last = Some(self.r.log.append(Record::of(&fh, Event::Retire(self.last_seq))));
             records.extend(file.pieces.iter().map(|piece| (piece.segment, piece.seq)));
         }
-        let Some(last) = last else { return };
+        let Some(last) = last else { return Ok(()) };
         if self.r.log.durable(last.seq).await.is_ok() {
             records.into_iter().for_each(|(segment, _)| self.r.log.dead(segment, 1));
         }
+        Ok(())
     }
 
     /// Removes a name. Returns whether the name no longer leads to the object.
-    async fn remove(&self, fh: &Fh, one: &RemovedLeft) -> bool {
+    async fn remove(&self, fh: &Fh, one: &RemovedLeft) -> io::Result<bool> {
         let removed = self.try_to_remove(fh, one).await;
         if let Err(e) = &removed {
             let name = String::from_utf8_lossy(one.name.as_bytes()).into_owned();
+            Refusal::of("it cannot be removed", e).for_good(&name)?;
             tracing::error!(%name, error = %e, "a name that was removed before a crash exists again, because it cannot be removed");
         }
-        removed.is_ok()
+        Ok(removed.is_ok())
     }
 
     async fn try_to_remove(&self, fh: &Fh, one: &RemovedLeft) -> Result<()> {

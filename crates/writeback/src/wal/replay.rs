@@ -84,7 +84,7 @@ pub async fn replay(replay: Replay, left: Left) -> io::Result<Outcome> {
     let this = Arc::new(One { segments: Mutex::default(), last_seq: left.last_seq, r: replay });
     let mut left = left;
     let damage = left.damage.take().map(Arc::new);
-    this.remove_all(&mut left, damage.is_some()).await;
+    this.remove_all(&mut left, damage.is_some()).await?;
     let made = this.make_all(&mut left, damage.as_deref()).await?;
     let (mut running, mut files) = (tokio::task::JoinSet::new(), left.files.into_iter());
     let mut outcome = Outcome { files: made.files, bytes: made.bytes, kept: made.kept };
@@ -110,6 +110,62 @@ pub async fn replay(replay: Replay, left: Left) -> io::Result<Outcome> {
     failed.map_or(Ok(outcome), Err)
 }
 
+/// Why the server does not take an object.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// For good. The object becomes a conflict.
+    Final(String),
+    /// The server cannot take it now: it is full, or does not answer. The journal keeps everything.
+    Passing(String),
+}
+
+impl Refusal {
+    /// The refusal with this error of the server.
+    pub(super) fn of(what: &str, e: &Error) -> Self {
+        let why = format!("{what}: {e}");
+        if passes(e.errno) { Self::Passing(why) } else { Self::Final(why) }
+    }
+
+    /// The reason of a final refusal.
+    ///
+    /// # Errors
+    /// A passing refusal ends the replay.
+    pub(super) fn for_good(self, path: &str) -> io::Result<String> {
+        match self {
+            Self::Final(why) => Ok(why),
+            Self::Passing(why) => Err(io::Error::other(format!("{path}: {why}"))),
+        }
+    }
+}
+
+/// Whether an error of the server may be another one later.
+pub(crate) fn passes(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EAGAIN
+            | libc::ECONNABORTED
+            | libc::ECONNREFUSED
+            | libc::ECONNRESET
+            | libc::EDQUOT
+            | libc::EHOSTDOWN
+            | libc::EHOSTUNREACH
+            | libc::EINTR
+            | libc::EIO
+            | libc::EKEYEXPIRED
+            | libc::EKEYREVOKED
+            | libc::ENETDOWN
+            | libc::ENETUNREACH
+            | libc::ENOKEY
+            | libc::ENOMEM
+            | libc::ENOSPC
+            | libc::ENOTCONN
+            | libc::EPIPE
+            | libc::EREMOTEIO
+            | libc::ESHUTDOWN
+            | libc::ETIMEDOUT
+    )
+}
+
 pub(super) enum Fate {
     Written(u64),
     Kept(String, String, String),
@@ -132,14 +188,15 @@ struct Target {
 impl One {
     async fn file(self: Arc<Self>, fh: Fh, file: FileLeft, damage: Option<&String>) -> io::Result<Fate> {
         let decided = match damage {
-            Some(damage) => Err(format!("the journal was damaged: {damage}")),
+            Some(damage) => Err(Refusal::Final(format!("the journal was damaged: {damage}"))),
             None => self.write_back(&fh, &file).await,
         };
         let fate = match decided {
             Ok(bytes) => Fate::Written(bytes),
-            Err(why) => {
+            Err(refusal) => {
+                let why = refusal.for_good(&String::from_utf8_lossy(&file.path))?;
                 let (this, fh, file) = (self.clone(), fh.clone(), file.clone());
-                tokio::task::spawn_blocking(move || this.keep(&fh, &file, why))
+                tokio::task::spawn_blocking(move || this.keep(&fh, &file, None, why))
                     .await
                     .map_err(io::Error::other)??
             }
@@ -156,16 +213,17 @@ impl One {
 
     /// Writes a file's bytes, if the state of the file at the server permits that. Otherwise
     /// returns the reason.
-    async fn write_back(&self, fh: &Fh, file: &FileLeft) -> std::result::Result<u64, String> {
-        let cannot = |what: &str, e: &Error| format!("{what}: {e}");
+    async fn write_back(&self, fh: &Fh, file: &FileLeft) -> std::result::Result<u64, Refusal> {
+        let cannot = Refusal::of;
+        let refused = |why: &str| Err(Refusal::Final(why.into()));
         let own = RequestContext::new(Arc::new(Cred::root()));
         let found = self.r.below.getattr(&own.fresh(Instant::now()), At { fh, open: None }).await;
         let attrs = match found {
-            Ok(attrs) if attrs.attr.kind != FileKind::Regular => return Err("it is no regular file".into()),
-            Ok(attrs) if attrs.attr.nlink == 0 => return Err("the file was removed".into()),
+            Ok(attrs) if attrs.attr.kind != FileKind::Regular => return refused("it is no regular file"),
+            Ok(attrs) if attrs.attr.nlink == 0 => return refused("the file was removed"),
             Ok(attrs) => attrs,
             Err(e) if matches!(e.errno, libc::ESTALE | libc::ENOENT) => {
-                return Err("the file was removed".into());
+                return refused("the file was removed");
             }
             Err(e) => return Err(cannot("its attributes cannot be read", &e)),
         };
@@ -192,7 +250,7 @@ impl One {
         target: &Target,
         file: &FileLeft,
         mut now: Base,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<(), Refusal> {
         let own = RequestContext::new(Arc::new(Cred::root()));
         let mut checks = 0;
         loop {
@@ -222,8 +280,8 @@ impl One {
         target: &Target,
         file: &FileLeft,
         at: u64,
-    ) -> std::result::Result<(), String> {
-        let cannot = |e: Error| format!("it cannot be compared: {e}");
+    ) -> std::result::Result<(), Refusal> {
+        let cannot = |e: Error| Refusal::of("it cannot be compared", &e);
         for (start, end, piece) in file.image() {
             for landed in file.landed.iter().filter(|l| l.seq <= at && piece.seq <= l.upto) {
                 let (mut from, until) = (start.max(landed.start_bytes), end.min(landed.end_bytes));
@@ -231,7 +289,8 @@ impl One {
                     let to = until.min(from + STEP_BYTES);
                     let theirs = self.read(target, from, to).await.map_err(cannot)?;
                     if theirs != self.bytes(piece, from, to).await.map_err(cannot)? {
-                        return Err("another client changed the file while this client wrote to it".into());
+                        let why = "another client changed the file while this client wrote to it";
+                        return Err(Refusal::Final(why.into()));
                     }
                     from = to;
                 }
@@ -241,14 +300,14 @@ impl One {
     }
 
     /// Checks that a changed file differs only by WRITEs of this client.
-    async fn judge(&self, target: &Target, file: &FileLeft, now: &Base) -> std::result::Result<(), String> {
-        let changed = || "another client changed the file".to_string();
+    async fn judge(&self, target: &Target, file: &FileLeft, now: &Base) -> std::result::Result<(), Refusal> {
+        let changed = || Refusal::Final("another client changed the file".into());
         let unheard = file.unheard();
         // An unacknowledged truncation of this client, if the file now ends there.
         let cut = unheard.iter().any(|s| s.end_bytes == u64::MAX && s.start_bytes == now.size_bytes);
         let cut = cut.then_some(now.size_bytes);
         let seen = self.compare(target, file, (&unheard, cut)).await;
-        let seen = seen.map_err(|e| format!("it cannot be compared: {e}"))?;
+        let seen = seen.map_err(|e| Refusal::of("it cannot be compared", &e))?;
         if seen.same {
             return Ok(());
         }
@@ -265,9 +324,9 @@ impl One {
         if ours && explained {
             Ok(())
         } else {
-            Err("another client may have changed the file: the WRITEs in flight when this client died do not \
-                 explain its present state"
-                .into())
+            let why = "another client may have changed the file: the WRITEs in flight when this client died do \
+                       not explain its present state";
+            Err(Refusal::Final(why.into()))
         }
     }
 
@@ -415,7 +474,15 @@ impl One {
         Ok(bytes)
     }
 
-    pub(super) fn keep(&self, fh: &Fh, file: &FileLeft, why: String) -> io::Result<Fate> {
+    /// Keeps the bytes of a file as a conflict. `size_bytes` is the length of a new file, which may
+    /// have a hole at its end.
+    pub(super) fn keep(
+        &self,
+        fh: &Fh,
+        file: &FileLeft,
+        size_bytes: Option<u64>,
+        why: String,
+    ) -> io::Result<Fate> {
         let image = file.image();
         let seq = file.pieces.front().map_or(0, |p| p.seq);
         let range = |(start, end, piece): &(u64, u64, &Piece)| Range {
@@ -450,7 +517,7 @@ impl One {
                     at = to;
                 }
             }
-            Ok(())
+            size_bytes.map_or(Ok(()), |size| data.set_len(size))
         })?;
         Ok(Fate::Kept(name, path, why))
     }
