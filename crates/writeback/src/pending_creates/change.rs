@@ -244,8 +244,8 @@ impl PendingCreates {
         bytes.resize(size as usize, 0);
         let void = Event::Void { start_bytes: size, end_bytes: u64::MAX };
         object.noted(self.wal.log().append(Record::of(fh, void)), false);
-        let set =
-            Attributes { cred: cred.clone(), mode: None, size_bytes: Some(size), atime: None, mtime: None };
+        let (size_bytes, mtime) = (Some(size), Some(now));
+        let set = Attributes { cred: cred.clone(), mode: None, size_bytes, atime: None, mtime };
         object.noted(self.wal.log().append(Record::of(fh, Event::Set(set))), false);
         object.times.1 = None;
         let a = &mut object.attr;

@@ -415,6 +415,34 @@ async fn sending_moves_no_times() {
     assert_eq!(times("dir/link").await, before[2]);
 }
 
+/// The modification time that programs saw survives a crash, whatever changed it last.
+/// Promise: 6g
+#[tokio::test]
+async fn shown_mtime_survives_crash() {
+    let size = |size| SetAttr { size_bytes: Some(size), ..SetAttr::default() };
+    let explicit =
+        || SetAttr { mtime: Some(SetTime::To(Time { secs: 1_000, nanos: 5 })), ..SetAttr::default() };
+    let histories: [&[SetAttr]; 5] =
+        [&[size(3)], &[explicit(), size(3)], &[size(9), explicit()], &[explicit()], &[size(9), size(0)]];
+    let s = Stack::new().await;
+    for (n, sets) in histories.iter().enumerate() {
+        let file = s.file(&s.root, &format!("f{n}"), b"bytes").await;
+        for set in *sets {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            s.ahead.setattr(&cx(), File { fh: &file.fh, open: None }, set).await.unwrap();
+        }
+    }
+    let mut shown = Vec::new();
+    for n in 0..histories.len() {
+        shown.push(s.find(&format!("f{n}")).await.unwrap().attrs.attr.mtime);
+    }
+    assert_eq!(s.crash().await.0.kept, vec![]);
+    for (n, shown) in shown.into_iter().enumerate() {
+        let there = find(s.gate.below(), &s.root, &format!("f{n}")).await.unwrap().attrs.attr.mtime;
+        assert_eq!(there, shown, "history {n}");
+    }
+}
+
 /// A full server receives the object later. Meanwhile the server must create new objects itself,
 /// and a sync returns the error.
 /// Promise: 6g

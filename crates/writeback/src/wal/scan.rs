@@ -346,8 +346,15 @@ impl Left {
                 match self.made.get_mut(&parsed.fh) {
                     Some(made) => {
                         made.new.mode = set.mode.unwrap_or(made.new.mode);
-                        made.size_bytes = set.size_bytes.unwrap_or(made.size_bytes);
-                        made.times = (set.atime.or(made.times.0), set.mtime.or(made.times.1));
+                        made.times.0 = set.atime.or(made.times.0);
+                        match set.size_bytes {
+                            // A truncation is a change of the bytes, at the recorded time.
+                            Some(size) => {
+                                made.size_bytes = size;
+                                (made.times.1, made.written) = (None, set.mtime.unwrap_or(made.written));
+                            }
+                            None => made.times.1 = set.mtime.or(made.times.1),
+                        }
                     }
                     None => {
                         self.set.insert(parsed.fh, SetLeft { place, set: set.clone() });
