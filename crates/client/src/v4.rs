@@ -459,9 +459,16 @@ impl Vfs for V4 {
     ) -> Result<Option<Attrs>> {
         let late_locks = &self.core.files.late_locks;
         self.core.wait_for(cx, late_locks.end(file.fh, owner)).await?;
+        if cx.cancel.is_cancelled() {
+            return Err(Error::new(libc::EINTR));
+        }
         let (_caller, call) = late_locks.call(file.fh, owner);
         let (open, fh) = (file.open, file.fh.clone());
-        let (core, own, undo) = (self.core.clone(), cx.clone(), self.core.clone());
+        // The wait for a taken lock ends with its caller, also when the caller has timed out.
+        let cancel = cx.cancel.child_token();
+        let _stop = cancel.clone().drop_guard();
+        let own = RequestContext { cancel, ..cx.clone() };
+        let (core, undo) = (self.core.clone(), self.core.clone());
         let work = async move { core.lock(&own, open, owner, kind, range, wait).await };
         // A lock granted after its caller was interrupted must be released.
         let unlock = move |_| {

@@ -17,7 +17,7 @@
 
 use crate::call::Pending;
 use crate::handles::OpenFile;
-use hither_vfs::LockOwner;
+use hither_vfs::{Error, LockOwner, Result};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -62,16 +62,31 @@ impl Lockers {
 
     /// Starts a call for a lock through `handle`. Waits while locks of an owner with this number
     /// are being released.
+    ///
+    /// # Errors
+    /// `EINTR`: the call was interrupted, and its answer sent.
     pub async fn locks(
         file: &Arc<OpenFile>,
         owner: LockOwner,
         handle: u64,
         pending: &Arc<Pending>,
-    ) -> Locking {
+    ) -> Result<Locking> {
         let call = || LockCall { owner, handle, pending: pending.clone() };
         let lockers = &file.inode.lockers;
-        lockers.when(|state| state.try_lock(owner, handle, call)).await;
-        Locking { file: file.clone(), owner, unique: pending.unique }
+        let mut begun = false;
+        lockers
+            .when(|state| {
+                // Checked under the lock: another call of the owner may have begun since.
+                let over = pending.cancel.is_cancelled();
+                begun = !over && state.try_lock(owner, handle, call);
+                over || begun
+            })
+            .await;
+        if begun {
+            Ok(Locking { file: file.clone(), owner, unique: pending.unique })
+        } else {
+            Err(Error::new(libc::EINTR))
+        }
     }
 
     /// Starts the release of all locks of an owner. Returns `None` when it has none, or another

@@ -209,6 +209,11 @@ async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Res
     let mut request = tokio::io::BufReader::new(read).take(MAX_REQUEST_BYTES);
     tokio::time::timeout(ANSWER_WITHIN, request.read_line(&mut line)).await??;
     let reply = match serde_json::from_str::<Request>(&line) {
+        Ok(Request { version: VERSION, ask: Ask::End }) => tokio::select! {
+            reply = answer(Ask::End) => reply,
+            // The unmount has failed.
+            _ = request.read_u8() => return Ok(()),
+        },
         Ok(request) if request.version == VERSION => answer(request.ask).await,
         Ok(request) => Err(format!("request version {} is not {VERSION}", request.version)),
         Err(e) => Err(format!("request not understood ({e}); it is of another version")),

@@ -152,8 +152,9 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
         }
     };
     // One receiver belongs to the control socket, the others to programs that wait for the end.
-    if ended.receiver_count() > 1 {
-        ended.send_replace(Some(outcome));
+    let is_awaited = ended.receiver_count() > 1;
+    ended.send_replace(Some(outcome));
+    if is_awaited {
         tokio::time::sleep(REPLIES_WITHIN).await;
     }
     drop((control, metrics, board));

@@ -177,10 +177,14 @@ fn wait_for_end(daemon: Ending, pidfd: &OwnedFd, timeout_s: u64, mount: &Mount) 
             pid,
             mount.source.to_string_lossy()
         ))),
-        // A daemon that was killed says nothing.
         Ok(_) => match daemon.unsent() {
+            Ok(None) => Ok(()),
             Ok(Some(why)) => Err(Failure::system(format!("{point} is unmounted, but {why}"))),
-            Ok(None) | Err(_) => Ok(()),
+            // It was killed, or is stopping a moment later.
+            Err(_) => Err(Failure::system(format!(
+                "{point} is unmounted, but its daemon (process {pid}) ended without saying whether the server has \
+                 everything; see the log"
+            ))),
         },
         Err(e) => Err(Failure::system(format!("waiting for process {pid}: {e}"))),
     }

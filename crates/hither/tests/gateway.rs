@@ -681,7 +681,9 @@ fn many_clients_share_cold_tree() {
             "client {client}, origin {version}: ls -lR {one_calls} calls of one client, {many_calls} of {count} \
              ({calls:.2}); bytes {times:.3} times the tree"
         );
-        if times > 1.1 || calls > 1.5 {
+        // Each listing of an NFSv3 client is confirmed, because it opens files with the attributes.
+        let most = if client == "vers=3" { 2.0 } else { 1.5 };
+        if times > 1.1 || calls > most {
             failures.push((client, version));
         }
     }

@@ -79,7 +79,7 @@ impl Call {
         if inode.lockers.has_only_others(owner, call.fh) {
             inode.in_use.closed_handles_end(inode.in_use.closes()).await;
         }
-        let locking = Lockers::locks(&file, owner, call.fh, &self.pending).await;
+        let locking = Lockers::locks(&file, owner, call.fh, &self.pending).await?;
         let asked = self.asked();
         let kind = kind(&call)?;
         let lock = || self.session.vfs.lock(&cx, at, owner, kind, range, wait);

@@ -154,11 +154,12 @@ impl Call {
         } else {
             // The kernel keeps a moved name as long as under its old directory, and does not check
             // the search permission of the new one.
-            let moved_names = [(&to_dir, &to, true), (&dir, &from, exchange)];
-            for (dir, name, _) in moved_names.into_iter().filter(|(_, _, moved)| *moved) {
-                if self.name_valid(dir, Duration::MAX).is_zero() {
-                    self.session.doubt_name(dir.id, name).await;
-                }
+            let keeps = |dir: &Inode| !self.name_valid(dir, Duration::MAX).is_zero();
+            if keeps(&dir) && !keeps(&to_dir) {
+                self.session.doubt_name(to_dir.id, &to).await;
+            }
+            if exchange && keeps(&to_dir) && !keeps(&dir) {
+                self.session.doubt_name(dir.id, &from).await;
             }
         }
         Ok(Answer::empty())

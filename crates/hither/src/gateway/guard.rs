@@ -245,8 +245,7 @@ impl Vfs for Guard {
         max_bytes: u32,
         nodes: bool,
     ) -> Result<DirPage> {
-        // A client that lists a directory to open its files does not revalidate them again.
-        let cx = self.context(&if nodes { cx.fresh(Instant::now()) } else { cx.clone() });
+        let cx = self.context(cx);
         self.ask(|| self.below.readdir(&cx, dir, cookie, verifier, max_bytes, nodes)).await
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The module does not know how pending objects are kept during a mount. After EEXIST it checks
 //! whether an earlier attempt of this client created the existing object. An attempt is recognised
-//! by its owner, and by a directory with the same permissions, a link with the same target, or a
+//! by its owner, and by a directory with no more permissions, a link with the same target, or a
 //! file that contains only our bytes and zeros.
 
 use super::log::Ticket;
@@ -24,6 +24,8 @@ use tokio::time::Instant;
 const STEP_BYTES: usize = 1 << 20;
 /// The set-group-ID bit. Pending objects only have it by inheritance.
 const SETGID: u32 = 0o2000;
+/// The permissions with which an owner opens a file for reading and writing.
+const OWNER_BITS: u32 = 0o600;
 /// Objects created at a time.
 const AT_ONCE: usize = 16;
 
@@ -115,9 +117,10 @@ async fn adopt(
     if node.attrs.attr.uid != cx.cred.uid {
         return None;
     }
-    let same_mode = node.attrs.attr.mode & 0o777 == new.mode & 0o777;
+    // A default ACL or the server may have taken permissions away.
+    let no_more = node.attrs.attr.mode & !new.mode & 0o777 == 0;
     match (&new.what, node.attrs.attr.kind) {
-        (What::Directory, FileKind::Directory) => same_mode.then_some(Ok(node)),
+        (What::Directory, FileKind::Directory) => no_more.then_some(Ok(node)),
         (What::Link(target), FileKind::Symlink) => match below.readlink(cx, &node.fh).await {
             Ok(there) if there[..] == target[..] => Some(set_times(below, cx, node, new).await),
             Ok(_) => None,
@@ -132,10 +135,17 @@ async fn adopt(
 
 /// Rewrites a file of an earlier attempt. `None` when the file contains other bytes.
 async fn fill(below: &dyn Vfs, cx: &RequestContext, node: Node, new: &New) -> Result<Option<Node>> {
-    let (cx, open) = match super::open_as(below, cx.cred.clone(), &node.fh).await {
-        Ok(opened) => opened,
-        Err(e) => return Err(e),
+    let opened = match super::open_as(below, cx.cred.clone(), &node.fh).await {
+        Err(e) if matches!(e.errno, libc::EACCES | libc::EPERM) => {
+            // A file that its owner may not open. Its mode is set again at the end.
+            let mode = Some(new.mode & 0o777 | OWNER_BITS);
+            let set = SetAttr { mode, ..SetAttr::default() };
+            below.setattr(cx, At { fh: &node.fh, open: None }, &set).await?;
+            super::open_as(below, cx.cred.clone(), &node.fh).await
+        }
+        opened => opened,
     };
+    let (cx, open) = opened?;
     let at = At { fh: &node.fh, open: Some(open) };
     let done = async {
         let mut there = 0;

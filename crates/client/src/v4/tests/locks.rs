@@ -208,6 +208,23 @@ async fn late_call_ends_no_later_lock() {
     }
 }
 
+/// A caller that does not wait any more for a taken lock blocks no later call of its owner.
+#[tokio::test(start_paused = true)]
+async fn given_up_wait_blocks_no_later_lock() {
+    let t = Test::new().await;
+    let f = t.create("f").await;
+    assert_eq!(t.take(&f, OTHER, LockKind::Write, range(0, 10)).await, 0);
+    let caller = RequestContext { deadline: Some(Instant::now() + Duration::from_secs(5)), ..cx() };
+    let waits = t.v4.lock(&caller, file(&f), ME, LockKind::Write, range(0, 10), LockWait::Yes).await;
+    assert_eq!(errno(waits), libc::ETIMEDOUT);
+    let began = Instant::now();
+    assert_eq!(t.take(&f, ME, LockKind::Write, range(20, 30)).await, 0);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    t.release(&f, OTHER).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(t.take(&f, OTHER, LockKind::Write, range(0, 10)).await, 0);
+}
+
 /// All locks are at the server before a recalled delegation is returned. Waiters, and later
 /// callers, wait at the server.
 /// Promise: 16a
