@@ -66,6 +66,8 @@ pub(crate) struct Inner {
     mounted: Option<Mounted>,
     /// The server has refused READDIRPLUS as not supported.
     no_readdirplus: AtomicBool,
+    /// Attributes beside the answer may be older than the call.
+    old_beside: bool,
     listing_sizes: ListingSizes,
     /// PATHCONF of the root says that names match by exact spelling.
     exact_names: bool,

@@ -285,6 +285,16 @@ const WAITING_LOCKS: [(&str, WaitingLock); 3] = [
     ("F_OFD_SETLKW", |f| ofd_lock(f, libc::F_OFD_SETLKW).map(drop)),
 ];
 
+/// Checks that a file's lock excludes other clients when all calls have ended, and ends with the
+/// close.
+fn locks_until_close(m: &Mount, locked: File, kind: &str) {
+    eventually("the calls below end", || m.mounted().counts().requests == 0);
+    assert_eq!(foreign_lock(m, LockKind::Read, ALL), libc::EAGAIN, "{kind}");
+    drop(locked);
+    eventually("the lock is free", || foreign_lock(m, LockKind::Write, ALL) == 0);
+    foreign_unlock(m);
+}
+
 /// The release of a closed descriptor, however late, ends no lock of a later descriptor. The kernel
 /// gives the memory of a closed file to the next one, and its number of the lock owner with it.
 /// Promise: 16
@@ -308,11 +318,7 @@ fn late_release_ends_no_later_lock() {
                 lock(&later).unwrap();
                 later
             });
-            eventually("the calls below end", || m.mounted().counts().requests == 0);
-            assert_eq!(foreign_lock(&m, LockKind::Read, ALL), libc::EAGAIN, "{kind}, round {round}");
-            drop(later);
-            eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
-            foreign_unlock(&m);
+            locks_until_close(&m, later, &format!("{kind}, round {round}"));
         }
     }
     m.end();
@@ -355,11 +361,7 @@ fn interrupted_call_ends_no_later_lock() {
             pause(10);
             assert_eq!(lock(&f), Ok(()), "{kind}");
         });
-        eventually("the calls below end", || m.mounted().counts().requests == 0);
-        assert_eq!(foreign_lock(&m, LockKind::Read, ALL), libc::EAGAIN, "{kind}");
-        drop(f);
-        eventually("the lock is free", || foreign_lock(&m, LockKind::Write, ALL) == 0);
-        foreign_unlock(&m);
+        locks_until_close(&m, f, kind);
     }
     m.end();
 }

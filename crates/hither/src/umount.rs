@@ -171,10 +171,8 @@ fn wait_for_end(daemon: Ending, pidfd: &OwnedFd, timeout_s: u64, mount: &Mount) 
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     match rustix::event::poll(&mut fds, Some(&timeout)) {
         Ok(0) => Err(Failure::system(format!(
-            "{} is unmounted, but its daemon (process {}) did not end within {timeout_s} s: the server {} may \
+            "{point} is unmounted, but its daemon (process {pid}) did not end within {timeout_s} s: the server {} may \
              not have everything; see the log",
-            point,
-            pid,
             mount.source.to_string_lossy()
         ))),
         Ok(_) => match daemon.unsent() {

@@ -670,9 +670,15 @@ fn many_clients_share_cold_tree() {
         let mut gateway = start("one");
         let (one_calls, _) = list(1, "one", "ls -lR >/dev/null", &gateway);
         gateway.stop();
-        let mut gateway = start("many");
-        let (many_calls, _) = list(count, "many", "ls -lR >/dev/null", &gateway);
-        gateway.stop();
+        // The clients start within some hundredths of a second, so the counts vary: the median.
+        let mut many = ["many-a", "many-b", "many-c"].map(|name| {
+            let mut gateway = start(name);
+            let (calls, _) = list(count, name, "ls -lR >/dev/null", &gateway);
+            gateway.stop();
+            calls
+        });
+        many.sort();
+        let many_calls = many[1];
         let mut gateway = start("bytes");
         let (_, bytes) = list(count, "bytes", "tar cf - . | cat >/dev/null", &gateway);
         gateway.stop();
@@ -681,9 +687,7 @@ fn many_clients_share_cold_tree() {
             "client {client}, origin {version}: ls -lR {one_calls} calls of one client, {many_calls} of {count} \
              ({calls:.2}); bytes {times:.3} times the tree"
         );
-        // Each listing of an NFSv3 client is confirmed, because it opens files with the attributes.
-        let most = if client == "vers=3" { 2.0 } else { 1.5 };
-        if times > 1.1 || calls > most {
+        if times > 1.1 || calls > 1.5 {
             failures.push((client, version));
         }
     }

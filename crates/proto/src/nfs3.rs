@@ -185,6 +185,9 @@ pub mod fsf {
     pub const HOMOGENEOUS: u32 = 0x08;
     /// SETATTR can set times.
     pub const CANSETTIME: u32 = 0x10;
+    /// Attributes in listings, and of directories in other replies, may be older than the call. Not
+    /// in RFC 1813: a gateway of hither tells it to clients of hither, and others ignore it.
+    pub const OLD_BESIDE: u32 = 1 << 31;
 }
 
 xdr_struct! {

@@ -94,6 +94,11 @@ impl std::fmt::Debug for Export {
 }
 
 impl Export {
+    /// Whether the files are those of an origin, behind the caches of a gateway.
+    pub fn is_of_gateway(&self) -> bool {
+        self.epoch.is_some()
+    }
+
     /// The rights of a client. `None`: the client may not learn that the export exists.
     pub fn rights(&self, client: &Peer) -> Option<Rights> {
         (self.admit)(&Asker::of(client))

@@ -15,7 +15,11 @@ use hither_vfs::{
     SetAttr, Validity,
 };
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
+
+/// Assumed age of attributes beside the answer of a gateway: the default of `acregmax`.
+const BESIDE_AGE: Duration = Duration::from_secs(60);
 
 impl V3 {
     /// An object with attributes. `came` has the attributes of a reply, and the time of its
@@ -84,7 +88,16 @@ impl V3 {
     /// Records a directory's attributes from the reply of an operation in it.
     pub(super) fn learn(&self, dir: &Fh, came: &PostOpAttr, asked: Instant) -> Option<Attrs> {
         let attr = came.as_ref().and_then(convert::attr)?;
-        Some(self.stamp(dir, attr, asked))
+        Some(self.aged(self.stamp(dir, attr, asked)))
+    }
+
+    /// Attributes that come beside the answer. Those of a gateway may be older than the call, so an
+    /// open asks the server again.
+    pub(super) fn aged(&self, attrs: Attrs) -> Attrs {
+        match attrs.asked.checked_sub(BESIDE_AGE) {
+            Some(asked) if self.old_beside => Attrs { asked, ..attrs },
+            _ => attrs,
+        }
     }
 
     /// The change of a directory by an operation in it.
@@ -120,7 +133,9 @@ impl V3 {
                 let dir_attrs = self.learn(dir, &ok.dir_attributes, asked);
                 let fh = convert::fh(&ok.object).ok_or_else(empty_handle)?;
                 let attr = self.caller.attr_or_ask(cred, patience, &fh, ok.obj_attributes).await?;
+                let is_dir = attr.kind == FileKind::Directory;
                 let attrs = self.stamp_named(&fh, attr, asked);
+                let attrs = if is_dir { self.aged(attrs) } else { attrs };
                 Ok((Some(Node { fh, attrs }), dir_attrs))
             }
             Err((Nfsstat3::NOENT, dir_attributes)) => Ok((None, self.learn(dir, &dir_attributes, asked))),
@@ -151,7 +166,8 @@ impl V3 {
         // The bits of the interface are those of RFC 1813 section 3.3.4.
         let args = AccessArgs { object: convert::fh3(fh)?, access: want.bits() };
         let ok = self.caller.expect(&cx.cred, &Patience::of(cx), &args).await?;
-        Ok((Access::from_bits_truncate(ok.access) & want, ok.obj_attributes))
+        let attr = ok.obj_attributes.filter(|_| !self.old_beside);
+        Ok((Access::from_bits_truncate(ok.access) & want, attr))
     }
 
     pub(super) async fn link_target(&self, cx: &RequestContext, fh: &Fh) -> Result<bytes::Bytes> {

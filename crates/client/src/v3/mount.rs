@@ -214,6 +214,7 @@ impl V3 {
             root,
             mounted,
             no_readdirplus: AtomicBool::new(false),
+            old_beside: info.properties & fsf::OLD_BESIDE != 0,
             listing_sizes: ListingSizes::default(),
             exact_names,
             root_fsid: attr.fsid,

@@ -206,7 +206,7 @@ impl V3 {
         let kind = attr.as_ref().map(|a| a.kind);
         let node = attr.zip(raw.handle).map(|(attr, fh)| {
             let attrs = self.stamp_named(&fh, attr, asked);
-            Node { fh, attrs }
+            Node { fh, attrs: self.aged(attrs) }
         });
         Some(DirEntry { name, cookie: raw.cookie, fileid: raw.fileid, kind, node })
     }

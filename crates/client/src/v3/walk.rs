@@ -222,7 +222,7 @@ impl V3 {
         if ok.data.len() > count as usize {
             return Err(Error::because(libc::EIO, "the server sends more bytes than requested"));
         }
-        let attr = ok.file_attributes.as_ref().and_then(convert::attr);
+        let attr = ok.file_attributes.as_ref().filter(|_| !self.old_beside).and_then(convert::attr);
         let eof = ok.eof || ok.data.is_empty();
         let read = self.writes.overlay(fh, 0, count, Read { data: ok.data.0.into(), eof });
         Ok(Start { attr, read })

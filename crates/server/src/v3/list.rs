@@ -10,7 +10,6 @@ use crate::server::{LISTING_MAX_BYTES, Request};
 use hither_proto::nfs3::*;
 use hither_proto::xdr::Chain;
 use hither_vfs::{Attr, DirPage, FileKind, Node};
-use tokio::time::Instant;
 
 /// Bytes of a reply besides its entries: status, attributes, verifier, end of list, end of
 /// directory.
@@ -54,7 +53,7 @@ pub(super) async fn readdir(r: &Request, a: &ReaddirArgs) -> ReaddirRes {
     let reply = a.count.min(LISTING_MAX_BYTES) as usize;
     let entry = |i: Item| Entry3 { fileid: i.fileid, name: i.name, cookie: i.cookie };
     let room = Room { reply, names: usize::MAX };
-    match list(&dir, a.cookie, a.cookieverf, &room, None, entry).await {
+    match list(&dir, a.cookie, a.cookieverf, &room, false, entry).await {
         Ok(l) => Res::Ok(ReaddirOk {
             dir_attributes: Some(dir.wire(&l.attr)),
             cookieverf: l.verifier,
@@ -71,7 +70,7 @@ pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> Readdirplus
         Err(status) => return Res::Err(status, None),
     };
     let room = Room { reply: a.maxcount.min(LISTING_MAX_BYTES) as usize, names: a.dircount as usize };
-    match list(&dir, a.cookie, a.cookieverf, &room, Some(r.began), |i| plus(r, &dir, i)).await {
+    match list(&dir, a.cookie, a.cookieverf, &room, true, |i| plus(r, &dir, i)).await {
         Ok(l) => Res::Ok(ReaddirplusOk {
             dir_attributes: Some(dir.wire(&l.attr)),
             cookieverf: l.verifier,
@@ -95,25 +94,22 @@ fn plus(r: &Request, dir: &At, mut i: Item) -> Entryplus3 {
     }
 }
 
-/// A part of a directory after a cookie. With `nodes_since` the entries have their objects, with
-/// attributes no older than that time: clients open files with the attributes of a listing. Each
-/// entry is made at once, so that a long listing is not in memory a third time.
+/// A part of a directory after a cookie. Each entry is made at once, so that a long listing is not
+/// in memory a third time.
 async fn list<E>(
     dir: &At,
     cookie: u64,
     verifier: [u8; 8],
     room: &Room,
-    nodes_since: Option<Instant>,
+    nodes: bool,
     entry: impl Fn(Item) -> E,
 ) -> Result<Listing<E>, Nfsstat3> {
+    let attr = dir.attr().await?;
     let from = cookie.saturating_sub(DOTDOT);
     let most = room.reply.saturating_sub(HEAD_BYTES).clamp(64, u32::MAX as usize) as u32;
     let verifier = if from == 0 { [0; 8] } else { verifier };
-    let nodes = nodes_since.is_some();
-    let cx = nodes_since.map_or_else(|| dir.cx.clone(), |since| dir.cx.fresh(since));
-    let page = dir.export.vfs.readdir(&cx, &dir.fh, from, verifier, most, nodes).await;
+    let page = dir.export.vfs.readdir(&dir.cx, &dir.fh, from, verifier, most, nodes).await;
     let page = page.map_err(|e| stat3(&e))?;
-    let attr = dir.attr().await?;
     let verifier = page.verifier;
     let all_of_page = page.eof;
     let mut made = Vec::with_capacity(page.entries.len() + 2);

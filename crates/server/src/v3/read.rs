@@ -199,7 +199,11 @@ pub(super) async fn fsinfo(r: &Request, a: &FsinfoArgs) -> FsinfoRes {
             dtpref: LISTING_BYTES,
             maxfilesize: FILE_MAX_BYTES,
             time_delta: Nfstime3 { seconds: 0, nseconds: 1 },
-            properties: fsf::LINK | fsf::SYMLINK | fsf::HOMOGENEOUS | fsf::CANSETTIME,
+            properties: fsf::LINK
+                | fsf::SYMLINK
+                | fsf::HOMOGENEOUS
+                | fsf::CANSETTIME
+                | if at.export.is_of_gateway() { fsf::OLD_BESIDE } else { 0 },
         }),
         Err(status) => Res::Err(status, None),
     }

@@ -55,19 +55,13 @@ fn reads_only(op: &Op) -> bool {
     )
 }
 
-/// A name, and the names of the LOOKUPs that follow.
-fn path_of(first: Name, rest: &[Op]) -> Vec<Name> {
-    let mut path = vec![first];
-    for op in rest.iter().filter(|op| !reads_only(op)) {
-        match op {
-            Op::Lookup(wire) if path.len() < WALK_MAX => match name(wire) {
-                Ok(name) => path.push(name),
-                Err(_) => break,
-            },
-            _ => break,
-        }
-    }
-    path
+/// The names of the LOOKUPs that follow, up to the first other change of the current object.
+fn path_of(rest: &[Op]) -> Vec<Name> {
+    let names = rest.iter().filter(|op| !reads_only(op)).map_while(|op| match op {
+        Op::Lookup(wire) => name(wire).ok(),
+        _ => None,
+    });
+    names.take(WALK_MAX - 1).collect()
 }
 
 /// A directory's change on the wire.
@@ -83,7 +77,7 @@ impl Exec<'_> {
         };
         let first = name(wanted)?;
         if self.ahead.is_empty() && self.ahead_stop.is_none() {
-            let path = path_of(first, rest);
+            let path: Vec<_> = std::iter::once(first).chain(path_of(rest)).collect();
             let at = PathRef { base: &dir.fh, path: &path };
             let trail =
                 dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
@@ -113,20 +107,18 @@ impl Exec<'_> {
     /// One message to the origin of a gateway then has the directory's attributes and all objects.
     /// Without this, each would be a message, because a GETATTR does not use older attributes.
     pub(super) async fn look_ahead(&mut self, rest: &[Op]) {
-        let Some(Here::Object(dir)) = self.current.clone() else { return };
-        if dir.known.is_some() || !self.ahead.is_empty() || self.ahead_stop.is_some() {
+        if !self.ahead.is_empty() || self.ahead_stop.is_some() {
             return;
         }
-        let Some(from) = rest.iter().position(|op| !reads_only(op)) else { return };
-        let Op::Lookup(wire) = &rest[from] else { return };
-        let Ok(first) = name(wire) else { return };
-        let path = path_of(first, &rest[from + 1..]);
+        let path = path_of(rest);
+        let Some(Here::Object(dir)) = &mut self.current else { return };
+        if path.is_empty() || dir.known.is_some() {
+            return;
+        }
         let at = PathRef { base: &dir.fh, path: &path };
         let cx = dir.cx.fresh(self.r.began);
         let Ok(trail) = dir.export.vfs.walk(&cx, at, WalkRequest::default()).await else { return };
-        if let (Some(Here::Object(dir)), Some(base)) = (&mut self.current, &trail.along.base) {
-            dir.known = Some(base.clone()).filter(|base| base.asked >= self.r.began);
-        }
+        dir.known = trail.along.base.clone().filter(|base| base.asked >= self.r.began);
         self.keep_ahead(trail);
     }
 

@@ -138,7 +138,8 @@ impl Refusal {
     }
 }
 
-/// Whether an error of the server may be another one later.
+/// Whether an error of the server may be another one later. An unknown error is final here, because
+/// the mount must come up one day. During a mount it is not (`is_final`).
 pub(crate) fn passes(errno: i32) -> bool {
     matches!(
         errno,
