@@ -14,6 +14,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use apply::JOURNAL_DIR;
 pub use render::help;
 #[cfg(test)]
 pub use render::markdown;

@@ -29,6 +29,7 @@ use hither_vfs::{Cred, Env, Fh, RequestContext};
 use hither_writeback::pending_creates::{PendingCreates, PendingCreatesOptions};
 use hither_writeback::pending_removes::{PendingRemoves, PendingRemovesOptions};
 use hither_writeback::wal::Wal;
+use journal::Journal;
 use parts::{Below, Parts};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -155,10 +156,9 @@ impl Client {
         job: &Job,
         connected: Connected,
         options: Options,
-        journal: Option<(Arc<Wal>, Option<String>)>,
+        Journal { wal, note }: Journal,
     ) -> Self {
         let w = &job.wanted;
-        let (wal, note) = journal.unzip();
         let below = Below { connected: &connected, client: connected.vfs.clone(), wal: wal.clone() };
         let (parts, disk) =
             Parts::new(w, below, |client| Box::pin(cache::disk(job, &connected, client))).await;
@@ -166,7 +166,7 @@ impl Client {
             cache::restore_snapshot(disk, &parts.own.meta, w.cache.size_bytes).await;
         }
         let dirty = &parts.own.dirty;
-        let (cache_bytes, note) = (w.cache.size_bytes, note.flatten());
+        let cache_bytes = w.cache.size_bytes;
         let (exclusive, strict) = (w.exclusive, w.is_strict());
         let pending_creates = wal.as_ref().filter(|_| exclusive && w.creates_here).map(|wal| {
             let file_max_bytes =

@@ -423,6 +423,11 @@ fn journal_blocks_mount_by_other_version() {
     campaign.bury();
     let refused = ganesha.mount(&options.replace("vers=4.2", "vers=3"), mnt);
     assert!(refused.code == 2 && refused.err.contains("mount that first"), "{refused:?}");
+    // A mount without a journal works, and says that writes are left.
+    let without = format!("vers=4.2,cache={}", ganesha.dir.path().join("journals").display());
+    let said = ganesha.mount(&without, mnt).ok();
+    assert!(said.err.contains("mount with writeback=journal to send them"), "{}", said.err);
+    run(Command::new(HITHER).arg("umount").arg(mnt)).ok();
     let said = ganesha.mount(&options, mnt).ok();
     assert!(said.err.contains("12 bytes of 1 files were sent"), "{}", said.err);
     run(Command::new(HITHER).arg("umount").arg(mnt)).ok();

@@ -386,7 +386,7 @@ impl<'a> At<'a> {
     async fn want(&self, attr: &Attr, kind: Kind, seconds: u32) -> Option<Want> {
         use hither_vfs::Access as May;
         self.c.client?;
-        if attr.kind != FileKind::Regular || matches!(self.export.others, Others::Unseen) {
+        if attr.kind != FileKind::Regular || !self.export.others.are_seen() {
             return None;
         }
         let need = match kind {

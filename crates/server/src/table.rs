@@ -55,10 +55,20 @@ pub struct Covers {
 pub enum Others {
     /// Other programs may change files, and the server does not learn of it.
     Unseen,
+    /// The files are those of an origin, behind the caches of a gateway. Its other clients may
+    /// change them, and the server does not learn of it.
+    Origin,
     /// No other program changes files.
     Nobody,
     /// Other programs may change files, and the server can watch files for changes.
     Watched(Arc<dyn Watch>),
+}
+
+impl Others {
+    /// Whether the server learns of every change by another program.
+    pub fn are_seen(&self) -> bool {
+        matches!(self, Self::Nobody | Self::Watched(_))
+    }
 }
 
 /// See [`ExportSpec::epoch`].
@@ -96,7 +106,7 @@ impl std::fmt::Debug for Export {
 impl Export {
     /// Whether the files are those of an origin, behind the caches of a gateway.
     pub fn is_of_gateway(&self) -> bool {
-        self.epoch.is_some()
+        matches!(self.others, Others::Origin)
     }
 
     /// The rights of a client. `None`: the client may not learn that the export exists.

@@ -400,22 +400,34 @@ pub fn holds(dir: &Path) -> bool {
     !numbers.is_empty() && left.map_or(true, |left| !left.is_empty() || left.damage.is_some())
 }
 
-/// Unused journals next to the one in `dir` that hold changes. Each comes with the `source` and
-/// `of` that [`Wal::open`] got. Blocks.
-pub fn left_beside(dir: &Path) -> Vec<(PathBuf, String, String)> {
-    let beside = dir.parent().and_then(|all| std::fs::read_dir(all).ok()).into_iter().flatten().flatten();
-    let others = beside.map(|entry| entry.path()).filter(|path| path != dir);
+/// An unused journal with changes that the server may lack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnusedJournal {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// The `source` that [`Wal::open`] got.
+    pub source: String,
+    /// The `of` that [`Wal::open`] got.
+    pub of: String,
+}
+
+/// The unused journals in the directory `all` that hold changes. Blocks.
+pub fn left_in(all: &Path) -> Vec<UnusedJournal> {
+    let dirs = std::fs::read_dir(all).into_iter().flatten().flatten().map(|entry| entry.path());
     // The lock is shared, so that two processes that look at the same time do not exclude each
     // other.
     let is_used = |path: &PathBuf| {
         let lock = std::fs::File::open(path.join("lock")).map(|lock| lock.try_lock_shared().is_err());
         lock.unwrap_or(true)
     };
-    let said = |path: &Path, name: &str| std::fs::read_to_string(path.join(name)).ok();
-    let left = others.filter(|path| !is_used(path) && holds(path));
-    let told = |path: PathBuf| {
-        let (source, of) = (said(&path, "source")?, said(&path, "of").unwrap_or_default());
-        Some((path, source.trim_end().to_string(), of.trim_end().to_string()))
+    let said = |path: &Path, name: &str| {
+        let text = std::fs::read_to_string(path.join(name)).ok()?;
+        Some(text.trim_end().to_string())
+    };
+    let left = dirs.filter(|path| !is_used(path) && holds(path));
+    let told = |dir: PathBuf| {
+        let (source, of) = (said(&dir, "source")?, said(&dir, "of").unwrap_or_default());
+        Some(UnusedJournal { dir, source, of })
     };
     left.filter_map(told).collect()
 }

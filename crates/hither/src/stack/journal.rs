@@ -4,6 +4,7 @@
 use super::cache;
 use super::env;
 use crate::mount::Job;
+use crate::options::JOURNAL_DIR;
 use crate::source::Source;
 use hither_nfs::Connected;
 use hither_vfs::{Cred, Data, Fh, File, Name, RequestContext, Stability, Vfs};
@@ -29,13 +30,21 @@ pub fn journals(dir: &Path) -> PathBuf {
     dir.join("journal")
 }
 
+/// The journal of a mount, and the notices about journals for the user.
+#[derive(Debug, Default)]
+pub struct Journal {
+    /// The journal, if one is requested.
+    pub wal: Option<Arc<Wal>>,
+    /// The results of a replay, or the journals that this mount does not replay.
+    pub note: Option<String>,
+}
+
 /// Opens the journal of a mount, if one is requested, and replays the writes from before a crash.
-/// Returns the notices about the replay.
 ///
 /// # Errors
 /// A message for the user. The mount must not continue without the journal.
-pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, Option<String>)>, String> {
-    let Some(dir) = &job.wanted.journal else { return Ok(None) };
+pub async fn open(job: &Job, connected: &Connected) -> Result<Journal, String> {
+    let Some(dir) = &job.wanted.journal else { return Ok(Journal { wal: None, note: unused(job).await }) };
     // The root's identity selects the journal; without it the wrong journal could be opened.
     let root = cache::root(connected).await;
     let identity = cache::identity_of(job, connected, &root);
@@ -86,7 +95,26 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Option<(Arc<Wal>, 
     if let Some(note) = &note {
         tracing::warn!("{source}: {note}");
     }
-    Ok(Some((wal, note)))
+    Ok(Journal { wal: Some(wal), note })
+}
+
+/// The notice of a mount without a journal, when a crash left writes for the same export.
+async fn unused(job: &Job) -> Option<String> {
+    let dirs = [job.wanted.cache.dir.clone(), Some(JOURNAL_DIR.into())];
+    let source = job.source.clone();
+    let same = move |name: &str| Source::parse(name).is_ok_and(|other| other.is_same_as(&source));
+    let found = tokio::task::spawn_blocking(move || {
+        let mut left = dirs.iter().flatten().flat_map(|dir| wal::left_in(&journals(dir)));
+        left.find(|left| same(&left.source))
+    });
+    let left = found.await.ok()??;
+    let note = format!(
+        "a crash left writes that the server does not have, in the journal {}: mount with writeback=journal \
+         to send them, or move the directory away",
+        left.dir.display()
+    );
+    tracing::warn!("{}: {note}", job.source.shown());
+    Some(note)
 }
 
 /// Refuses to mount if another journal has unsent writes for the same export. A crashed mount with
@@ -100,11 +128,12 @@ async fn refuse_another(job: &Job, dir: &Path, of: &str) -> Result<(), String> {
         if wal::holds(&dir) {
             return None;
         }
-        let left = wal::left_beside(&dir).into_iter();
+        let left = wal::left_in(dir.parent()?).into_iter().filter(|left| left.dir != dir);
         // Within one protocol the file system's identity is comparable.
-        let mut left = left.filter(|(_, _, theirs)| *theirs == of || protocol(theirs) != protocol(&of));
-        left.find_map(|(path, name, _)| {
-            Some((path, Source::parse(&name).ok().filter(|other| other.is_same_as(&source))?))
+        let mut left = left.filter(|left| left.of == of || protocol(&left.of) != protocol(&of));
+        left.find_map(|left| {
+            let other = Source::parse(&left.source).ok().filter(|other| other.is_same_as(&source))?;
+            Some((left.dir, other))
         })
     });
     match found.await.map_err(|e| e.to_string())? {
@@ -150,6 +179,9 @@ fn told(outcome: &Outcome, dir: &Path) -> Vec<String> {
 /// A message for the user. The conflict then stays.
 pub async fn apply(vfs: Arc<dyn Vfs>, kept: Conflicts, name: &str, to: Option<&str>) -> Result<u64, String> {
     let about = kept.about(name).map_err(|e| format!("conflict {name}: {e}"))?;
+    if about.ranges.is_empty() {
+        return Err(format!("conflict {name} has no bytes to write ({}); it stays", about.why));
+    }
     let data = kept.data(name).map_err(|e| format!("conflict {name}: {e}"))?;
     let data = Arc::new(data);
     let fh = match to {

@@ -423,7 +423,9 @@ impl View {
         self.uncertain = true;
         self.base = None;
         self.server = attrs.cloned();
-        self.time = None;
+        // Bytes that are sent later change the server's times, so the times of unsent bytes are the
+        // truncation's, and valid once.
+        self.time = attrs.map(|attrs| attrs.attr.mtime);
     }
 
     /// The server's attributes are no longer valid.

@@ -41,7 +41,7 @@ impl Leases {
         (export, fh): (&Arc<Export>, &Fh),
         wish: Wish,
     ) -> Option<Arc<Delegation>> {
-        if self.count.load(SeqCst) >= self.most || matches!(export.others, Others::Unseen) {
+        if self.count.load(SeqCst) >= self.most || !export.others.are_seen() {
             return None;
         }
         let session = client.sessions().into_iter().find(|s| s.back_is_up());
