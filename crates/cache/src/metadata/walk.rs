@@ -339,6 +339,8 @@ impl MetadataCache {
                 return Ok(self.with_along(cx, WalkResult::new(steps, stop), want));
             }
             let exactly = known.last.is_some_and(|id| self.lacks_bytes(id, want));
+            let spare = want.read_bytes > 0 && known.last.is_some_and(|id| self.has_bytes(id));
+            let want = if spare { WalkRequest { read_bytes: 0, ..want } } else { want };
             if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
                 // All names were known: one request revalidates their directories and the objects
                 // used with them.
@@ -464,13 +466,17 @@ impl MetadataCache {
     /// has. A request for the attributes alone would only be the first of two requests.
     fn lacks_bytes(&self, id: Id, want: WalkRequest) -> bool {
         let small = u64::from(self.options.small_file_bytes);
-        let file = self.table.with_id(id, |o| {
+        let unread = self.table.with_id(id, |o| {
             let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
-            let some = o.attr.kind() == FileKind::Regular && (1..=small).contains(&o.attr.size_bytes);
-            (some && !read).then(|| (super::handle(o), o.version()))
+            o.attr.kind() == FileKind::Regular && (1..=small).contains(&o.attr.size_bytes) && !read
         });
-        let lacks = |(fh, version): (Fh, Version)| !self.contents.has(&fh, version) && !self.is_near(&fh);
-        want.read_bytes > 0 && file.flatten().is_some_and(lacks)
+        want.read_bytes > 0 && unread == Some(true) && !self.has_bytes(id)
+    }
+
+    /// Whether this layer or one below has bytes of the file in its last known version.
+    fn has_bytes(&self, id: Id) -> bool {
+        let file = self.table.with_id(id, |o| (super::handle(o), o.version()));
+        file.is_some_and(|(fh, version)| self.contents.has(&fh, version) || self.is_near(&fh))
     }
 
     /// Sends one request below, possibly with a listing, and stores the answer.

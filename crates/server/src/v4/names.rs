@@ -3,7 +3,8 @@
 //!
 //! A run of LOOKUPs is one walk. Operations that only read the found object (GETFH, GETATTR,
 //! ACCESS, READDIR, VERIFY, SAVEFH) may stand between the LOOKUPs. Clients that look up a whole
-//! path send such compounds.
+//! path send such compounds. In a gateway the walk also brings the bytes that a READ behind it
+//! asks for.
 
 use super::acl;
 use super::attrs::{SETTABLE, SETTABLE_LATER, to_create, to_set};
@@ -14,7 +15,8 @@ use crate::error::stat4;
 use bytes::Bytes;
 use hither_proto::nfs4::{
     AccessOk, Ace, Bitmap4, ChangeInfo as WireChange, Component, CreateArgs, CreateOk, CreateType,
-    LINKTEXT_MAX_BYTES, Linktext, Nfsstat4, Op, RenameArgs, RenameOk, SetattrArgs, access, attr,
+    LINKTEXT_MAX_BYTES, Linktext, Nfsstat4, Op, OpenClaim, RenameArgs, RenameOk, SetattrArgs, access, attr,
+    open,
 };
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Cred, FileKind, Name, OpenAccess, PathRef, PosixAcls, RenameFlags,
@@ -24,6 +26,9 @@ use std::sync::Arc;
 
 /// Longest run of LOOKUPs in one walk.
 const WALK_MAX: usize = 256;
+
+/// Most bytes of a file that its walk brings.
+const FIRST_BYTES_MAX: u32 = 64 << 10;
 
 /// Rights that the `Vfs` has under the same bits.
 const RIGHTS: u32 =
@@ -64,6 +69,30 @@ fn path_of(rest: &[Op]) -> Vec<Name> {
     names.take(WALK_MAX - 1).collect()
 }
 
+/// The bytes that the operations behind the LOOKUPs of `rest` read from the start of the file, if
+/// they open it for reading. hither's own client reads a small file with its lookup.
+fn first_bytes_of(rest: &[Op]) -> u32 {
+    let mut behind = rest.iter().filter(|op| !reads_only(op)).skip_while(|op| matches!(op, Op::Lookup(_)));
+    match (behind.next(), behind.next()) {
+        (Some(Op::Open(open)), Some(Op::Read(read)))
+            if matches!(open.claim, OpenClaim::Fh)
+                && open.how.is_none()
+                && open.share_access & open::SHARE_ACCESS_BOTH == open::SHARE_ACCESS_READ
+                && read.offset == 0 =>
+        {
+            read.count.min(FIRST_BYTES_MAX)
+        }
+        _ => 0,
+    }
+}
+
+/// The extras of a walk. The caches of a gateway keep the first bytes for the operations that
+/// follow, so that lookup, open and read of a small file are one message to the origin.
+fn wanted_with(dir: &Object, rest: &[Op]) -> WalkRequest {
+    let read_bytes = if dir.export.is_of_gateway() { first_bytes_of(rest) } else { 0 };
+    WalkRequest { read_bytes, ..WalkRequest::default() }
+}
+
 /// A directory's change on the wire.
 pub(super) fn wire_change(c: &ChangeInfo) -> WireChange {
     WireChange { atomic: c.atomic, before: c.before, after: c.after }
@@ -79,9 +108,8 @@ impl Exec<'_> {
         if self.ahead.is_empty() && self.ahead_stop.is_none() {
             let path: Vec<_> = std::iter::once(first).chain(path_of(rest)).collect();
             let at = PathRef { base: &dir.fh, path: &path };
-            let trail =
-                dir.export.vfs.walk(&dir.cx, at, WalkRequest::default()).await.map_err(|e| stat4(&e))?;
-            self.keep_ahead(trail);
+            let trail = dir.export.vfs.walk(&dir.cx, at, wanted_with(&dir, rest)).await;
+            self.keep_ahead(trail.map_err(|e| stat4(&e))?);
         }
         if let Some(node) = self.ahead.pop_front() {
             if let Some(inside) = self.r.crossing(&dir.export, &node.fh) {
@@ -117,7 +145,7 @@ impl Exec<'_> {
         }
         let at = PathRef { base: &dir.fh, path: &path };
         let cx = dir.cx.fresh(self.r.began);
-        let Ok(trail) = dir.export.vfs.walk(&cx, at, WalkRequest::default()).await else { return };
+        let Ok(trail) = dir.export.vfs.walk(&cx, at, wanted_with(dir, rest)).await else { return };
         dir.known = trail.along.base.clone().filter(|base| base.asked >= self.r.began);
         self.keep_ahead(trail);
     }
