@@ -284,6 +284,32 @@ fn reload_reads_groups_again() {
     }
 }
 
+/// An export to some principals refuses the others, also those with a ticket, and also what the
+/// caches have.
+/// Promise: S17b
+#[test]
+#[ignore = "needs root and krb5-kdc"]
+fn export_admits_named_principals() {
+    let mut kdc = Kdc::new(47_180, &["alice", "bob"]);
+    let server = Server::hither(&mut kdc, "krb5i,principal=a*@TEST.HITHER:host/*@TEST.HITHER");
+    let (alice, bob) = (kdc.user("alice"), kdc.user("bob"));
+    server.home(alice);
+    fs::write(server.export("public"), "public").unwrap();
+    for user in [alice, bob] {
+        server.kinit(&kdc, user, "1h");
+    }
+    for version in ["4.2", "3"] {
+        server.mount(&format!("vers={version},sec=krb5i")).ok();
+        let mnt = server.mnt().display().to_string();
+        alice.sh(&format!("cat {mnt}/public && ls -l {mnt} && echo new > {mnt}/alice/{version}")).ok();
+        for what in ["ls {}", "cat {}/public", "stat {}/public", "ls -l {}/alice", "cat {}/alice/4.2"] {
+            let said = bob.sh(&what.replace("{}", &mnt));
+            assert!(said.code != 0 && said.err.contains("ermission denied"), "{version} {what}: {said:?}");
+        }
+        server.umount();
+    }
+}
+
 /// The first flavor of the mount that the server offers is used. Without one, a line names those of
 /// the server. Calls with another flavor are refused, with every version.
 /// Promise: S17b

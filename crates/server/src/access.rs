@@ -4,6 +4,7 @@
 //! client's address and certificate to its [`Rights`]. [`Rights::cred`] makes the identity of a
 //! call from the identity that the client claims.
 
+use crate::pattern::matches_pattern;
 use hither_rpc::Flavor;
 use hither_rpc::gss::GssCaller;
 use hither_rpc::server::{Caller, Peer, Transport};
@@ -135,6 +136,37 @@ impl fmt::Display for Flavors {
     }
 }
 
+/// The Kerberos principals that an export admits: patterns with `*`, `?` and `[a-z]`. Empty: all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Principals(Arc<[String]>);
+
+impl Principals {
+    /// Whether an export admits a caller. A caller without a principal is refused by its flavor.
+    pub fn admit(&self, caller: &Caller) -> bool {
+        let Caller::Gss(gss) = caller else { return true };
+        let fits = |pattern: &String| matches_pattern(pattern.as_bytes(), gss.principal.as_bytes());
+        self.are_all() || self.0.iter().any(fits)
+    }
+
+    /// Whether the export admits each principal.
+    pub fn are_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Parses patterns with `:` between them. `None`: a pattern is empty.
+    pub fn parse(text: &str) -> Option<Self> {
+        let all: Arc<[String]> = text.split(':').map(String::from).collect();
+        (!all.iter().any(String::is_empty)).then_some(Self(all))
+    }
+}
+
+/// The words that [`Principals::parse`] reads.
+impl fmt::Display for Principals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(":"))
+    }
+}
+
 fn flavor_of(caller: &Caller) -> Flavor {
     match caller {
         Caller::Nobody | Caller::Sys(_) => Flavor::Sys,
@@ -183,6 +215,8 @@ pub struct Rights {
     pub transports: Transports,
     /// The accepted flavors.
     pub flavors: Flavors,
+    /// The Kerberos principals that may use the export.
+    pub principals: Principals,
 }
 
 impl Default for Rights {
@@ -197,6 +231,7 @@ impl Default for Rights {
             manage_gids: false,
             transports: Transports::ALL,
             flavors: Flavors::default(),
+            principals: Principals::default(),
         }
     }
 }

@@ -18,6 +18,7 @@ mod tests;
 mod words;
 
 use crate::access::{Admit, Asker, Rights};
+use crate::pattern::matches_pattern;
 use options::Settings;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -256,11 +257,6 @@ fn clean_path(path: &[u8]) -> Result<Vec<u8>, String> {
     Ok(clean)
 }
 
-/// Whether a name or path matches a pattern with `*`, `?` and `[a-z]`. `*` and `?` match any byte.
-pub fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
-    words::fits(pattern, name)
-}
-
 fn who_of(text: &str) -> Result<Who, String> {
     if text.is_empty() || text == "*" {
         return Ok(Who::Everybody);
@@ -435,7 +431,7 @@ impl Ready {
         if !self.patterns.is_empty() {
             let names = (self.names_of)(client);
             let fits = |pattern: &str| {
-                names.iter().any(|n| words::fits(pattern.as_bytes(), n.to_ascii_lowercase().as_bytes()))
+                names.iter().any(|n| matches_pattern(pattern.as_bytes(), n.to_ascii_lowercase().as_bytes()))
             };
             if let Some((_, rights)) = self.patterns.iter().find(|(pattern, _)| fits(pattern)) {
                 return Some(rights.clone());

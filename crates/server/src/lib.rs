@@ -25,6 +25,7 @@ mod mountd;
 pub mod nlm;
 mod nqnfs;
 pub mod numbers;
+pub mod pattern;
 mod piped;
 mod scarcity;
 mod server;

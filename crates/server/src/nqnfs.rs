@@ -245,7 +245,7 @@ impl Caller<'_> {
         let Some(Handle::Object(number, fh)) = Handle::read(&own) else { return Err(Stat::STALE) };
         let export = self.r.table.export(number).ok_or(Stat::STALE)?.clone();
         let (cx, rights) = self.r.enter(&export).await.map_err(|denied| match denied {
-            crate::server::Denied::Client => Stat::ACCES,
+            crate::server::Denied::Client | crate::server::Denied::Principal => Stat::ACCES,
             crate::server::Denied::Port | crate::server::Denied::Transport => Stat::AUTHERR,
         })?;
         Ok(At { c: self, export, fh, cx, rights })

@@ -320,6 +320,8 @@ pub(crate) enum Denied {
     Client,
     /// The client's port is not privileged.
     Port,
+    /// The export does not admit the principal of the caller.
+    Principal,
     /// The export does not accept the transport of the connection.
     Transport,
 }
@@ -390,6 +392,11 @@ impl Request {
                 self.peer.addr
             );
             return Err(Denied::Port);
+        }
+        if !rights.principals.admit(&self.caller) {
+            let (path, addr) = (&export.path, self.peer.addr);
+            tracing::debug!("{path}: {addr} is refused: the export has principal={}", rights.principals);
+            return Err(Denied::Principal);
         }
         let groups = match &self.caller {
             Caller::Sys(sys) if rights.manage_gids => self.server.groups.of(sys.uid).await,

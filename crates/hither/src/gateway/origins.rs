@@ -10,7 +10,7 @@ use crate::exit::Failure;
 use crate::mountinfo::unescape;
 use crate::options::{Wanted, split};
 use crate::source::Source;
-use hither_server::exports::matches_pattern;
+use hither_server::pattern::matches_pattern;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;

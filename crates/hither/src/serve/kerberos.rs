@@ -3,8 +3,9 @@
 use crate::exit::Failure;
 use crate::kerberos;
 use clap::Args;
+use hither_rpc::Flavor;
 use hither_rpc::gss::GssAcceptor;
-use hither_server::exports::Exports;
+use hither_server::exports::{Client, Exports};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -31,16 +32,48 @@ impl KerberosArgs {
         Ok(mechanism.map(|mechanism| GssAcceptor::new(mechanism, Box::new(kerberos::ids_of))))
     }
 
-    /// Checks that the server has keys if an export accepts Kerberos.
+    /// Checks that the server has keys if an export accepts Kerberos, and that exports to some
+    /// principals accept Kerberos only.
     ///
     /// # Errors
     /// A line that names the first such entry and the reason.
     pub fn check(&self, exports: &Exports) -> Result<(), Failure> {
         let mut clients = exports.entries.iter().flat_map(|entry| &entry.clients);
+        let trusts = |client: &&Client| {
+            let unproven = |flavor: Flavor| flavor.service().is_none();
+            !client.rights.principals.are_all() && client.rights.flavors.iter().any(unproven)
+        };
+        if let Some(client) = clients.clone().find(trusts) {
+            return Err(Failure::usage(format!(
+                "{}: principal={}: callers with sec=sys have no principal: give sec=krb5, krb5i or krb5p, without sys",
+                client.at, client.rights.principals
+            )));
+        }
         let Some(client) = clients.find(|client| client.rights.flavors.uses_kerberos()) else {
             return Ok(());
         };
         kerberos::check_keys(self.keytab.as_deref())
             .map_err(|why| Failure::usage(format!("{}: sec={}: {why}", client.at, client.rights.flavors)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A principal proves nothing where the server also believes numbers.
+    #[test]
+    fn principal_needs_kerberos_alone() {
+        for (line, is_refused) in [
+            ("/a *(principal=alice@R)", true),
+            ("/a *(sec=krb5:sys,principal=alice@R)", true),
+            ("/a *(sec=sys)", false),
+        ] {
+            let mut exports = Exports::default();
+            exports.add("exports", line.as_bytes()).unwrap();
+            let refused = KerberosArgs::default().check(&exports).err().map(|failure| failure.line);
+            assert_eq!(refused.is_some(), is_refused, "{line}: {refused:?}");
+            assert!(refused.is_none_or(|why| why.starts_with("exports:1: principal=alice@R: ")), "{line}");
+        }
     }
 }

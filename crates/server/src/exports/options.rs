@@ -1,6 +1,6 @@
 //! The options of an export.
 
-use crate::access::{Flavors, NOBODY, Rights, Squash, Transports};
+use crate::access::{Flavors, NOBODY, Principals, Rights, Squash, Transports};
 
 /// The options read so far.
 #[derive(Debug, Clone, Default)]
@@ -78,6 +78,12 @@ impl Settings {
                 let known = || format!("'{word}': use sys, krb5, krb5i and krb5p, with : between them");
                 self.rights.flavors = Flavors::parse(value).ok_or_else(known)?;
             }
+            "principal" => {
+                let known = || {
+                    format!("'{word}': use principals or patterns such as *@EXAMPLE.ORG, with : between them")
+                };
+                self.rights.principals = Principals::parse(value).ok_or_else(known)?;
+            }
             "xprtsec" => {
                 let accepted = Transports::parse(value);
                 let known = || format!("'{word}': use none, tls and mtls, with : between them");
@@ -92,7 +98,7 @@ impl Settings {
 fn unknown(word: &str) -> String {
     format!(
         "option '{word}' is not known: use ro, rw, root_squash, no_root_squash, all_squash, anonuid=N, anongid=N, secure, \
-         insecure, fsid=N, sec=sys:krb5:krb5i:krb5p, xprtsec=none:tls:mtls, crossmnt, nohide, manage-gids"
+         insecure, fsid=N, sec=sys:krb5:krb5i:krb5p, principal=PATTERN:PATTERN, xprtsec=none:tls:mtls, crossmnt, nohide, manage-gids"
     )
 }
 
