@@ -20,12 +20,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 /// Packages and test programs that keep data safe. A single failure in one of them fails the run.
-const GATES: [&str; 15] = [
+const GATES: [&str; 17] = [
     "-p hither-cache ",
     "-p hither-localfs ",
     "-p hither-writeback ",
     "-p hither-lease ",
     "-p hither-vfs ",
+    "-p hither-fuse ",
     "-p hither --bin hither ",
     "-p hither --test campaign ",
     "-p hither --test crashes ",
@@ -36,6 +37,7 @@ const GATES: [&str; 15] = [
     "-p hither --test gateway ",
     "-p hither --test gateway_raw ",
     "-p hither --test semantics ",
+    "-p hither --test replaced_lengths ",
 ];
 /// Programs that take the longest, in this order. The others follow.
 const LONGEST: [&str; 10] = [

@@ -6,19 +6,20 @@
 //!
 //! The kernel's pages of a file belong to one value of the change attribute, stored in `pages`. The
 //! mount's own modifications make that value unknown, because an answer cannot show whether another
-//! client wrote meanwhile. A different value is another client's change if the mount has modified
+//! client wrote meanwhile. After a change of attributes, modification time and length show that. A different value is another client's change if the mount has modified
 //! nothing meanwhile or since. Then the kernel's pages must be dropped ([`Seen::pages_stale`]). One
 //! counter per mount ([`Clock`]) orders answers and modifications. A call reads it before its
 //! request. Each modification advances it at its start and end.
 
 mod length;
+mod resizing;
 mod rights;
 mod table;
 
 use crate::in_use::InUse;
 use crate::lockers::Lockers;
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, Name, Node, Validity};
+use hither_vfs::{Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, Name, Node, Time, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -28,6 +29,7 @@ use tokio::time::Instant;
 
 use length::Length;
 pub(crate) use length::{QUEUED_MAX, Telling};
+use resizing::Resizing;
 pub(crate) use rights::OnExec;
 use rights::Rights;
 pub(crate) use table::{Ambiguous, Inodes, Named};
@@ -126,6 +128,8 @@ pub(crate) struct Inode {
     pub in_use: InUse,
     /// Owners of its locks.
     pub lockers: Lockers,
+    /// Separates reads into the kernel's pages from truncations by the mount.
+    pub resizing: Resizing,
     state: Mutex<State>,
 }
 
@@ -145,6 +149,9 @@ struct State {
     /// Last seen change attribute without a later modification of the mount. The kernel's pages
     /// need not belong to it, but a different value is still another client's change.
     seen: Option<u64>,
+    /// Marks of the contents of that version. A change of attributes by the mount leaves them, and
+    /// makes the change attribute unknown.
+    contents: Option<Contents>,
     /// Time of the request of the newest attributes.
     newest: Instant,
     /// Whether the kernel may have pages.
@@ -192,6 +199,20 @@ struct State {
     absent: HashSet<Name>,
     /// A write error that no program has got.
     error: Option<Error>,
+}
+
+/// Modification time and length of a file, in bytes. A write changes them, a change of attributes
+/// does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Contents {
+    mtime: Time,
+    size_bytes: u64,
+}
+
+impl Contents {
+    fn of(attr: &Attr) -> Self {
+        Self { mtime: attr.mtime, size_bytes: attr.size_bytes }
+    }
 }
 
 /// The effect of attributes on the kernel's caches.
@@ -242,6 +263,7 @@ impl Drop for Modifying<'_> {
         // The order of the attributes of concurrent modifications is unknown.
         s.known = if s.modified == self.began { self.attrs.take().filter(unleased) } else { None };
         s.seen = s.known.as_ref().map(|a| a.attr.change);
+        s.contents = s.known.as_ref().map(|a| Contents::of(&a.attr));
         s.modified = self.clock.tick();
         s.pages = None;
         s.told_change = None;
@@ -273,6 +295,7 @@ impl Inode {
             told_set_id: Rights::of(attr).is_set_id(),
             pages: None,
             seen: None,
+            contents: None,
             newest: node.attrs.asked,
             opened: false,
             drops_by: None,
@@ -299,7 +322,8 @@ impl Inode {
         };
         let ident = Ident::of(attr, domain);
         let (in_use, lockers) = (InUse::default(), Lockers::default());
-        Self { id, ident, asks: domain.asks, kind: attr.kind, in_use, lockers, state: Mutex::new(state) }
+        let (asks, kind, resizing, state) = (domain.asks, attr.kind, Resizing::default(), Mutex::new(state));
+        Self { id, ident, asks, kind, in_use, lockers, resizing, state }
     }
 
     /// The filehandle.
@@ -342,6 +366,7 @@ impl Inode {
         s.pages = None;
         s.known = None;
         s.seen = None;
+        s.contents = None;
         Modifying { inode: self, clock, began: s.modified, attrs: None }
     }
 
@@ -444,9 +469,14 @@ impl Inode {
             return Seen { pages_stale: false, distrusts_names, sooner: false };
         }
         s.newest = s.newest.max(attrs.asked);
-        let changed =
-            s.pages.or(s.seen).is_some_and(|p| p != attr.change) && self.kind != FileKind::Directory;
-        s.seen = Some(attr.change);
+        let contents = Contents::of(attr);
+        let differs = match s.pages.or(s.seen) {
+            Some(change) => change != attr.change,
+            // The mount changed attributes meanwhile.
+            None => s.contents.is_some_and(|before| before != contents),
+        };
+        let changed = differs && self.kind != FileKind::Directory;
+        (s.seen, s.contents) = (Some(attr.change), Some(contents));
         s.known = Some(attrs).filter(|a| unleased(a)).cloned();
         let resized =
             s.length.known().is_some_and(|known| known != attr.size_bytes) && self.kind == FileKind::Regular;
@@ -474,7 +504,7 @@ impl Inode {
         s.told_change = None;
         s.empty = true;
         if s.modifying == 0 && s.modified <= asked {
-            s.pages = Some(attr.change);
+            (s.pages, s.contents) = (Some(attr.change), Some(Contents::of(attr)));
         }
     }
 
@@ -502,7 +532,7 @@ impl Inode {
         let attrs_stale = known != Some(attr.size_bytes) || s.told_change != Some(attr.change);
         let keep = s.pages == Some(attr.change) && !size_differs;
         s.empty |= !keep;
-        s.seen = Some(attr.change);
+        (s.seen, s.contents) = (Some(attr.change), Some(Contents::of(attr)));
         s.newest = s.newest.max(attrs.asked);
         s.known.take_if(|known| known.attr.change != attr.change);
         // The kernel drops the pages of a file after the answer ([`Inode::read_by`]).

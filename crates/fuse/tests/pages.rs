@@ -8,10 +8,13 @@ mod common;
 use common::{Mount, aio_write, eventually, mounted, mounted_with, root};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::UNIX_EPOCH;
 
 /// Validity that does not end during a test.
 const LONG: u64 = 600_000;
@@ -335,5 +338,96 @@ fn failed_write_shows_server_bytes() {
     wrote.unwrap();
     eventually("the bytes show", || page(&reader, 0) == b'z');
     drop((reader, file));
+    m.end();
+}
+
+/// Another client's change of the same length shows in an open file, although this mount has
+/// changed attributes or names of the file in between.
+/// Promise: 10
+#[test]
+fn own_change_hides_no_foreign_change() {
+    for how in ["chmod", "utimes", "link", "rename", "setxattr"] {
+        let Some(m) = mounted(100) else { return };
+        let (reader, path) = (prepare(&m), m.path("f"));
+        assert_eq!(page(&reader, 0), b'a', "{how}");
+        m.foreign_write("f", 0, &[b'b'; LEN]);
+        match how {
+            "chmod" => fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap(),
+            "utimes" => reader.set_times(fs::FileTimes::new().set_accessed(UNIX_EPOCH)).unwrap(),
+            "link" => fs::hard_link(&path, m.path("g")).unwrap(),
+            "rename" => fs::rename(&path, m.path("g")).unwrap(),
+            _ => set_xattr(&path),
+        }
+        eventually(how, || page(&reader, 0) == b'b');
+        drop(reader);
+        m.end();
+    }
+}
+
+/// While a program opens a file that another client has extended, a reader that has it open gets no
+/// zeros behind the former end.
+/// Promise: 7
+#[test]
+fn extended_file_shows_no_zeros() {
+    let Some(m) = mounted(100) else { return };
+    let mut written = 100;
+    m.foreign_write("f", 0, &[b'x'; 100]);
+    let (reader, over) = (File::open(m.path("f")).unwrap(), AtomicBool::new(false));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                drop(File::open(m.path("f")).unwrap());
+            }
+        });
+        let mut at = 0;
+        while written < 40_000 {
+            m.foreign_write("f", written, &[b'x'; 37]);
+            written += 37;
+            for _ in 0..3 {
+                let mut buf = [0; 4096];
+                let end = reader.metadata().unwrap().len();
+                let len = reader.read_at(&mut buf, at).unwrap();
+                let zeros = buf[..len].iter().filter(|b| **b == 0).count();
+                over.store(zeros > 0, Ordering::Relaxed);
+                assert_eq!(zeros, 0, "of {len} at {at}, the length is {end}, {written} are written");
+                at += len as u64;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(fs::read(m.path("f")).unwrap().len() as u64, written);
+    drop(reader);
+    m.end();
+}
+
+fn set_xattr(path: &Path) {
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the strings end with a zero, and the value has one byte.
+    let r = unsafe { libc::setxattr(path.as_ptr(), c"user.x".as_ptr(), b"1".as_ptr().cast(), 1, 0) };
+    assert_eq!(r, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// A reader gets no zeros of a file that another program truncates and writes again.
+/// Promise: 5
+#[test]
+fn truncated_file_shows_no_zeros() {
+    let Some(m) = mounted(LONG) else { return };
+    let (path, over) = (m.path("f"), AtomicBool::new(false));
+    fs::write(&path, [b'x'; 20_000]).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for _ in 0..300 {
+                fs::write(&path, [b'x'; 20_000]).unwrap();
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        let (mut reads, mut with_zeros) = (0, 0);
+        while !over.load(Ordering::Relaxed) {
+            let bytes = fs::read(&path).unwrap();
+            reads += 1;
+            with_zeros += u32::from(bytes.contains(&0));
+        }
+        assert_eq!(with_zeros, 0, "of {reads} reads");
+    });
     m.end();
 }

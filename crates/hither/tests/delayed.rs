@@ -403,3 +403,46 @@ fn history(seed: u64, steps: u64, journal: bool) {
         assert_eq!(&fs::read(world.dirs[2].join(name)).unwrap(), body, "{name} at the server");
     }
 }
+
+/// A write by another user to a set-id file clears the bits before write(2) returns, on every mount
+/// that delays writes. So nobody gains rights by changing such a program.
+/// Promise: 19a
+#[test]
+#[ignore = "needs root"]
+fn write_clears_set_id_at_once() {
+    const GROUP: u32 = 12_345;
+    let journal = |server: &Serve, more: &str| {
+        format!("writeback=journal,journal-dir={}{more}", server.dir.path().join("journal").display())
+    };
+    for version in ["4.2", "3"] {
+        for more in ["", ",exclusive", ",exclusive,creates=here", ",close=delegated"] {
+            let server = server();
+            let mnt = server.mnt("mnt");
+            fs::set_permissions(server.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            server.mount(&format!("vers={version},{}", journal(&server, more)), &mnt).ok();
+            let program = mnt.join("program");
+            fs::copy("/usr/bin/id", &program).unwrap();
+            std::os::unix::fs::chown(&program, Some(0), Some(GROUP)).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o4775)).unwrap();
+            fs::metadata(&program).unwrap();
+            let script =
+                format!("dd if=/usr/bin/id of={0} conv=notrunc status=none && {0} -u", program.display());
+            let group = GROUP.to_string();
+            let said = run(Command::new("setpriv").args([
+                "--reuid",
+                &group,
+                "--regid",
+                &group,
+                "--clear-groups",
+                "sh",
+                "-c",
+                &script,
+            ]))
+            .ok();
+            assert_eq!(said.out.trim(), group, "{version}{more}: the program ran as another user");
+            let there = fs::metadata(server.export("program")).unwrap().permissions().mode();
+            assert_eq!(there & 0o7777, 0o775, "{version}{more}: at the server");
+            umount(&mnt);
+        }
+    }
+}

@@ -50,6 +50,8 @@ pub struct RequestContext {
     /// The caller does not show the times in the answer, for example when the kernel needs the
     /// length before a read. Times of this machine are sufficient.
     pub times_unseen: bool,
+    /// The write clears set-id bits. Only the server clears them, so no layer delays the write.
+    pub clears_set_id: bool,
     /// The write is allowed only while other clients are kept from the file
     /// (`Vfs::can_cache_writes`). Otherwise it fails with `EAGAIN` and writes no data. A layer sets
     /// it only when the layer below supports it.
@@ -98,6 +100,7 @@ impl RequestContext {
             spent: None,
             call: None,
             times_unseen: false,
+            clears_set_id: false,
             only_held: false,
             makes_last: false,
             target_unused: false,

@@ -127,6 +127,10 @@ impl Call {
             Some(f) if wanted.size_bytes.is_some() => self.cx_of(f.cred.clone()),
             _ => self.cx(),
         };
+        let no_reads = match wanted.size_bytes {
+            Some(_) => inode.resizing.truncate().await,
+            None => None,
+        };
         let modifying = wanted.size_bytes.map(|_| inode.modify(&self.session.inodes.clock));
         let asked = self.asked();
         let attrs = vfs.setattr(&cx, file, &wanted).await?;
@@ -147,9 +151,19 @@ impl Call {
         if seen.sooner {
             self.session.watch.hasten(&inode);
         }
-        // Stale pages are not dropped here. During a truncation the kernel writes back no pages,
-        // and dropping dirty pages would wait for this answer.
-        Ok(self.attr_body(&inode, &attrs, asked))
+        let answer = self.attr_body(&inode, &attrs, asked);
+        if no_reads.is_some() || seen.pages_stale {
+            // During a truncation the kernel writes back no pages, and dropping dirty pages would
+            // wait for this answer.
+            self.pending.answer(Ok(&answer.body));
+        }
+        drop(no_reads);
+        if seen.pages_stale {
+            if self.session.drop_pages(&inode).await {
+                inode.pages_dropped(&attrs.attr, asked);
+            }
+        }
+        Ok(answer)
     }
 
     pub(super) async fn access(&self, mask: u32) -> Result<Answer> {

@@ -66,8 +66,15 @@ impl Call {
             self.check_exec(&inode, &opened, came_back).inspect_err(|_| self.session.close_aside(id))?;
         }
         let wants_length = backing_id.is_none() && self.wants_length(&inode, flags, on_open);
-        if wants_length && !came_back && !looked_up && self.keep_open(&inode, id, flags, &opened) {
-            return Err(Error::new(libc::ESTALE));
+        if wants_length && !came_back && !looked_up {
+            // The kernel gets the new length before the second open. Its pages have zeros behind
+            // the old end.
+            if inode.is_filled() && self.session.drop_pages(&inode).await {
+                inode.pages_dropped(&opened.node.attrs.attr, asked);
+            }
+            if self.keep_open(&inode, id, flags, &opened) {
+                return Err(Error::new(libc::ESTALE));
+            }
         }
         if how.access.contains(OpenAccess::READ) && !how.truncate {
             let path = || self.session.inodes.path_of(&inode.fh());
@@ -349,6 +356,7 @@ impl Call {
             file.inode.paged();
             file.inode.fills();
         }
+        let _no_truncation = if past_pages { None } else { file.inode.resizing.read().await };
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let mut cx = RequestContext { takes_slice: true, ..self.cx_of(file.cred.clone()) };
@@ -403,7 +411,7 @@ impl Call {
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
-        let cx = self.cx_of(file.cred.clone());
+        let cx = RequestContext { clears_set_id: kills, ..self.cx_of(file.cred.clone()) };
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
         let offset = if self.session.is_strict(&file.inode) && appends {
             // The kernel uses its last known length.

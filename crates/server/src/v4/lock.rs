@@ -9,6 +9,7 @@ use super::exec::{Exec, Object};
 use super::ranges::RangeLock;
 use super::state::{FileState, Locks, Open, State, Waiter};
 use crate::error::stat4;
+use crate::scarcity;
 use bytes::Bytes;
 use hither_proto::nfs4::{
     CbNotifyLockArgs, CbOp, LockArgs, LockDenied, LockFail, LockType, Locker, LocktArgs, LockuArgs, Nfsstat4,
@@ -29,13 +30,18 @@ impl Exec<'_> {
         let o = self.object(Nfsstat4::ISDIR)?;
         let wanted = (kind(a.locktype)?, range(a.offset, a.length)?);
         self.check_grace(a.reclaim)?;
+        let before = scarcity::times();
         loop {
-            match self.try_lock(&o, a, wanted).await? {
-                Tried::Taken(stateid) => {
+            match self.try_lock(&o, a, wanted).await {
+                Ok(Tried::Taken(stateid)) => {
                     self.stateid = Some(stateid);
                     return Ok(stateid);
                 }
-                Tried::InTheWay(held, holder) => self.give_way(held, &holder).await?,
+                Ok(Tried::InTheWay(held, holder)) => self.give_way(held, &holder).await?,
+                Err(LockFail::Status(status)) => {
+                    return Err(self.relieved(status, before).await.into());
+                }
+                Err(denied) => return Err(denied),
             }
         }
     }
@@ -106,9 +112,7 @@ impl Exec<'_> {
 
     fn new_locks(&self, open: &Arc<Open>, owner: &Bytes) -> Result<Arc<Locks>, Nfsstat4> {
         let registry = &self.nfs.registry;
-        if registry.is_full() {
-            return Err(stat4(&hither_vfs::Error::new(libc::EMFILE)));
-        }
+        self.check_room()?;
         let locks = Arc::new(Locks {
             other: registry.other(),
             client: open.client.clone(),

@@ -76,15 +76,30 @@ impl Exec<'_> {
     /// again.
     pub(super) async fn open(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
         let before = scarcity::times();
-        let opened = self.open_now(a).await;
-        let is_scarce = scarcity::times() != before;
-        match &opened {
-            Err(Nfsstat4::DELAY | Nfsstat4::SERVERFAULT) if is_scarce => {
-                let own = self.client()?;
-                if self.nfs.relieve(&own).await { Err(Nfsstat4::DELAY) } else { opened }
-            }
-            _ => opened,
+        match self.open_now(a).await {
+            Err(status) => Err(self.relieved(status, before).await),
+            opened => opened,
         }
+    }
+
+    /// The status for a call that failed with `status`. In a shortage since `before`
+    /// ([`scarcity::times`]), the state of clients with expired leases ends.
+    pub(super) async fn relieved(&self, status: Nfsstat4, before: u64) -> Nfsstat4 {
+        let is_scarce = scarcity::times() != before;
+        match (status, self.client()) {
+            (Nfsstat4::DELAY | Nfsstat4::SERVERFAULT, Ok(own)) if is_scarce => {
+                if self.nfs.relieve(&own).await { Nfsstat4::DELAY } else { status }
+            }
+            _ => status,
+        }
+    }
+
+    /// Checks that the server and the client have room for one more state.
+    pub(super) fn check_room(&self) -> Result<(), Nfsstat4> {
+        if self.nfs.registry.is_full() || self.client()?.state_count() >= self.nfs.states_of_client_max {
+            return Err(stat4(&hither_vfs::Error::new(libc::EMFILE)));
+        }
+        Ok(())
     }
 
     async fn open_now(&mut self, a: &OpenArgs) -> Result<OpenOk, Nfsstat4> {
@@ -96,9 +111,7 @@ impl Exec<'_> {
             return Err(Nfsstat4::INVAL);
         }
         self.check_grace(matches!(a.claim, OpenClaim::Previous(_)))?;
-        if self.nfs.registry.is_full() || self.client()?.state_count() >= self.nfs.states_of_client_max {
-            return Err(stat4(&hither_vfs::Error::new(libc::EMFILE)));
-        }
+        self.check_room()?;
         if self.nfs.may_be_dirty() && !matches!(a.claim, OpenClaim::Previous(_)) {
             return Err(Nfsstat4::GRACE);
         }

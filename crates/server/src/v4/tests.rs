@@ -443,3 +443,37 @@ async fn opens_of_dead_clients_give_way() {
         c.open(&format!("f{n}"), "o", RW, 0).await.unwrap();
     }
 }
+
+/// As [`opens_of_dead_clients_give_way`], for lock-owners.
+#[tokio::test(start_paused = true)]
+async fn locks_of_dead_clients_give_way() {
+    const MAX: usize = 16;
+    let options = Options { states_max: MAX, ..Options::new(env(2)) };
+    let lease = options.lease;
+    let lab = Lab::with(&model(), "/", options, Others::Nobody);
+    let mut dead = lab.client("dead").await;
+    dead.reclaim_complete().await;
+    let (held, fh) = dead.open("held", "o", RW, 0).await.unwrap();
+    // The open is one of the states.
+    for n in 1..MAX / 8 * 7 {
+        dead.lock(&fh, held, &format!("owner {n}"), (n as u64, 1)).await.unwrap();
+    }
+    let refused = dead.lock(&fh, held, "one too many", (100, 1)).await.unwrap_err();
+    assert!(matches!(refused, LockFail::Status(Nfsstat4::DELAY)), "{refused:?}");
+    let mut c = lab.client("alive").await;
+    c.reclaim_complete().await;
+    let (open, fh) = c.open("other", "o", RW, 0).await.unwrap();
+    for n in 1..MAX / 8 {
+        c.lock(&fh, open, &format!("owner {n}"), (n as u64, 1)).await.unwrap();
+    }
+    let begun = tokio::time::Instant::now();
+    while let Err(refused) = c.lock(&fh, open, "owner", (50, 1)).await {
+        assert!(
+            matches!(refused, LockFail::Status(Nfsstat4::DELAY)),
+            "after {:?}: {refused:?}",
+            begun.elapsed()
+        );
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(1) && begun.elapsed() <= lease + Duration::from_secs(2));
+}

@@ -397,11 +397,12 @@ impl Vfs for WriteBack {
             s.errors.access(open).is_some_and(|a| a.contains(OpenAccess::WRITE))
         };
         let fits = offset_bytes.checked_add(data.len() as u64).is_some_and(|end| end <= OFFSET_MAX);
-        if stability == Stability::Stable && writable && fits && self.commits_locally(file.fh) {
+        let may_delay = writable && fits && !cx.clears_set_id;
+        if stability == Stability::Stable && may_delay && self.commits_locally(file.fh) {
             let wrote = self.write_delayed(cx, &delayed, open, offset_bytes, data).await?;
             return self.durable_somewhere(&delayed).await.map(|()| wrote);
         }
-        if stability == Stability::Stable || !writable || !fits {
+        if stability == Stability::Stable || !may_delay {
             return self.write_on(cx, &delayed, open, offset_bytes, data, stability).await;
         }
         self.write_delayed(cx, &delayed, open, offset_bytes, data).await

@@ -214,7 +214,6 @@ async fn on_failing(disk: &Disk, l: &Local, seed: u64) -> Files {
 /// works again, all of them reach it without a restart.
 /// Promise: S8
 #[tokio::test]
-#[ignore = "needs root and loop devices"]
 async fn failing_disk_never_gives_wrong_bytes() {
     let Some(disk) = Disk::new() else { return };
     for seed in 0..3 {
@@ -258,7 +257,6 @@ async fn failing_disk_never_gives_wrong_bytes() {
 /// or fails.
 /// Promise: S8
 #[tokio::test]
-#[ignore = "needs root and loop devices"]
 async fn failing_disk_never_gives_older_bytes() {
     let Some(disk) = Disk::new() else { return };
     let l = disk.serve();

@@ -569,7 +569,6 @@ async fn append(l: &Local, count: u64, bytes: usize) {
 
 /// An append to the journal commits no transaction of the ext4 that the journal is on.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs root and loop devices"]
 async fn append_commits_no_ext4_transaction() {
     let Some(disk) = Disk::new() else { return };
     let path = disk.root().join("journal");
@@ -594,7 +593,6 @@ async fn append_commits_no_ext4_transaction() {
 
 /// A checkpoint hands little data to the disk in each request.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs root and loop devices"]
 async fn checkpoint_writes_small_pieces() {
     let Some(disk) = Disk::new() else { return };
     let l = disk.serve();
@@ -618,7 +616,6 @@ async fn ext4_survives_power_cuts() {
 /// A write that began before a failure of the journal survives a power cut after its reply.
 /// Promise: S9
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs root and loop devices"]
 async fn write_during_journal_failure_survives() {
     let Some(mut disk) = Disk::new() else { return };
     let cx = root();
@@ -645,7 +642,6 @@ async fn write_during_journal_failure_survives() {
 /// bytes.
 /// Promise: S8
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs root and loop devices"]
 async fn lost_removal_keeps_file_bytes() {
     let Some(mut disk) = Disk::new() else { return };
     let cx = root();
@@ -675,7 +671,6 @@ async fn lost_removal_keeps_file_bytes() {
 
 /// Promise: S8b
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs root and loop devices"]
 async fn changes_of_any_user_have_records() {
     let Some(disk) = Disk::new() else { return };
     let (l, user) = (disk.serve(), caller(1));
