@@ -6,11 +6,13 @@
 //!
 //! The kernel's pages of a file belong to one value of the change attribute, stored in `pages`. The
 //! mount's own modifications make that value unknown, because an answer cannot show whether another
-//! client wrote meanwhile. After a change of attributes, modification time and length show that. A different value is another client's change if the mount has modified
-//! nothing meanwhile or since. Then the kernel's pages must be dropped ([`Seen::pages_stale`]). One
-//! counter per mount ([`Clock`]) orders answers and modifications. A call reads it before its
-//! request. Each modification advances it at its start and end.
+//! client wrote meanwhile. After a change of attributes, [`Contents`] shows that. A different value
+//! is another client's change if the mount has modified nothing meanwhile or since. Then the
+//! kernel's pages must be dropped ([`Seen::pages_stale`]). One counter per mount ([`Clock`]) orders
+//! answers and modifications. A call reads it before its request. Each modification advances it at
+//! its start and end.
 
+mod contents;
 mod length;
 mod resizing;
 mod rights;
@@ -19,7 +21,7 @@ mod table;
 use crate::in_use::InUse;
 use crate::lockers::Lockers;
 use bytes::Bytes;
-use hither_vfs::{Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, Name, Node, Time, Validity};
+use hither_vfs::{Asks, Attr, Attrs, ConsistencyDomain, Error, Fh, FileKind, Name, Node, Validity};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -27,6 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
+use contents::Contents;
 use length::Length;
 pub(crate) use length::{QUEUED_MAX, Telling};
 use resizing::Resizing;
@@ -199,20 +202,6 @@ struct State {
     absent: HashSet<Name>,
     /// A write error that no program has got.
     error: Option<Error>,
-}
-
-/// Modification time and length of a file, in bytes. A write changes them, a change of attributes
-/// does not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Contents {
-    mtime: Time,
-    size_bytes: u64,
-}
-
-impl Contents {
-    fn of(attr: &Attr) -> Self {
-        Self { mtime: attr.mtime, size_bytes: attr.size_bytes }
-    }
 }
 
 /// The effect of attributes on the kernel's caches.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Longest wait for each other. A server may recall a delegation before it answers a truncation. The
-/// recall drops pages, which waits for the reads.
+/// Longest wait for each other. A server may recall a delegation before it answers a truncation.
+/// The recall drops pages, which waits for the reads.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Time in which the kernel takes the new length, after the answer.
 const SETTLE: Duration = Duration::from_millis(10);

@@ -158,10 +158,8 @@ impl Call {
             self.pending.answer(Ok(&answer.body));
         }
         drop(no_reads);
-        if seen.pages_stale {
-            if self.session.drop_pages(&inode).await {
-                inode.pages_dropped(&attrs.attr, asked);
-            }
+        if seen.pages_stale && self.session.drop_pages(&inode).await {
+            inode.pages_dropped(&attrs.attr, asked);
         }
         Ok(answer)
     }
