@@ -411,25 +411,25 @@ pub struct UnusedJournal {
     pub of: String,
 }
 
-/// The unused journals in the directory `all` that hold changes. Blocks.
-pub fn left_in(all: &Path) -> Vec<UnusedJournal> {
-    let dirs = std::fs::read_dir(all).into_iter().flatten().flatten().map(|entry| entry.path());
+/// The unused journals in the directory `all` that hold changes and that `wanted` selects. Blocks:
+/// it reads those journals.
+pub fn left_in(all: &Path, wanted: impl Fn(&UnusedJournal) -> bool) -> Vec<UnusedJournal> {
     // The lock is shared, so that two processes that look at the same time do not exclude each
     // other.
-    let is_used = |path: &PathBuf| {
-        let lock = std::fs::File::open(path.join("lock")).map(|lock| lock.try_lock_shared().is_err());
+    let is_used = |dir: &Path| {
+        let lock = std::fs::File::open(dir.join("lock")).map(|lock| lock.try_lock_shared().is_err());
         lock.unwrap_or(true)
     };
-    let said = |path: &Path, name: &str| {
-        let text = std::fs::read_to_string(path.join(name)).ok()?;
+    let said = |dir: &Path, name: &str| {
+        let text = std::fs::read_to_string(dir.join(name)).ok()?;
         Some(text.trim_end().to_string())
     };
-    let left = dirs.filter(|path| !is_used(path) && holds(path));
     let told = |dir: PathBuf| {
         let (source, of) = (said(&dir, "source")?, said(&dir, "of").unwrap_or_default());
         Some(UnusedJournal { dir, source, of })
     };
-    left.filter_map(told).collect()
+    let dirs = std::fs::read_dir(all).into_iter().flatten().flatten().map(|entry| entry.path());
+    dirs.filter_map(told).filter(|one| wanted(one) && !is_used(&one.dir) && holds(&one.dir)).collect()
 }
 
 async fn lock(dir: &Path) -> Result<Dir, WalError> {

@@ -338,8 +338,9 @@ impl MetadataCache {
                 steps.extend(known.steps);
                 return Ok(self.with_along(cx, WalkResult::new(steps, stop), want));
             }
-            let exactly = known.last.is_some_and(|id| self.lacks_bytes(id, want));
-            let spare = want.read_bytes > 0 && known.last.is_some_and(|id| self.has_bytes(id));
+            let last = known.last.filter(|_| want.read_bytes > 0);
+            let spare = last.is_some_and(|id| self.has_bytes(id));
+            let exactly = !spare && last.is_some_and(|id| self.lacks_bytes(id));
             let want = if spare { WalkRequest { read_bytes: 0, ..want } } else { want };
             if let Some(old) = known.again.filter(|_| !again && !exactly && when.fresh.is_none()) {
                 // All names were known: one request revalidates their directories and the objects
@@ -462,15 +463,15 @@ impl MetadataCache {
         (!ahead.is_empty()).then_some(ahead)
     }
 
-    /// Whether the caller wants the bytes of a small file that neither this layer nor one below
-    /// has. A request for the attributes alone would only be the first of two requests.
-    fn lacks_bytes(&self, id: Id, want: WalkRequest) -> bool {
+    /// Whether an object without bytes here is a small file that was not read. A request for the
+    /// attributes alone would only be the first of two requests.
+    fn lacks_bytes(&self, id: Id) -> bool {
         let small = u64::from(self.options.small_file_bytes);
         let unread = self.table.with_id(id, |o| {
             let read = o.extra.as_ref().is_some_and(|e| e.read_change == Some(o.attr.change));
             o.attr.kind() == FileKind::Regular && (1..=small).contains(&o.attr.size_bytes) && !read
         });
-        want.read_bytes > 0 && unread == Some(true) && !self.has_bytes(id)
+        unread == Some(true)
     }
 
     /// Whether this layer or one below has bytes of the file in its last known version.

@@ -5,6 +5,7 @@
 //! truncation waits for reads under way, and reads wait until the truncation is answered. The Linux
 //! client separates them in the same way.
 
+use super::Inode;
 use std::time::Duration;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -35,10 +36,18 @@ impl Resizing {
         }
         Some(guard)
     }
+}
 
-    /// Waits for reads and truncations under way. Later ones wait for the drop of the result.
-    pub async fn truncate(&self) -> Option<Truncation<'_>> {
-        timeout(WAIT_MAX, self.0.write()).await.ok().map(Truncation)
+impl Inode {
+    /// Waits for reads and truncations under way, before the mount sets this length. Later ones
+    /// wait for the drop of the result. `None`: the file does not become shorter, or the wait was
+    /// too long.
+    pub async fn truncating(&self, size_bytes: u64) -> Option<Truncation<'_>> {
+        let known = self.state.lock().length.known();
+        if known.is_some_and(|known| known <= size_bytes) {
+            return None;
+        }
+        timeout(WAIT_MAX, self.resizing.0.write()).await.ok().map(Truncation)
     }
 }
 

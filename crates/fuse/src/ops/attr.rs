@@ -101,20 +101,8 @@ impl Call {
             let attrs = vfs.getattr(&self.cx(), file).await?;
             return self.attr_answer(&inode, &attrs, asked).await;
         }
-        let cred = self.cred();
-        let writes =
-            |f: &OpenFile| f.inode.id == inode.id && f.access.contains(OpenAccess::WRITE) && f.cred == cred;
-        if let (Some(_), None) = (wanted.size_bytes, &open)
-            && !self.session.files.any(writes)
-        {
-            // truncate(2) needs the right to write. So does O_TRUNC, for which the kernel sends no
-            // handle; an open for writing has just proved the right. SETATTR does not need it:
-            // servers let the owner of a file set its length independent of the mode, because
-            // servers do not know descriptors.
-            let have = vfs.access(&self.cx(), &handle, Access::MODIFY).await?;
-            if !have.contains(Access::MODIFY) {
-                return Err(Error::new(libc::EACCES));
-            }
+        if wanted.size_bytes.is_some() && open.is_none() {
+            self.check_truncate(&inode).await?;
         }
         // No passthrough starts during the truncation, and a file with passthrough is not
         // truncated.
@@ -128,7 +116,7 @@ impl Call {
             _ => self.cx(),
         };
         let no_reads = match wanted.size_bytes {
-            Some(_) => inode.resizing.truncate().await,
+            Some(size_bytes) => inode.truncating(size_bytes).await,
             None => None,
         };
         let modifying = wanted.size_bytes.map(|_| inode.modify(&self.session.inodes.clock));
@@ -162,6 +150,21 @@ impl Call {
             inode.pages_dropped(&attrs.attr, asked);
         }
         Ok(answer)
+    }
+
+    /// Fails if the caller may not write to the file. truncate(2) needs that right. So does
+    /// O_TRUNC, for which the kernel sends no handle. An open for writing has just proved the
+    /// right. SETATTR does not need it: servers let the owner of a file set its length independent
+    /// of the mode, because servers do not know descriptors.
+    async fn check_truncate(&self, inode: &Inode) -> Result<()> {
+        let cred = self.cred();
+        let writes =
+            |f: &OpenFile| f.inode.id == inode.id && f.access.contains(OpenAccess::WRITE) && f.cred == cred;
+        if self.session.files.any(writes) {
+            return Ok(());
+        }
+        let have = self.session.vfs.access(&self.cx(), &inode.fh(), Access::MODIFY).await?;
+        if have.contains(Access::MODIFY) { Ok(()) } else { Err(Error::new(libc::EACCES)) }
     }
 
     pub(super) async fn access(&self, mask: u32) -> Result<Answer> {

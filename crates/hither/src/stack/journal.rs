@@ -8,7 +8,7 @@ use crate::options::JOURNAL_DIR;
 use crate::source::Source;
 use hither_nfs::Connected;
 use hither_vfs::{Cred, Data, Fh, File, Name, RequestContext, Stability, Vfs};
-use hither_writeback::wal::{self, Conflicts, Outcome, Wal};
+use hither_writeback::wal::{self, Conflicts, Outcome, UnusedJournal, Wal};
 use std::fmt::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -102,10 +102,10 @@ pub async fn open(job: &Job, connected: &Connected) -> Result<Journal, String> {
 async fn unused(job: &Job) -> Option<String> {
     let dirs = [job.wanted.cache.dir.clone(), Some(JOURNAL_DIR.into())];
     let source = job.source.clone();
-    let same = move |name: &str| Source::parse(name).is_ok_and(|other| other.is_same_as(&source));
+    let same =
+        move |left: &UnusedJournal| Source::parse(&left.source).is_ok_and(|other| other.is_same_as(&source));
     let found = tokio::task::spawn_blocking(move || {
-        let mut left = dirs.iter().flatten().flat_map(|dir| wal::left_in(&journals(dir)));
-        left.find(|left| same(&left.source))
+        dirs.iter().flatten().find_map(|dir| wal::left_in(&journals(dir), &same).into_iter().next())
     });
     let left = found.await.ok()??;
     let note = format!(
@@ -128,13 +128,13 @@ async fn refuse_another(job: &Job, dir: &Path, of: &str) -> Result<(), String> {
         if wal::holds(&dir) {
             return None;
         }
-        let left = wal::left_in(dir.parent()?).into_iter().filter(|left| left.dir != dir);
+        let same =
+            |left: &UnusedJournal| Source::parse(&left.source).ok().filter(|other| other.is_same_as(&source));
         // Within one protocol the file system's identity is comparable.
-        let mut left = left.filter(|left| left.of == of || protocol(&left.of) != protocol(&of));
-        left.find_map(|left| {
-            let other = Source::parse(&left.source).ok().filter(|other| other.is_same_as(&source))?;
-            Some((left.dir, other))
-        })
+        let left = wal::left_in(dir.parent()?, |left| {
+            left.dir != dir && (left.of == of || protocol(&left.of) != protocol(&of)) && same(left).is_some()
+        });
+        left.into_iter().find_map(|left| same(&left).map(|other| (left.dir, other)))
     });
     match found.await.map_err(|e| e.to_string())? {
         None => Ok(()),

@@ -411,17 +411,25 @@ async fn clone_checks_alignment_and_type() {
     assert_eq!(r.clone_range().unwrap_err().status(), Some(Nfsstat4::WRONG_TYPE));
 }
 
+/// Most opens and locks of [`with_few_states`].
+const MAX: usize = 16;
+
+/// A server with room for few opens and locks, its lease, and a client.
+async fn with_few_states() -> (Lab, Duration, Client) {
+    let options = Options { states_max: MAX, ..Options::new(env(2)) };
+    let lease = options.lease;
+    let lab = Lab::with(&model(), "/", options, Others::Nobody);
+    let mut client = lab.client("dead").await;
+    client.reclaim_complete().await;
+    (lab, lease, client)
+}
+
 /// Opens of dead clients give way when room is needed, as soon as their leases have expired. Until
 /// then a client gets "try later". One client alone cannot take all room.
 /// Promise: S7a
 #[tokio::test(start_paused = true)]
 async fn opens_of_dead_clients_give_way() {
-    const MAX: usize = 16;
-    let options = Options { states_max: MAX, ..Options::new(env(2)) };
-    let lease = options.lease;
-    let lab = Lab::with(&model(), "/", options, Others::Nobody);
-    let mut dead = lab.client("dead").await;
-    dead.reclaim_complete().await;
+    let (lab, lease, mut dead) = with_few_states().await;
     for n in 0..MAX / 8 * 7 {
         dead.open(&format!("f{n}"), "o", RW, 0).await.unwrap();
     }
@@ -447,12 +455,7 @@ async fn opens_of_dead_clients_give_way() {
 /// As [`opens_of_dead_clients_give_way`], for lock-owners.
 #[tokio::test(start_paused = true)]
 async fn locks_of_dead_clients_give_way() {
-    const MAX: usize = 16;
-    let options = Options { states_max: MAX, ..Options::new(env(2)) };
-    let lease = options.lease;
-    let lab = Lab::with(&model(), "/", options, Others::Nobody);
-    let mut dead = lab.client("dead").await;
-    dead.reclaim_complete().await;
+    let (lab, lease, mut dead) = with_few_states().await;
     let (held, fh) = dead.open("held", "o", RW, 0).await.unwrap();
     // The open is one of the states.
     for n in 1..MAX / 8 * 7 {
