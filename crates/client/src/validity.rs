@@ -12,11 +12,11 @@
 //! after that moment.
 
 use crate::{AttrCache, LookupCache, Options};
-use hither_vfs::{Attr, Attrs, Fh, FileKind, Validity};
+use hither_vfs::{Attr, Attrs, Env, Fh, FileKind, Time, Validity};
 use parking_lot::Mutex;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 /// Slots of the table: about 3 MiB when all are used. A power of two.
@@ -30,6 +30,7 @@ pub struct ValidityRules {
     names: LookupCache,
     /// The server also finds a name in other spellings.
     ignores_case: AtomicBool,
+    env: Env,
     hasher: RandomState,
     shards: Vec<Mutex<Vec<Option<Slot>>>>,
 }
@@ -45,12 +46,15 @@ struct Slot {
     /// Start of `time`.
     since: Instant,
     directory: bool,
+    /// By its change time, the object was unchanged for `time` when `change` was first seen.
+    old: bool,
 }
 
 impl ValidityRules {
     /// Rules for a mount with these options.
-    pub fn new(options: &Options) -> Self {
+    pub fn new(options: &Options, env: &Env) -> Self {
         Self {
+            env: env.clone(),
             times: options.attr_cache,
             names: options.lookup_cache,
             ignores_case: AtomicBool::new(false),
@@ -123,27 +127,49 @@ impl ValidityRules {
     }
 
     /// Whether the object is a directory that stayed unchanged for the whole validity of its
-    /// attributes. The caller revalidates the attributes now.
-    pub fn has_proved_stable(&self, fh: &Fh, now: Instant) -> bool {
+    /// attributes. The caller revalidates the attributes now. `by_age`: the change time may prove
+    /// it, too.
+    pub fn has_proved_stable(&self, fh: &Fh, now: Instant, by_age: bool) -> bool {
         let (tag, shard, index) = self.place(fh);
         let known = shard.lock()[index].filter(|slot| slot.tag == tag && slot.directory);
-        known.is_some_and(|slot| now.saturating_duration_since(slot.since) >= slot.time)
+        known.is_some_and(|slot| by_age && slot.old || now.saturating_duration_since(slot.since) >= slot.time)
+    }
+
+    /// Notes that another client is about to change the object: the proof of
+    /// [`Self::has_proved_stable`] begins anew.
+    pub fn doubt(&self, fh: &Fh, now: Instant) {
+        let (tag, shard, index) = self.place(fh);
+        if let Some(slot) = shard.lock()[index].as_mut().filter(|slot| slot.tag == tag) {
+            (slot.old, slot.since) = (false, now);
+        }
     }
 
     fn observe(&self, fh: &Fh, attr: &Attr, least: Duration, most: Duration, now: Instant) -> Duration {
         let (tag, shard, index) = self.place(fh);
         let mut shard = shard.lock();
-        let directory = attr.kind == FileKind::Directory;
-        let fresh = Slot { tag, change: attr.change, time: least.min(most), since: now, directory };
-        let slot = shard[index].get_or_insert(fresh);
-        if slot.tag != tag || slot.change != attr.change {
-            *slot = fresh;
-        } else if now.saturating_duration_since(slot.since) >= slot.time {
+        let slot = match shard[index].as_mut() {
+            Some(slot) if slot.tag == tag && slot.change == attr.change => slot,
+            _ => {
+                let directory = attr.kind == FileKind::Directory;
+                let time = least.min(most);
+                let old = directory && self.age(attr.ctime) >= time;
+                let fresh = Slot { tag, change: attr.change, time, since: now, directory, old };
+                return shard[index].insert(fresh).time;
+            }
+        };
+        if now.saturating_duration_since(slot.since) >= slot.time {
             // A time of zero (`acregmin=0`) never grows by doubling. It stays zero, as in Linux.
             slot.time = (slot.time * 2).clamp(least.min(most), most);
             slot.since = now;
         }
         slot.time
+    }
+
+    /// The time since a moment of the server's clock, if that clock is right. Zero for the future.
+    fn age(&self, then: Time) -> Duration {
+        let now = (self.env.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        Duration::from_secs(u64::try_from(now.saturating_sub(then.secs)).unwrap_or(0))
     }
 
     fn place(&self, fh: &Fh) -> (u64, &Mutex<Vec<Option<Slot>>>, usize) {

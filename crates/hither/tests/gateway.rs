@@ -622,9 +622,9 @@ fn distant(server: u16, delay: Duration) -> u16 {
     port
 }
 
-/// Many clients list and read the same cold tree of a distant origin at once. The origin sends each
-/// byte about once. It gets about as many calls for the listings as from one client. Clients that
-/// wait for a revalidation (G1) share it. `HITHER_CLIENTS` is the number of clients.
+/// Many clients list and read the same cold tree of a distant origin within seconds. The origin
+/// sends each byte about once. It gets as many calls for the listings as from one client (G1).
+/// `HITHER_CLIENTS` is the number of clients.
 #[test]
 #[ignore = "needs root"]
 fn many_clients_share_cold_tree() {
@@ -652,6 +652,7 @@ fn many_clients_share_cold_tree() {
             std::thread::scope(|s| {
                 for dir in &dirs {
                     s.spawn(move || sh(&format!("cd {}; {command}", dir.display())).ok());
+                    pause(100);
                 }
             });
             let after = origin_calls(&origin);
@@ -669,15 +670,9 @@ fn many_clients_share_cold_tree() {
         let mut gateway = start("one");
         let (one_calls, _) = list(1, "one", "ls -lR >/dev/null", &gateway);
         gateway.stop();
-        // The clients start within some hundredths of a second, so the counts vary: the median.
-        let mut many = ["many-a", "many-b", "many-c"].map(|name| {
-            let mut gateway = start(name);
-            let (calls, _) = list(count, name, "ls -lR >/dev/null", &gateway);
-            gateway.stop();
-            calls
-        });
-        many.sort();
-        let many_calls = many[1];
+        let mut gateway = start("many");
+        let (many_calls, _) = list(count, "many", "ls -lR >/dev/null", &gateway);
+        gateway.stop();
         let mut gateway = start("bytes");
         let (_, bytes) = list(count, "bytes", "tar cf - . | cat >/dev/null", &gateway);
         gateway.stop();
@@ -686,7 +681,7 @@ fn many_clients_share_cold_tree() {
             "client {client}, origin {version}: ls -lR {one_calls} calls of one client, {many_calls} of {count} \
              ({calls:.2}); bytes {times:.3} times the tree"
         );
-        if times > 1.1 || calls > 1.5 {
+        if times > 1.1 || calls > 1.1 {
             failures.push((client, version));
         }
     }

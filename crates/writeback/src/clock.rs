@@ -16,6 +16,14 @@ const TICK_NANOS: i128 = 20_000_000;
 /// The most that the estimate may lag behind a time of the server: more than a round trip.
 const LAG_SECS: i64 = 1;
 
+/// The earliest time after `last`.
+pub(crate) fn next(last: Time) -> Time {
+    match last.nanos {
+        999_999_999 => Time { secs: last.secs.saturating_add(1), nanos: 0 },
+        nanos => Time { nanos: nanos + 1, ..last },
+    }
+}
+
 /// An estimate of the server's clock.
 pub(crate) struct Clock {
     env: Env,
@@ -42,10 +50,7 @@ impl Clock {
         if last < now || last.secs > now.secs.saturating_add(LAG_SECS) {
             return now;
         }
-        match last.nanos {
-            999_999_999 => Time { secs: last.secs.saturating_add(1), nanos: 0 },
-            nanos => Time { nanos: nanos + 1, ..last },
-        }
+        next(last)
     }
 
     /// Notes a time that the server took after `asked`, from a reply that arrived just now.

@@ -26,6 +26,9 @@
 //! - a call that creates or moves an object under a removed name;
 //! - a call that lists a directory or sets its attributes.
 //!
+//! **Times.** While removals of a directory wait, it shows the times of the last change by a
+//! program. It shows them afterwards, too, until it changes again (`shown`).
+//!
 //! **Errors.** A removal that may succeed later is repeated. Meanwhile no further removal is
 //! delayed. A name whose removal the server refuses for good exists again, and the log reports it.
 //!
@@ -38,6 +41,7 @@ mod table;
 mod tests;
 mod vfs;
 
+use crate::clock::Clock;
 use crate::wal::Wal;
 use hither_vfs::{BoxFuture, Env, Fh, Upcalls, Vfs};
 use parking_lot::{Mutex, MutexGuard};
@@ -82,7 +86,7 @@ struct Counters {
 pub struct PendingRemoves {
     below: Arc<dyn Vfs>,
     wal: Arc<Wal>,
-    env: Env,
+    clock: Clock,
     options: PendingRemovesOptions,
     /// Never held across an await.
     table: Mutex<Table>,
@@ -100,7 +104,7 @@ impl PendingRemoves {
             below,
             wal,
             table: Mutex::new(Table::new((env.random)())),
-            env,
+            clock: Clock::new(env),
             slots: Semaphore::new(options.at_once.max(1)),
             options,
             counters: Counters::default(),

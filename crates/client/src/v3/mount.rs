@@ -167,7 +167,7 @@ impl V3 {
         machine: Bytes,
         nqnfs: Option<Nqnfs>,
     ) -> Result<V3, Beginning> {
-        let rules = ValidityRules::new(opts);
+        let rules = ValidityRules::new(opts, env);
         let credentials = Credentials::new(&opts.security, &opts.server, machine);
         let mut caller = Caller::new(client, stats, env.clone(), rules, credentials);
         caller.nqnfs = nqnfs;

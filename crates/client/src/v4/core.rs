@@ -122,7 +122,7 @@ impl Core {
         let machine = host_name();
         let credentials = Credentials::new(&opts.security, &opts.server, machine.clone().into());
         Arc::new(Self {
-            valid: ValidityRules::new(&opts),
+            valid: ValidityRules::new(&opts, &env),
             ids: IdMap::new(opts.idmap_domain.clone().unwrap_or_else(idmap::local_domain)),
             files: Files::new((env.random)()),
             writes: OnceLock::new(),

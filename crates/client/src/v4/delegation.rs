@@ -380,6 +380,11 @@ impl Delegations {
         self.held.lock().files.contains_key(fh)
     }
 
+    /// Whether a further delegation replaces no other.
+    pub fn has_room(&self) -> bool {
+        self.held.lock().files.len() < self.most.load(Ordering::Relaxed)
+    }
+
     /// Whether the delegation of `stateid` is held.
     pub fn is_held(&self, stateid: &Stateid) -> bool {
         self.held.lock().by_stateid.contains_key(&stateid.other)
@@ -556,6 +561,7 @@ impl Core {
     /// was lost, and the server would wait. Or its reply is in flight, and then the delegation is
     /// not kept.
     pub fn recalled(self: &Arc<Self>, fh: &Fh, stateid: &Stateid) {
+        self.valid.doubt(fh, Instant::now());
         if let Some(taken) = self.delegations.take_stateid(stateid) {
             return self.give_back(vec![taken]);
         }

@@ -4,11 +4,12 @@
 //! They are kept, recalled and returned like file delegations (`delegation`). GET_DIR_DELEGATION
 //! joins a compound that is sent in any case, before the GETATTR that the delegation covers. It is
 //! sent only for a stable directory. Such a directory was unchanged for the validity of its
-//! attributes, and is now revalidated. At mount time the operation follows the last needed
-//! operation, which shows whether the server supports it. A server without it, or that fails it
-//! later, gets no further requests. A server that grants none for long ([`REFUSALS_MAX`]) gets few
-//! requests. There are no requests with `noac`. There are also none when calls must see each change
-//! by local programs of the server at once. The server reports such changes afterwards.
+//! attributes, and is now revalidated. Or its change time is as old when the client first sees it,
+//! and the client has room for a further delegation. At mount time the operation follows the last
+//! needed operation, which shows whether the server supports it. A server without it, or that fails
+//! it later, gets no further requests. A server that grants none for long ([`REFUSALS_MAX`]) gets
+//! few requests. There are no requests with `noac`. There are also none when calls must see each
+//! change by local programs of the server at once. The server reports such changes afterwards.
 
 use super::call::{Answer, Compound};
 use super::core::Core;
@@ -98,7 +99,7 @@ impl Core {
     pub fn wants_directory(&self, fh: &Fh) -> bool {
         self.directories.are_worth_it()
             && self.wanted_delegation() != open::WANT_NO_DELEG
-            && self.valid.has_proved_stable(fh, Instant::now())
+            && self.valid.has_proved_stable(fh, Instant::now(), self.delegations.has_room())
             && !self.delegations.holds(fh)
     }
 

@@ -29,6 +29,12 @@ fn attr(kind: FileKind, change: u64) -> Attr {
     }
 }
 
+/// Rules of a client whose wall clock shows the second 1,000.
+fn rules(options: &Options) -> ValidityRules {
+    let wall = || SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+    ValidityRules::new(options, &Env { random: std::sync::Arc::new(|| 7), wall: std::sync::Arc::new(wall) })
+}
+
 fn secs(v: Validity, asked: Instant) -> u64 {
     v.left(asked).as_secs()
 }
@@ -38,7 +44,7 @@ fn secs(v: Validity, asked: Instant) -> u64 {
 /// Promise: 8
 #[test]
 fn unchanged_object_doubles_validity() {
-    let rules = ValidityRules::new(&test_options());
+    let rules = rules(&test_options());
     let mut now = Instant::now();
     let mut seen = Vec::new();
     for _ in 0..8 {
@@ -53,7 +59,7 @@ fn unchanged_object_doubles_validity() {
 /// Answers within the validity do not extend the time. 100 GETATTRs in a second count as one.
 #[test]
 fn early_answers_do_not_double() {
-    let rules = ValidityRules::new(&test_options());
+    let rules = rules(&test_options());
     let now = Instant::now();
     for _ in 0..100 {
         assert_eq!(secs(rules.attrs(&fh(1), attr(FileKind::Directory, 7), now).valid, now), 30);
@@ -63,7 +69,7 @@ fn early_answers_do_not_double() {
 /// Promise: 9
 #[test]
 fn noac_trusts_nothing() {
-    let rules = ValidityRules::new(&Options { attr_cache: AttrCache::NONE, ..test_options() });
+    let rules = rules(&Options { attr_cache: AttrCache::NONE, ..test_options() });
     let now = Instant::now();
     assert_eq!(rules.attrs(&fh(1), attr(FileKind::Regular, 7), now).valid, Validity::Once);
     assert_eq!(rules.missing(&fh(1), now), Validity::Once);
@@ -74,7 +80,7 @@ fn noac_trusts_nothing() {
 #[test]
 fn lookupcache_limits_names_only() {
     let now = Instant::now();
-    let of = |lookup_cache| ValidityRules::new(&Options { lookup_cache, ..test_options() });
+    let of = |lookup_cache| rules(&Options { lookup_cache, ..test_options() });
     for (rules, named, missing) in
         [(of(LookupCache::All), 3, 30), (of(LookupCache::Positive), 3, 0), (of(LookupCache::None), 0, 0)]
     {
@@ -87,7 +93,7 @@ fn lookupcache_limits_names_only() {
 /// The validity of an absent name is the time of its directory.
 #[test]
 fn absence_validity_follows_directory() {
-    let rules = ValidityRules::new(&test_options());
+    let rules = rules(&test_options());
     let now = Instant::now();
     rules.attrs(&fh(1), attr(FileKind::Directory, 7), now);
     let later = now + Duration::from_secs(30);
@@ -99,7 +105,7 @@ fn absence_validity_follows_directory() {
 #[test]
 fn case_insensitive_server_caches_no_absence() {
     let now = Instant::now();
-    let of = |lookup_cache| ValidityRules::new(&Options { lookup_cache, ..test_options() });
+    let of = |lookup_cache| rules(&Options { lookup_cache, ..test_options() });
     let rules = of(LookupCache::All);
     rules.ignore_case();
     assert_eq!(rules.lookup_cache(), LookupCache::Positive);
@@ -115,7 +121,32 @@ fn case_insensitive_server_caches_no_absence() {
 fn acnegmax_bounds_absence_validity() {
     let now = Instant::now();
     let times = |secs| AttrCache { negative_max: Duration::from_secs(secs), ..AttrCache::default() };
-    let of = |secs| ValidityRules::new(&Options { attr_cache: times(secs), ..test_options() });
+    let of = |secs| rules(&Options { attr_cache: times(secs), ..test_options() });
     assert_eq!(secs(of(5).missing(&fh(2), now), now), 5);
     assert_eq!(of(0).missing(&fh(2), now), Validity::Once);
+}
+
+/// A directory is stable when it stayed unchanged for its validity: by its change time, or in the
+/// answers of the server. A change, or its announcement, ends that.
+/// Promise: 8f
+#[test]
+fn directory_proves_stable_by_answers_or_age() {
+    let start = Instant::now();
+    for age in [-5, 0, 1, 29, 30, 31, 1_000] {
+        let rules = rules(&test_options());
+        let at = |kind, change| Attr { ctime: Time { secs: 1_000 - age, nanos: 0 }, ..attr(kind, change) };
+        let stable =
+            |by_age, after| rules.has_proved_stable(&fh(1), start + Duration::from_secs(after), by_age);
+        assert!(!stable(true, 0), "unknown");
+        rules.attrs(&fh(2), at(FileKind::Regular, 7), start);
+        assert!(!rules.has_proved_stable(&fh(2), start, true), "no directory");
+        rules.attrs(&fh(1), at(FileKind::Directory, 7), start);
+        assert_eq!(stable(true, 0), age >= 30, "age {age}");
+        assert!(!stable(false, 29) && stable(false, 30));
+        rules.doubt(&fh(1), start + Duration::from_secs(10));
+        assert!(!stable(true, 39) && stable(true, 40), "announced");
+        let changed = Attr { ctime: Time { secs: 1_000, nanos: 0 }, ..attr(FileKind::Directory, 8) };
+        rules.attrs(&fh(1), changed, start + Duration::from_secs(50));
+        assert!(!stable(true, 79) && stable(true, 80), "changed");
+    }
 }

@@ -213,9 +213,18 @@ impl Vfs for Guard {
         .await
     }
 
+    /// Attributes as of the call. Those of a directory are as old as the options of the attribute
+    /// cache permit, because clients revalidate each directory that they list.
     async fn getattr(&self, cx: &RequestContext, file: File<'_>) -> Result<Attrs> {
-        let cx = self.context(cx);
-        self.ask(|| self.below.getattr(&cx, file)).await
+        let fresh = self.context(cx);
+        if !self.strict {
+            let cx = RequestContext { fresh_since: None, ..cx.clone() };
+            let attrs = self.ask(|| self.below.getattr(&cx, file)).await?;
+            if attrs.attr.kind == FileKind::Directory || fresh.fresh_since.is_none() {
+                return Ok(attrs);
+            }
+        }
+        self.ask(|| self.below.getattr(&fresh, file)).await
     }
 
     async fn access(&self, cx: &RequestContext, fh: &Fh, want: Access) -> Result<Access> {

@@ -70,7 +70,7 @@ impl PendingCreates {
             if let Status::Refused(errno) = t.status(dir) {
                 return Err(Error::new(errno));
             }
-            let now = self.clock.now();
+            let now = self.clock.after(parent.ctime);
             let (fh, fileid) = t.fresh();
             let change = t.next_change();
             let group = parent.mode & SETGID != 0;

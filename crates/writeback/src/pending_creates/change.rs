@@ -6,7 +6,7 @@
 //! or removed at the server.
 
 use super::PendingCreates;
-use super::table::{Body, Deferred, Object, Open, Status, Table};
+use super::table::{Body, Change, Deferred, Object, Open, Status, Table};
 use crate::pending_writes::patient;
 use crate::wal::{Attributes, Event, Record, Write};
 use bytes::Bytes;
@@ -331,6 +331,7 @@ impl PendingCreates {
                 atime: to(set.atime),
                 mtime: to(set.mtime),
             };
+            t.changed_there(dir, Change::Attributes, now);
             self.defer(&mut t, dir, set)
         };
         Ok(self.wal.log().written(seq).await.is_ok())
@@ -475,6 +476,7 @@ impl PendingCreates {
             t.stuck -= usize::from(object.retry.is_some());
             t.touch(&object.dir, now);
             t.unbind(&object.dir, &object.name);
+            self.drop_deferred(t, &object.dir);
             self.drop_deferred(t, fh);
             object.held.iter().for_each(|(segment, records)| self.wal.log().dead(*segment, *records));
             self.counters.dropped.fetch_add(1, Relaxed);

@@ -2,6 +2,7 @@
 //!
 //! The module knows nothing of the journal and of the server.
 
+use crate::clock::next;
 use crate::shown::ShownTimes;
 use crate::wal::{Attributes, Ticket};
 use bytes::Bytes;
@@ -101,6 +102,17 @@ pub(super) struct Deferred {
     pub ticket: Ticket,
 }
 
+/// The part of an object that a call changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Names of a directory.
+    Names,
+    /// Data, length or times.
+    Data,
+    /// Other attributes.
+    Attributes,
+}
+
 /// The present state of an object.
 pub(super) enum Status<'a> {
     /// Pending.
@@ -128,9 +140,6 @@ pub(super) struct Table {
     /// Changes when an object arrives at the server, and when one is created, moved or removed in
     /// this mount.
     pub generation: u64,
-    /// For each of the server's directories with pending names: the time of the last creation, move
-    /// or removal in this mount, and the change attribute after it.
-    touched: HashMap<Fh, (Time, u64)>,
     pub deferred: HashMap<Fh, Deferred>,
     /// Times that programs saw before an object, or the last one of a directory, was sent.
     shown: RefCell<ShownTimes>,
@@ -155,7 +164,6 @@ impl Table {
             queue: VecDeque::new(),
             bytes: 0,
             generation: 0,
-            touched: HashMap::new(),
             deferred: HashMap::new(),
             shown: RefCell::default(),
             trusted: HashSet::new(),
@@ -251,19 +259,32 @@ impl Table {
             names.remove(name);
             if names.is_empty() {
                 self.names.remove(dir);
-                match self.touched.remove(dir) {
-                    Some((time, _)) => self.shown.get_mut().keep(dir, Some(time), time, None),
-                    None => self.shown.get_mut().sent_again(dir, None),
-                }
+                self.shown.get_mut().settle(dir);
             }
         }
         self.generation += 1;
     }
 
-    /// A program changes the object at the server: the server's times apply from now on.
-    pub fn changed_there(&mut self, seen: &Fh) {
-        self.shown.get_mut().forget(seen);
-        self.touched.remove(seen);
+    /// Notes a call of a program that changes an object at the server, before the call. The
+    /// server's times apply to the change. A directory with pending names shows this layer's times.
+    pub fn changes_there(&mut self, seen: &Fh, what: Change) {
+        if self.has_names(seen) {
+            return;
+        }
+        match what {
+            Change::Attributes => self.shown.get_mut().set_attributes(seen),
+            Change::Names | Change::Data => self.shown.get_mut().forget(seen),
+        }
+    }
+
+    /// Notes the success of such a call. Replies during the call may have either change time.
+    pub fn changed_there(&mut self, seen: &Fh, what: Change, now: Time) {
+        self.changes_there(seen, what);
+        if what == Change::Names {
+            return self.touch(seen, now);
+        }
+        let change = self.next_change();
+        self.shown.get_mut().touch_attributes(seen, now, change);
     }
 
     /// The server has the delayed times of a directory.
@@ -279,11 +300,11 @@ impl Table {
     pub fn touch(&mut self, dir: &Fh, now: Time) {
         let change = self.next_change();
         if let Some(object) = self.here.get_mut(dir) {
+            let now = now.max(next(object.attr.ctime));
             (object.attr.mtime, object.attr.ctime, object.attr.change) = (now, now, change);
             object.times.1 = None;
         } else if self.has_names(dir) {
-            self.touched.insert(dir.clone(), (now, change));
-            self.shown.get_mut().forget(dir);
+            self.shown.get_mut().touch(dir, now, change);
         }
     }
 
@@ -305,7 +326,12 @@ impl Table {
             let is_file = matches!(object.body, Body::File(_));
             // The modification time of a file is set at the server.
             let mtime = (!is_file).then_some(object.attr.mtime);
-            self.shown.get_mut().keep(fh, mtime, object.attr.ctime, theirs);
+            if self.has_names(fh) {
+                let attr = &object.attr;
+                self.shown.get_mut().keep_waiting(fh, (attr.mtime, attr.ctime), attr.change);
+            } else {
+                self.shown.get_mut().keep(fh, mtime, object.attr.ctime, theirs);
+            }
             self.ours.insert(real.clone(), fh.clone());
             self.fileids.insert(known.real_fileid, known.fileid);
         }
@@ -325,10 +351,6 @@ impl Table {
         if let Some(names) = self.names.get(seen) {
             let is_dir = |fh: &&Fh| self.here.get(*fh).is_some_and(|o| matches!(o.body, Body::Directory));
             attrs.attr.nlink += names.values().filter(is_dir).count() as u32;
-            if let Some((time, change)) = self.touched.get(seen) {
-                // The server's times are later after some of the objects were sent.
-                (attrs.attr.mtime, attrs.attr.ctime, attrs.attr.change) = (*time, *time, *change);
-            }
             attrs.valid = Validity::Once;
         }
         if let Some(Deferred { set, .. }) = self.deferred.get(seen) {

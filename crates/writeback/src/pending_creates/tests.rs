@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 mod histories;
+mod times;
 mod together;
 
 /// A temporary directory of one test, removed at its end.

@@ -3,7 +3,7 @@
 use super::PendingCreates;
 use super::Relay;
 use super::begin::{Began, Making};
-use super::table::{Body, Status, Table};
+use super::table::{Body, Change, Status, Table};
 use crate::pending_writes::patient;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,14 +17,22 @@ impl PendingCreates {
         attrs
     }
 
-    fn shown_info(&self, dir: &Fh, mut info: ChangeInfo) -> ChangeInfo {
-        let mut t = self.table();
-        t.changed_there(dir);
-        if let Some(attrs) = &mut info.attrs {
-            t.show(dir, attrs);
+    /// Adjusts the reply to a change of names for the layers above.
+    fn shown_info(&self, dir: &Fh, info: ChangeInfo) -> ChangeInfo {
+        if info.is_told() && info.before == info.after {
+            return self.shown_unchanged(dir, info);
         }
+        let mut t = self.table();
+        t.changed_there(dir, Change::Names, self.clock.now());
         // This change supersedes the delayed times of the directory.
         self.drop_deferred(&mut t, dir);
+        drop(t);
+        self.shown_unchanged(dir, info)
+    }
+
+    /// Adjusts the reply to a call that changed no name.
+    fn shown_unchanged(&self, dir: &Fh, mut info: ChangeInfo) -> ChangeInfo {
+        info.attrs = info.attrs.map(|attrs| self.shown(dir, attrs));
         info
     }
 
@@ -79,9 +87,9 @@ impl PendingCreates {
         if opened.created {
             self.learn(cx, &real, &opened.node.attrs).await;
         }
-        if let Some(info) = opened.dir.take() {
-            opened.dir = Some(self.shown_info(dir, info));
-        }
+        opened.dir = opened.dir.map(|info| {
+            if opened.created { self.shown_info(dir, info) } else { self.shown_unchanged(dir, info) }
+        });
         self.table().show_node(&mut opened.node);
         Ok(opened)
     }
@@ -159,9 +167,16 @@ impl Vfs for PendingCreates {
             let file = File { fh: file.fh, open: None };
             return self.getattr(cx, file).await;
         }
+        let sets_times = set.mtime.is_some() || set.atime.is_some();
+        if sets_times {
+            // A later creation at the server would change the directory's times.
+            self.send_all_in(cx, file.fh).await?;
+        }
+        let what = if sets_times || set.size_bytes.is_some() { Change::Data } else { Change::Attributes };
         let (fh, open) = self.down(cx, file.fh, file.open).await?;
-        self.table().changed_there(file.fh);
+        self.table().changes_there(file.fh, what);
         let attrs = self.below.setattr(cx, File { fh: &fh, open }, set).await?;
+        self.table().changed_there(file.fh, what, self.clock.now());
         Ok(self.shown(file.fh, attrs))
     }
 
@@ -296,7 +311,7 @@ impl Vfs for PendingCreates {
             return Ok(wrote);
         }
         let (fh, open) = self.down(cx, file.fh, file.open).await?;
-        self.table().changed_there(file.fh);
+        self.table().changes_there(file.fh, Change::Data);
         let wrote = self.below.write(cx, File { fh: &fh, open }, offset_bytes, data, stability).await?;
         Ok(Wrote { attrs: wrote.attrs.map(|attrs| self.shown(file.fh, attrs)), ..wrote })
     }
@@ -504,7 +519,10 @@ impl Vfs for PendingCreates {
         mode: XattrMode,
     ) -> Result<()> {
         let real = self.at_server(cx, fh).await?;
-        self.below.setxattr(cx, &real, name, value, mode).await
+        self.table().changes_there(fh, Change::Attributes);
+        self.below.setxattr(cx, &real, name, value, mode).await?;
+        self.table().changed_there(fh, Change::Attributes, self.clock.now());
+        Ok(())
     }
 
     async fn listxattr(&self, cx: &RequestContext, fh: &Fh) -> Result<Vec<Bytes>> {
@@ -514,7 +532,10 @@ impl Vfs for PendingCreates {
 
     async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()> {
         let real = self.at_server(cx, fh).await?;
-        self.below.removexattr(cx, &real, name).await
+        self.table().changes_there(fh, Change::Attributes);
+        self.below.removexattr(cx, &real, name).await?;
+        self.table().changed_there(fh, Change::Attributes, self.clock.now());
+        Ok(())
     }
 
     async fn lock(

@@ -9,7 +9,7 @@ use hither_vfs::{
     Result, Stop, Time, WalkRequest,
 };
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// First and longest pause before a failed removal is repeated.
@@ -37,7 +37,9 @@ impl PendingRemoves {
         if self.table().get(dir, name).is_some() {
             return Err(Error::new(libc::ENOENT));
         }
-        let Some(node) = self.may_wait(cx, (dir, name), target, is_dir).await? else { return Ok(None) };
+        let Some((node, last)) = self.may_wait(cx, (dir, name), target, is_dir).await? else {
+            return Ok(None);
+        };
         let (info, seq, begin) = {
             let mut t = self.table();
             if t.get(dir, name).is_some() {
@@ -53,7 +55,7 @@ impl PendingRemoves {
             let tried = watch::Sender::new(0);
             let (fh, fsid, cred) = (node.fh, node.attrs.attr.fsid, cx.cred.clone());
             let gone = Gone { fh, is_dir, fsid, cred, ticket, error: None, tried };
-            let info = t.insert(dir, name, gone, self.now());
+            let info = t.insert(dir, name, gone, self.clock.after(last).max(last));
             (info, ticket.seq, t.enqueue(dir, name.clone()))
         };
         self.counters.noted.fetch_add(1, Relaxed);
@@ -69,19 +71,14 @@ impl PendingRemoves {
         Ok(Some(info))
     }
 
-    fn now(&self) -> Time {
-        let since = (self.env.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Time { secs: since.as_secs() as i64, nanos: since.subsec_nanos() }
-    }
-
-    /// The object of a name, if its removal may be delayed.
+    /// The object of a name, if its removal may be delayed, and the last time of the directory.
     async fn may_wait(
         &self,
         cx: &RequestContext,
         (dir, name): (&Fh, &Name),
         target: Option<&Fh>,
         is_dir: bool,
-    ) -> Result<Option<Node>> {
+    ) -> Result<Option<(Node, Time)>> {
         {
             let t = self.table();
             if t.stuck > 0 || t.count() >= self.options.most || !self.wal.takes(ROOM_BYTES) {
@@ -108,9 +105,10 @@ impl PendingRemoves {
             FileKind::Regular | FileKind::Symlink => !is_dir && attr.nlink == 1,
             _ => false,
         };
-        if !fits || self.table().is_open(&node.fh) || !self.may_remove(cx, dir, attr.fsid).await? {
+        if !fits || self.table().is_open(&node.fh) {
             return Ok(None);
         }
+        let Some(last) = self.may_remove(cx, dir, attr.fsid).await? else { return Ok(None) };
         if is_dir {
             match self.is_emptied(cx, &node.fh).await {
                 Ok(true) => {}
@@ -119,23 +117,24 @@ impl PendingRemoves {
                 _ => return Ok(None),
             }
         }
-        Ok(Some(node))
+        Ok(Some((node, last)))
     }
 
-    /// Whether the caller may remove names from a directory, and the directory is of file system
-    /// `fsid`.
-    async fn may_remove(&self, cx: &RequestContext, dir: &Fh, fsid: (u64, u64)) -> Result<bool> {
+    /// The last time of a directory, if the caller may remove names from it, and it is of file
+    /// system `fsid`.
+    async fn may_remove(&self, cx: &RequestContext, dir: &Fh, fsid: (u64, u64)) -> Result<Option<Time>> {
         // The caller removed a name here before. A later change of the rights would have waited for
         // that removal.
         if self.table().has_removed(dir, &cx.cred, fsid) {
-            return Ok(true);
+            return Ok(Some(Time::default()));
         }
         let need = Access::MODIFY | Access::LOOKUP;
         if self.below.access(cx, dir, need).await? != need {
-            return Ok(false);
+            return Ok(None);
         }
         let parent = self.below.getattr(cx, File { fh: dir, open: None }).await?;
-        Ok(parent.attr.mode & STICKY == 0 && parent.attr.fsid == fsid)
+        let parent = self.shown(dir, parent).attr;
+        Ok((parent.mode & STICKY == 0 && parent.fsid == fsid).then(|| parent.mtime.max(parent.ctime)))
     }
 
     /// Whether every name of a directory has a delayed removal.

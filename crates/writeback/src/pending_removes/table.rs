@@ -2,11 +2,13 @@
 //!
 //! The module knows nothing of the journal and of the server.
 
+use crate::shown::ShownTimes;
 use crate::wal::Ticket;
 use hither_vfs::{
     Along, Attrs, ChangeInfo, Cred, Error, Fh, FileKind, Name, PathRef, Result, Stop, Time, Validity,
     WalkResult,
 };
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -49,8 +51,8 @@ pub(super) struct Table {
     /// Names whose removal at the server ended, with ascending generations.
     ended: VecDeque<(u64, RemovedName)>,
     generation: u64,
-    /// The time of the last delayed removal in a directory, and the change attribute after it.
-    touched: HashMap<Fh, (Time, u64)>,
+    /// Times of directories that programs saw before the server had executed the removals.
+    shown: RefCell<ShownTimes>,
     change: u64,
 }
 
@@ -65,7 +67,7 @@ impl Table {
             nameless: HashSet::new(),
             ended: VecDeque::new(),
             generation: 0,
-            touched: HashMap::new(),
+            shown: RefCell::default(),
             change: random,
         }
     }
@@ -150,9 +152,28 @@ impl Table {
         }
         self.gone.entry(dir.clone()).or_default().insert(name.clone(), gone);
         let before = self.change;
-        self.change = self.change.wrapping_add(1);
-        self.touched.insert(dir.clone(), (now, self.change));
+        self.names_changed(dir, now);
         ChangeInfo { atomic: false, before, after: self.change, attrs: None }
+    }
+
+    /// Notes that the layers above changed names of a directory.
+    pub fn names_changed(&mut self, dir: &Fh, now: Time) {
+        if self.has_names(dir) {
+            self.change = self.change.wrapping_add(1);
+            self.shown.get_mut().touch(dir, now, self.change);
+        } else {
+            self.shown.get_mut().forget(dir);
+        }
+    }
+
+    /// Notes a change of attributes of an object without delayed removals. To be called before and
+    /// after the change: replies in between may have either change time.
+    pub fn attributes_change(&mut self, fh: &Fh, times: bool) {
+        if times {
+            self.shown.get_mut().forget(fh);
+        } else {
+            self.shown.get_mut().set_attributes(fh);
+        }
     }
 
     /// Ends a delayed removal: the server has removed the name (`removed`), or refuses to.
@@ -161,7 +182,7 @@ impl Table {
         let gone = names.remove(name)?;
         if names.is_empty() {
             self.gone.remove(dir);
-            self.touched.remove(dir);
+            self.shown.get_mut().settle(dir);
         }
         self.count -= 1;
         self.nameless.remove(&gone.fh);
@@ -220,13 +241,10 @@ impl Table {
         if attrs.attr.kind != FileKind::Directory {
             return;
         }
-        let Some((time, change)) = self.touched.get(fh) else { return };
-        let dirs = self.gone.get(fh).map_or(0, |names| names.values().filter(|gone| gone.is_dir).count());
+        let gone = self.gone.get(fh);
+        let dirs = gone.map_or(0, |names| names.values().filter(|gone| gone.is_dir).count());
         attrs.attr.nlink = attrs.attr.nlink.saturating_sub(dirs as u32);
-        attrs.attr.mtime = attrs.attr.mtime.max(*time);
-        attrs.attr.ctime = attrs.attr.ctime.max(*time);
-        attrs.attr.change = *change;
-        attrs.valid = Validity::Once;
+        self.shown.borrow_mut().show(fh, attrs, gone.is_none());
     }
 
     /// Counts an open of a file.

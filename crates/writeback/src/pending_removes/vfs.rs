@@ -10,15 +10,26 @@ use std::sync::Arc;
 const TRIES: u32 = 16;
 
 impl PendingRemoves {
-    fn shown(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
+    pub(super) fn shown(&self, fh: &Fh, mut attrs: Attrs) -> Attrs {
         self.table().show(fh, &mut attrs);
         attrs
     }
 
-    fn shown_info(&self, dir: &Fh, mut info: ChangeInfo) -> ChangeInfo {
-        if let Some(attrs) = &mut info.attrs {
-            self.table().show(dir, attrs);
+    /// Adjusts the reply to a change of names for the layers above.
+    fn shown_info(&self, dir: &Fh, info: ChangeInfo) -> ChangeInfo {
+        if info.is_told() && info.before == info.after {
+            return self.shown_unchanged(dir, info);
         }
+        if let Some(attrs) = &info.attrs {
+            self.clock.heard(attrs.attr.ctime, attrs.asked);
+        }
+        self.table().names_changed(dir, self.clock.now());
+        self.shown_unchanged(dir, info)
+    }
+
+    /// Adjusts the reply to a call that changed no name.
+    fn shown_unchanged(&self, dir: &Fh, mut info: ChangeInfo) -> ChangeInfo {
+        info.attrs = info.attrs.map(|attrs| self.shown(dir, attrs));
         info
     }
 
@@ -49,7 +60,7 @@ impl PendingRemoves {
 #[async_trait]
 impl Vfs for PendingRemoves {
     hither_vfs::delegate!(self.below;
-        access, readlink, read, write, finish, statfs, getxattr, setxattr, listxattr, removexattr,
+        access, readlink, read, write, finish, statfs, getxattr, listxattr,
         lock, unlock, test_lock, seek, allocate, deallocate, copy,
     );
 
@@ -92,7 +103,34 @@ impl Vfs for PendingRemoves {
     async fn setattr(&self, cx: &RequestContext, file: File<'_>, set: &SetAttr) -> Result<Attrs> {
         // A later removal would change the directory's times.
         self.settled_in(cx, file.fh).await?;
-        self.below.setattr(cx, file, set).await
+        let sets_times = set.mtime.is_some() || set.atime.is_some();
+        self.table().attributes_change(file.fh, sets_times);
+        let attrs = self.below.setattr(cx, file, set).await?;
+        self.table().attributes_change(file.fh, sets_times);
+        Ok(self.shown(file.fh, attrs))
+    }
+
+    async fn setxattr(
+        &self,
+        cx: &RequestContext,
+        fh: &Fh,
+        name: &[u8],
+        value: &Bytes,
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.settled_in(cx, fh).await?;
+        self.table().attributes_change(fh, false);
+        self.below.setxattr(cx, fh, name, value, mode).await?;
+        self.table().attributes_change(fh, false);
+        Ok(())
+    }
+
+    async fn removexattr(&self, cx: &RequestContext, fh: &Fh, name: &[u8]) -> Result<()> {
+        self.settled_in(cx, fh).await?;
+        self.table().attributes_change(fh, false);
+        self.below.removexattr(cx, fh, name).await?;
+        self.table().attributes_change(fh, false);
+        Ok(())
     }
 
     async fn open(&self, cx: &RequestContext, at: PathRef<'_>, how: &OpenHow) -> Result<Opened> {
@@ -110,9 +148,14 @@ impl Vfs for PendingRemoves {
                     let _ = self.below.close(cx, fh, opened.open).await;
                     return Err(removed);
                 }
-                let t = self.table();
-                if let (Some(ChangeInfo { attrs: Some(attrs), .. }), [_]) = (&mut opened.dir, at.path) {
-                    t.show(at.base, attrs);
+                if let [_] = at.path {
+                    opened.dir = opened.dir.map(|info| {
+                        if opened.created {
+                            self.shown_info(at.base, info)
+                        } else {
+                            self.shown_unchanged(at.base, info)
+                        }
+                    });
                 }
                 Ok(opened)
             }

@@ -121,14 +121,13 @@ pub struct File {
     pub change: u64,
     pub dir: bool,
     pub atime: Time,
+    pub ctime: Time,
 }
 
 /// The access time that a client sets.
 fn given(attrs: &Attrs) -> Option<Time> {
-    match attrs.time_access_set {
-        Some(SetTime::Client(time)) => Some(time),
-        _ => None,
-    }
+    let Some(SetTime::Client(time)) = attrs.time_access_set else { return None };
+    Some(time)
 }
 
 #[derive(Clone, Debug)]
@@ -574,6 +573,7 @@ impl State {
             size: Some(file.data.len() as u64),
             mode: Some(0o644),
             time_access: Some(file.atime),
+            time_metadata: Some(file.ctime),
             numlinks: Some(1),
             ..Attrs::default()
         };

@@ -2,7 +2,7 @@
 //! support them.
 
 use super::*;
-use hither_proto::nfs4::{Bitmap4, DirDelegation, GetDirDelegationOk};
+use hither_proto::nfs4::{Bitmap4, DirDelegation, GetDirDelegationOk, Time};
 
 /// The answer of a server that grants a delegation.
 pub fn granted(stateid: Stateid) -> GetDirDelegationOk {
@@ -86,6 +86,28 @@ async fn batch_requests_directory_delegations() {
     assert_eq!(listed.0.valid, Validity::Lease);
     assert_eq!(t.sent(), [4]);
     t.check();
+}
+
+/// A directory whose change time is old gets a delegation with the first request after an answer
+/// has shown it. The client does so while it has room for further delegations.
+/// Promise: 8f
+#[tokio::test(start_paused = true)]
+async fn old_directory_gets_delegation_at_once() {
+    for (age, room, asks) in [(60, true, true), (60, false, false), (10, true, false)] {
+        let (t, _told) = at_server(Some(true)).await;
+        for name in ["d", "e"] {
+            let mut s = t.server.lock();
+            s.files.get_mut(name).unwrap().ctime = Time { seconds: -age, nseconds: 0 };
+        }
+        t.v4.core.delegations.most.store(if room { 10 } else { 0 }, Ordering::Relaxed);
+        t.v4.getattr_many(&cx(), &[fh("d"), fh("e")]).await;
+        t.asked_for();
+        let listed = t.v4.list_many(&cx(), &[fh("d"), fh("e")], 8192).await;
+        let leases: Vec<bool> = listed.into_iter().map(|l| l.unwrap().0.valid == Validity::Lease).collect();
+        assert_eq!(leases, [asks; 2], "age {age} s, room {room}");
+        assert_eq!(t.asked_for(), if asks { 2 } else { 0 });
+        t.check();
+    }
 }
 
 /// A server without GET_DIR_DELEGATION says so at mount time, and gets no further request.
