@@ -310,7 +310,13 @@ impl Hints {
 
     /// The last parts of the paths of the thread's call: one for an open, two for a rename.
     pub fn last_parts(&self, tid: u32) -> SmallVec<[Bytes; 2]> {
-        self.try_last_parts(tid).unwrap_or_default()
+        self.last_parts_if(tid, |_| true).unwrap_or_default()
+    }
+
+    /// The last parts of both paths, when the thread's call is rename(2).
+    pub fn renamed_parts(&self, tid: u32) -> Option<(Bytes, Bytes)> {
+        let [old, new] = self.last_parts_if(tid, calls::renames).ok()?.into_inner().ok()?;
+        Some((old, new))
     }
 
     /// The use of the thread's call.
@@ -322,10 +328,13 @@ impl Hints {
         uses::of(tid)
     }
 
-    fn try_last_parts(&self, tid: u32) -> Result<SmallVec<[Bytes; 2]>, Missed> {
+    fn last_parts_if(&self, tid: u32, fits: impl Fn(u64) -> bool) -> Result<SmallVec<[Bytes; 2]>, Missed> {
         let _reading = self.reading()?;
         let caller = Caller::open(tid)?;
         let call = caller.call()?;
+        if !fits(call.number) {
+            return Err(Missed::OtherCall);
+        }
         let (paths, _) = read_paths(tid, &call)?;
         if caller.call()? != call {
             return Err(Missed::MovedOn);

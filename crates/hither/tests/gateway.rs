@@ -12,7 +12,7 @@ use rustix::fs::FlockOperation;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +62,30 @@ fn changes_pass_through_gateway() {
             let text = format!("{number} {}", "x".repeat(number % 7));
             fs::write(origin.export("a/hard"), &text).unwrap();
             assert_eq!(fs::read_to_string(mnt.join("a/hard")).unwrap(), text);
+        }
+        sh(&format!("mkdir {m}/t")).ok();
+        let state = |dir: &Path| {
+            let meta = fs::metadata(dir.join("t")).unwrap();
+            (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec(), meta.nlink(), meta.mode())
+        };
+        for call in [
+            "touch t/f",
+            "mv t/f t/g",
+            "ln t/g t/h",
+            "ln -s g t/s",
+            "mkfifo t/p",
+            "mkdir t/d",
+            "mv t/d a/d",
+            "mv a/d t/d",
+            "rmdir t/d",
+            "rm t/h",
+            "mv t/g t/s",
+            "echo > t/s",
+            "chmod 700 t",
+            "cp a/big t/big",
+        ] {
+            sh(&format!("cd {m}; touch -d 2001-01-01 t; stat t; {call}; stat t")).ok();
+            assert_eq!(state(&mnt), state(&export), "{client}, after {call}");
         }
         umount(&mnt);
         assert_eq!(gateway.stop(), 0);

@@ -223,3 +223,66 @@ fn overlays_over_ganesha() {
 fn overlays_over_hither() {
     overlays(&Server::hither());
 }
+
+/// Calls about names have the same results, and leave the same names, as on a local disk.
+fn names(server: &Server, all: &[&str]) {
+    let script = |dir: &Path| {
+        format!(
+            "cd {} && mkdir names && cd names && set +e && LC_ALL=C && export LC_ALL
+             echo x > a; ln a b; ln a c; for old in a b c; do for new in a b c; do ln $old $new; done; done
+             stat a b c > /dev/null; for old in a b c; do for new in a b c; do ln $old $new; done; done
+             mv -T a b; link a b; link b c; rmdir a; rmdir c; ls -i | wc -l
+             user='setpriv --reuid 1000 --regid 1000 --clear-groups'
+             mkdir -m 0755 seen; touch seen/f1 seen/f2; mkdir seen/sub; chmod 0744 seen
+             $user ls seen; $user cat seen/f1; ls seen; rm -r seen
+             mkdir -m 0711 hidden; touch hidden/f; $user ls hidden; $user cat hidden/f; ls hidden
+             for n in 1 2 3 4 5 6; do
+               mkdir over$n; cd over$n; echo old > old; echo new > new; exec 3<> old 4<> new
+               mv new old; exec 3>&-; ls -A > /dev/null; exec 4>&-; cd ..
+             done
+             sleep 1.5; ls -A over*; rm -r over*; ls",
+            dir.display()
+        )
+    };
+    let plain = server.dir().join("plain");
+    std::fs::create_dir(&plain).unwrap();
+    let wanted = sh(&script(&plain));
+    assert!(wanted.err.contains("File exists") && wanted.err.contains("Not a directory"), "{wanted:?}");
+    let mnt = server.dir().join("a");
+    for options in all {
+        server.mount(options, &mnt).ok();
+        let said = sh(&script(&mnt));
+        assert_eq!(
+            (said.code, said.out, said.err),
+            (wanted.code, wanted.out.clone(), wanted.err.clone()),
+            "{options}"
+        );
+        std::fs::remove_dir_all(mnt.join("names")).unwrap();
+        server.unmount(&mnt);
+    }
+}
+
+/// Promise: 14
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn names_over_ganesha() {
+    names(&Server::ganesha(), &["vers=4.2", "vers=4.1", "vers=3"]);
+}
+
+/// Promise: 14
+#[test]
+#[ignore = "needs root"]
+fn names_over_hither() {
+    let mut server = Serve::of_directory().with(&["--nqnfs", "-o", "rw,no_root_squash,insecure"]);
+    server.serve();
+    let all = [
+        "vers=4.2",
+        "vers=4.1",
+        "vers=3",
+        "vers=nqnfs",
+        "vers=nqnfs,nordirplus",
+        "vers=4.2,consistency=strict",
+        "vers=3,noac",
+    ];
+    names(&Server::Hither(server), &all);
+}

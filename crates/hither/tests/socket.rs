@@ -410,6 +410,10 @@ fn trees_and_changes() {
     begun.next().unwrap().unwrap();
     drop(begun);
     assert!(client.stat("t").is_ok());
+    // REMOVE of NFSv4 would remove the file.
+    let refused = client.remove_dir("t/d0/sub/f0").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotADirectory);
+    assert!(ganesha.export("t/d0/sub/f0").exists());
     drop(client);
     umount(&mnt);
 

@@ -131,7 +131,8 @@ impl MetadataCache {
         id
     }
 
-    /// Puts attributes into an object, unless it has newer ones.
+    /// Puts attributes into an object, unless it has newer ones. `ours`: they follow a change by
+    /// this client.
     pub(super) fn store_attrs(&self, object: &mut Object, attrs: &Attrs, ticket: &Ticket, ours: bool) {
         let asked = self.clock.of(attrs.asked);
         let Some(packed) = self.table.pack(&attrs.attr) else { return };
@@ -140,6 +141,10 @@ impl MetadataCache {
             self.leased.fetch_max(self.clock.now(), Ordering::Relaxed);
         }
         if object.asked > asked && until & LEASE == 0 {
+            if ours {
+                // The newer attributes may be from before this client's change.
+                object.expire();
+            }
             return;
         }
         if self.options.strict && until & LEASE != 0 && object.until != until {

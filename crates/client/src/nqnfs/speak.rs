@@ -501,39 +501,70 @@ impl Turn<'_> {
         Ok(listed)
     }
 
+    /// Lists a directory without filehandles, for a caller without the right to search it. The
+    /// fileids are those of the wire.
+    async fn list_names(
+        &self,
+        dir: &nfs3::Fh3,
+        cookie: u64,
+        count: u32,
+    ) -> Result<Outcome<nq::ReaddirOk>, CallError> {
+        let dir = convert!(convert::fh(dir));
+        self.ask(nq::ReaddirArgs { dir, cookie: convert::cookie(cookie), count }).await
+    }
+
     async fn readdir(&self, a: &nfs3::ReaddirArgs) -> Result<Outcome<nfs3::ReaddirOk>, CallError> {
-        let entry = |e: nq::EntryLook| nfs3::Entry3 {
-            fileid: convert::fileid(e.fid, &e.entry_fh),
-            cookie: convert::cookie3(e.cookie, &e.name),
-            name: e.name.0.into(),
+        let entry = |fileid, name: nq::Filename, cookie| nfs3::Entry3 {
+            fileid,
+            cookie: convert::cookie3(cookie, &name),
+            name: name.0.into(),
         };
-        let listed = self.list(&a.dir, a.cookie, a.count, false).await?;
-        Ok(listed.map(|l| nfs3::ReaddirOk {
-            dir_attributes: None,
-            cookieverf: Default::default(),
-            entries: Chain(l.entries.0.into_iter().map(entry).collect()),
-            eof: l.eof,
-        }))
+        let (entries, eof) = match self.list(&a.dir, a.cookie, a.count, false).await? {
+            Ok(l) => {
+                let each = |e: nq::EntryLook| entry(convert::fileid(e.fid, &e.entry_fh), e.name, e.cookie);
+                (l.entries.0.into_iter().map(each).collect(), l.eof)
+            }
+            Err(Nfsstat3::ACCES) => match self.list_names(&a.dir, a.cookie, a.count).await? {
+                Ok(l) => {
+                    let each = |e: nq::Entry| entry(e.fileid.into(), e.name, e.cookie);
+                    (l.entries.0.into_iter().map(each).collect(), l.eof)
+                }
+                Err(status) => return Ok(Err(status)),
+            },
+            Err(status) => return Ok(Err(status)),
+        };
+        let (dir_attributes, cookieverf) = (None, Default::default());
+        Ok(Ok(nfs3::ReaddirOk { dir_attributes, cookieverf, entries: Chain(entries), eof }))
     }
 
     async fn readdirplus(
         &self,
         a: &nfs3::ReaddirplusArgs,
     ) -> Result<Outcome<nfs3::ReaddirplusOk>, CallError> {
-        let entry = |e: nq::EntryLook| nfs3::Entryplus3 {
+        let full = |e: nq::EntryLook| nfs3::Entryplus3 {
             fileid: convert::fileid(e.fid, &e.entry_fh),
             cookie: convert::cookie3(e.cookie, &e.name),
             name: e.name.0.into(),
             name_attributes: convert::came(&e.entry_attrib, &e.entry_fh),
             name_handle: Some(convert::fh3(&e.entry_fh)),
         };
-        let listed = self.list(&a.dir, a.cookie, a.maxcount, true).await?;
-        Ok(listed.map(|l| nfs3::ReaddirplusOk {
-            dir_attributes: None,
-            cookieverf: Default::default(),
-            entries: Chain(l.entries.0.into_iter().map(entry).collect()),
-            eof: l.eof,
-        }))
+        let bare = |e: nq::Entry| nfs3::Entryplus3 {
+            fileid: e.fileid.into(),
+            cookie: convert::cookie3(e.cookie, &e.name),
+            name: e.name.0.into(),
+            name_attributes: None,
+            name_handle: None,
+        };
+        let (entries, eof) = match self.list(&a.dir, a.cookie, a.maxcount, true).await? {
+            Ok(l) => (l.entries.0.into_iter().map(full).collect(), l.eof),
+            Err(Nfsstat3::ACCES) => match self.list_names(&a.dir, a.cookie, a.maxcount).await? {
+                Ok(l) => (l.entries.0.into_iter().map(bare).collect(), l.eof),
+                Err(status) => return Ok(Err(status)),
+            },
+            Err(status) => return Ok(Err(status)),
+        };
+        let (dir_attributes, cookieverf) = (None, Default::default());
+        Ok(Ok(nfs3::ReaddirplusOk { dir_attributes, cookieverf, entries: Chain(entries), eof }))
     }
 
     async fn fsstat(&self, a: &nfs3::FsstatArgs) -> Result<Outcome<nfs3::FsstatOk>, CallError> {

@@ -100,9 +100,12 @@ impl V3 {
         }
     }
 
-    /// The change of a directory by an operation in it.
+    /// The change of a directory by an operation in it. The attributes include the change, also at
+    /// a gateway.
     pub(super) fn dir_change(&self, dir: &Fh, wcc: &WccData, asked: Instant) -> ChangeInfo {
-        ChangeInfo { attrs: self.learn(dir, &wcc.after, asked), ..convert::change_info(wcc) }
+        let attr = wcc.after.as_ref().and_then(convert::attr);
+        let attrs = attr.map(|attr| self.stamp(dir, attr, asked));
+        ChangeInfo { attrs, ..convert::change_info(wcc) }
     }
 
     /// Looks up one name; `None` when it does not exist.

@@ -266,9 +266,13 @@ impl V3 {
     }
 
     /// Removes a hidden name after the last close. A failure leaves a `.nfs...` file behind, as
-    /// administrators expect of crashed clients.
+    /// administrators expect of crashed clients. A listing that was read meanwhile may have the
+    /// name.
     pub(super) async fn remove_hidden(&self, silly: &Silly) {
         let removed = self.remove(&silly.cred, &silly.dir, &silly.name).await;
+        if let Some(above) = self.caller.above.get() {
+            drop(above.revoke(&silly.dir));
+        }
         // Programs can remove the hidden name of a file that is closed but not sent yet.
         if let Err(e) = removed.map(drop)
             && e.errno != libc::ENOENT

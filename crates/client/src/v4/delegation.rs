@@ -481,6 +481,13 @@ impl Delegations {
         self.suspect.store(suspect, Ordering::Release);
     }
 
+    /// Informs the layer above that this client changed an object without a call from above.
+    pub fn changed_here(&self, fh: &Fh) {
+        if let Some(upcalls) = self.upcalls.get() {
+            drop(upcalls.revoke(fh));
+        }
+    }
+
     /// Informs the layer above that all leases are lost.
     pub fn revoke_all(&self) {
         if let Some(upcalls) = self.upcalls.get() {

@@ -13,7 +13,9 @@ use super::fail::{Answered, Fail};
 use super::open::change_info;
 use super::state::{Claim, FileState, Removing, wire_fh, wire_name};
 use crate::silly;
-use hither_proto::nfs4::{CreateType, Nfsstat4, Op, RenameArgs, RenameOk, Specdata};
+use hither_proto::nfs4::{
+    Attrs as WireAttrs, CreateType, Ftype, Nfsstat4, Op, RenameArgs, RenameOk, Specdata,
+};
 use hither_vfs::{
     Access, ChangeInfo, Create, Error, Fh, Made, Moved, Name, Node, OpenAccess, OpenHow, RenameFlags,
     RequestContext, SetAttr, Special,
@@ -219,13 +221,47 @@ impl Core {
         let began = Instant::now();
         loop {
             let patience = self.files.hidden_names_go();
-            match self.remove(cx, dir, name, None).await {
+            match self.remove_directory(cx, dir, name).await {
                 Err(Fail::Nfs(Nfsstat4::NOTEMPTY)) if began.elapsed() < patience => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 done => return done,
             }
         }
+    }
+
+    /// REMOVE of a directory, after VERIFY of its type. REMOVE also removes files (RFC 8881 section
+    /// 18.25), and another client may have put a file under the name. Without the check when the
+    /// server refuses to look.
+    async fn remove_directory(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        dir: &Fh,
+        name: &Name,
+    ) -> Answered<ChangeInfo> {
+        let is_directory = WireAttrs { ftype: Some(Ftype::DIR), ..WireAttrs::default() };
+        let ops = [
+            Op::Putfh(wire_fh(dir)),
+            Op::Lookup(wire_name(name)),
+            Op::Verify(is_directory),
+            Op::Putfh(wire_fh(dir)),
+            Op::Remove(wire_name(name)),
+            Op::Getattr(NODE_ATTRS),
+        ];
+        let mut answer = self.returning(cx, "REMOVE", LastState::default(), ops.to_vec()).await?;
+        answer.results.putfh()?;
+        let looked = answer.results.lookup().and_then(|()| answer.results.verify());
+        match looked.map_err(|e| e.status()) {
+            Ok(()) => {}
+            // The REMOVE was sent before and after a restart of the server: the first one removed
+            // the name.
+            Err(Some(Nfsstat4::NOENT)) if answer.repeated => return Ok(ChangeInfo::default()),
+            Err(Some(Nfsstat4::NOENT)) => return Err(Fail::Nfs(Nfsstat4::NOENT)),
+            Err(Some(Nfsstat4::NOT_SAME)) => return Err(Fail::Nfs(Nfsstat4::NOTDIR)),
+            Err(_) => return self.remove(cx, dir, name, None).await,
+        }
+        answer.results.putfh()?;
+        self.remove_answered(dir, &mut answer).await
     }
 
     /// REMOVE of a file or directory.
@@ -240,9 +276,14 @@ impl Core {
         let ops = vec![Op::Putfh(wire_fh(dir)), Op::Remove(wire_name(name)), Op::Getattr(NODE_ATTRS)];
         let mut answer = self.returning(cx, "REMOVE", first, ops).await?;
         answer.results.putfh()?;
+        self.remove_answered(dir, &mut answer).await
+    }
+
+    /// Reads the results of REMOVE and GETATTR.
+    async fn remove_answered(self: &Arc<Self>, dir: &Fh, answer: &mut Answer) -> Answered<ChangeInfo> {
         match answer.results.remove() {
             Ok(cinfo) => {
-                let attrs = self.dir_attrs(dir, &mut answer).await;
+                let attrs = self.dir_attrs(dir, answer).await;
                 Ok(ChangeInfo { attrs, ..change_info(&cinfo) })
             }
             // The REMOVE was sent before and after a restart of the server: the first one removed
@@ -335,10 +376,12 @@ impl Core {
     }
 
     /// Removes the hidden name of a file after its last close. `fh` is the file when the name is
-    /// its last.
+    /// its last. A listing that was read meanwhile may have the name.
     pub async fn remove_silly(self: &Arc<Self>, silly: &Silly, fh: Option<&Fh>) {
         match self.remove(&self.own_cx(), &silly.dir, &silly.name, fh).await {
-            Ok(_) | Err(Fail::Nfs(Nfsstat4::NOENT | Nfsstat4::STALE)) => {}
+            Ok(_) | Err(Fail::Nfs(Nfsstat4::NOENT | Nfsstat4::STALE)) => {
+                self.delegations.changed_here(&silly.dir);
+            }
             Err(f) => {
                 tracing::warn!(name = ?silly.name, "a removed file remains at the server: {}", Error::from(f))
             }

@@ -61,6 +61,15 @@ pub(crate) fn makes_last(number: u64) -> bool {
     }
 }
 
+/// Whether a call is rename(2), renameat(2) or renameat2(2).
+pub(crate) fn renames(number: u64) -> bool {
+    if cfg!(target_arch = "x86_64") {
+        matches!(number, 82 | 264 | 316)
+    } else {
+        cfg!(target_arch = "aarch64") && matches!(number, 38 | 276)
+    }
+}
+
 /// Newer calls, with the same numbers on all architectures.
 fn common(number: u64) -> Option<Shape> {
     match number {

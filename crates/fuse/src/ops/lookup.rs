@@ -267,8 +267,8 @@ impl Call {
             // The kernel looks up the old name first. With equal names in two directories it is not
             // known which one is meant.
             let is_old = |old: &Bytes| many || others.iter().any(|(_, name)| name.bytes() == old);
-            (many || !others.is_empty())
-                && matches!(&session.hints.last_parts(tid)[..], [old, new] if old != new && new == name.bytes() && is_old(old))
+            let doubtful = |(old, last): (Bytes, Bytes)| old != last && last == name.bytes() && is_old(&old);
+            (many || !others.is_empty()) && session.hints.renamed_parts(tid).is_some_and(doubtful)
         })
     }
 

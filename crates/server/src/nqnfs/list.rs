@@ -132,7 +132,8 @@ pub(super) async fn readdir(c: &Caller<'_>, a: &Asking<ReaddirArgs>) -> Done<Rea
     Ok((LeaseReply::None, ReaddirOk { entries: Chain(entries), eof: l.eof }))
 }
 
-/// The reply omits `.` and `..`: the caller has their handles.
+/// The reply omits `.` and `..`: the caller has their handles. A caller without the right to search
+/// the directory gets `ACCES`, and may use READDIR.
 pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> Done<ReaddirlookOk> {
     let dir = c.at(&a.args.file).await?;
     let handle_bytes = if c.long { 2 * FH_BYTES } else { FH_BYTES };
@@ -142,15 +143,20 @@ pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> 
     let mut entries = Vec::with_capacity(l.entries.len());
     for (e, cookie) in l.entries {
         let name = Filename::from(e.name.bytes().clone());
-        // An entry whose object is gone is omitted.
-        let node = match e.node {
-            Some(node) => node,
-            None => match super::read::walk(&dir, &e.name).await {
-                Ok(node) => node,
-                Err(_) => continue,
-            },
+        let entry = match e.node {
+            Some(node) => Ok(node),
+            None => super::read::walk(&dir, &e.name).await,
         };
-        entries.extend(look(&dir, node, (name, cookie), a.args.duration, since).await);
+        let entry = match entry {
+            Ok(node) => look(&dir, node, (name, cookie), a.args.duration, since).await,
+            Err(status) => Err(status),
+        };
+        match entry {
+            Ok(entry) => entries.push(entry),
+            // The object is gone.
+            Err(Stat::NOENT | Stat::STALE) => {}
+            Err(status) => return Err(status),
+        }
     }
     Ok((LeaseReply::None, ReaddirlookOk { entries: Chain(entries), eof: l.eof }))
 }
@@ -164,8 +170,8 @@ async fn look(
     (name, cookie): (Filename, u32),
     duration: u32,
     since: Since,
-) -> Option<EntryLook> {
-    let entry_fh = dir.handle(&node.fh).ok()?;
+) -> Result<EntryLook, Stat> {
+    let entry_fh = dir.handle(&node.fh)?;
     let at = dir.with(node.fh);
     let mut attr = node.attrs.attr;
     let (mut cachable, mut granted, mut rev) = (0, 0, 0);
@@ -178,11 +184,11 @@ async fn look(
             if let LeaseReply::Read(l) | LeaseReply::Write(l) = begun.lease(begun.revision) {
                 // The client trusts the name under the lease. The lease is therefore withheld when
                 // the name leads to another file now.
-                let there = super::read::walk(dir, &super::name(&name).ok()?).await;
+                let there = super::read::walk(dir, &super::name(&name)?).await;
                 if there.is_ok_and(|node| node.fh == at.fh) {
                     (cachable, granted) = (u32::from(l.cachable), l.duration);
                 }
-                attr = at.attr().await.ok()?;
+                attr = at.attr().await?;
             }
         }
     }
@@ -192,7 +198,7 @@ async fn look(
             dir.c.leases().act(|inner, now| inner.short.seen(&mut inner.table, now, key, attr.change, since));
     }
     let (entry_attrib, fid) = (at.wire(&attr, rev), fold(attr.fileid));
-    Some(EntryLook { cachable, duration: granted, rev, entry_fh, entry_attrib, fid, name, cookie })
+    Ok(EntryLook { cachable, duration: granted, rev, entry_fh, entry_attrib, fid, name, cookie })
 }
 
 async fn list(dir: &At<'_>, cookie: u32, room: &Room, nodes: bool) -> Result<Listing, Stat> {

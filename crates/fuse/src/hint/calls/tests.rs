@@ -21,6 +21,7 @@ fn numbers_match_c_library() {
     }
     for number in [libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_linkat] {
         assert_eq!(of(number), Shape { paths: (1, Some(3)), purpose: Purpose::Other });
+        assert_eq!(renames(number as u64), number != libc::SYS_linkat);
     }
     for number in [
         libc::SYS_truncate,
