@@ -8,7 +8,7 @@ use common::serve::Serve;
 use common::wire::Wire;
 use common::{own_files, pause, wait_for};
 use hither_proto::nfs3::{
-    CommitArgs, Diropargs3, Fh3, LookupArgs, Nfsstat3, ReadArgs, RemoveArgs, StableHow, WriteArgs,
+    CommitArgs, Diropargs3, Fh3, LookupArgs, Nfsstat3, ReadArgs, RemoveArgs, RmdirArgs, StableHow, WriteArgs,
 };
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -70,6 +70,31 @@ fn raw_clients_keep_bytes_and_rights() {
     origin_replaced();
     handle_of_another_export();
     given_up_read_is_closed();
+    rmdir_keeps_file();
+}
+
+/// RMDIR removes directories alone. REMOVE of NFSv4 at the origin has no type.
+fn rmdir_keeps_file() {
+    for version in ["vers=4.2", "vers=4.1", "vers=3"] {
+        own_files();
+        let mut origin = Serve::of_directory().with(&["-o", "rw,no_root_squash,insecure"]);
+        origin.serve();
+        fs::write(origin.export("w"), "precious").unwrap();
+        fs::create_dir(origin.export("empty")).unwrap();
+        let mut gateway = Serve::gateway(&origin, version);
+        gateway.serve();
+        let mut wire = Wire::connect_from(gateway.port, 777);
+        let dir = wire.root_of("/");
+        let mut rmdir = |name: &str| {
+            let object = Diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
+            wire.call(&RmdirArgs { object }).into_result().map(drop).map_err(|(status, _)| status)
+        };
+        assert_eq!(rmdir("w"), Err(Nfsstat3::NOTDIR), "{version}");
+        assert_eq!(rmdir("none"), Err(Nfsstat3::NOENT), "{version}");
+        assert_eq!(rmdir("empty"), Ok(()), "{version}");
+        assert_eq!(fs::read(origin.export("w")).unwrap(), b"precious", "{version}");
+        assert!(!origin.export("empty").exists(), "{version}");
+    }
 }
 
 /// A handle with the number of another export of the same origin is stale. A handle outlives a

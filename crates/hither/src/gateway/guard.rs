@@ -220,7 +220,8 @@ impl Vfs for Guard {
         if !self.strict {
             let cx = RequestContext { fresh_since: None, ..cx.clone() };
             let attrs = self.ask(|| self.below.getattr(&cx, file)).await?;
-            if attrs.attr.kind == FileKind::Directory || fresh.fresh_since.is_none() {
+            let is_fresh = fresh.fresh_since.is_none_or(|since| attrs.asked >= since);
+            if is_fresh || attrs.attr.kind == FileKind::Directory {
                 return Ok(attrs);
             }
         }
