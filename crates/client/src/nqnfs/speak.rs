@@ -501,46 +501,15 @@ impl Turn<'_> {
         Ok(listed)
     }
 
-    /// Lists a directory without filehandles, for a caller without the right to search it. The
-    /// fileids are those of the wire.
-    async fn list_names(
+    /// As [`Turn::list`]. A caller without the right to search the directory gets names without
+    /// filehandles, and the fileids of the wire. Also returns whether the directory ends here.
+    async fn list_any(
         &self,
         dir: &nfs3::Fh3,
         cookie: u64,
         count: u32,
-    ) -> Result<Outcome<nq::ReaddirOk>, CallError> {
-        let dir = convert!(convert::fh(dir));
-        self.ask(nq::ReaddirArgs { dir, cookie: convert::cookie(cookie), count }).await
-    }
-
-    async fn readdir(&self, a: &nfs3::ReaddirArgs) -> Result<Outcome<nfs3::ReaddirOk>, CallError> {
-        let entry = |fileid, name: nq::Filename, cookie| nfs3::Entry3 {
-            fileid,
-            cookie: convert::cookie3(cookie, &name),
-            name: name.0.into(),
-        };
-        let (entries, eof) = match self.list(&a.dir, a.cookie, a.count, false).await? {
-            Ok(l) => {
-                let each = |e: nq::EntryLook| entry(convert::fileid(e.fid, &e.entry_fh), e.name, e.cookie);
-                (l.entries.0.into_iter().map(each).collect(), l.eof)
-            }
-            Err(Nfsstat3::ACCES) => match self.list_names(&a.dir, a.cookie, a.count).await? {
-                Ok(l) => {
-                    let each = |e: nq::Entry| entry(e.fileid.into(), e.name, e.cookie);
-                    (l.entries.0.into_iter().map(each).collect(), l.eof)
-                }
-                Err(status) => return Ok(Err(status)),
-            },
-            Err(status) => return Ok(Err(status)),
-        };
-        let (dir_attributes, cookieverf) = (None, Default::default());
-        Ok(Ok(nfs3::ReaddirOk { dir_attributes, cookieverf, entries: Chain(entries), eof }))
-    }
-
-    async fn readdirplus(
-        &self,
-        a: &nfs3::ReaddirplusArgs,
-    ) -> Result<Outcome<nfs3::ReaddirplusOk>, CallError> {
+        leased: bool,
+    ) -> Result<Outcome<(Vec<nfs3::Entryplus3>, bool)>, CallError> {
         let full = |e: nq::EntryLook| nfs3::Entryplus3 {
             fileid: convert::fileid(e.fid, &e.entry_fh),
             cookie: convert::cookie3(e.cookie, &e.name),
@@ -555,16 +524,37 @@ impl Turn<'_> {
             name_attributes: None,
             name_handle: None,
         };
-        let (entries, eof) = match self.list(&a.dir, a.cookie, a.maxcount, true).await? {
-            Ok(l) => (l.entries.0.into_iter().map(full).collect(), l.eof),
-            Err(Nfsstat3::ACCES) => match self.list_names(&a.dir, a.cookie, a.maxcount).await? {
-                Ok(l) => (l.entries.0.into_iter().map(bare).collect(), l.eof),
-                Err(status) => return Ok(Err(status)),
-            },
-            Err(status) => return Ok(Err(status)),
-        };
-        let (dir_attributes, cookieverf) = (None, Default::default());
-        Ok(Ok(nfs3::ReaddirplusOk { dir_attributes, cookieverf, entries: Chain(entries), eof }))
+        let listed = self.list(dir, cookie, count, leased).await?;
+        if !matches!(listed, Err(Nfsstat3::ACCES)) {
+            return Ok(listed.map(|l| (l.entries.0.into_iter().map(full).collect(), l.eof)));
+        }
+        let (dir, cookie) = (convert!(convert::fh(dir)), convert::cookie(cookie));
+        let listed = self.ask(nq::ReaddirArgs { dir, cookie, count }).await?;
+        Ok(listed.map(|l| (l.entries.0.into_iter().map(bare).collect(), l.eof)))
+    }
+
+    async fn readdir(&self, a: &nfs3::ReaddirArgs) -> Result<Outcome<nfs3::ReaddirOk>, CallError> {
+        let entry = |e: nfs3::Entryplus3| nfs3::Entry3 { fileid: e.fileid, cookie: e.cookie, name: e.name };
+        let listed = self.list_any(&a.dir, a.cookie, a.count, false).await?;
+        Ok(listed.map(|(entries, eof)| nfs3::ReaddirOk {
+            dir_attributes: None,
+            cookieverf: Default::default(),
+            entries: Chain(entries.into_iter().map(entry).collect()),
+            eof,
+        }))
+    }
+
+    async fn readdirplus(
+        &self,
+        a: &nfs3::ReaddirplusArgs,
+    ) -> Result<Outcome<nfs3::ReaddirplusOk>, CallError> {
+        let listed = self.list_any(&a.dir, a.cookie, a.maxcount, true).await?;
+        Ok(listed.map(|(entries, eof)| nfs3::ReaddirplusOk {
+            dir_attributes: None,
+            cookieverf: Default::default(),
+            entries: Chain(entries),
+            eof,
+        }))
     }
 
     async fn fsstat(&self, a: &nfs3::FsstatArgs) -> Result<Outcome<nfs3::FsstatOk>, CallError> {

@@ -87,8 +87,14 @@ impl V3 {
 
     /// Records a directory's attributes from the reply of an operation in it.
     pub(super) fn learn(&self, dir: &Fh, came: &PostOpAttr, asked: Instant) -> Option<Attrs> {
+        self.own(dir, came, asked).map(|attrs| self.aged(attrs))
+    }
+
+    /// As [`V3::learn`], of an operation that changed the directory. The attributes include the
+    /// change, also at a gateway.
+    fn own(&self, dir: &Fh, came: &PostOpAttr, asked: Instant) -> Option<Attrs> {
         let attr = came.as_ref().and_then(convert::attr)?;
-        Some(self.aged(self.stamp(dir, attr, asked)))
+        Some(self.stamp(dir, attr, asked))
     }
 
     /// Attributes that come beside the answer. Those of a gateway may be older than the call, so an
@@ -100,12 +106,9 @@ impl V3 {
         }
     }
 
-    /// The change of a directory by an operation in it. The attributes include the change, also at
-    /// a gateway.
+    /// The change of a directory by an operation in it.
     pub(super) fn dir_change(&self, dir: &Fh, wcc: &WccData, asked: Instant) -> ChangeInfo {
-        let attr = wcc.after.as_ref().and_then(convert::attr);
-        let attrs = attr.map(|attr| self.stamp(dir, attr, asked));
-        ChangeInfo { attrs, ..convert::change_info(wcc) }
+        ChangeInfo { attrs: self.own(dir, &wcc.after, asked), ..convert::change_info(wcc) }
     }
 
     /// Looks up one name; `None` when it does not exist.

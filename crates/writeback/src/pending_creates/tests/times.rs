@@ -54,6 +54,40 @@ impl History {
         }
     }
 
+    /// Removes a directory or another object.
+    async fn remove(&mut self, directory: bool) -> Effect {
+        let kinds = [FileKind::Regular, FileKind::Symlink, FileKind::Fifo];
+        let kind = if directory { FileKind::Directory } else { kinds[self.random.below(3) as usize] };
+        let Some(old) = self.one(kind) else { return Effect::Nothing };
+        self.names.remove(&old);
+        if directory {
+            self.s.ahead.rmdir(&cx(), &self.dir, &name(&old)).await.unwrap();
+        } else {
+            self.s.ahead.unlink(&cx(), &self.dir, &name(&old), None).await.unwrap();
+        }
+        Effect::Names
+    }
+
+    /// Renames a file, to a new name or over another file.
+    async fn rename(&mut self, replace: bool) -> Effect {
+        let Some(old) = self.one(FileKind::Regular) else { return Effect::Nothing };
+        let to = match self.one(FileKind::Regular).filter(|to| replace && *to != old) {
+            Some(to) => to,
+            None => String::from_utf8(self.fresh(FileKind::Regular).as_bytes().to_vec()).unwrap(),
+        };
+        let (ahead, dir) = (self.s.ahead.clone(), self.dir.clone());
+        let file = async |name: &str| find(&*ahead, &dir, name).await.map(|node| node.fh);
+        // Two names of one file stay (rename(2)).
+        let stays = file(&to).await == file(&old).await;
+        let (from, into) = (name(&old), name(&to));
+        ahead.rename(&cx(), (&dir, &from), (&dir, &into), None, RenameFlags::empty()).await.unwrap();
+        if stays {
+            return Effect::Nothing;
+        }
+        self.names.remove(&old);
+        Effect::Names
+    }
+
     /// One call of a program.
     async fn step(&mut self) -> (&'static str, Effect) {
         let (s, dir) = (&self.s, self.dir.clone());
@@ -129,36 +163,8 @@ impl History {
                 ahead.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
                 Effect::Nothing
             }
-            "unlink" | "rmdir" => {
-                let kinds = [FileKind::Regular, FileKind::Symlink, FileKind::Fifo];
-                let kind =
-                    if what == "rmdir" { FileKind::Directory } else { kinds[self.random.below(3) as usize] };
-                let Some(old) = self.one(kind) else { return (what, Effect::Nothing) };
-                self.names.remove(&old);
-                if what == "rmdir" {
-                    ahead.rmdir(&cx(), &dir, &name(&old)).await.unwrap();
-                } else {
-                    ahead.unlink(&cx(), &dir, &name(&old), None).await.unwrap();
-                }
-                Effect::Names
-            }
-            "rename" | "replace" => {
-                let Some(old) = self.one(FileKind::Regular) else { return (what, Effect::Nothing) };
-                let to = match self.one(FileKind::Regular).filter(|to| what == "replace" && *to != old) {
-                    Some(to) => name(&to),
-                    None => self.fresh(FileKind::Regular),
-                };
-                let (from, flags) = (name(&old), RenameFlags::empty());
-                let there = find(&*ahead, &dir, &String::from_utf8_lossy(to.as_bytes())).await;
-                if there.map(|node| node.fh) == find(&*ahead, &dir, &old).await.map(|node| node.fh) {
-                    // Two names of one file stay (rename(2)).
-                    ahead.rename(&cx(), (&dir, &from), (&dir, &to), None, flags).await.unwrap();
-                    return (what, Effect::Nothing);
-                }
-                self.names.remove(&old);
-                ahead.rename(&cx(), (&dir, &from), (&dir, &to), None, flags).await.unwrap();
-                Effect::Names
-            }
+            "unlink" | "rmdir" => self.remove(what == "rmdir").await,
+            "rename" | "replace" => self.rename(what == "replace").await,
             _ => {
                 let some = self.one(FileKind::Regular).or(self.one(FileKind::Directory));
                 if let Some(some) = some {
