@@ -1,11 +1,12 @@
 //! Calls of programs that other suites lack: locks of other clients, locks on read-only
-//! descriptors, and overlayfs. Each test runs on nfs-ganesha and on `hither serve`.
+//! descriptors, overlayfs, and mounts inside the mount. Most tests run on nfs-ganesha and on
+//! `hither serve`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod common;
 
 use common::serve::Serve;
-use common::{Ganesha, HITHER, Said, is_mounted, run, sh};
+use common::{Ganesha, HITHER, Random, Said, is_mounted, run, sh};
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -285,4 +286,68 @@ fn names_over_hither() {
         "vers=3,noac",
     ];
     names(&Server::Hither(server), &all);
+}
+
+/// One random change of names below `dir`, which has at most 12 of them.
+fn change_names(random: &mut Random, dir: &Path) {
+    let mut name = || dir.join(format!("n{}", random.below(12)));
+    let (one, other) = (name(), name());
+    // Many of these fail, as on a local disk.
+    let _ = match random.below(6) {
+        0 => std::fs::create_dir(&one),
+        1 => std::fs::write(&one, "new"),
+        2 | 3 => std::fs::rename(&one, &other),
+        4 => std::fs::remove_dir_all(&one),
+        _ => std::fs::read_dir(dir).map(drop),
+    };
+}
+
+/// Changes of names by this mount and by another client detach no mount inside the mount, in this
+/// mount namespace and in another.
+/// Promise: 12a
+#[test]
+#[ignore = "needs root"]
+fn inner_mounts_stay() {
+    let mut server = Serve::of_directory().with(&["--nqnfs", "-o", "rw,no_root_squash,insecure"]);
+    server.serve();
+    let journal = server.dir.path().join("journal");
+    std::fs::create_dir(&journal).unwrap();
+    let here = format!("writeback=journal,exclusive,creates=here,journal-dir={}", journal.display());
+    let here = [format!("vers=4.2,{here}"), format!("vers=3,{here}")];
+    let (export, server) = (server.export(""), Server::Hither(server));
+    let mut random = Random(12);
+    for options in ["vers=4.2", "vers=4.2,close=lazy", "vers=3", "vers=3,noac", "vers=nqnfs"]
+        .into_iter()
+        .chain(here.iter().map(String::as_str))
+    {
+        let mnt = server.dir().join("a");
+        server.mount(options, &mnt).ok();
+        let inner = ["w/mp", "w/d/mp"].map(|dir| mnt.join(dir));
+        for dir in &inner {
+            std::fs::create_dir_all(dir).unwrap();
+            sh(&format!("mount -t tmpfs tmpfs {0} && echo inside > {0}/f", dir.display())).ok();
+        }
+        // Another namespace with the same mounts.
+        let mut other = Command::new("unshare").args(["-m", "sleep", "60"]).spawn().unwrap();
+        for step in 0..120 {
+            let at = ["w", "w/d", "."][random.below(3) as usize];
+            let foreign = !options.contains("exclusive") && random.below(2) == 0;
+            let top = if foreign { &export } else { &mnt };
+            change_names(&mut random, &top.join(at));
+            for dir in &inner {
+                let inside = std::fs::read_to_string(dir.join("f"));
+                assert_eq!(inside.as_deref().ok(), Some("inside\n"), "{options}, step {step}: {inside:?}");
+            }
+            let there = format!("/proc/{}/root{}/f", other.id(), inner[0].display());
+            assert_eq!(std::fs::read_to_string(there).unwrap(), "inside\n", "{options}, step {step}");
+        }
+        other.kill().unwrap();
+        other.wait().unwrap();
+        for dir in &inner {
+            sh(&format!("umount {}", dir.display())).ok();
+        }
+        std::fs::remove_dir_all(mnt.join("w")).unwrap();
+        server.unmount(&mnt);
+        sh(&format!("rm -rf {}/n* {}/n*", export.display(), mnt.display())).ok();
+    }
 }

@@ -42,6 +42,7 @@ mod open;
 mod piped;
 mod place;
 mod pool;
+mod queue;
 mod set;
 mod sys;
 mod table;
@@ -67,7 +68,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use table::Table;
-use tokio::time::Instant;
 
 /// The time between two searches for unused descriptors.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
@@ -117,8 +117,6 @@ pub struct LocalOptions {
     pub as_this_process: bool,
     /// Threads that wait for the disk.
     pub threads_max: usize,
-    /// Calls that wait for a thread; further calls wait before the queue.
-    pub queue_max: usize,
     /// Descriptors kept of objects that are not open; at most a quarter of all descriptors.
     pub known_max: usize,
     /// The budget of descriptors, which several directories may share.
@@ -141,7 +139,6 @@ impl Default for LocalOptions {
             coarse_times: false,
             as_this_process: false,
             threads_max: 64,
-            queue_max: 1024,
             known_max: 4096,
             descriptors: Descriptors::new(usize::MAX),
             watchers: Arc::default(),
@@ -284,12 +281,7 @@ impl Local {
         job: impl FnOnce(&Inner, &mut Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let inner = self.inner.clone();
-        let began = cx.spent.as_ref().map(|spent| (spent, Instant::now()));
-        let result = self.inner.pool.run(cx.cred.clone(), move |worker| job(&inner, worker)).await;
-        if let Some((spent, began)) = began {
-            spent.add(began.elapsed(), Duration::ZERO);
-        }
-        result
+        self.inner.pool.run(cx, move |worker| job(&inner, worker)).await
     }
 }
 
@@ -376,9 +368,9 @@ impl Inner {
             opens: Mutex::default(),
             next_open: AtomicU64::new(1),
             locks: locks::LockTable::default(),
-            pool: Pool::new(options.threads_max, options.queue_max, !options.as_this_process, log.clone()),
-            lane: Pool::new(LANE_THREADS, options.queue_max, !options.as_this_process, log.clone()),
-            changes: Pool::new(1, options.queue_max, !options.as_this_process, log),
+            pool: Pool::new(options.threads_max, !options.as_this_process, log.clone()),
+            lane: Pool::new(LANE_THREADS, !options.as_this_process, log.clone()),
+            changes: Pool::new(1, !options.as_this_process, log),
             journal,
             has_acls: acl::are_there(top.as_fd()),
             clone_block_bytes: shares_blocks(top.as_fd())

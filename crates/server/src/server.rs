@@ -404,6 +404,7 @@ impl Request {
         };
         let cred = rights.cred(&self.caller, groups.as_deref());
         let (call, spent) = (self.call.clone(), Some(self.spent.clone()));
-        Ok((RequestContext { call, spent, ..RequestContext::new(Arc::new(cred)) }, rights))
+        let host = Some(self.peer.addr.ip());
+        Ok((RequestContext { call, spent, host, ..RequestContext::new(Arc::new(cred)) }, rights))
     }
 }

@@ -3,6 +3,7 @@
 use crate::{Account, Fh, Spent};
 use bytes::Bytes;
 use smallvec::SmallVec;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::time::Instant;
@@ -31,6 +32,9 @@ impl Cred {
 pub struct RequestContext {
     /// The caller.
     pub cred: Arc<Cred>,
+    /// The host that sent the call. Hosts share the threads of a local directory. `None`: this
+    /// process.
+    pub host: Option<IpAddr>,
     /// The latest time for the answer. `None`: the call waits as long as the mount options say.
     pub deadline: Option<Instant>,
     /// Cancelled when the caller was interrupted. A call that changes the file system runs to its
@@ -93,6 +97,7 @@ impl RequestContext {
         let cancel = CancellationToken::new();
         Self {
             cred,
+            host: None,
             deadline: None,
             cancel,
             fresh_since: None,

@@ -8,6 +8,7 @@
 //! if its caller was cancelled.
 
 use super::object::os;
+use super::queue::{Host, Queue};
 use super::sys;
 use crate::journal::{Log, Then};
 use bytes::Bytes;
@@ -15,10 +16,10 @@ use hither_vfs::{Cred, Error, RequestContext, Result};
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::CapabilitySet;
 use std::cell::Cell;
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// A thread without work ends after this time.
@@ -47,13 +48,11 @@ pub(super) type Answer<T> = Box<dyn FnOnce(Result<T>) + Send>;
 /// The threads.
 pub(super) struct Pool {
     shared: Arc<Shared>,
-    room: Arc<Semaphore>,
 }
 
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
-    threads_max: usize,
     many_identities: bool,
     alive: Arc<Threads>,
     /// The journal. After each job, when the job holds no locks, [`Log::see_to`] has its records
@@ -61,9 +60,8 @@ struct Shared {
     journal: Weak<Log>,
 }
 
-#[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    jobs: Queue<Job>,
     threads: usize,
     idle: usize,
     closed: bool,
@@ -100,18 +98,12 @@ impl Drop for Alive<'_> {
 }
 
 impl Pool {
-    /// A pool of at most `threads_max` threads and `queue_max` jobs. Without `many_identities` all
-    /// jobs run with the identity of this process.
-    pub fn new(threads_max: usize, queue_max: usize, many_identities: bool, journal: Weak<Log>) -> Self {
-        let shared = Shared {
-            state: Mutex::default(),
-            work: Condvar::new(),
-            threads_max: threads_max.max(1),
-            many_identities,
-            alive: Arc::default(),
-            journal,
-        };
-        Self { shared: Arc::new(shared), room: Arc::new(Semaphore::new(queue_max.max(1))) }
+    /// A pool of at most `threads_max` threads. Without `many_identities` all jobs run with the
+    /// identity of this process.
+    pub fn new(threads_max: usize, many_identities: bool, journal: Weak<Log>) -> Self {
+        let state = State { jobs: Queue::new(threads_max.max(1)), threads: 0, idle: 0, closed: false };
+        let (state, work, alive) = (Mutex::new(state), Condvar::new(), Arc::default());
+        Self { shared: Arc::new(Shared { state, work, many_identities, alive, journal }) }
     }
 
     /// The living threads of this pool. The set is kept up to date.
@@ -119,22 +111,13 @@ impl Pool {
         self.shared.alive.clone()
     }
 
-    /// Runs `job` on a thread for `cred` and returns its answer. Waits while the queue is full.
+    /// Runs `job` on a thread for the caller and returns its answer.
     pub async fn run<T: Send + 'static>(
         &self,
-        cred: Arc<Cred>,
+        cx: &RequestContext,
         job: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let room = self.room.clone().acquire_owned().await.map_err(|_| closed())?;
-        let (answer, answered) = oneshot::channel();
-        self.push(Box::new(move |worker| {
-            worker.caller = cred;
-            let result = job(worker);
-            drop(room);
-            // The caller may have been cancelled.
-            let _ = answer.send(result);
-        }))?;
-        answered.await.map_err(|_| closed())?
+        self.run_then(cx, |worker, then| then(job(worker))).await
     }
 
     /// As [`Pool::run`], for a job whose answer another thread may send later. Adds the time of the
@@ -146,19 +129,18 @@ impl Pool {
     ) -> Result<T> {
         let began = cx.spent.as_ref().map(|spent| (spent, Instant::now()));
         let cred = cx.cred.clone();
-        let room = self.room.clone().acquire_owned().await.map_err(|_| closed())?;
         let (answer, answered) = oneshot::channel();
-        self.push(Box::new(move |worker| {
-            worker.caller = cred;
-            job(
-                worker,
-                Box::new(move |result| {
-                    drop(room);
-                    // The caller may have been cancelled.
-                    let _ = answer.send((result, JOURNAL_WAIT.get()));
-                }),
-            );
-        }))?;
+        let then: Answer<T> = Box::new(move |result| {
+            // The caller may have been cancelled.
+            let _ = answer.send((result, JOURNAL_WAIT.get()));
+        });
+        self.push(
+            cx.host,
+            Box::new(move |worker| {
+                worker.caller = cred;
+                job(worker, then);
+            }),
+        )?;
         let (result, journal) = answered.await.map_err(|_| closed())?;
         if let Some((spent, began)) = began {
             spent.add(began.elapsed(), journal);
@@ -166,13 +148,13 @@ impl Pool {
         result
     }
 
-    fn push(&self, job: Job) -> Result<()> {
+    fn push(&self, host: Host, job: Job) -> Result<()> {
         let mut state = self.shared.state.lock();
         if state.closed {
             return Err(closed());
         }
-        state.jobs.push_back(job);
-        if state.idle >= state.jobs.len() || state.threads == self.shared.threads_max {
+        state.jobs.push(host, job);
+        if state.idle >= state.jobs.len() || state.threads == state.jobs.threads_max() {
             drop(state);
             self.shared.work.notify_one();
             return Ok(());
@@ -184,7 +166,7 @@ impl Pool {
             // The existing threads run the job.
             Err(_) if state.threads > 0 => {}
             Err(e) => {
-                state.jobs.pop_back();
+                state.jobs.remove_last(host);
                 return Err(Error::because(libc::EAGAIN, format!("cannot start a thread: {e}")));
             }
         }
@@ -208,7 +190,8 @@ fn serve(shared: &Shared) {
     let mut worker = Worker::new(shared.many_identities);
     let mut state = shared.state.lock();
     loop {
-        if let Some(job) = state.jobs.pop_front() {
+        if let Some((host, job)) = state.jobs.pop() {
+            let began = Instant::now();
             parking_lot::MutexGuard::unlocked(&mut state, || {
                 // A panic of a job is a bug in this program. Its caller gets an error, and other
                 // jobs continue.
@@ -224,6 +207,7 @@ fn serve(shared: &Shared) {
                 }
                 worker.call = None;
             });
+            state.jobs.ended(host, began.elapsed());
             continue;
         }
         if state.closed {

@@ -29,7 +29,9 @@ use super::descriptors::Counted;
 use super::object::Object;
 use super::pool::{Threads, Worker};
 use super::{Inner, Local, sys};
-use hither_vfs::{BoxFuture, ChangeListener, Cred, Error, Fh, Result, Watch, Watched, WatchedAlone};
+use hither_vfs::{
+    BoxFuture, ChangeListener, Cred, Error, Fh, RequestContext, Result, Watch, Watched, WatchedAlone,
+};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -185,7 +187,8 @@ impl Watch for Local {
                 }
             };
             // The lease is taken on this thread: threads of the pool have no right to leases.
-            let (fd, how) = inner.pool.run(Arc::new(Cred::root()), job).await.ok()??;
+            let cx = RequestContext::new(Arc::new(Cred::root()));
+            let (fd, how) = inner.pool.run(&cx, job).await.ok()??;
             Some(Box::new(watcher.hold(fd, how, Target { listener, fh })?) as Watched)
         })
     }
@@ -199,8 +202,8 @@ impl Watch for Local {
                 Err(other) => return WatchedAlone::Err(Some(other)),
             };
             let (of, handle) = (inner.clone(), fh.clone());
-            let found = inner.pool.run(Arc::new(Cred::root()), move |worker| of.resolve(worker, &handle));
-            match found.await {
+            let cx = RequestContext::new(Arc::new(Cred::root()));
+            match inner.pool.run(&cx, move |worker| of.resolve(worker, &handle)).await {
                 // The lease is taken on this thread, as above, and at once: no program waits
                 // between the two leases.
                 Ok(object) => inner.hold_alone(&object, held),
