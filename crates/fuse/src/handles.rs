@@ -1,5 +1,6 @@
 //! Open files and directories, by the handle numbers of the kernel.
 
+use crate::appends::Appends;
 use crate::in_use::Quiet;
 use crate::inode::{Inode, Moment};
 use crate::passthrough::Noted;
@@ -28,6 +29,8 @@ pub(crate) struct OpenFile {
     /// Number of writes of the file that were stable at the last check through this open or before
     /// the open. Each open must get the error of a write.
     pub committed: AtomicU64,
+    /// The running appends.
+    pub appends: Appends,
     /// The read path of the open, in mounts with passthrough, until the kernel releases the open.
     pub noted: Mutex<Option<Noted>>,
 }

@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod appends;
 mod call;
 mod cred;
 #[allow(unsafe_code)]

@@ -351,3 +351,98 @@ fn inner_mounts_stay() {
         sh(&format!("rm -rf {}/n* {}/n*", export.display(), mnt.display())).ok();
     }
 }
+
+/// Programs on two mounts use one open file in turns, each under a lock. They append, cut, and read
+/// the whole file. No record is lost or misplaced.
+fn locked_turns(server: &Server, options: &str, seed: u64) {
+    let (a, b) = (server.dir().join("a"), server.dir().join("b"));
+    server.mount(options, &a).ok();
+    server.mount(options, &b).ok();
+    std::fs::write(a.join("turns"), "").unwrap();
+    let open = |dir: &Path, reads| {
+        let mut how = OpenOptions::new();
+        how.append(true).read(reads).open(dir.join("turns")).unwrap()
+    };
+    let files = [(open(&a, true), open(&a, false)), (open(&b, true), open(&b, false))];
+    let (mut random, mut expected) = (Random(seed), Vec::new());
+    for step in 0..40 {
+        let (both, only) = &files[random.below(2) as usize];
+        let file = if random.below(2) == 0 { both } else { only };
+        let kind = random.below(2);
+        // flock(2) of a descriptor excludes fcntl(2) of another, as both are locks of the server.
+        let locked = if kind == 0 { both } else { file };
+        match kind {
+            0 => locked.lock().unwrap(),
+            _ => drop(fcntl(locked, libc::F_SETLKW, libc::F_WRLCK, (0, 0)).unwrap()),
+        }
+        let what = random.below(8);
+        match what {
+            0 => {
+                let len = random.below(expected.len() as u64 + 1);
+                file.set_len(len).unwrap();
+                expected.truncate(len as usize);
+            }
+            1 | 2 => {}
+            _ => {
+                let len = [10, 100, 5000, 300_000, 1_200_000][random.below(5) as usize];
+                let record = vec![b'A' + (step % 50) as u8; len];
+                let mut file = file;
+                std::io::Write::write_all(&mut file, &record).unwrap();
+                expected.extend(record);
+            }
+        }
+        if what <= 4 {
+            let mut found = vec![0; expected.len() + 10];
+            let mut len = 0;
+            while let n @ 1.. =
+                std::os::unix::fs::FileExt::read_at(both, &mut found[len..], len as u64).unwrap()
+            {
+                len += n;
+            }
+            let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+            assert_eq!((len, differs), (expected.len(), None), "{options}, seed {seed}, step {step}: {what}");
+        }
+        match kind {
+            0 => locked.unlock().unwrap(),
+            _ => drop(fcntl(locked, libc::F_SETLK, libc::F_UNLCK, (0, 0)).unwrap()),
+        }
+    }
+    drop(files);
+    server.unmount(&a);
+    server.unmount(&b);
+    let export = match server {
+        Server::Ganesha(s) => s.export("turns"),
+        Server::Hither(s) => s.export("turns"),
+    };
+    assert!(std::fs::read(export).unwrap() == expected, "{options}, seed {seed}");
+}
+
+/// Promise: 6
+#[test]
+#[ignore = "needs root and nfs-ganesha"]
+fn locked_turns_on_ganesha() {
+    let server = Server::ganesha();
+    ["vers=4.2", "vers=4.1,noac"].into_iter().zip(1..).for_each(|(o, seed)| locked_turns(&server, o, seed));
+}
+
+/// Promise: 6
+#[test]
+#[ignore = "needs root"]
+fn locked_turns_on_hither() {
+    for delegations in ["0", "1000"] {
+        let mut server = Serve::of_directory().with(&["--max-delegations", delegations]);
+        server.serve();
+        let server = Server::Hither(server);
+        let all = [
+            "vers=4.2",
+            "vers=4.1",
+            "vers=4.2,noac",
+            "vers=4.2,close=lazy",
+            "vers=4.2,close=delegated",
+            "vers=4.2,consistency=strict",
+            "vers=4.2,lookupcache=none",
+            "vers=4.2,nocto,actimeo=600",
+        ];
+        all.into_iter().zip(1..).for_each(|(options, seed)| locked_turns(&server, options, seed));
+    }
+}

@@ -162,9 +162,14 @@ impl Inode {
         })
     }
 
+    /// The length that the kernel certainly has.
+    pub fn known_length(&self) -> Option<u64> {
+        self.state.lock().length.known
+    }
+
     /// Whether the kernel certainly has this length.
     pub fn is_length(&self, size: u64) -> bool {
-        self.state.lock().length.known == Some(size)
+        self.known_length() == Some(size)
     }
 
     /// Records that the kernel's length is unknown until its next request for attributes.

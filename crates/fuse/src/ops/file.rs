@@ -4,6 +4,7 @@ use super::Call;
 use crate::abi::{
     OPEN_FOR_EXEC, Out, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_PRIV, WRITE_LOCKOWNER, fopen, open_out,
 };
+use crate::appends::{Append, Appends};
 use crate::call::{Answer, Body, Undo};
 use crate::handles::{First, OpenFile};
 use crate::inode::{Inode, Moment, Named, OnExec, OnOpen};
@@ -24,6 +25,8 @@ use tokio::time::Instant;
 const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
 const O_APPEND: u32 = libc::O_APPEND as u32;
 const O_DIRECT: u32 = libc::O_DIRECT as u32;
+/// Flags of an open whose appends the kernel may send in parallel.
+const APPENDS_PARALLEL: u32 = O_APPEND | O_DIRECT;
 const O_DSYNC: u32 = libc::O_DSYNC as u32;
 const O_EXCL: u32 = libc::O_EXCL as u32;
 const O_TRUNC: u32 = libc::O_TRUNC as u32;
@@ -94,13 +97,12 @@ impl Call {
 
     /// Whether the kernel would read or append by a length that another client has changed. An open
     /// for reading during changes by the mount does not count, because the kernel follows them.
+    /// Appends without O_DIRECT do not need the kernel's length ([`crate::appends`]).
     fn wants_length(&self, inode: &Inode, flags: u32, on_open: OnOpen) -> bool {
-        let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
         let reads = access(flags).contains(OpenAccess::READ) && flags & O_TRUNC == 0;
-        let in_pages = !self.session.is_strict(inode) && flags & O_DIRECT == 0;
-        inode.kind == FileKind::Regular
-            && on_open.length_differs
-            && (appends || reads && in_pages && !on_open.ours)
+        let in_pages = !self.session.is_strict(inode) && flags & (O_DIRECT | O_APPEND) == 0;
+        let by_length = reads && in_pages && !on_open.ours || flags & APPENDS_PARALLEL == APPENDS_PARALLEL;
+        inode.kind == FileKind::Regular && on_open.length_differs && by_length
     }
 
     /// Keeps a registered open while its thread gets the length. Returns false without room.
@@ -303,7 +305,8 @@ impl Call {
         let brings_bytes = first.lock().is_some();
         let (watched, noted) = (inode.clone(), Mutex::new(noted));
         let quiet = inode.in_use.opened(self.is_flushed(flags));
-        let file = OpenFile { inode, open, access, quiet, cred, first, committed, noted };
+        let appends = Appends::default();
+        let file = OpenFile { inode, open, access, quiet, cred, first, committed, appends, noted };
         let id = self.session.files.add(file);
         self.session.watch.add(&watched, id);
         if brings_bytes {
@@ -334,6 +337,10 @@ impl Call {
         }
         if flags & O_DIRECT != 0 {
             out |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        }
+        if flags & O_APPEND != 0 {
+            // The kernel writes to its pages before it knows the place of the bytes.
+            out |= fopen::DIRECT_IO;
         }
         if !self.is_flushed(flags) {
             out |= fopen::NOFLUSH;
@@ -407,18 +414,16 @@ impl Call {
         }
         // The server clears set-id bits at the WRITE, so the WRITE is not delayed.
         let kills = write_flags & WRITE_KILL_PRIV != 0 && file.inode.is_set_id();
-        let stability = if flags & O_DSYNC != 0 || kills { Stability::Stable } else { Stability::Unstable };
+        let is_stable = flags & (O_DSYNC | O_DIRECT) != 0 && write_flags & WRITE_CACHE == 0 || kills;
+        let stability = if is_stable { Stability::Stable } else { Stability::Unstable };
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
         let cx = RequestContext { clears_set_id: kills, ..self.cx_of(file.cred.clone()) };
+        let kernels = offset;
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
-        let offset = if self.session.is_strict(&file.inode) && appends {
-            // The kernel uses its last known length.
-            self.session.vfs.getattr(&cx.fresh(self.pending.started), at).await?.attr.size_bytes
-        } else {
-            offset
-        };
+        let append = if appends { self.append(&file, &cx, offset, flags).await? } else { None };
+        let offset = append.as_ref().map_or(offset, |append| append.offset);
         let past_pages =
             write_flags & WRITE_CACHE == 0 && (write_flags & WRITE_LOCKOWNER != 0 || flags & O_DIRECT != 0);
         if !past_pages {
@@ -429,7 +434,8 @@ impl Call {
         if past_pages {
             // During the modification, so that attributes that the kernel ignores for this
             // invalidation are not recorded as known to the kernel.
-            self.drop_filled(&file.inode, offset, len).await;
+            let (from, len) = if offset == kernels { (offset, len) } else { (0, u64::MAX) };
+            self.drop_filled(&file.inode, from, len).await;
         }
         if kills {
             file.inode.attrs_dropped();
@@ -443,12 +449,45 @@ impl Call {
         if let Some(attrs) = wrote.attrs {
             modifying.brought(attrs);
         }
-        drop(modifying);
+        drop((modifying, append));
         let mut out = Out::with_capacity(8);
         out.u32(wrote.bytes as u32).u32(0);
         let body = Body::Bytes(out.into_vec());
+        if offset != kernels {
+            file.inode.forget_length();
+            file.inode.attrs_dropped();
+        }
+        if offset != kernels && !past_pages {
+            // The kernel has the bytes at another place of its pages.
+            self.pending.answer(Ok(&body));
+            self.session.drop_pages(&file.inode).await;
+        }
         self.answer_and_drop_shared(&file.inode, &body).await;
         Ok(Answer { body, undo: Undo::Nothing })
+    }
+
+    /// Begins a write with O_APPEND that the kernel would make at `offset`. `None`: it is made
+    /// there.
+    async fn append<'a>(
+        &self,
+        file: &'a OpenFile,
+        cx: &RequestContext,
+        offset: u64,
+        flags: u32,
+    ) -> Result<Option<Append<'a>>> {
+        let strict = self.session.is_strict(&file.inode);
+        // Requests of one append are parallel only with O_DIRECT. Otherwise each begins at the
+        // kernel's length.
+        let known = if flags & O_DIRECT != 0 { file.inode.known_length() } else { Some(offset) };
+        let Some(from) = known.or(strict.then_some(offset)) else { return Ok(None) };
+        let end = async {
+            let handle = file.inode.fh();
+            let at = File { fh: &handle, open: Some(file.open) };
+            let cx = if strict { cx.fresh(self.pending.started) } else { cx.clone() };
+            let cx = RequestContext { times_unseen: true, ..cx };
+            Ok(self.session.vfs.getattr(&cx, at).await?.attr.size_bytes)
+        };
+        file.appends.begin(offset, from, end).await.map(Some)
     }
 
     /// Answers a write to a file that must not be cached, and then drops the kernel's pages of the

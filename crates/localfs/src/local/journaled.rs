@@ -687,8 +687,8 @@ fn apply_all(
         }
         Ok(())
     })?;
-    files.finish()?;
     let count = redo.map_or((0, 0, 0), |redo| redo.count);
+    files.finish(count.0 > 0)?;
     let (redone, missed, _) = count;
     if applied + gone + redone + missed > 0 {
         tracing::info!(

@@ -4,6 +4,9 @@
 //! server starts anyway: the bytes go to a file of their own in the state directory, at their
 //! offsets, and the log reports it. When the refusing file has the bytes already, as after a kill
 //! of the server, that file is removed.
+//!
+//! A file that has the bytes is not written, and keeps its times: a local program may have changed
+//! them since.
 
 use super::super::handle::Sealer;
 use super::super::sys;
@@ -16,6 +19,7 @@ use hither_vfs::Fh;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -56,8 +60,43 @@ pub(super) struct Replay<'a> {
     kept_in: Option<&'a Path>,
     /// `None`: the file is gone.
     open: HashMap<Fh, Option<OwnedFd>>,
-    times: HashMap<Fh, (i64, u32)>,
+    times: HashMap<Fh, Times>,
     refused: HashMap<Fh, Refused>,
+}
+
+/// A time in seconds and nanoseconds.
+type Stamp = (i64, u32);
+
+/// The times of a file that has records.
+struct Times {
+    /// Those that the file had before.
+    mtime: Stamp,
+    ctime: Stamp,
+    /// The time of the last record with bytes.
+    written: Stamp,
+    /// The mtime that a client has set since.
+    set: Option<Stamp>,
+    /// Whether the file lacked bytes.
+    lacked: bool,
+}
+
+impl Times {
+    fn of(fd: &OwnedFd) -> io::Result<Self> {
+        let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MTIME | StatxFlags::CTIME)?;
+        let stamp = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
+        let (mtime, ctime) = (stamp(stat.stx_mtime), stamp(stat.stx_ctime));
+        Ok(Self { mtime, ctime, written: Stamp::default(), set: None, lacked: false })
+    }
+
+    /// The mtime that the file gets; `None`: it keeps its own. `redone`: changes of names and
+    /// attributes were made again, so that ctimes show nothing.
+    fn mtime(&self, redone: bool) -> Option<Stamp> {
+        let changed_since = !redone && self.ctime >= self.written;
+        if !self.lacked && (changed_since || self.mtime >= self.written) {
+            return None;
+        }
+        Some(self.set.unwrap_or(self.written.max(self.mtime)))
+    }
 }
 
 /// A file that refuses bytes.
@@ -94,6 +133,15 @@ impl<'a> Replay<'a> {
             return Ok(true);
         }
         let Some(Some(fd)) = self.open.get(fh) else { return Ok(false) };
+        let times = match self.times.entry(fh.clone()) {
+            Entry::Occupied(times) => times.into_mut(),
+            Entry::Vacant(first) => first.insert(Times::of(fd)?),
+        };
+        (times.written, times.set) = (mtime, None);
+        if has(fd, at, &data)? {
+            return Ok(true);
+        }
+        times.lacked = true;
         let len = data.len() as u64;
         let wrote = sys::write(fd.as_fd(), &data.into(), at, false).map_err(plain)?;
         if wrote != len {
@@ -102,7 +150,6 @@ impl<'a> Replay<'a> {
                 "no space to apply it; free some and start again",
             ));
         }
-        self.times.insert(fh.clone(), mtime);
         Ok(true)
     }
 
@@ -110,9 +157,9 @@ impl<'a> Replay<'a> {
     pub fn note(&mut self, change: &Change) {
         if let Change::Attrs { fh, set } = change
             && let Some(mtime) = set.mtime
-            && let Some(time) = self.times.get_mut(fh)
+            && let Some(times) = self.times.get_mut(fh)
         {
-            *time = (mtime.secs, mtime.nanos);
+            times.set = Some((mtime.secs, mtime.nanos));
         }
     }
 
@@ -148,9 +195,11 @@ impl<'a> Replay<'a> {
         Err(e)
     }
 
-    /// Sets the answered times, and keeps or drops the refused bytes.
-    pub fn finish(&mut self) -> io::Result<()> {
-        for (fh, (secs, nanos)) in std::mem::take(&mut self.times) {
+    /// Sets the answered times, and keeps or drops the refused bytes. `redone`: changes of names and
+    /// attributes were made again.
+    pub fn finish(&mut self, redone: bool) -> io::Result<()> {
+        for (fh, times) in std::mem::take(&mut self.times) {
+            let Some((secs, nanos)) = times.mtime(redone) else { continue };
             let Some(fd) = self.open(&fh, libc::O_RDWR)? else { continue };
             let last_modification = Timespec { tv_sec: secs, tv_nsec: nanos.into() };
             let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
@@ -163,6 +212,27 @@ impl<'a> Replay<'a> {
         }
         File::open(dir)?.sync_all()
     }
+}
+
+/// Whether the file has the bytes at this place.
+fn has(fd: &OwnedFd, at: u64, data: &[u8]) -> io::Result<bool> {
+    let mut there = [0; 8 << 10];
+    for (n, part) in data.chunks(there.len()).enumerate() {
+        let place = at + (n * there.len()) as u64;
+        let mut got = 0;
+        while got < part.len() {
+            match rustix::io::pread(fd, &mut there[got..part.len()], place + got as u64) {
+                Ok(0) => return Ok(false),
+                Ok(count) => got += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if there[..part.len()] != *part {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl Refused {

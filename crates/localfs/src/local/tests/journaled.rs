@@ -184,10 +184,55 @@ async fn replay_restores_modification_time() {
     let mtime = wrote.attrs.unwrap().attr.mtime;
     let names = HashMap::from([(f.node.fh.clone(), "f".to_string())]);
     damage(&dir, &state, l, &names, 1);
+    // The disk has the state from before the write.
     std::fs::write(dir.path("f"), b"garbage").unwrap();
+    let before = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    std::fs::File::open(dir.path("f")).unwrap().set_modified(before).unwrap();
     let l = with_journal(&dir, &state, 1, false).unwrap();
     assert_eq!(l.getattr(&cx, file).await.unwrap().attr.mtime, mtime);
     assert_eq!(&read_all(&l, &cx, &f.node.fh).await.unwrap()[..], b"stablee");
+}
+
+/// After a kill of the server, replay leaves later changes by local programs as they are.
+/// Promise: S8
+#[tokio::test]
+async fn replay_keeps_local_changes() {
+    type Change = fn(&std::fs::File);
+    let changes: [(&str, Change); 6] = [
+        ("nothing", |_| {}),
+        ("old time", |f| f.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(7)).unwrap()),
+        ("new time", |f| f.set_modified(std::time::SystemTime::now() + Duration::from_secs(9)).unwrap()),
+        ("append", |f| f.write_all_at(b"local", 5000).unwrap()),
+        ("longer", |f| f.set_len(9000).unwrap()),
+        ("mode", |f| f.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap()),
+    ];
+    let (dir, state) = (Dir::new(), Dir::new());
+    let (l, cx) = (with_journal(&dir, &state, 1, false).unwrap(), root());
+    let base = top(&l).await;
+    for (at, _) in &changes {
+        let f = create(&l, &cx, &base, at, 0o644).await.unwrap();
+        for part in 0..5 {
+            let data = Bytes::from(vec![part; 1000]).into();
+            let file = File { fh: &f.node.fh, open: None };
+            l.write(&cx, file, u64::from(part) * 1000, data, Stability::Stable).await.unwrap();
+        }
+        l.close(&cx, &f.node.fh, f.open).await.unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    let look = |at: &str| {
+        let stat = std::fs::metadata(dir.path(at)).unwrap();
+        (stat.modified().unwrap(), stat.permissions(), std::fs::read(dir.path(at)).unwrap())
+    };
+    let before = changes.map(|(at, change)| {
+        change(&std::fs::File::options().read(true).write(true).open(dir.path(at)).unwrap());
+        look(at)
+    });
+    drop(l);
+    let l = with_journal(&dir, &state, 1, false).unwrap();
+    for ((at, _), before) in changes.iter().zip(before) {
+        assert!(look(at) == before, "{at}");
+    }
+    drop(l);
 }
 
 /// After a failure of the journal its records are void, and writes are stable in the file system.
