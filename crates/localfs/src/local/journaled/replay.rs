@@ -195,8 +195,8 @@ impl<'a> Replay<'a> {
         Err(e)
     }
 
-    /// Sets the answered times, and keeps or drops the refused bytes. `redone`: changes of names and
-    /// attributes were made again.
+    /// Sets the answered times, and keeps or drops the refused bytes. `redone`: changes of names
+    /// and attributes were made again.
     pub fn finish(&mut self, redone: bool) -> io::Result<()> {
         for (fh, times) in std::mem::take(&mut self.times) {
             let Some((secs, nanos)) = times.mtime(redone) else { continue };

@@ -201,7 +201,7 @@ async fn replay_keeps_local_changes() {
     let changes: [(&str, Change); 6] = [
         ("nothing", |_| {}),
         ("old time", |f| f.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(7)).unwrap()),
-        ("new time", |f| f.set_modified(std::time::SystemTime::now() + Duration::from_secs(9)).unwrap()),
+        ("new time", |f| f.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(4_000_000_000)).unwrap()),
         ("append", |f| f.write_all_at(b"local", 5000).unwrap()),
         ("longer", |f| f.set_len(9000).unwrap()),
         ("mode", |f| f.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap()),
@@ -218,7 +218,7 @@ async fn replay_keeps_local_changes() {
         }
         l.close(&cx, &f.node.fh, f.open).await.unwrap();
     }
-    std::thread::sleep(Duration::from_millis(20));
+    tokio::time::sleep(Duration::from_millis(20)).await;
     let look = |at: &str| {
         let stat = std::fs::metadata(dir.path(at)).unwrap();
         (stat.modified().unwrap(), stat.permissions(), std::fs::read(dir.path(at)).unwrap())
