@@ -71,7 +71,7 @@ soak: packages build
 	  HITHER_SECONDS=60 $(CARGO) test -p hither --test replaced_lengths -- --ignored --nocapture || exit 1; \
 	  HITHER_STEPS=500 $(CARGO) test -p hither --test absence -- --ignored --nocapture || exit 1; \
 	  HITHER_CREATES=here HITHER_SEED=12 HITHER_POINTS=48 $(CARGO) test -p hither --test campaign -- --ignored --nocapture || exit 1; \
-	  HITHER_DEAF=800 $(CARGO) test -p hither --test others -- --ignored --nocapture || exit 1; \
+	  HITHER_DEAF=800 HITHER_OPENS=100000 $(CARGO) test -p hither --test others -- --ignored --nocapture || exit 1; \
 	  lab/full.sh all || exit 1; done
 
 # The disk cache under CRASHES kills of its daemon, with every byte compared.

@@ -330,6 +330,7 @@ async fn attributes() {
     let time = Time { secs: 1_234_567_890, nanos: 123_456_789 };
     let set = SetAttr {
         mode: Some(0o4751),
+        unmasked: None,
         uid: Some(1000),
         gid: Some(2000),
         size_bytes: Some(100),

@@ -431,6 +431,7 @@ async fn attributes_are_set() {
     let t = |secs| SetTime::To(Time { secs, nanos: 123_456_789 });
     let set = SetAttr {
         mode: Some(0o4751),
+        unmasked: None,
         uid: Some(1234),
         gid: Some(4321),
         size_bytes: None,

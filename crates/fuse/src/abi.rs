@@ -12,7 +12,7 @@ mod reply;
 mod tests;
 
 pub(crate) use init::{InitIn, InitOut, init_flags};
-pub(crate) use parse::{Header, LockCall, Op, SetattrIn};
+pub(crate) use parse::{Header, LockCall, NewMode, Op, SetattrIn};
 pub(crate) use reply::{
     DIRENT_BYTES, DIRENTPLUS_BYTES, EntryReply, Out, attr_out, dirent, direntplus, entry_out, open_out,
     set_times,

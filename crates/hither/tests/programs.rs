@@ -446,3 +446,51 @@ fn locked_turns_on_hither() {
         all.into_iter().zip(1..).for_each(|(options, seed)| locked_turns(&server, options, seed));
     }
 }
+
+/// The umask applies to new objects as on a local file system: not in a directory with a default
+/// ACL.
+/// Promise: 19c
+#[test]
+#[ignore = "needs root"]
+fn default_acl_replaces_umask() {
+    let mut server = Serve::of_directory().with(&["--max-delegations", "1000"]);
+    server.serve();
+    let (export, server) = (server.export(""), Server::Hither(server));
+    let makes = |at: &Path| {
+        let script = "umask $0 && cd $1 && echo > file && mkdir dir && mkfifo fifo && set -C && echo > excl && \
+             python3 -c 'import os; os.close(os.open(\"new\", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))'";
+        for umask in ["0", "022", "077"] {
+            for dir in ["acl", "plain"] {
+                let dir = at.join(umask).join(dir);
+                std::fs::create_dir_all(&dir).unwrap();
+                if dir.ends_with("acl") {
+                    // The default ACL is set where the file system is.
+                    let local = export.join(dir.strip_prefix(at).unwrap());
+                    let local = if local.exists() { local } else { dir.clone() };
+                    sh(&format!("setfacl -d -m u::rwx,u:1001:rwx,g::rx,g:1002:rw,o::- {}", local.display()))
+                        .ok();
+                }
+                run(Command::new("bash").args(["-c", script, umask]).arg(&dir)).ok();
+            }
+        }
+    };
+    let acls = |at: &Path| {
+        sh(&format!("cd {} && getfacl -R -n --omit-header . && stat -c '%n %A' */*/*", at.display())).ok().out
+    };
+    let reference = export.parent().unwrap().join("reference");
+    makes(&reference);
+    let expected = acls(&reference);
+    let mnt = server.dir().join("a");
+    for options in ["vers=4.2", "vers=4.2,close=lazy", "vers=4.2,consistency=strict"] {
+        server.mount(options, &mnt).ok();
+        makes(&mnt);
+        let sorted = |text: &str| {
+            let mut blocks: Vec<_> = text.split("\n\n").map(str::to_owned).collect();
+            blocks.sort();
+            blocks
+        };
+        server.unmount(&mnt);
+        assert_eq!(sorted(&acls(&export)), sorted(&expected), "{options}");
+        sh(&format!("rm -rf {}/*", export.display())).ok();
+    }
+}

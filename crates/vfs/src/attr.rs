@@ -154,6 +154,9 @@ pub enum SetTime {
 pub struct SetAttr {
     /// Permission bits (07777).
     pub mode: Option<u32>,
+    /// At a creation, the permission bits before the caller's umask. They replace `mode` in a
+    /// directory with a default ACL (RFC 8275). A layer that does not know them uses `mode`.
+    pub unmasked: Option<u32>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.

@@ -8,7 +8,7 @@ use super::delegation::Noted;
 use super::fail::Answered;
 use super::state::own_fh;
 use crate::idmap::{IdMap, NOBODY, Who};
-use hither_proto::nfs4::{self, Attrs as WireAttrs, Bitmap4, Ftype, SetattrArgs, Stateid, attr};
+use hither_proto::nfs4::{self, Attrs as WireAttrs, Bitmap4, Ftype, ModeUmask, SetattrArgs, Stateid, attr};
 use hither_vfs::{Attr, Attrs, Error, Fh, FileKind, FsStat, Node, SetAttr, SetTime, Time};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -192,8 +192,16 @@ impl Core {
         SetattrArgs { stateid: held, attrs }
     }
 
-    /// `set` as attributes of the wire.
+    /// `set` as attributes of the wire. The umask of a creation replaces the mode, if the server
+    /// takes it.
     pub async fn wire_set(&self, set: &SetAttr) -> WireAttrs {
-        from_set(set, &self.ids).await
+        let mut attrs = from_set(set, &self.ids).await;
+        if let (Some(unmasked), Some(masked)) = (set.unmasked, attrs.mode)
+            && self.facts().umask
+        {
+            attrs.mode = None;
+            attrs.mode_umask = Some(ModeUmask { mode: unmasked, umask: unmasked & !masked });
+        }
+        attrs
     }
 }

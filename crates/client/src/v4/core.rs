@@ -55,6 +55,8 @@ pub(crate) struct Facts {
     pub xattrs: bool,
     /// ACLs.
     pub acls: bool,
+    /// A creation may carry the caller's umask (RFC 8275).
+    pub umask: bool,
     /// The holder of a write delegation may maintain the times of its file (RFC 9754).
     pub delegated_times: bool,
 }

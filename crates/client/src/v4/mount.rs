@@ -283,6 +283,7 @@ impl Core {
             exclusive_attrs: attrs.suppattr_exclcreat().copied().unwrap_or_default(),
             xattrs: attrs.xattr_support().copied().unwrap_or(false),
             acls: attrs.aclsupport().is_some_and(|&a| a != 0),
+            umask: attrs.supported_attrs().is_some_and(|all| all.has(attr::MODE_UMASK)),
             delegated_times: self.minor >= 2
                 && self.own_server.load(Ordering::Relaxed)
                 && offers_delegated_times(&attrs),

@@ -324,6 +324,9 @@ impl Core {
                 Creation { how: Some(CreateHow::Unchecked(attrs)), ..Creation::default() }
             }
             Create::Exclusive(set) => {
+                let takes_umask = self.facts().exclusive_attrs.has(attr::MODE_UMASK);
+                let unmasked = set.unmasked.filter(|_| takes_umask);
+                let set = &SetAttr { unmasked, ..set.clone() };
                 let stamp = if set.atime.is_none() { self.stamps.make(&self.env) } else { None };
                 if let Some(trusted) = stamp.filter(|s| s.trusted) {
                     let set = SetAttr { atime: Some(SetTime::To(trusted.time)), ..set.clone() };
@@ -665,9 +668,10 @@ fn after_open(how: &OpenHow) -> Vec<Op> {
 /// that held the verifier (RFC 8881 section 18.16.3).
 pub(super) fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> SetAttr {
     let done = |n: u32| attrset.has(n) && !later.has(n);
-    if done(attr::MODE) {
+    if done(attr::MODE) || done(attr::MODE_UMASK) {
         asked.mode = None;
     }
+    asked.unmasked = None;
     if done(attr::OWNER) {
         asked.uid = None;
     }

@@ -106,6 +106,15 @@ pub(crate) struct LockCall {
     pub flags: u32,
 }
 
+/// Type and permission bits of a new object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewMode {
+    /// The bits before the umask.
+    pub mode: u32,
+    /// Bits that the object gets only from a default ACL of its directory.
+    pub umask: u32,
+}
+
 /// A parsed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -129,12 +138,12 @@ pub(crate) enum Op {
         target: Bytes,
     },
     Mknod {
-        mode: u32,
+        mode: NewMode,
         rdev: u32,
         name: Name,
     },
     Mkdir {
-        mode: u32,
+        mode: NewMode,
         name: Name,
     },
     Unlink {
@@ -215,7 +224,7 @@ pub(crate) enum Op {
     },
     Create {
         flags: u32,
-        mode: u32,
+        mode: NewMode,
         name: Name,
     },
     Interrupt {
@@ -352,12 +361,12 @@ impl Op {
             opcode::READLINK => Op::Readlink,
             opcode::SYMLINK => Op::Symlink { name: d.name()?, target: d.string()? },
             opcode::MKNOD => {
-                let (mode, rdev, _umask, _) = (d.u32()?, d.u32()?, d.u32()?, d.u32()?);
-                Op::Mknod { mode, rdev, name: d.name()? }
+                let (mode, rdev, umask, _) = (d.u32()?, d.u32()?, d.u32()?, d.u32()?);
+                Op::Mknod { mode: NewMode { mode, umask }, rdev, name: d.name()? }
             }
             opcode::MKDIR => {
-                let (mode, _umask) = (d.u32()?, d.u32()?);
-                Op::Mkdir { mode, name: d.name()? }
+                let (mode, umask) = (d.u32()?, d.u32()?);
+                Op::Mkdir { mode: NewMode { mode, umask }, name: d.name()? }
             }
             opcode::UNLINK => Op::Unlink { name: d.name()? },
             opcode::RMDIR => Op::Rmdir { name: d.name()? },
@@ -371,8 +380,8 @@ impl Op {
             }
             opcode::LINK => Op::Link { old: d.u64()?, name: d.name()? },
             opcode::CREATE => {
-                let (flags, mode, _umask, _) = (d.u32()?, d.u32()?, d.u32()?, d.u32()?);
-                Op::Create { flags, mode, name: d.name()? }
+                let (flags, mode, umask, _) = (d.u32()?, d.u32()?, d.u32()?, d.u32()?);
+                Op::Create { flags, mode: NewMode { mode, umask }, name: d.name()? }
             }
             opcode::INIT => Op::Init(InitIn::parse(d)?),
             opcode::INTERRUPT => Op::Interrupt { unique: d.u64()? },

@@ -48,7 +48,8 @@ fn supplementary_group_is_parsed() {
     body.u32(0o644).u32(0o22).bytes(b"d\0");
     let (head, op) = parse(&request(opcode::MKDIR, &body.into_vec(), &ext.into_vec())).unwrap();
     assert_eq!(head.groups[..], [555]);
-    assert!(matches!(op, Op::Mkdir { mode: 0o644, name } if name.as_bytes() == b"d"));
+    let mode = NewMode { mode: 0o644, umask: 0o22 };
+    assert!(matches!(op, Op::Mkdir { mode: m, name } if m == mode && name.as_bytes() == b"d"));
 }
 
 /// A request with a wrong length is refused.

@@ -247,6 +247,7 @@ pub(super) fn wanted(set: &SetattrIn) -> SetAttr {
     };
     SetAttr {
         mode: has(fattr::MODE).then_some(set.mode & 0o7777),
+        unmasked: None,
         uid: has(fattr::UID).then_some(set.uid),
         gid: has(fattr::GID).then_some(set.gid),
         size_bytes: has(fattr::SIZE).then_some(set.size),

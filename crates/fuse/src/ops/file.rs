@@ -1,8 +1,10 @@
 //! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
 
 use super::Call;
+use super::name::permissions;
 use crate::abi::{
-    OPEN_FOR_EXEC, Out, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_PRIV, WRITE_LOCKOWNER, fopen, open_out,
+    NewMode, OPEN_FOR_EXEC, Out, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_PRIV, WRITE_LOCKOWNER, fopen,
+    open_out,
 };
 use crate::appends::{Append, Appends};
 use crate::call::{Answer, Body, Undo};
@@ -15,7 +17,7 @@ use crate::stale_retry::Retry;
 use bytes::Bytes;
 use hither_vfs::{
     Attrs, Create, Error, File, FileKind, FileRange, LockOwner, Name, OpenAccess, OpenHow, Opened, PathRef,
-    RequestContext, Result, SetAttr, Stability, Validity,
+    RequestContext, Result, Stability, Validity,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -230,10 +232,10 @@ impl Call {
         (how, cx, brought)
     }
 
-    pub(super) async fn create(&self, name: Name, flags: u32, mode: u32) -> Result<Answer> {
+    pub(super) async fn create(&self, name: Name, flags: u32, mode: NewMode) -> Result<Answer> {
         let dir = self.inode()?;
         self.session.stale_retries.over(self.head.tid, self.pending.started);
-        let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
+        let set = permissions(mode);
         let create = if flags & O_EXCL != 0 { Create::Exclusive(set) } else { Create::IfMissing(set) };
         let how = how(flags, create);
         let clock = &self.session.inodes.clock;

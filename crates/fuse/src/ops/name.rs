@@ -1,6 +1,7 @@
 //! Names: MKDIR, MKNOD, SYMLINK, LINK, UNLINK, RMDIR, RENAME.
 
 use super::Call;
+use crate::abi::NewMode;
 use crate::call::Answer;
 use crate::inode::Inode;
 use bytes::Bytes;
@@ -10,20 +11,26 @@ use std::time::Duration;
 use tokio::sync::RwLockWriteGuard;
 use tokio::time::Instant;
 
+/// The permissions of a new object.
+pub(super) fn permissions(new: NewMode) -> SetAttr {
+    let (unmasked, masked) = (new.mode & 0o7777, new.mode & 0o7777 & !new.umask);
+    SetAttr { mode: Some(masked), unmasked: (masked != unmasked).then_some(unmasked), ..Default::default() }
+}
+
 impl Call {
-    pub(super) async fn mkdir(&self, name: Name, mode: u32) -> Result<Answer> {
+    pub(super) async fn mkdir(&self, name: Name, mode: NewMode) -> Result<Answer> {
         let dir = self.inode()?;
-        let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
+        let set = permissions(mode);
         let _changing = self.changing(&dir);
         let asked = self.asked();
         let made = self.session.vfs.mkdir(&self.cx(), &dir.fh(), &name, &set).await?;
         self.made(&dir, &name, &made, asked).await
     }
 
-    pub(super) async fn mknod(&self, name: Name, mode: u32, rdev: u32) -> Result<Answer> {
+    pub(super) async fn mknod(&self, name: Name, mode: NewMode, rdev: u32) -> Result<Answer> {
         let dir = self.inode()?;
         let (major, minor) = ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00));
-        let what = match mode & libc::S_IFMT {
+        let what = match mode.mode & libc::S_IFMT {
             libc::S_IFIFO => Special::Fifo,
             libc::S_IFSOCK => Special::Socket,
             libc::S_IFCHR => Special::CharDevice(major, minor),
@@ -31,7 +38,7 @@ impl Call {
             libc::S_IFREG | 0 => Special::Regular,
             _ => return Err(Error::new(libc::EINVAL)),
         };
-        let set = SetAttr { mode: Some(mode & 0o7777), ..Default::default() };
+        let set = permissions(mode);
         let _changing = self.changing(&dir);
         let asked = self.asked();
         let made = self.session.vfs.mknod(&self.cx(), &dir.fh(), &name, &what, &set).await?;

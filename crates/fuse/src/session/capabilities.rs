@@ -16,11 +16,11 @@ use crate::mount::Config;
 /// - With ATOMIC_O_TRUNC the kernel checks only after the truncation whether the file is a running
 ///   program. An `O_RDONLY | O_TRUNC` would truncate it.
 /// - POSIX_ACL does not exist in NFSv4.
-/// - DONT_MASK is not needed, because the kernel applies the umask.
 pub(super) fn wanted(config: &Config) -> u64 {
     use init_flags::*;
     let mut flags = ASYNC_READ
         | BIG_WRITES
+        | DONT_MASK
         | DO_READDIRPLUS
         | READDIRPLUS_AUTO
         | ASYNC_DIO

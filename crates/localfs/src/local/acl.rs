@@ -4,7 +4,7 @@ use super::Inner;
 use super::journaled::names::Done;
 use super::object::{Object, os};
 use super::pool::Worker;
-use hither_vfs::{Attrs, Error, Fh, FileKind, PosixAcl, PosixAcls, Result};
+use hither_vfs::{Attrs, Error, Fh, FileKind, PosixAcl, PosixAcls, Result, SetAttr};
 use rustix::fd::BorrowedFd;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
@@ -23,6 +23,32 @@ pub(super) fn are_there(dir: BorrowedFd<'_>) -> bool {
 }
 
 impl Inner {
+    /// As [`Inner::new_mode`], for the handle of the directory.
+    pub(super) fn mode_in(&self, worker: &mut Worker, dir: &Fh, set: &SetAttr, usual: u32) -> Result<u32> {
+        if set.unmasked.is_none() {
+            return Ok(set.mode.unwrap_or(usual) & 0o7777);
+        }
+        let dir = self.resolve(worker, dir)?;
+        self.new_mode(worker, &dir, set, usual)
+    }
+
+    /// Permission bits of a new object in `dir`. A default ACL takes the place of the umask.
+    pub(super) fn new_mode(
+        &self,
+        worker: &mut Worker,
+        dir: &Object,
+        set: &SetAttr,
+        usual: u32,
+    ) -> Result<u32> {
+        let mode = set.mode.unwrap_or(usual) & 0o7777;
+        let Some(unmasked) = set.unmasked else { return Ok(mode) };
+        let inherits = worker.root(|| {
+            let found = rustix::fs::getxattr(path(dir), DEFAULT, &mut [0_u8; 0][..]);
+            Ok(matches!(found, Ok(_) | Err(Errno::RANGE)))
+        })?;
+        Ok(if inherits { unmasked & 0o7777 } else { mode })
+    }
+
     pub(super) fn acls(&self, worker: &mut Worker, fh: &Fh) -> Result<PosixAcls> {
         let object = self.with_acls(worker, fh)?;
         worker.root(|| {

@@ -255,7 +255,7 @@ impl Inner {
     }
 
     pub(super) fn mkdir(&self, worker: &mut Worker, dir: &Fh, name: &Name, set: &SetAttr) -> Result<Made> {
-        let mode = set.mode.unwrap_or(0o777);
+        let mode = self.mode_in(worker, dir, set, 0o777)?;
         // mkdir(2) ignores set-id bits.
         let rest = SetAttr { mode: (mode & 0o6000 != 0).then_some(mode), size_bytes: None, ..set.clone() };
         self.make(worker, dir, name, &rest, |dir| {
@@ -280,7 +280,7 @@ impl Inner {
             Special::BlockDevice(major, minor) => (FileType::BlockDevice, rustix::fs::makedev(major, minor)),
             Special::Regular => (FileType::RegularFile, 0),
         };
-        let mode = Mode::from_raw_mode(set.mode.unwrap_or(0o666) & 0o7777);
+        let mode = Mode::from_raw_mode(self.mode_in(worker, dir, set, 0o666)?);
         let size_bytes = set.size_bytes.filter(|_| kind == FileType::RegularFile);
         let rest = SetAttr { mode: None, size_bytes, ..set.clone() };
         self.make(worker, dir, name, &rest, |dir| {

@@ -114,7 +114,7 @@ impl Inner {
         self.room()?;
         let mut unsynced = self.unsynced();
         let before = self.attributer.before(dir)?;
-        let mode = Mode::from_raw_mode(set.mode.unwrap_or(0o666) & 0o7777);
+        let mode = Mode::from_raw_mode(self.new_mode(worker, dir, set, 0o666)?);
         let flags = OFlags::RDWR
             | OFlags::CREATE
             | OFlags::EXCL

@@ -95,6 +95,7 @@ pub(super) fn set(s: &Sattr) -> Option<SetAttr> {
     };
     Some(SetAttr {
         mode: word(s.mode).map(|m| m & 0o7777),
+        unmasked: None,
         uid: word(s.uid),
         gid: word(s.gid),
         size_bytes: (s.size != u64::MAX).then_some(s.size),

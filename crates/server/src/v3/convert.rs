@@ -55,6 +55,7 @@ pub(super) fn set(s: &Sattr3) -> Option<SetAttr> {
     };
     Some(SetAttr {
         mode: s.mode.map(|m| m & 0o7777),
+        unmasked: None,
         uid: s.uid,
         gid: s.gid,
         size_bytes: s.size,

@@ -17,20 +17,22 @@ const LINK_MAX: u32 = 65_000;
 const NANOSECOND: nfs4::Time = nfs4::Time { seconds: 0, nseconds: 1 };
 
 /// Attributes that SETATTR can set. They include the ACL, and the times of a delegation.
-pub(crate) const SETTABLE_LATER: Bitmap4 = SETTABLE.union(Bitmap4::of(&[attr::ACL])).union(OF_HOLDER);
+pub(crate) const SETTABLE_LATER: Bitmap4 =
+    SETTABLE.without(attr::MODE_UMASK).union(Bitmap4::of(&[attr::ACL])).union(OF_HOLDER);
 
 /// Times that the holder of a delegation maintains (RFC 9754 section 5).
 pub(crate) const OF_HOLDER: Bitmap4 = Bitmap4::of(&[attr::TIME_DELEG_ACCESS, attr::TIME_DELEG_MODIFY]);
 
-/// Attributes that no operation can read (RFC 8881 section 5.5, RFC 9754 section 5).
+/// Attributes that no operation can read (RFC 8881 section 5.5, RFC 8275, RFC 9754 section 5).
 pub(crate) const SET_ONLY: Bitmap4 =
-    Bitmap4::of(&[attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET]).union(OF_HOLDER);
+    Bitmap4::of(&[attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET, attr::MODE_UMASK]).union(OF_HOLDER);
 
 /// Attributes of NFSv4.2 and its extensions.
 const OF_MINOR_2: Bitmap4 =
-    Bitmap4::of(&[attr::CLONE_BLKSIZE, attr::XATTR_SUPPORT, attr::OPEN_ARGUMENTS]).union(OF_HOLDER);
+    Bitmap4::of(&[attr::CLONE_BLKSIZE, attr::XATTR_SUPPORT, attr::OPEN_ARGUMENTS, attr::MODE_UMASK])
+        .union(OF_HOLDER);
 
-/// Attributes that SETATTR and creations can set.
+/// Attributes that creations can set.
 pub(crate) const SETTABLE: Bitmap4 = Bitmap4::of(&[
     attr::SIZE,
     attr::MODE,
@@ -38,10 +40,12 @@ pub(crate) const SETTABLE: Bitmap4 = Bitmap4::of(&[
     attr::OWNER_GROUP,
     attr::TIME_ACCESS_SET,
     attr::TIME_MODIFY_SET,
+    attr::MODE_UMASK,
 ]);
 
 /// Attributes that an exclusive creation can set. The times hold its verifier.
-pub(crate) const SETTABLE_EXCLUSIVELY: Bitmap4 = Bitmap4::of(&[attr::MODE, attr::OWNER, attr::OWNER_GROUP]);
+pub(crate) const SETTABLE_EXCLUSIVELY: Bitmap4 =
+    Bitmap4::of(&[attr::MODE, attr::OWNER, attr::OWNER_GROUP, attr::MODE_UMASK]);
 
 /// Attributes of the file system. They need one more call of the `Vfs`.
 const OF_FILE_SYSTEM: Bitmap4 = Bitmap4::of(&[
@@ -101,6 +105,7 @@ const OF_OBJECT: Bitmap4 = Bitmap4::of(&[
     attr::TIME_DELEG_ACCESS,
     attr::TIME_DELEG_MODIFY,
     attr::OPEN_ARGUMENTS,
+    attr::MODE_UMASK,
 ]);
 
 /// Attributes of a READDIR entry that need no access to the object.
@@ -217,7 +222,7 @@ impl Source<'_> {
         rare.maxwrite = Some(u64::from(self.io_max_bytes));
         rare.no_trunc = Some(true);
         rare.time_delta = Some(NANOSECOND);
-        rare.suppattr_exclcreat = Some(SETTABLE_EXCLUSIVELY);
+        rare.suppattr_exclcreat = Some(SETTABLE_EXCLUSIVELY.intersection(self.have.all()));
         rare.clone_blksize = self.have.clone_block_bytes;
         rare.xattr_support = Some(self.xattrs);
         rare.open_arguments = Some(super::open::open_arguments());
@@ -290,20 +295,24 @@ fn number(id: u32) -> nfs4::OwnerName {
 
 /// Whether a mode has bits that the protocol does not define (RFC 8881 section 6.2.4).
 pub(super) fn has_undefined_mode(wire: &Wire) -> bool {
+    let of_new = wire.mode_umask;
     wire.mode.is_some_and(|mode| mode & !0o7777 != 0)
+        || of_new.is_some_and(|new| new.mode & !0o7777 != 0 || new.umask & !0o777 != 0)
 }
 
 /// The attributes that SETATTR or a creation sets.
 ///
 /// # Errors
 /// `ATTRNOTSUPP`: an attribute is not supported. `INVAL`: it is not among `settable`, a time is
-/// invalid, or a mode has undefined bits. `BADOWNER`: an owner is not a number.
+/// invalid, there are two modes, or a mode has undefined bits. `BADOWNER`: an owner is not a
+/// number.
 pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAttr, Nfsstat4> {
     let mask = wire.mask();
     if !mask.is_subset(have.all()) {
         return Err(Nfsstat4::ATTRNOTSUPP);
     }
-    if !mask.is_subset(settable) || has_undefined_mode(wire) {
+    let two_modes = mask.has(attr::MODE) && mask.has(attr::MODE_UMASK);
+    if !mask.is_subset(settable) || two_modes || has_undefined_mode(wire) {
         return Err(Nfsstat4::INVAL);
     }
     let time = |t: Option<nfs4::SetTime>| match t {
@@ -315,8 +324,10 @@ pub(crate) fn to_set(wire: &Wire, settable: Bitmap4, have: Have) -> Result<SetAt
         Some(nfs4::SetTime::Client(_)) => Err(Nfsstat4::INVAL),
     };
     let owner = |o: &Option<nfs4::OwnerName>| o.as_ref().map(|o| id(o)).transpose();
+    let of_new = wire.mode_umask;
     Ok(SetAttr {
-        mode: wire.mode,
+        mode: wire.mode.or(of_new.map(|new| new.mode & !new.umask)),
+        unmasked: of_new.map(|new| new.mode),
         uid: owner(&wire.owner)?,
         gid: owner(&wire.owner_group)?,
         size_bytes: wire.size,

@@ -374,6 +374,7 @@ impl DeferredAttrs {
         let new = SetAttr {
             // A write may have cleared bits of a mode that was set before.
             mode: set.mode.or(self.landed.set.mode).map(|mode| attrs.map_or(mode, |a| a.attr.mode)),
+            unmasked: None,
             atime: time(set.atime, attrs.map(|a| a.attr.atime)),
             mtime: time(set.mtime, attrs.map(|a| a.attr.mtime)),
             ..SetAttr::default()
@@ -522,6 +523,7 @@ impl DeferredAttrs {
 pub(super) fn over(old: &SetAttr, new: &SetAttr) -> SetAttr {
     SetAttr {
         mode: new.mode.or(old.mode),
+        unmasked: None,
         uid: new.uid.or(old.uid),
         gid: new.gid.or(old.gid),
         size_bytes: new.size_bytes.or(old.size_bytes),

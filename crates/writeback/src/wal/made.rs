@@ -49,6 +49,7 @@ impl New {
         let to = |time: Option<Time>| time.map(SetTime::To);
         SetAttr {
             mode: Some(self.mode),
+            unmasked: None,
             atime: to(self.times.0),
             mtime: to(self.times.1),
             ..SetAttr::default()

@@ -19,6 +19,7 @@ pub(super) fn open_arguments() -> OpenArguments {
 
 const SEEN: SetAttr = SetAttr {
     mode: None,
+    unmasked: None,
     uid: None,
     gid: None,
     size_bytes: None,
