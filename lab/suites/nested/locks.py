@@ -1,0 +1,33 @@
+"""Locks over NFSv3 without `nolock`, which hither denies at once."""
+import errno, fcntl, os, time
+
+from kit import check, sh
+from mounts import refused
+
+OPTIONS = "vers=3,proto=tcp,mountproto=tcp,lock,soft,timeo=100"
+
+
+def cases(s, server):
+    case, p = s.case, s.p
+    if server.kind != "hither" or "vers=3" not in server.options.split(","):
+        return
+
+    @case("locks-are-denied-at-once")
+    def denied():
+        server.run("pidof rpcbind >/dev/null || rpcbind -w")
+        server.exports("rw")
+        sh("pidof rpcbind >/dev/null || rpcbind -w; pidof rpc.statd >/dev/null || rpc.statd --no-notify")
+        ports = ",".join(o for o in server.options.split(",") if o.split("=")[0] in ("port", "mountport"))
+        sh(f"mkdir -p /run/locked; mount.nfs {server.source} /run/locked -o {OPTIONS},{ports}")
+        try:
+            with open(f"/run/locked/{server.base}/locked", "w") as f:
+                begun = time.monotonic()
+                for _ in range(3):
+                    refused(lambda: fcntl.flock(f, fcntl.LOCK_EX), errno.ENOLCK)
+                    refused(lambda: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB), errno.ENOLCK)
+                check(time.monotonic() - begun < 5, "a lock waits")
+                f.write("written")
+            check(open(p("locked")).read() == "written")
+        finally:
+            sh("umount -l /run/locked")
+            server.run("kill $(pidof rpcbind)")
