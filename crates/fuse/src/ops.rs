@@ -222,6 +222,10 @@ impl Call {
         if seen.pages_stale && !self.session.is_strict(inode) && self.session.drop_pages(inode).await {
             inode.pages_dropped(&attrs.attr, asked);
         }
+        if inode.shows_early(attrs.attr.size_bytes) && !self.session.is_strict(inode) {
+            // The kernel ignores these attributes. stat(2) shows them nevertheless.
+            self.session.drop_attrs(inode);
+        }
         self.tells(inode, attrs);
     }
 

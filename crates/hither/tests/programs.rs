@@ -494,3 +494,46 @@ fn default_acl_replaces_umask() {
         sh(&format!("rm -rf {}/*", export.display())).ok();
     }
 }
+
+/// A program reads a file from the end that it knows, while others append through the same mount.
+/// It meets appended bytes or the end, and no zeros.
+/// Promise: 5
+#[test]
+#[ignore = "needs root"]
+fn appended_bytes_are_read_whole() {
+    let mut server = Serve::of_directory().with(&["--max-delegations", "1000"]);
+    server.serve();
+    let server = Server::Hither(server);
+    let mnt = server.dir().join("a");
+    for options in ["vers=4.2", "vers=3", "vers=4.2,noac", "vers=4.2,close=lazy"] {
+        server.mount(options, &mnt).ok();
+        for round in 0..3 {
+            let path = mnt.join(format!("log{round}"));
+            let reader =
+                OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+            let (mut seen, mut buffer) = (0, vec![0; 1 << 16]);
+            std::thread::scope(|scope| {
+                let write = |n: usize| {
+                    let mut log = OpenOptions::new().append(true).open(&path).unwrap();
+                    (0..150).for_each(|i| {
+                        std::io::Write::write_all(&mut log, &vec![b'x'; 40 + (n * 151 + i * 37) % 900])
+                            .unwrap()
+                    });
+                };
+                let writers: Vec<_> = (0..4).map(|n| scope.spawn(move || write(n))).collect();
+                loop {
+                    let over = writers.iter().all(|w| w.is_finished());
+                    let len = std::os::unix::fs::FileExt::read_at(&reader, &mut buffer, seen).unwrap();
+                    let zeros = buffer[..len].iter().filter(|&&byte| byte == 0).count();
+                    assert_eq!(zeros, 0, "{options}, round {round}: {len} bytes at {seen}");
+                    seen += len as u64;
+                    if over && len == 0 {
+                        break;
+                    }
+                }
+            });
+            assert_eq!(seen, std::fs::metadata(&path).unwrap().len(), "{options}, round {round}");
+        }
+        server.unmount(&mnt);
+    }
+}

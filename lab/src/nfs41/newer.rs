@@ -4,7 +4,7 @@ use super::bench::{Bench, Checked};
 use super::files::{NOBODYS, UNKNOWN};
 use super::{Case, case};
 use bytes::Bytes;
-use hither_proto::nfs4::open::{SHARE_ACCESS_BOTH, SHARE_ACCESS_READ};
+use hither_proto::nfs4::open::{SHARE_ACCESS_BOTH, SHARE_ACCESS_READ, SHARE_ACCESS_WRITE};
 use hither_proto::nfs4::{Nfsstat4 as S, *};
 
 /// Sends an operation on the file, which is open for reading and writing.
@@ -22,6 +22,8 @@ const OPTIONAL: [S; 2] = [S::OK, S::NOTSUPP];
 
 pub fn cases() -> Vec<Case> {
     let mut all = ranges();
+    all.extend(copies());
+    all.extend(umasks());
     all.extend(xattrs());
     all
 }
@@ -74,6 +76,71 @@ fn ranges() -> Vec<Case> {
         }),
         case("LAYOUTSTATS is no pNFS", |b| {
             b.at(&b.file.clone(), vec![Op::OffloadCancel(NOBODYS)], &[UNKNOWN[0], UNKNOWN[1], S::NOTSUPP])
+        }),
+    ]
+}
+
+/// Copies from file `f`, of ten bytes, to a new file. Both are open with the given access.
+fn copied(b: &mut Bench, access: [u32; 2], args: impl Fn(CopyArgs) -> CopyArgs, expected: &[S]) -> Checked {
+    let (src_stateid, from) = b.client.open(&b.dir.clone(), b"f", access[0], 0)?;
+    let (dst_stateid, to) = b.client.open(&b.dir.clone(), b"copy", access[1], 0)?;
+    let args = args(CopyArgs {
+        src_stateid,
+        dst_stateid,
+        src_offset: 0,
+        dst_offset: 3,
+        count: 5,
+        consecutive: true,
+        synchronous: true,
+        source_server: Vec::new().into(),
+    });
+    b.at(&from, vec![Op::Savefh, Op::putfh(&to), Op::Copy(args)], expected)
+}
+
+fn copies() -> Vec<Case> {
+    const BOTH: [u32; 2] = [SHARE_ACCESS_BOTH; 2];
+    const READ: [u32; 2] = [SHARE_ACCESS_READ; 2];
+    const WRITE: [u32; 2] = [SHARE_ACCESS_WRITE; 2];
+    const OPENMODE: [S; 2] = [S::OPENMODE, S::NOTSUPP];
+    vec![
+        case("COPY OK", |b| copied(b, BOTH, |args| args, &OPTIONAL)),
+        case("COPY OK to the end", |b| copied(b, BOTH, |args| CopyArgs { count: 0, ..args }, &OPTIONAL)),
+        case("COPY INVAL behind the end", |b| {
+            copied(b, BOTH, |args| CopyArgs { src_offset: 11, ..args }, &[S::INVAL, S::NOTSUPP])
+        }),
+        case("COPY OPENMODE of destination", |b| copied(b, READ, |args| args, &OPENMODE)),
+        // As with READ, the caller's own right to read may suffice.
+        case("COPY of a source open for writing", |b| {
+            copied(b, WRITE, |args| args, &[S::OPENMODE, S::OK, S::NOTSUPP])
+        }),
+        case("COPY BAD_STATEID", |b| {
+            let unknown = [UNKNOWN[0], UNKNOWN[1], S::NOTSUPP];
+            copied(b, BOTH, |args| CopyArgs { dst_stateid: NOBODYS, ..args }, &unknown)
+        }),
+    ]
+}
+
+/// The mode with a umask (RFC 8275), where the server has it.
+fn umasks() -> Vec<Case> {
+    fn with(mode: u32, umask: u32) -> Attrs {
+        Attrs { mode_umask: Some(ModeUmask { mode, umask }), ..Attrs::default() }
+    }
+    fn make(attrs: Attrs) -> Op {
+        Op::create(CreateType::Dir, b"umask", attrs)
+    }
+    vec![
+        case("CREATE OK with umask", |b| b.here(vec![make(with(0o777, 0o22))], &[S::OK, S::ATTRNOTSUPP])),
+        case("CREATE INVAL with mode and umask", |b| {
+            let both = Attrs { mode: Some(0o700), ..with(0o777, 0o22) };
+            b.here(vec![make(both)], &[S::INVAL, S::ATTRNOTSUPP])
+        }),
+        case("SETATTR INVAL of umask", |b| {
+            let set = Op::setattr(Stateid::ANONYMOUS, with(0o600, 0));
+            b.at(&b.file.clone(), vec![set], &[S::INVAL, S::ATTRNOTSUPP])
+        }),
+        case("GETATTR INVAL of umask", |b| {
+            // A server without the attribute leaves it out.
+            b.here(vec![Op::getattr(&Bitmap4::of(&[attr::MODE_UMASK]))], &[S::INVAL, S::OK])
         }),
     ]
 }

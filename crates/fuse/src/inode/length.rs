@@ -7,6 +7,7 @@
 //! ([`crate::unprocessed`]).
 
 use super::Inode;
+use hither_vfs::FileKind;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -160,6 +161,13 @@ impl Inode {
             s.length.invalidate();
             Running { inode: self, effect: Effect::Invalidates }
         })
+    }
+
+    /// Whether attributes of `size` would show a length before the pages of a running change are
+    /// dropped. The kernel takes attributes during a write past its pages.
+    pub fn shows_early(&self, size: u64) -> bool {
+        let s = self.state.lock();
+        s.modifying > 0 && self.kind == FileKind::Regular && s.length.known != Some(size)
     }
 
     /// The length that the kernel certainly has.

@@ -29,6 +29,7 @@ const O_APPEND: u32 = libc::O_APPEND as u32;
 const O_DIRECT: u32 = libc::O_DIRECT as u32;
 /// Flags of an open whose appends the kernel may send in parallel.
 const APPENDS_PARALLEL: u32 = O_APPEND | O_DIRECT;
+const PAGE_BYTES: u64 = 4096;
 const O_DSYNC: u32 = libc::O_DSYNC as u32;
 const O_EXCL: u32 = libc::O_EXCL as u32;
 const O_TRUNC: u32 = libc::O_TRUNC as u32;
@@ -424,7 +425,7 @@ impl Call {
         let cx = RequestContext { clears_set_id: kills, ..self.cx_of(file.cred.clone()) };
         let kernels = offset;
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
-        let append = if appends { self.append(&file, &cx, offset, flags).await? } else { None };
+        let append = if appends { Some(self.append(&file, &cx, offset).await?) } else { None };
         let offset = append.as_ref().map_or(offset, |append| append.offset);
         let past_pages =
             write_flags & WRITE_CACHE == 0 && (write_flags & WRITE_LOCKOWNER != 0 || flags & O_DIRECT != 0);
@@ -432,7 +433,11 @@ impl Call {
             file.inode.fills();
         }
         let len = data.len() as u64;
-        let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await?;
+        let wrote = self.session.vfs.write(&cx, at, offset, data.into(), stability).await;
+        if wrote.as_ref().map_or(0, |wrote| wrote.bytes) < len {
+            file.inode.forget_length();
+        }
+        let wrote = wrote?;
         if past_pages {
             // During the modification, so that attributes that the kernel ignores for this
             // invalidation are not recorded as known to the kernel.
@@ -444,7 +449,8 @@ impl Call {
             self.session.drop_attrs(&file.inode);
         }
         let stable = stability == Stability::Stable;
-        let writes = file.inode.wrote(offset.saturating_add(wrote.bytes), stable);
+        // The kernel extends its length from its own place.
+        let writes = file.inode.wrote(kernels.saturating_add(wrote.bytes), stable);
         if stable {
             let _ = file.committed.compare_exchange(writes - 1, writes, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -456,7 +462,6 @@ impl Call {
         out.u32(wrote.bytes as u32).u32(0);
         let body = Body::Bytes(out.into_vec());
         if offset != kernels {
-            file.inode.forget_length();
             file.inode.attrs_dropped();
         }
         if offset != kernels && !past_pages {
@@ -468,20 +473,9 @@ impl Call {
         Ok(Answer { body, undo: Undo::Nothing })
     }
 
-    /// Begins a write with O_APPEND that the kernel would make at `offset`. `None`: it is made
-    /// there.
-    async fn append<'a>(
-        &self,
-        file: &'a OpenFile,
-        cx: &RequestContext,
-        offset: u64,
-        flags: u32,
-    ) -> Result<Option<Append<'a>>> {
+    /// Begins a write with O_APPEND that the kernel would make at `offset`.
+    async fn append<'a>(&self, file: &'a OpenFile, cx: &RequestContext, offset: u64) -> Result<Append<'a>> {
         let strict = self.session.is_strict(&file.inode);
-        // Requests of one append are parallel only with O_DIRECT. Otherwise each begins at the
-        // kernel's length.
-        let known = if flags & O_DIRECT != 0 { file.inode.known_length() } else { Some(offset) };
-        let Some(from) = known.or(strict.then_some(offset)) else { return Ok(None) };
         let end = async {
             let handle = file.inode.fh();
             let at = File { fh: &handle, open: Some(file.open) };
@@ -489,7 +483,10 @@ impl Call {
             let cx = RequestContext { times_unseen: true, ..cx };
             Ok(self.session.vfs.getattr(&cx, at).await?.attr.size_bytes)
         };
-        file.appends.begin(offset, from, end).await.map(Some)
+        // A buffer that is not aligned to pages is divided below the maximum.
+        let request_bytes = u64::from(self.session.config.max_io_bytes).saturating_sub(PAGE_BYTES);
+        let known = || file.inode.known_length();
+        file.appends.begin((offset, request_bytes), known, end).await
     }
 
     /// Answers a write to a file that must not be cached, and then drops the kernel's pages of the
