@@ -39,8 +39,8 @@ pub(crate) struct Append<'a> {
 }
 
 impl Appends {
-    /// Begins a request at `offset`. `known` tells the kernel's length, if that is certain, and `end`
-    /// requests the real one. `request_bytes` is the least length of a request that others
+    /// Begins a request at `offset`. `known` tells the kernel's length, if that is certain, and
+    /// `end` requests the real one. `request_bytes` is the least length of a request that others
     /// follow.
     pub async fn begin(
         &self,
