@@ -223,10 +223,12 @@ impl Call {
             inode.pages_dropped(&attrs.attr, asked);
         }
         if inode.shows_early(attrs.attr.size_bytes) && !self.session.is_strict(inode) {
-            // The kernel ignores these attributes. stat(2) shows them nevertheless.
+            // The kernel ignores these attributes, and keeps its length. stat(2) shows them
+            // nevertheless.
             self.session.drop_attrs(inode);
+        } else {
+            self.tells(inode, attrs);
         }
-        self.tells(inode, attrs);
     }
 
     /// Starts the answer with attributes of a file.
