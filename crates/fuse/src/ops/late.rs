@@ -51,6 +51,8 @@ impl Call {
             && let Some((node, _, _)) = self.contents
             && let Some(inode) = session.inodes.find(node)
         {
+            // The kernel does not extend its length for a write without an answer.
+            inode.forget_length();
             let (cred, session) = (self.cred(), session.clone());
             self.session.aside(async move { doubt(&session, cred, &inode).await });
         }
