@@ -487,6 +487,9 @@ impl Inode {
     /// Records that the kernel's pages were dropped, after attributes requested at `asked`.
     pub fn pages_dropped(&self, attr: &Attr, asked: Moment) {
         let mut s = self.state.lock();
+        if s.length.known() != Some(attr.size_bytes) {
+            s.length.outdate();
+        }
         s.told_change = None;
         s.empty = true;
         if s.modifying == 0 && s.modified <= asked {

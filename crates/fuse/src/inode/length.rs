@@ -20,6 +20,8 @@ pub(crate) const QUEUED_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Length {
     /// The length; `None` when unknown.
     known: Option<u64>,
+    /// The file has another length, and the kernel's pages were dropped for it.
+    outdated: bool,
     /// The length as soon as the kernel has processed an answer.
     next: Option<u64>,
     /// Number of running invalidations.
@@ -38,6 +40,7 @@ impl Length {
     pub fn new(size: u64) -> Self {
         Self {
             known: Some(size),
+            outdated: false,
             next: None,
             invalidating: 0,
             invalidated: None,
@@ -47,13 +50,19 @@ impl Length {
         }
     }
 
+    /// The length, unless the kernel's pages were dropped for another one.
     pub fn known(&self) -> Option<u64> {
-        self.known
+        self.known.filter(|_| !self.outdated)
+    }
+
+    /// Records that the kernel's pages were dropped for another length.
+    pub fn outdate(&mut self) {
+        (self.outdated, self.next) = (true, None);
     }
 
     /// Records the length after a change by the mount.
     pub fn set(&mut self, size: u64) {
-        (self.known, self.next) = (Some(size), None);
+        (self.known, self.next, self.outdated) = (Some(size), None, false);
     }
 
     /// Records that the length is unknown.
@@ -78,7 +87,9 @@ impl Length {
         let since = |end: Option<Instant>| end.is_some_and(|end| end >= sent);
         let invalid = self.invalidating > 0 || since(self.invalidated);
         let other = self.told != size && (self.telling > 0 || since(self.ended));
-        if self.known != Some(size) {
+        if self.known == Some(size) {
+            self.outdated = false;
+        } else {
             self.known = None;
             self.next = Some(size).filter(|_| !invalid && !other);
         }
@@ -125,7 +136,9 @@ impl<I: AsRef<Inode>> Drop for Running<I> {
             Effect::Tells => {
                 length.telling -= 1;
                 length.ended = Some(now);
-                length.known = length.next.take().or(length.known);
+                if let Some(next) = length.next.take() {
+                    (length.known, length.outdated) = (Some(next), false);
+                }
             }
         }
     }
@@ -170,14 +183,14 @@ impl Inode {
         s.modifying > 0 && self.kind == FileKind::Regular && s.length.known != Some(size)
     }
 
-    /// The length that the kernel certainly has.
+    /// The length that the kernel certainly has, outdated or not.
     pub fn known_length(&self) -> Option<u64> {
         self.state.lock().length.known
     }
 
     /// Whether the kernel certainly has this length.
     pub fn is_length(&self, size: u64) -> bool {
-        self.known_length() == Some(size)
+        self.state.lock().length.known() == Some(size)
     }
 
     /// Records that the kernel's length is unknown until its next request for attributes.

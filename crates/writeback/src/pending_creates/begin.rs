@@ -51,7 +51,7 @@ impl PendingCreates {
         if self.table().child(dir, name).is_some() {
             return Err(Error::new(libc::EEXIST));
         }
-        let plain = SetAttr { mode: set.mode, ..SetAttr::default() } == *set;
+        let plain = SetAttr { mode: set.mode, unmasked: set.unmasked, ..SetAttr::default() } == *set;
         let mode = set.mode.unwrap_or(0) & 0o7777;
         let may = plain && mode & SPECIAL_BITS == 0 && self.takes();
         let parent = if may { self.parent(cx, dir).await? } else { None };
