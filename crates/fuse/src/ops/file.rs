@@ -27,8 +27,8 @@ use tokio::time::Instant;
 const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
 const O_APPEND: u32 = libc::O_APPEND as u32;
 const O_DIRECT: u32 = libc::O_DIRECT as u32;
-/// Flags of an open whose appends the kernel may send in parallel.
-const APPENDS_PARALLEL: u32 = O_APPEND | O_DIRECT;
+/// Flags of an open that appends past all caches of the kernel.
+const APPENDS_DIRECT: u32 = O_APPEND | O_DIRECT;
 const PAGE_BYTES: u64 = 4096;
 const O_DSYNC: u32 = libc::O_DSYNC as u32;
 const O_EXCL: u32 = libc::O_EXCL as u32;
@@ -104,7 +104,7 @@ impl Call {
     fn wants_length(&self, inode: &Inode, flags: u32, on_open: OnOpen) -> bool {
         let reads = access(flags).contains(OpenAccess::READ) && flags & O_TRUNC == 0;
         let in_pages = !self.session.is_strict(inode) && flags & (O_DIRECT | O_APPEND) == 0;
-        let by_length = reads && in_pages && !on_open.ours || flags & APPENDS_PARALLEL == APPENDS_PARALLEL;
+        let by_length = reads && in_pages && !on_open.ours || flags & APPENDS_DIRECT == APPENDS_DIRECT;
         inode.kind == FileKind::Regular && on_open.length_differs && by_length
     }
 
