@@ -12,6 +12,9 @@ use hither_vfs::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::Mutex;
 
+/// Size of a page of memory.
+const PAGE_BYTES: u64 = 4096;
+
 /// The appends through one open.
 #[derive(Debug, Default)]
 pub(crate) struct Appends {
@@ -40,8 +43,7 @@ pub(crate) struct Append<'a> {
 
 impl Appends {
     /// Begins a request at `offset`. `known` tells the kernel's length, if that is certain, and
-    /// `end` requests the real one. `request_bytes` is the least length of a request that others
-    /// follow.
+    /// `end` requests the real one. `request_bytes` is the longest length of a request.
     pub async fn begin(
         &self,
         (offset, request_bytes): (u64, u64),
@@ -58,7 +60,9 @@ impl Appends {
             distance = 0;
         } else if self.running.load(Ordering::Acquire) == 0 && !is_late {
             let end = end.await?;
-            let is_later = known.is_none() && offset >= end.saturating_add(request_bytes);
+            // The kernel divides a buffer at pages, so a request may miss the longest length.
+            let first_bytes = request_bytes.saturating_sub(PAGE_BYTES);
+            let is_later = known.is_none() && offset >= end.saturating_add(first_bytes);
             let from = known.unwrap_or(if is_later { end } else { offset });
             distance = end.wrapping_sub(from) as i64;
             // With the same distance this may be a later request of the last append.
@@ -105,8 +109,7 @@ mod tests {
                 for n in order {
                     let offset = from + n * MIB;
                     let known = certain.then_some(kernels);
-                    let append =
-                        appends.begin((offset, MIB - 4096), || known, ready(Ok(real))).await.unwrap();
+                    let append = appends.begin((offset, MIB), || known, ready(Ok(real))).await.unwrap();
                     assert_eq!(append.offset, to + n * MIB, "{order:?} {is_parallel} {certain} {foreign}");
                     if is_parallel {
                         running.push(append);
@@ -128,7 +131,7 @@ mod tests {
     async fn positional_writes_stay() {
         let appends = Appends::default();
         let begin = async |offset, known, end| {
-            appends.begin((offset, MIB - 4096), || known, ready(Ok(end))).await.unwrap().offset
+            appends.begin((offset, MIB), || known, ready(Ok(end))).await.unwrap().offset
         };
         assert_eq!(begin(50, Some(100), 300).await, 50);
         assert_eq!(begin(100, Some(100), 300).await, 300);

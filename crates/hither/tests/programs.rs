@@ -537,3 +537,24 @@ fn appended_bytes_are_read_whole() {
         server.unmount(&mnt);
     }
 }
+
+/// A write with O_DIRECT is at the server when it returns, and not only after fsync(2) or close(2).
+/// Promise: 4
+#[test]
+#[ignore = "needs root"]
+fn direct_writes_reach_server() {
+    let mut server = Serve::of_directory();
+    server.serve();
+    let (export, server) = (server.export("direct"), Server::Hither(server));
+    let mnt = server.dir().join("a");
+    for options in ["vers=4.2", "vers=3", "vers=4.2,close=lazy"] {
+        server.mount(options, &mnt).ok();
+        let script = "import mmap, os, sys\n\
+            fd, page = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR | os.O_DIRECT), mmap.mmap(-1, 4096)\n\
+            for n in range(1, 20):\n  page[:] = bytes([n]) * 4096\n  os.pwritev(fd, [page], 4096 * (n % 3))\n\
+            \x20 there = open(sys.argv[2], 'rb').read()[4096 * (n % 3):][:4096]\n  assert there == page[:], n";
+        run(Command::new("python3").args(["-c", script]).arg(mnt.join("direct")).arg(&export)).ok();
+        server.unmount(&mnt);
+        std::fs::remove_file(&export).unwrap();
+    }
+}

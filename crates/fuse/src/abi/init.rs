@@ -9,8 +9,8 @@ pub(crate) mod init_flags {
     pub const ASYNC_READ: u64 = 1;
     pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const BIG_WRITES: u64 = 1 << 5;
-    pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const DONT_MASK: u64 = 1 << 6;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;

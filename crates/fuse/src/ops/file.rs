@@ -27,9 +27,6 @@ use tokio::time::Instant;
 const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
 const O_APPEND: u32 = libc::O_APPEND as u32;
 const O_DIRECT: u32 = libc::O_DIRECT as u32;
-/// Flags of an open that appends past all caches of the kernel.
-const APPENDS_DIRECT: u32 = O_APPEND | O_DIRECT;
-const PAGE_BYTES: u64 = 4096;
 const O_DSYNC: u32 = libc::O_DSYNC as u32;
 const O_EXCL: u32 = libc::O_EXCL as u32;
 const O_TRUNC: u32 = libc::O_TRUNC as u32;
@@ -98,14 +95,13 @@ impl Call {
         Ok(opened_answer(id, how | exact, backing_id))
     }
 
-    /// Whether the kernel would read or append by a length that another client has changed. An open
-    /// for reading during changes by the mount does not count, because the kernel follows them.
-    /// Appends without O_DIRECT do not need the kernel's length ([`crate::appends`]).
+    /// Whether the kernel would read by a length that another client has changed. An open during
+    /// changes by the mount does not count, because the kernel follows them. Appends do not need
+    /// the kernel's length ([`crate::appends`]).
     fn wants_length(&self, inode: &Inode, flags: u32, on_open: OnOpen) -> bool {
         let reads = access(flags).contains(OpenAccess::READ) && flags & O_TRUNC == 0;
         let in_pages = !self.session.is_strict(inode) && flags & (O_DIRECT | O_APPEND) == 0;
-        let by_length = reads && in_pages && !on_open.ours || flags & APPENDS_DIRECT == APPENDS_DIRECT;
-        inode.kind == FileKind::Regular && on_open.length_differs && by_length
+        inode.kind == FileKind::Regular && on_open.length_differs && reads && in_pages && !on_open.ours
     }
 
     /// Keeps a registered open while its thread gets the length. Returns false without room.
@@ -417,13 +413,13 @@ impl Call {
         }
         // The server clears set-id bits at the WRITE, so the WRITE is not delayed.
         let kills = write_flags & WRITE_KILL_PRIV != 0 && file.inode.is_set_id();
-        let is_stable = flags & (O_DSYNC | O_DIRECT) != 0 && write_flags & WRITE_CACHE == 0 || kills;
+        let is_stable = flags & (O_DSYNC | O_DIRECT) != 0 || kills;
         let stability = if is_stable { Stability::Stable } else { Stability::Unstable };
         let handle = file.inode.fh();
         let at = File { fh: &handle, open: Some(file.open) };
         let mut modifying = file.inode.modify(&self.session.inodes.clock);
         let cx = RequestContext { clears_set_id: kills, ..self.cx_of(file.cred.clone()) };
-        let kernels = offset;
+        let kernel_offset = offset;
         let appends = flags & O_APPEND != 0 && write_flags & WRITE_CACHE == 0;
         let append = if appends { Some(self.append(&file, &cx, offset).await?) } else { None };
         let offset = append.as_ref().map_or(offset, |append| append.offset);
@@ -441,7 +437,7 @@ impl Call {
         if past_pages {
             // During the modification, so that attributes that the kernel ignores for this
             // invalidation are not recorded as known to the kernel.
-            let (from, len) = if offset == kernels { (offset, len) } else { (0, u64::MAX) };
+            let (from, len) = if offset == kernel_offset { (offset, len) } else { (0, u64::MAX) };
             self.drop_filled(&file.inode, from, len).await;
         }
         if kills {
@@ -450,7 +446,7 @@ impl Call {
         }
         let stable = stability == Stability::Stable;
         // The kernel extends its length from its own place.
-        let writes = file.inode.wrote(kernels.saturating_add(wrote.bytes), stable);
+        let writes = file.inode.wrote(kernel_offset.saturating_add(wrote.bytes), stable);
         if stable {
             let _ = file.committed.compare_exchange(writes - 1, writes, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -461,13 +457,13 @@ impl Call {
         let mut out = Out::with_capacity(8);
         out.u32(wrote.bytes as u32).u32(0);
         let body = Body::Bytes(out.into_vec());
-        if offset != kernels {
+        if offset != kernel_offset {
             file.inode.attrs_dropped();
-        }
-        if offset != kernels && !past_pages {
-            // The kernel has the bytes at another place of its pages.
-            self.pending.answer(Ok(&body));
-            self.session.drop_pages(&file.inode).await;
+            if !past_pages {
+                // The kernel has the bytes at another place of its pages.
+                self.pending.answer(Ok(&body));
+                self.session.drop_pages(&file.inode).await;
+            }
         }
         self.answer_and_drop_shared(&file.inode, &body).await;
         Ok(Answer { body, undo: Undo::Nothing })
@@ -483,8 +479,7 @@ impl Call {
             let cx = RequestContext { times_unseen: true, ..cx };
             Ok(self.session.vfs.getattr(&cx, at).await?.attr.size_bytes)
         };
-        // A buffer that is not aligned to pages is divided below the maximum.
-        let request_bytes = u64::from(self.session.config.max_io_bytes).saturating_sub(PAGE_BYTES);
+        let request_bytes = u64::from(self.session.config.max_io_bytes);
         let known = || file.inode.known_length();
         file.appends.begin((offset, request_bytes), known, end).await
     }

@@ -118,8 +118,8 @@ impl<T> Queue<T> {
         if was_ready {
             self.ready.insert((flow.used, host));
         }
-        if self.hosts.len() > IDLE_HOSTS_MAX {
-            self.hosts.retain(|_, flow| flow.running > 0 || !flow.jobs.is_empty());
+        if flow.running == 0 && !was_ready && self.hosts.len() > IDLE_HOSTS_MAX {
+            self.hosts.remove(&host);
         }
     }
 }
@@ -147,6 +147,7 @@ mod tests {
     }
 
     /// A host with few calls waits for no waiting job of other hosts.
+    /// Promise: S7
     #[test]
     fn busy_hosts_delay_others_by_one_job() {
         let mut queue = Queue::new(1);
