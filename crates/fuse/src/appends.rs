@@ -9,16 +9,20 @@
 //! A write with RWF_NOAPPEND has the flag O_APPEND, too. It begins before the kernel's length.
 
 use hither_vfs::Result;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use tokio::sync::Mutex;
+use std::time::Duration;
+use tokio::time::sleep;
 
-/// Size of a page of memory.
-const PAGE_BYTES: u64 = 4096;
+/// Time in which the requests of an append arrive. The kernel sends them without a pause.
+const GATHER: Duration = Duration::from_millis(5);
 
 /// The appends through one open.
 #[derive(Debug, Default)]
 pub(crate) struct Appends {
-    last: Mutex<Last>,
+    last: tokio::sync::Mutex<Last>,
+    /// The kernel's places of the requests that wait or run.
+    arrived: Mutex<Vec<u64>>,
     /// Number of running requests.
     running: AtomicU32,
 }
@@ -32,24 +36,28 @@ struct Last {
     distance: i64,
 }
 
-/// A running request of an append. Must be dropped before the answer: the next append has its own
-/// distance.
+/// A request of an append. Must be dropped before the answer: the next append has its own distance.
 #[derive(Debug)]
 pub(crate) struct Append<'a> {
     appends: &'a Appends,
+    /// The kernel's place.
+    kernel_offset: u64,
+    runs: bool,
     /// Place of the write.
     pub offset: u64,
 }
 
 impl Appends {
     /// Begins a request at `offset`. `known` tells the kernel's length, if that is certain, and
-    /// `end` requests the real one. `request_bytes` is the longest length of a request.
+    /// `end` requests the real one.
     pub async fn begin(
         &self,
-        (offset, request_bytes): (u64, u64),
+        offset: u64,
         known: impl Fn() -> Option<u64>,
         end: impl Future<Output = Result<u64>>,
     ) -> Result<Append<'_>> {
+        self.arrived.lock().push(offset);
+        let mut append = Append { appends: self, kernel_offset: offset, runs: false, offset };
         let mut last = self.last.lock().await;
         // The requests before this one have extended it by now.
         let known = known();
@@ -60,23 +68,38 @@ impl Appends {
             distance = 0;
         } else if self.running.load(Ordering::Acquire) == 0 && !is_late {
             let end = end.await?;
-            // The kernel divides a buffer at pages, so a request may miss the longest length.
-            let first_bytes = request_bytes.saturating_sub(PAGE_BYTES);
-            let is_later = known.is_none() && offset >= end.saturating_add(first_bytes);
-            let from = known.unwrap_or(if is_later { end } else { offset });
+            let from = match known {
+                Some(known) => known,
+                None if end == offset => offset,
+                None => self.first(offset).await,
+            };
             distance = end.wrapping_sub(from) as i64;
             // With the same distance this may be a later request of the last append.
             let first = if distance == last.distance { last.from.min(from) } else { from };
             *last = Last { from: first, distance };
         }
         self.running.fetch_add(1, Ordering::AcqRel);
-        Ok(Append { appends: self, offset: offset.wrapping_add_signed(distance) })
+        append.runs = true;
+        append.offset = offset.wrapping_add_signed(distance);
+        Ok(append)
+    }
+
+    /// The place of the first request of an append, of which one is at `offset`.
+    async fn first(&self, offset: u64) -> u64 {
+        sleep(GATHER).await;
+        self.arrived.lock().iter().min().map_or(offset, |&first| first)
     }
 }
 
 impl Drop for Append<'_> {
     fn drop(&mut self) {
-        self.appends.running.fetch_sub(1, Ordering::AcqRel);
+        let mut arrived = self.appends.arrived.lock();
+        if let Some(at) = arrived.iter().position(|&at| at == self.kernel_offset) {
+            arrived.swap_remove(at);
+        }
+        if self.runs {
+            self.appends.running.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -87,42 +110,52 @@ mod tests {
     use std::future::ready;
 
     const MIB: u64 = 1 << 20;
+    const ORDERS: [[u64; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    /// Changes of the real length by another client, before each append.
+    const FOREIGN: [i64; 6] = [0, 500, -70, 3 * MIB as i64, 0, 0];
 
-    /// Appends of three requests each keep their bytes in order, for all orders of the requests,
-    /// with and without overlap, and when the file has become longer or shorter meanwhile.
-    #[tokio::test]
-    async fn requests_of_one_append_move_together() {
-        let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
-        for (order, is_parallel, certain) in orders.into_iter().flat_map(|order| {
-            [(order, true, true), (order, false, true), (order, true, false), (order, false, false)]
-        }) {
+    /// Requests that are sent in parallel keep their bytes in order, in all orders of their
+    /// arrival, whether the kernel's length is certain or not.
+    #[tokio::test(start_paused = true)]
+    async fn parallel_requests_move_together() {
+        for (order, certain) in ORDERS.into_iter().flat_map(|order| [(order, true), (order, false)]) {
             let appends = Appends::default();
-            // The kernel's length and the real one.
             let (mut kernels, mut real) = (100_u64, 100_u64);
-            for foreign in [0_i64, 500, -70, 3 * MIB as i64, 0, 0] {
-                if !certain && foreign != 0 {
-                    continue;
+            for foreign in FOREIGN {
+                real = real.saturating_add_signed(foreign);
+                let known = || certain.then_some(kernels);
+                let begin = |n| appends.begin(kernels + n * MIB, known, ready(Ok(real)));
+                let [first, second, third] = order.map(begin);
+                let begun: [_; 3] = tokio::join!(first, second, third).into();
+                for (append, n) in begun.iter().zip(order) {
+                    let offset = append.as_ref().unwrap().offset;
+                    assert_eq!(offset, real + n * MIB, "{order:?} {certain} {foreign}");
                 }
-                real = real.max(100).saturating_add_signed(foreign);
-                let (from, to) = (kernels, real);
-                let mut running = Vec::new();
-                for n in order {
-                    let offset = from + n * MIB;
-                    let known = certain.then_some(kernels);
-                    let append = appends.begin((offset, MIB), || known, ready(Ok(real))).await.unwrap();
-                    assert_eq!(append.offset, to + n * MIB, "{order:?} {is_parallel} {certain} {foreign}");
-                    if is_parallel {
-                        running.push(append);
-                    } else if certain {
-                        drop(append);
-                        (kernels, real) = (kernels.max(offset + MIB), real.max(to + (n + 1) * MIB));
-                    } else {
-                        running.push(append);
-                    }
-                }
-                drop(running);
-                (kernels, real) = (from + 3 * MIB, to + 3 * MIB);
+                (kernels, real) = (kernels + 3 * MIB, real + 3 * MIB);
             }
+        }
+    }
+
+    /// The same for requests of which each ends before the next one begins. With an uncertain
+    /// length of the kernel they come in their order.
+    #[tokio::test(start_paused = true)]
+    async fn serial_requests_move_together() {
+        let uncertain = (ORDERS[0], false);
+        for (order, certain) in ORDERS.map(|order| (order, true)).into_iter().chain([uncertain]) {
+            let appends = Appends::default();
+            let (mut kernels, mut real) = (100_u64, 100_u64);
+            for foreign in FOREIGN {
+                real = real.saturating_add_signed(foreign);
+                let (from, to) = (kernels, real);
+                for n in order {
+                    let known = || certain.then_some(kernels);
+                    let append = appends.begin(from + n * MIB, known, ready(Ok(real))).await.unwrap();
+                    assert_eq!(append.offset, to + n * MIB, "{order:?} {certain} {foreign}");
+                    kernels = kernels.max(from + (n + 1) * MIB);
+                    real = real.max(to + (n + 1) * MIB);
+                }
+            }
+            assert!(appends.arrived.lock().is_empty());
         }
     }
 
@@ -130,9 +163,8 @@ mod tests {
     #[tokio::test]
     async fn positional_writes_stay() {
         let appends = Appends::default();
-        let begin = async |offset, known, end| {
-            appends.begin((offset, MIB), || known, ready(Ok(end))).await.unwrap().offset
-        };
+        let begin =
+            async |offset, known, end| appends.begin(offset, || known, ready(Ok(end))).await.unwrap().offset;
         assert_eq!(begin(50, Some(100), 300).await, 50);
         assert_eq!(begin(100, Some(100), 300).await, 300);
         assert_eq!(begin(60, Some(120), 320).await, 60);

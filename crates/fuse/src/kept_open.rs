@@ -1,10 +1,10 @@
 //! Opens of threads with an ESTALE answer, which get the length of their file first.
 //!
-//! The kernel ends reads at its cached length, and an open returns no length. When another client
-//! has changed the length, the open fails with ESTALE. The kernel walks the path again
-//! (`do_filp_open` with `LOOKUP_REVAL`), gets the length with the file's attributes, and sends the
-//! open once more. The first open is kept meanwhile, so that the second one costs nothing. The kept
-//! open holds the file like any other.
+//! The kernel ends reads and begins appends at its cached length, and an open returns no length.
+//! When another client has changed the length, the open fails with ESTALE. The kernel walks the
+//! path again (`do_filp_open` with `LOOKUP_REVAL`), gets the length with the file's attributes, and
+//! sends the open once more. The first open is kept meanwhile, so that the second one costs
+//! nothing. The kept open holds the file like any other.
 //!
 //! [`crate::stale_retry`] has the opens whose name may belong to another file.
 

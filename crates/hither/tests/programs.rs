@@ -9,7 +9,7 @@ use common::serve::Serve;
 use common::{Ganesha, HITHER, Random, Said, is_mounted, run, sh};
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -359,15 +359,17 @@ fn locked_turns(server: &Server, options: &str, seed: u64) {
     server.mount(options, &a).ok();
     server.mount(options, &b).ok();
     std::fs::write(a.join("turns"), "").unwrap();
-    let open = |dir: &Path, reads| {
+    let open = |dir: &Path, reads, flags| {
         let mut how = OpenOptions::new();
-        how.append(true).read(reads).open(dir.join("turns")).unwrap()
+        how.append(true).read(reads).custom_flags(flags).open(dir.join("turns")).unwrap()
     };
-    let files = [(open(&a, true), open(&a, false)), (open(&b, true), open(&b, false))];
+    // The kernel divides long writes with O_DIRECT and sends the parts in parallel.
+    let files =
+        [&a, &b].map(|dir| [open(dir, true, 0), open(dir, false, 0), open(dir, false, libc::O_DIRECT)]);
     let (mut random, mut expected) = (Random(seed), Vec::new());
     for step in 0..40 {
-        let (both, only) = &files[random.below(2) as usize];
-        let file = if random.below(2) == 0 { both } else { only };
+        let all = &files[random.below(2) as usize];
+        let (both, file) = (&all[0], &all[random.below(3) as usize]);
         let kind = random.below(2);
         // flock(2) of a descriptor excludes fcntl(2) of another, as both are locks of the server.
         let locked = if kind == 0 { both } else { file };

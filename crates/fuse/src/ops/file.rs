@@ -95,13 +95,15 @@ impl Call {
         Ok(opened_answer(id, how | exact, backing_id))
     }
 
-    /// Whether the kernel would read by a length that another client has changed. An open during
-    /// changes by the mount does not count, because the kernel follows them. Appends do not need
-    /// the kernel's length ([`crate::appends`]).
+    /// Whether the kernel would read or append by a length that another client has changed. An open
+    /// for reading during changes by the mount does not count, because the kernel follows them.
     fn wants_length(&self, inode: &Inode, flags: u32, on_open: OnOpen) -> bool {
+        let appends = flags & (O_APPEND | O_TRUNC) == O_APPEND;
         let reads = access(flags).contains(OpenAccess::READ) && flags & O_TRUNC == 0;
-        let in_pages = !self.session.is_strict(inode) && flags & (O_DIRECT | O_APPEND) == 0;
-        inode.kind == FileKind::Regular && on_open.length_differs && reads && in_pages && !on_open.ours
+        let in_pages = !self.session.is_strict(inode) && flags & O_DIRECT == 0;
+        inode.kind == FileKind::Regular
+            && on_open.length_differs
+            && (appends || reads && in_pages && !on_open.ours)
     }
 
     /// Keeps a registered open while its thread gets the length. Returns false without room.
@@ -479,9 +481,7 @@ impl Call {
             let cx = RequestContext { times_unseen: true, ..cx };
             Ok(self.session.vfs.getattr(&cx, at).await?.attr.size_bytes)
         };
-        let request_bytes = u64::from(self.session.config.max_io_bytes);
-        let known = || file.inode.known_length();
-        file.appends.begin((offset, request_bytes), known, end).await
+        file.appends.begin(offset, || file.inode.known_length(), end).await
     }
 
     /// Answers a write to a file that must not be cached, and then drops the kernel's pages of the
