@@ -1,6 +1,7 @@
 //! Foreign suites: programs below `lab/suites`, run on the requested servers, versions and clients.
 //!
-//! A suite prints a line per case (`ok NAME`, `not ok NAME: why`; see `lab/suites/kit.py`).
+//! A suite prints the begin and the end of each case (`begin NAME`, then `ok NAME` or
+//! `not ok NAME: why`; see `lab/suites/kit.py`).
 //! Failures are compared with the suite's list for that client, `expected-CLIENT.txt`. A line of
 //! the list has a case (`*` at the end matches the rest), the servers and versions where it fails,
 //! and the reason. A failure outside the list fails the run, and so does a listed case that passes.
@@ -204,6 +205,7 @@ impl Run<'_> {
             script += &format!(" --only {}", quote(&self.plan.only));
         }
         let (mut ok, mut failed, mut rest) = (vec![], vec![], vec![]);
+        let mut begun = String::new();
         let code = mount.run(&script, LIMIT, |l| {
             if self.plan.verbose {
                 println!("  {l}");
@@ -211,19 +213,22 @@ impl Run<'_> {
             match (l.strip_prefix("ok "), l.strip_prefix("not ok ")) {
                 (Some(name), _) => ok.push(name.to_string()),
                 (_, Some(text)) => failed.push(text.to_string()),
-                _ => rest.push(l.to_string()),
+                _ => match l.strip_prefix("begin ") {
+                    Some(name) => begun = name.to_string(),
+                    None => rest.push(l.to_string()),
+                },
             }
         })?;
         let clean = format!("rm -rf {} {}", q(&dir), q(&tmp));
         let cleaned = mount.run(&clean, Duration::from_secs(300), |_| ())?;
         self.keep_log(&ok, &failed, &rest)?;
-        let tail = rest[rest.len().saturating_sub(5)..].join(" / ");
+        let tail = rest[rest.len().saturating_sub(9)..].join(" / ");
         match code {
             0 if ok.is_empty() && failed.is_empty() => Err(Fail(format!("no case ran: {tail}"))),
             0 if cleaned != 0 => Err(Fail(format!("{} cannot be removed", dir.display()))),
             0 => Ok(judge(&list, &ok, &failed, self.plan.quick || !self.plan.only.is_empty())),
-            124 => Err(Fail(format!("took longer than {} s: {tail}", LIMIT.as_secs()))),
-            code => Err(Fail(format!("ended with code {code}: {tail}"))),
+            124 => Err(Fail(format!("took longer than {} s in case {begun}: {tail}", LIMIT.as_secs()))),
+            code => Err(Fail(format!("ended with code {code} in case {begun}: {tail}"))),
         }
     }
 

@@ -1,17 +1,19 @@
 """What every suite here shares.
 
 A suite is a program `SUITE/run.py DIR [--tmp LOCAL] [--quick]`: DIR is an empty directory on the
-file system under test, LOCAL one on a local disk. It prints a line per case,
+file system under test, LOCAL one on a local disk. It prints two lines per case,
 
-    ok NAME
-    not ok NAME: why
+    begin NAME
+    ok NAME (or: not ok NAME: why)
 
 and leaves with 0 when it ran to its end, whatever the cases said: `hither-lab suite` compares
 them with the suite's list of expected failures. It knows nothing of NFS or of who mounted DIR.
 """
-import argparse, hashlib, os, subprocess, traceback
+import argparse, faulthandler, hashlib, os, subprocess, sys, traceback
 
 
+# Longest time of a case, in seconds.
+CASE_S = 900
 HERE = os.path.dirname(os.path.abspath(__file__)) + "/"
 
 
@@ -47,6 +49,9 @@ class Suite:
         def run(body):
             if self.only and self.only not in name:
                 return
+            # A case that hangs ends the suite, and the last lines show where.
+            print(f"begin {name}", flush=True)
+            faulthandler.dump_traceback_later(CASE_S, exit=True, file=sys.stdout)
             try:
                 body()
                 print(f"ok {name}", flush=True)
@@ -56,6 +61,8 @@ class Suite:
                 at = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else "kit.py"
                 why = " ".join((str(e) or type(e).__name__).split())
                 print(f"not ok {name}: {why[:600]} ({at})", flush=True)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
         return run
 
 
