@@ -428,10 +428,10 @@ pub struct ServeArgs {
     /// Longest READ and WRITE in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
     pub max_io: u32,
-    /// Maximum connections
+    /// Maximum connections; at 32 KiB each they take half of --max-memory at most
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
-    /// Maximum memory in MiB for calls and replies in progress
+    /// Maximum memory in MiB of the server, its connections, and their calls and replies
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     pub max_memory: u32,
     /// Serve an empty file system in memory, for trials; its content ends with the server

@@ -101,14 +101,12 @@ async fn live(args: &ServeArgs, gateway: Option<&GatewayArgs>, log: &log::Log) -
     };
     let origins_changed = gateway.as_ref().map(Gateway::changed).unwrap_or_default();
     let (mut served, table) = load(Served::new(args, state_dir.clone(), gateway)?).await;
-    let server = make_server(args, table?, state_dir.clone(), &served)?;
-    tell_made_before(&server, &mut served);
     let limits = ServerLimits {
         record_max_bytes: args.max_io as usize + (64 << 10),
-        connections_max: args.max_connections as usize,
-        memory_max_bytes: for_calls(args.max_memory as usize),
-        ..ServerLimits::default()
+        ..memory_limits(args.max_memory as usize, args.max_connections as usize)
     };
+    let server = make_server(args, &limits, table?, &served)?;
+    tell_made_before(&server, &mut served);
     let acceptor = Arc::new(Acceptor::secure(server.clone(), limits, security.clone()));
     tokio::spawn(server.clone().tend());
     let reporter = Arc::new(Reporter {
@@ -229,12 +227,21 @@ async fn reload_tls(acceptor: &Arc<Acceptor>) {
     }
 }
 
-/// The part of `max_mib` for calls and replies, in bytes. The allocator keeps freed buffers for ten
-/// milliseconds, which at memory speed is about 20 MiB.
-fn for_calls(max_mib: usize) -> usize {
-    const FREED_MAX_BYTES: usize = 32 << 20;
+/// Divides `max_mib` of memory. The program itself needs about 30 MiB. The allocator keeps freed
+/// buffers for ten milliseconds, which at memory speed is about 20 MiB. A connection has a
+/// buffer of 16 KiB and its tasks. Calls and replies get the rest.
+fn memory_limits(max_mib: usize, connections_max: usize) -> ServerLimits {
+    const PROGRAM_BYTES: usize = 48 << 20;
+    const CONNECTION_BYTES: usize = 32 << 10;
     let max_bytes = max_mib << 20;
-    max_bytes - (max_bytes / 4).min(FREED_MAX_BYTES)
+    let rest = max_bytes - (max_bytes / 2).min(PROGRAM_BYTES);
+    let allowed = rest / 2 / CONNECTION_BYTES;
+    if allowed < connections_max {
+        tracing::warn!("--max-memory {max_mib} allows {allowed} connections only");
+    }
+    let connections_max = connections_max.min(allowed);
+    let memory_max_bytes = rest - connections_max * CONNECTION_BYTES;
+    ServerLimits { connections_max, memory_max_bytes, ..ServerLimits::default() }
 }
 
 /// Passes on calls that an earlier server process answered. The server answers retransmissions of
@@ -247,12 +254,13 @@ fn tell_made_before(server: &Server, served: &mut Served) {
 
 fn make_server(
     args: &ServeArgs,
+    limits: &ServerLimits,
     table: Table,
-    state_dir: Option<PathBuf>,
     served: &Served,
 ) -> Result<Arc<Server>, Failure> {
     let options = Options {
         io_max_bytes: args.max_io,
+        listing_max_bytes: Options::listing_max_bytes(limits.memory_max_bytes),
         v3: args.versions.contains('3'),
         v4: args.versions.contains('4'),
         lease: Duration::from_secs(args.lease),
@@ -260,7 +268,7 @@ fn make_server(
         recovery_rate: args.recovery_rate,
         delegations_max: descriptors(args.max_delegations as usize),
         nqnfs: args.nqnfs.then(|| nqnfs(args)),
-        state_dir,
+        state_dir: state_dir(args),
         groups: Some(Arc::new(what::groups_of)),
         names: Some(served.names.clone()),
         ..Options::new(stack::env())

@@ -451,7 +451,8 @@ fn unread_replies_of(kind: &str, calls: fn(Fh3, Fh3) -> Vec<u8>) {
     let deaf: Vec<TcpStream> = (0..count)
         .map(|n| {
             let mut stream = connect_from(Ipv4Addr::new(127, 0, 0, 2 + (n % 8) as u8), server.port);
-            stream.write_all(&calls).unwrap();
+            // At the limit of connections the server ends some.
+            let _ = stream.write_all(&calls);
             stream
         })
         .collect();

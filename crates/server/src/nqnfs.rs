@@ -22,7 +22,7 @@ mod tests;
 use crate::access::Rights;
 use crate::drc::Key;
 use crate::handle::{self, Handle};
-use crate::server::{Request, Server, listing_bytes};
+use crate::server::{Options, Request, Server};
 use crate::table::{Export, Others};
 use crate::v4::delegation::{Changing, Going, Leases, PATIENCE_V3, Refusal, key};
 use convert::stat;
@@ -90,7 +90,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
         Err(_) => return Outcome::GarbageArgs,
     };
     let Some(short) = &server.v4.leases.short else { return Outcome::ProcUnavail };
-    call.room.expect(reply_bytes(&args, server.options.io_max_bytes)).await;
+    call.room.expect(reply_bytes(&args, &server.options)).await;
     let key = changes_something(&args).then(|| Key::of(&call));
     let request = Request::new(server, (call.peer, call.caller), spent);
     let client = match args {
@@ -108,11 +108,11 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
 }
 
 /// The most bytes of memory that the payload of a reply may take. 0 for small replies.
-fn reply_bytes(call: &NqCall, io_max_bytes: u32) -> usize {
+fn reply_bytes(call: &NqCall, options: &Options) -> usize {
     match call {
-        NqCall::Read(a) => a.args.count.min(io_max_bytes) as usize,
-        NqCall::Readdir(a) => listing_bytes(a.args.count, false),
-        NqCall::Readdirlook(a) => listing_bytes(a.args.cnt, true),
+        NqCall::Read(a) => a.args.count.min(options.io_max_bytes) as usize,
+        NqCall::Readdir(a) => options.listing_bytes(a.args.count, false),
+        NqCall::Readdirlook(a) => options.listing_bytes(a.args.cnt, true),
         _ => 0,
     }
 }

@@ -24,23 +24,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Longest listing in one reply, in bytes.
-pub(crate) const LISTING_MAX_BYTES: u32 = 1 << 20;
+const LISTING_MAX_BYTES: u32 = 1 << 20;
 /// Memory of a listing in relation to its reply. An entry is in memory twice beside the reply, and
 /// has room for attributes. A short name takes 32 bytes of a reply without attributes.
-const NAMES_FACTOR: usize = 24;
-const NODES_FACTOR: usize = 14;
-
-/// The most bytes of memory that a listing takes for a reply of `count` bytes. `nodes`: with
-/// attributes and handles.
-pub(crate) fn listing_bytes(count: u32, nodes: bool) -> usize {
-    count.min(LISTING_MAX_BYTES) as usize * if nodes { NODES_FACTOR } else { NAMES_FACTOR }
-}
+const NAMES_FACTOR: u32 = 24;
+const NODES_FACTOR: u32 = 14;
 
 /// Settings of a server.
 #[derive(Clone)]
 pub struct Options {
     /// Longest READ and WRITE, in bytes.
     pub io_max_bytes: u32,
+    /// Longest listing of one call, in bytes of its reply.
+    pub listing_max_bytes: u32,
     /// NFSv3 and MOUNT are offered.
     pub v3: bool,
     /// NFSv4.1 and 4.2 are offered.
@@ -75,10 +71,24 @@ pub struct Options {
 }
 
 impl Options {
+    /// The longest listing of a call when all calls share `memory_bytes`. One call may use a quarter.
+    pub fn listing_max_bytes(memory_bytes: usize) -> u32 {
+        let quarter = u32::try_from(memory_bytes / 4).unwrap_or(u32::MAX);
+        (quarter / NAMES_FACTOR).min(LISTING_MAX_BYTES)
+    }
+
+    /// The most bytes of memory that a listing takes for a reply of `count` bytes. `nodes`: with
+    /// attributes and handles.
+    pub(crate) fn listing_bytes(&self, count: u32, nodes: bool) -> usize {
+        let factor = if nodes { NODES_FACTOR } else { NAMES_FACTOR };
+        count.min(self.listing_max_bytes) as usize * factor as usize
+    }
+
     /// The default settings.
     pub fn new(env: Env) -> Self {
         Self {
             io_max_bytes: 1 << 20,
+            listing_max_bytes: LISTING_MAX_BYTES,
             v3: true,
             v4: true,
             lease: Duration::from_secs(90),

@@ -20,7 +20,7 @@ use crate::access::Rights;
 use crate::drc::Key;
 use crate::error::stat3;
 use crate::handle::{self, Handle};
-use crate::server::{Request, Server, listing_bytes};
+use crate::server::{Options, Request, Server};
 use crate::table::Export;
 use crate::v4::delegation::{Changing, Look, Naming, PATIENCE_V3};
 use bytes::Bytes;
@@ -44,7 +44,7 @@ pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spe
         Ok(None) => return Outcome::ProcUnavail,
         Err(_) => return Outcome::GarbageArgs,
     };
-    call.room.expect(reply_bytes(&args, server.options.io_max_bytes)).await;
+    call.room.expect(reply_bytes(&args, &server.options)).await;
     let key = changes_something(&args).then(|| Key::of(&call));
     let name = key.map(Key::to_bytes);
     let request = Request { call: name, ..Request::new(server, (call.peer, call.caller), spent) };
@@ -94,11 +94,11 @@ pub(crate) fn remembered(server: &Server, export: &Export, was: &Answered) -> Op
 }
 
 /// The most bytes of memory that the payload of a reply may take. 0 for small replies.
-fn reply_bytes(call: &Call3, io_max_bytes: u32) -> usize {
+fn reply_bytes(call: &Call3, options: &Options) -> usize {
     match call {
-        Call3::Read(a) => a.count.min(io_max_bytes) as usize,
-        Call3::Readdir(a) => listing_bytes(a.count, false),
-        Call3::Readdirplus(a) => listing_bytes(a.maxcount, true),
+        Call3::Read(a) => a.count.min(options.io_max_bytes) as usize,
+        Call3::Readdir(a) => options.listing_bytes(a.count, false),
+        Call3::Readdirplus(a) => options.listing_bytes(a.maxcount, true),
         _ => 0,
     }
 }

@@ -34,7 +34,7 @@ mod xattr;
 use crate::counters;
 use crate::piped;
 use crate::scarcity;
-use crate::server::{Options, Request, Server, listing_bytes};
+use crate::server::{Options, Request, Server};
 use crate::table::Table;
 use bytes::Bytes;
 use clients::{Client, Clients};
@@ -381,7 +381,7 @@ const LARGE_XATTR_BYTES: usize = 64 << 10;
 pub(crate) async fn answer(server: &Arc<Server>, call: Incoming, spent: &Arc<Spent>) -> Outcome {
     let Ok(sized) = Compound::sized(&call.args) else { return Outcome::GarbageArgs };
     let compound = Sized(sized.0, sized.1);
-    call.room.expect(reply_bytes(&compound, server.options.io_max_bytes)).await;
+    call.room.expect(reply_bytes(&compound, &server.options)).await;
     let transport = &call.peer.transport;
     let sum = replay::checksum(&call.args, &call.caller, transport);
     if setup::is_of_other_transport(&server.v4, &compound.ops, transport) {
@@ -434,7 +434,7 @@ impl<'a> Counted<'a> {
 
 /// The most bytes of memory that the payloads of a reply may take. A session allows one payload of
 /// the largest size.
-fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
+fn reply_bytes(compound: &Compound, options: &Options) -> usize {
     let payload = |op: &Op| match op {
         Op::Read(a) => a.count as usize,
         Op::Listxattrs(_) | Op::Getxattr(_) => LARGE_XATTR_BYTES,
@@ -444,7 +444,7 @@ fn reply_bytes(compound: &Compound, io_max_bytes: u32) -> usize {
     let listed = |op: &Op| if let Op::Readdir(a) = op { a.maxcount } else { 0 };
     // The entries of all listings stay until the reply is encoded.
     let listed = compound.ops.iter().map(listed).fold(0, u32::saturating_add);
-    all.min((io_max_bytes + setup::OVERHEAD_BYTES) as usize) + listing_bytes(listed, false)
+    all.min((options.io_max_bytes + setup::OVERHEAD_BYTES) as usize) + options.listing_bytes(listed, false)
 }
 
 fn whole(compound: &Compound, status: Nfsstat4, results: Vec<OpRes>) -> Outcome {
@@ -643,6 +643,7 @@ async fn run(exec: &mut Exec<'_>, compound: &Sized, most: (usize, usize), args: 
         let room = Room::after(used, is_last, most, args.cachethis);
         exec.at = i;
         exec.room_bytes = room.for_data();
+        exec.listing_room_bytes = (exec.r.server.options.listing_max_bytes as usize).saturating_sub(used);
         let counted = Counted::begin(exec.r, compound, i);
         let too_big = room.refuses(if exec::changes(op) { RESULT_OF_CHANGE_MAX_BYTES } else { 0 });
         let result = match (op, too_big) {

@@ -148,10 +148,25 @@ enum Mode {
 
 /// A parsed record.
 enum Record {
-    Write { fh: Fh, at: u64, mtime: (i64, u32), data: Bytes },
-    Settled { fh: Fh, upto: u64 },
-    Changed { number: u64, change: Change },
-    Done { fh: Fh },
+    Write {
+        fh: Fh,
+        at: u64,
+        mtime: (i64, u32),
+        data: Bytes,
+    },
+    Settled {
+        fh: Fh,
+        upto: u64,
+    },
+    Changed {
+        number: u64,
+        change: Change,
+    },
+    /// `bytes`: of a write.
+    Done {
+        fh: Fh,
+        bytes: u32,
+    },
 }
 
 /// The directory that a journal is for.
@@ -582,7 +597,7 @@ impl Record {
         let word = u64::from_le_bytes(*word);
         match kind {
             SETTLED => Some(Self::Settled { fh, upto: word }),
-            DONE => Some(Self::Done { fh }),
+            DONE => Some(Self::Done { fh, bytes: word.try_into().ok()? }),
             WRITE => {
                 let (secs, rest) = rest.split_first_chunk::<8>()?;
                 let (nanos, data) = rest.split_first_chunk::<4>()?;

@@ -10,7 +10,6 @@
 use super::convert::{fold, stat};
 use super::leases::Since;
 use super::{At, Caller, Done, Plan};
-use crate::server::LISTING_MAX_BYTES;
 use crate::v4::delegation::key;
 use hither_lease::{Kind, Op};
 use hither_proto::nqnfs::{
@@ -108,7 +107,7 @@ struct Listing {
 
 pub(super) async fn readdir(c: &Caller<'_>, a: &Asking<ReaddirArgs>) -> Done<ReaddirOk> {
     let dir = c.at(&a.args.dir).await?;
-    let mut reply = a.args.count.min(LISTING_MAX_BYTES) as usize;
+    let mut reply = a.args.count.min(c.r.server.options.listing_max_bytes) as usize;
     let attr = dir.attr().await?;
     let mut entries = Vec::new();
     if a.args.cookie == 0 {
@@ -137,7 +136,10 @@ pub(super) async fn readdir(c: &Caller<'_>, a: &Asking<ReaddirArgs>) -> Done<Rea
 pub(super) async fn readdirlook(c: &Caller<'_>, a: &Asking<ReaddirlookArgs>) -> Done<ReaddirlookOk> {
     let dir = c.at(&a.args.file).await?;
     let handle_bytes = if c.long { 2 * FH_BYTES } else { FH_BYTES };
-    let room = Room { reply: a.args.cnt.min(LISTING_MAX_BYTES) as usize, more: LOOK_BYTES + handle_bytes };
+    let room = Room {
+        reply: a.args.cnt.min(c.r.server.options.listing_max_bytes) as usize,
+        more: LOOK_BYTES + handle_bytes,
+    };
     let since = dir.since();
     let l = list(&dir, a.args.cookie, &room, true).await?;
     let mut entries = Vec::with_capacity(l.entries.len());

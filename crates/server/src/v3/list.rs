@@ -6,7 +6,7 @@
 
 use super::{At, is_delayed};
 use crate::error::stat3;
-use crate::server::{LISTING_MAX_BYTES, Request};
+use crate::server::Request;
 use hither_proto::nfs3::*;
 use hither_proto::xdr::Chain;
 use hither_vfs::{Attr, DirPage, FileKind, Node};
@@ -50,7 +50,7 @@ pub(super) async fn readdir(r: &Request, a: &ReaddirArgs) -> ReaddirRes {
         Ok(dir) => dir,
         Err(status) => return Res::Err(status, None),
     };
-    let reply = a.count.min(LISTING_MAX_BYTES) as usize;
+    let reply = a.count.min(r.server.options.listing_max_bytes) as usize;
     let entry = |i: Item| Entry3 { fileid: i.fileid, name: i.name, cookie: i.cookie };
     let room = Room { reply, names: usize::MAX };
     match list(&dir, a.cookie, a.cookieverf, &room, false, entry).await {
@@ -69,7 +69,10 @@ pub(super) async fn readdirplus(r: &Request, a: &ReaddirplusArgs) -> Readdirplus
         Ok(dir) => dir,
         Err(status) => return Res::Err(status, None),
     };
-    let room = Room { reply: a.maxcount.min(LISTING_MAX_BYTES) as usize, names: a.dircount as usize };
+    let room = Room {
+        reply: a.maxcount.min(r.server.options.listing_max_bytes) as usize,
+        names: a.dircount as usize,
+    };
     match list(&dir, a.cookie, a.cookieverf, &room, true, |i| plus(r, &dir, i)).await {
         Ok(l) => Res::Ok(ReaddirplusOk {
             dir_attributes: Some(dir.wire(&l.attr)),

@@ -95,6 +95,8 @@ pub(super) struct Exec<'a> {
     pub ahead_stop: Option<Stop>,
     /// Bytes that the current result may have.
     pub room_bytes: usize,
+    /// Bytes that a listing may have.
+    pub listing_room_bytes: usize,
     /// Whether the payload of a READ may stay in a pipe, because the reply is not cached.
     pub may_pipe: bool,
     /// The payload of the last READ. Its result lacks the payload.
@@ -155,6 +157,7 @@ impl<'a> Exec<'a> {
             ahead: VecDeque::new(),
             ahead_stop: None,
             room_bytes: 1 << 16,
+            listing_room_bytes: r.server.options.listing_max_bytes as usize,
             may_pipe: false,
             piped: None,
             told: None,

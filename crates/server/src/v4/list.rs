@@ -20,6 +20,8 @@ use std::sync::Arc;
 const RESERVED: u64 = 2;
 /// Bytes of the result besides entries: verifier, end of list, end of directory.
 const HEAD_BYTES: usize = 8 + 4 + 4;
+/// A listing may have this many bytes behind a long reply of earlier operations.
+const LISTING_MIN_BYTES: usize = 4 << 10;
 /// Up to this many files with delayed writes, the holders are asked one after the other. Of more
 /// files, all delegations are recalled at once.
 const ASKED_MAX: usize = 8;
@@ -28,7 +30,8 @@ const PAGE_MIN_BYTES: u32 = 256;
 
 impl Exec<'_> {
     pub(super) async fn readdir(&mut self, a: &ReaddirArgs) -> Result<ReaddirOk, Nfsstat4> {
-        let max = (a.maxcount as usize).min(self.room_bytes);
+        let max = self.room_bytes.min(self.listing_room_bytes.max(LISTING_MIN_BYTES));
+        let max = (a.maxcount as usize).min(max);
         if a.cookie == 1 || a.cookie == 2 {
             return Err(Nfsstat4::BAD_COOKIE);
         }

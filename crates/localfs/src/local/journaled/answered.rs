@@ -212,7 +212,7 @@ pub(super) fn split(raw: &[u8]) -> Option<(Option<Bytes>, &[u8])> {
 pub(super) fn done(call: &Answered) -> Vec<u8> {
     let mut out = vec![super::DONE];
     put(&mut out, &call.fh.0);
-    out.extend_from_slice(&0_u64.to_le_bytes());
+    out.extend_from_slice(&u64::from(call.bytes).to_le_bytes());
     out
 }
 
@@ -241,7 +241,7 @@ impl Record {
         let (fh, bytes) = match self {
             Self::Write { fh, data, .. } => (fh, data.len() as u32),
             Self::Changed { change, .. } => (change.object().clone(), 0),
-            Self::Done { fh } => (fh, 0),
+            Self::Done { fh, bytes } => (fh, bytes),
             Self::Settled { .. } => return None,
         };
         Some(Answered { call, fh, bytes })

@@ -515,9 +515,12 @@ async fn answered_calls_survive_restart() {
     l.unlink(&as_call(9), &base, &name("s"), None).await.unwrap();
     // A failed call and a call without a name are not remembered.
     assert_eq!(errno(l.unlink(&as_call(10), &base, &name("s"), None).await), libc::ENOENT);
-    l.setattr(&root(), at, &mode(0o640)).await.unwrap();
+    // The bytes of a write to a file with set-id bits become stable without a record of their own.
+    l.setattr(&root(), at, &mode(0o4755)).await.unwrap();
+    l.write(&as_call(11), at, 0, Bytes::from_static(b"set-id").into(), Stability::Stable).await.unwrap();
     let all = [(1, &file, 0), (2, &sub, 0), (3, &link, 0), (4, &file, 6), (5, &file, 0)];
     let all = all.into_iter().chain([(6, &file, 0), (7, &file, 0), (8, &file, 0), (9, &link, 0)]);
+    let all = all.chain([(11, &file, 6)]);
     let all: Vec<Answered> =
         all.map(|(n, fh, bytes)| Answered { call: vec![n].into(), fh: fh.clone(), bytes }).collect();
     assert_eq!(l.answered(), all);
