@@ -9,7 +9,7 @@
 //! creation of a mount finds this out: the client creates with a verifier and sets a stamp
 //! afterwards.
 
-use hither_vfs::{Env, Time};
+use hither_vfs::{Env, SetTime, Time};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::SystemTime;
 
@@ -31,14 +31,25 @@ pub(crate) struct Stamp {
 }
 
 impl Stamps {
-    /// A stamp of the present moment; `None` when the server does not keep stamps.
-    pub fn make(&self, env: &Env) -> Option<Stamp> {
+    /// A stamp of the present moment. `None` when the server does not keep stamps.
+    ///
+    /// A given access time is the stamp itself, if it has nanoseconds: a gateway gets the stamp or
+    /// the verifier of its client as `atime`. With another access time there is no stamp.
+    pub fn make(&self, env: &Env, atime: Option<SetTime>) -> Option<Stamp> {
         let known = self.0.load(Ordering::Relaxed);
+        let trusted = known == KEPT;
+        match atime {
+            None => {}
+            Some(SetTime::To(time)) if known != LOST && !time.nanos.is_multiple_of(1_000) => {
+                return Some(Stamp { time, trusted });
+            }
+            Some(_) => return None,
+        }
         let since = (env.wall)().duration_since(SystemTime::UNIX_EPOCH).ok()?;
         // A wrong clock gives times that some file systems cannot store.
         let secs = i64::try_from(since.as_secs()).ok().filter(|s| *s < 1 << 31)?;
         let nanos = ((env.random)() % 1_000_000_000) as u32;
-        (known != LOST).then_some(Stamp { time: Time { secs, nanos }, trusted: known == KEPT })
+        (known != LOST).then_some(Stamp { time: Time { secs, nanos }, trusted })
     }
 
     /// Records the access time of a file that was created with `stamp`.
@@ -70,22 +81,22 @@ mod tests {
     #[test]
     fn kept_stamp_is_trusted() {
         let stamps = Stamps::default();
-        let first = stamps.make(&env()).unwrap();
+        let first = stamps.make(&env(), None).unwrap();
         assert_eq!((first.time, first.trusted), (Time { secs: 1_000, nanos: 5 }, false));
         stamps.seen(&first, first.time);
-        let second = stamps.make(&env()).unwrap();
+        let second = stamps.make(&env(), None).unwrap();
         assert!(second.trusted);
         // The server later cuts off the nanoseconds.
         stamps.seen(&second, Time { secs: 1_000, nanos: 0 });
-        assert_eq!(stamps.make(&env()), None);
+        assert_eq!(stamps.make(&env(), None), None);
     }
 
     /// A server that cuts off the nanoseconds of the first stamp gets no further stamp.
     #[test]
     fn truncating_server_gets_no_stamp() {
         let stamps = Stamps::default();
-        let first = stamps.make(&env()).unwrap();
+        let first = stamps.make(&env(), None).unwrap();
         stamps.seen(&first, Time { secs: 1_000, nanos: 0 });
-        assert_eq!(stamps.make(&env()), None);
+        assert_eq!(stamps.make(&env(), None), None);
     }
 }

@@ -22,6 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 /// Directory of the sockets.
 const DIR: &str = "/run/hither";
@@ -139,6 +141,7 @@ pub struct Control {
     /// The socket's path and inode; `None`: another owner removes the socket.
     made: Option<(PathBuf, u64)>,
     task: tokio::task::JoinHandle<()>,
+    ending: CancellationToken,
 }
 
 impl Control {
@@ -164,13 +167,22 @@ impl Control {
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let inode = std::fs::metadata(&path)?.ino();
-        let task = tokio::spawn(serve(listener, answer));
-        Ok(Self { made: Some((path, inode)), task })
+        let mut control = Self::on(listener, answer);
+        control.made = Some((path, inode));
+        Ok(control)
     }
 
     /// Starts to answer requests on a socket whose file belongs to the caller.
     pub fn on(listener: UnixListener, answer: Answer) -> Self {
-        Self { made: None, task: tokio::spawn(serve(listener, answer)) }
+        let ending = CancellationToken::new();
+        let task = tokio::spawn(serve(listener, answer, ending.clone()));
+        Self { made: None, task, ending }
+    }
+
+    /// Answers the requests that were sent until now, for `within` at most, and ends.
+    pub async fn end(mut self, within: Duration) {
+        self.ending.cancel();
+        let _ = tokio::time::timeout(within, &mut self.task).await;
     }
 }
 
@@ -185,22 +197,36 @@ impl Drop for Control {
     }
 }
 
-async fn serve(listener: UnixListener, answer: Answer) {
+async fn serve(listener: UnixListener, answer: Answer, ending: CancellationToken) {
+    let conversations = TaskTracker::new();
+    let begin = |stream| {
+        let answer = answer.clone();
+        conversations.spawn(async move {
+            // A slow or disconnected client gets no answer.
+            let _ = converse(stream, answer).await;
+        });
+    };
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let answer = answer.clone();
-                tokio::spawn(async move {
-                    // A slow or disconnected client gets no answer.
-                    let _ = converse(stream, answer).await;
-                });
-            }
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = ending.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => begin(stream),
             Err(e) => {
                 tracing::warn!("control socket: {e}");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }
     }
+    // Connections that the kernel has accepted.
+    if let Ok(listener) = listener.into_std() {
+        while let Ok((stream, _)) = listener.accept() {
+            let _ = stream.set_nonblocking(true).and_then(|()| stream.try_into()).map(begin);
+        }
+    }
+    conversations.close();
+    conversations.wait().await;
 }
 
 async fn converse(mut stream: tokio::net::UnixStream, answer: Answer) -> io::Result<()> {
@@ -389,6 +415,24 @@ mod tests {
         assert_eq!(reply.error.as_deref(), Some("not now"));
         drop(control);
         assert!(!path.exists());
+    }
+
+    /// A request that was sent before the end is answered, even if it was not accepted yet. A silent
+    /// connection does not delay the end beyond the limit.
+    #[tokio::test]
+    async fn sent_requests_are_answered_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        for silent in [false, true] {
+            let control = Control::start_at(path.clone(), answer()).unwrap();
+            let _silent = silent.then(|| UnixStream::connect(&path).unwrap());
+            let sent = send(UnixStream::connect(&path).unwrap(), Ask::Stat).unwrap();
+            let begun = tokio::time::Instant::now();
+            control.end(Duration::from_millis(200)).await;
+            assert!(silent || begun.elapsed() < Duration::from_millis(200));
+            assert_eq!(read_reply(sent).unwrap().answer, Some(serde_json::json!({ "n": 1 })));
+            assert!(!path.exists());
+        }
     }
 
     /// Malformed requests and requests of another version get an error.

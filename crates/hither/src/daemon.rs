@@ -42,8 +42,8 @@ const FAREWELL: Duration = Duration::from_secs(20);
 /// The time limit with `close=lazy`, where close(2) does not wait and programs' data may be unsent.
 /// `hither umount` waits for the end, and reports a long wait.
 const LAZY_FAREWELL: Duration = Duration::from_secs(24 * 3600);
-/// Time for replies to `hither umount`, which waits for the end.
-const REPLIES_WITHIN: Duration = Duration::from_millis(100);
+/// Time for the last replies of the control socket: `hither umount` waits for one.
+const REPLIES_WITHIN: Duration = Duration::from_secs(2);
 /// Time for users of a busy mount to leave it after a signal.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -151,13 +151,11 @@ async fn live(job: &Job, args: &MountArgs, log: &Log, voice: &mut Voice) -> Resu
             Err(format!("a signal ended the daemon, and {why}"))
         }
     };
-    // One receiver belongs to the control socket, the others to programs that wait for the end.
-    let is_awaited = ended.receiver_count() > 1;
     ended.send_replace(Some(outcome));
-    if is_awaited {
-        tokio::time::sleep(REPLIES_WITHIN).await;
+    if let Ok(control) = control {
+        control.end(REPLIES_WITHIN).await;
     }
-    drop((control, metrics, board));
+    drop((metrics, board));
     tracing::info!("{} unmounted from {}", job.source.shown(), dir.display());
     Ok(())
 }

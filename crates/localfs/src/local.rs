@@ -671,9 +671,10 @@ impl FsKind {
         if matches!(self, Self::Ext | Self::Xfs) { Order::Total } else { Order::Each }
     }
 
-    /// Whether the timestamps are multigrain: on these four since Linux 6.13.
+    /// Whether the timestamps are multigrain: on these three since Linux 6.13. Tmpfs gives a
+    /// directory the new time of the linked or removed file, which can be the directory's old one.
     fn multigrain(self) -> bool {
-        self != Self::Other && kernel_version() >= (6, 13)
+        matches!(self, Self::Ext | Self::Xfs | Self::Btrfs) && kernel_version() >= (6, 13)
     }
 }
 

@@ -488,7 +488,7 @@ impl V3 {
         name: &Name,
         set: &SetAttr,
     ) -> Result<(Node, ChangeInfo)> {
-        let stamp = if set.atime.is_none() { self.stamps.make(&self.caller.env) } else { None };
+        let stamp = self.stamps.make(&self.caller.env, set.atime);
         if let Some(stamp) = stamp.filter(|s| s.trusted) {
             return self.create_stamped(cred, dir, name, set, stamp.time).await;
         }

@@ -238,11 +238,11 @@ impl Core {
             let missing = match (&how.create, stamp) {
                 (Create::Exclusive(_), Some(stamp)) if !stamp.trusted => {
                     let mut missing = exclusive_leftover(&ok.attrset, asked, later);
-                    match missing.atime {
-                        Some(SetTime::Now) => missing.atime = Some(SetTime::To(stamp.time)),
-                        // The server keeps its verifiers elsewhere, without a cost for the
-                        // client.
-                        _ => self.stamps.refused(),
+                    if missing.atime.is_some() {
+                        missing.atime = Some(SetTime::To(stamp.time));
+                    } else {
+                        // The server keeps its verifiers elsewhere, without a cost for the client.
+                        self.stamps.refused();
                     }
                     missing
                 }
@@ -327,7 +327,7 @@ impl Core {
                 let takes_umask = self.facts().exclusive_attrs.has(attr::MODE_UMASK);
                 let unmasked = set.unmasked.filter(|_| takes_umask);
                 let set = &SetAttr { unmasked, ..set.clone() };
-                let stamp = if set.atime.is_none() { self.stamps.make(&self.env) } else { None };
+                let stamp = self.stamps.make(&self.env, set.atime);
                 if let Some(trusted) = stamp.filter(|s| s.trusted) {
                     let set = SetAttr { atime: Some(SetTime::To(trusted.time)), ..set.clone() };
                     let how = Some(CreateHow::Guarded(self.wire_set(&set).await));

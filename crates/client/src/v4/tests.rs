@@ -525,18 +525,29 @@ fn exclusive_verifier_times_are_set() {
 /// Promise: 12
 #[tokio::test(start_paused = true)]
 async fn stamp_identifies_repeated_creation() {
+    for first in [None, Some(SetTime::To(Time { secs: 7, nanos: 987_654_321 }))] {
+        stamp_identifies(first).await;
+    }
+}
+
+/// `first` is the access time of the first creation.
+async fn stamp_identifies(first: Option<SetTime>) {
     let t = Test::with(options(), Conditions::default(), |s| s.lock().verifier_in_times = true).await;
-    let create = async |file: &str| {
-        let exclusive = how(Create::Exclusive(SetAttr::default()));
+    // A gateway passes on the stamp of its client.
+    let given = Some(SetTime::To(Time { secs: 7, nanos: 123_456_789 }));
+    let create = async |file: &str, atime| {
+        let exclusive = how(Create::Exclusive(SetAttr { atime, ..SetAttr::default() }));
         t.v4.open(&cx(), PathRef::name(&t.root, &name(file)), &exclusive).await
     };
-    create("first").await.unwrap();
+    create("first", first).await.unwrap();
     assert_eq!((t.server.count("OPEN"), t.server.count("SETATTR")), (1, 1));
-    create("second").await.unwrap();
-    assert_eq!((t.server.count("OPEN"), t.server.count("SETATTR")), (2, 1));
-    assert_eq!(errno(create("second").await), libc::EEXIST);
-    for theirs in [false, true] {
-        let file = format!("again{theirs}");
+    create("second", None).await.unwrap();
+    create("third", given).await.unwrap();
+    assert_eq!((t.server.count("OPEN"), t.server.count("SETATTR")), (3, 1));
+    assert_eq!(errno(create("second", None).await), libc::EEXIST);
+    assert_eq!(errno(create("third", given).await), libc::EEXIST);
+    for (theirs, atime) in [(false, None), (true, None), (false, given), (true, given)] {
+        let file = format!("again{theirs}{atime:?}");
         t.server.lock().lose_reply = Some(NfsOpnum4::OPEN);
         let (server, net, lost) = (t.server.clone(), t.net.clone(), file.clone());
         tokio::spawn(async move {
@@ -549,7 +560,7 @@ async fn stamp_identifies_repeated_creation() {
             tokio::time::sleep(Duration::from_secs(5)).await;
             server.lock().grace = false;
         });
-        match (theirs, create(&file).await) {
+        match (theirs, create(&file, atime).await) {
             (false, Ok(opened)) => assert!(opened.created),
             (true, Err(e)) => assert_eq!(e.errno, libc::EEXIST),
             (_, other) => panic!("{other:?}"),

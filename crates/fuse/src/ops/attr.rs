@@ -85,8 +85,13 @@ impl Call {
     }
 
     fn attr_body(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Answer {
-        let valid = self.attr_valid(inode, attrs, asked);
-        Answer::bytes(attr_out(self.session.ino(&attrs.attr), &attrs.attr, valid))
+        let (ino, mut attr) = (self.session.ino(&attrs.attr), attrs.attr.clone());
+        let mut valid = self.attr_valid(inode, attrs, asked);
+        if inode.in_use.is_dir_removed() {
+            // The removal may still fail.
+            (attr.nlink, valid) = (0, Duration::ZERO);
+        }
+        Answer::bytes(attr_out(ino, &attr, valid))
     }
 
     pub(super) async fn setattr(&self, set: SetattrIn) -> Result<Answer> {

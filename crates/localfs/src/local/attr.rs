@@ -1,6 +1,6 @@
 //! Attributes from the kernel, and the `change` value made of them.
 //!
-//! `change` is ctime in nanoseconds. Since Linux 6.13, ext4, xfs, btrfs and tmpfs have multigrain
+//! `change` is ctime in nanoseconds. Since Linux 6.13, ext4, xfs and btrfs have multigrain
 //! timestamps. There the first change after a query of the ctime gives the file a new ctime. So an
 //! answered `change` never stays the same after a change.
 //!

@@ -72,6 +72,48 @@ async fn local_renames_are_seen_at_once() {
     }
 }
 
+/// Each change of a directory's names changes the change attribute that a client saw before, on all
+/// file systems. The looked-up names are the present ones.
+/// Promise: S4
+#[tokio::test]
+async fn each_change_of_names_changes_directory() {
+    for dir in [Dir::new(), Dir::on("/dev/shm")] {
+        let (l, cx) = (local(&dir), root());
+        let base = top(&l).await;
+        let change = async || l.getattr(&cx, File { fh: &base, open: None }).await.unwrap().attr.change;
+        let at = |name: &str| dir.path(name);
+        // Each restores the names that it needs in the last steps.
+        type Step = fn(&dyn Fn(&str) -> PathBuf) -> std::io::Result<()>;
+        let steps: [Step; 10] = [
+            |at| std::fs::write(at("new"), b""),
+            |at| std::fs::hard_link(at("new"), at("link")),
+            |at| std::fs::create_dir(at("dir")),
+            |at| std::os::unix::fs::symlink("new", at("symbolic")),
+            |at| std::fs::write(at("other"), b"other"),
+            |at| std::fs::rename(at("other"), at("link")),
+            |at| std::fs::rename(at("link"), at("renamed")),
+            |at| std::fs::remove_file(at("new")),
+            |at| std::fs::remove_dir(at("dir")),
+            |at| std::fs::remove_file(at("symbolic")),
+        ];
+        for round in 0..50 {
+            for (n, step) in steps.iter().enumerate() {
+                for path in ["new", "link", "renamed", "dir"] {
+                    let _ = find(&l, &cx, path).await;
+                }
+                let before = change().await;
+                step(&at).unwrap();
+                assert_ne!(change().await, before, "{:?}, step {n} of round {round}", dir.0);
+                for path in ["new", "link", "renamed", "dir"] {
+                    let found = find(&l, &cx, path).await.ok().map(|node| ino(&node));
+                    let real = std::fs::symlink_metadata(at(path)).ok().map(|meta| meta.ino());
+                    assert_eq!(found, real, "{:?}, {path} after step {n} of round {round}", dir.0);
+                }
+            }
+        }
+    }
+}
+
 /// The kernel shows the time of a change before the names in its memory have changed. Concurrent
 /// look-ups leave no outdated name in the cache.
 /// Promise: S4
