@@ -278,7 +278,7 @@ fn allowed_hint(export: &Exportnode, path: &str) -> String {
     let to = if groups.is_empty() { "everybody".to_owned() } else { groups.join(", ") };
     let dir = lossy(&export.dir);
     let rules = format!(
-        "{dir} is exported to {to}: this client's address must be allowed, and a privileged port (resvport) may be needed"
+        "{dir} is exported to {to}: this client's address must be allowed; a privileged port (resvport) or TLS (xprtsec) may be needed"
     );
     let name = |path: &str| path.trim_end_matches('/').to_owned();
     if name(path) == name(&dir) {

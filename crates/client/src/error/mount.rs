@@ -33,6 +33,21 @@ impl std::fmt::Display for Service {
     }
 }
 
+/// The reason for the refusal of a flavor, and the remedy. A server that offers the flavor refuses
+/// the connection.
+fn security_hint(wanted: Flavor, flavors: &[Flavor], offered: &str) -> String {
+    if flavors.contains(&wanted) {
+        return format!(
+            "the server offers sec={offered} and refuses this connection; the export may require xprtsec=tls, or \
+             xprtsec=mtls with a client certificate"
+        );
+    }
+    format!(
+        "the server asks for sec={offered}, and the mount uses sec={wanted}; mount with a flavor of the server, \
+         allow `{wanted}` in the export, or mount with xprtsec=tls if the export requires TLS"
+    )
+}
+
 /// Reason for a failed mount. `Display` gives the line for the user. [`MountError::exit_code`]
 /// gives the exit status of a mount(8) helper.
 #[derive(Debug, thiserror::Error)]
@@ -130,10 +145,7 @@ pub enum MountError {
         cause: String,
     },
     /// The server requires another security flavor.
-    #[error(
-        "{server}:{path}: the server asks for sec={offered}, and the mount uses sec={wanted}; mount with a flavor of \
-         the server, allow `{wanted}` in the export, or mount with xprtsec=tls if the export requires TLS"
-    )]
+    #[error("{server}:{path}: {}", security_hint(*wanted, flavors, offered))]
     WrongSecurity {
         /// Server as written.
         server: String,
