@@ -417,8 +417,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// A request that was sent before the end is answered, even if it was not accepted yet. A silent
-    /// connection does not delay the end beyond the limit.
+    /// A request that was sent before the end is answered, even if it was not accepted yet. A
+    /// silent connection does not delay the end beyond the limit.
     #[tokio::test]
     async fn sent_requests_are_answered_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
