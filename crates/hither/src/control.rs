@@ -356,6 +356,17 @@ pub fn is_served(dev: (u32, u32)) -> bool {
     answers(&path_of(dev))
 }
 
+/// Whether the daemon of the mount of a device was killed and cannot end. One of its threads waits
+/// in the kernel for a program (the lock of a directory, or of a page), and the program waits for
+/// an answer of the daemon.
+pub fn is_stuck(dev: (u32, u32)) -> bool {
+    let Ok(stream) = UnixStream::connect(path_of(dev)) else { return false };
+    let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { return false };
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", peer.pid.as_raw_nonzero()));
+    // The name of the program is in parentheses, and may contain some.
+    stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+}
+
 /// The daemon of a mount that is about to end.
 pub struct Ending {
     /// Its process.

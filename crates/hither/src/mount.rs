@@ -122,7 +122,8 @@ fn detach_dead(dir: &Path) {
         && let Ok(real) = mountinfo::resolve(&mounts, dir)
         && let Some(dead) = mountinfo::at(&mounts, &real).filter(|mount| is_dead(mount))
     {
-        let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
+        // Calls that wait for the daemon end.
+        let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH | UnmountFlags::FORCE;
         if rustix::mount::unmount(&real, flags).is_err() {
             return;
         }
@@ -139,7 +140,7 @@ fn detach_dead(dir: &Path) {
 /// daemon, because its server may be silent.
 fn is_dead(mount: &mountinfo::Mount) -> bool {
     let gone = || std::fs::metadata(&mount.point).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN));
-    mount.is_ours() && !control::is_served(mount.dev) && gone()
+    mount.is_ours() && (control::is_stuck(mount.dev) || !control::is_served(mount.dev) && gone())
 }
 
 /// Checks the mount point. Returns its path without links.

@@ -4,17 +4,20 @@
 //! mount point comes from mountinfo. The peer of the control socket is the daemon.
 
 use crate::cli::UmountArgs;
-use crate::control::Ending;
+use crate::control::{self, Ending};
 use crate::exit::Failure;
 use crate::mountinfo::{self, Mount};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::PidfdFlags;
+use rustix::time::Timespec;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+/// Longest wait for the end of a killed daemon and of the calls that waited for it.
+const STUCK_WAIT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// Most busy processes that a message names.
 const MAX_NAMED: usize = 5;
 
@@ -38,11 +41,18 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     if args.lazy {
         flags |= UnmountFlags::DETACH;
     }
-    if args.force {
+    let stuck = control::is_stuck(mount.dev);
+    if args.force || stuck {
+        // Ends the calls of programs that wait for the daemon.
         flags |= UnmountFlags::FORCE;
     }
     let copies = copies_of(mount.dev);
-    rustix::mount::unmount(&mount.point, flags).map_err(|e| explain(e, mount))?;
+    let mut outcome = rustix::mount::unmount(&mount.point, flags);
+    if let (Err(Errno::BUSY), true, Some((_, pidfd))) = (outcome, stuck, &daemon) {
+        let _ = rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&STUCK_WAIT));
+        outcome = rustix::mount::unmount(&mount.point, flags);
+    }
+    outcome.map_err(|e| explain(e, mount))?;
     if args.verbose {
         println!("{point}: unmounted");
     }
@@ -167,7 +177,7 @@ fn uses(process: &Path, point: &Path) -> bool {
 /// Waits until the daemon has written everything and ended.
 fn wait_for_end(daemon: Ending, pidfd: &OwnedFd, timeout_s: u64, mount: &Mount) -> Result<(), Failure> {
     let (pid, point) = (daemon.pid.as_raw_nonzero(), mount.point.display());
-    let timeout = rustix::time::Timespec { tv_sec: i64::try_from(timeout_s).unwrap_or(i64::MAX), tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: i64::try_from(timeout_s).unwrap_or(i64::MAX), tv_nsec: 0 };
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     match rustix::event::poll(&mut fds, Some(&timeout)) {
         Ok(0) => Err(Failure::system(format!(
