@@ -4,12 +4,17 @@ import errno, fcntl, os, time
 from kit import check, sh
 from mounts import refused
 
-# The laboratories share processes and /run, but neither ports nor mounts.
+# The laboratories share processes and /run, but neither ports nor mounts. A server of another suite
+# may have left its rpcbind at the port, where this server could not register.
 RPCBIND = """
+at_port() { ss -Hltnp 'sport = :111' | grep -o 'pid=[0-9]*' | cut -d= -f2 | sort -u; }
+for pid in $(at_port); do kill $pid; done
+for i in $(seq 200); do [ "$(at_port)" ] || break; sleep 0.05; done
 mount -t tmpfs tmpfs /run
 rpcbind -w -f >/dev/null 2>&1 & pid=$!
 for i in $(seq 200); do [ -S /run/rpcbind.sock ] && break; sleep 0.05; done
-kill -0 $pid; echo $pid
+[ "$(at_port)" = $pid ] || { kill $pid; umount -l /run; exit 1; }
+echo $pid
 """
 OPTIONS = "vers=3,proto=tcp,mountproto=tcp,lock,soft,timeo=100"
 
