@@ -9,7 +9,7 @@
 //! creation of a mount finds this out: the client creates with a verifier and sets a stamp
 //! afterwards.
 
-use hither_vfs::{Env, SetTime, Time};
+use hither_vfs::{Env, SetAttr, SetTime, Time, VERIFIER_NANOS};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::SystemTime;
 
@@ -26,30 +26,46 @@ pub(crate) struct Stamps(AtomicU8);
 pub(crate) struct Stamp {
     /// Access time to give the file.
     pub time: Time,
+    /// Modification time that belongs to the stamp: the second half of a verifier. The first half
+    /// alone can be equal for two clients.
+    pub mtime: Option<Time>,
     /// The server is known to keep the access time to the nanosecond.
     pub trusted: bool,
+}
+
+impl Stamp {
+    /// Whether a file with these times was created with the stamp.
+    pub fn is_of(&self, atime: Time, mtime: Option<Time>) -> bool {
+        self.time == atime && (self.mtime.is_none() || self.mtime == mtime)
+    }
 }
 
 impl Stamps {
     /// A stamp of the present moment. `None` when the server does not keep stamps.
     ///
-    /// A given access time is the stamp itself, if it has nanoseconds: a gateway gets the stamp or
-    /// the verifier of its client as `atime`. With another access time there is no stamp.
-    pub fn make(&self, env: &Env, atime: Option<SetTime>) -> Option<Stamp> {
+    /// Given times are the stamp itself, if they have nanoseconds: a gateway gets the stamp of its
+    /// client as `atime`, or the verifier as both times. With other given times there is no stamp.
+    pub fn make(&self, env: &Env, set: &SetAttr) -> Option<Stamp> {
         let known = self.0.load(Ordering::Relaxed);
         let trusted = known == KEPT;
-        match atime {
-            None => {}
-            Some(SetTime::To(time)) if known != LOST && !time.nanos.is_multiple_of(1_000) => {
-                return Some(Stamp { time, trusted });
+        let is_fine = |time: &Time| known != LOST && !time.nanos.is_multiple_of(1_000);
+        match (set.atime, set.mtime) {
+            (None, _) => {}
+            (Some(SetTime::To(time)), None) if is_fine(&time) => {
+                return Some(Stamp { time, mtime: None, trusted });
             }
-            Some(_) => return None,
+            (Some(SetTime::To(time)), Some(SetTime::To(mtime)))
+                if known != LOST && [time.nanos, mtime.nanos] == [VERIFIER_NANOS; 2] =>
+            {
+                return Some(Stamp { time, mtime: Some(mtime), trusted });
+            }
+            _ => return None,
         }
         let since = (env.wall)().duration_since(SystemTime::UNIX_EPOCH).ok()?;
         // A wrong clock gives times that some file systems cannot store.
         let secs = i64::try_from(since.as_secs()).ok().filter(|s| *s < 1 << 31)?;
         let nanos = ((env.random)() % 1_000_000_000) as u32;
-        (known != LOST).then_some(Stamp { time: Time { secs, nanos }, trusted })
+        (known != LOST).then_some(Stamp { time: Time { secs, nanos }, mtime: None, trusted })
     }
 
     /// Records the access time of a file that was created with `stamp`.
@@ -81,22 +97,22 @@ mod tests {
     #[test]
     fn kept_stamp_is_trusted() {
         let stamps = Stamps::default();
-        let first = stamps.make(&env(), None).unwrap();
+        let first = stamps.make(&env(), &SetAttr::default()).unwrap();
         assert_eq!((first.time, first.trusted), (Time { secs: 1_000, nanos: 5 }, false));
         stamps.seen(&first, first.time);
-        let second = stamps.make(&env(), None).unwrap();
+        let second = stamps.make(&env(), &SetAttr::default()).unwrap();
         assert!(second.trusted);
         // The server later cuts off the nanoseconds.
         stamps.seen(&second, Time { secs: 1_000, nanos: 0 });
-        assert_eq!(stamps.make(&env(), None), None);
+        assert_eq!(stamps.make(&env(), &SetAttr::default()), None);
     }
 
     /// A server that cuts off the nanoseconds of the first stamp gets no further stamp.
     #[test]
     fn truncating_server_gets_no_stamp() {
         let stamps = Stamps::default();
-        let first = stamps.make(&env(), None).unwrap();
+        let first = stamps.make(&env(), &SetAttr::default()).unwrap();
         stamps.seen(&first, Time { secs: 1_000, nanos: 0 });
-        assert_eq!(stamps.make(&env(), None), None);
+        assert_eq!(stamps.make(&env(), &SetAttr::default()), None);
     }
 }

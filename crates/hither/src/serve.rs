@@ -260,7 +260,7 @@ fn make_server(
 ) -> Result<Arc<Server>, Failure> {
     let options = Options {
         io_max_bytes: args.max_io,
-        listing_max_bytes: Options::listing_max_bytes(limits.memory_max_bytes),
+        listing_max_bytes: Options::listing_within(limits.memory_max_bytes),
         v3: args.versions.contains('3'),
         v4: args.versions.contains('4'),
         lease: Duration::from_secs(args.lease),

@@ -2,19 +2,16 @@
 //! times. The server recognises a repeated creation by the verifier, even after a server restart
 //! (RFC 1813 section 3.3.8, RFC 8881 section 18.16.3).
 
-use hither_vfs::{Attr, FileKind, Time};
+use hither_vfs::{Attr, FileKind, Time, VERIFIER_NANOS};
 
 /// Every file system stores at least 31 bits of seconds.
 const BITS: u32 = 0x7fff_ffff;
-/// With nanoseconds, the client of a gateway takes the access time for a stamp. Its origin then
-/// gets the verifier with the creation.
-const NANOS: u32 = 1;
 
 /// Access and modification time that hold a verifier.
 pub(crate) fn verifier_times(verf: &[u8; 8]) -> (Time, Time) {
     let half = |b: &[u8]| {
         let word = b.iter().fold(0u32, |w, b| w << 8 | u32::from(*b));
-        Time { secs: i64::from(word & BITS), nanos: NANOS }
+        Time { secs: i64::from(word & BITS), nanos: VERIFIER_NANOS }
     };
     (half(&verf[..4]), half(&verf[4..]))
 }

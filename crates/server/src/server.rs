@@ -73,7 +73,7 @@ pub struct Options {
 impl Options {
     /// The longest listing of a call when all calls share `memory_bytes`. One call may use a
     /// quarter.
-    pub fn listing_max_bytes(memory_bytes: usize) -> u32 {
+    pub fn listing_within(memory_bytes: usize) -> u32 {
         let quarter = u32::try_from(memory_bytes / 4).unwrap_or(u32::MAX);
         (quarter / NAMES_FACTOR).min(LISTING_MAX_BYTES)
     }

@@ -65,6 +65,9 @@ pub struct Attr {
     pub change: u64,
 }
 
+/// Nanoseconds of the times of a new file while they hold the verifier of an exclusive creation.
+pub const VERIFIER_NANOS: u32 = 1;
+
 /// Values of [`Attr::change`] with these bits are made by a server, for changes that its file
 /// system does not show. No file system has such values.
 pub const CHANGE_OF_SERVER: u64 = 3 << 62;

@@ -15,11 +15,12 @@ use super::walk::newest;
 use super::wire::Patience;
 use crate::detach::{detached, patient};
 use crate::error;
+use crate::stamp::Stamp;
 use crate::writes::OpenMark;
 use hither_proto::nfs3::{CreateArgs, CreateOk, Createhow3, Nfsstat3};
 use hither_vfs::{
     Access, Attr, ChangeInfo, Create, Cred, Data, Error, Fh, FileKind, Name, Node, OpenAccess, OpenHow,
-    OpenId, Opened, PathRef, Read, RequestContext, Result, SetAttr, SetTime, Time,
+    OpenId, Opened, PathRef, Read, RequestContext, Result, SetAttr, SetTime,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -488,9 +489,9 @@ impl V3 {
         name: &Name,
         set: &SetAttr,
     ) -> Result<(Node, ChangeInfo)> {
-        let stamp = self.stamps.make(&self.caller.env, set.atime);
+        let stamp = self.stamps.make(&self.caller.env, set);
         if let Some(stamp) = stamp.filter(|s| s.trusted) {
-            return self.create_stamped(cred, dir, name, set, stamp.time).await;
+            return self.create_stamped(cred, dir, name, set, &stamp).await;
         }
         let asked = Instant::now();
         let verifier = (self.caller.env.random)().to_be_bytes();
@@ -529,13 +530,13 @@ impl V3 {
         dir: &Fh,
         name: &Name,
         set: &SetAttr,
-        stamp: Time,
+        stamp: &Stamp,
     ) -> Result<(Node, ChangeInfo)> {
-        let set = SetAttr { atime: Some(SetTime::To(stamp)), ..set.clone() };
+        let set = SetAttr { atime: Some(SetTime::To(stamp.time)), ..set.clone() };
         match self.create(cred, dir, name, Createhow3::Guarded(convert::sattr(&set))).await {
             Err(e) if e.errno == libc::EEXIST => {
                 let found = self.lookup(cred, &Patience::policy(), dir, name).await?;
-                match found.filter(|node| node.attrs.attr.atime == stamp) {
+                match found.filter(|node| stamp.is_of(node.attrs.attr.atime, Some(node.attrs.attr.mtime))) {
                     Some(node) => Ok((node, ChangeInfo::default())),
                     None => Err(e),
                 }

@@ -661,6 +661,40 @@ async fn exclusive_creation_by_stamps() {
     assert_eq!(errno(create("third").await), libc::EEXIST);
 }
 
+/// A gateway passes on times of its client: a stamp, the two halves of a verifier, or the times of
+/// another file. Only the same stamp or the same whole verifier finds its own file.
+/// Promise: 12
+#[tokio::test(start_paused = true)]
+async fn given_times_identify_one_creation() {
+    let server = Server::new();
+    let fs = hard(&server).await;
+    let create = async |file: &str, atime, mtime| {
+        let set = SetAttr { atime, mtime, ..SetAttr::default() };
+        let exclusive = OpenHow { create: Create::Exclusive(set), ..RW };
+        fs.open(&cx(), PathRef::name(&root(), &name(file)), &exclusive).await.map(drop).map_err(|e| e.errno)
+    };
+    let to = |secs, nanos| Some(hither_vfs::SetTime::To(hither_vfs::Time { secs, nanos }));
+    create("first", None, None).await.unwrap();
+    let exists = Err(libc::EEXIST);
+    for (n, (times, again, expected)) in [
+        ((to(7, 123_456_789), None), (to(7, 123_456_789), None), Ok(())),
+        ((to(7, 123_456_789), None), (to(7, 123_456_788), None), exists),
+        ((to(7, 123_456_000), None), (to(7, 123_456_000), None), exists),
+        ((to(7, 1), to(8, 1)), (to(7, 1), to(8, 1)), Ok(())),
+        ((to(7, 1), to(8, 1)), (to(7, 1), to(9, 1)), exists),
+        ((to(7, 1), to(8, 1)), (to(6, 1), to(8, 1)), exists),
+        ((to(7, 123_456_789), to(8, 5)), (to(7, 123_456_789), to(8, 5)), exists),
+        ((to(7, 0), to(8, 0)), (to(7, 0), to(8, 0)), exists),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let file = format!("f{n}");
+        create(&file, times.0, times.1).await.unwrap();
+        assert_eq!(create(&file, again.0, again.1).await, expected, "{times:?} {again:?}");
+    }
+}
+
 /// An open with truncation does not truncate without the right to write.
 /// Promise: 19
 #[tokio::test(start_paused = true)]

@@ -191,7 +191,7 @@ impl Core {
             }
         };
         if let (Err(Fail::Nfs(Nfsstat4::EXIST)), Some(stamp), true) = (&granted, &stamp, repeated)
-            && let Some(fh) = self.made_before(cx, base, before, name, stamp.time).await
+            && let Some(fh) = self.made_before(cx, base, before, name, stamp).await
         {
             let how = OpenHow { create: Create::No, truncate: false, ..how.clone() };
             let opened = self.open_by_handle(cx, &fh, &how).await?;
@@ -327,7 +327,7 @@ impl Core {
                 let takes_umask = self.facts().exclusive_attrs.has(attr::MODE_UMASK);
                 let unmasked = set.unmasked.filter(|_| takes_umask);
                 let set = &SetAttr { unmasked, ..set.clone() };
-                let stamp = self.stamps.make(&self.env, set.atime);
+                let stamp = self.stamps.make(&self.env, set);
                 if let Some(trusted) = stamp.filter(|s| s.trusted) {
                     let set = SetAttr { atime: Some(SetTime::To(trusted.time)), ..set.clone() };
                     let how = Some(CreateHow::Guarded(self.wire_set(&set).await));
@@ -352,19 +352,21 @@ impl Core {
         dir: &Fh,
         before: &[Name],
         name: &Name,
-        stamp: Time,
+        stamp: &Stamp,
     ) -> Option<Fh> {
         let mut ops = vec![Op::Putfh(wire_fh(dir))];
         ops.extend(before.iter().chain([name]).map(|n| Op::Lookup(wire_name(n))));
-        ops.extend([Op::Getfh, Op::Getattr(Bitmap4::of(&[attr::TIME_ACCESS]))]);
+        ops.extend([Op::Getfh, Op::Getattr(Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_MODIFY]))]);
         let mut answer = self.compound(cx, Compound::new("LOOKUP", ops)).await.ok()?;
         answer.results.putfh().ok()?;
         for _ in 0..=before.len() {
             answer.results.lookup().ok()?;
         }
         let fh = own_fh(&answer.results.getfh().ok()?);
-        let atime = answer.results.getattr().ok()?.time_access?;
-        ((atime.seconds, atime.nseconds) == (stamp.secs, stamp.nanos)).then_some(fh)
+        let wire = answer.results.getattr().ok()?;
+        let [atime, mtime] = [wire.time_access, wire.time_modify]
+            .map(|time| time.map(|time| Time { secs: time.seconds, nanos: time.nseconds }));
+        stamp.is_of(atime?, mtime).then_some(fh)
     }
 
     /// Registers a granted open, and the delegation of its reply.

@@ -6,7 +6,8 @@ use crate::call::Answer;
 use crate::handles::OpenFile;
 use crate::inode::{Inode, Moment};
 use hither_vfs::{
-    Access, Attrs, Error, File, FileKind, FsStat, OpenAccess, RequestContext, Result, SetAttr, SetTime, Time,
+    Access, Attr, Attrs, Error, File, FileKind, FsStat, OpenAccess, RequestContext, Result, SetAttr, SetTime,
+    Time,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -85,13 +86,13 @@ impl Call {
     }
 
     fn attr_body(&self, inode: &Inode, attrs: &Attrs, asked: Moment) -> Answer {
-        let (ino, mut attr) = (self.session.ino(&attrs.attr), attrs.attr.clone());
-        let mut valid = self.attr_valid(inode, attrs, asked);
+        let ino = self.session.ino(&attrs.attr);
         if inode.in_use.is_dir_removed() {
-            // The removal may still fail.
-            (attr.nlink, valid) = (0, Duration::ZERO);
+            // The removal may still fail, so the kernel must ask again.
+            let attr = Attr { nlink: 0, ..attrs.attr.clone() };
+            return Answer::bytes(attr_out(ino, &attr, Duration::ZERO));
         }
-        Answer::bytes(attr_out(ino, &attr, valid))
+        Answer::bytes(attr_out(ino, &attrs.attr, self.attr_valid(inode, attrs, asked)))
     }
 
     pub(super) async fn setattr(&self, set: SetattrIn) -> Result<Answer> {

@@ -57,11 +57,13 @@ struct Object {
     data: Vec<u8>,
     changed: u32,
     atime: Nfstime3,
+    /// The modification time of a creation, until a change.
+    mtime: Option<Nfstime3>,
 }
 
-/// The access time that a client sets.
-fn given(set: &Sattr3) -> Option<Nfstime3> {
-    match set.atime {
+/// A time that a client sets.
+fn given(time: SetTime) -> Option<Nfstime3> {
+    match time {
         SetTime::ToClientTime(time) => Some(time),
         _ => None,
     }
@@ -91,7 +93,13 @@ impl Server {
             torn: false,
             mode: 0o755,
         };
-        let root = Object { kind: Ftype3::DIR, data: Vec::new(), changed: 1, atime: Nfstime3::default() };
+        let root = Object {
+            kind: Ftype3::DIR,
+            data: Vec::new(),
+            changed: 1,
+            atime: Nfstime3::default(),
+            mtime: None,
+        };
         let state = State { objects: [(Bytes::from_static(ROOT), root)].into(), ..state };
         let net = sim::Net::new(7, sim::Conditions::default());
         let server = Arc::new(Self { net: net.clone(), state: Mutex::new(state) });
@@ -212,13 +220,13 @@ impl State {
         self.clock += 1;
         let clock = self.clock;
         if let Some(o) = self.objects.get_mut(fh) {
-            o.changed = clock;
+            (o.changed, o.mtime) = (clock, None);
         }
     }
 
     fn put(&mut self, path: Bytes, kind: Ftype3, content: &[u8]) {
         let atime = Nfstime3::default();
-        let object = Object { kind, data: content.to_vec(), changed: 0, atime };
+        let object = Object { kind, data: content.to_vec(), changed: 0, atime, mtime: None };
         if self.objects.insert(path.clone(), object).is_none() {
             self.touch(parent(&path));
         }
@@ -245,7 +253,7 @@ impl State {
             size,
             fileid: 1,
             atime: object.atime,
-            mtime: t,
+            mtime: object.mtime.unwrap_or(t),
             ctime: t,
             ..Fattr3::default()
         })
@@ -319,7 +327,9 @@ impl State {
                 if let (Some(size), Some(f)) = (a.new_attributes.size, self.objects.get_mut(&a.object.0)) {
                     f.data.resize(size as usize, 0);
                 }
-                if let (Some(time), Some(f)) = (given(&a.new_attributes), self.objects.get_mut(&a.object.0)) {
+                if let (Some(time), Some(f)) =
+                    (given(a.new_attributes.atime), self.objects.get_mut(&a.object.0))
+                {
                     f.atime = time;
                 }
                 self.touch(&a.object);
@@ -341,9 +351,9 @@ impl State {
             Call3::Create(a) => {
                 let mut created = self.created(&a.r#where, Ftype3::REG);
                 if let (Createhow3::Guarded(set), Res::Ok(ok)) = (&a.how, &mut created)
-                    && let (Some(time), Some(f)) = (given(set), self.objects.get_mut(&path(&a.r#where)))
+                    && let (Some(time), Some(f)) = (given(set.atime), self.objects.get_mut(&path(&a.r#where)))
                 {
-                    f.atime = time;
+                    (f.atime, f.mtime) = (time, given(set.mtime));
                     if let Some(attr) = &mut ok.obj_attributes {
                         attr.atime = time;
                     }
