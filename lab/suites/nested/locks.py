@@ -27,11 +27,11 @@ def cases(s, server):
     @case("locks-are-denied-at-once")
     def denied():
         rpcbind = server.run(RPCBIND)
-        server.exports("rw")
-        sh("pidof rpcbind >/dev/null || rpcbind -w; pidof rpc.statd >/dev/null || rpc.statd --no-notify")
-        ports = ",".join(o for o in server.options.split(",") if o.split("=")[0] in ("port", "mountport"))
-        sh(f"mkdir -p /run/locked; mount.nfs {server.source} /run/locked -o {OPTIONS},{ports}")
         try:
+            server.exports("rw")
+            sh("pidof rpcbind >/dev/null || rpcbind -w; pidof rpc.statd >/dev/null || rpc.statd --no-notify")
+            ports = ",".join(o for o in server.options.split(",") if o.split("=")[0] in ("port", "mountport"))
+            sh(f"mkdir -p /run/locked; mount.nfs {server.source} /run/locked -o {OPTIONS},{ports}")
             with open(f"/run/locked/{server.base}/locked", "w") as f:
                 begun = time.monotonic()
                 for _ in range(3):
@@ -41,5 +41,5 @@ def cases(s, server):
                 f.write("written")
             check(open(p("locked")).read() == "written")
         finally:
-            sh("umount -l /run/locked")
+            sh("umount -l /run/locked || true")
             server.run(f"kill {rpcbind}; umount -l /run")

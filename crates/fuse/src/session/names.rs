@@ -58,12 +58,10 @@ impl Session {
         }
     }
 
-    /// Makes the kernel look up a name again, and waits for it. When names expire one by one, a
-    /// running lookup of the name delays it. So it never runs on a thread that reads requests.
+    /// Makes the kernel look up a name again, and waits for it. A running lookup of the name delays
+    /// it. So it never runs on a thread that reads requests.
     pub async fn drop_name(&self, dir: u64, name: &Name) {
-        if !self.distrust_all_names().await
-            && let Some(dir) = self.inodes.find(dir)
-        {
+        if let Some(dir) = self.inodes.find(dir) {
             let _ = self.expire_names(&dir, vec![name.clone()]).await;
         }
     }
