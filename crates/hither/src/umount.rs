@@ -16,8 +16,10 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Longest wait for the end of a killed daemon and of the calls that waited for it.
-const STUCK_WAIT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+/// Attempts to remove the mount of a killed daemon after the end of the calls that waited for it.
+const STUCK_TRIES: u32 = 20;
+/// Pause before each of these attempts.
+const STUCK_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Most busy processes that a message names.
 const MAX_NAMED: usize = 5;
 
@@ -48,8 +50,12 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     }
     let copies = copies_of(mount.dev);
     let mut outcome = rustix::mount::unmount(&mount.point, flags);
-    if let (Err(Errno::BUSY), true, Some((_, pidfd))) = (outcome, stuck, &daemon) {
-        let _ = rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&STUCK_WAIT));
+    for _ in 0..STUCK_TRIES {
+        if !stuck || outcome != Err(Errno::BUSY) {
+            break;
+        }
+        // The programs of these calls may end now.
+        let _ = rustix::event::poll(&mut [], Some(&STUCK_PAUSE));
         outcome = rustix::mount::unmount(&mount.point, flags);
     }
     outcome.map_err(|e| explain(e, mount))?;
