@@ -21,6 +21,7 @@ use crate::stack;
 use guard::Guard;
 use hither_localfs::local::handle_secret;
 use hither_server::handle::seal_handles;
+use hither_server::long_handles::LongHandles;
 use hither_server::numbers::number_of;
 pub use origin::Branch;
 use origin::RootAt;
@@ -89,7 +90,7 @@ impl Gateway {
     pub async fn start(args: &GatewayArgs, state_dir: Option<&Path>) -> Result<Self, Failure> {
         let name = state_dir.map(client_name).transpose()?;
         let key = handle_secret(state_dir, &stack::env()).map_err(|e| Failure::system(e.to_string()))?;
-        seal_handles(&key);
+        seal_handles(&key, long_handles(state_dir, &key)?);
         let lines = origins::read(args)?;
         let (origins, changed) = (BTreeMap::new(), Arc::default());
         let mut gateway = Self { args: args.clone(), name, origins, lines: HashSet::new(), changed };
@@ -218,6 +219,13 @@ pub fn client_name(state_dir: &Path) -> Result<String, Failure> {
     let name = format!("gateway-{:016x}", rand::random::<u64>());
     std::fs::write(&path, &name).map_err(failed)?;
     Ok(name)
+}
+
+/// The table of filehandles that are too long for NFSv3.
+fn long_handles(state_dir: Option<&Path>, key: &[u8; 16]) -> Result<LongHandles, Failure> {
+    let Some(dir) = state_dir else { return Ok(LongHandles::in_memory(key)) };
+    let path = dir.join("long-handles");
+    LongHandles::open(&path, key).map_err(|e| Failure::system(format!("{}: {e}", path.display())))
 }
 
 /// Whether a file has a whole name. A crash can leave an empty or shorter file.

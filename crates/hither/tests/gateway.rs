@@ -35,6 +35,9 @@ fn for_each_version(test: impl Fn(&str, &mut Serve, &mut Serve)) {
     }
 }
 
+/// Gateways of a chain.
+const CHAIN: usize = 5;
+
 fn umount(dir: &Path) {
     run(Command::new(HITHER).arg("umount").arg(dir)).ok();
 }
@@ -296,6 +299,67 @@ fn locks_are_held_at_origin() {
     common::wait_for("the end of the lock", 20, || lock(&direct).is_ok());
     umount(&through);
     umount(&direct);
+}
+
+/// Each gateway of a chain makes handles longer, and each handle fits into NFSv3's. Handles survive
+/// kills of all gateways. Without its table a gateway refuses its long handles.
+/// Promise: G4
+#[test]
+#[ignore = "needs root"]
+fn handles_pass_chain_of_gateways() {
+    for version in ["vers=3", "vers=4.2"] {
+        own_files();
+        let mut origin = Serve::of_directory().with(&["-o", "rw,no_root_squash,insecure"]);
+        origin.serve();
+        let mut chain: Vec<Serve> = Vec::new();
+        for _ in 0..CHAIN {
+            let mut gateway = Serve::gateway(chain.last().unwrap_or(&origin), version)
+                .with(&["-o", "rw,no_root_squash,insecure"]);
+            gateway.serve();
+            chain.push(gateway);
+        }
+        fs::write(origin.export("read"), "of the origin").unwrap();
+        let handle = |server: &Serve| {
+            let mut wire = Wire::connect_from(server.port, 777);
+            let what = Diropargs3 { dir: wire.root_of("/"), name: b"read".as_slice().into() };
+            let found = wire.call(&LookupArgs { what }).into_result().unwrap().object;
+            (wire, found)
+        };
+        let is_long = |server: &&mut Serve| handle(server).1.starts_with(&[0x14]);
+        assert!(chain.iter_mut().filter(is_long).count() > 0, "{version}: no handle is long");
+
+        let mnt = chain[CHAIN - 1].mnt("mnt");
+        chain[CHAIN - 1].mount(version, &mnt).ok();
+        let reading = File::open(mnt.join("read")).unwrap();
+        let mut writing = File::create(mnt.join("written")).unwrap();
+        writing.write_all(b"before").unwrap();
+        writing.sync_all().unwrap();
+        let number = fs::metadata(mnt.join("read")).unwrap().ino();
+        for gateway in &mut chain {
+            gateway.kill();
+        }
+        for gateway in &mut chain {
+            gateway.serve();
+        }
+        let mut bytes = [0; 13];
+        reading.read_exact_at(&mut bytes, 0).unwrap();
+        writing.write_all(b" and after").unwrap();
+        writing.sync_all().unwrap();
+        assert_eq!(&bytes, b"of the origin", "{version}");
+        assert_eq!(fs::metadata(mnt.join("read")).unwrap().ino(), number, "{version}");
+        assert_eq!(fs::read(origin.export("written")).unwrap(), b"before and after", "{version}");
+        drop((reading, writing));
+        umount(&mnt);
+
+        let long = chain.iter_mut().find(is_long).unwrap();
+        let (mut wire, file) = handle(long);
+        long.kill();
+        fs::remove_file(long.dir.path().join("state/long-handles")).unwrap();
+        long.serve();
+        wire.reconnect();
+        let read = wire.call(&ReadArgs { file, offset: 0, count: 100 }).into_result();
+        assert_eq!(read.map(drop).map_err(|(status, _)| status), Err(Nfsstat3::STALE), "{version}");
+    }
 }
 
 /// Names in a directory, sorted.

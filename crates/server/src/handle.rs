@@ -5,16 +5,20 @@
 //! Handles therefore survive restarts and changes of the exports.
 //!
 //! The exports of a gateway share the handles of their origin. Its handles have a seal over number
-//! and handle ([`seal_handles`]), so a handle of one export is not valid in another.
+//! and handle ([`seal_handles`]), so a handle of one export is not valid in another. A sealed handle
+//! that is too long for NFSv3 travels as a keyed hash ([`LongHandles`]).
 //!
 //! ```text
 //! 0x11 | number of the export, 3 bytes | handle of the Vfs   an object of an export
 //! 0x13 | number of the export, 3 bytes | handle of the Vfs | seal, 8 bytes
+//! 0x14 | number of the export, 3 bytes | hash of number and handle, 16 bytes
 //! 0x12 | number of the directory, 3 bytes                    a directory above the exports
 //!                                                            (NFSv4's pseudo file system)
 //! ```
 
+use crate::long_handles::{HASH_BYTES, LongHandles};
 use bytes::{BufMut, Bytes, BytesMut};
+use hither_proto::nfs3::FH_MAX_BYTES;
 use hither_vfs::Fh;
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
@@ -23,6 +27,7 @@ use std::sync::OnceLock;
 const OBJECT: u8 = 0x11;
 const ABOVE: u8 = 0x12;
 const SEALED: u8 = 0x13;
+const LONG: u8 = 0x14;
 /// Bytes in front of the handle of the `Vfs`.
 const PREFIX_BYTES: usize = 4;
 /// Bytes of a seal: SipHash-2-4 of the bytes in front of it.
@@ -31,17 +36,26 @@ const SEAL_BYTES: usize = 8;
 pub const NUMBERS: u32 = 1 << 24;
 
 /// The seal of all handles of this process, if they have one.
-static SEAL: OnceLock<SipHasher24> = OnceLock::new();
+static SEAL: OnceLock<Seal> = OnceLock::new();
+
+/// The secret of sealed handles, and the handles that are too long for a seal.
+struct Seal {
+    keyed: SipHasher24,
+    long: LongHandles,
+}
+
+impl Seal {
+    fn of(&self, bytes: &[u8]) -> [u8; SEAL_BYTES] {
+        let mut keyed = self.keyed;
+        keyed.write(bytes);
+        keyed.finish().to_be_bytes()
+    }
+}
 
 /// Seals the handles of all exports of this process with a secret key. To be called before the
 /// first client is served.
-pub fn seal_handles(key: &[u8; 16]) {
-    let _ = SEAL.set(SipHasher24::new_with_key(key));
-}
-
-fn seal(mut keyed: SipHasher24, bytes: &[u8]) -> [u8; SEAL_BYTES] {
-    keyed.write(bytes);
-    keyed.finish().to_be_bytes()
+pub fn seal_handles(key: &[u8; 16], long: LongHandles) {
+    let _ = SEAL.set(Seal { keyed: SipHasher24::new_with_key(key), long });
 }
 
 /// The object that a filehandle names.
@@ -62,23 +76,28 @@ impl Handle {
         Self::read_with(SEAL.get(), wire)
     }
 
-    fn read_with(keyed: Option<&SipHasher24>, wire: &[u8]) -> Option<Self> {
+    fn read_with(seal: Option<&Seal>, wire: &[u8]) -> Option<Self> {
         let (prefix, rest) = wire.split_at_checked(PREFIX_BYTES)?;
         let number = u32::from_be_bytes([0, prefix[1], prefix[2], prefix[3]]);
-        let rest = match (prefix[0], keyed) {
-            (SEALED, Some(keyed)) => {
+        let object =
+            |fh: &[u8]| (!fh.is_empty()).then(|| Self::Object(number, Fh(Bytes::copy_from_slice(fh))));
+        match (prefix[0], seal) {
+            (ABOVE, _) => rest.is_empty().then_some(Self::Above(number)),
+            (OBJECT, None) => object(rest),
+            (OBJECT, Some(_)) | (SEALED | LONG, None) => Some(Self::Foreign),
+            (SEALED, Some(seal)) => {
                 let (sealed, found) = wire.split_at(wire.len().saturating_sub(SEAL_BYTES));
-                if seal(*keyed, sealed) != found {
-                    return Some(Self::Foreign);
+                if seal.of(sealed) == found {
+                    object(sealed.get(PREFIX_BYTES..)?)
+                } else {
+                    Some(Self::Foreign)
                 }
-                sealed.get(PREFIX_BYTES..)?
             }
-            (SEALED, None) | (OBJECT, Some(_)) => return Some(Self::Foreign),
-            _ => rest,
-        };
-        match (prefix[0], rest) {
-            (OBJECT | SEALED, [_, ..]) => Some(Self::Object(number, Fh(Bytes::copy_from_slice(rest)))),
-            (ABOVE, []) => Some(Self::Above(number)),
+            (LONG, Some(seal)) => {
+                let hash: &[u8; HASH_BYTES] = rest.try_into().ok()?;
+                let found = seal.long.find(hash).filter(|(of, _)| *of == number);
+                Some(found.map_or(Self::Foreign, |(_, fh)| Self::Object(number, fh)))
+            }
             _ => None,
         }
     }
@@ -98,14 +117,23 @@ pub fn object(number: u32, fh: &Fh) -> Bytes {
     object_with(SEAL.get(), number, fh)
 }
 
-fn object_with(keyed: Option<&SipHasher24>, number: u32, fh: &Fh) -> Bytes {
+fn object_with(seal: Option<&Seal>, number: u32, fh: &Fh) -> Bytes {
     let mut out = BytesMut::with_capacity(PREFIX_BYTES + fh.0.len() + SEAL_BYTES);
-    let kind = if keyed.is_some() { SEALED } else { OBJECT };
-    out.put_u32(number | u32::from(kind) << 24);
-    out.put_slice(&fh.0);
-    if let Some(keyed) = keyed {
-        let seal = seal(*keyed, &out);
-        out.put_slice(&seal);
+    let prefix = |kind: u8| number | u32::from(kind) << 24;
+    let Some(seal) = seal else {
+        out.put_u32(prefix(OBJECT));
+        out.put_slice(&fh.0);
+        return out.freeze();
+    };
+    let is_long = PREFIX_BYTES + fh.0.len() + SEAL_BYTES > FH_MAX_BYTES;
+    if let Some(hash) = is_long.then(|| seal.long.name(number, fh)).flatten() {
+        out.put_u32(prefix(LONG));
+        out.put_slice(&hash);
+    } else {
+        out.put_u32(prefix(SEALED));
+        out.put_slice(&fh.0);
+        let sealed = seal.of(&out);
+        out.put_slice(&sealed);
     }
     out.freeze()
 }
@@ -121,32 +149,39 @@ mod tests {
         }
     }
 
-    /// A sealed handle with any changed bit, of another key, or without its seal is refused.
+    fn sealed_by(key: &[u8; 16]) -> Seal {
+        Seal { keyed: SipHasher24::new_with_key(key), long: LongHandles::in_memory(key) }
+    }
+
+    /// A sealed handle with any changed bit, of another key, or without its seal is refused. A
+    /// handle of each length that NFSv4 permits fits into NFSv3's.
     #[test]
     fn changed_sealed_handle_is_refused() {
-        let keyed = SipHasher24::new_with_key(b"the key of a gat");
-        let other = SipHasher24::new_with_key(b"another's secret");
-        let fh = Fh(Bytes::from_static(b"handle of the origin"));
-        let wire = object_with(Some(&keyed), 0x01_02_03, &fh);
-        assert_eq!(Handle::read_with(Some(&keyed), &wire), Some(Handle::Object(0x01_02_03, fh.clone())));
-        let is_refused =
-            |keyed, wire: &[u8]| !matches!(Handle::read_with(keyed, wire), Some(Handle::Object(..)));
-        assert!(is_refused(Some(&other), &wire) && is_refused(None, &wire));
-        assert!(is_refused(Some(&keyed), &object_with(None, 0x01_02_03, &fh)));
-        for bit in 0..wire.len() * 8 {
-            let mut changed = wire.to_vec();
-            changed[bit / 8] ^= 1 << (bit % 8);
-            assert!(is_refused(Some(&keyed), &changed), "bit {bit}");
-        }
-        for len in 0..wire.len() {
-            assert!(is_refused(Some(&keyed), &wire[..len]), "{len} bytes");
+        let (seal, other) = (sealed_by(b"the key of a gat"), sealed_by(b"another's secret"));
+        for len in [1, 20, 52, 53, 64, 128] {
+            let fh = Fh(Bytes::from(vec![7; len]));
+            let wire = object_with(Some(&seal), 0x01_02_03, &fh);
+            assert!(wire.len() <= FH_MAX_BYTES);
+            assert_eq!(Handle::read_with(Some(&seal), &wire), Some(Handle::Object(0x01_02_03, fh.clone())));
+            let is_refused =
+                |seal, wire: &[u8]| !matches!(Handle::read_with(seal, wire), Some(Handle::Object(..)));
+            assert!(is_refused(Some(&other), &wire) && is_refused(None, &wire));
+            assert!(is_refused(Some(&seal), &object_with(None, 0x01_02_03, &fh)));
+            for bit in 0..wire.len() * 8 {
+                let mut changed = wire.to_vec();
+                changed[bit / 8] ^= 1 << (bit % 8);
+                assert!(is_refused(Some(&seal), &changed), "{len} bytes, bit {bit}");
+            }
+            for cut in 0..wire.len() {
+                assert!(is_refused(Some(&seal), &wire[..cut]), "{cut} of {len} bytes");
+            }
         }
     }
 
     /// Filehandles that no server of this kind made are refused: wrong lengths and unknown kinds.
     #[test]
     fn malformed_handle_is_refused() {
-        for wire in [&b""[..], b"\x11\0\0", b"\x11\0\0\x01", b"\x12\0\0\x01x", b"\x14\0\0\x01x"] {
+        for wire in [&b""[..], b"\x11\0\0", b"\x11\0\0\x01", b"\x12\0\0\x01x", b"\x15\0\0\x01x"] {
             assert_eq!(Handle::read(wire), None);
         }
     }

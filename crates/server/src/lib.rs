@@ -21,6 +21,7 @@ mod exclusive;
 pub mod exports;
 mod figures;
 pub mod handle;
+pub mod long_handles;
 mod mountd;
 pub mod nlm;
 mod nqnfs;

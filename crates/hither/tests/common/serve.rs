@@ -41,7 +41,8 @@ impl Serve {
     pub fn gateway(origin: &Self, options: &str) -> Self {
         let mut gateway = Self::new();
         (gateway.port, gateway.command) = (origin.port + 1000, "gateway");
-        let (port, version) = (origin.port, if options.contains("vers=3") { "mountport=2049," } else { "" });
+        let port = origin.port;
+        let version = if options.contains("vers=3") { format!("mountport={port},") } else { String::new() };
         let options = format!("retry=0,port={port},{version}{options}");
         gateway.with(&["127.0.0.1:/", "--mount", &options, "--rpcbind", "off"])
     }
