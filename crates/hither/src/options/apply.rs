@@ -387,6 +387,21 @@ pub fn dirty_age(w: &mut Wanted, value: &str) -> Done {
     Ok(())
 }
 
+/// Sets the options `close`, `writeback`, `exclusive` and `creates` together.
+pub fn durability(w: &mut Wanted, value: &str) -> Done {
+    if !["server", "delegated", "lazy", "local", "local-names"].contains(&value) {
+        return Err("expected server, delegated, lazy, local or local-names".into());
+    }
+    w.lazy_close = value == "lazy";
+    w.delegated_close = value == "delegated";
+    w.creates_here = value == "local-names";
+    w.exclusive = value == "local" || w.creates_here;
+    if w.exclusive {
+        w.journal.get_or_insert_with(|| JOURNAL_DIR.into());
+    }
+    Ok(())
+}
+
 pub fn close(w: &mut Wanted, value: &str) -> Done {
     (w.lazy_close, w.delegated_close) = match value {
         "wait" => (false, false),

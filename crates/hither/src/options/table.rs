@@ -239,6 +239,9 @@ pub const OPTIONS: &[Def] = &[
         .help("limit of delayed writes in bytes; at the limit writers wait"),
     valued("dirty-age", "SECONDS", "5", Latency, apply::dirty_age)
         .help("maximum time that written bytes wait before they are sent"),
+    valued("durability", "WHERE", "server", Latency, apply::durability).help(
+        "server (close and fsync return when the data is on the server's stable storage), delegated (close returns at once for files under a write delegation or lease), lazy (close returns at once; the data is sent up to dirty-age later), local (both return when the local disk has the data; no other client may use the export) or local-names (the same for names); sets close, writeback, exclusive and creates",
+    ),
     valued("close", "HOW", "wait", Latency, apply::close)
         .help("wait (close returns when the data is on stable storage), delegated (close waits only for files without a write delegation, or without a write lease with vers=nqnfs) or lazy (the data is sent up to dirty-age later: a crash loses it, other clients see it late)"),
     valued("writeback", "WHERE", "memory", Latency, apply::writeback).help(

@@ -280,6 +280,26 @@ fn consistency_sets_the_times_of_nfs5() {
     }
 }
 
+/// `durability` is the same as the options that it sets. Of several, the last one counts.
+#[test]
+fn durability_sets_other_options() {
+    let same = |one: &str, other: &str| {
+        let [one, other] = [one, other].map(|list| format!("{:?}", parse(list).unwrap()));
+        assert_eq!(one, other);
+    };
+    same("durability=server", "close=wait");
+    same("durability=delegated", "close=delegated");
+    same("durability=lazy", "close=lazy");
+    same("durability=local", "writeback=journal,exclusive");
+    same("durability=local-names", "writeback=journal,exclusive,creates=here");
+    same("durability=lazy,durability=server", "close=wait");
+    same("durability=local-names,durability=local", "writeback=journal,exclusive");
+    same("durability=lazy,close=wait", "close=wait");
+    for bad in ["durability=soon", "durability=local,writeback=memory", "durability=lazy,writeback=journal"] {
+        assert!(parse(bad).is_err(), "{bad}");
+    }
+}
+
 #[test]
 fn sizes_have_units() {
     let w =

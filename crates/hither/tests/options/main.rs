@@ -70,6 +70,7 @@ const CHECKS: &[Check] = &[
     ("prefetch", Plain, ages::prefetch),
     ("dirty-max", Silent, writing::dirty_max),
     ("dirty-age", Plain, writing::dirty_age),
+    ("durability", Delegating, writing::durability),
     ("close", Delegating, writing::close),
     ("writeback", Plain, writing::writeback),
     ("creates", Plain, writing::creates),

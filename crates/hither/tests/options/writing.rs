@@ -38,6 +38,36 @@ pub fn dirty_age(b: &Bench<'_>) {
     assert_eq!(at_server("late"), 0);
 }
 
+pub fn durability(b: &Bench<'_>) {
+    let held = |value: &str| {
+        let journal = b.near(value);
+        let m =
+            b.mount(&format!("vers=4.2,dirty-age=600,journal-dir={},durability={value}", journal.display()));
+        // The server makes the first object of a user, and so tells its owner.
+        fs::write(m.at(&format!("{value}-first")), "bytes").unwrap();
+        fs::write(m.at(value), "bytes").unwrap();
+        pause(200);
+        let at_server = fs::metadata(b.there(value)).map(|m| m.len()).ok();
+        (at_server, journaled(&journal) > 0)
+    };
+    let without = |value: &str| {
+        let m = b.mount(&format!("vers=4.2,dirty-age=600,durability={value}"));
+        fs::write(m.at(value), "bytes").unwrap();
+        fs::metadata(b.there(value)).unwrap().len()
+    };
+    assert_eq!(without("server"), 5);
+    assert_eq!(without("lazy"), 0);
+    assert_eq!(held("local"), (Some(0), true));
+    assert_eq!(held("local-names"), (None, true));
+    for value in ["local", "local-names"] {
+        assert_eq!(fs::read(b.there(value)).unwrap(), b"bytes");
+    }
+    wait_for("a close that does not wait", 60, || {
+        fs::remove_file(b.there("delegated")).ok();
+        without("delegated") == 0
+    });
+}
+
 pub fn close(b: &Bench<'_>) {
     let at_server = |name: &str| fs::metadata(b.there(name)).map_or(0, |m| m.len());
     let late = "vers=4.2,dirty-age=600";
