@@ -18,8 +18,12 @@ pub(super) const IN_USE_FILE: &str = "journal-in-use";
 /// Name of the file in the state directory with the epoch of the journal that belongs to it.
 pub(super) const OURS_FILE: &str = "journal-epoch";
 
-/// Writes a small file, durably. Only its owner may read it: it can hold filehandles.
+/// Writes a small file, durably. Only its owner may read it: it can hold filehandles. A file with
+/// the same text stays, so that a server starts on a full disk.
 pub(super) fn keep(dir: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+    if std::fs::read(dir.join(name)).is_ok_and(|now| now == text) {
+        return File::open(dir)?.sync_all();
+    }
     let new = dir.join(format!("{name}.new"));
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(text)?;
