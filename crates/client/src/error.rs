@@ -14,6 +14,7 @@ pub use mount::{MountError, Service};
 
 use hither_proto::nfs3::Nfsstat3;
 use hither_proto::nfs4::Nfsstat4;
+use hither_proto::rpc::AuthStat;
 use hither_rpc::gss::GssError;
 use hither_rpc::{CallError, Mode};
 use hither_vfs::Error;
@@ -44,8 +45,14 @@ pub fn call(e: &CallError) -> Error {
         CallError::TimedOut(_) | CallError::GarbageArgs | CallError::SystemErr => libc::EIO,
         CallError::DeadlinePassed => return Error::new(libc::ETIMEDOUT),
         CallError::Cancelled => return Error::new(libc::EINTR),
-        CallError::Gss(GssError::Expired(_)) | CallError::ContextEnded(_) => libc::EKEYEXPIRED,
-        CallError::Denied(_) | CallError::Gss(_) => libc::EACCES,
+        CallError::Gss(GssError::Expired(_)) | CallError::ContextEnded(_) => {
+            return Error::unproven(libc::EKEYEXPIRED, e.to_string());
+        }
+        CallError::Gss(_)
+        | CallError::Denied(AuthStat::RPCSEC_GSS_CREDPROBLEM | AuthStat::RPCSEC_GSS_CTXPROBLEM) => {
+            return Error::unproven(libc::EACCES, e.to_string());
+        }
+        CallError::Denied(_) => libc::EACCES,
         CallError::RpcMismatch { .. } | CallError::ProgUnavail | CallError::ProgMismatch { .. } => {
             libc::EPROTONOSUPPORT
         }

@@ -295,12 +295,10 @@ fn check_flavors(opts: &Options, flavors: &[AuthFlavor]) -> Result<(), MountErro
     if flavors.is_empty() || flavors.contains(&opts.security.flavor.number()) {
         return Ok(());
     }
-    let name = |f: &AuthFlavor| match *f {
-        AuthFlavor::NONE => "none".to_owned(),
-        AuthFlavor::KRB5 => "krb5".to_owned(),
-        AuthFlavor::KRB5I => "krb5i".to_owned(),
-        AuthFlavor::KRB5P => "krb5p".to_owned(),
-        other => other.0.to_string(),
+    let name = |number: &AuthFlavor| match (*number, Flavor::of(*number)) {
+        (_, Some(flavor)) => flavor.name().to_owned(),
+        (AuthFlavor::NONE, _) => "none".to_owned(),
+        (other, _) => other.0.to_string(),
     };
     Err(MountError::WrongSecurity {
         server: opts.server.clone(),

@@ -13,7 +13,7 @@
 //! | `state`, `ranges`, `closer` | open files and their locks; CLOSE of many files at once |
 //! | `lock_authority` | authority over locks: the server, or this client under a write delegation |
 //! | `walk`, `list`, `many`, `bring` | many results in one compound |
-//! | `open`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
+//! | `open`, `by_name`, `lock`, `io`, `names`, `attrs`, `xattr` | the operations |
 //! | `replay_check` | the outcome of a change whose reply was lost with its session |
 //!
 //! Exactly once: a call on a broken connection is repeated in its slot. The server answers it from
@@ -25,6 +25,7 @@
 mod attrs;
 mod batch;
 mod bring;
+mod by_name;
 mod call;
 mod callback;
 mod closer;

@@ -13,6 +13,8 @@ use std::time::SystemTime;
 
 /// The machine's credential cache, in memory.
 const MACHINE_CACHE: &str = "MEMORY:hither-machine";
+/// Directories with cache files of users.
+const DIRECTORIES: [&str; 2] = ["/tmp", "/run/user/UID"];
 /// Most caches of a user that are tried.
 const CACHES_MAX: usize = 32;
 
@@ -33,13 +35,16 @@ pub(crate) fn acceptor(keytab: &Path) -> Result<Cred, Error> {
 }
 
 /// Tickets of a user. The thread has the user's identity. The user's caches are tried in the order
-/// of the library's default, the usual places, and files in `/tmp` of any name, the newest first.
+/// of the library's default, the usual places, and files of any name in [`DIRECTORIES`], the newest
+/// first. A cache in `/tmp` that belongs to another user is not used: its tickets would give this
+/// user's calls, and his data, to that user.
 pub(crate) fn user(uid: u32) -> Result<Cred, Error> {
     // `KRB5CCNAME` of this process names the cache of its own user.
     let is_default = getuid().as_raw() == uid || std::env::var_os("KRB5CCNAME").is_none();
-    let first = if is_default { default_cache() } else { Err(none()) };
+    let first = if is_default && !is_planted(uid) { default_cache() } else { Err(none()) };
     let mut error = match first {
-        Ok(cred) => return Ok(cred),
+        Ok(cred) if !is_planted(uid) => return Ok(cred),
+        Ok(_) => none(),
         Err(e) => e,
     };
     for cache in caches(uid) {
@@ -52,21 +57,31 @@ pub(crate) fn user(uid: u32) -> Result<Cred, Error> {
     Err(error)
 }
 
+/// Whether another user has a file or link at the usual place of this user's cache.
+fn is_planted(uid: u32) -> bool {
+    let owner = fs::symlink_metadata(format!("/tmp/krb5cc_{uid}")).map(|meta| meta.uid());
+    owner.is_ok_and(|owner| owner != uid && owner != 0)
+}
+
 fn caches(uid: u32) -> Vec<String> {
-    let mut caches = vec![
-        format!("FILE:/tmp/krb5cc_{uid}"),
+    let usual = (!is_planted(uid)).then(|| format!("FILE:/tmp/krb5cc_{uid}"));
+    let mut caches: Vec<String> = usual.into_iter().collect();
+    caches.extend([
         format!("KEYRING:persistent:{uid}"),
         format!("DIR:/run/user/{uid}/krb5cc"),
         format!("KCM:{uid}"),
-    ];
+    ]);
     let mut files: Vec<(SystemTime, String)> = Vec::new();
-    for entry in fs::read_dir("/tmp").into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| name.starts_with("krb5cc")) else { continue };
-        // The file itself and not one that a link names.
-        let Ok(meta) = fs::symlink_metadata(entry.path()) else { continue };
-        if meta.is_file() && meta.uid() == uid {
-            files.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), format!("FILE:/tmp/{name}")));
+    for dir in DIRECTORIES.map(|dir| dir.replace("UID", &uid.to_string())) {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().filter(|name| name.starts_with("krb5cc")) else { continue };
+            // The file itself and not one that a link names.
+            let Ok(meta) = fs::symlink_metadata(entry.path()) else { continue };
+            if meta.is_file() && meta.uid() == uid {
+                let at = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                files.push((at, format!("FILE:{dir}/{name}")));
+            }
         }
     }
     files.sort_by(|a, b| b.cmp(a));

@@ -118,6 +118,9 @@ pub enum GssError {
     /// The server accepts no context.
     #[error("Kerberos: the server refuses the ticket ({0}): see the log of the server")]
     Refused(Arc<str>),
+    /// The server denies the call that makes a context, for example because the token is too old.
+    #[error("Kerberos: {0}")]
+    Denied(Arc<str>),
     /// Another failure, in the words of the mechanism.
     #[error("Kerberos: {0}")]
     Failed(Arc<str>),

@@ -13,17 +13,25 @@ pub struct Error {
     pub errno: i32,
     /// The cause for the log; `None` when the errno is sufficient.
     pub why: Option<Cow<'static, str>>,
+    /// The caller's credential could not be used, so the server did not judge the call. A later
+    /// attempt may succeed, with any errno.
+    pub is_unproven: bool,
 }
 
 impl Error {
     /// An expected failure that the errno describes completely.
     pub fn new(errno: i32) -> Self {
-        Self { errno, why: None }
+        Self { errno, why: None, is_unproven: false }
     }
 
     /// A failure that is logged with a reason.
     pub fn because(errno: i32, why: impl Into<Cow<'static, str>>) -> Self {
-        Self { errno, why: Some(why.into()) }
+        Self { errno, why: Some(why.into()), is_unproven: false }
+    }
+
+    /// A call that the server did not judge, because the caller's credential could not be used.
+    pub fn unproven(errno: i32, why: impl Into<Cow<'static, str>>) -> Self {
+        Self { is_unproven: true, ..Self::because(errno, why) }
     }
 
     /// Level at which the failure is logged. Common answers (no such file, not permitted) are

@@ -1,7 +1,7 @@
 //! CLOSE of many files in one compound.
 //!
-//! No program waits for a CLOSE: its close(2) has returned before. After its last open has ended, a
-//! file waits a moment for other files. They are closed together. A file that is opened again in
+//! No program waits for a CLOSE, which reports no error of its data. After its last open has ended,
+//! a file waits a moment for other files. They are closed together. A file that is opened again in
 //! this time is not closed. [`Core::release`] handles the files that a batch leaves open (a
 //! refusal, or a state in use) alone.
 
@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{MutexGuard, oneshot};
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 /// Time for which a file waits for others.
 const WAIT: Duration = Duration::from_millis(200);
@@ -28,6 +29,8 @@ const BEFORE_MAX: usize = 4;
 #[derive(Default)]
 pub(crate) struct Closer {
     queue: Mutex<Queue>,
+    /// The ends of the opens of waiting files.
+    releases: TaskTracker,
 }
 
 #[derive(Default)]
@@ -43,7 +46,7 @@ impl Queue {
     }
 }
 
-/// A file that waits. Its last open goes on when this value is dropped.
+/// A file that waits. The end of its last open goes on when this value is dropped.
 pub(super) struct Waiting {
     state: Arc<OpenState>,
     since: Instant,
@@ -51,12 +54,25 @@ pub(super) struct Waiting {
 }
 
 impl Core {
-    /// Closes `state` at the server together with others, when it needs a CLOSE that can wait.
-    pub async fn close_soon(self: &Arc<Self>, state: &Arc<OpenState>) {
+    /// Ends a use of `state`, as [`Core::release`]. A CLOSE that can wait is sent later, together
+    /// with others. The caller does not wait for it.
+    pub async fn release_soon(self: &Arc<Self>, state: &Arc<OpenState>) {
+        let Some(done) = self.close_soon(state) else { return self.release(state).await };
+        let (core, state) = (self.clone(), state.clone());
+        self.closer.releases.spawn(async move {
+            // With any outcome of the batch.
+            let _ = done.await;
+            core.release(&state).await;
+        });
+    }
+
+    /// Adds `state` to the waiting files, when it needs a CLOSE that can wait. The result ends
+    /// after the CLOSE.
+    fn close_soon(self: &Arc<Self>, state: &Arc<OpenState>) -> Option<oneshot::Receiver<()>> {
         let hidden = state.file.inner.lock().silly.is_some();
         let locked = !state.inner.lock().locks.is_empty();
         if hidden || locked || self.stop.is_cancelled() || !matches!(state.next_step(), Step::Close(_)) {
-            return;
+            return None;
         }
         let (done, told) = oneshot::channel();
         let (start_timer, full) = {
@@ -71,8 +87,7 @@ impl Core {
         } else if start_timer {
             tokio::spawn(async move { core.close_in_time().await });
         }
-        // With any outcome of the batch.
-        let _ = told.await;
+        Some(told)
     }
 
     /// Closes the waiting files when the first of them has waited long enough, until none waits.
@@ -122,8 +137,15 @@ impl Core {
         mine
     }
 
+    /// Closes all waiting files, and waits until all ended opens have left the server.
+    pub async fn close_all_waiting(self: &Arc<Self>) {
+        self.close_waiting().await;
+        self.closer.releases.close();
+        self.closer.releases.wait().await;
+    }
+
     /// Closes all waiting files now.
-    pub async fn close_waiting(self: &Arc<Self>) {
+    async fn close_waiting(self: &Arc<Self>) {
         let batch = self.closer.queue.lock().take();
         self.close_many(batch).await;
     }

@@ -1,23 +1,22 @@
 //! OPEN, CLOSE and OPEN_DOWNGRADE.
 //!
-//! An open by filehandle is one compound. An open by path is one compound too: it looks up the
-//! names before the last. After each change [`Core::settle`] makes the server's open state equal to
-//! the local one. An open whose caller no longer waits is closed like any other.
+//! An open by filehandle is one compound, and so is an open by path ([`Core::open_by_name`]). After
+//! each change [`Core::settle`] makes the server's open state equal to the local one. An open whose caller no longer waits is closed like any other.
 
 use super::attrs::NODE_ATTRS;
+use super::by_name::{ByName, Naming};
 use super::call::{Answer, Compound};
 use super::core::Core;
 use super::fail::{Answered, Fail, is_state_lost};
-use super::state::{Files, Further, OpenState, Step, own_fh, share, wire_fh, wire_name};
-use crate::stamp::Stamp;
+use super::state::{Further, OpenState, Step, share, wire_fh};
 use crate::writes::OpenMark;
 use hither_proto::nfs4::{
-    Attrs as WireAttrs, Bitmap4, CreateHow, CreateVerfAttr, Nfsstat4, Op, OpenArgs, OpenClaim, OpenOk,
-    StateOwner, Stateid, access, attr, open,
+    Attrs as WireAttrs, CreateHow, Nfsstat4, Op, OpenArgs, OpenClaim, OpenOk, StateOwner, Stateid, access,
+    open,
 };
 use hither_vfs::{
     Access, Attrs, ChangeInfo, Create, Error, Fh, File, Name, Node, OpenAccess, OpenHow, OpenId, Opened,
-    Read, RequestContext, SetAttr, SetTime, Time,
+    Read, RequestContext, SetAttr,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,22 +28,6 @@ use tokio::time::Instant;
 /// again the client gives up.
 const OLD_WAIT: Duration = Duration::from_millis(5);
 const OLD_ROUNDS: u32 = 100;
-
-/// An open by name in progress. Drop ends it.
-struct Naming<'a>(&'a Files);
-
-impl<'a> Naming<'a> {
-    fn new(files: &'a Files) -> Self {
-        files.naming.fetch_add(1, Ordering::SeqCst);
-        Self(files)
-    }
-}
-
-impl Drop for Naming<'_> {
-    fn drop(&mut self) {
-        self.0.naming.fetch_sub(1, Ordering::SeqCst);
-    }
-}
 
 impl Core {
     /// Opens a file; see `Vfs::open`. Runs in its own task.
@@ -59,7 +42,7 @@ impl Core {
             None => self.open_by_handle(cx, base, how).await?,
             Some((name, before)) => {
                 let naming = Naming::new(&self.files);
-                self.open_by_name(cx, base, before, name, how, naming).await?
+                self.open_by_name(cx, ByName { base, before, name }, how, naming).await?
             }
         };
         // The server may wrongly report that it created the file, after another change of the
@@ -130,159 +113,8 @@ impl Core {
         Ok(Opened { node, open: id, created: false, dir: None, first, backing: None })
     }
 
-    async fn open_by_name(
-        self: &Arc<Self>,
-        cx: &RequestContext,
-        base: &Fh,
-        before: &[Name],
-        name: &Name,
-        how: &OpenHow,
-        naming: Naming<'_>,
-    ) -> Answered<Opened> {
-        // The owner belongs to the credential. The file is known only after the OPEN.
-        let owner = self.files.owner(&cx.cred);
-        let create = self.create_how(how).await;
-        let (asked, later, stamp) = (create.asked, create.later, create.stamp);
-        let mut ops = vec![Op::Putfh(wire_fh(base))];
-        ops.extend(before.iter().map(|n| Op::Lookup(wire_name(n))));
-        ops.push(self.open_op(&owner, how, create.how, OpenClaim::Null(wire_name(name))));
-        ops.push(Op::Getfh);
-        match how.create {
-            Create::No => ops.extend(after_open(how)),
-            // The file may exist already.
-            Create::IfMissing(_) => ops.extend(right_to_open(how).map(Op::Access)),
-            Create::Exclusive(_) => {}
-        }
-        ops.push(Op::Getattr(NODE_ATTRS));
-        let creates = how.create != Create::No;
-        if creates && before.is_empty() {
-            ops.extend([Op::Putfh(wire_fh(base)), Op::Getattr(NODE_ATTRS)]);
-        }
-        let guess = match before {
-            [] => self.guess(base, name, cx).await,
-            _ => None,
-        };
-        let mut repeated = false;
-        let granted = self.compound(cx, self.with_first_bytes(ops, how)).await.and_then(|mut answer| {
-            let results = &mut answer.results;
-            results.putfh()?;
-            for _ in before {
-                results.lookup()?;
-            }
-            repeated = answer.repeated;
-            let ok = answer.results.open()?;
-            let fh = own_fh(&answer.results.getfh()?);
-            Ok((answer, ok, fh))
-        });
-        let state = match (&granted, guess) {
-            (Ok((_, _, fh)), Some(state)) if state.file.fh == *fh => Ok(state),
-            (_, wrong) => {
-                let state = granted.as_ref().map(|(_, _, fh)| self.files.start(fh, &cx.cred));
-                if let Some(wrong) = wrong {
-                    self.files.abandoned(&wrong);
-                    let core = self.clone();
-                    // This open need not wait for the CLOSE of another file.
-                    tokio::spawn(async move {
-                        core.close_soon(&wrong).await;
-                        core.release(&wrong).await;
-                    });
-                }
-                state.map_err(Fail::clone)
-            }
-        };
-        if let (Err(Fail::Nfs(Nfsstat4::EXIST)), Some(stamp), true) = (&granted, &stamp, repeated)
-            && let Some(fh) = self.made_before(cx, base, before, name, stamp).await
-        {
-            let how = OpenHow { create: Create::No, truncate: false, ..how.clone() };
-            let opened = self.open_by_handle(cx, &fh, &how).await?;
-            return Ok(Opened { created: true, dir: Some(ChangeInfo::default()), ..opened });
-        }
-        if let (Err(Fail::Nfs(Nfsstat4::ATTRNOTSUPP)), Some(stamp)) = (&granted, &stamp)
-            && stamp.trusted
-        {
-            self.stamps.refused();
-            return Box::pin(self.open_by_name(cx, base, before, name, how, naming)).await;
-        }
-        let state = state?;
-        let (mut answer, ok, fh) = granted?;
-        if before.is_empty() {
-            self.files.note_name(&state.file, base, name);
-        }
-        let (id, granted) = self.granted(&state, how.access, &ok, answer.asked);
-        // The open is registered. If it is refused later, its CLOSE need not wait for a reply.
-        drop(naming);
-        let cut = match how.create {
-            Create::Exclusive(_) => None,
-            _ if cuts_at_once(how) => Some(self.writes().truncating(&fh, 0).await),
-            _ => None,
-        };
-        // Servers that cannot read both values atomically (ganesha) still show whether the open
-        // changed the directory. The Linux client uses the same test.
-        let created = match how.create {
-            Create::No => false,
-            Create::IfMissing(_) => ok.cinfo.before != ok.cinfo.after,
-            Create::Exclusive(_) => true,
-        };
-        let allowed = match how.create {
-            Create::IfMissing(_) => {
-                let found = told_right(how, &mut answer);
-                // After two executions the first may have created the file, with a mode without the
-                // right to read.
-                if created || repeated { Ok(()) } else { self.may_open(cx, &fh, how, found).await }
-            }
-            _ => Ok(()),
-        };
-        let rest = if let Err(refused) = allowed {
-            Err(refused)
-        } else if creates {
-            let missing = match (&how.create, stamp) {
-                (Create::Exclusive(_), Some(stamp)) if !stamp.trusted => {
-                    let mut missing = exclusive_leftover(&ok.attrset, asked, later);
-                    if missing.atime.is_some() {
-                        missing.atime = Some(SetTime::To(stamp.time));
-                    } else {
-                        // The server keeps its verifiers elsewhere, without a cost for the client.
-                        self.stamps.refused();
-                    }
-                    missing
-                }
-                (Create::Exclusive(_), None) => exclusive_leftover(&ok.attrset, asked, later),
-                _ => SetAttr::default(),
-            };
-            let wire = answer.results.getattr().ok();
-            let mut dir = change_info(&ok.cinfo);
-            if before.is_empty() && answer.results.putfh().is_ok() {
-                dir.attrs = self.dir_attrs(base, &mut answer).await;
-            }
-            let node = self.finish_create(cx, &fh, id, missing, wire, granted, answer.asked).await;
-            if let (Some(stamp), Ok(node)) = (stamp, &node) {
-                self.stamps.seen(&stamp, node.attrs.attr.atime);
-            }
-            node.map(|node| (node, None, Some(dir)))
-        } else {
-            let rest = self.finish_open(cx, &fh, id, how, granted, answer).await;
-            rest.map(|(node, first)| (node, first, None))
-        };
-        // With creation OPEN itself has cut the file.
-        match (cut, creates || rest.is_ok()) {
-            (Some(cut), true) => cut.done(),
-            (cut, _) => drop(cut),
-        }
-        let (node, first, dir) = self.or_close(id, rest).await?;
-        Ok(Opened { node, open: id, created, dir, first, backing: None })
-    }
-
-    /// Guesses that the name still belongs to the file that was opened by it and is still open.
-    /// Then the CLOSE of that file must not overtake this OPEN, as for opens by filehandle.
-    async fn guess(&self, dir: &Fh, name: &Name, cx: &RequestContext) -> Option<Arc<OpenState>> {
-        let fh = self.files.by_name(dir, name)?;
-        let state = self.files.try_begin(&fh, &cx.cred)?;
-        drop(state.closing.lock().await);
-        Some(state)
-    }
-
     /// `ops` of an OPEN, and a READ at the end when first bytes are requested and available.
-    fn with_first_bytes(&self, mut ops: Vec<Op>, how: &OpenHow) -> Compound {
+    pub(super) fn with_first_bytes(&self, mut ops: Vec<Op>, how: &OpenHow) -> Compound {
         match self.first_wanted(how) {
             0 => Compound::new("OPEN", ops),
             bytes => {
@@ -299,7 +131,13 @@ impl Core {
         if can && self.opts.chains { how.first_bytes.min(self.facts().rsize) } else { 0 }
     }
 
-    fn open_op(&self, owner: &[u8], how: &OpenHow, create: Option<CreateHow>, claim: OpenClaim) -> Op {
+    pub(super) fn open_op(
+        &self,
+        owner: &[u8],
+        how: &OpenHow,
+        create: Option<CreateHow>,
+        claim: OpenClaim,
+    ) -> Op {
         Op::Open(OpenArgs {
             seqid: 0,
             share_access: share(how.access) | self.wanted_with(how.access.contains(OpenAccess::WRITE)),
@@ -310,67 +148,8 @@ impl Core {
         })
     }
 
-    /// The parameters of a creation. The first exclusive creation of a mount uses a verifier and
-    /// finds out whether the server keeps stamps ([`crate::stamp`]). Later creations use a stamp,
-    /// which saves the SETATTR.
-    async fn create_how(&self, how: &OpenHow) -> Creation {
-        match &how.create {
-            Create::No => Creation::default(),
-            Create::IfMissing(set) => {
-                let mut attrs = self.wire_set(set).await;
-                if cuts_at_once(how) {
-                    attrs.size = Some(0);
-                }
-                Creation { how: Some(CreateHow::Unchecked(attrs)), ..Creation::default() }
-            }
-            Create::Exclusive(set) => {
-                let takes_umask = self.facts().exclusive_attrs.has(attr::MODE_UMASK);
-                let unmasked = set.unmasked.filter(|_| takes_umask);
-                let set = &SetAttr { unmasked, ..set.clone() };
-                let stamp = self.stamps.make(&self.env, set);
-                if let Some(trusted) = stamp.filter(|s| s.trusted) {
-                    let set = SetAttr { atime: Some(SetTime::To(trusted.time)), ..set.clone() };
-                    let how = Some(CreateHow::Guarded(self.wire_set(&set).await));
-                    return Creation { how, stamp, ..Creation::default() };
-                }
-                let mut attrs = self.wire_set(set).await;
-                let all = attrs.mask();
-                attrs.retain(self.facts().exclusive_attrs);
-                let later = all.difference(attrs.mask());
-                let verf = (self.env.random)().to_be_bytes();
-                let how = Some(CreateHow::Exclusive41(CreateVerfAttr { verf, attrs }));
-                Creation { how, asked: set.clone(), later, stamp }
-            }
-        }
-    }
-
-    /// The filehandle of an existing file, if an earlier execution of this exclusive creation made
-    /// it. That happens when the reply was lost with a server that restarted.
-    async fn made_before(
-        self: &Arc<Self>,
-        cx: &RequestContext,
-        dir: &Fh,
-        before: &[Name],
-        name: &Name,
-        stamp: &Stamp,
-    ) -> Option<Fh> {
-        let mut ops = vec![Op::Putfh(wire_fh(dir))];
-        ops.extend(before.iter().chain([name]).map(|n| Op::Lookup(wire_name(n))));
-        ops.extend([Op::Getfh, Op::Getattr(Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_MODIFY]))]);
-        let mut answer = self.compound(cx, Compound::new("LOOKUP", ops)).await.ok()?;
-        answer.results.putfh().ok()?;
-        for _ in 0..=before.len() {
-            answer.results.lookup().ok()?;
-        }
-        let fh = own_fh(&answer.results.getfh().ok()?);
-        let wire = answer.results.getattr().ok()?;
-        let [atime, mtime] = [wire.time_access, wire.time_modify]
-            .map(|time| time.map(|time| Time { secs: time.seconds, nanos: time.nseconds }));
-        stamp.is_of(atime?, mtime).then_some(fh)
-    }
-
     /// Registers a granted open, and the delegation of its reply.
-    fn granted(
+    pub(super) fn granted(
         self: &Arc<Self>,
         state: &Arc<OpenState>,
         access: OpenAccess,
@@ -394,7 +173,7 @@ impl Core {
 
     /// Reads the results after OPEN (and GETFH). Repeats failed parts alone. GETATTR precedes READ:
     /// see `bring`.
-    async fn finish_open(
+    pub(super) async fn finish_open(
         self: &Arc<Self>,
         cx: &RequestContext,
         fh: &Fh,
@@ -428,7 +207,7 @@ impl Core {
 
     /// Checks the right that an open needs. ACCESS may have no result in the open's compound
     /// (NFS4ERR_DELAY while a delegation is recalled). Then it is sent alone and retried as usual.
-    async fn may_open(
+    pub(super) async fn may_open(
         self: &Arc<Self>,
         cx: &RequestContext,
         fh: &Fh,
@@ -445,28 +224,7 @@ impl Core {
         if have & right == right { Ok(()) } else { Err(Fail::Nfs(Nfsstat4::ACCESS)) }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all of it is about one open")]
-    async fn finish_create(
-        self: &Arc<Self>,
-        cx: &RequestContext,
-        fh: &Fh,
-        id: OpenId,
-        missing: SetAttr,
-        wire: Option<WireAttrs>,
-        granted: Option<Stateid>,
-        asked: Instant,
-    ) -> Answered<Node> {
-        let attrs = match wire {
-            _ if missing != SetAttr::default() => {
-                self.setattr(cx, File { fh, open: Some(id) }, &missing).await?
-            }
-            Some(wire) => self.leased_by(fh, self.attrs(fh, &wire, asked).await?, granted),
-            None => self.getattr(cx, fh).await?,
-        };
-        Ok(Node { fh: fh.clone(), attrs })
-    }
-
-    async fn or_close<T>(self: &Arc<Self>, id: OpenId, outcome: Answered<T>) -> Answered<T> {
+    pub(super) async fn or_close<T>(self: &Arc<Self>, id: OpenId, outcome: Answered<T>) -> Answered<T> {
         if outcome.is_err() {
             // Alone: a refused open does not wait for other CLOSEs.
             let _ = self.end(&self.own_cx(), id, false).await;
@@ -497,9 +255,10 @@ impl Core {
             }
             entry.state.file.unused(&entry.state);
             if together {
-                self.close_soon(&entry.state).await;
+                self.release_soon(&entry.state).await;
+            } else {
+                self.release(&entry.state).await;
             }
-            self.release(&entry.state).await;
         }
         written.map_err(Fail::Final)
     }
@@ -537,36 +296,20 @@ impl Core {
             let step = state.next_step();
             // After OLD_STATEID without an open in progress: the current seqid.
             let seq = |s: Stateid| if current { s.any_seqid() } else { s };
-            let fh = wire_fh(&state.file.fh);
             let (stateid, failed) = match step {
                 Step::None => return Ok(()),
-                Step::Close(stateid) => {
-                    // A server may refuse to close a locked file (ganesha does).
-                    self.drop_locks(state).await;
-                    let c = Compound::new("CLOSE", [Op::Putfh(fh), Op::close(seq(stateid))]);
-                    let closed = self.compound(&cx, c).await.and_then(|mut a| {
-                        a.results.putfh()?;
-                        Ok(a.results.close()?)
-                    });
-                    match closed {
-                        Ok(_) => {
-                            state.gone(&stateid);
-                            // An open by name has overtaken the CLOSE, and the server closed that
-                            // open, too.
-                            self.open_again(state).await;
-                            continue;
-                        }
-                        Err(f) => (stateid, f),
+                Step::Close(stateid) => match self.send_close(&cx, state, seq(stateid)).await {
+                    Ok(()) => {
+                        state.gone(&stateid);
+                        // An open by name has overtaken the CLOSE, and the server closed that open,
+                        // too.
+                        self.open_again(state).await;
+                        continue;
                     }
-                }
+                    Err(f) => (stateid, f),
+                },
                 Step::Downgrade(stateid, access) => {
-                    let op = Op::open_downgrade(seq(stateid), access, open::SHARE_DENY_NONE);
-                    let c = Compound::new("OPEN_DOWNGRADE", [Op::Putfh(fh), op]);
-                    let lowered = self.compound(&cx, c).await.and_then(|mut a| {
-                        a.results.putfh()?;
-                        Ok(a.results.open_downgrade()?)
-                    });
-                    match lowered {
+                    match self.send_downgrade(&cx, state, seq(stateid), access).await {
                         Ok(new) => {
                             state.downgraded(access, Some(new));
                             continue;
@@ -601,6 +344,35 @@ impl Core {
             }
         }
     }
+
+    async fn send_close(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        state: &Arc<OpenState>,
+        stateid: Stateid,
+    ) -> Answered<()> {
+        // A server may refuse to close a locked file (ganesha does).
+        self.drop_locks(state).await;
+        let c = Compound::new("CLOSE", [Op::Putfh(wire_fh(&state.file.fh)), Op::close(stateid)]);
+        let mut answer = self.compound(cx, c).await?;
+        answer.results.putfh()?;
+        answer.results.close()?;
+        Ok(())
+    }
+
+    async fn send_downgrade(
+        self: &Arc<Self>,
+        cx: &RequestContext,
+        state: &Arc<OpenState>,
+        stateid: Stateid,
+        access: u32,
+    ) -> Answered<Stateid> {
+        let op = Op::open_downgrade(stateid, access, open::SHARE_DENY_NONE);
+        let c = Compound::new("OPEN_DOWNGRADE", [Op::Putfh(wire_fh(&state.file.fh)), op]);
+        let mut answer = self.compound(cx, c).await?;
+        answer.results.putfh()?;
+        Ok(answer.results.open_downgrade()?)
+    }
 }
 
 /// The mark, after commits that use it have ended.
@@ -614,23 +386,11 @@ async fn alone(mut mark: Arc<OpenMark>) -> OpenMark {
     }
 }
 
-/// Parameters of a creation.
-#[derive(Default)]
-struct Creation {
-    how: Option<CreateHow>,
-    /// Requested attributes, of which some may be left to set.
-    asked: SetAttr,
-    /// Attributes that the server does not set in the same step.
-    later: Bitmap4,
-    /// The stamp that identifies a repetition of this creation, or of later creations.
-    stamp: Option<Stamp>,
-}
-
 /// The rights that the open of an existing file needs and OPEN does not check. Servers grant OPEN
 /// for reading to users with execute access, because a client must read a program to run it.
 /// An open for reading with truncation needs the right to modify. The SETATTR alone would also
 /// succeed for an owner without that right.
-fn right_to_open(how: &OpenHow) -> Option<u32> {
+pub(super) fn right_to_open(how: &OpenHow) -> Option<u32> {
     let read = if how.execute {
         access::EXECUTE
     } else if how.access.contains(OpenAccess::READ) {
@@ -644,12 +404,12 @@ fn right_to_open(how: &OpenHow) -> Option<u32> {
 
 /// Whether the compound of the open can cut the file: no check in it may refuse the open. A refused
 /// open must not have cut the file.
-fn cuts_at_once(how: &OpenHow) -> bool {
+pub(super) fn cuts_at_once(how: &OpenHow) -> bool {
     how.truncate && right_to_open(how).is_none()
 }
 
 /// The granted rights among the requested ones.
-fn told_right(how: &OpenHow, answer: &mut Answer) -> Answered<u32> {
+pub(super) fn told_right(how: &OpenHow, answer: &mut Answer) -> Answered<u32> {
     match right_to_open(how) {
         Some(_) => Ok(answer.results.access()?.access),
         None => Ok(0),
@@ -657,41 +417,13 @@ fn told_right(how: &OpenHow, answer: &mut Answer) -> Answered<u32> {
 }
 
 /// Operations on the opened file in the same compound.
-fn after_open(how: &OpenHow) -> Vec<Op> {
+pub(super) fn after_open(how: &OpenHow) -> Vec<Op> {
     let mut ops: Vec<Op> = right_to_open(how).map(Op::Access).into_iter().collect();
     if cuts_at_once(how) {
         let size = WireAttrs { size: Some(0), ..WireAttrs::default() };
         ops.push(Op::setattr(Stateid::CURRENT, size));
     }
     ops
-}
-
-/// Attributes left to set after an exclusive create: those that the server could not set, and times
-/// that held the verifier (RFC 8881 section 18.16.3).
-pub(super) fn exclusive_leftover(attrset: &Bitmap4, mut asked: SetAttr, later: Bitmap4) -> SetAttr {
-    let done = |n: u32| attrset.has(n) && !later.has(n);
-    if done(attr::MODE) || done(attr::MODE_UMASK) {
-        asked.mode = None;
-    }
-    asked.unmasked = None;
-    if done(attr::OWNER) {
-        asked.uid = None;
-    }
-    if done(attr::OWNER_GROUP) {
-        asked.gid = None;
-    }
-    if done(attr::SIZE) || asked.size_bytes == Some(0) {
-        asked.size_bytes = None;
-    }
-    // A time that the client did not ask for is the verifier.
-    let left = |asked: Option<SetTime>, time, set| match asked {
-        Some(_) if done(set) => None,
-        None if attrset.has(time) || attrset.has(set) => Some(SetTime::Now),
-        asked => asked,
-    };
-    asked.atime = left(asked.atime, attr::TIME_ACCESS, attr::TIME_ACCESS_SET);
-    asked.mtime = left(asked.mtime, attr::TIME_MODIFY, attr::TIME_MODIFY_SET);
-    asked
 }
 
 /// Change of a directory in the types of the `Vfs` interface.

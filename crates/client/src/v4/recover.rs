@@ -3,8 +3,12 @@
 //! Calls that find the loss wait for the end of the recovery. One task performs the needed steps
 //! (RFC 8881 section 8.4). It creates a session for the same clientid. When the server no longer
 //! knows the clientid, the task gets a new one. Then it reclaims every open and lock. In the
-//! server's grace period it uses `CLAIM_PREVIOUS` and `reclaim`. Otherwise it opens and locks anew.
-//! RECLAIM_COMPLETE ends it. A step without a usable answer is retried with growing intervals.
+//! server's grace period it uses `CLAIM_PREVIOUS` and `reclaim`. RECLAIM_COMPLETE ends the reclaim.
+//! Servers refuse ordinary opens before it. So files that the server does not let the client reclaim
+//! are opened anew after it. A step without a usable answer is retried with growing intervals.
+//!
+//! A user without a usable ticket reclaims nothing. His opens keep their old stateids. The next
+//! call with a usable ticket finds the loss, and opens the file anew.
 //!
 //! A lock that could not be reclaimed in the grace period is taken anew under one condition. The
 //! file's change attribute must prove that the file is unchanged. Otherwise the lock is lost, and
@@ -80,6 +84,16 @@ pub(super) enum Via {
     Ordinary,
 }
 
+/// The outcome of a reclaim of an open.
+enum Claimed {
+    /// `unchanged`: the change attribute proves that the file is the same.
+    Open { unchanged: bool },
+    /// The server does not let the client reclaim it. It is opened anew after RECLAIM_COMPLETE.
+    TooLate,
+    /// The file is not open.
+    NotOpen,
+}
+
 impl Core {
     /// Recovers until there is a session with all recoverable state. `session` is the lost one.
     pub async fn recover(self: Arc<Self>, mut need: Need, mut session: Arc<Session>) {
@@ -152,7 +166,10 @@ impl Core {
                 Err(more) => need.add(more),
             }
         } else {
-            return Ok(true);
+            match self.claim_files(session, self.files.too_late(), Reclaim::Late).await {
+                Ok(()) => return Ok(true),
+                Err(more) => need.add(more),
+            }
         }
         Ok(false)
     }
@@ -181,18 +198,31 @@ impl Core {
                 tokio::spawn(async move { core.drop_dead_delegations().await });
             }
         }
+        let all = self.files.all();
+        for file in &all {
+            file.inner.lock().states.values().for_each(|state| state.inner.lock().too_late = false);
+        }
+        self.claim_files(session, all, how).await
+    }
+
+    async fn claim_files(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        files: Vec<Arc<FileState>>,
+        how: Reclaim,
+    ) -> Result<(), Need> {
         let mut claims = JoinSet::new();
-        for file in self.files.all() {
+        for file in &files {
             while claims.len() >= CLAIMS_AT_ONCE {
                 joined(claims.join_next().await)?;
             }
-            let (core, via) = (self.clone(), Via::Session(session.clone()));
+            let (core, via, file) = (self.clone(), Via::Session(session.clone()), file.clone());
             claims.spawn(async move { core.claim_file(&via, &file, how).await });
         }
         while !claims.is_empty() {
             joined(claims.join_next().await)?;
         }
-        for file in self.files.all() {
+        for file in files.iter().filter(|file| !file.is_too_late()) {
             file.arrived(LockAuthority::Claiming);
         }
         Ok(())
@@ -270,31 +300,42 @@ impl Core {
         }
     }
 
-    /// Reclaims the opens and locks of a file for all its states. State that cannot be reclaimed is
-    /// marked lost.
+    /// Reclaims the opens and locks of a file: those of the states that were too late for the grace
+    /// period, if there are any, else those of all states. State that cannot be reclaimed is marked
+    /// lost.
     async fn claim_file(
         self: &Arc<Self>,
         via: &Via,
         file: &Arc<FileState>,
         how: Reclaim,
     ) -> Result<(), Need> {
-        let states: Vec<_> = file.inner.lock().states.values().cloned().collect();
-        let mut opened = Vec::with_capacity(states.len());
+        let mut states: Vec<_> = file.inner.lock().states.values().cloned().collect();
+        if file.is_too_late() {
+            states.retain(|state| state.inner.lock().too_late);
+        }
+        let mut claims = Vec::with_capacity(states.len());
         for state in states {
             let claimed = self.claim_open(via, &state, how).await?;
-            opened.push((state, claimed));
+            claims.push((state, claimed));
         }
         // A late open brings a new delegation: other clients may have used the file in between.
-        let in_time = opened.iter().all(|(_, claimed)| !matches!(claimed, Some((Reclaim::Late, _))));
+        let is_late = |claimed: &Claimed| match claimed {
+            Claimed::TooLate => true,
+            Claimed::Open { .. } => how == Reclaim::Late,
+            Claimed::NotOpen => false,
+        };
+        let in_time = !claims.iter().any(|(_, claimed)| is_late(claimed));
         let stays = in_time && self.delegations.for_locks(&file.fh).is_some();
         if !stays {
             file.claiming();
         }
-        for (state, claimed) in opened {
+        for (state, claimed) in claims {
             match claimed {
-                Some((how, unchanged)) => self.claim_locks(via, &state, how, unchanged, stays).await?,
-                None if !stays => file.lose_locks_of(&state),
-                None => {}
+                Claimed::Open { unchanged } => {
+                    self.claim_locks(via, &state, how, unchanged, stays).await?;
+                }
+                Claimed::NotOpen if !stays => file.lose_locks_of(&state),
+                Claimed::NotOpen | Claimed::TooLate => {}
             }
         }
         Ok(())
@@ -304,50 +345,58 @@ impl Core {
     /// are.
     async fn claim(self: &Arc<Self>, via: &Via, state: &Arc<OpenState>, how: Reclaim) -> Result<(), Need> {
         match self.claim_open(via, state, how).await? {
-            Some((how, unchanged)) => self.claim_locks(via, state, how, unchanged, true).await,
-            None => Ok(()),
+            Claimed::Open { unchanged } => self.claim_locks(via, state, how, unchanged, true).await,
+            Claimed::TooLate | Claimed::NotOpen => Ok(()),
         }
     }
 
-    /// Reclaims the open of `state`. Returns how it succeeded, and whether the file is unchanged.
-    /// `None`: the file is not open.
+    /// Reclaims the open of `state`.
     async fn claim_open(
         self: &Arc<Self>,
         via: &Via,
         state: &Arc<OpenState>,
         how: Reclaim,
-    ) -> Result<Option<(Reclaim, bool)>, Need> {
+    ) -> Result<Claimed, Need> {
         let had = state.file.inner.lock().change;
         let access = {
             let mut inner = state.inner.lock();
             let needed = inner.needed();
             if needed == 0 {
                 // The state is being closed or opened. That operation finds the loss.
-                inner.stateid = None;
-                return Ok(None);
+                (inner.stateid, inner.too_late) = (None, false);
+                return Ok(Claimed::NotOpen);
             }
             needed
         };
-        let (mut how, mut grace) = (how, Backoff::GRACE);
+        let mut grace = Backoff::GRACE;
         loop {
             let answer = self
                 .via(via, state, reopen(state, access, how, self.delegations.was_for_writing(&state.file.fh)))
                 .await?;
-            match answer.and_then(|a| self.reopened(access, state, a)) {
+            let failed = match answer.and_then(|a| self.reopened(access, state, a)) {
                 Ok(change) => {
-                    let unchanged = had != 0 && change == Some(had);
-                    return Ok(Some((how, unchanged)));
+                    return Ok(Claimed::Open { unchanged: had != 0 && change == Some(had) });
                 }
-                // The grace period has ended, or the server never had the open: open anew.
-                Err(f) if how == Reclaim::Restart && is_too_late(f.status()) => how = Reclaim::Late,
-                Err(Fail::Nfs(Nfsstat4::GRACE)) => tokio::time::sleep(grace.step()).await,
-                Err(f) => {
+                Err(f) => f,
+            };
+            match failed {
+                // The grace period has ended, or the server never had the open.
+                f if how == Reclaim::Restart && is_too_late(f.status()) => {
+                    state.inner.lock().too_late = true;
+                    return Ok(Claimed::TooLate);
+                }
+                Fail::Nfs(Nfsstat4::GRACE) => tokio::time::sleep(grace.step()).await,
+                f => {
                     let why = Error::from(f);
                     tracing::warn!(fh = ?state.file.fh, "an open file could not be opened again: {why}");
                     let mut inner = state.inner.lock();
-                    inner.stateid = None;
-                    inner.lost = Some(Error::because(libc::EIO, "the server lost this open file"));
-                    return Ok(None);
+                    inner.too_late = false;
+                    // With the old stateid, the next call of this user tries again.
+                    if !why.is_unproven {
+                        inner.stateid = None;
+                        inner.lost = Some(Error::because(libc::EIO, "the server lost this open file"));
+                    }
+                    return Ok(Claimed::NotOpen);
                 }
             }
         }

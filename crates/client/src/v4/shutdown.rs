@@ -30,8 +30,8 @@ impl Core {
                     let core = core.clone();
                     closes.spawn(async move { core.close(&core.own_cx(), id).await });
                 }
-                core.close_waiting().await;
                 while closes.join_next().await.is_some() {}
+                core.close_all_waiting().await;
                 core.delegreturn(core.delegations.take_all_but(0)).await;
                 Ok(flushed?)
             })

@@ -144,6 +144,8 @@ pub(crate) struct OpenInner {
     pub locks: HashMap<LockOwner, Arc<LockState>>,
     /// The reason why the open could not be recovered.
     pub lost: Option<Error>,
+    /// The server did not let the client reclaim the open. The recovery opens the file anew.
+    pub too_late: bool,
 }
 
 /// The open of an `OpenId`.
@@ -455,6 +457,11 @@ impl Files {
         self.table.lock().files.values().cloned().collect()
     }
 
+    /// Files that the server did not let the client reclaim.
+    pub fn too_late(&self) -> Vec<Arc<FileState>> {
+        self.all().into_iter().filter(|file| file.is_too_late()).collect()
+    }
+
     /// All `OpenId`s.
     pub fn open_ids(&self) -> Vec<OpenId> {
         self.table.lock().opens.keys().copied().collect()
@@ -506,6 +513,11 @@ impl FileState {
             inner.silly = Some(silly.clone());
         }
         open
+    }
+
+    /// Whether the server did not let the client reclaim one of its states.
+    pub fn is_too_late(&self) -> bool {
+        self.inner.lock().states.values().any(|state| state.inner.lock().too_late)
     }
 
     fn use_of(&self) -> Use {
@@ -655,6 +667,7 @@ impl OpenInner {
         self.stateid = Some(stateid);
         self.held = 1 << access;
         self.lost = None;
+        self.too_late = false;
     }
 }
 

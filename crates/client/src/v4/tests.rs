@@ -24,6 +24,9 @@ const RW: OpenAccess = OpenAccess::READ.union(OpenAccess::WRITE);
 const ALL: FileRange = FileRange { start_bytes: 0, end_bytes: u64::MAX };
 const ME: LockOwner = LockOwner { id: 1, flock: false };
 
+/// Time after which a CLOSE was sent.
+const CLOSE_DELAY: Duration = Duration::from_millis(250);
+
 struct Test {
     net: Net,
     server: Server,
@@ -81,6 +84,12 @@ impl Test {
 
     async fn lock(&self, o: &Opened) {
         self.v4.lock(&cx(), file(o), ME, LockKind::Write, ALL, LockWait::No).await.unwrap();
+    }
+
+    /// Closes a file. Returns after its CLOSE, for which no program waits.
+    async fn close(&self, o: &Opened) {
+        self.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+        tokio::time::sleep(CLOSE_DELAY).await;
     }
 
     /// Checks that the client broke no rule.
@@ -230,7 +239,7 @@ async fn revoked_state() {
     t.read(&a).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(t.server.lock().opens.values().any(|o| o.file == "b"));
-    t.v4.close(&cx(), &b.node.fh, b.open).await.unwrap();
+    t.close(&b).await;
     assert_eq!(t.server.count("EXCHANGE_ID"), 1);
     t.check();
 }
@@ -363,7 +372,7 @@ async fn recall_returns_delegation() {
     // for it.
     assert_eq!(t.server.lock().callbacks_answered, [Nfsstat4::OK, Nfsstat4::OK]);
     assert_eq!(t.server.count("DELEGRETURN"), 2);
-    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    t.close(&a).await;
     t.check();
 }
 
@@ -376,9 +385,9 @@ async fn downgrade_and_close() {
     let read = OpenHow { access: OpenAccess::READ, ..how(Create::No) };
     let reader = t.v4.open(&cx(), PathRef::fh(&both.node.fh), &read).await.unwrap();
     assert_eq!(t.server.lock().opens.len(), 1);
-    t.v4.close(&cx(), &both.node.fh, both.open).await.unwrap();
+    t.close(&both).await;
     assert_eq!(t.server.lock().opens.values().map(|o| o.access).collect::<Vec<_>>(), [1]);
-    t.v4.close(&cx(), &reader.node.fh, reader.open).await.unwrap();
+    t.close(&reader).await;
     assert_eq!(t.server.lock().opens.len(), 0);
     assert_eq!((t.server.count("OPEN_DOWNGRADE"), t.server.count("CLOSE")), (1, 1));
     t.check();
@@ -407,7 +416,7 @@ async fn open_waits_for_pending_close() {
     closed.unwrap();
     assert_eq!(t.server.count("OPEN"), 2);
     t.lock(&b).await;
-    t.v4.close(&cx, &b.node.fh, b.open).await.unwrap();
+    t.close(&b).await;
     assert_eq!(t.server.lock().opens.len(), 0);
     t.check();
 }
@@ -427,7 +436,7 @@ async fn lock_continues_after_lost_open() {
     }
     t.lock(&a).await;
     assert_eq!(t.server.lock().locks.len(), 1);
-    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    t.close(&a).await;
     t.check();
 }
 
@@ -437,7 +446,7 @@ async fn lock_continues_after_lost_open() {
 async fn failure_after_the_open() {
     let t = Test::new().await;
     let a = t.create("a").await;
-    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    t.close(&a).await;
     let execute = OpenHow { access: OpenAccess::READ, execute: true, ..how(Create::No) };
     let n = name("a");
     for at in [PathRef::fh(&a.node.fh), PathRef::name(&t.root, &n)] {
@@ -459,8 +468,8 @@ async fn failure_after_the_open() {
         t.net.cut(Cut::Reset);
         t.v4.commit(&cx(), file(&o)).await.unwrap();
         assert_eq!(t.read(&o).await.unwrap(), "");
-        t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
-        t.v4.close(&cx(), &cut.node.fh, cut.open).await.unwrap();
+        t.close(&o).await;
+        t.close(&cut).await;
     }
     t.check();
 }
@@ -472,7 +481,7 @@ async fn failure_after_the_open() {
 async fn create_respects_existing_permissions() {
     let t = Test::new().await;
     let a = t.create("a").await;
-    t.v4.close(&cx(), &a.node.fh, a.open).await.unwrap();
+    t.close(&a).await;
     let create = how(Create::IfMissing(SetAttr::default()));
     for (file, refused) in [("a", libc::EACCES), ("b", 0)] {
         t.server.lock().fail = vec![(NfsOpnum4::ACCESS, Nfsstat4::ACCESS)];
@@ -497,27 +506,6 @@ async fn shutdown_gives_everything_back() {
     assert_eq!((t.server.count("DESTROY_SESSION"), t.server.count("DESTROY_CLIENTID")), (1, 1));
     assert_eq!(errno(t.v4.root(&cx()).await), libc::EIO);
     t.check();
-}
-
-/// Times that hold a verifier are set afterwards, whichever bits of them the server reports.
-#[test]
-fn exclusive_verifier_times_are_set() {
-    use hither_proto::nfs4::{Bitmap4, attr};
-    let reports = [
-        vec![attr::TIME_ACCESS, attr::TIME_MODIFY],
-        vec![attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET],
-        vec![attr::TIME_ACCESS, attr::TIME_ACCESS_SET, attr::TIME_MODIFY, attr::TIME_MODIFY_SET],
-    ];
-    for report in reports {
-        let left = super::open::exclusive_leftover(&Bitmap4::of(&report), SetAttr::default(), Bitmap4::EMPTY);
-        assert_eq!((left.atime, left.mtime), (Some(SetTime::Now), Some(SetTime::Now)), "{report:?}");
-    }
-    // A time that the client asked for is there.
-    let then = Some(SetTime::To(Time { secs: 7, nanos: 0 }));
-    let asked = SetAttr { mtime: then, ..SetAttr::default() };
-    let there = Bitmap4::of(&[attr::TIME_ACCESS, attr::TIME_MODIFY_SET]);
-    let left = super::open::exclusive_leftover(&there, asked, Bitmap4::EMPTY);
-    assert_eq!((left.atime, left.mtime), (Some(SetTime::Now), None));
 }
 
 /// The server keeps the stamp of the first exclusive creation. Later creations then cost one
@@ -578,7 +566,7 @@ async fn many_files_are_closed_together() {
     for i in 0..5 {
         opened.push(t.create(&format!("f{i}")).await);
     }
-    let before = t.server.lock().compounds.len();
+    let (before, began) = (t.server.lock().compounds.len(), Instant::now());
     let closes: Vec<_> = opened
         .iter()
         .map(|o| {
@@ -591,12 +579,16 @@ async fn many_files_are_closed_together() {
     for close in closes {
         close.await.unwrap().unwrap();
     }
+    // The data is stable, and no program waits for the CLOSE.
+    assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+    assert_eq!(t.server.count("CLOSE"), 0);
+    tokio::time::sleep(CLOSE_DELAY).await;
     assert_eq!(t.server.count("CLOSE"), 4);
     // One OPEN, and one compound with all CLOSEs.
     let after = t.server.lock().compounds.len();
     assert_eq!(after - before, 2);
     t.write(&again, 0, "still open").await.unwrap();
-    t.v4.close(&cx(), &again.node.fh, again.open).await.unwrap();
+    t.close(&again).await;
     assert!(t.server.lock().opens.is_empty());
     t.check();
 }

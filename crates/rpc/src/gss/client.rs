@@ -217,8 +217,9 @@ impl GssUser {
         }
         state.session = None;
         let mut made = self.make(client, call).await;
-        if matches!(made, Err(CallError::Gss(GssError::Refused(_)))) {
-            // A token that was sent again after a lost reply may count as a replay.
+        if matches!(made, Err(CallError::Gss(GssError::Refused(_) | GssError::Denied(_)))) {
+            // A token that was sent again after a lost reply may count as a replay. A token that
+            // waited for the server may be too old.
             made = self.make(client, call).await;
         }
         match &made {
@@ -282,7 +283,10 @@ impl GssUser {
             ..*call
         };
         let reply = client.call_once(call, None).await.map_err(|e| match e {
-            CallError::Denied(stat) => failed(&format!("the server accepts no Kerberos context ({stat:?})")),
+            CallError::Denied(stat) => {
+                let why = format!("the server accepts no Kerberos context ({stat:?})");
+                CallError::Gss(GssError::Denied(why.into()))
+            }
             other => other,
         })?;
         let res: InitRes = Dec::all(&reply.body)

@@ -242,7 +242,7 @@ impl PendingCreates {
         };
         if let Err(e) = set_directory(&*self.below, &real, &deferred.set).await {
             tracing::warn!(error = %e, "the times of a directory cannot be set");
-            if passes(e.errno) {
+            if passes(&e) {
                 // The journal keeps them for the next sync, or the next mount.
                 return;
             }
@@ -259,7 +259,7 @@ impl PendingCreates {
 
     /// Handles a failed creation.
     async fn not_created(&self, fh: &Fh, e: Error) {
-        if !is_final(e.errno) && e.errno != libc::EEXIST {
+        if !is_final(&e) && e.errno != libc::EEXIST {
             let mut t = self.table();
             let Some(object) = t.here.get_mut(fh) else { return };
             let pause = object.retry.map_or(BACKOFF_FIRST, |(_, pause)| (pause * 2).min(BACKOFF_MAX));

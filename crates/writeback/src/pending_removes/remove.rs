@@ -194,10 +194,7 @@ impl PendingRemoves {
             let refused = match outcome {
                 Ok(_) => None,
                 Err(e) if matches!(e.errno, libc::ENOENT | libc::ESTALE) => None,
-                Err(e)
-                    if is_final(e.errno)
-                        || matches!(e.errno, libc::ENOTEMPTY | libc::EBUSY | libc::EEXIST) =>
-                {
+                Err(e) if is_final(&e) || matches!(e.errno, libc::ENOTEMPTY | libc::EBUSY | libc::EEXIST) => {
                     Some(e)
                 }
                 Err(e) => {

@@ -146,7 +146,11 @@ impl WriteBack {
         };
         let done = match sent {
             Ok(done) => done,
-            Err(e) => return self.not_sent(file, flight.map(|(id, _, len)| (id, len)), true, e),
+            Err(e) => {
+                let errno = e.errno;
+                self.not_sent(file, flight.map(|(id, _, len)| (id, len)), true, e);
+                return self.look_after_refusal(file, errno).await;
+            }
         };
         let wrote = done.wrote.bytes.min(len);
         Counters::add(&self.counters.writes_out, flights as u64);
@@ -191,7 +195,7 @@ impl WriteBack {
 
     /// Gives up attributes that the server refuses for good.
     pub(super) fn refuse_deferred(&self, s: &mut State, e: &Error) -> Refusal {
-        let is_final = is_final(e.errno) || matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS);
+        let is_final = is_final(e) || matches!(e.errno, libc::EOPNOTSUPP | libc::ENOSYS);
         // No program asked for a seen time, so no call fails for it and no later attempt sets it
         // over another client's change.
         if !is_final && !s.deferred.sends_seen_time() {

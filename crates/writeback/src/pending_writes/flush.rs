@@ -271,7 +271,19 @@ impl WriteBack {
         match sent {
             Ok(wrote) => self.sent(file, flight.id, flight.start_bytes, wrote),
             Err(_) if flight.filled => self.not_filled(file, flight.id),
-            Err(e) => self.not_sent(file, Some((flight.id, len)), false, e),
+            Err(e) => {
+                let errno = e.errno;
+                self.not_sent(file, Some((flight.id, len)), false, e);
+                self.look_after_refusal(file, errno).await;
+            }
+        }
+    }
+
+    /// Reads the state of a file after a WRITE that a full server refused: it has changed times, and
+    /// no bytes. After a crash that state shows no change of another client.
+    pub(super) async fn look_after_refusal(&self, file: &File, errno: i32) {
+        if matches!(errno, libc::ENOSPC | libc::EDQUOT) {
+            self.look_what_it_is(file).await;
         }
     }
 
@@ -315,7 +327,7 @@ impl WriteBack {
         Counters::add(&self.counters.writes_failed, 1);
         let fresh = self.next_change();
         let now = Instant::now();
-        let refused = is_final(e.errno) && flight.is_some();
+        let refused = is_final(&e) && flight.is_some();
         // A handle is stale after the last name was removed. The bytes of a file without users are
         // not needed.
         let gone = e.errno == libc::ESTALE && file.state.lock().is_leaving();

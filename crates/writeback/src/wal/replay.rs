@@ -123,7 +123,7 @@ impl Refusal {
     /// The refusal with this error of the server.
     pub(super) fn of(what: &str, e: &Error) -> Self {
         let why = format!("{what}: {e}");
-        if passes(e.errno) { Self::Passing(why) } else { Self::Final(why) }
+        if passes(e) { Self::Passing(why) } else { Self::Final(why) }
     }
 
     /// The reason of a final refusal.
@@ -140,31 +140,32 @@ impl Refusal {
 
 /// Whether an error of the server may be another one later. An unknown error is final here, because
 /// the mount must come up one day. During a mount it is not (`is_final`).
-pub(crate) fn passes(errno: i32) -> bool {
-    matches!(
-        errno,
-        libc::EAGAIN
-            | libc::ECONNABORTED
-            | libc::ECONNREFUSED
-            | libc::ECONNRESET
-            | libc::EDQUOT
-            | libc::EHOSTDOWN
-            | libc::EHOSTUNREACH
-            | libc::EINTR
-            | libc::EIO
-            | libc::EKEYEXPIRED
-            | libc::EKEYREVOKED
-            | libc::ENETDOWN
-            | libc::ENETUNREACH
-            | libc::ENOKEY
-            | libc::ENOMEM
-            | libc::ENOSPC
-            | libc::ENOTCONN
-            | libc::EPIPE
-            | libc::EREMOTEIO
-            | libc::ESHUTDOWN
-            | libc::ETIMEDOUT
-    )
+pub(crate) fn passes(e: &Error) -> bool {
+    e.is_unproven
+        || matches!(
+            e.errno,
+            libc::EAGAIN
+                | libc::ECONNABORTED
+                | libc::ECONNREFUSED
+                | libc::ECONNRESET
+                | libc::EDQUOT
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::EINTR
+                | libc::EIO
+                | libc::EKEYEXPIRED
+                | libc::EKEYREVOKED
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::ENOKEY
+                | libc::ENOMEM
+                | libc::ENOSPC
+                | libc::ENOTCONN
+                | libc::EPIPE
+                | libc::EREMOTEIO
+                | libc::ESHUTDOWN
+                | libc::ETIMEDOUT
+        )
 }
 
 pub(super) enum Fate {

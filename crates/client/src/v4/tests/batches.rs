@@ -212,7 +212,7 @@ async fn several_names_are_one_message() {
     let removed = t.v4.remove_many(&cx(), &t.root, &all).await;
     assert!(removed.iter().all(|one| one.is_ok()), "{removed:?}");
     assert_eq!(t.server.count("RENAME"), 1, "it is hidden until its last close");
-    t.v4.close(&cx(), &open.node.fh, open.open).await.unwrap();
+    t.close(&open).await;
     t.is_clean().await;
     assert_eq!(t.server.lock().files.len(), 0);
 }

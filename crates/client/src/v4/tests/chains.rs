@@ -373,13 +373,13 @@ async fn opens_bring_first_bytes() {
         let first = opened.first.clone().unwrap();
         assert_eq!((bytes(&first), first.eof), (&b"data of f"[..], true));
         assert_eq!((t.sent().len(), t.server.lock().opens.len()), (1, 1));
-        t.v4.close(&cx(), &f, opened.open).await.unwrap();
+        t.close(&opened).await;
         t.sent();
         // Without bytes that cannot be read now the open still succeeds.
         t.server.lock().fail = vec![(NfsOpnum4::READ, Nfsstat4::IO)];
         let opened = t.v4.open(&cx(), at, &how).await.unwrap();
         assert!(opened.first.is_none());
-        t.v4.close(&cx(), &f, opened.open).await.unwrap();
+        t.close(&opened).await;
         assert_eq!((t.sent().len(), t.server.lock().opens.len()), (2, 0));
     }
     t.check();
@@ -594,7 +594,7 @@ async fn delegations_are_kept_and_bounded() {
     t.v4.core.delegations.most.store(100, Ordering::Relaxed);
     let all: Vec<Fh> = names.iter().map(|n| fh(n)).collect();
     let opened = t.v4.open(&cx(), PathRef::fh(&all[0]), &how(Create::No)).await.unwrap();
-    t.v4.close(&cx(), &all[0], opened.open).await.unwrap();
+    t.close(&opened).await;
     assert_eq!(t.validity("f0").await, Validity::Lease);
     for (fh, read) in all.iter().zip(t.v4.read_many(&cx(), &all, None, 5).await.files) {
         assert_eq!(read.unwrap().attrs.valid, Validity::Lease, "{fh:?}");

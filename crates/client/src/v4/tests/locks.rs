@@ -75,7 +75,7 @@ async fn delegated_file_locks_without_calls() {
         }
         assert_eq!((t.lock_calls(), t.server.lock().compounds.len() - before), (messages, messages));
         // The last close has no lock to release.
-        t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+        t.close(&f).await;
         assert_eq!(t.lock_calls(), messages);
         assert!(t.server.lock().opens.is_empty());
         t.check();
@@ -117,7 +117,7 @@ async fn local_lock_owners_conflict() {
     let g = t.create("g").await;
     assert_eq!(t.take(&g, ME, Write, ALL).await, 0);
     // A close releases the remaining locks of its program.
-    t.v4.close(&cx(), &g.node.fh, g.open).await.unwrap();
+    t.close(&g).await;
     let g = t.create("g").await;
     assert_eq!(t.take(&g, OTHER, Write, ALL).await, 0);
     // Bytes are written with the open's stateid.
@@ -561,7 +561,7 @@ async fn flock_opens_with_the_missing_access() {
         t.server.lock().delegate_writers = writers;
         // The write delegation stays after the close.
         let f = t.create("f").await;
-        t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+        t.close(&f).await;
         let open = async |access| {
             t.v4.open(&cx(), PathRef::fh(&f.node.fh), &OpenHow::existing(access)).await.unwrap()
         };
@@ -576,7 +576,7 @@ async fn flock_opens_with_the_missing_access() {
         assert_eq!(t.server.count("OPEN"), before + 1, "{case}");
         // Another descriptor with the access is opened and closed.
         let both = open(RW).await;
-        t.v4.close(&cx(), &both.node.fh, both.open).await.unwrap();
+        t.close(&both).await;
         t.recall("f").await;
         assert_eq!(t.held_there(), 1, "{case}");
         t.restart();
@@ -585,8 +585,8 @@ async fn flock_opens_with_the_missing_access() {
         assert!(log.contains(&"LOCK reclaim".into()) && t.held_there() == 1, "{case}: {log:?}");
         let other = open(RW).await;
         assert_eq!(t.take(&other, OTHER, Write, ALL).await, libc::EAGAIN, "{case}");
-        t.v4.close(&cx(), &other.node.fh, other.open).await.unwrap();
-        t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+        t.close(&other).await;
+        t.close(&f).await;
         assert_eq!((t.held_there(), t.server.lock().opens.len()), (0, 0), "{case}");
         assert_eq!(t.v4.core.files.open_ids(), [], "{case}");
         t.check();
@@ -610,7 +610,7 @@ async fn flock_without_the_right_is_ebadf() {
     assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, libc::EBADF);
     t.server.lock().no_right = 0;
     assert_eq!(t.take(&f, FLOCK, LockKind::Write, ALL).await, 0);
-    t.v4.close(&cx(), &f.node.fh, f.open).await.unwrap();
+    t.close(&f).await;
     assert_eq!(t.server.lock().opens.len(), 0);
     t.check();
 }

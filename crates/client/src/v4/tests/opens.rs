@@ -11,7 +11,7 @@ impl Test {
     async fn closed(&self, name: &str, data: &'static str) -> Fh {
         let o = self.create(name).await;
         self.write(&o, 0, data).await.unwrap();
-        self.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+        self.close(&o).await;
         o.node.fh
     }
 
@@ -50,7 +50,7 @@ async fn a_refused_open_cuts_nothing() {
         let expected = if how.access == WRITE { 0 } else { libc::EACCES };
         assert_eq!(errno(refused.as_ref().map(drop).map_err(Clone::clone)), expected, "{by_name} {how:?}");
         if let Ok(opened) = refused {
-            t.v4.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+            t.close(&opened).await;
         } else {
             assert_eq!(t.stored("a"), b"data", "{by_name} {how:?}");
             assert_eq!(t.server.count("SETATTR"), before);
@@ -61,7 +61,7 @@ async fn a_refused_open_cuts_nothing() {
         assert!(!opened.created);
         assert_eq!(opened.node.attrs.attr.size_bytes, 0);
         assert_eq!(t.stored("a"), b"", "{by_name} {how:?}");
-        t.v4.close(&cx(), &opened.node.fh, opened.open).await.unwrap();
+        t.close(&opened).await;
         t.closed("a", "data").await;
     }
     t.check();
@@ -86,6 +86,39 @@ async fn refused_truncation_keeps_uncommitted_bytes() {
     t.v4.commit(&cx(), file(&o)).await.unwrap();
     assert_eq!(t.server.lock().files["a"].stable, b"data");
     t.check();
+}
+
+/// Files that the server does not let the client reclaim are opened anew, after RECLAIM_COMPLETE.
+/// The others are reclaimed.
+#[tokio::test(start_paused = true)]
+async fn refused_reclaims_open_anew() {
+    use Nfsstat4 as S;
+    for refusal in [S::NO_GRACE, S::RECLAIM_BAD, S::RECLAIM_CONFLICT, S::EXPIRED, S::NOTSUPP] {
+        let t = Test::new().await;
+        let (a, b) = (t.create("a").await, t.create("b").await);
+        t.lock(&a).await;
+        t.lock(&b).await;
+        t.write(&a, 0, "data of a").await.unwrap();
+        t.write(&b, 0, "data of b").await.unwrap();
+        t.server.restart();
+        t.server.lock().fail = vec![(NfsOpnum4::OPEN, refusal)];
+        t.net.cut(Cut::Reset);
+        let server = t.server.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            server.lock().grace = false;
+        });
+        let recovered = tokio::time::timeout(Duration::from_secs(60), async {
+            t.v4.commit(&cx(), file(&a)).await.unwrap();
+            t.v4.commit(&cx(), file(&b)).await.unwrap();
+        });
+        recovered.await.expect("the recovery ends");
+        assert_eq!(t.server.lock().files["a"].stable, b"data of a", "{refusal}");
+        assert_eq!(t.server.lock().files["b"].stable, b"data of b", "{refusal}");
+        assert_eq!(t.server.lock().locks.len(), 2, "{refusal}");
+        assert_eq!(t.server.count("RECLAIM_COMPLETE"), 2, "{refusal}");
+        t.check();
+    }
 }
 
 /// A file that the server created is not cut. A file is cut when the server wrongly reports its
@@ -125,7 +158,7 @@ async fn an_open_waits_for_its_right() {
                     assert!(!refused);
                     assert_eq!(o.node.attrs.attr.size_bytes, 4);
                     assert_eq!(t.read(&o).await.unwrap(), "data");
-                    t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+                    t.close(&o).await;
                 }
                 Err(e) => assert_eq!((e.errno, refused), (libc::EACCES, true)),
             }
@@ -154,7 +187,7 @@ async fn refused_open_retries_close() {
         // The next open of the file removes the remaining state.
         t.server.lock().no_right = 0;
         let o = t.v4.open(&cx(), at, &how(Create::No)).await.unwrap();
-        t.v4.close(&cx(), &o.node.fh, o.open).await.unwrap();
+        t.close(&o).await;
         assert!(t.server.lock().opens.is_empty());
     }
     t.check();

@@ -58,7 +58,7 @@ async fn open_target_rename_is_recognised() {
     rename(&t, "a", "b", Some(&open.node.fh)).await.unwrap();
     let names: Vec<_> = t.server.lock().files.keys().cloned().collect();
     assert!(names.len() == 2 && names[0].starts_with(".nfs") && names[1] == "b", "{names:?}");
-    t.v4.close(&cx(), &open.node.fh, open.open).await.unwrap();
+    t.close(&open).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(t.server.lock().files.keys().collect::<Vec<_>>(), ["b"]);
     t.check();
@@ -76,7 +76,7 @@ async fn open_target_rename_waits_for_grace() {
     }
     rename(&t, "a", "b", Some(&open.node.fh)).await.unwrap();
     assert_eq!(t.server.count("RENAME"), 7);
-    t.v4.close(&cx(), &open.node.fh, open.open).await.unwrap();
+    t.close(&open).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(t.server.lock().files.keys().collect::<Vec<_>>(), ["b"]);
     t.check();

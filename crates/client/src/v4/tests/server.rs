@@ -100,6 +100,7 @@ struct Client {
     verifier: Verifier,
     confirmed: bool,
     sequence: u32,
+    complete: bool,
 }
 
 struct Session {
@@ -403,7 +404,7 @@ impl State {
                 }),
                 None => Err(Nfsstat4::BADSESSION),
             }),
-            Op::ReclaimComplete(_) => OpRes::ReclaimComplete(Ok(())),
+            Op::ReclaimComplete(_) => OpRes::ReclaimComplete(self.reclaim_complete(cur)),
             Op::Putrootfh => {
                 cur.fh = Some(Fh::copy(ROOT));
                 OpRes::Putrootfh(Ok(()))
@@ -510,7 +511,7 @@ impl State {
         let known = self.clients.iter().find(|(_, c)| c.owner == owner && c.verifier == verifier);
         let known = known.map(|(id, c)| (*id, c.confirmed));
         let (clientid, confirmed) = known.unwrap_or_else(|| (self.id(), false));
-        let new = Client { owner, verifier, confirmed: false, sequence: 1 };
+        let new = Client { owner, verifier, confirmed: false, sequence: 1, complete: false };
         let sequenceid = self.clients.entry(clientid).or_insert(new).sequence;
         ExchangeIdOk {
             clientid,
@@ -654,11 +655,7 @@ impl State {
     fn open(&mut self, a: &OpenArgs, cur: &mut Cur) -> Result<OpenOk, Nfsstat4> {
         let there = self.files.len();
         let reclaim = matches!(a.claim, OpenClaim::Previous(_));
-        match (reclaim, self.grace) {
-            (true, false) => return Err(Nfsstat4::NO_GRACE),
-            (false, true) => return Err(Nfsstat4::GRACE),
-            _ => {}
-        }
+        self.in_time(reclaim, cur)?;
         if let Some(last) = self.log.last_mut() {
             *last = format!("OPEN {}", ["null", "previous", "", "", "fh"][a.claim.discriminant() as usize]);
         }

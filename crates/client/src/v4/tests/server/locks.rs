@@ -3,12 +3,26 @@
 use super::*;
 
 impl State {
-    pub(super) fn take_lock(&mut self, a: &LockArgs, cur: &Cur) -> Result<Stateid, LockFail> {
-        match (a.reclaim, self.grace) {
-            (true, false) => return Err(Nfsstat4::NO_GRACE.into()),
-            (false, true) => return Err(Nfsstat4::GRACE.into()),
-            _ => {}
+    pub(super) fn reclaim_complete(&mut self, cur: &Cur) -> Result<(), Nfsstat4> {
+        let client = self.clients.get_mut(&cur.client).ok_or(Nfsstat4::STALE_CLIENTID)?;
+        client.complete = true;
+        Ok(())
+    }
+
+    /// Checks the time of an open or lock. RECLAIM_COMPLETE divides reclaims from other calls (RFC
+    /// 8881 section 18.51).
+    pub(super) fn in_time(&self, reclaim: bool, cur: &Cur) -> Result<(), Nfsstat4> {
+        let complete = self.clients.get(&cur.client).is_some_and(|client| client.complete);
+        match (reclaim, self.grace) {
+            (true, false) => Err(Nfsstat4::NO_GRACE),
+            (false, true) => Err(Nfsstat4::GRACE),
+            (false, false) if !complete => Err(Nfsstat4::GRACE),
+            _ => Ok(()),
         }
+    }
+
+    pub(super) fn take_lock(&mut self, a: &LockArgs, cur: &Cur) -> Result<Stateid, LockFail> {
+        self.in_time(a.reclaim, cur)?;
         if let Some(last) = self.log.last_mut() {
             *last = if a.reclaim { "LOCK reclaim".into() } else { "LOCK".into() };
         }
