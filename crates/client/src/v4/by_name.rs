@@ -7,7 +7,7 @@
 use super::attrs::NODE_ATTRS;
 use super::call::{Answer, Compound};
 use super::core::Core;
-use super::fail::{Answered, Fail};
+use super::fail::Answered;
 use super::open::{after_open, change_info, cuts_at_once, right_to_open, told_right};
 use super::state::{Files, OpenState, own_fh, wire_fh, wire_name};
 use crate::stamp::Stamp;
